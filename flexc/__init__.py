@@ -1,0 +1,1 @@
+"""flexc: a compiler for attention."""

@@ -1,0 +1,238 @@
+"""The `blocksparse` dialect: *which* pairs of blocks are visited.
+
+`blocksparse.attention` computes `block_m` query rows at a time and visits the
+keys in *segments*. A segment says, in scalar code, how many key blocks of
+`block_n` columns it visits for a block of rows and where each one starts; so
+block tables, ranges and closed-form bounds are one thing to all that follows.
+Tile sizes and warps are decided here; memory, layouts and instructions are not.
+
+```mlir
+%out = blocksparse.attention %q, %k, %v : ... scale(%scale : f32)
+    captures(%slopes : tensor<?xf32>) tables(%num : ..., %idx : ...)
+    -> out : tensor<?x?x?x64xf32> {block_m = 64 : i32, block_n = 64 : i32}
+    score_mod(...) {...} segments {
+  blocksparse.segment partial bounds(%b : i32, %h : i32, %q_start : i32,
+      %q_len : i32, %kv_len : i32, %slopes_ : ..., %num_ : ..., %idx_ : ...) {
+    ...
+    flex.yield %begin, %end : i32, i32
+  } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, ...) {
+    ...
+    flex.yield %kv_start : i32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %slopes_ : ...) {...}
+}
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from xdsl.dialects.builtin import IntegerAttr, IntegerType, i32
+from xdsl.dialects.utils import EnumAttribute
+from xdsl.ir import Attribute, Dialect, Region, SpacedOpaqueSyntaxAttribute, SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    irdl_attr_definition,
+    irdl_op_definition,
+    lazy_traits_def,
+    opt_prop_def,
+    opt_region_def,
+    prop_def,
+    region_def,
+    traits_def,
+)
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import HasParent, IsolatedFromAbove, NoTerminator, Pure
+from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.str_enum import StrEnum
+
+from flexc.dialects.flex import AttentionLike
+from flexc.dialects.mod_region import (
+    MASK_RESULT,
+    mod_args,
+    parse_optional_region_with_args,
+    parse_region_with_args,
+    print_properties,
+    print_region_with_args,
+    verify_scalar_region,
+)
+
+BOUNDS_ARGS: tuple[IntegerType, ...] = (i32,) * 5
+"""Types of (b, h, q_start, q_len, kv_len), which `bounds` receives first."""
+
+BLOCK_ARGS: tuple[IntegerType, ...] = (i32,) * 6
+"""Types of (b, h, q_start, i, q_len, kv_len), which `block` receives first."""
+
+
+class SegmentKind(StrEnum):
+    """Whether every pair of a visited block is live, or the mask decides."""
+
+    FULL = "full"
+    PARTIAL = "partial"
+
+
+@irdl_attr_definition
+class SegmentKindAttr(EnumAttribute[SegmentKind], SpacedOpaqueSyntaxAttribute):
+    name = "blocksparse.kind"
+
+
+class TileOrder(StrEnum):
+    """The order in which a head's blocks of rows are started."""
+
+    ASCENDING = "ascending"
+    DESCENDING = "descending"
+
+
+@irdl_attr_definition
+class TileOrderAttr(EnumAttribute[TileOrder], SpacedOpaqueSyntaxAttribute):
+    name = "blocksparse.order"
+
+
+@irdl_op_definition
+class AttentionOp(AttentionLike):
+    """Attention over the pairs that its segments visit; all others are masked.
+
+    No pair may be visited twice. `tables` are tensors that only the segments'
+    `bounds` and `block` regions read. `order` is a hint: masks that give later
+    rows more work start with the last.
+    """
+
+    name = "blocksparse.attention"
+
+    block_m = prop_def(IntegerAttr)
+    """Query rows of a tile."""
+    block_n = prop_def(IntegerAttr)
+    """Key columns of a tile."""
+    order = opt_prop_def(TileOrderAttr)
+
+    score_mod = region_def("single_block")
+    segments = region_def("single_block")
+
+    traits = traits_def(IsolatedFromAbove(), Pure(), NoTerminator())
+
+    def __init__(
+        self,
+        operands: Sequence[SSAValue | Sequence[SSAValue]],
+        result_types: Sequence[Sequence[Attribute]],
+        score_mod: Region,
+        segments: Region,
+        properties: Mapping[str, Attribute],
+    ):
+        super().__init__(
+            operands=operands,
+            result_types=result_types,
+            regions=[score_mod, segments],
+            properties=dict(properties),
+        )
+
+    def verify_(self) -> None:
+        self.verify_operands()
+        for size in (self.block_m, self.block_n):
+            if size.value.data < 1:
+                raise VerifyException(
+                    f"block sizes expect positive numbers, got {size.value.data}"
+                )
+        for op in self.segments.block.ops:
+            if not isinstance(op, SegmentOp):
+                raise VerifyException(
+                    f"segments expects blocksparse.segment ops only, got {op.name}"
+                )
+
+    def print(self, printer: Printer) -> None:
+        self.print_head(printer)
+        print_properties(printer, self)
+        print_region_with_args(printer, "score_mod", self.score_mod)
+        printer.print_string(" segments ")
+        printer.print_region(self.segments, print_entry_block_args=False)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> AttentionOp:
+        operands, results = cls.parse_head(parser)
+        properties = parser.parse_optional_attr_dict()
+        score_mod = parse_region_with_args(parser, "score_mod")
+        parser.parse_keyword("segments")
+        segments = parser.parse_region()
+        return cls(operands, results, score_mod, segments, properties)
+
+
+@irdl_op_definition
+class SegmentOp(IRDLOperation):
+    """One run of key blocks, all full or all partial.
+
+    `bounds` yields begin and end of the iteration, `block` the first key of
+    iteration i; both receive the captures and then the tables. A partial
+    segment without a mask is cut at the sequence lengths only; one with a mask
+    is cut at both.
+    """
+
+    name = "blocksparse.segment"
+
+    kind = prop_def(SegmentKindAttr)
+    bounds = region_def("single_block")
+    block = region_def("single_block")
+    mask_mod = opt_region_def("single_block")
+
+    traits = lazy_traits_def(
+        lambda: (IsolatedFromAbove(), Pure(), HasParent(AttentionOp))
+    )
+
+    def __init__(
+        self,
+        kind: SegmentKind | SegmentKindAttr,
+        bounds: Region,
+        block: Region,
+        mask_mod: Region | None = None,
+        attributes: Mapping[str, Attribute] | None = None,
+    ):
+        if isinstance(kind, SegmentKind):
+            kind = SegmentKindAttr(kind)
+        mask = [] if mask_mod is None or not mask_mod.blocks else [mask_mod]
+        super().__init__(
+            properties={"kind": kind},
+            attributes=dict(attributes or {}),
+            regions=[bounds, block, mask],
+        )
+
+    @property
+    def is_full(self) -> bool:
+        return self.kind.data == SegmentKind.FULL
+
+    def verify_(self) -> None:
+        attention = self.parent_op()
+        assert isinstance(attention, AttentionOp)
+        captures = [c.type for c in attention.captures]
+        trailing = [*captures, *(t.type for t in attention.tables)]
+        verify_scalar_region(
+            "bounds", self.bounds, [*BOUNDS_ARGS, *trailing], [i32, i32]
+        )
+        verify_scalar_region("block", self.block, [*BLOCK_ARGS, *trailing], [i32])
+        if self.mask_mod is None:
+            return
+        if self.is_full:
+            raise VerifyException("a full segment expects no mask_mod, got one")
+        verify_scalar_region(
+            "mask_mod", self.mask_mod, mod_args(None, captures), MASK_RESULT
+        )
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(f" {self.kind.data}")
+        print_properties(printer, self, skip=["kind"])
+        print_region_with_args(printer, "bounds", self.bounds)
+        print_region_with_args(printer, "block", self.block)
+        if self.mask_mod is not None:
+            print_region_with_args(printer, "mask_mod", self.mask_mod)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> SegmentOp:
+        kind = SegmentKind(parser.parse_keyword_in([k.value for k in SegmentKind]))
+        attributes = parser.parse_optional_attr_dict()
+        bounds = parse_region_with_args(parser, "bounds")
+        block = parse_region_with_args(parser, "block")
+        mask = parse_optional_region_with_args(parser, "mask_mod")
+        return cls(kind, bounds, block, mask, attributes)
+
+
+BlockSparse = Dialect(
+    "blocksparse", [AttentionOp, SegmentOp], [SegmentKindAttr, TileOrderAttr]
+)

@@ -1,0 +1,138 @@
+"""What the three dialects share about regions of scalar code.
+
+A *mod region* is one block of scalar `arith`, `math` and `flex` ops that ends
+in `flex.yield`. It is the user's function, and the same object at every level:
+`flex`, `blocksparse` and `tile` ops differ in the shape they apply it over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import AnyFloat, IntegerType, TensorType, i1, i32
+from xdsl.ir import Attribute, Region
+from xdsl.irdl import IRDLOperation
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.utils.exceptions import VerifyException
+
+INDEX_ARGS: tuple[IntegerType, ...] = (i32, i32, i32, i32)
+"""Types of (b, h, q_idx, kv_idx), the indices that every mod receives."""
+
+MASK_RESULT: tuple[Attribute, ...] = (i1,)
+
+
+def verify_scalar_region(
+    what: str,
+    region: Region,
+    arg_types: Sequence[Attribute],
+    result_types: Sequence[Attribute],
+) -> None:
+    """Check arguments, purity and the terminator of a region of scalar code."""
+    block = region.block
+    if (got := tuple(block.arg_types)) != tuple(arg_types):
+        raise VerifyException(
+            f"{what} expects arguments ({_names(arg_types)}), got ({_names(got)})"
+        )
+    last = block.last_op
+    if last is None or last.name != "flex.yield":
+        raise VerifyException(f"{what} expects flex.yield as its last op")
+    if (got := tuple(last.operand_types)) != tuple(result_types):
+        raise VerifyException(
+            f"{what} expects to yield ({_names(result_types)}), got ({_names(got)})"
+        )
+    for op in block.ops:
+        for result in op.results:
+            if not is_scalar(result.type):
+                raise VerifyException(
+                    f"{what} expects scalar ops only, got {op.name} of type "
+                    f"{result.type}"
+                )
+
+
+def is_scalar(type_: Attribute) -> bool:
+    """Whether a value of this type is one number."""
+    return isinstance(type_, IntegerType | AnyFloat)
+
+
+def is_capture(type_: Attribute) -> bool:
+    """Whether a value of this type may be captured by a mod."""
+    return is_scalar(type_) or isinstance(type_, TensorType)
+
+
+def _names(types: Sequence[Attribute]) -> str:
+    return ", ".join(str(t) for t in types)
+
+
+def print_region_with_args(printer: Printer, keyword: str, region: Region) -> None:
+    """Print `keyword(%a : t, ...) { ops }`."""
+    printer.print_string(f" {keyword}(")
+    printer.print_list(region.block.args, printer.print_block_argument)
+    printer.print_string(") ")
+    printer.print_region(region, print_entry_block_args=False)
+
+
+def parse_region_with_args(parser: Parser, keyword: str) -> Region:
+    """Parse what `print_region_with_args` prints."""
+    parser.parse_keyword(keyword)
+    return parse_region_after_keyword(parser)
+
+
+def parse_optional_region_with_args(parser: Parser, keyword: str) -> Region:
+    """As `parse_region_with_args`; an absent keyword gives an empty region."""
+    if parser.parse_optional_keyword(keyword) is None:
+        return Region()
+    return parse_region_after_keyword(parser)
+
+
+def parse_region_after_keyword(parser: Parser) -> Region:
+    args = parser.parse_comma_separated_list(
+        parser.Delimiter.PAREN, parser.parse_argument
+    )
+    return parser.parse_region(args)
+
+
+def print_operand_group(
+    printer: Printer, keyword: str, operands: Sequence[object]
+) -> None:
+    """Print ` keyword(%a, %b : t, u)`, or nothing for an empty group."""
+    from xdsl.ir import SSAValue
+
+    if not operands:
+        return
+    values = [v for v in operands if isinstance(v, SSAValue)]
+    printer.print_string(f" {keyword}(")
+    printer.print_list(values, printer.print_ssa_value)
+    printer.print_string(" : ")
+    printer.print_list([v.type for v in values], printer.print_attribute)
+    printer.print_string(")")
+
+
+def parse_operand_group(parser: Parser, keyword: str) -> list:
+    """Parse what `print_operand_group` prints."""
+    if parser.parse_optional_keyword(keyword) is None:
+        return []
+    pos = parser.pos
+    parser.parse_punctuation("(")
+    names = parser.parse_comma_separated_list(
+        parser.Delimiter.NONE, parser.parse_unresolved_operand
+    )
+    parser.parse_punctuation(":")
+    types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
+    parser.parse_punctuation(")")
+    return list(parser.resolve_operands(names, types, pos))
+
+
+def mod_args(score: Attribute | None, captures: Sequence[Attribute]) -> list[Attribute]:
+    """Argument types of a score (or, without `score`, a mask) region."""
+    return [*([] if score is None else [score]), *INDEX_ARGS, *captures]
+
+
+def print_properties(
+    printer: Printer, op: IRDLOperation, skip: Sequence[str] = ()
+) -> None:
+    """Print ` {a = 1, ...}` for properties and attributes not said elsewhere."""
+    hidden = {"operandSegmentSizes", "resultSegmentSizes", *skip}
+    shown = {k: v for k, v in op.properties.items() if k not in hidden}
+    shown |= op.attributes
+    printer.print_op_attributes(shown)

@@ -1,0 +1,103 @@
+"""The `tile` dialect: *how* one program computes its tiles.
+
+A `tile.kernel` is run once for every point of its grid. Tiles are immutable
+values in registers or fast memory; global tensors are read as values and
+outputs are written through memrefs. All element-wise work, the user's mod
+included, is `tile.map` over a region of scalar code, whose operands each span
+some of the result's dimensions: nothing is broadcast in memory. Spelling is all
+that is left to decide once a `legalize-tile-for-*` pass has run.
+
+```mlir
+tile.kernel @attention(%q : tensor<?x?x?x64xf32>, ...)
+    grid affine_map<(b, h, q_len) -> (q_len ceildiv 64, h, b)> {
+  %m = tile.program_id 0
+  %q_idx = tile.iota %q_start : !tile.tile<64xi32>
+  %s = tile.dot %q_tile, %k_t, %zero : ...
+  %p = tile.map(%x : f32 = %s [0, 1], %y : f32 = %m_i [0]) {
+    %d = arith.subf %x, %y : f32
+    %e = math.exp2 %d : f32
+    flex.yield %e : f32
+  } -> !tile.tile<64x64xf32>
+  %l = tile.reduce sum %p along 1 : !tile.tile<64x64xf32>
+```
+"""
+
+from __future__ import annotations
+
+from xdsl.ir import Dialect
+
+from flexc.dialects.tile.compute import (
+    DotOp,
+    FullOp,
+    IotaOp,
+    MapOp,
+    ReduceOp,
+    TransposeOp,
+    element_of,
+    shape_of,
+)
+from flexc.dialects.tile.kernel import (
+    DimOp,
+    KernelOp,
+    ProgramIdOp,
+    ReturnOp,
+    StrideOp,
+)
+from flexc.dialects.tile.memory import GatherOp, LoadOp, ReadOp, ScatterOp, StoreOp
+from flexc.dialects.tile.types import (
+    ParamAttr,
+    ParamKind,
+    ReduceKind,
+    ReduceKindAttr,
+    TileType,
+)
+
+__all__ = [
+    "DimOp",
+    "DotOp",
+    "FullOp",
+    "GatherOp",
+    "IotaOp",
+    "KernelOp",
+    "LoadOp",
+    "MapOp",
+    "ParamAttr",
+    "ParamKind",
+    "ProgramIdOp",
+    "ReadOp",
+    "ReduceKind",
+    "ReduceKindAttr",
+    "ReduceOp",
+    "ReturnOp",
+    "ScatterOp",
+    "StoreOp",
+    "StrideOp",
+    "Tile",
+    "TileType",
+    "TransposeOp",
+    "element_of",
+    "shape_of",
+]
+
+Tile = Dialect(
+    "tile",
+    [
+        KernelOp,
+        ReturnOp,
+        ProgramIdOp,
+        DimOp,
+        StrideOp,
+        IotaOp,
+        FullOp,
+        LoadOp,
+        StoreOp,
+        GatherOp,
+        ScatterOp,
+        ReadOp,
+        MapOp,
+        ReduceOp,
+        TransposeOp,
+        DotOp,
+    ],
+    [TileType, ParamAttr, ReduceKindAttr],
+)

@@ -1,0 +1,289 @@
+"""Arithmetic on tiles: maps, reductions, matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import I32, ArrayAttr, DenseArrayBase, IntegerAttr, i32
+from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    irdl_op_definition,
+    operand_def,
+    prop_def,
+    region_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import IsolatedFromAbove, Pure
+from xdsl.utils.exceptions import VerifyException
+
+from flexc.dialects.mod_region import verify_scalar_region
+from flexc.dialects.tile.types import ReduceKind, ReduceKindAttr, TileType
+
+
+@irdl_op_definition
+class IotaOp(IRDLOperation):
+    """start, start + 1, ...: the indices that a tile covers along a dimension."""
+
+    name = "tile.iota"
+
+    start = operand_def(i32)
+    result = result_def(TileType)
+
+    traits = traits_def(Pure())
+    assembly_format = "$start attr-dict `:` type($result)"
+
+    def __init__(self, start: SSAValue, size: int):
+        super().__init__(operands=[start], result_types=[TileType(i32, [size])])
+
+
+@irdl_op_definition
+class FullOp(IRDLOperation):
+    """A tile whose elements are all the same scalar."""
+
+    name = "tile.full"
+
+    value = operand_def()
+    result = result_def(TileType)
+
+    traits = traits_def(Pure())
+    assembly_format = "$value attr-dict `:` type($value) `->` type($result)"
+
+    def __init__(self, value: SSAValue, type_: TileType):
+        super().__init__(operands=[value], result_types=[type_])
+
+
+@irdl_op_definition
+class MapOp(IRDLOperation):
+    """Scalar code applied to every element.
+
+    Operand i spans the dimensions `spans[i]` of the result: `[0, 1]` is a full
+    tile, `[0]` a value per row, `[1]` one per column, `[]` a number or a tensor
+    that the region reads. A map whose operands all span nothing yields scalars.
+    Division by zero within yields some number: it is never undefined, so that a
+    map may be moved.
+
+    ```mlir
+    %p = tile.map(%x : f32 = %s [0, 1] : !tile.tile<64x32xf32>,
+                  %y : f32 = %m [0] : !tile.tile<64xf32>) {
+      %d = arith.subf %x, %y : f32
+      flex.yield %d : f32
+    } -> !tile.tile<64x32xf32>
+    ```
+    """
+
+    name = "tile.map"
+
+    inputs = var_operand_def()
+    spans = prop_def(ArrayAttr[DenseArrayBase])
+    results_ = var_result_def()
+    body = region_def("single_block")
+
+    traits = traits_def(IsolatedFromAbove(), Pure())
+
+    def __init__(
+        self,
+        inputs: Sequence[SSAValue],
+        spans: Sequence[Sequence[int]],
+        result_types: Sequence[Attribute],
+        body: Region,
+    ):
+        super().__init__(
+            operands=[list(inputs)],
+            properties={
+                "spans": ArrayAttr([DenseArrayBase.from_list(i32, s) for s in spans])
+            },
+            result_types=[list(result_types)],
+            regions=[body],
+        )
+
+    def span(self, index: int) -> tuple[int, ...]:
+        """The result's dimensions that an operand spans."""
+        return tuple(self.spans.data[index].get_values())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the results; empty if they are scalars."""
+        return shape_of(self.results[0].type)
+
+    def verify_(self) -> None:
+        if not self.results:
+            raise VerifyException("tile.map expects one result or more")
+        if len(self.spans) != len(self.inputs):
+            raise VerifyException(
+                f"spans expects {len(self.inputs)} entries, got {len(self.spans)}"
+            )
+        for i, value in enumerate(self.inputs):
+            expected = tuple(self.shape[d] for d in self.span(i))
+            if shape_of(value.type) != expected:
+                raise VerifyException(
+                    f"operand {i} expects shape {expected}, got {value.type}"
+                )
+        for result in self.results:
+            if shape_of(result.type) != self.shape:
+                raise VerifyException(
+                    f"results expect shape {self.shape}, got {result.type}"
+                )
+        verify_scalar_region(
+            "tile.map",
+            self.body,
+            [element_of(v.type) for v in self.inputs],
+            [element_of(r.type) for r in self.results],
+        )
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string("(")
+        rows = zip(self.body.block.args, self.inputs, self.spans.data, strict=True)
+        printer.print_list(rows, lambda row: _print_map_input(printer, *row))
+        printer.print_string(")")
+        if self.attributes:
+            printer.print_op_attributes(self.attributes, print_keyword=True)
+        printer.print_string(" ")
+        printer.print_region(self.body, print_entry_block_args=False)
+        printer.print_string(" -> ")
+        printer.print_list(self.result_types, printer.print_attribute)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> MapOp:
+        args, inputs, spans = [], [], []
+        parser.parse_punctuation("(")
+        while parser.parse_optional_punctuation(")") is None:
+            args.append(parser.parse_argument())
+            parser.parse_punctuation("=")
+            name = parser.parse_unresolved_operand()
+            spans.append(
+                parser.parse_comma_separated_list(
+                    parser.Delimiter.SQUARE, parser.parse_integer
+                )
+            )
+            parser.parse_punctuation(":")
+            inputs.append(parser.resolve_operand(name, parser.parse_type()))
+            parser.parse_optional_punctuation(",")
+        attributes = parser.parse_optional_attr_dict_with_keyword()
+        body = parser.parse_region(args)
+        parser.parse_punctuation("->")
+        types = parser.parse_comma_separated_list(
+            parser.Delimiter.NONE, parser.parse_type
+        )
+        op = cls(inputs, spans, types, body)
+        op.attributes = {} if attributes is None else dict(attributes.data)
+        return op
+
+
+def _print_map_input(
+    printer: Printer, arg: SSAValue, value: SSAValue, span: DenseArrayBase
+) -> None:
+    printer.print_ssa_value(arg)
+    printer.print_string(" : ")
+    printer.print_attribute(arg.type)
+    printer.print_string(" = ")
+    printer.print_ssa_value(value)
+    printer.print_string(" ")
+    with printer.in_square_brackets():
+        printer.print_list(span.get_values(), lambda d: printer.print_string(str(d)))
+    printer.print_string(" : ")
+    printer.print_attribute(value.type)
+
+
+def shape_of(type_: Attribute) -> tuple[int, ...]:
+    """The shape of a tile; () for numbers and tensors, which a map takes whole."""
+    return type_.get_shape() if isinstance(type_, TileType) else ()
+
+
+def element_of(type_: Attribute) -> Attribute:
+    """The type that a map's region sees: the element of a tile, else the type."""
+    return type_.element_type if isinstance(type_, TileType) else type_
+
+
+@irdl_op_definition
+class ReduceOp(IRDLOperation):
+    """Combine a tile's elements along one dimension.
+
+    The maximum of NaN and anything is unspecified; of no element it is -inf.
+    """
+
+    name = "tile.reduce"
+
+    kind = prop_def(ReduceKindAttr)
+    input = operand_def(TileType)
+    dim = prop_def(IntegerAttr[I32])
+    result = result_def(TileType)
+
+    traits = traits_def(Pure())
+
+    def __init__(self, kind: ReduceKind, input: SSAValue, dim: int):
+        assert isinstance(input.type, TileType)
+        shape = [n for i, n in enumerate(input.type.get_shape()) if i != dim]
+        super().__init__(
+            operands=[input],
+            properties={"kind": ReduceKindAttr(kind), "dim": IntegerAttr(dim, i32)},
+            result_types=[TileType(input.type.element_type, shape)],
+        )
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(f" {self.kind.data} ")
+        printer.print_ssa_value(self.input)
+        printer.print_string(f" along {self.dim.value.data} : ")
+        printer.print_attribute(self.input.type)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> ReduceOp:
+        kind = ReduceKind(parser.parse_keyword_in([k.value for k in ReduceKind]))
+        name = parser.parse_unresolved_operand()
+        parser.parse_keyword("along")
+        dim = parser.parse_integer()
+        parser.parse_punctuation(":")
+        return cls(kind, parser.resolve_operand(name, parser.parse_type()), dim)
+
+
+@irdl_op_definition
+class TransposeOp(IRDLOperation):
+    """The transpose of a tile."""
+
+    name = "tile.transpose"
+
+    input = operand_def(TileType)
+    result = result_def(TileType)
+
+    traits = traits_def(Pure())
+    assembly_format = "$input attr-dict `:` type($input) `->` type($result)"
+
+    def __init__(self, input: SSAValue):
+        assert isinstance(input.type, TileType)
+        shape = input.type.get_shape()[::-1]
+        super().__init__(
+            operands=[input], result_types=[TileType(input.type.element_type, shape)]
+        )
+
+
+@irdl_op_definition
+class DotOp(IRDLOperation):
+    """The matrix product lhs @ rhs + acc, summed in the type of `acc`."""
+
+    name = "tile.dot"
+
+    lhs = operand_def(TileType)
+    rhs = operand_def(TileType)
+    acc = operand_def(TileType)
+    result = result_def(TileType)
+
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$lhs `,` $rhs `,` $acc attr-dict "
+        "`:` type($lhs) `,` type($rhs) `,` type($acc) `->` type($result)"
+    )
+
+    def __init__(self, lhs: SSAValue, rhs: SSAValue, acc: SSAValue):
+        super().__init__(operands=[lhs, rhs, acc], result_types=[acc.type])
+
+    def verify_(self) -> None:
+        (m, k), (k2, n) = shape_of(self.lhs.type), shape_of(self.rhs.type)
+        if k != k2:
+            raise VerifyException(f"rhs expects {k} rows as lhs has columns, got {k2}")
+        if shape_of(self.acc.type) != (m, n) or self.acc.type != self.result.type:
+            raise VerifyException(f"acc expects shape {(m, n)}, got {self.acc.type}")

@@ -1,0 +1,184 @@
+"""The kernel itself, and what a program can ask about its place and arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from xdsl.dialects.builtin import (
+    I32,
+    AffineMapAttr,
+    ArrayAttr,
+    IntegerAttr,
+    IntegerType,
+    MemRefType,
+    StringAttr,
+    TensorType,
+    i32,
+    i64,
+)
+from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    irdl_op_definition,
+    operand_def,
+    prop_def,
+    region_def,
+    result_def,
+    traits_def,
+)
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure, SymbolOpInterface
+from xdsl.utils.exceptions import VerifyException
+
+from flexc.dialects.tile.types import ParamAttr
+
+
+@irdl_op_definition
+class KernelOp(IRDLOperation):
+    """The code of one program.
+
+    Arguments that are read are tensors and numbers, arguments that are written
+    are memrefs; `params` says where each comes from. `grid` maps (B, Hq, Sq) to
+    the numbers of programs along up to three axes.
+    """
+
+    name = "tile.kernel"
+
+    sym_name = prop_def(StringAttr)
+    grid = prop_def(AffineMapAttr)
+    params = prop_def(ArrayAttr[ParamAttr])
+    body = region_def("single_block")
+
+    traits = traits_def(IsolatedFromAbove(), SymbolOpInterface())
+
+    def __init__(
+        self,
+        name: str,
+        grid: AffineMapAttr,
+        params: Sequence[ParamAttr],
+        body: Region,
+        attributes: Mapping[str, Attribute] | None = None,
+    ):
+        super().__init__(
+            properties={
+                "sym_name": StringAttr(name),
+                "grid": grid,
+                "params": ArrayAttr(params),
+            },
+            attributes=dict(attributes or {}),
+            regions=[body],
+        )
+
+    def verify_(self) -> None:
+        if len(self.params) != len(self.body.block.args):
+            raise VerifyException(
+                f"params expects {len(self.body.block.args)} entries, one for each "
+                f"argument, got {len(self.params)}"
+            )
+        last = self.body.block.last_op
+        if not isinstance(last, ReturnOp):
+            raise VerifyException("body expects tile.return as its last op")
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_symbol_name(self.sym_name.data)
+        printer.print_string("(")
+        args = zip(self.body.block.args, self.params, strict=True)
+        printer.print_list(args, lambda a: _print_kernel_arg(printer, *a))
+        printer.print_string(") grid ")
+        printer.print_attribute(self.grid)
+        if self.attributes:
+            printer.print_op_attributes(self.attributes, print_keyword=True)
+        printer.print_string(" ")
+        printer.print_region(self.body, print_entry_block_args=False)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> KernelOp:
+        name = parser.parse_symbol_name().data
+        args, params = [], []
+        parser.parse_punctuation("(")
+        while parser.parse_optional_punctuation(")") is None:
+            args.append(parser.parse_argument())
+            params.append(parser.parse_attribute())
+            parser.parse_optional_punctuation(",")
+        parser.parse_keyword("grid")
+        grid = parser.parse_attribute()
+        attributes = parser.parse_optional_attr_dict_with_keyword()
+        body = parser.parse_region(args)
+        data = {} if attributes is None else attributes.data
+        return cls(name, cast(AffineMapAttr, grid), params, body, data)
+
+
+def _print_kernel_arg(printer: Printer, arg: SSAValue, param: ParamAttr) -> None:
+    printer.print_ssa_value(arg)
+    printer.print_string(" : ")
+    printer.print_attribute(arg.type)
+    printer.print_string(" ")
+    printer.print_attribute(param)
+
+
+@irdl_op_definition
+class ReturnOp(IRDLOperation):
+    """Ends a kernel."""
+
+    name = "tile.return"
+    traits = traits_def(IsTerminator())
+    assembly_format = "attr-dict"
+
+
+@irdl_op_definition
+class ProgramIdOp(IRDLOperation):
+    """This program's position along an axis of the grid."""
+
+    name = "tile.program_id"
+
+    axis = prop_def(IntegerAttr[I32])
+    result = result_def(i32)
+
+    traits = traits_def(Pure())
+    assembly_format = "$axis attr-dict"
+
+    def __init__(self, axis: int):
+        super().__init__(
+            properties={"axis": IntegerAttr(axis, i32)}, result_types=[i32]
+        )
+
+
+class _ShapeQueryOp(IRDLOperation):
+    """The size or stride of one dimension of a tensor or memref."""
+
+    tensor = operand_def(TensorType | MemRefType)
+    dim = prop_def(IntegerAttr[I32])
+    result = result_def(IntegerType)
+
+    traits = traits_def(Pure())
+    assembly_format = "$tensor `,` $dim attr-dict `:` type($tensor) `->` type($result)"
+
+    def __init__(self, tensor: SSAValue, dim: int, type_: IntegerType):
+        super().__init__(
+            operands=[tensor],
+            properties={"dim": IntegerAttr(dim, i32)},
+            result_types=[type_],
+        )
+
+
+@irdl_op_definition
+class DimOp(_ShapeQueryOp):
+    """The size of one dimension."""
+
+    name = "tile.dim"
+
+    def __init__(self, tensor: SSAValue, dim: int, type_: IntegerType = i32):
+        super().__init__(tensor, dim, type_)
+
+
+@irdl_op_definition
+class StrideOp(_ShapeQueryOp):
+    """The distance, in elements, between neighbours along one dimension."""
+
+    name = "tile.stride"
+
+    def __init__(self, tensor: SSAValue, dim: int, type_: IntegerType = i64):
+        super().__init__(tensor, dim, type_)

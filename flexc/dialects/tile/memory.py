@@ -1,0 +1,267 @@
+"""Reading tensors and writing memrefs, a tile at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import (
+    DenseArrayBase,
+    IntegerType,
+    MemRefType,
+    TensorType,
+    i1,
+    i32,
+    i64,
+)
+from xdsl.ir import Attribute, SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    irdl_op_definition,
+    operand_def,
+    opt_operand_def,
+    prop_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+)
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import MemoryWriteEffect, Pure
+from xdsl.utils.exceptions import VerifyException
+
+from flexc.dialects.flex import print_indexed
+from flexc.dialects.tile.types import TileType
+
+
+@irdl_op_definition
+class LoadOp(IRDLOperation):
+    """The tile of a tensor's last dimensions that starts at the given indices.
+
+    Elements outside the tensor are 0. `checked` lists the tile's dimensions
+    along which that can happen; along the others the tile is known to fit.
+
+    ```mlir
+    %k = tile.load %key[%b, %h, %n, %c0] checked [0] : tensor<?x?x?x64xbf16>,
+         i32, i32, i32, i32 -> !tile.tile<128x64xbf16>
+    ```
+    """
+
+    name = "tile.load"
+
+    tensor = operand_def(TensorType)
+    indices = var_operand_def(i32)
+    checked = prop_def(DenseArrayBase)
+    result = result_def(TileType)
+
+    traits = traits_def(Pure())
+
+    def __init__(
+        self,
+        tensor: SSAValue,
+        indices: Sequence[SSAValue],
+        checked: Sequence[int],
+        type_: Attribute,
+    ):
+        super().__init__(
+            operands=[tensor, indices],
+            properties={"checked": DenseArrayBase.from_list(i32, checked)},
+            result_types=[type_],
+        )
+
+    def verify_(self) -> None:
+        _verify_access(self.tensor.type, self.indices, self.result.type)
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        print_indexed(printer, self.tensor, self.indices)
+        _print_checked(printer, self.checked)
+        printer.print_string(" : ")
+        printer.print_list(self.operand_types, printer.print_attribute)
+        printer.print_string(" -> ")
+        printer.print_attribute(self.result.type)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> LoadOp:
+        tensor, indices, checked = _parse_access(parser)
+        parser.parse_punctuation("->")
+        return cls(tensor, indices, checked, parser.parse_type())
+
+
+@irdl_op_definition
+class StoreOp(IRDLOperation):
+    """Write a tile to a memref's last dimensions, leaving out what lies outside.
+
+    ```mlir
+    tile.store %o, %out[%b, %h, %m, %c0] checked [0] : memref<...>, i32, ...
+    ```
+    """
+
+    name = "tile.store"
+
+    value = operand_def(TileType)
+    memref = operand_def(MemRefType)
+    indices = var_operand_def(i32)
+    checked = prop_def(DenseArrayBase)
+
+    traits = traits_def(MemoryWriteEffect())
+
+    def __init__(
+        self,
+        value: SSAValue,
+        memref: SSAValue,
+        indices: Sequence[SSAValue],
+        checked: Sequence[int],
+    ):
+        super().__init__(
+            operands=[value, memref, indices],
+            properties={"checked": DenseArrayBase.from_list(i32, checked)},
+        )
+
+    def verify_(self) -> None:
+        _verify_access(self.memref.type, self.indices, self.value.type)
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        printer.print_ssa_value(self.value)
+        printer.print_string(" : ")
+        printer.print_attribute(self.value.type)
+        printer.print_string(", ")
+        print_indexed(printer, self.memref, self.indices)
+        _print_checked(printer, self.checked)
+        printer.print_string(" : ")
+        types = [self.memref.type, *(i.type for i in self.indices)]
+        printer.print_list(types, printer.print_attribute)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> StoreOp:
+        name = parser.parse_unresolved_operand()
+        parser.parse_punctuation(":")
+        value = parser.resolve_operand(name, parser.parse_type())
+        parser.parse_punctuation(",")
+        return cls(value, *_parse_access(parser))
+
+
+def _print_checked(printer: Printer, checked: DenseArrayBase) -> None:
+    if dims := checked.get_values():
+        printer.print_string(" checked ")
+        with printer.in_square_brackets():
+            printer.print_list(dims, lambda d: printer.print_string(str(d)))
+
+
+def _parse_access(parser: Parser) -> tuple[SSAValue, list[SSAValue], list[int]]:
+    pos = parser.pos
+    names = [parser.parse_unresolved_operand()]
+    names += parser.parse_comma_separated_list(
+        parser.Delimiter.SQUARE, parser.parse_unresolved_operand
+    )
+    checked: list[int] = []
+    if parser.parse_optional_keyword("checked"):
+        checked = parser.parse_comma_separated_list(
+            parser.Delimiter.SQUARE, parser.parse_integer
+        )
+    parser.parse_punctuation(":")
+    types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
+    tensor, *indices = parser.resolve_operands(names, types, pos)
+    return tensor, list(indices), checked
+
+
+def _verify_access(
+    tensor: Attribute, indices: Sequence[SSAValue], tile: Attribute
+) -> None:
+    assert isinstance(tensor, TensorType | MemRefType) and isinstance(tile, TileType)
+    if len(indices) != tensor.get_num_dims():
+        raise VerifyException(
+            f"expects {tensor.get_num_dims()} indices, got {len(indices)}"
+        )
+    if tile.get_num_dims() > tensor.get_num_dims():
+        raise VerifyException(f"expects a tile no deeper than {tensor}, got {tile}")
+
+
+@irdl_op_definition
+class GatherOp(IRDLOperation):
+    """Elements of a tensor's storage at `base + offsets`, 0 where `mask` is off.
+
+    What `tile.load` becomes where a target has pointers: offsets count
+    elements from the tensor's first; the result has the offsets' shape.
+    """
+
+    name = "tile.gather"
+
+    tensor = operand_def(TensorType)
+    base = operand_def(i64)
+    offsets = operand_def(TileType)
+    mask = opt_operand_def(TileType)
+    result = result_def(TileType)
+
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$tensor `[` $base `+` $offsets `]` (`if` $mask^ `:` type($mask))? attr-dict "
+        "`:` type($tensor) `,` type($offsets) `->` type($result)"
+    )
+
+    def __init__(
+        self,
+        tensor: SSAValue,
+        base: SSAValue,
+        offsets: SSAValue,
+        mask: SSAValue | None,
+        type_: Attribute,
+    ):
+        super().__init__(operands=[tensor, base, offsets, mask], result_types=[type_])
+
+
+@irdl_op_definition
+class ScatterOp(IRDLOperation):
+    """Write a tile to a memref's storage at `base + offsets` where `mask` is on."""
+
+    name = "tile.scatter"
+
+    value = operand_def(TileType)
+    memref = operand_def(MemRefType)
+    base = operand_def(i64)
+    offsets = operand_def(TileType)
+    mask = opt_operand_def(TileType)
+
+    traits = traits_def(MemoryWriteEffect())
+    assembly_format = (
+        "$value `,` $memref `[` $base `+` $offsets `]` (`if` $mask^ `:` type($mask))? "
+        "attr-dict `:` type($value) `,` type($memref) `,` type($offsets)"
+    )
+
+    def __init__(
+        self,
+        value: SSAValue,
+        memref: SSAValue,
+        base: SSAValue,
+        offsets: SSAValue,
+        mask: SSAValue | None,
+    ):
+        super().__init__(operands=[value, memref, base, offsets, mask])
+
+
+@irdl_op_definition
+class ReadOp(IRDLOperation):
+    """One element of a tensor's storage, 0 where `valid` is false.
+
+    What `flex.load_capture` becomes once strides and bounds are spelled out; a
+    scalar op, and so part of mod regions.
+    """
+
+    name = "tile.read"
+
+    tensor = operand_def(TensorType)
+    offset = operand_def(IntegerType)
+    valid = opt_operand_def(i1)
+    result = result_def()
+
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$tensor `[` $offset `]` (`if` $valid^)? attr-dict "
+        "`:` type($tensor) `,` type($offset) `->` type($result)"
+    )
+
+    def __init__(self, tensor: SSAValue, offset: SSAValue, valid: SSAValue | None):
+        assert isinstance(tensor.type, TensorType)
+        super().__init__(
+            operands=[tensor, offset, valid], result_types=[tensor.type.element_type]
+        )

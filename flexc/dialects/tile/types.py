@@ -1,0 +1,127 @@
+"""Types and attributes of the `tile` dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    ContainerType,
+    IntAttr,
+    ShapedType,
+    StringAttr,
+)
+from xdsl.dialects.utils import EnumAttribute
+from xdsl.ir import (
+    Attribute,
+    ParametrizedAttribute,
+    SpacedOpaqueSyntaxAttribute,
+    TypeAttribute,
+)
+from xdsl.irdl import irdl_attr_definition
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.str_enum import StrEnum
+
+from flexc.dialects.mod_region import is_scalar
+
+
+@irdl_attr_definition
+class TileType(
+    ParametrizedAttribute, TypeAttribute, ShapedType, ContainerType[Attribute]
+):
+    """A block of numbers of static shape, with one or two dimensions."""
+
+    name = "tile.tile"
+
+    shape: ArrayAttr[IntAttr]
+    element_type: Attribute
+
+    def __init__(self, element_type: Attribute, shape: Sequence[int]):
+        super().__init__(ArrayAttr([IntAttr(n) for n in shape]), element_type)
+
+    def get_num_dims(self) -> int:
+        return len(self.shape)
+
+    def get_shape(self) -> tuple[int, ...]:
+        return tuple(n.data for n in self.shape)
+
+    def get_element_type(self) -> Attribute:
+        return self.element_type
+
+    def with_element_type(self, element_type: Attribute) -> TileType:
+        return TileType(element_type, self.get_shape())
+
+    def verify(self) -> None:
+        if not is_scalar(self.element_type):
+            raise VerifyException(f"a tile holds numbers, got {self.element_type}")
+        if self.get_num_dims() not in (1, 2) or min(self.get_shape()) < 1:
+            raise VerifyException(
+                f"a tile has one or two positive dimensions, got {self.get_shape()}"
+            )
+
+    def print_parameters(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_dimension_list(self.get_shape())
+            printer.print_string("x")
+            printer.print_attribute(self.element_type)
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            shape, element_type = parser.parse_ranked_shape()
+        return [ArrayAttr([IntAttr(n) for n in shape]), element_type]
+
+
+class ParamKind(StrEnum):
+    """What a kernel argument is, in terms of the call's arguments."""
+
+    ARGUMENT = "argument"
+    DIM = "dim"
+    STRIDE = "stride"
+
+
+@irdl_attr_definition
+class ParamAttr(ParametrizedAttribute):
+    """Where a kernel argument comes from.
+
+    `#tile.param<argument 3>` is the call's fourth argument, a tensor or number;
+    `#tile.param<stride 0, 2>` is dimension 2's stride, in elements, of its first.
+    """
+
+    name = "tile.param"
+
+    kind: StringAttr
+    source: IntAttr
+    dim: IntAttr
+
+    def __init__(self, kind: ParamKind, source: int, dim: int = 0):
+        super().__init__(StringAttr(kind.value), IntAttr(source), IntAttr(dim))
+
+    def print_parameters(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_string(f"{self.kind.data} {self.source.data}")
+            if self.kind.data != ParamKind.ARGUMENT:
+                printer.print_string(f", {self.dim.data}")
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            kind = parser.parse_keyword_in([k.value for k in ParamKind])
+            source, dim = parser.parse_integer(), 0
+            if parser.parse_optional_punctuation(","):
+                dim = parser.parse_integer()
+        return [StringAttr(kind), IntAttr(source), IntAttr(dim)]
+
+
+class ReduceKind(StrEnum):
+    """How `tile.reduce` combines."""
+
+    MAX = "max"
+    SUM = "sum"
+
+
+@irdl_attr_definition
+class ReduceKindAttr(EnumAttribute[ReduceKind], SpacedOpaqueSyntaxAttribute):
+    name = "tile.reduce_kind"

@@ -1,0 +1,78 @@
+"""Every refusal of flexc, one class per mistake.
+
+A message says what was expected, what was got and what to do. Errors about a
+mod carry the file and line of the user's function in `location`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SourceLocation:
+    """A place in the user's Python source."""
+
+    filename: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.filename}:{self.line}"
+
+
+class FlexcError(Exception):
+    """The base of all errors that flexc raises on purpose."""
+
+    location: SourceLocation | None
+
+    def __init__(self, message: str, location: SourceLocation | None = None):
+        self.location = location
+        super().__init__(message if location is None else f"{location}: {message}")
+
+
+class UnsupportedOpError(FlexcError, NotImplementedError):
+    """A mod uses an operation that has no scalar meaning or no lowering."""
+
+
+class DataDependentControlFlowError(FlexcError, TypeError):
+    """A mod branches in Python on a value only known on the device."""
+
+
+class MutationError(FlexcError, TypeError):
+    """A mod writes to a tensor."""
+
+
+class ModSignatureError(FlexcError, TypeError):
+    """A mod takes the wrong number of arguments or returns no scalar."""
+
+
+class ShapeError(FlexcError, ValueError):
+    """Shapes of query, key, value or of a captured tensor do not fit."""
+
+
+class DtypeError(FlexcError, TypeError):
+    """A dtype is not supported, or query, key and value disagree."""
+
+
+class DeviceError(FlexcError, ValueError):
+    """Tensors are on different devices, or no backend serves the device."""
+
+
+class BlockMaskError(FlexcError, ValueError):
+    """A BlockMask was made for other lengths, heads, batch or device."""
+
+
+class OptionError(FlexcError, ValueError):
+    """An unknown backend, kernel option or combination of arguments."""
+
+
+class GradientError(FlexcError, NotImplementedError):
+    """A gradient was asked for that flexc cannot compute yet."""
+
+
+class CompilerNotFoundError(FlexcError, RuntimeError):
+    """No C++ compiler was found on this machine."""
+
+
+class CompilationError(FlexcError, RuntimeError):
+    """An emitted kernel was refused by its compiler: a bug in flexc."""

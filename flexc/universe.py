@@ -1,0 +1,32 @@
+"""What `flexc-opt` knows: names of dialects, passes and targets.
+
+A name stands for `module:object`, imported when it is first asked for, so that
+starting the tool costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+
+def lazy(path: str) -> Callable[[], Any]:
+    """A factory that imports `module:object` when it is called."""
+
+    def load() -> Any:
+        module, name = path.split(":")
+        return getattr(import_module(module), name)
+
+    return load
+
+
+DIALECTS = {
+    "flex": lazy("flexc.dialects.flex:Flex"),
+    "blocksparse": lazy("flexc.dialects.blocksparse:BlockSparse"),
+    "tile": lazy("flexc.dialects.tile:Tile"),
+}
+
+PASSES: dict[str, Callable[[], Any]] = {}
+
+TARGETS: dict[str, Callable[[], Any]] = {}
