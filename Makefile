@@ -1,0 +1,83 @@
+# Every target sets up what it needs in .venv; a second run finds it there.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+TRITON36 := $(VENV)/triton-3.6.0
+
+# What a stamp installs. Stamps are per set of extras.
+EXTRAS_demo := demo
+EXTRAS_bench := demo,bench
+EXTRAS_test := test,dev,demo
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-long test-gpu filecheck triton36 lint format \
+	typecheck bench clean
+
+help: ## show this list
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | \
+		sed -E 's/^([a-z0-9-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 14
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("flexc needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing flexc[$(EXTRAS_$*)] into $(VENV), which takes a minute or two"
+	$(PIP) --constraint constraints.txt --editable '.[$(EXTRAS_$*)]'
+	@touch $@
+
+# A second triton, without torch or anything else, in a folder of its own: put
+# first on PYTHONPATH it takes the place of the newest.
+$(TRITON36)/installed: | $(BIN)/python
+	$(PIP) --no-deps --target $(TRITON36) triton==3.6.0
+	@touch $@
+
+venv: $(VENV)/installed-test ## create .venv with everything that development needs
+
+demo: $(VENV)/installed-demo ## compile a dozen attention variants, run a real model
+	$(BIN)/python -m bench.demo
+
+test: venv ## linters, types, IR tests, emission under triton 3.6.0, then all tests
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory typecheck
+	@$(MAKE) --no-print-directory filecheck
+	@$(MAKE) --no-print-directory triton36
+	$(BIN)/python -m pytest
+
+test-long: venv ## the tests with thousands of generated examples, slow ones included
+	$(BIN)/python -m pytest -m '' --hypothesis-profile=long --timeout=3600
+
+test-gpu: venv ## the tests that need a GPU
+	$(BIN)/python -m pytest tests/gpu -m gpu
+
+filecheck: venv ## tests of printed IR and of emitted source, by lit
+	$(BIN)/lit -v tests/filecheck
+
+ifeq ($(shell uname -s),Linux)
+triton36: venv $(TRITON36)/installed ## emission tests under triton 3.6.0
+	PYTHONPATH=$(TRITON36) $(BIN)/python -m pytest tests/codegen
+else
+triton36:
+	@echo "triton is for Linux: left out here"
+endif
+
+lint: venv ## ruff: rules and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: venv ## let ruff mend what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+typecheck: venv ## pyright
+	$(BIN)/pyright
+
+bench: $(VENV)/installed-bench ## flexc beside torch and cuDNN on a GPU
+	$(BIN)/python -m bench.gpu
+
+clean: ## remove .venv and everything that tools leave behind
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf tests/filecheck/Output tests/filecheck/.lit_test_times.txt
