@@ -1,0 +1,86 @@
+"""What a printer hands to the runtime: source text and how to call it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import AffineMapAttr, MemRefType, TensorType
+from xdsl.ir import Attribute
+from xdsl.parser import Parser
+from xdsl.utils.hints import isa
+
+from flexc.dialects.tile import KernelOp, ParamAttr
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """One kernel parameter, and what of the call's arguments it receives.
+
+    `dtype` is the IR's name of a type ("f32", "bf16", "i64"): the element's for a
+    tensor. `role` is "input" or "output" for tensors, "scalar" for numbers.
+    `kind`, `source` and `dim` are those of `#tile.param`.
+    """
+
+    name: str
+    dtype: str
+    role: str
+    kind: str
+    source: int
+    dim: int = 0
+
+    @classmethod
+    def of(cls, name: str, type_: Attribute, param: ParamAttr) -> ParamSpec:
+        """The parameter for a kernel's argument of the given type."""
+        element, role = type_, "scalar"
+        if isa(type_, TensorType[Attribute]):
+            element, role = type_.element_type, "input"
+        elif isa(type_, MemRefType[Attribute]):
+            element, role = type_.element_type, "output"
+        return cls(
+            name, str(element), role, param.kind.data, param.source.data, param.dim.data
+        )
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A printed kernel. `grid` is the text of an affine map (B, Hq, Sq) -> sizes."""
+
+    target: str
+    entry: str
+    params: tuple[ParamSpec, ...]
+    grid: str
+    source: str
+    num_warps: int | None = None
+    num_stages: int | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """A name for this kernel: equal for equal text, parameters and options."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @cached_property
+    def grid_function(self) -> Callable[[int, int, int], tuple[int, ...]]:
+        """The numbers of programs for given B, Hq and Sq."""
+        attr = Parser(Context(), self.grid).parse_attribute()
+        assert isinstance(attr, AffineMapAttr)
+        affine_map = attr.data
+        return lambda b, h, q_len: tuple(affine_map.eval([b, h, q_len], []))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> KernelSpec:
+        data = json.loads(text)
+        data["params"] = tuple(ParamSpec(**p) for p in data["params"])
+        return cls(**data)
+
+
+def ir_digest(kernel: KernelOp) -> str:
+    """A short name for a kernel's IR, for the header of its source."""
+    return hashlib.sha256(str(kernel).encode()).hexdigest()[:16]
