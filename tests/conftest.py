@@ -1,0 +1,32 @@
+"""Settings that all tests share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# `pytest --hypothesis-profile=long` (make test-long) for thousands of examples.
+COMMON = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
+settings.register_profile("ci", max_examples=25, derandomize=True, **COMMON)
+settings.register_profile("long", max_examples=2000, **COMMON)
+settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu` on a machine without one."""
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a GPU")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Tests that draw random tensors draw the same ones on every run."""
+    torch.manual_seed(0)
