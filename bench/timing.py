@@ -1,0 +1,69 @@
+"""Fair timing: contestants take turns, so that drift and clocks hit them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+Run = Callable[[], object]
+
+
+def seconds_of(run: Run) -> float:
+    """Wall time of one call, on the CPU."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def interleaved_medians(
+    runs: Mapping[str, Run], rounds: int = 15, budget: float = 2.0
+) -> dict[str, float]:
+    """Median seconds of each run on the CPU; all take turns, round by round.
+
+    In each round a contestant runs twice and the second run counts: the first
+    wakes its own threads and puts those of the one before it to sleep. Rounds
+    end early, but not before the third, when `budget` seconds are spent.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    start = time.perf_counter()
+    for i in range(rounds):
+        if i >= 3 and time.perf_counter() - start > budget:
+            break
+        for name, run in runs.items():
+            run()
+            times[name].append(seconds_of(run))
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def interleaved_gpu_medians(
+    runs: Mapping[str, Run], rounds: int = 40, warmup: int = 5
+) -> dict[str, float]:
+    """Median seconds of each run by CUDA events, with a cold cache every time.
+
+    All rounds are queued before the first time is read, so that the host's
+    own speed is not measured.
+    """
+    flush = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
+    for run in runs.values():
+        for _ in range(warmup):
+            run()
+    torch.cuda.synchronize()
+    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]]
+    events = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            begin = torch.cuda.Event(enable_timing=True)
+            end = torch.cuda.Event(enable_timing=True)
+            flush.zero_()
+            begin.record()
+            run()
+            end.record()
+            events[name].append((begin, end))
+    torch.cuda.synchronize()
+    return {
+        name: statistics.median(b.elapsed_time(e) for b, e in pairs) / 1e3
+        for name, pairs in events.items()
+    }
