@@ -1,0 +1,83 @@
+"""Reference semantics: every level of the IR, executed on torch tensors.
+
+Run a module before and after a pass, and the pass is checked. Nothing here is
+fast or clever, and nothing is shared with code generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from xdsl.dialects import func
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.interpreter import Interpreter
+from xdsl.interpreters.func import FuncFunctions
+from xdsl.ir import Region
+from xdsl.utils.exceptions import InterpretationError
+
+from flexc.runtime.interpreters.flex import FlexFunctions
+from flexc.runtime.interpreters.scalar import ScalarFunctions
+from flexc.runtime.interpreters.values import as_value
+
+ENTRY = "attention"
+"""The name of the function to run."""
+
+
+def make_interpreter(
+    module: ModuleOp | None = None, compute_dtype: torch.dtype | None = None
+) -> Interpreter:
+    """An interpreter of all levels.
+
+    `compute_dtype` is what attention's products and softmax are computed in;
+    without it, in the type of the scores.
+    """
+    interpreter = Interpreter(ModuleOp([]) if module is None else module)
+    for functions in (
+        FuncFunctions(),
+        ScalarFunctions(),
+        FlexFunctions(compute_dtype),
+    ):
+        interpreter.register_implementations(functions)
+    return interpreter
+
+
+def run_region(region: Region, args: Sequence[object]) -> tuple[Tensor, ...]:
+    """What a region of scalar code yields for tensors and numbers.
+
+    Unlike a module's, its numbers may be tensors of any broadcastable shape.
+    """
+    values = [
+        a if isinstance(a, Tensor) else as_value(a, arg.type)
+        for a, arg in zip(args, region.block.args, strict=True)
+    ]
+    return make_interpreter().run_ssacfg_region(region, tuple(values))
+
+
+@torch.no_grad()
+def run_module(
+    module: ModuleOp,
+    args: Sequence[object],
+    *,
+    compute_dtype: torch.dtype | None = None,
+) -> list[Tensor]:
+    """Run a module's function or kernel, and return its outputs in order.
+
+    `args` are query, key, value, scale, captures and tables: tensors and
+    numbers.
+    """
+    interpreter = make_interpreter(module, compute_dtype)
+    for op in module.ops:
+        if isinstance(op, func.FuncOp) and op.sym_name.data == ENTRY:
+            return _run_function(interpreter, op, args)
+    raise InterpretationError(f"expected a function @{ENTRY} or a kernel, got neither")
+
+
+def _run_function(
+    interpreter: Interpreter, op: func.FuncOp, args: Sequence[object]
+) -> list[Tensor]:
+    if len(args) != len(op.args):
+        raise InterpretationError(f"expected {len(op.args)} arguments, got {len(args)}")
+    values = [as_value(a, arg.type) for a, arg in zip(args, op.args, strict=True)]
+    return list(interpreter.call_op(op, tuple(values)))

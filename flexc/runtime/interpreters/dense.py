@@ -1,0 +1,110 @@
+"""Dense attention: all pairs at once, as torch would compute it by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from xdsl.interpreter import Interpreter
+from xdsl.ir import Region
+
+from flexc.dialects.flex import AttentionLike
+from flexc.runtime.interpreters.values import dtype_of
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The operands of one attention op."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: Tensor
+    captures: Sequence[Tensor]
+    tables: list[Tensor]
+
+    @classmethod
+    def of(cls, op: AttentionLike, args: Sequence[Tensor]) -> Problem:
+        query, key, value, scale, *rest = args
+        n = len(op.captures)
+        return cls(query, key, value, scale, rest[:n], rest[n:])
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(B, Hq, Sq, Skv): the shape of all scores."""
+        batch, heads, q_len, _ = self.query.shape
+        return batch, heads, q_len, self.key.shape[2]
+
+    @cached_property
+    def indices(self) -> list[Tensor]:
+        """(b, h, q_idx, kv_idx), each shaped to broadcast to all scores."""
+        return [self.index(n, axis, 4) for axis, n in enumerate(self.shape)]
+
+    def index(self, size: int, axis: int, rank: int) -> Tensor:
+        """0, 1, ... as i32 along one of `rank` axes."""
+        index = torch.arange(size, dtype=torch.int32, device=self.query.device)
+        return index.view([size if a == axis else 1 for a in range(rank)])
+
+    def per_query_head(self, tensor: Tensor) -> Tensor:
+        """Key or value with each head repeated for the query heads that read it."""
+        heads = self.query.shape[1]
+        if tensor.shape[1] in (heads, 0):
+            return tensor
+        return tensor.repeat_interleave(heads // tensor.shape[1], 1)
+
+
+def evaluate_mask(
+    interpreter: Interpreter, mask_mod: Region, problem: Problem
+) -> Tensor:
+    """Where `mask_mod` is true; broadcasts to all scores."""
+    args = (*problem.indices, *problem.captures)
+    (mask,) = interpreter.run_ssacfg_region(mask_mod, args, "mask_mod")
+    return mask
+
+
+def attend(
+    interpreter: Interpreter,
+    op: AttentionLike,
+    problem: Problem,
+    live: Tensor,
+    compute_dtype: torch.dtype | None,
+) -> tuple[Tensor, ...]:
+    """The op's results, given where pairs are live.
+
+    Products, softmax and sums are taken in `compute_dtype`; what `score_mod`
+    receives and returns has the type that its region says.
+    """
+    score_dtype = dtype_of(op.score_type)
+    dtype = compute_dtype or score_dtype
+    key = problem.per_query_head(problem.key).to(dtype)
+    scores = problem.query.to(dtype) @ key.transpose(-1, -2)
+    scores = (scores * problem.scale.to(dtype)).to(score_dtype)
+    args = (scores, *problem.indices, *problem.captures)
+    (scores,) = interpreter.run_ssacfg_region(op.regions[0], args, "score_mod")
+    scores = torch.where(live, scores.to(dtype), -torch.inf).expand(problem.shape)
+    value = problem.per_query_head(problem.value).to(dtype)
+    wanted = (op.out, op.lse, op.max_scores)
+    return tuple(
+        result.to(dtype_of(declared.type.element_type))
+        for result, declared in zip(softmax(scores, value), wanted, strict=True)
+        if declared is not None
+    )
+
+
+def softmax(scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted values, logsumexp and maximum of each row.
+
+    A row whose scores are all -inf, or that has none, yields 0, -inf and -inf.
+    """
+    if scores.shape[-1] == 0:
+        maximum = scores.new_full(scores.shape[:-1], -torch.inf)
+    else:
+        maximum = scores.amax(-1)
+    empty = maximum == -torch.inf
+    weights = (scores - torch.where(empty, 0.0, maximum)[..., None]).exp()
+    total = weights.sum(-1)
+    out = weights @ value / torch.where(empty, 1.0, total)[..., None]
+    return out, torch.where(empty, 0.0, maximum) + total.log(), maximum

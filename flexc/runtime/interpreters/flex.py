@@ -1,0 +1,61 @@
+"""The meaning of `flex.attention`, straight from its description."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+from xdsl.dialects.builtin import DenseArrayBase, IntegerType
+from xdsl.interpreter import (
+    Interpreter,
+    InterpreterFunctions,
+    PythonValues,
+    impl,
+    register_impls,
+)
+
+from flexc.dialects import flex
+from flexc.runtime.interpreters.dense import Problem, attend, evaluate_mask
+
+
+@register_impls
+class FlexFunctions(InterpreterFunctions):
+    """Dense attention under a mask."""
+
+    def __init__(self, compute_dtype: torch.dtype | None = None):
+        self.compute_dtype = compute_dtype
+
+    @impl(flex.AttentionOp)
+    def run_attention(
+        self, interpreter: Interpreter, op: flex.AttentionOp, args: PythonValues
+    ) -> PythonValues:
+        problem = Problem.of(op, args)
+        live = evaluate_mask(interpreter, op.mask_mod, problem)
+        if op.sparse_block is not None:
+            sizes = cast(DenseArrayBase[IntegerType], op.sparse_block)
+            size = sizes.get_values()
+            live = live & listed(problem, problem.tables[:2], size)
+            if len(problem.tables) == 4:
+                live = live | listed(problem, problem.tables[2:], size)
+        return attend(interpreter, op, problem, live, self.compute_dtype)
+
+
+def listed(problem: Problem, tables: list[Tensor], size: tuple[int, ...]) -> Tensor:
+    """Which pairs lie in the blocks that kv_num_blocks and kv_indices list."""
+    counts, columns = tables
+    _, _, q_len, kv_len = problem.shape
+    # One column more than there are blocks takes the entries that do not count.
+    none = max(-(-kv_len // size[1]), columns.shape[-1])
+    position = torch.arange(columns.shape[-1], device=columns.device)
+    used = position < counts[..., None]
+    columns = torch.where(used & (columns < none), columns, none).to(torch.int64)
+    blocks = torch.zeros(
+        (*columns.shape[:-1], none + 1), dtype=torch.bool, device=columns.device
+    )
+    blocks = blocks.scatter(-1, columns, True)[..., :none]
+    pairs = blocks.repeat_interleave(size[0], -2).repeat_interleave(size[1], -1)
+    missing = q_len - pairs.shape[-2]
+    # Rows that the tables do not reach have no blocks.
+    padded = torch.nn.functional.pad(pairs, (0, 0, 0, max(missing, 0)))
+    return padded[..., :q_len, :kv_len]

@@ -1,0 +1,131 @@
+"""How values of the IR are held: everything is a torch tensor.
+
+A number of type T is a tensor with T's dtype and *any broadcastable shape*, so
+that one run of a region of scalar code serves all pairs of positions at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
+    BFloat16Type,
+    Float16Type,
+    Float32Type,
+    Float64Type,
+    IndexType,
+    IntegerType,
+    MemRefType,
+    TensorType,
+)
+from xdsl.ir import Attribute
+from xdsl.utils.exceptions import InterpretationError
+
+_INTEGERS = {
+    1: torch.bool,
+    8: torch.int8,
+    16: torch.int16,
+    32: torch.int32,
+    64: torch.int64,
+}
+
+_OTHERS: dict[type[Attribute], torch.dtype] = {
+    BFloat16Type: torch.bfloat16,
+    Float16Type: torch.float16,
+    Float32Type: torch.float32,
+    Float64Type: torch.float64,
+    IndexType: torch.int64,
+}
+
+_SIGNLESS = {
+    torch.uint8: torch.int8,
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+
+
+def dtype_of(type_: Attribute) -> torch.dtype:
+    """The dtype that holds numbers of an MLIR type; signless ints are signed."""
+    if isinstance(type_, IntegerType):
+        dtype = _INTEGERS.get(type_.width.data)
+    else:
+        dtype = _OTHERS.get(type(type_))
+    if dtype is None:
+        raise InterpretationError(f"no torch dtype holds numbers of type {type_}")
+    return dtype
+
+
+def as_value(value: object, type_: Attribute) -> Tensor:
+    """The value of a caller's tensor or Python number, checked against its type."""
+    if isinstance(type_, TensorType | MemRefType):
+        return _as_tensor(value, type_)
+    if not isinstance(value, Tensor):
+        return torch.tensor(value, dtype=dtype_of(type_))
+    if value.dim() != 0:
+        raise InterpretationError(
+            f"expected a number of type {type_}, got a tensor of {value.dim()} dims"
+        )
+    return signless(value).to(dtype_of(type_))
+
+
+def _as_tensor(value: object, type_: TensorType | MemRefType) -> Tensor:
+    if not isinstance(value, Tensor) or value.dim() != type_.get_num_dims():
+        raise InterpretationError(f"expected a tensor of type {type_}, got {value}")
+    value = signless(value)
+    if value.dtype != dtype_of(type_.element_type):
+        raise InterpretationError(
+            f"expected a tensor of type {type_}, got one of {value.dtype}"
+        )
+    for expected, got in zip(type_.get_shape(), value.shape, strict=True):
+        if expected not in (DYNAMIC_INDEX, got):
+            raise InterpretationError(
+                f"expected a tensor of type {type_}, got shape {tuple(value.shape)}"
+            )
+    return value
+
+
+def signless(value: Tensor) -> Tensor:
+    """The same bits as signed integers: what MLIR's signless types are held as."""
+    dtype = _SIGNLESS.get(value.dtype)
+    return value if dtype is None else value.view(dtype)
+
+
+def storage(tensor: Tensor) -> Tensor:
+    """A flat view of the memory from a tensor's first element to its last."""
+    if tensor.numel() == 0:
+        return tensor.new_empty(0)
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((last + 1,), (1,))
+
+
+def read_storage(tensor: Tensor, offsets: Tensor, valid: Tensor | None) -> Tensor:
+    """Elements at flat offsets, 0 where not valid.
+
+    A valid offset outside the tensor is an error, never a clamp: that is what
+    makes a run a proof that the bounds which a pass left out were not needed.
+    """
+    flat = storage(tensor)
+    offsets = checked_offsets(flat, offsets, valid)
+    if flat.numel() == 0:
+        return flat.new_zeros(offsets.shape)
+    value = flat[offsets]
+    if valid is None:
+        return value
+    return torch.where(valid, value, value.new_zeros(()))
+
+
+def checked_offsets(flat: Tensor, offsets: Tensor, valid: Tensor | None) -> Tensor:
+    """Offsets with those not valid replaced by 0; raises where one is outside."""
+    offsets = offsets.to(torch.int64)
+    outside = (offsets < 0) | (offsets >= flat.numel())
+    if valid is not None:
+        outside = outside & valid
+        offsets = torch.where(valid, offsets, 0)
+    if outside.any():
+        raise InterpretationError(
+            f"expected offsets within 0..{flat.numel() - 1}, "
+            f"got {offsets.expand_as(outside)[outside][0].item()}"
+        )
+    return offsets
