@@ -27,6 +27,13 @@ DIALECTS = {
     "tile": lazy("flexc.dialects.tile:Tile"),
 }
 
-PASSES: dict[str, Callable[[], Any]] = {}
+PASSES: dict[str, Callable[[], Any]] = {
+    "convert-flex-to-blocksparse": lazy(
+        "flexc.passes.convert_flex_to_blocksparse:ConvertFlexToBlocksparsePass"
+    ),
+    "convert-blocksparse-to-tile": lazy(
+        "flexc.passes.convert_blocksparse_to_tile:ConvertBlocksparseToTilePass"
+    ),
+}
 
 TARGETS: dict[str, Callable[[], Any]] = {}

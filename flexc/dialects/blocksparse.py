@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from xdsl.dialects.builtin import IntegerAttr, IntegerType, i32
+from xdsl.dialects.builtin import IntegerAttr, IntegerType, UnitAttr, i32
 from xdsl.dialects.utils import EnumAttribute
 from xdsl.ir import Attribute, Dialect, Region, SpacedOpaqueSyntaxAttribute, SSAValue
 from xdsl.irdl import (
@@ -161,14 +161,16 @@ class SegmentOp(IRDLOperation):
     """One run of key blocks, all full or all partial.
 
     `bounds` yields begin and end of the iteration, `block` the first key of
-    iteration i; both receive the captures and then the tables. A partial
-    segment without a mask is cut at the sequence lengths only; one with a mask
-    is cut at both.
+    iteration i; both receive the captures and then the tables. Columns beyond
+    kv_len are never live. Of the others, a full segment visits all, a partial
+    one those where its mask, if it has one, is true.
     """
 
     name = "blocksparse.segment"
 
     kind = prop_def(SegmentKindAttr)
+    inside = opt_prop_def(UnitAttr)
+    """No visited block sticks out over kv_len: columns need no check."""
     bounds = region_def("single_block")
     block = region_def("single_block")
     mask_mod = opt_region_def("single_block")
@@ -183,13 +185,14 @@ class SegmentOp(IRDLOperation):
         bounds: Region,
         block: Region,
         mask_mod: Region | None = None,
+        inside: bool = False,
         attributes: Mapping[str, Attribute] | None = None,
     ):
         if isinstance(kind, SegmentKind):
             kind = SegmentKindAttr(kind)
         mask = [] if mask_mod is None or not mask_mod.blocks else [mask_mod]
         super().__init__(
-            properties={"kind": kind},
+            properties={"kind": kind, "inside": UnitAttr() if inside else None},
             attributes=dict(attributes or {}),
             regions=[bounds, block, mask],
         )
@@ -230,7 +233,8 @@ class SegmentOp(IRDLOperation):
         bounds = parse_region_with_args(parser, "bounds")
         block = parse_region_with_args(parser, "block")
         mask = parse_optional_region_with_args(parser, "mask_mod")
-        return cls(kind, bounds, block, mask, attributes)
+        inside = attributes.pop("inside", None) is not None
+        return cls(kind, bounds, block, mask, inside, attributes)
 
 
 BlockSparse = Dialect(

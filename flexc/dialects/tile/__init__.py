@@ -36,6 +36,15 @@ from flexc.dialects.tile.compute import (
     element_of,
     shape_of,
 )
+from flexc.dialects.tile.host import (
+    BUFFERS,
+    HOST_OPS,
+    BufferAttr,
+    CopyOp,
+    LoadStridedOp,
+    MatmulOp,
+    StoreStridedOp,
+)
 from flexc.dialects.tile.kernel import (
     DimOp,
     KernelOp,
@@ -53,6 +62,9 @@ from flexc.dialects.tile.types import (
 )
 
 __all__ = [
+    "BUFFERS",
+    "BufferAttr",
+    "CopyOp",
     "DimOp",
     "DotOp",
     "FullOp",
@@ -60,7 +72,9 @@ __all__ = [
     "IotaOp",
     "KernelOp",
     "LoadOp",
+    "LoadStridedOp",
     "MapOp",
+    "MatmulOp",
     "ParamAttr",
     "ParamKind",
     "ProgramIdOp",
@@ -71,6 +85,7 @@ __all__ = [
     "ReturnOp",
     "ScatterOp",
     "StoreOp",
+    "StoreStridedOp",
     "StrideOp",
     "Tile",
     "TileType",
@@ -98,6 +113,7 @@ Tile = Dialect(
         ReduceOp,
         TransposeOp,
         DotOp,
+        *HOST_OPS,
     ],
-    [TileType, ParamAttr, ReduceKindAttr],
+    [TileType, ParamAttr, ReduceKindAttr, BufferAttr],
 )

@@ -1,0 +1,203 @@
+"""Tile ops of a CPU: strided memory, products without an accumulator, buffers.
+
+On a CPU a tile lives in a buffer of fast memory. `tile-assign-buffers` says in
+which: `tile.buffers` lists, on a kernel, the buffers of each thread and, on an
+op, the buffer of each tile that it defines. The values of the IR stay what they
+were: buffers say where, never what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from xdsl.dialects.builtin import MemRefType, StringAttr, TensorType, i32, i64
+from xdsl.ir import Attribute, ParametrizedAttribute, SSAValue
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    IRDLOperation,
+    VarConstraint,
+    base,
+    irdl_attr_definition,
+    irdl_op_definition,
+    operand_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+)
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
+from xdsl.traits import MemoryWriteEffect, Pure
+from xdsl.utils.exceptions import VerifyException
+
+from flexc.dialects.tile.compute import shape_of
+from flexc.dialects.tile.types import TileType
+
+BUFFERS = "tile.buffers"
+"""The attribute that says where tiles live."""
+
+
+@irdl_attr_definition
+class BufferAttr(ParametrizedAttribute):
+    """A buffer in fast memory: its name in emitted source, and what it holds."""
+
+    name = "tile.buffer"
+
+    label: StringAttr
+    tile: TileType
+
+    def __init__(self, label: str, tile: TileType):
+        super().__init__(StringAttr(label), tile)
+
+    def print_parameters(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_attribute(self.label)
+            printer.print_string(", ")
+            printer.print_attribute(self.tile)
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            label = StringAttr(parser.parse_str_literal())
+            parser.parse_punctuation(",")
+            return [label, parser.parse_attribute()]
+
+
+def _verify_strided(
+    tile: Attribute, strides: Sequence[SSAValue], extents: Sequence[SSAValue]
+) -> None:
+    rank = len(shape_of(tile))
+    for what, group in (("strides", strides), ("extents", extents)):
+        if len(group) != rank:
+            raise VerifyException(f"{what} expects {rank} values, got {len(group)}")
+
+
+@irdl_op_definition
+class LoadStridedOp(IRDLOperation):
+    """The tile of elements `base + i * strides[0] + j * strides[1]` of a tensor.
+
+    Elements beyond `extents` along a dimension (none if negative) are 0 and not
+    read. Offsets count elements from the tensor's first. The elements are
+    converted to the tile's type, which holds them exactly. Exchanged strides and
+    extents give the transpose.
+
+    ```mlir
+    %k_t = tile.load_strided %key[%base] strides [%c1, %s2] extents [%c64, %rows]
+         : tensor<?x?x?x64xbf16> -> !tile.tile<64x128xf32>
+    ```
+    """
+
+    name = "tile.load_strided"
+
+    tensor = operand_def(TensorType)
+    base = operand_def(i64)
+    strides = var_operand_def(i64)
+    extents = var_operand_def(i32)
+    result = result_def(TileType)
+
+    traits = traits_def(Pure())
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    assembly_format = (
+        "$tensor `[` $base `]` `strides` `[` $strides `]` `extents` `[` $extents `]` "
+        "attr-dict `:` type($tensor) `->` type($result)"
+    )
+
+    def __init__(
+        self,
+        tensor: SSAValue,
+        base: SSAValue,
+        strides: Sequence[SSAValue],
+        extents: Sequence[SSAValue],
+        type_: TileType,
+    ):
+        super().__init__(
+            operands=[tensor, base, strides, extents], result_types=[type_]
+        )
+
+    def verify_(self) -> None:
+        _verify_strided(self.result.type, self.strides, self.extents)
+
+
+@irdl_op_definition
+class StoreStridedOp(IRDLOperation):
+    """Write a tile to the elements `base + i * strides[0] + ...` of a memref.
+
+    What lies beyond `extents` is left out. Elements are rounded to the memref's
+    type, to nearest even.
+    """
+
+    name = "tile.store_strided"
+
+    value = operand_def(TileType)
+    memref = operand_def(MemRefType)
+    base = operand_def(i64)
+    strides = var_operand_def(i64)
+    extents = var_operand_def(i32)
+
+    traits = traits_def(MemoryWriteEffect())
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    assembly_format = (
+        "$value `,` $memref `[` $base `]` `strides` `[` $strides `]` "
+        "`extents` `[` $extents `]` attr-dict `:` type($value) `,` type($memref)"
+    )
+
+    def __init__(
+        self,
+        value: SSAValue,
+        memref: SSAValue,
+        base: SSAValue,
+        strides: Sequence[SSAValue],
+        extents: Sequence[SSAValue],
+    ):
+        super().__init__(operands=[value, memref, base, strides, extents])
+
+    def verify_(self) -> None:
+        _verify_strided(self.value.type, self.strides, self.extents)
+
+
+@irdl_op_definition
+class MatmulOp(IRDLOperation):
+    """The matrix product lhs @ rhs: `tile.dot` onto zeros, which need no storage."""
+
+    name = "tile.matmul"
+
+    lhs = operand_def(TileType)
+    rhs = operand_def(TileType)
+    result = result_def(TileType)
+
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$lhs `,` $rhs attr-dict `:` type($lhs) `,` type($rhs) `->` type($result)"
+    )
+
+    def __init__(self, lhs: SSAValue, rhs: SSAValue, type_: TileType):
+        super().__init__(operands=[lhs, rhs], result_types=[type_])
+
+    def verify_(self) -> None:
+        (m, k), (k2, n) = shape_of(self.lhs.type), shape_of(self.rhs.type)
+        if k != k2:
+            raise VerifyException(f"rhs expects {k} rows as lhs has columns, got {k2}")
+        if shape_of(self.result.type) != (m, n):
+            raise VerifyException(
+                f"result expects shape {(m, n)}, got {self.result.type}"
+            )
+
+
+@irdl_op_definition
+class CopyOp(IRDLOperation):
+    """The same tile, in another buffer."""
+
+    name = "tile.copy"
+
+    T: ClassVar = VarConstraint("T", base(TileType))
+    input = operand_def(T)
+    result = result_def(T)
+
+    traits = traits_def(Pure())
+    assembly_format = "$input attr-dict `:` type($result)"
+
+    def __init__(self, input: SSAValue):
+        super().__init__(operands=[input], result_types=[input.type])
+
+
+HOST_OPS = (LoadStridedOp, StoreStridedOp, MatmulOp, CopyOp)

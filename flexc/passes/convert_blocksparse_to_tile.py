@@ -1,0 +1,346 @@
+"""`convert-blocksparse-to-tile`: attention as the code of one program.
+
+A program owns `block_m` query rows of one head.
+
+1. Find the program's rows, heads and lengths; load the rows of the query.
+2. For each segment loop over its key blocks: s = q @ k^T, the mod region over s,
+   -inf where the segment's mask says so, one step of the online softmax.
+3. Normalise and store.
+
+Without a score_mod and with a scale known to be positive the scale is not
+applied to the scores at all: it goes into the softmax's factor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from xdsl.context import Context
+from xdsl.dialects import arith, func, scf
+from xdsl.dialects.builtin import (
+    AffineMapAttr,
+    MemRefType,
+    ModuleOp,
+    NoneAttr,
+    StridedLayoutAttr,
+    TensorType,
+    i32,
+)
+from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.ir.affine import AffineExpr, AffineMap
+from xdsl.passes import ModulePass
+
+from flexc.dialects import blocksparse, flex, tile
+from flexc.dialects.blocksparse import SegmentOp, TileOrder
+from flexc.dialects.tile import ParamAttr, ParamKind, TileType
+from flexc.passes.map_builder import COLUMN, FULL, ROW, UNIFORM, Input, build_map
+from flexc.passes.online_softmax import LOG2_E, OnlineSoftmax, SoftmaxState
+from flexc.passes.scalar_code import ScalarCode, inline_region
+from flexc.passes.tile_sizes import padded_head_dim
+
+
+def is_identity(score_mod: Region) -> bool:
+    """Whether a score region yields the score as it came."""
+    last = score_mod.block.last_op
+    assert isinstance(last, flex.YieldOp)
+    return last.values[0] is score_mod.block.args[0]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a program knows of its place in the whole, as scalars."""
+
+    b: SSAValue
+    h: SSAValue
+    kv_h: SSAValue
+    q_start: SSAValue
+    q_len: SSAValue
+    kv_len: SSAValue
+
+
+class KernelBuilder:
+    """Builds one kernel from one attention op."""
+
+    def __init__(self, op: blocksparse.AttentionOp, name: str, target: str):
+        self.op = op
+        self.name = name
+        self.block_m = op.block_m.value.data
+        self.block_n = op.block_n.value.data
+        self.head_dim = flex.tensor_shape(op.query)[3]
+        self.value_dim = flex.tensor_shape(op.value)[3]
+        self.d_tile = padded_head_dim(target, self.head_dim)
+        self.dv_tile = padded_head_dim(target, self.value_dim)
+        self.folds_scale = is_identity(op.score_mod) and op.scale_positive is not None
+        self.outputs = [r for r in (op.out, op.lse, op.max_scores) if r is not None]
+        self.block = self.entry_block()
+        inputs = zip(op.operands, self.block.args, strict=False)
+        self.args: dict[SSAValue, SSAValue] = dict(inputs)
+        self.code = ScalarCode(self.block)
+
+    def entry_block(self) -> Block:
+        op = self.op
+        types = [*op.operand_types, *(_memref(r.type) for r in self.outputs)]
+        block = Block(arg_types=types)
+        for arg, value in zip(block.args, [*op.operands, *self.outputs], strict=True):
+            arg.name_hint = value.name_hint
+        return block
+
+    def build(self) -> tile.KernelOp:
+        place = self.locate()
+        q_checked = [] if self.is_multiple("q_len", self.block_m) else [0]
+        q = self.load(self.op.query, [place.b, place.h, place.q_start], q_checked, "q")
+        self.q_idx = self.code.insert(tile.IotaOp(place.q_start, self.block_m), "q_idx")
+        softmax = self.softmax()
+        state = softmax.initial(self.code)
+        for segment in self.op.segments.block.ops:
+            assert isinstance(segment, SegmentOp)
+            state = self.loop(segment, place, q, softmax, state)
+        self.store(place, q_checked, softmax, state)
+        self.code.builder.insert(tile.ReturnOp())
+        params = [ParamAttr(ParamKind.ARGUMENT, i) for i in range(len(self.block.args))]
+        attributes = dict(self.op.attributes)
+        if self.op.alignment is not None:
+            attributes["alignment"] = self.op.alignment
+        if self.op.index_width is not None:
+            attributes["index_width"] = self.op.index_width
+        return tile.KernelOp(
+            self.name, self.grid(), params, Region(self.block), attributes
+        )
+
+    def is_multiple(self, length: str, block: int) -> bool:
+        return self.op.fact(f"{length}_multiple") % block == 0
+
+    def grid(self) -> AffineMapAttr:
+        b, h, q_len = (AffineExpr.dimension(i) for i in range(3))
+        return AffineMapAttr(AffineMap(3, 0, (q_len.ceil_div(self.block_m), h, b)))
+
+    def locate(self) -> Place:
+        """Which rows and heads this program owns."""
+        code, query, key = self.code, self.args[self.op.query], self.args[self.op.key]
+        m_block = code.insert(tile.ProgramIdOp(0), "m_block")
+        h = code.insert(tile.ProgramIdOp(1), "h")
+        b = code.insert(tile.ProgramIdOp(2), "b")
+        q_len = code.insert(tile.DimOp(query, 2), "q_len")
+        kv_len = code.insert(tile.DimOp(key, 2), "kv_len")
+        q_heads = code.insert(tile.DimOp(query, 1), "q_heads")
+        kv_heads = code.insert(tile.DimOp(key, 1), "kv_heads")
+        kv_h = code.div(h, code.div(q_heads, kv_heads, "group_size"), "kv_h")
+        if self.op.order and self.op.order.data == TileOrder.DESCENDING:
+            last = code.sub(code.ceildiv(q_len, self.block_m), code.const(1))
+            m_block = code.sub(last, m_block, "m_block")
+        q_start = code.mul(m_block, code.const(self.block_m), "q_start")
+        return Place(b, h, kv_h, q_start, q_len, kv_len)
+
+    def softmax(self) -> OnlineSoftmax:
+        """The softmax's factor takes the scale in where it may."""
+        code, scale = self.code, self.args[self.op.scale]
+        factor = code.const(LOG2_E, self.op.score_type)
+        if self.folds_scale:
+            factor = code.insert(arith.MulfOp(scale, factor), "qk_scale")
+        return OnlineSoftmax(
+            self.op.score_type,
+            (self.block_m, self.dv_tile),
+            factor,
+            scale if self.folds_scale else None,
+        )
+
+    def load(
+        self,
+        tensor: SSAValue,
+        start: Sequence[SSAValue],
+        checked: Sequence[int],
+        name: str,
+    ) -> SSAValue:
+        """The tile of rows that starts at (b, h, row), padded in the head dim."""
+        assert isinstance(tensor.type, TensorType)
+        columns = flex.tensor_shape(tensor)[3]
+        padded = self.dv_tile if tensor is self.op.value else self.d_tile
+        rows = self.block_m if tensor is self.op.query else self.block_n
+        checked = [*checked, 1] if padded != columns else checked
+        type_ = TileType(tensor.type.element_type, [rows, padded])
+        indices = [*start, self.code.const(0)]
+        return self.code.insert(
+            tile.LoadOp(self.args[tensor], indices, checked, type_), name
+        )
+
+    def loop(
+        self,
+        segment: SegmentOp,
+        place: Place,
+        q: SSAValue,
+        softmax: OnlineSoftmax,
+        state: SoftmaxState,
+    ) -> SoftmaxState:
+        """Visit one segment's key blocks."""
+        where = [place.b, place.h, place.q_start]
+        trailing = [place.q_len, place.kv_len]
+        trailing += [self.args[v] for v in (*self.op.captures, *self.op.tables)]
+        bounds = inline_region(segment.bounds, [*where, *trailing], self.code)
+        body = Block(arg_types=[i32, *(v.type for v in state.values())])
+        body.args[0].name_hint = "i"
+        inner_state = SoftmaxState.of(body.args[1:])
+        one = self.code.const(1)
+
+        outer, self.code = self.code, ScalarCode(body)
+        (kv_start,) = inline_region(
+            segment.block, [*where, body.args[0], *trailing], self.code
+        )
+        new = self.step(segment, place, q, kv_start, softmax, inner_state)
+        self.code.builder.insert(scf.YieldOp(*new.values()))
+        self.code = outer
+
+        loop = scf.ForOp(*bounds, one, state.values(), Region(body))
+        loop.attributes["segment"] = segment.kind
+        self.code.builder.insert(loop)
+        return SoftmaxState.of(loop.results)
+
+    def step(
+        self,
+        segment: SegmentOp,
+        place: Place,
+        q: SSAValue,
+        kv_start: SSAValue,
+        softmax: OnlineSoftmax,
+        state: SoftmaxState,
+    ) -> SoftmaxState:
+        """One block of keys."""
+        code, checked = self.code, [] if segment.inside else [0]
+        start = [place.b, place.kv_h, kv_start]
+        k = self.load(self.op.key, start, checked, "k")
+        k_t = code.insert(tile.TransposeOp(k), "k_t")
+        zero = code.const(0.0, self.op.score_type)
+        scores = TileType(self.op.score_type, [self.block_m, self.block_n])
+        acc = code.insert(tile.FullOp(zero, scores), "zeros")
+        s = code.insert(tile.DotOp(q, k_t, acc), "s")
+        x = self.modified(segment, place, kv_start, s)
+        v = self.load(self.op.value, start, checked, "v")
+        return softmax.update(code, state, x, v)
+
+    def modified(
+        self, segment: SegmentOp, place: Place, kv_start: SSAValue, s: SSAValue
+    ) -> SSAValue:
+        """Scores after the mod, -inf where the segment has no live pair."""
+        if self.folds_scale and segment.mask_mod is None and segment.inside:
+            return s
+        kv_idx = self.code.insert(tile.IotaOp(kv_start, self.block_n), "kv_idx")
+        captures = [self.args[c] for c in self.op.captures]
+        inputs: list[Input] = [
+            (s, FULL),
+            (self.args[self.op.scale], UNIFORM),
+            (place.kv_len, UNIFORM),
+            (place.b, UNIFORM),
+            (place.h, UNIFORM),
+            (self.q_idx, ROW),
+            (kv_idx, COLUMN),
+            *((c, UNIFORM) for c in captures),
+        ]
+
+        def body(
+            code: ScalarCode,
+            score: SSAValue,
+            scale: SSAValue,
+            kv_len: SSAValue,
+            *mod_args: SSAValue,
+        ) -> SSAValue:
+            score = self.scaled(code, score, scale, mod_args)
+            live = self.live(code, segment, kv_len, mod_args)
+            if live is None:
+                return score
+            return code.select(live, score, code.const(-math.inf, score.type))
+
+        return build_map(
+            self.code, [self.block_m, self.block_n], inputs, body, "scores"
+        )
+
+    def scaled(
+        self,
+        code: ScalarCode,
+        score: SSAValue,
+        scale: SSAValue,
+        mod_args: Sequence[SSAValue],
+    ) -> SSAValue:
+        if self.folds_scale:
+            return score
+        score = code.insert(arith.MulfOp(score, scale), "score")
+        return inline_region(self.op.score_mod, [score, *mod_args], code)[0]
+
+    def live(
+        self,
+        code: ScalarCode,
+        segment: SegmentOp,
+        kv_len: SSAValue,
+        mod_args: Sequence[SSAValue],
+    ) -> SSAValue | None:
+        """Whether a pair counts; None if every pair of the segment does."""
+        live = None
+        if segment.mask_mod is not None:
+            (live,) = inline_region(segment.mask_mod, mod_args, code)
+        if segment.inside:
+            return live
+        inside = code.cmp("slt", mod_args[3], kv_len)
+        return inside if live is None else code.and_(live, inside)
+
+    def store(
+        self,
+        place: Place,
+        checked: Sequence[int],
+        softmax: OnlineSoftmax,
+        state: SoftmaxState,
+    ) -> None:
+        """Normalise, and write what the call asked for."""
+        code, op = self.code, self.op
+        targets = dict(
+            zip(self.outputs, self.block.args[len(op.operands) :], strict=True)
+        )
+        start = [place.b, place.h, place.q_start]
+        assert isinstance(op.out.type, TensorType)
+        out = softmax.output(code, state, op.out.type.element_type)
+        columns = [] if self.dv_tile == self.value_dim else [1]
+        code.builder.insert(
+            tile.StoreOp(
+                out, targets[op.out], [*start, code.const(0)], [*checked, *columns]
+            )
+        )
+        for result, value in (
+            (op.lse, softmax.lse),
+            (op.max_scores, softmax.max_scores),
+        ):
+            if result is not None:
+                rows = value(code, state)
+                code.builder.insert(tile.StoreOp(rows, targets[result], start, checked))
+
+
+def _memref(type_: Attribute) -> MemRefType:
+    """The memref that an output is written to."""
+    assert isinstance(type_, TensorType)
+    layout = type_.encoding
+    if isinstance(layout, StridedLayoutAttr):
+        # The runtime passes the address of the first element.
+        layout = StridedLayoutAttr(layout.strides, 0)
+    return MemRefType(type_.element_type, type_.get_shape(), layout or NoneAttr())
+
+
+@dataclass(frozen=True)
+class ConvertBlocksparseToTilePass(ModulePass):
+    """Write the online softmax of each attention op in tile ops."""
+
+    name = "convert-blocksparse-to-tile"
+
+    target: Literal["triton", "cpp"] = "triton"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for function in list(op.ops):
+            if not isinstance(function, func.FuncOp):
+                continue
+            attention = [
+                o for o in function.body.ops if isinstance(o, blocksparse.AttentionOp)
+            ]
+            for number, inner in enumerate(attention):
+                name = function.sym_name.data + (f"_{number}" if number else "")
+                kernel = KernelBuilder(inner, name, self.target).build()
+                function.parent_block().insert_op_before(kernel, function)
+            function.detach()
+            function.erase()

@@ -1,0 +1,239 @@
+"""`convert-flex-to-blocksparse`: decide the tiles, and which blocks are visited.
+
+1. Tile sizes are taken from the options or chosen for the target.
+2. A call with a BlockMask becomes a partial segment over kv_indices and, where
+   the mask has them, a full segment over full_kv_indices.
+3. A call without becomes one partial segment over all keys if it has a mask;
+   else a full segment over the whole blocks and a partial one over the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from xdsl.context import Context
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, TensorType, i32
+from xdsl.ir import Block, Region, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.pattern_rewriter import (
+    PatternRewriter,
+    PatternRewriteWalker,
+    RewritePattern,
+    op_type_rewrite_pattern,
+)
+from xdsl.utils.type import get_element_type_or_self
+
+from flexc.dialects import blocksparse, flex
+from flexc.dialects.blocksparse import SegmentKind, SegmentOp
+from flexc.passes.scalar_code import ScalarCode, new_region
+from flexc.passes.tile_sizes import TileSizes, choose_tile_sizes
+
+BOUNDS_NAMES = ("b", "h", "q_start", "q_len", "kv_len")
+BLOCK_NAMES = ("b", "h", "q_start", "i", "q_len", "kv_len")
+
+
+def is_always_true(mask: Region) -> bool:
+    """Whether a mask region yields the constant true."""
+    last = mask.block.last_op
+    assert isinstance(last, flex.YieldOp)
+    owner = last.values[0].owner
+    return (
+        isinstance(owner, arith.ConstantOp)
+        and isinstance(owner.value, IntegerAttr)
+        and owner.value.value.data != 0
+    )
+
+
+@dataclass(frozen=True)
+class SegmentBuilder:
+    """Builds the segments of one attention op."""
+
+    op: flex.AttentionOp
+    sizes: TileSizes
+
+    def segments(self) -> list[SegmentOp]:
+        mask = None if is_always_true(self.op.mask_mod) else self.op.mask_mod
+        if self.op.tables:
+            return self.table_segments(mask)
+        return self.range_segments(mask)
+
+    def range_segments(self, mask: Region | None) -> list[SegmentOp]:
+        """All keys: in one partial segment, or in whole blocks and a rest."""
+        n = self.sizes.block_n
+        even = self.op.fact("kv_len_multiple") % n == 0
+        if mask is not None:
+            return [
+                self.range_segment(
+                    SegmentKind.PARTIAL,
+                    lambda c, kv_len: (c.const(0), c.ceildiv(kv_len, n)),
+                    mask,
+                    inside=even,
+                )
+            ]
+        whole = self.range_segment(
+            SegmentKind.FULL,
+            lambda c, kv_len: (c.const(0), c.div(kv_len, c.const(n))),
+            None,
+            inside=True,
+        )
+        if even:
+            return [whole]
+        rest = self.range_segment(
+            SegmentKind.PARTIAL,
+            lambda c, kv_len: (c.div(kv_len, c.const(n)), c.ceildiv(kv_len, n)),
+            None,
+            inside=False,
+        )
+        return [whole, rest]
+
+    def range_segment(
+        self,
+        kind: SegmentKind,
+        bounds_of: Callable[[ScalarCode, SSAValue], tuple[SSAValue, SSAValue]],
+        mask: Region | None,
+        inside: bool,
+    ) -> SegmentOp:
+        """A segment that visits consecutive blocks."""
+        bounds = self.new_region(BOUNDS_NAMES)
+        code = ScalarCode(bounds.block)
+        code.yield_(*bounds_of(code, bounds.block.args[4]))
+        block = self.new_region(BLOCK_NAMES)
+        code = ScalarCode(block.block)
+        code.yield_(code.mul(block.block.args[3], code.const(self.sizes.block_n)))
+        clone = None if mask is None else mask.clone()
+        return SegmentOp(kind, bounds, block, clone, inside)
+
+    def table_segments(self, mask: Region | None) -> list[SegmentOp]:
+        """The blocks that a BlockMask lists: partial first, then full."""
+        segments = [self.table_segment(SegmentKind.PARTIAL, 0, mask)]
+        if len(self.op.tables) == 4:
+            segments.append(self.table_segment(SegmentKind.FULL, 2, None))
+        return segments
+
+    def table_segment(
+        self, kind: SegmentKind, table: int, mask: Region | None
+    ) -> SegmentOp:
+        """A segment over one pair of tables, counted in tiles of `block_n`."""
+        assert self.op.sparse_block is not None
+        sparse_m, sparse_n = self.op.sparse_block.get_values()
+        ratio = sparse_n // self.sizes.block_n
+
+        bounds = self.new_region(BOUNDS_NAMES)
+        b, h, q_start = bounds.block.args[:3]
+        code = ScalarCode(bounds.block)
+        row = code.div(q_start, code.const(sparse_m), "q_block")
+        count = self.load(code, bounds.block, table, [b, h, row], "num_blocks")
+        code.yield_(code.const(0), code.mul(count, code.const(ratio)))
+
+        block = self.new_region(BLOCK_NAMES)
+        b, h, q_start, i = block.block.args[:4]
+        code = ScalarCode(block.block)
+        row = code.div(q_start, code.const(sparse_m), "q_block")
+        entry = code.div(i, code.const(ratio))
+        kv = self.load(code, block.block, table + 1, [b, h, row, entry], "kv_block")
+        start = code.mul(kv, code.const(sparse_n))
+        within = code.mul(
+            code.rem(i, code.const(ratio)), code.const(self.sizes.block_n)
+        )
+        code.yield_(code.add(start, within, "kv_start"))
+
+        inside = self.op.fact("kv_len_multiple") % sparse_n == 0
+        clone = None if mask is None else mask.clone()
+        return SegmentOp(kind, bounds, block, clone, inside)
+
+    def load(
+        self,
+        code: ScalarCode,
+        block: Block,
+        table: int,
+        indices: list[SSAValue],
+        name: str,
+    ) -> SSAValue:
+        tensor = block.args[len(block.args) - len(self.op.tables) + table]
+        return code.insert(flex.LoadCaptureOp(tensor, indices), name)
+
+    def new_region(self, names: tuple[str, ...]) -> Region:
+        trailing = [*self.op.captures, *self.op.tables]
+        types = [*([i32] * len(names)), *(v.type for v in trailing)]
+        return new_region(types, [*names, *(v.name_hint for v in trailing)])
+
+
+@dataclass(frozen=True)
+class ConvertAttention(RewritePattern):
+    """flex.attention -> blocksparse.attention."""
+
+    target: str
+    block_m: int | None
+    block_n: int | None
+    num_warps: int | None
+    num_stages: int | None
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(
+        self, op: flex.AttentionOp, rewriter: PatternRewriter
+    ) -> None:
+        sizes = self.tile_sizes(op)
+        segments = Region(Block(SegmentBuilder(op, sizes).segments()))
+        properties = op.facts() | {
+            "block_m": IntegerAttr(sizes.block_m, i32),
+            "block_n": IntegerAttr(sizes.block_n, i32),
+        }
+        if op.tables:
+            # Tables come from masks that tend to give later rows more work.
+            properties["order"] = blocksparse.TileOrderAttr(
+                blocksparse.TileOrder.DESCENDING
+            )
+        new = blocksparse.AttentionOp(
+            [op.query, op.key, op.value, op.scale, op.captures, op.tables],
+            [
+                [r.type] if r is not None else []
+                for r in (op.out, op.lse, op.max_scores)
+            ],
+            op.detach_region(op.score_mod),
+            segments,
+            properties,
+        )
+        new.attributes |= op.attributes
+        if sizes.num_warps:
+            new.attributes["num_warps"] = IntegerAttr(sizes.num_warps, i32)
+            new.attributes["num_stages"] = IntegerAttr(sizes.num_stages, i32)
+        rewriter.replace_op(op, new)
+
+    def tile_sizes(self, op: flex.AttentionOp) -> TileSizes:
+        assert isinstance(op.query.type, TensorType)
+        sparse = op.sparse_block and tuple(op.sparse_block.get_values())
+        chosen = choose_tile_sizes(
+            self.target,
+            get_element_type_or_self(op.query.type).bitwidth,
+            flex.tensor_shape(op.query)[3],
+            flex.tensor_shape(op.value)[3],
+            sparse,
+        )
+        return TileSizes(
+            self.block_m or chosen.block_m,
+            self.block_n or chosen.block_n,
+            self.num_warps or chosen.num_warps,
+            self.num_stages or chosen.num_stages,
+        )
+
+
+@dataclass(frozen=True)
+class ConvertFlexToBlocksparsePass(ModulePass):
+    """Choose tiles and turn masks and block tables into segments."""
+
+    name = "convert-flex-to-blocksparse"
+
+    target: Literal["triton", "cpp"] = "triton"
+    block_m: int | None = None
+    block_n: int | None = None
+    num_warps: int | None = None
+    num_stages: int | None = None
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        pattern = ConvertAttention(
+            self.target, self.block_m, self.block_n, self.num_warps, self.num_stages
+        )
+        PatternRewriteWalker(pattern, apply_recursively=False).rewrite_module(op)

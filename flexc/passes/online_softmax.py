@@ -1,0 +1,181 @@
+"""The online softmax in tile ops: the algorithm, written once for all targets.
+
+For each block of keys (Milakov and Gimelshein, 2018; Dao et al., 2022):
+
+    m     = max(m_i, rowmax(x))
+    p     = exp2(x * c - m * c)
+    alpha = exp2(m_i * c - m * c)
+    l     = l_i * alpha + rowsum(p)
+    acc   = acc * alpha + p @ v
+
+c turns scores into exponents of 2; one fused multiply-add per score does all
+the scaling there is. c is positive, so the maximum may be taken before it. A row
+whose maximum is -inf uses 0 in its place: exp2 then sees -inf and never NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects import arith
+from xdsl.dialects import math as math_dialect
+from xdsl.dialects.builtin import AnyFloat
+from xdsl.ir import Attribute, SSAValue
+
+from flexc.dialects import tile
+from flexc.dialects.tile import ReduceKind, TileType
+from flexc.passes.map_builder import (
+    FULL,
+    ROW,
+    UNIFORM,
+    build_map,
+    build_row_map,
+)
+from flexc.passes.scalar_code import ScalarCode
+
+LOG2_E = math.log2(math.e)
+LN_2 = math.log(2)
+
+
+@dataclass
+class SoftmaxState:
+    """Running maximum and sum of each row, and the weighted sum of values."""
+
+    m_i: SSAValue
+    l_i: SSAValue
+    acc: SSAValue
+
+    @staticmethod
+    def of(values: Sequence[SSAValue]) -> SoftmaxState:
+        for value, name in zip(values, ("m_i", "l_i", "acc"), strict=True):
+            value.name_hint = name
+        return SoftmaxState(*values)
+
+    def values(self) -> list[SSAValue]:
+        return [self.m_i, self.l_i, self.acc]
+
+
+@dataclass(frozen=True)
+class OnlineSoftmax:
+    """Builds the softmax of rows whose scores have type `score_type`.
+
+    `factor` is c; `unit` is what turns a maximum into natural units (the scale
+    where c took it in), or None where it is in natural units already.
+    """
+
+    score_type: AnyFloat
+    shape: tuple[int, int]
+    factor: SSAValue
+    unit: SSAValue | None
+
+    def initial(self, code: ScalarCode) -> SoftmaxState:
+        rows = TileType(self.score_type, self.shape[:1])
+        zero = code.const(0.0, self.score_type)
+        minus_inf = code.const(-math.inf, self.score_type)
+        return SoftmaxState.of(
+            [
+                code.insert(tile.FullOp(minus_inf, rows)),
+                code.insert(tile.FullOp(zero, rows)),
+                code.insert(tile.FullOp(zero, TileType(self.score_type, self.shape))),
+            ]
+        )
+
+    def update(
+        self, code: ScalarCode, state: SoftmaxState, x: SSAValue, v: SSAValue
+    ) -> SoftmaxState:
+        """Take in the scores of one block of keys and its values."""
+        row_max = code.insert(tile.ReduceOp(ReduceKind.MAX, x, 1), "row_max")
+        m = build_row_map(code, [state.m_i, row_max], _maximum, "m")
+        shift = build_row_map(code, [m, self.factor], _shift, "shift")
+        assert isinstance(x.type, TileType)
+        p = build_map(
+            code,
+            x.type.get_shape(),
+            [(x, FULL), (self.factor, UNIFORM), (shift, ROW)],
+            _exp2_fma,
+            "p",
+        )
+        alpha = build_row_map(code, [state.m_i, self.factor, shift], _exp2_fma, "alpha")
+        row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1), "row_sum")
+        l_i = build_row_map(code, [state.l_i, alpha, row_sum], _fma, "l")
+        acc = build_map(
+            code, self.shape, [(state.acc, FULL), (alpha, ROW)], _mul, "acc_scaled"
+        )
+        weights = convert(code, p, _element(v))
+        acc = code.insert(tile.DotOp(weights, v, acc), "acc_next")
+        return SoftmaxState(m, l_i, acc)
+
+    def output(
+        self, code: ScalarCode, state: SoftmaxState, element: Attribute
+    ) -> SSAValue:
+        """acc / l, and 0 for a row with nothing to attend to."""
+        inverse = build_row_map(code, [state.l_i], _safe_inverse, "inverse")
+        out = build_map(
+            code, self.shape, [(state.acc, FULL), (inverse, ROW)], _mul, "o"
+        )
+        return convert(code, out, element)
+
+    def max_scores(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
+        """The largest score of each row, in natural units."""
+        if self.unit is None:
+            return state.m_i
+        return build_row_map(code, [state.m_i, self.unit], _mul, "max_scores")
+
+    def lse(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
+        """The logarithm of the sum of exponentials, in natural units."""
+        maximum = self.max_scores(code, state)
+        return build_row_map(code, [maximum, state.l_i], _log_sum, "lse")
+
+
+def convert(code: ScalarCode, value: SSAValue, element: Attribute) -> SSAValue:
+    """Round a tile to a narrower element type."""
+    assert isinstance(value.type, TileType) and isinstance(element, AnyFloat)
+    if value.type.element_type == element:
+        return value
+
+    def body(c: ScalarCode, x: SSAValue) -> SSAValue:
+        return c.insert(arith.TruncFOp(x, element))
+
+    name = f"{value.name_hint}_{element}"
+    return build_map(code, value.type.get_shape(), [(value, FULL)], body, name)
+
+
+def _element(value: SSAValue) -> Attribute:
+    assert isinstance(value.type, TileType)
+    return value.type.element_type
+
+
+def _maximum(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
+    return code.insert(arith.MaxnumfOp(a, b))
+
+
+def _mul(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
+    return code.insert(arith.MulfOp(a, b))
+
+
+def _fma(code: ScalarCode, a: SSAValue, b: SSAValue, c: SSAValue) -> SSAValue:
+    return code.insert(math_dialect.FmaOp(a, b, c))
+
+
+def _exp2_fma(code: ScalarCode, x: SSAValue, c: SSAValue, shift: SSAValue) -> SSAValue:
+    """exp2(x * c + shift)"""
+    return code.insert(math_dialect.Exp2Op(_fma(code, x, c, shift)))
+
+
+def _shift(code: ScalarCode, m: SSAValue, c: SSAValue) -> SSAValue:
+    """-m * c, and 0 for m = -inf."""
+    nothing = code.cmpf("oeq", m, code.const(-math.inf, m.type))
+    shift = code.insert(arith.NegfOp(_mul(code, m, c)))
+    return code.select(nothing, code.const(0.0, m.type), shift)
+
+
+def _safe_inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:
+    one = code.const(1.0, l_i.type)
+    empty = code.cmpf("oeq", l_i, code.const(0.0, l_i.type))
+    return code.insert(arith.DivfOp(one, code.select(empty, one, l_i)))
+
+
+def _log_sum(code: ScalarCode, maximum: SSAValue, l_i: SSAValue) -> SSAValue:
+    return code.insert(arith.AddfOp(maximum, code.insert(math_dialect.LogOp(l_i))))
