@@ -28,6 +28,15 @@ DIALECTS = {
 }
 
 PASSES: dict[str, Callable[[], Any]] = {
+    "tile-expand-captures": lazy(
+        "flexc.passes.tile_expand_captures:TileExpandCapturesPass"
+    ),
+    "tile-split-maps": lazy(
+        "flexc.passes.tile_split_maps:TileSplitMapsPass"
+    ),
+    "tile-materialize-params": lazy(
+        "flexc.passes.tile_materialize_params:TileMaterializeParamsPass"
+    ),
     "convert-flex-to-blocksparse": lazy(
         "flexc.passes.convert_flex_to_blocksparse:ConvertFlexToBlocksparsePass"
     ),

@@ -1,0 +1,346 @@
+"""Tracing of mods into scalar FX graphs whose inputs are what the mods capture.
+
+Mods are traced by `make_fx` on 0-d fake tensors. Captured tensors have symbolic
+sizes and captured Python numbers are symbolic numbers, so that none of their
+values is a constant of the graph, Python's promotion rules hold, and a Python
+`if` on a number is recorded as a guard.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch._dynamo.source import ConstantSource
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
+from torch.fx import GraphModule, Node
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+
+from flexc.errors import (
+    DataDependentControlFlowError,
+    FlexcError,
+    ModSignatureError,
+    MutationError,
+    SourceLocation,
+    UnsupportedOpError,
+)
+from flexc.frontend.closures import Mod, ModSignature
+from flexc.frontend.guards import Guards, number_guards, read_guards
+from flexc.frontend.locations import (
+    RecordLines,
+    error_location,
+    mod_location,
+    node_location,
+)
+
+ModKind = Literal["score_mod", "mask_mod"]
+
+MOD_ARGS: dict[ModKind, tuple[str, ...]] = {
+    "score_mod": ("score", "b", "h", "q_idx", "kv_idx"),
+    "mask_mod": ("b", "h", "q_idx", "kv_idx"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class CaptureInput:
+    """One captured value that a graph reads."""
+
+    name: str
+    slot: int | None
+    """Its place among the captures of the signature, None for a constant."""
+    dtype: torch.dtype
+    """int64 for a Python int, float64 for a Python float."""
+    rank: int | None
+    """None for a Python number."""
+    unit_stride: bool = False
+    """The elements of the last dimension lie next to each other."""
+    constant: torch.Tensor | None = None
+    """A tensor that the mod made itself from Python numbers."""
+
+    def value(self, captures: Sequence[Any]) -> Any:
+        return self.constant if self.slot is None else captures[self.slot]
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedMod:
+    """A traced mod.
+
+    Placeholders of `graph` are the mod's arguments, as `MOD_ARGS` names them, and
+    then one for each of `inputs`. Its result is a 0-d tensor or a number.
+    """
+
+    kind: ModKind
+    graph: GraphModule
+    inputs: tuple[CaptureInput, ...]
+    location: SourceLocation | None
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedMods:
+    """The mods of one call, None where there is none, and what they assumed."""
+
+    score: CapturedMod | None
+    mask: CapturedMod | None
+    guards: Guards
+
+    def guards_hold(self, captures: Sequence[Any]) -> bool:
+        """Whether the graphs are right for other captured values."""
+        return self.guards.hold(captures)
+
+
+def capture_mods(
+    signature: ModSignature,
+    score_dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> CapturedMods:
+    """Trace `(score_mod, mask_mod)`, as given to `read_mods`."""
+    score_mod, mask_mod = signature.mods
+    for kind, mod in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+        if mod is not None:
+            _check_arity(kind, mod)
+    if not signature.static_numbers:
+        try:
+            return _Tracer(signature, score_dtype, device, symbolic=True).run()
+        except FlexcError:
+            raise
+        except Exception:
+            # Python code that wants a true number, say a dict lookup. What is
+            # wrong for another reason fails again.
+            pass
+    return _Tracer(signature, score_dtype, device, symbolic=False).run()
+
+
+def _check_arity(kind: ModKind, mod: Mod) -> None:
+    names = ", ".join(MOD_ARGS[kind])
+    try:
+        signature = inspect.signature(mod)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*MOD_ARGS[kind])
+    except TypeError:
+        raise ModSignatureError(
+            f"a {kind} is called with ({names}), but this one takes {signature}",
+            mod_location(mod),
+        ) from None
+
+
+class _Tracer:
+    """One attempt at tracing the mods of a call."""
+
+    def __init__(
+        self,
+        signature: ModSignature,
+        score_dtype: torch.dtype,
+        device: torch.device | str,
+        symbolic: bool,
+    ):
+        self.shape_env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+        self.mode = FakeTensorMode(
+            shape_env=self.shape_env, allow_non_fake_inputs=True
+        )
+        self.signature = signature
+        self.symbolic = symbolic
+        self.names = signature.capture_names()
+        self.sources: dict[str, str] = {}
+        self.fakes = [self._fake(i, v) for i, v in enumerate(signature.captures)]
+        with self.mode:
+            self.score = torch.empty((), dtype=score_dtype, device=device)
+            self.indices = [
+                torch.empty((), dtype=torch.int32, device=device) for _ in range(4)
+            ]
+
+    def _fake(self, slot: int, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._fake_tensor(slot, value)
+        if not self.symbolic:
+            return value
+        source = ConstantSource(f"n{slot}")
+        symbol = self.shape_env.create_unspecified_symbol(
+            value, source, DimDynamic.DYNAMIC
+        )
+        self.sources[symbol.name] = f"v[{slot}]"
+        if isinstance(value, int):
+            return self.shape_env.create_symintnode(symbol, hint=value, source=source)
+        return self.shape_env.create_symfloatnode(symbol, hint=value, source=source)
+
+    def _fake_tensor(self, slot: int, value: torch.Tensor) -> torch.Tensor:
+        fake = self.mode.from_tensor(
+            value.detach(),
+            static_shapes=False,
+            symbolic_context=StatelessSymbolicContext(
+                dynamic_sizes=[DimDynamic.DYNAMIC] * value.dim()
+            ),
+            source=ConstantSource(f"t{slot}"),
+        )
+        for what, extents in (("shape", fake.shape), ("stride()", fake.stride())):
+            for d, extent in enumerate(extents):
+                if isinstance(extent, torch.SymInt):
+                    for symbol in extent.node.expr.free_symbols:
+                        self.sources.setdefault(symbol.name, f"v[{slot}].{what}[{d}]")
+        return fake
+
+    def run(self) -> CapturedMods:
+        score_mod, mask_mod = self.signature.rebuild(self.fakes)
+        values = self.signature.captures
+        score = mask = None
+        if score_mod is not None:
+            score = self._trace("score_mod", score_mod, self.signature.mods[0])
+        if mask_mod is not None:
+            mask = self._trace("mask_mod", mask_mod, self.signature.mods[1])
+        pinned = () if self.symbolic else number_guards(values)
+        guards = read_guards(self.shape_env, self.sources, values, pinned)
+        return CapturedMods(score, mask, guards)
+
+    def _trace(self, kind: ModKind, mod: Mod, original: Any) -> CapturedMod:
+        args = [self.score, *self.indices] if kind == "score_mod" else self.indices
+        location = mod_location(original)
+        arity = len(args)
+
+        def call(*inputs: Any) -> Any:
+            # The rebuilt mod closes over self.fakes themselves, which is what
+            # the tracer knows as its inputs.
+            result = mod(*inputs[:arity])
+            _check_result(kind, result, location)
+            return result
+
+        try:
+            graph = _make_fx(call, [*args, *self.fakes])
+        except FlexcError:
+            raise
+        except Exception as error:
+            _raise_typed(kind, error, location)
+        _check_graph(kind, graph)
+        return self._captured(kind, graph, arity, location)
+
+    def _captured(
+        self, kind: ModKind, gm: GraphModule, arity: int, where: SourceLocation | None
+    ) -> CapturedMod:
+        """Drop the captures that the graph does not read."""
+        gm.graph.eliminate_dead_code()
+        inputs = []
+        placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        for slot, node in enumerate(placeholders[arity:]):
+            if node.users:
+                inputs.append(self._input(slot))
+            else:
+                gm.graph.erase_node(node)
+        gm.recompile()
+        return CapturedMod(kind, gm, tuple(inputs), where)
+
+    def _input(self, slot: int) -> CaptureInput:
+        value, name = self.signature.captures[slot], self.names[slot]
+        if isinstance(value, torch.Tensor):
+            rank = value.dim()
+            unit = rank > 0 and value.stride(-1) == 1
+            return CaptureInput(name, slot, value.dtype, rank, unit)
+        dtype = torch.int64 if isinstance(value, int) else torch.float64
+        return CaptureInput(name, slot, dtype, None)
+
+
+def _make_fx(fn: Callable[..., Any], args: Sequence[Any]) -> GraphModule:
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(TransformGetItemToIndex())
+        stack.enter_context(fx_traceback.preserve_node_meta())
+        stack.enter_context(RecordLines())
+        return make_fx(fn, tracing_mode="real", _allow_non_fake_inputs=True)(*args)
+
+
+def _check_result(
+    kind: ModKind, result: Any, location: SourceLocation | None
+) -> None:
+    expected = "a boolean scalar" if kind == "mask_mod" else "a scalar"
+    numbers = (bool,) if kind == "mask_mod" else (int, float, torch.SymInt)
+    if isinstance(result, torch.Tensor):
+        if result.dim() != 0:
+            got = f"a tensor of shape {tuple(result.shape)}: index it"
+        elif kind == "mask_mod" and result.dtype is not torch.bool:
+            got = f"{result.dtype}: compare it, as in `x != 0`"
+        elif result.dtype.is_complex:
+            got = f"{result.dtype}"
+        else:
+            return
+    elif isinstance(result, (*numbers, torch.SymBool, torch.SymFloat)):
+        return
+    else:
+        got = f"{type(result).__name__}"
+    raise ModSignatureError(f"a {kind} returns {expected}, got {got}", location)
+
+
+def _check_graph(kind: ModKind, gm: GraphModule) -> None:
+    fresh: set[Node] = set()
+    for node in gm.graph.nodes:
+        if node.target is torch.ops.aten._local_scalar_dense.default:
+            raise _data_dependent(kind, node_location(node))
+        if is_in_place(node) and not _writes_own_scalar(node, fresh):
+            raise MutationError(
+                f"a {kind} must not write to what it is given or captures, as "
+                f"{node.target} does: use an out-of-place operation, as in "
+                "`score = score + x`",
+                node_location(node),
+            )
+        if node.op == "call_function" and not _is_view(node):
+            fresh.add(node)
+
+
+def is_in_place(node: Node) -> bool:
+    """Whether a node writes to its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def _is_view(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    aliases = schema is not None and any(r.alias_info for r in schema.returns)
+    return aliases and not is_in_place(node)
+
+
+def _writes_own_scalar(node: Node, fresh: set[Node]) -> bool:
+    """In-place ops on scalars that a mod made itself are as good as others."""
+    written = node.args[0]
+    assert isinstance(written, Node)
+    scalar = written.meta["val"].dim() == 0 and node.target.__name__.count("_.")
+    return scalar and written in fresh and not any(map(_is_view, written.users))
+
+
+def _data_dependent(kind: ModKind, where: SourceLocation | None) -> FlexcError:
+    return DataDependentControlFlowError(
+        f"a {kind} runs on symbolic positions, so Python cannot branch on or convert "
+        "a value computed from them: use torch.where(condition, a, b), & and |",
+        where,
+    )
+
+
+def _raise_typed(
+    kind: ModKind, error: Exception, location: SourceLocation | None
+) -> NoReturn:
+    """Raise what a user can act on; their own exceptions pass as they are."""
+    where = error_location(error) or location
+    text = str(error)
+    if (
+        isinstance(error, DataDependentOutputException | GuardOnDataDependentSymNode)
+        or "value out of a tracing tensor" in text
+    ):
+        raise _data_dependent(kind, where) from error
+    if isinstance(error, DynamicOutputShapeException):
+        raise UnsupportedOpError(
+            f"{error.func} has a result whose size depends on data", where
+        ) from error
+    raise error

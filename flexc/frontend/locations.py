@@ -1,0 +1,87 @@
+"""Which line of the user's file: of a mod, of a traced op, of an exception."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import sysconfig
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx import traceback as fx_traceback
+from torch.overrides import TorchFunctionMode
+
+from flexc.errors import SourceLocation
+
+_NOT_USER_CODE = (
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parent),
+    sysconfig.get_path("stdlib"),
+    "<frozen",
+)
+
+
+def mod_location(mod: Any) -> SourceLocation | None:
+    """Where a mod, or what it wraps, is defined."""
+    while not hasattr(mod, "__code__"):
+        if isinstance(mod, functools.partial):
+            mod = mod.func
+        elif hasattr(mod, "__func__"):
+            mod = mod.__func__
+        elif isinstance(mod, torch.nn.Module):
+            mod = type(mod).forward
+        elif hasattr(type(mod).__call__, "__code__"):
+            mod = type(mod).__call__
+        else:
+            return None
+    code: CodeType = mod.__code__
+    return SourceLocation(code.co_filename, code.co_firstlineno)
+
+
+def _is_user_file(filename: str) -> bool:
+    in_site = "site-packages" in filename
+    ours = filename.startswith(_NOT_USER_CODE[:2])
+    return not ours and (in_site or not filename.startswith(_NOT_USER_CODE[2:]))
+
+
+def error_location(error: BaseException) -> SourceLocation | None:
+    """The innermost line of user code that an exception passed through."""
+    found = None
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        if _is_user_file(trace.tb_frame.f_code.co_filename):
+            found = SourceLocation(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
+def node_location(node: Node) -> SourceLocation | None:
+    """The user's line that an FX node was traced from."""
+    text = node.meta.get("stack_trace") or ""
+    _, _, text = text.rpartition('File "')
+    filename, quote, rest = text.partition('", line ')
+    digits = rest.partition(",")[0]
+    return SourceLocation(filename, int(digits)) if quote and digits else None
+
+
+class RecordLines(TorchFunctionMode):
+    """Gives every node traced under it the user's line as its stack trace.
+
+    FX records whole Python stacks, at a cost that shows when a mod is traced.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not _is_user_file(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not None:
+            code = frame.f_code
+            fx_traceback.set_stack_trace(
+                [f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}']
+            )
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,84 @@
+"""The same mods over other values: functions and objects copied, never mutated."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from flexc.frontend.closures import Capture, Walk
+
+
+class Rebuild(Walk):
+    """Walks as `Walk` does, in the same order, and copies what it meets."""
+
+    def __init__(self, values: Sequence[Any]):
+        super().__init__()
+        self._values = values
+        self.names: list[str] = []
+
+    def slot(self, slot: int, value: Capture) -> Any:
+        if slot == len(self.names):
+            self.names.append(self.name)
+        return self._values[slot]
+
+    def remake(self, value: Any, parts: Any) -> Any:
+        match value:
+            case functools.partial():
+                func, args, keywords = parts
+                return functools.partial(func, *args, **keywords)
+            case MethodType():
+                return MethodType(*parts)
+            case tuple() if hasattr(value, "_make"):
+                return type(value)._make(parts)  # pyright: ignore
+            case _:
+                return type(value)(parts)
+
+    def begin(self, value: Any) -> Any:
+        if isinstance(value, FunctionType):
+            return _copy_function(value)
+        if isinstance(value, ModuleType):
+            module = ModuleType(value.__name__)
+            module.__dict__.update(vars(value))
+            return module
+        return _copy_object(value)
+
+    def fill_function(self, copy: Any, cells: Any, globals_: Any, defaults: Any) -> None:
+        for cell, content in zip(copy.__closure__ or (), cells, strict=True):
+            if content is not CellType:
+                cell.cell_contents = content
+        copy.__globals__.update(globals_)
+        copy.__defaults__, copy.__kwdefaults__ = defaults
+
+    def fill_attribute(self, copy: Any, name: str, value: Any, table: str) -> None:
+        if table:
+            held = vars(copy)[table]
+            vars(copy)[table] = type(held)(held) | {name: value}
+        elif name in getattr(copy, "__dict__", {}):
+            vars(copy)[name] = value
+        else:
+            object.__setattr__(copy, name, value)
+
+
+def _copy_function(fn: FunctionType) -> FunctionType:
+    cells = tuple(CellType() for _ in fn.__closure__ or ())
+    copy = FunctionType(
+        fn.__code__, dict(fn.__globals__), fn.__name__, None, cells or None
+    )
+    copy.__qualname__, copy.__module__ = fn.__qualname__, fn.__module__
+    copy.__dict__.update(fn.__dict__)
+    return copy
+
+
+def _copy_object(value: Any) -> Any:
+    cls = type(value)
+    copy = object.__new__(cls)
+    if hasattr(value, "__dict__"):
+        vars(copy).update(vars(value))
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                object.__setattr__(copy, name, getattr(value, name))
+    return copy
