@@ -17,8 +17,13 @@ from xdsl.interpreters.func import FuncFunctions
 from xdsl.ir import Region
 from xdsl.utils.exceptions import InterpretationError
 
+from flexc.dialects.tile import KernelOp
+from flexc.runtime.interpreters.blocksparse import BlockSparseFunctions
+from flexc.runtime.interpreters.control import ControlFunctions
 from flexc.runtime.interpreters.flex import FlexFunctions
+from flexc.runtime.interpreters.kernel import run_kernel
 from flexc.runtime.interpreters.scalar import ScalarFunctions
+from flexc.runtime.interpreters.tile import TileFunctions
 from flexc.runtime.interpreters.values import as_value
 
 ENTRY = "attention"
@@ -37,7 +42,10 @@ def make_interpreter(
     for functions in (
         FuncFunctions(),
         ScalarFunctions(),
+        ControlFunctions(),
         FlexFunctions(compute_dtype),
+        BlockSparseFunctions(compute_dtype),
+        TileFunctions(compute_dtype),
     ):
         interpreter.register_implementations(functions)
     return interpreter
@@ -65,12 +73,15 @@ def run_module(
     """Run a module's function or kernel, and return its outputs in order.
 
     `args` are query, key, value, scale, captures and tables: tensors and
-    numbers.
+    numbers. A kernel's may go on with out, lse and max_scores, to be written in
+    place; those not given are made.
     """
     interpreter = make_interpreter(module, compute_dtype)
     for op in module.ops:
         if isinstance(op, func.FuncOp) and op.sym_name.data == ENTRY:
             return _run_function(interpreter, op, args)
+        if isinstance(op, KernelOp):
+            return run_kernel(interpreter, op, args)
     raise InterpretationError(f"expected a function @{ENTRY} or a kernel, got neither")
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from xdsl.interpreter import Interpreter
 from xdsl.ir import Region
+from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects.flex import AttentionLike
 from flexc.runtime.interpreters.values import dtype_of
@@ -30,7 +31,24 @@ class Problem:
     def of(cls, op: AttentionLike, args: Sequence[Tensor]) -> Problem:
         query, key, value, scale, *rest = args
         n = len(op.captures)
-        return cls(query, key, value, scale, rest[:n], rest[n:])
+        problem = cls(query, key, value, scale, rest[:n], rest[n:])
+        problem.verify_facts(op)
+        return problem
+
+    def verify_facts(self, op: AttentionLike) -> None:
+        """Raise where a fact is claimed that these operands belie."""
+        for name, size in (
+            ("q_len_multiple", self.query.shape[2]),
+            ("kv_len_multiple", self.key.shape[2]),
+        ):
+            if size % op.fact(name):
+                raise InterpretationError(
+                    f"{name} expects a multiple of {op.fact(name)}, got {size}"
+                )
+        if op.scale_positive is not None and not self.scale > 0:
+            raise InterpretationError(
+                f"scale_positive expects a positive scale, got {self.scale.item()}"
+            )
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor
-from xdsl.dialects.builtin import DenseArrayBase, IntegerType
 from xdsl.interpreter import (
     Interpreter,
     InterpreterFunctions,
@@ -17,6 +14,7 @@ from xdsl.interpreter import (
 
 from flexc.dialects import flex
 from flexc.runtime.interpreters.dense import Problem, attend, evaluate_mask
+from flexc.runtime.interpreters.values import dense_array
 
 
 @register_impls
@@ -33,8 +31,7 @@ class FlexFunctions(InterpreterFunctions):
         problem = Problem.of(op, args)
         live = evaluate_mask(interpreter, op.mask_mod, problem)
         if op.sparse_block is not None:
-            sizes = cast(DenseArrayBase[IntegerType], op.sparse_block)
-            size = sizes.get_values()
+            size = dense_array(op.sparse_block)
             live = live & listed(problem, problem.tables[:2], size)
             if len(problem.tables) == 4:
                 live = live | listed(problem, problem.tables[2:], size)

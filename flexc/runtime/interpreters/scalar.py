@@ -31,7 +31,8 @@ from flexc.dialects import flex, tile
 from flexc.runtime.interpreters import floats, integers
 from flexc.runtime.interpreters.floats import widened
 from flexc.runtime.interpreters.integers import on_bits, on_unsigned_bits
-from flexc.runtime.interpreters.values import dtype_of, read_storage
+from flexc.runtime.interpreters.memory import read_storage
+from flexc.runtime.interpreters.values import dtype_of
 
 Function = Callable[..., Tensor]
 

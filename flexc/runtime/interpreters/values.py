@@ -6,11 +6,14 @@ that one run of a region of scalar code serves all pairs of positions at once.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,
     BFloat16Type,
+    DenseArrayBase,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -92,40 +95,6 @@ def signless(value: Tensor) -> Tensor:
     return value if dtype is None else value.view(dtype)
 
 
-def storage(tensor: Tensor) -> Tensor:
-    """A flat view of the memory from a tensor's first element to its last."""
-    if tensor.numel() == 0:
-        return tensor.new_empty(0)
-    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.as_strided((last + 1,), (1,))
-
-
-def read_storage(tensor: Tensor, offsets: Tensor, valid: Tensor | None) -> Tensor:
-    """Elements at flat offsets, 0 where not valid.
-
-    A valid offset outside the tensor is an error, never a clamp: that is what
-    makes a run a proof that the bounds which a pass left out were not needed.
-    """
-    flat = storage(tensor)
-    offsets = checked_offsets(flat, offsets, valid)
-    if flat.numel() == 0:
-        return flat.new_zeros(offsets.shape)
-    value = flat[offsets]
-    if valid is None:
-        return value
-    return torch.where(valid, value, value.new_zeros(()))
-
-
-def checked_offsets(flat: Tensor, offsets: Tensor, valid: Tensor | None) -> Tensor:
-    """Offsets with those not valid replaced by 0; raises where one is outside."""
-    offsets = offsets.to(torch.int64)
-    outside = (offsets < 0) | (offsets >= flat.numel())
-    if valid is not None:
-        outside = outside & valid
-        offsets = torch.where(valid, offsets, 0)
-    if outside.any():
-        raise InterpretationError(
-            f"expected offsets within 0..{flat.numel() - 1}, "
-            f"got {offsets.expand_as(outside)[outside][0].item()}"
-        )
-    return offsets
+def dense_array(array: DenseArrayBase) -> tuple[int, ...]:
+    """The integers of a dense array of them."""
+    return cast(DenseArrayBase[IntegerType], array).get_values()

@@ -1,0 +1,127 @@
+"""Reading and writing tiles of tensors.
+
+An access outside a tensor along a dimension that is not checked is an error:
+running a kernel so tests that the checks which were left out were not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from xdsl.utils.exceptions import InterpretationError
+
+
+def load_tile(
+    tensor: Tensor,
+    indices: Sequence[Tensor],
+    shape: Sequence[int],
+    checked: Sequence[int],
+) -> Tensor:
+    """The tile of that shape at `indices`; 0 outside the tensor."""
+    part, inside = window(tensor, indices, shape, checked)
+    if part.shape == tuple(shape):
+        return part
+    result = part.new_zeros(shape)
+    result[inside] = part
+    return result
+
+
+def store_tile(
+    value: Tensor, memref: Tensor, indices: Sequence[Tensor], checked: Sequence[int]
+) -> None:
+    """Write the elements of a tile at `indices` that lie inside the memref."""
+    verify_same_dtype(value, memref)
+    part, inside = window(memref, indices, value.shape, checked)
+    part.copy_(value[inside])
+
+
+def window(
+    tensor: Tensor,
+    indices: Sequence[Tensor],
+    shape: Sequence[int],
+    checked: Sequence[int],
+) -> tuple[Tensor, tuple[slice, ...]]:
+    """The part of a tensor that a tile covers, and where it lies in the tile."""
+    starts = [int(i) for i in indices]
+    leading = tensor.dim() - len(shape)
+    for dim, start in enumerate(starts[:leading]):
+        if not 0 <= start < tensor.shape[dim]:
+            _raise_outside(tensor, dim, start, 1)
+    # A select per leading dimension leaves the tile's own.
+    part = tensor[tuple(starts[:leading])]
+    inside = []
+    for dim, (start, size) in enumerate(zip(starts[leading:], shape, strict=True)):
+        length = part.shape[dim]
+        low, high = min(max(start, 0), length), min(start + size, length)
+        if dim not in checked and (low, high) != (start, start + size):
+            _raise_outside(tensor, leading + dim, start, size)
+        high = max(low, high)
+        part = part.narrow(dim, low, high - low)
+        inside.append(slice(low - start, high - start) if high > low else slice(0, 0))
+    return part, tuple(inside)
+
+
+def _raise_outside(tensor: Tensor, dim: int, start: int, size: int) -> None:
+    raise InterpretationError(
+        f"expected an access inside dimension {dim} of size {tensor.shape[dim]}, "
+        f"which is not checked, got elements {start} to {start + size - 1}"
+    )
+
+
+def verify_same_dtype(value: Tensor, memref: Tensor) -> None:
+    """Stores do not convert: rounding is an op of its own."""
+    if value.dtype != memref.dtype:
+        raise InterpretationError(
+            f"expected to store {memref.dtype} as the memref holds, got {value.dtype}"
+        )
+
+
+def storage(tensor: Tensor) -> Tensor:
+    """A flat view of the memory from a tensor's first element to its last."""
+    if tensor.numel() == 0:
+        return tensor.new_empty(0)
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((last + 1,), (1,))
+
+
+def read_storage(tensor: Tensor, offsets: Tensor, valid: Tensor | None) -> Tensor:
+    """Elements at flat offsets from the tensor's first, 0 where not valid."""
+    flat = storage(tensor)
+    offsets = checked_offsets(flat, offsets, valid)
+    if flat.numel() == 0:
+        return flat.new_zeros(offsets.shape)
+    value = flat[offsets]
+    if valid is None:
+        return value
+    return torch.where(valid, value, value.new_zeros(()))
+
+
+def write_storage(
+    memref: Tensor, offsets: Tensor, valid: Tensor | None, value: Tensor
+) -> None:
+    """Write elements at flat offsets where valid."""
+    verify_same_dtype(value, memref)
+    flat = storage(memref)
+    offsets = checked_offsets(flat, offsets, valid)
+    if valid is None:
+        flat[offsets] = value
+    else:
+        valid = valid.expand(offsets.shape)
+        flat[offsets[valid]] = value[valid]
+
+
+def checked_offsets(flat: Tensor, offsets: Tensor, valid: Tensor | None) -> Tensor:
+    """Offsets with those not valid replaced by 0; raises where one is outside."""
+    offsets = offsets.to(torch.int64)
+    outside = (offsets < 0) | (offsets >= flat.numel())
+    if valid is not None:
+        outside = outside & valid
+        offsets = torch.where(valid, offsets, 0)
+    if outside.any():
+        worst = offsets.expand_as(outside)[outside][0].item()
+        raise InterpretationError(
+            f"expected offsets within {flat.numel()} elements, got {worst}"
+        )
+    return offsets

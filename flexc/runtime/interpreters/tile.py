@@ -1,0 +1,160 @@
+"""The meaning of the `tile` dialect: a tile is a tensor of its shape and dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from xdsl.interpreter import (
+    Interpreter,
+    InterpreterFunctions,
+    PythonValues,
+    ReturnedValues,
+    TerminatorValue,
+    impl,
+    impl_terminator,
+    register_impls,
+)
+
+from flexc.dialects import tile
+from flexc.dialects.tile.types import ReduceKind
+from flexc.runtime.interpreters.memory import (
+    load_tile,
+    read_storage,
+    store_tile,
+    write_storage,
+)
+from flexc.runtime.interpreters.values import dense_array, dtype_of
+
+PROGRAM = "program"
+"""Key of the interpreter's data that holds this program's position."""
+
+Broadcast = Callable[[Tensor], Tensor]
+
+
+@register_impls
+class TileFunctions(InterpreterFunctions):
+    """All ops of a kernel's body but control flow and scalar code."""
+
+    def __init__(self, compute_dtype: torch.dtype | None = None):
+        self.compute_dtype = compute_dtype
+        self.broadcasts: dict[tile.MapOp, list[Broadcast]] = {}
+
+    @impl_terminator(tile.ReturnOp)
+    def run_return(
+        self, interpreter: Interpreter, op: tile.ReturnOp, args: PythonValues
+    ) -> tuple[TerminatorValue, PythonValues]:
+        return ReturnedValues(()), ()
+
+    @impl(tile.ProgramIdOp)
+    def run_program_id(
+        self, interpreter: Interpreter, op: tile.ProgramIdOp, args: PythonValues
+    ) -> PythonValues:
+        position = interpreter.get_data(TileFunctions, PROGRAM, lambda: (0, 0, 0))
+        return (torch.tensor(position[op.axis.value.data], dtype=torch.int32),)
+
+    @impl(tile.DimOp)
+    def run_dim(
+        self, interpreter: Interpreter, op: tile.DimOp, args: PythonValues
+    ) -> PythonValues:
+        size = args[0].shape[op.dim.value.data]
+        return (torch.tensor(size, dtype=dtype_of(op.result.type)),)
+
+    @impl(tile.StrideOp)
+    def run_stride(
+        self, interpreter: Interpreter, op: tile.StrideOp, args: PythonValues
+    ) -> PythonValues:
+        stride = args[0].stride(op.dim.value.data)
+        return (torch.tensor(stride, dtype=dtype_of(op.result.type)),)
+
+    @impl(tile.IotaOp)
+    def run_iota(
+        self, interpreter: Interpreter, op: tile.IotaOp, args: PythonValues
+    ) -> PythonValues:
+        (size,) = tile.shape_of(op.result.type)
+        return (args[0] + torch.arange(size, dtype=torch.int32),)
+
+    @impl(tile.FullOp)
+    def run_full(
+        self, interpreter: Interpreter, op: tile.FullOp, args: PythonValues
+    ) -> PythonValues:
+        return (args[0].expand(tile.shape_of(op.result.type)),)
+
+    @impl(tile.LoadOp)
+    def run_load(
+        self, interpreter: Interpreter, op: tile.LoadOp, args: PythonValues
+    ) -> PythonValues:
+        shape, checked = tile.shape_of(op.result.type), dense_array(op.checked)
+        return (load_tile(args[0], args[1:], shape, checked),)
+
+    @impl(tile.StoreOp)
+    def run_store(
+        self, interpreter: Interpreter, op: tile.StoreOp, args: PythonValues
+    ) -> PythonValues:
+        value, memref, *indices = args
+        store_tile(value, memref, indices, dense_array(op.checked))
+        return ()
+
+    @impl(tile.GatherOp)
+    def run_gather(
+        self, interpreter: Interpreter, op: tile.GatherOp, args: PythonValues
+    ) -> PythonValues:
+        tensor, base, offsets, *mask = args
+        offsets = base + offsets.to(torch.int64)
+        return (read_storage(tensor, offsets, mask[0] if mask else None),)
+
+    @impl(tile.ScatterOp)
+    def run_scatter(
+        self, interpreter: Interpreter, op: tile.ScatterOp, args: PythonValues
+    ) -> PythonValues:
+        value, memref, base, offsets, *mask = args
+        offsets = base + offsets.to(torch.int64)
+        write_storage(memref, offsets, mask[0] if mask else None, value)
+        return ()
+
+    @impl(tile.MapOp)
+    def run_map(
+        self, interpreter: Interpreter, op: tile.MapOp, args: PythonValues
+    ) -> PythonValues:
+        broadcasts = self.broadcasts.get(op)
+        if broadcasts is None:
+            rank = len(op.shape)
+            broadcasts = [broadcast(op.span(i), rank) for i in range(len(args))]
+            self.broadcasts[op] = broadcasts
+        values = tuple(f(a) for f, a in zip(broadcasts, args, strict=True))
+        results = interpreter.run_ssacfg_region(op.body, values, "map")
+        return tuple(r.expand(op.shape) for r in results)
+
+    @impl(tile.ReduceOp)
+    def run_reduce(
+        self, interpreter: Interpreter, op: tile.ReduceOp, args: PythonValues
+    ) -> PythonValues:
+        dim = op.dim.value.data
+        if op.kind.data == ReduceKind.MAX:
+            return (args[0].amax(dim),)
+        return (args[0].sum(dim, dtype=args[0].dtype),)
+
+    @impl(tile.TransposeOp)
+    def run_transpose(
+        self, interpreter: Interpreter, op: tile.TransposeOp, args: PythonValues
+    ) -> PythonValues:
+        return (args[0].permute(*reversed(range(args[0].dim()))),)
+
+    @impl(tile.DotOp)
+    def run_dot(
+        self, interpreter: Interpreter, op: tile.DotOp, args: PythonValues
+    ) -> PythonValues:
+        lhs, rhs, acc = args
+        dtype = self.compute_dtype or acc.dtype
+        product = lhs.to(dtype) @ rhs.to(dtype) + acc.to(dtype)
+        return (product.to(acc.dtype),)
+
+
+def broadcast(span: tuple[int, ...], rank: int) -> Broadcast:
+    """How an operand of `tile.map` takes part in a result of that rank."""
+    if not span or span == tuple(range(rank)):
+        return lambda value: value
+    order = sorted(range(len(span)), key=lambda i: span[i])
+    index = tuple(slice(None) if d in span else None for d in range(rank))
+    return lambda value: value.permute(order)[index]
