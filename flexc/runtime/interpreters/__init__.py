@@ -21,6 +21,7 @@ from flexc.dialects.tile import KernelOp
 from flexc.runtime.interpreters.blocksparse import BlockSparseFunctions
 from flexc.runtime.interpreters.control import ControlFunctions
 from flexc.runtime.interpreters.flex import FlexFunctions
+from flexc.runtime.interpreters.host import HostFunctions
 from flexc.runtime.interpreters.kernel import run_kernel
 from flexc.runtime.interpreters.scalar import ScalarFunctions
 from flexc.runtime.interpreters.tile import TileFunctions
@@ -46,6 +47,7 @@ def make_interpreter(
         FlexFunctions(compute_dtype),
         BlockSparseFunctions(compute_dtype),
         TileFunctions(compute_dtype),
+        HostFunctions(compute_dtype),
     ):
         interpreter.register_implementations(functions)
     return interpreter

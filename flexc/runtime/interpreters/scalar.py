@@ -149,6 +149,10 @@ _TABLE |= {op: _cast(f) for op, f in CASTS.items()}
 class ScalarFunctions(InterpreterFunctions):
     """All scalar ops: the tables above, and those that have attributes."""
 
+    def __init__(self):
+        # Programs of a kernel meet the same constants again and again.
+        self.constants: dict[arith.ConstantOp, Tensor] = {}
+
     @classmethod
     def _impls(cls) -> Iterable[tuple[type[Operation], Callable[..., OpImplResult]]]:
         yield from super()._impls()
@@ -158,13 +162,10 @@ class ScalarFunctions(InterpreterFunctions):
     def run_constant(
         self, interpreter: Interpreter, op: arith.ConstantOp, args: PythonValues
     ) -> PythonValues:
-        dtype = dtype_of(op.result.type)
-        if isinstance(op.value, FloatAttr):
-            return (torch.tensor(op.value.value.data, dtype=dtype),)
-        if isinstance(op.value, IntegerAttr):
-            # Through int64: 255 is an i8 constant as good as -1.
-            return (torch.tensor(op.value.value.data).to(dtype),)
-        raise InterpretationError(f"expected a number as constant, got {op.value}")
+        value = self.constants.get(op)
+        if value is None:
+            value = self.constants[op] = constant(op)
+        return (value,)
 
     @impl(arith.SelectOp)
     def run_select(
@@ -209,6 +210,17 @@ class ScalarFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: flex.YieldOp, args: PythonValues
     ) -> tuple[TerminatorValue, PythonValues]:
         return ReturnedValues(args), ()
+
+
+def constant(op: arith.ConstantOp) -> Tensor:
+    """The number that a constant says."""
+    dtype = dtype_of(op.result.type)
+    if isinstance(op.value, FloatAttr):
+        return torch.tensor(op.value.value.data, dtype=dtype)
+    if isinstance(op.value, IntegerAttr):
+        # Through int64: 255 is an i8 constant as good as -1.
+        return torch.tensor(op.value.value.data).to(dtype)
+    raise InterpretationError(f"expected a number as constant, got {op.value}")
 
 
 def load_capture(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,76 @@
+"""The meaning of the tile ops of CPUs; buffers say where tiles live, never what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from xdsl.interpreter import (
+    Interpreter,
+    InterpreterFunctions,
+    PythonValues,
+    impl,
+    register_impls,
+)
+
+from flexc.dialects import tile
+from flexc.runtime.interpreters.memory import read_storage, write_storage
+from flexc.runtime.interpreters.values import dtype_of
+
+
+@register_impls
+class HostFunctions(InterpreterFunctions):
+    """Strided memory, products without an accumulator, copies."""
+
+    def __init__(self, compute_dtype: torch.dtype | None = None):
+        self.compute_dtype = compute_dtype
+
+    @impl(tile.LoadStridedOp)
+    def run_load(
+        self, interpreter: Interpreter, op: tile.LoadStridedOp, args: PythonValues
+    ) -> PythonValues:
+        tensor, base, *place = args
+        shape = tile.shape_of(op.result.type)
+        offsets, inside = strided(base, place, shape)
+        dtype = dtype_of(tile.element_of(op.result.type))
+        return (read_storage(tensor, offsets, inside).to(dtype),)
+
+    @impl(tile.StoreStridedOp)
+    def run_store(
+        self, interpreter: Interpreter, op: tile.StoreStridedOp, args: PythonValues
+    ) -> PythonValues:
+        value, memref, base, *place = args
+        offsets, inside = strided(base, place, value.shape)
+        write_storage(memref, offsets, inside, value.to(memref.dtype))
+        return ()
+
+    @impl(tile.MatmulOp)
+    def run_matmul(
+        self, interpreter: Interpreter, op: tile.MatmulOp, args: PythonValues
+    ) -> PythonValues:
+        result_dtype = dtype_of(tile.element_of(op.result.type))
+        dtype = self.compute_dtype or result_dtype
+        return ((args[0].to(dtype) @ args[1].to(dtype)).to(result_dtype),)
+
+    @impl(tile.CopyOp)
+    def run_copy(
+        self, interpreter: Interpreter, op: tile.CopyOp, args: PythonValues
+    ) -> PythonValues:
+        return args
+
+
+def strided(
+    base: Tensor, place: Sequence[Tensor], shape: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Offsets of a tile's elements, and which lie within the extents.
+
+    `place` is a stride for each dimension and then an extent for each.
+    """
+    offsets, inside = base, torch.ones((), dtype=torch.bool)
+    rank = len(shape)
+    for dim, size in enumerate(shape):
+        index = torch.arange(size).view([size if d == dim else 1 for d in range(rank)])
+        offsets = offsets + index * place[dim]
+        inside = inside & (index < place[rank + dim])
+    return offsets, inside
