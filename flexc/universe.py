@@ -28,12 +28,13 @@ DIALECTS = {
 }
 
 PASSES: dict[str, Callable[[], Any]] = {
+    "legalize-tile-for-triton": lazy(
+        "flexc.passes.legalize_tile_for_triton:LegalizeTileForTritonPass"
+    ),
     "tile-expand-captures": lazy(
         "flexc.passes.tile_expand_captures:TileExpandCapturesPass"
     ),
-    "tile-split-maps": lazy(
-        "flexc.passes.tile_split_maps:TileSplitMapsPass"
-    ),
+    "tile-split-maps": lazy("flexc.passes.tile_split_maps:TileSplitMapsPass"),
     "tile-materialize-params": lazy(
         "flexc.passes.tile_materialize_params:TileMaterializeParamsPass"
     ),
@@ -45,4 +46,6 @@ PASSES: dict[str, Callable[[], Any]] = {
     ),
 }
 
-TARGETS: dict[str, Callable[[], Any]] = {}
+TARGETS: dict[str, Callable[[], Any]] = {
+    "triton": lazy("flexc.codegen.triton.target:TritonTarget"),
+}

@@ -23,7 +23,7 @@ class ParamSpec:
 
     `dtype` is the IR's name of a type ("f32", "bf16", "i64"): the element's for a
     tensor. `role` is "input" or "output" for tensors, "scalar" for numbers.
-    `kind`, `source` and `dim` are those of `#tile.param`.
+    `kind`, `source`, `dim` and `unit` are those of `#tile.param`.
     """
 
     name: str
@@ -32,6 +32,7 @@ class ParamSpec:
     kind: str
     source: int
     dim: int = 0
+    unit: int = 1
 
     @classmethod
     def of(cls, name: str, type_: Attribute, param: ParamAttr) -> ParamSpec:
@@ -42,7 +43,13 @@ class ParamSpec:
         elif isa(type_, MemRefType[Attribute]):
             element, role = type_.element_type, "output"
         return cls(
-            name, str(element), role, param.kind.data, param.source.data, param.dim.data
+            name,
+            str(element),
+            role,
+            param.kind.data,
+            param.source.data,
+            param.dim.data,
+            param.unit.data,
         )
 
 

@@ -151,6 +151,11 @@ class AttentionLike(IRDLOperation):
     def score_type(self) -> AnyFloat:
         return score_type(self.query.type)
 
+    def result_groups(self) -> list[list[Attribute]]:
+        """Types of the results, an empty list for one that is not asked for."""
+        results = (getattr(self, name) for name in RESULTS)
+        return [[] if r is None else [r.type] for r in results]
+
     def verify_operands(self) -> None:
         for name in ("query", "key", "value", "out"):
             _verify_rank(name, getattr(self, name).type, 4)

@@ -91,8 +91,9 @@ class KernelBuilder:
     def build(self) -> tile.KernelOp:
         place = self.locate()
         q_checked = [] if self.is_multiple("q_len", self.block_m) else [0]
+        q_idx = tile.IotaOp(place.q_start, self.block_m)
+        self.q_idx = self.code.insert(q_idx, "q_idx")
         q = self.load(self.op.query, [place.b, place.h, place.q_start], q_checked, "q")
-        self.q_idx = self.code.insert(tile.IotaOp(place.q_start, self.block_m), "q_idx")
         softmax = self.softmax()
         state = softmax.initial(self.code)
         for segment in self.op.segments.block.ops:
@@ -188,6 +189,7 @@ class KernelBuilder:
         (kv_start,) = inline_region(
             segment.block, [*where, body.args[0], *trailing], self.code
         )
+        kv_start.name_hint = "kv_start"
         new = self.step(segment, place, q, kv_start, softmax, inner_state)
         self.code.builder.insert(scf.YieldOp(*new.values()))
         self.code = outer
@@ -208,6 +210,7 @@ class KernelBuilder:
     ) -> SoftmaxState:
         """One block of keys."""
         code, checked = self.code, [] if segment.inside else [0]
+        kv_idx = code.insert(tile.IotaOp(kv_start, self.block_n), "kv_idx")
         start = [place.b, place.kv_h, kv_start]
         k = self.load(self.op.key, start, checked, "k")
         k_t = code.insert(tile.TransposeOp(k), "k_t")
@@ -215,17 +218,16 @@ class KernelBuilder:
         scores = TileType(self.op.score_type, [self.block_m, self.block_n])
         acc = code.insert(tile.FullOp(zero, scores), "zeros")
         s = code.insert(tile.DotOp(q, k_t, acc), "s")
-        x = self.modified(segment, place, kv_start, s)
+        x = self.modified(segment, place, kv_idx, s)
         v = self.load(self.op.value, start, checked, "v")
         return softmax.update(code, state, x, v)
 
     def modified(
-        self, segment: SegmentOp, place: Place, kv_start: SSAValue, s: SSAValue
+        self, segment: SegmentOp, place: Place, kv_idx: SSAValue, s: SSAValue
     ) -> SSAValue:
         """Scores after the mod, -inf where the segment has no live pair."""
         if self.folds_scale and segment.mask_mod is None and segment.inside:
             return s
-        kv_idx = self.code.insert(tile.IotaOp(kv_start, self.block_n), "kv_idx")
         captures = [self.args[c] for c in self.op.captures]
         inputs: list[Input] = [
             (s, FULL),

@@ -15,7 +15,7 @@ from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, TensorType, i32
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i32
 from xdsl.ir import Block, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
@@ -24,11 +24,11 @@ from xdsl.pattern_rewriter import (
     RewritePattern,
     op_type_rewrite_pattern,
 )
-from xdsl.utils.type import get_element_type_or_self
 
 from flexc.dialects import blocksparse, flex
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp
 from flexc.passes.scalar_code import ScalarCode, new_region
+from flexc.passes.tile_shapes import element_width
 from flexc.passes.tile_sizes import TileSizes, choose_tile_sizes
 
 BOUNDS_NAMES = ("b", "h", "q_start", "q_len", "kv_len")
@@ -203,11 +203,10 @@ class ConvertAttention(RewritePattern):
         rewriter.replace_op(op, new)
 
     def tile_sizes(self, op: flex.AttentionOp) -> TileSizes:
-        assert isinstance(op.query.type, TensorType)
         sparse = op.sparse_block and tuple(op.sparse_block.get_values())
         chosen = choose_tile_sizes(
             self.target,
-            get_element_type_or_self(op.query.type).bitwidth,
+            element_width(op.query.type),
             flex.tensor_shape(op.query)[3],
             flex.tensor_shape(op.value)[3],
             sparse,

@@ -131,7 +131,8 @@ class OnlineSoftmax:
 
 def convert(code: ScalarCode, value: SSAValue, element: Attribute) -> SSAValue:
     """Round a tile to a narrower element type."""
-    assert isinstance(value.type, TileType) and isinstance(element, AnyFloat)
+    assert isinstance(value.type, TileType)
+    assert isinstance(element, AnyFloat)
     if value.type.element_type == element:
         return value
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,
+    FixedBitwidthType,
     IntAttr,
     MemRefType,
     StridedLayoutAttr,
     TensorType,
 )
 from xdsl.ir import Attribute
+
+
+def element_width(type_: Attribute) -> int:
+    """Bits of one element."""
+    assert isinstance(type_, TensorType | MemRefType)
+    element = type_.get_element_type()
+    assert isinstance(element, FixedBitwidthType)
+    return element.bitwidth
 
 
 def static_dim(type_: Attribute, dim: int) -> int | None:

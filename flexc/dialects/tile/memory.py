@@ -168,7 +168,8 @@ def _parse_access(parser: Parser) -> tuple[SSAValue, list[SSAValue], list[int]]:
 def _verify_access(
     tensor: Attribute, indices: Sequence[SSAValue], tile: Attribute
 ) -> None:
-    assert isinstance(tensor, TensorType | MemRefType) and isinstance(tile, TileType)
+    assert isinstance(tensor, TensorType | MemRefType)
+    assert isinstance(tile, TileType)
     if len(indices) != tensor.get_num_dims():
         raise VerifyException(
             f"expects {tensor.get_num_dims()} indices, got {len(indices)}"

@@ -87,7 +87,9 @@ class ParamAttr(ParametrizedAttribute):
     """Where a kernel argument comes from.
 
     `#tile.param<argument 3>` is the call's fourth argument, a tensor or number;
-    `#tile.param<stride 0, 2>` is dimension 2's stride, in elements, of its first.
+    `#tile.param<stride 0, 2>` is dimension 2's stride, in elements, of its first;
+    `#tile.param<stride 0, 2 / 8>` is that stride divided by 8, which it is known
+    to be a multiple of.
     """
 
     name = "tile.param"
@@ -95,24 +97,31 @@ class ParamAttr(ParametrizedAttribute):
     kind: StringAttr
     source: IntAttr
     dim: IntAttr
+    unit: IntAttr
 
-    def __init__(self, kind: ParamKind, source: int, dim: int = 0):
-        super().__init__(StringAttr(kind.value), IntAttr(source), IntAttr(dim))
+    def __init__(self, kind: ParamKind, source: int, dim: int = 0, unit: int = 1):
+        super().__init__(
+            StringAttr(kind.value), IntAttr(source), IntAttr(dim), IntAttr(unit)
+        )
 
     def print_parameters(self, printer: Printer) -> None:
         with printer.in_angle_brackets():
             printer.print_string(f"{self.kind.data} {self.source.data}")
             if self.kind.data != ParamKind.ARGUMENT:
                 printer.print_string(f", {self.dim.data}")
+            if self.unit.data != 1:
+                printer.print_string(f" / {self.unit.data}")
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
         with parser.in_angle_brackets():
             kind = parser.parse_keyword_in([k.value for k in ParamKind])
-            source, dim = parser.parse_integer(), 0
+            source, dim, unit = parser.parse_integer(), 0, 1
             if parser.parse_optional_punctuation(","):
                 dim = parser.parse_integer()
-        return [StringAttr(kind), IntAttr(source), IntAttr(dim)]
+            if parser.parse_optional_punctuation("/"):
+                unit = parser.parse_integer()
+        return [StringAttr(kind), IntAttr(source), IntAttr(dim), IntAttr(unit)]
 
 
 class ReduceKind(StrEnum):

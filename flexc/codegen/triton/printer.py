@@ -1,0 +1,174 @@
+"""Prints a kernel in Triton: one statement for each op.
+
+A `tile.map` prints the statements of its region, whose operands are spelled
+with the broadcast that their span asks for. A loop prints its carried values as
+variables that are assigned once before it and once at its end.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatchmethod
+from typing import ClassVar
+
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import IntegerAttr, StringAttr
+from xdsl.ir import Block, Operation, SSAValue
+
+from flexc.codegen.source_printer import SourcePrinter
+from flexc.codegen.triton import scalar_rules
+from flexc.dialects import blocksparse, flex, tile
+from flexc.dialects.tile import ReduceKind, TileType, shape_of
+
+PYTHON_WORDS = (
+    "and as assert async await break class continue def del elif else except "
+    "finally for from global if import in is lambda None nonlocal not or pass "
+    "raise return True False try while with yield range float abs min max tl triton"
+)
+
+BROADCASTS = {(0,): "[:, None]", (1,): "[None, :]"}
+"""How a row or column value is spelled within a full tile."""
+
+
+class TritonPrinter(SourcePrinter):
+    """Statements of a Triton kernel."""
+
+    reserved: ClassVar[frozenset[str]] = frozenset(PYTHON_WORDS.split())
+
+    def print_kernel(self, kernel: tile.KernelOp) -> str:
+        """Print the kernel's function; the name it got."""
+        entry = self.unique_name(kernel.sym_name.data)
+        names = [self.declare(arg) for arg in kernel.body.block.args]
+        numbers = [
+            name
+            for name, param in zip(names, kernel.params, strict=True)
+            if param.kind.data != tile.ParamKind.ARGUMENT
+        ]
+        # One kernel for all lengths: Triton must not specialise on their values.
+        self.line(f"@triton.jit(do_not_specialize={numbers!r})")
+        with self.block(f"def {entry}({', '.join(names)})"):
+            self.print_block(kernel.body.block)
+        return entry
+
+    def print_block(self, block: Block) -> None:
+        for op in block.ops:
+            self.print_statement(op)
+
+    def assign(self, value: SSAValue, text: str) -> None:
+        self.line(f"{self.declare(value)} = {text}")
+
+    def args(self, *values: SSAValue) -> list[str]:
+        return [self.name(v) for v in values]
+
+    @singledispatchmethod
+    def print_statement(self, op: Operation) -> None:
+        """A scalar op: an assignment."""
+        self.assign(op.results[0], scalar_rules.expression(op, self.args(*op.operands)))
+
+    @print_statement.register
+    def _(self, op: arith.ConstantOp) -> None:
+        self.bind(op.result, scalar_rules.literal(op.value))
+
+    @print_statement.register
+    def _(self, op: tile.ProgramIdOp) -> None:
+        self.assign(op.result, f"tl.program_id({op.axis.value.data})")
+
+    @print_statement.register
+    def _(self, op: tile.IotaOp) -> None:
+        (size,) = shape_of(op.result.type)
+        self.assign(op.result, f"{self.name(op.start)} + tl.arange(0, {size})")
+
+    @print_statement.register
+    def _(self, op: tile.FullOp) -> None:
+        type_ = op.result.type
+        assert isinstance(type_, TileType)
+        shape, dtype = list(type_.get_shape()), scalar_rules.dtype(type_.element_type)
+        self.assign(op.result, f"tl.full({shape}, {self.name(op.value)}, {dtype})")
+
+    @print_statement.register
+    def _(self, op: tile.GatherOp) -> None:
+        tensor, base, offsets = self.args(op.tensor, op.base, op.offsets)
+        mask = "" if op.mask is None else f", mask={self.name(op.mask)}, other=0"
+        self.assign(op.result, f"tl.load({tensor} + {base} + {offsets}{mask})")
+
+    @print_statement.register
+    def _(self, op: tile.ScatterOp) -> None:
+        value, memref, base, offsets = self.args(
+            op.value, op.memref, op.base, op.offsets
+        )
+        mask = "" if op.mask is None else f", mask={self.name(op.mask)}"
+        self.line(f"tl.store({memref} + {base} + {offsets}, {value}{mask})")
+
+    @print_statement.register
+    def _(self, op: tile.ReduceOp) -> None:
+        function = {ReduceKind.MAX: "tl.max", ReduceKind.SUM: "tl.sum"}[op.kind.data]
+        text = f"{function}({self.name(op.input)}, {op.dim.value.data})"
+        self.assign(op.result, text)
+
+    @print_statement.register
+    def _(self, op: tile.TransposeOp) -> None:
+        self.assign(op.result, f"tl.trans({self.name(op.input)})")
+
+    @print_statement.register
+    def _(self, op: tile.DotOp) -> None:
+        lhs, rhs, acc = self.args(op.lhs, op.rhs, op.acc)
+        precision = op.attributes.get("precision")
+        extra = ""
+        if isinstance(precision, StringAttr):
+            extra = f', input_precision="{precision.data}"'
+        self.assign(op.result, f"tl.dot({lhs}, {rhs}, {acc}{extra})")
+
+    @print_statement.register
+    def _(self, op: tile.MapOp) -> None:
+        block, shape = op.body.block, list(op.shape)
+        for i, (arg, value) in enumerate(zip(block.args, op.inputs, strict=True)):
+            broadcast = BROADCASTS.get(op.span(i), "") if len(shape) == 2 else ""
+            self.bind(arg, self.name(value) + broadcast)
+        last = block.last_op
+        assert isinstance(last, flex.YieldOp)
+        hints = dict(zip(last.values, op.results, strict=True))
+        for inner in block.ops:
+            if inner is last:
+                continue
+            if inner.results[0] in hints:
+                inner.results[0].name_hint = hints[inner.results[0]].name_hint
+            self.print_statement(inner)
+        for result, value in zip(op.results, last.values, strict=True):
+            computed = isinstance(value.owner, Operation) and not isinstance(
+                value.owner, arith.ConstantOp
+            )
+            if computed or not shape:
+                self.bind(result, self.name(value))
+            else:
+                self.assign(result, f"tl.broadcast_to({self.name(value)}, {shape})")
+
+    @print_statement.register
+    def _(self, op: scf.ForOp) -> None:
+        index, *carried = op.body.block.args
+        for arg, init in zip(carried, op.iter_args, strict=True):
+            self.assign(arg, self.name(init))
+        kind = op.attributes.get("segment")
+        if isinstance(kind, blocksparse.SegmentKindAttr):
+            self.comment(f"{kind.data} blocks")
+        bounds = ", ".join(self.args(op.lb, op.ub, op.step))
+        stages = op.attributes.get("num_stages")
+        extra = ""
+        if isinstance(stages, IntegerAttr):
+            extra = f", num_stages={stages.value.data}"
+        with self.block(f"for {self.declare(index)} in tl.range({bounds}{extra})"):
+            self.print_block(op.body.block)
+        # After the loop, what it carried holds its results.
+        for result, arg in zip(op.results, carried, strict=True):
+            self.bind(result, self.name(arg))
+
+    @print_statement.register
+    def _(self, op: scf.YieldOp) -> None:
+        parent = op.parent_op()
+        assert isinstance(parent, scf.ForOp)
+        carried = self.args(*parent.body.block.args[1:])
+        values = self.args(*op.operands)
+        if carried:
+            self.line(f"{', '.join(carried)} = {', '.join(values)}")
+
+    @print_statement.register
+    def _(self, op: tile.ReturnOp) -> None:
+        pass

@@ -1,0 +1,218 @@
+"""How scalar `arith`, `math` and `flex` ops are spelled in Triton.
+
+Each rule turns the texts of an op's operands into an expression. The same text
+serves numbers, values per row or column and full tiles: Triton broadcasts.
+`legalize-tile-for-triton` and `tile-expand-math` leave no other op.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from xdsl.dialects import arith
+from xdsl.dialects import math as math_dialect
+from xdsl.dialects.builtin import (
+    FloatAttr,
+    IntegerAttr,
+    f32,
+    i1,
+    i32,
+)
+from xdsl.ir import Attribute, Operation
+
+from flexc.dialects import tile
+from flexc.errors import UnsupportedOpError
+
+DTYPES = {
+    "i1": "tl.int1",
+    "i8": "tl.int8",
+    "i16": "tl.int16",
+    "i32": "tl.int32",
+    "i64": "tl.int64",
+    "f16": "tl.float16",
+    "bf16": "tl.bfloat16",
+    "f32": "tl.float32",
+    "f64": "tl.float64",
+}
+
+Rule = Callable[[Operation, list[str]], str]
+
+
+def dtype(type_: Attribute) -> str:
+    """The Triton dtype of an element type."""
+    return DTYPES[str(type_)]
+
+
+def unsigned(type_: Attribute, text: str) -> str:
+    """`text` read as an unsigned integer of the same width."""
+    return f"{text}.to({dtype(type_).replace('int', 'uint')}, bitcast=True)"
+
+
+def literal(attr: Attribute) -> str:
+    """A constant. Triton gives bare literals the types i32 and f32."""
+    if isinstance(attr, IntegerAttr):
+        value, type_ = attr.value.data, attr.type
+        if type_ == i1:
+            return str(bool(value))
+        return str(value) if type_ == i32 else _typed(str(value), type_)
+    assert isinstance(attr, FloatAttr)
+    value, type_ = attr.value.data, attr.type
+    text = repr(value) if math.isfinite(value) else f'float("{value}")'
+    return text if type_ == f32 else _typed(text, type_)
+
+
+def _typed(text: str, type_: Attribute) -> str:
+    return f"tl.full([], {text}, {dtype(type_)})"
+
+
+def infix(operator: str) -> Rule:
+    return lambda op, args: f"{args[0]} {operator} {args[1]}"
+
+
+def call(function: str, *extra: str) -> Rule:
+    return lambda op, args: f"{function}({', '.join([*args, *extra])})"
+
+
+def unsigned_infix(operator: str) -> Rule:
+    """An operator on unsigned integers; integer results are read as signed again."""
+
+    def rule(op: Operation, args: list[str]) -> str:
+        type_ = op.operands[0].type
+        left, right = (unsigned(type_, a) for a in args)
+        result = op.results[0].type
+        text = f"{left} {operator} {right}"
+        return text if result == i1 else f"({text}).to({dtype(result)}, bitcast=True)"
+
+    return rule
+
+
+def cast(op: Operation, args: list[str]) -> str:
+    return f"{args[0]}.to({dtype(op.results[0].type)})"
+
+
+def unsigned_cast(op: Operation, args: list[str]) -> str:
+    type_ = op.operands[0].type
+    source = args[0] if type_ == i1 else unsigned(type_, args[0])
+    return f"{source}.to({dtype(op.results[0].type)})"
+
+
+def bitcast(op: Operation, args: list[str]) -> str:
+    return f"{args[0]}.to({dtype(op.results[0].type)}, bitcast=True)"
+
+
+COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def compare_int(op: Operation, args: list[str]) -> str:
+    assert isinstance(op, arith.CmpiOp)
+    predicate = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
+    if predicate in COMPARISONS:
+        return f"{args[0]} {COMPARISONS[predicate]} {args[1]}"
+    operator = COMPARISONS[predicate[1:]]
+    if predicate[0] == "u":
+        args = [unsigned(op.lhs.type, a) for a in args]
+    return f"{args[0]} {operator} {args[1]}"
+
+
+def compare_float(op: Operation, args: list[str]) -> str:
+    """Python's comparisons are ordered, but for `!=`."""
+    assert isinstance(op, arith.CmpfOp)
+    predicate = arith.CMPF_COMPARISON_OPERATIONS[op.predicate.value.data]
+    a, b = args
+    is_nan = f"({a} != {a}) | ({b} != {b})"
+    match predicate:
+        case "false" | "true":
+            return (
+                f"({a} != {a}) & ({a} == {a})"
+                if predicate == "false"
+                else f"({a} != {a}) | ({a} == {a})"
+            )
+        case "ord":
+            return f"({a} == {a}) & ({b} == {b})"
+        case "uno":
+            return is_nan
+        case "une":
+            return f"{a} != {b}"
+        case "one":
+            return f"({a} < {b}) | ({a} > {b})"
+        case _:
+            ordered = f"{a} {COMPARISONS[predicate[1:]]} {b}"
+            return ordered if predicate[0] == "o" else f"({ordered}) | {is_nan}"
+
+
+def read(op: Operation, args: list[str]) -> str:
+    """An element of a tensor; booleans are stored as bytes."""
+    assert isinstance(op, tile.ReadOp)
+    pointer = f"{args[0]} + {args[1]}"
+    guard = f", mask={args[2]}, other=0" if op.valid is not None else ""
+    text = f"tl.load({pointer}{guard})"
+    return f"{text} != 0" if op.result.type == i1 else text
+
+
+NAN = "propagate_nan=tl.PropagateNan.ALL"
+
+RULES: dict[type[Operation], Rule] = {
+    arith.AddiOp: infix("+"),
+    arith.SubiOp: infix("-"),
+    arith.MuliOp: infix("*"),
+    arith.DivSIOp: infix("//"),
+    arith.RemSIOp: infix("%"),
+    arith.DivUIOp: unsigned_infix("//"),
+    arith.RemUIOp: unsigned_infix("%"),
+    arith.AndIOp: infix("&"),
+    arith.OrIOp: infix("|"),
+    arith.XOrIOp: infix("^"),
+    arith.ShLIOp: infix("<<"),
+    arith.ShRSIOp: infix(">>"),
+    arith.ShRUIOp: unsigned_infix(">>"),
+    arith.MinSIOp: call("tl.minimum"),
+    arith.MaxSIOp: call("tl.maximum"),
+    arith.CmpiOp: compare_int,
+    arith.CmpfOp: compare_float,
+    arith.SelectOp: call("tl.where"),
+    arith.AddfOp: infix("+"),
+    arith.SubfOp: infix("-"),
+    arith.MulfOp: infix("*"),
+    arith.DivfOp: infix("/"),
+    arith.NegfOp: lambda op, args: f"-{args[0]}",
+    arith.MaximumfOp: call("tl.maximum", NAN),
+    arith.MinimumfOp: call("tl.minimum", NAN),
+    arith.MaxnumfOp: call("tl.maximum"),
+    arith.MinnumfOp: call("tl.minimum"),
+    arith.BitcastOp: bitcast,
+    arith.SIToFPOp: cast,
+    arith.UIToFPOp: unsigned_cast,
+    arith.FPToSIOp: cast,
+    arith.ExtFOp: cast,
+    arith.TruncFOp: cast,
+    arith.TruncIOp: cast,
+    arith.ExtSIOp: cast,
+    arith.ExtUIOp: unsigned_cast,
+    math_dialect.AbsFOp: call("tl.abs"),
+    math_dialect.AbsIOp: call("tl.abs"),
+    math_dialect.CeilOp: call("tl.ceil"),
+    math_dialect.CosOp: call("tl.cos"),
+    math_dialect.ErfOp: call("tl.erf"),
+    math_dialect.Exp2Op: call("tl.exp2"),
+    math_dialect.ExpOp: call("tl.exp"),
+    math_dialect.FloorOp: call("tl.floor"),
+    math_dialect.FmaOp: call("tl.fma"),
+    math_dialect.Log2Op: call("tl.log2"),
+    math_dialect.LogOp: call("tl.log"),
+    math_dialect.RsqrtOp: call("tl.rsqrt"),
+    math_dialect.SinOp: call("tl.sin"),
+    math_dialect.SqrtOp: call("tl.sqrt"),
+    tile.ReadOp: read,
+}
+
+
+def expression(op: Operation, args: list[str]) -> str:
+    """The text of a scalar op."""
+    rule = RULES.get(type(op))
+    if rule is None:
+        raise UnsupportedOpError(
+            f"the Triton backend has no spelling for {op.name}; this is a bug in "
+            "flexc: tile-expand-math should have rewritten it"
+        )
+    return rule(op, args)

@@ -1,0 +1,73 @@
+"""The `triton` target: a module with one kernel to Triton source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import StringIO
+from typing import IO
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp
+from xdsl.utils.target import Target
+
+from flexc.codegen.kernel_spec import KernelSpec, ParamSpec, ir_digest
+from flexc.codegen.triton.printer import TritonPrinter
+from flexc.dialects import tile
+
+
+def emit_triton(module: ModuleOp) -> list[KernelSpec]:
+    """Print every kernel of a module."""
+    return [_emit(op) for op in module.ops if isinstance(op, tile.KernelOp)]
+
+
+def _emit(kernel: tile.KernelOp) -> KernelSpec:
+    stream = StringIO()
+    printer = TritonPrinter(stream=stream)
+    for part in header(kernel):
+        printer.comment(part)
+    printer.line()
+    printer.line("import triton")
+    printer.line("import triton.language as tl")
+    printer.line()
+    printer.line()
+    entry = printer.print_kernel(kernel)
+    params = tuple(
+        ParamSpec.of(printer.name(arg), arg.type, param)
+        for arg, param in zip(kernel.body.block.args, kernel.params, strict=True)
+    )
+    return KernelSpec(
+        "triton",
+        entry,
+        params,
+        str(kernel.grid),
+        stream.getvalue(),
+        _integer(kernel, "num_warps"),
+        _integer(kernel, "num_stages"),
+    )
+
+
+def header(kernel: tile.KernelOp) -> list[str]:
+    """What the source says of itself first."""
+    lines = [f"{kernel.sym_name.data}, emitted by flexc for Triton"]
+    lines.append(f"grid: {kernel.grid.data}")
+    warps, stages = _integer(kernel, "num_warps"), _integer(kernel, "num_stages")
+    if warps is not None:
+        lines.append(f"num_warps: {warps}, num_stages: {stages}")
+    lines.append(f"IR: {ir_digest(kernel)}")
+    return lines
+
+
+def _integer(kernel: tile.KernelOp, name: str) -> int | None:
+    attr = kernel.attributes.get(name)
+    return attr.value.data if isinstance(attr, IntegerAttr) else None
+
+
+@dataclass(frozen=True)
+class TritonTarget(Target):
+    """Triton source of every kernel in a module."""
+
+    name = "triton"
+
+    def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
+        for spec in emit_triton(module):
+            output.write(spec.source)

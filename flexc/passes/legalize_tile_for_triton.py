@@ -1,0 +1,194 @@
+"""`legalize-tile-for-triton`: tiles become pointers, offsets and masks.
+
+A tile of a tensor is read at `base + offsets`. The base, a 64-bit scalar, takes
+in the leading indices and the tile's start; the offsets within the tile are 32
+bits wide and, once hoisted, computed once for a whole loop. Along a checked
+dimension indices are compared with the size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i32, i64
+from xdsl.ir import SSAValue
+from xdsl.passes import ModulePass
+from xdsl.pattern_rewriter import (
+    GreedyRewritePatternApplier,
+    PatternRewriter,
+    PatternRewriteWalker,
+    RewritePattern,
+    op_type_rewrite_pattern,
+)
+from xdsl.rewriter import InsertPoint
+
+from flexc.dialects import tile
+from flexc.dialects.tile import shape_of
+from flexc.passes.map_builder import UNIFORM, Input, build_map
+from flexc.passes.scalar_code import ScalarCode
+from flexc.passes.tile_shapes import static_dim, static_stride
+
+
+def is_zero(value: SSAValue) -> bool:
+    """Whether a value is the constant 0."""
+    owner = value.owner
+    return (
+        isinstance(owner, arith.ConstantOp)
+        and isinstance(owner.value, IntegerAttr)
+        and owner.value.value.data == 0
+    )
+
+
+@dataclass(frozen=True)
+class Access:
+    """A tile of a tensor or memref, about to be read or written."""
+
+    code: ScalarCode
+    tensor: SSAValue
+    indices: Sequence[SSAValue]
+    shape: tuple[int, ...]
+    checked: Sequence[int]
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name_hint or "tensor"
+
+    @property
+    def first_dim(self) -> int:
+        """The tensor's dimension that the tile's dimension 0 runs along."""
+        return len(self.indices) - len(self.shape)
+
+    def base(self) -> SSAValue:
+        """The offset of the tile's first element.
+
+        Each term is a map of its own, which may leave a loop alone.
+        """
+        terms = [
+            self.base_term(dim, index)
+            for dim, index in enumerate(self.indices)
+            if not is_zero(index)
+        ]
+        base = terms[0] if terms else self.code.const(0, i64)
+        for term in terms[1:]:
+            base = self.code.add(base, term, f"{self.name}_base")
+        return base
+
+    def base_term(self, dim: int, index: SSAValue) -> SSAValue:
+        """index * stride in 64 bits."""
+        stride = self.code.insert(
+            tile.StrideOp(self.tensor, dim), f"{self.name}_stride{dim}"
+        )
+        return build_map(
+            self.code,
+            (),
+            [(index, UNIFORM), (stride, UNIFORM)],
+            lambda code, i, s: code.mul(code.int_cast(i, i64), s),
+            f"{self.name}_{index.name_hint or 'start'}_offset",
+        )
+
+    def offsets(self) -> SSAValue:
+        """Offsets within the tile; the same for all tiles of a tensor."""
+        zero = self.code.const(0)
+        inputs: list[Input] = []
+        for i, size in enumerate(self.shape):
+            index = self.code.insert(tile.IotaOp(zero, size), f"{self.name}_iota{i}")
+            inputs.append((index, (i,)))
+        strided: list[bool] = []
+        for i in range(len(self.shape)):
+            dim = self.first_dim + i
+            strided.append(static_stride(self.tensor.type, dim) != 1)
+            if strided[-1]:
+                stride = tile.StrideOp(self.tensor, dim, i32)
+                name = f"{self.name}_stride{dim}_i32"
+                inputs.append((self.code.insert(stride, name), UNIFORM))
+
+        def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
+            strides = iter(args[len(self.shape) :])
+            total = None
+            for index, is_strided in zip(args, strided, strict=False):
+                term = code.mul(index, next(strides)) if is_strided else index
+                total = term if total is None else code.add(total, term)
+            assert total is not None
+            return total
+
+        return build_map(self.code, self.shape, inputs, body, f"{self.name}_offsets")
+
+    def mask(self) -> SSAValue | None:
+        """Which elements exist, tested along the checked dimensions."""
+        if not self.checked:
+            return None
+        inputs: list[Input] = []
+        for i in self.checked:
+            start = self.indices[self.first_dim + i]
+            index = self.code.insert(tile.IotaOp(start, self.shape[i]), "index")
+            inputs.append((index, (i,)))
+        for i in self.checked:
+            size = self.size(self.first_dim + i)
+            inputs.append((size, UNIFORM))
+
+        def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
+            count = len(self.checked)
+            inside = None
+            for index, size in zip(args[:count], args[count:], strict=True):
+                one = code.cmp("slt", index, size)
+                inside = one if inside is None else code.and_(inside, one)
+            assert inside is not None
+            return inside
+
+        return build_map(self.code, self.shape, inputs, body, f"{self.name}_inside")
+
+    def size(self, dim: int) -> SSAValue:
+        if (static := static_dim(self.tensor.type, dim)) is not None:
+            return self.code.const(static)
+        return self.code.insert(tile.DimOp(self.tensor, dim), f"{self.name}_size{dim}")
+
+
+class LoadToGather(RewritePattern):
+    """tile.load -> tile.gather."""
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.LoadOp, rewriter: PatternRewriter) -> None:
+        access = Access(
+            ScalarCode(InsertPoint.before(op)),
+            op.tensor,
+            op.indices,
+            shape_of(op.result.type),
+            op.checked.get_values(),
+        )
+        gather = tile.GatherOp(
+            op.tensor, access.base(), access.offsets(), access.mask(), op.result.type
+        )
+        gather.result.name_hint = op.result.name_hint
+        rewriter.replace_op(op, gather)
+
+
+class StoreToScatter(RewritePattern):
+    """tile.store -> tile.scatter."""
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.StoreOp, rewriter: PatternRewriter) -> None:
+        access = Access(
+            ScalarCode(InsertPoint.before(op)),
+            op.memref,
+            op.indices,
+            shape_of(op.value.type),
+            op.checked.get_values(),
+        )
+        scatter = tile.ScatterOp(
+            op.value, op.memref, access.base(), access.offsets(), access.mask()
+        )
+        rewriter.replace_op(op, scatter)
+
+
+@dataclass(frozen=True)
+class LegalizeTileForTritonPass(ModulePass):
+    """Spell tiles as pointers, offsets and masks."""
+
+    name = "legalize-tile-for-triton"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        patterns = GreedyRewritePatternApplier([LoadToGather(), StoreToScatter()])
+        PatternRewriteWalker(patterns, apply_recursively=False).rewrite_module(op)
