@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -14,6 +16,15 @@ COMMON = {
 settings.register_profile("ci", max_examples=25, derandomize=True, **COMMON)
 settings.register_profile("long", max_examples=2000, **COMMON)
 settings.load_profile("ci")
+
+
+def pytest_report_header() -> str:
+    """Say which triton is tested: `make test` runs some tests with two."""
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:  # not on every platform
+        triton = "absent"
+    return f"torch {torch.__version__}, triton {triton}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
