@@ -1,0 +1,22 @@
+// RUN: FLEXC_ROUNDTRIP
+
+// CHECK-LABEL: tile.kernel @strided
+tile.kernel @strided(%k : tensor<?x?xbf16> #tile.param<argument 0>,
+                     %out : memref<?x?xbf16> #tile.param<argument 1>,
+                     %base : i64 #tile.param<argument 2>,
+                     %n : i32 #tile.param<dim 0, 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)>
+    attributes {tile.buffers = [#tile.buffer<"k", !tile.tile<8x4xf32>>]} {
+  %one = arith.constant 1 : i64
+  %c4 = arith.constant 4 : i32
+  // CHECK: %tile = tile.load_strided %k[%base] strides [%base, %one] extents [%n, %c4] {tile.buffers = array<i32: 0>} : tensor<?x?xbf16> -> !tile.tile<8x4xf32>
+  %tile = tile.load_strided %k[%base] strides [%base, %one] extents [%n, %c4] {tile.buffers = array<i32: 0>} : tensor<?x?xbf16> -> !tile.tile<8x4xf32>
+  // CHECK: %copy = tile.copy %tile : !tile.tile<8x4xf32>
+  %copy = tile.copy %tile : !tile.tile<8x4xf32>
+  %t = tile.transpose %copy : !tile.tile<8x4xf32> -> !tile.tile<4x8xf32>
+  // CHECK: %p = tile.matmul %tile, %t : !tile.tile<8x4xf32>, !tile.tile<4x8xf32> -> !tile.tile<8x8xf32>
+  %p = tile.matmul %tile, %t : !tile.tile<8x4xf32>, !tile.tile<4x8xf32> -> !tile.tile<8x8xf32>
+  // CHECK: tile.store_strided %p, %out[%base] strides [%base, %one] extents [%n, %n] : !tile.tile<8x8xf32>, memref<?x?xbf16>
+  tile.store_strided %p, %out[%base] strides [%base, %one] extents [%n, %n] : !tile.tile<8x8xf32>, memref<?x?xbf16>
+  tile.return
+}
