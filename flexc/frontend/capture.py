@@ -152,9 +152,7 @@ class _Tracer:
         symbolic: bool,
     ):
         self.shape_env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
-        self.mode = FakeTensorMode(
-            shape_env=self.shape_env, allow_non_fake_inputs=True
-        )
+        self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.signature = signature
         self.symbolic = symbolic
         self.names = signature.capture_names()
@@ -241,6 +239,7 @@ class _Tracer:
                 inputs.append(self._input(slot))
             else:
                 gm.graph.erase_node(node)
+        inputs += _lift_constants(gm)
         gm.recompile()
         return CapturedMod(kind, gm, tuple(inputs), where)
 
@@ -254,6 +253,32 @@ class _Tracer:
         return CaptureInput(name, slot, dtype, None)
 
 
+def _lift_constants(gm: GraphModule) -> list[CaptureInput]:
+    """Tensors of rank one and more that a mod made itself become inputs."""
+    inputs = []
+    for node in [n for n in gm.graph.nodes if n.op == "get_attr"]:
+        tensor = getattr(gm, node.target)
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
+            continue
+        last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1]
+        with gm.graph.inserting_after(last):
+            placeholder = gm.graph.placeholder(node.name)
+        placeholder.meta["val"] = tensor
+        node.replace_all_uses_with(placeholder)
+        gm.graph.erase_node(node)
+        inputs.append(
+            CaptureInput(
+                "constant",
+                None,
+                tensor.dtype,
+                tensor.dim(),
+                constant=tensor,
+                unit_stride=tensor.stride(-1) == 1,
+            )
+        )
+    return inputs
+
+
 def _make_fx(fn: Callable[..., Any], args: Sequence[Any]) -> GraphModule:
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -263,9 +288,7 @@ def _make_fx(fn: Callable[..., Any], args: Sequence[Any]) -> GraphModule:
         return make_fx(fn, tracing_mode="real", _allow_non_fake_inputs=True)(*args)
 
 
-def _check_result(
-    kind: ModKind, result: Any, location: SourceLocation | None
-) -> None:
+def _check_result(kind: ModKind, result: Any, location: SourceLocation | None) -> None:
     expected = "a boolean scalar" if kind == "mask_mod" else "a scalar"
     numbers = (bool,) if kind == "mask_mod" else (int, float, torch.SymInt)
     if isinstance(result, torch.Tensor):

@@ -131,7 +131,9 @@ class Walk:
         """A function or object to be filled in later: they may be cyclic."""
         return value
 
-    def fill_function(self, copy: Any, cells: Any, globals_: Any, defaults: Any) -> None:
+    def fill_function(
+        self, copy: Any, cells: Any, globals_: Any, defaults: Any
+    ) -> None:
         """Give a begun function its parts."""
 
     def fill_attribute(self, copy: Any, name: str, value: Any, table: str) -> None:

@@ -44,7 +44,9 @@ class Rebuild(Walk):
             return module
         return _copy_object(value)
 
-    def fill_function(self, copy: Any, cells: Any, globals_: Any, defaults: Any) -> None:
+    def fill_function(
+        self, copy: Any, cells: Any, globals_: Any, defaults: Any
+    ) -> None:
         for cell, content in zip(copy.__closure__ or (), cells, strict=True):
             if content is not CellType:
                 cell.cell_contents = content

@@ -1,0 +1,344 @@
+"""Rounding, elementary functions and activations: aten to `math`."""
+
+from __future__ import annotations
+
+from math import inf, pi
+from typing import Any
+
+import torch
+from xdsl.dialects import math
+from xdsl.ir import Operation
+
+from flexc.frontend.aten_to_arith import (
+    absolute,
+    add,
+    clamp,
+    div,
+    inner,
+    maximum,
+    minimum,
+    mul,
+    neg,
+    sub,
+)
+from flexc.frontend.rules import rule
+from flexc.frontend.scalars import Emitter, Scalar, compute_dtype, number
+
+ONE, ZERO, HALF = number(1.0), number(0.0), number(0.5)
+
+UNARY: dict[str, type[Operation]] = {
+    "acos": math.AcosOp,
+    "acosh": math.AcoshOp,
+    "asin": math.AsinOp,
+    "asinh": math.AsinhOp,
+    "atan": math.AtanOp,
+    "atanh": math.AtanhOp,
+    "cos": math.CosOp,
+    "cosh": math.CoshOp,
+    "erf": math.ErfOp,
+    "exp": math.ExpOp,
+    "exp2": math.Exp2Op,
+    "expm1": math.ExpM1Op,
+    "log": math.LogOp,
+    "log10": math.Log10Op,
+    "log1p": math.Log1pOp,
+    "log2": math.Log2Op,
+    "rsqrt": math.RsqrtOp,
+    "sin": math.SinOp,
+    "sinh": math.SinhOp,
+    "sqrt": math.SqrtOp,
+    "tan": math.TanOp,
+    "tanh": math.TanhOp,
+}
+
+ROUNDING: dict[str, type[Operation]] = {
+    "ceil": math.CeilOp,
+    "floor": math.FloorOp,
+    "trunc": math.TruncOp,
+}
+
+
+def _unary(op: type[Operation]) -> Any:
+    def apply(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+        return e.op(op, out, x)
+
+    return apply
+
+
+def _rounding(op: type[Operation]) -> Any:
+    def apply(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+        # Of a captured Python float the result is a Python int.
+        return e.cast(e.op(op, x.dtype, x) if x.dtype.is_floating_point else x, out)
+
+    return apply
+
+
+for _name, _op in UNARY.items():
+    rule(_name, f"special_{_name}", f"_sym_{_name}")(_unary(_op))
+for _name, _op in ROUNDING.items():
+    rule(_name, f"_operator_{_name}")(_rounding(_op))
+rule("fix", "_operator_int", "sym_int")(_rounding(math.TruncOp))
+
+
+@rule("round", "_operator_round")
+def _round(
+    e: Emitter, out: torch.dtype, x: Scalar, *, decimals: Scalar | None = None
+) -> Scalar:
+    if not x.dtype.is_floating_point:
+        return e.cast(x, out)
+    if decimals is None or decimals.const == 0:
+        return e.cast(e.op(math.RoundEvenOp, x.dtype, x), out)
+    places = int(decimals.const or 0)
+    factor = number(float(10 ** abs(places)))
+    there, back = (mul, div) if places > 0 else (div, mul)
+    return back(e, out, e.op(math.RoundEvenOp, out, there(e, out, x, factor)), factor)
+
+
+@rule("frac")
+def _frac(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    return sub(e, out, x, e.op(math.TruncOp, out, x))
+
+
+@rule("reciprocal")
+def _reciprocal(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    return div(e, out, ONE, x)
+
+
+@rule("square")
+def _square(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    return mul(e, out, x, x)
+
+
+@rule("atan2", "arctan2")
+def _atan2(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    return e.op(math.Atan2Op, out, a, b)
+
+
+@rule("hypot")
+def _hypot(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    into = compute_dtype(out)
+    a, b = (absolute(e, into, x) for x in inner(e, out, a, b))
+    big, small = maximum(e, into, a, b), minimum(e, into, a, b)
+    # Scaled by the larger, so that squares neither overflow nor vanish.
+    ratio = div(e, into, small, big)
+    root = e.op(math.SqrtOp, into, add(e, into, mul(e, into, ratio, ratio), ONE))
+    plain = e.both(e.compare("gt", big, ZERO), e.compare("lt", big, number(inf)))
+    return e.cast(e.select(plain, mul(e, into, big, root), big, into), out)
+
+
+@rule("isnan")
+def _isnan(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    if not x.dtype.is_floating_point:
+        return e.constant(False, torch.bool)
+    return e.compare("ne", x, x)
+
+
+@rule("isinf")
+def _isinf(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    if not x.dtype.is_floating_point:
+        return e.constant(False, torch.bool)
+    return e.compare("eq", absolute(e, x.dtype, x), number(inf))
+
+
+@rule("isfinite")
+def _isfinite(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    if not x.dtype.is_floating_point:
+        return e.constant(True, torch.bool)
+    return e.compare("lt", absolute(e, x.dtype, x), number(inf))
+
+
+@rule("signbit")
+def _signbit(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    if x.dtype.is_floating_point:
+        x = e.op(math.CopySignOp, x.dtype, ONE, x)
+    return e.compare("lt", x, number(0))
+
+
+@rule("nan_to_num")
+def _nan_to_num(
+    e: Emitter,
+    out: torch.dtype,
+    x: Scalar,
+    nan: Scalar | None = None,
+    posinf: Scalar | None = None,
+    neginf: Scalar | None = None,
+) -> Scalar:
+    if not out.is_floating_point:
+        return e.cast(x, out)
+    info = torch.finfo(out)
+    high = e.compare("eq", x, number(inf))
+    low = e.compare("eq", x, number(-inf))
+    result = e.select(high, posinf or number(info.max), x, out)
+    result = e.select(low, neginf or number(info.min), result, out)
+    return e.select(e.compare("ne", x, x), nan or ZERO, result, out)
+
+
+# Activations are computed wide and rounded once, as torch's kernels do.
+
+
+def _activation(*names: str) -> Any:
+    """Register a rule that is written for one floating dtype."""
+
+    def register(fn: Any) -> Any:
+        def apply(
+            e: Emitter, out: torch.dtype, x: Scalar, *args: Any, **kw: Any
+        ) -> Any:
+            (wide,) = inner(e, out, x)
+            return e.cast(fn(e, wide.dtype, wide, *args, **kw), out)
+
+        rule(*names)(apply)
+        return fn
+
+    return register
+
+
+@_activation("sigmoid", "special_expit")
+def _sigmoid(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
+    exp = e.op(math.ExpOp, t, neg(e, t, x))
+    return div(e, t, ONE, add(e, t, exp, ONE))
+
+
+@_activation("silu")
+def _silu(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
+    return div(e, t, x, add(e, t, e.op(math.ExpOp, t, neg(e, t, x)), ONE))
+
+
+@_activation("log_sigmoid", "log_sigmoid_forward")
+def _log_sigmoid(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
+    exp = e.op(math.ExpOp, t, neg(e, t, absolute(e, t, x)))
+    return sub(e, t, minimum(e, t, x, ZERO), e.op(math.Log1pOp, t, exp))
+
+
+@_activation("softplus")
+def _softplus(
+    e: Emitter, t: torch.dtype, x: Scalar, beta: Scalar = ONE, threshold: Any = None
+) -> Scalar:
+    steep = x if beta.const == 1 else mul(e, t, x, beta)
+    soft = e.op(math.Log1pOp, t, e.op(math.ExpOp, t, steep))
+    soft = soft if beta.const == 1 else div(e, t, soft, beta)
+    return e.select(e.compare("gt", steep, threshold or number(20.0)), x, soft, t)
+
+
+@_activation("gelu")
+def _gelu(
+    e: Emitter, t: torch.dtype, x: Scalar, *, approximate: str = "none"
+) -> Scalar:
+    if approximate == "none":
+        bell = e.op(math.ErfOp, t, mul(e, t, x, number(0.5**0.5)))
+    else:
+        cube = mul(e, t, mul(e, t, x, x), x)
+        arg = add(e, t, x, mul(e, t, cube, number(0.044715)))
+        bell = e.op(math.TanhOp, t, mul(e, t, arg, number((2 / pi) ** 0.5)))
+    return mul(e, t, mul(e, t, x, HALF), add(e, t, bell, ONE))
+
+
+@rule("relu")
+def _relu(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    return maximum(e, out, x, number(0))
+
+
+@rule("relu6")
+def _relu6(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    return clamp(e, out, x, number(0), number(6))
+
+
+@_activation("leaky_relu")
+def _leaky_relu(
+    e: Emitter, t: torch.dtype, x: Scalar, negative_slope: Scalar = number(0.01)
+) -> Scalar:
+    return e.select(e.compare("gt", x, ZERO), x, mul(e, t, x, negative_slope), t)
+
+
+@_activation("elu")
+def _elu(
+    e: Emitter,
+    t: torch.dtype,
+    x: Scalar,
+    alpha: Scalar = ONE,
+    scale: Scalar = ONE,
+    input_scale: Scalar = ONE,
+) -> Scalar:
+    low = e.op(math.ExpM1Op, t, mul(e, t, x, input_scale))
+    low = mul(e, t, low, mul(e, t, alpha, scale))
+    return e.select(e.compare("gt", x, ZERO), mul(e, t, x, scale), low, t)
+
+
+@_activation("hardsigmoid")
+def _hardsigmoid(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
+    return div(
+        e, t, clamp(e, t, add(e, t, x, number(3.0)), ZERO, number(6.0)), number(6)
+    )
+
+
+@_activation("hardswish")
+def _hardswish(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
+    gate = clamp(e, t, add(e, t, x, number(3.0)), ZERO, number(6.0))
+    return div(e, t, mul(e, t, x, gate), number(6))
+
+
+@_activation("mish")
+def _mish(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
+    soft = e.op(math.Log1pOp, t, e.op(math.ExpOp, t, x))
+    return mul(e, t, x, e.op(math.TanhOp, t, soft))
+
+
+@_activation("erfc", "special_erfc")
+def _erfc(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
+    return sub(e, t, ONE, e.op(math.ErfOp, t, x))
+
+
+@_activation("logit")
+def _logit(e: Emitter, t: torch.dtype, x: Scalar, eps: Scalar | None = None) -> Scalar:
+    if eps is not None:
+        x = clamp(e, t, x, eps, sub(e, t, ONE, eps))
+    return e.op(math.LogOp, t, div(e, t, x, sub(e, t, ONE, x)))
+
+
+@_activation("sinc")
+def _sinc(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
+    arg = mul(e, t, x, number(pi))
+    ratio = div(e, t, e.op(math.SinOp, t, arg), arg)
+    return e.select(e.compare("eq", x, ZERO), ONE, ratio, t)
+
+
+@_activation("deg2rad")
+def _deg2rad(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
+    return mul(e, t, x, number(pi / 180))
+
+
+@_activation("rad2deg")
+def _rad2deg(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
+    return mul(e, t, x, number(180 / pi))
+
+
+@rule("threshold")
+def _threshold(
+    e: Emitter, out: torch.dtype, x: Scalar, threshold: Scalar, value: Scalar
+) -> Scalar:
+    return e.select(e.compare("le", x, threshold), value, x, out)
+
+
+@rule("heaviside")
+def _heaviside(e: Emitter, out: torch.dtype, x: Scalar, values: Scalar) -> Scalar:
+    step = e.cast(e.compare("gt", x, number(0)), out)
+    return e.select(e.compare("eq", x, number(0)), values, step, out)
+
+
+@rule("xlogy", "special_xlogy")
+def _xlogy(e: Emitter, out: torch.dtype, x: Scalar, y: Scalar) -> Scalar:
+    into = compute_dtype(out)
+    x, y = inner(e, out, x, y)
+    product = mul(e, into, x, e.op(math.LogOp, into, y))
+    zero = e.both(e.compare("eq", x, ZERO), e.compare("eq", y, y))
+    return e.cast(e.select(zero, ZERO, product, into), out)
+
+
+@rule("logaddexp")
+def _logaddexp(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    into = compute_dtype(out)
+    a, b = inner(e, out, a, b)
+    gap = neg(e, into, absolute(e, into, sub(e, into, a, b)))
+    soft = e.op(math.Log1pOp, into, e.op(math.ExpOp, into, gap))
+    high = maximum(e, into, a, b)
+    same = e.both(e.compare("eq", a, b), _isinf(e, torch.bool, a))
+    return e.cast(e.select(same, a, add(e, into, high, soft), into), out)

@@ -1,0 +1,451 @@
+"""Arithmetic, comparisons, logic and casts: aten to `arith`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from xdsl.dialects import arith, math
+
+from flexc.dialects.flex import FmodOp
+from flexc.errors import UnsupportedOpError
+from flexc.frontend.rules import rule
+from flexc.frontend.scalars import (
+    Emitter,
+    Scalar,
+    compute_dtype,
+    number,
+)
+
+ONE = number(1)
+
+
+def by_kind(dtype: torch.dtype, on_float: Any, on_int: Any, on_bool: Any = None) -> Any:
+    """The op for the kind of a dtype."""
+    if dtype.is_floating_point:
+        return on_float
+    return on_bool if dtype is torch.bool and on_bool else on_int
+
+
+def inner(e: Emitter, dtype: torch.dtype, *xs: Scalar) -> list[Scalar]:
+    """Arguments in what a dtype is computed in, tensors rounded to it first.
+
+    A Python number meets a half tensor unrounded, as in torch's kernels.
+    """
+    into = compute_dtype(dtype)
+    return [e.cast(x if x.weak else e.cast(x, dtype), into) for x in xs]
+
+
+def add(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    op = by_kind(out, arith.AddfOp, arith.AddiOp, arith.OrIOp)
+    return _arith(e, op, out, a, b)
+
+
+def sub(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    return _arith(e, by_kind(out, arith.SubfOp, arith.SubiOp), out, a, b)
+
+
+def mul(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    op = by_kind(out, arith.MulfOp, arith.MuliOp, arith.AndIOp)
+    return _arith(e, op, out, a, b)
+
+
+def div(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    return _arith(e, arith.DivfOp, out, a, b)
+
+
+def _arith(e: Emitter, op: Any, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    result = e.op(op, compute_dtype(out), *inner(e, out, a, b))
+    return e.cast(result, out)
+
+
+@rule("add", "_operator_add")
+def _add(
+    e: Emitter, out: torch.dtype, a: Scalar, b: Scalar, *, alpha: Scalar = ONE
+) -> Scalar:
+    return add(e, out, a, scaled(e, out, b, alpha))
+
+
+@rule("sub", "_operator_sub")
+def _sub(
+    e: Emitter, out: torch.dtype, a: Scalar, b: Scalar, *, alpha: Scalar = ONE
+) -> Scalar:
+    return sub(e, out, a, scaled(e, out, b, alpha))
+
+
+@rule("rsub")
+def _rsub(
+    e: Emitter, out: torch.dtype, a: Scalar, b: Scalar, alpha: Scalar = ONE
+) -> Scalar:
+    return sub(e, out, b, scaled(e, out, a, alpha))
+
+
+def scaled(e: Emitter, out: torch.dtype, x: Scalar, by: Scalar) -> Scalar:
+    """`x * by`, kept unrounded."""
+    if by.const == 1:
+        return x
+    into = compute_dtype(out)
+    return mul(e, into, e.cast(x, into), by)
+
+
+@rule("mul", "_operator_mul")
+def _mul(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    return mul(e, out, a, b)
+
+
+@rule("div", "true_divide", "_operator_truediv")
+def _div(
+    e: Emitter,
+    out: torch.dtype,
+    a: Scalar,
+    b: Scalar,
+    *,
+    rounding_mode: str | None = None,
+) -> Scalar:
+    if rounding_mode is None:
+        return div(e, out, a, b)
+    if rounding_mode == "floor":
+        return floor_divide(e, out, a, b)
+    if not out.is_floating_point:
+        return e.op(by_sign(out, arith.DivSIOp, arith.DivUIOp), out, a, b)
+    into = compute_dtype(out)
+    return e.cast(e.op(math.TruncOp, into, div(e, into, *inner(e, out, a, b))), out)
+
+
+def by_sign(dtype: torch.dtype, signed: Any, unsigned: Any) -> Any:
+    """The op for the signedness of an integer dtype."""
+    return signed if dtype.is_signed else unsigned
+
+
+@rule("floor_divide", "_operator_floordiv")
+def floor_divide(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    if not out.is_floating_point:
+        return e.op(by_sign(out, arith.FloorDivSIOp, arith.DivUIOp), out, a, b)
+    # c10::div_floor_floating: exact where a / b rounds up to an integer.
+    into = compute_dtype(out)
+    a, b = inner(e, out, a, b)
+    mod = e.op(FmodOp, into, a, b)
+    quotient = div(e, into, sub(e, into, a, mod), b)
+    lower = sub(e, into, quotient, number(1.0))
+    quotient = e.select(_signs_differ(e, mod, b), lower, quotient, into)
+    floor = e.op(math.FloorOp, into, quotient)
+    too_low = e.compare("gt", sub(e, into, quotient, floor), number(0.5))
+    floor = e.select(too_low, add(e, into, floor, number(1.0)), floor, into)
+    plain = div(e, into, a, b)
+    zero = e.op(math.CopySignOp, into, number(0.0), plain)
+    floor = e.select(e.compare("ne", quotient, number(0.0)), floor, zero, into)
+    by_zero = e.compare("eq", b, number(0.0))
+    return e.cast(e.select(by_zero, plain, floor, into), out)
+
+
+def _signs_differ(e: Emitter, mod: Scalar, b: Scalar) -> Scalar:
+    """A remainder is not zero and has another sign than the divisor."""
+    zero = number(0)
+    differ = e.op(
+        arith.XOrIOp, torch.bool, e.compare("lt", mod, zero), e.compare("lt", b, zero)
+    )
+    return e.both(e.compare("ne", mod, zero), differ)
+
+
+@rule("remainder", "_operator_mod")
+def _remainder(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    if not out.is_floating_point and not out.is_signed:
+        return e.op(arith.RemUIOp, out, a, b)
+    into = compute_dtype(out)
+    a, b = inner(e, out, a, b)
+    op = by_kind(out, FmodOp, arith.RemSIOp)
+    mod = e.op(op, into, a, b)
+    if a.nonnegative and b.nonnegative:
+        return e.cast(mod, out)
+    fixed = e.select(_signs_differ(e, mod, b), add(e, into, mod, b), mod, into)
+    return e.cast(fixed, out)
+
+
+@rule("fmod")
+def _fmod(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    op = by_kind(out, FmodOp, by_sign(out, arith.RemSIOp, arith.RemUIOp))
+    return e.op(op, out, a, b)
+
+
+@rule("neg", "_operator_neg", "negative")
+def neg(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    if out.is_floating_point:
+        return e.op(arith.NegfOp, out, x)
+    return sub(e, out, number(0), x)
+
+
+@rule("abs", "_operator_abs")
+def absolute(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    if out.is_floating_point:
+        return e.op(math.AbsFOp, out, x)
+    return e.op(math.AbsIOp, out, x) if out.is_signed else e.cast(x, out)
+
+
+@rule("sign", "sgn")
+def _sign(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    zero = number(0)
+    positive = e.cast(e.compare("gt", x, zero), out)
+    if not x.dtype.is_signed:
+        return positive
+    return sub(e, out, positive, e.cast(e.compare("lt", x, zero), out))
+
+
+def _comparison(predicate: str) -> Any:
+    def compare(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+        return e.compare(predicate, a, b)
+
+    return compare
+
+
+for _predicate in ("eq", "ne", "lt", "le", "gt", "ge"):
+    rule(_predicate, f"_operator_{_predicate}")(_comparison(_predicate))
+
+rule("less")(_comparison("lt"))
+rule("greater")(_comparison("gt"))
+
+
+def _bitwise(op: Any, logical: bool) -> Any:
+    def apply(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+        return e.op(op, torch.bool if logical else out, a, b)
+
+    return apply
+
+
+for _name, _op in (("and", arith.AndIOp), ("or", arith.OrIOp), ("xor", arith.XOrIOp)):
+    rule(f"bitwise_{_name}", f"__{_name}__", f"_operator_{_name}")(_bitwise(_op, False))
+    rule(f"logical_{_name}")(_bitwise(_op, True))
+
+
+@rule("logical_not")
+def _logical_not(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    return e.negate(e.cast(x, torch.bool))
+
+
+@rule("bitwise_not", "_operator_invert")
+def _bitwise_not(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    if out is torch.bool:
+        return e.negate(x)
+    return e.op(arith.XOrIOp, out, x, number(-1))
+
+
+@rule("bitwise_left_shift", "__lshift__", "_operator_lshift")
+def _left_shift(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    amount, valid = _shift_amount(e, out, b)
+    shifted = e.op(arith.ShLIOp, out, a, amount)
+    return e.select(valid, shifted, number(0), out) if valid else shifted
+
+
+@rule("bitwise_right_shift", "__rshift__", "_operator_rshift")
+def _right_shift(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    amount, valid = _shift_amount(e, out, b)
+    op = by_sign(out, arith.ShRSIOp, arith.ShRUIOp)
+    shifted = e.op(op, out, a, amount)
+    if valid is None:
+        return shifted
+    last = number(out.itemsize * 8 - 1)
+    filled = e.op(op, out, a, last) if out.is_signed else number(0)
+    return e.select(valid, shifted, filled, out)
+
+
+def _shift_amount(
+    e: Emitter, out: torch.dtype, b: Scalar
+) -> tuple[Scalar, Scalar | None]:
+    """An amount within the width, and whether it was one (None: it is).
+
+    A shift past the width is undefined in `arith`, but shifts all bits out in
+    torch.
+    """
+    bits = out.itemsize * 8
+    if b.const is not None and 0 <= b.const < bits:
+        return b, None
+    b = e.cast(b, out)
+    low, high = e.compare("ge", b, number(0)), e.compare("lt", b, number(bits))
+    masked = e.op(arith.AndIOp, out, b, number(bits - 1))
+    return masked, e.both(low, high)
+
+
+@rule("where")
+def _where(e: Emitter, out: torch.dtype, c: Scalar, a: Scalar, b: Scalar) -> Scalar:
+    return e.select(c, a, b, out)
+
+
+@rule("sym_ite")
+def _ite(e: Emitter, out: torch.dtype, c: Scalar, a: Scalar, b: Scalar) -> Scalar:
+    return e.select(c, a, b, out)
+
+
+@rule("masked_fill")
+def _masked_fill(
+    e: Emitter, out: torch.dtype, x: Scalar, mask: Scalar, value: Scalar
+) -> Scalar:
+    return e.select(mask, value, x, out)
+
+
+@rule("maximum", "sym_max")
+def maximum(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    signed = by_sign(out, arith.MaxSIOp, arith.MaxUIOp)
+    return e.op(by_kind(out, arith.MaximumfOp, signed, arith.OrIOp), out, a, b)
+
+
+@rule("minimum", "sym_min")
+def minimum(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    signed = by_sign(out, arith.MinSIOp, arith.MinUIOp)
+    return e.op(by_kind(out, arith.MinimumfOp, signed, arith.AndIOp), out, a, b)
+
+
+@rule("fmax")
+def _fmax(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    return (
+        e.op(arith.MaxnumfOp, out, a, b)
+        if out.is_floating_point
+        else maximum(e, out, a, b)
+    )
+
+
+@rule("fmin")
+def _fmin(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    return (
+        e.op(arith.MinnumfOp, out, a, b)
+        if out.is_floating_point
+        else minimum(e, out, a, b)
+    )
+
+
+@rule("clamp", "clip", "hardtanh")
+def clamp(
+    e: Emitter,
+    out: torch.dtype,
+    x: Scalar,
+    min: Scalar | None = None,
+    max: Scalar | None = None,
+    *,
+    min_val: Scalar | None = None,
+    max_val: Scalar | None = None,
+) -> Scalar:
+    low, high = min or min_val, max or max_val
+    if low is not None:
+        x = maximum(e, out, x, low)
+    return x if high is None else minimum(e, out, x, high)
+
+
+@rule("clamp_min")
+def _clamp_min(e: Emitter, out: torch.dtype, x: Scalar, min: Scalar) -> Scalar:
+    return maximum(e, out, x, min)
+
+
+@rule("clamp_max")
+def _clamp_max(e: Emitter, out: torch.dtype, x: Scalar, max: Scalar) -> Scalar:
+    return minimum(e, out, x, max)
+
+
+@rule(
+    "_to_copy",
+    "alias",
+    "clone",
+    "contiguous",
+    "convert_element_type",
+    "detach",
+    "lift_fresh_copy",
+    "lift_fresh",
+    "positive",
+    "sym_float",
+    "to",
+    "_operator_pos",
+)
+def _convert(e: Emitter, out: torch.dtype, x: Scalar, *args: Any, **kw: Any) -> Scalar:
+    return e.cast(x, out)
+
+
+@rule("sym_not")
+def _sym_not(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    return e.negate(x)
+
+
+@rule("copysign")
+def _copysign(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+    return e.op(math.CopySignOp, out, a, b)
+
+
+@rule("lerp")
+def _lerp(
+    e: Emitter, out: torch.dtype, start: Scalar, end: Scalar, weight: Scalar
+) -> Scalar:
+    into = compute_dtype(out)
+    start, end, weight = inner(e, out, start, end, weight)
+    span = sub(e, into, end, start)
+    near = add(e, into, start, mul(e, into, weight, span))
+    rest = sub(e, into, number(1.0), weight)
+    far = sub(e, into, end, mul(e, into, span, rest))
+    small = e.compare("lt", absolute(e, into, weight), number(0.5))
+    return e.cast(e.select(small, near, far, into), out)
+
+
+@rule("addcmul")
+def _addcmul(
+    e: Emitter, out: torch.dtype, x: Scalar, a: Scalar, b: Scalar, *, value: Any = ONE
+) -> Scalar:
+    into = compute_dtype(out)
+    x, a, b = inner(e, out, x, a, b)
+    product = mul(e, into, scaled(e, into, a, value), b)
+    return e.cast(add(e, into, x, product), out)
+
+
+@rule("addcdiv")
+def _addcdiv(
+    e: Emitter, out: torch.dtype, x: Scalar, a: Scalar, b: Scalar, *, value: Any = ONE
+) -> Scalar:
+    into = compute_dtype(out)
+    x, a, b = inner(e, out, x, a, b)
+    return e.cast(add(e, into, x, div(e, into, scaled(e, into, a, value), b)), out)
+
+
+@rule("pow", "_operator_pow", "float_power")
+def _pow(e: Emitter, out: torch.dtype, base: Scalar, exponent: Scalar) -> Scalar:
+    if not out.is_floating_point:
+        return _int_pow(e, out, base, exponent)
+    into = compute_dtype(out)
+    base, power = inner(e, out, base, exponent)
+    if exponent.const is None:
+        return e.cast(e.op(math.PowFOp, into, base, power), out)
+    match float(exponent.const):
+        case 0.5:
+            result = e.op(math.SqrtOp, into, base)
+        case -0.5:
+            result = div(e, into, number(1.0), e.op(math.SqrtOp, into, base))
+        case n if n.is_integer() and 0 < abs(n) <= 4:
+            result = _power(e, into, base, int(abs(n)))
+            result = div(e, into, number(1.0), result) if n < 0 else result
+        case _:
+            result = e.op(math.PowFOp, into, base, power)
+    return e.cast(result, out)
+
+
+def _power(e: Emitter, dtype: torch.dtype, base: Scalar, n: int) -> Scalar:
+    """`base` to a constant, by squaring."""
+    result: Scalar | None = None
+    while n:
+        if n & 1:
+            result = base if result is None else mul(e, dtype, result, base)
+        n >>= 1
+        base = mul(e, dtype, base, base) if n else base
+    return e.constant(1, dtype) if result is None else e.cast(result, dtype)
+
+
+def _int_pow(e: Emitter, out: torch.dtype, base: Scalar, exponent: Scalar) -> Scalar:
+    if exponent.const is not None:
+        if exponent.const < 0:
+            raise UnsupportedOpError("an integer to a negative power is no integer")
+        return _power(e, out, e.cast(base, out), int(exponent.const))
+    # All bits of the exponent: torch wraps around, so none can be left out.
+    power, square = e.cast(exponent, out), e.cast(base, out)
+    result = e.constant(1, out)
+    for bit in range(out.itemsize * 8 - 1):
+        is_set = e.op(arith.AndIOp, out, power, number(1 << bit))
+        taken = mul(e, out, result, square)
+        result = e.select(e.compare("ne", is_set, number(0)), taken, result, out)
+        square = mul(e, out, square, square)
+    odd = e.compare("ne", e.op(arith.AndIOp, out, power, number(1)), number(0))
+    sign = e.select(odd, base, number(1), out)
+    unit = e.compare("eq", absolute(e, out, e.cast(base, out)), number(1))
+    inverse = e.select(unit, sign, number(0), out)
+    return e.select(e.compare("lt", power, number(0)), inverse, result, out)

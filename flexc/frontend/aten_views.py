@@ -1,0 +1,264 @@
+"""Indexing, views and tensor factories: aten to loads at computed indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from xdsl.dialects import arith
+
+from flexc.errors import UnsupportedOpError
+from flexc.frontend import fields
+from flexc.frontend.fields import Field, Size, Value, as_field
+from flexc.frontend.rules import structural
+from flexc.frontend.scalars import Emitter, Scalar, number
+
+_END = number(torch.iinfo(torch.int64).max)
+
+
+def _int(x: Any) -> int:
+    """An argument that says which dimension: always a constant."""
+    value = x.const if isinstance(x, Scalar) else x
+    if not isinstance(value, int):
+        raise UnsupportedOpError("a dimension or step must be a constant")
+    return value
+
+
+def _ints(xs: Any) -> list[int]:
+    return [_int(x) for x in (xs if isinstance(xs, list | tuple) else [xs])]
+
+
+def _sizes(xs: Sequence[Scalar]) -> list[Size]:
+    return [fields.scalar_size(x) for x in xs]
+
+
+@structural("index", "_unsafe_index")
+def _index(e: Emitter, out: torch.dtype, x: Value, indices: Sequence[Any]) -> Field:
+    return fields.index(e, as_field(x), indices)
+
+
+@structural("embedding")
+def _embedding(
+    e: Emitter, out: torch.dtype, x: Value, at: Value, *args: Any, **kw: Any
+) -> Field:
+    return fields.index(e, as_field(x), [at])
+
+
+@structural("index_select")
+def _index_select(
+    e: Emitter, out: torch.dtype, x: Value, dim: Scalar, at: Value
+) -> Field:
+    field = as_field(x)
+    lead: list[Value | None] = [None] * (_int(dim) % field.rank)
+    at = at if isinstance(at, Field) else fields.unsqueeze(as_field(at), 0)
+    return fields.index(e, field, [*lead, at])
+
+
+@structural("take")
+def _take(e: Emitter, out: torch.dtype, x: Value, at: Value) -> Field:
+    field = as_field(x)
+    flat = fields.reshape(e, field, [fields.product(field.sizes)])
+    return fields.index(e, flat, [at])
+
+
+@structural("select")
+def _select(e: Emitter, out: torch.dtype, x: Field, dim: Scalar, at: Scalar) -> Field:
+    return fields.select(e, x, _int(dim), at)
+
+
+@structural("slice")
+def _slice(
+    e: Emitter,
+    out: torch.dtype,
+    x: Field,
+    dim: Any = 0,
+    start: Scalar | None = None,
+    end: Scalar | None = None,
+    step: Any = 1,
+) -> Field:
+    return fields.slice_(e, x, _int(dim), start or number(0), end or _END, _int(step))
+
+
+@structural("permute")
+def _permute(e: Emitter, out: torch.dtype, x: Value, dims: Any) -> Field:
+    return fields.permute(as_field(x), _ints(dims))
+
+
+@structural("transpose", "swapaxes", "swapdims")
+def _transpose(e: Emitter, out: torch.dtype, x: Value, a: Any, b: Any) -> Field:
+    field = as_field(x)
+    order = list(range(field.rank))
+    if order:
+        i, j = _int(a), _int(b)
+        order[i], order[j] = order[j], order[i]
+    return fields.permute(field, order)
+
+
+@structural("t", "numpy_T")
+def _t(e: Emitter, out: torch.dtype, x: Value) -> Field:
+    field = as_field(x)
+    return fields.permute(field, list(range(field.rank))[::-1])
+
+
+@structural("unsqueeze")
+def _unsqueeze(e: Emitter, out: torch.dtype, x: Value, dim: Any) -> Field:
+    return fields.unsqueeze(as_field(x), _int(dim))
+
+
+@structural("squeeze")
+def _squeeze(e: Emitter, out: torch.dtype, x: Value, dims: Any = None) -> Field:
+    field = as_field(x)
+    if not field.rank:
+        return field
+    every = list(range(field.rank))
+    return fields.squeeze(e, field, every if dims is None else _ints(dims))
+
+
+@structural("expand", "broadcast_to")
+def _expand(
+    e: Emitter, out: torch.dtype, x: Value, sizes: Any, *, implicit: Any = False
+) -> Field:
+    field = as_field(x)
+    new = len(sizes) - field.rank
+    target = [
+        field.sizes[d - new] if s.const == -1 else fields.scalar_size(s)
+        for d, s in enumerate(sizes)
+    ]
+    return fields.broadcast(field, target)
+
+
+@structural("view", "reshape", "_unsafe_view", "_reshape_copy", "view_copy")
+def _view(e: Emitter, out: torch.dtype, x: Value, sizes: Any) -> Field:
+    field = as_field(x)
+    if isinstance(sizes, torch.dtype):
+        raise UnsupportedOpError("the bits of a number cannot be viewed as another's")
+    known = _sizes([s for s in sizes if s.const != -1])
+    target = [
+        _quotient(fields.product(field.sizes), fields.product(known))
+        if s.const == -1
+        else fields.scalar_size(s)
+        for s in sizes
+    ]
+    return fields.reshape(e, field, target)
+
+
+def _quotient(total: Size, known: Size) -> Size:
+    """The extent that -1 stands for."""
+
+    if known.is_one:
+        return total
+
+    def emit(e: Emitter, dtype: torch.dtype) -> Scalar:
+        parts = total.emit(e, torch.int64), known.emit(e, torch.int64)
+        return e.cast(e.op(arith.DivUIOp, torch.int64, *parts), dtype)
+
+    return Size(emit)
+
+
+@structural("flatten")
+def _flatten(e: Emitter, out: torch.dtype, x: Value, *dims: Any) -> Field:
+    field = as_field(x)
+    return fields.reshape(e, field, [fields.product(field.sizes)])
+
+
+@structural("sym_size")
+def _sym_size(e: Emitter, out: torch.dtype, x: Field, dim: Any = 0) -> Scalar:
+    size = x.sizes[_int(dim)].emit(e, torch.int64)
+    return Scalar(torch.int64, e.ssa(size), weak=True, nonnegative=True)
+
+
+@structural("sym_numel", "numel")
+def _sym_numel(e: Emitter, out: torch.dtype, x: Field) -> Scalar:
+    size = fields.product(x.sizes).emit(e, torch.int64)
+    return Scalar(torch.int64, e.ssa(size), weak=True, nonnegative=True)
+
+
+def _filled(value: Scalar, out: torch.dtype, sizes: Sequence[Size]) -> Field:
+    def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
+        return e.cast(value, out)
+
+    return Field(out, tuple(sizes), load)
+
+
+@structural("scalar_tensor")
+def _scalar_tensor(e: Emitter, out: torch.dtype, x: Scalar, **kw: Any) -> Field:
+    return _filled(x, out, [])
+
+
+@structural("full")
+def _full(e: Emitter, out: torch.dtype, sizes: Any, x: Scalar, **kw: Any) -> Field:
+    return _filled(x, out, _sizes(sizes))
+
+
+@structural("zeros", "empty")
+def _zeros(e: Emitter, out: torch.dtype, sizes: Any, **kw: Any) -> Field:
+    return _filled(number(0), out, _sizes(sizes))
+
+
+@structural("ones")
+def _ones(e: Emitter, out: torch.dtype, sizes: Any, **kw: Any) -> Field:
+    return _filled(number(1), out, _sizes(sizes))
+
+
+@structural("new_full")
+def _new_full(
+    e: Emitter, out: torch.dtype, like: Value, sizes: Any, x: Scalar, **kw: Any
+) -> Field:
+    return _filled(x, out, _sizes(sizes))
+
+
+@structural("new_zeros")
+def _new_zeros(
+    e: Emitter, out: torch.dtype, like: Value, sizes: Any, **kw: Any
+) -> Field:
+    return _filled(number(0), out, _sizes(sizes))
+
+
+@structural("new_ones")
+def _new_ones(
+    e: Emitter, out: torch.dtype, like: Value, sizes: Any, **kw: Any
+) -> Field:
+    return _filled(number(1), out, _sizes(sizes))
+
+
+@structural("full_like", "fill")
+def _full_like(
+    e: Emitter, out: torch.dtype, like: Value, x: Scalar, **kw: Any
+) -> Field:
+    return _filled(x, out, as_field(like).sizes)
+
+
+@structural("zeros_like", "zero")
+def _zeros_like(e: Emitter, out: torch.dtype, like: Value, **kw: Any) -> Field:
+    return _filled(number(0), out, as_field(like).sizes)
+
+
+@structural("ones_like")
+def _ones_like(e: Emitter, out: torch.dtype, like: Value, **kw: Any) -> Field:
+    return _filled(number(1), out, as_field(like).sizes)
+
+
+@structural("copy")
+def _copy(
+    e: Emitter, out: torch.dtype, like: Value, x: Value, *args: Any, **kw: Any
+) -> Field:
+    field = fields.broadcast(as_field(x), as_field(like).sizes)
+    return Field(out, field.sizes, lambda e, i: e.cast(field.load(e, i), out))
+
+
+@structural("arange")
+def _arange(e: Emitter, out: torch.dtype, *bounds: Scalar, **kw: Any) -> Field:
+    start, end, step = (
+        (number(0), bounds[0], number(1))
+        if len(bounds) == 1
+        else (*bounds, number(1))[:3]
+    )
+
+    def emit(e: Emitter, dtype: torch.dtype) -> Scalar:
+        if any(b.dtype.is_floating_point for b in (start, end, step)):
+            raise UnsupportedOpError("negative indices into a float arange")
+        span = e.op(arith.SubiOp, torch.int64, end, start)
+        return e.cast(e.op(arith.CeilDivSIOp, torch.int64, span, step), dtype)
+
+    return fields.arange(start, step, Size(emit), out)

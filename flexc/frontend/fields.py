@@ -1,0 +1,302 @@
+"""Tensors of rank one and more inside a mod: functions from indices to scalars.
+
+A mod may slice, transpose, convert or add to a captured tensor before it indexes
+it. Nothing is ever materialised: such a tensor is a *field*, which knows how to
+load one element, and views and pointwise ops compose fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from xdsl.dialects import arith
+from xdsl.ir import SSAValue
+
+from flexc.dialects.flex import DimOp, LoadCaptureOp
+from flexc.errors import UnsupportedOpError
+from flexc.frontend.scalars import Emitter, Scalar, element_type, number, promote
+
+Load = Callable[[Emitter, Sequence[Scalar]], Scalar]
+
+
+@dataclass(frozen=True, eq=False)
+class Size:
+    """The extent of a dimension, emitted as the integer dtype it meets."""
+
+    emit: Callable[[Emitter, torch.dtype], Scalar]
+    is_one: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Field:
+    """A tensor that is read one element at a time."""
+
+    dtype: torch.dtype
+    sizes: tuple[Size, ...]
+    load: Load
+
+    @property
+    def rank(self) -> int:
+        return len(self.sizes)
+
+
+Value = Scalar | Field
+
+
+def constant_size(n: int) -> Size:
+    return Size(lambda e, dtype: e.constant(n, dtype), n == 1)
+
+
+def scalar_size(n: Scalar) -> Size:
+    """A size that the mod computed."""
+    return Size(lambda e, dtype: e.cast(n, dtype), n.const == 1)
+
+
+def captured_field(tensor: SSAValue, dtype: torch.dtype, shape: Sequence[Any]) -> Field:
+    """A captured tensor; `shape` is the traced one."""
+
+    def size(d: int, extent: Any) -> Size:
+        def emit(e: Emitter, index: torch.dtype) -> Scalar:
+            type_ = element_type(index)
+            return Scalar(index, e.insert(DimOp(tensor, d, type_)), nonnegative=True)
+
+        return Size(emit, statically_known_true(extent == 1))
+
+    def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
+        values = [e.ssa(as_index(e, i)) for i in indices]
+        return Scalar(dtype, e.insert(LoadCaptureOp(tensor, values)))
+
+    return Field(dtype, tuple(size(d, n) for d, n in enumerate(shape)), load)
+
+
+def as_field(value: Value) -> Field:
+    """A scalar as a field of rank 0."""
+    if isinstance(value, Field):
+        return value
+    return Field(value.dtype, (), lambda e, indices: value)
+
+
+def as_value(e: Emitter, field: Field) -> Value:
+    """A field of rank 0 as the scalar it is."""
+    return field if field.rank else field.load(e, ())
+
+
+def as_index(e: Emitter, index: Scalar) -> Scalar:
+    """An index as i32, or i64 where it is wider or unbounded."""
+    if index.dtype is torch.bool or index.dtype.is_floating_point:
+        raise UnsupportedOpError(
+            f"an index into a captured tensor is an integer, got {index.dtype}: "
+            "use torch.where for masks"
+        )
+    fits = index.const is not None and -(2**31) <= index.const < 2**31
+    wide = index.dtype is torch.int64 and not fits
+    return e.cast(index, torch.int64 if wide else torch.int32)
+
+
+def wrapped(e: Emitter, index: Scalar, size: Size) -> Scalar:
+    """A negative index counts from the end."""
+    index = as_index(e, index)
+    if index.nonnegative:
+        return index
+    from_end = e.op(arith.AddiOp, index.dtype, index, size.emit(e, index.dtype))
+    if index.const is not None:
+        return from_end
+    negative = e.compare("lt", index, number(0))
+    return e.select(negative, from_end, index, index.dtype)
+
+
+def select(e: Emitter, x: Field, dim: int, index: Scalar) -> Field:
+    """`x` at one index of a dimension."""
+    dim %= x.rank
+    at = wrapped(e, index, x.sizes[dim])
+
+    def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
+        return x.load(e, [*indices[:dim], at, *indices[dim:]])
+
+    return Field(x.dtype, x.sizes[:dim] + x.sizes[dim + 1 :], load)
+
+
+def slice_(
+    e: Emitter, x: Field, dim: int, start: Scalar, end: Scalar, step: int
+) -> Field:
+    """`x[start:end:step]` of a dimension."""
+    dim %= x.rank
+    size = x.sizes[dim]
+    if start.const == 0 and step == 1 and end.const == torch.iinfo(torch.int64).max:
+        return x
+    first = _clamped(e, start, size)
+
+    def emit(e: Emitter, dtype: torch.dtype) -> Scalar:
+        length = e.op(arith.SubiOp, torch.int64, _clamped(e, end, size), first)
+        length = e.op(arith.MaxSIOp, torch.int64, length, number(0))
+        length = e.op(arith.CeilDivSIOp, torch.int64, length, number(step))
+        return e.cast(length, dtype)
+
+    def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
+        index = indices[dim]
+        dtype = torch.int64 if first.const is None else index.dtype
+        scaled = index if step == 1 else e.op(arith.MuliOp, dtype, index, number(step))
+        at = e.op(arith.AddiOp, dtype, scaled, first)
+        return x.load(e, [*indices[:dim], at, *indices[dim + 1 :]])
+
+    return Field(x.dtype, (*x.sizes[:dim], Size(emit), *x.sizes[dim + 1 :]), load)
+
+
+def _clamped(e: Emitter, bound: Scalar, size: Size) -> Scalar:
+    """A bound of a slice: wrapped, then within the dimension."""
+    if bound.const == 0:
+        return number(0)
+    extent = size.emit(e, torch.int64)
+    if not bound.nonnegative:
+        from_end = e.op(arith.AddiOp, torch.int64, bound, extent)
+        negative = e.compare("lt", bound, number(0))
+        bound = e.select(negative, from_end, bound, torch.int64)
+        bound = e.op(arith.MaxSIOp, torch.int64, bound, number(0))
+    return e.op(arith.MinSIOp, torch.int64, bound, extent)
+
+
+def permute(x: Field, dims: Sequence[int]) -> Field:
+    """`x` with its dimensions in another order."""
+    order = [d % x.rank for d in dims]
+
+    def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
+        source = dict(zip(order, indices, strict=True))
+        return x.load(e, [source[d] for d in range(x.rank)])
+
+    return Field(x.dtype, tuple(x.sizes[d] for d in order), load)
+
+
+def unsqueeze(x: Field, dim: int) -> Field:
+    """`x` with a dimension of size 1 inserted."""
+    dim %= x.rank + 1
+
+    def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
+        return x.load(e, [*indices[:dim], *indices[dim + 1 :]])
+
+    return Field(x.dtype, (*x.sizes[:dim], constant_size(1), *x.sizes[dim:]), load)
+
+
+def squeeze(e: Emitter, x: Field, dims: Sequence[int]) -> Field:
+    """`x` without those of the dimensions that have size 1."""
+    for dim in sorted((d % x.rank for d in dims), reverse=True):
+        if x.sizes[dim].is_one:
+            x = select(e, x, dim, number(0))
+    return x
+
+
+def broadcast(x: Field, sizes: Sequence[Size]) -> Field:
+    """`x` repeated along new dimensions and along those of size 1."""
+    sizes = tuple(sizes)
+    new = len(sizes) - x.rank
+
+    def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
+        pairs = zip(x.sizes, indices[new:], strict=True)
+        return x.load(e, [number(0) if size.is_one else i for size, i in pairs])
+
+    return Field(x.dtype, sizes, load)
+
+
+def broadcast_sizes(fields: Sequence[Field]) -> tuple[Size, ...]:
+    """The sizes that fields have together, aligned at the last dimension."""
+    sizes = []
+    for d in range(-max(f.rank for f in fields), 0):
+        here = [f.sizes[d] for f in fields if f.rank >= -d]
+        sizes.append(next((s for s in here if not s.is_one), here[0]))
+    return tuple(sizes)
+
+
+def pointwise(
+    e: Emitter, args: Sequence[Value], dtype: torch.dtype, compute: Load
+) -> Value:
+    """Apply a scalar function to fields, element by element."""
+    if not any(isinstance(a, Field) for a in args):
+        return compute(e, [a for a in args if isinstance(a, Scalar)])
+    fields = [as_field(a) for a in args]
+    sizes = broadcast_sizes(fields)
+    fields = [broadcast(f, sizes) for f in fields]
+
+    def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
+        return compute(e, [f.load(e, indices) for f in fields])
+
+    return Field(dtype, sizes, load)
+
+
+def index(e: Emitter, x: Field, indices: Sequence[Value | None]) -> Field:
+    """Advanced indexing: index tensors broadcast together."""
+    at = {d: as_field(i) for d, i in enumerate(indices) if i is not None}
+    sizes = broadcast_sizes(list(at.values()))
+    fields = {d: broadcast(f, sizes) for d, f in at.items()}
+    dims = list(at)
+    adjacent = dims == list(range(dims[0], dims[-1] + 1))
+    # Where torch puts the dimensions of the index tensors.
+    place = dims[0] if adjacent else 0
+    rest = [d for d in range(x.rank) if d not in at]
+    n = len(sizes)
+
+    def load(e: Emitter, out: Sequence[Scalar]) -> Scalar:
+        inner = out[place : place + n]
+        kept = dict(zip(rest, [*out[:place], *out[place + n :]], strict=True))
+        source = [
+            wrapped(e, fields[d].load(e, inner), x.sizes[d]) if d in fields else kept[d]
+            for d in range(x.rank)
+        ]
+        return x.load(e, source)
+
+    left = [x.sizes[d] for d in rest]
+    return Field(x.dtype, (*left[:place], *sizes, *left[place:]), load)
+
+
+def reshape(e: Emitter, x: Field, sizes: Sequence[Size]) -> Field:
+    """The same elements, in row-major order, under other sizes."""
+
+    def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
+        dtype = torch.int64
+        linear: Scalar = number(0)
+        for size, i in zip(sizes, indices, strict=True):
+            if linear.const == 0:
+                linear = i
+                continue
+            linear = e.op(arith.MuliOp, dtype, linear, size.emit(e, dtype))
+            linear = e.op(arith.AddiOp, dtype, linear, i)
+        source: list[Scalar] = []
+        for size in reversed(x.sizes[1:]):
+            extent = size.emit(e, dtype)
+            source.append(e.op(arith.RemUIOp, dtype, linear, extent))
+            linear = e.op(arith.DivUIOp, dtype, linear, extent)
+        if x.rank:
+            source.append(linear)
+        return x.load(e, source[::-1])
+
+    return Field(x.dtype, tuple(sizes), load)
+
+
+def product(sizes: Sequence[Size]) -> Size:
+    """The number of elements."""
+
+    def emit(e: Emitter, dtype: torch.dtype) -> Scalar:
+        total: Scalar = number(1)
+        for size in sizes:
+            total = e.op(arith.MuliOp, dtype, total, size.emit(e, dtype))
+        return e.cast(total, dtype)
+
+    return Size(emit, all(s.is_one for s in sizes))
+
+
+def arange(start: Scalar, step: Scalar, n: Size, dtype: torch.dtype) -> Field:
+    """`start + i * step`."""
+
+    def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
+        inner = promote(start, step, indices[0])
+        add, mul = (
+            (arith.AddfOp, arith.MulfOp)
+            if inner.is_floating_point
+            else (arith.AddiOp, arith.MuliOp)
+        )
+        scaled = e.op(mul, inner, indices[0], step)
+        return e.cast(e.op(add, inner, scaled, start), dtype)
+
+    return Field(dtype, (n,), load)

@@ -1,0 +1,440 @@
+"""FX graphs of mods into regions, and a call's mods into a `flex` module."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from xdsl.builder import Builder
+from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
+    AnyFloat,
+    ArrayAttr,
+    DenseArrayBase,
+    FileLineColLoc,
+    FunctionType,
+    IntAttr,
+    IntegerAttr,
+    ModuleOp,
+    NoneAttr,
+    StridedLayoutAttr,
+    StringAttr,
+    TensorType,
+    UnitAttr,
+    i32,
+    i64,
+)
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.rewriter import InsertPoint
+
+from flexc.dialects.flex import AttentionOp, YieldOp, score_type
+from flexc.dialects.mod_region import mod_args
+from flexc.errors import FlexcError, SourceLocation, UnsupportedOpError
+from flexc.frontend import aten_float, aten_views  # noqa: F401  (register rules)
+from flexc.frontend.capture import MOD_ARGS, CapturedMod, CaptureInput, ModKind
+from flexc.frontend.fields import (
+    Field,
+    Value,
+    as_value,
+    captured_field,
+    pointwise,
+)
+from flexc.frontend.locations import node_location
+from flexc.frontend.rules import RULES, Entry
+from flexc.frontend.scalars import Emitter, Scalar, element_type, number
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What is known of a call when its kernel is made. Hashable: part of a key."""
+
+    dtype: torch.dtype
+    head_dim: int
+    value_dim: int
+    lse: bool = False
+    max_scores: bool = False
+    unit_strides: tuple[bool, bool, bool] = (True, True, True)
+    """Whether elements of a head lie side by side, of query, key and value."""
+    sparse_block: tuple[int, int] | None = None
+    full_tables: bool = False
+    scale_positive: bool = False
+    q_len_multiple: int | None = None
+    kv_len_multiple: int | None = None
+    alignment: int | None = None
+    index_width: int | None = None
+
+    def facts(self) -> dict[str, Attribute]:
+        """The properties of `flex.attention`."""
+        names = ("q_len_multiple", "kv_len_multiple", "alignment", "index_width")
+        known = {n: v for n in names if (v := getattr(self, n)) is not None}
+        facts: dict[str, Attribute] = {n: IntegerAttr(v, i64) for n, v in known.items()}
+        if self.scale_positive:
+            facts["scale_positive"] = UnitAttr()
+        if self.sparse_block is not None:
+            facts["sparse_block"] = DenseArrayBase.from_list(i64, self.sparse_block)
+        return facts
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionModule:
+    """A `flex` module and the captured values that it takes after the scale."""
+
+    module: ModuleOp
+    inputs: tuple[CaptureInput, ...]
+
+    def arguments(self, captures: Sequence[Any]) -> list[Any]:
+        """The values of its capture arguments, in order."""
+        return [i.value(captures) for i in self.inputs]
+
+
+TABLES = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+
+
+def build_attention_module(
+    score: CapturedMod | None, mask: CapturedMod | None, call: AttentionCall
+) -> AttentionModule:
+    """`func.func @attention` over query, key, value, scale, captures and tables."""
+    inputs = _shared_inputs(score, mask)
+    types = [_capture_type(i) for i in inputs]
+    element = element_type(call.dtype)
+    qkv = [
+        _strided([None, None, None, dim], element, unit)
+        for dim, unit in zip(
+            (call.head_dim, call.head_dim, call.value_dim),
+            call.unit_strides,
+            strict=True,
+        )
+    ]
+    scale = score_type(qkv[0])
+    tables = _table_types(call)
+    arg_types = [*qkv, scale, *types, *tables]
+    block = Block(arg_types=arg_types)
+    names = ("query", "key", "value", "scale", *(i.name for i in inputs))
+    _name_args(block, [*names, *TABLES[: len(tables)]])
+    args = block.args
+    captured, tabled = args[4 : 4 + len(types)], args[4 + len(types) :]
+    out = _tensor([None, None, None, call.value_dim], element)
+    row = _tensor([None, None, None], scale)
+    attention = AttentionOp(
+        [args[0], args[1], args[2], args[3], captured, tabled],
+        [[out], [row] * call.lse, [row] * call.max_scores],
+        build_region("score_mod", score, inputs, types, scale),
+        build_region("mask_mod", mask, inputs, types, None),
+        call.facts(),
+    )
+    for result, name in zip(attention.results, _result_names(call), strict=True):
+        result.name_hint = name
+    block.add_op(attention)
+    block.add_op(ReturnOp(*attention.results))
+    function = FunctionType.from_lists(arg_types, attention.result_types)
+    module = ModuleOp([FuncOp("attention", function, Region(block))])
+    return AttentionModule(module, tuple(inputs))
+
+
+def _result_names(call: AttentionCall) -> list[str]:
+    return ["out", *["lse"] * call.lse, *["max_scores"] * call.max_scores]
+
+
+def _shared_inputs(*mods: CapturedMod | None) -> list[CaptureInput]:
+    """Captures of the score, then those that only the mask has."""
+    inputs: dict[Any, CaptureInput] = {}
+    for mod in mods:
+        for given in mod.inputs if mod is not None else ():
+            inputs.setdefault(_identity(given), given)
+    return list(inputs.values())
+
+
+def _identity(given: CaptureInput) -> Any:
+    return id(given.constant) if given.slot is None else (given.slot,)
+
+
+def _table_types(call: AttentionCall) -> list[TensorType]:
+    if call.sparse_block is None:
+        return []
+    pair = [_tensor([None] * 3, i32), _tensor([None] * 4, i32)]
+    return pair * (1 + call.full_tables)
+
+
+def _tensor(
+    shape: Sequence[int | None], element: Attribute, layout: Attribute | None = None
+) -> TensorType:
+    dims = [DYNAMIC_INDEX if d is None else d for d in shape]
+    return TensorType(element, dims, layout or NoneAttr())
+
+
+def _strided(
+    shape: Sequence[int | None], element: Attribute, unit_stride: bool
+) -> TensorType:
+    """A tensor of any strides, the last known to be 1 or not."""
+    if not unit_stride:
+        return _tensor(shape, element)
+    strides = ArrayAttr([*[NoneAttr()] * (len(shape) - 1), IntAttr(1)])
+    return _tensor(shape, element, StridedLayoutAttr(strides))
+
+
+def _capture_type(given: CaptureInput) -> Attribute:
+    element = element_type(given.dtype)
+    if given.rank is None:
+        return element
+    return _strided([None] * given.rank, element, given.unit_stride)
+
+
+def _name_args(block: Block, names: Sequence[str]) -> None:
+    taken: dict[str, int] = {}
+    for arg, name in zip(block.args, names, strict=True):
+        name = _hint(name)
+        taken[name] = count = taken.get(name, -1) + 1
+        arg.name_hint = f"{name}_{count}" if count else name
+
+
+def _hint(name: str) -> str:
+    """A name that an SSA value may have."""
+    name = re.sub(r"\W", "_", name, flags=re.ASCII).strip("_") or "capture"
+    return f"_{name}" if name[0].isdigit() else name
+
+
+def build_region(
+    kind: ModKind,
+    mod: CapturedMod | None,
+    inputs: Sequence[CaptureInput],
+    types: Sequence[Attribute],
+    score: AnyFloat | None,
+) -> Region:
+    """A mod's region; without a mod, the identity or `true`."""
+    block = Block(arg_types=mod_args(score, types))
+    names = (*MOD_ARGS[kind], *(i.name for i in inputs))
+    _name_args(block, names)
+    emitter = Emitter(Builder(InsertPoint.at_end(block)))
+    arity = len(MOD_ARGS[kind])
+    result: Value
+    if mod is None:
+        result = number(True) if score is None else _score_arg(block.args[0])
+    else:
+        at = {
+            _identity(given): arg
+            for given, arg in zip(inputs, block.args[arity:], strict=True)
+        }
+        captured = [at[_identity(given)] for given in mod.inputs]
+        dtypes = [given.dtype for given in mod.inputs]
+        result = import_region(mod.graph, emitter, block.args[:arity], captured, dtypes)
+    _yield(emitter, result, block, score)
+    return Region(block)
+
+
+def _score_arg(arg: SSAValue) -> Scalar:
+    return Scalar(_score_dtype(arg.type), arg)
+
+
+def _score_dtype(type_: Attribute) -> torch.dtype:
+    double = type_ == element_type(torch.float64)
+    return torch.float64 if double else torch.float32
+
+
+def _yield(e: Emitter, result: Value, block: Block, score: AnyFloat | None) -> None:
+    assert isinstance(result, Scalar)
+    dtype = torch.bool if score is None else _score_dtype(score)
+    block.add_op(YieldOp(e.value(result, dtype)))
+
+
+def import_subgraph(
+    kind: ModKind, gm: GraphModule, captures: Sequence[Attribute], score: AnyFloat
+) -> Region:
+    """The region of a subgraph of torch's FlexAttention operator.
+
+    Its placeholders are the mod's arguments and then the lifted buffers of that
+    mod. `captures` are their types: tensors, i64 for a Python int, f64 for a float.
+    """
+    own = score if kind == "score_mod" else None
+    block = Block(arg_types=mod_args(own, captures))
+    nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    arity = len(MOD_ARGS[kind])
+    _name_args(block, (*MOD_ARGS[kind], *(n.name for n in nodes[arity:])))
+    emitter = Emitter(Builder(InsertPoint.at_end(block)))
+    dtypes = [_value_dtype(n.meta["val"]) for n in nodes[arity:]]
+    result = import_region(gm, emitter, block.args[:arity], block.args[arity:], dtypes)
+    _yield(emitter, result, block, own)
+    return Region(block)
+
+
+def import_region(
+    gm: GraphModule,
+    emitter: Emitter,
+    args: Sequence[SSAValue],
+    captures: Sequence[SSAValue],
+    dtypes: Sequence[torch.dtype],
+) -> Value:
+    """Emit a mod's graph; `args` are (score), b, h, q_idx, kv_idx."""
+    importer = _Importer(gm, emitter)
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    has_score = len(args) == len(MOD_ARGS["score_mod"])
+    for i, (node, arg) in enumerate(zip(placeholders, args, strict=False)):
+        is_score = has_score and i == 0
+        importer.values[node] = (
+            _score_arg(arg) if is_score else Scalar(torch.int32, arg, nonnegative=True)
+        )
+    for node, arg, dtype in zip(
+        placeholders[len(args) :], captures, dtypes, strict=True
+    ):
+        importer.values[node] = _capture_value(emitter, node, arg, dtype)
+    return importer.run()
+
+
+def _capture_value(e: Emitter, node: Node, arg: SSAValue, dtype: torch.dtype) -> Value:
+    if not isinstance(arg.type, TensorType):
+        return Scalar(dtype, arg, weak=True)
+    shape = node.meta["val"].shape
+    return as_value(e, captured_field(arg, dtype, shape))
+
+
+@dataclass
+class _Importer:
+    """Walks one graph, node by node."""
+
+    gm: GraphModule
+    emitter: Emitter
+    values: dict[Node, Any] = field(default_factory=dict)
+
+    def run(self) -> Value:
+        for node in self.gm.graph.nodes:
+            if node.op == "output":
+                (result,) = _flat(node.args[0])
+                return self._argument(result)
+            if node.op == "get_attr":
+                self.values[node] = _constant(getattr(self.gm, str(node.target)))
+            elif node.op == "call_function":
+                self._call(node)
+        raise AssertionError("a graph without an output")
+
+    def _call(self, node: Node) -> None:
+        where = node_location(node)
+        self.emitter.location = _location(where)
+        try:
+            self.values[node] = self._apply(node)
+        except FlexcError as error:
+            if error.location is not None or where is None:
+                raise
+            raise type(error)(str(error), where) from error
+
+    def _apply(self, node: Node) -> Any:
+        args = [self._argument(a) for a in node.args]
+        kwargs = {k: self._argument(v) for k, v in node.kwargs.items()}
+        if node.target is operator.getitem:
+            return args[0]  # Of log_sigmoid_forward, whose second result is scratch.
+        entry = RULES.get(name := _op_name(node.target))
+        if entry is None:
+            raise UnsupportedOpError(
+                f"{node.target} has no meaning for one score ({name}): mods compute "
+                "with single numbers, by pointwise ops and indexing"
+            )
+        meta = node.meta.get("val")
+        out = _value_dtype(meta[0] if isinstance(meta, tuple) else meta)
+        result = self._run(entry, out, args, kwargs)
+        if isinstance(result, Scalar):
+            _name(result, node.name)
+            if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool):
+                return Scalar(
+                    result.dtype, result.ssa, result.const, True, result.nonnegative
+                )
+        return result
+
+    def _run(
+        self, entry: Entry, out: torch.dtype, args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        if entry.structural:
+            result = entry.rule(self.emitter, out, *args, **kwargs)
+            return (
+                as_value(self.emitter, result) if isinstance(result, Field) else result
+            )
+        named = [k for k, v in kwargs.items() if isinstance(v, Scalar | Field)]
+        operands = [a for a in (*args, *(kwargs[k] for k in named)) if _is_value(a)]
+        split = _splitter(args, kwargs, named)
+
+        def compute(e: Emitter, given: Sequence[Scalar]) -> Scalar:
+            some, others = split(given)
+            return entry.rule(e, out, *some, **others)
+
+        return pointwise(self.emitter, operands, out, compute)
+
+    def _argument(self, arg: Any) -> Any:
+        match arg:
+            case Node():
+                return self.values[arg]
+            case bool() | int() | float():
+                return number(arg)
+            case list() | tuple():
+                return [self._argument(a) for a in arg]
+            case _:
+                return arg
+
+
+def _is_value(arg: Any) -> bool:
+    return isinstance(arg, Scalar | Field)
+
+
+def _splitter(
+    args: list[Any], kwargs: dict[str, Any], named: list[str]
+) -> Callable[[Sequence[Scalar]], tuple[list[Any], Mapping[str, Any]]]:
+    """Puts operands back where they stood among the arguments."""
+    places = [i for i, a in enumerate(args) if _is_value(a)]
+    rest = {k: v for k, v in kwargs.items() if k not in _IGNORED}
+
+    def split(given: Sequence[Scalar]) -> tuple[list[Any], Mapping[str, Any]]:
+        some = list(args)
+        for place, value in zip(places, given, strict=False):
+            some[place] = value
+        return some, rest | dict(zip(named, given[len(places) :], strict=True))
+
+    return split
+
+
+_IGNORED = ("dtype", "device", "layout", "pin_memory", "non_blocking", "memory_format")
+
+
+def _name(result: Scalar, name: str) -> None:
+    if result.const is None and result.ssa is not None and not result.ssa.name_hint:
+        result.ssa.name_hint = _hint(name)
+
+
+def _flat(output: Any) -> list[Any]:
+    return list(output) if isinstance(output, list | tuple) else [output]
+
+
+def _location(where: SourceLocation | None) -> FileLineColLoc | None:
+    if where is None:
+        return None
+    return FileLineColLoc(StringAttr(where.filename), IntAttr(where.line), IntAttr(0))
+
+
+def _value_dtype(value: Any) -> torch.dtype:
+    match value:
+        case torch.Tensor():
+            return value.dtype
+        case torch.SymBool() | bool():
+            return torch.bool
+        case torch.SymFloat() | float():
+            return torch.float64
+        case _:
+            return torch.int64
+
+
+def _constant(tensor: Any) -> Scalar:
+    """A 0-d tensor that the mod made of a Python number."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dim():
+        raise UnsupportedOpError(f"a constant of type {type(tensor).__name__}")
+    value = tensor.item()
+    return Scalar(tensor.dtype, None, value, False, value >= 0)
+
+
+def _op_name(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        name = target._schema.name.partition("::")[2]
+        in_place = name.endswith("_") and not name.endswith("__")
+        return name.removesuffix("_") if in_place else name
+    name = getattr(target, "__name__", str(target)).strip("_")
+    return name if name.startswith("sym_") else f"_operator_{name}"

@@ -1,0 +1,252 @@
+"""Scalars of torch dtypes as SSA values, and the arithmetic they have in common.
+
+An element type says less than a dtype: `uint8` and `int8` are both `i8`. So values
+carry their dtype, and the emitter picks the signed or the unsigned op. Half types
+are computed in f32 and rounded after every op, as torch does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from xdsl.builder import Builder
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    FloatAttr,
+    IntegerAttr,
+    IntegerType,
+    LocationAttr,
+    bf16,
+    f16,
+    f32,
+    f64,
+    i1,
+    i8,
+    i16,
+    i32,
+    i64,
+)
+from xdsl.ir import Operation, SSAValue
+
+from flexc.errors import DtypeError
+
+Number = bool | int | float
+
+ELEMENT_TYPES: dict[torch.dtype, IntegerType | AnyFloat] = {
+    torch.bool: i1,
+    torch.uint8: i8,
+    torch.int8: i8,
+    torch.int16: i16,
+    torch.int32: i32,
+    torch.int64: i64,
+    torch.float16: f16,
+    torch.bfloat16: bf16,
+    torch.float32: f32,
+    torch.float64: f64,
+}
+
+HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
+def element_type(dtype: torch.dtype) -> IntegerType | AnyFloat:
+    """The element type that holds a dtype."""
+    if dtype not in ELEMENT_TYPES:
+        raise DtypeError(f"mods compute with {_names()}, got {dtype}")
+    return ELEMENT_TYPES[dtype]
+
+
+def _names() -> str:
+    return ", ".join(str(d).removeprefix("torch.") for d in ELEMENT_TYPES)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What arithmetic on a dtype is done in."""
+    return torch.float32 if dtype in HALF_TYPES else dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Scalar:
+    """One number of a mod: an SSA value, or a constant not yet of any type."""
+
+    dtype: torch.dtype
+    ssa: SSAValue | None
+    const: Number | None = None
+    weak: bool = False
+    """A Python number: it only raises the kind of a result, never the width."""
+    nonnegative: bool = False
+    """Known to be at least 0, as indices are: it needs no wrapping."""
+
+
+def number(value: Number) -> Scalar:
+    """A Python number."""
+    kind = {bool: torch.bool, int: torch.int64, float: torch.float64}[type(value)]
+    return Scalar(kind, None, value, True, value >= 0)
+
+
+def _kind(dtype: torch.dtype) -> int:
+    return 0 if dtype is torch.bool else 2 if dtype.is_floating_point else 1
+
+
+def promote(*values: Scalar) -> torch.dtype:
+    """The dtype that torch computes in, given tensors and Python numbers."""
+    strong = [v.dtype for v in values if not v.weak] or [v.dtype for v in values]
+    dtype = strong[0]
+    for other in strong[1:]:
+        dtype = torch.promote_types(dtype, other)
+    for other in (v.dtype for v in values if v.weak):
+        if _kind(other) > _kind(dtype):
+            floating = other.is_floating_point
+            dtype = torch.get_default_dtype() if floating else other
+    return dtype
+
+
+class Emitter:
+    """Builds scalar ops at one place; every result has the user's line."""
+
+    def __init__(self, builder: Builder):
+        self.builder = builder
+        self.location: LocationAttr | None = None
+        self._constants: dict[tuple[torch.dtype, str], SSAValue] = {}
+
+    def insert(self, op: Operation) -> SSAValue:
+        """Insert an op of one result."""
+        if self.location is not None:
+            op.location = self.location
+        self.builder.insert(op)
+        return op.results[0]
+
+    def constant(self, value: Number, dtype: torch.dtype) -> Scalar:
+        """A constant of a dtype; equal ones are one op."""
+        value = _convert_number(value, dtype)
+        key = (dtype, repr(value))
+        if key not in self._constants:
+            self._constants[key] = self.insert(_constant_op(value, dtype))
+        positive = bool(value >= 0)
+        return Scalar(dtype, self._constants[key], value, False, positive)
+
+    def ssa(self, x: Scalar) -> SSAValue:
+        """The SSA value of a scalar, whatever its dtype."""
+        return x.ssa if x.ssa is not None else self.value(x, x.dtype)
+
+    def value(self, x: Scalar, dtype: torch.dtype) -> SSAValue:
+        """The SSA value of a scalar as a dtype."""
+        ssa = self.cast(x, dtype).ssa
+        assert ssa is not None
+        return ssa
+
+    def cast(self, x: Scalar, to: torch.dtype) -> Scalar:
+        """The scalar converted to a dtype, as `Tensor.to` converts."""
+        if x.const is not None and (x.ssa is None or x.dtype is not to):
+            return self.constant(x.const, to)
+        if x.dtype is to:
+            return replace(x, weak=False)
+        if x.dtype.is_floating_point:
+            ssa = self._cast_float(x, to)
+        else:
+            ssa = self._cast_int(x, to)
+        unsigned = not x.dtype.is_signed and to is not torch.int8
+        return Scalar(to, ssa, nonnegative=x.nonnegative or unsigned)
+
+    def _cast_float(self, x: Scalar, to: torch.dtype) -> SSAValue:
+        source = self.ssa(x)
+        type_ = element_type(to)
+        if to is torch.bool:
+            zero = self.value(number(0.0), x.dtype)
+            return self.insert(arith.CmpfOp(source, zero, "une"))
+        if not to.is_floating_point:
+            if to.itemsize < 4:  # Out of range, the low bits remain.
+                source = self.insert(arith.FPToSIOp(source, i32))
+                return self.insert(arith.TruncIOp(source, type_))
+            return self.insert(arith.FPToSIOp(source, type_))
+        if {x.dtype.itemsize, to.itemsize} <= {2} or (
+            to in HALF_TYPES and x.dtype is torch.float64
+        ):
+            return self.value(self.cast(x, torch.float32), to)
+        wider = to.itemsize > x.dtype.itemsize
+        return self.insert((arith.ExtFOp if wider else arith.TruncFOp)(source, type_))
+
+    def _cast_int(self, x: Scalar, to: torch.dtype) -> SSAValue:
+        source, type_ = self.ssa(x), element_type(to)
+        unsigned = not x.dtype.is_signed
+        if to is torch.bool:
+            zero = self.value(number(0), x.dtype)
+            return self.insert(arith.CmpiOp(source, zero, "ne"))
+        if to in HALF_TYPES:
+            return self.value(self.cast(x, torch.float32), to)
+        if to.is_floating_point:
+            op = arith.UIToFPOp if unsigned else arith.SIToFPOp
+            return self.insert(op(source, type_))
+        if x.dtype is torch.bool or to.itemsize > x.dtype.itemsize:
+            op = arith.ExtUIOp if unsigned else arith.ExtSIOp
+            return self.insert(op(source, type_))
+        if to.itemsize == x.dtype.itemsize:
+            return source
+        return self.insert(arith.TruncIOp(source, type_))
+
+    # Arithmetic on operands of one dtype.
+
+    def op(self, kind: type[Operation], dtype: torch.dtype, *args: Scalar) -> Scalar:
+        """An op whose operands and result are of the dtype.
+
+        Of a half type, it is computed in f32 and rounded.
+        """
+        inner = compute_dtype(dtype)
+        values = [self.value(x, inner) for x in args]
+        result = Scalar(inner, self.insert(kind(*values)))
+        return self.cast(result, dtype)
+
+    def compare(self, predicate: str, a: Scalar, b: Scalar) -> Scalar:
+        """A comparison, `predicate` one of eq ne lt le gt ge."""
+        dtype = promote(a, b)
+        x, y = self.value(a, dtype), self.value(b, dtype)
+        if dtype.is_floating_point:
+            prefix = "u" if predicate == "ne" else "o"
+            return self._flag(arith.CmpfOp(x, y, prefix + predicate))
+        if predicate not in ("eq", "ne"):
+            predicate = ("s" if dtype.is_signed else "u") + predicate
+        return self._flag(arith.CmpiOp(x, y, predicate))
+
+    def _flag(self, op: Operation) -> Scalar:
+        return Scalar(torch.bool, self.insert(op))
+
+    def select(self, cond: Scalar, a: Scalar, b: Scalar, dtype: torch.dtype) -> Scalar:
+        """`a` where the condition holds, else `b`."""
+        chosen = arith.SelectOp(
+            self.value(cond, torch.bool), self.value(a, dtype), self.value(b, dtype)
+        )
+        both = a.nonnegative and b.nonnegative
+        return Scalar(dtype, self.insert(chosen), nonnegative=both)
+
+    def negate(self, flag: Scalar) -> Scalar:
+        """Not."""
+        return self.op(arith.XOrIOp, torch.bool, flag, number(True))
+
+    def both(self, a: Scalar, b: Scalar) -> Scalar:
+        """And, of flags."""
+        return self.op(arith.AndIOp, torch.bool, a, b)
+
+
+def _convert_number(value: Number, dtype: torch.dtype) -> Number:
+    if dtype is torch.bool:
+        return bool(value)
+    if dtype.is_floating_point:
+        return float(value)
+    bits = dtype.itemsize * 8
+    value = int(value) if math.isfinite(value) else 0
+    wrapped = value & ((1 << bits) - 1)
+    if dtype.is_signed and wrapped >> (bits - 1):
+        wrapped -= 1 << bits
+    return wrapped
+
+
+def _constant_op(value: Number, dtype: torch.dtype) -> arith.ConstantOp:
+    type_ = element_type(dtype)
+    if isinstance(type_, IntegerType):
+        attr = IntegerAttr(int(value), type_, truncate_bits=True)
+        return arith.ConstantOp(attr)
+    if dtype in HALF_TYPES or dtype is torch.float32:
+        value = torch.tensor(value, dtype=torch.float64).to(dtype).item()
+    return arith.ConstantOp(FloatAttr(float(value), type_))
