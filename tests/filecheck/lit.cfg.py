@@ -32,4 +32,4 @@ config.substitutions += [
 ]
 
 # Two patterns that undo each other never end.
-lit_config.maxIndividualTestTime = 60
+config.maxIndividualTestTime = 60
