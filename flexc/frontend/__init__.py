@@ -1,0 +1,1 @@
+"""From Python functions to a `flex` module: closures, capture, import."""

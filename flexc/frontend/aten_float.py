@@ -25,6 +25,7 @@ from flexc.frontend.rules import rule
 from flexc.frontend.scalars import Emitter, Scalar, compute_dtype, number
 
 ONE, ZERO, HALF = number(1.0), number(0.0), number(0.5)
+LEAK = number(0.01)
 
 UNARY: dict[str, type[Operation]] = {
     "acos": math.AcosOp,
@@ -244,7 +245,7 @@ def _relu6(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
 
 @_activation("leaky_relu")
 def _leaky_relu(
-    e: Emitter, t: torch.dtype, x: Scalar, negative_slope: Scalar = number(0.01)
+    e: Emitter, t: torch.dtype, x: Scalar, negative_slope: Scalar = LEAK
 ) -> Scalar:
     return e.select(e.compare("gt", x, ZERO), x, mul(e, t, x, negative_slope), t)
 

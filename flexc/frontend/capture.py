@@ -111,9 +111,8 @@ def capture_mods(
 ) -> CapturedMods:
     """Trace `(score_mod, mask_mod)`, as given to `read_mods`."""
     score_mod, mask_mod = signature.mods
-    for kind, mod in (("score_mod", score_mod), ("mask_mod", mask_mod)):
-        if mod is not None:
-            _check_arity(kind, mod)
+    _check_arity("score_mod", score_mod)
+    _check_arity("mask_mod", mask_mod)
     if not signature.static_numbers:
         try:
             return _Tracer(signature, score_dtype, device, symbolic=True).run()
@@ -126,7 +125,9 @@ def capture_mods(
     return _Tracer(signature, score_dtype, device, symbolic=False).run()
 
 
-def _check_arity(kind: ModKind, mod: Mod) -> None:
+def _check_arity(kind: ModKind, mod: Mod | None) -> None:
+    if mod is None:
+        return
     names = ", ".join(MOD_ARGS[kind])
     try:
         signature = inspect.signature(mod)
@@ -173,7 +174,7 @@ class _Tracer:
         symbol = self.shape_env.create_unspecified_symbol(
             value, source, DimDynamic.DYNAMIC
         )
-        self.sources[symbol.name] = f"v[{slot}]"
+        self.sources[str(symbol)] = f"v[{slot}]"
         if isinstance(value, int):
             return self.shape_env.create_symintnode(symbol, hint=value, source=source)
         return self.shape_env.create_symfloatnode(symbol, hint=value, source=source)
@@ -339,8 +340,9 @@ def _writes_own_scalar(node: Node, fresh: set[Node]) -> bool:
     """In-place ops on scalars that a mod made itself are as good as others."""
     written = node.args[0]
     assert isinstance(written, Node)
-    scalar = written.meta["val"].dim() == 0 and node.target.__name__.count("_.")
-    return scalar and written in fresh and not any(map(_is_view, written.users))
+    if written not in fresh or any(map(_is_view, written.users)):
+        return False
+    return written.meta["val"].dim() == 0 and "_." in str(node.target)
 
 
 def _data_dependent(kind: ModKind, where: SourceLocation | None) -> FlexcError:

@@ -52,8 +52,20 @@ _BY_VALUE: tuple[type, ...] = (
 )
 
 _SILENT_METHODS = frozenset(
-    "__class_getitem__ __delattr__ __eq__ __hash__ __init__ __init_subclass__ "
-    "__new__ __post_init__ __reduce__ __repr__ __setattr__ __str__".split()
+    {
+        "__class_getitem__",
+        "__delattr__",
+        "__eq__",
+        "__hash__",
+        "__init__",
+        "__init_subclass__",
+        "__new__",
+        "__post_init__",
+        "__reduce__",
+        "__repr__",
+        "__setattr__",
+        "__str__",
+    }
 )
 """Special methods that computing with an object does not call."""
 

@@ -12,26 +12,55 @@ from dataclasses import dataclass
 from types import CodeType
 
 DYNAMIC_NAMES = frozenset(
-    "delattr eval exec getattr globals input locals open setattr vars __import__".split()
+    {
+        "delattr",
+        "eval",
+        "exec",
+        "getattr",
+        "globals",
+        "input",
+        "locals",
+        "open",
+        "setattr",
+        "vars",
+        "__import__",
+    }
 )
 """Builtins that read or write what the bytecode does not name."""
 
 DYNAMIC_ATTRIBUTES = frozenset(
-    "__builtins__ __closure__ __code__ __dict__ __getattribute__ __globals__".split()
+    {
+        "__builtins__",
+        "__closure__",
+        "__code__",
+        "__dict__",
+        "__getattribute__",
+        "__globals__",
+    }
 )
 
-INSPECTING_NAMES = frozenset("isinstance issubclass type".split())
+INSPECTING_NAMES = frozenset({"isinstance", "issubclass", "type"})
 """Builtins that tell a symbolic number from a Python one."""
 
 TRUSTED_PACKAGES = frozenset(
-    "builtins cmath enum functools itertools math operator torch typing".split()
+    {
+        "builtins",
+        "cmath",
+        "enum",
+        "functools",
+        "itertools",
+        "math",
+        "operator",
+        "torch",
+        "typing",
+    }
 )
 """Packages whose contents do not change while a program runs."""
 
-_READS_GLOBAL = frozenset("LOAD_GLOBAL LOAD_NAME LOAD_FROM_DICT_OR_GLOBALS".split())
-_READS_ATTRIBUTE = frozenset("LOAD_ATTR LOAD_METHOD LOAD_SUPER_ATTR".split())
+_READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})
 _WRITES_STATE = frozenset(
-    "STORE_GLOBAL DELETE_GLOBAL STORE_NAME STORE_ATTR DELETE_ATTR".split()
+    {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "STORE_ATTR", "DELETE_ATTR"}
 )
 
 

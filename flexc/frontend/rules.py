@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-
 Rule = Callable[..., Any]
 """`rule(emitter, result dtype, *args, **kwargs)`, arguments as aten's, with every
 tensor and number a `Scalar` (a `Field` for a structural rule)."""

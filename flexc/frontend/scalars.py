@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from xdsl.builder import Builder
@@ -51,8 +52,8 @@ ELEMENT_TYPES: dict[torch.dtype, IntegerType | AnyFloat] = {
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
-def element_type(dtype: torch.dtype) -> IntegerType | AnyFloat:
-    """The element type that holds a dtype."""
+def element_type(dtype: torch.dtype) -> Any:
+    """The element type that holds a dtype: an `IntegerType` or a float type."""
     if dtype not in ELEMENT_TYPES:
         raise DtypeError(f"mods compute with {_names()}, got {dtype}")
     return ELEMENT_TYPES[dtype]
