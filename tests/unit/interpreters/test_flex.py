@@ -128,13 +128,13 @@ def test_small_lengths(q_len: int, kv_len: int):
 
 
 def test_results_have_their_types_and_scores_are_wide():
-    args = [a.bfloat16() for a in inputs()[:3]]
+    q, k, v = (a.bfloat16() for a in inputs()[:3])
     slopes = torch.rand(2)
-    out, lse, maximum = run(module_text(element="bf16"), *args, 0.3, slopes)
+    out, lse, maximum = run(module_text(element="bf16"), q, k, v, 0.3, slopes)
     assert [t.dtype for t in (out, lse, maximum)] == [torch.bfloat16] + [
         torch.float32
     ] * 2
-    expected = attention(*args, scale=0.3)
+    expected = attention(q, k, v, scale=0.3)
     torch.testing.assert_close(lse.double(), expected.lse, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out, expected.out.bfloat16())
 
