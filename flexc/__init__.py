@@ -1,1 +1,30 @@
-"""flexc: a compiler for attention."""
+"""flexc: a compiler for attention.
+
+`flexc.flex_attention` is torch's `flex_attention`, compiled when it is called;
+`flexc.compile` compiles functions that contain it. Names are loaded when they
+are first used, so that `flexc-opt` starts without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flexc.runtime.compiled_function import compile
+    from flexc.runtime.interface import flex_attention
+
+__version__ = "0.1.0"
+
+__all__ = ["__version__", "compile", "flex_attention"]
+
+_EXPORTS = {
+    "compile": "flexc.runtime.compiled_function",
+    "flex_attention": "flexc.runtime.interface",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'flexc' has no attribute {name!r}")
+    return getattr(import_module(_EXPORTS[name]), name)

@@ -27,6 +27,8 @@ from flexc.passes.tile_materialize_params import TileMaterializeParamsPass
 from flexc.passes.tile_split_maps import TileSplitMapsPass
 
 Target = Literal["triton", "cpp"]
+Tanh = Literal["exact", "nvidia", "exp2"]
+F32Precision = Literal["ieee", "tf32"]
 
 TIDY: tuple[ModulePass, ...] = (CanonicalizePass(), CommonSubexpressionElimination())
 """Drop what a pass left unused or doubled."""
@@ -62,11 +64,13 @@ def to_tile(target: Target) -> tuple[ModulePass, ...]:
     )
 
 
-def to_triton(tanh: Literal["exact", "nvidia", "exp2"]) -> tuple[ModulePass, ...]:
+def to_triton(
+    tanh: Tanh = "exact", f32_precision: F32Precision = "ieee"
+) -> tuple[ModulePass, ...]:
     """From `tile` to what the Triton printer can print."""
     return (
         TileExpandMathPass(tanh),
-        LegalizeTileForTritonPass(),
+        LegalizeTileForTritonPass(f32_precision),
         # Offsets and bounds are maps too, and most of them leave the loop.
         TileSplitMapsPass(),
         *TIDY,
@@ -123,10 +127,11 @@ class FlexcToTritonPass(ModulePass):
     block_n: int | None = None
     num_warps: int | None = None
     num_stages: int | None = None
-    tanh: Literal["exact", "nvidia", "exp2"] = "exact"
+    tanh: Tanh = "exact"
+    f32_precision: F32Precision = "ieee"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         sizes = (self.block_m, self.block_n, self.num_warps, self.num_stages)
         run(to_blocksparse("triton", *sizes), ctx, op)
         run(to_tile("triton"), ctx, op)
-        run(to_triton(self.tanh), ctx, op)
+        run(to_triton(self.tanh, self.f32_precision), ctx, op)

@@ -10,10 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i32, i64
+from xdsl.dialects.builtin import (
+    IntegerAttr,
+    ModuleOp,
+    StringAttr,
+    f32,
+    i32,
+    i64,
+)
 from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
@@ -26,7 +34,7 @@ from xdsl.pattern_rewriter import (
 from xdsl.rewriter import InsertPoint
 
 from flexc.dialects import tile
-from flexc.dialects.tile import shape_of
+from flexc.dialects.tile import element_of, shape_of
 from flexc.passes.map_builder import UNIFORM, Input, build_map
 from flexc.passes.scalar_code import ScalarCode
 from flexc.passes.tile_shapes import static_dim, static_stride
@@ -165,6 +173,19 @@ class LoadToGather(RewritePattern):
         rewriter.replace_op(op, gather)
 
 
+@dataclass(frozen=True)
+class SetPrecision(RewritePattern):
+    """Say how products of fp32 tiles are computed."""
+
+    precision: str
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.DotOp, rewriter: PatternRewriter) -> None:
+        if element_of(op.lhs.type) == f32 and "precision" not in op.attributes:
+            op.attributes["precision"] = StringAttr(self.precision)
+            rewriter.notify_op_modified(op)
+
+
 class StoreToScatter(RewritePattern):
     """tile.store -> tile.scatter."""
 
@@ -189,6 +210,10 @@ class LegalizeTileForTritonPass(ModulePass):
 
     name = "legalize-tile-for-triton"
 
+    f32_precision: Literal["ieee", "tf32"] = "ieee"
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        patterns = GreedyRewritePatternApplier([LoadToGather(), StoreToScatter()])
+        patterns = GreedyRewritePatternApplier(
+            [LoadToGather(), StoreToScatter(), SetPrecision(self.f32_precision)]
+        )
         PatternRewriteWalker(patterns, apply_recursively=False).rewrite_module(op)

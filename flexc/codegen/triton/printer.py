@@ -17,6 +17,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from flexc.codegen.source_printer import SourcePrinter
 from flexc.codegen.triton import scalar_rules
 from flexc.dialects import blocksparse, flex, tile
+from flexc.dialects.mod_region import is_scalar
 from flexc.dialects.tile import ReduceKind, TileType, shape_of
 
 PYTHON_WORDS = (
@@ -29,6 +30,11 @@ BROADCASTS = {(0,): "[:, None]", (1,): "[None, :]"}
 """How a row or column value is spelled within a full tile."""
 
 
+def annotation(arg: SSAValue) -> str:
+    """The annotation of a parameter: numbers have a dtype, pointers bring theirs."""
+    return f": {scalar_rules.dtype(arg.type)}" if is_scalar(arg.type) else ""
+
+
 class TritonPrinter(SourcePrinter):
     """Statements of a Triton kernel."""
 
@@ -37,15 +43,16 @@ class TritonPrinter(SourcePrinter):
     def print_kernel(self, kernel: tile.KernelOp) -> str:
         """Print the kernel's function; the name it got."""
         entry = self.unique_name(kernel.sym_name.data)
-        names = [self.declare(arg) for arg in kernel.body.block.args]
+        args = kernel.body.block.args
+        names = [self.declare(arg) for arg in args]
         numbers = [
-            name
-            for name, param in zip(names, kernel.params, strict=True)
-            if param.kind.data != tile.ParamKind.ARGUMENT
+            n for n, arg in zip(names, args, strict=True) if is_scalar(arg.type)
         ]
         # One kernel for all lengths: Triton must not specialise on their values.
         self.line(f"@triton.jit(do_not_specialize={numbers!r})")
-        with self.block(f"def {entry}({', '.join(names)})"):
+        # Types are spelled out: Triton must not guess them from values either.
+        params = [n + annotation(a) for n, a in zip(names, args, strict=True)]
+        with self.block(f"def {entry}({', '.join(params)})"):
             self.print_block(kernel.body.block)
         return entry
 

@@ -1,0 +1,183 @@
+"""Checks of what `flex_attention` is given, with errors that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, noop_mask
+
+from flexc.errors import (
+    BlockMaskError,
+    DeviceError,
+    DtypeError,
+    OptionError,
+    ShapeError,
+)
+
+MAX_HEAD_DIM = 512
+
+NO_BLOCKS = 1 << 30
+"""BLOCK_SIZE of the empty BlockMask that torch makes where there is none."""
+
+DTYPES = {
+    "cpu": (torch.float32, torch.bfloat16, torch.float16, torch.float64),
+    "cuda": (torch.float32, torch.bfloat16, torch.float16),
+}
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a BlockMask, broadcast to the call's batch and heads."""
+
+    tensors: tuple[Tensor, ...]
+    block_size: tuple[int, int]
+
+
+def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    """Check ranks, shapes, dtypes and devices of query, key and value."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise ShapeError(f"{name} expects a tensor, got {type(tensor).__name__}")
+        if tensor.is_nested:
+            raise ShapeError(
+                f"{name} expects a dense tensor, got a nested one; pad it, or pack its "
+                "sequences into one and mask by document"
+            )
+        if tensor.dim() != 4:
+            raise ShapeError(
+                f"{name} expects 4 dimensions (batch, heads, length, head dim), got "
+                f"shape {tuple(tensor.shape)}"
+            )
+    check_dtypes(query, key, value)
+    check_shapes(query, key, value, enable_gqa)
+
+
+def check_dtypes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    if not query.device == key.device == value.device:
+        raise DeviceError(
+            "query, key and value expect one device, got "
+            f"{query.device}, {key.device} and {value.device}"
+        )
+    if not query.dtype == key.dtype == value.dtype:
+        raise DtypeError(
+            "query, key and value expect one dtype, got "
+            f"{query.dtype}, {key.dtype} and {value.dtype}; cast them"
+        )
+    allowed = DTYPES.get(query.device.type, DTYPES["cpu"])
+    if query.dtype not in allowed:
+        names = ", ".join(str(d).removeprefix("torch.") for d in allowed)
+        raise DtypeError(
+            f"query, key and value on {query.device.type} expect one of {names}, got "
+            f"{query.dtype}"
+        )
+
+
+def check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    (bq, hq, _, e), (bk, hkv, kv_len, ek), (bv, hv, v_len, ev) = (
+        query.shape,
+        key.shape,
+        value.shape,
+    )
+    if e != ek:
+        raise ShapeError(f"key expects head dim {e} as the query has, got {ek}")
+    if (bk, hkv, kv_len) != (bv, hv, v_len):
+        raise ShapeError(
+            f"value expects batch, heads and length {(bk, hkv, kv_len)} as the key "
+            f"has, got {(bv, hv, v_len)}"
+        )
+    for name, dim in (("query", e), ("value", ev)):
+        if not 1 <= dim <= MAX_HEAD_DIM:
+            raise ShapeError(f"{name} expects a head dim of 1 to 512, got {dim}")
+    if bk not in (bq, 1):
+        raise ShapeError(f"key expects batch {bq} or 1, got {bk}")
+    if hq == hkv:
+        return
+    if not enable_gqa:
+        raise ShapeError(
+            f"key expects {hq} heads as the query has, got {hkv}; pass "
+            "enable_gqa=True to share key heads among query heads"
+        )
+    if hkv == 0 or hq % hkv:
+        raise ShapeError(
+            f"query expects a multiple of the key's {hkv} heads, got {hq} heads"
+        )
+
+
+def autocast(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Cast as torch's own attention does under `torch.autocast`."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) if t.is_floating_point() else t for t in tensors)
+
+
+def split_block_mask(
+    block_mask: BlockMask | None,
+    mask_mod: Callable[..., Any] | None,
+    query: Tensor,
+    key: Tensor,
+) -> tuple[Callable[..., Any] | None, Tables | None]:
+    """The mask and the tables of a call, of which both may be absent."""
+    if block_mask is None:
+        return mask_mod, None
+    if not isinstance(block_mask, BlockMask):
+        hint = "; pass a function as mask_mod=" if callable(block_mask) else ""
+        raise BlockMaskError(
+            "block_mask expects torch.nn.attention.flex_attention.BlockMask, got "
+            f"{type(block_mask).__name__}{hint}"
+        )
+    if mask_mod is not None:
+        raise OptionError(
+            "give block_mask or mask_mod, not both: a BlockMask brings its own "
+            "mask_mod; combine masks with torch's and_masks"
+        )
+    mask = None if block_mask.mask_mod is noop_mask else block_mask.mask_mod
+    if mask is not None and mask.__name__ == "_sliced_mask_mod_error":
+        raise BlockMaskError(
+            "block_mask was sliced, which drops its mask_mod; set mask_mod on the "
+            "slice, or make a BlockMask for the part"
+        )
+    if min(block_mask.BLOCK_SIZE) >= NO_BLOCKS:
+        return mask, None
+    check_lengths(block_mask, query, key)
+    return mask, tables_of(block_mask, query)
+
+
+def check_lengths(block_mask: BlockMask, query: Tensor, key: Tensor) -> None:
+    expected = (query.size(2), key.size(2))
+    if tuple(block_mask.seq_lengths) != expected:
+        raise BlockMaskError(
+            f"block_mask was made for (q_len, kv_len) = "
+            f"{tuple(block_mask.seq_lengths)}, got tensors with {expected}; make one "
+            "for these lengths, or pass its mask_mod as mask_mod="
+        )
+    if block_mask.kv_num_blocks.device != query.device:
+        raise BlockMaskError(
+            f"block_mask is on {block_mask.kv_num_blocks.device}, query on "
+            f"{query.device}; move it with block_mask.to(device)"
+        )
+
+
+def tables_of(block_mask: BlockMask, query: Tensor) -> Tables:
+    """The tables with batch and heads of the query; broadcast ones have stride 0."""
+    tables = [block_mask.kv_num_blocks, block_mask.kv_indices]
+    if block_mask.full_kv_num_blocks is not None:
+        tables += [block_mask.full_kv_num_blocks, block_mask.full_kv_indices]
+    b, h = query.shape[:2]
+    expanded: list[Tensor] = []
+    for rank, table in zip((3, 4, 3, 4), tables, strict=False):
+        while table.dim() < rank:
+            table = table.unsqueeze(0)
+        for name, have, want in (("B", table.size(0), b), ("H", table.size(1), h)):
+            if have not in (1, want):
+                raise BlockMaskError(
+                    f"block_mask was made for {name}={have}, got a query with {want}"
+                )
+        expanded.append(table.expand(b, h, *table.shape[2:]))
+    q_block, kv_block = block_mask.BLOCK_SIZE
+    return Tables(tuple(expanded), (q_block, kv_block))

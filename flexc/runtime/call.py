@@ -1,0 +1,192 @@
+"""One call of attention: what it is keyed on, its outputs, and running it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexc.errors import DeviceError
+from flexc.frontend.closures import ModSignature, read_mods
+from flexc.frontend.import_graph import AttentionCall
+from flexc.runtime.arguments import Tables
+from flexc.runtime.driver import Build, Compiled, compile_attention
+from flexc.runtime.options import TileOptions
+
+LENGTH_MULTIPLE = 128
+"""Lengths that are multiples of this get a kernel without tests at the edges."""
+
+ALIGNMENT = 16
+"""Bytes that vector loads and asynchronous copies want addresses aligned to."""
+
+MAX_NARROW_OFFSET = 2**31 - 1
+
+_compiled: dict[Any, list[Compiled]] = {}
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Which results a call wants beside the output."""
+
+    lse: bool = False
+    max_scores: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """A checked call, ready to run."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float
+    tables: Tables | None
+    signature: ModSignature
+    outputs: Outputs
+    backend: str
+    tiles: TileOptions
+
+    def run(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The output and, where asked for, log-sum-exp and largest scores."""
+        results = self.allocate()
+        if self.query.numel() and self.key.size(2):
+            self.execute(results)
+        else:
+            for result, value in zip(results, (0.0, -math.inf, -math.inf), strict=True):
+                if result is not None:
+                    result.fill_(value)
+        return results
+
+    def execute(self, results: Sequence[Tensor | None]) -> None:
+        compiled = self.compiled()
+        captures = self.signature.captures
+        args = [self.query, self.key, self.value, self.scale]
+        args += compiled.attention.arguments(captures)
+        if self.tables is not None:
+            args += self.tables.tensors
+        wanted = [r for r in results if r is not None]
+        if compiled.kernel is not None:
+            compiled.kernel(self.query, [*args, *wanted])
+            return
+        from flexc.runtime.interpreters import run_module
+
+        for result, value in zip(
+            wanted, run_module(compiled.attention.module, args), strict=True
+        ):
+            result.copy_(value)
+
+    def compiled(self) -> Compiled:
+        """The kernel of an earlier call that this one may use, or a new one."""
+        build = self.build()
+        if not self.signature.cacheable:
+            return compile_attention(self.signature, build, self.score_dtype)
+        entries = _compiled.setdefault((self.signature.key, build), [])
+        captures = self.signature.captures
+        for entry in entries:
+            if entry.mods.guards_hold(captures):
+                return entry
+        entry = compile_attention(self.signature, build, self.score_dtype)
+        entries.append(entry)
+        return entry
+
+    @property
+    def score_dtype(self) -> torch.dtype:
+        double = self.query.dtype is torch.float64
+        return torch.float64 if double else torch.float32
+
+    def build(self) -> Build:
+        query, key, value = self.query, self.key, self.value
+        aligned = all(is_aligned(t) for t in (query, key, value))
+        aligned = aligned and value.size(3) * value.element_size() % ALIGNMENT == 0
+        call = AttentionCall(
+            dtype=query.dtype,
+            head_dim=query.size(3),
+            value_dim=value.size(3),
+            lse=self.outputs.lse,
+            max_scores=self.outputs.max_scores,
+            unit_strides=(
+                has_unit_stride(query),
+                has_unit_stride(key),
+                has_unit_stride(value),
+            ),
+            sparse_block=None if self.tables is None else self.tables.block_size,
+            full_tables=self.tables is not None and len(self.tables.tensors) == 4,
+            scale_positive=self.scale > 0,
+            q_len_multiple=length_multiple(query.size(2)),
+            kv_len_multiple=length_multiple(key.size(2)),
+            alignment=ALIGNMENT if aligned else None,
+            index_width=32 if self.offsets_are_narrow() else 64,
+        )
+        return Build(call, self.backend, query.device.type, self.tiles)
+
+    def offsets_are_narrow(self) -> bool:
+        """Whether 32 bits hold every offset into captured tensors and tables."""
+        tensors = [c for c in self.signature.captures if isinstance(c, Tensor)]
+        if self.tables is not None:
+            tensors += self.tables.tensors
+        return all(largest_offset(t) <= MAX_NARROW_OFFSET for t in tensors)
+
+    def allocate(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Outputs, `out` laid out in memory as the query is."""
+        query = self.query
+        shape = (*query.shape[:3], self.value.size(3))
+        order = sorted(range(3), key=lambda d: -query.stride(d))
+        out = torch.empty_permuted(
+            shape, (*order, 3), dtype=query.dtype, device=query.device
+        )
+        rows = [
+            torch.empty(shape[:3], dtype=self.score_dtype, device=query.device)
+            if wanted
+            else None
+            for wanted in (self.outputs.lse, self.outputs.max_scores)
+        ]
+        return out, rows[0], rows[1]
+
+
+def length_multiple(length: int) -> int | None:
+    return LENGTH_MULTIPLE if length % LENGTH_MULTIPLE == 0 else None
+
+
+def has_unit_stride(tensor: Tensor) -> bool:
+    """Whether elements of the last dimension lie next to each other."""
+    return tensor.stride(3) == 1 or tensor.size(3) == 1
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """Whether every row starts at an aligned address."""
+    size = tensor.element_size()
+    return (
+        has_unit_stride(tensor)
+        and tensor.data_ptr() % ALIGNMENT == 0
+        and all(
+            tensor.stride(d) * size % ALIGNMENT == 0 or tensor.size(d) == 1
+            for d in range(3)
+        )
+    )
+
+
+def largest_offset(tensor: Tensor) -> int:
+    """The offset of a tensor's last element, in elements."""
+    if tensor.numel() <= MAX_NARROW_OFFSET and tensor.is_contiguous():
+        return max(tensor.numel() - 1, 0)
+    return sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def read_signature(
+    score_mod: Callable[..., Any] | None,
+    mask_mod: Callable[..., Any] | None,
+    device: torch.device,
+) -> ModSignature:
+    """Walk a call's mods and check where what they capture lies."""
+    signature = read_mods(score_mod, mask_mod)
+    for capture in signature.captures:
+        if isinstance(capture, Tensor) and capture.device != device:
+            raise DeviceError(
+                f"captured tensors expect the query's device {device}, got one of "
+                f"shape {tuple(capture.shape)} on {capture.device}; move it"
+            )
+    return signature

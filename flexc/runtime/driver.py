@@ -1,0 +1,167 @@
+"""From captured mods to a kernel: the only place where all stages meet.
+
+Each stage is counted in `counters`, so that a test, or a user, can see that a
+call compiled nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections import Counter
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+from io import StringIO
+
+import torch
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.printer import Printer
+
+from flexc import pipelines
+from flexc.codegen.kernel_spec import KernelSpec
+from flexc.codegen.triton.target import emit_triton
+from flexc.frontend.capture import CapturedMods, capture_mods
+from flexc.frontend.closures import ModSignature
+from flexc.frontend.import_graph import (
+    AttentionCall,
+    AttentionModule,
+    build_attention_module,
+)
+from flexc.runtime.cache import load_text, store_text
+from flexc.runtime.kernel import Kernel
+from flexc.runtime.options import TileOptions, is_interpreting
+
+counters: Counter[str] = Counter()
+"""How often mods were traced, modules lowered and kernels built or loaded."""
+
+_kernels: dict[str, Kernel] = {}
+
+
+@dataclass(frozen=True)
+class Build:
+    """Everything but the mods that a kernel is made for."""
+
+    call: AttentionCall
+    backend: str
+    device: str
+    tiles: TileOptions
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A kernel, the mods that it computes and the order of its captures."""
+
+    mods: CapturedMods
+    attention: AttentionModule
+    kernel: Kernel | None
+    """None for the eager backend, which runs the `flex` module itself."""
+
+
+def compile_attention(
+    signature: ModSignature, build: Build, score_dtype: torch.dtype
+) -> Compiled:
+    """Trace mods, and find or make the kernel for them."""
+    counters["traced"] += 1
+    mods = capture_mods(signature, score_dtype, build.device.split(":")[0])
+    attention = build_attention_module(mods.score, mods.mask, build.call)
+    if build.backend == "eager":
+        return Compiled(mods, attention, None)
+    return Compiled(mods, attention, kernel_for(attention.module, build))
+
+
+def kernel_for(module: ModuleOp, build: Build) -> Kernel:
+    """The kernel of a `flex` module; equal modules share one."""
+    key = kernel_key(module, build)
+    if key not in _kernels:
+        _kernels[key] = Kernel(find_spec(module, build, key))
+        counters["built"] += 1
+    return _kernels[key]
+
+
+def kernel_key(module: ModuleOp, build: Build) -> str:
+    """A digest of the canonical IR, the options and the versions of everything."""
+    parts = [canonical_text(module), build.backend, tanh_of(build), _versions()]
+    parts += [f"{k}={v}" for k, v in sorted(asdict(build.tiles).items())]
+    parts.append(f"interpret={is_interpreting()}")
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def canonical_text(module: ModuleOp) -> str:
+    """A module's text with names that do not come from the user."""
+    clone = module.clone()
+    for op in clone.walk():
+        for region in op.regions:
+            for block in region.blocks:
+                for arg in block.args:
+                    arg.name_hint = None
+        for result in op.results:
+            result.name_hint = None
+    stream = StringIO()
+    Printer(stream=stream).print_op(clone)
+    return stream.getvalue()
+
+
+def find_spec(module: ModuleOp, build: Build, key: str) -> KernelSpec:
+    """The printed kernel, from the disk or from the pipeline."""
+    name = f"spec-{key}.json"
+    text = load_text(name)
+    if text is not None:
+        counters["loaded"] += 1
+        return KernelSpec.from_json(text)
+    counters["lowered"] += 1
+    spec = lower(module.clone(), build)
+    store_text(name, spec.to_json())
+    return spec
+
+
+def lower(module: ModuleOp, build: Build) -> KernelSpec:
+    """Run the pipeline of a backend and print its kernel."""
+    target = "cpp" if build.backend == "cpp" else "triton"
+    tiles = build.tiles
+    passes = (
+        *pipelines.to_blocksparse(
+            target, tiles.block_m, tiles.block_n, tiles.num_warps, tiles.num_stages
+        ),
+        *pipelines.to_tile(target),
+    )
+    if target == "triton":
+        passes += pipelines.to_triton(tanh_of(build), f32_precision())
+    else:
+        passes += pipelines.to_cpp()
+    pipelines.run(passes, Context(), module)
+    module.verify()
+    if target == "triton":
+        return emit_triton(module)[0]
+    from flexc.codegen.cpp.target import emit_cpp
+
+    return emit_cpp(module)[0]
+
+
+def tanh_of(build: Build) -> pipelines.Tanh:
+    """How tanh is computed: 16-bit inputs are coarser than a fast tanh is."""
+    if build.backend != "triton" or is_interpreting():
+        return "exact"
+    if build.call.dtype not in (torch.bfloat16, torch.float16):
+        return "exact"
+    return "exp2" if torch.version.hip else "nvidia"
+
+
+def f32_precision() -> pipelines.F32Precision:
+    """What torch's own setting for fp32 products on a GPU asks for."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+@cache
+def _versions() -> str:
+    packages = ("flexc", "xdsl", "torch", "triton")
+    found = [f"{p}={_version(p)}" for p in packages]
+    return " ".join([*found, f"python={platform.python_version()}"])
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except Exception:
+        return "none"

@@ -1,0 +1,104 @@
+"""`flex_attention`: torch's signature, compiled whenever it is called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
+
+from flexc.errors import OptionError
+from flexc.runtime.arguments import autocast, check_tensors, split_block_mask
+from flexc.runtime.autograd import run_attention
+from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.options import resolve_backend, tile_options
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Result = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, AuxOutput]
+
+
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: ScoreMod | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: Mapping[str, Any] | None = None,
+    *,
+    return_aux: AuxRequest | None = None,
+    mask_mod: MaskMod | None = None,
+    backend: str = "auto",
+) -> Result:
+    """Attention with scores and masks computed by Python functions.
+
+    The arguments and results are those of
+    `torch.nn.attention.flex_attention.flex_attention`, with `mask_mod` besides.
+    A kernel is compiled for the mods when they are first seen; a later call with
+    mods of equal code compiles nothing, whatever the lengths and the values of
+    what the mods capture.
+
+    Args:
+        query: (B, Hq, Sq, E), float32, bfloat16 or float16, on a CPU also float64.
+        key: (B or 1, Hkv, Skv, E), of the query's dtype and device.
+        value: (B or 1, Hkv, Skv, Ev). Head dims E and Ev are 1 to 512.
+        score_mod: `score_mod(score, b, h, q_idx, kv_idx)`: a new score for a pair
+            of positions, from its scaled score. All arguments are 0-d tensors, the
+            score of float32 (float64 for float64 inputs), the rest of int32.
+        block_mask: a BlockMask made for these lengths. Only its blocks are visited.
+        scale: the factor on scores, 1 / sqrt(E) by default.
+        enable_gqa: let Hq be a multiple of Hkv: head h reads h // (Hq / Hkv).
+        return_lse: also return the log-sum-exp of each row's scores, (B, Hq, Sq)
+            in natural units, -inf for a row with nothing to attend to (whose
+            output is 0). torch calls this way deprecated: use `return_aux`.
+        kernel_options: torch's BLOCK_M, BLOCK_N, num_warps and num_stages choose
+            the tile; options that steer torch's own templates are ignored.
+        return_aux: `AuxRequest(lse=..., max_scores=...)`: also return an AuxOutput.
+        mask_mod: `mask_mod(b, h, q_idx, kv_idx)`: whether a pair counts. Takes the
+            place of a BlockMask, and needs none.
+        backend: "auto" (by device), "triton", "cpp", or "eager": the dense
+            definition, for debugging, in memory of order Sq * Skv.
+
+    Returns:
+        The output, (B, Hq, Sq, Ev) of the query's dtype; with `return_lse` a pair
+        (output, lse), with `return_aux` a pair (output, AuxOutput).
+
+    Raises:
+        FlexcError: one of the classes of `flexc.errors`, which say what was
+            expected, what was got and what to do.
+    """
+    if return_lse and return_aux is not None:
+        raise OptionError(
+            "give return_lse or return_aux, not both: return_aux=AuxRequest(lse=True)"
+        )
+    query, key, value = autocast((query, key, value))
+    check_tensors(query, key, value, enable_gqa)
+    resolved = resolve_backend(backend, query.device)
+    mask, tables = split_block_mask(block_mask, mask_mod, query, key)
+    if key.size(0) != query.size(0):
+        key, value = (t.expand(query.size(0), -1, -1, -1) for t in (key, value))
+    wants_lse = return_lse or (return_aux is not None and return_aux.lse)
+    wants_max = return_aux is not None and return_aux.max_scores
+    call = Attention(
+        query,
+        key,
+        value,
+        1.0 / math.sqrt(query.size(3)) if scale is None else float(scale),
+        tables,
+        read_signature(score_mod, mask, query.device),
+        Outputs(wants_lse, wants_max),
+        resolved,
+        tile_options(kernel_options),
+    )
+    out, lse, max_scores = run_attention(call)
+    if return_aux is not None:
+        return out, AuxOutput(lse=lse, max_scores=max_scores)
+    if return_lse:
+        assert lse is not None
+        return out, lse
+    return out

@@ -1,0 +1,54 @@
+"""A loaded kernel: takes a call's arguments, passes what its parameters ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
+
+Getter = Callable[[Sequence[Any]], Any]
+
+
+def getter(param: ParamSpec) -> Getter:
+    """How a parameter is read off the call's arguments."""
+    source, dim, unit = param.source, param.dim, param.unit
+    match param.kind:
+        case "dim":
+            return lambda args: args[source].size(dim)
+        case "stride" if unit != 1:
+            return lambda args: args[source].stride(dim) // unit
+        case "stride":
+            return lambda args: args[source].stride(dim)
+        case _:
+            return lambda args: args[source]
+
+
+class Kernel:
+    """A kernel that was printed, compiled and loaded."""
+
+    def __init__(self, spec: KernelSpec):
+        self.spec = spec
+        self._getters = tuple(getter(p) for p in spec.params)
+        self._launch = load(spec)
+        self._grid = lru_cache(maxsize=1024)(spec.grid_function)
+
+    def __call__(self, query: Tensor, args: Sequence[Any]) -> None:
+        """Run on (query, key, value, scale, captures, tables, outputs)."""
+        b, h, q_len, _ = query.shape
+        values = [get(args) for get in self._getters]
+        self._launch(self._grid(b, h, q_len), values)
+
+
+def load(spec: KernelSpec) -> Callable[[tuple[int, ...], Sequence[Any]], None]:
+    """Compile and load a kernel with the loader of its target."""
+    if spec.target == "triton":
+        from flexc.runtime.triton_loader import load_triton
+
+        return load_triton(spec)
+    from flexc.runtime.cpp_loader import load_cpp
+
+    return load_cpp(spec)

@@ -1,0 +1,93 @@
+"""Backends and kernel options: what they are called and what they may be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flexc.errors import DeviceError, OptionError
+
+BACKENDS = ("auto", "triton", "cpp", "eager")
+
+TILE_OPTIONS = {
+    "BLOCK_M": "block_m",
+    "BLOCK_N": "block_n",
+    "num_warps": "num_warps",
+    "num_stages": "num_stages",
+}
+"""torch's names of the options that choose a tile, and ours."""
+
+IGNORED_OPTIONS = frozenset(
+    "PRESCALE_QK ROWS_GUARANTEED_SAFE BLOCKS_ARE_CONTIGUOUS WRITE_DQ USE_TMA "
+    "FORCE_USE_FLEX_ATTENTION BACKEND BLOCK_M1 BLOCK_N1 BLOCK_M2 BLOCK_N2 "
+    "OUTPUT_LOGSUMEXP OUTPUT_MAX kpack matrix_instr_nonkdim waves_per_eu".split()
+)
+"""Options of torch that steer templates flexc does not have."""
+
+
+@dataclass(frozen=True)
+class TileOptions:
+    """A user's choice of tile; None leaves it to the compiler."""
+
+    block_m: int | None = None
+    block_n: int | None = None
+    num_warps: int | None = None
+    num_stages: int | None = None
+
+
+NO_OPTIONS = TileOptions()
+
+
+def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
+    """Read torch's `kernel_options`, forward names first."""
+    if not kernel_options:
+        return NO_OPTIONS
+    chosen: dict[str, int] = {}
+    for key, value in kernel_options.items():
+        name = key.removeprefix("fwd_")
+        if key.startswith("bwd_") or name in IGNORED_OPTIONS:
+            continue
+        if name not in TILE_OPTIONS:
+            known = ", ".join([*TILE_OPTIONS, *sorted(IGNORED_OPTIONS)])
+            raise OptionError(
+                f"kernel_options expects keys among {known}, got {key!r}"
+            )
+        if not isinstance(value, int) or value < 1:
+            raise OptionError(
+                f"kernel option {key} expects a positive integer, got {value!r}"
+            )
+        if key.startswith("fwd_") or TILE_OPTIONS[name] not in chosen:
+            chosen[TILE_OPTIONS[name]] = value
+    return TileOptions(**chosen)
+
+
+def is_interpreting() -> bool:
+    """Whether Triton runs kernels on the CPU, element by element."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def resolve_backend(backend: str, device: torch.device) -> str:
+    """The backend that serves a device; an error if the one asked for does not."""
+    if backend not in BACKENDS:
+        raise OptionError(
+            f"backend expects one of {', '.join(BACKENDS)}, got {backend!r}"
+        )
+    if backend == "auto":
+        if device.type in ("cpu", "cuda"):
+            return "cpp" if device.type == "cpu" else "triton"
+        raise DeviceError(
+            f"flexc has backends for cpu and cuda tensors, got {device}; move the "
+            'tensors, or ask for backend="eager"'
+        )
+    if backend == "cpp" and device.type != "cpu":
+        raise DeviceError(f'backend "cpp" expects cpu tensors, got {device}')
+    if backend == "triton" and device.type == "cpu" and not is_interpreting():
+        raise DeviceError(
+            'backend "triton" expects cuda tensors, got cpu; use backend="cpp", or '
+            "set TRITON_INTERPRET=1 before importing triton to debug a kernel"
+        )
+    return backend

@@ -1,0 +1,42 @@
+"""From Triton source to something that can be launched.
+
+Triton reads a kernel's source from its file, so the text goes to one, named
+after its digest, in the cache directory; that also makes it easy to look at.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flexc.codegen.kernel_spec import KernelSpec
+from flexc.runtime.cache import store_text
+
+Launcher = Callable[[tuple[int, ...], Sequence[Any]], None]
+
+
+def load_jit_function(spec: KernelSpec) -> Any:
+    """The `triton.JITFunction` of a printed kernel."""
+    path = store_text(f"{spec.entry}-{spec.digest[:32]}.py", spec.source)
+    name = f"flexc_kernel_{spec.digest[:32]}"
+    if name not in sys.modules:
+        module_spec = importlib.util.spec_from_file_location(name, path)
+        assert module_spec is not None
+        assert module_spec.loader is not None
+        module = importlib.util.module_from_spec(module_spec)
+        sys.modules[name] = module
+        module_spec.loader.exec_module(module)
+    return getattr(sys.modules[name], spec.entry)
+
+
+def load_triton(spec: KernelSpec) -> Launcher:
+    """A function that launches a kernel on a grid with its arguments."""
+    function = load_jit_function(spec)
+    meta = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
+
+    def launch(grid: tuple[int, ...], args: Sequence[Any]) -> None:
+        function[grid](*args, **meta)
+
+    return launch
