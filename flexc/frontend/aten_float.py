@@ -264,6 +264,12 @@ def _elu(
     return e.select(e.compare("gt", x, ZERO), mul(e, t, x, scale), low, t)
 
 
+@_activation("celu")
+def _celu(e: Emitter, t: torch.dtype, x: Scalar, alpha: Scalar = ONE) -> Scalar:
+    low = mul(e, t, e.op(math.ExpM1Op, t, div(e, t, x, alpha)), alpha)
+    return e.select(e.compare("gt", x, ZERO), x, low, t)
+
+
 @_activation("hardsigmoid")
 def _hardsigmoid(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
     return div(

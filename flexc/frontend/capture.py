@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import torch
-from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import (
@@ -42,6 +41,7 @@ from flexc.errors import (
 )
 from flexc.frontend.closures import Mod, ModSignature
 from flexc.frontend.guards import Guards, number_guards, read_guards
+from flexc.frontend.indexing import IndexByScalars
 from flexc.frontend.locations import (
     RecordLines,
     error_location,
@@ -283,7 +283,7 @@ def _lift_constants(gm: GraphModule) -> list[CaptureInput]:
 def _make_fx(fn: Callable[..., Any], args: Sequence[Any]) -> GraphModule:
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(TransformGetItemToIndex())
+        stack.enter_context(IndexByScalars())
         stack.enter_context(fx_traceback.preserve_node_meta())
         stack.enter_context(RecordLines())
         return make_fx(fn, tracing_mode="real", _allow_non_fake_inputs=True)(*args)
