@@ -25,8 +25,9 @@ from types import (
     MemberDescriptorType,
     MethodType,
     ModuleType,
+    SimpleNamespace,
 )
-from typing import Any
+from typing import Any, Generic, Protocol
 
 import torch
 
@@ -433,9 +434,8 @@ def _has_getattr(value: Any) -> bool:
     if isinstance(value, ModuleType):
         return "__getattr__" in vars(value)
     cls = type(value)
-    return (
-        _static_lookup(cls, "__getattr__") is not _MISSING
-        or cls.__getattribute__ is not object.__getattribute__
+    return _static_lookup(cls, "__getattr__") is not _MISSING or isinstance(
+        _static_lookup(cls, "__getattribute__"), FunctionType
     )
 
 
@@ -471,7 +471,7 @@ _HANDLERS: dict[type, Callable[[Walk, Any], Any]] = {
     frozenset: Walk.set,
 }
 
-_HEAP_TYPE = 1 << 9
+HEAP_TYPE = 1 << 9
 
 
 def _handler(value: Any) -> Callable[[Walk, Any], Any]:
@@ -489,9 +489,18 @@ def _handler(value: Any) -> Callable[[Walk, Any], Any]:
         return Walk.sequence
     if isinstance(value, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return Walk.by_identity
-    if issubclass(cls, _BUILTIN_BASES) or not cls.__flags__ & _HEAP_TYPE:
-        return Walk.unknown
-    return Walk.object
+    return Walk.object if cls is SimpleNamespace or _is_plain(cls) else Walk.unknown
 
 
-_BUILTIN_BASES = (int, float, str, tuple, list, dict, set, frozenset, functools.partial)
+def _is_plain(cls: type) -> bool:
+    """A class of Python code, all of which the walk can read.
+
+    What an object of torch's own classes reads of itself is not known, but a
+    Module's tables are.
+    """
+    return bool(cls.__flags__ & HEAP_TYPE) and not any(
+        trusted(base.__module__) and base not in _KNOWN_BASES for base in cls.__mro__
+    )
+
+
+_KNOWN_BASES = (object, torch.nn.Module, Generic, Protocol)

@@ -228,6 +228,11 @@ def pointwise(
 def index(e: Emitter, x: Field, indices: Sequence[Value | None]) -> Field:
     """Advanced indexing: index tensors broadcast together."""
     at = {d: as_field(i) for d, i in enumerate(indices) if i is not None}
+    if any(i.dtype is torch.bool for i in at.values()):
+        raise UnsupportedOpError(
+            "aten.index by a mask has a result whose size depends on data: "
+            "use torch.where"
+        )
     sizes = broadcast_sizes(list(at.values()))
     fields = {d: broadcast(f, sizes) for d, f in at.items()}
     dims = list(at)

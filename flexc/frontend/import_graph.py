@@ -119,8 +119,9 @@ def build_attention_module(
     _name_args(block, [*names, *TABLES[: len(tables)]])
     args = block.args
     captured, tabled = args[4 : 4 + len(types)], args[4 + len(types) :]
-    out = _tensor([None, None, None, call.value_dim], element)
-    row = _tensor([None, None, None], scale)
+    # The runtime makes the outputs, so it can promise how they lie in memory.
+    out = _strided([None, None, None, call.value_dim], element, unit_stride=True)
+    row = _strided([None, None, None], scale, unit_stride=True)
     attention = AttentionOp(
         [args[0], args[1], args[2], args[3], captured, tabled],
         [[out], [row] * call.lse, [row] * call.max_scores],
@@ -157,7 +158,7 @@ def _identity(given: CaptureInput) -> Any:
 def _table_types(call: AttentionCall) -> list[TensorType]:
     if call.sparse_block is None:
         return []
-    pair = [_tensor([None] * 3, i32), _tensor([None] * 4, i32)]
+    pair = [_strided([None] * rank, i32, unit_stride=True) for rank in (3, 4)]
     return pair * (1 + call.full_tables)
 
 
@@ -320,6 +321,10 @@ class _Importer:
             if error.location is not None or where is None:
                 raise
             raise type(error)(str(error), where) from error
+        except TypeError as error:  # A rule that does not know some argument.
+            raise UnsupportedOpError(
+                f"{node.target} cannot be imported with these arguments: {error}", where
+            ) from error
 
     def _apply(self, node: Node) -> Any:
         args = [self._argument(a) for a in node.args]

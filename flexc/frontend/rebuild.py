@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from flexc.frontend.closures import Capture, Walk
+from flexc.frontend.closures import HEAP_TYPE, Capture, Walk
 
 
 class Rebuild(Walk):
@@ -75,7 +75,8 @@ def _copy_function(fn: FunctionType) -> FunctionType:
 
 def _copy_object(value: Any) -> Any:
     cls = type(value)
-    copy = object.__new__(cls)
+    new = object.__new__ if cls.__flags__ & HEAP_TYPE else cls.__new__
+    copy = new(cls)
     if hasattr(value, "__dict__"):
         vars(copy).update(vars(value))
     for base in cls.__mro__:

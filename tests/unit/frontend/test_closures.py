@@ -1,0 +1,277 @@
+"""Keys, captures and rebuilt mods."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import and_masks, or_masks
+
+from flexc.frontend.closures import read_mods
+
+WINDOW = 3
+SETTINGS = {"window": 4, "flags": [True, False]}
+SLOPES = torch.ones(4)
+
+
+def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q >= k
+
+
+def window_of(width: Any) -> Callable[..., Any]:
+    def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return q - k < width
+
+    return mask
+
+
+def scaled_by(slopes: Any) -> Callable[..., Any]:
+    return lambda s, b, h, q, k: s * slopes[h]
+
+
+def global_window(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q - k < WINDOW
+
+
+def from_settings(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return (q - k < SETTINGS["window"]) & SETTINGS["flags"][0]
+
+
+class Window:
+    step = 2
+
+    def __init__(self, width: int):
+        self.width = width
+
+    def __call__(self, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return q - k < self.doubled() * Window.step
+
+    def doubled(self) -> int:
+        return self.width * 2
+
+    def mask(self, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return q - k < self.width
+
+
+@dataclass(frozen=True)
+class Frozen:
+    width: int
+    name: str = "x"
+
+
+class Pair(NamedTuple):
+    low: int
+    high: int
+
+
+class Side(enum.Enum):
+    LEFT = 1
+    RIGHT = 2
+
+
+class Learned(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.ones(4))
+        self.gain = 2.0
+
+    def forward(self, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return s * self.gain + self.bias[h]
+
+
+def key(*mods: Any) -> Any:
+    return read_mods(*mods).key
+
+
+def test_equal_bodies_share_a_key() -> None:
+    assert key(window_of(3)) == key(window_of(400))
+    assert hash(key(window_of(3))) == hash(key(window_of(400)))
+    assert read_mods(window_of(3)).captures == (3,)
+    assert key(scaled_by(torch.ones(4))) == key(scaled_by(torch.ones(9)))
+    both = and_masks(window_of(3), causal), and_masks(window_of(4), causal)
+    assert key(both[0]) == key(both[1])
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (window_of(3), window_of(3.0)),
+        (window_of(3), window_of(True)),
+        (window_of("a"), window_of("b")),
+        (window_of(None), window_of(0)),
+        (window_of(math.inf), window_of(0.5)),
+        (window_of(torch.float32), window_of(torch.float16)),
+        (window_of(Side.LEFT), window_of(Side.RIGHT)),
+        (window_of((1, 2)), window_of((1, 2, 3))),
+        (window_of([1]), window_of((1,))),
+        (window_of({"a": 1}), window_of({"b": 1})),
+        (window_of(Frozen(1, "x")), window_of(SimpleNamespace(width=1))),
+        (window_of(math.floor), window_of(math.ceil)),
+        (scaled_by(torch.ones(4)), scaled_by(torch.ones(4, 2))),
+        (scaled_by(torch.ones(4)), scaled_by(torch.ones(4, dtype=torch.int32))),
+        (scaled_by(torch.ones(4)), scaled_by(torch.ones(8)[::2])),
+        (and_masks(causal), or_masks(causal)),
+        (window_of(3), causal),
+        (lambda b, h, q, k: q > 1, lambda b, h, q, k: q > 2),
+    ],
+)
+def test_different_structure_has_another_key(a: Any, b: Any) -> None:
+    assert key(a) != key(b)
+
+
+def test_walk_of_common_mods_is_fast() -> None:
+    import timeit
+
+    mods = scaled_by(SLOPES), and_masks(window_of(3), causal)
+    best = min(timeit.repeat(lambda: hash(key(*mods)), number=200, repeat=5)) / 200
+    assert best < 100e-6
+
+
+def test_tensors_are_captured_once() -> None:
+    signature = read_mods(scaled_by(SLOPES), window_of(SLOPES))
+    assert len(signature.captures) == 1
+    assert signature.captures[0] is SLOPES
+    other = read_mods(scaled_by(SLOPES), window_of(torch.ones(4)))
+    assert len(other.captures) == 2
+    assert other.key != signature.key
+
+
+def test_rebinding_a_global_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = read_mods(global_window)
+    monkeypatch.setitem(globals(), "WINDOW", 9)
+    after = read_mods(global_window)
+    assert (before.captures, after.captures) == ((3,), (9,))
+    assert before.key == after.key
+    monkeypatch.setitem(globals(), "WINDOW", 9.5)
+    assert read_mods(global_window).key != before.key
+
+
+def test_mutating_containers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = read_mods(from_settings)
+    assert before.captures == (4,)
+    monkeypatch.setitem(SETTINGS, "window", 5)
+    assert read_mods(from_settings).captures == (5,)
+    assert read_mods(from_settings).key == before.key
+    monkeypatch.setitem(SETTINGS, "flags", [False, False])
+    assert read_mods(from_settings).key != before.key
+
+
+def test_class_attributes_and_methods_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mod = Window(3)
+    before = read_mods(mod)
+    assert before.captures == (3,)
+    assert before.cacheable
+    monkeypatch.setattr(Window, "step", 3)
+    assert read_mods(mod).key != before.key
+    monkeypatch.undo()
+    assert read_mods(mod).key == before.key
+    monkeypatch.setattr(Window, "doubled", lambda self: self.width)
+    assert read_mods(mod).key != before.key
+
+
+CALLS: list[tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = [
+    (window_of(3), (3,), (7,)),
+    (functools.partial(lambda w, b, h, q, k: q - k < w, 3), (3,), (7,)),
+    (functools.partial(lambda b, h, q, k, w=0: q - k < w, w=3), (0, 3), (0, 7)),
+    (lambda b, h, q, k, w=3: q - k < w, (3,), (7,)),
+    (Window(3), (3,), (7,)),
+    (Window(3).mask, (3,), (7,)),
+    (window_of(0).__get__(None, int), (0,), (7,)),
+]
+
+
+@pytest.mark.parametrize(("mod", "captures", "values"), CALLS)
+def test_rebuild(mod: Any, captures: Any, values: Any) -> None:
+    signature = read_mods(mod)
+    assert signature.captures == captures
+    (same,), (other,) = signature.rebuild(captures), signature.rebuild(values)
+    points = [(0, 0, q, k) for q in range(40) for k in (0, 3)]
+    assert [same(*p) for p in points] == [mod(*p) for p in points]
+    assert [other(*p) for p in points] != [mod(*p) for p in points]
+    assert read_mods(mod).captures == captures
+
+
+def test_rebuild_of_nested_functions() -> None:
+    (other,) = read_mods(and_masks(window_of(3), window_of(4))).rebuild([7, 5])
+    zero = torch.zeros(())
+    assert other(zero, zero, torch.tensor(4), 0)
+    assert not other(zero, zero, torch.tensor(5), 0)
+
+
+def test_rebuild_of_objects_in_closures() -> None:
+    def mod(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return q - k < frozen.width + pair.high + space.deep["a"][0]
+
+    frozen, pair = Frozen(1), Pair(10, 20)
+    space = SimpleNamespace(deep={"a": (300,)}, unused=object())
+    signature = read_mods(mod)
+    assert signature.cacheable
+    assert sorted(signature.captures) == [1, 10, 20, 300]
+    (other,) = signature.rebuild([0] * 4)
+    assert mod(0, 0, 5, 0)
+    assert not other(0, 0, 5, 0)
+    assert (frozen.width, pair.high, space.deep) == (1, 20, {"a": (300,)})
+
+
+def test_rebuild_of_a_module() -> None:
+    module = Learned()
+    signature = read_mods(module)
+    assert signature.cacheable
+    assert {type(c) for c in signature.captures} == {float, torch.nn.Parameter}
+    values = [10.0 if isinstance(c, float) else SLOPES for c in signature.captures]
+    (other,) = signature.rebuild(values)
+    assert other(1.0, 0, 0, 0, 0) == 11.0
+    assert module(torch.ones(()), 0, 0, 0, 0) == 3.0
+
+
+def test_recursive_functions() -> None:
+    def power(x: Any, n: int) -> Any:
+        return x if n == 0 else x * power(x, n - 1) * base
+
+    base = 2
+    signature = read_mods(lambda s, b, h, q, k: power(s, 2))
+    assert signature.cacheable
+    (other,) = signature.rebuild([1])
+    assert other(3, 0, 0, 0, 0) == 27
+
+
+def test_names_of_captures() -> None:
+    assert read_mods(window_of(3)).capture_names() == ("width",)
+    assert read_mods(global_window).capture_names() == ("WINDOW",)
+    assert read_mods(Window(3).mask).capture_names() == ("width",)
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        lambda b, h, q, k: q < getattr(SETTINGS, "window", 1),
+        lambda b, h, q, k: q < globals()["WINDOW"],
+        lambda b, h, q, k: q < len(object.__dict__),
+        window_of(object()),
+        window_of(torch.ones(2).numpy()),
+        functools.lru_cache(causal),
+        window_of(torch.nn.Linear(1, 1)),
+    ],
+)
+def test_what_cannot_be_keyed_is_said(mod: Any) -> None:
+    assert not read_mods(mod).cacheable
+
+
+def test_writes_to_state_are_not_cached() -> None:
+    calls = 0
+
+    def mod(b: Any, h: Any, q: Any, k: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return q >= k
+
+    assert not read_mods(mod).cacheable
