@@ -33,12 +33,14 @@ class SourcePrinter(BasePrinter):
     comment_marker: ClassVar[str] = "#"
     block_open: ClassVar[str] = ":"
     block_close: ClassVar[str] = ""
+    unnamed: ClassVar[str] = "v"
+    """The name of values that have no hint."""
 
     # Names
 
     def unique_name(self, hint: str | None) -> str:
         """A name like `hint` that nothing else has."""
-        stem = re.sub(r"\W", "_", hint or "v")
+        stem = re.sub(r"\W", "_", hint or self.unnamed)
         if stem[0].isdigit():
             stem = f"v{stem}"
         name = stem
@@ -80,7 +82,7 @@ class SourcePrinter(BasePrinter):
     @contextmanager
     def block(self, header: str) -> Generator[None]:
         """Print `header` and, indented, what is printed within."""
-        self.line(header + self.block_open)
+        self.line((header + self.block_open).lstrip())
         self._indent += 1
         yield
         self._indent -= 1

@@ -12,6 +12,7 @@ using uint64_t = __UINT64_TYPE__;
 using size_t = __SIZE_TYPE__;
 
 #define FLEXC_INLINE inline __attribute__((always_inline))
+#define FLEXC_KERNEL extern "C" __attribute__((visibility("default")))
 
 namespace flexc {
 
@@ -169,6 +170,16 @@ FLEXC_INLINE To fptosi(From x) {
     const bool inside = (x >= -limit) & (x < limit);
     const To value = static_cast<To>(inside ? x : From(0));
     return x >= limit ? largest : x < -limit ? static_cast<To>(-largest - 1) : value;
+}
+
+template <class To, class From>
+FLEXC_INLINE To fptoui(From x) {
+    constexpr int width = sizeof(To) * 8;
+    using Wide = typename Unsigned<To>::type;
+    const From limit = static_cast<From>(uint64_t(1) << (width - 1)) * 2;
+    const bool inside = (x > -1) & (x < limit);
+    const Wide value = static_cast<Wide>(inside ? x : From(0));
+    return static_cast<To>(x >= limit ? Wide(-1) : value);
 }
 
 // ---- reading captured tensors ----

@@ -228,7 +228,9 @@ class ReduceOp(IRDLOperation):
     def print(self, printer: Printer) -> None:
         printer.print_string(f" {self.kind.data} ")
         printer.print_ssa_value(self.input)
-        printer.print_string(f" along {self.dim.value.data} : ")
+        printer.print_string(f" along {self.dim.value.data}")
+        printer.print_op_attributes(self.attributes)
+        printer.print_string(" : ")
         printer.print_attribute(self.input.type)
 
     @classmethod
@@ -237,8 +239,11 @@ class ReduceOp(IRDLOperation):
         name = parser.parse_unresolved_operand()
         parser.parse_keyword("along")
         dim = parser.parse_integer()
+        attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
-        return cls(kind, parser.resolve_operand(name, parser.parse_type()), dim)
+        op = cls(kind, parser.resolve_operand(name, parser.parse_type()), dim)
+        op.attributes = attributes
+        return op
 
 
 @irdl_op_definition

@@ -108,7 +108,7 @@ class LoadStridedOp(IRDLOperation):
         base: SSAValue,
         strides: Sequence[SSAValue],
         extents: Sequence[SSAValue],
-        type_: TileType,
+        type_: Attribute,
     ):
         super().__init__(
             operands=[tensor, base, strides, extents], result_types=[type_]
@@ -170,7 +170,7 @@ class MatmulOp(IRDLOperation):
         "$lhs `,` $rhs attr-dict `:` type($lhs) `,` type($rhs) `->` type($result)"
     )
 
-    def __init__(self, lhs: SSAValue, rhs: SSAValue, type_: TileType):
+    def __init__(self, lhs: SSAValue, rhs: SSAValue, type_: Attribute):
         super().__init__(operands=[lhs, rhs], result_types=[type_])
 
     def verify_(self) -> None:

@@ -1,0 +1,217 @@
+"""How scalar ops are spelled as C++ expressions: one row for each op.
+
+A rule takes the op and the spellings of its operands. Each expression becomes
+one statement, `const T name = expression;`, so that rules need no precedence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from xdsl.dialects import arith, math
+from xdsl.dialects.builtin import BFloat16Type, Float16Type, i1
+from xdsl.ir import Attribute, Operation
+
+from flexc.codegen.cpp.spelling import scalar_type
+from flexc.dialects import flex, tile
+
+Rule = Callable[[Operation, list[str]], str]
+
+
+def infix(symbol: str) -> Rule:
+    return lambda op, args: f"{args[0]} {symbol} {args[1]}"
+
+
+def call(function: str) -> Rule:
+    return lambda op, args: f"{function}({', '.join(args)})"
+
+
+def _wrapping(symbol: str, bit: str) -> Rule:
+    """Integer arithmetic that wraps around, for a single bit too."""
+
+    def rule(op: Operation, args: list[str]) -> str:
+        if op.results[0].type == i1:
+            return f"{args[0]} {bit} {args[1]}"
+        return f"{args[0]} {symbol} {args[1]}"
+
+    return rule
+
+
+def _negate(op: Operation, args: list[str]) -> str:
+    return f"-{args[0]}" if args[0].isidentifier() else f"-({args[0]})"
+
+
+def _cast(op: Operation, args: list[str]) -> str:
+    return f"static_cast<{scalar_type(op.results[0].type)}>({args[0]})"
+
+
+def _signed_cast(op: Operation, args: list[str]) -> str:
+    """A single bit that is set means -1."""
+    minus = "-" if op.operands[0].type == i1 else ""
+    return minus + _cast(op, args)
+
+
+def _unsigned_cast(op: Operation, args: list[str]) -> str:
+    return _cast(op, [f"to_unsigned({args[0]})"])
+
+
+def _truncate(op: Operation, args: list[str]) -> str:
+    """The low bits; a bool would test for zero."""
+    return f"({args[0]} & 1) != 0" if op.results[0].type == i1 else _cast(op, args)
+
+
+def _is_narrow(type_: Attribute) -> bool:
+    return isinstance(type_, BFloat16Type | Float16Type)
+
+
+def _to_integer(function: str) -> Rule:
+    def rule(op: Operation, args: list[str]) -> str:
+        (value,) = args
+        if _is_narrow(op.operands[0].type):
+            value = f"static_cast<float>({value})"
+        return f"{function}<{scalar_type(op.results[0].type)}>({value})"
+
+    return rule
+
+
+def _bitcast(op: Operation, args: list[str]) -> str:
+    return f"bits<{scalar_type(op.results[0].type)}>({args[0]})"
+
+
+_CMPI = ("==", "!=", "<", "<=", ">", ">=", "<", "<=", ">", ">=")
+_FIRST_UNSIGNED = 6
+
+
+def _cmpi(op: Operation, args: list[str]) -> str:
+    assert isinstance(op, arith.CmpiOp)
+    predicate = op.predicate.value.data
+    if predicate >= _FIRST_UNSIGNED:
+        args = [f"to_unsigned({a})" for a in args]
+    return f"{args[0]} {_CMPI[predicate]} {args[1]}"
+
+
+# Indexed by predicate: o.. is false and u.. true where an operand is NaN. `one`
+# and `ueq` spell that out; | keeps them free of branches.
+_CMPF = (
+    "false",
+    "{0} == {1}",
+    "{0} > {1}",
+    "{0} >= {1}",
+    "{0} < {1}",
+    "{0} <= {1}",
+    "({0} < {1}) | ({0} > {1})",
+    "({0} == {0}) & ({1} == {1})",
+    "!(({0} < {1}) | ({0} > {1}))",
+    "!({0} <= {1})",
+    "!({0} < {1})",
+    "!({0} >= {1})",
+    "!({0} > {1})",
+    "{0} != {1}",
+    "({0} != {0}) | ({1} != {1})",
+    "true",
+)
+
+
+def _cmpf(op: Operation, args: list[str]) -> str:
+    assert isinstance(op, arith.CmpfOp)
+    return _CMPF[op.predicate.value.data].format(*args)
+
+
+def _select(op: Operation, args: list[str]) -> str:
+    return f"{args[0]} ? {args[1]} : {args[2]}"
+
+
+def _read(op: Operation, args: list[str]) -> str:
+    assert isinstance(op, tile.ReadOp)
+    if op.valid is None:
+        return f"read({args[0]}, {args[1]})"
+    return f"read_if({args[2]}, {args[0]}, {args[1]})"
+
+
+def _integer_power(op: Operation, args: list[str]) -> str:
+    exponent = f"static_cast<{scalar_type(op.results[0].type)}>({args[1]})"
+    return f"pow({args[0]}, {exponent})"
+
+
+SCALAR_RULES: dict[type[Operation], Rule] = {
+    arith.AddiOp: _wrapping("+", "^"),
+    arith.SubiOp: _wrapping("-", "^"),
+    arith.MuliOp: _wrapping("*", "&"),
+    arith.DivSIOp: call("divsi"),
+    arith.DivUIOp: call("divui"),
+    arith.FloorDivSIOp: call("floordivsi"),
+    arith.CeilDivSIOp: call("ceildivsi"),
+    arith.CeilDivUIOp: call("ceildivui"),
+    arith.RemSIOp: call("remsi"),
+    arith.RemUIOp: call("remui"),
+    arith.MinSIOp: call("min"),
+    arith.MaxSIOp: call("max"),
+    arith.MinUIOp: call("minui"),
+    arith.MaxUIOp: call("maxui"),
+    arith.AndIOp: infix("&"),
+    arith.OrIOp: infix("|"),
+    arith.XOrIOp: infix("^"),
+    arith.ShLIOp: call("shli"),
+    arith.ShRUIOp: call("shrui"),
+    arith.ShRSIOp: call("shrsi"),
+    arith.AddfOp: infix("+"),
+    arith.SubfOp: infix("-"),
+    arith.MulfOp: infix("*"),
+    arith.DivfOp: infix("/"),
+    arith.NegfOp: _negate,
+    arith.MinimumfOp: call("minimumf"),
+    arith.MaximumfOp: call("maximumf"),
+    arith.MinnumfOp: call("minnumf"),
+    arith.MaxnumfOp: call("maxnumf"),
+    arith.CmpiOp: _cmpi,
+    arith.CmpfOp: _cmpf,
+    arith.SelectOp: _select,
+    arith.BitcastOp: _bitcast,
+    arith.IndexCastOp: _cast,
+    arith.ExtFOp: _cast,
+    arith.TruncFOp: _cast,
+    arith.ExtSIOp: _signed_cast,
+    arith.ExtUIOp: _unsigned_cast,
+    arith.TruncIOp: _truncate,
+    arith.SIToFPOp: _signed_cast,
+    arith.UIToFPOp: _unsigned_cast,
+    arith.FPToSIOp: _to_integer("fptosi"),
+    arith.FPToUIOp: _to_integer("fptoui"),
+    math.AbsFOp: call("absf"),
+    math.AbsIOp: call("absi"),
+    math.AcosOp: call("acos"),
+    math.AcoshOp: call("acosh"),
+    math.AsinOp: call("asin"),
+    math.AsinhOp: call("asinh"),
+    math.AtanOp: call("atan"),
+    math.Atan2Op: call("atan2"),
+    math.AtanhOp: call("atanh"),
+    math.CbrtOp: call("cbrt"),
+    math.CeilOp: call("ceil"),
+    math.CopySignOp: call("copysign"),
+    math.CosOp: call("cos"),
+    math.CoshOp: call("cosh"),
+    math.ErfOp: call("erf"),
+    math.ExpOp: call("exp"),
+    math.Exp2Op: call("exp2"),
+    math.ExpM1Op: call("expm1"),
+    math.FPowIOp: _integer_power,
+    math.FloorOp: call("floor"),
+    math.FmaOp: call("fma"),
+    math.LogOp: call("log"),
+    math.Log10Op: call("log10"),
+    math.Log1pOp: call("log1p"),
+    math.Log2Op: call("log2"),
+    math.PowFOp: call("pow"),
+    math.RoundOp: call("round"),
+    math.RoundEvenOp: call("roundeven"),
+    math.RsqrtOp: call("rsqrt"),
+    math.SinOp: call("sin"),
+    math.SinhOp: call("sinh"),
+    math.SqrtOp: call("sqrt"),
+    math.TanOp: call("tan"),
+    math.TanhOp: call("tanh"),
+    math.TruncOp: call("trunc"),
+    flex.FmodOp: call("fmod"),
+    tile.ReadOp: _read,
+}

@@ -1,0 +1,95 @@
+"""How C++ spells types and constants."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from xdsl.dialects.builtin import (
+    BFloat16Type,
+    Float16Type,
+    Float32Type,
+    Float64Type,
+    FloatAttr,
+    IndexType,
+    IntegerAttr,
+    IntegerType,
+)
+from xdsl.ir import Attribute
+
+from flexc.dialects.tile import TileType
+from flexc.errors import UnsupportedOpError
+
+_FLOATS: dict[type[Attribute], str] = {
+    Float16Type: "half",
+    BFloat16Type: "bfloat16",
+    Float32Type: "float",
+    Float64Type: "double",
+}
+_INTEGERS = {1: "bool", 8: "int8_t", 16: "int16_t", 32: "int32_t", 64: "int64_t"}
+
+
+def scalar_type(type_: Attribute) -> str:
+    """The C++ type of one number."""
+    if isinstance(type_, IndexType):
+        return "int64_t"
+    if isinstance(type_, IntegerType):
+        name = _INTEGERS.get(type_.width.data)
+    else:
+        name = _FLOATS.get(type(type_))
+    if name is None:
+        raise UnsupportedOpError(f"the C++ target expects 1 to 64 bits, got {type_}")
+    return name
+
+
+def buffer_type(type_: TileType) -> str:
+    """The type of a buffer that holds a tile."""
+    shape = ", ".join(str(n) for n in type_.get_shape())
+    return f"Buffer<{scalar_type(type_.element_type)}, {shape}>"
+
+
+def literal(value: Attribute) -> str:
+    """A constant, spelled so that it has its type exactly."""
+    if isinstance(value, IntegerAttr):
+        return _integer_literal(value.value.data, value.type)
+    assert isinstance(value, FloatAttr)
+    number = value.value.data
+    if isinstance(value.type, Float64Type):
+        return _special(number, "f64") or repr(number)
+    text = _special(number, "f32") or f"{_shortest_f32(number)}f"
+    name = scalar_type(value.type)
+    return text if name == "float" else f"{name}({text})"
+
+
+def _integer_literal(number: int, type_: Attribute) -> str:
+    name = scalar_type(type_)
+    if name == "bool":
+        return "true" if number else "false"
+    if name == "int32_t" and abs(number) < 1 << 31:
+        return str(number)
+    if number == -(1 << 63):
+        return f"int64_t({number + 1} - 1)"
+    return f"{name}({number})"
+
+
+def _special(number: float, width: str) -> str | None:
+    if math.isnan(number):
+        return f"nan_{width}"
+    if math.isinf(number):
+        return f"-inf_{width}" if number < 0 else f"inf_{width}"
+    return None
+
+
+def _shortest_f32(number: float) -> str:
+    """The shortest decimal that reads back as the same float."""
+    (single,) = struct.unpack("f", struct.pack("f", number))
+    texts = (f"{single:.{digits}g}" for digits in range(1, 10))
+    text = next(t for t in texts if _is_f32(t, single))
+    return text if any(c in text for c in ".e") else f"{text}.0"
+
+
+def _is_f32(text: str, single: float) -> bool:
+    try:
+        return struct.unpack("f", struct.pack("f", float(text)))[0] == single
+    except OverflowError:
+        return False

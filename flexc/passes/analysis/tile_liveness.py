@@ -1,0 +1,103 @@
+"""When tiles are alive, and which ops may write over an operand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from xdsl.dialects import scf
+from xdsl.ir import Block, Operation, SSAValue, Use
+
+from flexc.dialects import tile
+from flexc.dialects.tile import TileType
+
+
+def is_tile(value: SSAValue) -> bool:
+    return isinstance(value.type, TileType)
+
+
+def home(value: SSAValue) -> Block:
+    """The block in which a value is defined."""
+    owner = value.owner
+    block = owner if isinstance(owner, Block) else owner.parent_block()
+    assert block is not None
+    return block
+
+
+def user_in(block: Block, use: Use) -> Operation:
+    """The op of a block that a use is, or is nested in."""
+    op = block.find_ancestor_op_in_block(use.operation)
+    assert op is not None
+    return op
+
+
+def overwrites(op: Operation, value: SSAValue) -> bool:
+    """Whether an op may write its result over an operand as it reads it.
+
+    A map may, where it reads an element before it writes the same; a product
+    may over its accumulator; a loop does over what it starts from.
+    """
+    if isinstance(op, tile.MapOp):
+        whole = tuple(range(len(op.shape)))
+        spans = {op.span(i) for i, v in enumerate(op.inputs) if v is value}
+        return spans == {whole}
+    if isinstance(op, tile.DotOp):
+        return value is op.acc and value not in (op.lhs, op.rhs)
+    return isinstance(op, scf.ForOp) and list(op.operands).count(value) == 1
+
+
+def dies_at(value: SSAValue, op: Operation) -> bool:
+    """Whether an op beside a value's definition is the last to use it."""
+    block = home(value)
+    if op.parent_block() is not block:
+        return False
+    return all(not op.is_before_in_block(user_in(block, u)) for u in value.uses)
+
+
+@dataclass
+class Lifetimes:
+    """Positions in program order: where ops are, how long values live.
+
+    A value that a loop uses, but did not define, lives until the loop ends. The
+    arguments of a loop are defined where it starts, its results where it ends.
+    """
+
+    start: dict[Operation, int] = field(default_factory=dict[Operation, int])
+    end: dict[Operation, int] = field(default_factory=dict[Operation, int])
+    count: int = 0
+
+    @classmethod
+    def of(cls, block: Block) -> Lifetimes:
+        lifetimes = cls()
+        lifetimes.visit(block)
+        return lifetimes
+
+    def visit(self, block: Block) -> None:
+        for op in block.ops:
+            self.start[op] = self.count
+            self.count += 1
+            if isinstance(op, scf.ForOp | scf.IfOp):
+                for region in op.regions:
+                    for inner in region.blocks:
+                        self.visit(inner)
+            self.end[op] = self.count
+            self.count += 1
+
+    def definition(self, value: SSAValue) -> int:
+        owner = value.owner
+        if isinstance(owner, Block):
+            parent = owner.parent_op()
+            assert parent is not None
+            return self.start[parent]
+        is_loop = isinstance(owner, scf.ForOp | scf.IfOp)
+        return self.end[owner] if is_loop else self.start[owner]
+
+    def last_use(self, value: SSAValue) -> int:
+        block = home(value)
+        return max(
+            (self._use(block, use) for use in value.uses),
+            default=self.definition(value),
+        )
+
+    def _use(self, block: Block, use: Use) -> int:
+        user = user_in(block, use)
+        return self.start[user] if user is use.operation else self.end[user]
