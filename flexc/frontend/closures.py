@@ -86,7 +86,7 @@ class ModSignature:
     static_numbers: bool
     """Numbers must stay Python numbers in the trace: the mod looks at types."""
 
-    def rebuild(self, values: Sequence[Any]) -> tuple[Mod | None, ...]:
+    def rebuild(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The mods with `values` in place of their captures; theirs are kept."""
         from flexc.frontend.rebuild import Rebuild
 

@@ -75,8 +75,8 @@ def _copy_function(fn: FunctionType) -> FunctionType:
 
 def _copy_object(value: Any) -> Any:
     cls = type(value)
-    new = object.__new__ if cls.__flags__ & HEAP_TYPE else cls.__new__
-    copy = new(cls)
+    heap = cls.__flags__ & HEAP_TYPE
+    copy: Any = object.__new__(cls) if heap else cls()
     if hasattr(value, "__dict__"):
         vars(copy).update(vars(value))
     for base in cls.__mro__:

@@ -71,7 +71,7 @@ def returns_a_table(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:  # here
 
 
 def returns_nothing(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:  # here
-    s * 2
+    _ = s * 2
 
 
 @pytest.mark.parametrize(
