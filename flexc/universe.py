@@ -28,6 +28,16 @@ DIALECTS = {
 }
 
 PASSES: dict[str, Callable[[], Any]] = {
+    "flex-simplify-mods": lazy("flexc.passes.flex_simplify_mods:FlexSimplifyModsPass"),
+    "tile-expand-math": lazy("flexc.passes.tile_expand_math:TileExpandMathPass"),
+    "legalize-tile-for-cpp": lazy(
+        "flexc.passes.legalize_tile_for_cpp:LegalizeTileForCppPass"
+    ),
+    "tile-widen-floats": lazy("flexc.passes.tile_widen_floats:TileWidenFloatsPass"),
+    "tile-insert-copies": lazy("flexc.passes.tile_insert_copies:TileInsertCopiesPass"),
+    "tile-assign-buffers": lazy(
+        "flexc.passes.tile_assign_buffers:TileAssignBuffersPass"
+    ),
     "legalize-tile-for-triton": lazy(
         "flexc.passes.legalize_tile_for_triton:LegalizeTileForTritonPass"
     ),
@@ -47,5 +57,6 @@ PASSES: dict[str, Callable[[], Any]] = {
 }
 
 TARGETS: dict[str, Callable[[], Any]] = {
+    "cpp": lazy("flexc.codegen.cpp.target:CppTarget"),
     "triton": lazy("flexc.codegen.triton.target:TritonTarget"),
 }
