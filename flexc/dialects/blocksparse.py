@@ -74,6 +74,8 @@ class SegmentKind(StrEnum):
 
 @irdl_attr_definition
 class SegmentKindAttr(EnumAttribute[SegmentKind], SpacedOpaqueSyntaxAttribute):
+    """`SegmentKind` as an attribute."""
+
     name = "blocksparse.kind"
 
 
@@ -86,6 +88,8 @@ class TileOrder(StrEnum):
 
 @irdl_attr_definition
 class TileOrderAttr(EnumAttribute[TileOrder], SpacedOpaqueSyntaxAttribute):
+    """`TileOrder` as an attribute."""
+
     name = "blocksparse.order"
 
 

@@ -244,7 +244,7 @@ def _parse_named_type(parser: Parser) -> tuple[str, Attribute]:
 
 
 def tensor_shape(value: SSAValue) -> tuple[int, ...]:
-    """The static shape of a tensor value; -1 where it is dynamic."""
+    """The static shape of a tensor value; DYNAMIC_INDEX where it is dynamic."""
     assert isinstance(value.type, TensorType)
     return value.type.get_shape()
 
@@ -260,8 +260,9 @@ class AttentionOp(AttentionLike):
     """Attention with a score and a mask region, over all pairs of positions.
 
     `tables`, where given, are the tensors of torch's BlockMask: kv_num_blocks
-    (B, H, Q blocks), kv_indices (B, H, Q blocks, KV blocks) and, optionally,
-    the same for full blocks; `sparse_block` is its BLOCK_SIZE. A pair in a block
+    (B, Hq, Q blocks), kv_indices (B, Hq, Q blocks, KV blocks) and, optionally,
+    the same for full blocks, expanded to the call's batch and heads;
+    `sparse_block` is its BLOCK_SIZE. A pair in a block
     that no table lists is masked; a pair in a full block is not.
 
     Score of a pair: `score_mod(scale * dot(q, k), b, h, q_idx, kv_idx)` where
@@ -323,6 +324,7 @@ class LoadCaptureOp(IRDLOperation):
     """One element of a captured tensor; 0 where an index is out of range.
 
     Indices are not wrapped: the frontend spells torch's negative indices out.
+    `inside` says that they are known to be in range: no test is needed.
 
     ```mlir
     %m = flex.load_capture %slopes[%h] : tensor<?xf32>, i32
@@ -333,14 +335,19 @@ class LoadCaptureOp(IRDLOperation):
 
     tensor = operand_def(TensorType)
     indices = var_operand_def(IntegerType)
+    inside = opt_prop_def(UnitAttr)
     result = result_def()
 
     traits = traits_def(Pure())
 
-    def __init__(self, tensor: SSAValue, indices: Sequence[SSAValue]):
+    def __init__(
+        self, tensor: SSAValue, indices: Sequence[SSAValue], inside: bool = False
+    ):
         assert isinstance(tensor.type, TensorType)
         super().__init__(
-            operands=[tensor, indices], result_types=[tensor.type.element_type]
+            operands=[tensor, indices],
+            properties={"inside": UnitAttr() if inside else None},
+            result_types=[tensor.type.element_type],
         )
 
     def verify_(self) -> None:
@@ -355,13 +362,25 @@ class LoadCaptureOp(IRDLOperation):
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
         print_indexed(printer, self.tensor, self.indices)
+        if self.inside is not None:
+            printer.print_string(" inside")
         printer.print_string(" : ")
         printer.print_list(self.operand_types, printer.print_attribute)
 
     @classmethod
     def parse(cls, parser: Parser) -> LoadCaptureOp:
-        tensor, indices = parse_indexed(parser)
-        return cls(tensor, indices)
+        pos = parser.pos
+        names = [parser.parse_unresolved_operand()]
+        names += parser.parse_comma_separated_list(
+            parser.Delimiter.SQUARE, parser.parse_unresolved_operand
+        )
+        inside = parser.parse_optional_keyword("inside") is not None
+        parser.parse_punctuation(":")
+        types = parser.parse_comma_separated_list(
+            parser.Delimiter.NONE, parser.parse_type
+        )
+        tensor, *indices = parser.resolve_operands(names, types, pos)
+        return cls(tensor, indices, inside)
 
 
 def print_indexed(
@@ -371,19 +390,6 @@ def print_indexed(
     printer.print_ssa_value(tensor)
     with printer.in_square_brackets():
         printer.print_list(indices, printer.print_ssa_value)
-
-
-def parse_indexed(parser: Parser) -> tuple[SSAValue, list[SSAValue]]:
-    """Parse `%tensor[%i, %j] : tensor type, index types`."""
-    pos = parser.pos
-    tensor = parser.parse_unresolved_operand()
-    indices = parser.parse_comma_separated_list(
-        parser.Delimiter.SQUARE, parser.parse_unresolved_operand
-    )
-    parser.parse_punctuation(":")
-    types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
-    first, *rest = parser.resolve_operands([tensor, *indices], types, pos)
-    return first, list(rest)
 
 
 @irdl_op_definition

@@ -132,13 +132,14 @@ class SegmentBuilder:
         b, h, q_start, i = block.block.args[:4]
         code = ScalarCode(block.block)
         row = code.div(q_start, code.const(sparse_m), "q_block")
-        entry = code.div(i, code.const(ratio))
+        entry = i if ratio == 1 else code.div(i, code.const(ratio))
         kv = self.load(code, block.block, table + 1, [b, h, row, entry], "kv_block")
-        start = code.mul(kv, code.const(sparse_n))
-        within = code.mul(
-            code.rem(i, code.const(ratio)), code.const(self.sizes.block_n)
-        )
-        code.yield_(code.add(start, within, "kv_start"))
+        start = code.mul(kv, code.const(sparse_n), "kv_start")
+        if ratio > 1:
+            within = code.rem(i, code.const(ratio))
+            within = code.mul(within, code.const(self.sizes.block_n))
+            start = code.add(start, within, "kv_start")
+        code.yield_(start)
 
         inside = self.op.fact("kv_len_multiple") % sparse_n == 0
         clone = None if mask is None else mask.clone()
@@ -153,7 +154,7 @@ class SegmentBuilder:
         name: str,
     ) -> SSAValue:
         tensor = block.args[len(block.args) - len(self.op.tables) + table]
-        return code.insert(flex.LoadCaptureOp(tensor, indices), name)
+        return code.insert(flex.LoadCaptureOp(tensor, indices, inside=True), name)
 
     def new_region(self, names: tuple[str, ...]) -> Region:
         trailing = [*self.op.captures, *self.op.tables]

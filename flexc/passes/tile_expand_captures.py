@@ -1,7 +1,8 @@
 """`tile-expand-captures`: spell out the addresses that captured loads read.
 
 `flex.load_capture %t[%i, %j]` becomes an offset, i * stride 0 + j * stride 1, a
-test of every index against its dimension, and a `tile.read`. Sizes and strides
+test of every index against its dimension unless it is known to be inside, and a
+`tile.read`. Sizes and strides
 enter maps as uniform operands, so that splitting and hoisting see that they do
 not vary. `flex.dim` becomes such an operand too.
 
@@ -62,9 +63,10 @@ class CaptureExpander:
         offset, valid = None, None
         for dim, index in enumerate(op.indices):
             assert isinstance(index.type, IntegerType)
-            size = self.query(op, tile.DimOp, op.tensor, dim, index.type)
-            inside = code.cmp("ult", index, size)
-            valid = inside if valid is None else code.and_(valid, inside)
+            if op.inside is None:
+                size = self.query(op, tile.DimOp, op.tensor, dim, index.type)
+                inside = code.cmp("ult", index, size)
+                valid = inside if valid is None else code.and_(valid, inside)
             term = code.int_cast(index, self.offset_type)
             if static_stride(op.tensor.type, dim) != 1:
                 stride = self.query(op, tile.StrideOp, op.tensor, dim, self.offset_type)

@@ -18,6 +18,8 @@ from xdsl.dialects.builtin import (
     MemRefType,
     ModuleOp,
     TensorType,
+    i32,
+    i64,
 )
 from xdsl.ir import BlockArgument, SSAValue
 from xdsl.passes import ModulePass
@@ -35,7 +37,7 @@ class ParamMaterializer:
     def __init__(self, kernel: tile.KernelOp):
         self.kernel = kernel
         self.block = kernel.body.block
-        self.known: dict[tuple[ParamAttr, IntegerType], SSAValue] = {}
+        self.known: dict[ParamAttr, SSAValue] = {}
         self.aligned = aligned_arguments(kernel)
 
     def run(self) -> None:
@@ -56,11 +58,13 @@ class ParamMaterializer:
         kind = ParamKind.DIM if is_dim else ParamKind.STRIDE
         unit = 1 if is_dim else self.unit(tensor, dim)
         param = ParamAttr(kind, source, dim, unit)
-        if (param, type_) not in self.known:
+        if param not in self.known:
             what = "size" if is_dim else "stride"
-            name = op.result.name_hint or f"{tensor.name_hint}_{what}{dim}"
-            self.known[(param, type_)] = self.new_param(param, type_, name)
-        return self.known[(param, type_)]
+            name = op.result.name_hint if is_dim else None
+            name = name or f"{tensor.name_hint}_{what}{dim}"
+            self.known[param] = self.new_param(param, i32 if is_dim else i64, name)
+        # Sizes fit 32 bits; strides may not, but for those within a tile.
+        return ScalarCode(InsertPoint.before(op)).int_cast(self.known[param], type_)
 
     def unit(self, tensor: BlockArgument, dim: int) -> int:
         """How many elements a stride is known to be a multiple of."""
@@ -79,7 +83,7 @@ class ParamMaterializer:
         if unit == 1:
             arg.name_hint = name
             return arg
-        arg.name_hint = f"{name}_by_{unit}"
+        arg.name_hint = f"{name}_div{unit}"
         code = ScalarCode(InsertPoint.at_start(self.block))
         return code.mul(arg, code.const(unit, type_), name)
 

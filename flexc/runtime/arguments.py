@@ -178,6 +178,8 @@ def tables_of(block_mask: BlockMask, query: Tensor) -> Tables:
                 raise BlockMaskError(
                     f"block_mask was made for {name}={have}, got a query with {want}"
                 )
+        if table.stride(-1) != 1:
+            table = table.contiguous()
         expanded.append(table.expand(b, h, *table.shape[2:]))
     q_block, kv_block = block_mask.BLOCK_SIZE
     return Tables(tuple(expanded), (q_block, kv_block))

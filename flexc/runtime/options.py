@@ -22,9 +22,24 @@ TILE_OPTIONS = {
 """torch's names of the options that choose a tile, and ours."""
 
 IGNORED_OPTIONS = frozenset(
-    "PRESCALE_QK ROWS_GUARANTEED_SAFE BLOCKS_ARE_CONTIGUOUS WRITE_DQ USE_TMA "
-    "FORCE_USE_FLEX_ATTENTION BACKEND BLOCK_M1 BLOCK_N1 BLOCK_M2 BLOCK_N2 "
-    "OUTPUT_LOGSUMEXP OUTPUT_MAX kpack matrix_instr_nonkdim waves_per_eu".split()
+    {
+        "BACKEND",
+        "BLOCKS_ARE_CONTIGUOUS",
+        "BLOCK_M1",
+        "BLOCK_M2",
+        "BLOCK_N1",
+        "BLOCK_N2",
+        "FORCE_USE_FLEX_ATTENTION",
+        "OUTPUT_LOGSUMEXP",
+        "OUTPUT_MAX",
+        "PRESCALE_QK",
+        "ROWS_GUARANTEED_SAFE",
+        "USE_TMA",
+        "WRITE_DQ",
+        "kpack",
+        "matrix_instr_nonkdim",
+        "waves_per_eu",
+    }
 )
 """Options of torch that steer templates flexc does not have."""
 
@@ -53,9 +68,7 @@ def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
             continue
         if name not in TILE_OPTIONS:
             known = ", ".join([*TILE_OPTIONS, *sorted(IGNORED_OPTIONS)])
-            raise OptionError(
-                f"kernel_options expects keys among {known}, got {key!r}"
-            )
+            raise OptionError(f"kernel_options expects keys among {known}, got {key!r}")
         if not isinstance(value, int) or value < 1:
             raise OptionError(
                 f"kernel option {key} expects a positive integer, got {value!r}"

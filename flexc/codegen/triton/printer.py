@@ -7,6 +7,8 @@ variables that are assigned once before it and once at its end.
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterable
 from functools import singledispatchmethod
 from typing import ClassVar
 
@@ -25,6 +27,9 @@ PYTHON_WORDS = (
     "finally for from global if import in is lambda None nonlocal not or pass "
     "raise return True False try while with yield range float abs min max tl triton"
 )
+
+LINE_LENGTH = 84
+HIDDEN_BLANK = "\0"
 
 BROADCASTS = {(0,): "[:, None]", (1,): "[None, :]"}
 """How a row or column value is spelled within a full tile."""
@@ -45,16 +50,26 @@ class TritonPrinter(SourcePrinter):
         entry = self.unique_name(kernel.sym_name.data)
         args = kernel.body.block.args
         names = [self.declare(arg) for arg in args]
-        numbers = [
-            n for n, arg in zip(names, args, strict=True) if is_scalar(arg.type)
-        ]
+        numbers = [n for n, arg in zip(names, args, strict=True) if is_scalar(arg.type)]
         # One kernel for all lengths: Triton must not specialise on their values.
-        self.line(f"@triton.jit(do_not_specialize={numbers!r})")
+        self.print_wrapped("@triton.jit(do_not_specialize=[", map(repr, numbers), "])")
         # Types are spelled out: Triton must not guess them from values either.
         params = [n + annotation(a) for n, a in zip(names, args, strict=True)]
-        with self.block(f"def {entry}({', '.join(params)})"):
-            self.print_block(kernel.body.block)
+        self.print_wrapped(f"def {entry}(", params, "):")
+        self._indent += 1
+        self.print_block(kernel.body.block)
+        self._indent -= 1
         return entry
+
+    def print_wrapped(self, opening: str, items: Iterable[str], closing: str) -> None:
+        """Print items in lines of bounded length."""
+        self.line(opening)
+        # An item is not broken: its own blanks are out of sight meanwhile.
+        text = ", ".join(item.replace(" ", HIDDEN_BLANK) for item in items)
+        for part in textwrap.wrap(text, LINE_LENGTH, break_long_words=False):
+            part = part.replace(HIDDEN_BLANK, " ")
+            self.line(" " * self.indent_num_spaces + part)
+        self.line(closing)
 
     def print_block(self, block: Block) -> None:
         for op in block.ops:
@@ -140,13 +155,19 @@ class TritonPrinter(SourcePrinter):
                 inner.results[0].name_hint = hints[inner.results[0]].name_hint
             self.print_statement(inner)
         for result, value in zip(op.results, last.values, strict=True):
-            computed = isinstance(value.owner, Operation) and not isinstance(
-                value.owner, arith.ConstantOp
-            )
-            if computed or not shape:
-                self.bind(result, self.name(value))
-            else:
-                self.assign(result, f"tl.broadcast_to({self.name(value)}, {shape})")
+            self.print_map_result(result, value, shape)
+
+    def print_map_result(
+        self, result: SSAValue, value: SSAValue, shape: list[int]
+    ) -> None:
+        """What a region computes has its shape; what it only passes on may not."""
+        owner = value.owner
+        if isinstance(owner, arith.ConstantOp):
+            self.assign(result, scalar_rules.typed_literal(owner.value, shape))
+        elif isinstance(owner, Operation) or not shape:
+            self.bind(result, self.name(value))
+        else:
+            self.assign(result, f"tl.broadcast_to({self.name(value)}, {shape})")
 
     @print_statement.register
     def _(self, op: scf.ForOp) -> None:

@@ -15,9 +15,7 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import (
     FloatAttr,
     IntegerAttr,
-    f32,
     i1,
-    i32,
 )
 from xdsl.ir import Attribute, Operation
 
@@ -50,20 +48,19 @@ def unsigned(type_: Attribute, text: str) -> str:
 
 
 def literal(attr: Attribute) -> str:
-    """A constant. Triton gives bare literals the types i32 and f32."""
+    """A constant. Beside a value, Triton gives a literal that value's type."""
     if isinstance(attr, IntegerAttr):
-        value, type_ = attr.value.data, attr.type
-        if type_ == i1:
-            return str(bool(value))
-        return str(value) if type_ == i32 else _typed(str(value), type_)
+        value = attr.value.data
+        return str(bool(value)) if attr.type == i1 else str(value)
     assert isinstance(attr, FloatAttr)
-    value, type_ = attr.value.data, attr.type
-    text = repr(value) if math.isfinite(value) else f'float("{value}")'
-    return text if type_ == f32 else _typed(text, type_)
+    value = attr.value.data
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
 
 
-def _typed(text: str, type_: Attribute) -> str:
-    return f"tl.full([], {text}, {dtype(type_)})"
+def typed_literal(attr: Attribute, shape: list[int]) -> str:
+    """A constant that stands alone, of its own type."""
+    assert isinstance(attr, IntegerAttr | FloatAttr)
+    return f"tl.full({shape}, {literal(attr)}, {dtype(attr.type)})"
 
 
 def infix(operator: str) -> Rule:
@@ -72,6 +69,17 @@ def infix(operator: str) -> Rule:
 
 def call(function: str, *extra: str) -> Rule:
     return lambda op, args: f"{function}({', '.join([*args, *extra])})"
+
+
+def select(op: Operation, args: list[str]) -> str:
+    """Two literals would be i32 or f32, whatever the op's type is."""
+    assert isinstance(op, arith.SelectOp)
+    owners = (op.lhs.owner, op.rhs.owner)
+    if all(isinstance(o, arith.ConstantOp) for o in owners):
+        first = owners[0]
+        assert isinstance(first, arith.ConstantOp)
+        args = [args[0], typed_literal(first.value, []), args[2]]
+    return f"tl.where({', '.join(args)})"
 
 
 def unsigned_infix(operator: str) -> Rule:
@@ -170,7 +178,7 @@ RULES: dict[type[Operation], Rule] = {
     arith.MaxSIOp: call("tl.maximum"),
     arith.CmpiOp: compare_int,
     arith.CmpfOp: compare_float,
-    arith.SelectOp: call("tl.where"),
+    arith.SelectOp: select,
     arith.AddfOp: infix("+"),
     arith.SubfOp: infix("-"),
     arith.MulfOp: infix("*"),

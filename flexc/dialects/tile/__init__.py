@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from xdsl.ir import Dialect
 
+from flexc.dialects.tile.approx import TanhApproxOp
 from flexc.dialects.tile.compute import (
     DotOp,
     FullOp,
@@ -87,6 +88,7 @@ __all__ = [
     "StoreOp",
     "StoreStridedOp",
     "StrideOp",
+    "TanhApproxOp",
     "Tile",
     "TileType",
     "TransposeOp",
@@ -113,6 +115,7 @@ Tile = Dialect(
         ReduceOp,
         TransposeOp,
         DotOp,
+        TanhApproxOp,
         *HOST_OPS,
     ],
     [TileType, ParamAttr, ReduceKindAttr, BufferAttr],

@@ -133,4 +133,6 @@ class ReduceKind(StrEnum):
 
 @irdl_attr_definition
 class ReduceKindAttr(EnumAttribute[ReduceKind], SpacedOpaqueSyntaxAttribute):
+    """`ReduceKind` as an attribute."""
+
     name = "tile.reduce_kind"
