@@ -27,33 +27,36 @@ DIALECTS = {
     "tile": lazy("flexc.dialects.tile:Tile"),
 }
 
+
+def _pass(path: str) -> Callable[[], Any]:
+    return lazy(f"flexc.passes.{path}")
+
+
 PASSES: dict[str, Callable[[], Any]] = {
-    "flex-simplify-mods": lazy("flexc.passes.flex_simplify_mods:FlexSimplifyModsPass"),
-    "tile-expand-math": lazy("flexc.passes.tile_expand_math:TileExpandMathPass"),
-    "legalize-tile-for-cpp": lazy(
-        "flexc.passes.legalize_tile_for_cpp:LegalizeTileForCppPass"
+    "convert-flex-to-blocksparse": _pass(
+        "convert_flex_to_blocksparse:ConvertFlexToBlocksparsePass"
     ),
-    "tile-widen-floats": lazy("flexc.passes.tile_widen_floats:TileWidenFloatsPass"),
-    "tile-insert-copies": lazy("flexc.passes.tile_insert_copies:TileInsertCopiesPass"),
-    "tile-assign-buffers": lazy(
-        "flexc.passes.tile_assign_buffers:TileAssignBuffersPass"
+    "convert-blocksparse-to-tile": _pass(
+        "convert_blocksparse_to_tile:ConvertBlocksparseToTilePass"
     ),
-    "legalize-tile-for-triton": lazy(
-        "flexc.passes.legalize_tile_for_triton:LegalizeTileForTritonPass"
+    "flex-simplify-mods": _pass("flex_simplify_mods:FlexSimplifyModsPass"),
+    "legalize-tile-for-cpp": _pass("legalize_tile_for_cpp:LegalizeTileForCppPass"),
+    "legalize-tile-for-triton": _pass(
+        "legalize_tile_for_triton:LegalizeTileForTritonPass"
     ),
-    "tile-expand-captures": lazy(
-        "flexc.passes.tile_expand_captures:TileExpandCapturesPass"
+    "tile-assign-buffers": _pass("tile_assign_buffers:TileAssignBuffersPass"),
+    "tile-expand-captures": _pass("tile_expand_captures:TileExpandCapturesPass"),
+    "tile-expand-math": _pass("tile_expand_math:TileExpandMathPass"),
+    "tile-insert-copies": _pass("tile_insert_copies:TileInsertCopiesPass"),
+    "tile-materialize-params": _pass(
+        "tile_materialize_params:TileMaterializeParamsPass"
     ),
-    "tile-split-maps": lazy("flexc.passes.tile_split_maps:TileSplitMapsPass"),
-    "tile-materialize-params": lazy(
-        "flexc.passes.tile_materialize_params:TileMaterializeParamsPass"
-    ),
-    "convert-flex-to-blocksparse": lazy(
-        "flexc.passes.convert_flex_to_blocksparse:ConvertFlexToBlocksparsePass"
-    ),
-    "convert-blocksparse-to-tile": lazy(
-        "flexc.passes.convert_blocksparse_to_tile:ConvertBlocksparseToTilePass"
-    ),
+    "tile-split-maps": _pass("tile_split_maps:TileSplitMapsPass"),
+    "tile-widen-floats": _pass("tile_widen_floats:TileWidenFloatsPass"),
+    "flexc-to-blocksparse": _pass("pipelines:FlexcToBlocksparsePass"),
+    "flexc-to-tile": _pass("pipelines:FlexcToTilePass"),
+    "flexc-to-triton": _pass("pipelines:FlexcToTritonPass"),
+    "flexc-to-cpp": _pass("pipelines:FlexcToCppPass"),
 }
 
 TARGETS: dict[str, Callable[[], Any]] = {

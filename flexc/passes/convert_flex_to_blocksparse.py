@@ -29,7 +29,11 @@ from flexc.dialects import blocksparse, flex
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp
 from flexc.passes.scalar_code import ScalarCode, new_region
 from flexc.passes.tile_shapes import element_width
-from flexc.passes.tile_sizes import TileSizes, choose_tile_sizes
+from flexc.passes.tile_sizes import (
+    HOPPER_SHARED_MEMORY,
+    TileSizes,
+    choose_tile_sizes,
+)
 
 BOUNDS_NAMES = ("b", "h", "q_start", "q_len", "kv_len")
 BLOCK_NAMES = ("b", "h", "q_start", "i", "q_len", "kv_len")
@@ -171,6 +175,7 @@ class ConvertAttention(RewritePattern):
     block_n: int | None
     num_warps: int | None
     num_stages: int | None
+    shared_memory: int
 
     @op_type_rewrite_pattern
     def match_and_rewrite(
@@ -211,6 +216,7 @@ class ConvertAttention(RewritePattern):
             flex.tensor_shape(op.query)[3],
             flex.tensor_shape(op.value)[3],
             sparse,
+            self.shared_memory,
         )
         return TileSizes(
             self.block_m or chosen.block_m,
@@ -231,9 +237,15 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     block_n: int | None = None
     num_warps: int | None = None
     num_stages: int | None = None
+    shared_memory: int = HOPPER_SHARED_MEMORY
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         pattern = ConvertAttention(
-            self.target, self.block_m, self.block_n, self.num_warps, self.num_stages
+            self.target,
+            self.block_m,
+            self.block_n,
+            self.num_warps,
+            self.num_stages,
+            self.shared_memory,
         )
         PatternRewriteWalker(pattern, apply_recursively=False).rewrite_module(op)

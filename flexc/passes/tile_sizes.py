@@ -20,6 +20,10 @@ class TileSizes:
     num_stages: int = 0
 
 
+HOPPER_SHARED_MEMORY = 232_448
+"""Bytes that one program may have on an H100 (CUDA C++ programming guide)."""
+
+
 def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
@@ -39,20 +43,41 @@ def choose_tile_sizes(
     head_dim: int,
     value_dim: int,
     sparse_block: tuple[int, int] | None = None,
+    shared_memory: int = HOPPER_SHARED_MEMORY,
 ) -> TileSizes:
     """The tile for inputs of `bits` per element and the given head dims.
 
-    With a block table, tiles divide its blocks.
+    With a block table, tiles divide its blocks. On a GPU, operands fit the bytes
+    of shared memory that a program may have.
     """
-    widest = max(head_dim, value_dim)
-    sizes = _triton_sizes(bits, widest) if target == "triton" else _cpu_sizes(widest)
-    if sparse_block is None:
-        return sizes
+    dims = padded_head_dim(target, head_dim), padded_head_dim(target, value_dim)
+    if target == "cpp":
+        choices = [_cpu_sizes(max(dims))]
+    else:
+        choices = _triton_choices(bits, max(dims))
+    if sparse_block is not None:
+        choices = [_within(target, sizes, sparse_block) for sizes in choices]
+    for sizes in choices:
+        if _operand_bytes(sizes, bits, *dims) <= shared_memory:
+            return sizes
+    return choices[-1]
+
+
+def _within(target: str, sizes: TileSizes, sparse: tuple[int, int]) -> TileSizes:
     return replace(
         sizes,
-        block_m=_divide(target, sizes.block_m, sparse_block[0]),
-        block_n=_divide(target, sizes.block_n, sparse_block[1]),
+        block_m=_divide(target, sizes.block_m, sparse[0]),
+        block_n=_divide(target, sizes.block_n, sparse[1]),
     )
+
+
+def _operand_bytes(sizes: TileSizes, bits: int, head_dim: int, value_dim: int) -> int:
+    """Q once, K and V once for each stage of the pipeline."""
+    if not sizes.num_stages:
+        return 0
+    query = sizes.block_m * head_dim
+    stages = sizes.num_stages * sizes.block_n * (head_dim + value_dim)
+    return (query + stages) * bits // 8
 
 
 def _divide(target: str, block: int, sparse: int) -> int:
@@ -62,20 +87,35 @@ def _divide(target: str, block: int, sparse: int) -> int:
     return gcd(block, sparse) if gcd(block, sparse) >= min(16, sparse) else sparse
 
 
-def _triton_sizes(bits: int, widest: int) -> TileSizes:
-    """Operand tiles fit shared memory, the accumulator and scores the registers."""
+def _triton_choices(bits: int, widest: int) -> list[TileSizes]:
+    """Tiles in order of preference; the first that fits is taken.
+
+    Measured on an H100 where 16 bits are concerned: two warp groups share 128
+    rows, and three stages hide the loads. The accumulator must fit registers.
+    IEEE fp32 products run on the FMA pipes: small tiles, few stages.
+    """
     if bits > 16:
-        # IEEE fp32 products run on the FMA pipes: small tiles, few stages.
         if widest <= 64:
-            return TileSizes(64, 32, num_warps=4, num_stages=2)
+            return [TileSizes(64, 32, 4, 2), TileSizes(32, 32, 4, 1)]
         if widest <= 128:
-            return TileSizes(32, 32, num_warps=4, num_stages=2)
-        return TileSizes(16, 16, num_warps=4, num_stages=1)
+            return [TileSizes(32, 32, 4, 2), TileSizes(32, 16, 4, 1)]
+        return [TileSizes(16, 16, 4, 1)]
     if widest <= 128:
-        return TileSizes(128, 64, num_warps=4 if widest <= 64 else 8, num_stages=3)
+        return [
+            TileSizes(128, 128, 8, 3),
+            TileSizes(128, 64, 8, 3),
+            TileSizes(128, 64, 8, 2),
+            TileSizes(64, 64, 4, 2),
+            TileSizes(64, 32, 4, 1),
+        ]
     if widest <= 256:
-        return TileSizes(128, 64, num_warps=8, num_stages=2)
-    return TileSizes(64, 32, num_warps=8, num_stages=2)
+        return [
+            TileSizes(128, 64, 8, 2),
+            TileSizes(64, 64, 4, 2),
+            TileSizes(64, 32, 4, 1),
+            TileSizes(32, 32, 4, 1),
+        ]
+    return [TileSizes(64, 32, 8, 2), TileSizes(32, 32, 4, 1), TileSizes(16, 16, 4, 1)]
 
 
 def _cpu_sizes(widest: int) -> TileSizes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from flexc.errors import DeviceError
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall
+from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.runtime.arguments import Tables
 from flexc.runtime.driver import Build, Compiled, compile_attention
 from flexc.runtime.options import TileOptions
@@ -121,7 +123,13 @@ class Attention:
             alignment=ALIGNMENT if aligned else None,
             index_width=32 if self.offsets_are_narrow() else 64,
         )
-        return Build(call, self.backend, query.device.type, self.tiles)
+        return Build(
+            call,
+            self.backend,
+            query.device.type,
+            self.tiles,
+            shared_memory(query.device),
+        )
 
     def offsets_are_narrow(self) -> bool:
         """Whether 32 bits hold every offset into captured tensors and tables."""
@@ -145,6 +153,15 @@ class Attention:
             for wanted in (self.outputs.lse, self.outputs.max_scores)
         ]
         return out, rows[0], rows[1]
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may have."""
+    if device.type != "cuda":
+        return HOPPER_SHARED_MEMORY
+    properties = torch.cuda.get_device_properties(device)
+    return properties.shared_memory_per_block_optin
 
 
 def length_multiple(length: int) -> int | None:

@@ -19,7 +19,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.printer import Printer
 
-from flexc import pipelines
+from flexc.codegen.cpp.target import emit_cpp
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.codegen.triton.target import emit_triton
 from flexc.frontend.capture import CapturedMods, capture_mods
@@ -29,6 +29,9 @@ from flexc.frontend.import_graph import (
     AttentionModule,
     build_attention_module,
 )
+from flexc.passes import pipelines
+from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.runtime.cache import load_text, store_text
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.options import TileOptions, is_interpreting
@@ -47,6 +50,8 @@ class Build:
     backend: str
     device: str
     tiles: TileOptions
+    shared_memory: int = HOPPER_SHARED_MEMORY
+    """Bytes of shared memory that a program may have on a GPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +89,8 @@ def kernel_key(module: ModuleOp, build: Build) -> str:
     """A digest of the canonical IR, the options and the versions of everything."""
     parts = [canonical_text(module), build.backend, tanh_of(build), _versions()]
     parts += [f"{k}={v}" for k, v in sorted(asdict(build.tiles).items())]
-    parts.append(f"interpret={is_interpreting()}")
+    if build.backend == "triton":
+        parts += [f32_precision(), str(build.shared_memory), str(is_interpreting())]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -119,24 +125,18 @@ def find_spec(module: ModuleOp, build: Build, key: str) -> KernelSpec:
 def lower(module: ModuleOp, build: Build) -> KernelSpec:
     """Run the pipeline of a backend and print its kernel."""
     target = "cpp" if build.backend == "cpp" else "triton"
-    tiles = build.tiles
-    passes = (
-        *pipelines.to_blocksparse(
-            target, tiles.block_m, tiles.block_n, tiles.num_warps, tiles.num_stages
-        ),
-        *pipelines.to_tile(target),
+    convert = ConvertFlexToBlocksparsePass(
+        target, **asdict(build.tiles), shared_memory=build.shared_memory
     )
+    passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile(target))
     if target == "triton":
         passes += pipelines.to_triton(tanh_of(build), f32_precision())
     else:
         passes += pipelines.to_cpp()
     pipelines.run(passes, Context(), module)
     module.verify()
-    if target == "triton":
-        return emit_triton(module)[0]
-    from flexc.codegen.cpp.target import emit_cpp
-
-    return emit_cpp(module)[0]
+    emit = emit_triton if target == "triton" else emit_cpp
+    return emit(module)[0]
 
 
 def tanh_of(build: Build) -> pipelines.Tanh:

@@ -1,0 +1,174 @@
+"""The named pipelines: which passes run, in which order, and why there.
+
+Each is also a pass of its name, so that `flexc-opt -p flexc-to-tile` stops at a
+level, and what it prints goes on with the passes that are left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
+from xdsl.transforms.canonicalize import CanonicalizePass
+from xdsl.transforms.common_subexpression_elimination import (
+    CommonSubexpressionElimination,
+)
+from xdsl.transforms.loop_invariant_code_motion import LoopInvariantCodeMotionPass
+
+from flexc.passes.convert_blocksparse_to_tile import ConvertBlocksparseToTilePass
+from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
+from flexc.passes.legalize_tile_for_cpp import LegalizeTileForCppPass
+from flexc.passes.legalize_tile_for_triton import LegalizeTileForTritonPass
+from flexc.passes.tile_assign_buffers import TileAssignBuffersPass
+from flexc.passes.tile_expand_captures import TileExpandCapturesPass
+from flexc.passes.tile_expand_math import TileExpandMathPass
+from flexc.passes.tile_insert_copies import TileInsertCopiesPass
+from flexc.passes.tile_materialize_params import TileMaterializeParamsPass
+from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
+from flexc.passes.tile_split_maps import TileSplitMapsPass
+from flexc.passes.tile_widen_floats import TileWidenFloatsPass
+
+Target = Literal["triton", "cpp"]
+Tanh = Literal["exact", "nvidia", "exp2"]
+F32Precision = Literal["ieee", "tf32"]
+Passes = tuple[ModulePass, ...]
+
+TIDY: Passes = (CanonicalizePass(), CommonSubexpressionElimination())
+"""Drop what a pass left unused or doubled."""
+
+
+def to_blocksparse(convert: ConvertFlexToBlocksparsePass) -> Passes:
+    """From `flex` to `blocksparse`, with the tiles that `convert` is told."""
+    # Before anything reads the mods: a mask that folds to true is no mask.
+    return (FlexSimplifyModsPass(), convert)
+
+
+def to_tile(target: Target) -> Passes:
+    """From `blocksparse` to `tile`, every value at its own rank and depth."""
+    return (
+        ConvertBlocksparseToTilePass(target),
+        # Addresses first: the part of one that does not vary is then split off.
+        TileExpandCapturesPass(),
+        *TIDY,
+        TileSplitMapsPass(),
+        *TIDY,
+        # Loads of a head's or a row's values now stand alone: out of the loop.
+        LoopInvariantCodeMotionPass(),
+        *TIDY,
+    )
+
+
+def to_triton(tanh: Tanh = "exact", f32_precision: F32Precision = "ieee") -> Passes:
+    """From `tile` to what the Triton printer can print."""
+    return (
+        TileExpandMathPass(tanh),
+        LegalizeTileForTritonPass(f32_precision),
+        # Offsets and bounds are maps too, and most of them leave the loop.
+        TileSplitMapsPass(),
+        *TIDY,
+        LoopInvariantCodeMotionPass(),
+        TileMaterializeParamsPass(),
+        *TIDY,
+    )
+
+
+def to_cpp() -> Passes:
+    """From `tile` to what the C++ printer can print."""
+    return (
+        LegalizeTileForCppPass(),
+        # Before hoisting: what is widened for every block may not need to be.
+        TileWidenFloatsPass(),
+        *TIDY,
+        LoopInvariantCodeMotionPass(),
+        TileMaterializeParamsPass(),
+        *TIDY,
+        # Last: buffers are assigned to the tiles that are left.
+        TileInsertCopiesPass(),
+        TileAssignBuffersPass(),
+    )
+
+
+def run(passes: Passes, ctx: Context, module: ModuleOp) -> None:
+    """Run passes one after another, without verifying in between."""
+    for each in passes:
+        each.apply(ctx, module)
+
+
+@dataclass(frozen=True)
+class _Pipeline(ModulePass):
+    """Options that all pipelines have; those not given are chosen."""
+
+    block_m: int | None = None
+    block_n: int | None = None
+    num_warps: int | None = None
+    num_stages: int | None = None
+    shared_memory: int = HOPPER_SHARED_MEMORY
+
+    def convert(self, target: Target) -> ConvertFlexToBlocksparsePass:
+        return ConvertFlexToBlocksparsePass(
+            target,
+            self.block_m,
+            self.block_n,
+            self.num_warps,
+            self.num_stages,
+            self.shared_memory,
+        )
+
+
+@dataclass(frozen=True)
+class FlexcToBlocksparsePass(_Pipeline):
+    """The pipeline from flex.attention to blocksparse.attention."""
+
+    name = "flexc-to-blocksparse"
+
+    target: Target = "triton"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        run(to_blocksparse(self.convert(self.target)), ctx, op)
+
+
+@dataclass(frozen=True)
+class FlexcToTilePass(_Pipeline):
+    """The pipeline from flex.attention to a tile.kernel that any target takes on."""
+
+    name = "flexc-to-tile"
+
+    target: Target = "triton"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        convert = self.convert(self.target)
+        run((*to_blocksparse(convert), *to_tile(self.target)), ctx, op)
+
+
+@dataclass(frozen=True)
+class FlexcToTritonPass(_Pipeline):
+    """The pipeline from flex.attention to what `-t triton` prints.
+
+    `tanh` says how tanh is computed, see tile-expand-math; `f32_precision` how
+    products of fp32 tiles are.
+    """
+
+    name = "flexc-to-triton"
+
+    tanh: Tanh = "exact"
+    f32_precision: F32Precision = "ieee"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        legalize = to_triton(self.tanh, self.f32_precision)
+        convert = self.convert("triton")
+        run((*to_blocksparse(convert), *to_tile("triton"), *legalize), ctx, op)
+
+
+@dataclass(frozen=True)
+class FlexcToCppPass(_Pipeline):
+    """The pipeline from flex.attention to what `-t cpp` prints."""
+
+    name = "flexc-to-cpp"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        convert = self.convert("cpp")
+        run((*to_blocksparse(convert), *to_tile("cpp"), *to_cpp()), ctx, op)
