@@ -212,6 +212,7 @@ RULES: dict[type[Operation], Rule] = {
     math_dialect.SinOp: call("tl.sin"),
     math_dialect.SqrtOp: call("tl.sqrt"),
     tile.ReadOp: read,
+    tile.TanhApproxOp: call("tanh_approx"),
 }
 
 

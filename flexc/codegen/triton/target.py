@@ -8,11 +8,16 @@ from typing import IO
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp
+from xdsl.ir import Operation
 from xdsl.utils.target import Target
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec, ir_digest
 from flexc.codegen.triton.printer import TritonPrinter
 from flexc.dialects import tile
+
+SUPPORT = "flexc.codegen.triton.support"
+
+SUPPORT_FUNCTIONS: dict[type[Operation], str] = {tile.TanhApproxOp: "tanh_approx"}
 
 
 def emit_triton(module: ModuleOp) -> list[KernelSpec]:
@@ -28,6 +33,9 @@ def _emit(kernel: tile.KernelOp) -> KernelSpec:
     printer.line()
     printer.line("import triton")
     printer.line("import triton.language as tl")
+    if names := support_names(kernel):
+        printer.line()
+        printer.line(f"from {SUPPORT} import {', '.join(names)}")
     printer.line()
     printer.line()
     entry = printer.print_kernel(kernel)
@@ -44,6 +52,12 @@ def _emit(kernel: tile.KernelOp) -> KernelSpec:
         _integer(kernel, "num_warps"),
         _integer(kernel, "num_stages"),
     )
+
+
+def support_names(kernel: tile.KernelOp) -> list[str]:
+    """The functions of the support module that a kernel calls."""
+    found = {SUPPORT_FUNCTIONS.get(type(op)) for op in kernel.walk()}
+    return sorted(name for name in found if name is not None)
 
 
 def header(kernel: tile.KernelOp) -> list[str]:
