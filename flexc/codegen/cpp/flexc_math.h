@@ -3,19 +3,18 @@
 //
 // Largest errors over all floats, in units in the last place of the result, as
 // tests/codegen/test_cpp_math.py measures: exp2 1, exp 1, expm1 2, log 1, log2 2,
-// log1p 3, tanh 3. Infinities, NaN, zeros and subnormal numbers are as in libm.
+// log1p 3, tanh 3. Infinities, NaN, zeros and subnormal arguments are as in libm;
+// exp2 and exp give 0 below 2^-125, because masked scores must not go through
+// subnormal numbers, which are slow.
 #pragma once
 
 #include "flexc_scalar.h"
 
 namespace flexc {
 
-// 2^n for n in [-252, 254] in two factors, so that results may be subnormal.
+// x 2^n for n in [-125, 129].
 FLEXC_INLINE float scale(float x, int32_t n) {
-    const int32_t half_n = n >> 1;
-    const float a = bits<float>((half_n + 127) << 23);
-    const float b = bits<float>((n - half_n + 127) << 23);
-    return x * a * b;
+    return (x + x) * bits<float>((n + 126) << 23);
 }
 
 // x rounded to an integer, for |x| < 2^22, as bits above those of this number.
@@ -31,16 +30,17 @@ FLEXC_INLINE float clamp(float x, float low, float high) {
 }
 
 FLEXC_INLINE float exp2(float x) {
-    x = clamp(x, -151.0f, 129.0f);
-    const float shifted = x + round_magic;
-    const float r = x - (shifted - round_magic);
+    const float inside = clamp(x, -125.0f, 129.0f);
+    const float shifted = inside + round_magic;
+    const float r = inside - (shifted - round_magic);
     float q = 1.5353323e-4f;
     q = q * r + 1.33989495e-3f;
     q = q * r + 9.61843785e-3f;
     q = q * r + 5.55033237e-2f;
     q = q * r + 2.40226477e-1f;
     q = q * r + 6.93147182e-1f;
-    return scale(q * r + 1.0f, rounded(shifted));
+    const float result = scale(q * r + 1.0f, rounded(shifted));
+    return x < -125.0f ? 0.0f : result;
 }
 
 // What exp and expm1 share: x = n ln 2 + r, and r + r^2 q(r) = e^r - 1.
@@ -63,8 +63,9 @@ FLEXC_INLINE ReducedExp reduce_exp(float x) {
 }
 
 FLEXC_INLINE float exp(float x) {
-    const ReducedExp e = reduce_exp(clamp(x, -105.0f, 89.0f));
-    return scale(e.r * e.r * e.q + e.r + 1.0f, e.n);
+    const ReducedExp e = reduce_exp(clamp(x, -86.5f, 89.0f));
+    const float result = scale(e.r * e.r * e.q + e.r + 1.0f, e.n);
+    return x < -86.5f ? 0.0f : result;
 }
 
 FLEXC_INLINE float expm1(float x) {

@@ -66,10 +66,10 @@ struct Buffer : Tile<T, Shape...> {
     Buffer& operator=(const Buffer&) = delete;
 };
 
-template <class T, int... Shape>
-FLEXC_INLINE void fill(Tile<T, Shape...> out, T value) {
+template <class T, int... Shape, class V>
+FLEXC_INLINE void fill(Tile<T, Shape...> out, V value) {
 #pragma omp simd
-    for (int i = 0; i < out.size; ++i) out.data[i] = value;
+    for (int i = 0; i < out.size; ++i) out.data[i] = static_cast<T>(value);
 }
 
 template <int N>

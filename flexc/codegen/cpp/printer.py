@@ -26,7 +26,13 @@ from xdsl.utils.hints import isa
 
 from flexc.codegen.cpp.reserved import RESERVED
 from flexc.codegen.cpp.scalar_rules import SCALAR_RULES
-from flexc.codegen.cpp.spelling import buffer_type, literal, scalar_type
+from flexc.codegen.cpp.spelling import (
+    buffer_type,
+    from_memory,
+    literal,
+    memory_type,
+    scalar_type,
+)
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec, ir_digest
 from flexc.codegen.source_printer import SourcePrinter
 from flexc.dialects import flex, tile
@@ -281,7 +287,7 @@ class CppPrinter(SourcePrinter):
                 span = op.span(index)
                 if span and max(span) == depth:
                     element = _element(self.name(op.inputs[index]), span, rank)
-                    self.constant(arg, element)
+                    self.constant(arg, from_memory(arg.type, element))
             self.print_map_loops(op, labels, depth + 1)
 
     def print_map_body(self, op: tile.MapOp, labels: Sequence[str]) -> None:
@@ -312,9 +318,9 @@ def _plain(attr: Attribute) -> str:
 
 def _param_type(type_: Attribute) -> str:
     if isa(type_, TensorType[Attribute]):
-        return f"const {scalar_type(type_.element_type)}*"
+        return f"const {memory_type(type_.element_type)}*"
     if isa(type_, MemRefType[Attribute]):
-        return f"{scalar_type(type_.element_type)}*"
+        return f"{memory_type(type_.element_type)}*"
     return f"const {scalar_type(type_)}"
 
 

@@ -12,7 +12,7 @@ from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import BFloat16Type, Float16Type, i1
 from xdsl.ir import Attribute, Operation
 
-from flexc.codegen.cpp.spelling import scalar_type
+from flexc.codegen.cpp.spelling import from_memory, scalar_type
 from flexc.dialects import flex, tile
 
 Rule = Callable[[Operation, list[str]], str]
@@ -123,9 +123,10 @@ def _select(op: Operation, args: list[str]) -> str:
 
 def _read(op: Operation, args: list[str]) -> str:
     assert isinstance(op, tile.ReadOp)
-    if op.valid is None:
-        return f"read({args[0]}, {args[1]})"
-    return f"read_if({args[2]}, {args[0]}, {args[1]})"
+    element = f"read({args[0]}, {args[1]})"
+    if op.valid is not None:
+        element = f"read_if({args[2]}, {args[0]}, {args[1]})"
+    return from_memory(op.result.type, element)
 
 
 def _integer_power(op: Operation, args: list[str]) -> str:

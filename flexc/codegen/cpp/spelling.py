@@ -42,10 +42,21 @@ def scalar_type(type_: Attribute) -> str:
     return name
 
 
+def memory_type(type_: Attribute) -> str:
+    """The C++ type of one number in memory. GCC vectorises no loads of bool."""
+    name = scalar_type(type_)
+    return "int8_t" if name == "bool" else name
+
+
+def from_memory(type_: Attribute, element: str) -> str:
+    """The number that an element of memory is."""
+    return f"{element} != 0" if scalar_type(type_) == "bool" else element
+
+
 def buffer_type(type_: TileType) -> str:
     """The type of a buffer that holds a tile."""
     shape = ", ".join(str(n) for n in type_.get_shape())
-    return f"Buffer<{scalar_type(type_.element_type)}, {shape}>"
+    return f"Buffer<{memory_type(type_.element_type)}, {shape}>"
 
 
 def literal(value: Attribute) -> str:
