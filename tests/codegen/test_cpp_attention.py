@@ -160,6 +160,4 @@ def test_nan_and_infinities_spread_as_in_torch() -> None:
     spec = lower(attention_text(torch.float32, 16, 16))
     out, _ = run_attention(spec, query, key, value, SCALE)
     want = attention(query, key, value, scale=SCALE, enable_gqa=True).out
-    torch.testing.assert_close(
-        out.double(), want, atol=1e-5, rtol=1e-5, equal_nan=True
-    )
+    torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=1e-5, equal_nan=True)
