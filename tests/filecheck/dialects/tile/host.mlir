@@ -9,14 +9,14 @@ tile.kernel @strided(%k : tensor<?x?xbf16> #tile.param<argument 0>,
     attributes {tile.buffers = [#tile.buffer<"k", !tile.tile<8x4xf32>>]} {
   %one = arith.constant 1 : i64
   %c4 = arith.constant 4 : i32
-  // CHECK: %tile = tile.load_strided %k[%base] strides [%base, %one] extents [%n, %c4] {tile.buffers = array<i32: 0>} : tensor<?x?xbf16> -> !tile.tile<8x4xf32>
+  // CHECK: %tile = tile.load_strided %k[%base] strides[%base, %one] extents[%n, %c4] {tile.buffers = array<i32: 0>} : tensor<?x?xbf16> -> !tile.tile<8x4xf32>
   %tile = tile.load_strided %k[%base] strides [%base, %one] extents [%n, %c4] {tile.buffers = array<i32: 0>} : tensor<?x?xbf16> -> !tile.tile<8x4xf32>
   // CHECK: %copy = tile.copy %tile : !tile.tile<8x4xf32>
   %copy = tile.copy %tile : !tile.tile<8x4xf32>
   %t = tile.transpose %copy : !tile.tile<8x4xf32> -> !tile.tile<4x8xf32>
   // CHECK: %p = tile.matmul %tile, %t : !tile.tile<8x4xf32>, !tile.tile<4x8xf32> -> !tile.tile<8x8xf32>
   %p = tile.matmul %tile, %t : !tile.tile<8x4xf32>, !tile.tile<4x8xf32> -> !tile.tile<8x8xf32>
-  // CHECK: tile.store_strided %p, %out[%base] strides [%base, %one] extents [%n, %n] : !tile.tile<8x8xf32>, memref<?x?xbf16>
+  // CHECK: tile.store_strided %p, %out[%base] strides[%base, %one] extents[%n, %n] : !tile.tile<8x8xf32>, memref<?x?xbf16>
   tile.store_strided %p, %out[%base] strides [%base, %one] extents [%n, %n] : !tile.tile<8x8xf32>, memref<?x?xbf16>
   tile.return
 }

@@ -1,0 +1,149 @@
+// RUN: flexc-opt %s --split-input-file --verify-diagnostics | filecheck %s
+
+func.func @no_rows(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: block sizes expect positive numbers, got 0
+  %out = blocksparse.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      {block_m = 0 : i32, block_n = 16 : i32}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } segments {
+    blocksparse.segment full bounds(%b : i32, %h : i32, %s : i32, %m : i32, %n : i32) {
+      flex.yield %n, %n : i32, i32
+    } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
+      flex.yield %i : i32
+    }
+  }
+  func.return
+}
+
+// -----
+
+func.func @other_ops(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: segments expects blocksparse.segment ops only, got arith.constant
+  %out = blocksparse.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      {block_m = 16 : i32, block_n = 16 : i32}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } segments {
+    %c = arith.constant 0 : i32
+  }
+  func.return
+}
+
+// -----
+
+func.func @bounds_arguments(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: bounds expects arguments (i32, i32, i32, i32, i32), got (i32)
+  %out = blocksparse.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      {block_m = 16 : i32, block_n = 16 : i32}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } segments {
+    blocksparse.segment full bounds(%n : i32) {
+      flex.yield %n, %n : i32, i32
+    } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
+      flex.yield %i : i32
+    }
+  }
+  func.return
+}
+
+// -----
+
+func.func @bounds_result(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: bounds expects to yield (i32, i32), got (i32)
+  %out = blocksparse.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      {block_m = 16 : i32, block_n = 16 : i32}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } segments {
+    blocksparse.segment full bounds(%b : i32, %h : i32, %s : i32, %m : i32, %n : i32) {
+      flex.yield %n : i32
+    } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
+      flex.yield %i : i32
+    }
+  }
+  func.return
+}
+
+// -----
+
+func.func @block_result(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: block expects to yield (i32), got (i32, i32)
+  %out = blocksparse.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      {block_m = 16 : i32, block_n = 16 : i32}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } segments {
+    blocksparse.segment full bounds(%b : i32, %h : i32, %s : i32, %m : i32, %n : i32) {
+      flex.yield %n, %n : i32, i32
+    } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
+      flex.yield %i, %i : i32, i32
+    }
+  }
+  func.return
+}
+
+// -----
+
+func.func @full_with_mask(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: a full segment expects no mask_mod, got one
+  %out = blocksparse.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      {block_m = 16 : i32, block_n = 16 : i32}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } segments {
+    blocksparse.segment full bounds(%b : i32, %h : i32, %s : i32, %m : i32, %n : i32) {
+      flex.yield %n, %n : i32, i32
+    } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
+      flex.yield %i : i32
+    } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+      %c = arith.cmpi sge, %qi, %ki : i32
+      flex.yield %c : i1
+    }
+  }
+  func.return
+}
+
+// -----
+
+func.func @mask_result(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: mask_mod expects to yield (i1), got (i32)
+  %out = blocksparse.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      {block_m = 16 : i32, block_n = 16 : i32}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } segments {
+    blocksparse.segment partial bounds(%b : i32, %h : i32, %s : i32, %m : i32, %n : i32) {
+      flex.yield %n, %n : i32, i32
+    } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
+      flex.yield %i : i32
+    } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+      flex.yield %ki : i32
+    }
+  }
+  func.return
+}
+
+// -----
+
+// CHECK: 'blocksparse.segment' expects parent op 'blocksparse.attention'
+blocksparse.segment full bounds(%b : i32, %h : i32, %s : i32, %m : i32, %n : i32) {
+  flex.yield %n, %n : i32, i32
+} block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
+  flex.yield %i : i32
+}

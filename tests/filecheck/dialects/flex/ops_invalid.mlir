@@ -1,0 +1,194 @@
+// RUN: flexc-opt %s --split-input-file --verify-diagnostics | filecheck %s
+
+func.func @rank(%q : tensor<?x?x8xf32>, %k : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: query expects 4 dimensions, got tensor<?x?x8xf32>
+  %out = flex.attention %q, %k, %k
+      : tensor<?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @key_dim(%q : tensor<?x?x?x8xf32>, %k : tensor<?x?x?x16xf32>, %scale : f32) {
+  // CHECK: key expects head dim 8 as the query has, got 16
+  %out = flex.attention %q, %k, %k
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x16xf32>, tensor<?x?x?x16xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x16xf32>
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @value_dim(%q : tensor<?x?x?x8xf32>, %v : tensor<?x?x?x4xf32>, %scale : f32) {
+  // CHECK: out expects head dim 4 as the value has, got 8
+  %out = flex.attention %q, %q, %v
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x4xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @scale_type(%q : tensor<?x?x?x8xbf16>, %scale : f64) {
+  // CHECK: scale expects type f32, got f64
+  %out = flex.attention %q, %q, %q
+      : tensor<?x?x?x8xbf16>, tensor<?x?x?x8xbf16>, tensor<?x?x?x8xbf16>
+      scale(%scale : f64) -> out : tensor<?x?x?x8xbf16>
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @capture_type(%q : tensor<?x?x?x8xf32>, %scale : f32, %i : index) {
+  // CHECK: captures expects scalars and tensors, got index
+  %out = flex.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) captures(%i : index) -> out : tensor<?x?x?x8xf32>
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %i_ : index) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %i_ : index) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @score_arguments(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: score_mod expects arguments (f32, i32, i32, i32, i32), got (f32, i32, i32)
+  %out = flex.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      score_mod(%s : f32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @terminator(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: score_mod expects flex.yield as its last op
+  %out = flex.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    "test.termop"() : () -> ()
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @mask_result(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: mask_mod expects to yield (i1), got (i32)
+  %out = flex.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %ki : i32
+  }
+  func.return
+}
+
+// -----
+
+func.func @tensor_op(%q : tensor<?x?x?x8xf32>, %scale : f32, %t : tensor<4xf32>) {
+  // CHECK: score_mod expects scalar ops only, got arith.addf of type tensor<4xf32>
+  %out = flex.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) captures(%t : tensor<4xf32>) -> out : tensor<?x?x?x8xf32>
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32,
+                %t_ : tensor<4xf32>) {
+    %u = arith.addf %t_, %t_ : tensor<4xf32>
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %t_ : tensor<4xf32>) {
+    %c = arith.constant true
+    flex.yield %c : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @table_count(%q : tensor<?x?x?x8xf32>, %scale : f32, %num : tensor<?x?x?xi32>) {
+  // CHECK: tables expects kv_num_blocks and kv_indices, with or without their full counterparts, got 1 tensors
+  %out = flex.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) tables(%num : tensor<?x?x?xi32>)
+      -> out : tensor<?x?x?x8xf32> {sparse_block = array<i64: 128, 128>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @tables_without_block(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: sparse_block expects tables, and tables expect it
+  %out = flex.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      {sparse_block = array<i64: 128, 128>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @load_rank(%t : tensor<?x?xf32>, %i : i32) {
+  // CHECK: tensor expects 1 dimensions, got tensor<?x?xf32>
+  %a = flex.load_capture %t[%i] : tensor<?x?xf32>, i32
+  func.return
+}
+
+// -----
+
+func.func @load_type(%t : tensor<?xf32>, %i : i32) {
+  // CHECK: result expects type f32, got f64
+  %a = "flex.load_capture"(%t, %i) : (tensor<?xf32>, i32) -> f64
+  func.return
+}

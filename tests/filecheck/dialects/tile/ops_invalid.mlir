@@ -1,0 +1,227 @@
+// RUN: flexc-opt %s --split-input-file --verify-diagnostics --parsing-diagnostics | filecheck %s
+
+// CHECK: params expects 1 entries, one for each argument, got 0
+"tile.kernel"() <{sym_name = "k", grid = affine_map<(b, h, q_len) -> (q_len)>, params = []}> ({
+^bb0(%t : tensor<?xf32>):
+  tile.return
+}) : () -> ()
+
+// -----
+
+// CHECK: body expects tile.return as its last op
+tile.kernel @no_return(%t : tensor<?xf32> #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  "test.termop"() : () -> ()
+}
+
+// -----
+
+// CHECK: a tile holds numbers, got index
+"test.op"() : () -> !tile.tile<4xindex>
+
+// -----
+
+// CHECK: a tile has one or two positive dimensions, got (4, 4, 4)
+"test.op"() : () -> !tile.tile<4x4x4xf32>
+
+// -----
+
+// CHECK: a tile has one or two positive dimensions, got (0,)
+"test.op"() : () -> !tile.tile<0xf32>
+
+// -----
+
+tile.kernel @map_no_result(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: tile.map expects one result or more
+  "tile.map"(%x) <{spans = [array<i32: 0, 1>]}> ({
+  ^bb0(%e : f32):
+    flex.yield
+  }) : (!tile.tile<4x8xf32>) -> ()
+  tile.return
+}
+
+// -----
+
+tile.kernel @map_spans(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: spans expects 1 entries, got 2
+  %m = "tile.map"(%x) <{spans = [array<i32: 0, 1>, array<i32: 0>]}> ({
+  ^bb0(%e : f32):
+    flex.yield %e : f32
+  }) : (!tile.tile<4x8xf32>) -> !tile.tile<4x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @map_operand(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %y = tile.full %z : f32 -> !tile.tile<8x4xf32>
+  // CHECK: operand 0 expects shape (4, 8), got !tile.tile<8x4xf32>
+  %m = "tile.map"(%y) <{spans = [array<i32: 0, 1>]}> ({
+  ^bb0(%e : f32):
+    flex.yield %e : f32
+  }) : (!tile.tile<8x4xf32>) -> !tile.tile<4x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @map_results(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: results expect shape (4, 8), got !tile.tile<8x4xf32>
+  %m = "tile.map"(%x) <{spans = [array<i32: 0, 1>]}> ({
+  ^bb0(%e : f32):
+    flex.yield %e, %e : f32, f32
+  }) : (!tile.tile<4x8xf32>) -> (!tile.tile<4x8xf32>, !tile.tile<8x4xf32>)
+  tile.return
+}
+
+// -----
+
+tile.kernel @map_arguments(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: tile.map expects arguments (f32), got (f64)
+  %m = "tile.map"(%x) <{spans = [array<i32: 0, 1>]}> ({
+  ^bb0(%e : f64):
+    %f = arith.truncf %e : f64 to f32
+    flex.yield %f : f32
+  }) : (!tile.tile<4x8xf32>) -> !tile.tile<4x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @map_yield(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: tile.map expects to yield (f32), got (i32)
+  %m = "tile.map"(%x) <{spans = [array<i32: 0, 1>]}> ({
+  ^bb0(%e : f32):
+    %c = arith.constant 0 : i32
+    flex.yield %c : i32
+  }) : (!tile.tile<4x8xf32>) -> !tile.tile<4x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @dot_inner(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: rhs expects 8 rows as lhs has columns, got 4
+  %d = tile.dot %x, %x, %x : !tile.tile<4x8xf32>, !tile.tile<4x8xf32>, !tile.tile<4x8xf32> -> !tile.tile<4x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @dot_acc(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  %y = tile.full %z : f32 -> !tile.tile<8x4xf32>
+  // CHECK: acc expects shape (4, 4), got !tile.tile<4x8xf32>
+  %d = tile.dot %x, %y, %x : !tile.tile<4x8xf32>, !tile.tile<8x4xf32>, !tile.tile<4x8xf32> -> !tile.tile<4x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @matmul_inner(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: rhs expects 8 rows as lhs has columns, got 4
+  %d = tile.matmul %x, %x : !tile.tile<4x8xf32>, !tile.tile<4x8xf32> -> !tile.tile<4x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @matmul_result(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  %y = tile.full %z : f32 -> !tile.tile<8x4xf32>
+  // CHECK: result expects shape (4, 4), got !tile.tile<4x8xf32>
+  %d = tile.matmul %x, %y : !tile.tile<4x8xf32>, !tile.tile<8x4xf32> -> !tile.tile<4x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @load_indices(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: expects 2 indices, got 1
+  %d = tile.load %t[%i] : tensor<?x?xf32>, i32 -> !tile.tile<4x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @load_depth(%t : tensor<?xf32> #tile.param<argument 0>,
+    %i : i32 #tile.param<argument 1>) grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: expects a tile no deeper than tensor<?xf32>, got !tile.tile<4x8xf32>
+  %d = tile.load %t[%i] : tensor<?xf32>, i32 -> !tile.tile<4x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @store_indices(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: expects 2 indices, got 1
+  tile.store %x : !tile.tile<4x8xf32>, %out[%i] : memref<?x?xf32>, i32
+  tile.return
+}
+
+// -----
+
+tile.kernel @load_strides(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: strides expects 2 values, got 1
+  %d = tile.load_strided %t[%b] strides [%b] extents [%i, %i] : tensor<?x?xf32> -> !tile.tile<4x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @store_extents(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: extents expects 2 values, got 1
+  tile.store_strided %x, %out[%b] strides [%b, %b] extents [%i] : !tile.tile<4x8xf32>, memref<?x?xf32>
+  tile.return
+}
