@@ -27,6 +27,7 @@ from xdsl.pattern_rewriter import (
 
 from flexc.dialects import blocksparse, flex
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp
+from flexc.errors import OptionError
 from flexc.passes.scalar_code import ScalarCode, new_region
 from flexc.passes.tile_shapes import element_width
 from flexc.passes.tile_sizes import (
@@ -49,6 +50,19 @@ def is_always_true(mask: Region) -> bool:
         and isinstance(owner.value, IntegerAttr)
         and owner.value.value.data != 0
     )
+
+
+def check_tiles_divide(sizes: TileSizes, sparse: tuple[int, ...] | None) -> None:
+    """A tile must not reach over the blocks of a table."""
+    tile_sizes = (sizes.block_m, sizes.block_n)
+    for name, tile, block in zip(
+        ("BLOCK_M", "BLOCK_N"), tile_sizes, sparse or tile_sizes, strict=True
+    ):
+        if block % tile:
+            raise OptionError(
+                f"{name} expects a divisor of the BlockMask's block size {block}, got "
+                f"{tile}; leave the option out, or make the mask with larger blocks"
+            )
 
 
 @dataclass(frozen=True)
@@ -218,12 +232,14 @@ class ConvertAttention(RewritePattern):
             sparse,
             self.shared_memory,
         )
-        return TileSizes(
+        sizes = TileSizes(
             self.block_m or chosen.block_m,
             self.block_n or chosen.block_n,
             self.num_warps or chosen.num_warps,
             self.num_stages or chosen.num_stages,
         )
+        check_tiles_divide(sizes, sparse)
+        return sizes
 
 
 @dataclass(frozen=True)

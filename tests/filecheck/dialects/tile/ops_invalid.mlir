@@ -82,7 +82,7 @@ tile.kernel @map_results(%t : tensor<?x?xf32> #tile.param<argument 0>,
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
   // CHECK: results expect shape (4, 8), got !tile.tile<8x4xf32>
-  %m = "tile.map"(%x) <{spans = [array<i32: 0, 1>]}> ({
+  %m, %n = "tile.map"(%x) <{spans = [array<i32: 0, 1>]}> ({
   ^bb0(%e : f32):
     flex.yield %e, %e : f32, f32
   }) : (!tile.tile<4x8xf32>) -> (!tile.tile<4x8xf32>, !tile.tile<8x4xf32>)
