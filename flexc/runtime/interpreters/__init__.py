@@ -25,6 +25,7 @@ from flexc.runtime.interpreters.host import HostFunctions
 from flexc.runtime.interpreters.kernel import run_kernel
 from flexc.runtime.interpreters.scalar import ScalarFunctions
 from flexc.runtime.interpreters.tile import TileFunctions
+from flexc.runtime.interpreters.tile_approx import TileApproxFunctions
 from flexc.runtime.interpreters.values import as_value
 
 ENTRY = "attention"
@@ -47,6 +48,7 @@ def make_interpreter(
         FlexFunctions(compute_dtype),
         BlockSparseFunctions(compute_dtype),
         TileFunctions(compute_dtype),
+        TileApproxFunctions(),
         HostFunctions(compute_dtype),
     ):
         interpreter.register_implementations(functions)
