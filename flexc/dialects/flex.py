@@ -88,6 +88,7 @@ FACTS = (
     "kv_len_multiple",
     "alignment",
     "index_width",
+    "max_length",
 )
 """Properties that say what is known about a call, kept by every lowering."""
 
@@ -130,6 +131,8 @@ class AttentionLike(IRDLOperation):
     last, are multiples of this many bytes."""
     index_width = opt_prop_def(IntegerAttr)
     """Bits that hold every offset within a captured tensor (32 or 64)."""
+    max_length = opt_prop_def(IntegerAttr)
+    """Sq and Skv are known to be at most this."""
 
     traits = traits_def(IsolatedFromAbove(), Pure())
     irdl_options = (

@@ -68,10 +68,17 @@ class AttentionCall:
     kv_len_multiple: int | None = None
     alignment: int | None = None
     index_width: int | None = None
+    max_length: int | None = None
 
     def facts(self) -> dict[str, Attribute]:
         """The properties of `flex.attention`."""
-        names = ("q_len_multiple", "kv_len_multiple", "alignment", "index_width")
+        names = (
+            "q_len_multiple",
+            "kv_len_multiple",
+            "alignment",
+            "index_width",
+            "max_length",
+        )
         known = {n: v for n in names if (v := getattr(self, n)) is not None}
         facts: dict[str, Attribute] = {n: IntegerAttr(v, i64) for n, v in known.items()}
         if self.scale_positive:

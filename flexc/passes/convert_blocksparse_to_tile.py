@@ -103,10 +103,9 @@ class KernelBuilder:
         self.code.builder.insert(tile.ReturnOp())
         params = [ParamAttr(ParamKind.ARGUMENT, i) for i in range(len(self.block.args))]
         attributes = dict(self.op.attributes)
-        if self.op.alignment is not None:
-            attributes["alignment"] = self.op.alignment
-        if self.op.index_width is not None:
-            attributes["index_width"] = self.op.index_width
+        for fact in ("alignment", "index_width", "max_length"):
+            if fact in self.op.properties:
+                attributes[fact] = self.op.properties[fact]
         return tile.KernelOp(
             self.name, self.grid(), params, Region(self.block), attributes
         )

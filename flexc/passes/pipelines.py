@@ -28,6 +28,7 @@ from flexc.passes.tile_expand_captures import TileExpandCapturesPass
 from flexc.passes.tile_expand_math import TileExpandMathPass
 from flexc.passes.tile_insert_copies import TileInsertCopiesPass
 from flexc.passes.tile_materialize_params import TileMaterializeParamsPass
+from flexc.passes.tile_relax_score_math import TileRelaxScoreMathPass
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.passes.tile_split_maps import TileSplitMapsPass
 from flexc.passes.tile_widen_floats import TileWidenFloatsPass
@@ -54,6 +55,8 @@ def to_tile(target: Target) -> Passes:
         # Addresses first: the part of one that does not vary is then split off.
         TileExpandCapturesPass(),
         *TIDY,
+        # Makes values of lower rank, which are then split off as well.
+        TileRelaxScoreMathPass(),
         TileSplitMapsPass(),
         *TIDY,
         # Loads of a head's or a row's values now stand alone: out of the loop.

@@ -102,10 +102,11 @@ class WidenProduct(RewritePattern):
     def match_and_rewrite(
         self, op: tile.DotOp | tile.MatmulOp, rewriter: PatternRewriter
     ) -> None:
-        narrow = [i for i in (0, 1) if is_narrow(op.operands[i])]
-        for i in narrow:
-            op.operands[i] = widened(op.operands[i])
+        # One entry, and one widening, where both operands are the same.
+        operands = dict.fromkeys((op.lhs, op.rhs))
+        narrow = {v: widened(v) for v in operands if is_narrow(v)}
         if narrow:
+            op.operands = [narrow.get(v, v) for v in op.operands]
             rewriter.notify_op_modified(op)
 
 

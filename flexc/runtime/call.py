@@ -25,6 +25,9 @@ LENGTH_MULTIPLE = 128
 ALIGNMENT = 16
 """Bytes that vector loads and asynchronous copies want addresses aligned to."""
 
+FLOAT_LENGTH = 2**24
+"""Positions up to this are exact as floats."""
+
 MAX_NARROW_OFFSET = 2**31 - 1
 
 _compiled: dict[Any, list[Compiled]] = {}
@@ -122,6 +125,7 @@ class Attention:
             kv_len_multiple=length_multiple(key.size(2)),
             alignment=ALIGNMENT if aligned else None,
             index_width=32 if self.offsets_are_narrow() else 64,
+            max_length=max_length(query.size(2), key.size(2)),
         )
         return Build(
             call,
@@ -166,6 +170,11 @@ def shared_memory(device: torch.device) -> int:
 
 def length_multiple(length: int) -> int | None:
     return LENGTH_MULTIPLE if length % LENGTH_MULTIPLE == 0 else None
+
+
+def max_length(*lengths: int) -> int | None:
+    """A bound on lengths; only one, so that keys do not multiply."""
+    return FLOAT_LENGTH if max(lengths) <= FLOAT_LENGTH else None
 
 
 def has_unit_stride(tensor: Tensor) -> bool:
