@@ -1,0 +1,87 @@
+// RUN: flexc-opt %s -p tile-insert-copies,tile-assign-buffers -t cpp | filecheck %s
+
+// CHECK: // flexc kernel attention, target cpp
+// CHECK-NEXT: // mask: q_idx >= kv_idx
+// CHECK-NEXT: // digest: {{[0-9a-f]+}}
+// CHECK-NEXT: #include "flexc_support.h"
+// CHECK: FLEXC_KERNEL void attention(
+// CHECK-NEXT: const bfloat16* query,
+// CHECK-NEXT: const float scale,
+// CHECK-NEXT: const int8_t* keep,
+// CHECK-NEXT: bfloat16* out,
+// CHECK-NEXT: const int32_t n,
+// CHECK-NEXT: int64_t grid_0, int64_t grid_1, int64_t grid_2, int32_t threads)
+// CHECK-NEXT: {
+// CHECK-NEXT: #pragma omp parallel num_threads(threads)
+// CHECK-NEXT: {
+// CHECK-NEXT: Buffer<float, 8, 4> q;
+// CHECK-NEXT: Buffer<float, 8> m_i;
+// CHECK-NEXT: Buffer<int32_t, 4> col_1;
+// CHECK-NEXT: #pragma omp for schedule(dynamic)
+// CHECK-NEXT: for (int64_t program = 0; program < grid_0 * grid_1 * grid_2; ++program) {
+// CHECK-NEXT: const int32_t h = static_cast<int32_t>(program / grid_0 % grid_1);
+// CHECK-NEXT: load(q, query + int64_t(0), int64_t(1), int64_t(1), n, n);
+// CHECK-NEXT: fill(m_i, -inf_f32);
+// CHECK-NEXT: iota(col_1, h);
+// CHECK-NEXT: // full blocks
+// CHECK-NEXT: for (int32_t i = 0; i < n; i += 1) {
+// CHECK-NEXT: for (int row = 0; row < 8; ++row) {
+// CHECK-NEXT: const float m = m_i[row];
+// CHECK-NEXT: #pragma omp simd
+// CHECK-NEXT: for (int col = 0; col < 4; ++col) {
+// CHECK-NEXT: const float x = q[row][col];
+// CHECK-NEXT: const int32_t k = col_1[col];
+// CHECK-NEXT: const bool valid = k < n;
+// CHECK-NEXT: const bool b = read_if(valid, keep, k) != 0;
+// CHECK-NEXT: const float d = x - m;
+// CHECK-NEXT: const float e = exp2(d);
+// CHECK-NEXT: const float s = b ? e : -inf_f32;
+// CHECK-NEXT: q[row][col] = s;
+// CHECK-NEXT: }
+// CHECK-NEXT: }
+// CHECK-NEXT: }
+// CHECK-NEXT: reduce_rows<Max>(m_i, q);
+// CHECK-NEXT: #pragma omp simd
+// CHECK-NEXT: for (int at = 0; at < 8; ++at) {
+// CHECK-NEXT: const float y = m_i[at];
+// CHECK-NEXT: const float z = y * scale;
+// CHECK-NEXT: m_i[at] = z;
+// CHECK-NEXT: }
+// CHECK-NEXT: store(out + int64_t(0), q, int64_t(1), int64_t(1), n, n);
+tile.kernel @attention(
+    %query : tensor<?x?xbf16> #tile.param<argument 0>, %scale : f32 #tile.param<argument 1>,
+    %keep : tensor<?xi1> #tile.param<argument 2>,
+    %out : memref<?x?xbf16> #tile.param<argument 3>, %n : i32 #tile.param<dim 0, 1>)
+    grid affine_map<(b, h, q_len) -> (q_len ceildiv 8, h, b)>
+    attributes {mask = "q_idx >= kv_idx"} {
+  %h = tile.program_id 1
+  %c0 = arith.constant 0 : i32
+  %c1 = arith.constant 1 : i32
+  %s0 = arith.constant 0 : i64
+  %s1 = arith.constant 1 : i64
+  %inf = arith.constant 0xff800000 : f32
+  %q = tile.load_strided %query[%s0] strides [%s1, %s1] extents [%n, %n] : tensor<?x?xbf16> -> !tile.tile<8x4xf32>
+  %m_i = tile.full %inf : f32 -> !tile.tile<8xf32>
+  %col = tile.iota %h : !tile.tile<4xi32>
+  %p = scf.for %i = %c0 to %n step %c1 iter_args(%q_i = %q) -> (!tile.tile<8x4xf32>) : i32 {
+    %p = tile.map(%x : f32 = %q_i [0, 1] : !tile.tile<8x4xf32>, %m : f32 = %m_i [0] : !tile.tile<8xf32>,
+                  %k : i32 = %col [1] : !tile.tile<4xi32>, %n_ : i32 = %n [] : i32,
+                  %t : tensor<?xi1> = %keep [] : tensor<?xi1>) {
+      %low = arith.constant 0xff800000 : f32
+      %valid = arith.cmpi slt, %k, %n_ : i32
+      %b = tile.read %t[%k] if %valid : tensor<?xi1>, i32 -> i1
+      %d = arith.subf %x, %m : f32
+      %e = math.exp2 %d : f32
+      %s = arith.select %b, %e, %low : f32
+      flex.yield %s : f32
+    } -> !tile.tile<8x4xf32>
+    scf.yield %p : !tile.tile<8x4xf32>
+  } {segment = #blocksparse<kind full>}
+  %r = tile.reduce max %p along 1 : !tile.tile<8x4xf32>
+  %u = tile.map(%y : f32 = %r [0] : !tile.tile<8xf32>, %c : f32 = %scale [] : f32) {
+    %z = arith.mulf %y, %c : f32
+    flex.yield %z : f32
+  } -> !tile.tile<8xf32>
+  tile.store_strided %p, %out[%s0] strides [%s1, %s1] extents [%n, %n] : !tile.tile<8x4xf32>, memref<?x?xbf16>
+  tile.return
+}

@@ -1,0 +1,51 @@
+// RUN: flexc-opt %s -p legalize-tile-for-cpp | filecheck %s
+
+// A checked dimension extends as far as the tensor does; others hold the tile.
+// CHECK-LABEL: tile.kernel @loads_and_stores
+// CHECK: %key_offset = arith.muli %{{.*}}, %key_stride0 : i64
+// CHECK: %key_base = arith.addi %key_offset, %{{.*}} : i64
+// CHECK: %key_size1 = tile.dim %key, 1
+// CHECK-NEXT: %key_left = arith.subi %key_size1, %n : i32
+// CHECK: %k = tile.load_strided %key[%key_base] strides[%{{.*}}, %{{.*}}] extents[%key_left, %{{.*}}] : tensor<?x?x64xbf16, strided<[?, ?, 1]>> -> !tile.tile<32x64xbf16>
+// CHECK: tile.store_strided %k, %out[%{{.*}}] strides[%out_stride1{{.*}}, %{{.*}}] extents[%{{.*}}, %{{.*}}] : !tile.tile<32x64xbf16>
+tile.kernel @loads_and_stores(
+    %key : tensor<?x?x64xbf16, strided<[?, ?, 1]>> #tile.param<argument 0>,
+    %out : memref<?x?x64xbf16, strided<[?, ?, 1]>> #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %n = tile.program_id 0
+  %c0 = arith.constant 0 : i32
+  %k = tile.load %key[%n, %n, %c0] checked [0] : tensor<?x?x64xbf16, strided<[?, ?, 1]>>, i32, i32, i32 -> !tile.tile<32x64xbf16>
+  tile.store %k : !tile.tile<32x64xbf16>, %out[%n, %n, %c0] : memref<?x?x64xbf16, strided<[?, ?, 1]>>, i32, i32, i32
+  tile.return
+}
+
+// CHECK-LABEL: tile.kernel @transposed_load
+// CHECK: %k_t = tile.load_strided %key[%{{.*}}] strides[%[[S1:.*]], %[[S0:.*]]] extents[%[[E1:.*]], %[[E0:.*]]] : tensor<?x64xf32, strided<[64, 1]>> -> !tile.tile<64x32xf32>
+// CHECK-NOT: tile.transpose
+tile.kernel @transposed_load(
+    %key : tensor<?x64xf32, strided<[64, 1]>> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %c0 = arith.constant 0 : i32
+  %k = tile.load %key[%c0, %c0] checked [0] : tensor<?x64xf32, strided<[64, 1]>>, i32, i32 -> !tile.tile<32x64xf32>
+  %k_t = tile.transpose %k : !tile.tile<32x64xf32> -> !tile.tile<64x32xf32>
+  tile.store %k_t : !tile.tile<64x32xf32>, %out[%c0, %c0] : memref<?x?xf32>, i32, i32
+  tile.return
+}
+
+// CHECK-LABEL: tile.kernel @products
+// CHECK: %s = tile.matmul %a, %b : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
+// CHECK-NEXT: %t = tile.dot %a, %b, %s
+tile.kernel @products(%out : memref<?x?xf32> #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %c0 = arith.constant 0 : i32
+  %one = arith.constant 1.0 : f32
+  %zero = arith.constant 0.0 : f32
+  %a = tile.full %one : f32 -> !tile.tile<8x8xf32>
+  %b = tile.full %one : f32 -> !tile.tile<8x8xf32>
+  %zeros = tile.full %zero : f32 -> !tile.tile<8x8xf32>
+  %s = tile.dot %a, %b, %zeros : !tile.tile<8x8xf32>, !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
+  %t = tile.dot %a, %b, %s : !tile.tile<8x8xf32>, !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
+  tile.store %t : !tile.tile<8x8xf32>, %out[%c0, %c0] : memref<?x?xf32>, i32, i32
+  tile.return
+}
