@@ -65,5 +65,6 @@ tile.kernel @precision(%z : f32 #tile.param<argument 0>, %n : bf16 #tile.param<a
   // CHECK-NEXT: %c = tile.dot %x, %x, %x {precision = "tf32x3"}
   // TF32: %c = tile.dot %x, %x, %x {precision = "tf32x3"}
   %c = tile.dot %x, %x, %x {precision = "tf32x3"} : !tile.tile<16x16xf32>, !tile.tile<16x16xf32>, !tile.tile<16x16xf32> -> !tile.tile<16x16xf32>
+  "test.op"(%a, %b, %c) : (!tile.tile<16x16xf32>, !tile.tile<16x16xf32>, !tile.tile<16x16xf32>) -> ()
   tile.return
 }
