@@ -93,7 +93,9 @@ class KernelBuilder:
         q_checked = [] if self.is_multiple("q_len", self.block_m) else [0]
         q_idx = tile.IotaOp(place.q_start, self.block_m)
         self.q_idx = self.code.insert(q_idx, "q_idx")
-        q = self.load(self.op.query, [place.b, place.h, place.q_start], q_checked, "q")
+        start = [place.b, place.h, place.q_start]
+        shape = (self.block_m, self.d_tile)
+        q = self.load(self.op.query, shape, start, q_checked, "q")
         softmax = self.softmax()
         state = softmax.initial(self.code)
         for segment in self.op.segments.block.ops:
@@ -150,17 +152,15 @@ class KernelBuilder:
     def load(
         self,
         tensor: SSAValue,
+        shape: tuple[int, int],
         start: Sequence[SSAValue],
         checked: Sequence[int],
         name: str,
     ) -> SSAValue:
         """The tile of rows that starts at (b, h, row), padded in the head dim."""
         assert isinstance(tensor.type, TensorType)
-        columns = flex.tensor_shape(tensor)[3]
-        padded = self.dv_tile if tensor is self.op.value else self.d_tile
-        rows = self.block_m if tensor is self.op.query else self.block_n
-        checked = [*checked, 1] if padded != columns else checked
-        type_ = TileType(tensor.type.element_type, [rows, padded])
+        checked = [*checked, 1] if shape[1] != flex.tensor_shape(tensor)[3] else checked
+        type_ = TileType(tensor.type.element_type, shape)
         indices = [*start, self.code.const(0)]
         return self.code.insert(
             tile.LoadOp(self.args[tensor], indices, checked, type_), name
@@ -211,14 +211,16 @@ class KernelBuilder:
         code, checked = self.code, [] if segment.inside else [0]
         kv_idx = code.insert(tile.IotaOp(kv_start, self.block_n), "kv_idx")
         start = [place.b, place.kv_h, kv_start]
-        k = self.load(self.op.key, start, checked, "k")
+        shape = (self.block_n, self.d_tile)
+        k = self.load(self.op.key, shape, start, checked, "k")
         k_t = code.insert(tile.TransposeOp(k), "k_t")
         zero = code.const(0.0, self.op.score_type)
         scores = TileType(self.op.score_type, [self.block_m, self.block_n])
         acc = code.insert(tile.FullOp(zero, scores), "zeros")
         s = code.insert(tile.DotOp(q, k_t, acc), "s")
         x = self.modified(segment, place, kv_idx, s)
-        v = self.load(self.op.value, start, checked, "v")
+        shape = (self.block_n, self.dv_tile)
+        v = self.load(self.op.value, shape, start, checked, "v")
         return softmax.update(code, state, x, v)
 
     def modified(
@@ -339,6 +341,8 @@ class ConvertBlocksparseToTilePass(ModulePass):
             attention = [
                 o for o in function.body.ops if isinstance(o, blocksparse.AttentionOp)
             ]
+            if not attention:
+                continue
             for number, inner in enumerate(attention):
                 name = function.sym_name.data + (f"_{number}" if number else "")
                 kernel = KernelBuilder(inner, name, self.target).build()

@@ -217,3 +217,35 @@ func.func @tables(%q : !t, %k : !t, %v : !t,
   }
   func.return
 }
+
+// One tensor may be query, key and value.
+// CHECK-LABEL: tile.kernel @one_tensor(
+func.func @one_tensor(%q : !t, %scale : f32) {
+  // CHECK: tile.load {{.*}} -> !tile.tile<64x20xf32>
+  // CHECK: tile.load {{.*}} -> !tile.tile<32x20xf32>
+  // CHECK: tile.load {{.*}} -> !tile.tile<32x20xf32>
+  %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
+      -> out : !t {block_m = 64 : i32, block_n = 32 : i32}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } segments {
+    blocksparse.segment full {inside} bounds(%b : i32, %h : i32, %q_start : i32,
+        %q_len : i32, %kv_len : i32) {
+      %begin = arith.constant 0 : i32
+      %end = arith.constant 3 : i32
+      flex.yield %begin, %end : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32,
+            %kv_len : i32) {
+      %n = arith.constant 32 : i32
+      %start = arith.muli %i, %n : i32
+      flex.yield %start : i32
+    }
+  }
+  func.return
+}
+
+// Functions without attention are left alone.
+// CHECK-LABEL: func.func @other
+func.func @other(%a : f32) -> f32 {
+  func.return %a : f32
+}
