@@ -11,10 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import DenseArrayBase, FloatAttr, IntegerAttr, ModuleOp, i64
+from xdsl.dialects.builtin import (
+    DenseArrayBase,
+    FloatAttr,
+    IntegerAttr,
+    IntegerType,
+    ModuleOp,
+    i64,
+)
 from xdsl.ir import Attribute, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
@@ -45,7 +53,7 @@ def is_zero(value: SSAValue) -> bool:
 
 def dimensions(attr: DenseArrayBase) -> tuple[int, ...]:
     """The dimensions that an attribute lists."""
-    return tuple(int(d) for d in attr.get_values())
+    return tuple(cast("DenseArrayBase[IntegerType]", attr).get_values())
 
 
 @dataclass(frozen=True)

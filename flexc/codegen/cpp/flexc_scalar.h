@@ -184,15 +184,15 @@ FLEXC_INLINE To fptoui(From x) {
 
 // ---- reading captured tensors ----
 
-template <class T>
-FLEXC_INLINE T read(const T* p, int64_t offset) { return p[offset]; }
+template <class T, class I>
+FLEXC_INLINE T read(const T* p, I offset) { return p[offset]; }
 // 0 unless valid. The address read is one of the tensor's in any case, so that the
 // compiler may gather; an empty tensor has none, so another is read in its place.
-template <class T>
-FLEXC_INLINE T read_if(bool valid, const T* p, int64_t offset) {
+template <class T, class I>
+FLEXC_INLINE T read_if(bool valid, const T* p, I offset) {
     static const T nothing[1] = {};
     const T* base = p ? p : nothing;
-    const T value = base[valid ? offset : 0];
+    const T value = base[valid ? offset : I(0)];
     return valid ? value : T(0);
 }
 

@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import (
     IntegerType,
 )
 from xdsl.ir import Attribute
+from xdsl.utils.hints import isa
 
 from flexc.dialects.tile import TileType
 from flexc.errors import UnsupportedOpError
@@ -34,7 +35,7 @@ def scalar_type(type_: Attribute) -> str:
     if isinstance(type_, IndexType):
         return "int64_t"
     if isinstance(type_, IntegerType):
-        name = _INTEGERS.get(type_.width.data)
+        name = _INTEGERS.get(type_.bitwidth)
     else:
         name = _FLOATS.get(type(type_))
     if name is None:
@@ -61,14 +62,14 @@ def buffer_type(type_: TileType) -> str:
 
 def literal(value: Attribute) -> str:
     """A constant, spelled so that it has its type exactly."""
-    if isinstance(value, IntegerAttr):
+    if isa(value, IntegerAttr):
         return _integer_literal(value.value.data, value.type)
     assert isinstance(value, FloatAttr)
-    number = value.value.data
-    if isinstance(value.type, Float64Type):
+    number, type_ = value.value.data, value.get_type()
+    if isinstance(type_, Float64Type):
         return _special(number, "f64") or repr(number)
     text = _special(number, "f32") or f"{_shortest_f32(number)}f"
-    name = scalar_type(value.type)
+    name = scalar_type(type_)
     return text if name == "float" else f"{name}({text})"
 
 
