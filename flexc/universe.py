@@ -51,6 +51,7 @@ PASSES: dict[str, Callable[[], Any]] = {
     "tile-materialize-params": _pass(
         "tile_materialize_params:TileMaterializeParamsPass"
     ),
+    "tile-read-in-place": _pass("tile_read_in_place:TileReadInPlacePass"),
     "tile-relax-score-math": _pass("tile_relax_score_math:TileRelaxScoreMathPass"),
     "tile-split-maps": _pass("tile_split_maps:TileSplitMapsPass"),
     "tile-widen-floats": _pass("tile_widen_floats:TileWidenFloatsPass"),

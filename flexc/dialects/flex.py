@@ -121,7 +121,8 @@ class AttentionLike(IRDLOperation):
     max_scores = opt_result_def(TensorType)
 
     scale_positive = opt_prop_def(UnitAttr)
-    """The scale is known to be positive: it moves past the running maximum."""
+    """The scale is known to be positive, neither tiny nor huge: it moves past the
+    running maximum, and things may be divided by it."""
     q_len_multiple = opt_prop_def(IntegerAttr)
     """Sq is known to be a multiple of this."""
     kv_len_multiple = opt_prop_def(IntegerAttr)

@@ -7,8 +7,8 @@ A program owns `block_m` query rows of one head.
    -inf where the segment's mask says so, one step of the online softmax.
 3. Normalise and store.
 
-Without a score_mod and with a scale known to be positive the scale is not
-applied to the scores at all: it goes into the softmax's factor.
+A positive factor of all scores, the scale to begin with, is not applied to them
+at all: it goes into the softmax's exponents (see `score_factor`).
 """
 
 from __future__ import annotations
@@ -39,14 +39,8 @@ from flexc.dialects.tile import ParamAttr, ParamKind, TileType
 from flexc.passes.map_builder import COLUMN, FULL, ROW, UNIFORM, Input, build_map
 from flexc.passes.online_softmax import LOG2_E, OnlineSoftmax, SoftmaxState
 from flexc.passes.scalar_code import ScalarCode, inline_region
+from flexc.passes.score_factor import factor_score
 from flexc.passes.tile_sizes import padded_head_dim
-
-
-def is_identity(score_mod: Region) -> bool:
-    """Whether a score region yields the score as it came."""
-    last = score_mod.block.last_op
-    assert isinstance(last, flex.YieldOp)
-    return last.values[0] is score_mod.block.args[0]
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,9 @@ class KernelBuilder:
         self.value_dim = flex.tensor_shape(op.value)[3]
         self.d_tile = padded_head_dim(target, self.head_dim)
         self.dv_tile = padded_head_dim(target, self.value_dim)
-        self.folds_scale = is_identity(op.score_mod) and op.scale_positive is not None
+        self.score = factor_score(
+            op.score_mod, op.score_type, op.scale_positive is not None
+        )
         self.outputs = [r for r in (op.out, op.lse, op.max_scores) if r is not None]
         self.block = self.entry_block()
         inputs = zip(op.operands, self.block.args, strict=False)
@@ -137,17 +133,19 @@ class KernelBuilder:
         return Place(b, h, kv_h, q_start, q_len, kv_len)
 
     def softmax(self) -> OnlineSoftmax:
-        """The softmax's factor takes the scale in where it may."""
-        code, scale = self.code, self.args[self.op.scale]
-        factor = code.const(LOG2_E, self.op.score_type)
-        if self.folds_scale:
-            factor = code.insert(arith.MulfOp(scale, factor), "qk_scale")
-        return OnlineSoftmax(
-            self.op.score_type,
-            (self.block_m, self.dv_tile),
-            factor,
-            scale if self.folds_scale else None,
-        )
+        """The softmax takes in the factor that the scores left out."""
+        code, factor, type_ = self.code, self.score.factor, self.op.score_type
+        exponent = code.const(factor.constant * LOG2_E, type_)
+        unit = None if factor.is_one else code.const(factor.constant, type_)
+        if factor.has_scale:
+            scale = self.args[self.op.scale]
+            exponent = code.insert(arith.MulfOp(scale, exponent), "qk_scale")
+            if factor.constant != 1.0:
+                assert unit is not None
+                scale = code.insert(arith.MulfOp(scale, unit), "unit")
+            unit = scale
+        shape = (self.block_m, self.dv_tile)
+        return OnlineSoftmax(type_, shape, exponent, unit)
 
     def load(
         self,
@@ -227,7 +225,7 @@ class KernelBuilder:
         self, segment: SegmentOp, place: Place, kv_idx: SSAValue, s: SSAValue
     ) -> SSAValue:
         """Scores after the mod, -inf where the segment has no live pair."""
-        if self.folds_scale and segment.mask_mod is None and segment.inside:
+        if self.score.is_raw and segment.mask_mod is None and segment.inside:
             return s
         captures = [self.args[c] for c in self.op.captures]
         inputs: list[Input] = [
@@ -248,7 +246,8 @@ class KernelBuilder:
             kv_len: SSAValue,
             *mod_args: SSAValue,
         ) -> SSAValue:
-            score = self.scaled(code, score, scale, mod_args)
+            region = self.score.region
+            (score,) = inline_region(region, [score, scale, *mod_args], code)
             live = self.live(code, segment, kv_len, mod_args)
             if live is None:
                 return score
@@ -257,18 +256,6 @@ class KernelBuilder:
         return build_map(
             self.code, [self.block_m, self.block_n], inputs, body, "scores"
         )
-
-    def scaled(
-        self,
-        code: ScalarCode,
-        score: SSAValue,
-        scale: SSAValue,
-        mod_args: Sequence[SSAValue],
-    ) -> SSAValue:
-        if self.folds_scale:
-            return score
-        score = code.insert(arith.MulfOp(score, scale), "score")
-        return inline_region(self.op.score_mod, [score, *mod_args], code)[0]
 
     def live(
         self,

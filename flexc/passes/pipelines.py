@@ -28,6 +28,7 @@ from flexc.passes.tile_expand_captures import TileExpandCapturesPass
 from flexc.passes.tile_expand_math import TileExpandMathPass
 from flexc.passes.tile_insert_copies import TileInsertCopiesPass
 from flexc.passes.tile_materialize_params import TileMaterializeParamsPass
+from flexc.passes.tile_read_in_place import TileReadInPlacePass
 from flexc.passes.tile_relax_score_math import TileRelaxScoreMathPass
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.passes.tile_split_maps import TileSplitMapsPass
@@ -36,6 +37,7 @@ from flexc.passes.tile_widen_floats import TileWidenFloatsPass
 Target = Literal["triton", "cpp"]
 Tanh = Literal["exact", "nvidia", "exp2"]
 F32Precision = Literal["ieee", "tf32"]
+Reads = Literal["coalesced", "in_place"]
 Passes = tuple[ModulePass, ...]
 
 TIDY: Passes = (CanonicalizePass(), CommonSubexpressionElimination())
@@ -65,10 +67,15 @@ def to_tile(target: Target) -> Passes:
     )
 
 
-def to_triton(tanh: Tanh = "exact", f32_precision: F32Precision = "ieee") -> Passes:
+def to_triton(
+    tanh: Tanh = "exact",
+    f32_precision: F32Precision = "ieee",
+    reads: Reads = "coalesced",
+) -> Passes:
     """From `tile` to what the Triton printer can print."""
     return (
         TileExpandMathPass(tanh),
+        *([TileReadInPlacePass()] if reads == "in_place" else []),
         LegalizeTileForTritonPass(f32_precision),
         # Offsets and bounds are maps too, and most of them leave the loop.
         TileSplitMapsPass(),
@@ -152,16 +159,18 @@ class FlexcToTritonPass(_Pipeline):
     """The pipeline from flex.attention to what `-t triton` prints.
 
     `tanh` says how tanh is computed, see tile-expand-math; `f32_precision` how
-    products of fp32 tiles are.
+    products of fp32 tiles are; `reads` whether gathers stay in the layout of the
+    scores, see tile-read-in-place.
     """
 
     name = "flexc-to-triton"
 
     tanh: Tanh = "exact"
     f32_precision: F32Precision = "ieee"
+    reads: Reads = "coalesced"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        legalize = to_triton(self.tanh, self.f32_precision)
+        legalize = to_triton(self.tanh, self.f32_precision, self.reads)
         convert = self.convert("triton")
         run((*to_blocksparse(convert), *to_tile("triton"), *legalize), ctx, op)
 

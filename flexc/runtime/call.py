@@ -14,6 +14,7 @@ from torch import Tensor
 from flexc.errors import DeviceError
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall
+from flexc.passes.score_factor import SAFE_FACTORS
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.runtime.arguments import Tables
 from flexc.runtime.driver import Build, Compiled, compile_attention
@@ -120,7 +121,7 @@ class Attention:
             ),
             sparse_block=None if self.tables is None else self.tables.block_size,
             full_tables=self.tables is not None and len(self.tables.tensors) == 4,
-            scale_positive=self.scale > 0,
+            scale_positive=SAFE_FACTORS[0] < self.scale < SAFE_FACTORS[1],
             q_len_multiple=length_multiple(query.size(2)),
             kv_len_multiple=length_multiple(key.size(2)),
             alignment=ALIGNMENT if aligned else None,
@@ -209,10 +210,14 @@ def read_signature(
 ) -> ModSignature:
     """Walk a call's mods and check where what they capture lies."""
     signature = read_mods(score_mod, mask_mod)
-    for capture in signature.captures:
+    check_devices(signature.captures, device)
+    return signature
+
+
+def check_devices(captures: Sequence[Any], device: torch.device) -> None:
+    for capture in captures:
         if isinstance(capture, Tensor) and capture.device != device:
             raise DeviceError(
                 f"captured tensors expect the query's device {device}, got one of "
                 f"shape {tuple(capture.shape)} on {capture.device}; move it"
             )
-    return signature

@@ -90,7 +90,7 @@ def kernel_key(module: ModuleOp, build: Build) -> str:
     parts = [canonical_text(module), build.backend, tanh_of(build), _versions()]
     parts += [f"{k}={v}" for k, v in sorted(asdict(build.tiles).items())]
     if build.backend == "triton":
-        parts += [f32_precision(), str(build.shared_memory), str(is_interpreting())]
+        parts += [f32_precision(), reads_of(build), str(build.shared_memory)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -130,7 +130,7 @@ def lower(module: ModuleOp, build: Build) -> KernelSpec:
     )
     passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile(target))
     if target == "triton":
-        passes += pipelines.to_triton(tanh_of(build), f32_precision())
+        passes += pipelines.to_triton(tanh_of(build), f32_precision(), reads_of(build))
     else:
         passes += pipelines.to_cpp()
     pipelines.run(passes, Context(), module)
@@ -146,6 +146,12 @@ def tanh_of(build: Build) -> pipelines.Tanh:
     if build.call.dtype not in (torch.bfloat16, torch.float16):
         return "exact"
     return "exp2" if torch.version.hip else "nvidia"
+
+
+def reads_of(build: Build) -> pipelines.Reads:
+    """How gathers are loaded: by NVIDIA's own instructions, where they exist."""
+    nvidia = build.backend == "triton" and not torch.version.hip
+    return "in_place" if nvidia and not is_interpreting() else "coalesced"
 
 
 def f32_precision() -> pipelines.F32Precision:

@@ -15,6 +15,7 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import (
     FloatAttr,
     IntegerAttr,
+    TensorType,
     f32,
     i1,
 )
@@ -159,9 +160,18 @@ def compare_float(op: Operation, args: list[str]) -> str:
             return ordered if predicate[0] == "o" else f"({ordered}) | {is_nan}"
 
 
+def in_place_function(op: tile.ReadOp) -> str:
+    """The support function that reads elements of a tensor's type."""
+    assert isinstance(op.tensor.type, TensorType)
+    return f"read_{op.tensor.type.element_type}"
+
+
 def read(op: Operation, args: list[str]) -> str:
     """An element of a tensor; booleans are stored as bytes."""
     assert isinstance(op, tile.ReadOp)
+    if "in_place" in op.attributes:
+        valid = args[2] if op.valid is not None else "True"
+        return f"{in_place_function(op)}({args[0]} + {args[1]}, {valid})"
     pointer = f"{args[0]} + {args[1]}"
     guard = f", mask={args[2]}, other=0" if op.valid is not None else ""
     text = f"tl.load({pointer}{guard})"

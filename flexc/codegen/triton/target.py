@@ -8,16 +8,14 @@ from typing import IO
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp
-from xdsl.ir import Operation
 from xdsl.utils.target import Target
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec, ir_digest
 from flexc.codegen.triton.printer import TritonPrinter
+from flexc.codegen.triton.scalar_rules import in_place_function
 from flexc.dialects import tile
 
 SUPPORT = "flexc.codegen.triton.support"
-
-SUPPORT_FUNCTIONS: dict[type[Operation], str] = {tile.TanhApproxOp: "tanh_approx"}
 
 
 def emit_triton(module: ModuleOp) -> list[KernelSpec]:
@@ -56,8 +54,13 @@ def _emit(kernel: tile.KernelOp) -> KernelSpec:
 
 def support_names(kernel: tile.KernelOp) -> list[str]:
     """The functions of the support module that a kernel calls."""
-    found = {SUPPORT_FUNCTIONS.get(type(op)) for op in kernel.walk()}
-    return sorted(name for name in found if name is not None)
+    names: set[str] = set()
+    for op in kernel.walk():
+        if isinstance(op, tile.TanhApproxOp):
+            names.add("tanh_approx")
+        elif isinstance(op, tile.ReadOp) and "in_place" in op.attributes:
+            names.add(in_place_function(op))
+    return sorted(names)
 
 
 def header(kernel: tile.KernelOp) -> list[str]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import (
+    BFloat16Type,
     DenseArrayBase,
+    Float16Type,
     IntegerType,
     MemRefType,
     TensorType,
+    f32,
     i1,
     i32,
     i64,
@@ -245,7 +248,7 @@ class ReadOp(IRDLOperation):
     """One element of a tensor's storage, 0 where `valid` is false.
 
     What `flex.load_capture` becomes once strides and bounds are spelled out; a
-    scalar op, and so part of mod regions.
+    scalar op, and so part of mod regions. A 16-bit float may be read as f32.
     """
 
     name = "tile.read"
@@ -261,8 +264,24 @@ class ReadOp(IRDLOperation):
         "`:` type($tensor) `,` type($offset) `->` type($result)"
     )
 
-    def __init__(self, tensor: SSAValue, offset: SSAValue, valid: SSAValue | None):
+    def __init__(
+        self,
+        tensor: SSAValue,
+        offset: SSAValue,
+        valid: SSAValue | None,
+        result_type: Attribute | None = None,
+    ):
         assert isinstance(tensor.type, TensorType)
         super().__init__(
-            operands=[tensor, offset, valid], result_types=[tensor.type.element_type]
+            operands=[tensor, offset, valid],
+            result_types=[result_type or tensor.type.element_type],
         )
+
+    def verify_(self) -> None:
+        assert isinstance(self.tensor.type, TensorType)
+        element = self.tensor.type.element_type
+        widens = isinstance(element, BFloat16Type | Float16Type)
+        if self.result.type != element and not (widens and self.result.type == f32):
+            raise VerifyException(
+                f"result expects type {element}, got {self.result.type}"
+            )
