@@ -70,6 +70,10 @@ class GradientError(FlexcError, NotImplementedError):
     """A gradient was asked for that flexc cannot compute yet."""
 
 
+class TracingError(FlexcError, RuntimeError):
+    """Attention was called within a trace or transform that cannot record it."""
+
+
 class CompilerNotFoundError(FlexcError, RuntimeError):
     """No C++ compiler was found on this machine."""
 

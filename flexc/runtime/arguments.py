@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,9 +168,17 @@ def tables_of(block_mask: BlockMask, query: Tensor) -> Tables:
     tables = [block_mask.kv_num_blocks, block_mask.kv_indices]
     if block_mask.full_kv_num_blocks is not None:
         tables += [block_mask.full_kv_num_blocks, block_mask.full_kv_indices]
+    q_block, kv_block = block_mask.BLOCK_SIZE
+    return Tables(broadcast_tables(tables, query), (q_block, kv_block))
+
+
+def broadcast_tables(
+    tables: Sequence[Tensor | None], query: Tensor
+) -> tuple[Tensor, ...]:
     b, h = query.shape[:2]
     expanded: list[Tensor] = []
     for rank, table in zip((3, 4, 3, 4), tables, strict=False):
+        assert table is not None
         while table.dim() < rank:
             table = table.unsqueeze(0)
         for name, have, want in (("B", table.size(0), b), ("H", table.size(1), h)):
@@ -181,5 +189,4 @@ def tables_of(block_mask: BlockMask, query: Tensor) -> Tables:
         if table.stride(-1) != 1:
             table = table.contiguous()
         expanded.append(table.expand(b, h, *table.shape[2:]))
-    q_block, kv_block = block_mask.BLOCK_SIZE
-    return Tables(tuple(expanded), (q_block, kv_block))
+    return tuple(expanded)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
@@ -13,6 +14,7 @@ from flexc.errors import OptionError
 from flexc.runtime.arguments import autocast, check_tensors, split_block_mask
 from flexc.runtime.autograd import run_attention
 from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.interception import check_not_traced, current_scope
 from flexc.runtime.options import resolve_backend, tile_options
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -20,6 +22,7 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Result = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, AuxOutput]
 
 
+@torch.compiler.disable(reason="flexc.flex_attention launches its own kernels")
 def flex_attention(
     query: Tensor,
     key: Tensor,
@@ -76,6 +79,12 @@ def flex_attention(
         raise OptionError(
             "give return_lse or return_aux, not both: return_aux=AuxRequest(lse=True)"
         )
+    scope = current_scope()
+    tiles = tile_options(kernel_options)
+    if scope is not None:
+        backend, tiles = scope.merge(backend, tiles)
+    if scope is None or not scope.tracing:
+        check_not_traced(query)
     query, key, value = autocast((query, key, value))
     check_tensors(query, key, value, enable_gqa)
     resolved = resolve_backend(backend, query.device)
@@ -93,9 +102,10 @@ def flex_attention(
         read_signature(score_mod, mask, query.device),
         Outputs(wants_lse, wants_max),
         resolved,
-        tile_options(kernel_options),
+        tiles,
     )
-    out, lse, max_scores = run_attention(call)
+    run = run_attention if scope is None else scope.run
+    out, lse, max_scores = run(call)
     if return_aux is not None:
         return out, AuxOutput(lse=lse, max_scores=max_scores)
     if return_lse:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -76,6 +76,14 @@ def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
         if key.startswith("fwd_") or TILE_OPTIONS[name] not in chosen:
             chosen[TILE_OPTIONS[name]] = value
     return TileOptions(**chosen)
+
+
+def merge_tiles(base: TileOptions, own: TileOptions) -> TileOptions:
+    """What a call asks for itself, and `base` for the rest."""
+    if own == NO_OPTIONS:
+        return base
+    chosen = {k: v for k, v in asdict(own).items() if v is not None}
+    return replace(base, **chosen)
 
 
 def is_interpreting() -> bool:

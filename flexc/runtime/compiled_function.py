@@ -1,0 +1,193 @@
+"""`compile`: a function that calls attention, captured, with kernels in it.
+
+A function is captured by `make_fx` when a call of its kind is first seen, and the
+graph serves every later call whose key is equal: the Python code and objects
+that the function reaches, its numbers, and the shapes, strides, dtypes and devices
+of tensors, parameters included, whose values are read at each call.
+
+Not every function is one of its tensors. One whose state cannot be keyed (it
+reads by `getattr`, say), that changes Python objects, or steers autograd
+(`no_grad` blocks, hooks and custom Functions where gradients are recorded) runs
+as the Python code that it is. Attention is compiled there as everywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast, overload
+
+import torch
+from torch.fx import GraphModule
+from torch.nn.attention import flex_attention as torch_flex
+
+from flexc.errors import OptionError
+from flexc.runtime import dynamo
+from flexc.runtime.function_state import CallState, Compiled, read_call
+from flexc.runtime.function_trace import Trace, trace_function
+from flexc.runtime.interception import Scope, activate, current_scope
+from flexc.runtime.interface import flex_attention
+from flexc.runtime.options import BACKENDS, TileOptions, tile_options
+
+dynamo.register()
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+OPTIONS = ("kernel_options",)
+
+MAX_TRACES = 128
+"""Captures that one function keeps; the least recently used one goes."""
+
+NOT_TRACED = "not traced"
+
+
+@overload
+def compile(
+    fn: F, *, backend: str = "auto", options: Mapping[str, Any] | None = None
+) -> F: ...
+
+
+@overload
+def compile(
+    fn: None = None, *, backend: str = "auto", options: Mapping[str, Any] | None = None
+) -> Callable[[F], F]: ...
+
+
+def compile(
+    fn: Any = None,
+    *,
+    backend: str = "auto",
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Compile the attention in a function; also a decorator.
+
+    Args:
+        fn: torch's `flex_attention`, flexc's, a partial of one, or any function,
+            method or `torch.nn.Module` that calls them among other tensor code.
+        backend: "auto" (by device), "triton", "cpp" or "eager", for calls that do
+            not say it themselves.
+        options: `{"kernel_options": {...}}`: torch's BLOCK_M, BLOCK_N, num_warps
+            and num_stages, for calls that do not say them themselves.
+
+    Returns:
+        A function like `fn`. For attention itself it also takes `mask_mod`.
+        Gradients flow through all but attention, whose backward raises
+        GradientError.
+
+    Raises:
+        OptionError: for an unknown backend or option.
+        DataDependentControlFlowError: when called, where `fn` branches in Python
+            on a tensor's value.
+    """
+    if fn is None:
+        return functools.partial(compile, backend=backend, options=options)
+    if not callable(fn):
+        raise OptionError(f"compile expects a function, got {type(fn).__name__}")
+    tiles = _read_options(backend, options)
+    if _is_attention(fn):
+        return _compiled_attention(fn, backend, tiles)
+    return CompiledFunction(fn, backend, tiles)
+
+
+def _read_options(backend: str, options: Mapping[str, Any] | None) -> TileOptions:
+    if backend not in BACKENDS:
+        raise OptionError(
+            f"backend expects one of {', '.join(BACKENDS)}, got {backend!r}"
+        )
+    for name in options or ():
+        if name not in OPTIONS:
+            raise OptionError(
+                f"options expects keys among {', '.join(OPTIONS)}, got {name!r}"
+            )
+    return tile_options((options or {}).get("kernel_options"))
+
+
+def _is_attention(fn: Any) -> bool:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return fn in (torch_flex.flex_attention, flex_attention)
+
+
+def _compiled_attention(fn: Any, backend: str, tiles: TileOptions) -> Any:
+    """flexc's `flex_attention` with a backend and options of its own."""
+    scope = Scope(backend, tiles)
+    call = _with_flexc(fn)
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        outer = current_scope()
+        with activate(scope if outer is None else outer.within(scope)):
+            return call(*args, **kwargs)
+
+    name = {"__name__": "flex_attention", "__doc__": flex_attention.__doc__}
+    vars(compiled).update(__wrapped__=fn, __signature__=inspect.signature(call))
+    for key, value in name.items():
+        setattr(compiled, key, value)
+    return compiled
+
+
+def _with_flexc(fn: Any) -> Any:
+    """A partial of torch's function as one of flexc's."""
+    if not isinstance(fn, functools.partial):
+        return flex_attention
+    return functools.partial(_with_flexc(fn.func), *fn.args, **fn.keywords)
+
+
+class CompiledFunction(Compiled):
+    """A function whose attention is compiled. Callable as the function is."""
+
+    def __init__(self, fn: Callable[..., Any], backend: str, tiles: TileOptions):
+        super().__init__(fn, backend, tiles)
+        self._traces: OrderedDict[Any, Trace | None] = OrderedDict()
+        if not isinstance(fn, functools.partial | torch.nn.Module):
+            functools.update_wrapper(self, fn)
+        self.__wrapped__ = fn
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A decorated method is bound as a plain one is."""
+        return self if instance is None else functools.partial(self, instance)
+
+    @torch.compiler.disable(reason="flexc.compile captures its function itself")
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the captured function, or the function itself where it must be."""
+        outer = current_scope()
+        if outer is not None:
+            return self._run(outer.within(self._scope), args, kwargs)
+        if torch._C._len_torch_dispatch_stack():  # A trace of somebody else's.
+            return self._run(self._scope, args, kwargs)
+        state = read_call(self.fn, args, kwargs)
+        trace = self._trace(state) if state.sound else None
+        if trace is None:
+            return self._run(self._scope, args, kwargs)
+        return trace(state.tensors)
+
+    def graph(self, *args: Any, **kwargs: Any) -> GraphModule | None:
+        """What a call captures, with a FlexAttention operator for each attention.
+
+        None for a function that runs as the Python code that it is.
+        """
+        state = read_call(self.fn, args, kwargs)
+        trace = self._trace(state) if state.sound else None
+        return None if trace is None else trace.source
+
+    @property
+    def _scope(self) -> Scope:
+        return Scope(self.backend, self.tiles)
+
+    def _run(self, scope: Scope, args: Any, kwargs: Any) -> Any:
+        with activate(scope):
+            return self.fn(*args, **kwargs)
+
+    def _trace(self, state: CallState) -> Trace | None:
+        """The capture for a key; None for a call that has to be run."""
+        traces = self._traces
+        found = traces.get(state.key, NOT_TRACED)
+        if found is NOT_TRACED:
+            found = trace_function(state, self.backend, self.tiles)
+            traces[state.key] = found
+            if len(traces) > MAX_TRACES:
+                traces.popitem(last=False)
+        else:
+            traces.move_to_end(state.key)
+        return cast("Trace | None", found)

@@ -1,0 +1,47 @@
+"""The backend "flexc" of torch.compile: kernels for attention, the rest eagerly.
+
+Dynamo's graphs hold torch's FlexAttention operator, which a kernel takes the place
+of. torch itself refuses attention on a CPU where an input requires grad: detach
+the inputs, or call flexc's own function there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch._dynamo.backends import registry
+from torch.fx import GraphModule
+
+from flexc.errors import OptionError
+from flexc.runtime.attention_nodes import replace_attention
+from flexc.runtime.options import BACKENDS, tile_options
+
+
+def flexc_backend(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """`torch.compile(model, backend="flexc", options={"backend": ..., ...})`."""
+    given = dict(options or {})
+    backend = given.pop("backend", "auto")
+    kernel_options = given.pop("kernel_options", None)
+    if given:
+        raise OptionError(
+            "options expects keys among backend, kernel_options, got "
+            f"{next(iter(given))!r}"
+        )
+    if backend not in BACKENDS:
+        raise OptionError(
+            f"backend expects one of {', '.join(BACKENDS)}, got {backend!r}"
+        )
+    replace_attention(gm, backend, tile_options(kernel_options))
+    return gm.forward
+
+
+def register() -> None:
+    """Make the backend known where the package's entry point is not installed."""
+    if "flexc" not in registry._COMPILER_FNS:
+        registry.register_backend(flexc_backend, name="flexc")

@@ -1,0 +1,188 @@
+"""What a call of a compiled function depends on: a key, its tensors and numbers.
+
+The walk is that of mods, over the function and its arguments at once, and reads
+`torch.nn.Module`s and BlockMasks besides: all of torch's own modules, and of a
+user's module its tables and the attributes that its code names.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from flexc.frontend.closures import Capture, Walk
+from flexc.frontend.code_facts import trusted
+from flexc.frontend.rebuild import Rebuild
+from flexc.runtime.options import TileOptions
+
+TABLES = ("_parameters", "_buffers", "_modules")
+
+UNKEYED_ATTRIBUTES = frozenset(
+    {"data_ptr", "grad", "grad_fn", "is_leaf", "storage_offset", "untyped_storage"}
+    | {"_version", "storage"}
+)
+"""Properties of tensors that a capture would freeze and no key tells apart."""
+
+PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+
+
+class Compiled:
+    """A function with options of its own, which may be called by another one."""
+
+    def __init__(self, fn: Callable[..., Any], backend: str, tiles: TileOptions):
+        self.fn = fn
+        self.backend = backend
+        self.tiles = tiles
+
+
+def _is_own(value: Any) -> bool:
+    """Whether something is flexc's, and the same for the life of the process."""
+    if isinstance(value, ModuleType):
+        return value.__name__.partition(".")[0] == "flexc"
+    if not isinstance(value, FunctionType | type):
+        return False
+    if isinstance(getattr(value, "__wrapped__", None), functools.partial):
+        return False
+    return (value.__module__ or "").partition(".")[0] == "flexc"
+
+
+class _Modules(Walk):
+    """Adds modules and BlockMasks to a walk or a rebuild."""
+
+    def visit(self, value: Any) -> Any:
+        if isinstance(value, torch.nn.Module):
+            if isinstance(value, torch.jit.ScriptModule):
+                return self.unknown(value)
+            return self.module_object(value)
+        if type(value) is BlockMask:
+            return self.whole(value)
+        if isinstance(value, Compiled):
+            self.key.append((type(value), value.backend, value.tiles))
+            return self.remake(value, self.visit(value.fn))
+        if _is_own(value):
+            return self.by_identity(value)
+        return super().visit(value)
+
+    def whole(self, value: Any) -> Any:
+        """An object of torch's, with all its attributes."""
+        if (known := self._known(value)) is not None:
+            return known
+        self.key.append((type(value), tuple(vars(value))))
+        copy = self._begin(value)
+        for name, part in vars(value).items():
+            self.fill_attribute(copy, name, self.visit(part), "")
+        return copy
+
+    def module_object(self, value: torch.nn.Module) -> Any:
+        if (known := self._known(value)) is not None:
+            return known
+        cls = type(value)
+        self.key.append((cls, value.training))
+        foreign = trusted(cls.__module__)
+        copy = self._begin(value) if foreign else self.object(value)
+        for name, part in vars(value).items():
+            if name in TABLES:
+                self._table(copy, name, part)
+            elif "hooks" in name:
+                # Those of loading and saving are no part of a call.
+                self.sound &= "state_dict" in name or not part
+            elif foreign and name != "_non_persistent_buffers_set":
+                self.key.append(name)
+                self.fill_attribute(copy, name, self.visit(part), "")
+        return copy
+
+    def _table(self, copy: Any, table: str, parts: Mapping[str, Any]) -> None:
+        self.key.append((table, tuple(parts)))
+        for name, part in parts.items():
+            self.name = name
+            self.fill_attribute(copy, name, self.visit(part), table)
+
+
+class _Rebuild(_Modules, Rebuild):
+    """Copies of a function and its arguments over other tensors."""
+
+    def remake(self, value: Any, parts: Any) -> Any:
+        if isinstance(value, Compiled):
+            return type(value)(parts, value.backend, value.tiles)
+        return super().remake(value, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class CallState:
+    """One call: the function, its arguments, and all that they reach."""
+
+    parts: tuple[Any, ...]
+    """(function, args, kwargs)"""
+    key: tuple[Any, ...]
+    captures: tuple[Capture, ...]
+    sound: bool
+    """Equal keys mean equal captured graphs."""
+    structure: tuple[Any, ...]
+    """The part of the key that is not about tensors and numbers."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [c for c in self.captures if isinstance(c, Tensor)]
+
+    @property
+    def numbers(self) -> list[int | float]:
+        return [c for c in self.captures if not isinstance(c, Tensor)]
+
+    def rebuild(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """(function, args, kwargs) with `values` in place of the captures."""
+        return _Rebuild(values).run(self.parts)
+
+
+def read_call(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> CallState:
+    """Walk a call; equal keys mean that one capture serves both calls."""
+    parts = (fn, args, kwargs)
+    walk = _Modules()
+    walk.run(parts)  # pyright: ignore[reportArgumentType]
+    captures = tuple(walk.captures)
+    sound = walk.sound and not walk._attributes & UNKEYED_ATTRIBUTES
+    sound = sound and all(_is_plain(c) for c in captures if isinstance(c, Tensor))
+    structure = tuple(walk.key)
+    if not sound:
+        return CallState(parts, (), captures, False, structure)
+    key = (structure, tuple(map(_facts, captures)), global_state())
+    return CallState(parts, key, captures, True, structure)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided
+
+
+def _facts(capture: Capture) -> Any:
+    """All that a capture with fake tensors makes constant."""
+    if not isinstance(capture, Tensor):
+        return capture or repr(capture)  # -0.0 is not 0.0.
+    return (
+        capture.shape,
+        capture.stride(),
+        capture.device,
+        capture.requires_grad,
+    )
+
+
+def global_state() -> tuple[Any, ...]:
+    """Settings of torch that change what a function means."""
+    casts = [
+        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        for device in ("cpu", "cuda")
+    ]
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        *casts,
+    )

@@ -1,0 +1,309 @@
+"""Capture of a function by `make_fx`, and the captured function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
+from torch.autograd.function import BackwardCFunction
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    make_fx,
+    track_tensor_tree,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from flexc.errors import (
+    DataDependentControlFlowError,
+    FlexcError,
+    SourceLocation,
+    UnsupportedOpError,
+)
+from flexc.frontend.capture import CapturedMod, CapturedMods, capture_mods
+from flexc.frontend.import_graph import AttentionCall, build_attention_module
+from flexc.frontend.locations import error_location
+from flexc.runtime.arguments import NO_BLOCKS
+from flexc.runtime.attention_nodes import (
+    BACKEND_OPTION,
+    LN2,
+    OPERATOR,
+    mod_operand,
+    replace_attention,
+)
+from flexc.runtime.call import Attention, Outputs
+from flexc.runtime.driver import counters
+from flexc.runtime.function_state import CallState, read_call
+from flexc.runtime.interception import Results, Scope, activate
+from flexc.runtime.options import TILE_OPTIONS, TileOptions
+
+STATIC_RESULTS = (bool, bytes, complex, float, int, str, type(None))
+STATIC_RESULTS += (torch.device, torch.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A captured function: a graph over the tensors of a call's state."""
+
+    source: GraphModule
+    """As captured, with one FlexAttention operator for each attention."""
+    graph: GraphModule
+    """With kernels in their place."""
+    spec: pytree.TreeSpec
+    results: tuple[Any, ...]
+    """Leaves of the result: a place among the graph's outputs, or a constant."""
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        with _without_autocast():
+            outputs = self.graph(*tensors)
+        leaves = [outputs[r.place] if type(r) is _Place else r for r in self.results]
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+@dataclass(frozen=True)
+class _Place:
+    place: int
+
+
+def _without_autocast() -> Any:
+    """A graph holds the casts that autocast made when it was captured."""
+    enabled = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    if not enabled:
+        return nullcontext()
+    stack = ExitStack()
+    for device in enabled:
+        stack.enter_context(torch.autocast(device, enabled=False))
+    return stack
+
+
+def trace_function(state: CallState, backend: str, tiles: TileOptions) -> Trace | None:
+    """Capture a call; None if the function is no function of its tensors.
+
+    That is one that changes Python objects, steers autograd, or returns what is
+    not made of tensors and constants: it can only be run.
+    """
+    counters["functions traced"] += 1
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(t) for t in state.tensors]
+    remaining = iter(fakes)
+    values = [next(remaining) if isinstance(c, Tensor) else c for c in state.captures]
+    parts = state.rebuild(values)
+    watch = WatchAutograd()
+    scope = Scope(backend, tiles, lambda call: emit(call, watch), tracing=True)
+    flat: list[Any] = []
+
+    def call(*_: Tensor) -> list[Tensor]:
+        fn, args, kwargs = parts
+        leaves, spec = pytree.tree_flatten(fn(*args, **kwargs))
+        flat[:] = [leaves, spec]
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    with mode:
+        source = _capture(call, fakes, scope, watch)
+    leaves, spec = flat
+    if not _is_pure(parts, state, leaves):
+        return None
+    records_grad = torch.is_grad_enabled() and any(f.requires_grad for f in fakes)
+    if records_grad and (watch.seen or any(map(_has_custom_gradient, leaves))):
+        return None
+    graph = GraphModule(source, deepcopy(source.graph))
+    replace_attention(graph, backend, tiles)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return Trace(source, graph, spec, _places(leaves))
+
+
+def _places(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    results: list[Any] = []
+    count = 0
+    for leaf in leaves:
+        results.append(_Place(count) if isinstance(leaf, Tensor) else leaf)
+        count += isinstance(leaf, Tensor)
+    return tuple(results)
+
+
+def _is_pure(parts: tuple[Any, ...], before: CallState, leaves: Sequence[Any]) -> bool:
+    """Nothing but tensors was changed, and nothing else is returned."""
+    if not all(isinstance(x, Tensor) or type(x) in STATIC_RESULTS for x in leaves):
+        return False
+    after = read_call(*parts)
+    return (after.structure, after.numbers) == (before.structure, before.numbers)
+
+
+def _capture(call: Any, fakes: list[Any], scope: Scope, watch: Any) -> GraphModule:
+    trace = make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)
+    try:
+        with activate(scope), watch:
+            return trace(*fakes)
+    except FlexcError:
+        raise
+    except Exception as error:
+        where = error_location(error)
+        if _is_data_dependent(error):
+            raise _control_flow(where) from error
+        if isinstance(error, DynamicOutputShapeException):
+            raise UnsupportedOpError(
+                f"{error.func} has a result whose size depends on data: move it out "
+                "of the function that flexc compiles",
+                where,
+            ) from error
+        raise
+
+
+def _is_data_dependent(error: Exception) -> bool:
+    kinds = (DataDependentOutputException, GuardOnDataDependentSymNode)
+    return isinstance(error, kinds) or "value out of a tracing tensor" in str(error)
+
+
+def _control_flow(where: SourceLocation | None) -> DataDependentControlFlowError:
+    return DataDependentControlFlowError(
+        "a compiled function is captured without data, so Python cannot branch on or "
+        "convert a value of a tensor: use torch.where, or move this part out of the "
+        "function that flexc compiles",
+        where,
+    )
+
+
+class WatchAutograd(TorchFunctionMode):
+    """Sees whether a function steers autograd, which aten ops do not record."""
+
+    NAMES = frozenset(
+        {"_set_grad_enabled", "register_hook", "requires_grad_", "retain_grad"}
+        | {"backward", "register_post_accumulate_grad_hook"}
+    )
+    SETTERS = (Tensor.requires_grad.__set__, Tensor.data.__set__, Tensor.data.__get__)  # pyright: ignore
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+        self.paused = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if not self.paused and (name in self.NAMES or func in self.SETTERS):
+            self.seen = True
+        return func(*args, **(kwargs or {}))
+
+
+def _has_custom_gradient(leaf: Any) -> bool:
+    """Whether a torch.autograd.Function of the user's took part."""
+    stack = [leaf.grad_fn] if isinstance(leaf, Tensor) else []
+    seen = set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        is_ours = type(node).__name__ == f"{_Emit.__name__}Backward"
+        if isinstance(node, BackwardCFunction) and not is_ours:
+            return True
+        stack += [n for n, _ in node.next_functions]
+    return False
+
+
+def emit(call: Attention, watch: WatchAutograd) -> Results:
+    """Record a call of attention as an operator; its results have no data."""
+    inputs = [call.query, call.key, call.value]
+    inputs += [c for c in call.signature.captures if isinstance(c, Tensor)]
+    watch.paused = True
+    try:
+        if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+            out, lse, max_scores = _Emit.apply(call, *inputs)
+        else:
+            out, lse, max_scores = _operator(call)
+    finally:
+        watch.paused = False
+    wanted = call.outputs
+    return (
+        out,
+        lse * LN2 if wanted.lse else None,
+        max_scores * LN2 if wanted.max_scores else None,
+    )
+
+
+class _Emit(torch.autograd.Function):
+    """Makes results require a gradient as they will when the graph runs."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Attention, *inputs: Tensor) -> Any:
+        return _operator(call)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise AssertionError("a capture has no backward")
+
+
+def _operator(call: Attention) -> tuple[Tensor, Tensor, Tensor]:
+    mode = get_proxy_mode()
+    assert mode is not None
+    tracer: Any = mode.tracer
+    with disable_proxy_modes_tracing():
+        results = replace(call, outputs=Outputs(True, True)).allocate()
+    with _disable_current_modes():
+        mods = _capture_mods(call)
+    captures = call.signature.captures
+    operands = (
+        call.query,
+        call.key,
+        call.value,
+        mod_operand(tracer, "sdpa_score", _graph(mods.score), 5),
+        _block_mask(call, mod_operand(tracer, "sdpa_mask", _graph(mods.mask), 4)),
+        call.scale,
+        _options(call),
+        _captured(mods.score, captures),
+        _captured(mods.mask, captures),
+    )
+    proxies = pytree.tree_map(tracer.unwrap_proxy, operands)
+    proxy = tracer.create_proxy("call_function", OPERATOR, proxies, {})
+    track_tensor_tree(results, proxy, constant=None, tracer=tracer)
+    return results  # pyright: ignore[reportReturnType]
+
+
+def _capture_mods(call: Attention) -> CapturedMods:
+    """Trace a call's mods, and import them now: errors then name the user's line."""
+    device = call.query.device.type
+    mods = capture_mods(call.signature, call.score_dtype, device)
+    dims = (call.query.size(3), call.value.size(3))
+    build_attention_module(
+        mods.score, mods.mask, AttentionCall(call.query.dtype, *dims)
+    )
+    return mods
+
+
+def _graph(mod: CapturedMod | None) -> GraphModule | None:
+    return None if mod is None else mod.graph
+
+
+def _captured(mod: CapturedMod | None, captures: Sequence[Any]) -> tuple[Any, ...]:
+    return () if mod is None else tuple(i.value(captures) for i in mod.inputs)
+
+
+def _block_mask(call: Attention, mask: GraphModule) -> tuple[Any, ...]:
+    """A BlockMask's tuple as torch has it, without the tables of a backward."""
+    lengths = (call.query.size(2), call.key.size(2))
+    if call.tables is None:
+        return (*lengths, None, None, None, None, NO_BLOCKS, NO_BLOCKS, mask)
+    tables = [*call.tables.tensors, None, None][:4]
+    return (*lengths, *tables, *call.tables.block_size, mask)
+
+
+def _options(call: Attention) -> dict[str, Any]:
+    chosen = {k: getattr(call.tiles, v) for k, v in TILE_OPTIONS.items()}
+    chosen = {k: v for k, v in chosen.items() if v is not None}
+    return {BACKEND_OPTION: call.backend, **chosen}

@@ -1,0 +1,169 @@
+"""Calls of attention within a function that flexc compiles: what becomes of them.
+
+While such a function runs or is captured, its thread has a `Scope`, which
+`flexc.flex_attention` asks how to run, and torch's own `flex_attention` leads to
+flexc's. People import torch's function by name, so no name can be patched:
+its code object is exchanged, for the time that any thread has a scope.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.nn.attention import flex_attention as torch_flex
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from flexc.errors import TracingError
+from flexc.runtime.autograd import run_attention
+from flexc.runtime.call import Attention
+from flexc.runtime.options import TileOptions, merge_tiles
+
+Results = tuple[Tensor, Tensor | None, Tensor | None]
+
+TRACING_MODES = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How attention runs within a compiled function."""
+
+    backend: str
+    tiles: TileOptions
+    run: Callable[[Attention], Results] = run_attention
+    tracing: bool = False
+
+    def merge(self, backend: str, tiles: TileOptions) -> tuple[str, TileOptions]:
+        """What one call asks for itself comes first."""
+        chosen = self.backend if backend == "auto" else backend
+        return chosen, merge_tiles(self.tiles, tiles)
+
+    def within(self, inner: Scope) -> Scope:
+        """This scope for a compiled function that is called within it."""
+        backend, tiles = self.merge(inner.backend, inner.tiles)
+        return replace(self, backend=backend, tiles=tiles)
+
+
+class _Current(threading.local):
+    scope: Scope | None = None
+
+
+_current = _Current()
+_lock = threading.Lock()
+_depth = 0
+
+
+def current_scope() -> Scope | None:
+    """The scope of this thread, None outside compiled functions."""
+    return _current.scope
+
+
+@contextmanager
+def activate(scope: Scope) -> Iterator[None]:
+    """Run a compiled function's Python code under a scope.
+
+    What the function itself gives to `torch.compile` runs as it is written, so
+    that the attention in it is met.
+    """
+    before = _current.scope
+    _current.scope = scope
+    _redirect()
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        _restore()
+        _current.scope = before
+
+
+def _attention_code(
+    query,
+    key,
+    value,
+    score_mod=None,
+    block_mask=None,
+    scale=None,
+    enable_gqa=False,
+    return_lse=False,
+    kernel_options=None,
+    *,
+    return_aux=None,
+):
+    """The code that torch's function has meanwhile; it has torch's globals."""
+    from flexc.runtime.interception import torch_attention
+
+    return torch_attention(
+        query,
+        key,
+        value,
+        score_mod,
+        block_mask,
+        scale,
+        enable_gqa,
+        return_lse,
+        kernel_options,
+        return_aux=return_aux,
+    )
+
+
+_patched: Any = inspect.unwrap(torch_flex.flex_attention)
+_original_code = _patched.__code__
+_original = FunctionType(
+    _original_code, _patched.__globals__, "flex_attention", _patched.__defaults__
+)
+_original.__kwdefaults__ = _patched.__kwdefaults__
+
+
+def torch_attention(*args: Any, **kwargs: Any) -> Any:
+    """torch's `flex_attention` while some thread has a scope."""
+    if _current.scope is None:
+        return _original(*args, **kwargs)
+    from flexc.runtime.interface import flex_attention
+
+    return flex_attention(*args, **kwargs)
+
+
+def _redirect() -> None:
+    global _depth
+    with _lock:
+        _depth += 1
+        _patched.__code__ = _attention_code.__code__
+
+
+def _restore() -> None:
+    global _depth
+    with _lock:
+        _depth -= 1
+        if _depth == 0:
+            _patched.__code__ = _original_code
+
+
+def check_not_traced(query: Tensor) -> None:
+    """Refuse what has no data to compute with: other people's traces."""
+    if type(query) is not Tensor and isinstance(query, FakeTensor):
+        raise _refusal("a fake tensor")
+    if torch._C._len_torch_dispatch_stack():
+        for mode in _get_current_dispatch_mode_stack():
+            if isinstance(mode, TRACING_MODES):
+                raise _refusal(f"a call under {type(mode).__name__}")
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    if functorch.maybe_current_level() is not None:
+        raise _refusal("a call under a torch.func transform (vmap, grad, jvp)")
+
+
+def _refusal(got: str) -> TracingError:
+    return TracingError(
+        f"flexc.flex_attention expects tensors with data, got {got}: make_fx, "
+        "torch.export and torch.func cannot record it yet; give the whole function "
+        'to flexc.compile, or use torch.compile(..., backend="flexc")'
+    )
