@@ -13,23 +13,14 @@ from xdsl.dialects import get_all_dialects
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 from xdsl.passes import ModulePass
-from xdsl.transforms.canonicalize import CanonicalizePass
-from xdsl.transforms.common_subexpression_elimination import (
-    CommonSubexpressionElimination,
-)
 
 from flexc import universe
 from flexc.codegen.cpp.target import emit_cpp
 from flexc.codegen.kernel_spec import KernelSpec
-from flexc.passes.convert_blocksparse_to_tile import ConvertBlocksparseToTilePass
+from flexc.passes import pipelines
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
-from flexc.passes.legalize_tile_for_cpp import LegalizeTileForCppPass
 from flexc.passes.tile_assign_buffers import TileAssignBuffersPass
-from flexc.passes.tile_expand_captures import TileExpandCapturesPass
 from flexc.passes.tile_insert_copies import TileInsertCopiesPass
-from flexc.passes.tile_materialize_params import TileMaterializeParamsPass
-from flexc.passes.tile_split_maps import TileSplitMapsPass
-from flexc.passes.tile_widen_floats import TileWidenFloatsPass
 from flexc.runtime.kernel import Kernel
 
 ELEMENTS = {
@@ -46,19 +37,11 @@ def lower(
 ) -> KernelSpec:
     """The kernel of a module with one flex.attention."""
     ctx, module = parse(text)
-    tidy = (CanonicalizePass(), CommonSubexpressionElimination())
+    convert = ConvertFlexToBlocksparsePass("cpp", block_m, block_n)
     passes = (
-        ConvertFlexToBlocksparsePass("cpp", block_m, block_n),
-        ConvertBlocksparseToTilePass("cpp"),
-        TileExpandCapturesPass(),
-        *tidy,
-        TileSplitMapsPass(),
-        *tidy,
-        LegalizeTileForCppPass(),
-        TileWidenFloatsPass(),
-        TileMaterializeParamsPass(),
-        *tidy,
-        *PREPARE,
+        *pipelines.to_blocksparse(convert),
+        *pipelines.to_tile("cpp"),
+        *pipelines.to_cpp(),
     )
     return run_passes(ctx, module, passes)
 

@@ -45,7 +45,7 @@ NOTHING = "%f = arith.constant false\nflex.yield %f : i1"
 
 TOLERANCE = {
     torch.float64: 1e-12,
-    torch.float32: 5e-6,
+    torch.float32: 2e-5,
     torch.bfloat16: 1e-2,
     torch.float16: 2e-3,
 }
