@@ -40,6 +40,7 @@ PASSES: dict[str, Callable[[], Any]] = {
         "convert_blocksparse_to_tile:ConvertBlocksparseToTilePass"
     ),
     "flex-simplify-mods": _pass("flex_simplify_mods:FlexSimplifyModsPass"),
+    "flex-trust-captures": _pass("flex_trust_captures:FlexTrustCapturesPass"),
     "legalize-tile-for-cpp": _pass("legalize_tile_for_cpp:LegalizeTileForCppPass"),
     "legalize-tile-for-triton": _pass(
         "legalize_tile_for_triton:LegalizeTileForTritonPass"

@@ -89,6 +89,7 @@ FACTS = (
     "alignment",
     "index_width",
     "max_length",
+    "captures_inside",
 )
 """Properties that say what is known about a call, kept by every lowering."""
 
@@ -134,6 +135,9 @@ class AttentionLike(IRDLOperation):
     """Bits that hold every offset within a captured tensor (32 or 64)."""
     max_length = opt_prop_def(IntegerAttr)
     """Sq and Skv are known to be at most this."""
+    captures_inside = opt_prop_def(UnitAttr)
+    """Captured loads are known to be in range, also at the masked positions of
+    the tiles at the edges, before negative indices are wrapped."""
 
     traits = traits_def(IsolatedFromAbove(), Pure())
     irdl_options = (

@@ -21,6 +21,7 @@ from xdsl.transforms.loop_invariant_code_motion import LoopInvariantCodeMotionPa
 from flexc.passes.convert_blocksparse_to_tile import ConvertBlocksparseToTilePass
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
+from flexc.passes.flex_trust_captures import FlexTrustCapturesPass
 from flexc.passes.legalize_tile_for_cpp import LegalizeTileForCppPass
 from flexc.passes.legalize_tile_for_triton import LegalizeTileForTritonPass
 from flexc.passes.tile_assign_buffers import TileAssignBuffersPass
@@ -47,7 +48,7 @@ TIDY: Passes = (CanonicalizePass(), CommonSubexpressionElimination())
 def to_blocksparse(convert: ConvertFlexToBlocksparsePass) -> Passes:
     """From `flex` to `blocksparse`, with the tiles that `convert` is told."""
     # Before anything reads the mods: a mask that folds to true is no mask.
-    return (FlexSimplifyModsPass(), convert)
+    return (FlexTrustCapturesPass(), FlexSimplifyModsPass(), convert)
 
 
 def to_tile(target: Target) -> Passes:

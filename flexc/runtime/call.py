@@ -17,7 +17,7 @@ from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.score_factor import SAFE_FACTORS
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.runtime.arguments import Tables
-from flexc.runtime.driver import Build, Compiled, compile_attention
+from flexc.runtime.driver import Build, Compiled
 from flexc.runtime.options import TileOptions
 
 LENGTH_MULTIPLE = 128
@@ -69,33 +69,28 @@ class Attention:
 
     def execute(self, results: Sequence[Tensor | None]) -> None:
         compiled = self.compiled()
-        captures = self.signature.captures
-        args = [self.query, self.key, self.value, self.scale]
-        args += compiled.attention.arguments(captures)
+        captures = compiled.attention.arguments(self.signature.captures)
+        args = [self.query, self.key, self.value, self.scale, *captures]
         if self.tables is not None:
             args += self.tables.tensors
         wanted = [r for r in results if r is not None]
-        if compiled.kernel is not None:
-            compiled.kernel(self.query, [*args, *wanted])
+        if self.backend == "eager":
+            run_eagerly(compiled, args, wanted)
             return
-        from flexc.runtime.interpreters import run_module
-
-        for result, value in zip(
-            wanted, run_module(compiled.attention.module, args), strict=True
-        ):
-            result.copy_(value)
+        kernel = compiled.kernel(self.query, self.key, captures)
+        kernel(self.query, [*args, *wanted])
 
     def compiled(self) -> Compiled:
-        """The kernel of an earlier call that this one may use, or a new one."""
+        """What an earlier call compiled that this one may use, or something new."""
         build = self.build()
         if not self.signature.cacheable:
-            return compile_attention(self.signature, build, self.score_dtype)
+            return Compiled(self.signature, build, self.score_dtype)
         entries = _compiled.setdefault((self.signature.key, build), [])
         captures = self.signature.captures
         for entry in entries:
             if entry.mods.guards_hold(captures):
                 return entry
-        entry = compile_attention(self.signature, build, self.score_dtype)
+        entry = Compiled(self.signature, build, self.score_dtype)
         entries.append(entry)
         return entry
 
@@ -158,6 +153,17 @@ class Attention:
             for wanted in (self.outputs.lse, self.outputs.max_scores)
         ]
         return out, rows[0], rows[1]
+
+
+def run_eagerly(
+    compiled: Compiled, args: Sequence[Any], results: Sequence[Tensor]
+) -> None:
+    """Run the `flex` module itself, over all pairs at once."""
+    from flexc.runtime.interpreters import run_module
+
+    values = run_module(compiled.attention.module, args)
+    for result, value in zip(results, values, strict=True):
+        result.copy_(value)
 
 
 @cache

@@ -9,19 +9,23 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
 from io import StringIO
+from typing import Any
 
 import torch
+from torch import Tensor
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.printer import Printer
 
 from flexc.codegen.cpp.target import emit_cpp
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.codegen.triton.target import emit_triton
+from flexc.dialects.flex import AttentionOp
 from flexc.frontend.capture import CapturedMods, capture_mods
 from flexc.frontend.closures import ModSignature
 from flexc.frontend.import_graph import (
@@ -35,6 +39,7 @@ from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.runtime.cache import load_text, store_text
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.options import TileOptions, is_interpreting
+from flexc.runtime.proofs import CaptureProver
 
 counters: Counter[str] = Counter()
 """How often mods were traced, modules lowered and kernels built or loaded."""
@@ -54,26 +59,31 @@ class Build:
     """Bytes of shared memory that a program may have on a GPU."""
 
 
-@dataclass(frozen=True, eq=False)
 class Compiled:
-    """A kernel, the mods that it computes and the order of its captures."""
+    """Traced mods, their `flex` module, and kernels for what is proved of calls."""
 
-    mods: CapturedMods
-    attention: AttentionModule
-    kernel: Kernel | None
-    """None for the eager backend, which runs the `flex` module itself."""
+    def __init__(self, signature: ModSignature, build: Build, score_dtype: torch.dtype):
+        counters["traced"] += 1
+        device = build.device.split(":")[0]
+        self.mods: CapturedMods = capture_mods(signature, score_dtype, device)
+        self.attention: AttentionModule = build_attention_module(
+            self.mods.score, self.mods.mask, build.call
+        )
+        self.build = build
+        self._prove = CaptureProver(self.attention.module)
+        self._kernels: dict[bool, Kernel] = {}
 
-
-def compile_attention(
-    signature: ModSignature, build: Build, score_dtype: torch.dtype
-) -> Compiled:
-    """Trace mods, and find or make the kernel for them."""
-    counters["traced"] += 1
-    mods = capture_mods(signature, score_dtype, build.device.split(":")[0])
-    attention = build_attention_module(mods.score, mods.mask, build.call)
-    if build.backend == "eager":
-        return Compiled(mods, attention, None)
-    return Compiled(mods, attention, kernel_for(attention.module, build))
+    def kernel(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> Kernel:
+        """The kernel for a call with these tensors and capture arguments."""
+        inside = self._prove(query, key, captures)
+        if inside not in self._kernels:
+            module = self.attention.module
+            if inside:
+                module = module.clone()
+                trusted = next(o for o in module.walk() if isinstance(o, AttentionOp))
+                trusted.captures_inside = UnitAttr()
+            self._kernels[inside] = kernel_for(module, self.build)
+        return self._kernels[inside]
 
 
 def kernel_for(module: ModuleOp, build: Build) -> Kernel:
@@ -112,14 +122,22 @@ def canonical_text(module: ModuleOp) -> str:
 def find_spec(module: ModuleOp, build: Build, key: str) -> KernelSpec:
     """The printed kernel, from the disk or from the pipeline."""
     name = f"spec-{key}.json"
-    text = load_text(name)
-    if text is not None:
+    spec = _read_spec(load_text(name))
+    if spec is not None:
         counters["loaded"] += 1
-        return KernelSpec.from_json(text)
+        return spec
     counters["lowered"] += 1
     spec = lower(module.clone(), build)
     store_text(name, spec.to_json())
     return spec
+
+
+def _read_spec(text: str | None) -> KernelSpec | None:
+    """A stored spec; None for a file that is not whole."""
+    try:
+        return None if text is None else KernelSpec.from_json(text)
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def lower(module: ModuleOp, build: Build) -> KernelSpec:

@@ -1,0 +1,58 @@
+"""What is proved of one call before its kernel is chosen.
+
+A proof depends on lengths and captured numbers, a kernel does not: it is keyed
+on what was proved. So the same code has at most one kernel for each outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from xdsl.dialects.builtin import ModuleOp
+
+from flexc.dialects import flex
+from flexc.passes.analysis.capture_bounds import captures_inside
+from flexc.passes.analysis.intervals import Interval
+
+LARGEST_TILE = 256
+"""Tiles reach beyond a length by less than this."""
+
+
+class CaptureProver:
+    """Answers, and remembers, whether a module's captured loads are in range."""
+
+    def __init__(self, module: ModuleOp):
+        self.attention = next(
+            op for op in module.walk() if isinstance(op, flex.AttentionOp)
+        )
+        self.has_loads = any(
+            isinstance(op, flex.LoadCaptureOp) for op in self.attention.walk()
+        )
+        self.known: dict[Any, bool] = {}
+
+    def __call__(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> bool:
+        """For a call's query and key, and its capture arguments in order."""
+        if not self.has_loads:
+            return False
+        facts = tuple(map(_describe, captures))
+        sizes = (*query.shape[:2], _padded(query.size(2)), _padded(key.size(2)))
+        what = (sizes, facts)
+        if what not in self.known:
+            positions = [Interval(0, n - 1) for n in sizes]
+            regions = (self.attention.score_mod, self.attention.mask_mod)
+            self.known[what] = all(
+                captures_inside(region, positions, facts) for region in regions
+            )
+        return self.known[what]
+
+
+def _padded(length: int) -> int:
+    return -(-length // LARGEST_TILE) * LARGEST_TILE
+
+
+def _describe(capture: Any) -> int | tuple[int, ...] | None:
+    if isinstance(capture, Tensor):
+        return tuple(capture.shape)
+    return capture if isinstance(capture, int) else None
