@@ -231,19 +231,14 @@ def truncate(a: Interval, width: int) -> Interval:
 def compare(predicate: str, a: Interval, b: Interval) -> bool | None:
     """What all members agree on, by the name of an `arith.cmpi` predicate."""
     match predicate:
-        case "eq" | "ne":
+        case "eq":
+            return _equal(a, b)
+        case "ne":
             equal = _equal(a, b)
-            return equal if equal is None or predicate == "eq" else not equal
-        case "slt" | "sle" | "sgt" | "sge":
-            return _ordered(predicate[1:], a, b)
+            return None if equal is None else not equal
         case _:
-            if _same_sign(a, b):
-                return _ordered(predicate[1:], a, b)
-            if a.is_nonnegative and b.is_negative:
-                return predicate[1] == "l"
-            if a.is_negative and b.is_nonnegative:
-                return predicate[1] == "g"
-            return None
+            bounds = _unsigned_bounds if predicate[0] == "u" else _signed_bounds
+            return _ordered(predicate[1:], bounds(a), bounds(b))
 
 
 def _equal(a: Interval, b: Interval) -> bool | None:
@@ -252,12 +247,28 @@ def _equal(a: Interval, b: Interval) -> bool | None:
     return True if a.constant is not None and a == b else None
 
 
-def _ordered(predicate: str, a: Interval, b: Interval) -> bool | None:
+Key = tuple[bool, int]
+"""Sorts numbers."""
+
+
+def _signed_bounds(a: Interval) -> tuple[Key, Key]:
+    return (False, a.lo), (False, a.hi)
+
+
+def _unsigned_bounds(a: Interval) -> tuple[Key, Key]:
+    """The least and the greatest member, negative numbers being the greatest."""
+    if a.is_negative or a.is_nonnegative:
+        return (a.is_negative, a.lo), (a.is_negative, a.hi)
+    return (False, 0), (True, -1)
+
+
+def _ordered(predicate: str, a: tuple[Key, Key], b: tuple[Key, Key]) -> bool | None:
     if predicate[0] == "g":
         return _ordered("l" + predicate[1], b, a)
+    (a_lo, a_hi), (b_lo, b_hi) = a, b
     strict = predicate == "lt"
-    if a.hi < b.lo or (a.hi == b.lo and not strict):
+    if a_hi < b_lo or (a_hi == b_lo and not strict):
         return True
-    if a.lo > b.hi or (a.lo == b.hi and strict):
+    if a_lo > b_hi or (a_lo == b_hi and strict):
         return False
     return None

@@ -15,7 +15,6 @@ from xdsl.dialects import arith
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.traits import IsTerminator
-from xdsl.transforms.dead_code_elimination import is_trivially_dead
 
 from flexc.passes.analysis.intervals import Interval
 from flexc.passes.analysis.value_ranges import ValueRanges
@@ -45,6 +44,14 @@ def simplify_region(region: Region, known: Mapping[SSAValue, Interval]) -> None:
             return
 
 
+def is_unused(op: Operation) -> bool:
+    """Whether nobody misses an op: scalar code has no effects.
+
+    xDSL's own test would keep some, as it does not declare all of them pure.
+    """
+    return not op.has_trait(IsTerminator) and not any(r.uses for r in op.results)
+
+
 def op_key(op: Operation) -> object:
     """Equal for ops that compute the same."""
     operands = list(op.operands)
@@ -71,13 +78,11 @@ class _Round:
         """Whether anything changed."""
         changed = False
         for op in list(self.block.ops):
-            if not op.has_trait(IsTerminator):
+            if not op.has_trait(IsTerminator) and not is_unused(op):
                 changed |= self.visit(op)
         return self.erase_unused() or changed
 
     def visit(self, op: Operation) -> bool:
-        if is_trivially_dead(op):
-            return False
         value = self.simplified(op) or self.merged(op)
         if value is None:
             return False
@@ -123,7 +128,7 @@ class _Round:
     def erase_unused(self) -> bool:
         dead = 0
         for op in reversed(list(self.block.ops)):
-            if is_trivially_dead(op):
+            if is_unused(op):
                 Rewriter.erase_op(op)
                 dead += 1
         return dead > 0
