@@ -98,8 +98,9 @@ class AttentionOp(AttentionLike):
     """Attention over the pairs that its segments visit; all others are masked.
 
     No pair may be visited twice. `tables` are tensors that only the segments'
-    `bounds` and `block` regions read. `order` is a hint: masks that give later
-    rows more work start with the last.
+    `bounds` and `block` regions read. `order` and `heads_per_group` are hints on
+    which tiles to start first: masks that give later rows more work start with
+    the last rows, of several heads at a time.
     """
 
     name = "blocksparse.attention"
@@ -109,6 +110,9 @@ class AttentionOp(AttentionLike):
     block_n = prop_def(IntegerAttr)
     """Key columns of a tile."""
     order = opt_prop_def(TileOrderAttr)
+    heads_per_group = opt_prop_def(IntegerAttr)
+    """Heads whose tiles are started together, so that the longest come first and
+    their keys and values still share the cache."""
 
     score_mod = region_def("single_block")
     segments = region_def("single_block")

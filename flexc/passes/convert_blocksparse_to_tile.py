@@ -125,12 +125,34 @@ class KernelBuilder:
         kv_len = code.insert(tile.DimOp(key, 2), "kv_len")
         q_heads = code.insert(tile.DimOp(query, 1), "q_heads")
         kv_heads = code.insert(tile.DimOp(key, 1), "kv_heads")
-        kv_h = code.div(h, code.div(q_heads, kv_heads, "group_size"), "kv_h")
+        m_blocks = code.ceildiv(q_len, self.block_m, "m_blocks")
+        if self.op.heads_per_group is not None:
+            m_block, h = self.grouped(m_block, h, m_blocks, q_heads)
         if self.op.order and self.op.order.data == TileOrder.DESCENDING:
-            last = code.sub(code.ceildiv(q_len, self.block_m), code.const(1))
+            last = code.sub(m_blocks, code.const(1))
             m_block = code.sub(last, m_block, "m_block")
+        kv_h = code.div(h, code.div(q_heads, kv_heads, "group_size"), "kv_h")
         q_start = code.mul(m_block, code.const(self.block_m), "q_start")
         return Place(b, h, kv_h, q_start, q_len, kv_len)
+
+    def grouped(
+        self, m_block: SSAValue, h: SSAValue, m_blocks: SSAValue, q_heads: SSAValue
+    ) -> tuple[SSAValue, SSAValue]:
+        """Renumber a batch's programs: within a group of heads, heads run fastest.
+
+        The last group has what heads are left.
+        """
+        code = self.code
+        assert self.op.heads_per_group is not None
+        heads = code.const(self.op.heads_per_group.value.data)
+        program = code.add(m_block, code.mul(h, m_blocks), "program")
+        per_group = code.mul(heads, m_blocks)
+        first = code.mul(code.div(program, per_group), heads, "first_head")
+        within = code.rem(program, per_group)
+        left = code.sub(q_heads, first)
+        count = code.insert(arith.MinSIOp(left, heads), "group_heads")
+        head = code.add(first, code.rem(within, count), "h")
+        return code.div(within, count, "m_block"), head
 
     def softmax(self) -> OnlineSoftmax:
         """The softmax takes in the factor that the scores left out."""

@@ -36,6 +36,9 @@ from flexc.passes.tile_sizes import (
     choose_tile_sizes,
 )
 
+HEADS_PER_GROUP = 8
+"""Keys and values of so many heads of 8,192 tokens fit the cache of an H100."""
+
 BOUNDS_NAMES = ("b", "h", "q_start", "q_len", "kv_len")
 BLOCK_NAMES = ("b", "h", "q_start", "i", "q_len", "kv_len")
 
@@ -206,6 +209,7 @@ class ConvertAttention(RewritePattern):
             properties["order"] = blocksparse.TileOrderAttr(
                 blocksparse.TileOrder.DESCENDING
             )
+            properties["heads_per_group"] = IntegerAttr(HEADS_PER_GROUP, i32)
         new = blocksparse.AttentionOp(
             [op.query, op.key, op.value, op.scale, op.captures, op.tables],
             [

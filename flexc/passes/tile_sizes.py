@@ -90,8 +90,9 @@ def _divide(target: str, block: int, sparse: int) -> int:
 def _triton_choices(bits: int, widest: int) -> list[TileSizes]:
     """Tiles in order of preference; the first that fits is taken.
 
-    Measured on an H100 where 16 bits are concerned: two warp groups share 128
-    rows, and three stages hide the loads. The accumulator must fit registers.
+    Measured on an H100 where 16 bits are concerned: at head dim 128 two warp
+    groups share 128 rows, at 64 several programs share a multiprocessor, and three
+    stages hide the loads. The accumulator must fit registers.
     IEEE fp32 products run on the FMA pipes: small tiles, few stages.
     """
     if bits > 16:
@@ -100,6 +101,12 @@ def _triton_choices(bits: int, widest: int) -> list[TileSizes]:
         if widest <= 128:
             return [TileSizes(32, 32, 4, 2), TileSizes(32, 16, 4, 1)]
         return [TileSizes(16, 16, 4, 1)]
+    if widest <= 64:
+        return [
+            TileSizes(128, 64, 4, 3),
+            TileSizes(128, 64, 4, 2),
+            TileSizes(64, 32, 4, 1),
+        ]
     if widest <= 128:
         return [
             TileSizes(128, 128, 8, 3),

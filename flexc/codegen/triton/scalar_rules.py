@@ -170,8 +170,12 @@ def read(op: Operation, args: list[str]) -> str:
     """An element of a tensor; booleans are stored as bytes."""
     assert isinstance(op, tile.ReadOp)
     if "in_place" in op.attributes:
-        valid = args[2] if op.valid is not None else "True"
-        return f"{in_place_function(op)}({args[0]} + {args[1]}, {valid})"
+        # An offset that is not valid is read at 0, and what is there dropped.
+        if op.valid is None:
+            return f"{in_place_function(op)}({args[0]} + {args[1]})"
+        offset = f"tl.where({args[2]}, {args[1]}, 0)"
+        value = f"{in_place_function(op)}({args[0]} + {offset})"
+        return f"tl.where({args[2]}, {value}, 0)"
     pointer = f"{args[0]} + {args[1]}"
     guard = f", mask={args[2]}, other=0" if op.valid is not None else ""
     text = f"tl.load({pointer}{guard})"

@@ -1,8 +1,7 @@
 """Functions that emitted Triton kernels import; those with PTX serve NVIDIA only.
 
-`read_*` load one element for each pointer, 0 where `valid` is false, in whatever
-layout the pointers have. They read through the non-coherent cache: a kernel does
-not write what it captures.
+`read_*` load one element for each pointer, in whatever layout the pointers have.
+They read through the non-coherent cache: a kernel does not write what it captures.
 """
 
 from __future__ import annotations
@@ -25,22 +24,19 @@ def tanh_approx(x):
 
 
 @triton.jit
-def read_bf16(pointer, valid):
+def read_bf16(pointer):
     """Elements of a bfloat16 tensor, as float32."""
     return tl.inline_asm_elementwise(
         """
         {
-            .reg .pred p;
             .reg .b16 zero, half;
-            setp.ne.s32 p, $2, 0;
             mov.b16 zero, 0;
-            mov.b16 half, 0;
-            @p ld.global.nc.b16 half, [$1];
+            ld.global.nc.b16 half, [$1];
             mov.b32 $0, {zero, half};
         }
         """,
-        "=f,l,r",
-        [pointer, valid.to(tl.int32)],
+        "=f,l",
+        [pointer],
         dtype=tl.float32,
         is_pure=True,
         pack=1,
@@ -48,21 +44,18 @@ def read_bf16(pointer, valid):
 
 
 @triton.jit
-def read_f16(pointer, valid):
+def read_f16(pointer):
     """Elements of a float16 tensor, as float32."""
     return tl.inline_asm_elementwise(
         """
         {
-            .reg .pred p;
             .reg .b16 half;
-            setp.ne.s32 p, $2, 0;
-            mov.b16 half, 0;
-            @p ld.global.nc.b16 half, [$1];
+            ld.global.nc.b16 half, [$1];
             cvt.f32.f16 $0, half;
         }
         """,
-        "=f,l,r",
-        [pointer, valid.to(tl.int32)],
+        "=f,l",
+        [pointer],
         dtype=tl.float32,
         is_pure=True,
         pack=1,
@@ -70,19 +63,12 @@ def read_f16(pointer, valid):
 
 
 @triton.jit
-def read_f32(pointer, valid):
+def read_f32(pointer):
     """Elements of a float32 tensor."""
     return tl.inline_asm_elementwise(
-        """
-        {
-            .reg .pred p;
-            setp.ne.s32 p, $2, 0;
-            mov.b32 $0, 0;
-            @p ld.global.nc.b32 $0, [$1];
-        }
-        """,
-        "=&f,l,r",
-        [pointer, valid.to(tl.int32)],
+        "ld.global.nc.b32 $0, [$1];",
+        "=f,l",
+        [pointer],
         dtype=tl.float32,
         is_pure=True,
         pack=1,
@@ -90,19 +76,12 @@ def read_f32(pointer, valid):
 
 
 @triton.jit
-def read_i32(pointer, valid):
+def read_i32(pointer):
     """Elements of an int32 tensor."""
     return tl.inline_asm_elementwise(
-        """
-        {
-            .reg .pred p;
-            setp.ne.s32 p, $2, 0;
-            mov.b32 $0, 0;
-            @p ld.global.nc.b32 $0, [$1];
-        }
-        """,
-        "=&r,l,r",
-        [pointer, valid.to(tl.int32)],
+        "ld.global.nc.b32 $0, [$1];",
+        "=r,l",
+        [pointer],
         dtype=tl.int32,
         is_pure=True,
         pack=1,
