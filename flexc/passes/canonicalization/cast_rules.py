@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerType
+from xdsl.dialects.builtin import IntegerType, i1
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from flexc.passes.analysis.value_ranges import width_of
@@ -61,16 +61,16 @@ def extend(op: Operation, site: Site) -> SSAValue | None:
 
 
 def integer_to_float(op: Operation, site: Site) -> SSAValue | None:
-    """sitofp(exti x) -> the conversion of x."""
+    """sitofp(exti x) -> the conversion of x, which is not a signed i1: few have it."""
     assert isinstance(op, arith.SIToFPOp | arith.UIToFPOp)
     extended = extension_of(op.input)
     if extended is None:
         return None
     if isinstance(extended, arith.ExtUIOp):
         return site.insert(arith.UIToFPOp(extended.input, op.result.type))
-    if isinstance(op, arith.SIToFPOp):
-        return site.insert(arith.SIToFPOp(extended.input, op.result.type))
-    return None
+    if isinstance(op, arith.UIToFPOp) or extended.input.type == i1:
+        return None
+    return site.insert(arith.SIToFPOp(extended.input, op.result.type))
 
 
 def round_float(op: Operation, site: Site) -> SSAValue | None:

@@ -1,4 +1,7 @@
-"""Comparisons of integers and of floating-point numbers."""
+"""Comparisons of integers and of floating-point numbers.
+
+Those that ranges decide are constants, as all that has one value only.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import i1
 from xdsl.ir import Operation, SSAValue
 
-from flexc.passes.analysis import intervals
 from flexc.passes.canonicalization.site import (
     Rule,
     Site,
@@ -45,14 +47,6 @@ def compare_equals(op: Operation, site: Site) -> SSAValue | None:
     if op.lhs is not op.rhs:
         return None
     return site.flag(predicate_of(op) in REFLEXIVE)
-
-
-def by_range(op: Operation, site: Site) -> SSAValue | None:
-    """What is true, or false, of all numbers that the operands may be."""
-    assert isinstance(op, arith.CmpiOp)
-    a, b = site.range(op.lhs), site.range(op.rhs)
-    decided = intervals.compare(predicate_of(op), a, b)
-    return None if decided is None else site.flag(decided)
 
 
 def to_signed_comparison(op: Operation, site: Site) -> SSAValue | None:
@@ -106,7 +100,6 @@ def compare_equal_floats(op: Operation, site: Site) -> SSAValue | None:
 
 RULES: dict[type[Operation], tuple[Rule, ...]] = {
     arith.CmpiOp: (
-        by_range,
         compare_equals,
         constant_to_the_right,
         to_signed_comparison,

@@ -118,6 +118,8 @@ CASTS: tuple[tuple[type, Attribute, Attribute], ...] = (
     (arith.UIToFPOp, i1, f32),
     (arith.ExtFOp, f16, f32),
     (arith.TruncFOp, f32, f16),
+    (arith.ExtFOp, f32, f64),
+    (arith.TruncFOp, f64, f32),
 )
 SMALL = (0, 1, -1, 2, 3, 4, 16, 31, -4, LOW, HIGH)
 SMALL_REALS = (0.0, -0.0, 1.0, -1.0, 2.0, 0.25, 3.0, -8.0, math.inf, math.nan)
@@ -139,7 +141,7 @@ class RegionMaker:
         return values[index] if index < len(values) else self.constant(type_)
 
     def constant(self, type_: Attribute) -> SSAValue:
-        if type_ in (f32, f16):
+        if type_ in (f32, f16, f64):
             return self.code.const(self.draw(st.sampled_from(SMALL_REALS)), type_)
         if type_ == i1:
             return self.code.const(self.draw(st.sampled_from((0, -1))), type_)
@@ -147,14 +149,51 @@ class RegionMaker:
         return self.code.const(to_signed(value, 8) if type_ == i8 else value, type_)
 
     def add(self) -> None:
-        kinds = ("binary", "binary", "cmp", "cmp", "select", "logic", "float", "cast")
-        op = getattr(self, self.draw(st.sampled_from((*kinds, "unary"))))()
-        self.values.append(self.code.insert(op))
+        kinds = ("binary", "cmp", "select", "logic", "float", "cast", "unary")
+        kind = self.draw(st.sampled_from((*kinds, "binary", "idiom", "chain")))
+        made = getattr(self, kind)()
+        if isinstance(made, Operation):
+            made = self.code.insert(made)
+        self.values.append(made)
 
     def binary(self) -> Operation:
         type_ = self.draw(st.sampled_from((i32, i32, i64)))
         kind = self.draw(st.sampled_from(INT_BINARY))
+        if self.draw(st.booleans()):
+            return kind(self.pick(type_), self.constant(type_))
         return kind(self.pick(type_), self.pick(type_))
+
+    def idiom(self) -> SSAValue:
+        """What frontends write, whole."""
+        x, n = self.pick(i32), self.draw(st.sampled_from((1, 2, 3, 16, -4, HIGH)))
+        code, divisor = self.code, self.code.const(n)
+        match self.draw(st.integers(0, 5)):
+            case 0:
+                return python_mod(code, x, n)
+            case 1:
+                return wrapped(code, x, self.pick(i32))
+            case 2:
+                return code.sub(x, code.mul(code.div(x, divisor), divisor))
+            case 3:
+                floor = code.insert(arith.FloorDivSIOp(x, divisor))
+                return code.sub(x, code.mul(floor, divisor))
+            case 4:
+                both = self.pick(f32)
+                return code.insert(arith.MaximumfOp(both, both))
+            case _:
+                flag = code.int_cast(self.pick(i1), i32)
+                predicate = self.draw(st.integers(0, 9))
+                return code.insert(arith.CmpiOp(flag, code.const(n % 2), predicate))
+
+    def chain(self) -> SSAValue:
+        """Conversions in a row."""
+        value = self.pick(self.draw(st.sampled_from((i32, i64, i1, f32, f16))))
+        for _ in range(3):
+            casts = [c for c in CASTS if c[1] == value.type]
+            if casts:
+                kind, _, target = self.draw(st.sampled_from(casts))
+                value = self.code.insert(kind(value, target))
+        return value
 
     def cmp(self) -> Operation:
         type_ = self.draw(st.sampled_from((i32, i32, i64, i1)))
@@ -194,17 +233,27 @@ class RegionMaker:
         return Region(self.block)
 
 
+class Printed:
+    """A region that hypothesis prints as IR."""
+
+    def __init__(self, region: Region):
+        self.region = region
+
+    def __repr__(self) -> str:
+        return text(self.region)
+
+
 @st.composite
-def regions(draw: Callable) -> Region:
+def regions(draw: Callable) -> Printed:
     maker = RegionMaker(draw)
     for _ in range(draw(st.integers(1, 14))):
         maker.add()
-    return maker.finish()
+    return Printed(maker.finish())
 
 
 @given(regions())
-def test_random_regions_compute_the_same(region: Region) -> None:
-    after = check(region)
+def test_random_regions_compute_the_same(code: Printed) -> None:
+    after = check(code.region)
     # Nothing is left to do.
     assert text(simplified(after)) == text(after)
 
