@@ -15,7 +15,7 @@ from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i32
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, i32
 from xdsl.ir import Block, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
@@ -128,26 +128,53 @@ class SegmentBuilder:
         return SegmentOp(kind, bounds, block, clone, inside)
 
     def table_segments(self, mask: Region | None) -> list[SegmentOp]:
-        """The blocks that a BlockMask lists: partial first, then full."""
-        segments = [self.table_segment(SegmentKind.PARTIAL, 0, mask)]
-        if len(self.op.tables) == 4:
-            segments.append(self.table_segment(SegmentKind.FULL, 2, None))
-        return segments
+        """The blocks that a BlockMask lists: partial first, then full.
+
+        Whether listed blocks stick out over the end is known when the kernel runs:
+        full ones are visited by one of two segments, of which the other is empty.
+        """
+        partial = self.table_segment(SegmentKind.PARTIAL, 0, mask)
+        if len(self.op.tables) < 4:
+            return [partial]
+        assert self.op.sparse_block is not None
+        sparse_n = self.op.sparse_block.get_values()[1]
+        full = self.table_segment(SegmentKind.FULL, 2, None)
+        if self.op.fact("kv_len_multiple") % sparse_n == 0:
+            full.inside = UnitAttr()
+            return [partial, full]
+        even = self.table_segment(SegmentKind.FULL, 2, None, when_even=True)
+        even.inside = UnitAttr()
+        odd = self.table_segment(SegmentKind.FULL, 2, None, when_even=False)
+        return [partial, even, odd]
 
     def table_segment(
-        self, kind: SegmentKind, table: int, mask: Region | None
+        self,
+        kind: SegmentKind,
+        table: int,
+        mask: Region | None,
+        when_even: bool | None = None,
     ) -> SegmentOp:
-        """A segment over one pair of tables, counted in tiles of `block_n`."""
+        """A segment over one pair of tables, counted in tiles of `block_n`.
+
+        With `when_even` it is empty unless kv_len is a multiple of the blocks (or,
+        if false, if it is).
+        """
         assert self.op.sparse_block is not None
         sparse_m, sparse_n = self.op.sparse_block.get_values()
         ratio = sparse_n // self.sizes.block_n
 
         bounds = self.new_region(BOUNDS_NAMES)
-        b, h, q_start = bounds.block.args[:3]
+        b, h, q_start, _, kv_len = bounds.block.args[:5]
         code = ScalarCode(bounds.block)
         row = code.div(q_start, code.const(sparse_m), "q_block")
         count = self.load(code, bounds.block, table, [b, h, row], "num_blocks")
-        code.yield_(code.const(0), code.mul(count, code.const(ratio)))
+        end = code.mul(count, code.const(ratio))
+        if when_even is not None:
+            beyond = code.rem(kv_len, code.const(sparse_n))
+            is_even = code.cmp("eq", beyond, code.const(0))
+            ends = (end, code.const(0)) if when_even else (code.const(0), end)
+            end = code.select(is_even, *ends)
+        code.yield_(code.const(0), end)
 
         block = self.new_region(BLOCK_NAMES)
         b, h, q_start, i = block.block.args[:4]
@@ -224,7 +251,7 @@ class ConvertAttention(RewritePattern):
         if sizes.num_warps:
             new.attributes["num_warps"] = IntegerAttr(sizes.num_warps, i32)
             new.attributes["num_stages"] = IntegerAttr(sizes.num_stages, i32)
-        rewriter.replace_op(op, new)
+        rewriter.replace(op, new)
 
     def tile_sizes(self, op: flex.AttentionOp) -> TileSizes:
         sparse = op.sparse_block and tuple(op.sparse_block.get_values())

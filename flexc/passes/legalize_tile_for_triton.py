@@ -170,7 +170,7 @@ class LoadToGather(RewritePattern):
             op.tensor, access.base(), access.offsets(), access.mask(), op.result.type
         )
         gather.result.name_hint = op.result.name_hint
-        rewriter.replace_op(op, gather)
+        rewriter.replace(op, gather)
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class StoreToScatter(RewritePattern):
         scatter = tile.ScatterOp(
             op.value, op.memref, access.base(), access.offsets(), access.mask()
         )
-        rewriter.replace_op(op, scatter)
+        rewriter.replace(op, scatter)
 
 
 @dataclass(frozen=True)

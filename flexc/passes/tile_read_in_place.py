@@ -70,8 +70,8 @@ class ReadInPlace(RewritePattern):
         read.attributes["in_place"] = UnitAttr()
         read.result.name_hint = op.result.name_hint
         read.location = op.location
-        rewriter.replace_op(widening, read)
-        rewriter.erase_op(op)
+        rewriter.replace(widening, read)
+        rewriter.erase(op)
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ class SplitMap(RewritePattern):
         parts = splitter.split()
         for result, old in zip(parts[-1].results, op.results, strict=True):
             result.name_hint = old.name_hint
-        rewriter.replace_op(op, parts, parts[-1].results)
+        rewriter.replace(op, parts, parts[-1].results)
 
 
 @dataclass(frozen=True)
