@@ -18,7 +18,7 @@ from flexc.errors import SourceLocation
 
 _NOT_USER_CODE = (
     str(Path(torch.__file__).parent),
-    str(Path(__file__).parent),
+    str(Path(__file__).parent.parent),
     sysconfig.get_path("stdlib"),
     "<frozen",
 )

@@ -37,8 +37,8 @@ class Tables:
     block_size: tuple[int, int]
 
 
-def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    """Check ranks, shapes, dtypes and devices of query, key and value."""
+def check_ranks(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Check that query, key and value are dense tensors of four dimensions."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise ShapeError(f"{name} expects a tensor, got {type(tensor).__name__}")
@@ -52,8 +52,17 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
                 f"{name} expects 4 dimensions (batch, heads, length, head dim), got "
                 f"shape {tuple(tensor.shape)}"
             )
+
+
+def cast_and_check(
+    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value as autocast wants them, checked."""
+    check_ranks(query, key, value)
+    query, key, value = autocast((query, key, value))
     check_dtypes(query, key, value)
     check_shapes(query, key, value, enable_gqa)
+    return query, key, value
 
 
 def check_dtypes(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -108,12 +117,15 @@ def check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
 
 
 def autocast(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Cast as torch's own attention does under `torch.autocast`."""
+    """Cast as torch's own attention does under `torch.autocast`: all but float64."""
     device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    if device not in DTYPES or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
-    return tuple(t.to(dtype) if t.is_floating_point() else t for t in tensors)
+    return tuple(
+        t.to(dtype) if t.is_floating_point() and t.dtype is not torch.float64 else t
+        for t in tensors
+    )
 
 
 def split_block_mask(

@@ -7,6 +7,7 @@ is readable by its owner only, and files appear in it whole or not at all.
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
 from functools import cache
@@ -57,8 +58,17 @@ def store_text(name: str, text: str) -> Path:
 
 
 def load_text(name: str) -> str | None:
-    """A text file of the cache, if it is there."""
+    """A text file of the cache, if it is there and is text."""
     try:
         return (cache_dir() / name).read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, UnicodeDecodeError):
         return None
+
+
+def clear_cache() -> None:
+    """Remove all files of the cache; the directory stays."""
+    for path in cache_dir().iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo import config as dynamo_config
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -147,7 +148,9 @@ def _is_pure(parts: tuple[Any, ...], before: CallState, leaves: Sequence[Any]) -
 def _capture(call: Any, fakes: list[Any], scope: Scope, watch: Any) -> GraphModule:
     trace = make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)
     try:
-        with activate(scope), watch:
+        # A function of torch.compile is captured as the function that it wraps.
+        inline = dynamo_config.patch(error_on_nested_fx_trace=False)
+        with activate(scope), watch, inline:
             return trace(*fakes)
     except FlexcError:
         raise

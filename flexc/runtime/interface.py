@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from flexc.errors import OptionError
-from flexc.runtime.arguments import autocast, check_tensors, split_block_mask
+from flexc.runtime.arguments import cast_and_check, split_block_mask
 from flexc.runtime.autograd import run_attention
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.interception import check_not_traced, current_scope
-from flexc.runtime.options import resolve_backend, tile_options
+from flexc.runtime.options import TileOptions, resolve_backend, tile_options
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -85,25 +85,12 @@ def flex_attention(
         backend, tiles = scope.merge(backend, tiles)
     if scope is None or not scope.tracing:
         check_not_traced(query)
-    query, key, value = autocast((query, key, value))
-    check_tensors(query, key, value, enable_gqa)
-    resolved = resolve_backend(backend, query.device)
-    mask, tables = split_block_mask(block_mask, mask_mod, query, key)
-    if key.size(0) != query.size(0):
-        key, value = (t.expand(query.size(0), -1, -1, -1) for t in (key, value))
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     wants_max = return_aux is not None and return_aux.max_scores
-    call = Attention(
-        query,
-        key,
-        value,
-        1.0 / math.sqrt(query.size(3)) if scale is None else float(scale),
-        tables,
-        read_signature(score_mod, mask, query.device),
-        Outputs(wants_lse, wants_max),
-        resolved,
-        tiles,
-    )
+    outputs = Outputs(wants_lse, wants_max)
+    tensors = cast_and_check(query, key, value, enable_gqa)
+    mods = (score_mod, block_mask, mask_mod)
+    call = _prepare(tensors, mods, scale, outputs, backend, tiles)
     run = run_attention if scope is None else scope.run
     out, lse, max_scores = run(call)
     if return_aux is not None:
@@ -112,3 +99,31 @@ def flex_attention(
         assert lse is not None
         return out, lse
     return out
+
+
+def _prepare(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    mods: tuple[ScoreMod | None, BlockMask | None, MaskMod | None],
+    scale: float | None,
+    outputs: Outputs,
+    backend: str,
+    tiles: TileOptions,
+) -> Attention:
+    """A call of checked tensors, ready to run."""
+    query, key, value = tensors
+    score_mod, block_mask, mask_mod = mods
+    resolved = resolve_backend(backend, query.device)
+    mask, tables = split_block_mask(block_mask, mask_mod, query, key)
+    if key.size(0) != query.size(0):
+        key, value = (t.expand(query.size(0), -1, -1, -1) for t in (key, value))
+    return Attention(
+        query,
+        key,
+        value,
+        1.0 / math.sqrt(query.size(3)) if scale is None else float(scale),
+        tables,
+        read_signature(score_mod, mask, query.device),
+        outputs,
+        resolved,
+        tiles,
+    )
