@@ -1,0 +1,254 @@
+"""`flexc`: look at what is compiled for mods, at the cache and at the machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flexc.errors import FlexcError, OptionError
+
+if TYPE_CHECKING:
+    from flexc.runtime.driver import Build
+
+LEVELS = ("flex", "blocksparse", "tile", "source")
+TARGETS = ("cpp", "triton")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+PACKAGES = ("flexc", "torch", "triton", "xdsl", "sympy", "numpy")
+VARIABLES = ("CXX", "FLEXC_CACHE_DIR", "OMP_NUM_THREADS", "TRITON_INTERPRET")
+
+TILE_ARGUMENTS = ("block_m", "block_n", "num_warps", "num_stages")
+
+
+def load_function(spec: str) -> Callable[..., Any] | None:
+    """The function that `MODULE:NAME` or `FILE.py:NAME` names, None for `-`."""
+    if spec == "-":
+        return None
+    where, colon, name = spec.rpartition(":")
+    if not colon or not where or not name:
+        raise OptionError(f"a mod expects MODULE:NAME, FILE.py:NAME or -, got {spec!r}")
+    found: Any = _load_module(where)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise OptionError(f"{where} has no {name!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise OptionError(f"{spec} expects a function, got {type(found).__name__}")
+    return found
+
+
+def _load_module(where: str) -> Any:
+    if not where.endswith(".py"):
+        sys.path.insert(0, os.getcwd())
+        try:
+            return importlib.import_module(where)
+        except ModuleNotFoundError as error:
+            raise OptionError(f"cannot import {where!r}: {error}") from error
+        finally:
+            sys.path.remove(os.getcwd())
+    path = Path(where)
+    if not path.is_file():
+        raise OptionError(f"no file {where}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def emit(args: argparse.Namespace) -> None:
+    """Print the IR or the source of mods."""
+    from flexc.frontend.capture import capture_mods
+    from flexc.frontend.closures import read_mods
+    from flexc.frontend.import_graph import build_attention_module
+
+    build = _build(args)
+    signature = read_mods(load_function(args.score_mod), load_function(args.mask))
+    mods = capture_mods(signature, _score_dtype(args.dtype))
+    module = build_attention_module(mods.score, mods.mask, build.call).module
+    print(_printed(module, args.level, build).rstrip("\n"))
+
+
+def _printed(module: Any, level: str, build: Build) -> str:
+    """A flex module at a level, as text."""
+    from xdsl.context import Context
+
+    from flexc.passes import pipelines
+    from flexc.runtime.driver import lower
+
+    if level == "source":
+        return lower(module, build).source
+    if level != "flex":
+        tiles: Any = {n: getattr(build.tiles, n) for n in TILE_ARGUMENTS}
+        to_level = pipelines.FlexcToBlocksparsePass
+        if level == "tile":
+            to_level = pipelines.FlexcToTilePass
+        to_level(target=build.backend, **tiles).apply(Context(), module)  # pyright: ignore
+    module.verify()
+    return str(module)
+
+
+def _build(args: argparse.Namespace) -> Build:
+    import torch
+
+    from flexc.frontend.import_graph import AttentionCall
+    from flexc.runtime.driver import Build
+    from flexc.runtime.options import TileOptions
+
+    call = AttentionCall(
+        dtype=getattr(torch, args.dtype),
+        head_dim=args.head_dim,
+        value_dim=args.value_dim or args.head_dim,
+        lse=args.lse,
+        max_scores=args.max_scores,
+        sparse_block=args.block_mask,
+        full_tables=args.block_mask is not None,
+        scale_positive=True,
+        q_len_multiple=args.length_multiple,
+        kv_len_multiple=args.length_multiple,
+        alignment=16,
+        index_width=32,
+    )
+    tiles = TileOptions(**{n: getattr(args, n) for n in TILE_ARGUMENTS})
+    device = "cpu" if args.target == "cpp" else "cuda"
+    return Build(call, args.target, device, tiles)
+
+
+def _score_dtype(name: str) -> Any:
+    import torch
+
+    return torch.float64 if name == "float64" else torch.float32
+
+
+def cache(args: argparse.Namespace) -> None:
+    """Print where the cache is and how large, or empty it."""
+    from flexc.runtime.cache import cache_dir, clear_cache
+
+    folder = cache_dir()
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    size = sum(p.stat().st_size for p in files)
+    done = "removed " if args.clear else ""
+    if args.clear:
+        clear_cache()
+    print(f"{folder}: {done}{len(files)} files, {size / 1e6:.1f} MB")
+
+
+def env(args: argparse.Namespace) -> None:
+    """Print versions, compiler and devices."""
+    lines = [("python", f"{platform.python_version()} on {platform.platform()}")]
+    lines += [(name, _version(name)) for name in PACKAGES]
+    lines += [("compiler", _compiler()), ("cpu", _cpu()), ("gpu", _gpus())]
+    lines += [(name, os.environ[name]) for name in VARIABLES if name in os.environ]
+    width = max(len(name) for name, _ in lines)
+    for name, text in lines:
+        print(f"{name:<{width}}  {text}")
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _compiler() -> str:
+    from flexc.runtime.cpp_loader import find_compiler
+
+    try:
+        found = find_compiler()
+    except FlexcError as error:
+        return f"none: {error}"
+    return f"{' '.join(found.command)}: {found.version.partition(chr(10))[0]}"
+
+
+def _cpu() -> str:
+    import torch
+
+    kind = torch.backends.cpu.get_cpu_capability()
+    return f"{platform.machine()}, {kind}, {torch.get_num_threads()} threads"
+
+
+def _gpus() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "none"
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return ", ".join(names)
+
+
+def _block_size(text: str) -> tuple[int, int]:
+    q_block, comma, kv_block = text.partition(",")
+    try:
+        return int(q_block), int(kv_block if comma else q_block)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expects Q,KV, got {text!r}") from None
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    main_parser = argparse.ArgumentParser("flexc", description=__doc__)
+    commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_emit(commands.add_parser("emit", help=emit.__doc__, description=emit.__doc__))
+    sub = commands.add_parser("cache", help=cache.__doc__, description=cache.__doc__)
+    sub.add_argument("--clear", action="store_true", help="remove all files")
+    sub.set_defaults(run=cache)
+    sub = commands.add_parser("env", help=env.__doc__, description=env.__doc__)
+    sub.set_defaults(run=env)
+    return main_parser
+
+
+def _add_emit(sub: argparse.ArgumentParser) -> None:
+    mod = "as MODULE:NAME or FILE.py:NAME, - for none"
+    sub.add_argument("score_mod", metavar="SCORE_MOD", help=f"the score mod, {mod}")
+    sub.add_argument("--mask", default="-", metavar="MASK_MOD", help=f"a mask, {mod}")
+    sub.add_argument("--level", choices=LEVELS, default="source")
+    sub.add_argument("--target", choices=TARGETS, default="cpp")
+    sub.add_argument("--dtype", choices=DTYPES, default="float32")
+    sub.add_argument("--head-dim", type=int, default=64, metavar="E")
+    sub.add_argument("--value-dim", type=int, metavar="EV", help="that of E if absent")
+    sub.add_argument("--lse", action="store_true", help="also compute log-sum-exp")
+    sub.add_argument("--max-scores", action="store_true")
+    sub.add_argument(
+        "--block-mask",
+        type=_block_size,
+        metavar="Q,KV",
+        help="take the tables of a BlockMask of these block sizes",
+    )
+    sub.add_argument(
+        "--length-multiple",
+        type=int,
+        metavar="N",
+        help="assume that lengths are multiples of N",
+    )
+    for name in TILE_ARGUMENTS:
+        sub.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N")
+    sub.set_defaults(run=emit)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; 1 for what flexc refuses."""
+    args = parser().parse_args(argv)
+    try:
+        args.run(args)
+        sys.stdout.flush()
+    except FlexcError as error:
+        print(f"flexc: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # As in `flexc emit ... | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

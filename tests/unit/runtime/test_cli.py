@@ -1,0 +1,121 @@
+"""The console script `flexc`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flexc.cli import main
+
+MODS = """
+import torch
+
+slopes = torch.ones(4)
+
+def alibi(score, b, h, q_idx, kv_idx):
+    return score + slopes[h] * (kv_idx - q_idx)
+
+def causal(b, h, q_idx, kv_idx):
+    return q_idx >= kv_idx
+
+def branches(score, b, h, q_idx, kv_idx):
+    return score if score > 0 else -score
+
+number = 3
+"""
+
+
+@pytest.fixture
+def mods(tmp_path: Path) -> str:
+    path = tmp_path / "user_mods.py"
+    path.write_text(MODS)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("flex", "flex.attention"),
+        ("blocksparse", "blocksparse.segment"),
+        ("tile", "tile.kernel"),
+        ("source", "FLEXC_KERNEL void attention("),
+    ],
+)
+def test_levels(
+    level: str, expected: str, mods: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["emit", f"{mods}:alibi", "--mask", f"{mods}:causal", "--level", level]
+    assert main(command) == 0
+    assert expected in capsys.readouterr().out
+
+
+def test_triton_source(mods: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["emit", "-", "--mask", f"{mods}:causal", "--target", "triton"]
+    command += ["--dtype", "bfloat16", "--value-dim", "32", "--block-mask", "128,64"]
+    assert main([*command, "--block-m", "64", "--num-warps", "4", "--lse"]) == 0
+    source = capsys.readouterr().out
+    compile(source, "emitted", "exec")
+    assert "num_warps: 4" in source
+    assert "kv_num_blocks" in source
+
+
+def test_a_module_in_the_current_directory(
+    mods: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(mods).parent)
+    assert main(["emit", "user_mods:alibi", "--level", "flex"]) == 0
+    assert "%slopes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("mod", "message"),
+    [
+        ("{mods}:branches", "user_mods.py:13: a score_mod runs on symbolic positions"),
+        ("{mods}:absent", "has no 'absent'"),
+        ("{mods}:number", "expects a function, got int"),
+        ("alibi", "a mod expects MODULE:NAME, FILE.py:NAME or -, got 'alibi'"),
+        ("no_such_module:f", "cannot import 'no_such_module'"),
+        ("no/such.py:f", "no file no/such.py"),
+    ],
+)
+def test_refusals(
+    mod: str, message: str, mods: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["emit", mod.format(mods=mods)]) == 1
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.startswith("flexc: ")
+    assert not said.out
+
+
+def test_cache(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "cache"))
+    assert main(["cache"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/cache: 0 files, 0.0 MB\n"
+    (tmp_path / "cache" / "kernel.cpp").write_text("x")
+    assert main(["cache", "--clear"]) == 0
+    assert capsys.readouterr().out.endswith("removed 1 files, 0.0 MB\n")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_env(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["env"]) == 0
+    said = capsys.readouterr().out
+    for name in ("python", "torch", "xdsl", "compiler", "gpu"):
+        assert f"\n{name} " in f"\n{said}"
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert main(["env"]) == 0
+    assert "none: attention on a CPU needs a C++ compiler" in capsys.readouterr().out
+
+
+def test_nothing_given(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([])
+    assert "COMMAND" in capsys.readouterr().err
