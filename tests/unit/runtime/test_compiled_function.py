@@ -1,0 +1,240 @@
+"""`flexc.compile`: captures of functions, their keys, and what replays see."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.attention.flex_attention as torch_flex
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import (
+    AuxRequest,
+    BlockMask,
+    create_block_mask,
+    flex_attention,
+)
+
+import flexc
+from flexc import errors
+from flexc.runtime.driver import counters
+from tests import reference
+from tests.unit.runtime.functions import (
+    COMPILE,
+    Block,
+    causal,
+    dense,
+    operators,
+    qkv,
+    traces,
+)
+
+
+@pytest.fixture
+def block() -> Block:
+    return Block().eval()
+
+
+def test_attention_itself() -> None:
+    tensors = qkv()
+    expected = dense(*tensors, mask_mod=causal)
+    for fn in (flex_attention, flexc.flex_attention):
+        compiled: Any = flexc.compile(fn)
+        torch.testing.assert_close(compiled(*tensors, mask_mod=causal), expected)
+        assert compiled.__name__ == "flex_attention"
+        assert "mask_mod" in inspect.signature(compiled).parameters
+    partial: Any = flexc.compile(functools.partial(flex_attention, scale=0.5))
+    torch.testing.assert_close(partial(*tensors), dense(*tensors, scale=0.5))
+
+
+def test_function_runs_the_kernels_of_direct_calls() -> None:
+    tensors = qkv()
+
+    def twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_attention(flex_attention(q, k, v), k, v)  # pyright: ignore
+
+    flexc.flex_attention(*tensors)
+    compiled = flexc.compile(twice)
+    built = counters["built"]
+    got = compiled(*tensors)
+    torch.testing.assert_close(got, dense(dense(*tensors), *tensors[1:]))
+    assert operators(compiled, *tensors) == 2
+    compiled(*qkv(length=31))
+    assert counters["built"] == built
+
+
+def test_all_names_of_attention_are_met() -> None:
+    table = {"fn": flex_attention}
+
+    @COMPILE
+    def mixed(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        through_module = torch_flex.flex_attention(q, k, v)
+        through_dict: Any = table["fn"](q, k, v, return_aux=AuxRequest(lse=True))
+        through_compile: Any = torch.compile(flex_attention)(q, k, v)
+        own: Any = flexc.flex_attention(q, k, v, mask_mod=causal)
+        both = through_module + through_compile
+        return {"sum": both, "aux": through_dict, "own": own}
+
+    tensors = qkv()
+    got: Any = mixed(*tensors)
+    expected = reference.attention(*tensors)
+    torch.testing.assert_close(got["sum"], 2 * expected.out.float())
+    torch.testing.assert_close(got["aux"][1].lse, expected.lse.float())
+    torch.testing.assert_close(got["own"], dense(*tensors, mask_mod=causal))
+    assert got["aux"][1].max_scores is None
+
+
+def test_torch_is_as_it_was() -> None:
+    code = flex_attention.__code__
+    compiled = COMPILE(lambda q, k, v: 1 + flex_attention(q, k, v))
+    compiled(*qkv())
+    assert flex_attention.__code__ is code
+    with pytest.raises(errors.ShapeError):
+        compiled(*qkv()[:2], torch.ones(1))
+    assert flex_attention.__code__ is code
+
+
+def test_module_reads_parameters_live(block: Block) -> None:
+    compiled = COMPILE(block)
+    x = torch.randn(2, 10, 16)
+    with torch.no_grad():
+        first = compiled(x)
+        assert operators(compiled, x) == 1
+        assert traces(lambda: compiled(x)) == 0
+        block.bias.add_(torch.randn_like(block.bias))
+        block.norm.weight = nn.Parameter(torch.full((16,), 3.0))
+        assert traces(lambda: compiled(x)) == 0
+        second = compiled(x)
+        fresh = flexc.compile(block, backend="eager")(x)
+    torch.testing.assert_close(second, fresh)
+    assert not torch.allclose(first, second)
+
+
+def test_module_state_is_part_of_the_key(block: Block) -> None:
+    compiled = COMPILE(block)
+    x = torch.randn(2, 10, 16)
+    with torch.no_grad():
+        before = compiled(x)
+        block.window = 2
+        assert traces(lambda: compiled(x)) == 1
+        assert not torch.allclose(before, compiled(x))
+        block.train()
+        assert traces(lambda: compiled(x)) == 1
+        assert not torch.allclose(compiled(x), compiled(x))
+        block.eval()
+        assert traces(lambda: compiled(x)) == 0
+        block.out[1] = nn.Identity()
+        assert traces(lambda: compiled(x)) == 1
+        hook = block.norm.register_forward_hook(lambda m, i, o: o.zero_())
+        assert traces(lambda: compiled(x)) == 0
+        torch.testing.assert_close(compiled(x), COMPILE(block)(x))
+        hook.remove()
+
+
+def test_key_of_arguments() -> None:
+    @COMPILE
+    def scaled(q: Tensor, factor: float, *, kind: str = "a", extra: Any = ()) -> Tensor:
+        return flex_attention(q, q, q) * factor + len(kind) + sum(extra)  # pyright: ignore
+
+    q, other = qkv()[:2]
+    assert traces(lambda: scaled(q, 2.0)) == 1
+    assert traces(lambda: scaled(other, 2.0)) == 0
+    assert traces(lambda: scaled(q, 3.0)) == 1
+    assert traces(lambda: scaled(q, 3.0, kind="bc")) == 1
+    assert traces(lambda: scaled(q, 3.0, extra=[q, other])) == 1
+    assert traces(lambda: scaled(other, 3.0, extra=[other, q])) == 0
+    assert traces(lambda: scaled(q, 3.0, extra=(q,))) == 1
+    assert traces(lambda: scaled(q.transpose(2, 3).contiguous().mT, 2.0)) == 1
+    assert traces(lambda: scaled(qkv(length=13)[0], 2.0)) == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        assert traces(lambda: scaled(q, 2.0)) == 1
+        assert scaled(q, 2.0).dtype is torch.bfloat16
+    torch.testing.assert_close(
+        scaled(q, 3.0, extra=[q, other]), dense(q, q, q) * 3 + 1 + q + other
+    )
+
+
+def test_closures_are_read_live() -> None:
+    state = {"scale": 1.0, "bias": torch.zeros(1)}
+
+    @COMPILE
+    def fn(q: Tensor) -> Any:
+        return flex_attention(q, q, q) * state["scale"] + state["bias"]  # pyright: ignore
+
+    q = qkv()[0]
+    attended = dense(q, q, q)
+    torch.testing.assert_close(fn(q), attended)
+    state["bias"] = torch.ones(1)
+    assert traces(lambda: fn(q)) == 0
+    torch.testing.assert_close(fn(q), attended + 1)
+    state["scale"] = 2.0
+    assert traces(lambda: fn(q)) == 1
+    torch.testing.assert_close(fn(q), attended * 2 + 1)
+
+
+def test_block_masks_made_inside_and_given() -> None:
+    def inside(q: Tensor) -> Any:
+        length = q.size(2)
+        mask = create_block_mask(causal, None, None, length, length, device="cpu")
+        return flex_attention(q, q, q, block_mask=mask)
+
+    def given(q: Tensor, mask: BlockMask) -> Any:
+        return flex_attention(q, q, q, block_mask=mask)
+
+    q, other = qkv(length=300)[:2]
+    mask = create_block_mask(causal, None, None, 300, 300, device="cpu")
+    for compiled in (COMPILE(inside), functools.partial(COMPILE(given), mask=mask)):
+        for tensor in (q, other):
+            expected = dense(tensor, tensor, tensor, mask_mod=causal)
+            torch.testing.assert_close(compiled(tensor), expected)
+    assert traces(lambda: compiled(q)) == 0
+    with pytest.raises(errors.BlockMaskError, match="made for"):
+        COMPILE(given)(qkv(length=200)[0], mask)
+
+
+def test_inputs_are_written_to() -> None:
+    @COMPILE
+    def with_cache(q: Tensor, cache: Tensor, at: int) -> Any:
+        cache[:, :, at : at + q.size(2)] = q
+        return flex_attention(q, cache, cache), cache
+
+    q, cache = torch.ones(1, 2, 3, 8), torch.zeros(1, 2, 9, 8)
+    out, same = with_cache(q, cache, 2)
+    assert same is cache
+    assert cache.sum() == q.sum()
+    torch.testing.assert_close(out, dense(q, cache, cache))
+
+
+def test_decorated_methods_and_nested_compiled_functions() -> None:
+    @flexc.compile(backend="eager", options={"kernel_options": {"BLOCK_M": 32}})
+    def inner(q: Tensor) -> Any:
+        return flex_attention(q, q, q)
+
+    class Model:
+        factor = 2.0
+
+        @COMPILE
+        def attend(self, q: Tensor) -> Any:
+            return inner(q) * self.factor
+
+    model, q = Model(), qkv()[0]
+    torch.testing.assert_close(model.attend(q), dense(q, q, q) * 2)
+    model.factor = 3.0
+    torch.testing.assert_close(model.attend(q), dense(q, q, q) * 3)
+    torch.testing.assert_close(COMPILE(model.attend)(q), dense(q, q, q) * 3)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"backend": "gpu"}, "backend expects one of auto"),
+        ({"options": {"tiles": 1}}, "options expects keys among kernel_options, got"),
+        ({"options": {"kernel_options": {"X": 1}}}, "kernel_options expects keys"),
+        ({"fn": 3}, "compile expects a function, got int"),
+    ],
+)
+def test_refused_options(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.OptionError, match=message):
+        flexc.compile(**{"fn": flex_attention, **kwargs})

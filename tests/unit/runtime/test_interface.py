@@ -1,0 +1,327 @@
+"""`flex_attention`: results at the edges, and every refusal with what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import (
+    AuxOutput,
+    AuxRequest,
+    BlockMask,
+    create_block_mask,
+)
+
+import flexc
+from flexc import errors
+from tests import reference
+
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return q_idx >= kv_idx
+
+
+def triple(
+    heads: int = 2,
+    kv_heads: int = 2,
+    q_len: int = 16,
+    kv_len: int = 16,
+    dim: int = 8,
+    batch: int = 2,
+    dtype: torch.dtype = torch.float32,
+) -> Triple:
+    query = torch.randn(batch, heads, q_len, dim, dtype=dtype)
+    key = torch.randn(batch, kv_heads, kv_len, dim, dtype=dtype)
+    return query, key, torch.randn_like(key)
+
+
+def block_mask(length: int, batch: int | None = None) -> BlockMask:
+    return create_block_mask(causal, batch, None, length, length, device="cpu")
+
+
+def run(*args: Any, **kwargs: Any) -> Any:
+    return flexc.flex_attention(*args, **kwargs)
+
+
+Q, K, V = triple()
+META = torch.ones(3, device="meta")
+OTHER = torch.randn(2, 2, 16, 9)
+
+REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
+    "no-tensor": (
+        errors.ShapeError,
+        "query expects a tensor, got list",
+        ([], K, V),
+        {},
+    ),
+    "rank": (
+        errors.ShapeError,
+        r"key expects 4 dimensions .* got shape \(2, 16, 8\)",
+        (Q, K[0], V),
+        {},
+    ),
+    "nested": (
+        errors.ShapeError,
+        "value expects a dense tensor, got a nested one",
+        (Q, K, torch.nested.nested_tensor([V[0, 0]], layout=torch.jagged)),
+        {},
+    ),
+    "dtypes": (
+        errors.DtypeError,
+        "expect one dtype, got torch.float32, torch.float64 and torch.float32; cast",
+        (Q, K.double(), V),
+        {},
+    ),
+    "integers": (
+        errors.DtypeError,
+        "on cpu expect one of float32, bfloat16, float16, float64, got torch.int64",
+        (Q.long(), K.long(), V.long()),
+        {},
+    ),
+    "devices": (
+        errors.DeviceError,
+        "expect one device, got cpu, meta and cpu",
+        (Q, K.to("meta"), V),
+        {},
+    ),
+    "meta": (
+        errors.DeviceError,
+        "backends for cpu and cuda tensors, got meta",
+        (Q.to("meta"), K.to("meta"), V.to("meta")),
+        {},
+    ),
+    "captured-device": (
+        errors.DeviceError,
+        r"captured tensors expect the query's device cpu, got one of shape \(3,\)",
+        (Q, K, V, lambda s, b, h, q, k, t=META: s + t[h]),
+        {},
+    ),
+    "triton-on-cpu": (
+        errors.DeviceError,
+        'backend "triton" expects cuda tensors, got cpu',
+        (Q, K, V),
+        {"backend": "triton"},
+    ),
+    "head-dim": (
+        errors.ShapeError,
+        "key expects head dim 8 as the query has, got 9",
+        (Q, OTHER, OTHER),
+        {},
+    ),
+    "value-length": (
+        errors.ShapeError,
+        r"value expects batch, heads and length \(2, 2, 16\) .* got \(2, 2, 15\)",
+        (Q, K, V[:, :, 1:]),
+        {},
+    ),
+    "head-dim-0": (
+        errors.ShapeError,
+        "query expects a head dim of 1 to 512, got 0",
+        (Q[..., :0], K[..., :0], V),
+        {},
+    ),
+    "head-dim-513": (
+        errors.ShapeError,
+        "query expects a head dim of 1 to 512, got 513",
+        [torch.empty(1, 1, 2, 513)] * 3,
+        {},
+    ),
+    "value-dim-513": (
+        errors.ShapeError,
+        "value expects a head dim of 1 to 512, got 513",
+        (Q, K, torch.empty(2, 2, 16, 513)),
+        {},
+    ),
+    "batch": (
+        errors.ShapeError,
+        "key expects batch 3 or 1, got 2",
+        (torch.randn(3, 2, 16, 8), K, V),
+        {},
+    ),
+    "heads": (
+        errors.ShapeError,
+        "key expects 4 heads as the query has, got 2; pass enable_gqa=True",
+        triple(heads=4),
+        {},
+    ),
+    "heads-multiple": (
+        errors.ShapeError,
+        "query expects a multiple of the key's 2 heads, got 3 heads",
+        triple(heads=3),
+        {"enable_gqa": True},
+    ),
+    "backend": (
+        errors.OptionError,
+        "backend expects one of auto, triton, cpp, eager, got 'cuda'",
+        (Q, K, V),
+        {"backend": "cuda"},
+    ),
+    "kernel-option": (
+        errors.OptionError,
+        "kernel_options expects keys among BLOCK_M, .* got 'BLOCK_K'",
+        (Q, K, V),
+        {"kernel_options": {"BLOCK_K": 32}},
+    ),
+    "kernel-option-value": (
+        errors.OptionError,
+        "kernel option BLOCK_M expects a positive integer, got 0",
+        (Q, K, V),
+        {"kernel_options": {"BLOCK_M": 0}},
+    ),
+    "lse-and-aux": (
+        errors.OptionError,
+        "give return_lse or return_aux, not both",
+        (Q, K, V),
+        {"return_lse": True, "return_aux": AuxRequest(lse=True)},
+    ),
+    "two-masks": (
+        errors.OptionError,
+        "give block_mask or mask_mod, not both",
+        (Q, K, V),
+        {"block_mask": block_mask(16), "mask_mod": causal},
+    ),
+    "function-as-block-mask": (
+        errors.BlockMaskError,
+        "block_mask expects .*BlockMask, got function; pass a function as mask_mod=",
+        (Q, K, V),
+        {"block_mask": causal},
+    ),
+    "block-mask-length": (
+        errors.BlockMaskError,
+        r"made for \(q_len, kv_len\) = \(32, 32\), got tensors with \(16, 16\)",
+        (Q, K, V),
+        {"block_mask": block_mask(32)},
+    ),
+    "block-mask-batch": (
+        errors.BlockMaskError,
+        "made for B=3, got a query with 2",
+        (Q, K, V),
+        {"block_mask": block_mask(16, batch=3)},
+    ),
+    "block-mask-sliced": (
+        errors.BlockMaskError,
+        "block_mask was sliced, which drops its mask_mod",
+        (Q, K, V),
+        {"block_mask": block_mask(16, batch=2)[0]},
+    ),
+    "score-arity": (
+        errors.ModSignatureError,
+        r"test_interface.py:\d+: a score_mod is called with \(score, b, h, q_idx",
+        (Q, K, V, lambda s, b: s),
+        {},
+    ),
+    "mask-result": (
+        errors.ModSignatureError,
+        "a mask_mod returns a boolean scalar, got torch.int32: compare it",
+        (Q, K, V),
+        {"mask_mod": lambda b, h, q, k: q - k},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case: str) -> None:
+    error, message, args, kwargs = REFUSED[case]
+    with pytest.raises(error, match=message) as caught:
+        run(*args, **kwargs)
+    assert isinstance(caught.value, errors.FlexcError)
+
+
+def test_refusals_of_traces() -> None:
+    def call(query: Tensor) -> Tensor:
+        return run(query, K, V)
+
+    with pytest.raises(errors.TracingError, match="got a call under Proxy"):
+        make_fx(call)(Q)
+    with pytest.raises(errors.TracingError, match="got a fake tensor"):
+        make_fx(call, tracing_mode="fake")(Q)
+    with pytest.raises(errors.TracingError, match=r"under a torch\.func tr"):
+        torch.vmap(call)(Q[None])
+
+
+@pytest.mark.parametrize("which", ["query", "key", "value", "capture"])
+def test_backward_says_that_it_is_not_there(which: str) -> None:
+    bias = torch.randn(16)
+    tensors = dict(zip(("query", "key", "value"), triple(), strict=True))
+    wanted = {**tensors, "capture": bias}[which].requires_grad_()
+    out = run(*tensors.values(), lambda s, b, h, q, k: s + bias[k])
+    assert wanted.requires_grad
+    assert out.requires_grad
+    with pytest.raises(errors.GradientError, match="forward of attention only"):
+        out.sum().backward()
+
+
+def test_no_grad_records_nothing() -> None:
+    query, key, value = triple()
+    query.requires_grad_()
+    with torch.no_grad():
+        assert not run(query, key, value).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("batch", "q_len", "kv_len"),
+    [(0, 4, 4), (2, 0, 4), (2, 4, 0)],
+    ids=["no-batch", "no-queries", "no-keys"],
+)
+def test_empty_inputs(batch: int, q_len: int, kv_len: int) -> None:
+    tensors = triple(batch=batch, q_len=q_len, kv_len=kv_len)
+    aux_request = AuxRequest(lse=True, max_scores=True)
+    out, aux = run(*tensors, return_aux=aux_request)
+    assert out.shape == (batch, 2, q_len, 8)
+    assert torch.equal(out, torch.zeros_like(out))
+    assert torch.equal(aux.lse, torch.full((batch, 2, q_len), -torch.inf))
+    assert torch.equal(aux.max_scores, aux.lse)
+
+
+def test_results_and_aux() -> None:
+    tensors = triple(q_len=20, kv_len=16)
+    expected = reference.attention(*tensors, mask_mod=causal)
+    plain = run(*tensors, mask_mod=causal)
+    out, lse = run(*tensors, mask_mod=causal, return_lse=True)
+    both, aux = run(
+        *tensors, mask_mod=causal, return_aux=AuxRequest(lse=True, max_scores=True)
+    )
+    assert isinstance(aux, AuxOutput)
+    for got in (plain, out, both):
+        torch.testing.assert_close(got, expected.out.float())
+    for got in (lse, aux.lse):
+        torch.testing.assert_close(got, expected.lse.float())
+    torch.testing.assert_close(aux.max_scores, expected.max_scores.float())
+    only = run(*tensors, mask_mod=causal, return_aux=AuxRequest(lse=True))[1]
+    assert only.max_scores is None
+
+
+def test_broadcast_batch_and_shared_heads() -> None:
+    query = torch.randn(3, 4, 16, 8)
+    key, value = torch.randn(2, 1, 2, 16, 8)
+    expected = reference.attention(
+        query,
+        key.expand(3, -1, -1, -1),
+        value.expand(3, -1, -1, -1),
+        mask_mod=causal,
+        enable_gqa=True,
+    )
+    got = run(query, key, value, mask_mod=causal, enable_gqa=True)
+    torch.testing.assert_close(got, expected.out.float())
+
+
+def test_block_mask_of_other_sizes_without_blocks() -> None:
+    """A BlockMask that torch makes where there is none has no tables to check."""
+    tensors = triple()
+    got = run(*tensors, block_mask=block_mask(16))
+    torch.testing.assert_close(got, run(*tensors, mask_mod=causal))
+
+
+def test_autocast() -> None:
+    tensors = triple()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = run(*tensors)
+    assert got.dtype is torch.bfloat16
+    query, key, value = (t.bfloat16() for t in tensors)
+    expected = reference.attention(query, key, value)
+    torch.testing.assert_close(got.double(), expected.out, atol=2e-2, rtol=2e-2)
