@@ -136,8 +136,8 @@ class AttentionLike(IRDLOperation):
     max_length = opt_prop_def(IntegerAttr)
     """Sq and Skv are known to be at most this."""
     captures_inside = opt_prop_def(UnitAttr)
-    """Captured loads are known to be in range, also at the masked positions of
-    the tiles at the edges, before negative indices are wrapped."""
+    """Captured loads are known to be in range at all pairs of positions, also the
+    masked ones, before negative indices are wrapped."""
 
     traits = traits_def(IsolatedFromAbove(), Pure())
     irdl_options = (

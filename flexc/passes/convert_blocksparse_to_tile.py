@@ -70,11 +70,22 @@ class KernelBuilder:
         self.score = factor_score(
             op.score_mod, op.score_type, op.scale_positive is not None
         )
+        self.reads_captures = any(
+            isinstance(inner, flex.LoadCaptureOp)
+            for region in self.mod_regions()
+            for inner in region.walk()
+        )
         self.outputs = [r for r in (op.out, op.lse, op.max_scores) if r is not None]
         self.block = self.entry_block()
         inputs = zip(op.operands, self.block.args, strict=False)
         self.args: dict[SSAValue, SSAValue] = dict(inputs)
         self.code = ScalarCode(self.block)
+
+    def mod_regions(self) -> list[Region]:
+        masks = (
+            o.mask_mod for o in self.op.segments.block.ops if isinstance(o, SegmentOp)
+        )
+        return [self.op.score_mod, *(m for m in masks if m is not None)]
 
     def entry_block(self) -> Block:
         op = self.op
@@ -253,6 +264,7 @@ class KernelBuilder:
         inputs: list[Input] = [
             (s, FULL),
             (self.args[self.op.scale], UNIFORM),
+            (place.q_len, UNIFORM),
             (place.kv_len, UNIFORM),
             (place.b, UNIFORM),
             (place.h, UNIFORM),
@@ -261,16 +273,21 @@ class KernelBuilder:
             *((c, UNIFORM) for c in captures),
         ]
 
-        def body(
-            code: ScalarCode,
-            score: SSAValue,
-            scale: SSAValue,
-            kv_len: SSAValue,
-            *mod_args: SSAValue,
-        ) -> SSAValue:
+        def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
+            score, scale, q_len, kv_len, b, h, q_idx, column, *captured = args
+            inside = None
+            if segment.inside is None:
+                inside = code.cmp("slt", column, kv_len)
+            if self.reads_captures:
+                # What lies beyond the edges counts for nothing, but a captured
+                # tensor may have nothing there to be read.
+                q_idx = self.clamped(code, q_idx, q_len)
+                if segment.inside is None:
+                    column = self.clamped(code, column, kv_len)
+            mod_args = [b, h, q_idx, column, *captured]
             region = self.score.region
             (score,) = inline_region(region, [score, scale, *mod_args], code)
-            live = self.live(code, segment, kv_len, mod_args)
+            live = self.live(code, segment, inside, mod_args)
             if live is None:
                 return score
             return code.select(live, score, code.const(-math.inf, score.type))
@@ -279,21 +296,23 @@ class KernelBuilder:
             self.code, [self.block_m, self.block_n], inputs, body, "scores"
         )
 
+    @staticmethod
+    def clamped(code: ScalarCode, index: SSAValue, length: SSAValue) -> SSAValue:
+        last = code.sub(length, code.const(1))
+        return code.insert(arith.MinSIOp(index, last), index.name_hint)
+
+    @staticmethod
     def live(
-        self,
         code: ScalarCode,
         segment: SegmentOp,
-        kv_len: SSAValue,
+        inside: SSAValue | None,
         mod_args: Sequence[SSAValue],
     ) -> SSAValue | None:
         """Whether a pair counts; None if every pair of the segment does."""
-        live = None
-        if segment.mask_mod is not None:
-            (live,) = inline_region(segment.mask_mod, mod_args, code)
-        if segment.inside:
-            return live
-        inside = code.cmp("slt", mod_args[3], kv_len)
-        return inside if live is None else code.and_(live, inside)
+        if segment.mask_mod is None:
+            return inside
+        (live,) = inline_region(segment.mask_mod, mod_args, code)
+        return live if inside is None else code.and_(live, inside)
 
     def store(
         self,

@@ -3,8 +3,8 @@
 1. Tile sizes are taken from the options or chosen for the target.
 2. A call with a BlockMask becomes a partial segment over kv_indices and, where
    the mask has them, a full segment over full_kv_indices.
-3. A call without becomes one partial segment over all keys if it has a mask;
-   else a full segment over the whole blocks and a partial one over the rest.
+3. A call without becomes a segment over the whole blocks, full if there is no
+   mask, and a partial one over the rest.
 """
 
 from __future__ import annotations
@@ -82,30 +82,20 @@ class SegmentBuilder:
         return self.range_segments(mask)
 
     def range_segments(self, mask: Region | None) -> list[SegmentOp]:
-        """All keys: in one partial segment, or in whole blocks and a rest."""
+        """All keys: whole blocks, which lie inside of kv_len, and a rest."""
         n = self.sizes.block_n
-        even = self.op.fact("kv_len_multiple") % n == 0
-        if mask is not None:
-            return [
-                self.range_segment(
-                    SegmentKind.PARTIAL,
-                    lambda c, kv_len: (c.const(0), c.ceildiv(kv_len, n)),
-                    mask,
-                    inside=even,
-                )
-            ]
         whole = self.range_segment(
-            SegmentKind.FULL,
+            SegmentKind.FULL if mask is None else SegmentKind.PARTIAL,
             lambda c, kv_len: (c.const(0), c.div(kv_len, c.const(n))),
-            None,
+            mask,
             inside=True,
         )
-        if even:
+        if self.op.fact("kv_len_multiple") % n == 0:
             return [whole]
         rest = self.range_segment(
             SegmentKind.PARTIAL,
             lambda c, kv_len: (c.div(kv_len, c.const(n)), c.ceildiv(kv_len, n)),
-            None,
+            mask,
             inside=False,
         )
         return [whole, rest]

@@ -20,9 +20,6 @@ from flexc.runtime.arguments import Tables
 from flexc.runtime.driver import Build, Compiled
 from flexc.runtime.options import TileOptions
 
-LENGTH_MULTIPLE = 128
-"""Lengths that are multiples of this get a kernel without tests at the edges."""
-
 ALIGNMENT = 16
 """Bytes that vector loads and asynchronous copies want addresses aligned to."""
 
@@ -117,8 +114,6 @@ class Attention:
             sparse_block=None if self.tables is None else self.tables.block_size,
             full_tables=self.tables is not None and len(self.tables.tensors) == 4,
             scale_positive=SAFE_FACTORS[0] < self.scale < SAFE_FACTORS[1],
-            q_len_multiple=length_multiple(query.size(2)),
-            kv_len_multiple=length_multiple(key.size(2)),
             alignment=ALIGNMENT if aligned else None,
             index_width=32 if self.offsets_are_narrow() else 64,
             max_length=max_length(query.size(2), key.size(2)),
@@ -173,10 +168,6 @@ def shared_memory(device: torch.device) -> int:
         return HOPPER_SHARED_MEMORY
     properties = torch.cuda.get_device_properties(device)
     return properties.shared_memory_per_block_optin
-
-
-def length_multiple(length: int) -> int | None:
-    return LENGTH_MULTIPLE if length % LENGTH_MULTIPLE == 0 else None
 
 
 def max_length(*lengths: int) -> int | None:

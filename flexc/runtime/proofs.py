@@ -16,9 +16,6 @@ from flexc.dialects import flex
 from flexc.passes.analysis.capture_bounds import captures_inside
 from flexc.passes.analysis.intervals import Interval
 
-LARGEST_TILE = 256
-"""Tiles reach beyond a length by less than this."""
-
 
 class CaptureProver:
     """Answers, and remembers, whether a module's captured loads are in range."""
@@ -37,7 +34,7 @@ class CaptureProver:
         if not self.has_loads:
             return False
         facts = tuple(map(_describe, captures))
-        sizes = (*query.shape[:2], _padded(query.size(2)), _padded(key.size(2)))
+        sizes = (*query.shape[:3], key.size(2))
         what = (sizes, facts)
         if what not in self.known:
             positions = [Interval(0, n - 1) for n in sizes]
@@ -46,10 +43,6 @@ class CaptureProver:
                 captures_inside(region, positions, facts) for region in regions
             )
         return self.known[what]
-
-
-def _padded(length: int) -> int:
-    return -(-length // LARGEST_TILE) * LARGEST_TILE
 
 
 def _describe(capture: Any) -> int | tuple[int, ...] | None:

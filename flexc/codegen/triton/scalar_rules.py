@@ -163,19 +163,16 @@ def compare_float(op: Operation, args: list[str]) -> str:
 def in_place_function(op: tile.ReadOp) -> str:
     """The support function that reads elements of a tensor's type."""
     assert isinstance(op.tensor.type, TensorType)
-    return f"read_{op.tensor.type.element_type}"
+    guarded = "" if op.valid is None else "_if"
+    return f"read_{op.tensor.type.element_type}{guarded}"
 
 
 def read(op: Operation, args: list[str]) -> str:
     """An element of a tensor; booleans are stored as bytes."""
     assert isinstance(op, tile.ReadOp)
     if "in_place" in op.attributes:
-        # An offset that is not valid is read at 0, and what is there dropped.
-        if op.valid is None:
-            return f"{in_place_function(op)}({args[0]} + {args[1]})"
-        offset = f"tl.where({args[2]}, {args[1]}, 0)"
-        value = f"{in_place_function(op)}({args[0]} + {offset})"
-        return f"tl.where({args[2]}, {value}, 0)"
+        guard = "" if op.valid is None else f", {args[2]}"
+        return f"{in_place_function(op)}({args[0]} + {args[1]}{guard})"
     pointer = f"{args[0]} + {args[1]}"
     guard = f", mask={args[2]}, other=0" if op.valid is not None else ""
     text = f"tl.load({pointer}{guard})"

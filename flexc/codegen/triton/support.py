@@ -86,3 +86,88 @@ def read_i32(pointer):
         is_pure=True,
         pack=1,
     )
+
+
+@triton.jit
+def read_bf16_if(pointer, valid):
+    """Elements of a bfloat16 tensor, as float32; 0 where they are not valid."""
+    return tl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred p;
+            .reg .b16 zero, half;
+            setp.ne.s32 p, $2, 0;
+            mov.b16 zero, 0;
+            mov.b16 half, 0;
+            @p ld.global.nc.b16 half, [$1];
+            mov.b32 $0, {zero, half};
+        }
+        """,
+        "=f,l,r",
+        [pointer, valid.to(tl.int32)],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def read_f16_if(pointer, valid):
+    """Elements of a float16 tensor, as float32; 0 where they are not valid."""
+    return tl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred p;
+            .reg .b16 half;
+            setp.ne.s32 p, $2, 0;
+            mov.b16 half, 0;
+            @p ld.global.nc.b16 half, [$1];
+            cvt.f32.f16 $0, half;
+        }
+        """,
+        "=f,l,r",
+        [pointer, valid.to(tl.int32)],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def read_f32_if(pointer, valid):
+    """Elements of a float32 tensor; 0 where they are not valid."""
+    return tl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred p;
+            setp.ne.s32 p, $2, 0;
+            mov.b32 $0, 0;
+            @p ld.global.nc.b32 $0, [$1];
+        }
+        """,
+        "=&f,l,r",
+        [pointer, valid.to(tl.int32)],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def read_i32_if(pointer, valid):
+    """Elements of an int32 tensor; 0 where they are not valid."""
+    return tl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred p;
+            setp.ne.s32 p, $2, 0;
+            mov.b32 $0, 0;
+            @p ld.global.nc.b32 $0, [$1];
+        }
+        """,
+        "=&r,l,r",
+        [pointer, valid.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )

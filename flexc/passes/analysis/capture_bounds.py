@@ -1,8 +1,8 @@
 """Whether captured loads stay within their tensors, for the lengths of a call.
 
 The indices of a load are run through interval arithmetic with the positions,
-sizes and captured numbers of one call. A proof holds for every pair of positions
-of the call's tiles, masked ones included; without one, loads stay guarded.
+sizes and captured numbers of one call. A proof holds for every pair of positions,
+masked ones included; without one, loads stay guarded.
 """
 
 from __future__ import annotations
