@@ -107,7 +107,8 @@ def unsigned_infix(operator: str) -> Rule:
 
 
 def cast(op: Operation, args: list[str]) -> str:
-    return f"{args[0]}.to({dtype(op.results[0].type)})"
+    """A function, not a method: in Triton's interpreter arguments are numbers."""
+    return f"tl.cast({args[0]}, {dtype(op.results[0].type)})"
 
 
 def unsigned_cast(op: Operation, args: list[str]) -> str:
