@@ -1,0 +1,76 @@
+"""A generated case as a `flex` module, its arguments, and the passes after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from xdsl.context import Context
+from xdsl.dialects import get_all_dialects
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
+
+from flexc import universe
+from flexc.frontend.capture import capture_mods
+from flexc.frontend.import_graph import build_attention_module
+from flexc.passes import pipelines
+from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.runtime.arguments import split_block_mask
+from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.options import NO_OPTIONS
+from tests.property.cases import Case
+
+
+def context() -> Context:
+    made = Context()
+    for name, factory in (get_all_dialects() | universe.DIALECTS).items():
+        made.register_dialect(name, factory)
+    return made
+
+
+def flex_module(case: Case) -> tuple[ModuleOp, list[Any]]:
+    """What the frontend makes of a case, and the arguments to run it with."""
+    query, key, value = case.inputs
+    score_mod, mask_mod = case.given_mods
+    given = (case.block_mask, None) if case.block_mask is not None else (None, mask_mod)
+    mask, tables = split_block_mask(*given, query, key)
+    signature = read_signature(score_mod, mask, query.device)
+    outputs = Outputs(lse=True, max_scores=True)
+    call = Attention(
+        query, key, value, case.scale_value, tables, signature, outputs, "cpp",
+        NO_OPTIONS,
+    )  # fmt: skip
+    mods = capture_mods(signature, call.score_dtype)
+    made = build_attention_module(mods.score, mods.mask, call.build().call)
+    args = [query, key, value, case.scale_value, *made.arguments(signature.captures)]
+    if tables is not None:
+        args += tables.tensors
+    return made.module, args
+
+
+def passes(
+    target: pipelines.Target, block_m: int | None = None, block_n: int | None = None
+) -> tuple[ModulePass, ...]:
+    """All passes from `flex` to what a printer takes."""
+    convert = replace(ConvertFlexToBlocksparsePass(target), block_m=block_m)
+    convert = replace(convert, block_n=block_n)
+    rest = pipelines.to_triton() if target == "triton" else pipelines.to_cpp()
+    return (*pipelines.to_blocksparse(convert), *pipelines.to_tile(target), *rest)
+
+
+def levels(
+    case: Case,
+    target: pipelines.Target,
+    block_m: int | None = None,
+    block_n: int | None = None,
+) -> Iterator[tuple[str, ModuleOp, list[Any]]]:
+    """The module as imported and after each pass, with what ran last."""
+    module, args = flex_module(case)
+    ctx = context()
+    module.verify()
+    yield "import", module, args
+    for number, each in enumerate(passes(target, block_m, block_n)):
+        each.apply(ctx, module)
+        module.verify()
+        yield f"{number} {each.name} for {target}", module, args
