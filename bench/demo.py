@@ -26,6 +26,7 @@ from bench.variants import DEMO, HEAD_DIM, HEADS, LENGTH, Variant
 from tests.corpus import Mods
 from tests.reference import attention
 
+BlockMask = torch_flex.BlockMask
 Attention = Callable[..., Any]
 
 HEADER = (
@@ -82,27 +83,26 @@ def first_call(run: Callable[[], Tensor]) -> tuple[Tensor, float]:
     return out, time.perf_counter() - start
 
 
-def torch_run(
-    variant: Variant, inputs: tuple[Tensor, Tensor, Tensor], mods: Mods
-) -> Callable[[], Tensor]:
-    """torch's compiled flex_attention, with a BlockMask where there is a mask."""
-    score_mod, mask_mod = mods
-    block_mask = mask_mod and torch_flex.create_block_mask(
-        mask_mod,
-        None,
-        HEADS if variant.mask_per_head else None,
-        LENGTH,
-        LENGTH,
-        device=str(inputs[0].device),
+def block_mask_of(variant: Variant, mods: Mods, device: str) -> BlockMask | None:
+    """torch's BlockMask for a variant's mask: both contestants get it."""
+    mask_mod = mods[1]
+    if mask_mod is None:
+        return None
+    heads = HEADS if variant.mask_per_head else None
+    return torch_flex.create_block_mask(
+        mask_mod, None, heads, LENGTH, LENGTH, device=device
     )
+
+
+def torch_run(
+    inputs: tuple[Tensor, Tensor, Tensor], **arguments: Any
+) -> Callable[[], Tensor]:
+    """torch's compiled flex_attention."""
     torch._dynamo.reset()
     compiled = torch.compile(torch_flex.flex_attention, dynamic=False)
-    gqa = variant.kv_heads != HEADS
 
     def run() -> Tensor:
-        out = compiled(
-            *inputs, score_mod=score_mod, block_mask=block_mask, enable_gqa=gqa
-        )
+        out = compiled(*inputs, **arguments)
         assert isinstance(out, Tensor)
         return out
 
@@ -113,13 +113,15 @@ def measure(variant: Variant, flex_attention: Attention, device: str) -> Row:
     """Compile, check and time one variant."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     inputs, mods = variant.inputs(device, dtype), variant.mods(device)
-    score_mod, mask_mod = mods
     gqa = variant.kv_heads != HEADS
+    arguments = {
+        "score_mod": mods[0],
+        "block_mask": block_mask_of(variant, mods, device),
+        "enable_gqa": gqa,
+    }
 
     def run() -> Tensor:
-        return flex_attention(
-            *inputs, score_mod=score_mod, mask_mod=mask_mod, enable_gqa=gqa
-        )
+        return flex_attention(*inputs, **arguments)
 
     out, compile_seconds = first_call(run)
     exact = attention(*inputs, *mods, enable_gqa=gqa).out
@@ -129,7 +131,7 @@ def measure(variant: Variant, flex_attention: Attention, device: str) -> Row:
     runs = {"flexc": run}
     torch_seconds = failure = None
     try:
-        beside = torch_run(variant, inputs, mods)
+        beside = torch_run(inputs, **arguments)
         _, torch_seconds = first_call(beside)
         runs["torch"] = beside
     except Exception as e:  # torch's limits are part of the result
@@ -157,7 +159,8 @@ def show_variants(
         f"dimension {HEAD_DIM}, on {device}\n\n"
         "   Errors are against dense attention in float64, and at most twice that of\n"
         "   unfused attention in the inputs' precision. Times are medians of calls\n"
-        "   that take turns; torch is torch.compile(flex_attention).\n"
+        "   that take turns; torch is torch.compile(flex_attention). Both get the\n"
+        "   same BlockMask where there is a mask.\n"
     )
     print(HEADER)
     rows: list[Row] = []
