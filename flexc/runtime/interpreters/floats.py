@@ -40,9 +40,56 @@ def cube_root(x: Tensor) -> Tensor:
     return torch.copysign(wide.abs() ** (1 / 3), wide).to(x.dtype)
 
 
+def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a + b as a rounded sum and its error (Knuth)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def two_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a * b of f64 as a rounded product and its error (Dekker)."""
+    product = a * b
+    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
+    error = a_low * b_low - (
+        ((product - a_high * b_high) - a_low * b_high) - a_high * b_low
+    )
+    return product, error
+
+
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """An f64 as a sum of two numbers of 26 bits, whose products are exact."""
+    scaled = x * (2.0**27 + 1)
+    high = scaled - (scaled - x)
+    return high, x - high
+
+
+def add_to_odd(a: Tensor, b: Tensor) -> Tensor:
+    """a + b rounded to odd: rounded once more, it is as if rounded only once."""
+    total, error = two_sum(a, b)
+    bits = total.view(torch.int32 if total.dtype == torch.float32 else torch.int64)
+    away = torch.where((error > 0) == (total > 0), 1, -1)
+    move = (error != 0) & total.isfinite() & (bits & 1 == 0)
+    return (bits + torch.where(move, away, 0).to(bits.dtype)).view(total.dtype)
+
+
 def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """In f64: exact products for all narrower types, twice rounded for f64."""
-    return (a.double() * b.double() + c.double()).to(a.dtype)
+    """a * b + c, rounded once.
+
+    A product of narrower numbers is exact in f32 or f64. One of f64 is a sum of
+    two, to which c is added as Boldo and Melquiond do ("Emulation of a FMA and
+    correctly rounded sums", 2008). Zeros get their sign, and what overflows on
+    the way its value, from plain arithmetic.
+    """
+    dtype = a.dtype
+    if dtype != torch.float64:
+        wide = torch.float64 if dtype == torch.float32 else torch.float32
+        return add_to_odd(a.to(wide) * b.to(wide), c.to(wide)).to(dtype)
+    high, low = two_product(a, b)
+    rest, tail = two_sum(c, low)
+    total, error = two_sum(high, rest)
+    exact = total + add_to_odd(error, tail)
+    return torch.where(exact.isfinite() & (exact != 0), exact, a * b + c)
 
 
 def power_of_integer(x: Tensor, n: Tensor) -> Tensor:

@@ -209,8 +209,8 @@ def truncate(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def to_float(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`arith.sitofp`."""
-    return -x.to(dtype) if x.dtype == torch.bool else x.to(dtype)
+    """`arith.sitofp`; negated as an integer, a false i1 gives +0.0."""
+    return extend(x, torch.int8).to(dtype) if x.dtype == torch.bool else x.to(dtype)
 
 
 def to_float_unsigned(x: Tensor, dtype: torch.dtype) -> Tensor:

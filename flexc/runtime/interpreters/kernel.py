@@ -81,5 +81,5 @@ def kernel_argument(
     if param.kind.data == ParamKind.DIM:
         number = source.shape[param.dim.data]
     else:
-        number = source.stride(param.dim.data)
+        number = source.stride(param.dim.data) // param.unit.data
     return as_value(number, type_)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import pytest
 import torch
@@ -135,6 +136,32 @@ def test_fma_rounds_once():
     c = -(1 + 2.0**-22)
     got = run_scalar("%r = math.fma %a, %b, %c : f32", "f32, f32, f32", "f32", a, a, c)
     assert got.item() == 2.0**-46
+
+
+@pytest.mark.parametrize("name", ["f64", "f32", "f16", "bf16"])
+def test_fma_is_exact_but_for_one_rounding(name: str):
+    dtype = DTYPES[name]
+    a, b = torch.randn(2, 200, dtype=torch.float64).to(dtype)
+    # What cancels most of the product shows its last bits.
+    c = (-a.double() * b.double() * torch.linspace(0, 1, 200)).to(dtype)
+    got = run_scalar(
+        f"%r = math.fma %a, %b, %c : {name}", ", ".join([name] * 3), name, a, b, c
+    )
+    above = torch.nextafter(got, torch.full_like(got, INF)).tolist()
+    below = torch.nextafter(got, torch.full_like(got, -INF)).tolist()
+    triples = zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
+    exact = [Fraction(x) * Fraction(y) + Fraction(z) for x, y, z in triples]
+    for want, *near in zip(exact, got.tolist(), above, below, strict=True):
+        errors = [abs(Fraction(n) - want) for n in near]
+        assert errors[0] == min(errors)
+
+
+def test_fma_of_zeros_and_infinities():
+    code = "%r = math.fma %a, %b, %c : f64"
+    for a, b, c in [(-0.0, 1.0, -0.0), (-0.0, 1.0, 0.0), (1e300, 1e300, 1.0)]:
+        got = run_scalar(code, "f64, f64, f64", "f64", a, b, c).item()
+        assert math.copysign(1, got) == math.copysign(1, a * b + c)
+        assert got == a * b + c
 
 
 ORDERED: dict[str, Callable[[float, float], bool]] = {

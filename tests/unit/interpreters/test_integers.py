@@ -233,3 +233,8 @@ def test_constants(constant: str, type_: str, expected: object):
     suffix = "" if type_ == "i1" else f" : {type_}"
     got = run_scalar(f"%r = arith.constant {constant}{suffix}", "", type_)
     assert got.item() == expected
+
+
+def test_sitofp_of_false_is_positive_zero():
+    got = run_scalar("%r = arith.sitofp %a : i1 to f32", "i1", "f32", False)
+    assert not got.signbit()

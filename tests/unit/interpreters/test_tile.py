@@ -324,3 +324,13 @@ def test_reduce_max():
     args = inputs()
     (out,) = run(body + store("%y"), args)
     assert out.equal(args[0].amax(-1, keepdim=True).expand(2, 4, 10, 8))
+
+
+def test_strides_in_units():
+    """A stride parameter counts in units where it is a multiple of them."""
+    body = f"""
+    %e = arith.sitofp %unit : i64 to f32
+    %x = tile.full %e : f32 -> {TILE}"""
+    param = ", %unit : i64 #tile.param<stride 0, 2 / 8>"
+    (out,) = run(body + store("%x"), inputs(), param)
+    assert (out == 1).all()
