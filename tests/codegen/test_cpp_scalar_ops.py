@@ -49,12 +49,15 @@ def arithmetic(names: str, type_: str, suffix: str = "") -> list[Line]:
     ]
 
 
-def integer_lines(type_: str) -> list[Line]:
-    compare = [
+def integer_compare(type_: str) -> list[Line]:
+    return [
         ("i1", f'"arith.cmpi"(%x, %y) <{{predicate = {p} : i64}}> : ({type_}, {type_})'
          " -> i1")
         for p in range(10)
     ]  # fmt: skip
+
+
+def integer_lines(type_: str) -> list[Line]:
     casts = [("f32", f'"arith.sitofp"(%x) : ({type_}) -> f32')]
     casts += [("f64", f'"arith.uitofp"(%x) : ({type_}) -> f64')]
     casts += [(type_, f'"math.absi"(%x) : ({type_}) -> {type_}')]
@@ -67,7 +70,7 @@ def integer_lines(type_: str) -> list[Line]:
             ("f32", '"arith.bitcast"(%x) : (i32) -> f32'),
             ("i32", '"arith.select"(%true, %x, %y) : (i1, i32, i32) -> i32'),
         ]
-    return arithmetic(INTEGER_BINARY, type_) + compare + casts
+    return arithmetic(INTEGER_BINARY, type_) + integer_compare(type_) + casts
 
 
 def float_lines(type_: str) -> list[Line]:
@@ -110,7 +113,8 @@ def bool_lines() -> list[Line]:
         ("f32", '"arith.uitofp"(%x) : (i1) -> f32'),
         ("i1", '"arith.select"(%x, %y, %x) : (i1, i1, i1) -> i1'),
     ]
-    return arithmetic("addi subi muli andi ori xori", "i1") + casts
+    compare = integer_compare("i1")
+    return arithmetic("addi subi muli andi ori xori", "i1") + compare + casts
 
 
 def lines_of(type_: str) -> list[Line]:

@@ -46,9 +46,9 @@ def _cast(op: Operation, args: list[str]) -> str:
 
 
 def _signed_cast(op: Operation, args: list[str]) -> str:
-    """A single bit that is set means -1."""
+    """A single bit that is set means -1; one that is not must not give -0.0."""
     minus = "-" if op.operands[0].type == i1 else ""
-    return minus + _cast(op, args)
+    return _cast(op, [minus + args[0]])
 
 
 def _unsigned_cast(op: Operation, args: list[str]) -> str:
@@ -79,7 +79,7 @@ def _bitcast(op: Operation, args: list[str]) -> str:
 
 
 _CMPI = ("==", "!=", "<", "<=", ">", ">=", "<", "<=", ">", ">=")
-_FIRST_UNSIGNED = 6
+_FIRST_SIGNED, _FIRST_UNSIGNED = 2, 6
 
 
 def _cmpi(op: Operation, args: list[str]) -> str:
@@ -87,6 +87,9 @@ def _cmpi(op: Operation, args: list[str]) -> str:
     predicate = op.predicate.value.data
     if predicate >= _FIRST_UNSIGNED:
         args = [f"to_unsigned({a})" for a in args]
+    elif predicate >= _FIRST_SIGNED and op.lhs.type == i1:
+        # A single bit that is set means -1: the order of bool is the opposite.
+        args = args[::-1]
     return f"{args[0]} {_CMPI[predicate]} {args[1]}"
 
 

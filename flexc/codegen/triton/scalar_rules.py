@@ -45,8 +45,10 @@ def dtype(type_: Attribute) -> str:
 
 
 def unsigned(type_: Attribute, text: str) -> str:
-    """`text` read as an unsigned integer of the same width."""
-    return f"{text}.to({dtype(type_).replace('int', 'uint')}, bitcast=True)"
+    """`text` read as an unsigned integer of the same width; i1 is one already."""
+    if type_ == i1:
+        return text
+    return f"tl.cast({text}, {dtype(type_).replace('int', 'uint')}, bitcast=True)"
 
 
 def literal(attr: Attribute) -> str:
@@ -101,7 +103,9 @@ def unsigned_infix(operator: str) -> Rule:
         left, right = (unsigned(type_, a) for a in args)
         result = op.results[0].type
         text = f"{left} {operator} {right}"
-        return text if result == i1 else f"({text}).to({dtype(result)}, bitcast=True)"
+        return (
+            text if result == i1 else f"tl.cast({text}, {dtype(result)}, bitcast=True)"
+        )
 
     return rule
 
@@ -111,14 +115,35 @@ def cast(op: Operation, args: list[str]) -> str:
     return f"tl.cast({args[0]}, {dtype(op.results[0].type)})"
 
 
+def signed_cast(op: Operation, args: list[str]) -> str:
+    """Triton extends i1 with zeros; to MLIR a set bit is -1."""
+    if op.operands[0].type == i1:
+        args = [f"-tl.cast({args[0]}, tl.int32)"]
+    return cast(op, args)
+
+
 def unsigned_cast(op: Operation, args: list[str]) -> str:
-    type_ = op.operands[0].type
-    source = args[0] if type_ == i1 else unsigned(type_, args[0])
-    return f"{source}.to({dtype(op.results[0].type)})"
+    return cast(op, [unsigned(op.operands[0].type, args[0])])
+
+
+def truncate(op: Operation, args: list[str]) -> str:
+    """The low bits; Triton's cast to i1 would test for zero."""
+    return f"({args[0]} & 1) != 0" if op.results[0].type == i1 else cast(op, args)
+
+
+def float_to_int(op: Operation, args: list[str]) -> str:
+    """Towards zero; Triton's cast to i1 would make true of 0.5."""
+    is_bit = op.results[0].type == i1
+    return f"tl.cast({args[0]}, tl.int32) != 0" if is_bit else cast(op, args)
 
 
 def bitcast(op: Operation, args: list[str]) -> str:
-    return f"{args[0]}.to({dtype(op.results[0].type)}, bitcast=True)"
+    return f"tl.cast({args[0]}, {dtype(op.results[0].type)}, bitcast=True)"
+
+
+def negate(op: Operation, args: list[str]) -> str:
+    """Triton's `-x` is 0 - x, which makes +0.0 of +0.0."""
+    return f"{args[0]} * -1.0"
 
 
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -132,6 +157,9 @@ def compare_int(op: Operation, args: list[str]) -> str:
     operator = COMPARISONS[predicate[1:]]
     if predicate[0] == "u":
         args = [unsigned(op.lhs.type, a) for a in args]
+    elif op.lhs.type == i1:
+        # To MLIR a set bit is -1, to Triton 1: the order is the opposite.
+        args = args[::-1]
     return f"{args[0]} {operator} {args[1]}"
 
 
@@ -205,19 +233,19 @@ RULES: dict[type[Operation], Rule] = {
     arith.SubfOp: infix("-"),
     arith.MulfOp: infix("*"),
     arith.DivfOp: divide,
-    arith.NegfOp: lambda op, args: f"-{args[0]}",
+    arith.NegfOp: negate,
     arith.MaximumfOp: call("tl.maximum", NAN),
     arith.MinimumfOp: call("tl.minimum", NAN),
     arith.MaxnumfOp: call("tl.maximum"),
     arith.MinnumfOp: call("tl.minimum"),
     arith.BitcastOp: bitcast,
-    arith.SIToFPOp: cast,
+    arith.SIToFPOp: signed_cast,
     arith.UIToFPOp: unsigned_cast,
-    arith.FPToSIOp: cast,
+    arith.FPToSIOp: float_to_int,
     arith.ExtFOp: cast,
     arith.TruncFOp: cast,
-    arith.TruncIOp: cast,
-    arith.ExtSIOp: cast,
+    arith.TruncIOp: truncate,
+    arith.ExtSIOp: signed_cast,
     arith.ExtUIOp: unsigned_cast,
     math_dialect.AbsFOp: call("tl.abs"),
     math_dialect.AbsIOp: call("tl.abs"),
