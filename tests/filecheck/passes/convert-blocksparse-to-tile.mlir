@@ -110,11 +110,11 @@ func.func @score_mod(%q : !t, %k : !t, %v : !t,
   // CHECK-NOT: %qk_scale
   // CHECK: %scores = tile.map(
   // CHECK: %score = arith.mulf %s{{.*}}, %scale
-  // CHECK-NEXT: arith.addf %score, %score
+  // CHECK-NEXT: math.tanh %score
   %out = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
       -> out : !t {block_m = 64 : i32, block_n = 32 : i32, scale_positive}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
-    %r = arith.addf %s, %s : f32
+    %r = math.tanh %s : f32
     flex.yield %r : f32
   } segments {
     blocksparse.segment full {inside} bounds(%b : i32, %h : i32, %q_start : i32,
