@@ -70,8 +70,8 @@ class KernelBuilder:
         self.score = factor_score(
             op.score_mod, op.score_type, op.scale_positive is not None
         )
-        self.reads_captures = any(
-            isinstance(inner, flex.LoadCaptureOp)
+        self.trusts_captures = any(
+            isinstance(inner, flex.LoadCaptureOp) and inner.inside is not None
             for region in self.mod_regions()
             for inner in region.walk()
         )
@@ -278,12 +278,11 @@ class KernelBuilder:
             inside = None
             if segment.inside is None:
                 inside = code.cmp("slt", column, kv_len)
-            if self.reads_captures:
-                # What lies beyond the edges counts for nothing, but a captured
-                # tensor may have nothing there to be read.
-                q_idx = self.clamped(code, q_idx, q_len)
-                if segment.inside is None:
-                    column = self.clamped(code, column, kv_len)
+            elif self.trusts_captures:
+                # Rows beyond the last count for nothing, but a captured tensor
+                # may have nothing there to be read.
+                last = code.sub(q_len, code.const(1))
+                q_idx = code.insert(arith.MinSIOp(q_idx, last), "q_idx")
             mod_args = [b, h, q_idx, column, *captured]
             region = self.score.region
             (score,) = inline_region(region, [score, scale, *mod_args], code)
@@ -292,14 +291,12 @@ class KernelBuilder:
                 return score
             return code.select(live, score, code.const(-math.inf, score.type))
 
-        return build_map(
+        result = build_map(
             self.code, [self.block_m, self.block_n], inputs, body, "scores"
         )
-
-    @staticmethod
-    def clamped(code: ScalarCode, index: SSAValue, length: SSAValue) -> SSAValue:
-        last = code.sub(length, code.const(1))
-        return code.insert(arith.MinSIOp(index, last), index.name_hint)
+        if segment.inside is None:
+            guard_captures(result)
+        return result
 
     @staticmethod
     def live(
@@ -342,6 +339,14 @@ class KernelBuilder:
             if result is not None:
                 rows = value(code, state)
                 code.builder.insert(tile.StoreOp(rows, targets[result], start, checked))
+
+
+def guard_captures(scores: SSAValue) -> None:
+    """Guard a map's captured loads: beyond the last key they may be anywhere."""
+    assert isinstance(scores.owner, tile.MapOp)
+    for op in scores.owner.body.block.ops:
+        if isinstance(op, flex.LoadCaptureOp):
+            op.inside = None
 
 
 def _memref(type_: Attribute) -> MemRefType:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, i32
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i32
 from xdsl.ir import Block, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
@@ -74,6 +74,8 @@ class SegmentBuilder:
 
     op: flex.AttentionOp
     sizes: TileSizes
+    splits_edges: bool
+    """Whether a loop without tests at the edges is worth its code."""
 
     def segments(self) -> list[SegmentOp]:
         mask = None if is_always_true(self.op.mask_mod) else self.op.mask_mod
@@ -118,24 +120,31 @@ class SegmentBuilder:
         return SegmentOp(kind, bounds, block, clone, inside)
 
     def table_segments(self, mask: Region | None) -> list[SegmentOp]:
-        """The blocks that a BlockMask lists: partial first, then full.
+        """The blocks that a BlockMask lists: partial first, then full."""
+        segments = self.table_pair(SegmentKind.PARTIAL, 0, mask)
+        if len(self.op.tables) == 4:
+            segments += self.table_pair(SegmentKind.FULL, 2, None)
+        return segments
 
-        Whether listed blocks stick out over the end is known when the kernel runs:
-        full ones are visited by one of two segments, of which the other is empty.
+    def table_pair(
+        self, kind: SegmentKind, table: int, mask: Region | None
+    ) -> list[SegmentOp]:
+        """Segments over one pair of tables.
+
+        Whether listed blocks stick out over the end is known when the kernel runs.
+        Where tests at the edge cost time there are two segments, with and without,
+        of which one is empty.
         """
-        partial = self.table_segment(SegmentKind.PARTIAL, 0, mask)
-        if len(self.op.tables) < 4:
-            return [partial]
         assert self.op.sparse_block is not None
         sparse_n = self.op.sparse_block.get_values()[1]
-        full = self.table_segment(SegmentKind.FULL, 2, None)
         if self.op.fact("kv_len_multiple") % sparse_n == 0:
-            full.inside = UnitAttr()
-            return [partial, full]
-        even = self.table_segment(SegmentKind.FULL, 2, None, when_even=True)
-        even.inside = UnitAttr()
-        odd = self.table_segment(SegmentKind.FULL, 2, None, when_even=False)
-        return [partial, even, odd]
+            return [self.table_segment(kind, table, mask, inside=True)]
+        if not self.splits_edges:
+            return [self.table_segment(kind, table, mask)]
+        return [
+            self.table_segment(kind, table, mask, when_even=True, inside=True),
+            self.table_segment(kind, table, mask, when_even=False),
+        ]
 
     def table_segment(
         self,
@@ -143,6 +152,7 @@ class SegmentBuilder:
         table: int,
         mask: Region | None,
         when_even: bool | None = None,
+        inside: bool = False,
     ) -> SegmentOp:
         """A segment over one pair of tables, counted in tiles of `block_n`.
 
@@ -179,7 +189,6 @@ class SegmentBuilder:
             start = code.add(start, within, "kv_start")
         code.yield_(start)
 
-        inside = self.op.fact("kv_len_multiple") % sparse_n == 0
         clone = None if mask is None else mask.clone()
         return SegmentOp(kind, bounds, block, clone, inside)
 
@@ -216,7 +225,9 @@ class ConvertAttention(RewritePattern):
         self, op: flex.AttentionOp, rewriter: PatternRewriter
     ) -> None:
         sizes = self.tile_sizes(op)
-        segments = Region(Block(SegmentBuilder(op, sizes).segments()))
+        segments = Region(
+            Block(SegmentBuilder(op, sizes, self.target == "triton").segments())
+        )
         properties = op.facts() | {
             "block_m": IntegerAttr(sizes.block_m, i32),
             "block_n": IntegerAttr(sizes.block_n, i32),
