@@ -31,7 +31,19 @@ from typing import Any, Generic, Protocol
 
 import torch
 
-from flexc.frontend.code_facts import code_facts, trusted
+from flexc.frontend.code_facts import CodeFacts, code_facts, trusted
+from flexc.frontend.special_methods import (
+    C_DESCRIPTORS,
+    MISSING,
+    MODULE_CALLS,
+    MODULE_LISTS,
+    READING_METHODS,
+    has_getattr,
+    implicit_methods,
+    leaks_self,
+    static_lookup,
+    uses_self,
+)
 
 Capture = torch.Tensor | int | float
 Mod = Callable[..., Any]
@@ -52,24 +64,7 @@ _BY_VALUE: tuple[type, ...] = (
     torch.memory_format,
 )
 
-_SILENT_METHODS = frozenset(
-    {
-        "__class_getitem__",
-        "__delattr__",
-        "__eq__",
-        "__hash__",
-        "__init__",
-        "__init_subclass__",
-        "__new__",
-        "__post_init__",
-        "__reduce__",
-        "__repr__",
-        "__setattr__",
-        "__str__",
-    }
-)
-"""Special methods that computing with an object does not call."""
-
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 """Where a torch.nn.Module keeps what `__getattr__` finds."""
 
@@ -124,6 +119,9 @@ class Walk:
         self._seen: dict[int, tuple[int, Any]] = {}
         self._objects: list[tuple[Any, Any, bool, set[str]]] = []
         self._attributes: set[str] = set()
+        self._methods: dict[int, frozenset[str]] = {}
+        self._used_attributes: set[str] = set()
+        self._only_read: list[tuple[str, Any]] = []
 
     def run(self, mods: Sequence[Mod | None]) -> tuple[Mod | None, ...]:
         results = tuple([self.visit(mod) for mod in mods])
@@ -157,6 +155,15 @@ class Walk:
     def visit(self, value: Any) -> Any:
         handler = _HANDLERS.get(type(value))
         return (handler or _handler(value))(self, value)
+
+    def visit_read(self, value: Any) -> Any:
+        """Visit what is used for nothing but reading its attributes."""
+        handler = _HANDLERS.get(type(value)) or _handler(value)
+        if handler is Walk.object:
+            return self.object(value, used=False)
+        if handler is Walk.cls:
+            return self.cls(value, used=False)
+        return self.visit(value)
 
     def visit_frozen(self, value: Any) -> Any:
         """Visit what cannot be replaced: numbers are keyed by their values."""
@@ -214,8 +221,10 @@ class Walk:
             self.sound &= facts.sound
             self.static_numbers |= facts.inspects_types
             self._attributes |= facts.attributes
-        cells = self._cells(code.co_freevars, closure) if closure else ()
-        globals_ = self._globals(fn, () if foreign else facts.globals)
+            self._used_attributes |= facts.used_attributes
+        used = None if foreign else facts.used
+        cells = self._cells(code.co_freevars, closure, used) if closure else ()
+        globals_ = {} if foreign else self._globals(fn, facts)
         defaults = fn.__defaults__ and self.visit(fn.__defaults__)
         if fn.__kwdefaults__:
             defaults = (defaults, self.visit(fn.__kwdefaults__))
@@ -224,7 +233,12 @@ class Walk:
         self.fill_function(copy, cells, globals_, defaults)
         return copy
 
-    def _cells(self, names: Sequence[str], cells: Sequence[CellType]) -> list[Any]:
+    def _cells(
+        self,
+        names: Sequence[str],
+        cells: Sequence[CellType],
+        used: frozenset[str] | None,
+    ) -> list[Any]:
         values = []
         for name, cell in zip(names, cells, strict=True):
             self.name = name
@@ -234,16 +248,18 @@ class Walk:
                 self.key.append(CellType)
                 values.append(CellType)
                 continue
-            values.append(self.visit(content))
+            visit = self.visit if used is None or name in used else self.visit_read
+            values.append(visit(content))
         return values
 
-    def _globals(self, fn: FunctionType, names: Sequence[str]) -> dict[str, Any]:
+    def _globals(self, fn: FunctionType, facts: CodeFacts) -> dict[str, Any]:
         scope = fn.__globals__
         values: dict[str, Any] = {}
-        for name in names:
+        for name in facts.globals:
             if name in scope:
                 self.name = name
-                values[name] = self.visit(scope[name])
+                visit = self.visit if name in facts.used else self.visit_read
+                values[name] = visit(scope[name])
             else:
                 self.key.append(None)
         return values
@@ -312,9 +328,8 @@ class Walk:
 
     def method(self, value: MethodType) -> Any:
         self.key.append(MethodType)
-        return self.remake(
-            value, (self.visit(value.__func__), self.visit(value.__self__))
-        )
+        visit = self.visit if uses_self(value.__func__) else self.visit_read
+        return self.remake(value, (self.visit(value.__func__), visit(value.__self__)))
 
     def builtin(self, value: BuiltinFunctionType) -> Any:
         owner = value.__self__
@@ -329,9 +344,11 @@ class Walk:
             return self.by_identity(value)
         return self.object(value)
 
-    def cls(self, value: type) -> Any:
+    def cls(self, value: type, used: bool = True) -> Any:
         if trusted(value.__module__):
             return self.by_identity(value)
+        if used:
+            self._use(value)
         if (known := self._known(value)) is not None:
             return known
         self.by_identity(value)
@@ -339,15 +356,21 @@ class Walk:
         self._objects.append((value, value, True, set()))
         return value
 
-    def object(self, value: Any) -> Any:
+    def object(self, value: Any, used: bool = True) -> Any:
+        if used:
+            self._use(value)
         if (known := self._known(value)) is not None:
             return known
         self.by_identity(type(value))
         copy = self._begin(value)
         self._objects.append((value, copy, self._frozen, set()))
-        if not isinstance(value, ModuleType):
-            self._attributes |= _implicit_methods(type(value))
         return copy
+
+    def _use(self, value: Any) -> None:
+        """Note that more is done with an object than reading attributes."""
+        self._methods[id(value)] = implicit_methods(value)
+        if isinstance(value, torch.nn.Module):
+            self.sound &= not any(vars(value).get(hooks) for hooks in _HOOKS)
 
     # Objects are read through the names that any code met so far uses, until
     # no new code and hence no new name is met.
@@ -356,8 +379,12 @@ class Walk:
         grown = True
         while grown:
             grown = False
+            for name, value in self._only_read:
+                if name in self._used_attributes:
+                    self._use(value)
             for i, (value, copy, frozen, done) in enumerate(self._objects):
-                names = sorted(self._attributes - done)
+                methods = self._methods.get(id(value), READING_METHODS)
+                names = sorted((self._attributes | methods) - done)
                 done.update(names)
                 grown |= bool(names)
                 self._frozen = frozen
@@ -371,10 +398,10 @@ class Walk:
         if not isinstance(value, type) and self._own(value, copy, name):
             return
         scope = value if isinstance(value, type) else type(value)
-        found = _static_lookup(scope, name)
-        if found is _MISSING:
+        found = static_lookup(scope, name)
+        if found is MISSING:
             del self.key[mark:]
-            if _has_getattr(value):
+            if has_getattr(value):
                 self.sound = False
             return
         self._class_attribute(value, copy, name, found)
@@ -383,20 +410,34 @@ class Walk:
         """Visit an attribute of the object itself, if it has it."""
         scope = getattr(value, "__dict__", {})
         if name in scope:
-            self.fill_attribute(copy, name, self.visit(scope[name]), "")
+            self.fill_attribute(copy, name, self._part(name, scope[name]), "")
             return True
         if isinstance(value, torch.nn.Module):
             for table in _MODULE_TABLES:
                 if name in (held := scope.get(table, ())):
-                    self.fill_attribute(copy, name, self.visit(held[name]), table)
+                    part = self._part(name, held[name])
+                    self.fill_attribute(copy, name, part, table)
                     return True
         return False
 
+    def _part(self, name: str, value: Any) -> Any:
+        """Visit the value of an attribute."""
+        if name in self._used_attributes:
+            return self.visit(value)
+        self._only_read.append((name, value))
+        return self.visit_read(value)
+
     def _class_attribute(self, value: Any, copy: Any, name: str, found: Any) -> None:
+        if leaks_self(found):
+            self._use(value)
+        if isinstance(value, torch.nn.Module):
+            if name in MODULE_CALLS & self._used_attributes:
+                self._use(value)
+            self.sound &= name not in MODULE_LISTS
         match found:
             case MemberDescriptorType() if not isinstance(value, type):
                 if hasattr(value, name):
-                    part = self.visit(getattr(value, name))
+                    part = self._part(name, getattr(value, name))
                     self.fill_attribute(copy, name, part, "")
             case property():
                 self.visit_frozen(found.fget)
@@ -404,52 +445,13 @@ class Walk:
                 self.visit_frozen(found.__func__)
             case functools.cached_property():
                 self.visit_frozen(found.func)
-            case _ if type(found) in _C_DESCRIPTORS:
+            case _ if type(found) in C_DESCRIPTORS:
                 self.key.append(None)
             case _:
                 self.visit_frozen(found)
 
 
-_MISSING = object()
-_C_DESCRIPTORS = (
-    type(str.join),
-    type(object.__init__),
-    type(type.__dict__["__dict__"]),
-    MemberDescriptorType,
-    type(dict.__dict__["fromkeys"]),
-)
 _KEY_TYPES = (bool, bytes, float, int, str, type(None), torch.dtype, torch.device)
-
-
-def _static_lookup(cls: type, name: str) -> Any:
-    for base in cls.__mro__:
-        if name in base.__dict__:
-            return base.__dict__[name]
-    return _MISSING
-
-
-def _has_getattr(value: Any) -> bool:
-    if isinstance(value, torch.nn.Module | type):
-        return False
-    if isinstance(value, ModuleType):
-        return "__getattr__" in vars(value)
-    cls = type(value)
-    return _static_lookup(cls, "__getattr__") is not _MISSING or isinstance(
-        _static_lookup(cls, "__getattribute__"), FunctionType
-    )
-
-
-def _implicit_methods(cls: type) -> set[str]:
-    """Methods that are called without being named: operators, `__call__`."""
-    names = {"forward"} if issubclass(cls, torch.nn.Module) else set()
-    for base in cls.__mro__:
-        if not trusted(base.__module__):
-            names |= {
-                name
-                for name, value in vars(base).items()
-                if name[:2] == "__" and isinstance(value, FunctionType)
-            }
-    return names - _SILENT_METHODS
 
 
 _HANDLERS: dict[type, Callable[[Walk, Any], Any]] = {

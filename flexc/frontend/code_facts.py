@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from types import CodeType
 
 DYNAMIC_NAMES = frozenset(
@@ -24,9 +25,13 @@ DYNAMIC_NAMES = frozenset(
         "setattr",
         "vars",
         "__import__",
+        "attrgetter",
+        "hasattr",
+        "methodcaller",
+        "super",
     }
 )
-"""Builtins that read or write what the bytecode does not name."""
+"""Functions that read or write what the bytecode does not name."""
 
 DYNAMIC_ATTRIBUTES = frozenset(
     {
@@ -36,6 +41,8 @@ DYNAMIC_ATTRIBUTES = frozenset(
         "__dict__",
         "__getattribute__",
         "__globals__",
+        "attrgetter",
+        "methodcaller",
     }
 )
 
@@ -59,6 +66,8 @@ TRUSTED_PACKAGES = frozenset(
 
 _READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})
+_READS_NO_VALUE = _READS_ATTRIBUTE | {"LOAD_CLOSURE", "LOAD_CONST"}
+_READS_UNNAMED = frozenset({"IMPORT_STAR", "MATCH_CLASS"})
 _WRITES_STATE = frozenset(
     {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "STORE_ATTR", "DELETE_ATTR"}
 )
@@ -70,10 +79,16 @@ class CodeFacts:
 
     globals: tuple[str, ...]
     attributes: frozenset[str]
+    used: frozenset[str]
+    """Variables that more is done with than reading attributes."""
+    used_attributes: frozenset[str]
+    """Attributes whose values more is done with than reading attributes."""
     sound: bool
     """Nothing is read or written but what the fields above name."""
     inspects_types: bool
     """A symbolic number may change which path is taken."""
+    uses_self: bool
+    """Of a method: more is done with its object than reading attributes."""
 
 
 _FACTS: dict[CodeType, CodeFacts] = {}
@@ -102,23 +117,46 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 def _read(code: CodeType) -> CodeFacts:
     names: dict[str, None] = {}
     attributes: set[str] = set()
+    used: set[str] = set()
+    used_attributes: set[str] = set()
     sound = True
-    for ins in (i for c in _nested(code) for i in dis.get_instructions(c)):
+    for ins, then in (pair for c in _nested(code) for pair in _steps(c)):
+        only_read = then is not None and then.opname in _READS_ATTRIBUTE
         if ins.opname in _READS_GLOBAL:
             names[ins.argval] = None
-        elif ins.opname in _READS_ATTRIBUTE:
-            attributes.add(_attribute_name(ins))
+        if ins.opname in _READS_ATTRIBUTE:
+            attributes.add(name := _attribute_name(ins))
+            used_attributes |= set() if only_read else {name}
         elif ins.opname == "IMPORT_NAME":
             sound &= trusted(ins.argval)
-        elif ins.opname in _WRITES_STATE or _writes_free_variable(ins, code):
+        elif ins.opname in _WRITES_STATE | _READS_UNNAMED or _writes_free_variable(
+            ins, code
+        ):
             sound = False
+        elif "LOAD_" in ins.opname and ins.opname not in _READS_NO_VALUE:
+            used.update(_variables(ins)[: -1 if only_read else None])
     dynamic = DYNAMIC_NAMES & names.keys() or DYNAMIC_ATTRIBUTES & attributes
     return CodeFacts(
         tuple(names),
         frozenset(attributes),
+        frozenset(used),
+        frozenset(used_attributes),
         sound and not dynamic,
         bool(INSPECTING_NAMES & names.keys()),
+        code.co_argcount == 0 or code.co_varnames[0] in used,
     )
+
+
+def _steps(code: CodeType) -> Iterator[tuple[dis.Instruction, dis.Instruction | None]]:
+    """Each instruction, and the one that follows it."""
+    return pairwise([*dis.get_instructions(code), None])  # pyright: ignore
+
+
+def _variables(ins: dis.Instruction) -> tuple[str, ...]:
+    """What an instruction loads; some load two variables."""
+    value = ins.argval
+    names = value if isinstance(value, tuple) else (value,)
+    return tuple(n for n in names if isinstance(n, str))
 
 
 def _attribute_name(ins: dis.Instruction) -> str:

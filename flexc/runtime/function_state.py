@@ -70,6 +70,9 @@ class _Modules(Walk):
             return self.by_identity(value)
         return super().visit(value)
 
+    def visit_read(self, value: Any) -> Any:
+        return self.visit(value)
+
     def whole(self, value: Any) -> Any:
         """An object of torch's, with all its attributes."""
         if (known := self._known(value)) is not None:

@@ -86,6 +86,37 @@ class Learned(torch.nn.Module):
         return s * self.gain + self.bias[h]
 
 
+class Layer(torch.nn.Module):
+    """Holds what its mods read; its `forward` cannot be keyed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window = 3
+        self.slopes = torch.nn.Parameter(torch.arange(4.0))
+        self.table = torch.nn.Buffer(torch.arange(12.0).view(4, 3))
+        self.project = torch.nn.Linear(1, 1)
+        self.inner = Learned()
+
+    def forward(self, x: Any) -> Any:
+        return self.project(x)
+
+    def score(self, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return s + self.slopes[h] * self.window + self.table[h, 0]
+
+    def doubled(self) -> int:
+        return self.window * 2
+
+    def called(self) -> Any:
+        return self(1)
+
+    @property
+    def calling(self) -> Any:
+        return self(1)
+
+
+LAYER = Layer()
+
+
 def key(*mods: Any) -> Any:
     return read_mods(*mods).key
 
@@ -231,6 +262,86 @@ def test_rebuild_of_a_module() -> None:
     (other,) = signature.rebuild(values)
     assert other(1.0, 0, 0, 0, 0) == 11.0
     assert module(torch.ones(()), 0, 0, 0, 0) == 3.0
+
+
+def _reads(layer: Layer) -> Any:
+    return lambda s, b, h, q, k: s + layer.slopes[h] * layer.window
+
+
+@pytest.mark.parametrize(
+    ("of", "count"),
+    [
+        (_reads, 2),
+        (lambda layer: layer.score, 3),
+        (lambda layer: lambda s, b, h, q, k: layer.score(s, b, h, q, k), 3),
+        (lambda layer: lambda s, b, h, q, k: s + layer.doubled(), 1),
+        (lambda layer: lambda s, b, h, q, k: s + layer.inner.bias[h], 1),
+        (lambda layer: lambda s, b, h, q, k: layer.inner(s, b, h, q, k), 2),
+        (lambda layer: lambda s, b, h, q, k: (lambda: s + layer.window)(), 1),
+        (lambda _: lambda s, b, h, q, k: s + LAYER.slopes[h], 1),
+    ],
+)
+def test_attributes_of_a_module_are_keyed_without_its_forward(
+    of: Any, count: int
+) -> None:
+    before = read_mods(of(LAYER))
+    assert before.cacheable
+    assert len(before.captures) == count
+    assert read_mods(of(Layer())).key == before.key
+    values = [7 if isinstance(c, int | float) else c + 1 for c in before.captures]
+    (same,), (rebuilt,) = before.rebuild(before.captures), before.rebuild(values)
+    point = (torch.ones(()), 0, 1, 2, 0)
+    assert same(*point) == of(LAYER)(*point)
+    assert rebuilt(*point) != of(LAYER)(*point)
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        lambda s, b, h, q, k: LAYER(s),
+        lambda s, b, h, q, k: LAYER.called(),
+        lambda s, b, h, q, k: LAYER.calling,
+        lambda s, b, h, q, k: LAYER.__call__(s),
+        lambda s, b, h, q, k: (lambda f: f(s))(LAYER),
+        lambda s, b, h, q, k: LAYER.project(s),
+        lambda s, b, h, q, k: s + LAYER.get_parameter("slopes")[h],
+        lambda s, b, h, q, k: s + next(LAYER.buffers())[h, 0],
+        lambda s, b, h, q, k: s if hasattr(LAYER, "later") else -s,
+        lambda s, b, h, q, k: s if super(Layer, LAYER).training else -s,
+        LAYER,
+    ],
+)
+def test_calls_of_a_module_are_not_keyed(mod: Any) -> None:
+    assert not read_mods(mod).cacheable
+
+
+def test_objects_made_by_a_mod_are_read() -> None:
+    assert not read_mods(lambda b, h, q, k: Window(3)(b, h, q, k)).cacheable
+    assert read_mods(lambda b, h, q, k: q - k < Window.step).cacheable
+
+
+def test_hooks_of_a_called_module_are_not_keyed() -> None:
+    module = Learned()
+    assert read_mods(module).cacheable
+    module.register_forward_hook(lambda *given: None)
+    assert not read_mods(module).cacheable
+
+
+def test_comparisons_and_patterns_read_attributes() -> None:
+    def matches(frozen: Frozen) -> Any:
+        def mod(b: Any, h: Any, q: Any, k: Any) -> Any:
+            match frozen:
+                case Frozen(width=1):
+                    return q >= k
+                case _:
+                    return q > k
+
+        return mod
+
+    assert not read_mods(matches(Frozen(1))).cacheable
+    equal = lambda x: lambda b, h, q, k: q > (x == Frozen(1))  # noqa: E731
+    one, two = read_mods(equal(Frozen(1))), read_mods(equal(Frozen(2)))
+    assert (one.key, one.captures) != (two.key, two.captures)
 
 
 def test_recursive_functions() -> None:

@@ -1,0 +1,134 @@
+"""Classes of mods' objects: lookup without running code, and calls without names."""
+
+from __future__ import annotations
+
+import functools
+from types import FunctionType, MemberDescriptorType, ModuleType
+from typing import Any
+
+import torch
+
+from flexc.frontend.code_facts import code_facts, trusted
+
+SILENT_METHODS = frozenset(
+    {
+        "__class_getitem__",
+        "__delattr__",
+        "__init__",
+        "__init_subclass__",
+        "__new__",
+        "__post_init__",
+        "__reduce__",
+        "__repr__",
+        "__setattr__",
+        "__str__",
+    }
+)
+"""Special methods that computing with an object does not call."""
+
+READING_METHODS = frozenset({"__getattr__", "__getattribute__"})
+MAKING_METHODS = frozenset({"__init__", "__new__", "__post_init__"})
+"""Special methods that reading an attribute calls, and that making an object does."""
+
+MODULE_CALLS = frozenset({"__call__", "_call_impl", "_wrapped_call_impl"})
+MODULE_LISTS = frozenset(
+    {
+        "buffers",
+        "children",
+        "get_buffer",
+        "get_extra_state",
+        "get_parameter",
+        "get_submodule",
+        "modules",
+        "named_buffers",
+        "named_children",
+        "named_modules",
+        "named_parameters",
+        "parameters",
+        "state_dict",
+    }
+)
+"""Methods of torch.nn.Module that call it, and that find what they do not name."""
+
+MISSING = object()
+C_DESCRIPTORS = (
+    type(str.join),
+    type(object.__init__),
+    type(type.__dict__["__dict__"]),
+    MemberDescriptorType,
+    type(dict.__dict__["fromkeys"]),
+)
+
+
+def static_lookup(cls: type, name: str) -> Any:
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return MISSING
+
+
+def has_getattr(value: Any) -> bool:
+    if isinstance(value, torch.nn.Module | type):
+        return False
+    if isinstance(value, ModuleType):
+        return "__getattr__" in vars(value)
+    cls = type(value)
+    return static_lookup(cls, "__getattr__") is not MISSING or isinstance(
+        static_lookup(cls, "__getattribute__"), FunctionType
+    )
+
+
+def uses_self(fn: Any) -> bool:
+    """Whether a method does more with its object than reading attributes."""
+    return not isinstance(fn, FunctionType) or code_facts(fn.__code__).uses_self
+
+
+def leaks_self(found: Any) -> bool:
+    """Whether reading, or calling, a class's attribute does so to its object."""
+    match found:
+        case FunctionType():
+            return not trusted(found.__module__ or "") and uses_self(found)
+        case property():
+            return uses_self(found.fget)
+        case functools.cached_property():
+            return uses_self(found.func)
+        case staticmethod() | classmethod():
+            return False
+        case _:
+            is_c = type(found) in C_DESCRIPTORS
+            return hasattr(type(found), "__get__") and not is_c
+
+
+def implicit_methods(value: Any) -> frozenset[str]:
+    """Methods that are called without being named: operators, `__call__`.
+
+    Those of a class are those that making an object of it calls.
+    """
+    if isinstance(value, ModuleType):
+        return frozenset()
+    return (
+        _methods_of_class(value)
+        if isinstance(value, type)
+        else _methods_of(type(value))
+    )
+
+
+def _methods_of_class(cls: type) -> frozenset[str]:
+    return _special_methods(cls) & MAKING_METHODS
+
+
+def _methods_of(cls: type) -> frozenset[str]:
+    is_module = issubclass(cls, torch.nn.Module)
+    return (_special_methods(cls) - SILENT_METHODS) | (
+        {"forward"} if is_module else set()
+    )
+
+
+def _special_methods(cls: type) -> frozenset[str]:
+    return frozenset(
+        name
+        for base in cls.__mro__
+        if not trusted(base.__module__)
+        for name, value in vars(base).items()
+        if name[:2] == "__" and isinstance(value, FunctionType | staticmethod)
+    )
