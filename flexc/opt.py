@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from textwrap import fill
 
+from xdsl.utils.arg_spec import parse_pipeline
+from xdsl.utils.exceptions import ArgSpecParseError, DiagnosticException, ParseError
 from xdsl.xdsl_opt_main import xDSLOptMain
 
 from flexc import universe
+from flexc.errors import FlexcError, OptionError
+
+DESCRIPTION = "Parse, transform, verify and print the IR of flexc."
+
+REFUSALS = (ParseError, DiagnosticException, FlexcError, FileNotFoundError)
+"""What input may be refused with: the message is for the user, the trace is not."""
 
 
 class FlexcOptMain(xDSLOptMain):
@@ -27,10 +38,61 @@ class FlexcOptMain(xDSLOptMain):
         super().register_all_targets()
         self.available_targets.update(universe.TARGETS)
 
+    def register_all_arguments(self, arg_parser: argparse.ArgumentParser) -> None:
+        """xDSL's arguments, and a list of what is flexc's own among its many."""
+        super().register_all_arguments(arg_parser)
+        arg_parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        pipelines = [n for n in universe.PASSES if n.startswith("flexc-")]
+        passes = [n for n in universe.PASSES if n not in pipelines]
+        arg_parser.epilog = "\n\n".join(
+            (
+                listed("pipelines of flexc", pipelines),
+                listed("passes of flexc", passes),
+                listed("targets of flexc", universe.TARGETS),
+            )
+        )
 
-def main(args: Sequence[str] | None = None) -> None:
-    FlexcOptMain("flexc's modular optimizer driver", args=args).run()
+    def setup_pipeline(self) -> None:
+        """The pipeline asked for, or an error that says what is wrong with it."""
+        try:
+            for spec in parse_pipeline(self.args.passes):
+                self.check_pass_name(spec.name)
+            super().setup_pipeline()
+        except (ArgSpecParseError, ValueError) as error:
+            raise OptionError(f"-p {self.args.passes!r}: {error}") from error
+
+    def check_pass_name(self, name: str) -> None:
+        if name not in self.available_passes:
+            similar = get_close_matches(name, self.available_passes)
+            hint = f"did you mean {', '.join(similar)}?" if similar else "see --help"
+            raise OptionError(f"no pass or pipeline is called {name!r}; {hint}")
+
+
+def listed(title: str, names: Iterable[str]) -> str:
+    """Names under a title, in lines of a terminal's width."""
+    text = ", ".join(sorted(names))
+    lines = fill(
+        text,
+        width=78,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+    )
+    return f"{title}:\n{lines}"
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the tool; 1 for what it refuses, with a message and no trace."""
+    try:
+        FlexcOptMain(DESCRIPTION, args=args).run()
+    except REFUSALS as error:
+        # The notes show the op in its module.
+        for note in getattr(error, "__notes__", ()):
+            print(note, file=sys.stderr)
+        print(f"flexc-opt: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())
