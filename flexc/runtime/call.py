@@ -14,6 +14,7 @@ from torch import Tensor
 from flexc.errors import DeviceError
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall
+from flexc.passes.pipelines import F32Precision
 from flexc.passes.score_factor import SAFE_FACTORS
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.runtime.arguments import Tables
@@ -124,6 +125,7 @@ class Attention:
             query.device.type,
             self.tiles,
             shared_memory(query.device),
+            f32_precision(query),
         )
 
     def offsets_are_narrow(self) -> bool:
@@ -168,6 +170,14 @@ def shared_memory(device: torch.device) -> int:
         return HOPPER_SHARED_MEMORY
     properties = torch.cuda.get_device_properties(device)
     return properties.shared_memory_per_block_optin
+
+
+def f32_precision(query: Tensor) -> F32Precision:
+    """What torch's own setting for products of fp32 on a GPU asks for."""
+    if query.device.type != "cuda" or query.dtype is not torch.float32:
+        return "ieee"
+    # `allow_tf32`, its older name, cannot be read once this one was set.
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def max_length(*lengths: int) -> int | None:

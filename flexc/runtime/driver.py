@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.printer import Printer
 
+import flexc
 from flexc.codegen.cpp.target import emit_cpp
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.codegen.triton.target import emit_triton
@@ -41,6 +43,8 @@ from flexc.runtime.kernel import Kernel
 from flexc.runtime.options import TileOptions, is_interpreting
 from flexc.runtime.proofs import CaptureProver
 
+PACKAGE = Path(flexc.__file__).parent
+
 counters: Counter[str] = Counter()
 """How often mods were traced, modules lowered and kernels built or loaded."""
 
@@ -57,6 +61,8 @@ class Build:
     tiles: TileOptions
     shared_memory: int = HOPPER_SHARED_MEMORY
     """Bytes of shared memory that a program may have on a GPU."""
+    f32_precision: pipelines.F32Precision = "ieee"
+    """How a GPU computes products of fp32."""
 
 
 class Compiled:
@@ -100,7 +106,7 @@ def kernel_key(module: ModuleOp, build: Build) -> str:
     parts = [canonical_text(module), build.backend, tanh_of(build), _versions()]
     parts += [f"{k}={v}" for k, v in sorted(asdict(build.tiles).items())]
     if build.backend == "triton":
-        parts += [f32_precision(), reads_of(build), str(build.shared_memory)]
+        parts += [build.f32_precision, reads_of(build), str(build.shared_memory)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -148,7 +154,8 @@ def lower(module: ModuleOp, build: Build) -> KernelSpec:
     )
     passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile(target))
     if target == "triton":
-        passes += pipelines.to_triton(tanh_of(build), f32_precision(), reads_of(build))
+        tanh, reads = tanh_of(build), reads_of(build)
+        passes += pipelines.to_triton(tanh, build.f32_precision, reads)
     else:
         passes += pipelines.to_cpp()
     pipelines.run(passes, Context(), module)
@@ -172,16 +179,22 @@ def reads_of(build: Build) -> pipelines.Reads:
     return "in_place" if nvidia and not is_interpreting() else "coalesced"
 
 
-def f32_precision() -> pipelines.F32Precision:
-    """What torch's own setting for fp32 products on a GPU asks for."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-
-
 @cache
 def _versions() -> str:
-    packages = ("flexc", "xdsl", "torch", "triton")
+    packages = ("xdsl", "torch", "triton")
     found = [f"{p}={_version(p)}" for p in packages]
-    return " ".join([*found, f"python={platform.python_version()}"])
+    found += [f"python={platform.python_version()}", f"flexc={_own_digest()}"]
+    return " ".join(found)
+
+
+def _own_digest() -> str:
+    """Of flexc's files, which a checkout changes and its version does not tell."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.suffix in (".py", ".h"):
+            digest.update(path.relative_to(PACKAGE).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _version(package: str) -> str:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.runtime.cache import store_text
 
@@ -32,11 +34,20 @@ def load_jit_function(spec: KernelSpec) -> Any:
 
 
 def load_triton(spec: KernelSpec) -> Launcher:
-    """A function that launches a kernel on a grid with its arguments."""
+    """A function that launches a kernel on a grid with its arguments.
+
+    Triton launches on the current device, which need not be the tensors'.
+    """
     function = load_jit_function(spec)
     meta = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
+    output = next(i for i, p in enumerate(spec.params) if p.role == "output")
 
     def launch(grid: tuple[int, ...], args: Sequence[Any]) -> None:
-        function[grid](*args, **meta)
+        device = args[output].device
+        if device.type == "cpu" or device.index == torch.cuda.current_device():
+            function[grid](*args, **meta)
+            return
+        with torch.cuda.device(device):
+            function[grid](*args, **meta)
 
     return launch
