@@ -9,21 +9,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from xdsl.context import Context
-from xdsl.dialects import arith
-from xdsl.dialects.builtin import (
-    DenseArrayBase,
-    FloatAttr,
-    IntegerAttr,
-    IntegerType,
-    ModuleOp,
-    i64,
-)
-from xdsl.ir import Attribute, SSAValue
+from xdsl.dialects.builtin import ModuleOp, i64
+from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
     GreedyRewritePatternApplier,
@@ -32,47 +22,15 @@ from xdsl.pattern_rewriter import (
     RewritePattern,
     op_type_rewrite_pattern,
 )
-from xdsl.rewriter import InsertPoint
-from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
-from flexc.dialects.tile import shape_of
-from flexc.passes.scalar_code import ScalarCode
-from flexc.passes.tile_shapes import static_dim, static_stride
-
-
-def is_zero(value: SSAValue) -> bool:
-    """Whether a value is the constant 0 or +0.0."""
-    if not isinstance(value.owner, arith.ConstantOp):
-        return False
-    constant: Attribute = value.owner.value
-    if isa(constant, IntegerAttr):
-        return constant.value.data == 0
-    return isinstance(constant, FloatAttr) and str(constant.value.data) == "0.0"
-
-
-def dimensions(attr: DenseArrayBase) -> tuple[int, ...]:
-    """The dimensions that an attribute lists."""
-    return tuple(cast("DenseArrayBase[IntegerType]", attr).get_values())
+from flexc.passes.tile_access import TileAccess, is_zero
+from flexc.passes.tile_shapes import static_stride
 
 
 @dataclass(frozen=True)
-class StridedAccess:
+class StridedAccess(TileAccess):
     """Base, strides and extents of a tile within a tensor or memref."""
-
-    code: ScalarCode
-    tensor: SSAValue
-    indices: Sequence[SSAValue]
-    shape: tuple[int, ...]
-    checked: Sequence[int]
-
-    @property
-    def first_dim(self) -> int:
-        """The tensor's dimension that the tile's dimension 0 runs along."""
-        return len(self.indices) - len(self.shape)
-
-    def hint(self, what: str) -> str:
-        return f"{self.tensor.name_hint or 'tensor'}_{what}"
 
     def base(self) -> SSAValue:
         """The sum of the indices times their strides."""
@@ -103,12 +61,8 @@ class StridedAccess:
         dim, code = self.first_dim + i, self.code
         if i not in self.checked:
             return code.const(self.shape[i])
-        start, size = self.indices[dim], static_dim(self.tensor.type, dim)
-        if size is not None:
-            length = code.const(size)
-        else:
-            length = code.insert(tile.DimOp(self.tensor, dim), self.hint(f"size{dim}"))
-        return length if is_zero(start) else code.sub(length, start, self.hint("left"))
+        start, size = self.indices[dim], self.size(dim)
+        return size if is_zero(start) else code.sub(size, start, self.hint("left"))
 
 
 class LoadToStrided(RewritePattern):
@@ -116,9 +70,7 @@ class LoadToStrided(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.LoadOp, rewriter: PatternRewriter) -> None:
-        code, type_ = ScalarCode(InsertPoint.before(op)), op.result.type
-        checked = dimensions(op.checked)
-        access = StridedAccess(code, op.tensor, op.indices, shape_of(type_), checked)
+        access, type_ = StridedAccess.of_load(op), op.result.type
         load = tile.LoadStridedOp(
             op.tensor, access.base(), access.strides(), access.extents(), type_
         )
@@ -131,9 +83,7 @@ class StoreToStrided(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.StoreOp, rewriter: PatternRewriter) -> None:
-        code, shape = ScalarCode(InsertPoint.before(op)), shape_of(op.value.type)
-        checked = dimensions(op.checked)
-        access = StridedAccess(code, op.memref, op.indices, shape, checked)
+        access = StridedAccess.of_store(op)
         store = tile.StoreStridedOp(
             op.value, op.memref, access.base(), access.strides(), access.extents()
         )

@@ -8,14 +8,11 @@ dimension indices are compared with the size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from xdsl.context import Context
-from xdsl.dialects import arith
 from xdsl.dialects.builtin import (
-    IntegerAttr,
     ModuleOp,
     StringAttr,
     f32,
@@ -31,43 +28,18 @@ from xdsl.pattern_rewriter import (
     RewritePattern,
     op_type_rewrite_pattern,
 )
-from xdsl.rewriter import InsertPoint
 
 from flexc.dialects import tile
-from flexc.dialects.tile import element_of, shape_of
+from flexc.dialects.tile import element_of
 from flexc.passes.map_builder import UNIFORM, Input, build_map
 from flexc.passes.scalar_code import ScalarCode
-from flexc.passes.tile_shapes import static_dim, static_stride
-
-
-def is_zero(value: SSAValue) -> bool:
-    """Whether a value is the constant 0."""
-    owner = value.owner
-    return (
-        isinstance(owner, arith.ConstantOp)
-        and isinstance(owner.value, IntegerAttr)
-        and owner.value.value.data == 0
-    )
+from flexc.passes.tile_access import TileAccess, is_zero
+from flexc.passes.tile_shapes import static_stride
 
 
 @dataclass(frozen=True)
-class Access:
-    """A tile of a tensor or memref, about to be read or written."""
-
-    code: ScalarCode
-    tensor: SSAValue
-    indices: Sequence[SSAValue]
-    shape: tuple[int, ...]
-    checked: Sequence[int]
-
-    @property
-    def name(self) -> str:
-        return self.tensor.name_hint or "tensor"
-
-    @property
-    def first_dim(self) -> int:
-        """The tensor's dimension that the tile's dimension 0 runs along."""
-        return len(self.indices) - len(self.shape)
+class PointerAccess(TileAccess):
+    """Base, offsets and mask of a tile within a tensor or memref."""
 
     def base(self) -> SSAValue:
         """The offset of the tile's first element.
@@ -81,20 +53,24 @@ class Access:
         ]
         base = terms[0] if terms else self.code.const(0, i64)
         for term in terms[1:]:
-            base = self.code.add(base, term, f"{self.name}_base")
+            base = self.code.add(base, term, self.hint("base"))
         return base
 
     def base_term(self, dim: int, index: SSAValue) -> SSAValue:
         """index * stride in 64 bits."""
+
+        def body(code: ScalarCode, i: SSAValue, s: SSAValue) -> SSAValue:
+            return code.mul(code.int_cast(i, i64), s)
+
         stride = self.code.insert(
-            tile.StrideOp(self.tensor, dim), f"{self.name}_stride{dim}"
+            tile.StrideOp(self.tensor, dim), self.hint(f"stride{dim}")
         )
         return build_map(
             self.code,
             (),
             [(index, UNIFORM), (stride, UNIFORM)],
-            lambda code, i, s: code.mul(code.int_cast(i, i64), s),
-            f"{self.name}_{index.name_hint or 'start'}_offset",
+            body,
+            self.hint(f"{index.name_hint or 'start'}_offset"),
         )
 
     def offsets(self) -> SSAValue:
@@ -102,7 +78,7 @@ class Access:
         zero = self.code.const(0)
         inputs: list[Input] = []
         for i, size in enumerate(self.shape):
-            index = self.code.insert(tile.IotaOp(zero, size), f"{self.name}_iota{i}")
+            index = self.code.insert(tile.IotaOp(zero, size), self.hint(f"iota{i}"))
             inputs.append((index, (i,)))
         strided: list[bool] = []
         for i in range(len(self.shape)):
@@ -110,7 +86,7 @@ class Access:
             strided.append(static_stride(self.tensor.type, dim) != 1)
             if strided[-1]:
                 stride = tile.StrideOp(self.tensor, dim, i32)
-                name = f"{self.name}_stride{dim}_i32"
+                name = self.hint(f"stride{dim}_i32")
                 inputs.append((self.code.insert(stride, name), UNIFORM))
 
         def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
@@ -122,7 +98,7 @@ class Access:
             assert total is not None
             return total
 
-        return build_map(self.code, self.shape, inputs, body, f"{self.name}_offsets")
+        return build_map(self.code, self.shape, inputs, body, self.hint("offsets"))
 
     def mask(self) -> SSAValue | None:
         """Which elements exist, tested along the checked dimensions."""
@@ -146,12 +122,7 @@ class Access:
             assert inside is not None
             return inside
 
-        return build_map(self.code, self.shape, inputs, body, f"{self.name}_inside")
-
-    def size(self, dim: int) -> SSAValue:
-        if (static := static_dim(self.tensor.type, dim)) is not None:
-            return self.code.const(static)
-        return self.code.insert(tile.DimOp(self.tensor, dim), f"{self.name}_size{dim}")
+        return build_map(self.code, self.shape, inputs, body, self.hint("inside"))
 
 
 class LoadToGather(RewritePattern):
@@ -159,13 +130,7 @@ class LoadToGather(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.LoadOp, rewriter: PatternRewriter) -> None:
-        access = Access(
-            ScalarCode(InsertPoint.before(op)),
-            op.tensor,
-            op.indices,
-            shape_of(op.result.type),
-            op.checked.get_values(),
-        )
+        access = PointerAccess.of_load(op)
         gather = tile.GatherOp(
             op.tensor, access.base(), access.offsets(), access.mask(), op.result.type
         )
@@ -191,13 +156,7 @@ class StoreToScatter(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.StoreOp, rewriter: PatternRewriter) -> None:
-        access = Access(
-            ScalarCode(InsertPoint.before(op)),
-            op.memref,
-            op.indices,
-            shape_of(op.value.type),
-            op.checked.get_values(),
-        )
+        access = PointerAccess.of_store(op)
         scatter = tile.ScatterOp(
             op.value, op.memref, access.base(), access.offsets(), access.mask()
         )
