@@ -279,7 +279,7 @@ class AttentionOp(AttentionLike):
 
     name = "flex.attention"
 
-    sparse_block = opt_prop_def(DenseArrayBase)
+    sparse_block = opt_prop_def(DenseArrayBase.constr(i64))
     score_mod = region_def("single_block")
     mask_mod = region_def("single_block")
 

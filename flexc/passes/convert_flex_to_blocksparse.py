@@ -74,8 +74,6 @@ class SegmentBuilder:
 
     op: flex.AttentionOp
     sizes: TileSizes
-    splits_edges: bool
-    """Whether a loop without tests at the edges is worth its code."""
 
     def segments(self) -> list[SegmentOp]:
         mask = None if is_always_true(self.op.mask_mod) else self.op.mask_mod
@@ -121,60 +119,25 @@ class SegmentBuilder:
 
     def table_segments(self, mask: Region | None) -> list[SegmentOp]:
         """The blocks that a BlockMask lists: partial first, then full."""
-        segments = self.table_pair(SegmentKind.PARTIAL, 0, mask)
+        segments = [self.table_segment(SegmentKind.PARTIAL, 0, mask)]
         if len(self.op.tables) == 4:
-            segments += self.table_pair(SegmentKind.FULL, 2, None)
+            segments.append(self.table_segment(SegmentKind.FULL, 2, None))
         return segments
 
-    def table_pair(
-        self, kind: SegmentKind, table: int, mask: Region | None
-    ) -> list[SegmentOp]:
-        """Segments over one pair of tables.
-
-        Whether listed blocks stick out over the end is known when the kernel runs.
-        Where tests at the edge cost time there are two segments, with and without,
-        of which one is empty.
-        """
-        assert self.op.sparse_block is not None
-        sparse_n = self.op.sparse_block.get_values()[1]
-        if self.op.fact("kv_len_multiple") % sparse_n == 0:
-            return [self.table_segment(kind, table, mask, inside=True)]
-        if not self.splits_edges:
-            return [self.table_segment(kind, table, mask)]
-        return [
-            self.table_segment(kind, table, mask, when_even=True, inside=True),
-            self.table_segment(kind, table, mask, when_even=False),
-        ]
-
     def table_segment(
-        self,
-        kind: SegmentKind,
-        table: int,
-        mask: Region | None,
-        when_even: bool | None = None,
-        inside: bool = False,
+        self, kind: SegmentKind, table: int, mask: Region | None
     ) -> SegmentOp:
-        """A segment over one pair of tables, counted in tiles of `block_n`.
-
-        With `when_even` it is empty unless kv_len is a multiple of the blocks (or,
-        if false, if it is).
-        """
+        """A segment over one pair of tables, counted in tiles of `block_n`."""
         assert self.op.sparse_block is not None
         sparse_m, sparse_n = self.op.sparse_block.get_values()
         ratio = sparse_n // self.sizes.block_n
 
         bounds = self.new_region(BOUNDS_NAMES)
-        b, h, q_start, _, kv_len = bounds.block.args[:5]
+        b, h, q_start = bounds.block.args[:3]
         code = ScalarCode(bounds.block)
         row = code.div(q_start, code.const(sparse_m), "q_block")
         count = self.load(code, bounds.block, table, [b, h, row], "num_blocks")
-        end = code.mul(count, code.const(ratio))
-        if when_even is not None:
-            beyond = code.rem(kv_len, code.const(sparse_n))
-            is_even = code.cmp("eq", beyond, code.const(0))
-            ends = (end, code.const(0)) if when_even else (code.const(0), end)
-            end = code.select(is_even, *ends)
-        code.yield_(code.const(0), end)
+        code.yield_(code.const(0), code.mul(count, code.const(ratio)))
 
         block = self.new_region(BLOCK_NAMES)
         b, h, q_start, i = block.block.args[:4]
@@ -189,6 +152,8 @@ class SegmentBuilder:
             start = code.add(start, within, "kv_start")
         code.yield_(start)
 
+        # Blocks past the last whole one stick out unless there is none such.
+        inside = self.op.fact("kv_len_multiple") % sparse_n == 0
         clone = None if mask is None else mask.clone()
         return SegmentOp(kind, bounds, block, clone, inside)
 
@@ -225,9 +190,7 @@ class ConvertAttention(RewritePattern):
         self, op: flex.AttentionOp, rewriter: PatternRewriter
     ) -> None:
         sizes = self.tile_sizes(op)
-        segments = Region(
-            Block(SegmentBuilder(op, sizes, self.target == "triton").segments())
-        )
+        segments = Region(Block(SegmentBuilder(op, sizes).segments()))
         properties = op.facts() | {
             "block_m": IntegerAttr(sizes.block_m, i32),
             "block_n": IntegerAttr(sizes.block_n, i32),

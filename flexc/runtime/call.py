@@ -21,6 +21,9 @@ from flexc.runtime.arguments import Tables
 from flexc.runtime.driver import Build, Compiled
 from flexc.runtime.options import TileOptions
 
+LENGTH_MULTIPLE = 128
+"""torch's own block size: lengths that are multiples of it have whole blocks."""
+
 ALIGNMENT = 16
 """Bytes that vector loads and asynchronous copies want addresses aligned to."""
 
@@ -114,6 +117,7 @@ class Attention:
             ),
             sparse_block=None if self.tables is None else self.tables.block_size,
             full_tables=self.tables is not None and len(self.tables.tensors) == 4,
+            kv_len_multiple=self.kv_len_multiple(),
             scale_positive=SAFE_FACTORS[0] < self.scale < SAFE_FACTORS[1],
             alignment=ALIGNMENT if aligned else None,
             index_width=32 if self.offsets_are_narrow() else 64,
@@ -127,6 +131,15 @@ class Attention:
             shared_memory(query.device),
             f32_precision(query),
         )
+
+    def kv_len_multiple(self) -> int | None:
+        """The class of lengths that a GPU kernel is for: whole blocks, or any.
+
+        Tests at the edge cost a GPU some per cent in every block of a BlockMask; a
+        CPU has one kernel for all lengths.
+        """
+        whole = self.key.size(2) % LENGTH_MULTIPLE == 0
+        return LENGTH_MULTIPLE if whole and self.backend == "triton" else None
 
     def offsets_are_narrow(self) -> bool:
         """Whether 32 bits hold every offset into captured tensors and tables."""

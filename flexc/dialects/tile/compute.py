@@ -80,7 +80,7 @@ class MapOp(IRDLOperation):
     name = "tile.map"
 
     inputs = var_operand_def()
-    spans = prop_def(ArrayAttr[DenseArrayBase])
+    spans = prop_def(ArrayAttr[DenseArrayBase[I32]])
     results_ = var_result_def()
     body = region_def("single_block")
 
@@ -176,7 +176,7 @@ class MapOp(IRDLOperation):
 
 
 def _print_map_input(
-    printer: Printer, arg: SSAValue, value: SSAValue, span: DenseArrayBase
+    printer: Printer, arg: SSAValue, value: SSAValue, span: DenseArrayBase[I32]
 ) -> None:
     printer.print_ssa_value(arg)
     printer.print_string(" : ")

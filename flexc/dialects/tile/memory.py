@@ -53,7 +53,7 @@ class LoadOp(IRDLOperation):
 
     tensor = operand_def(TensorType)
     indices = var_operand_def(i32)
-    checked = prop_def(DenseArrayBase)
+    checked = prop_def(DenseArrayBase.constr(i32))
     result = result_def(TileType)
 
     traits = traits_def(Pure())
@@ -104,7 +104,7 @@ class StoreOp(IRDLOperation):
     value = operand_def(TileType)
     memref = operand_def(MemRefType)
     indices = var_operand_def(i32)
-    checked = prop_def(DenseArrayBase)
+    checked = prop_def(DenseArrayBase.constr(i32))
 
     traits = traits_def(MemoryWriteEffect())
 
@@ -144,7 +144,7 @@ class StoreOp(IRDLOperation):
         return cls(value, *_parse_access(parser))
 
 
-def _print_checked(printer: Printer, checked: DenseArrayBase) -> None:
+def _print_checked(printer: Printer, checked: DenseArrayBase[I32]) -> None:
     if dims := checked.get_values():
         printer.print_string(" checked ")
         with printer.in_square_brackets():
