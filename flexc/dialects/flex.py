@@ -33,6 +33,7 @@ from typing import ClassVar
 from xdsl.dialects.builtin import (
     I32,
     AnyFloat,
+    AnyFloatConstr,
     DenseArrayBase,
     Float64Type,
     IntegerAttr,
@@ -42,6 +43,7 @@ from xdsl.dialects.builtin import (
     f32,
     f64,
     i32,
+    i64,
 )
 from xdsl.ir import Attribute, Dialect, Operation, Region, SSAValue
 from xdsl.irdl import (
@@ -50,7 +52,6 @@ from xdsl.irdl import (
     IRDLOperation,
     ParsePropInAttrDict,
     VarConstraint,
-    base,
     irdl_op_definition,
     operand_def,
     opt_prop_def,
@@ -69,6 +70,7 @@ from xdsl.traits import (
     Pure,
 )
 from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.hints import isa
 
 from flexc.dialects.mod_region import (
     MASK_RESULT,
@@ -96,7 +98,7 @@ FACTS = (
 
 def score_type(query: Attribute) -> AnyFloat:
     """Scores of fp64 inputs are fp64, of all others fp32."""
-    assert isinstance(query, TensorType)
+    assert isa(query, TensorType[Attribute])
     return f64 if isinstance(query.element_type, Float64Type) else f32
 
 
@@ -110,16 +112,16 @@ class AttentionLike(IRDLOperation):
     row with nothing to attend to, whose `out` is 0.
     """
 
-    query = operand_def(TensorType)
-    key = operand_def(TensorType)
-    value = operand_def(TensorType)
+    query = operand_def(TensorType[Attribute])
+    key = operand_def(TensorType[Attribute])
+    value = operand_def(TensorType[Attribute])
     scale = operand_def(AnyFloat)
     captures = var_operand_def()
-    tables = var_operand_def(TensorType)
+    tables = var_operand_def(TensorType[Attribute])
 
-    out = result_def(TensorType)
-    lse = opt_result_def(TensorType)
-    max_scores = opt_result_def(TensorType)
+    out = result_def(TensorType[Attribute])
+    lse = opt_result_def(TensorType[Attribute])
+    max_scores = opt_result_def(TensorType[Attribute])
 
     scale_positive = opt_prop_def(UnitAttr)
     """The scale is known to be positive, neither tiny nor huge: it moves past the
@@ -211,7 +213,9 @@ class AttentionLike(IRDLOperation):
         )
 
     @classmethod
-    def parse_head(cls, parser: Parser) -> tuple[list[Sequence[SSAValue]], list]:
+    def parse_head(
+        cls, parser: Parser
+    ) -> tuple[list[Sequence[SSAValue]], list[list[Attribute]]]:
         """Parse what `print_head` prints: operand groups and result types."""
         pos = parser.pos
         names = parser.parse_comma_separated_list(
@@ -253,12 +257,12 @@ def _parse_named_type(parser: Parser) -> tuple[str, Attribute]:
 
 def tensor_shape(value: SSAValue) -> tuple[int, ...]:
     """The static shape of a tensor value; DYNAMIC_INDEX where it is dynamic."""
-    assert isinstance(value.type, TensorType)
+    assert isa(value.type, TensorType[Attribute])
     return value.type.get_shape()
 
 
 def _verify_rank(name: str, type_: Attribute, rank: int) -> None:
-    assert isinstance(type_, TensorType)
+    assert isa(type_, TensorType[Attribute])
     if type_.get_num_dims() != rank:
         raise VerifyException(f"{name} expects {rank} dimensions, got {type_}")
 
@@ -341,7 +345,7 @@ class LoadCaptureOp(IRDLOperation):
 
     name = "flex.load_capture"
 
-    tensor = operand_def(TensorType)
+    tensor = operand_def(TensorType[Attribute])
     indices = var_operand_def(IntegerType)
     inside = opt_prop_def(UnitAttr)
     result = result_def()
@@ -351,7 +355,7 @@ class LoadCaptureOp(IRDLOperation):
     def __init__(
         self, tensor: SSAValue, indices: Sequence[SSAValue], inside: bool = False
     ):
-        assert isinstance(tensor.type, TensorType)
+        assert isa(tensor.type, TensorType[Attribute])
         super().__init__(
             operands=[tensor, indices],
             properties={"inside": UnitAttr() if inside else None},
@@ -359,7 +363,7 @@ class LoadCaptureOp(IRDLOperation):
         )
 
     def verify_(self) -> None:
-        assert isinstance(self.tensor.type, TensorType)
+        assert isa(self.tensor.type, TensorType[Attribute])
         _verify_rank("tensor", self.tensor.type, len(self.indices))
         if self.result.type != self.tensor.type.element_type:
             raise VerifyException(
@@ -411,7 +415,7 @@ class DimOp(IRDLOperation):
 
     name = "flex.dim"
 
-    tensor = operand_def(TensorType)
+    tensor = operand_def(TensorType[Attribute])
     dim = prop_def(IntegerAttr[I32])
     result = result_def(IntegerType)
 
@@ -435,7 +439,7 @@ class FmodOp(IRDLOperation):
 
     name = "flex.fmod"
 
-    T: ClassVar = VarConstraint("T", base(AnyFloat))
+    T: ClassVar = VarConstraint("T", AnyFloatConstr)
     lhs = operand_def(T)
     rhs = operand_def(T)
     result = result_def(T)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import AnyFloat, IntegerType, TensorType, i1, i32
-from xdsl.ir import Attribute, Region
+from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.irdl import IRDLOperation
 from xdsl.parser import Parser
 from xdsl.printer import Printer
@@ -93,22 +93,19 @@ def parse_region_after_keyword(parser: Parser) -> Region:
 
 
 def print_operand_group(
-    printer: Printer, keyword: str, operands: Sequence[object]
+    printer: Printer, keyword: str, operands: Sequence[SSAValue]
 ) -> None:
     """Print ` keyword(%a, %b : t, u)`, or nothing for an empty group."""
-    from xdsl.ir import SSAValue
-
     if not operands:
         return
-    values = [v for v in operands if isinstance(v, SSAValue)]
     printer.print_string(f" {keyword}(")
-    printer.print_list(values, printer.print_ssa_value)
+    printer.print_list(operands, printer.print_ssa_value)
     printer.print_string(" : ")
-    printer.print_list([v.type for v in values], printer.print_attribute)
+    printer.print_list([v.type for v in operands], printer.print_attribute)
     printer.print_string(")")
 
 
-def parse_operand_group(parser: Parser, keyword: str) -> list:
+def parse_operand_group(parser: Parser, keyword: str) -> list[SSAValue]:
     """Parse what `print_operand_group` prints."""
     if parser.parse_optional_keyword(keyword) is None:
         return []

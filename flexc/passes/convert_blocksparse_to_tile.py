@@ -32,6 +32,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 from xdsl.passes import ModulePass
+from xdsl.utils.hints import isa
 
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.blocksparse import SegmentOp, TileOrder
@@ -189,7 +190,7 @@ class KernelBuilder:
         name: str,
     ) -> SSAValue:
         """The tile of rows that starts at (b, h, row), padded in the head dim."""
-        assert isinstance(tensor.type, TensorType)
+        assert isa(tensor.type, TensorType[Attribute])
         checked = [*checked, 1] if shape[1] != flex.tensor_shape(tensor)[3] else checked
         type_ = TileType(tensor.type.element_type, shape)
         indices = [*start, self.code.const(0)]
@@ -224,7 +225,8 @@ class KernelBuilder:
         self.code.builder.insert(scf.YieldOp(*new.values()))
         self.code = outer
 
-        loop = scf.ForOp(*bounds, one, state.values(), Region(body))
+        start, end = bounds
+        loop = scf.ForOp(start, end, one, state.values(), Region(body))
         loop.attributes["segment"] = segment.kind
         self.code.builder.insert(loop)
         return SoftmaxState.of(loop.results)
@@ -349,14 +351,14 @@ def guard_captures(scores: SSAValue) -> None:
             op.inside = None
 
 
-def _memref(type_: Attribute) -> MemRefType:
+def _memref(type_: Attribute) -> MemRefType[Attribute]:
     """The memref that an output is written to."""
-    assert isinstance(type_, TensorType)
-    layout = type_.encoding
-    if isinstance(layout, StridedLayoutAttr):
+    assert isa(type_, TensorType[Attribute])
+    layout = NoneAttr()
+    if isinstance(type_.encoding, StridedLayoutAttr):
         # The runtime passes the address of the first element.
-        layout = StridedLayoutAttr(layout.strides, 0)
-    return MemRefType(type_.element_type, type_.get_shape(), layout or NoneAttr())
+        layout = StridedLayoutAttr(type_.encoding.strides, 0)
+    return MemRefType(type_.element_type, type_.get_shape(), layout)
 
 
 @dataclass(frozen=True)
@@ -379,6 +381,6 @@ class ConvertBlocksparseToTilePass(ModulePass):
             for number, inner in enumerate(attention):
                 name = function.sym_name.data + (f"_{number}" if number else "")
                 kernel = KernelBuilder(inner, name, self.target).build()
-                function.parent_block().insert_op_before(kernel, function)
+                op.body.block.insert_op_before(kernel, function)
             function.detach()
             function.erase()

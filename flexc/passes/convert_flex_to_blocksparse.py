@@ -218,7 +218,10 @@ class ConvertAttention(RewritePattern):
         rewriter.replace(op, new)
 
     def tile_sizes(self, op: flex.AttentionOp) -> TileSizes:
-        sparse = op.sparse_block and tuple(op.sparse_block.get_values())
+        sparse = None
+        if op.sparse_block is not None:
+            sparse_m, sparse_n = op.sparse_block.get_values()
+            sparse = sparse_m, sparse_n
         chosen = choose_tile_sizes(
             self.target,
             element_width(op.query.type),

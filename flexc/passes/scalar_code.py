@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.builder import Builder, InsertPoint
+from xdsl.builder import Builder
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import (
     AnyFloat,
@@ -15,6 +15,8 @@ from xdsl.dialects.builtin import (
     i32,
 )
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.rewriter import InsertPoint
+from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
 
@@ -34,7 +36,7 @@ class ScalarCode:
         return op.results[0]
 
     def const(self, value: float, type_: Attribute = i32) -> SSAValue:
-        if isinstance(type_, IntegerType):
+        if isa(type_, IntegerType):
             attr = IntegerAttr(int(value), type_)
         else:
             assert isinstance(type_, AnyFloat)
@@ -76,7 +78,7 @@ class ScalarCode:
 
     def int_cast(self, value: SSAValue, type_: IntegerType) -> SSAValue:
         """Sign-extend or truncate to `type_`; an i1 is extended with zeros."""
-        assert isinstance(value.type, IntegerType)
+        assert isa(value.type, IntegerType)
         have, want = value.type.width.data, type_.width.data
         if have == want:
             return value

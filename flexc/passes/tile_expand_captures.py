@@ -27,6 +27,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import BlockArgument, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.utils.hints import isa
 
 from flexc.dialects import flex, tile
 from flexc.passes.scalar_code import ScalarCode
@@ -40,7 +41,7 @@ class CaptureExpander:
     """Expands the captured loads of one kernel."""
 
     kernel: tile.KernelOp
-    known: dict[Query, SSAValue] = field(default_factory=dict)
+    known: dict[Query, SSAValue] = field(default_factory=dict[Query, SSAValue])
 
     @property
     def offset_type(self) -> IntegerType:
@@ -52,7 +53,7 @@ class CaptureExpander:
         for op in list(self.kernel.walk()):
             if isinstance(op, flex.DimOp):
                 type_ = op.result.type
-                assert isinstance(type_, IntegerType)
+                assert isa(type_, IntegerType)
                 value = self.query(op, tile.DimOp, op.tensor, op.dim.value.data, type_)
                 Rewriter.replace_op(op, [], [value])
             elif isinstance(op, flex.LoadCaptureOp):
@@ -62,7 +63,7 @@ class CaptureExpander:
         code = ScalarCode(InsertPoint.before(op))
         offset, valid = None, None
         for dim, index in enumerate(op.indices):
-            assert isinstance(index.type, IntegerType)
+            assert isa(index.type, IntegerType)
             if op.inside is None:
                 size = self.query(op, tile.DimOp, op.tensor, dim, index.type)
                 inside = code.cmp("ult", index, size)

@@ -21,9 +21,10 @@ from xdsl.dialects.builtin import (
     i32,
     i64,
 )
-from xdsl.ir import BlockArgument, SSAValue
+from xdsl.ir import Attribute, BlockArgument, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
 from flexc.dialects.tile import ParamAttr, ParamKind
@@ -68,7 +69,7 @@ class ParamMaterializer:
 
     def unit(self, tensor: BlockArgument, dim: int) -> int:
         """How many elements a stride is known to be a multiple of."""
-        assert isinstance(tensor.type, TensorType | MemRefType)
+        assert isa(tensor.type, TensorType[Attribute] | MemRefType[Attribute])
         is_last = dim == tensor.type.get_num_dims() - 1
         return 1 if is_last else self.aligned.get(tensor.index, 1)
 

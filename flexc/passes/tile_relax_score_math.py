@@ -16,11 +16,13 @@ and stays as exact as the user wrote it. In maps over scores, of f32:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, f32
+from xdsl.dialects.utils import FastMathFlag
 from xdsl.ir import BlockArgument, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
@@ -34,8 +36,8 @@ EXACT_F32_INTEGERS = 1 << 24
 
 APPROXIMATE = arith.FastMathFlagsAttr(
     [
-        arith.FastMathFlag.ALLOW_RECIP,
-        arith.FastMathFlag.APPROX_FUNC,
+        FastMathFlag.ALLOW_RECIP,
+        FastMathFlag.APPROX_FUNC,
     ]
 )
 
@@ -131,7 +133,9 @@ class MapRelaxer:
             return False
         return isinstance(self.op.inputs[value.index].owner, tile.IotaOp)
 
-    def replace(self, op: Operation, before: list[Operation], new: Operation) -> None:
+    def replace(
+        self, op: Operation, before: Sequence[Operation], new: Operation
+    ) -> None:
         """Put `new` in the place of `op` and keep the analyses right."""
         for added in (*before, new):
             span = frozenset[int]().union(

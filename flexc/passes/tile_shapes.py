@@ -11,11 +11,12 @@ from xdsl.dialects.builtin import (
     TensorType,
 )
 from xdsl.ir import Attribute
+from xdsl.utils.hints import isa
 
 
 def element_width(type_: Attribute) -> int:
     """Bits of one element."""
-    assert isinstance(type_, TensorType | MemRefType)
+    assert isa(type_, TensorType[Attribute] | MemRefType[Attribute])
     element = type_.get_element_type()
     assert isinstance(element, FixedBitwidthType)
     return element.bitwidth

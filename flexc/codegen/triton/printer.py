@@ -31,7 +31,7 @@ PYTHON_WORDS = (
 LINE_LENGTH = 84
 HIDDEN_BLANK = "\0"
 
-BROADCASTS = {(0,): "[:, None]", (1,): "[None, :]"}
+BROADCASTS: dict[tuple[int, ...], str] = {(0,): "[:, None]", (1,): "[None, :]"}
 """How a row or column value is spelled within a full tile."""
 
 

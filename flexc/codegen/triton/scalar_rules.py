@@ -19,7 +19,9 @@ from xdsl.dialects.builtin import (
     f32,
     i1,
 )
+from xdsl.dialects.utils import FastMathFlag
 from xdsl.ir import Attribute, Operation
+from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
 from flexc.errors import UnsupportedOpError
@@ -53,7 +55,7 @@ def unsigned(type_: Attribute, text: str) -> str:
 
 def literal(attr: Attribute) -> str:
     """A constant. Beside a value, Triton gives a literal that value's type."""
-    if isinstance(attr, IntegerAttr):
+    if isa(attr, IntegerAttr):
         value = attr.value.data
         return str(bool(value)) if attr.type == i1 else str(value)
     assert isinstance(attr, FloatAttr)
@@ -63,7 +65,7 @@ def literal(attr: Attribute) -> str:
 
 def typed_literal(attr: Attribute, shape: list[int]) -> str:
     """A constant that stands alone, of its own type."""
-    assert isinstance(attr, IntegerAttr | FloatAttr)
+    assert isa(attr, IntegerAttr | FloatAttr)
     return f"tl.full({shape}, {literal(attr)}, {dtype(attr.type)})"
 
 
@@ -89,7 +91,7 @@ def select(op: Operation, args: list[str]) -> str:
 def divide(op: Operation, args: list[str]) -> str:
     """Triton's `/` of f32 is off by up to 2 units in the last place."""
     assert isinstance(op, arith.DivfOp)
-    approximate = arith.FastMathFlag.APPROX_FUNC in op.fastmath.data
+    approximate = FastMathFlag.APPROX_FUNC in op.fastmath.data
     if op.result.type == f32 and not approximate:
         return f"tl.div_rn({args[0]}, {args[1]})"
     return f"{args[0]} / {args[1]}"
@@ -191,7 +193,7 @@ def compare_float(op: Operation, args: list[str]) -> str:
 
 def in_place_function(op: tile.ReadOp) -> str:
     """The support function that reads elements of a tensor's type."""
-    assert isinstance(op.tensor.type, TensorType)
+    assert isa(op.tensor.type, TensorType[Attribute])
     guarded = "" if op.valid is None else "_if"
     return f"read_{op.tensor.type.element_type}{guarded}"
 

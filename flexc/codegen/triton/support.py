@@ -4,6 +4,9 @@
 They read through the non-coherent cache: a kernel does not write what it captures.
 """
 
+# pyright: basic
+# Triton, which has no stubs, types the arguments.
+
 from __future__ import annotations
 
 import triton

@@ -150,7 +150,9 @@ class MapOp(IRDLOperation):
 
     @classmethod
     def parse(cls, parser: Parser) -> MapOp:
-        args, inputs, spans = [], [], []
+        args: list[Parser.Argument] = []
+        inputs: list[SSAValue] = []
+        spans: list[list[int]] = []
         parser.parse_punctuation("(")
         while parser.parse_optional_punctuation(")") is None:
             args.append(parser.parse_argument())

@@ -89,7 +89,7 @@ class LoadStridedOp(IRDLOperation):
 
     name = "tile.load_strided"
 
-    tensor = operand_def(TensorType)
+    tensor = operand_def(TensorType[Attribute])
     base = operand_def(i64)
     strides = var_operand_def(i64)
     extents = var_operand_def(i32)

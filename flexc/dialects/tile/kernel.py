@@ -97,18 +97,20 @@ class KernelOp(IRDLOperation):
     @classmethod
     def parse(cls, parser: Parser) -> KernelOp:
         name = parser.parse_symbol_name().data
-        args, params = [], []
+        args: list[Parser.Argument] = []
+        params: list[ParamAttr] = []
         parser.parse_punctuation("(")
         while parser.parse_optional_punctuation(")") is None:
             args.append(parser.parse_argument())
-            params.append(parser.parse_attribute())
+            params.append(cast(ParamAttr, parser.parse_attribute()))
             parser.parse_optional_punctuation(",")
         parser.parse_keyword("grid")
         grid = parser.parse_attribute()
         attributes = parser.parse_optional_attr_dict_with_keyword()
         body = parser.parse_region(args)
-        data = {} if attributes is None else attributes.data
-        return cls(name, cast(AffineMapAttr, grid), params, body, data)
+        op = cls(name, cast(AffineMapAttr, grid), params, body)
+        op.attributes = {} if attributes is None else dict(attributes.data)
+        return op
 
 
 def _print_kernel_arg(printer: Printer, arg: SSAValue, param: ParamAttr) -> None:
@@ -149,7 +151,7 @@ class ProgramIdOp(IRDLOperation):
 class _ShapeQueryOp(IRDLOperation):
     """The size or stride of one dimension of a tensor or memref."""
 
-    tensor = operand_def(TensorType | MemRefType)
+    tensor = operand_def(TensorType[Attribute] | MemRefType[Attribute])
     dim = prop_def(IntegerAttr[I32])
     result = result_def(IntegerType)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import (
+    I32,
     BFloat16Type,
     DenseArrayBase,
     Float16Type,
@@ -31,6 +32,7 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.hints import isa
 
 from flexc.dialects.flex import print_indexed
 from flexc.dialects.tile.types import TileType
@@ -51,7 +53,7 @@ class LoadOp(IRDLOperation):
 
     name = "tile.load"
 
-    tensor = operand_def(TensorType)
+    tensor = operand_def(TensorType[Attribute])
     indices = var_operand_def(i32)
     checked = prop_def(DenseArrayBase.constr(i32))
     result = result_def(TileType)
@@ -191,7 +193,7 @@ class GatherOp(IRDLOperation):
 
     name = "tile.gather"
 
-    tensor = operand_def(TensorType)
+    tensor = operand_def(TensorType[Attribute])
     base = operand_def(i64)
     offsets = operand_def(TileType)
     mask = opt_operand_def(TileType)
@@ -253,7 +255,7 @@ class ReadOp(IRDLOperation):
 
     name = "tile.read"
 
-    tensor = operand_def(TensorType)
+    tensor = operand_def(TensorType[Attribute])
     offset = operand_def(IntegerType)
     valid = opt_operand_def(i1)
     result = result_def()
@@ -271,14 +273,14 @@ class ReadOp(IRDLOperation):
         valid: SSAValue | None,
         result_type: Attribute | None = None,
     ):
-        assert isinstance(tensor.type, TensorType)
+        assert isa(tensor.type, TensorType[Attribute])
         super().__init__(
             operands=[tensor, offset, valid],
             result_types=[result_type or tensor.type.element_type],
         )
 
     def verify_(self) -> None:
-        assert isinstance(self.tensor.type, TensorType)
+        assert isa(self.tensor.type, TensorType[Attribute])
         element = self.tensor.type.element_type
         widens = isinstance(element, BFloat16Type | Float16Type)
         if self.result.type != element and not (widens and self.result.type == f32):
