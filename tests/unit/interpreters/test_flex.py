@@ -40,7 +40,7 @@ def module_text(
     group = ", ".join(f"%t{i}" for i in range(tables))
     group = f"tables({group} : {', '.join(types)})" if tables else ""
     if tables:
-        facts = "sparse_block = array<i32: 4, 4>"
+        facts = "sparse_block = array<i64: 4, 4>"
     data, row = f"tensor<?x?x?x?x{element}>", "tensor<?x?x?xf32>"
     return f"""
     func.func @attention(%q : {data}, %k : {data}, %v : {data}, %scale : f32,
