@@ -4,13 +4,15 @@ For each block of keys (Milakov and Gimelshein, 2018; Dao et al., 2022):
 
     m     = max(m_i, rowmax(x))
     p     = exp2(x * c - m * c)
-    alpha = exp2(m_i * c - m * c)
+    alpha = exp2((m_i - m) * c)
     l     = l_i * alpha + rowsum(p)
     acc   = acc * alpha + p @ v
 
 c turns scores into exponents of 2; one fused multiply-add per score does all
 the scaling there is. c is positive, so the maximum may be taken before it. A row
 whose maximum is -inf uses 0 in its place: exp2 then sees -inf and never NaN.
+alpha is exactly 1 where the maximum stays: a fused m_i * c - m * c would leave
+the rounding of m * c, which adds up over the blocks.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ class OnlineSoftmax:
         """Take in the scores of one block of keys and its values."""
         row_max = code.insert(tile.ReduceOp(ReduceKind.MAX, x, 1), "row_max")
         m = build_row_map(code, [state.m_i, row_max], _maximum, "m")
-        shift = build_row_map(code, [m, self.factor], _shift, "shift")
+        finite = build_row_map(code, [m], _finite, "m_finite")
+        shift = build_row_map(code, [finite, self.factor], _shift, "shift")
         assert isinstance(x.type, TileType)
         p = build_map(
             code,
@@ -97,7 +100,7 @@ class OnlineSoftmax:
             _exp2_fma,
             "p",
         )
-        alpha = build_row_map(code, [state.m_i, self.factor, shift], _exp2_fma, "alpha")
+        alpha = build_row_map(code, [state.m_i, finite, self.factor], _rescale, "alpha")
         row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1), "row_sum")
         l_i = build_row_map(code, [state.l_i, alpha, row_sum], _fma, "l")
         acc = build_map(
@@ -165,11 +168,21 @@ def _exp2_fma(code: ScalarCode, x: SSAValue, c: SSAValue, shift: SSAValue) -> SS
     return code.insert(math_dialect.Exp2Op(_fma(code, x, c, shift)))
 
 
-def _shift(code: ScalarCode, m: SSAValue, c: SSAValue) -> SSAValue:
-    """-m * c, and 0 for m = -inf."""
+def _finite(code: ScalarCode, m: SSAValue) -> SSAValue:
+    """m, and 0 for m = -inf."""
     nothing = code.cmpf("oeq", m, code.const(-math.inf, m.type))
-    shift = code.insert(arith.NegfOp(_mul(code, m, c)))
-    return code.select(nothing, code.const(0.0, m.type), shift)
+    return code.select(nothing, code.const(0.0, m.type), m)
+
+
+def _shift(code: ScalarCode, m: SSAValue, c: SSAValue) -> SSAValue:
+    """-m * c"""
+    return code.insert(arith.NegfOp(_mul(code, m, c)))
+
+
+def _rescale(code: ScalarCode, m_i: SSAValue, m: SSAValue, c: SSAValue) -> SSAValue:
+    """exp2((m_i - m) * c)"""
+    difference = code.insert(arith.SubfOp(m_i, m))
+    return code.insert(math_dialect.Exp2Op(_mul(code, difference, c)))
 
 
 def _safe_inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:

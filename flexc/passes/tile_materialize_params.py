@@ -3,7 +3,8 @@
 Every `tile.dim` and `tile.stride` becomes a constant, where the type says it,
 or an argument with a `#tile.param` that tells the runtime what to pass. Equal
 queries share an argument. Where the kernel's `alignment` says that strides are
-multiples of some elements, the argument is the stride in that unit.
+multiples of some elements, the argument is the stride in that unit, and `aligned`
+lists the arguments whose addresses are aligned.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects.builtin import (
     ArrayAttr,
+    DenseArrayBase,
     IntegerAttr,
     IntegerType,
     MemRefType,
@@ -42,6 +44,10 @@ class ParamMaterializer:
         self.aligned = aligned_arguments(kernel)
 
     def run(self) -> None:
+        if self.aligned:
+            self.kernel.attributes["aligned"] = DenseArrayBase.from_list(
+                i64, sorted(self.aligned)
+            )
         for op in list(self.kernel.walk()):
             if isinstance(op, tile.DimOp | tile.StrideOp):
                 Rewriter.replace_op(op, [], [self.value_of(op)])

@@ -4,8 +4,9 @@ Triton gives a load the layout that suits memory best and brings what it loaded
 to the layout of the matrix product through shared memory. For a tile whose
 elements each have an address of their own there is nothing to coalesce, and the
 detour costs more than the loads. This pass marks the captured reads at full rank
-of a map: a target prints them as instructions of the thread that computes with
-the element. A widening of what was read is taken in.
+of a map, but for those that are contiguous along the columns: a target prints them
+as instructions of the thread that computes with the element. A widening of what
+was read is taken in.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from xdsl.pattern_rewriter import (
 )
 
 from flexc.dialects import tile
+from flexc.passes.analysis.steps import column_step
 from flexc.passes.tile_split_maps import variance
 
 SIXTEEN_BITS = (BFloat16Type, Float16Type)
@@ -46,7 +48,7 @@ def is_supported(element: Attribute, widened: bool) -> bool:
 
 
 class ReadInPlace(RewritePattern):
-    """Mark a read that varies along all dimensions of its map."""
+    """Mark a gather that varies along all dimensions of its map."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.ReadOp, rewriter: PatternRewriter) -> None:
@@ -54,7 +56,7 @@ class ReadInPlace(RewritePattern):
         if not isinstance(parent, tile.MapOp) or "in_place" in op.attributes:
             return
         assert isinstance(op.offset.type, IntegerType)
-        if len(parent.shape) != 2 or variance(parent)[op.offset] != {0, 1}:
+        if not is_gather(op, parent):
             return
         users = [use.operation for use in op.result.uses]
         widening = users[0] if len(users) == 1 else None
@@ -74,9 +76,16 @@ class ReadInPlace(RewritePattern):
         rewriter.erase(op)
 
 
+def is_gather(op: tile.ReadOp, parent: tile.MapOp) -> bool:
+    """Whether each element of a full tile has an address of its own."""
+    if len(parent.shape) != 2 or variance(parent)[op.offset] != frozenset((0, 1)):
+        return False
+    return column_step(parent, op.offset) != 1
+
+
 @dataclass(frozen=True)
 class TileReadInPlacePass(ModulePass):
-    """Mark captured reads at full rank."""
+    """Mark captured reads that are gathers at full rank."""
 
     name = "tile-read-in-place"
 

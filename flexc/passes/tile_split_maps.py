@@ -142,12 +142,13 @@ def clone_constants(
 
 
 class SplitMap(RewritePattern):
-    """Replace a map by maps of lower rank and a rest."""
+    """Replace a map by maps of lower rank and a rest, of operands that are used."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.MapOp, rewriter: PatternRewriter) -> None:
         splitter = MapSplitter(op)
-        if not splitter.groups():
+        idle = any(arg.first_use is None for arg in op.body.block.args)
+        if not splitter.groups() and not idle:
             return
         parts = splitter.split()
         for result, old in zip(parts[-1].results, op.results, strict=True):

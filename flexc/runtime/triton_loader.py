@@ -36,18 +36,30 @@ def load_jit_function(spec: KernelSpec) -> Any:
 def load_triton(spec: KernelSpec) -> Launcher:
     """A function that launches a kernel on a grid with its arguments.
 
+    Kernels are printed so that Triton compiles them once for a device; from then
+    on the compiled kernel is launched without asking Triton which one it is.
     Triton launches on the current device, which need not be the tensors'.
     """
     function = load_jit_function(spec)
     meta = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
     output = next(i for i, p in enumerate(spec.params) if p.role == "output")
+    compiled: dict[int, Any] = {}
+
+    def launch_on(index: int, grid: tuple[int, ...], args: Sequence[Any]) -> None:
+        kernel = compiled.get(index)
+        if kernel is None:
+            compiled[index] = function[grid](*args, **meta)
+        else:
+            kernel[grid](*args)
 
     def launch(grid: tuple[int, ...], args: Sequence[Any]) -> None:
         device = args[output].device
-        if device.type == "cpu" or device.index == torch.cuda.current_device():
+        if device.type == "cpu":
             function[grid](*args, **meta)
-            return
-        with torch.cuda.device(device):
-            function[grid](*args, **meta)
+        elif device.index == torch.cuda.current_device():
+            launch_on(device.index, grid, args)
+        else:
+            with torch.cuda.device(device):
+                launch_on(device.index, grid, args)
 
     return launch

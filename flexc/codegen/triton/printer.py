@@ -13,7 +13,7 @@ from functools import singledispatchmethod
 from typing import ClassVar
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import IntegerAttr, StringAttr
+from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr
 from xdsl.ir import Block, Operation, SSAValue
 
 from flexc.codegen.source_printer import SourcePrinter
@@ -51,8 +51,18 @@ class TritonPrinter(SourcePrinter):
         args = kernel.body.block.args
         names = [self.declare(arg) for arg in args]
         numbers = [n for n, arg in zip(names, args, strict=True) if is_scalar(arg.type)]
-        # One kernel for all lengths: Triton must not specialise on their values.
-        self.print_wrapped("@triton.jit(do_not_specialize=[", map(repr, numbers), "])")
+        aligned = kernel.attributes.get("aligned")
+        known = aligned.get_values() if isinstance(aligned, DenseArrayBase) else ()
+        unaligned = [
+            name
+            for i, (name, arg) in enumerate(zip(names, args, strict=True))
+            if i not in known and not is_scalar(arg.type)
+        ]
+        # One kernel for all lengths and addresses: Triton must not specialise.
+        self.print_wrapped("@triton.jit(do_not_specialize=[", map(repr, numbers), "],")
+        self.print_wrapped(
+            "do_not_specialize_on_alignment=[", map(repr, unaligned), "])"
+        )
         # Types are spelled out: Triton must not guess them from values either.
         params = [n + annotation(a) for n, a in zip(names, args, strict=True)]
         self.print_wrapped(f"def {entry}(", params, "):")
