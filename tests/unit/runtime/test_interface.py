@@ -325,3 +325,16 @@ def test_autocast() -> None:
     query, key, value = (t.bfloat16() for t in tensors)
     expected = reference.attention(query, key, value)
     torch.testing.assert_close(got.double(), expected.out, atol=2e-2, rtol=2e-2)
+
+
+def test_rescaling_over_many_blocks_does_not_drift() -> None:
+    """A large maximum that never changes leaves what was summed as it is."""
+    query, key = torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 8192, 8)
+    value = torch.randn(1, 1, 8192, 8)
+    value[:, :, :4096] += 1
+    out = flexc.flex_attention(
+        query, key, value, lambda s, b, h, q_idx, kv_idx: s + 100.7
+    )
+    assert isinstance(out, Tensor)
+    expected = value.double().mean(2, keepdim=True).expand(out.shape)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=5e-6)
