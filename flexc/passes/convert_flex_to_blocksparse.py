@@ -34,6 +34,7 @@ from flexc.passes.tile_sizes import (
     HOPPER_SHARED_MEMORY,
     TileSizes,
     choose_tile_sizes,
+    largest_power_of_2_divisor,
 )
 
 HEADS_PER_GROUP = 8
@@ -66,6 +67,17 @@ def check_tiles_divide(sizes: TileSizes, sparse: tuple[int, ...] | None) -> None
                 f"{name} expects a divisor of the BlockMask's block size {block}, got "
                 f"{tile}; leave the option out, or make the mask with larger blocks"
             )
+
+
+def check_powers_of_2(sizes: TileSizes) -> None:
+    """Triton's tiles have no other sizes, and its programs no other warps."""
+    for name, number in (
+        ("BLOCK_M", sizes.block_m),
+        ("BLOCK_N", sizes.block_n),
+        ("num_warps", sizes.num_warps),
+    ):
+        if number != largest_power_of_2_divisor(number):
+            raise OptionError(f"{name} expects a power of 2 for Triton, got {number}")
 
 
 @dataclass(frozen=True)
@@ -237,6 +249,8 @@ class ConvertAttention(RewritePattern):
             self.num_stages or chosen.num_stages,
         )
         check_tiles_divide(sizes, sparse)
+        if self.target == "triton":
+            check_powers_of_2(sizes)
         return sizes
 
 
