@@ -1,0 +1,110 @@
+"""Every variant of the corpus compiles for every GPU, without one.
+
+The whole matrix is slow; a part of it that has every case, every target, every
+dtype, head dim and kind of table is not.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.codegen.triton_kernels import (
+    TARGETS,
+    Variant,
+    compiled,
+    has_mask,
+    lower,
+    spilled_bytes,
+)
+from tests.corpus import CORPUS
+
+DEMO = (
+    "causal", "sliding_window", "prefix_lm", "documents", "alibi", "soft_cap",
+    "relative_bias", "t5_buckets", "neighbourhood_2d", "dilated", "head_windows",
+    "pair_bias",
+)  # fmt: skip
+
+MATRIX = [
+    Variant(case, target, dtype, dim, tables)
+    for case, target, dtype, dim in product(
+        CORPUS, TARGETS, ("fp32", "bf16"), (64, 128, 80)
+    )
+    for tables in ((False, True) if has_mask(case) else (False,))
+]
+
+SOME = [
+    *(Variant(case, "sm90") for case in DEMO),
+    *(Variant("alibi", target, "fp32") for target in TARGETS),
+    *(Variant("documents", target, tables=True) for target in TARGETS),
+    *(
+        Variant("soft_cap", t, "fp16", dim)
+        for t, dim in (("sm90", 80), ("gfx942", 128))
+    ),
+    Variant("relative_bias", "gfx942", trusted=False),
+    Variant("t5_buckets", "sm100", head_dim=128, trusted=False),
+    Variant("activations", "sm90", length=200),
+    Variant("gates", "gfx942", length=200),
+]
+
+MOST_SPILLED_BYTES = 64
+"""A few registers in the prologue cost nothing; spills in the loop are hundreds."""
+
+SPILLED_BYTES = {"t5_buckets": 1280}
+"""A logarithm and a gather for every pair: more values than registers, so far."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cache(tmp_path_factory: pytest.TempPathFactory):
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("FLEXC_CACHE_DIR", str(folder))
+        patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
+        yield
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("variant", SOME, ids=str)
+def test_compiles(variant: Variant) -> None:
+    binary = "hsaco" if variant.target == "gfx942" else "cubin"
+    assert compiled(variant).asm[binary]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("variant", MATRIX, ids=str)
+def test_the_whole_matrix_compiles(variant: Variant) -> None:
+    test_compiles(variant)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", DEMO)
+def test_hopper_kernels_are_lean(case: str, tmp_path: Path) -> None:
+    ptx = compiled(Variant(case, "sm90")).asm["ptx"]
+    assert "wgmma.mma_async" in ptx
+    assert "cp.async" in ptx or ".v4.b32" in ptx
+    assert spilled_bytes(ptx, tmp_path) <= SPILLED_BYTES.get(case, MOST_SPILLED_BYTES)
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "guarded"])
+@pytest.mark.parametrize("case", CORPUS)
+def test_emitted_source_is_clean(case: str, trusted: bool) -> None:
+    """Undefined and unused names are bugs of the printer or of a pass."""
+    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
+    if ruff is None:
+        pytest.skip("ruff is not installed")
+    for tables in (False, True) if has_mask(case) else (False,):
+        source = lower(Variant(case, "sm90", tables=tables, trusted=trusted)).source
+        done = subprocess.run(
+            [ruff, "check", "--isolated", "--select", "F", "-"],
+            input=source,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + source

@@ -1,0 +1,153 @@
+"""Lowering calls to Triton, and compiling what is emitted without a GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from torch.nn.attention.flex_attention import create_block_mask
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+from xdsl.dialects.builtin import UnitAttr
+
+from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
+from flexc.dialects.flex import AttentionOp
+from flexc.frontend.capture import capture_mods
+from flexc.frontend.import_graph import build_attention_module
+from flexc.runtime import driver
+from flexc.runtime.arguments import split_block_mask
+from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.options import NO_OPTIONS
+from flexc.runtime.triton_loader import load_jit_function
+from tests.corpus import CORPUS
+
+HEADS, KV_HEADS = 4, 2
+LENGTH = 256
+
+TARGETS = {
+    "sm80": GPUTarget("cuda", 80, 32),
+    "sm90": GPUTarget("cuda", 90, 32),
+    "sm100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+SHARED_MEMORY = {"sm80": 166912, "sm90": 232448, "sm100": 232448, "gfx942": 65536}
+"""Bytes that a program may have, as the runtime asks the device."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A case of the corpus and what its kernel is made for."""
+
+    case: str
+    target: str
+    dtype: str = "bf16"
+    head_dim: int = 64
+    tables: bool = False
+    length: int = LENGTH
+    trusted: bool = True
+    """Whether the runtime has proved that captured reads are inside."""
+
+    def __str__(self) -> str:
+        facts = [self.case, self.target, self.dtype, f"d{self.head_dim}"]
+        facts += ["tables"] * self.tables + ["guarded"] * (not self.trusted)
+        return "-".join([*facts, *[f"s{self.length}"] * (self.length != LENGTH)])
+
+
+def has_mask(case: str) -> bool:
+    return CORPUS[case].factory(1, HEADS, KV_HEADS, 16, 16)[1] is not None
+
+
+@contextmanager
+def vendor_of(target: str) -> Iterator[None]:
+    """The driver asks torch whose GPU a kernel is for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.version, "hip", "6.4" if target == "gfx942" else None)
+        yield
+
+
+def lower(variant: Variant) -> KernelSpec:
+    """The emitted kernel of a variant."""
+    sizes = (1, HEADS, KV_HEADS, variant.length, variant.length)
+    score_mod, mask_mod = CORPUS[variant.case].factory(*sizes)
+    dtype, dim = DTYPES[variant.dtype], variant.head_dim
+    query = torch.zeros(1, HEADS, variant.length, dim, dtype=dtype)
+    key = torch.zeros(1, KV_HEADS, variant.length, dim, dtype=dtype)
+    block_mask = None
+    if variant.tables:
+        assert mask_mod is not None
+        block_mask = create_block_mask(
+            mask_mod, 1, HEADS, variant.length, variant.length, "cpu"
+        )
+    given = (block_mask, None) if block_mask is not None else (None, mask_mod)
+    mask, tables = split_block_mask(*given, query, key)
+    signature = read_signature(score_mod, mask, query.device)
+    call = Attention(
+        query, key, key, 0.125, tables, signature, Outputs(lse=True), "triton",
+        NO_OPTIONS,
+    )  # fmt: skip
+    mods = capture_mods(signature, torch.float32)
+    build = call.build()
+    module = build_attention_module(mods.score, mods.mask, build.call).module
+    if variant.trusted:
+        attention = next(o for o in module.walk() if isinstance(o, AttentionOp))
+        attention.captures_inside = UnitAttr()
+    values = {**vars(build), "device": "cuda"}
+    values["shared_memory"] = SHARED_MEMORY[variant.target]
+    with vendor_of(variant.target):
+        return driver.lower(module, driver.Build(**values))
+
+
+TRITON_TYPES = {"f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16"}
+
+
+def triton_type(param: ParamSpec) -> str:
+    name = TRITON_TYPES.get(param.dtype, param.dtype)
+    return name if param.role == "scalar" else f"*{name}"
+
+
+@cache
+def compiled(variant: Variant) -> Any:
+    """Down to the target's binary."""
+    spec = lower(variant)
+    source = ASTSource(
+        load_jit_function(spec),
+        {p.name: triton_type(p) for p in spec.params},
+        {},
+        {
+            (i,): [["tt.divisibility", 16]]
+            for i, p in enumerate(spec.params)
+            if p.role != "scalar"
+        },
+    )
+    options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
+    return triton.compile(source, target=TARGETS[variant.target], options=options)
+
+
+def spilled_bytes(ptx: str, path: Path) -> int:
+    """What ptxas, for Hopper, stores to local memory for lack of registers."""
+    ptxas = get_ptxas(90).path
+    (path / "kernel.ptx").write_text(ptx)
+    target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    assert target is not None
+    done = subprocess.run(
+        [ptxas, "-v", f"--gpu-name={target[1]}", "kernel.ptx", "-o", "out"],
+        cwd=path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    stores = re.search(r"(\d+) bytes spill stores", done.stderr)
+    assert stores is not None, done.stderr
+    return int(stores[1])
