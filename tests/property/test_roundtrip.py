@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from io import StringIO
+from itertools import islice
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 
 from flexc.passes.pipelines import Target
 from tests.property.cases import Case
-from tests.property.lowering import context, levels
+from tests.property.lowering import context, levels, passes
 from tests.property.strategies import cases
 
 
@@ -24,11 +26,15 @@ def printed(module: ModuleOp, generic: bool) -> str:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("target", ["triton", "cpp"])
-@given(cases())
-def test_print_parse_print_is_the_identity(target: Target, case: Case) -> None:
-    for name, module, _ in levels(case, target):
-        for generic in (False, True):
-            text = printed(module, generic)
-            parsed = Parser(context(), text).parse_module()
-            parsed.verify()
-            assert printed(parsed, generic) == text, name
+@given(cases(), st.floats(0, 1))
+def test_print_parse_print_is_the_identity(
+    target: Target, case: Case, depth: float
+) -> None:
+    """At one level of each case, after as many passes as `depth` says."""
+    chosen = round(depth * len(passes(target)))
+    name, module, _ = next(islice(levels(case, target), chosen, None))
+    for generic in (False, True):
+        text = printed(module, generic)
+        parsed = Parser(context(), text).parse_module()
+        parsed.verify()
+        assert printed(parsed, generic) == text, name
