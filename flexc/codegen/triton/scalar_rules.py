@@ -15,6 +15,7 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import (
     FloatAttr,
     IntegerAttr,
+    IntegerType,
     TensorType,
     f32,
     i1,
@@ -50,7 +51,12 @@ def unsigned(type_: Attribute, text: str) -> str:
     """`text` read as an unsigned integer of the same width; i1 is one already."""
     if type_ == i1:
         return text
-    return f"tl.cast({text}, {dtype(type_).replace('int', 'uint')}, bitcast=True)"
+    name = dtype(type_).replace("int", "uint")
+    if text.lstrip("-").isdigit():
+        # A literal is 32 bits wide, and bits of another width cannot be read.
+        assert isinstance(type_, IntegerType)
+        return f"tl.full([], {int(text) % (1 << type_.width.data)}, {name})"
+    return f"tl.cast({text}, {name}, bitcast=True)"
 
 
 def literal(attr: Attribute) -> str:
