@@ -20,6 +20,7 @@ from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects import arith, func, scf
+from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import (
     AffineMapAttr,
     MemRefType,
@@ -170,16 +171,27 @@ class KernelBuilder:
         """The softmax takes in the factor that the scores left out."""
         code, factor, type_ = self.code, self.score.factor, self.op.score_type
         exponent = code.const(factor.constant * LOG2_E, type_)
+        power = code.const(
+            2.0 ** math.floor(math.log2(factor.constant * LOG2_E)), type_
+        )
         unit = None if factor.is_one else code.const(factor.constant, type_)
         if factor.has_scale:
             scale = self.args[self.op.scale]
             exponent = code.insert(arith.MulfOp(scale, exponent), "qk_scale")
+            power = self.power_of_two(exponent)
             if factor.constant != 1.0:
                 assert unit is not None
                 scale = code.insert(arith.MulfOp(scale, unit), "unit")
             unit = scale
         shape = (self.block_m, self.dv_tile)
-        return OnlineSoftmax(type_, shape, exponent, unit)
+        return OnlineSoftmax(type_, shape, exponent, power, unit)
+
+    def power_of_two(self, value: SSAValue) -> SSAValue:
+        """The largest power of two that is not above a positive number."""
+        log = self.code.insert(math_dialect.Log2Op(value))
+        return self.code.insert(
+            math_dialect.Exp2Op(self.code.insert(math_dialect.FloorOp(log))), "power"
+        )
 
     def load(
         self,

@@ -13,6 +13,10 @@ the scaling there is. c is positive, so the maximum may be taken before it. A ro
 whose maximum is -inf uses 0 in its place: exp2 then sees -inf and never NaN.
 alpha is exactly 1 where the maximum stays: a fused m_i * c - m * c would leave
 the rounding of m * c, which adds up over the blocks.
+
+So would p, by as much as half the distance of floats at m * c. Where that is
+large, as in a row of nothing but the -1e30 that people mask with, a power of two
+near c takes its place: m * c is exact, and scores below m have weight 0 by either.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from dataclasses import dataclass
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects.builtin import AnyFloat
+from xdsl.dialects.builtin import AnyFloat, f64
 from xdsl.ir import Attribute, SSAValue
 
 from flexc.dialects import tile
@@ -31,7 +35,6 @@ from flexc.dialects.tile import ReduceKind, TileType
 from flexc.passes.map_builder import (
     FULL,
     ROW,
-    UNIFORM,
     build_map,
     build_row_map,
 )
@@ -63,13 +66,15 @@ class SoftmaxState:
 class OnlineSoftmax:
     """Builds the softmax of rows whose scores have type `score_type`.
 
-    `factor` is c; `unit` is what turns a maximum into natural units (the scale
-    where c took it in), or None where it is in natural units already.
+    `factor` is c and `power` a power of two near it. `unit` is what turns a maximum
+    into natural units (the scale where c took it in), or None where it is in natural
+    units already.
     """
 
     score_type: AnyFloat
     shape: tuple[int, int]
     factor: SSAValue
+    power: SSAValue
     unit: SSAValue | None
 
     def initial(self, code: ScalarCode) -> SoftmaxState:
@@ -91,12 +96,14 @@ class OnlineSoftmax:
         row_max = code.insert(tile.ReduceOp(ReduceKind.MAX, x, 1), "row_max")
         m = build_row_map(code, [state.m_i, row_max], _maximum, "m")
         finite = build_row_map(code, [m], _finite, "m_finite")
-        shift = build_row_map(code, [finite, self.factor], _shift, "shift")
+        inputs = [finite, self.factor, self.power]
+        factor = build_row_map(code, inputs, _factor, "factor")
+        shift = build_row_map(code, [finite, factor], _shift, "shift")
         assert isinstance(x.type, TileType)
         p = build_map(
             code,
             x.type.get_shape(),
-            [(x, FULL), (self.factor, UNIFORM), (shift, ROW)],
+            [(x, FULL), (factor, ROW), (shift, ROW)],
             _exp2_fma,
             "p",
         )
@@ -172,6 +179,14 @@ def _finite(code: ScalarCode, m: SSAValue) -> SSAValue:
     """m, and 0 for m = -inf."""
     nothing = code.cmpf("oeq", m, code.const(-math.inf, m.type))
     return code.select(nothing, code.const(0.0, m.type), m)
+
+
+def _factor(code: ScalarCode, m: SSAValue, c: SSAValue, power: SSAValue) -> SSAValue:
+    """c, or a power of two near it where m * c is large."""
+    size = code.insert(math_dialect.AbsFOp(_mul(code, m, c)))
+    limit = 2.0**57 if m.type == f64 else 2.0**28
+    small = code.cmpf("olt", size, code.const(limit, m.type))
+    return code.select(small, c, power)
 
 
 def _shift(code: ScalarCode, m: SSAValue, c: SSAValue) -> SSAValue:
