@@ -69,8 +69,12 @@ def check_tiles_divide(sizes: TileSizes, sparse: tuple[int, ...] | None) -> None
             )
 
 
-def check_powers_of_2(sizes: TileSizes) -> None:
-    """Triton's tiles have no other sizes, and its programs no other warps."""
+MIN_TRITON_BLOCK_N = 16
+"""Triton's matrix products sum over so many elements at least."""
+
+
+def check_triton_sizes(sizes: TileSizes) -> None:
+    """Triton's tiles have no sizes but powers of 2, and nor have its programs."""
     for name, number in (
         ("BLOCK_M", sizes.block_m),
         ("BLOCK_N", sizes.block_n),
@@ -78,6 +82,12 @@ def check_powers_of_2(sizes: TileSizes) -> None:
     ):
         if number != largest_power_of_2_divisor(number):
             raise OptionError(f"{name} expects a power of 2 for Triton, got {number}")
+    if sizes.block_n < MIN_TRITON_BLOCK_N:
+        raise OptionError(
+            f"BLOCK_N expects {MIN_TRITON_BLOCK_N} or more for Triton, got "
+            f"{sizes.block_n}; where a BlockMask has such blocks, make it with a "
+            f"multiple of {MIN_TRITON_BLOCK_N} as BLOCK_SIZE"
+        )
 
 
 @dataclass(frozen=True)
@@ -250,7 +260,7 @@ class ConvertAttention(RewritePattern):
         )
         check_tiles_divide(sizes, sparse)
         if self.target == "triton":
-            check_powers_of_2(sizes)
+            check_triton_sizes(sizes)
         return sizes
 
 

@@ -1,8 +1,10 @@
 // RUN: not flexc-opt %s -p 'convert-flex-to-blocksparse{target=cpp block-n=64}' 2>&1 | filecheck %s
 // RUN: not flexc-opt %s -p 'convert-flex-to-blocksparse{target=cpp block-m=256}' 2>&1 | filecheck %s --check-prefix=ROWS
 // RUN: not flexc-opt %s -p 'convert-flex-to-blocksparse{target=triton num-warps=3}' 2>&1 | filecheck %s --check-prefix=WARPS
+// RUN: not flexc-opt %s -p 'convert-flex-to-blocksparse{target=triton block-n=8}' 2>&1 | filecheck %s --check-prefix=NARROW
 
 // CHECK: BLOCK_N expects a divisor of the BlockMask's block size 32, got 64
+// NARROW: BLOCK_N expects 16 or more for Triton, got 8;
 // WARPS: num_warps expects a power of 2 for Triton, got 3
 // ROWS: BLOCK_M expects a divisor of the BlockMask's block size 128, got 256
 func.func @tables(%q : tensor<?x?x?x8xf32>, %scale : f32, %num : tensor<?x?x?xi32>,
