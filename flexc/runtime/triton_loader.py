@@ -41,7 +41,12 @@ def load_triton(spec: KernelSpec) -> Launcher:
     Triton launches on the current device, which need not be the tensors'.
     """
     function = load_jit_function(spec)
-    meta = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
+    meta = {
+        "num_warps": spec.num_warps,
+        "num_stages": spec.num_stages,
+        # Triton's default is about to change.
+        "enable_fp_fusion": True,
+    }
     output = next(i for i, p in enumerate(spec.params) if p.role == "output")
     compiled: dict[int, Any] = {}
 
