@@ -54,7 +54,7 @@ def unsigned(type_: Attribute, text: str) -> str:
     name = dtype(type_).replace("int", "uint")
     if text.lstrip("-").isdigit():
         # A literal is 32 bits wide, and bits of another width cannot be read.
-        assert isinstance(type_, IntegerType)
+        assert isa(type_, IntegerType)
         return f"tl.full([], {int(text) % (1 << type_.width.data)}, {name})"
     return f"tl.cast({text}, {name}, bitcast=True)"
 
