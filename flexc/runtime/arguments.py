@@ -37,6 +37,24 @@ class Tables:
     block_size: tuple[int, int]
 
 
+DENSE = "a tensor with its elements in memory"
+
+
+def is_lazy(tensor: Tensor) -> bool:
+    """Whether the elements are not what lies in memory at the strides."""
+    strided = tensor.layout is torch.strided
+    return not strided or tensor.is_neg() or tensor._is_zerotensor()
+
+
+def describe(tensor: Tensor) -> str:
+    """What a lazy tensor is, and what to do."""
+    if tensor.layout is not torch.strided:
+        return f"one of layout {tensor.layout}; make it dense with to_dense()"
+    if tensor.is_neg():
+        return "one that is negated when it is read; call resolve_neg()"
+    return "zeros that have no memory; call clone()"
+
+
 def check_ranks(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Check that query, key and value are dense tensors of four dimensions."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -47,6 +65,8 @@ def check_ranks(query: Tensor, key: Tensor, value: Tensor) -> None:
                 f"{name} expects a dense tensor, got a nested one; pad it, or pack its "
                 "sequences into one and mask by document"
             )
+        if is_lazy(tensor):
+            raise ShapeError(f"{name} expects {DENSE}, got {describe(tensor)}")
         if tensor.dim() != 4:
             raise ShapeError(
                 f"{name} expects 4 dimensions (batch, heads, length, head dim), got "

@@ -22,7 +22,7 @@ from flexc.errors import OptionError
 from flexc.frontend.closures import ModSignature
 from flexc.runtime.arguments import NO_BLOCKS, Tables, autocast, broadcast_tables
 from flexc.runtime.autograd import run_attention
-from flexc.runtime.call import Attention, Outputs, check_devices
+from flexc.runtime.call import Attention, Outputs, check_captures
 from flexc.runtime.options import (
     TileOptions,
     merge_tiles,
@@ -102,7 +102,7 @@ class AttentionKernel(torch.nn.Module):
         query, key, value = autocast((query, key, value))
         if key.size(0) != query.size(0):
             key, value = (t.expand(query.size(0), -1, -1, -1) for t in (key, value))
-        check_devices(captures, query.device)
+        check_captures(captures, query.device)
         call = Attention(
             query,
             key,

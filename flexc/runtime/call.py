@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexc.errors import DeviceError
+from flexc.errors import DeviceError, ShapeError
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.pipelines import F32Precision
 from flexc.passes.score_factor import SAFE_FACTORS
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
-from flexc.runtime.arguments import Tables
+from flexc.runtime.arguments import DENSE, Tables, describe, is_lazy
 from flexc.runtime.driver import Build, Compiled
 from flexc.runtime.options import TileOptions
 
@@ -31,6 +31,9 @@ FLOAT_LENGTH = 2**24
 """Positions up to this are exact as floats."""
 
 MAX_NARROW_OFFSET = 2**31 - 1
+
+MAX_TILE_STRIDE = MAX_NARROW_OFFSET // 1024
+"""Tiles have at most 512 rows and as many columns."""
 
 _compiled: dict[Any, list[Compiled]] = {}
 
@@ -102,6 +105,8 @@ class Attention:
 
     def build(self) -> Build:
         query, key, value = self.query, self.key, self.value
+        if self.backend == "triton":
+            check_strides(query, key, value)
         aligned = all(is_aligned(t) for t in (query, key, value))
         aligned = aligned and value.size(3) * value.element_size() % ALIGNMENT == 0
         call = AttentionCall(
@@ -198,6 +203,17 @@ def max_length(*lengths: int) -> int | None:
     return FLOAT_LENGTH if max(lengths) <= FLOAT_LENGTH else None
 
 
+def check_strides(*tensors: Tensor) -> None:
+    """Refuse strides whose offsets within one tile need more than 32 bits."""
+    for tensor in tensors:
+        if max(tensor.stride(2), tensor.stride(3)) > MAX_TILE_STRIDE:
+            raise ShapeError(
+                "query, key and value on a GPU expect strides of rows and columns up "
+                f"to {MAX_TILE_STRIDE} elements, got strides {tensor.stride()}; make "
+                "them contiguous"
+            )
+
+
 def has_unit_stride(tensor: Tensor) -> bool:
     """Whether elements of the last dimension lie next to each other."""
     return tensor.stride(3) == 1 or tensor.size(3) == 1
@@ -230,13 +246,20 @@ def read_signature(
 ) -> ModSignature:
     """Walk a call's mods and check where what they capture lies."""
     signature = read_mods(score_mod, mask_mod)
-    check_devices(signature.captures, device)
+    check_captures(signature.captures, device)
     return signature
 
 
-def check_devices(captures: Sequence[Any], device: torch.device) -> None:
+def check_captures(captures: Sequence[Any], device: torch.device) -> None:
     for capture in captures:
-        if isinstance(capture, Tensor) and capture.device != device:
+        if not isinstance(capture, Tensor):
+            continue
+        if is_lazy(capture):
+            raise ShapeError(
+                f"a captured tensor of shape {tuple(capture.shape)} expects to be "
+                f"{DENSE}, but is {describe(capture)}"
+            )
+        if capture.device != device:
             raise DeviceError(
                 f"captured tensors expect the query's device {device}, got one of "
                 f"shape {tuple(capture.shape)} on {capture.device}; move it"

@@ -50,6 +50,9 @@ def run(*args: Any, **kwargs: Any) -> Any:
 
 Q, K, V = triple()
 META = torch.ones(3, device="meta")
+NEGATED = torch.randn(8, dtype=torch.complex64).conj().imag
+SPARSE = torch.eye(3).to_sparse()
+ZEROS = torch._efficientzerotensor(3)  # pyright: ignore
 OTHER = torch.randn(2, 2, 16, 9)
 
 REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
@@ -93,6 +96,36 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
         errors.DeviceError,
         "backends for cpu and cuda tensors, got meta",
         (Q.to("meta"), K.to("meta"), V.to("meta")),
+        {},
+    ),
+    "sparse": (
+        errors.ShapeError,
+        "key expects a tensor with its elements in memory, got one of layout torch.sp",
+        (Q, K.to_sparse(), V),
+        {},
+    ),
+    "negated": (
+        errors.ShapeError,
+        r"value expects .* got one that is negated when it is read; call resolve_neg",
+        (Q, K, NEGATED.expand_as(V)),
+        {},
+    ),
+    "captured-negated": (
+        errors.ShapeError,
+        r"a captured tensor of shape \(8,\) expects .* call resolve_neg\(\)",
+        (Q, K, V, lambda s, b, h, q, k, t=NEGATED: s + t[h]),
+        {},
+    ),
+    "captured-sparse": (
+        errors.ShapeError,
+        r"a captured tensor of shape \(3, 3\) expects .* make it dense with to_dense",
+        (Q, K, V, lambda s, b, h, q, k, t=SPARSE: s + t[h, h]),
+        {},
+    ),
+    "captured-zeros": (
+        errors.ShapeError,
+        r"a captured tensor of shape \(3,\) .* is zeros that have no memory; call cl",
+        (Q, K, V, lambda s, b, h, q, k, t=ZEROS: s + t[h]),
         {},
     ),
     "captured-device": (
