@@ -58,8 +58,9 @@ def to_tile(target: Target) -> Passes:
         # Addresses first: the part of one that does not vary is then split off.
         TileExpandCapturesPass(),
         *TIDY,
-        # Makes values of lower rank, which are then split off as well.
-        TileRelaxScoreMathPass(),
+        # Makes values of lower rank, which are then split off as well. A GPU's own
+        # division has no better range; a CPU's is exact and stays so.
+        *([TileRelaxScoreMathPass()] if target == "triton" else []),
         TileSplitMapsPass(),
         *TIDY,
         # Loads of a head's or a row's values now stand alone: out of the loop.

@@ -5,7 +5,8 @@ that depends on positions alone may be compared or rounded to an integer later,
 and stays as exact as the user wrote it. In maps over scores, of f32:
 
 1. x / u, with u of lower rank than x, becomes x * (1 / u), whose reciprocal is
-   then computed once: an error of 1.5 units in the last place in place of 0.5.
+   then computed once: an error of 1.5 units in the last place in place of 0.5, for
+   2^-126 <= |u| <= 2^126, beyond which PTX's `div.full.f32` gives 0 as well.
 2. (x * u) * w, with u and w of lower rank, becomes x * (u * w).
 3. Other divisions of score-dependent values get the `arcp` and `afn` flags:
    a target may approximate them.

@@ -16,6 +16,9 @@ from flexc.dialects import flex
 from flexc.passes.analysis.capture_bounds import captures_inside
 from flexc.passes.analysis.intervals import Interval
 
+MAX_KNOWN = 4096
+"""Outcomes remembered; a decoding loop has a new length at every step."""
+
 
 class CaptureProver:
     """Answers, and remembers, whether a module's captured loads are in range."""
@@ -37,6 +40,8 @@ class CaptureProver:
         sizes = (*query.shape[:3], key.size(2))
         what = (sizes, facts)
         if what not in self.known:
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
             positions = [Interval(0, n - 1) for n in sizes]
             regions = (self.attention.score_mod, self.attention.mask_mod)
             self.known[what] = all(
