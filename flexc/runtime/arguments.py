@@ -196,7 +196,10 @@ def check_lengths(block_mask: BlockMask, query: Tensor, key: Tensor) -> None:
 
 
 def tables_of(block_mask: BlockMask, query: Tensor) -> Tables:
-    """The tables with batch and heads of the query; broadcast ones have stride 0."""
+    """The tables with batch and heads of the query; broadcast ones have stride 0.
+
+    Kernels read int32, which torch makes tables of, but BlockMask takes others.
+    """
     tables = [block_mask.kv_num_blocks, block_mask.kv_indices]
     if block_mask.full_kv_num_blocks is not None:
         tables += [block_mask.full_kv_num_blocks, block_mask.full_kv_indices]
@@ -218,6 +221,7 @@ def broadcast_tables(
                 raise BlockMaskError(
                     f"block_mask was made for {name}={have}, got a query with {want}"
                 )
+        table = table.to(torch.int32)
         if table.stride(-1) != 1:
             table = table.contiguous()
         expanded.append(table.expand(b, h, *table.shape[2:]))

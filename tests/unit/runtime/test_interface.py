@@ -343,6 +343,28 @@ def test_broadcast_batch_and_shared_heads() -> None:
     torch.testing.assert_close(got, expected.out.float())
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16])
+def test_tables_of_other_integers(dtype: torch.dtype) -> None:
+    query, key, value = triple(q_len=48, kv_len=48)
+    made = create_block_mask(causal, None, None, 48, 48, device="cpu", BLOCK_SIZE=16)
+    tables = (
+        made.kv_num_blocks,
+        made.kv_indices,
+        made.full_kv_num_blocks,
+        made.full_kv_indices,
+    )
+    mask = BlockMask.from_kv_blocks(
+        *(t if t is None else t.to(dtype) for t in tables),  # pyright: ignore
+        BLOCK_SIZE=16,
+        mask_mod=causal,
+        seq_lengths=(48, 48),
+        compute_q_blocks=False,
+    )
+    out = run(query, key, value, block_mask=mask)
+    expected = reference.attention(query, key, value, mask_mod=causal)
+    torch.testing.assert_close(out, expected.out.float())
+
+
 def test_block_mask_of_other_sizes_without_blocks() -> None:
     """A BlockMask that torch makes where there is none has no tables to check."""
     tensors = triple()
