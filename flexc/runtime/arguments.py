@@ -204,7 +204,23 @@ def tables_of(block_mask: BlockMask, query: Tensor) -> Tables:
     if block_mask.full_kv_num_blocks is not None:
         tables += [block_mask.full_kv_num_blocks, block_mask.full_kv_indices]
     q_block, kv_block = block_mask.BLOCK_SIZE
-    return Tables(broadcast_tables(tables, query), (q_block, kv_block))
+    return make_tables(tables, (q_block, kv_block), query)
+
+
+def make_tables(
+    tables: Sequence[Tensor | None], block_size: tuple[int, int], query: Tensor
+) -> Tables:
+    """Tables that are checked to have a row for each block of queries."""
+    rows = -(-query.size(2) // block_size[0])
+    for rank, table in zip((1, 2, 1, 2), tables, strict=False):
+        assert table is not None
+        if table.size(-rank) < rows:
+            raise BlockMaskError(
+                f"block_mask expects {rows} rows of blocks of {block_size[0]} for "
+                f"{query.size(2)} queries, got {table.size(-rank)}; make one for this "
+                "length (a slice or an adjusted mask has the rows of its origin)"
+            )
+    return Tables(broadcast_tables(tables, query), block_size)
 
 
 def broadcast_tables(

@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from flexc.errors import OptionError
 from flexc.frontend.closures import ModSignature
-from flexc.runtime.arguments import NO_BLOCKS, Tables, autocast, broadcast_tables
+from flexc.runtime.arguments import NO_BLOCKS, autocast, make_tables
 from flexc.runtime.autograd import run_attention
 from flexc.runtime.call import Attention, Outputs, check_captures
 from flexc.runtime.options import (
@@ -108,7 +108,7 @@ class AttentionKernel(torch.nn.Module):
             key,
             value,
             float(scale),
-            Tables(broadcast_tables(tables, query), block) if tables else None,
+            make_tables(tables, block, query) if tables else None,
             self.signature(captures),
             self.outputs,
             resolve_backend(self.backend, query.device),

@@ -44,6 +44,9 @@ IGNORED_OPTIONS = frozenset(
 """Options of torch that steer templates flexc does not have."""
 
 
+MAX_OPTION = 1 << 20
+
+
 @dataclass(frozen=True)
 class TileOptions:
     """A user's choice of tile; None leaves it to the compiler."""
@@ -69,9 +72,10 @@ def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
         if name not in TILE_OPTIONS:
             known = ", ".join([*TILE_OPTIONS, *sorted(IGNORED_OPTIONS)])
             raise OptionError(f"kernel_options expects keys among {known}, got {key!r}")
-        if not isinstance(value, int) or value < 1:
+        if type(value) is not int or not 1 <= value <= MAX_OPTION:
             raise OptionError(
-                f"kernel option {key} expects a positive integer, got {value!r}"
+                f"kernel option {key} expects an integer of 1 to {MAX_OPTION}, got "
+                f"{value!r}"
             )
         if key.startswith("fwd_") or TILE_OPTIONS[name] not in chosen:
             chosen[TILE_OPTIONS[name]] = value

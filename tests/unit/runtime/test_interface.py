@@ -98,6 +98,24 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
         (Q.to("meta"), K.to("meta"), V.to("meta")),
         {},
     ),
+    "option-bool": (
+        errors.OptionError,
+        "kernel option BLOCK_N expects an integer of 1 to 1048576, got True",
+        (Q, K, V),
+        {"kernel_options": {"BLOCK_N": True}},
+    ),
+    "option-huge": (
+        errors.OptionError,
+        "kernel option BLOCK_N expects an integer of 1 to 1048576, got 1099511627776",
+        (Q, K, V),
+        {"kernel_options": {"BLOCK_N": 2**40}},
+    ),
+    "rows-of-blocks": (
+        errors.BlockMaskError,
+        "expects 3 rows of blocks of 128 for 300 queries, got 2; make one for this",
+        triple(q_len=300, kv_len=300),
+        {"block_mask": block_mask(256)._adjust(300, 300)},
+    ),
     "sparse": (
         errors.ShapeError,
         "key expects a tensor with its elements in memory, got one of layout torch.sp",
@@ -202,7 +220,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
     ),
     "kernel-option-value": (
         errors.OptionError,
-        "kernel option BLOCK_M expects a positive integer, got 0",
+        "kernel option BLOCK_M expects an integer of 1 to 1048576, got 0",
         (Q, K, V),
         {"kernel_options": {"BLOCK_M": 0}},
     ),
