@@ -27,6 +27,7 @@ from xdsl.dialects.builtin import (
     ModuleOp,
     NoneAttr,
     StridedLayoutAttr,
+    StringAttr,
     TensorType,
     i32,
 )
@@ -38,6 +39,7 @@ from xdsl.utils.hints import isa
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.blocksparse import SegmentOp, TileOrder
 from flexc.dialects.tile import ParamAttr, ParamKind, TileType
+from flexc.passes.analysis.describe import describe
 from flexc.passes.map_builder import COLUMN, FULL, ROW, UNIFORM, Input, build_map
 from flexc.passes.online_softmax import LOG2_E, OnlineSoftmax, SoftmaxState
 from flexc.passes.scalar_code import ScalarCode, inline_region
@@ -114,12 +116,26 @@ class KernelBuilder:
         self.code.builder.insert(tile.ReturnOp())
         params = [ParamAttr(ParamKind.ARGUMENT, i) for i in range(len(self.block.args))]
         attributes = dict(self.op.attributes)
+        attributes |= self.summary()
         for fact in ("alignment", "index_width", "max_length"):
             if fact in self.op.properties:
                 attributes[fact] = self.op.properties[fact]
         return tile.KernelOp(
             self.name, self.grid(), params, Region(self.block), attributes
         )
+
+    def summary(self) -> dict[str, Attribute]:
+        """What the header of the emitted source says that it computes."""
+        segments = [o for o in self.op.segments.block.ops if isinstance(o, SegmentOp)]
+        masks = dict.fromkeys(
+            describe(s.mask_mod) for s in segments if s.mask_mod is not None
+        )
+        lines = {
+            "score": describe(self.op.score_mod),
+            "mask": "; ".join(masks) or "none",
+            "segments": ", ".join(s.kind.data.value for s in segments),
+        }
+        return {name: StringAttr(text) for name, text in lines.items()}
 
     def is_multiple(self, length: str, block: int) -> bool:
         return self.op.fact(f"{length}_multiple") % block == 0

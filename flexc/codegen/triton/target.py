@@ -7,7 +7,7 @@ from io import StringIO
 from typing import IO
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr
 from xdsl.utils.target import Target
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec, ir_digest
@@ -70,6 +70,9 @@ def header(kernel: tile.KernelOp) -> list[str]:
     warps, stages = _integer(kernel, "num_warps"), _integer(kernel, "num_stages")
     if warps is not None:
         lines.append(f"num_warps: {warps}, num_stages: {stages}")
+    for name, attr in kernel.attributes.items():
+        if isinstance(attr, StringAttr):
+            lines.append(f"{name}: {attr.data}")
     lines.append(f"IR: {ir_digest(kernel)}")
     return lines
 

@@ -136,7 +136,7 @@ func.func @score_mod(%q : !t, %k : !t, %v : !t,
 // CHECK-LABEL: tile.kernel @facts(
 func.func @facts(%q : !t, %k : !t, %v : !t,
     %scale : f32) {
-  // CHECK-SAME: attributes {alignment = 16 : i64, index_width = 32 : i64}
+  // CHECK-SAME: attributes {score = "s", mask = "none", segments = "full", alignment = 16 : i64, index_width = 32 : i64}
   // CHECK: [[LAST:%.*]] = arith.subi
   // CHECK: %m_block_1 = arith.subi [[LAST]], %m_block : i32
   // CHECK: arith.muli %m_block_1

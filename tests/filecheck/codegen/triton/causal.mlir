@@ -6,6 +6,9 @@
 // CHECK: # attention, emitted by flexc for Triton
 // CHECK-NEXT: # grid: (d0, d1, d2) -> ((d2 ceildiv 128), d1, d0)
 // CHECK-NEXT: # num_warps: {{[48]}}, num_stages: {{[0-9]}}
+// CHECK-NEXT: # score: score
+// CHECK-NEXT: # mask: {{.*}} >= {{.*}}
+// CHECK-NEXT: # segments: partial, partial
 // CHECK-NEXT: # IR: {{[0-9a-f]*}}
 // CHECK: @triton.jit(do_not_specialize=[
 // CHECK: def attention(

@@ -1,0 +1,36 @@
+// RUN: flexc-opt %s -p tile-relax-score-math | filecheck %s
+
+// CHECK-LABEL: tile.kernel @relaxed(
+tile.kernel @relaxed(%start : i32 #tile.param<dim 0, 0>, %cap : f32 #tile.param<argument 1>, %scale : f32 #tile.param<argument 2>) grid affine_map<(b, h, q_len) -> (q_len, h, b)> attributes {max_length = 16777216 : i64} {
+  %zero = arith.constant 0.0 : f32
+  %s = tile.full %zero : f32 -> !tile.tile<64x32xf32>
+  %q = tile.iota %start : !tile.tile<64xi32>
+  %k = tile.iota %start : !tile.tile<32xi32>
+  // A score by a scalar: the reciprocal is that of a scalar, and factors meet.
+  // CHECK: [[INVERSE:%.*]] = arith.divf %{{.*}}, %cap
+  // CHECK: [[FACTOR:%.*]] = arith.mulf %scale{{.*}}, [[INVERSE]]
+  // CHECK: arith.mulf %x{{.*}}, [[FACTOR]]
+  %a = tile.map(%x : f32 = %s [0, 1] : !tile.tile<64x32xf32>, %cap_ : f32 = %cap [] : f32, %scale_ : f32 = %scale [] : f32) {
+    %scaled = arith.mulf %x, %scale_ : f32
+    %r = arith.divf %scaled, %cap_ : f32
+    flex.yield %r : f32
+  } -> !tile.tile<64x32xf32>
+  // By another score: nothing is gained, but it may be approximated.
+  // CHECK: arith.divf %{{.*}}, %{{.*}} fastmath<{{.*}}arcp{{.*}}> : f32
+  %b = tile.map(%x : f32 = %s [0, 1] : !tile.tile<64x32xf32>, %y : f32 = %a [0, 1] : !tile.tile<64x32xf32>) {
+    %r = arith.divf %x, %y : f32
+    flex.yield %r : f32
+  } -> !tile.tile<64x32xf32>
+  // Positions are converted by rows and columns, and their quotient stays exact.
+  // CHECK: arith.sitofp %q_{{.*}} : i32 to f32
+  // CHECK: arith.sitofp %k_{{.*}} : i32 to f32
+  // CHECK: [[D:%.*]] = arith.subf
+  // CHECK: arith.divf [[D]], %cap_{{.*}} : f32
+  %c = tile.map(%q_ : i32 = %q [0] : !tile.tile<64xi32>, %k_ : i32 = %k [1] : !tile.tile<32xi32>, %cap_ : f32 = %cap [] : f32) {
+    %d = arith.subi %q_, %k_ : i32
+    %f = arith.sitofp %d : i32 to f32
+    %r = arith.divf %f, %cap_ : f32
+    flex.yield %r : f32
+  } -> !tile.tile<64x32xf32>
+  tile.return
+}
