@@ -52,6 +52,7 @@ from flexc.dialects.mod_region import (
     MASK_RESULT,
     mod_args,
     parse_optional_region_with_args,
+    parse_properties,
     parse_region_with_args,
     print_properties,
     print_region_with_args,
@@ -109,6 +110,10 @@ class AttentionOp(AttentionLike):
     """Query rows of a tile."""
     block_n = prop_def(IntegerAttr)
     """Key columns of a tile."""
+    num_warps = opt_prop_def(IntegerAttr)
+    """Warps of a program on a GPU."""
+    num_stages = opt_prop_def(IntegerAttr)
+    """Key blocks in flight on a GPU, the one being computed with included."""
     order = opt_prop_def(TileOrderAttr)
     heads_per_group = opt_prop_def(IntegerAttr)
     """Heads whose tiles are started together, so that the longest come first and
@@ -157,11 +162,13 @@ class AttentionOp(AttentionLike):
     @classmethod
     def parse(cls, parser: Parser) -> AttentionOp:
         operands, results = cls.parse_head(parser)
-        properties = parser.parse_optional_attr_dict()
+        properties, attributes = parse_properties(parser, cls)
         score_mod = parse_region_with_args(parser, "score_mod")
         parser.parse_keyword("segments")
         segments = parser.parse_region()
-        return cls(operands, results, score_mod, segments, properties)
+        op = cls(operands, results, score_mod, segments, properties)
+        op.attributes = attributes
+        return op
 
 
 @irdl_op_definition

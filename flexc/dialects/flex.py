@@ -77,6 +77,7 @@ from flexc.dialects.mod_region import (
     is_capture,
     mod_args,
     parse_operand_group,
+    parse_properties,
     parse_region_with_args,
     print_operand_group,
     print_properties,
@@ -325,10 +326,12 @@ class AttentionOp(AttentionLike):
     @classmethod
     def parse(cls, parser: Parser) -> AttentionOp:
         operands, results = cls.parse_head(parser)
-        properties = parser.parse_optional_attr_dict()
+        properties, attributes = parse_properties(parser, cls)
         score_mod = parse_region_with_args(parser, "score_mod")
         mask_mod = parse_region_with_args(parser, "mask_mod")
-        return cls(operands, results, score_mod, mask_mod, properties)
+        op = cls(operands, results, score_mod, mask_mod, properties)
+        op.attributes = attributes
+        return op
 
 
 @irdl_op_definition

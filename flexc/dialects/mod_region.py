@@ -133,3 +133,13 @@ def print_properties(
     shown = {k: v for k, v in op.properties.items() if k not in hidden}
     shown |= op.attributes
     printer.print_op_attributes(shown)
+
+
+def parse_properties(
+    parser: Parser, op: type[IRDLOperation]
+) -> tuple[dict[str, Attribute], dict[str, Attribute]]:
+    """Parse what `print_properties` prints: properties of an op, and the rest."""
+    given = parser.parse_optional_attr_dict()
+    names = op.get_irdl_definition().properties
+    properties = {k: v for k, v in given.items() if k in names}
+    return properties, {k: v for k, v in given.items() if k not in names}

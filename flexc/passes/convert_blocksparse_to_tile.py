@@ -117,7 +117,13 @@ class KernelBuilder:
         params = [ParamAttr(ParamKind.ARGUMENT, i) for i in range(len(self.block.args))]
         attributes = dict(self.op.attributes)
         attributes |= self.summary()
-        for fact in ("alignment", "index_width", "max_length"):
+        for fact in (
+            "num_warps",
+            "num_stages",
+            "alignment",
+            "index_width",
+            "max_length",
+        ):
             if fact in self.op.properties:
                 attributes[fact] = self.op.properties[fact]
         return tile.KernelOp(

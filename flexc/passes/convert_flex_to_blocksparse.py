@@ -217,6 +217,9 @@ class ConvertAttention(RewritePattern):
             "block_m": IntegerAttr(sizes.block_m, i32),
             "block_n": IntegerAttr(sizes.block_n, i32),
         }
+        if sizes.num_warps:
+            properties["num_warps"] = IntegerAttr(sizes.num_warps, i32)
+            properties["num_stages"] = IntegerAttr(sizes.num_stages, i32)
         if op.tables:
             # Tables come from masks that tend to give later rows more work.
             properties["order"] = blocksparse.TileOrderAttr(
@@ -234,9 +237,6 @@ class ConvertAttention(RewritePattern):
             properties,
         )
         new.attributes |= op.attributes
-        if sizes.num_warps:
-            new.attributes["num_warps"] = IntegerAttr(sizes.num_warps, i32)
-            new.attributes["num_stages"] = IntegerAttr(sizes.num_stages, i32)
         rewriter.replace(op, new)
 
     def tile_sizes(self, op: flex.AttentionOp) -> TileSizes:
