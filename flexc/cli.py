@@ -190,9 +190,23 @@ def _gpus() -> str:
 def _block_size(text: str) -> tuple[int, int]:
     q_block, comma, kv_block = text.partition(",")
     try:
-        return int(q_block), int(kv_block if comma else q_block)
-    except ValueError:
+        return _positive(q_block), _positive(kv_block if comma else q_block)
+    except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"expects Q,KV, got {text!r}") from None
+
+
+def _positive(text: str) -> int:
+    if not text.strip().isdecimal() or not 0 < int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"expects a positive integer, got {text!r}")
+    return int(text)
+
+
+def _head_dim(text: str) -> int:
+    from flexc.runtime.arguments import MAX_HEAD_DIM
+
+    if _positive(text) > MAX_HEAD_DIM:
+        raise argparse.ArgumentTypeError(f"expects 1 to {MAX_HEAD_DIM}, got {text}")
+    return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -215,8 +229,10 @@ def _add_emit(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--level", choices=LEVELS, default="source")
     sub.add_argument("--target", choices=TARGETS, default="cpp")
     sub.add_argument("--dtype", choices=DTYPES, default="float32")
-    sub.add_argument("--head-dim", type=int, default=64, metavar="E")
-    sub.add_argument("--value-dim", type=int, metavar="EV", help="that of E if absent")
+    sub.add_argument("--head-dim", type=_head_dim, default=64, metavar="E")
+    sub.add_argument(
+        "--value-dim", type=_head_dim, metavar="EV", help="that of E if absent"
+    )
     sub.add_argument("--lse", action="store_true", help="also compute log-sum-exp")
     sub.add_argument("--max-scores", action="store_true")
     sub.add_argument(
@@ -227,12 +243,12 @@ def _add_emit(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--length-multiple",
-        type=int,
+        type=_positive,
         metavar="N",
         help="assume that lengths are multiples of N",
     )
     for name in TILE_ARGUMENTS:
-        sub.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N")
+        sub.add_argument(f"--{name.replace('_', '-')}", type=_positive, metavar="N")
     sub.set_defaults(run=emit)
 
 

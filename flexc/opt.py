@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from textwrap import fill
+from typing import IO
 
 from xdsl.utils.arg_spec import parse_pipeline
 from xdsl.utils.exceptions import ArgSpecParseError, DiagnosticException, ParseError
@@ -17,7 +18,7 @@ from flexc.errors import FlexcError, OptionError
 
 DESCRIPTION = "Parse, transform, verify and print the IR of flexc."
 
-REFUSALS = (ParseError, DiagnosticException, FlexcError, FileNotFoundError)
+REFUSALS = (ParseError, DiagnosticException, FlexcError, OSError, UnicodeError)
 """What input may be refused with: the message is for the user, the trace is not."""
 
 
@@ -51,6 +52,13 @@ class FlexcOptMain(xDSLOptMain):
                 listed("targets of flexc", universe.TARGETS),
             )
         )
+
+    def prepare_input(self) -> tuple[list[tuple[IO[bytes], int]], str]:
+        """The input, or an error where its name says another language."""
+        try:
+            return super().prepare_input()
+        except ValueError as error:
+            raise OptionError(f"{self.args.input_file}: {error}") from error
 
     def setup_pipeline(self) -> None:
         """The pipeline asked for, or an error that says what is wrong with it."""

@@ -1,6 +1,8 @@
 // RUN: not flexc-opt %s -p flexc-to-tiles 2>&1 | filecheck %s --check-prefix=UNKNOWN
 // RUN: not flexc-opt %s -p 'flexc-to-tile{block-k=1}' 2>&1 | filecheck %s --check-prefix=OPTION
 // RUN: not flexc-opt %s 2>&1 | filecheck %s
+// RUN: printf '\377' | not flexc-opt 2>&1 | filecheck %s --check-prefix=TEXT
+// RUN: cp %s %t.txt; not flexc-opt %t.txt 2>&1 | filecheck %s --check-prefix=KIND
 // RUN: flexc-opt --help | filecheck %s --check-prefix=HELP
 
 // UNKNOWN-NOT: Traceback
@@ -9,8 +11,14 @@
 // OPTION-NOT: Traceback
 // OPTION: flexc-opt: -p 'flexc-to-tile{block-k=1}': Provided arguments ["block_k"] not found
 
+// TEXT-NOT: Traceback
+// TEXT: flexc-opt: 'utf-8' codec can't decode
+
+// KIND-NOT: Traceback
+// KIND: flexc-opt: {{.*}}: Unrecognized file extension 'txt'
+
 // CHECK-NOT: Traceback
-// CHECK: flexc-opt: {{.*}}flexc-opt-errors.mlir:14
+// CHECK: flexc-opt: {{.*}}flexc-opt-errors.mlir:22
 "end of string
 
 // HELP: pipelines of flexc:

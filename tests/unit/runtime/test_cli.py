@@ -89,6 +89,25 @@ def test_refusals(
     assert not said.out
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--head-dim", "0"),
+        ("--head-dim", "513"),
+        ("--value-dim", "-1"),
+        ("--block-mask", "0,0"),
+        ("--length-multiple", "0"),
+        ("--block-m", "1e3"),
+    ],
+)
+def test_numbers_out_of_range(
+    options: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["emit", "-", *options])
+    assert f"argument {options[0]}: expects" in capsys.readouterr().err
+
+
 def test_cache(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
