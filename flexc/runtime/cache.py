@@ -19,7 +19,7 @@ from flexc.errors import OptionError
 def cache_dir() -> Path:
     """The cache directory, made if need be."""
     chosen = os.environ.get("FLEXC_CACHE_DIR")
-    if chosen is None:
+    if not chosen:
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         chosen = os.path.join(base, "flexc")
     return _private_dir(os.path.expanduser(chosen))
@@ -27,9 +27,15 @@ def cache_dir() -> Path:
 
 @cache
 def _private_dir(name: str) -> Path:
-    path = Path(name)
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    info = path.stat()
+    path = Path(name).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        info = path.stat()
+    except OSError as error:
+        raise OptionError(
+            f"the cache directory {path} cannot be made ({error.strerror}); set "
+            "FLEXC_CACHE_DIR to a directory that can be written to"
+        ) from error
     if info.st_uid != os.getuid():
         raise OptionError(
             f"the cache directory {path} belongs to another user; set "
@@ -45,10 +51,16 @@ def store_bytes(name: str, data: bytes) -> Path:
     path = cache_dir() / name
     if path.exists() and path.read_bytes() == data:
         return path
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{name}-")
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    os.replace(temporary, path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{name}-")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OptionError(
+            f"the cache directory {path.parent} cannot be written to "
+            f"({error.strerror}); set FLEXC_CACHE_DIR to another"
+        ) from error
     return path
 
 

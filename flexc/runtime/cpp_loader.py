@@ -80,7 +80,11 @@ class Compiler:
 def find_compiler() -> Compiler:
     """`$CXX`, or the first of the usual compilers that is installed."""
     chosen = os.environ.get("CXX")
-    candidates = [tuple(shlex.split(chosen))] if chosen else [(c,) for c in COMPILERS]
+    try:
+        given = [tuple(shlex.split(chosen))] if chosen else []
+    except ValueError:  # A quotation that does not end.
+        given = [()]
+    candidates = given or [(c,) for c in COMPILERS]
     for command in candidates:
         if command and (path := shutil.which(command[0])) is not None:
             return _describe((path, *command[1:]))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import flexc
-from flexc.errors import OptionError
+from flexc.errors import CompilerNotFoundError, OptionError
 from flexc.runtime import cache, call, cpp_loader, driver
 from flexc.runtime.cache import cache_dir, clear_cache, load_text, store_text
 from flexc.runtime.driver import counters
@@ -164,6 +164,40 @@ def test_store_load_and_clear(folder: Path) -> None:
     (cache_dir() / "folder").mkdir()
     clear_cache()
     assert list(folder.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "cache", Path("/proc/cache")):
+        monkeypatch.setenv("FLEXC_CACHE_DIR", str(path))
+        with pytest.raises(OptionError, match=r"cannot be made .* set FLEXC_CACHE_DIR"):
+            cache_dir()
+    monkeypatch.setenv("FLEXC_CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_dir() == tmp_path / "flexc"
+
+
+def test_a_directory_that_cannot_be_written_to_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    cache_dir()
+    monkeypatch.setattr("tempfile.mkstemp", fail)
+    with pytest.raises(OptionError, match=r"cannot be written to \(No space left"):
+        store_text("a.txt", "one")
+
+
+def test_a_compiler_that_cannot_be_read_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for chosen in ("g++ '", "/no/such/g++"):
+        monkeypatch.setenv("CXX", chosen)
+        with pytest.raises(CompilerNotFoundError, match="CXX="):
+            cpp_loader.find_compiler()
 
 
 def test_a_directory_of_somebody_else_is_refused(
