@@ -156,6 +156,11 @@ def check_not_traced(query: Tensor) -> None:
         for mode in _get_current_dispatch_mode_stack():
             if isinstance(mode, TRACING_MODES):
                 raise _refusal(f"a call under {type(mode).__name__}")
+    check_not_transformed()
+
+
+def check_not_transformed() -> None:
+    """Refuse the batched and dual tensors of torch.func."""
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     if functorch.maybe_current_level() is not None:
         raise _refusal("a call under a torch.func transform (vmap, grad, jvp)")

@@ -14,7 +14,11 @@ from flexc.errors import OptionError
 from flexc.runtime.arguments import cast_and_check, split_block_mask
 from flexc.runtime.autograd import run_attention
 from flexc.runtime.call import Attention, Outputs, read_signature
-from flexc.runtime.interception import check_not_traced, current_scope
+from flexc.runtime.interception import (
+    check_not_traced,
+    check_not_transformed,
+    current_scope,
+)
 from flexc.runtime.options import TileOptions, resolve_backend, tile_options
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -85,6 +89,8 @@ def flex_attention(
         backend, tiles = scope.merge(backend, tiles)
     if scope is None or not scope.tracing:
         check_not_traced(query)
+    else:
+        check_not_transformed()
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     wants_max = return_aux is not None and return_aux.max_scores
     outputs = Outputs(wants_lse, wants_max)
