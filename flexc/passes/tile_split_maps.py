@@ -82,6 +82,8 @@ class MapSplitter:
         for span in self.groups():
             ops = [o for o in self.ops if self.span_of(o) == span]
             wanted = self.used_outside(ops)
+            if not wanted:
+                continue  # Dead code: a pass before left it.
             part = self.build(ops, wanted, span)
             self.outer.update(zip(wanted, part.results, strict=True))
             parts.append(part)

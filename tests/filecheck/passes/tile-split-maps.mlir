@@ -85,3 +85,21 @@ tile.kernel @read(%t : tensor<?xf32> #tile.param<argument 0>,
   } -> !tile.tile<32x16xf32>, !tile.tile<32x16xf32>
   tile.return
 }
+
+// -----
+
+// Dead code of lower rank makes no map; operands that nothing uses are dropped.
+// CHECK-LABEL: tile.kernel @dead(
+tile.kernel @dead(%h : i32 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %q = tile.iota %h : !tile.tile<32xi32>
+  // CHECK: %x = tile.map(%b : i32 = %q [0] : !tile.tile<32xi32>) {
+  // CHECK-NEXT: %c = arith.addi %b, %b
+  // CHECK-NEXT: flex.yield %c
+  %x = tile.map(%a : i32 = %h [] : i32, %b : i32 = %q [0] : !tile.tile<32xi32>) {
+    %dead = arith.addi %a, %a : i32
+    %c = arith.addi %b, %b : i32
+    flex.yield %c : i32
+  } -> !tile.tile<32xi32>
+  tile.return
+}
