@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexc.passes.pipelines import Target
@@ -21,6 +21,7 @@ def tiles(case: Case, block: int | None) -> tuple[int | None, int | None]:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("target", ["triton", "cpp"])
+@settings(max_examples=settings().max_examples * 3 // 5)  # two dozen runs each
 @given(cases(longest=65), st.sampled_from((None, 16, 32)))
 def test_every_pass_preserves_the_meaning(
     target: Target, case: Case, block: int | None
