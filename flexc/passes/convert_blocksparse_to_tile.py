@@ -44,7 +44,7 @@ from flexc.passes.map_builder import COLUMN, FULL, ROW, UNIFORM, Input, build_ma
 from flexc.passes.online_softmax import LOG2_E, OnlineSoftmax, SoftmaxState
 from flexc.passes.scalar_code import ScalarCode, inline_region
 from flexc.passes.score_factor import factor_score
-from flexc.passes.tile_sizes import padded_head_dim
+from flexc.passes.tile_sizes import UNALIGNED_VALUE_DIM, padded_head_dim
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class KernelBuilder:
         self.head_dim = flex.tensor_shape(op.query)[3]
         self.value_dim = flex.tensor_shape(op.value)[3]
         self.d_tile = padded_head_dim(target, self.head_dim)
-        self.dv_tile = padded_head_dim(target, self.value_dim)
+        least = 16 if op.alignment is not None else UNALIGNED_VALUE_DIM
+        self.dv_tile = padded_head_dim(target, self.value_dim, least)
         self.score = factor_score(
             op.score_mod, op.score_type, op.scale_positive is not None
         )

@@ -32,9 +32,17 @@ def largest_power_of_2_divisor(n: int) -> int:
     return n & -n
 
 
-def padded_head_dim(target: str, head_dim: int) -> int:
+def padded_head_dim(target: str, head_dim: int, least: int = 16) -> int:
     """Triton's tiles are powers of two and its matrix products at least 16 wide."""
-    return max(16, next_power_of_2(head_dim)) if target == "triton" else head_dim
+    return max(least, next_power_of_2(head_dim)) if target == "triton" else head_dim
+
+
+UNALIGNED_VALUE_DIM = 64
+"""The narrowest value tile where rows are not aligned.
+
+Such tiles reach shared memory through registers, and for those with fewer columns
+triton 3.6 lets the product read past its operand on Hopper (seen by memcheck).
+"""
 
 
 def choose_tile_sizes(
