@@ -95,10 +95,9 @@ class OnlineSoftmax:
         """Take in the scores of one block of keys and its values."""
         row_max = code.insert(tile.ReduceOp(ReduceKind.MAX, x, 1), "row_max")
         m = build_row_map(code, [state.m_i, row_max], _maximum, "m")
-        finite = build_row_map(code, [m], _finite, "m_finite")
-        inputs = [finite, self.factor, self.power]
+        inputs = [m, self.factor, self.power]
         factor = build_row_map(code, inputs, _factor, "factor")
-        shift = build_row_map(code, [finite, factor], _shift, "shift")
+        shift = build_row_map(code, inputs, _shift, "shift")
         assert isinstance(x.type, TileType)
         p = build_map(
             code,
@@ -107,7 +106,7 @@ class OnlineSoftmax:
             _exp2_fma,
             "p",
         )
-        alpha = build_row_map(code, [state.m_i, finite, self.factor], _rescale, "alpha")
+        alpha = build_row_map(code, [state.m_i, m, self.factor], _rescale, "alpha")
         row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1), "row_sum")
         l_i = build_row_map(code, [state.l_i, alpha, row_sum], _fma, "l")
         acc = build_map(
@@ -175,28 +174,38 @@ def _exp2_fma(code: ScalarCode, x: SSAValue, c: SSAValue, shift: SSAValue) -> SS
     return code.insert(math_dialect.Exp2Op(_fma(code, x, c, shift)))
 
 
-def _finite(code: ScalarCode, m: SSAValue) -> SSAValue:
-    """m, and 0 for m = -inf."""
-    nothing = code.cmpf("oeq", m, code.const(-math.inf, m.type))
-    return code.select(nothing, code.const(0.0, m.type), m)
+def _is_minus_inf(code: ScalarCode, m: SSAValue) -> SSAValue:
+    return code.cmpf("oeq", m, code.const(-math.inf, m.type))
+
+
+def _is_small(code: ScalarCode, product: SSAValue) -> SSAValue:
+    """Whether what rounding took from m * c is nothing to an exponent."""
+    size = code.insert(math_dialect.AbsFOp(product))
+    limit = 2.0**57 if product.type == f64 else 2.0**28
+    return code.cmpf("olt", size, code.const(limit, product.type))
 
 
 def _factor(code: ScalarCode, m: SSAValue, c: SSAValue, power: SSAValue) -> SSAValue:
     """c, or a power of two near it where m * c is large."""
-    size = code.insert(math_dialect.AbsFOp(_mul(code, m, c)))
-    limit = 2.0**57 if m.type == f64 else 2.0**28
-    small = code.cmpf("olt", size, code.const(limit, m.type))
-    return code.select(small, c, power)
+    return code.select(_is_small(code, _mul(code, m, c)), c, power)
 
 
-def _shift(code: ScalarCode, m: SSAValue, c: SSAValue) -> SSAValue:
-    """-m * c"""
-    return code.insert(arith.NegfOp(_mul(code, m, c)))
+def _shift(code: ScalarCode, m: SSAValue, c: SSAValue, power: SSAValue) -> SSAValue:
+    """-m times the factor, and 0 for m = -inf.
+
+    Both products are formed at once: scores wait for this.
+    """
+    product = _mul(code, m, c)
+    exact = code.insert(arith.NegfOp(_mul(code, m, power)))
+    exact = code.select(_is_minus_inf(code, m), code.const(0.0, m.type), exact)
+    negated = code.insert(arith.NegfOp(product))
+    return code.select(_is_small(code, product), negated, exact)
 
 
 def _rescale(code: ScalarCode, m_i: SSAValue, m: SSAValue, c: SSAValue) -> SSAValue:
-    """exp2((m_i - m) * c)"""
-    difference = code.insert(arith.SubfOp(m_i, m))
+    """exp2((m_i - m) * c), and 0 while there is no maximum."""
+    finite = code.select(_is_minus_inf(code, m), code.const(0.0, m.type), m)
+    difference = code.insert(arith.SubfOp(m_i, finite))
     return code.insert(math_dialect.Exp2Op(_mul(code, difference, c)))
 
 
