@@ -146,7 +146,11 @@ def float_to_int(op: Operation, args: list[str]) -> str:
 
 
 def bitcast(op: Operation, args: list[str]) -> str:
-    return f"tl.cast({args[0]}, {dtype(op.results[0].type)}, bitcast=True)"
+    """A literal is 32 bits wide: one of another type is given its own first."""
+    text, into = args[0], dtype(op.results[0].type)
+    if not text.split("[")[0].isidentifier():
+        text = f"tl.full([], {text}, {dtype(op.operands[0].type)})"
+    return f"tl.cast({text}, {into}, bitcast=True)"
 
 
 def negate(op: Operation, args: list[str]) -> str:

@@ -69,3 +69,15 @@ tile.kernel @names(%tl : tensor<?xi1> #tile.param<argument 0>,
   } -> f32
   tile.return
 }
+
+// The bits of a literal are those of its own type.
+// CHECK: def bits(
+// CHECK: zero = tl.cast(tl.full([], 0.0, tl.float64), tl.int64, bitcast=True)
+// CHECK-NEXT: some = tl.cast(x, tl.int32, bitcast=True)
+tile.kernel @bits(%x : f32 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %float = arith.constant 0.0 : f64
+  %zero = arith.bitcast %float : f64 to i64
+  %some = arith.bitcast %x : f32 to i32
+  tile.return
+}
