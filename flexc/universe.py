@@ -41,6 +41,7 @@ PASSES: dict[str, Callable[[], Any]] = {
     ),
     "flex-simplify-mods": _pass("flex_simplify_mods:FlexSimplifyModsPass"),
     "flex-trust-captures": _pass("flex_trust_captures:FlexTrustCapturesPass"),
+    "flex-widen-indices": _pass("flex_widen_indices:FlexWidenIndicesPass"),
     "legalize-tile-for-cpp": _pass("legalize_tile_for_cpp:LegalizeTileForCppPass"),
     "legalize-tile-for-triton": _pass(
         "legalize_tile_for_triton:LegalizeTileForTritonPass"

@@ -93,6 +93,7 @@ FACTS = (
     "index_width",
     "max_length",
     "captures_inside",
+    "indices_fit",
 )
 """Properties that say what is known about a call, kept by every lowering."""
 
@@ -141,6 +142,9 @@ class AttentionLike(IRDLOperation):
     captures_inside = opt_prop_def(UnitAttr)
     """Captured loads are known to be in range at all pairs of positions, also the
     masked ones, before negative indices are wrapped."""
+    indices_fit = opt_prop_def(UnitAttr)
+    """At this call's lengths and captured integers, no arithmetic on positions
+    overflows its type."""
 
     traits = traits_def(IsolatedFromAbove(), Pure())
     irdl_options = (

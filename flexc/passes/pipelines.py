@@ -22,6 +22,7 @@ from flexc.passes.convert_blocksparse_to_tile import ConvertBlocksparseToTilePas
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.passes.flex_trust_captures import FlexTrustCapturesPass
+from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.legalize_tile_for_cpp import LegalizeTileForCppPass
 from flexc.passes.legalize_tile_for_triton import LegalizeTileForTritonPass
 from flexc.passes.tile_assign_buffers import TileAssignBuffersPass
@@ -47,8 +48,15 @@ TIDY: Passes = (CanonicalizePass(), CommonSubexpressionElimination())
 
 def to_blocksparse(convert: ConvertFlexToBlocksparsePass) -> Passes:
     """From `flex` to `blocksparse`, with the tiles that `convert` is told."""
-    # Before anything reads the mods: a mask that folds to true is no mask.
-    return (FlexTrustCapturesPass(), FlexSimplifyModsPass(), convert)
+    return (
+        # First, as it reads how the frontend wraps negative indices.
+        FlexTrustCapturesPass(),
+        # Before simplification, whose rules hold for sums that wrap.
+        FlexWidenIndicesPass(),
+        # Before anything reads the mods: a mask that folds to true is no mask.
+        FlexSimplifyModsPass(),
+        convert,
+    )
 
 
 def to_tile(target: Target) -> Passes:

@@ -176,7 +176,7 @@ def run_eagerly(
     """Run the `flex` module itself, over all pairs at once."""
     from flexc.runtime.interpreters import run_module
 
-    values = run_module(compiled.attention.module, args)
+    values = run_module(compiled.exact_module, args)
     for result, value in zip(results, values, strict=True):
         result.copy_(value)
 

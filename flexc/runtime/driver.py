@@ -11,7 +11,7 @@ import platform
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
@@ -20,14 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.printer import Printer
 
 import flexc
 from flexc.codegen.cpp.target import emit_cpp
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.codegen.triton.target import emit_triton
-from flexc.dialects.flex import AttentionOp
 from flexc.frontend.capture import CapturedMods, capture_mods
 from flexc.frontend.closures import ModSignature
 from flexc.frontend.import_graph import (
@@ -37,11 +36,12 @@ from flexc.frontend.import_graph import (
 )
 from flexc.passes import pipelines
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.runtime.cache import load_text, store_text
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.options import TileOptions, is_interpreting
-from flexc.runtime.proofs import CaptureProver
+from flexc.runtime.proofs import Proofs, Prover
 
 PACKAGE = Path(flexc.__file__).parent
 
@@ -76,21 +76,23 @@ class Compiled:
             self.mods.score, self.mods.mask, build.call
         )
         self.build = build
-        self._prove = CaptureProver(self.attention.module)
-        self._kernels: dict[bool, Kernel] = {}
+        self._prove = Prover(self.attention.module, build.backend)
+        self._kernels: dict[Proofs, Kernel] = {}
 
     def kernel(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> Kernel:
         """The kernel for a call with these tensors and capture arguments."""
-        # Guards cost a GPU a quarter of its speed, a CPU next to nothing.
-        inside = self.build.backend == "triton" and self._prove(query, key, captures)
-        if inside not in self._kernels:
-            module = self.attention.module
-            if inside:
-                module = module.clone()
-                trusted = next(o for o in module.walk() if isinstance(o, AttentionOp))
-                trusted.captures_inside = UnitAttr()
-            self._kernels[inside] = kernel_for(module, self.build)
-        return self._kernels[inside]
+        proofs = self._prove(query, key, captures)
+        if proofs not in self._kernels:
+            module = proofs.stated_in(self.attention.module)
+            self._kernels[proofs] = kernel_for(module, self.build)
+        return self._kernels[proofs]
+
+    @cached_property
+    def exact_module(self) -> ModuleOp:
+        """The `flex` module with indices that do not overflow, to be run itself."""
+        module = self.attention.module.clone()
+        FlexWidenIndicesPass().apply(Context(), module)
+        return module
 
 
 def kernel_for(module: ModuleOp, build: Build) -> Kernel:

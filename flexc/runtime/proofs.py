@@ -6,51 +6,109 @@ on what was proved. So the same code has at most one kernel for each outcome.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.ir import Region
 
 from flexc.dialects import flex
 from flexc.passes.analysis.capture_bounds import captures_inside
+from flexc.passes.analysis.index_width import indices_fit
 from flexc.passes.analysis.intervals import Interval
+from flexc.passes.flex_widen_indices import would_widen
 
 MAX_KNOWN = 4096
 """Outcomes remembered; a decoding loop has a new length at every step."""
 
+Known = int | tuple[int, ...] | None
+"""Of a capture: an integer, a tensor's shape, or nothing."""
 
-class CaptureProver:
-    """Answers, and remembers, whether a module's captured loads are in range."""
 
-    def __init__(self, module: ModuleOp):
-        self.attention = next(
-            op for op in module.walk() if isinstance(op, flex.AttentionOp)
-        )
-        self.has_loads = any(
-            isinstance(op, flex.LoadCaptureOp) for op in self.attention.walk()
-        )
-        self.known: dict[Any, bool] = {}
+@dataclass(frozen=True)
+class Proofs:
+    """What was proved of a call: facts of `flex.attention`, by their names."""
 
-    def __call__(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> bool:
+    captures_inside: bool = False
+    indices_fit: bool = False
+
+    def stated_in(self, module: ModuleOp) -> ModuleOp:
+        """The module, or a copy whose attention op says what was proved."""
+        proved = [name for name, holds in asdict(self).items() if holds]
+        if proved:
+            module = module.clone()
+            attention_of(module).properties |= dict.fromkeys(proved, UnitAttr())
+        return module
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How a fact is proved, and for which modules it is worth a kernel."""
+
+    holds: Callable[[Region, Sequence[Interval], Sequence[Known]], bool]
+    helps: Callable[[flex.AttentionOp, str], bool]
+
+
+def _has_guards_that_cost(op: flex.AttentionOp, backend: str) -> bool:
+    """Guards cost a GPU a quarter of its speed, a CPU next to nothing."""
+    loads = (o for o in op.walk() if isinstance(o, flex.LoadCaptureOp))
+    return backend == "triton" and any(loads)
+
+
+def _has_wide_indices(op: flex.AttentionOp, backend: str) -> bool:
+    return would_widen(op)
+
+
+PROOFS = {
+    "captures_inside": Proof(captures_inside, _has_guards_that_cost),
+    "indices_fit": Proof(indices_fit, _has_wide_indices),
+}
+
+
+class Prover:
+    """Proves, and remembers, what helps a module's kernels."""
+
+    def __init__(self, module: ModuleOp, backend: str):
+        self.attention = attention_of(module)
+        self.proofs = {
+            name: proof
+            for name, proof in PROOFS.items()
+            if proof.helps(self.attention, backend)
+        }
+        self.known: dict[Any, Proofs] = {}
+
+    def __call__(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> Proofs:
         """For a call's query and key, and its capture arguments in order."""
-        if not self.has_loads:
-            return False
+        if not self.proofs:
+            return Proofs()
         facts = tuple(map(_describe, captures))
         sizes = (*query.shape[:3], key.size(2))
         what = (sizes, facts)
         if what not in self.known:
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()
-            positions = [Interval(0, n - 1) for n in sizes]
-            regions = (self.attention.score_mod, self.attention.mask_mod)
-            self.known[what] = all(
-                captures_inside(region, positions, facts) for region in regions
-            )
+            self.known[what] = self.prove(sizes, facts)
         return self.known[what]
 
+    def prove(self, sizes: Sequence[int], facts: Sequence[Known]) -> Proofs:
+        """Run the proofs for (batch, heads, q_len, kv_len) and captures."""
+        positions = [Interval(0, n - 1) for n in sizes]
+        regions = (self.attention.score_mod, self.attention.mask_mod)
+        outcomes = {
+            name: all(proof.holds(region, positions, facts) for region in regions)
+            for name, proof in self.proofs.items()
+        }
+        return Proofs(**outcomes)
 
-def _describe(capture: Any) -> int | tuple[int, ...] | None:
+
+def attention_of(module: ModuleOp) -> flex.AttentionOp:
+    """The attention op of a `flex` module."""
+    return next(op for op in module.walk() if isinstance(op, flex.AttentionOp))
+
+
+def _describe(capture: Any) -> Known:
     if isinstance(capture, Tensor):
         return tuple(capture.shape)
     return capture if isinstance(capture, int) else None

@@ -10,34 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerAttr, IntegerType
 from xdsl.ir import Region, SSAValue
 
 from flexc.dialects import flex
-from flexc.passes.analysis.intervals import Interval, point
+from flexc.passes.analysis.exact_ranges import (
+    ExactRanges,
+    is_negative,
+    known_of_call,
+)
+from flexc.passes.analysis.intervals import Interval
 from flexc.passes.analysis.value_ranges import ValueRanges
 
 
 def unwrapped(index: SSAValue) -> SSAValue:
     """i of `select(i < 0, i + n, i)`, torch's reading of negative indices."""
     op = index.owner
-    if not isinstance(op, arith.SelectOp) or not isinstance(
-        op.cond.owner, arith.CmpiOp
-    ):
-        return index
-    test = op.cond.owner
-    is_less = arith.CMPI_COMPARISON_OPERATIONS[test.predicate.value.data] == "slt"
-    wraps = is_less and test.lhs is op.rhs and _is_zero(test.rhs)
-    return op.rhs if wraps else index
-
-
-def _is_zero(value: SSAValue) -> bool:
-    owner = value.owner
-    return (
-        isinstance(owner, arith.ConstantOp)
-        and isinstance(owner.value, IntegerAttr)
-        and owner.value.value.data == 0
-    )
+    if isinstance(op, arith.SelectOp) and is_negative(op.cond, op.rhs):
+        return op.rhs
+    return index
 
 
 def captures_inside(
@@ -50,19 +40,12 @@ def captures_inside(
     `positions` are the ranges of b, h, q_idx and kv_idx; `captures` what is known
     of the captures: an integer, a tensor's shape, or None.
     """
-    args = region.block.args[len(region.block.args) - len(captures) :]
-    indices = region.block.args[: len(region.block.args) - len(captures)][-4:]
-    known: dict[SSAValue, Interval] = dict(zip(indices, positions, strict=True))
+    ranges = ExactRanges(region, known_of_call(region, positions, captures))
     shapes: dict[SSAValue, tuple[int, ...]] = {}
+    args = region.block.args[len(region.block.args) - len(captures) :]
     for arg, what in zip(args, captures, strict=True):
         if isinstance(what, tuple):
             shapes[arg] = what
-        elif what is not None and isinstance(arg.type, IntegerType):
-            known[arg] = point(what)
-    for op in region.block.ops:
-        if isinstance(op, flex.DimOp):
-            known[op.result] = point(shapes[op.tensor][op.dim.value.data])
-    ranges = ValueRanges(known)
     return all(
         _load_inside(op, ranges, shapes)
         for op in region.block.ops

@@ -68,10 +68,14 @@ class ValueRanges:
             found = self._ranges[value] = self._compute(value)
         return found
 
+    def width(self, value: SSAValue) -> int:
+        """Bits of the arithmetic that a value is computed in."""
+        return width_of(value.type)
+
     def _compute(self, value: SSAValue) -> Interval:
-        width, op = width_of(value.type), value.owner
+        width, op = self.width(value), value.owner
         if not isinstance(op, Operation):
-            return intervals.full(width)
+            return intervals.full(width_of(value.type))
         if (transfer := BINARY.get(type(op))) is not None:
             a, b = (self[v] for v in op.operands)
             return transfer(a, b, width)
@@ -80,7 +84,8 @@ class ValueRanges:
     def _compute_other(self, op: Operation, width: int) -> Interval:
         match op:
             case arith.ConstantOp(value=IntegerAttr() as attr):
-                return intervals.point(to_signed(attr.value.data, width))
+                bits = width_of(op.result.type)
+                return intervals.point(to_signed(attr.value.data, bits))
             case arith.CmpiOp():
                 return self._compare(op)
             case arith.SelectOp():
@@ -94,7 +99,7 @@ class ValueRanges:
             case math_dialect.AbsIOp():
                 return intervals.absolute(self[op.operands[0]], width)
             case flex.DimOp() | tile.DimOp():
-                return dim_range(op, width)
+                return dim_range(op, width_of(op.result.type))
             case tile.ProgramIdOp():
                 return Interval(0, intervals.full(width).hi)
             case _:
