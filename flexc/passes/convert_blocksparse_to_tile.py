@@ -253,7 +253,11 @@ class KernelBuilder:
 
         outer, self.code = self.code, ScalarCode(body)
         (kv_start,) = inline_region(
-            segment.block, [*where, body.args[0], *trailing], self.code
+            segment.block,
+            [*where, body.args[0], *trailing],
+            self.code,
+            outside=outer,
+            varying=[len(where)],
         )
         kv_start.name_hint = "kv_start"
         new = self.step(segment, place, q, kv_start, softmax, inner_state)

@@ -56,6 +56,8 @@ def to_blocksparse(convert: ConvertFlexToBlocksparsePass) -> Passes:
         # Before anything reads the mods: a mask that folds to true is no mask.
         FlexSimplifyModsPass(),
         convert,
+        # Bounds are written with more care than many masks need.
+        FlexSimplifyModsPass(),
     )
 
 
