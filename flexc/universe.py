@@ -39,6 +39,7 @@ PASSES: dict[str, Callable[[], Any]] = {
     "convert-blocksparse-to-tile": _pass(
         "convert_blocksparse_to_tile:ConvertBlocksparseToTilePass"
     ),
+    "flex-infer-facts": _pass("flex_infer_facts:FlexInferFactsPass"),
     "flex-simplify-mods": _pass("flex_simplify_mods:FlexSimplifyModsPass"),
     "flex-trust-captures": _pass("flex_trust_captures:FlexTrustCapturesPass"),
     "flex-widen-indices": _pass("flex_widen_indices:FlexWidenIndicesPass"),

@@ -28,6 +28,7 @@ is still open. Nothing here is specific to a variant of attention.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import ClassVar
 
 from xdsl.dialects.builtin import (
@@ -94,6 +95,9 @@ FACTS = (
     "max_length",
     "captures_inside",
     "indices_fit",
+    "score_range",
+    "scores_finite",
+    "rows_never_empty",
 )
 """Properties that say what is known about a call, kept by every lowering."""
 
@@ -146,6 +150,14 @@ class AttentionLike(IRDLOperation):
     """At this call's lengths and captured integers, no arithmetic on positions
     overflows its type."""
 
+    score_range = opt_prop_def(DenseArrayBase.constr(f64))
+    """[lo, hi]: scores after `score_mod`, of all pairs that count, are within, are
+    -inf (a mod that masks), or are NaN, which stays NaN as it would without."""
+    scores_finite = opt_prop_def(UnitAttr)
+    """No score after `score_mod` is infinite, of any pair that counts."""
+    rows_never_empty = opt_prop_def(UnitAttr)
+    """There are keys, and every row has one at least that no mask hides."""
+
     traits = traits_def(IsolatedFromAbove(), Pure())
     irdl_options = (
         AttrSizedOperandSegments(as_property=True),
@@ -193,6 +205,8 @@ class AttentionLike(IRDLOperation):
                 raise VerifyException(
                     f"captures expects scalars and tensors, got {capture.type}"
                 )
+        if self.score_range is not None:
+            _verify_range(self.score_range.get_values())
         verify_scalar_region(
             "score_mod",
             self.regions[0],
@@ -270,6 +284,14 @@ def _verify_rank(name: str, type_: Attribute, rank: int) -> None:
     assert isa(type_, TensorType[Attribute])
     if type_.get_num_dims() != rank:
         raise VerifyException(f"{name} expects {rank} dimensions, got {type_}")
+
+
+def _verify_range(bounds: Sequence[float]) -> None:
+    ordered = len(bounds) == 2 and -inf < bounds[0] <= bounds[1] < inf
+    if not ordered:
+        raise VerifyException(
+            f"score_range expects a lower and an upper bound, got {list(bounds)}"
+        )
 
 
 @irdl_op_definition

@@ -41,9 +41,11 @@ from flexc.dialects.blocksparse import SegmentOp, TileOrder
 from flexc.dialects.tile import ParamAttr, ParamKind, TileType
 from flexc.passes.analysis.describe import describe
 from flexc.passes.map_builder import COLUMN, FULL, ROW, UNIFORM, Input, build_map
-from flexc.passes.online_softmax import LOG2_E, OnlineSoftmax, SoftmaxState
+from flexc.passes.online_softmax import OnlineSoftmax, SoftmaxState
 from flexc.passes.scalar_code import ScalarCode, inline_region
 from flexc.passes.score_factor import factor_score
+from flexc.passes.shifted_softmax import ShiftedSoftmax
+from flexc.passes.softmax_facts import LOG2_E, softmax_facts
 from flexc.passes.tile_sizes import UNALIGNED_VALUE_DIM, padded_head_dim
 
 
@@ -207,7 +209,9 @@ class KernelBuilder:
                 scale = code.insert(arith.MulfOp(scale, unit), "unit")
             unit = scale
         shape = (self.block_m, self.dv_tile)
-        return OnlineSoftmax(type_, shape, exponent, power, unit)
+        facts = softmax_facts(self.op, factor)
+        kind = OnlineSoftmax if facts.shift is None else ShiftedSoftmax
+        return kind(type_, shape, exponent, power, unit, facts)
 
     def power_of_two(self, value: SSAValue) -> SSAValue:
         """The largest power of two that is not above a positive number."""

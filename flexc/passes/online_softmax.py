@@ -17,6 +17,10 @@ the rounding of m * c, which adds up over the blocks.
 So would p, by as much as half the distance of floats at m * c. Where that is
 large, as in a row of nothing but the -1e30 that people mask with, a power of two
 near c takes its place: m * c is exact, and scores below m have weight 0 by either.
+
+Where scores have a lower bound, m starts there: it is never -inf, also not after a
+first block that is wholly masked, nor large, and none of that is needed. Where they
+have close bounds there is no maximum at all: see `shifted_softmax`.
 """
 
 from __future__ import annotations
@@ -31,35 +35,38 @@ from xdsl.dialects.builtin import AnyFloat, f64
 from xdsl.ir import Attribute, SSAValue
 
 from flexc.dialects import tile
-from flexc.dialects.tile import ReduceKind, TileType
+from flexc.dialects.tile import ReduceKind, TileType, element_of, shape_of
 from flexc.passes.map_builder import (
     FULL,
     ROW,
+    UNIFORM,
+    Input,
     build_map,
     build_row_map,
 )
 from flexc.passes.scalar_code import ScalarCode
-
-LOG2_E = math.log2(math.e)
-LN_2 = math.log(2)
+from flexc.passes.softmax_facts import SoftmaxFacts
 
 
 @dataclass
 class SoftmaxState:
-    """Running maximum and sum of each row, and the weighted sum of values."""
+    """Running maximum, where there is one, and sum of each row; weighted values."""
 
-    m_i: SSAValue
+    m_i: SSAValue | None
     l_i: SSAValue
     acc: SSAValue
 
     @staticmethod
     def of(values: Sequence[SSAValue]) -> SoftmaxState:
-        for value, name in zip(values, ("m_i", "l_i", "acc"), strict=True):
+        """From what `values` gives, or what a loop makes of it."""
+        for value, name in zip(reversed(values), ("acc", "l_i", "m_i"), strict=False):
             value.name_hint = name
-        return SoftmaxState(*values)
+        l_i, acc = values[-2:]
+        return SoftmaxState(values[0] if len(values) > 2 else None, l_i, acc)
 
     def values(self) -> list[SSAValue]:
-        return [self.m_i, self.l_i, self.acc]
+        maximum = [] if self.m_i is None else [self.m_i]
+        return [*maximum, self.l_i, self.acc]
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class OnlineSoftmax:
 
     `factor` is c and `power` a power of two near it. `unit` is what turns a maximum
     into natural units (the scale where c took it in), or None where it is in natural
-    units already.
+    units already. `facts` says what may be left out.
     """
 
     score_type: AnyFloat
@@ -76,51 +83,60 @@ class OnlineSoftmax:
     factor: SSAValue
     power: SSAValue
     unit: SSAValue | None
+    facts: SoftmaxFacts
 
     def initial(self, code: ScalarCode) -> SoftmaxState:
         rows = TileType(self.score_type, self.shape[:1])
         zero = code.const(0.0, self.score_type)
-        minus_inf = code.const(-math.inf, self.score_type)
-        return SoftmaxState.of(
-            [
-                code.insert(tile.FullOp(minus_inf, rows)),
-                code.insert(tile.FullOp(zero, rows)),
-                code.insert(tile.FullOp(zero, TileType(self.score_type, self.shape))),
-            ]
-        )
+        least = -math.inf if self.facts.least is None else self.facts.least
+        maximum = code.insert(tile.FullOp(code.const(least, self.score_type), rows))
+        total = code.insert(tile.FullOp(zero, rows))
+        acc = tile.FullOp(zero, TileType(self.score_type, self.shape))
+        return SoftmaxState.of([maximum, total, code.insert(acc)])
 
     def update(
         self, code: ScalarCode, state: SoftmaxState, x: SSAValue, v: SSAValue
     ) -> SoftmaxState:
         """Take in the scores of one block of keys and its values."""
+        assert state.m_i is not None
         row_max = code.insert(tile.ReduceOp(ReduceKind.MAX, x, 1), "row_max")
         m = build_row_map(code, [state.m_i, row_max], _maximum, "m")
-        inputs = [m, self.factor, self.power]
-        factor = build_row_map(code, inputs, _factor, "factor")
-        shift = build_row_map(code, inputs, _shift, "shift")
-        assert isinstance(x.type, TileType)
-        p = build_map(
-            code,
-            x.type.get_shape(),
-            [(x, FULL), (factor, ROW), (shift, ROW)],
-            _exp2_fma,
-            "p",
-        )
-        alpha = build_row_map(code, [state.m_i, m, self.factor], _rescale, "alpha")
+        p = self.weights(code, x, m)
+        guarded = self.facts.least is None
+        rescale = _guarded_rescale if guarded else _rescale
+        alpha = build_row_map(code, [state.m_i, m, self.factor], rescale, "alpha")
         row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1), "row_sum")
         l_i = build_row_map(code, [state.l_i, alpha, row_sum], _fma, "l")
         acc = build_map(
             code, self.shape, [(state.acc, FULL), (alpha, ROW)], _mul, "acc_scaled"
         )
-        weights = convert(code, p, _element(v))
-        acc = code.insert(tile.DotOp(weights, v, acc), "acc_next")
-        return SoftmaxState(m, l_i, acc)
+        return SoftmaxState(m, l_i, self.product(code, p, v, acc))
+
+    def weights(self, code: ScalarCode, x: SSAValue, m: SSAValue) -> SSAValue:
+        """exp2((x - m) * c)"""
+        factor: Input = (self.factor, UNIFORM)
+        if self.facts.least is None:
+            inputs = [m, self.factor, self.power]
+            factor = build_row_map(code, inputs, _factor, "factor"), ROW
+            shift = build_row_map(code, inputs, _guarded_shift, "shift")
+        else:
+            shift = build_row_map(code, [m, self.factor], _shift, "shift")
+        inputs = [(x, FULL), factor, (shift, ROW)]
+        return build_map(code, shape_of(x.type), inputs, exp2_fma, "p")
+
+    def product(
+        self, code: ScalarCode, p: SSAValue, v: SSAValue, acc: SSAValue
+    ) -> SSAValue:
+        """acc + p @ v"""
+        weights = convert(code, p, element_of(v.type))
+        return code.insert(tile.DotOp(weights, v, acc), "acc_next")
 
     def output(
         self, code: ScalarCode, state: SoftmaxState, element: Attribute
     ) -> SSAValue:
         """acc / l, and 0 for a row with nothing to attend to."""
-        inverse = build_row_map(code, [state.l_i], _safe_inverse, "inverse")
+        invert = _inverse if self.facts.never_empty else _safe_inverse
+        inverse = build_row_map(code, [state.l_i], invert, "inverse")
         out = build_map(
             code, self.shape, [(state.acc, FULL), (inverse, ROW)], _mul, "o"
         )
@@ -128,14 +144,22 @@ class OnlineSoftmax:
 
     def max_scores(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
         """The largest score of each row, in natural units."""
+        maximum = self.natural_maximum(code, state)
+        if self.facts.least is None or self.facts.never_empty:
+            return maximum
+        return build_row_map(code, [maximum, state.l_i], _unless_empty, "max_scores")
+
+    def natural_maximum(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
+        """The running maximum; that of an empty row may be any."""
+        assert state.m_i is not None
         if self.unit is None:
             return state.m_i
         return build_row_map(code, [state.m_i, self.unit], _mul, "max_scores")
 
     def lse(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
         """The logarithm of the sum of exponentials, in natural units."""
-        maximum = self.max_scores(code, state)
-        return build_row_map(code, [maximum, state.l_i], _log_sum, "lse")
+        maximum = self.natural_maximum(code, state)
+        return build_row_map(code, [maximum, state.l_i], log_sum, "lse")
 
 
 def convert(code: ScalarCode, value: SSAValue, element: Attribute) -> SSAValue:
@@ -152,11 +176,6 @@ def convert(code: ScalarCode, value: SSAValue, element: Attribute) -> SSAValue:
     return build_map(code, value.type.get_shape(), [(value, FULL)], body, name)
 
 
-def _element(value: SSAValue) -> Attribute:
-    assert isinstance(value.type, TileType)
-    return value.type.element_type
-
-
 def _maximum(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
     return code.insert(arith.MaxnumfOp(a, b))
 
@@ -169,7 +188,7 @@ def _fma(code: ScalarCode, a: SSAValue, b: SSAValue, c: SSAValue) -> SSAValue:
     return code.insert(math_dialect.FmaOp(a, b, c))
 
 
-def _exp2_fma(code: ScalarCode, x: SSAValue, c: SSAValue, shift: SSAValue) -> SSAValue:
+def exp2_fma(code: ScalarCode, x: SSAValue, c: SSAValue, shift: SSAValue) -> SSAValue:
     """exp2(x * c + shift)"""
     return code.insert(math_dialect.Exp2Op(_fma(code, x, c, shift)))
 
@@ -190,7 +209,14 @@ def _factor(code: ScalarCode, m: SSAValue, c: SSAValue, power: SSAValue) -> SSAV
     return code.select(_is_small(code, _mul(code, m, c)), c, power)
 
 
-def _shift(code: ScalarCode, m: SSAValue, c: SSAValue, power: SSAValue) -> SSAValue:
+def _shift(code: ScalarCode, m: SSAValue, c: SSAValue) -> SSAValue:
+    """-m * c"""
+    return code.insert(arith.NegfOp(_mul(code, m, c)))
+
+
+def _guarded_shift(
+    code: ScalarCode, m: SSAValue, c: SSAValue, power: SSAValue
+) -> SSAValue:
     """-m times the factor, and 0 for m = -inf.
 
     Both products are formed at once: scores wait for this.
@@ -203,17 +229,36 @@ def _shift(code: ScalarCode, m: SSAValue, c: SSAValue, power: SSAValue) -> SSAVa
 
 
 def _rescale(code: ScalarCode, m_i: SSAValue, m: SSAValue, c: SSAValue) -> SSAValue:
-    """exp2((m_i - m) * c), and 0 while there is no maximum."""
-    finite = code.select(_is_minus_inf(code, m), code.const(0.0, m.type), m)
-    difference = code.insert(arith.SubfOp(m_i, finite))
+    """exp2((m_i - m) * c)"""
+    difference = code.insert(arith.SubfOp(m_i, m))
     return code.insert(math_dialect.Exp2Op(_mul(code, difference, c)))
+
+
+def _guarded_rescale(
+    code: ScalarCode, m_i: SSAValue, m: SSAValue, c: SSAValue
+) -> SSAValue:
+    """The same, and 0 while there is no maximum."""
+    finite = code.select(_is_minus_inf(code, m), code.const(0.0, m.type), m)
+    return _rescale(code, m_i, finite, c)
+
+
+def _inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:
+    return code.insert(arith.DivfOp(code.const(1.0, l_i.type), l_i))
+
+
+def _is_empty(code: ScalarCode, l_i: SSAValue) -> SSAValue:
+    return code.cmpf("oeq", l_i, code.const(0.0, l_i.type))
 
 
 def _safe_inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:
     one = code.const(1.0, l_i.type)
-    empty = code.cmpf("oeq", l_i, code.const(0.0, l_i.type))
-    return code.insert(arith.DivfOp(one, code.select(empty, one, l_i)))
+    return _inverse(code, code.select(_is_empty(code, l_i), one, l_i))
 
 
-def _log_sum(code: ScalarCode, maximum: SSAValue, l_i: SSAValue) -> SSAValue:
+def _unless_empty(code: ScalarCode, maximum: SSAValue, l_i: SSAValue) -> SSAValue:
+    minus_inf = code.const(-math.inf, maximum.type)
+    return code.select(_is_empty(code, l_i), minus_inf, maximum)
+
+
+def log_sum(code: ScalarCode, maximum: SSAValue, l_i: SSAValue) -> SSAValue:
     return code.insert(arith.AddfOp(maximum, code.insert(math_dialect.LogOp(l_i))))

@@ -20,6 +20,7 @@ from xdsl.transforms.loop_invariant_code_motion import LoopInvariantCodeMotionPa
 
 from flexc.passes.convert_blocksparse_to_tile import ConvertBlocksparseToTilePass
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.flex_infer_facts import FlexInferFactsPass
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.passes.flex_trust_captures import FlexTrustCapturesPass
 from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
@@ -55,6 +56,8 @@ def to_blocksparse(convert: ConvertFlexToBlocksparsePass) -> Passes:
         FlexWidenIndicesPass(),
         # Before anything reads the mods: a mask that folds to true is no mask.
         FlexSimplifyModsPass(),
+        # Of the simplest form, which says most; of no use but to what follows.
+        FlexInferFactsPass(),
         convert,
         # Bounds are written with more care than many masks need.
         FlexSimplifyModsPass(),

@@ -1,0 +1,129 @@
+"""`flex-infer-facts`: prove what later passes may rely on, and write it down.
+
+For each fact in the table that an attention op does not state yet, a function looks
+for a proof in the op's regions and facts. What is proved becomes a property of the
+op; with `explain`, what is not becomes an attribute that says why.
+
+- `score_range`: bounds of the scores, by interval arithmetic (see `float_ranges`).
+- `scores_finite`: no score is infinite, so none of a mod's own is a mask.
+- `rows_never_empty`: here for attention without a mask only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import (
+    DenseArrayBase,
+    IntegerType,
+    ModuleOp,
+    StringAttr,
+    UnitAttr,
+    f64,
+)
+from xdsl.ir import Attribute, SSAValue
+from xdsl.passes import ModulePass
+
+from flexc.dialects import flex
+from flexc.passes.analysis import intervals
+from flexc.passes.analysis.float_intervals import FloatInterval, point
+from flexc.passes.analysis.float_ranges import FORMATS, FloatRanges, culprit
+from flexc.passes.analysis.intervals import Interval
+from flexc.passes.analysis.proof import Proof, Proven, WhyNot
+from flexc.passes.analysis.value_ranges import ValueRanges
+from flexc.passes.convert_flex_to_blocksparse import is_always_true
+from flexc.passes.flex_simplify_mods import INDEX, MOD, first_args
+
+Numbers = Sequence[float | int | None]
+
+Inference = Callable[[flex.AttentionOp], Proof[Attribute]]
+
+
+def score_range(op: flex.AttentionOp, numbers: Numbers = ()) -> Proof[Attribute]:
+    """Bounds of the scores that weigh something.
+
+    `numbers` are the values of the captures where a call's are known, else None.
+    """
+    score, ranges = yielded_score(op, numbers)
+    bounds = ranges.without_minus_inf(score)
+    if not bounds.is_finite:
+        return WhyNot(culprit(score, ranges))
+    return Proven(DenseArrayBase.from_list(f64, [bounds.lo, bounds.hi]))
+
+
+def scores_finite(op: flex.AttentionOp, numbers: Numbers = ()) -> Proof[Attribute]:
+    """Whether no score masks by being -inf; `numbers` as for `score_range`."""
+    score, ranges = yielded_score(op, numbers)
+    return (
+        Proven(UnitAttr())
+        if ranges[score].is_finite
+        else WhyNot(culprit(score, ranges))
+    )
+
+
+def rows_never_empty(op: flex.AttentionOp) -> Proof[Attribute]:
+    """Whether there are keys, all of which every row sees."""
+    if op.tables or not is_always_true(op.mask_mod):
+        return WhyNot("there is a mask")
+    if flex.tensor_shape(op.key)[2] <= 0:
+        return WhyNot("kv_len may be 0")
+    return Proven(UnitAttr())
+
+
+FACTS: dict[str, Inference] = {
+    "score_range": score_range,
+    "scores_finite": scores_finite,
+    "rows_never_empty": rows_never_empty,
+}
+"""How the properties of these names are inferred, in this order: an inference may
+read facts above it."""
+
+
+def yielded_score(
+    op: flex.AttentionOp, numbers: Numbers = ()
+) -> tuple[SSAValue, FloatRanges]:
+    """What `score_mod` yields, and the ranges of its region's values."""
+    last = op.score_mod.block.last_op
+    assert isinstance(last, flex.YieldOp)
+    length = op.fact("max_length", INDEX.hi + 1)
+    position = Interval(0, min(length - 1, INDEX.hi))
+    indices = (*MOD[:2], position, position)
+    integers = first_args(op.score_mod, indices, skip=1)
+    floats: dict[SSAValue, FloatInterval] = {}
+    captures = op.score_mod.block.args[1 + len(indices) :]
+    for arg, value in zip(captures, numbers, strict=False):
+        if isinstance(value, float) and arg.type in FORMATS:
+            floats[arg] = point(value, FORMATS[arg.type])
+        elif isinstance(value, int) and isinstance(arg.type, IntegerType):
+            integers[arg] = intervals.point(value)
+    return last.values[0], FloatRanges(ValueRanges(integers), floats)
+
+
+def infer(op: flex.AttentionOp, explain: bool) -> None:
+    """Add the facts that can be proved and that are not stated."""
+    for name, inference in FACTS.items():
+        if name in op.properties:
+            continue
+        match inference(op):
+            case Proven(value):
+                op.properties[name] = value
+            case WhyNot(reason):
+                if explain:
+                    op.attributes[f"no_{name}"] = StringAttr(reason)
+
+
+@dataclass(frozen=True)
+class FlexInferFactsPass(ModulePass):
+    """Prove facts about attention ops and attach them."""
+
+    name = "flex-infer-facts"
+
+    explain: bool = False
+    """Attach why a fact was not proved."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for inner in list(op.walk()):
+            if isinstance(inner, flex.AttentionOp):
+                infer(inner, self.explain)
