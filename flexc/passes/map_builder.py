@@ -27,20 +27,39 @@ def build_map(
 
     An empty shape gives a scalar. A tensor among the inputs spans nothing.
     """
+
+    def bodies(code: ScalarCode, *args: SSAValue) -> list[SSAValue]:
+        return [body(code, *args)]
+
+    (result,) = build_maps(code, shape, inputs, bodies, [name])
+    return result
+
+
+def build_maps(
+    code: ScalarCode,
+    shape: Sequence[int],
+    inputs: Sequence[Input],
+    body: Callable[..., Sequence[SSAValue]],
+    names: Sequence[str],
+) -> list[SSAValue]:
+    """Append a map of several results, as `build_map` does."""
     values = [value for value, _ in inputs]
     block = Block(arg_types=[element_of(v.type) for v in values])
     for arg, value in zip(block.args, values, strict=True):
         arg.name_hint = value.name_hint
     inner = ScalarCode(block)
-    result = body(inner, *block.args)
-    inner.yield_(result)
+    results = body(inner, *block.args)
+    inner.yield_(*results)
     op = tile.MapOp(
         values,
         [span for _, span in inputs],
-        [result_type(result.type, shape)],
+        [result_type(r.type, shape) for r in results],
         Region(block),
     )
-    return code.insert(op, name)
+    code.builder.insert(op)
+    for result, name in zip(op.results, names, strict=True):
+        result.name_hint = name
+    return list(op.results)
 
 
 def build_row_map(

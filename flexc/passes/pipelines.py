@@ -21,6 +21,7 @@ from xdsl.transforms.loop_invariant_code_motion import LoopInvariantCodeMotionPa
 from flexc.passes.convert_blocksparse_to_tile import ConvertBlocksparseToTilePass
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex_infer_facts import FlexInferFactsPass
+from flexc.passes.convert_flex_to_planning import ConvertFlexToPlanningPass
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.passes.flex_trust_captures import FlexTrustCapturesPass
 from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
@@ -77,6 +78,24 @@ def to_tile(target: Target) -> Passes:
         TileSplitMapsPass(),
         *TIDY,
         # Loads of a head's or a row's values now stand alone: out of the loop.
+        LoopInvariantCodeMotionPass(),
+        *TIDY,
+    )
+
+
+def to_planning() -> Passes:
+    """From `flex` to the kernels in `tile` that plan the masks."""
+    return (
+        FlexTrustCapturesPass(),
+        FlexWidenIndicesPass(),
+        FlexSimplifyModsPass(),
+        ConvertFlexToPlanningPass(),
+        # Samples of a block share most of what they compute.
+        FlexSimplifyModsPass(),
+        TileExpandCapturesPass(),
+        *TIDY,
+        TileSplitMapsPass(),
+        *TIDY,
         LoopInvariantCodeMotionPass(),
         *TIDY,
     )

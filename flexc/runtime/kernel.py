@@ -39,8 +39,12 @@ class Kernel:
     def __call__(self, query: Tensor, args: Sequence[Any]) -> None:
         """Run on (query, key, value, scale, captures, tables, outputs)."""
         b, h, q_len, _ = query.shape
+        self.run(b, h, q_len, args)
+
+    def run(self, b: int, h: int, n: int, args: Sequence[Any]) -> None:
+        """Run on the grid for these sizes, n being what the grid calls Sq."""
         values = [get(args) for get in self._getters]
-        self._launch(self._grid(b, h, q_len), values)
+        self._launch(self._grid(b, h, n), values)
 
 
 def load(spec: KernelSpec) -> Callable[[tuple[int, ...], Sequence[Any]], None]:

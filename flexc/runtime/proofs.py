@@ -81,11 +81,14 @@ class Prover:
 
     def __call__(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> Proofs:
         """For a call's query and key, and its capture arguments in order."""
+        return self.of_sizes((*query.shape[:3], key.size(2)), captures)
+
+    def of_sizes(self, sizes: Sequence[int], captures: Sequence[Any]) -> Proofs:
+        """For (batch, heads, q_len, kv_len) and capture arguments in order."""
         if not self.proofs:
             return Proofs()
         facts = tuple(map(_describe, captures))
-        sizes = (*query.shape[:3], key.size(2))
-        what = (sizes, facts)
+        what = (tuple(sizes), facts)
         if what not in self.known:
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()

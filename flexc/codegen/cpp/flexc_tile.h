@@ -22,6 +22,12 @@ template <> struct VectorOf<float> {
 template <> struct VectorOf<double> {
     typedef double type __attribute__((vector_size(vector_bytes), may_alias));
 };
+template <> struct VectorOf<int32_t> {
+    typedef int32_t type __attribute__((vector_size(vector_bytes), may_alias));
+};
+template <> struct VectorOf<int64_t> {
+    typedef int64_t type __attribute__((vector_size(vector_bytes), may_alias));
+};
 template <class T> using Vector = typename VectorOf<T>::type;
 template <class T> constexpr int lanes = vector_bytes / static_cast<int>(sizeof(T));
 
@@ -91,9 +97,17 @@ void transpose(Tile<T, N, M> out, Tile<T, M, N> in) {
 
 // ---- reductions ----
 
+template <class T> constexpr T largest = T(__builtin_inff());
+template <> constexpr int32_t largest<int32_t> = __INT32_MAX__;
+template <> constexpr int64_t largest<int64_t> = __INT64_MAX__;
+
 struct Max {
     template <class T> static FLEXC_INLINE T combine(T a, T b) { return a > b ? a : b; }
-    template <class T> static constexpr T identity = -__builtin_inff();
+    template <class T> static constexpr T identity = static_cast<T>(-largest<T> - 1);
+};
+struct Min {
+    template <class T> static FLEXC_INLINE T combine(T a, T b) { return a < b ? a : b; }
+    template <class T> static constexpr T identity = largest<T>;
 };
 struct Sum {
     template <class T> static FLEXC_INLINE T combine(T a, T b) { return a + b; }

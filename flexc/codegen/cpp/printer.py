@@ -44,7 +44,7 @@ _PROGRAM_ID = (
     "program / grid_0 % grid_1",
     "program / (grid_0 * grid_1)",
 )
-_REDUCE = {ReduceKind.MAX: "Max", ReduceKind.SUM: "Sum"}
+_REDUCE = {ReduceKind.MAX: "Max", ReduceKind.MIN: "Min", ReduceKind.SUM: "Sum"}
 _REDUCE_ALONG = ("reduce_columns", "reduce_rows")
 
 

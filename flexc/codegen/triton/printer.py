@@ -20,7 +20,7 @@ from flexc.codegen.source_printer import SourcePrinter
 from flexc.codegen.triton import scalar_rules
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.mod_region import is_scalar
-from flexc.dialects.tile import ReduceKind, TileType, shape_of
+from flexc.dialects.tile import TileType, shape_of
 
 PYTHON_WORDS = (
     "and as assert async await break class continue def del elif else except "
@@ -132,8 +132,7 @@ class TritonPrinter(SourcePrinter):
 
     @print_statement.register
     def _(self, op: tile.ReduceOp) -> None:
-        function = {ReduceKind.MAX: "tl.max", ReduceKind.SUM: "tl.sum"}[op.kind.data]
-        text = f"{function}({self.name(op.input)}, {op.dim.value.data})"
+        text = f"tl.{op.kind.data.value}({self.name(op.input)}, {op.dim.value.data})"
         self.assign(op.result, text)
 
     @print_statement.register

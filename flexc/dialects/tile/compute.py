@@ -206,7 +206,7 @@ def element_of(type_: Attribute) -> Attribute:
 class ReduceOp(IRDLOperation):
     """Combine a tile's elements along one dimension.
 
-    The maximum of NaN and anything is unspecified; of no element it is -inf.
+    The maximum or minimum of NaN and anything is unspecified.
     """
 
     name = "tile.reduce"

@@ -128,6 +128,7 @@ class ReduceKind(StrEnum):
     """How `tile.reduce` combines."""
 
     MAX = "max"
+    MIN = "min"
     SUM = "sum"
 
 

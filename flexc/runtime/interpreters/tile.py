@@ -133,6 +133,8 @@ class TileFunctions(InterpreterFunctions):
         dim = op.dim.value.data
         if op.kind.data == ReduceKind.MAX:
             return (args[0].amax(dim),)
+        if op.kind.data == ReduceKind.MIN:
+            return (args[0].amin(dim),)
         return (args[0].sum(dim, dtype=args[0].dtype),)
 
     @impl(tile.TransposeOp)

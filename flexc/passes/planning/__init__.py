@@ -1,0 +1,8 @@
+"""Kernels that plan block-sparse masks: written once, in tile ops, for all targets.
+
+    summarize   per block of rows or columns, least and greatest captured values
+    classify    per block of pairs: dead, partial, full or unknown
+    refine      unknown blocks, pair by pair
+
+`convert-flex-to-planning` builds them from a mask region and its classifier.
+"""

@@ -1,0 +1,70 @@
+"""Where a block is looked at: its corners, its middle, and along the diagonal.
+
+A pair that is live proves that a block is not dead, one that is not that it is not
+full. Most partial blocks of masks that people write show both at one of these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.dialects import arith
+from xdsl.ir import SSAValue
+
+from flexc.passes.planning.program import Scalars
+from flexc.passes.scalar_code import ScalarCode
+
+Pair = tuple[SSAValue, SSAValue]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The first and last position of a block that exist."""
+
+    first: SSAValue
+    last: SSAValue
+
+
+def span_of(code: ScalarCode, block: SSAValue, at: Scalars, axis: str) -> Span:
+    """The positions of a block of rows ("q") or columns ("kv")."""
+    size, end = at[f"{axis}_block"], code.sub(at[f"{axis}_len"], code.const(1))
+    first = minimum(code, code.mul(block, size), end)
+    last = code.add(first, code.sub(size, code.const(1)))
+    first.name_hint, last.name_hint = f"{axis}_first", f"{axis}_last"
+    return Span(first, minimum(code, last, end))
+
+
+def minimum(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
+    return code.insert(arith.MinSIOp(a, b), a.name_hint)
+
+
+def maximum(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
+    return code.insert(arith.MaxSIOp(a, b), a.name_hint)
+
+
+def sample_pairs(code: ScalarCode, q: Span, kv: Span) -> list[Pair]:
+    """The pairs of a block that are looked at; some may coincide."""
+    rows, columns = (
+        [s.first, _middle(code, s), s.last] for s in (q, kv)
+    )
+    pairs = [(row, column) for row in rows for column in columns]
+    pairs.append((q.first, _next(code, kv)))
+    pairs.append((_next(code, q), kv.first))
+    # Where the diagonal enters the block and where it leaves it.
+    for point in (maximum(code, q.first, kv.first), minimum(code, q.last, kv.last)):
+        pairs.append((_within(code, point, q), _within(code, point, kv)))
+    return pairs
+
+
+def _middle(code: ScalarCode, span: Span) -> SSAValue:
+    length = code.sub(span.last, span.first)
+    half = code.insert(arith.ShRSIOp(length, code.const(1)))
+    return code.add(span.first, half)
+
+
+def _next(code: ScalarCode, span: Span) -> SSAValue:
+    return minimum(code, code.add(span.first, code.const(1)), span.last)
+
+
+def _within(code: ScalarCode, point: SSAValue, span: Span) -> SSAValue:
+    return minimum(code, maximum(code, point, span.first), span.last)

@@ -1,0 +1,128 @@
+"""`create_block_mask`: torch's function, without looking at every pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from flexc.errors import ModSignatureError, OptionError, ShapeError
+from flexc.frontend.closures import read_mods
+from flexc.runtime.options import resolve_backend
+from flexc.runtime.planner.classes import Planning
+from flexc.runtime.planner.compaction import live_kinds, ordered
+from flexc.runtime.planner.origin import sign
+from flexc.runtime.planner.plans import Problem, find_plan
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+MAX_LENGTH = 2**31 - 2**20
+"""Positions are i32, with room for a block's rounding up."""
+
+
+def create_block_mask(
+    mask_mod: MaskMod,
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: torch.device | str | None = None,
+    BLOCK_SIZE: int | tuple[int, int] = 128,
+    _compile: bool = False,
+    *,
+    refine: bool = True,
+) -> BlockMask:
+    """Torch's BlockMask of a mask, planned from what the mask says.
+
+    Blocks are classified by interval arithmetic on the mask's code and on the least
+    and greatest captured values of each block of rows and columns. Time and memory
+    grow with the number of blocks, not of pairs, and nothing waits for a GPU.
+
+    Args:
+        mask_mod: `mask_mod(b, h, q_idx, kv_idx)`: whether a pair counts.
+        B: batches, or None where the mask is the same for all.
+        H: query heads, or None likewise.
+        Q_LEN: the number of queries.
+        KV_LEN: the number of keys.
+        device: where captured tensors are and the tables will be; by default the
+            accelerator, or the CPU where there is none.
+        BLOCK_SIZE: rows and columns of a block, or one number for both.
+        _compile: ignored: kernels are always compiled, once for a mask's code.
+        refine: look at every pair of the blocks that remain unknown. The result is
+            then equal to torch's. Without it they count as partial, which is never
+            wrong, only slower in attention.
+
+    Returns:
+        `torch.nn.attention.flex_attention.BlockMask`, for torch's flex_attention
+        and for flexc's.
+
+    Raises:
+        FlexcError: one of the classes of `flexc.errors`.
+    """
+    sizes = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
+    problem = checked_problem(sizes, BLOCK_SIZE)
+    return plan_block_mask(mask_mod, problem, default_device(device), refine=refine)
+
+
+def plan_block_mask(
+    mask_mod: MaskMod,
+    problem: Problem,
+    device: torch.device,
+    backend: str = "auto",
+    refine: bool = True,
+) -> BlockMask:
+    """The BlockMask of checked arguments."""
+    if not callable(mask_mod):
+        raise ModSignatureError(
+            "mask_mod expects a function of (b, h, q_idx, kv_idx), got "
+            f"{type(mask_mod).__name__}"
+        )
+    signature = read_mods(None, mask_mod)
+    plan = find_plan(signature, problem, device, resolve_backend(backend, device))
+    # torch pads the mask with pairs that are dead.
+    whole = (problem.q_len // problem.q_block, problem.kv_len // problem.kv_block)
+    planning = Planning.start(plan, signature, problem, device, whole)
+    classes = planning.classify(0, problem.rows, refine)
+    kinds = live_kinds(classes)
+    tables = [t for live in kinds for t in ordered(live)]
+    tables += [t for live in kinds for t in ordered(live.transpose(-1, -2))]
+    lead = (problem.batches, problem.heads)
+    mask = BlockMask(
+        (problem.q_len, problem.kv_len),
+        *(t.expand(*lead, *t.shape[2:]) for t in tables),
+        BLOCK_SIZE=(problem.q_block, problem.kv_block),
+        mask_mod=mask_mod,
+    )
+    return sign(mask)
+
+
+def checked_problem(
+    sizes: tuple[int, int, int, int], block_size: int | tuple[int, int]
+) -> Problem:
+    names = ("B", "H", "Q_LEN", "KV_LEN")
+    for name, size in zip(names, sizes, strict=True):
+        if type(size) is not int or not 1 <= size <= MAX_LENGTH:
+            raise ShapeError(
+                f"{name} expects an integer of 1 to {MAX_LENGTH}, got {size!r}"
+            )
+    pair = (block_size, block_size) if isinstance(block_size, int) else block_size
+    is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+    if not is_pair or not all(type(n) is int and 1 <= n <= 1 << 20 for n in pair):
+        raise OptionError(
+            "BLOCK_SIZE expects an integer of 1 to 1048576, or a pair of them for rows "
+            f"and columns, got {block_size!r}"
+        )
+    return Problem(*sizes, *pair)
+
+
+def default_device(device: torch.device | str | None) -> torch.device:
+    """The device asked for, by its index; by default torch's."""
+    if device is None:
+        device = torch.accelerator.current_accelerator() or "cpu"
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device

@@ -1,0 +1,105 @@
+"""Running a plan: the class of every block, on the device and without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexc.frontend.closures import ModSignature
+from flexc.passes.analysis.dependence import Along
+from flexc.passes.planning.program import (
+    DEAD,
+    FULL,
+    PARTIAL,
+    TILE_COLUMNS,
+    TILE_ROWS,
+    UNKNOWN,
+)
+from flexc.passes.planning.summaries import TILE
+from flexc.runtime.planner.plans import Plan, PlanKernels, Problem
+
+__all__ = ["DEAD", "FULL", "PARTIAL", "UNKNOWN", "Planning"]
+
+
+@dataclass(frozen=True, eq=False)
+class Planning:
+    """A plan at work on one problem.
+
+    `whole` are the numbers of blocks of rows and of columns that may be full.
+    """
+
+    problem: Problem
+    kernels: PlanKernels
+    captures: Sequence[Any]
+    device: torch.device
+    whole: tuple[int, int]
+    summaries: tuple[Tensor, ...] = ()
+
+    @classmethod
+    def start(
+        cls,
+        plan: Plan,
+        signature: ModSignature,
+        problem: Problem,
+        device: torch.device,
+        whole: tuple[int, int],
+    ) -> Planning:
+        """Take away batches and heads that look alike, and summarize captures."""
+        captures = plan.attention.arguments(signature.captures)
+        kernels = plan.kernels(problem, captures)
+        problem = collapsed(problem, plan.along)
+        planning = cls(problem, kernels, captures, device, whole)
+        return replace(planning, summaries=planning.summarize())
+
+    def summarize(self) -> tuple[Tensor, ...]:
+        """The least and greatest captured values of blocks of rows and columns."""
+        problem, dtypes = self.problem, self.kernels.summaries
+        if not dtypes:
+            return ()
+        blocks = max(problem.rows, problem.columns)
+        shape = (problem.batches, problem.heads, blocks)
+        tensors = tuple(
+            torch.empty(shape, dtype=dtype, device=self.device) for dtype in dtypes
+        )
+        args = [*self.arguments(0), None, None, *tensors]
+        self.run("summarize", -(-blocks // TILE), args)
+        return tensors
+
+    def classify(self, first: int, count: int, refine: bool) -> Tensor:
+        """(batches, heads, count, columns): classes from block row `first` on."""
+        problem = self.problem
+        lead, columns = (problem.batches, problem.heads), problem.columns
+        tiles = -(-columns // TILE_COLUMNS)
+        classes = torch.empty(
+            (*lead, count, columns), dtype=torch.int8, device=self.device
+        )
+        flags = torch.empty(
+            (*lead, tiles, count), dtype=torch.int32, device=self.device
+        )
+        args = [*self.arguments(first), classes, flags, *self.summaries]
+        self.run("classify", -(-count // TILE_ROWS) * tiles, args)
+        # To look whether anything is unknown, a GPU would have to be waited for.
+        if refine and (self.device.type != "cpu" or bool(flags.any())):
+            self.run("refine", count * tiles, args)
+        return classes
+
+    def arguments(self, first: int) -> list[Any]:
+        """What all kernels take, up to the classes; `NUMBERS` says in which order."""
+        p = self.problem
+        numbers = (p.q_len, p.kv_len, p.q_block, p.kv_block, first, *self.whole)
+        return [*self.captures, *numbers]
+
+    def run(self, name: str, programs: int, args: Sequence[Any]) -> None:
+        problem = self.problem
+        self.kernels[name].run(problem.batches, problem.heads, programs, args)
+
+
+def collapsed(problem: Problem, along: Along) -> Problem:
+    """The problem with one batch and one head where the mask is the same for all."""
+    batches = problem.batches if Along.BATCH in along else 1
+    heads = problem.heads if Along.HEAD in along else 1
+    return replace(problem, batches=batches, heads=heads)

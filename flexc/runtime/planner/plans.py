@@ -1,0 +1,186 @@
+"""Plans: a mask's kernels, compiled once for its code and found again by its key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+
+from flexc.codegen.cpp.target import emit_cpp
+from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
+from flexc.codegen.triton.target import emit_triton
+from flexc.frontend.capture import CapturedMods, capture_mods
+from flexc.frontend.closures import ModSignature
+from flexc.frontend.import_graph import AttentionCall, build_attention_module
+from flexc.passes import pipelines
+from flexc.passes.analysis.dependence import Along, Dependences, yielded
+from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
+from flexc.runtime.cache import load_text, store_text
+from flexc.runtime.call import (
+    MAX_NARROW_OFFSET,
+    check_captures,
+    largest_offset,
+    max_length,
+)
+from flexc.runtime.driver import Build, counters, kernel_key
+from flexc.runtime.kernel import Kernel
+from flexc.runtime.options import NO_OPTIONS
+from flexc.runtime.proofs import Proofs, Prover, attention_of
+
+_plans: dict[Any, list[Plan]] = {}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a mask is planned for."""
+
+    batches: int
+    heads: int
+    q_len: int
+    kv_len: int
+    q_block: int
+    kv_block: int
+
+    @cached_property
+    def rows(self) -> int:
+        return -(-self.q_len // self.q_block)
+
+    @cached_property
+    def columns(self) -> int:
+        return -(-self.kv_len // self.kv_block)
+
+
+class PlanKernels:
+    """The kernels of a plan, each compiled when it is first needed."""
+
+    def __init__(self, specs: Sequence[KernelSpec]):
+        self._specs = {spec.entry: spec for spec in specs}
+        self._kernels: dict[str, Kernel] = {}
+
+    def __getitem__(self, name: str) -> Kernel:
+        if name not in self._kernels:
+            counters["built"] += 1
+            self._kernels[name] = Kernel(self._specs[name])
+        return self._kernels[name]
+
+    @cached_property
+    def summaries(self) -> tuple[torch.dtype, ...]:
+        """The dtypes of what `summarize` writes."""
+        spec = self._specs.get("summarize")
+        params: Sequence[ParamSpec] = () if spec is None else spec.params
+        names = {"i32": torch.int32, "i64": torch.int64, "f64": torch.float64}
+        return tuple(
+            names.get(p.dtype, torch.float32) for p in params if p.role == "output"
+        )
+
+
+class Plan:
+    """A traced mask, and kernels for what is proved of calls."""
+
+    def __init__(self, mods: CapturedMods, build: Build):
+        self.mods = mods
+        self.build = build
+        self.attention = build_attention_module(None, mods.mask, build.call)
+        self._prove = Prover(self.attention.module, build.backend)
+        self._kernels: dict[Proofs, PlanKernels] = {}
+
+    @cached_property
+    def along(self) -> Along:
+        """What the mask depends on: a plan is made once for all else."""
+        module = self.attention.module.clone()
+        FlexSimplifyModsPass().apply(Context(), module)
+        mask = attention_of(module).mask_mod
+        return Dependences(mask)[yielded(mask)]
+
+    def kernels(self, problem: Problem, captures: Sequence[Any]) -> PlanKernels:
+        sizes = (problem.batches, problem.heads, problem.q_len, problem.kv_len)
+        proofs = self._prove.of_sizes(sizes, captures)
+        if proofs not in self._kernels:
+            module = proofs.stated_in(self.attention.module)
+            self._kernels[proofs] = PlanKernels(find_specs(module, self.build))
+        return self._kernels[proofs]
+
+
+def find_plan(
+    signature: ModSignature,
+    problem: Problem,
+    device: torch.device,
+    backend: str,
+    mods: CapturedMods | None = None,
+) -> Plan:
+    """What an earlier call made that this one may use, or something new.
+
+    `mods` are the traced mods of the signature, where the caller has them.
+    """
+    check_captures(signature.captures, device)
+    build = build_for(signature, problem, device, backend)
+    if not signature.cacheable:
+        return Plan(mods or trace(signature, device), build)
+    plans = _plans.setdefault((signature.key, build), [])
+    for plan in plans:
+        if plan.mods.guards_hold(signature.captures):
+            return plan
+    plans.append(Plan(mods or trace(signature, device), build))
+    return plans[-1]
+
+
+def trace(signature: ModSignature, device: torch.device) -> CapturedMods:
+    counters["traced"] += 1
+    return capture_mods(signature, torch.float32, device.type)
+
+
+def build_for(
+    signature: ModSignature, problem: Problem, device: torch.device, backend: str
+) -> Build:
+    """Of the facts about a call those that its plan's kernels depend on."""
+    tensors = [c for c in signature.captures if isinstance(c, Tensor)]
+    blocks = problem.batches * problem.heads * problem.rows * problem.columns
+    is_narrow = blocks <= MAX_NARROW_OFFSET and all(
+        largest_offset(t) <= MAX_NARROW_OFFSET for t in tensors
+    )
+    call = AttentionCall(
+        torch.float32,
+        head_dim=1,
+        value_dim=1,
+        index_width=32 if is_narrow else 64,
+        max_length=max_length(problem.q_len, problem.kv_len),
+    )
+    return Build(call, backend, device.type, NO_OPTIONS)
+
+
+def find_specs(module: ModuleOp, build: Build) -> list[KernelSpec]:
+    """The printed kernels of a plan, from the disk or from the pipeline."""
+    name = f"plan-{kernel_key(module, build)}.json"
+    specs = _read_specs(load_text(name))
+    if specs is not None:
+        counters["loaded"] += 1
+        return specs
+    counters["lowered"] += 1
+    specs = lower(module.clone(), build.backend)
+    store_text(name, json.dumps([asdict(spec) for spec in specs]))
+    return specs
+
+
+def _read_specs(text: str | None) -> list[KernelSpec] | None:
+    """Stored specs; None for a file that is not whole."""
+    try:
+        if text is None:
+            return None
+        return [KernelSpec.from_json(json.dumps(s)) for s in json.loads(text)]
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def lower(module: ModuleOp, backend: str) -> list[KernelSpec]:
+    """Run the pipeline of a backend and print a plan's kernels."""
+    target = pipelines.to_cpp() if backend == "cpp" else pipelines.to_triton()
+    pipelines.run((*pipelines.to_planning(), *target), Context(), module)
+    module.verify()
+    return emit_cpp(module) if backend == "cpp" else emit_triton(module)

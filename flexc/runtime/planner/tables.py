@@ -1,0 +1,61 @@
+"""The tables that `flex_attention` plans for a mask that has no closed-form bounds."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flexc.frontend.capture import CapturedMods
+from flexc.frontend.closures import ModSignature
+from flexc.runtime.arguments import Tables, make_tables
+from flexc.runtime.options import resolve_backend
+from flexc.runtime.planner.classes import Planning
+from flexc.runtime.planner.compaction import Table, listed, live_kinds, ordered, stacked
+from flexc.runtime.planner.plans import Problem, find_plan
+
+MAX_CLASSES = 1 << 24
+"""Classes that a CPU holds at once; tables are made from them rows by rows."""
+
+
+def plan_tables(
+    signature: ModSignature,
+    query: Tensor,
+    key: Tensor,
+    block_size: tuple[int, int] = (128, 128),
+    *,
+    backend: str = "auto",
+    refine: bool = False,
+    mods: CapturedMods | None = None,
+) -> Tables:
+    """The partial and the full blocks of each block of rows of a call's mask.
+
+    The signature is that of `(score_mod, mask_mod)`, `mods` what it was traced to,
+    if it was. Tables have one batch, or head, expanded to the query's, where the
+    mask is the same for all. Rows beyond the last do not matter for what is full,
+    columns do.
+    """
+    problem = Problem(*query.shape[:3], key.size(2), *block_size)
+    device = query.device
+    backend = resolve_backend(backend, device)
+    plan = find_plan(signature, problem, device, backend, mods)
+    whole = (problem.rows, problem.kv_len // problem.kv_block)
+    planning = Planning.start(plan, signature, problem, device, whole)
+    if device.type == "cpu":
+        tables = listed_by_rows(planning, refine)
+    else:
+        classes = planning.classify(0, problem.rows, refine)
+        tables = [ordered(live) for live in live_kinds(classes)]
+    return make_tables([t for table in tables for t in table], block_size, query)
+
+
+def listed_by_rows(planning: Planning, refine: bool) -> list[Table]:
+    """Partial and full blocks, without the classes of all blocks at once."""
+    problem = planning.problem
+    per_row = problem.batches * problem.heads * problem.columns
+    step = max(1, MAX_CLASSES // per_row)
+    parts: tuple[list[Table], list[Table]] = ([], [])
+    for first in range(0, problem.rows, step):
+        count = min(step, problem.rows - first)
+        classes = planning.classify(first, count, refine)
+        for part, live in zip(parts, live_kinds(classes), strict=True):
+            part.append(listed(live))
+    return [stacked(part) for part in parts]
