@@ -25,13 +25,14 @@ from xdsl.dialects.builtin import IntegerType, ModuleOp, i32, i64
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
 from flexc.passes.analysis.dependence import PAIR, Along, Dependences
 from flexc.passes.analysis.exact_ranges import position_args
 from flexc.passes.analysis.index_width import IndexWidths
 from flexc.passes.analysis.intervals import Interval, full
-from flexc.passes.analysis.value_ranges import ValueRanges, width_of
+from flexc.passes.analysis.value_ranges import width_of
 from flexc.passes.canonicalization.region_simplifier import is_unused
 from flexc.passes.flex_simplify_mods import INDEX
 from flexc.passes.scalar_code import ScalarCode
@@ -169,10 +170,10 @@ class RegionWidener:
 
     def narrowed(self, op: Operation, result: SSAValue) -> SSAValue:
         """The lowest bits of a wide value."""
-        assert isinstance(result.type, IntegerType)
-        code = ScalarCode(InsertPoint.before(op))
+        assert isa(result.type, IntegerType)
+        before, code = op.prev_op, ScalarCode(InsertPoint.before(op))
         new = code.int_cast(self.wide[result], result.type)
-        new.owner.location = op.location
+        set_locations(op, before)
         return new
 
 

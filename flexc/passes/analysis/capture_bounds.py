@@ -13,11 +13,8 @@ from xdsl.dialects import arith
 from xdsl.ir import Region, SSAValue
 
 from flexc.dialects import flex
-from flexc.passes.analysis.exact_ranges import (
-    ExactRanges,
-    is_negative,
-    known_of_call,
-)
+from flexc.passes.analysis.chosen_sums import is_negative
+from flexc.passes.analysis.exact_ranges import ExactRanges, known_of_call
 from flexc.passes.analysis.intervals import Interval
 from flexc.passes.analysis.value_ranges import ValueRanges
 

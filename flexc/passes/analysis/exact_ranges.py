@@ -13,12 +13,14 @@ from enum import Enum, auto
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects.builtin import IntegerAttr, IntegerType
+from xdsl.dialects.builtin import IntegerType, i1
 from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.analysis import intervals
+from flexc.passes.analysis.chosen_sums import is_negative, signs_differ, tests_of
 from flexc.passes.analysis.intervals import Interval, full, point
 from flexc.passes.analysis.value_ranges import ValueRanges, width_of
 
@@ -75,7 +77,9 @@ def known_of_call(
     """
     known = dict(zip(position_args(region), positions, strict=True))
     args = region.block.args[len(region.block.args) - len(captures) :]
-    given = dict(zip(args, captures, strict=True))
+    given: dict[SSAValue, int | tuple[int, ...] | None] = dict(
+        zip(args, captures, strict=True)
+    )
     for arg, what in given.items():
         if isinstance(what, int) and isinstance(arg.type, IntegerType):
             known[arg] = point(what)
@@ -107,7 +111,7 @@ class ExactRanges(ValueRanges):
         return found
 
     def _origin(self, value: SSAValue) -> Origin:
-        if not isinstance(value.type, IntegerType) or width_of(value.type) == 1:
+        if not isa(value.type, IntegerType) or value.type == i1:
             return Origin.OTHER
         match value.owner:
             case Block() | arith.ConstantOp() | flex.DimOp():
@@ -136,7 +140,7 @@ class ExactRanges(ValueRanges):
 
     def fits(self, value: SSAValue) -> bool:
         """Whether a value's type holds all that it may be."""
-        if not isinstance(value.type, IntegerType):
+        if not isa(value.type, IntegerType):
             return True
         return self[value].within(full(width_of(value.type)))
 
@@ -163,55 +167,20 @@ class ExactRanges(ValueRanges):
         return super()._compute(value)
 
     def _chosen_sum(self, op: arith.AddiOp) -> Interval | None:
-        """The range of x + n where it is chosen by every `select(.., x + n, x)`.
+        """The range of x + n where it is used only where a test of x holds.
 
-        Python's `%` and negative indices are spelled so; where x is chosen, the sum
-        may overflow, and nobody sees it.
+        Elsewhere it may overflow, and nobody sees it.
         """
         for x, n in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
-            uses = [use.operation for use in op.result.uses]
-            tests = [_test_of(use, op.result, x) for use in uses]
-            if tests and all(t is not None and is_negative(t, x) for t in tests):
-                if self[x].is_nonnegative:
-                    return self[x]
-                below = Interval(self[x].lo, min(self[x].hi, -1))
-                return intervals.add(below, self[n], EXACT_BITS)
-            if tests and all(t is not None and signs_differ(t, x, n) for t in tests):
+            if (tests := tests_of(op.result, x)) is None:
+                continue
+            if all(is_negative(test, x) for test in tests):
+                return self._sum_where_negative(self[x], self[n])
+            if all(signs_differ(test, x, n) for test in tests):
                 return intervals.union(self[x], self[n])
         return None
 
-
-def _test_of(user: Operation, total: SSAValue, x: SSAValue) -> SSAValue | None:
-    """c of `select(c, total, x)`."""
-    if not isinstance(user, arith.SelectOp) or user.lhs is not total:
-        return None
-    return user.cond if user.rhs is x else None
-
-
-def is_negative(test: SSAValue, x: SSAValue) -> bool:
-    """Whether a flag is x < 0."""
-    op = test.owner
-    if not isinstance(op, arith.CmpiOp) or op.lhs is not x:
-        return False
-    less = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data] == "slt"
-    return less and is_zero(op.rhs)
-
-
-def is_zero(value: SSAValue) -> bool:
-    """Whether a value is the integer constant 0."""
-    op = value.owner
-    if not isinstance(op, arith.ConstantOp) or not isinstance(op.value, IntegerAttr):
-        return False
-    return op.value.value.data == 0
-
-
-def signs_differ(test: SSAValue, x: SSAValue, n: SSAValue) -> bool:
-    """Whether a flag is false unless exactly one of x and n is negative."""
-    op = test.owner
-    if isinstance(op, arith.AndIOp):
-        return signs_differ(op.lhs, x, n) or signs_differ(op.rhs, x, n)
-    return (
-        isinstance(op, arith.XOrIOp)
-        and is_negative(op.lhs, x)
-        and is_negative(op.rhs, n)
-    )
+    def _sum_where_negative(self, x: Interval, n: Interval) -> Interval:
+        if x.is_nonnegative:
+            return x
+        return intervals.add(Interval(x.lo, min(x.hi, -1)), n, EXACT_BITS)
