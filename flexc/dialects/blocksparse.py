@@ -29,7 +29,14 @@ from collections.abc import Mapping, Sequence
 
 from xdsl.dialects.builtin import IntegerAttr, IntegerType, UnitAttr, i32
 from xdsl.dialects.utils import EnumAttribute
-from xdsl.ir import Attribute, Dialect, Region, SpacedOpaqueSyntaxAttribute, SSAValue
+from xdsl.ir import (
+    Attribute,
+    Block,
+    Dialect,
+    Region,
+    SpacedOpaqueSyntaxAttribute,
+    SSAValue,
+)
 from xdsl.irdl import (
     IRDLOperation,
     irdl_attr_definition,
@@ -157,7 +164,9 @@ class AttentionOp(AttentionLike):
         print_properties(printer, self)
         print_region_with_args(printer, "score_mod", self.score_mod)
         printer.print_string(" segments ")
-        printer.print_region(self.segments, print_entry_block_args=False)
+        printer.print_region(
+            self.segments, print_entry_block_args=False, print_empty_block=False
+        )
 
     @classmethod
     def parse(cls, parser: Parser) -> AttentionOp:
@@ -166,6 +175,8 @@ class AttentionOp(AttentionLike):
         score_mod = parse_region_with_args(parser, "score_mod")
         parser.parse_keyword("segments")
         segments = parser.parse_region()
+        if not segments.blocks:  # Nothing is visited.
+            segments.add_block(Block())
         op = cls(operands, results, score_mod, segments, properties)
         op.attributes = attributes
         return op

@@ -3,7 +3,9 @@
 1. Tile sizes are taken from the options or chosen for the target.
 2. A call with a BlockMask becomes a partial segment over kv_indices and, where
    the mask has them, a full segment over full_kv_indices.
-3. A call without becomes a segment over the whole blocks, full if there is no
+3. A mask whose live and dead keys have a closed form becomes a partial and a full
+   segment with computed bounds (see `mask_segments`).
+4. Any other call becomes a segment over the whole blocks, full if there is no
    mask, and a partial one over the rest.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from xdsl.context import Context
@@ -26,8 +29,11 @@ from xdsl.pattern_rewriter import (
 )
 
 from flexc.dialects import blocksparse, flex
-from flexc.dialects.blocksparse import SegmentKind, SegmentOp
+from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
 from flexc.errors import OptionError
+from flexc.passes.analysis.key_ranges import KeyRanges
+from flexc.passes.analysis.proof import Proof, Proven
+from flexc.passes.mask_segments import MaskSegments, closed_form, tile_order
 from flexc.passes.scalar_code import ScalarCode, new_region
 from flexc.passes.tile_shapes import element_width
 from flexc.passes.tile_sizes import (
@@ -101,7 +107,25 @@ class SegmentBuilder:
         mask = None if is_always_true(self.op.mask_mod) else self.op.mask_mod
         if self.op.tables:
             return self.table_segments(mask)
+        if mask is not None and isinstance(self.ranges, Proven):
+            sizes = self.sizes.block_m, self.sizes.block_n
+            ranges = self.ranges.value
+            return MaskSegments(self.op, ranges, *sizes, self.new_region).segments()
         return self.range_segments(mask)
+
+    @cached_property
+    def ranges(self) -> Proof[KeyRanges]:
+        """The mask's ranges of keys, where they have a closed form."""
+        return closed_form(self.op, self.sizes.block_m, self.sizes.block_n)
+
+    def order(self) -> TileOrder | None:
+        """The order that starts with the rows that have most work."""
+        if self.op.tables:
+            # Tables come from masks that tend to give later rows more work.
+            return TileOrder.DESCENDING
+        return (
+            tile_order(self.ranges.value) if isinstance(self.ranges, Proven) else None
+        )
 
     def range_segments(self, mask: Region | None) -> list[SegmentOp]:
         """All keys: whole blocks, which lie inside of kv_len, and a rest."""
@@ -212,7 +236,8 @@ class ConvertAttention(RewritePattern):
         self, op: flex.AttentionOp, rewriter: PatternRewriter
     ) -> None:
         sizes = self.tile_sizes(op)
-        segments = Region(Block(SegmentBuilder(op, sizes).segments()))
+        builder = SegmentBuilder(op, sizes)
+        segments = Region(Block(builder.segments()))
         properties = op.facts() | {
             "block_m": IntegerAttr(sizes.block_m, i32),
             "block_n": IntegerAttr(sizes.block_n, i32),
@@ -220,11 +245,8 @@ class ConvertAttention(RewritePattern):
         if sizes.num_warps:
             properties["num_warps"] = IntegerAttr(sizes.num_warps, i32)
             properties["num_stages"] = IntegerAttr(sizes.num_stages, i32)
-        if op.tables:
-            # Tables come from masks that tend to give later rows more work.
-            properties["order"] = blocksparse.TileOrderAttr(
-                blocksparse.TileOrder.DESCENDING
-            )
+        if (order := builder.order()) is not None:
+            properties["order"] = blocksparse.TileOrderAttr(order)
             properties["heads_per_group"] = IntegerAttr(HEADS_PER_GROUP, i32)
         new = blocksparse.AttentionOp(
             [op.query, op.key, op.value, op.scale, op.captures, op.tables],

@@ -92,18 +92,32 @@ class ScalarCode:
 
 
 def inline_region(
-    region: Region, args: Sequence[SSAValue], code: ScalarCode
+    region: Region,
+    args: Sequence[SSAValue],
+    code: ScalarCode,
+    outside: ScalarCode | None = None,
+    varying: Sequence[int] = (),
 ) -> list[SSAValue]:
-    """Clone a scalar region's ops in place; the values that it yields."""
+    """Clone a scalar region's ops in place; the values that it yields.
+
+    With `outside`, ops go there that depend on none of the `varying` arguments:
+    not all that a loop could do without are declared pure, so that xDSL would
+    leave them in it.
+    """
     value_map: dict[SSAValue, SSAValue] = dict(
         zip(region.block.args, args, strict=True)
     )
+    moving: set[SSAValue] = {region.block.args[i] for i in varying}
     for op in region.block.ops:
         if isinstance(op, flex.YieldOp):
             return [value_map.get(v, v) for v in op.values]
         clone = op.clone(value_map)
         clone.location = op.location
-        code.builder.insert(clone)
+        if outside is None or any(v in moving for v in op.operands):
+            moving.update(op.results)
+            code.builder.insert(clone)
+        else:
+            outside.builder.insert(clone)
     raise AssertionError("a scalar region ends in flex.yield")
 
 

@@ -56,6 +56,11 @@ def describe(region: Region) -> str:
     return ", ".join(speller.spell(value, outer=True) for value in last.values)
 
 
+def spell(value: SSAValue) -> str:
+    """A value, as an expression of its region's arguments."""
+    return Speller().spell(value, outer=True)
+
+
 class Speller:
     """Spells values until it has spelled too many."""
 

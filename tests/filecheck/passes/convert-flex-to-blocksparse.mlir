@@ -50,7 +50,8 @@ func.func @no_mask_even(%q : !t, %scale : f32) {
   func.return
 }
 
-// A mask: one partial segment over all keys. Captures reach every region.
+// A mask that no ranges of keys follow from: one partial segment over all of them.
+// Captures reach every region.
 // CHECK-LABEL: @mask
 func.func @mask(%q : !t, %scale : f32, %w : i64) {
   // CHECK-NOT: segment full
@@ -58,7 +59,7 @@ func.func @mask(%q : !t, %scale : f32, %w : i64) {
   // CHECK: arith.constant 31 : i32
   // CHECK: } block({{.*}}%w_2: i64) {
   // CHECK: } mask_mod({{.*}}%w_{{.*}}: i64) {
-  // CHECK-NEXT: arith.cmpi sge, {{%qi.*}}, {{%ki.*}}
+  // CHECK-NEXT: arith.xori {{%qi.*}}, {{%ki.*}}
   // CHECK-NOT: blocksparse.segment
   // CHECK: func.return
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
@@ -66,7 +67,8 @@ func.func @mask(%q : !t, %scale : f32, %w : i64) {
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %w_ : i64) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %w_ : i64) {
-    %c = arith.cmpi sge, %qi, %ki : i32
+    %x = arith.xori %qi, %ki : i32
+    %c = arith.cmpi sge, %x, %ki : i32
     flex.yield %c : i1
   }
   func.return

@@ -1,0 +1,178 @@
+"""The segments of a mask whose live and dead keys have a closed form.
+
+A full segment visits the blocks that no dead range meets, a partial one the rest
+of those that a live range meets. Each is one loop, whatever the number of its runs:
+`block` maps the iteration to a block of one run after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import i32
+from xdsl.ir import Block, Region, SSAValue
+
+from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
+from flexc.dialects.flex import AttentionOp
+from flexc.dialects.mod_region import INDEX_ARGS
+from flexc.passes.analysis.affine import Facts
+from flexc.passes.analysis.intervals import full
+from flexc.passes.analysis.key_ranges import KeyRange, KeyRanges, key_ranges
+from flexc.passes.analysis.proof import Proof
+from flexc.passes.analysis.terms import direction
+from flexc.passes.block_ranges import Lengths, RangeCode, Run
+from flexc.passes.scalar_code import ScalarCode
+from flexc.passes.term_code import TermCode
+
+Pieces = list[tuple[SSAValue, SSAValue]]
+
+
+def closed_form(op: AttentionOp, block_m: int, block_n: int) -> Proof[KeyRanges]:
+    """The ranges of keys of an attention op's mask, or why there are none."""
+    length, fits = op.fact("max_length", full(32).hi), "indices_fit" in op.properties
+    return key_ranges(op.mask_mod, length, fits, block_m, block_n)
+
+
+def tile_order(ranges: KeyRanges) -> TileOrder | None:
+    """Longest rows first: whether later rows tend to have more keys, or fewer."""
+    growth = sum(_growth(r) for r in ranges.live)
+    if growth == 0:
+        return None
+    return TileOrder.DESCENDING if growth > 0 else TileOrder.ASCENDING
+
+
+def _growth(keys: KeyRange) -> int:
+    high = max((direction(e.term) for e in keys.highs), default=0, key=abs)
+    low = max((direction(e.term) for e in keys.lows), default=0, key=abs)
+    return high - low
+
+
+@dataclass(frozen=True)
+class MaskSegments:
+    """Builds the segments of an op; `new_region` makes one with a segment's args."""
+
+    op: AttentionOp
+    ranges: KeyRanges
+    block_m: int
+    block_n: int
+    new_region: Callable[[tuple[str, ...]], Region]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no block of keys sticks out."""
+        return self.op.fact("kv_len_multiple") % self.block_n == 0
+
+    def segments(self) -> list[SegmentOp]:
+        """Partial blocks first, then full ones."""
+        if not self.ranges.live:
+            return []
+        if self.ranges.never_full:
+            return self.all_partial()
+        partial = self.segment(
+            SegmentKind.PARTIAL,
+            lambda c: c.overlaps(
+                c.runs(self.ranges.live),
+                c.runs(self.ranges.dead, ragged=not self.is_whole),
+            ),
+            self.is_whole,
+        )
+        full_blocks = self.segment(
+            SegmentKind.FULL,
+            lambda c: c.overlaps(
+                c.runs(self.ranges.live),
+                c.gaps(c.runs(self.ranges.dead, ragged=not self.is_whole)),
+            ),
+            True,
+        )
+        return [partial, full_blocks]
+
+    def all_partial(self) -> list[SegmentOp]:
+        """Whole blocks, then the rest: only its columns are tested."""
+
+        def pieces(inside: bool) -> Callable[[RangeCode], Pieces]:
+            def build(c: RangeCode) -> Pieces:
+                whole = c.lengths.whole
+                part = Run(None, whole) if inside else Run(whole, None)
+                return c.overlaps(c.runs(self.ranges.live), [part])
+
+            return build
+
+        found = [self.segment(SegmentKind.PARTIAL, pieces(True), True)]
+        if not self.is_whole:
+            found.append(self.segment(SegmentKind.PARTIAL, pieces(False), False))
+        return found
+
+    def segment(
+        self,
+        kind: SegmentKind,
+        build: Callable[[RangeCode], Pieces],
+        inside: bool,
+    ) -> SegmentOp:
+        bounds = self.new_region(("b", "h", "q_start", "q_len", "kv_len"))
+        code = ScalarCode(bounds.block)
+        pieces = build(self.range_code(code, bounds.block, 3))
+        code.yield_(pieces[0][0], limits(code, pieces)[-1])
+
+        block = self.new_region(("b", "h", "q_start", "i", "q_len", "kv_len"))
+        code = ScalarCode(block.block)
+        number = block.block.args[3]
+        if len(pieces) > 1:
+            pieces = build(self.range_code(code, block.block, 4))
+            number = block_of(code, number, pieces)
+        code.yield_(code.mul(number, code.const(self.block_n), "kv_start"))
+
+        mask = None if kind == SegmentKind.FULL else self.op.mask_mod.clone()
+        return SegmentOp(kind, bounds, block, mask, inside)
+
+    def range_code(self, code: ScalarCode, block: Block, lengths: int) -> RangeCode:
+        """A writer of ranges, for a region whose lengths start at an argument."""
+        b, h, q_start = block.args[:3]
+        q_len, kv_len = block.args[lengths : lengths + 2]
+        mask_args = self.op.mask_mod.block.args
+        outside: dict[SSAValue, SSAValue] = {mask_args[0]: b, mask_args[1]: h}
+        captures = mask_args[len(INDEX_ARGS) :]
+        outside |= dict(zip(captures, block.args[lengths + 2 :], strict=False))
+        facts = Facts.of(
+            self.op.mask_mod,
+            self.op.fact("max_length", full(32).hi),
+            "indices_fit" in self.op.properties,
+        )
+        lengths_ = self.lengths(code, q_start, q_len, kv_len)
+        return RangeCode(TermCode(code, facts, outside), lengths_, self.block_n)
+
+    def lengths(
+        self, code: ScalarCode, q_start: SSAValue, q_len: SSAValue, kv_len: SSAValue
+    ) -> Lengths:
+        one = code.const(1)
+        end = code.add(q_start, code.const(self.block_m))
+        if self.op.fact("q_len_multiple") % self.block_m:
+            end = code.insert(arith.MinSIOp(end, q_len))
+        q_last = code.sub(end, one, "q_last")
+        whole = code.div(kv_len, code.const(self.block_n), "whole")
+        blocks = whole
+        if not self.is_whole:
+            blocks = code.ceildiv(kv_len, self.block_n, "blocks")
+        return Lengths(q_start, q_last, kv_len, blocks, whole)
+
+
+def limits(code: ScalarCode, pieces: Pieces) -> list[SSAValue]:
+    """For each run the iteration it ends at; the first starts at its own begin."""
+    at = pieces[0][1]
+    found = [at]
+    for begin, end in pieces[1:]:
+        at = code.add(at, code.sub(end, begin))
+        found.append(at)
+    return found
+
+
+def block_of(code: ScalarCode, i: SSAValue, pieces: Pieces) -> SSAValue:
+    """The block of an iteration: those of a run follow those of the one before."""
+    assert i.type == i32
+    number, zero = i, code.const(0)
+    ends = limits(code, pieces)
+    for limit, (_, end), (begin, _) in zip(ends, pieces, pieces[1:], strict=False):
+        jump = code.select(code.cmp("sge", i, limit), code.sub(begin, end), zero)
+        number = code.add(number, jump)
+    return number
