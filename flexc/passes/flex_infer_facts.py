@@ -4,7 +4,7 @@ For each fact in the table that an attention op does not state yet, a function l
 for a proof in the op's regions and facts. What is proved becomes a property of the
 op; with `explain`, what is not becomes an attribute that says why.
 
-- `score_range`: bounds of the scores, by interval arithmetic (see `float_ranges`).
+- `score_range`: bounds of the scores, by interval arithmetic (see `float_values`).
 - `scores_finite`: no score is infinite, so none of a mod's own is a mask.
 - `rows_never_empty`: here for attention without a mask only.
 """
@@ -29,7 +29,7 @@ from xdsl.passes import ModulePass
 from flexc.dialects import flex
 from flexc.passes.analysis import intervals
 from flexc.passes.analysis.float_intervals import FloatInterval, point
-from flexc.passes.analysis.float_ranges import FORMATS, FloatRanges, culprit
+from flexc.passes.analysis.float_values import FORMATS, FloatRanges, culprit
 from flexc.passes.analysis.intervals import Interval
 from flexc.passes.analysis.proof import Proof, Proven, WhyNot
 from flexc.passes.analysis.value_ranges import ValueRanges

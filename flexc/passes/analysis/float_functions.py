@@ -76,12 +76,10 @@ class Increasing:
 
     def at(self, x: float) -> float:
         """The function's value, or its limit."""
-        if x == self.least:
-            return self.at_least
-        if x == self.greatest:
-            return self.at_most
         try:
             return self.function(x)
+        except ValueError:
+            return self.at_least if x == self.least else self.at_most
         except OverflowError:
             return inf if x > 0 else -inf
 
@@ -114,7 +112,8 @@ INCREASING: dict[str, Increasing] = {
 def rsqrt(a: FloatInterval, fmt: Format) -> FloatInterval:
     root = INCREASING["sqrt"](a, fmt)
     if not root.is_empty and root.lo == 0:
-        return FloatInterval(0.0, inf, root.nan)
+        # Of -0.0 it is -inf.
+        return FloatInterval(-inf, inf, root.nan)
     return divide(point(1.0, fmt), root, fmt)
 
 

@@ -8,7 +8,7 @@ Results are rounded outward to the type that a machine computes in, exactly wher
 they are numbers of that type. That covers rounding to nearest, fusing a product
 with a sum and computing wider than asked for. A machine may also take subnormal
 numbers for 0: an interval with one that is not 0 reaches to 0. Elementary functions
-are in `float_functions`. Nothing here knows of the IR: see `float_ranges`.
+are in `float_functions`. Nothing here knows of the IR: see `float_values`.
 """
 
 from __future__ import annotations
@@ -92,16 +92,14 @@ def round_down(exact: Fraction, fmt: Format) -> float:
     """The largest number of a format that is not above `exact`."""
     if exact == 0:
         return 0.0
-    size, one = abs(exact), Fraction(1)
+    if abs(exact) > Fraction(fmt.largest):
+        return fmt.largest if exact > 0 else -inf
+    size = abs(exact)
     exponent = size.numerator.bit_length() - size.denominator.bit_length()
-    if size < one * Fraction(2) ** exponent:
+    if size < Fraction(2) ** exponent:
         exponent -= 1
     place = max(exponent, fmt.least) - fmt.digits + 1
-    whole = floor(exact / Fraction(2) ** place)
-    if exponent > fmt.greatest or abs(whole) >= 1 << (fmt.digits + 1):
-        return fmt.largest if exact > 0 else -inf
-    value = ldexp(whole, place)
-    return value if value >= -fmt.largest else -inf
+    return ldexp(floor(exact / Fraction(2) ** place), place)
 
 
 def outward(
