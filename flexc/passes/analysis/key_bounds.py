@@ -176,7 +176,7 @@ class Solver:
             return self.term(form)
         directions = Directions(self)
         moves = directions.of(value)
-        return RowValue(value, moves, divisors=tuple(directions.divisors))
+        return RowValue(value, moves, checked=tuple(directions.checked))
 
     def symbol(self, value: SSAValue, least: int | None = None) -> Constant | Symbol:
         number = self.facts.constant(value)
@@ -350,8 +350,8 @@ class Directions:
     def __init__(self, solver: Solver):
         self.solver = solver
         self.facts = solver.facts
-        self.divisors: list[Symbol] = []
-        """What was taken to be positive, to be checked at run time."""
+        self.checked: list[Symbol] = []
+        """What was taken to be positive, or small, to be checked at run time."""
 
     def of(self, value: SSAValue) -> int:
         """1, 0 or -1."""
@@ -365,10 +365,8 @@ class Directions:
                 return self.of(op.input)
             case arith.ExtUIOp() | arith.TruncIOp() if self._same(op):
                 return self.of(op.operands[0])
-            case arith.AddiOp() if self.facts.is_exact(op):
-                return joined(self.of(op.lhs), self.of(op.rhs))
-            case arith.SubiOp() if self.facts.is_exact(op):
-                return joined(self.of(op.lhs), -self.of(op.rhs))
+            case arith.AddiOp() | arith.SubiOp() if self.facts.is_signed_exact(op):
+                return self._sum(op)
             case arith.MuliOp() if self.facts.is_exact(op):
                 return self._product(op)
             case arith.MinSIOp() | arith.MaxSIOp():
@@ -380,11 +378,22 @@ class Directions:
             case _:
                 raise Unsolvable
 
+    def _sum(self, op: arith.AddiOp | arith.SubiOp) -> int:
+        for value in op.operands:
+            if self.facts.along.is_uniform(value):
+                self._check(self.solver.symbol(value))
+        sign = 1 if isinstance(op, arith.AddiOp) else -1
+        return joined(self.of(op.lhs), sign * self.of(op.rhs))
+
+    def _check(self, symbol: Constant | Symbol) -> None:
+        if isinstance(symbol, Symbol) and (
+            symbol.least is not None or not symbol.sized
+        ):
+            self.checked.append(symbol)
+
     def _quotient(self, op: arith.DivSIOp | arith.FloorDivSIOp) -> int:
         """Division rounds in one direction, towards zero too, so it is monotonic."""
-        divisor = self.solver.divisor(op.rhs)
-        if isinstance(divisor, Symbol) and divisor.least is not None:
-            self.divisors.append(divisor)
+        self._check(self.solver.divisor(op.rhs))
         return self.of(op.lhs)
 
     def _same(self, op: Operation) -> bool:

@@ -46,8 +46,8 @@ class RowValue:
     direction: int
     step: int | None = None
     """By how much it changes from a row to the next, where that is one number."""
-    divisors: tuple[Symbol, ...] = ()
-    """What must be positive for the direction to hold."""
+    checked: tuple[Symbol, ...] = ()
+    """What must pass its checks for the direction to hold."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def symbols(term: Term) -> Iterator[Symbol]:
         case Symbol():
             yield term
         case RowValue():
-            yield from term.divisors
+            yield from term.checked
         case Sum():
             yield from symbols(term.left)
             yield from symbols(term.right)
