@@ -46,9 +46,16 @@ RISING = (
 )
 """Rounded functions of one number that never fall."""
 
-OPPOSITE = {"olt": "uge", "ole": "ugt", "ogt": "ule", "oge": "ult"}
-OPPOSITE |= {"oeq": "une", "one": "ueq", "ord": "uno"}
-ORDERED = {unordered: ordered for ordered, unordered in OPPOSITE.items()}
+ORDERED = {
+    "uge": "olt",
+    "ugt": "ole",
+    "ule": "ogt",
+    "ult": "oge",
+    "une": "oeq",
+    "ueq": "one",
+    "uno": "ord",
+}
+"""Predicates by those that they are the negations of."""
 
 
 class FloatCode:
@@ -70,10 +77,6 @@ class FloatCode:
             return FloatEnds(lo, hi, nan)
         nan = block.either(nan, block.inverse(known))
         return FloatEnds(code.select(known, lo, down), code.select(known, hi, up), nan)
-
-    def anything(self, type_: Attribute) -> FloatEnds:
-        ends = (self.infinity(type_, s) for s in (-1, 1))
-        return FloatEnds(*ends, self.block.flag(True))
 
     def guarded(self, lo: SSAValue, hi: SSAValue, nan: SSAValue) -> FloatEnds:
         """Ends that are none where there may be a NaN."""
@@ -128,7 +131,9 @@ class FloatCode:
         """Whether a product of 0 and an infinity may occur."""
         code, block = self.code, self.block
         zero = code.const(0.0, a.lo.type)
-        has_zero = block.both(code.cmpf("ole", a.lo, zero), code.cmpf("oge", a.hi, zero))
+        has_zero = block.both(
+            code.cmpf("ole", a.lo, zero), code.cmpf("oge", a.hi, zero)
+        )
         has_infinity = block.either(
             code.cmpf("oeq", b.lo, self.infinity(b.lo.type, -1)),
             code.cmpf("oeq", b.hi, self.infinity(b.lo.type)),
@@ -154,7 +159,10 @@ class FloatCode:
         select, must = self.code.select, condition.must
         never = self.block.inverse(condition.may)
         insert = self.code.insert
-        lo, hi = insert(arith.MinimumfOp(a.lo, b.lo)), insert(arith.MaximumfOp(a.hi, b.hi))
+        lo, hi = (
+            insert(arith.MinimumfOp(a.lo, b.lo)),
+            insert(arith.MaximumfOp(a.hi, b.hi)),
+        )
         nan = self.block.either(a.nan, b.nan)
         return FloatEnds(
             select(must, a.lo, select(never, b.lo, lo)),
@@ -192,7 +200,9 @@ class FloatCode:
                 return block.both(*must), block.both(*may)
             case "one":
                 below, above = (self._ordered(p, a, b) for p in ("olt", "ogt"))
-                return block.either(below[0], above[0]), block.either(below[1], above[1])
+                return block.either(below[0], above[0]), block.either(
+                    below[1], above[1]
+                )
             case _:
                 return block.flag(True), block.flag(True)
 
