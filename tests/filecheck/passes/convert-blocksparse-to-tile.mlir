@@ -245,6 +245,263 @@ func.func @one_tensor(%q : !t, %scale : f32) {
   func.return
 }
 
+// Scores with close bounds: a constant in the maximum's place, nothing to rescale.
+// CHECK-LABEL: tile.kernel @bounded(
+func.func @bounded(%q : !t, %k : !t, %v : !t,
+    %scale : f32) {
+  // CHECK: %l_i = tile.full
+  // CHECK-NEXT: %acc = tile.full
+  // CHECK-NOT: tile.reduce max
+  // CHECK: scf.for {{.*}} iter_args(%l_i_2 = %l_i, %acc_2 = %acc)
+  // CHECK: %p = tile.map
+  // CHECK-NEXT: arith.constant -2.885390e+01 : f32
+  // CHECK-NEXT: math.fma
+  // CHECK-NEXT: math.exp2
+  // CHECK: arith.addf %l_i
+  // CHECK: tile.dot %p, {{%.*}}, %acc_2
+  // An empty row is 0, and the logarithm of its sum -inf.
+  // CHECK: scf.yield
+  // CHECK: arith.cmpf oeq
+  // CHECK: %lse{{.*}} = tile.map
+  // CHECK-NEXT: arith.constant 2.000000e+01 : f32
+  // CHECK-NEXT: math.log
+  // CHECK-NEXT: arith.addf
+  %out, %lse = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
+      -> out : !t, lse : !row {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -20.0, 20.0>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.constant 2.0 : f32
+    %t = math.tanh %s : f32
+    %r = arith.mulf %t, %c : f32
+    flex.yield %r : f32
+  } segments {
+    blocksparse.segment full {inside} bounds(%b : i32, %h : i32, %q_start : i32,
+        %q_len : i32, %kv_len : i32) {
+      %begin = arith.constant 0 : i32
+      %end = arith.constant 3 : i32
+      flex.yield %begin, %end : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32,
+            %kv_len : i32) {
+      %n = arith.constant 32 : i32
+      %start = arith.muli %i, %n : i32
+      flex.yield %start : i32
+    }
+  }
+  func.return
+}
+
+// Weights of fp16 have fewer exponents: 2 * 20 is too far, 2 * 5 is shifted up.
+// CHECK-LABEL: tile.kernel @bounded_weights_of_fp16(
+func.func @bounded_weights_of_fp16(%q : tensor<?x?x?x64xf16>, %k : tensor<?x?x?x64xf16>, %v : tensor<?x?x?x64xf16>,
+    %scale : f32) {
+  // CHECK: tile.reduce max
+  %out = blocksparse.attention %q, %k, %v : tensor<?x?x?x64xf16>, tensor<?x?x?x64xf16>, tensor<?x?x?x64xf16> scale(%scale : f32)
+      -> out : tensor<?x?x?x64xf16> {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -20.0, 20.0>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.constant 2.0 : f32
+    %t = math.tanh %s : f32
+    %r = arith.mulf %t, %c : f32
+    flex.yield %r : f32
+  } segments {
+    blocksparse.segment full {inside} bounds(%b : i32, %h : i32, %q_start : i32,
+        %q_len : i32, %kv_len : i32) {
+      %begin = arith.constant 0 : i32
+      %end = arith.constant 3 : i32
+      flex.yield %begin, %end : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32,
+            %kv_len : i32) {
+      %n = arith.constant 32 : i32
+      %start = arith.muli %i, %n : i32
+      flex.yield %start : i32
+    }
+  }
+  func.return
+}
+
+// CHECK-LABEL: tile.kernel @close_weights_of_fp16(
+func.func @close_weights_of_fp16(%q : tensor<?x?x?x64xf16>, %k : tensor<?x?x?x64xf16>, %v : tensor<?x?x?x64xf16>,
+    %scale : f32) {
+  // CHECK-NOT: tile.reduce max
+  // CHECK: arith.constant 7.7865{{[0-9]*}} : f32
+  // CHECK-NEXT: math.fma
+  %out = blocksparse.attention %q, %k, %v : tensor<?x?x?x64xf16>, tensor<?x?x?x64xf16>, tensor<?x?x?x64xf16> scale(%scale : f32)
+      -> out : tensor<?x?x?x64xf16> {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -5.0, 5.0>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.constant 2.0 : f32
+    %t = math.tanh %s : f32
+    %r = arith.mulf %t, %c : f32
+    flex.yield %r : f32
+  } segments {
+    blocksparse.segment full {inside} bounds(%b : i32, %h : i32, %q_start : i32,
+        %q_len : i32, %kv_len : i32) {
+      %begin = arith.constant 0 : i32
+      %end = arith.constant 3 : i32
+      flex.yield %begin, %end : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32,
+            %kv_len : i32) {
+      %n = arith.constant 32 : i32
+      %start = arith.muli %i, %n : i32
+      flex.yield %start : i32
+    }
+  }
+  func.return
+}
+
+// Wider bounds: the maximum starts at the lower one, over the factor, with no guards.
+// CHECK-LABEL: tile.kernel @maximum_from_bound(
+func.func @maximum_from_bound(%q : !t, %k : !t, %v : !t,
+    %scale : f32) {
+  // CHECK: [[LEAST:%.*]] = arith.constant -2.500000e+01 : f32
+  // CHECK: %m_i = tile.full [[LEAST]]
+  // CHECK: %row_max = tile.reduce max
+  // CHECK-NOT: arith.cmpf
+  // CHECK-NOT: arith.select
+  // CHECK: scf.yield
+  %out = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
+      -> out : !t {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -50.0, 50.0>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.constant 2.0 : f32
+    %t = math.tanh %s : f32
+    %r = arith.mulf %t, %c : f32
+    flex.yield %r : f32
+  } segments {
+    blocksparse.segment full {inside} bounds(%b : i32, %h : i32, %q_start : i32,
+        %q_len : i32, %kv_len : i32) {
+      %begin = arith.constant 0 : i32
+      %end = arith.constant 3 : i32
+      flex.yield %begin, %end : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32,
+            %kv_len : i32) {
+      %n = arith.constant 32 : i32
+      %start = arith.muli %i, %n : i32
+      flex.yield %start : i32
+    }
+  }
+  func.return
+}
+
+// Who asks for the maximum gets the true one, -inf for a row that is empty.
+// CHECK-LABEL: tile.kernel @maximum_is_asked_for(
+func.func @maximum_is_asked_for(%q : !t, %k : !t, %v : !t,
+    %scale : f32) {
+  // CHECK: tile.reduce max
+  // CHECK: scf.yield
+  // CHECK: arith.cmpf oeq
+  // CHECK: %max_scores_2 = tile.map
+  // CHECK-NEXT: 0xff800000
+  // CHECK: arith.cmpf oeq
+  // CHECK-NEXT: arith.select
+  %out, %max_scores = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
+      -> out : !t, max_scores : !row {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -20.0, 20.0>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.constant 2.0 : f32
+    %t = math.tanh %s : f32
+    %r = arith.mulf %t, %c : f32
+    flex.yield %r : f32
+  } segments {
+    blocksparse.segment full {inside} bounds(%b : i32, %h : i32, %q_start : i32,
+        %q_len : i32, %kv_len : i32) {
+      %begin = arith.constant 0 : i32
+      %end = arith.constant 3 : i32
+      flex.yield %begin, %end : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32,
+            %kv_len : i32) {
+      %n = arith.constant 32 : i32
+      %start = arith.muli %i, %n : i32
+      flex.yield %start : i32
+    }
+  }
+  func.return
+}
+
+// Bounds that are too large for that change nothing.
+// CHECK-LABEL: tile.kernel @huge_bounds(
+func.func @huge_bounds(%q : !t, %k : !t, %v : !t,
+    %scale : f32) {
+  // CHECK: 0xff800000
+  // CHECK: tile.reduce max
+  // CHECK: arith.cmpf oeq
+  %out = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
+      -> out : !t {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -1.0e+30, 1.0e+30>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.constant 2.0 : f32
+    %t = math.tanh %s : f32
+    %r = arith.mulf %t, %c : f32
+    flex.yield %r : f32
+  } segments {
+    blocksparse.segment full {inside} bounds(%b : i32, %h : i32, %q_start : i32,
+        %q_len : i32, %kv_len : i32) {
+      %begin = arith.constant 0 : i32
+      %end = arith.constant 3 : i32
+      flex.yield %begin, %end : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32,
+            %kv_len : i32) {
+      %n = arith.constant 32 : i32
+      %start = arith.muli %i, %n : i32
+      flex.yield %start : i32
+    }
+  }
+  func.return
+}
+
+// Rows that are not empty, with scores that are not infinite, need no test.
+// CHECK-LABEL: tile.kernel @never_empty(
+func.func @never_empty(%q : !t, %k : !t, %v : !t,
+    %scale : f32) {
+  // CHECK-NOT: arith.cmpf
+  // CHECK-NOT: arith.select
+  // CHECK: tile.return
+  %out, %max_scores = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
+      -> out : !t, max_scores : !row {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -20.0, 20.0>, scores_finite, rows_never_empty}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.constant 2.0 : f32
+    %t = math.tanh %s : f32
+    %r = arith.mulf %t, %c : f32
+    flex.yield %r : f32
+  } segments {
+    blocksparse.segment full {inside} bounds(%b : i32, %h : i32, %q_start : i32,
+        %q_len : i32, %kv_len : i32) {
+      %begin = arith.constant 0 : i32
+      %end = arith.constant 3 : i32
+      flex.yield %begin, %end : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32,
+            %kv_len : i32) {
+      %n = arith.constant 32 : i32
+      %start = arith.muli %i, %n : i32
+      flex.yield %start : i32
+    }
+  }
+  func.return
+}
+
+// A row that the mask leaves something may be empty by its scores.
+// CHECK-LABEL: tile.kernel @never_empty_by_the_mask(
+func.func @never_empty_by_the_mask(%q : !t, %k : !t, %v : !t,
+    %scale : f32) {
+  // CHECK: scf.yield
+  // CHECK: arith.cmpf oeq
+  %out = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
+      -> out : !t {block_m = 64 : i32, block_n = 32 : i32, rows_never_empty}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.constant 2.0 : f32
+    %t = math.tanh %s : f32
+    %r = arith.mulf %t, %c : f32
+    flex.yield %r : f32
+  } segments {
+    blocksparse.segment full {inside} bounds(%b : i32, %h : i32, %q_start : i32,
+        %q_len : i32, %kv_len : i32) {
+      %begin = arith.constant 0 : i32
+      %end = arith.constant 3 : i32
+      flex.yield %begin, %end : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32,
+            %kv_len : i32) {
+      %n = arith.constant 32 : i32
+      %start = arith.muli %i, %n : i32
+      flex.yield %start : i32
+    }
+  }
+  func.return
+}
+
 // Functions without attention are left alone.
 // CHECK-LABEL: func.func @other
 func.func @other(%a : f32) -> f32 {

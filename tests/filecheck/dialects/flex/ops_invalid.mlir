@@ -179,6 +179,23 @@ func.func @tables_without_block(%q : tensor<?x?x?x8xf32>, %scale : f32) {
 
 // -----
 
+func.func @range_without_order(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: score_range expects a lower and an upper bound, got [1.0, -1.0]
+  %out = flex.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      {score_range = array<f64: 1.0, -1.0>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
 func.func @load_rank(%t : tensor<?x?xf32>, %i : i32) {
   // CHECK: tensor expects 1 dimensions, got tensor<?x?xf32>
   %a = flex.load_capture %t[%i] : tensor<?x?xf32>, i32
