@@ -224,18 +224,13 @@ class SegmentBuilder:
 class ConvertAttention(RewritePattern):
     """flex.attention -> blocksparse.attention."""
 
-    target: str
-    block_m: int | None
-    block_n: int | None
-    num_warps: int | None
-    num_stages: int | None
-    shared_memory: int
+    options: ConvertFlexToBlocksparsePass
 
     @op_type_rewrite_pattern
     def match_and_rewrite(
         self, op: flex.AttentionOp, rewriter: PatternRewriter
     ) -> None:
-        sizes = self.tile_sizes(op)
+        sizes = self.options.tile_sizes(op)
         builder = SegmentBuilder(op, sizes)
         segments = Region(Block(builder.segments()))
         properties = op.facts() | {
@@ -261,7 +256,26 @@ class ConvertAttention(RewritePattern):
         new.attributes |= op.attributes
         rewriter.replace(op, new)
 
+
+@dataclass(frozen=True)
+class ConvertFlexToBlocksparsePass(ModulePass):
+    """Choose tiles and turn masks and block tables into segments."""
+
+    name = "convert-flex-to-blocksparse"
+
+    target: Literal["triton", "cpp"] = "triton"
+    block_m: int | None = None
+    block_n: int | None = None
+    num_warps: int | None = None
+    num_stages: int | None = None
+    shared_memory: int = HOPPER_SHARED_MEMORY
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        pattern = ConvertAttention(self)
+        PatternRewriteWalker(pattern, apply_recursively=False).rewrite_module(op)
+
     def tile_sizes(self, op: flex.AttentionOp) -> TileSizes:
+        """The tile of an attention op: what the options say, the rest chosen."""
         sparse = None
         if op.sparse_block is not None:
             sparse_m, sparse_n = op.sparse_block.get_values()
@@ -284,28 +298,3 @@ class ConvertAttention(RewritePattern):
         if self.target == "triton":
             check_triton_sizes(sizes)
         return sizes
-
-
-@dataclass(frozen=True)
-class ConvertFlexToBlocksparsePass(ModulePass):
-    """Choose tiles and turn masks and block tables into segments."""
-
-    name = "convert-flex-to-blocksparse"
-
-    target: Literal["triton", "cpp"] = "triton"
-    block_m: int | None = None
-    block_n: int | None = None
-    num_warps: int | None = None
-    num_stages: int | None = None
-    shared_memory: int = HOPPER_SHARED_MEMORY
-
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        pattern = ConvertAttention(
-            self.target,
-            self.block_m,
-            self.block_n,
-            self.num_warps,
-            self.num_stages,
-            self.shared_memory,
-        )
-        PatternRewriteWalker(pattern, apply_recursively=False).rewrite_module(op)

@@ -48,16 +48,23 @@ TIDY: Passes = (CanonicalizePass(), CommonSubexpressionElimination())
 """Drop what a pass left unused or doubled."""
 
 
-def to_blocksparse(convert: ConvertFlexToBlocksparsePass) -> Passes:
-    """From `flex` to `blocksparse`, with the tiles that `convert` is told."""
+def to_simple_flex() -> Passes:
+    """Mods of exact arithmetic in their simplest form, which says most."""
     return (
         # First, as it reads how the frontend wraps negative indices.
         FlexTrustCapturesPass(),
         # Before simplification, whose rules hold for sums that wrap.
         FlexWidenIndicesPass(),
-        # Before anything reads the mods: a mask that folds to true is no mask.
         FlexSimplifyModsPass(),
-        # Of the simplest form, which says most; of no use but to what follows.
+    )
+
+
+def to_blocksparse(convert: ConvertFlexToBlocksparsePass) -> Passes:
+    """From `flex` to `blocksparse`, with the tiles that `convert` is told."""
+    return (
+        # Before anything reads the mods: a mask that folds to true is no mask.
+        *to_simple_flex(),
+        # Of no use but to what follows.
         FlexInferFactsPass(),
         convert,
         # Bounds are written with more care than many masks need.
@@ -86,9 +93,7 @@ def to_tile(target: Target) -> Passes:
 def to_planning() -> Passes:
     """From `flex` to the kernels in `tile` that plan the masks."""
     return (
-        FlexTrustCapturesPass(),
-        FlexWidenIndicesPass(),
-        FlexSimplifyModsPass(),
+        *to_simple_flex(),
         ConvertFlexToPlanningPass(),
         # Samples of a block share most of what they compute.
         FlexSimplifyModsPass(),

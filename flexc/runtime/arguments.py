@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from flexc.errors import (
     OptionError,
     ShapeError,
 )
+from flexc.runtime.origin import made_by_flexc
 
 MAX_HEAD_DIM = 512
 
@@ -35,6 +36,8 @@ class Tables:
 
     tensors: tuple[Tensor, ...]
     block_size: tuple[int, int]
+    replaceable: bool = False
+    """They list what the mask itself says, so whatever says the same will do."""
 
 
 DENSE = "a tensor with its elements in memory"
@@ -177,7 +180,8 @@ def split_block_mask(
     if min(block_mask.BLOCK_SIZE) >= NO_BLOCKS:
         return mask, None
     check_lengths(block_mask, query, key)
-    return mask, tables_of(block_mask, query)
+    tables = tables_of(block_mask, query)
+    return mask, replace(tables, replaceable=made_by_flexc(block_mask))
 
 
 def check_lengths(block_mask: BlockMask, query: Tensor, key: Tensor) -> None:

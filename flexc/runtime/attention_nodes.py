@@ -22,13 +22,14 @@ from flexc.errors import OptionError
 from flexc.frontend.closures import ModSignature
 from flexc.runtime.arguments import NO_BLOCKS, autocast, make_tables
 from flexc.runtime.autograd import run_attention
-from flexc.runtime.call import Attention, Outputs, check_captures
+from flexc.runtime.call import Attention, Outputs
 from flexc.runtime.options import (
     TileOptions,
     merge_tiles,
     resolve_backend,
     tile_options,
 )
+from flexc.runtime.tensor_facts import check_captures
 
 OPERATOR = torch.ops.higher_order.flex_attention
 

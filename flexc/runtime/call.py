@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flexc.errors import DeviceError, ShapeError
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.pipelines import F32Precision
 from flexc.passes.score_factor import SAFE_FACTORS
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
-from flexc.runtime.arguments import DENSE, Tables, describe, is_lazy
+from flexc.runtime.arguments import Tables
 from flexc.runtime.driver import Build, Compiled
 from flexc.runtime.options import TileOptions
+from flexc.runtime.planner.tables import plan_tables
+from flexc.runtime.tensor_facts import (
+    ALIGNMENT,
+    MAX_NARROW_OFFSET,
+    check_captures,
+    check_strides,
+    has_unit_stride,
+    is_aligned,
+    largest_offset,
+    max_length,
+)
 
 LENGTH_MULTIPLE = 128
 """torch's own block size: lengths that are multiples of it have whole blocks."""
-
-ALIGNMENT = 16
-"""Bytes that vector loads and asynchronous copies want addresses aligned to."""
-
-FLOAT_LENGTH = 2**24
-"""Positions up to this are exact as floats."""
-
-MAX_NARROW_OFFSET = 2**31 - 1
-
-MAX_TILE_STRIDE = MAX_NARROW_OFFSET // 1024
-"""Tiles have at most 512 rows and as many columns."""
 
 _compiled: dict[Any, list[Compiled]] = {}
 
@@ -71,7 +70,40 @@ class Attention:
                     result.fill_(value)
         return results
 
+    def with_blocks(self) -> Attention:
+        """This call, with the blocks found that its mask leaves to visit.
+
+        Where bounds follow from the mask, tables made of it are of no use.
+        """
+        if self.tables is not None and not self.tables.replaceable:
+            return self
+        bare = replace(self, tables=None)
+        compiled = bare.compiled()
+        captures = compiled.attention.arguments(self.signature.captures)
+        mask = compiled.mask(self.query, self.key, captures)
+        if mask.has_bounds:
+            return bare
+        if self.tables is not None:
+            return self
+        if not mask.is_planned(self.query.size(2), self.key.size(2)):
+            return bare
+        tables = plan_tables(
+            self.signature,
+            self.query,
+            self.key,
+            mask.planned_block,
+            backend=self.backend,
+            mods=compiled.mods,
+        )
+        return replace(self, tables=tables)
+
     def execute(self, results: Sequence[Tensor | None]) -> None:
+        if self.backend != "eager":
+            self.with_blocks().launch(results)
+        else:
+            self.launch(results)
+
+    def launch(self, results: Sequence[Tensor | None]) -> None:
         compiled = self.compiled()
         captures = compiled.attention.arguments(self.signature.captures)
         args = [self.query, self.key, self.value, self.scale, *captures]
@@ -198,47 +230,6 @@ def f32_precision(query: Tensor) -> F32Precision:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
-def max_length(*lengths: int) -> int | None:
-    """A bound on lengths; only one, so that keys do not multiply."""
-    return FLOAT_LENGTH if max(lengths) <= FLOAT_LENGTH else None
-
-
-def check_strides(*tensors: Tensor) -> None:
-    """Refuse strides whose offsets within one tile need more than 32 bits."""
-    for tensor in tensors:
-        if max(tensor.stride(2), tensor.stride(3)) > MAX_TILE_STRIDE:
-            raise ShapeError(
-                "query, key and value on a GPU expect strides of rows and columns up "
-                f"to {MAX_TILE_STRIDE} elements, got strides {tensor.stride()}; make "
-                "them contiguous"
-            )
-
-
-def has_unit_stride(tensor: Tensor) -> bool:
-    """Whether elements of the last dimension lie next to each other."""
-    return tensor.stride(3) == 1 or tensor.size(3) == 1
-
-
-def is_aligned(tensor: Tensor) -> bool:
-    """Whether every row starts at an aligned address."""
-    size = tensor.element_size()
-    return (
-        has_unit_stride(tensor)
-        and tensor.data_ptr() % ALIGNMENT == 0
-        and all(
-            tensor.stride(d) * size % ALIGNMENT == 0 or tensor.size(d) == 1
-            for d in range(3)
-        )
-    )
-
-
-def largest_offset(tensor: Tensor) -> int:
-    """The offset of a tensor's last element, in elements."""
-    if tensor.numel() <= MAX_NARROW_OFFSET and tensor.is_contiguous():
-        return max(tensor.numel() - 1, 0)
-    return sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-
-
 def read_signature(
     score_mod: Callable[..., Any] | None,
     mask_mod: Callable[..., Any] | None,
@@ -248,19 +239,3 @@ def read_signature(
     signature = read_mods(score_mod, mask_mod)
     check_captures(signature.captures, device)
     return signature
-
-
-def check_captures(captures: Sequence[Any], device: torch.device) -> None:
-    for capture in captures:
-        if not isinstance(capture, Tensor):
-            continue
-        if is_lazy(capture):
-            raise ShapeError(
-                f"a captured tensor of shape {tuple(capture.shape)} expects to be "
-                f"{DENSE}, but is {describe(capture)}"
-            )
-        if capture.device != device:
-            raise DeviceError(
-                f"captured tensors expect the query's device {device}, got one of "
-                f"shape {tuple(capture.shape)} on {capture.device}; move it"
-            )

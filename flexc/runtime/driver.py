@@ -40,6 +40,7 @@ from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.runtime.cache import load_text, store_text
 from flexc.runtime.kernel import Kernel
+from flexc.runtime.mask_reading import MaskReading, read_mask
 from flexc.runtime.options import TileOptions, is_interpreting
 from flexc.runtime.proofs import Proofs, Prover
 
@@ -78,6 +79,7 @@ class Compiled:
         self.build = build
         self._prove = Prover(self.attention.module, build.backend)
         self._kernels: dict[Proofs, Kernel] = {}
+        self._masks: dict[Proofs, MaskReading] = {}
 
     def kernel(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> Kernel:
         """The kernel for a call with these tensors and capture arguments."""
@@ -86,6 +88,14 @@ class Compiled:
             module = proofs.stated_in(self.attention.module)
             self._kernels[proofs] = kernel_for(module, self.build)
         return self._kernels[proofs]
+
+    def mask(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> MaskReading:
+        """How a call's mask is gone about, for a module without tables."""
+        proofs = self._prove(query, key, captures)
+        if proofs not in self._masks:
+            module = proofs.stated_in(self.attention.module)
+            self._masks[proofs] = read_mask(module, convert_for(self.build))
+        return self._masks[proofs]
 
     @cached_property
     def exact_module(self) -> ModuleOp:
@@ -149,12 +159,17 @@ def _read_spec(text: str | None) -> KernelSpec | None:
         return None
 
 
+def convert_for(build: Build) -> ConvertFlexToBlocksparsePass:
+    """The pass that decides a build's tiles and segments."""
+    target = "cpp" if build.backend == "cpp" else "triton"
+    tiles, memory = asdict(build.tiles), build.shared_memory
+    return ConvertFlexToBlocksparsePass(target, **tiles, shared_memory=memory)
+
+
 def lower(module: ModuleOp, build: Build) -> KernelSpec:
     """Run the pipeline of a backend and print its kernel."""
-    target = "cpp" if build.backend == "cpp" else "triton"
-    convert = ConvertFlexToBlocksparsePass(
-        target, **asdict(build.tiles), shared_memory=build.shared_memory
-    )
+    convert = convert_for(build)
+    target = convert.target
     passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile(target))
     if target == "triton":
         tanh, reads = tanh_of(build), reads_of(build)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +11,9 @@ from torch.nn.attention.flex_attention import BlockMask
 from flexc.errors import ModSignatureError, OptionError, ShapeError
 from flexc.frontend.closures import read_mods
 from flexc.runtime.options import resolve_backend
+from flexc.runtime.origin import sign
 from flexc.runtime.planner.classes import Planning
 from flexc.runtime.planner.compaction import live_kinds, ordered
-from flexc.runtime.planner.origin import sign
 from flexc.runtime.planner.plans import Problem, find_plan
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

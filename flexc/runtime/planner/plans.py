@@ -23,16 +23,16 @@ from flexc.passes import pipelines
 from flexc.passes.analysis.dependence import Along, Dependences, yielded
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.runtime.cache import load_text, store_text
-from flexc.runtime.call import (
+from flexc.runtime.driver import Build, counters, kernel_key
+from flexc.runtime.kernel import Kernel
+from flexc.runtime.options import NO_OPTIONS
+from flexc.runtime.proofs import Proofs, Prover, attention_of
+from flexc.runtime.tensor_facts import (
     MAX_NARROW_OFFSET,
     check_captures,
     largest_offset,
     max_length,
 )
-from flexc.runtime.driver import Build, counters, kernel_key
-from flexc.runtime.kernel import Kernel
-from flexc.runtime.options import NO_OPTIONS
-from flexc.runtime.proofs import Proofs, Prover, attention_of
 
 _plans: dict[Any, list[Plan]] = {}
 

@@ -33,7 +33,8 @@ def plan_tables(
     mask is the same for all. Rows beyond the last do not matter for what is full,
     columns do.
     """
-    problem = Problem(*query.shape[:3], key.size(2), *block_size)
+    b, h, q_len = query.shape[:3]
+    problem = Problem(b, h, q_len, key.size(2), *block_size)
     device = query.device
     backend = resolve_backend(backend, device)
     plan = find_plan(signature, problem, device, backend, mods)

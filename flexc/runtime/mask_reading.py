@@ -1,0 +1,76 @@
+"""What a call's mask says of its blocks, and so how they are found.
+
+Read once for the code of a mask and what was proved of a call: bounds in closed
+form need nothing at run time, blocks that can be classified are planned, and any
+other mask is evaluated at all pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+
+from flexc.passes import pipelines
+from flexc.passes.analysis.block_classifier import Classifier, build_classifier
+from flexc.passes.analysis.intervals import full
+from flexc.passes.analysis.key_ranges import KeyRanges
+from flexc.passes.analysis.proof import Proof, Proven
+from flexc.passes.convert_flex_to_blocksparse import (
+    ConvertFlexToBlocksparsePass,
+    is_always_true,
+)
+from flexc.passes.mask_segments import closed_form
+from flexc.passes.tile_sizes import TileSizes
+from flexc.runtime.proofs import attention_of
+
+PLANNED_BLOCK = 128
+"""Blocks that are planned have at least so many rows and columns: finer ones would
+skip little more, and their number is what planning costs."""
+
+MIN_PLANNED_PAIRS = 1 << 18
+"""Pairs of a head below which planning costs more than it saves."""
+
+
+@dataclass(frozen=True)
+class MaskReading:
+    """The outcome for one mask."""
+
+    is_trivial: bool
+    """There is no mask."""
+    bounds: Proof[KeyRanges]
+    classifier: Proof[Classifier] | None
+    """Only looked for where there are no bounds."""
+    tile: TileSizes
+
+    @property
+    def has_bounds(self) -> bool:
+        return self.is_trivial or isinstance(self.bounds, Proven)
+
+    def is_planned(self, q_len: int, kv_len: int) -> bool:
+        """Whether a call of these lengths finds its blocks by planning."""
+        return isinstance(self.classifier, Proven) and (
+            q_len * kv_len >= MIN_PLANNED_PAIRS
+        )
+
+    @property
+    def planned_block(self) -> tuple[int, int]:
+        """Rows and columns of a planned block: whole tiles."""
+        m, n = self.tile.block_m, self.tile.block_n
+        return m * max(1, PLANNED_BLOCK // m), n * max(1, PLANNED_BLOCK // n)
+
+
+def read_mask(module: ModuleOp, convert: ConvertFlexToBlocksparsePass) -> MaskReading:
+    """Read the mask of a `flex` module as the pipeline will see it."""
+    module = module.clone()
+    pipelines.run(pipelines.to_simple_flex(), Context(), module)
+    op = attention_of(module)
+    tile = convert.tile_sizes(op)
+    bounds = closed_form(op, tile.block_m, tile.block_n)
+    trivial = is_always_true(op.mask_mod)
+    classifier = None
+    if not trivial and not isinstance(bounds, Proven):
+        length, fits = op.fact("max_length", full(32).hi), op.indices_fit is not None
+        classifier = build_classifier(op.mask_mod, length, fits)
+    return MaskReading(trivial, bounds, classifier, tile)
