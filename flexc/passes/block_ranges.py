@@ -147,13 +147,15 @@ class RangeCode:
         return code.select(none, lengths.blocks, block)
 
     def _between(self, keys: KeyRange) -> tuple[SSAValue, SSAValue]:
+        """The run of a range with both ends; that of an empty one is before all."""
         low, high = self._ends(keys)
         assert low is not None
         assert high is not None
-        code = self.code
+        code, zero = self.code, self.code.const(0)
         some = code.cmp("sle", low, high)
         begin = code.div(low, code.const(self.block_n))
-        return begin, code.select(some, self._blocks_of(high), begin)
+        end = code.select(some, self._blocks_of(high), zero)
+        return code.select(some, begin, zero), end
 
     def _ends(self, keys: KeyRange) -> tuple[SSAValue | None, SSAValue | None]:
         """First and last key, i32; a range that is empty has no last one.

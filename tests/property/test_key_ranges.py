@@ -159,6 +159,10 @@ FAMILIES: dict[str, Callable[..., Any]] = {
         ((q // 16).clamp(1, 8) - k // 16).abs() <= 1
     ),
     "everything but the diagonal": lambda b, h, q, k: q != k,
+    "a stripe that ends before the rows do": lambda b, h, q, k: (q + 71 == k) | (q < k),
+    "a gap that ends before the rows do": lambda b, h, q, k: (
+        ~((k > 61) | (q + SHIFT == k // 3))
+    ),
 }
 
 
