@@ -67,10 +67,12 @@ class RangeCode:
         begins = [self._begin_of(r) for r in suffixes]
         suffix = self._extreme(arith.MinSIOp, begins + [self.lengths.whole] * ragged)
         found = [] if prefix is None else [Run(None, prefix)]
+        if suffix is not None and prefix is not None:
+            suffix = self._maximum(suffix, prefix)
         for begin, end in self._sorted([self._between(r) for r in middles]):
-            found.append(self._after(found, begin, end))
+            found.append(self._fitted(begin, end, found[-1:], suffix))
         if suffix is not None:
-            found.append(self._after(found, suffix, None))
+            found.append(Run(suffix, None))
         return found
 
     def gaps(self, runs: Sequence[Run]) -> list[Run]:
@@ -103,14 +105,20 @@ class RangeCode:
                 found.append((begin, self._maximum(begin, end)))
         return found
 
-    def _after(self, runs: list[Run], begin: SSAValue, end: SSAValue | None) -> Run:
-        """A run cut to what lies behind those before it."""
-        if runs:
-            last = runs[-1].end
-            assert last is not None
-            begin = self._maximum(begin, last)
-            end = None if end is None else self._maximum(begin, end)
-        return Run(begin, end)
+    def _fitted(
+        self,
+        begin: SSAValue,
+        end: SSAValue,
+        before: Sequence[Run],
+        suffix: SSAValue | None,
+    ) -> Run:
+        """A run cut to what lies between the one before it and the suffix."""
+        for run in before:
+            assert run.end is not None
+            begin = self._maximum(begin, run.end)
+        if suffix is not None:
+            begin, end = (self._minimum(at, suffix) for at in (begin, end))
+        return Run(begin, self._maximum(begin, end))
 
     def _sorted(
         self, runs: list[tuple[SSAValue, SSAValue]]
