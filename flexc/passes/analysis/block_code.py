@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import i1, i32
-from xdsl.ir import SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from flexc.passes.analysis.dependence import Along
 from flexc.passes.analysis.describe import Speller
 from flexc.passes.analysis.linear_forms import MODERATE, Linear, MaskFacts
 from flexc.passes.analysis.summaries import Copier, SummaryTable
 from flexc.passes.analysis.wide_integers import Ends, Wide, WideCode
+from flexc.passes.canonicalization.region_simplifier import op_key
 from flexc.passes.scalar_code import ScalarCode, new_region
 
 POSITIONS = ("q_first", "q_last", "kv_first", "kv_last")
+
+
+class SharingCode(ScalarCode):
+    """Code in which no two ops are equal: parts of a formula say much twice."""
+
+    def __init__(self, at: Block):
+        super().__init__(at)
+        self._seen: dict[object, Operation] = {}
+
+    def insert(self, op: Operation, name: str | None = None) -> SSAValue:
+        first = self._seen.setdefault(op_key(op), op)
+        if first is op:
+            return super().insert(op, name)
+        op.drop_all_references()
+        return first.results[0]
 
 
 class BlockCode:
@@ -27,7 +43,7 @@ class BlockCode:
         names = ["b", "h", *POSITIONS, *(c.name_hint for c in captures)]
         self.region = new_region(types, names)
         args = self.region.block.args
-        self.code = ScalarCode(self.region.block)
+        self.code = SharingCode(self.region.block)
         self.wide = WideCode(self.code)
         self.heads, self.positions = args[:2], args[2:6]
         self.copy = Copier(self.code, {b: args[0], h: args[1]})

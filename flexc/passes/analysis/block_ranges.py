@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects.builtin import IntegerType, TensorType, i1
+from xdsl.dialects.builtin import TensorType, i1
 from xdsl.ir import Operation, SSAValue
 
 from flexc.dialects import flex
@@ -23,9 +23,7 @@ from flexc.passes.analysis.integer_ranges import IntegerCode
 from flexc.passes.analysis.linear_forms import Linear
 from flexc.passes.analysis.value_ranges import width_of
 from flexc.passes.analysis.wide_integers import Ends, Wide
-
-LOADS = (flex.LoadCaptureOp,)
-"""Known at single indices only, as anybody would expect."""
+from flexc.passes.canonicalization.site import is_integer
 
 
 class BlockRanges:
@@ -118,7 +116,7 @@ class BlockRanges:
             case math_dialect.IPowIOp():
                 return None
             case _:
-                if not all(isinstance(v.type, IntegerType) for v in op.operands):
+                if not all(is_integer(v.type) for v in op.operands):
                     return None
                 if any(v.type == i1 for v in op.operands):
                     return None
@@ -204,13 +202,22 @@ class BlockRanges:
 
     def _at_point(self, op: Operation) -> tuple[SSAValue, SSAValue]:
         """An op's result for operands that are one for all pairs; whether they are."""
-        if not isinstance(op, LOADS):
-            self.block.note(op.results[0], f"no bounds of {op.name} are known")
         known: list[SSAValue] = []
+        if any(self._differs_by_column(v) for v in op.operands):
+            self.block.note(op.results[0], "differs from pair to pair")
+            known.append(self.block.flag(False))
+        elif not isinstance(op, flex.LoadCaptureOp):
+            self.block.note(op.results[0], f"{op.name} has no bounds that are known")
         values: dict[SSAValue, SSAValue] = {}
         for operand in op.operands:
             values[operand] = self._only_value(operand, known)
         return self.block.code.insert(op.clone(values)), self.block.all_of(known)
+
+    def _differs_by_column(self, value: SSAValue) -> bool:
+        """Whether an integer is another in each column: blocks have several."""
+        if value.type == i1 or not is_integer(value.type):
+            return False
+        return any(v is self.facts.column for v, _ in self.facts.linear(value).terms)
 
     def _only_value(self, value: SSAValue, known: list[SSAValue]) -> SSAValue:
         code, block = self.block.code, self.block

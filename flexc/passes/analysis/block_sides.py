@@ -12,12 +12,14 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import i1, i32
 from xdsl.ir import SSAValue
 
+from flexc.passes.analysis import intervals
 from flexc.passes.analysis.block_code import BlockCode
 from flexc.passes.analysis.constraints import Bound, Item, Pure, oriented
 from flexc.passes.analysis.dependence import Along
 from flexc.passes.analysis.intervals import Interval
 from flexc.passes.analysis.linear_forms import Linear
 from flexc.passes.analysis.summaries import Copier, Used
+from flexc.passes.analysis.value_ranges import width_of
 from flexc.passes.analysis.wide_integers import WHOLE, Ends, Wide
 
 
@@ -130,8 +132,12 @@ def is_monotonic(code: BlockCode, value: SSAValue, index: SSAValue) -> bool:
     match op:
         case arith.AddiOp() | arith.SubiOp() | arith.MuliOp() | arith.ShLIOp():
             steps = facts.is_exact(op)
-        case arith.FloorDivSIOp() | arith.DivSIOp() | arith.ShRSIOp():
+        case arith.ShRSIOp():
             steps = not facts.pair(op.rhs)
+        case arith.FloorDivSIOp() | arith.DivSIOp():
+            # The smallest number divided by -1 wraps around.
+            whole = intervals.full(width_of(op.result.type))
+            steps = facts.ranges[op.lhs].lo > whole.lo and not facts.pair(op.rhs)
         case arith.MinSIOp() | arith.MaxSIOp():
             steps = True
         case arith.ExtSIOp():
