@@ -36,6 +36,9 @@ PASSES: dict[str, Callable[[], Any]] = {
     "convert-flex-to-blocksparse": _pass(
         "convert_flex_to_blocksparse:ConvertFlexToBlocksparsePass"
     ),
+    "convert-flex-to-planning": _pass(
+        "convert_flex_to_planning:ConvertFlexToPlanningPass"
+    ),
     "convert-blocksparse-to-tile": _pass(
         "convert_blocksparse_to_tile:ConvertBlocksparseToTilePass"
     ),

@@ -20,8 +20,8 @@ from xdsl.transforms.loop_invariant_code_motion import LoopInvariantCodeMotionPa
 
 from flexc.passes.convert_blocksparse_to_tile import ConvertBlocksparseToTilePass
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
-from flexc.passes.flex_infer_facts import FlexInferFactsPass
 from flexc.passes.convert_flex_to_planning import ConvertFlexToPlanningPass
+from flexc.passes.flex_infer_facts import FlexInferFactsPass
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.passes.flex_trust_captures import FlexTrustCapturesPass
 from flexc.passes.flex_widen_indices import FlexWidenIndicesPass

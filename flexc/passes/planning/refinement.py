@@ -56,9 +56,7 @@ class RefineBuilder:
         self.loop(count, [], lambda i, _: self.block(code_add(self.code, start, i)))
         return program.finish()
 
-    def read(
-        self, tensor: SSAValue, where: Sequence[SSAValue], name: str
-    ) -> SSAValue:
+    def read(self, tensor: SSAValue, where: Sequence[SSAValue], name: str) -> SSAValue:
         """One element of a tensor; `where` is in range."""
 
         def body(code: ScalarCode, t: SSAValue, *indices: SSAValue) -> SSAValue:
@@ -163,7 +161,9 @@ class RefineBuilder:
     def any_of(self, found: SSAValue) -> SSAValue:
         """The one element that says whether any column has found something."""
 
-        def same(code: ScalarCode, at: Scalars, _: Sequence[SSAValue]) -> list[SSAValue]:
+        def same(
+            code: ScalarCode, at: Scalars, _: Sequence[SSAValue]
+        ) -> list[SSAValue]:
             return [code.add(at["found"], code.const(0))]
 
         shape = [1, PAIR_COLUMNS]
@@ -209,5 +209,3 @@ def code_add(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
 def build_refine(mask: Region) -> tile.KernelOp:
     """The kernel that decides unknown blocks."""
     return RefineBuilder(mask).build()
-
-

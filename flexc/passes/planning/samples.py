@@ -44,10 +44,8 @@ def maximum(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
 
 def sample_pairs(code: ScalarCode, q: Span, kv: Span) -> list[Pair]:
     """The pairs of a block that are looked at; some may coincide."""
-    rows, columns = (
-        [s.first, _middle(code, s), s.last] for s in (q, kv)
-    )
-    pairs = [(row, column) for row in rows for column in columns]
+    corners = [(row, c) for row in (q.first, q.last) for c in (kv.first, kv.last)]
+    pairs = [*corners, (_middle(code, q), _middle(code, kv))]
     pairs.append((q.first, _next(code, kv)))
     pairs.append((_next(code, q), kv.first))
     # Where the diagonal enters the block and where it leaves it.

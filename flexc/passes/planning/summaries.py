@@ -21,6 +21,7 @@ from xdsl.dialects.builtin import (
     i64,
 )
 from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.utils.hints import isa
 
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import ReduceKind, TileType
@@ -58,7 +59,7 @@ class Extreme:
 def stored_type(type_: Attribute) -> Attribute:
     if isinstance(type_, BFloat16Type | Float16Type):
         return f32
-    if isinstance(type_, IntegerType):
+    if isa(type_, IntegerType):
         return i64 if type_.width.data > 32 else i32
     return type_
 
@@ -70,7 +71,7 @@ def extremes(summary: Summary) -> list[Extreme]:
         inf = float("inf")
         found = [Extreme("lo", MIN, value, inf), Extreme("hi", MAX, value, -inf)]
         return [*found, Extreme("nan", MAX, i1, 0)]
-    assert isinstance(value, IntegerType)
+    assert isa(value, IntegerType)
     if value == i1:
         return [Extreme("lo", MIN, i1, 1), Extreme("hi", MAX, i1, 0)]
     half = 1 << (value.width.data - 1)
@@ -97,7 +98,7 @@ def widened(code: ScalarCode, value: SSAValue, type_: Attribute) -> SSAValue:
     """A value as its stored type."""
     if value.type == type_:
         return value
-    if isinstance(type_, IntegerType):
+    if isa(type_, IntegerType):
         return code.int_cast(value, type_)
     return code.insert(arith.ExtFOp(value, f32))
 
@@ -108,7 +109,7 @@ def narrowed(code: ScalarCode, value: SSAValue, type_: Attribute) -> SSAValue:
         return value
     if type_ == i1:
         return code.cmp("ne", value, code.const(0, value.type))
-    if isinstance(type_, IntegerType):
+    if isa(type_, IntegerType):
         return code.int_cast(value, type_)
     assert isinstance(type_, AnyFloat)
     return code.insert(arith.TruncFOp(value, type_))
@@ -159,7 +160,9 @@ class SummaryWriter:
             for o, v in zip(self.outputs, values, strict=True)
         ]
         inputs = [(v, ROW) for v in (*state, *parts)]
-        varying = dict(zip([*names, *(f"{n}_part" for n in names)], inputs, strict=True))
+        varying = dict(
+            zip([*names, *(f"{n}_part" for n in names)], inputs, strict=True)
+        )
         return self.program.map([TILE], varying, self.combined, names)
 
     def values(
@@ -200,7 +203,7 @@ class SummaryWriter:
         results: list[SSAValue] = []
         for output in self.outputs:
             a, b = at[output.name], at[f"{output.name}_part"]
-            integer = isinstance(output.stored, IntegerType)
+            integer = isa(output.stored, IntegerType)
             if output.kind == MIN:
                 op = arith.MinSIOp(a, b) if integer else arith.MinnumfOp(a, b)
             else:
@@ -221,5 +224,3 @@ def build_summarize(mask: Region, summaries: Sequence[Summary]) -> tile.KernelOp
             where = [program.b, program.h, start]
             code.builder.insert(tile.StoreOp(value, memref, where, [0]))
     return program.finish()
-
-

@@ -13,7 +13,7 @@ from flexc.frontend.closures import read_mods
 from flexc.runtime.options import resolve_backend
 from flexc.runtime.origin import sign
 from flexc.runtime.planner.classes import Planning
-from flexc.runtime.planner.compaction import live_kinds, ordered
+from flexc.runtime.planner.ordering import ordered
 from flexc.runtime.planner.plans import Problem, find_plan
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -80,14 +80,18 @@ def plan_block_mask(
             f"{type(mask_mod).__name__}"
         )
     signature = read_mods(None, mask_mod)
-    plan = find_plan(signature, problem, device, resolve_backend(backend, device))
+    backend = resolve_backend(backend, device)
+    plan = find_plan(signature, problem, device, backend)
     # torch pads the mask with pairs that are dead.
     whole = (problem.q_len // problem.q_block, problem.kv_len // problem.kv_block)
     planning = Planning.start(plan, signature, problem, device, whole)
     classes = planning.classify(0, problem.rows, refine)
-    kinds = live_kinds(classes)
-    tables = [t for live in kinds for t in ordered(live)]
-    tables += [t for live in kinds for t in ordered(live.transpose(-1, -2))]
+    tables = [
+        t
+        for lines in (classes, classes.transpose(-1, -2))
+        for table in ordered(lines, backend)
+        for t in table
+    ]
     lead = (problem.batches, problem.heads)
     mask = BlockMask(
         (problem.q_len, problem.kv_len),

@@ -1,4 +1,4 @@
-"""From the classes of blocks to torch's tables, in torch's own operations."""
+"""Tables as wide as the fullest row, on a CPU: what planning at great length needs."""
 
 from __future__ import annotations
 
@@ -6,30 +6,12 @@ import torch
 from torch import Tensor
 
 from flexc.runtime.planner.classes import FULL, PARTIAL, UNKNOWN
-
-Table = tuple[Tensor, Tensor]
-"""How many blocks each row has, and which."""
+from flexc.runtime.planner.ordering import Table
 
 
 def live_kinds(classes: Tensor) -> tuple[Tensor, Tensor]:
     """Which blocks are partial, or may be, and which are full."""
     return (classes == PARTIAL) | (classes == UNKNOWN), classes == FULL
-
-
-def ordered(live: Tensor) -> Table:
-    """Each row's live columns in ascending order, and then the others.
-
-    What torch sorts for; here every column counts those before it.
-    """
-    columns = live.size(-1)
-    column = torch.arange(columns, dtype=torch.int32, device=live.device)
-    before = live.cumsum(-1, dtype=torch.int32)
-    counts = before[..., -1].contiguous()
-    dead = column - before + counts[..., None]
-    place = torch.where(live, before - 1, dead)
-    indices = torch.empty_like(place)
-    indices.scatter_(-1, place.to(torch.int64), column.expand_as(place))
-    return counts, indices
 
 
 def listed(live: Tensor) -> Table:

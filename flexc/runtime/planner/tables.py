@@ -9,7 +9,8 @@ from flexc.frontend.closures import ModSignature
 from flexc.runtime.arguments import Tables, make_tables
 from flexc.runtime.options import resolve_backend
 from flexc.runtime.planner.classes import Planning
-from flexc.runtime.planner.compaction import Table, listed, live_kinds, ordered, stacked
+from flexc.runtime.planner.compaction import listed, live_kinds, stacked
+from flexc.runtime.planner.ordering import Table, ordered
 from flexc.runtime.planner.plans import Problem, find_plan
 
 MAX_CLASSES = 1 << 24
@@ -44,7 +45,7 @@ def plan_tables(
         tables = listed_by_rows(planning, refine)
     else:
         classes = planning.classify(0, problem.rows, refine)
-        tables = [ordered(live) for live in live_kinds(classes)]
+        tables = list(ordered(classes, backend))
     return make_tables([t for table in tables for t in table], block_size, query)
 
 
