@@ -1,8 +1,10 @@
 """flexc, torch.compile(flex_attention) and cuDNN side by side on a GPU, forward.
 
 `make bench`, or `python -m bench.gpu --head-dim 128 --seq 8192 --dtype bf16`.
-Each result is checked before it is timed. Masked variants give the same
-torch BlockMask to both; TFLOP/s count unmasked pairs only.
+Each result is checked before it is timed. Masked variants run in three ways: `flexc`
+is given a BlockMask of `flexc.create_block_mask`, `mask_mod` the bare function (which
+it plans anew at every call where the mask has no bounds in closed form), `tables`
+the BlockMask that torch made and is given itself. TFLOP/s count unmasked pairs only.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.functional import scaled_dot_product_attention
 
+import flexc
 from bench.timing import interleaved_gpu_medians
 from bench.variants import ANCHORS, Anchor
 from tests.reference import attention, visible_pairs
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-Attention = Callable[..., Any]
-Run = Callable[[], Tensor]
+Run = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -66,27 +68,31 @@ class Result:
     def right(self) -> bool:
         return self.error <= 2 * self.unfused_error + 1e-6
 
+    def cell(self, name: str) -> str:
+        return f"{self.tflops[name]:9.0f}" if name in self.tflops else f"{'-':>9}"
+
     def __str__(self) -> str:
         ratio = self.tflops["flexc"] / self.tflops["torch"]
-        cudnn = self.tflops.get("cudnn")
         return (
             f"{self.name:10}{self.error:11.1e}{self.unfused_error:11.1e}"
-            f"{self.tflops['flexc']:9.0f}{self.tflops['torch']:9.0f}"
-            f"{'-' if cudnn is None else f'{cudnn:.0f}':>9}{ratio:11.2f}"
+            f"{''.join(self.cell(name) for name in CONTESTANTS)}{ratio:11.2f}"
             f"{'' if self.right else '  WRONG'}"
         )
 
 
+OWN = ("flexc", "mask_mod", "tables")
+CONTESTANTS = (*OWN, "torch", "cudnn")
+
 HEADER = (
-    f"{'':10}{'error':>11}{'unfused':>11}{'flexc':>9}{'torch':>9}{'cuDNN':>9}"
-    f"{'flexc /':>11}\n"
-    f"{'variant':10}{'':>11}{'error':>11}{'TFLOP/s':>9}{'TFLOP/s':>9}"
-    f"{'TFLOP/s':>9}{'torch':>11}"
+    f"{'':10}{'error':>11}{'unfused':>11}"
+    f"{''.join(f'{name:>9}' for name in CONTESTANTS)}{'flexc /':>11}\n"
+    f"{'variant':10}{'':>11}{'error':>11}{'TFLOP/s':>{9 * len(CONTESTANTS)}}"
+    f"{'torch':>11}"
 )
 
 
 def contestants(
-    anchor: Anchor, setup: Setup, flex_attention: Attention
+    anchor: Anchor, setup: Setup
 ) -> tuple[dict[str, Run], float, float, int]:
     """Runs by name, flexc's and the unfused error, and pairs per head."""
     query, key, value = setup.inputs()
@@ -95,34 +101,46 @@ def contestants(
     block_mask = mask_mod and torch_flex.create_block_mask(
         mask_mod, None, None, setup.seq, setup.seq, device="cuda"
     )
+    own_mask = mask_mod and flexc.create_block_mask(
+        mask_mod, None, None, setup.seq, setup.seq, device="cuda"
+    )
     torch._dynamo.reset()
     compiled = torch.compile(torch_flex.flex_attention, dynamic=False)
 
-    def flexc_run() -> Tensor:
-        return flex_attention(
-            query, key, value, score_mod=score_mod, block_mask=block_mask
+    def flexc_run(**mask: Any) -> Run:
+        return lambda: flexc.flex_attention(
+            query, key, value, score_mod=score_mod, **mask
         )
 
     def torch_run() -> Any:
         return compiled(query, key, value, score_mod=score_mod, block_mask=block_mask)
 
-    def cudnn_run() -> Tensor:
+    def cudnn_run() -> Any:
         return scaled_dot_product_attention(query, key, value, **(anchor.sdpa or {}))
 
-    runs: dict[str, Run] = {"flexc": flexc_run, "torch": torch_run}
+    runs: dict[str, Run] = {
+        "flexc": flexc_run(block_mask=own_mask),
+        "mask_mod": flexc_run(mask_mod=mask_mod),
+        "tables": flexc_run(block_mask=block_mask),
+        "torch": torch_run,
+    }
+    if mask_mod is None:
+        del runs["mask_mod"], runs["tables"]
     if anchor.sdpa is not None and setup.head_dim <= 256:
         runs["cudnn"] = cudnn_run
     first = (query[:1], key[:1], value[:1])
     exact = attention(*first, *mods).out
     unfused = attention(*first, *mods, precision=setup.dtype).out.to(setup.dtype)
-    error = (flexc_run()[:1] - exact).abs().max().item()
+    errors = [
+        (runs[name]()[:1] - exact).abs().max().item() for name in runs if name in OWN
+    ]
     pairs = visible_pairs(mask_mod, 0, setup.seq, setup.seq, "cuda")
-    return runs, error, (unfused - exact).abs().max().item(), pairs
+    return runs, max(errors), (unfused - exact).abs().max().item(), pairs
 
 
-def measure(anchor: Anchor, setup: Setup, flex_attention: Attention) -> Result:
+def measure(anchor: Anchor, setup: Setup) -> Result:
     """Check one variant, then let all take turns."""
-    runs, error, unfused, pairs = contestants(anchor, setup, flex_attention)
+    runs, error, unfused, pairs = contestants(anchor, setup)
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         medians = interleaved_gpu_medians(runs, setup.rounds)
     flops = 4 * setup.batch * setup.heads * setup.head_dim * pairs
@@ -130,7 +148,7 @@ def measure(anchor: Anchor, setup: Setup, flex_attention: Attention) -> Result:
     return Result(anchor.name, tflops, error, unfused)
 
 
-def run(setup: Setup, names: Sequence[str], flex_attention: Attention) -> bool:
+def run(setup: Setup, names: Sequence[str]) -> bool:
     """Print the table; whether all results are right."""
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, forward, "
@@ -139,7 +157,7 @@ def run(setup: Setup, names: Sequence[str], flex_attention: Attention) -> bool:
     )
     right = True
     for name in names:
-        result = measure(ANCHORS[name], setup, flex_attention)
+        result = measure(ANCHORS[name], setup)
         print(result, flush=True)
         right &= result.right
     return right
@@ -159,8 +177,6 @@ def main(args: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("bench.gpu needs a GPU, and torch sees none here", file=sys.stderr)
         return 2
-    import flexc
-
     setup = Setup(
         options.head_dim,
         options.seq,
@@ -168,7 +184,7 @@ def main(args: Sequence[str] | None = None) -> int:
         options.batch,
         options.rounds,
     )
-    return 0 if run(setup, options.variants, flexc.flex_attention) else 1
+    return 0 if run(setup, options.variants) else 1
 
 
 if __name__ == "__main__":
