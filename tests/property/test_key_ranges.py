@@ -175,11 +175,19 @@ def test_families_are_exact(name: str, s: Sizes) -> None:
     assert torch.equal(found, exact)
 
 
+def neighbours(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """Of an image 16 wide and 12 high, 5 by 5, shifted at the borders."""
+    near_row = ((q // 16).clamp(2, 9) - k // 16).abs() <= 2
+    return near_row & (((q % 16).clamp(2, 13) - k % 16).abs() <= 2)
+
+
 @pytest.mark.parametrize(
     "mask",
     [
+        neighbours,
         lambda b, h, q, k: ((q - k) % 3 == 0) & (q >= k) & (q - k < 70),
         lambda b, h, q, k: (k % 10 < 3) & (k <= q),
+        lambda b, h, q, k: (q % 16 == k % 16) & (k <= q),
     ],
 )
 def test_dilated_masks_are_exact_away_from_the_edges(mask: Callable[..., Any]) -> None:

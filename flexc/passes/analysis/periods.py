@@ -7,8 +7,9 @@ has live pairs and dead ones. This module finds how wide that is.
 from __future__ import annotations
 
 from xdsl.dialects import arith
-from xdsl.ir import SSAValue
+from xdsl.ir import Block, SSAValue
 
+from flexc.dialects import flex
 from flexc.passes.analysis import intervals
 from flexc.passes.analysis.affine import Facts
 
@@ -16,24 +17,33 @@ MAX_PERIOD = 1 << 12
 
 
 def residue_period(facts: Facts, value: SSAValue) -> int | None:
-    """n, where a condition both holds and fails among any n neighbours.
+    """n, where a condition depends on positions by remainders of at most n alone.
 
-    Neighbours are rows of one key or keys of one row, as the condition varies.
+    Along a position that it depends on, it repeats every n neighbours. A condition
+    on one remainder is known to hold for some of them and to fail for others; of one
+    on several (distances of columns in an image) that is taken to be so.
     """
     op = value.owner
     if not isinstance(op, arith.CmpiOp):
         return None
-    left, right = (remainder_of(facts, v) for v in op.operands)
-    if left is not None and right is not None:
-        predicate = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
-        same = left[1] == right[1] and predicate in ("eq", "ne")
-        return left[1] if same and left[1] > 1 else None
-    if right is not None:
-        return None  # Simplification puts constants on the right.
     number = facts.constant(op.rhs)
-    if left is None or number is None:
+    single = remainder_of(facts, op.lhs)
+    if single is not None and number is not None:
+        return single[1] if varies(op, single[1], number) else None
+    return _largest_divisor(facts, value)
+
+
+def _largest_divisor(facts: Facts, value: SSAValue) -> int | None:
+    """The greatest divisor of the remainders by which a value depends on positions."""
+    if facts.along.is_uniform(value):
+        return 0
+    if (found := remainder_of(facts, value)) is not None:
+        return found[1]
+    if isinstance(value.owner, Block | flex.LoadCaptureOp):
         return None
-    return left[1] if varies(op, left[1], number) else None
+    inner = [_largest_divisor(facts, v) for v in value.owner.operands]
+    known = [n for n in inner if n is not None]
+    return max(known) if len(known) == len(inner) else None
 
 
 def varies(op: arith.CmpiOp, period: int, number: int) -> bool:
