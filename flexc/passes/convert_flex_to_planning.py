@@ -1,13 +1,15 @@
 """`convert-flex-to-planning`: kernels that find which blocks a mask needs.
 
 Each `flex.attention` with a mask becomes `@summarize` (where the mask reads captured
-tensors by row or by column), `@classify` and `@refine`; see `planning`. The attention
-itself is dropped: what is planned does not depend on query, key, value or score.
+tensors by row or by column), `@classify`, for a CPU `@sample`, and `@refine`; see
+`planning`. The attention itself is dropped: what is planned does not depend on query,
+key, value or score.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects import func
@@ -17,7 +19,7 @@ from xdsl.passes import ModulePass
 from flexc.dialects import flex, tile
 from flexc.passes.analysis.block_classifier import build_classifier
 from flexc.passes.analysis.proof import Proven
-from flexc.passes.planning.classes import build_classify
+from flexc.passes.planning.classes import build_classify, build_sample
 from flexc.passes.planning.refinement import build_refine
 from flexc.passes.planning.summaries import build_summarize
 
@@ -25,13 +27,18 @@ LONGEST = 2**31 - 2
 """Lengths are i32, and so is one more."""
 
 
-def planning_kernels(attention: flex.AttentionOp) -> list[tile.KernelOp]:
+def planning_kernels(
+    attention: flex.AttentionOp, target: Literal["triton", "cpp"]
+) -> list[tile.KernelOp]:
     """The kernels for the mask of an attention op."""
     mask, length = attention.mask_mod, attention.max_length
     longest = LONGEST if length is None else length.value.data
     proof = build_classifier(mask, longest, attention.indices_fit is not None)
     classifier = proof.value if isinstance(proof, Proven) else None
-    kernels = [build_classify(mask, classifier), build_refine(mask)]
+    samples = target == "triton"
+    kernels = [build_classify(mask, classifier, samples), build_refine(mask)]
+    if not samples:
+        kernels.insert(1, build_sample(mask))
     if classifier is not None and classifier.summaries:
         kernels.insert(0, build_summarize(mask, classifier.summaries))
     if attention.index_width is not None:
@@ -46,13 +53,15 @@ class ConvertFlexToPlanningPass(ModulePass):
 
     name = "convert-flex-to-planning"
 
+    target: Literal["triton", "cpp"] = "triton"
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in list(op.ops):
             if not isinstance(function, func.FuncOp):
                 continue
             for attention in function.body.ops:
                 if isinstance(attention, flex.AttentionOp):
-                    kernels = planning_kernels(attention)
+                    kernels = planning_kernels(attention, self.target)
                     op.body.block.insert_ops_before(kernels, function)
             function.detach()
             function.erase()

@@ -90,11 +90,11 @@ def to_tile(target: Target) -> Passes:
     )
 
 
-def to_planning() -> Passes:
+def to_planning(target: Target) -> Passes:
     """From `flex` to the kernels in `tile` that plan the masks."""
     return (
         *to_simple_flex(),
-        ConvertFlexToPlanningPass(),
+        ConvertFlexToPlanningPass(target),
         # Samples of a block share most of what they compute.
         FlexSimplifyModsPass(),
         TileExpandCapturesPass(),

@@ -1,41 +1,51 @@
-"""`classify`: the class of every block, from the classifier and from samples.
+"""`classify` and `sample`: classes of blocks, from the classifier and from samples.
 
 A program takes a tile of blocks, `TILE_ROWS` by `TILE_COLUMNS`. The classifier's
 answers are proofs; so is a sample, of the contrary. A block of which both a live and
 a dead pair are known is partial; one of which too little is known is unknown.
+
+A GPU takes samples of all blocks as it classifies them, which saves a launch; a CPU
+afterwards and of those only that are unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from xdsl.dialects import arith
-from xdsl.dialects.builtin import i1, i8, i32
+from xdsl.dialects.builtin import i8, i32
 from xdsl.ir import Region, SSAValue
 
 from flexc.dialects import tile
 from flexc.dialects.tile import ReduceKind, TileType
 from flexc.passes.analysis.block_classifier import Classifier, Summary
-from flexc.passes.map_builder import COLUMN, ROW, Input
+from flexc.passes.map_builder import COLUMN, FULL, ROW, Input
 from flexc.passes.planning import program as plan
+from flexc.passes.planning.control import flagged_tile, loop
 from flexc.passes.planning.program import (
     TILE_COLUMNS,
     TILE_ROWS,
     Program,
     Scalars,
-    mask_at,
 )
-from flexc.passes.planning.samples import sample_pairs, span_of
+from flexc.passes.planning.samples import span_of, surely_partial, whole
 from flexc.passes.planning.summaries import extremes, narrowed, summary_tensors
 from flexc.passes.scalar_code import ScalarCode, inline_region
 
 NO_SUMMARIES: tuple[Summary, ...] = ()
 
 
+def still_unknown(code: ScalarCode, kind: SSAValue, at: Scalars) -> SSAValue:
+    """1 if a block that exists is unknown, else 0."""
+    unknown = code.cmp("eq", kind, code.const(plan.UNKNOWN, i8))
+    exists = code.cmp("slt", at["n"], at["kv_blocks"])
+    return code.int_cast(code.and_(unknown, exists), i32)
+
+
 class ClassifyBuilder:
     """Builds the kernel; without a classifier only samples speak."""
 
-    def __init__(self, mask: Region, classifier: Classifier | None):
+    def __init__(self, mask: Region, classifier: Classifier | None, samples: bool):
+        self.samples = samples
         self.program = Program("classify", mask)
         self.mask = mask
         self.classifier = classifier
@@ -93,34 +103,20 @@ class ClassifyBuilder:
     ) -> list[SSAValue]:
         q = span_of(code, at["m"], at, "q")
         kv = span_of(code, at["n"], at, "kv")
-        alive = broken = None
-        for pair in sample_pairs(code, q, kv):
-            live = mask_at(self.mask, code, at, pair, captures)
-            dead = code.insert(arith.XOrIOp(live, code.const(1, i1)))
-            alive = live if alive is None else code.insert(arith.OrIOp(alive, live))
-            broken = dead if broken is None else code.insert(arith.OrIOp(broken, dead))
-        assert alive is not None
-        assert broken is not None
-        whole = code.and_(
-            code.cmp("slt", at["m"], at["q_whole"]),
-            code.cmp("slt", at["n"], at["kv_whole"]),
-        )
-        ragged = code.insert(arith.XOrIOp(whole, code.const(1, i1)))
-        broken = code.insert(arith.OrIOp(broken, ragged))
         kinds = [code.const(kind, i8) for kind in range(4)]
-        kind = code.select(
-            code.and_(alive, broken), kinds[plan.PARTIAL], kinds[plan.UNKNOWN]
-        )
+        kind = kinds[plan.UNKNOWN]
+        if self.samples:
+            partial = surely_partial(self.mask, code, at, captures)
+            kind = code.select(partial, kinds[plan.PARTIAL], kind)
         if self.classifier is not None:
             spans = [q.first, q.last, kv.first, kv.last]
             args = [at["b"], at["h"], *spans, *captures]
             args += self.summary_values(code, at)
             dead, full = inline_region(self.classifier.region, args, code)
-            kind = code.select(code.and_(full, whole), kinds[plan.FULL], kind)
+            full = code.and_(full, whole(code, at))
+            kind = code.select(full, kinds[plan.FULL], kind)
             kind = code.select(dead, kinds[plan.DEAD], kind)
-        unknown = code.cmp("eq", kind, kinds[plan.UNKNOWN])
-        exists = code.cmp("slt", at["n"], at["kv_blocks"])
-        return [kind, code.int_cast(code.and_(unknown, exists), i32)]
+        return [kind, still_unknown(code, kind, at)]
 
     def summary_values(self, code: ScalarCode, at: Scalars) -> list[SSAValue]:
         """The summaries as the classifier takes them."""
@@ -132,6 +128,49 @@ class ClassifyBuilder:
         ]
 
 
-def build_classify(mask: Region, classifier: Classifier | None) -> tile.KernelOp:
-    """The kernel that fills `classes` and `flags`."""
-    return ClassifyBuilder(mask, classifier).build()
+def build_classify(
+    mask: Region, classifier: Classifier | None, samples: bool
+) -> tile.KernelOp:
+    """The kernel that fills `classes` and `flags`, with samples or without."""
+    return ClassifyBuilder(mask, classifier, samples).build()
+
+
+def build_sample(mask: Region) -> tile.KernelOp:
+    """The kernel that looks at samples of what is unknown, and lowers flags.
+
+    A program takes one row of a tile, in a loop of one step if its flag is raised and
+    of none if not.
+    """
+    program = Program("sample", mask)
+    classes, out = program.classes(written=False), program.classes(written=True)
+    place, flags = flagged_tile(program), program.flags(written=True)
+    program.uniform["kv_blocks"] = program.blocks("kv")
+    shape = [1, TILE_COLUMNS]
+
+    def body(
+        code: ScalarCode, at: Scalars, captures: Sequence[SSAValue]
+    ) -> list[SSAValue]:
+        partial = surely_partial(mask, code, at, captures)
+        unknown = code.cmp("eq", at["kind"], code.const(plan.UNKNOWN, i8))
+        kind = code.select(
+            code.and_(unknown, partial), code.const(plan.PARTIAL, i8), at["kind"]
+        )
+        return [kind, still_unknown(code, kind, at)]
+
+    def look(_: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
+        code, where = program.code, [program.b, program.h]
+        rows = code.insert(tile.IotaOp(place.m, 1), "m")
+        columns = code.insert(tile.IotaOp(place.column, TILE_COLUMNS), "n")
+        blocks = [*where, place.row, place.column]
+        load = tile.LoadOp(classes, blocks, [1], TileType(i8, shape))
+        kinds = code.insert(load, "kind")
+        varying = {"m": (rows, ROW), "n": (columns, COLUMN), "kind": (kinds, FULL)}
+        kind, unknown = program.map(shape, varying, body, ["kind", "unknown"])
+        code.builder.insert(tile.StoreOp(kind, out, blocks, [1]))
+        flag = code.insert(tile.ReduceOp(ReduceKind.MAX, unknown, 1), "flag")
+        where += [place.column_tile, place.row]
+        code.builder.insert(tile.StoreOp(flag, flags, where, []))
+        return []
+
+    loop(program, place.flag, [], look)
+    return program.finish()

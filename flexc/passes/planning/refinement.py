@@ -6,18 +6,19 @@ does nothing. It reads classes and writes them in place: no other program has th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import i1, i8, i32
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import i8, i32
+from xdsl.ir import Region, SSAValue
 
-from flexc.dialects import flex, tile
+from flexc.dialects import tile
 from flexc.dialects.tile import ReduceKind, TileType
-from flexc.passes.map_builder import COLUMN, ROW, UNIFORM, build_map
+from flexc.passes.map_builder import COLUMN, ROW, UNIFORM
 from flexc.passes.planning import program as plan
+from flexc.passes.planning.control import flagged_tile, loop, read
 from flexc.passes.planning.program import TILE_COLUMNS, Program, Scalars, mask_at
-from flexc.passes.planning.samples import minimum
+from flexc.passes.planning.samples import minimum, negated, whole
 from flexc.passes.scalar_code import ScalarCode
 
 PAIR_ROWS, PAIR_COLUMNS = 32, 128
@@ -34,7 +35,6 @@ class RefineBuilder:
         self.program = Program("refine", mask)
         self.mask = mask
         self.classes = self.program.classes(written=False)
-        self.flags = self.program.flags(written=False)
         self.out = self.program.classes(written=True)
 
     @property
@@ -42,53 +42,25 @@ class RefineBuilder:
         return self.program.code
 
     def build(self) -> tile.KernelOp:
-        code, program = self.code, self.program
-        columns = program.blocks("kv")
-        tiles = code.ceildiv(columns, TILE_COLUMNS, "column_tiles")
-        column_tile = code.rem(program.program, tiles, "column_tile")
-        self.row = code.div(program.program, tiles, "row")
-        self.m = code.add(self.row, program.uniform["first_row"], "m")
-        where = [program.b, program.h, column_tile, self.row]
-        flag = self.read(self.flags, where, "flag")
-        start = code.mul(column_tile, code.const(TILE_COLUMNS), "column")
-        count = minimum(code, code.sub(columns, start), code.const(TILE_COLUMNS))
-        count = code.mul(count, flag, "count")
-        self.loop(count, [], lambda i, _: self.block(code_add(self.code, start, i)))
-        return program.finish()
+        """A loop over the tile's blocks, of no step where none is unknown."""
+        code, columns = self.code, self.program.blocks("kv")
+        place = flagged_tile(self.program)
+        self.row, self.m = place.row, place.m
+        left = code.sub(columns, place.column)
+        count = minimum(code, left, code.const(TILE_COLUMNS))
+        count = code.mul(count, place.flag, "count")
 
-    def read(self, tensor: SSAValue, where: Sequence[SSAValue], name: str) -> SSAValue:
-        """One element of a tensor; `where` is in range."""
+        def one(i: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
+            return self.block(self.code.add(place.column, i, "n"))
 
-        def body(code: ScalarCode, t: SSAValue, *indices: SSAValue) -> SSAValue:
-            return code.insert(flex.LoadCaptureOp(t, indices, inside=True))
-
-        inputs = [(v, UNIFORM) for v in (tensor, *where)]
-        return build_map(self.code, (), inputs, body, name)
-
-    def loop(
-        self,
-        count: SSAValue,
-        state: Sequence[SSAValue],
-        body: Callable[[SSAValue, Sequence[SSAValue]], Sequence[SSAValue]],
-    ) -> list[SSAValue]:
-        """A loop of `count` steps that carries `state`."""
-        outer = self.code
-        block = Block(arg_types=[i32, *(v.type for v in state)])
-        for arg, name in zip(block.args, ("i", *FOUND), strict=False):
-            arg.name_hint = name
-        self.program.code = ScalarCode(block)
-        self.code.builder.insert(scf.YieldOp(*body(block.args[0], block.args[1:])))
-        self.program.code = outer
-        zero, one = outer.const(0), outer.const(1)
-        loop = scf.ForOp(zero, count, one, state, Region(block))
-        outer.builder.insert(loop)
-        return list(loop.results)
+        loop(self.program, count, [], one)
+        return self.program.finish()
 
     def block(self, column: SSAValue) -> list[SSAValue]:
         """One block: find its class if it is unknown, and write it."""
         code, uniform = self.code, self.program.uniform
         where = [self.program.b, self.program.h, self.row, column]
-        kind = self.read(self.classes, where, "kind")
+        kind = read(self.program, self.classes, where, "kind")
         unknown = code.cmp("eq", kind, code.const(plan.UNKNOWN, i8))
         rows = code.ceildiv(uniform["q_block"], PAIR_ROWS)
         rows = code.select(unknown, rows, code.const(0))
@@ -100,9 +72,9 @@ class RefineBuilder:
             def along_columns(k: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
                 return self.step(column, i, k, state)
 
-            return self.loop(steps, state, along_columns)
+            return loop(self.program, steps, state, along_columns, FOUND)
 
-        found = self.loop(rows, state, along_rows)
+        found = loop(self.program, rows, state, along_rows, FOUND)
         found = [self.any_of(v) for v in found]
         store = tile.StoreOp(self.refined(kind, column, found), self.out, where, [])
         self.code.builder.insert(store)
@@ -155,7 +127,7 @@ class RefineBuilder:
             pair.append(minimum(code, index, code.sub(length, code.const(1))))
         assert exists is not None
         live = mask_at(self.mask, code, at, (pair[0], pair[1]), captures)
-        dead = code.insert(arith.XOrIOp(live, code.const(1, i1)))
+        dead = negated(code, live)
         return [code.int_cast(code.and_(exists, v), i32) for v in (live, dead)]
 
     def any_of(self, found: SSAValue) -> SSAValue:
@@ -180,13 +152,7 @@ class RefineBuilder:
         ) -> list[SSAValue]:
             kinds = [code.const(kind, i8) for kind in range(4)]
             live, dead = (code.cmp("ne", at[n], code.const(0)) for n in FOUND)
-            whole = code.and_(
-                code.cmp("slt", at["m"], at["q_whole"]),
-                code.cmp("slt", at["n"], at["kv_whole"]),
-            )
-            broken = code.insert(
-                arith.OrIOp(dead, code.insert(arith.XOrIOp(whole, code.const(1, i1))))
-            )
+            broken = code.insert(arith.OrIOp(dead, negated(code, whole(code, at))))
             exact = code.select(broken, kinds[plan.PARTIAL], kinds[plan.FULL])
             exact = code.select(live, exact, kinds[plan.DEAD])
             unknown = code.cmp("eq", at["kind"], kinds[plan.UNKNOWN])
@@ -200,10 +166,6 @@ class RefineBuilder:
         }
         (result,) = self.program.map([1], varying, body, ["kind"])
         return result
-
-
-def code_add(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
-    return code.add(a, b, "n")
 
 
 def build_refine(mask: Region) -> tile.KernelOp:

@@ -6,12 +6,14 @@ full. Most partial blocks of masks that people write show both at one of these.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
-from xdsl.ir import SSAValue
+from xdsl.dialects.builtin import i1
+from xdsl.ir import Region, SSAValue
 
-from flexc.passes.planning.program import Scalars
+from flexc.passes.planning.program import Scalars, mask_at
 from flexc.passes.scalar_code import ScalarCode
 
 Pair = tuple[SSAValue, SSAValue]
@@ -66,3 +68,26 @@ def _next(code: ScalarCode, span: Span) -> SSAValue:
 
 def _within(code: ScalarCode, point: SSAValue, span: Span) -> SSAValue:
     return minimum(code, maximum(code, point, span.first), span.last)
+
+
+def negated(code: ScalarCode, value: SSAValue) -> SSAValue:
+    return code.insert(arith.XOrIOp(value, code.const(1, i1)))
+
+
+def whole(code: ScalarCode, at: Scalars) -> SSAValue:
+    """Whether block (m, n) may be full at all."""
+    rows = code.cmp("slt", at["m"], at["q_whole"])
+    return code.and_(rows, code.cmp("slt", at["n"], at["kv_whole"]))
+
+
+def surely_partial(
+    mask: Region, code: ScalarCode, at: Scalars, captures: Sequence[SSAValue]
+) -> SSAValue:
+    """Whether samples of block (m, n) show that it is neither dead nor full."""
+    q, kv = span_of(code, at["m"], at, "q"), span_of(code, at["n"], at, "kv")
+    alive, broken = code.const(0, i1), negated(code, whole(code, at))
+    for pair in sample_pairs(code, q, kv):
+        live = mask_at(mask, code, at, pair, captures)
+        alive = code.insert(arith.OrIOp(alive, live))
+        broken = code.insert(arith.OrIOp(broken, negated(code, live)))
+    return code.and_(alive, broken)

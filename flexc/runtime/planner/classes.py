@@ -82,9 +82,11 @@ class Planning:
         )
         args = [*self.arguments(first), classes, flags, *self.summaries]
         self.run("classify", -(-count // TILE_ROWS) * tiles, args)
-        # To look whether anything is unknown, a GPU would have to be waited for.
-        if refine and (self.device.type != "cpu" or bool(flags.any())):
-            self.run("refine", count * tiles, args)
+        for name in ("sample", "refine") if refine else ():
+            # To look whether anything is unknown, a GPU would have to be waited for.
+            is_open = self.device.type != "cpu" or bool(flags.any())
+            if is_open and name in self.kernels:
+                self.run(name, count * tiles, args)
         return classes
 
     def arguments(self, first: int) -> list[Any]:

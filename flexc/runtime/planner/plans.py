@@ -64,6 +64,9 @@ class PlanKernels:
         self._specs = {spec.entry: spec for spec in specs}
         self._kernels: dict[str, Kernel] = {}
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._specs
+
     def __getitem__(self, name: str) -> Kernel:
         if name not in self._kernels:
             counters["built"] += 1
@@ -180,7 +183,10 @@ def _read_specs(text: str | None) -> list[KernelSpec] | None:
 
 def lower(module: ModuleOp, backend: str) -> list[KernelSpec]:
     """Run the pipeline of a backend and print a plan's kernels."""
-    target = pipelines.to_cpp() if backend == "cpp" else pipelines.to_triton()
-    pipelines.run((*pipelines.to_planning(), *target), Context(), module)
+    if backend == "cpp":
+        passes = (*pipelines.to_planning("cpp"), *pipelines.to_cpp())
+    else:
+        passes = (*pipelines.to_planning("triton"), *pipelines.to_triton())
+    pipelines.run(passes, Context(), module)
     module.verify()
     return emit_cpp(module) if backend == "cpp" else emit_triton(module)
