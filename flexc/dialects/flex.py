@@ -97,6 +97,7 @@ FACTS = (
     "indices_fit",
     "score_range",
     "scores_finite",
+    "has_keys",
     "rows_never_empty",
 )
 """Properties that say what is known about a call, kept by every lowering."""
@@ -155,6 +156,8 @@ class AttentionLike(IRDLOperation):
     -inf (a mod that masks), or are NaN, which stays NaN as it would without."""
     scores_finite = opt_prop_def(UnitAttr)
     """No score after `score_mod` is infinite, of any pair that counts."""
+    has_keys = opt_prop_def(UnitAttr)
+    """Skv is known not to be 0."""
     rows_never_empty = opt_prop_def(UnitAttr)
     """There are keys, and every row has one at least that no mask hides."""
 

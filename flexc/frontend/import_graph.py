@@ -69,6 +69,7 @@ class AttentionCall:
     alignment: int | None = None
     index_width: int | None = None
     max_length: int | None = None
+    has_keys: bool = False
 
     def facts(self) -> dict[str, Attribute]:
         """The properties of `flex.attention`."""
@@ -81,8 +82,8 @@ class AttentionCall:
         )
         known = {n: v for n in names if (v := getattr(self, n)) is not None}
         facts: dict[str, Attribute] = {n: IntegerAttr(v, i64) for n, v in known.items()}
-        if self.scale_positive:
-            facts["scale_positive"] = UnitAttr()
+        flags = ("scale_positive", "has_keys")
+        facts |= {name: UnitAttr() for name in flags if getattr(self, name)}
         if self.sparse_block is not None:
             facts["sparse_block"] = DenseArrayBase.from_list(i64, self.sparse_block)
         return facts

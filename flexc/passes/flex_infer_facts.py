@@ -6,7 +6,7 @@ op; with `explain`, what is not becomes an attribute that says why.
 
 - `score_range`: bounds of the scores, by interval arithmetic (see `float_values`).
 - `scores_finite`: no score is infinite, so none of a mod's own is a mask.
-- `rows_never_empty`: here for attention without a mask only.
+- `rows_never_empty`: some key is seen by all rows.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from xdsl.passes import ModulePass
 
 from flexc.dialects import flex
 from flexc.passes.analysis import intervals
+from flexc.passes.analysis.empty_rows import first_key_is_seen
 from flexc.passes.analysis.float_intervals import FloatInterval, point
 from flexc.passes.analysis.float_values import FORMATS, FloatRanges, culprit
 from flexc.passes.analysis.intervals import Interval
 from flexc.passes.analysis.proof import Proof, Proven, WhyNot
 from flexc.passes.analysis.value_ranges import ValueRanges
-from flexc.passes.convert_flex_to_blocksparse import is_always_true
 from flexc.passes.flex_simplify_mods import INDEX, MOD, first_args
 
 Numbers = Sequence[float | int | None]
@@ -64,12 +64,14 @@ def scores_finite(op: flex.AttentionOp, numbers: Numbers = ()) -> Proof[Attribut
 
 
 def rows_never_empty(op: flex.AttentionOp) -> Proof[Attribute]:
-    """Whether there are keys, all of which every row sees."""
-    if op.tables or not is_always_true(op.mask_mod):
-        return WhyNot("there is a mask")
-    if flex.tensor_shape(op.key)[2] <= 0:
+    """Whether there are keys, one of which every row sees."""
+    if op.tables:
+        return WhyNot("tables may list no block for a row")
+    if op.has_keys is None and flex.tensor_shape(op.key)[2] <= 0:
         return WhyNot("kv_len may be 0")
-    return Proven(UnitAttr())
+    length = op.fact("max_length", INDEX.hi + 1)
+    seen = first_key_is_seen(op.mask_mod, length, op.indices_fit is not None)
+    return seen if isinstance(seen, WhyNot) else Proven(UnitAttr())
 
 
 FACTS: dict[str, Inference] = {

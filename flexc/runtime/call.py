@@ -159,6 +159,7 @@ class Attention:
             alignment=ALIGNMENT if aligned else None,
             index_width=32 if self.offsets_are_narrow() else 64,
             max_length=max_length(query.size(2), key.size(2)),
+            has_keys=True,  # `run` sees to that.
         )
         return Build(
             call,

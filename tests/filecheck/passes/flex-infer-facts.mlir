@@ -27,7 +27,7 @@ func.func @soft_cap(%q : !t, %k : !t, %v : !t, %scale : f32) {
 func.func @masked_by_score(%q : !t, %k : !t, %v : !t, %scale : f32) {
   // CHECK: score_range = array<f64: -1.000000e+00, 5.000000e+00>
   // CHECK-SAME: no_scores_finite = "a constant is not finite"
-  // CHECK-SAME: no_rows_never_empty = "there is a mask"
+  // CHECK-SAME: no_rows_never_empty = "kv_len may be 0"
   %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %lo = arith.constant -1.0 : f32
@@ -126,6 +126,36 @@ func.func @stated(%q : !t, %k : !t, %v : !t, %scale : f32) {
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
     %true = arith.constant true
     flex.yield %true : i1
+  }
+  func.return
+}
+
+// Causal: all rows see the first key, where there is one.
+// CHECK-LABEL: func.func @first_key_is_seen(
+func.func @first_key_is_seen(%q : !t, %k : !t, %v : !t, %scale : f32) {
+  // CHECK: {has_keys, rows_never_empty,
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+      {has_keys}
+  score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.cmpi sge, %qi, %ki : i32
+    flex.yield %c : i1
+  }
+  func.return
+}
+
+// A row's own key may be beyond the last one.
+// CHECK-LABEL: func.func @only_the_diagonal(
+func.func @only_the_diagonal(%q : !t, %k : !t, %v : !t, %scale : f32) {
+  // CHECK: no_rows_never_empty = "no part of the mask is seen to be true of key 0
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+      {has_keys}
+  score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.cmpi eq, %qi, %ki : i32
+    flex.yield %c : i1
   }
   func.return
 }

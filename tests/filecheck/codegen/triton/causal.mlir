@@ -8,19 +8,19 @@
 // CHECK-NEXT: # num_warps: {{[48]}}, num_stages: {{[0-9]}}
 // CHECK-NEXT: # score: score
 // CHECK-NEXT: # mask: {{.*}} >= {{.*}}
-// CHECK-NEXT: # segments: partial, partial
+// CHECK-NEXT: # segments: partial, full
 // CHECK-NEXT: # IR: {{[0-9a-f]*}}
 // CHECK: @triton.jit(do_not_specialize=[
 // CHECK: def attention(
 // CHECK-NEXT: query, key, value, scale: tl.float32, out,
-// CHECK: kv_h = h // group_size
+// CHECK: kv_h = h_1 // group_size
 // CHECK: q_idx = q_start + tl.arange(0, 128)
 // CHECK: q = tl.load(query +
 // CHECK: qk_scale = scale * 1.44269502
 // CHECK: m_i = tl.full([128], float("-inf"), tl.float32)
 // CHECK: acc = tl.full([128, 64], 0.0, tl.float32)
 // CHECK: # partial blocks
-// CHECK-NEXT: for i in tl.range(0, {{.*}}, 1):
+// CHECK-NEXT: for i in tl.range({{.*}}, {{.*}}, 1):
 // CHECK: k_t = tl.trans(k)
 // CHECK: s = tl.dot(q, k_t, zeros)
 // CHECK: q_idx[:, None] >= kv_idx[None, :]
@@ -31,6 +31,12 @@
 // CHECK: p_bf16 = tl.cast(p, tl.bfloat16)
 // CHECK: acc_next = tl.dot(p_bf16, v{{.*}}, acc_scaled)
 // CHECK: m_i_1, l_i_1, acc_1 = m, l, acc_next
+// Blocks below the diagonal need no mask.
+// CHECK-NEXT: {{.*}}
+// CHECK: # full blocks
+// CHECK-NEXT: for i_1 in tl.range(0, {{.*}}, 1):
+// CHECK-NOT: float("-inf"))
+// CHECK: acc_next_1 = tl.dot(
 // CHECK: tl.store(out + {{.*}}, o_bf16, mask=out_inside
 func.func @attention(%query : !t, %key : !t, %value : !t, %scale : f32) -> !t {
   %out = flex.attention %query, %key, %value : !t, !t, !t scale(%scale : f32)
