@@ -1,30 +1,34 @@
-"""Tables as wide as the fullest row, on a CPU: what planning at great length needs."""
+"""Tables as wide as the fullest row, on a CPU: what planning of great lengths needs."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from flexc.runtime.planner.classes import FULL, PARTIAL, UNKNOWN
+from flexc.runtime.planner.classes import DEAD, FULL
 from flexc.runtime.planner.ordering import Table
 
 
-def live_kinds(classes: Tensor) -> tuple[Tensor, Tensor]:
-    """Which blocks are partial, or may be, and which are full."""
-    return (classes == PARTIAL) | (classes == UNKNOWN), classes == FULL
+def listed(classes: Tensor) -> tuple[Table, Table]:
+    """Each row's partial (or unknown) and its full blocks, in ascending order."""
+    lines = classes.flatten(0, -2)
+    rows, columns = (lines != DEAD).nonzero(as_tuple=True)
+    is_full = lines[rows, columns] == FULL
+    lead = classes.shape[:-1]
+    kinds = ((rows[kind], columns[kind]) for kind in (~is_full, is_full))
+    partial, full = (_table(*found, lead) for found in kinds)
+    return partial, full
 
 
-def listed(live: Tensor) -> Table:
-    """Each row's live columns, in a table as wide as the fullest row. Of a CPU."""
-    counts = live.sum(-1, dtype=torch.int32)
+def _table(rows: Tensor, columns: Tensor, lead: torch.Size) -> Table:
+    """The table of blocks that are sorted by row."""
+    counts = torch.bincount(rows, minlength=lead.numel())
     width = max(1, int(counts.max()))
-    flat = live.flatten(0, -2)
-    rows, columns = flat.nonzero(as_tuple=True)
-    starts = counts.flatten().cumsum(0, dtype=torch.int64) - counts.flatten()
+    starts = counts.cumsum(0) - counts
     place = torch.arange(rows.numel()) - starts[rows]
-    indices = torch.zeros((flat.size(0), width), dtype=torch.int32)
+    indices = torch.zeros((lead.numel(), width), dtype=torch.int32)
     indices[rows, place] = columns.to(torch.int32)
-    return counts, indices.view(*live.shape[:-1], width)
+    return counts.to(torch.int32).view(lead), indices.view(*lead, width)
 
 
 def stacked(tables: list[Table]) -> Table:

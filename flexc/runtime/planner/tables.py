@@ -9,7 +9,7 @@ from flexc.frontend.closures import ModSignature
 from flexc.runtime.arguments import Tables, make_tables
 from flexc.runtime.options import resolve_backend
 from flexc.runtime.planner.classes import Planning
-from flexc.runtime.planner.compaction import listed, live_kinds, stacked
+from flexc.runtime.planner.compaction import listed, stacked
 from flexc.runtime.planner.ordering import Table, ordered
 from flexc.runtime.planner.plans import Problem, find_plan
 
@@ -58,6 +58,6 @@ def listed_by_rows(planning: Planning, refine: bool) -> list[Table]:
     for first in range(0, problem.rows, step):
         count = min(step, problem.rows - first)
         classes = planning.classify(first, count, refine)
-        for part, live in zip(parts, live_kinds(classes), strict=True):
-            part.append(listed(live))
+        for part, table in zip(parts, listed(classes), strict=True):
+            part.append(table)
     return [stacked(part) for part in parts]

@@ -1,0 +1,194 @@
+"""`flexc.create_block_mask` makes what torch's makes, without looking at all pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import BlockMask, noop_mask
+from torch.nn.attention.flex_attention import create_block_mask as torch_block_mask
+
+import flexc
+from flexc.errors import (
+    DataDependentControlFlowError,
+    DeviceError,
+    FlexcError,
+    ModSignatureError,
+    OptionError,
+    ShapeError,
+)
+from flexc.runtime.driver import counters
+from flexc.runtime.planner import made_by_flexc
+from tests.block_tables import dense_blocks, differences
+from tests.corpus import CORPUS, corpus_masks
+
+HEADS = 3
+
+MASKS = [
+    name
+    for name, case in CORPUS.items()
+    if case.factory(1, 1, 1, 16, 16)[1] not in (None, corpus_masks.causal_mask)
+]
+
+SIZES: list[tuple[int, int, Any]] = [
+    (200, 330, 16),
+    (257, 256, 64),
+    (384, 384, 128),
+    (130, 520, (64, 128)),
+]
+
+
+def mask_of(name: str, q_len: int, kv_len: int) -> Any:
+    return CORPUS[name].factory(2, HEADS, HEADS, q_len, kv_len)[1]
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_equals_torch(name: str) -> None:
+    for q_len, kv_len, block in SIZES:
+        mask = mask_of(name, q_len, kv_len)
+        ours = flexc.create_block_mask(mask, 2, HEADS, q_len, kv_len, "cpu", block)
+        torchs = torch_block_mask(mask, 2, HEADS, q_len, kv_len, "cpu", block)
+        assert differences(ours, torchs) == [], (q_len, kv_len, block)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_unrefined_is_sound(name: str) -> None:
+    for q_len, kv_len, block in SIZES[:2]:
+        mask = mask_of(name, q_len, kv_len)
+        sizes = (2, HEADS, q_len, kv_len)
+        ours = flexc.create_block_mask(mask, *sizes, "cpu", block, refine=False)
+        live, full = dense_blocks(ours)
+        torchs_live, torchs_full = dense_blocks(
+            torch_block_mask(mask, *sizes, "cpu", block)
+        )
+        assert not (torchs_live & ~live).any()
+        assert not (full & ~torchs_full).any()
+
+
+@pytest.mark.parametrize("name", ["causal", "documents", "chunked", "sliding_window"])
+def test_common_masks_need_no_refinement(name: str) -> None:
+    mask = mask_of(name, 500, 500)
+    ours = flexc.create_block_mask(mask, None, None, 500, 500, "cpu", 32, refine=False)
+    torchs = torch_block_mask(mask, None, None, 500, 500, "cpu", 32)
+    assert differences(ours, torchs) == []
+
+
+@pytest.mark.parametrize(("b", "h"), [(None, None), (2, None), (None, 3), (1, 1)])
+def test_batch_and_heads_may_be_left_out(b: int | None, h: int | None) -> None:
+    mask = mask_of("causal", 300, 300)
+    ours = flexc.create_block_mask(mask, b, h, 300, 300, "cpu")
+    assert type(ours) is BlockMask
+    assert differences(ours, torch_block_mask(mask, b, h, 300, 300, "cpu")) == []
+    assert ours.BLOCK_SIZE == (128, 128)
+    assert ours.seq_lengths == (300, 300)
+    assert ours.mask_mod is mask
+
+
+def test_longer_than_a_tile_of_blocks() -> None:
+    ids = torch.arange(4500) // 171
+
+    def documents(b, h, q_idx, kv_idx):
+        return (ids[q_idx] == ids[kv_idx]) & (q_idx >= kv_idx)
+
+    ours = flexc.create_block_mask(documents, 1, 1, 4500, 4500, "cpu", 16)
+    torchs = torch_block_mask(documents, 1, 1, 4500, 4500, "cpu", 16)
+    assert differences(ours, torchs) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int64, torch.float16])
+def test_captured_dtypes(dtype: torch.dtype) -> None:
+    values = torch.randint(0, 2, (40,)).repeat_interleave(8).to(dtype)
+
+    def same(b, h, q_idx, kv_idx):
+        return values[q_idx] == values[kv_idx]
+
+    ours = flexc.create_block_mask(same, 1, 1, 320, 320, "cpu", 16)
+    torchs = torch_block_mask(same, 1, 1, 320, 320, "cpu", 16)
+    assert differences(ours, torchs) == []
+
+
+def test_values_that_are_no_numbers() -> None:
+    values = torch.arange(128.0)
+    values[5], values[40], values[100] = torch.nan, torch.inf, -torch.inf
+
+    def below(b, h, q_idx, kv_idx):
+        return values[q_idx] >= values[kv_idx]
+
+    ours = flexc.create_block_mask(below, 1, 1, 128, 128, "cpu", 16)
+    torchs = torch_block_mask(below, 1, 1, 128, 128, "cpu", 16)
+    assert differences(ours, torchs) == []
+
+
+def test_second_call_compiles_nothing() -> None:
+    def make(window: int, size: int, block: int) -> BlockMask:
+        ids = torch.arange(size) // 50
+
+        def mask(b, h, q_idx, kv_idx):
+            near = (q_idx - kv_idx).abs() <= window
+            return near & (ids[q_idx] <= ids[kv_idx])
+
+        return flexc.create_block_mask(mask, None, None, size, size, "cpu", block)
+
+    make(17, 300, 16)
+    make(2, 400, 16)
+    before = dict(counters)
+    make(40, 900, 64)
+    assert dict(counters) == before
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_torch_attends_with_it() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q = torch.randn(2, HEADS, 200, 16)
+    mask = mask_of("documents", 200, 200)
+    ours = flexc.create_block_mask(mask, 2, HEADS, 200, 200, "cpu", 64)
+    torchs = torch_block_mask(mask, 2, HEADS, 200, 200, "cpu", 64)
+    expected = flex_attention(q, q, q, block_mask=torchs)
+    torch.testing.assert_close(flex_attention(q, q, q, block_mask=ours), expected)
+    torch.testing.assert_close(flexc.flex_attention(q, q, q, block_mask=ours), expected)
+
+
+def test_origin_is_remembered_until_something_changes() -> None:
+    mask = mask_of("causal", 300, 300)
+    ours = flexc.create_block_mask(mask, None, None, 300, 300, "cpu")
+    assert made_by_flexc(ours)
+    assert not made_by_flexc(torch_block_mask(mask, None, None, 300, 300, "cpu"))
+    ours.mask_mod = noop_mask
+    assert not made_by_flexc(ours)
+
+
+def bad_five(score, b, h, q_idx, kv_idx):
+    return q_idx >= kv_idx
+
+
+def bad_branch(b, h, q_idx, kv_idx):
+    return True if q_idx > 3 else kv_idx > 0
+
+
+def good(b, h, q_idx, kv_idx):
+    return q_idx >= kv_idx
+
+
+ERRORS: list[tuple[type[FlexcError], str, dict[str, Any]]] = [
+    (ModSignatureError, "mask_mod expects a function", {"mask_mod": 3}),
+    (ModSignatureError, "is called with", {"mask_mod": bad_five}),
+    (DataDependentControlFlowError, "torch.where", {"mask_mod": bad_branch}),
+    (ShapeError, "Q_LEN expects", {"Q_LEN": 0}),
+    (ShapeError, "B expects", {"B": -1}),
+    (OptionError, "BLOCK_SIZE expects", {"BLOCK_SIZE": 0}),
+    (OptionError, "BLOCK_SIZE expects", {"BLOCK_SIZE": (1, 2, 3)}),
+    (DeviceError, "backends for cpu and cuda", {"device": "meta"}),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "given"), ERRORS)
+def test_errors_say_what_to_do(
+    error: type[FlexcError], message: str, given: dict[str, Any]
+) -> None:
+    arguments: dict[str, Any] = {
+        "mask_mod": good, "B": 1, "H": 1, "Q_LEN": 64, "KV_LEN": 64, "device": "cpu",
+    }  # fmt: skip
+    with pytest.raises(error, match=message):
+        flexc.create_block_mask(**(arguments | given))
