@@ -7,8 +7,8 @@ from xdsl.dialects.builtin import i1, i32
 from xdsl.ir import Block, Operation, SSAValue
 
 from flexc.passes.analysis.dependence import Along
-from flexc.passes.analysis.describe import Speller
 from flexc.passes.analysis.linear_forms import MODERATE, Linear, MaskFacts
+from flexc.passes.analysis.readable import spell
 from flexc.passes.analysis.summaries import Copier, SummaryTable
 from flexc.passes.analysis.wide_integers import Ends, Wide, WideCode
 from flexc.passes.canonicalization.region_simplifier import op_key
@@ -102,5 +102,5 @@ class BlockCode:
 
     def note(self, value: SSAValue, why: str) -> None:
         """Remember a value of which nothing is known."""
-        line = f"{Speller().spell(value, outer=True)}: {why}"
+        line = f"{spell(value)}: {why}"
         self.unknown.setdefault(line)

@@ -166,4 +166,6 @@ def culprit(value: SSAValue, ranges: FloatRanges) -> str:
             return culprit(operand, ranges)
     if isinstance(op, arith.ConstantOp):
         return "a constant is not finite"
+    if isinstance(op, flex.LoadCaptureOp):
+        return f"nothing bounds the values of {op.tensor.name_hint or 'a tensor'}"
     return f"nothing bounds {op.name}"

@@ -18,10 +18,10 @@ from xdsl.ir import Operation, SSAValue
 
 from flexc.passes.analysis.affine import Affine, Facts
 from flexc.passes.analysis.dependence import PAIR, Along
-from flexc.passes.analysis.describe import spell
 from flexc.passes.analysis.formula import Leaf
 from flexc.passes.analysis.intervals import Interval, full
 from flexc.passes.analysis.periods import residue_period
+from flexc.passes.analysis.readable import spell
 from flexc.passes.analysis.terms import (
     LARGE,
     MAX_SYMBOL,
