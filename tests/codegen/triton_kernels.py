@@ -120,7 +120,11 @@ def triton_type(param: ParamSpec) -> str:
 @cache
 def compiled(variant: Variant) -> Any:
     """Down to the target's binary."""
-    spec = lower(variant)
+    return compile_spec(lower(variant), variant.target)
+
+
+def compile_spec(spec: KernelSpec, target: str) -> Any:
+    """A printed kernel, compiled for a target."""
     source = ASTSource(
         load_jit_function(spec),
         {p.name: triton_type(p) for p in spec.params},
@@ -132,7 +136,7 @@ def compiled(variant: Variant) -> Any:
         },
     )
     options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
-    return triton.compile(source, target=TARGETS[variant.target], options=options)
+    return triton.compile(source, target=TARGETS[target], options=options)
 
 
 def spilled_bytes(ptx: str, path: Path) -> int:

@@ -1,0 +1,83 @@
+"""The kernels that plan masks compile for GPUs, and run in Triton's interpreter.
+
+Triton decides when it is imported whether it interprets: what is run is run in a
+process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+
+from flexc.codegen.kernel_spec import KernelSpec
+from flexc.frontend.closures import read_mods
+from flexc.runtime.planner.block_mask import checked_problem, plan_block_mask
+from flexc.runtime.planner.plans import Plan, build_for, lower, trace
+from tests.block_tables import differences
+from tests.corpus import CORPUS
+
+triton = pytest.importorskip("triton")
+
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+CASES = (
+    "causal", "documents_per_batch", "head_windows", "boolean_table", "dilated",
+    "modalities",
+)  # fmt: skip
+CPU = torch.device("cpu")
+
+
+def specs_of(case: str) -> list[KernelSpec]:
+    mask_mod = CORPUS[case].factory(2, 2, 2, 256, 256)[1]
+    signature = read_mods(None, mask_mod)
+    problem = checked_problem((2, 2, 256, 256), 128)
+    build = build_for(signature, problem, CPU, "triton")
+    plan = Plan(trace(signature, CPU), build)
+    return lower(plan.attention.module, "triton")
+
+
+@pytest.mark.skipif(INTERPRETING, reason="nothing is compiled there")
+@pytest.mark.parametrize("target", ["sm90", "gfx942"])
+@pytest.mark.parametrize("case", CASES)
+def test_compiles(case: str, target: str) -> None:
+    from tests.codegen.triton_kernels import compile_spec
+
+    for spec in specs_of(case):
+        assert compile_spec(spec, target).asm
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(INTERPRETING, reason="this is that process")
+def test_in_a_process_that_interprets(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    environment = {"TRITON_INTERPRET": "1", "FLEXC_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        command,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not INTERPRETING, reason="started by the test above")
+@pytest.mark.parametrize("case", CASES)
+def test_interpreted(case: str) -> None:
+    shapes: list[tuple[tuple[int, int], Any]] = [
+        ((70, 130), 16),
+        ((200, 140), (32, 64)),
+    ]
+    for (q_len, kv_len), block in shapes:
+        mask_mod: Any = CORPUS[case].factory(2, 2, 2, q_len, kv_len)[1]
+        sizes = (2, 2, q_len, kv_len)
+        problem = checked_problem(sizes, block)
+        ours = plan_block_mask(mask_mod, problem, CPU, "triton")
+        torchs = create_block_mask(mask_mod, *sizes, "cpu", block)
+        assert differences(ours, torchs) == []
