@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexc.frontend.capture import CapturedMods
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.pipelines import F32Precision
 from flexc.passes.score_factor import SAFE_FACTORS
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.runtime.arguments import Tables
-from flexc.runtime.driver import Build, Compiled
+from flexc.runtime.driver import Build, Compiled, trace
+from flexc.runtime.mask_reading import MaskReading
 from flexc.runtime.options import TileOptions
 from flexc.runtime.planner.tables import plan_tables
 from flexc.runtime.tensor_facts import (
@@ -70,63 +72,67 @@ class Attention:
                     result.fill_(value)
         return results
 
-    def with_blocks(self) -> Attention:
-        """This call, with the blocks found that its mask leaves to visit.
+    def execute(self, results: Sequence[Tensor | None]) -> None:
+        call, compiled = self.with_blocks()
+        captures = compiled.attention.arguments(self.signature.captures)
+        args = [self.query, self.key, self.value, self.scale, *captures]
+        if call.tables is not None:
+            args += call.tables.tensors
+        wanted = [r for r in results if r is not None]
+        if self.backend == "eager":
+            run_eagerly(compiled, args, wanted)
+            return
+        kernel = compiled.kernel(compiled.proofs(self.query, self.key, captures))
+        kernel(self.query, [*args, *wanted])
+
+    def with_blocks(self) -> tuple[Attention, Compiled]:
+        """This call with the blocks found that its mask leaves, and its kernels.
 
         Where bounds follow from the mask, tables made of it are of no use.
         """
-        if self.tables is not None and not self.tables.replaceable:
-            return self
-        bare = replace(self, tables=None)
+        is_fixed = self.tables is not None and not self.tables.replaceable
+        if is_fixed or self.backend == "eager":
+            return self, self.compiled()
+        bare = self if self.tables is None else replace(self, tables=None)
         compiled = bare.compiled()
         captures = compiled.attention.arguments(self.signature.captures)
-        mask = compiled.mask(self.query, self.key, captures)
+        mask = compiled.mask(compiled.proofs(self.query, self.key, captures))
         if mask.has_bounds:
-            return bare
-        if self.tables is not None:
-            return self
-        if not mask.is_planned(self.query.size(2), self.key.size(2)):
-            return bare
-        tables = plan_tables(
+            return bare, compiled
+        call = self
+        if self.tables is None:
+            if not mask.is_planned(self.query.size(2), self.key.size(2)):
+                return self, compiled
+            call = replace(self, tables=self.plan(compiled.mods, mask))
+        return call, call.compiled(compiled.mods)
+
+    def plan(self, mods: CapturedMods, mask: MaskReading) -> Tables:
+        """The blocks that a mask without bounds leaves, from what it captures."""
+        return plan_tables(
             self.signature,
             self.query,
             self.key,
             mask.planned_block,
             backend=self.backend,
-            mods=compiled.mods,
+            mods=mods,
         )
-        return replace(self, tables=tables)
 
-    def execute(self, results: Sequence[Tensor | None]) -> None:
-        if self.backend != "eager":
-            self.with_blocks().launch(results)
-        else:
-            self.launch(results)
+    def compiled(self, mods: CapturedMods | None = None) -> Compiled:
+        """What an earlier call compiled that this one may use, or something new.
 
-    def launch(self, results: Sequence[Tensor | None]) -> None:
-        compiled = self.compiled()
-        captures = compiled.attention.arguments(self.signature.captures)
-        args = [self.query, self.key, self.value, self.scale, *captures]
-        if self.tables is not None:
-            args += self.tables.tensors
-        wanted = [r for r in results if r is not None]
-        if self.backend == "eager":
-            run_eagerly(compiled, args, wanted)
-            return
-        kernel = compiled.kernel(self.query, self.key, captures)
-        kernel(self.query, [*args, *wanted])
-
-    def compiled(self) -> Compiled:
-        """What an earlier call compiled that this one may use, or something new."""
+        `mods` are the traced mods, where the caller has them.
+        """
         build = self.build()
-        if not self.signature.cacheable:
-            return Compiled(self.signature, build, self.score_dtype)
-        entries = _compiled.setdefault((self.signature.key, build), [])
         captures = self.signature.captures
+        entries: list[Compiled] = []
+        if self.signature.cacheable:
+            entries = _compiled.setdefault((self.signature.key, build), entries)
         for entry in entries:
             if entry.mods.guards_hold(captures):
                 return entry
-        entry = Compiled(self.signature, build, self.score_dtype)
+        if mods is None:
+            mods = trace(self.signature, self.score_dtype, build.device.split(":")[0])
+        entry = Compiled(mods, build)
         entries.append(entry)
         return entry
 

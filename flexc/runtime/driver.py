@@ -9,16 +9,13 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.printer import Printer
@@ -69,29 +66,26 @@ class Build:
 class Compiled:
     """Traced mods, their `flex` module, and kernels for what is proved of calls."""
 
-    def __init__(self, signature: ModSignature, build: Build, score_dtype: torch.dtype):
-        counters["traced"] += 1
-        device = build.device.split(":")[0]
-        self.mods: CapturedMods = capture_mods(signature, score_dtype, device)
+    def __init__(self, mods: CapturedMods, build: Build):
+        self.mods = mods
         self.attention: AttentionModule = build_attention_module(
-            self.mods.score, self.mods.mask, build.call
+            mods.score, mods.mask, build.call
         )
         self.build = build
-        self._prove = Prover(self.attention.module, build.backend)
+        self.proofs = Prover(self.attention.module, build.backend)
+        """What is proved of a call with a query, a key and capture arguments."""
         self._kernels: dict[Proofs, Kernel] = {}
         self._masks: dict[Proofs, MaskReading] = {}
 
-    def kernel(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> Kernel:
-        """The kernel for a call with these tensors and capture arguments."""
-        proofs = self._prove(query, key, captures)
+    def kernel(self, proofs: Proofs) -> Kernel:
+        """The kernel for calls of which that was proved."""
         if proofs not in self._kernels:
             module = proofs.stated_in(self.attention.module)
             self._kernels[proofs] = kernel_for(module, self.build)
         return self._kernels[proofs]
 
-    def mask(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> MaskReading:
-        """How a call's mask is gone about, for a module without tables."""
-        proofs = self._prove(query, key, captures)
+    def mask(self, proofs: Proofs) -> MaskReading:
+        """How the mask of such calls is gone about, for a module without tables."""
         if proofs not in self._masks:
             module = proofs.stated_in(self.attention.module)
             self._masks[proofs] = read_mask(module, convert_for(self.build))
@@ -103,6 +97,14 @@ class Compiled:
         module = self.attention.module.clone()
         FlexWidenIndicesPass().apply(Context(), module)
         return module
+
+
+def trace(
+    signature: ModSignature, score_dtype: torch.dtype, device: str
+) -> CapturedMods:
+    """Trace mods, on behalf of a device type."""
+    counters["traced"] += 1
+    return capture_mods(signature, score_dtype, device)
 
 
 def kernel_for(module: ModuleOp, build: Build) -> Kernel:
