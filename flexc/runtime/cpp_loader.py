@@ -31,7 +31,8 @@ from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError, CompilerNotFoundError
 from flexc.runtime.cache import cache_dir, load_text, store_bytes, store_text
 
-Launcher = Callable[[tuple[int, ...], Sequence[Any]], None]
+Launcher = Callable[..., None]
+"""Takes a grid, arguments and, if there is one, a limit on threads."""
 
 INCLUDE_DIR = Path(cpp.__path__[0])
 COMPILERS = ("g++", "c++", "clang++")
@@ -182,10 +183,14 @@ def load_cpp(spec: KernelSpec) -> Launcher:
     function.restype = None
     tensors = tuple(i for i, p in enumerate(spec.params) if p.role != "scalar")
 
-    def launch(grid: tuple[int, ...], args: Sequence[Any]) -> None:
+    def launch(
+        grid: tuple[int, ...], args: Sequence[Any], threads: int | None = None
+    ) -> None:
         values = list(args)
         for i in tensors:
             values[i] = values[i].data_ptr()
-        function(*values, *grid, torch.get_num_threads())
+        available = torch.get_num_threads()
+        limit = available if threads is None else min(threads, available)
+        function(*values, *grid, limit)
 
     return launch

@@ -41,13 +41,22 @@ class Kernel:
         b, h, q_len, _ = query.shape
         self.run(b, h, q_len, args)
 
-    def run(self, b: int, h: int, n: int, args: Sequence[Any]) -> None:
-        """Run on the grid for these sizes, n being what the grid calls Sq."""
+    def run(
+        self, b: int, h: int, n: int, args: Sequence[Any], *, threads: int | None = None
+    ) -> None:
+        """Run on the grid for these sizes, n being what the grid calls Sq.
+
+        A CPU's kernel runs on `threads` threads at most: to wake more than little
+        work needs takes longer than the work.
+        """
         values = [get(args) for get in self._getters]
-        self._launch(self._grid(b, h, n), values)
+        if threads is None:
+            self._launch(self._grid(b, h, n), values)
+        else:
+            self._launch(self._grid(b, h, n), values, threads)
 
 
-def load(spec: KernelSpec) -> Callable[[tuple[int, ...], Sequence[Any]], None]:
+def load(spec: KernelSpec) -> Callable[..., None]:
     """Compile and load a kernel with the loader of its target."""
     if spec.target == "triton":
         from flexc.runtime.triton_loader import load_triton

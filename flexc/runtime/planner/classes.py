@@ -20,6 +20,7 @@ from flexc.passes.planning.program import (
     UNKNOWN,
 )
 from flexc.passes.planning.summaries import TILE
+from flexc.runtime.planner.ordering import threads_for
 from flexc.runtime.planner.plans import Plan, PlanKernels, Problem
 
 __all__ = ["DEAD", "FULL", "PARTIAL", "UNKNOWN", "Planning"]
@@ -96,8 +97,11 @@ class Planning:
         return [*self.captures, *numbers]
 
     def run(self, name: str, programs: int, args: Sequence[Any]) -> None:
-        problem = self.problem
-        self.kernels[name].run(problem.batches, problem.heads, programs, args)
+        b, h = self.problem.batches, self.problem.heads
+        threads = None
+        if self.kernels.target == "cpp" and name != "refine":
+            threads = threads_for(b * h * programs)
+        self.kernels[name].run(b, h, programs, args, threads=threads)
 
 
 def collapsed(problem: Problem, along: Along) -> Problem:

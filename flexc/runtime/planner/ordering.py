@@ -19,6 +19,18 @@ Table = tuple[Tensor, Tensor]
 """How many blocks each row has, and which."""
 
 
+BLOCKS_OF_A_PROGRAM = 256
+"""Blocks that take a CPU about as long as a program of other kernels of a plan."""
+
+PROGRAMS_OF_A_THREAD = 1024
+"""Some 0.3 ms of work: less is not worth another thread."""
+
+
+def threads_for(programs: int) -> int:
+    """How many threads a CPU should wake for short programs."""
+    return max(1, programs // PROGRAMS_OF_A_THREAD)
+
+
 def ordered(classes: Tensor, backend: str) -> tuple[Table, Table]:
     """For each row the partial and the full blocks, in torch's order.
 
@@ -33,7 +45,8 @@ def ordered(classes: Tensor, backend: str) -> tuple[Table, Table]:
         launch_order(classes, counts, indices)
     else:
         args = [classes.contiguous(), counts[0], indices[0], counts[1], indices[1]]
-        order_kernel().run(lead[0], lead[1], lines, args)
+        threads = threads_for(classes.numel() // BLOCKS_OF_A_PROGRAM)
+        order_kernel().run(lead[0], lead[1], lines, args, threads=threads)
     return (counts[0], indices[0]), (counts[1], indices[1])
 
 

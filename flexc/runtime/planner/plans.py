@@ -68,6 +68,10 @@ class PlanKernels:
         self._specs = {spec.entry: spec for spec in specs}
         self._kernels: dict[str, Kernel] = {}
 
+    @property
+    def target(self) -> str:
+        return next(iter(self._specs.values())).target
+
     def __contains__(self, name: str) -> bool:
         return name in self._specs
 
