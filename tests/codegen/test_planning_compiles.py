@@ -52,6 +52,28 @@ def test_compiles(case: str, target: str) -> None:
         assert compile_spec(spec, target).asm
 
 
+@pytest.mark.skipif(INTERPRETING, reason="nothing is compiled there")
+@pytest.mark.parametrize("by_row", [True, False], ids=["rows", "columns"])
+@pytest.mark.parametrize("target", ["sm90", "gfx942"])
+def test_order_compiles(target: str, by_row: bool) -> None:
+    from triton.compiler import ASTSource
+
+    from flexc.runtime.planner import ordering_triton
+    from tests.codegen.triton_kernels import TARGETS
+
+    pointers = {"classes": "*i8", "counts": "*i32", "indices": "*i32"}
+    numbers = ("size_lines", "size_entries", "pitch", "head", "all_lines")
+    constants = {
+        "LINES": ordering_triton.LINES[by_row],
+        "ENTRIES": ordering_triton.ENTRIES[by_row],
+        "BY_ROW": by_row,
+    }
+    types = pointers | dict.fromkeys(numbers, "i32")
+    types |= dict.fromkeys(constants, "constexpr")
+    source = ASTSource(ordering_triton.order, types, constants)
+    assert triton.compile(source, target=TARGETS[target]).asm
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(INTERPRETING, reason="this is that process")
 def test_in_a_process_that_interprets(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+// RUN: flexc-opt %s -p convert-flex-to-planning | filecheck %s
+// RUN: flexc-opt %s -p "convert-flex-to-planning{target=cpp}" | filecheck %s --check-prefix=CPP
+
+!t = tensor<?x?x?x64xf32>
+
+// Documents: per block the least and the greatest id of rows and of columns, which
+// the classifier compares; then unknown blocks pair by pair, in place.
+// CHECK-LABEL: tile.kernel @summarize(%ids_ : tensor<?xi32> #tile.param<argument 0>, %q_len
+// CHECK-SAME: #tile.param<argument 1>
+// CHECK: scf.for
+// CHECK: tile.reduce min %{{.*}} along 1 : !tile.tile<8x128xi32>
+// CHECK: tile.reduce max %{{.*}} along 1 : !tile.tile<8x128xi32>
+// CHECK: tile.store %{{.*}} : !tile.tile<8xi32>
+
+// CHECK: tile.kernel @classify(
+// CHECK: tile.load %{{.*}} checked [0] : {{.*}} -> !tile.tile<8xi32>
+// CHECK: tile.load %{{.*}} checked [0] : {{.*}} -> !tile.tile<128xi32>
+// A GPU takes samples of the mask as it classifies.
+// CHECK: flex.load_capture
+// CHECK: tile.store %{{.*}} : !tile.tile<8x128xi8>, %classes_out
+// CHECK: tile.reduce max %{{.*}} along 1 : !tile.tile<8x128xi32>
+// CHECK: tile.store %{{.*}} : !tile.tile<8xi32>, %flags_out
+// CHECK-NOT: @sample
+
+// CHECK: tile.kernel @refine(
+// CHECK: scf.for
+// CHECK: flex.load_capture %classes
+// CHECK: tile.store %{{.*}} : !tile.tile<1xi8>, %classes_out
+
+// A CPU takes samples afterwards, where a flag is raised.
+// CPP: tile.kernel @classify(
+// CPP-NOT: flex.load_capture
+// CPP: tile.kernel @sample(
+// CPP: flex.load_capture %flags
+// CPP: scf.for
+// CPP: tile.store %{{.*}} : !tile.tile<1x128xi8>, %classes_out
+// CPP: tile.kernel @refine(
+func.func @documents(%q : !t, %k : !t, %v : !t, %scale : f32, %ids : tensor<?xi32>) {
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
+      captures(%ids : tensor<?xi32>) -> out : !t {index_width = 32 : i64}
+  score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %d : tensor<?xi32>) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %ids_ : tensor<?xi32>) {
+    %x = flex.load_capture %ids_[%qi] : tensor<?xi32>, i32
+    %y = flex.load_capture %ids_[%ki] : tensor<?xi32>, i32
+    %same = arith.cmpi eq, %x, %y : i32
+    flex.yield %same : i1
+  }
+  func.return
+}
