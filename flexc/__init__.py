@@ -2,8 +2,9 @@
 
 `flexc.flex_attention` is torch's `flex_attention`, compiled when it is called;
 `flexc.compile` compiles functions that contain it; `flexc.create_block_mask` is
-torch's, without looking at every pair. Names are loaded when they are first used, so
-that `flexc-opt` starts without torch.
+torch's, without looking at every pair, and `flexc.explain` says what is known of a
+mask. Names are loaded when they are first used, so that `flexc-opt` starts without
+torch.
 """
 
 from __future__ import annotations
@@ -13,16 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flexc.runtime.compiled_function import compile
+    from flexc.runtime.explain import explain
     from flexc.runtime.interface import flex_attention
     from flexc.runtime.planner import create_block_mask
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "compile", "create_block_mask", "flex_attention"]
+__all__ = [
+    "__version__",
+    "compile",
+    "create_block_mask",
+    "explain",
+    "flex_attention",
+]
 
 _EXPORTS = {
     "compile": "flexc.runtime.compiled_function",
     "create_block_mask": "flexc.runtime.planner",
+    "explain": "flexc.runtime.explain",
     "flex_attention": "flexc.runtime.interface",
 }
 

@@ -23,6 +23,8 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 PACKAGES = ("flexc", "torch", "triton", "xdsl", "sympy", "numpy")
 VARIABLES = ("CXX", "FLEXC_CACHE_DIR", "OMP_NUM_THREADS", "TRITON_INTERPRET")
 
+SPEC = "as MODULE:NAME or FILE.py:NAME, - for none"
+
 TILE_ARGUMENTS = ("block_m", "block_n", "num_warps", "num_stages")
 
 
@@ -128,6 +130,29 @@ def _score_dtype(name: str) -> Any:
     return torch.float64 if name == "float64" else torch.float32
 
 
+def explain(args: argparse.Namespace) -> None:
+    """Print what is known of a mask, and which blocks it leaves."""
+    import torch
+
+    from flexc.runtime.explain.calls import explain_mask
+
+    explanation = explain_mask(
+        load_function(args.mask_mod),
+        args.batch,
+        args.heads,
+        args.q_len,
+        args.kv_len,
+        score_mod=load_function(args.score_mod),
+        device=args.device,
+        dtype=getattr(torch, args.dtype),
+        head_dim=args.head_dim,
+        BLOCK_SIZE=args.block_size,
+    )
+    print(explanation)
+    if args.svg is not None:
+        Path(args.svg).write_text(explanation.to_svg(), "utf-8")
+
+
 def cache(args: argparse.Namespace) -> None:
     """Print where the cache is and how large, or empty it."""
     from flexc.runtime.cache import cache_dir, clear_cache
@@ -214,6 +239,8 @@ def parser() -> argparse.ArgumentParser:
     main_parser = argparse.ArgumentParser("flexc", description=__doc__)
     commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
     _add_emit(commands.add_parser("emit", help=emit.__doc__, description=emit.__doc__))
+    name, about = "explain", explain.__doc__
+    _add_explain(commands.add_parser(name, help=about, description=about))
     sub = commands.add_parser("cache", help=cache.__doc__, description=cache.__doc__)
     sub.add_argument("--clear", action="store_true", help="remove all files")
     sub.set_defaults(run=cache)
@@ -223,9 +250,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_emit(sub: argparse.ArgumentParser) -> None:
-    mod = "as MODULE:NAME or FILE.py:NAME, - for none"
-    sub.add_argument("score_mod", metavar="SCORE_MOD", help=f"the score mod, {mod}")
-    sub.add_argument("--mask", default="-", metavar="MASK_MOD", help=f"a mask, {mod}")
+    sub.add_argument("score_mod", metavar="SCORE_MOD", help=f"the score mod, {SPEC}")
+    sub.add_argument("--mask", default="-", metavar="MASK_MOD", help=f"a mask, {SPEC}")
     sub.add_argument("--level", choices=LEVELS, default="source")
     sub.add_argument("--target", choices=TARGETS, default="cpp")
     sub.add_argument("--dtype", choices=DTYPES, default="float32")
@@ -250,6 +276,28 @@ def _add_emit(sub: argparse.ArgumentParser) -> None:
     for name in TILE_ARGUMENTS:
         sub.add_argument(f"--{name.replace('_', '-')}", type=_positive, metavar="N")
     sub.set_defaults(run=emit)
+
+
+def _add_explain(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("mask_mod", metavar="MASK_MOD", help=f"the mask, {SPEC}")
+    sub.add_argument("--score-mod", default="-", metavar="SCORE_MOD", help=SPEC)
+    sub.add_argument("--q-len", type=_positive, required=True, metavar="N")
+    sub.add_argument(
+        "--kv-len", type=_positive, metavar="N", help="that of Q if absent"
+    )
+    sub.add_argument("--batch", type=_positive, default=1, metavar="B")
+    sub.add_argument("--heads", type=_positive, default=1, metavar="H")
+    sub.add_argument("--device", metavar="DEVICE", help="cpu or cuda, present or not")
+    sub.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    sub.add_argument("--head-dim", type=_head_dim, default=64, metavar="E")
+    sub.add_argument(
+        "--block-size",
+        type=_block_size,
+        metavar="Q,KV",
+        help="count blocks of these sizes",
+    )
+    sub.add_argument("--svg", metavar="FILE", help="also draw the blocks")
+    sub.set_defaults(run=explain)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,260 @@
+"""`explain`: which calls of attention are meant."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from flexc.errors import DtypeError, ModSignatureError, OptionError
+from flexc.frontend.closures import read_mods
+from flexc.runtime.arguments import DTYPES, MAX_HEAD_DIM
+from flexc.runtime.autograd import run_attention
+from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.explain.report import Explanation, Explanations
+from flexc.runtime.interception import Results, Scope, activate
+from flexc.runtime.options import NO_OPTIONS, resolve_backend
+from flexc.runtime.planner.block_mask import checked_problem, default_device
+
+Mod = Callable[..., Any]
+
+SIZES = ("B", "H", "Q_LEN", "KV_LEN")
+OPTIONS = (*SIZES, "score_mod", "device", "dtype", "head_dim", "BLOCK_SIZE")
+
+USAGE = (
+    "call explain(mask_mod, B, H, Q_LEN, KV_LEN) for a mask, or explain(fn, *args) "
+    "with the arguments of a function that calls flex_attention"
+)
+
+
+@overload
+def explain(
+    target: Mod | None,
+    /,
+    B: int | None = None,
+    H: int | None = None,
+    Q_LEN: int = ...,
+    KV_LEN: int = ...,
+    *,
+    score_mod: Mod | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    head_dim: int = 64,
+    BLOCK_SIZE: int | tuple[int, int] | None = None,
+) -> Explanation: ...
+
+
+@overload
+def explain(target: Mod, /, *args: Any, **kwargs: Any) -> Explanations: ...
+
+
+def explain(
+    target: Mod | None, /, *args: Any, **kwargs: Any
+) -> Explanation | Explanations:
+    """What flexc finds out about attention: what it proves, and what it visits.
+
+    `explain(mask_mod, B, H, Q_LEN, KV_LEN)` explains a call with this mask, by
+    torch's names of the sizes; nothing is computed. `explain(fn, *args, **kwargs)`
+    runs a function or module once, and explains every distinct call of
+    `flex_attention`, torch's or flexc's, that it makes.
+
+    Args:
+        target: `mask_mod(b, h, q_idx, kv_idx)` or None, or a function.
+        B: batches, 1 if None.
+        H: query heads, 1 if None.
+        Q_LEN: the number of queries.
+        KV_LEN: the number of keys, that of the queries if absent.
+        score_mod: `score_mod(score, b, h, q_idx, kv_idx)` of the call.
+        device: whose kernels are explained: by default where captured tensors are,
+            else the accelerator or the CPU. "cuda" may be asked for without one.
+        dtype: that of query, key and value.
+        head_dim: that of query, key and value.
+        BLOCK_SIZE: count and draw blocks of so many rows and columns; by default
+            those that the kernel skips or visits.
+
+    Returns:
+        An `Explanation`, or for a function `Explanations`, a tuple of them. Print
+        it, read its attributes, or `save` its picture.
+
+    Raises:
+        FlexcError: one of the classes of `flexc.errors`.
+    """
+    if is_mask_call(target, args, kwargs):
+        return explain_mask(target, *args, **kwargs)
+    if not callable(target):
+        raise OptionError(f"explain expects a function, got {_kind(target)}; {USAGE}")
+    return explain_function(target, args, kwargs)
+
+
+def is_mask_call(target: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether sizes are given, rather than a function's own arguments."""
+    if target is None or "Q_LEN" in kwargs or "KV_LEN" in kwargs:
+        return True
+    sizes = all(a is None or type(a) is int for a in args)
+    return len(args) in (3, 4) and sizes and None not in args[2:]
+
+
+def explain_mask(
+    mask_mod: Mod | None,
+    B: int | None = None,
+    H: int | None = None,
+    Q_LEN: int | None = None,
+    KV_LEN: int | None = None,
+    *,
+    score_mod: Mod | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    head_dim: int = 64,
+    BLOCK_SIZE: int | tuple[int, int] | None = None,
+) -> Explanation:
+    """Explain the call that these mods and sizes describe."""
+    if mask_mod is not None and not callable(mask_mod):
+        raise ModSignatureError(
+            "mask_mod expects a function of (b, h, q_idx, kv_idx), got "
+            f"{_kind(mask_mod)}"
+        )
+    Q_LEN, KV_LEN = Q_LEN or KV_LEN, KV_LEN or Q_LEN
+    if Q_LEN is None or KV_LEN is None:
+        raise OptionError(f"explain expects Q_LEN and KV_LEN; {USAGE}")
+    sizes = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
+    problem = checked_problem(sizes, BLOCK_SIZE or 128)
+    block = None if BLOCK_SIZE is None else (problem.q_block, problem.kv_block)
+    check_inputs(dtype, head_dim)
+    place, backend = where(score_mod, mask_mod, device)
+    call = Attention(
+        *stand_ins(sizes, (head_dim, head_dim), dtype, place),
+        scale=1 / math.sqrt(head_dim),
+        tables=None,
+        signature=read_signature(score_mod, mask_mod, place),
+        outputs=Outputs(),
+        backend=backend,
+        tiles=NO_OPTIONS,
+    )
+    return Explanation.of(call, block)
+
+
+def check_inputs(dtype: object, head_dim: object) -> None:
+    if dtype not in DTYPES["cpu"]:
+        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES["cpu"])
+        raise DtypeError(f"dtype expects one of {names}, got {dtype}")
+    if type(head_dim) is not int or not 1 <= head_dim <= MAX_HEAD_DIM:
+        raise OptionError(f"head_dim expects 1 to {MAX_HEAD_DIM}, got {head_dim!r}")
+
+
+def where(
+    score_mod: Mod | None, mask_mod: Mod | None, device: torch.device | str | None
+) -> tuple[torch.device, str]:
+    """Where stand-ins for query and key are, and the backend that is explained."""
+    captured = read_mods(score_mod, mask_mod).captures
+    tensors = [c for c in captured if isinstance(c, Tensor)]
+    if device is None and tensors:
+        device = tensors[0].device
+    elif device is None or not is_absent(torch.device(device)):
+        device = default_device(device)
+    device = torch.device(device)
+    if is_absent(device):
+        return torch.device("cpu"), "triton"
+    return device, resolve_backend("auto", device)
+
+
+def is_absent(device: torch.device) -> bool:
+    """Whether there is no such GPU here; its kernels are explained all the same."""
+    return device.type == "cuda" and not torch.cuda.is_available()
+
+
+def stand_ins(
+    sizes: tuple[int, int, int, int],
+    dims: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_heads: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value of these shapes, in the memory of one row."""
+    batch, heads, q_len, kv_len = sizes
+    kv_heads = kv_heads or heads
+    row = [torch.zeros((1, 1, 1, dim), dtype=dtype, device=device) for dim in dims]
+    return (
+        row[0].expand(batch, heads, q_len, -1),
+        row[0].expand(batch, kv_heads, kv_len, -1),
+        row[1].expand(batch, kv_heads, kv_len, -1),
+    )
+
+
+def explain_function(
+    fn: Mod, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Explanations:
+    """Run a function and explain the attention that it calls."""
+    check_arguments(fn, args, kwargs)
+    recorder = Recorder()
+    with activate(Scope("auto", NO_OPTIONS, recorder.run)):
+        fn(*args, **kwargs)
+    if not recorder.calls:
+        raise OptionError(f"{_name(fn)} called no flex_attention; {USAGE}")
+    return Explanations(
+        Explanation.of(call, None, recorder.times[key])
+        for key, call in recorder.calls.items()
+    )
+
+
+class Recorder:
+    """Runs attention, and remembers one call of each kind."""
+
+    def __init__(self) -> None:
+        self.calls: dict[Any, Attention] = {}
+        self.times: Counter[Any] = Counter()
+
+    def run(self, call: Attention) -> Results:
+        if call.query.numel() and call.key.size(2):
+            key = key_of(call)
+            self.times[key] += 1
+            if key not in self.calls:
+                self.calls[key] = light(call)
+        return run_attention(call)
+
+
+def check_arguments(fn: Mod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    called = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):
+        return  # Some functions of C have none; Python will say what they lack.
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise OptionError(f"{_name(fn)} cannot be called: {error}; {USAGE}") from error
+
+
+def key_of(call: Attention) -> Any:
+    """Equal for calls of which the same is to be said."""
+    captures = tuple(
+        id(c) if isinstance(c, Tensor) else c for c in call.signature.captures
+    )
+    tables = () if call.tables is None else call.tables.tensors
+    mods = call.signature.key if call.signature.cacheable else id(call.signature)
+    shapes = (call.query.shape, call.key.shape, call.value.shape)
+    listed = tuple((t.data_ptr(), t.shape) for t in tables)
+    return mods, captures, shapes, listed, call.query.dtype, call.backend, call.tiles
+
+
+def light(call: Attention) -> Attention:
+    """The call without the memory of its query, key and value."""
+    (b, h, q_len, e), (_, kv_heads, kv_len, _) = call.query.shape, call.key.shape
+    dims, query = (e, call.value.size(3)), call.query
+    tensors = stand_ins(
+        (b, h, q_len, kv_len), dims, query.dtype, query.device, kv_heads
+    )
+    return replace(call, query=tensors[0], key=tensors[1], value=tensors[2])
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
+def _name(fn: object) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)

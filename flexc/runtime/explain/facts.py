@@ -1,0 +1,244 @@
+"""What was proved of a call, and why the rest was not, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from xdsl.dialects.builtin import DenseArrayBase, Float64Type
+from xdsl.ir import Operation, Region, SSAValue
+
+from flexc.dialects import flex
+from flexc.dialects.blocksparse import TileOrder
+from flexc.passes.analysis.capture_bounds import indices_outside, unwrapped
+from flexc.passes.analysis.dependence import Along, Dependences
+from flexc.passes.analysis.describe_ranges import RangeSpeller
+from flexc.passes.analysis.exact_ranges import known_of_call
+from flexc.passes.analysis.formula import Formula, Leaf, mask_formula
+from flexc.passes.analysis.index_width import IndexWidths
+from flexc.passes.analysis.proof import Proven, WhyNot
+from flexc.passes.analysis.readable import meant, spell
+from flexc.passes.analysis.summaries import Summary
+from flexc.passes.flex_infer_facts import FACTS, score_range
+from flexc.passes.flex_widen_indices import would_widen
+from flexc.passes.mask_segments import tile_order
+from flexc.runtime.explain.subject import Subject
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that a kernel may rely on, if it was proved."""
+
+    name: str
+    proven: bool
+    text: str
+    """What was proved, or why it was not."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {'proved' if self.proven else 'not proved'}: {self.text}"
+
+
+def facts_of(subject: Subject) -> tuple[Fact, ...]:
+    """All facts, in the order in which they are printed."""
+    return tuple(fact for find in FINDERS for fact in find(subject))
+
+
+def bounds(subject: Subject) -> Iterator[Fact]:
+    """Whether the mask's keys have ranges with computed ends."""
+    name = "bounds in closed form"
+    if subject.reading.is_trivial:
+        yield Fact(name, True, "there is no mask: every key is live")
+        return
+    match subject.bounds:
+        case Proven(found):
+            speller = RangeSpeller(subject.simple.mask_mod)
+            live, dead = speller.ranges(found.live), speller.ranges(found.dead)
+            yield Fact(name, True, f"live: {live}\ndead: {dead}")
+        case WhyNot(reason):
+            yield Fact(name, False, reason)
+
+
+def classified(subject: Subject) -> Iterator[Fact]:
+    """Whether blocks are told apart by planning; of masks without bounds."""
+    name, proof = "blocks classified", subject.reading.classifier
+    if isinstance(proof, WhyNot):
+        yield Fact(name, False, proof.reason)
+    elif proof is not None:
+        classifier = proof.value
+        ends = list(dict.fromkeys(map(_summarized, classifier.summaries)))
+        text = "from the positions of a block alone"
+        if ends:
+            text = "from the least and greatest " + ", ".join(ends)
+        if classifier.unknown:
+            text += "\nnot understood: " + "; ".join(classifier.unknown)
+        yield Fact(name, True, text)
+
+
+def _summarized(summary: Summary) -> str:
+    """What a summary is of: `doc[q_idx]`, say, of each block of rows."""
+    last = summary.region.block.last_op
+    assert isinstance(last, flex.YieldOp)
+    where = "rows" if summary.axis == "row" else "keys"
+    return f"{spell(last.values[0])} of each block of {where}"
+
+
+def rows_never_empty(subject: Subject) -> Iterator[Fact]:
+    """Whether each row has a live key."""
+    match FACTS["rows_never_empty"](subject.simple):
+        case Proven():
+            yield Fact("no empty row", True, "each row has a live key")
+        case WhyNot(reason):
+            yield Fact("no empty row", False, reason)
+
+
+def scores_bounded(subject: Subject) -> Iterator[Fact]:
+    """Whether scores have bounds that the kernel knows."""
+    name = "scores bounded"
+    match score_range(subject.simple), score_range(subject.simple, subject.numbers):
+        case Proven(value), _:
+            yield Fact(name, True, f"scores are in {_interval(value)}")
+        case _, Proven(value):
+            yield Fact(
+                name,
+                False,
+                f"scores are in {_interval(value)} for the numbers captured now, but a "
+                "kernel serves others too: write them into the code",
+            )
+        case WhyNot(reason), _:
+            yield Fact(name, False, _of_score(reason, subject))
+
+
+def _interval(value: object) -> str:
+    lo, hi = cast(DenseArrayBase[Float64Type], value).get_values()
+    return f"[{lo:.6g}, {hi:.6g}]"
+
+
+def _of_score(reason: str, subject: Subject) -> str:
+    """A reason, for people who know the score as what comes before the mod."""
+    score = subject.simple.score_mod.block.args[0]
+    if reason.startswith(f"nothing bounds {score.name_hint}, "):
+        return "nothing bounds the product of query and key"
+    return reason
+
+
+def indices_fit(subject: Subject) -> Iterator[Fact]:
+    """Whether 32 bits hold all that is computed of positions."""
+    name = "indices fit int32"
+    if not would_widen(subject.written):
+        yield Fact(name, True, "whatever the lengths and captured numbers are")
+        return
+    for region in regions(subject):
+        known = known_of_call(region, subject.positions, subject.known)
+        widths = IndexWidths(region, known)
+        if wide := widths.wide_ops():
+            yield Fact(name, False, _too_wide(wide[0], widths))
+            return
+    yield Fact(name, True, "at these lengths, with the numbers captured now")
+
+
+def _too_wide(op: Operation, widths: IndexWidths) -> str:
+    values: Sequence[SSAValue] = [*op.results, *op.operands]
+    value = next((v for v in values if widths.is_too_wide(v)), op.results[0])
+    found = widths.ranges[value]
+    return (
+        f"{spell(value)} may be {found.lo:,} to {found.hi:,}; it is computed in 64 bits"
+    )
+
+
+def captures_inside(subject: Subject) -> Iterator[Fact]:
+    """Whether captured loads need no guards."""
+    name = "captured loads inside"
+    loads = [
+        o
+        for r in regions(subject)
+        for o in r.walk()
+        if isinstance(o, flex.LoadCaptureOp)
+    ]
+    if not loads:
+        yield Fact(name, True, "nothing is loaded from captured tensors")
+        return
+    for region in regions(subject):
+        for found in indices_outside(region, subject.positions, subject.known):
+            index = meant(unwrapped(found.load.indices[found.axis]))
+            what = f"index {spell(index)} of {spell(found.load.result)}"
+            if isinstance(index.owner, flex.LoadCaptureOp):
+                why = "is itself loaded"
+            else:
+                why = f"may be {found.found.lo:,} to {found.found.hi:,}"
+            text = f"{what} {why}, and the size there is {found.size:,}: it is guarded"
+            yield Fact(name, False, text)
+            return
+    names = dict.fromkeys(spell(load.tensor) for load in loads)
+    yield Fact(name, True, f"of {', '.join(names)}, at these lengths")
+
+
+def independent(subject: Subject) -> Iterator[Fact]:
+    """Whether the mask is one for all batches, or for all heads."""
+    mask = subject.simple.mask_mod
+    along = Dependences(mask)
+    for what, arg, flag in (
+        ("batches", "b", Along.BATCH),
+        ("heads", "h", Along.HEAD),
+    ):
+        name = f"same for all {what}"
+        reads = [
+            spell(leaf.value)
+            for leaf in leaves(mask_formula(mask))
+            if flag in along[leaf.value]
+        ]
+        if reads:
+            yield Fact(name, False, f"{reads[0]} reads {arg}")
+        else:
+            yield Fact(name, True, f"the mask does not read {arg}")
+
+
+def leaves(formula: Formula) -> Iterator[Leaf]:
+    """The comparisons and flags of a formula."""
+    if isinstance(formula, Leaf):
+        yield formula
+    else:
+        for part in formula.parts:
+            yield from leaves(part)
+
+
+def order(subject: Subject) -> Iterator[Fact]:
+    """Whether it is known which blocks of rows have most work."""
+    name, reading = "longest rows first", subject.reading
+    if subject.way in ("tables", "planned"):
+        text = (
+            "the last blocks of rows start first, as masks tend to have more keys there"
+        )
+        yield Fact(name, True, text)
+    elif isinstance(subject.bounds, Proven) and not reading.is_trivial:
+        match tile_order(subject.bounds.value):
+            case TileOrder.DESCENDING:
+                yield Fact(
+                    name, True, "later rows have more keys: the last start first"
+                )
+            case TileOrder.ASCENDING:
+                yield Fact(
+                    name, True, "later rows have fewer keys: the first start first"
+                )
+            case None:
+                text = "the number of keys does not grow or shrink from row to row"
+                yield Fact(name, False, text)
+    else:
+        yield Fact(name, False, "all rows visit all keys")
+
+
+def regions(subject: Subject) -> tuple[Region, Region]:
+    """The mods as they were written."""
+    return subject.written.score_mod, subject.written.mask_mod
+
+
+FINDERS: tuple[Callable[[Subject], Iterator[Fact]], ...] = (
+    bounds,
+    classified,
+    rows_never_empty,
+    scores_bounded,
+    indices_fit,
+    captures_inside,
+    independent,
+    order,
+)

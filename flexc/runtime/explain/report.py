@@ -1,0 +1,248 @@
+"""What `explain` returns: data for programs, text for people."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from flexc.errors import OptionError
+from flexc.passes.analysis.readable import describe_mod
+from flexc.runtime.call import Attention
+from flexc.runtime.explain.blocks import Blocks, Rows, Run, find_blocks
+from flexc.runtime.explain.counts import Counts, count
+from flexc.runtime.explain.facts import Fact, facts_of
+from flexc.runtime.explain.picture import draw_png, draw_svg
+from flexc.runtime.explain.subject import Subject, Way
+
+WIDTH = 92
+MAX_FACT_LINES = 4
+FIRST_ROWS, LAST_ROWS = 6, 3
+MAX_RUNS = 6
+
+UNBROKEN = "\xa0"
+SHORT_BRACKETS = re.compile(r"\[[^\[\]]{1,50}\]|\([^()]{1,40}\)")
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """What flexc knows of one call of attention, and which blocks it visits."""
+
+    title: str
+    """The mask's name and the sizes."""
+    mask: str | None
+    """The mask as flexc reads it."""
+    score: str | None
+    captured: dict[str, str]
+    """Captured numbers, and the shapes of captured tensors, by their names."""
+    facts: tuple[Fact, ...]
+    way: Way
+    """How the blocks are found: by bounds, planning, given tables, or not at all."""
+    why: str
+    tile: tuple[int, int]
+    """Rows and keys that the kernel computes at a time."""
+    block_size: tuple[int, int]
+    """Rows and keys of the blocks that are counted here."""
+    counts: Counts
+    blocks: Blocks
+    times: int = 1
+    """How often a function made this call."""
+
+    @classmethod
+    def of(
+        cls, call: Attention, block_size: tuple[int, int] | None, times: int = 1
+    ) -> Explanation:
+        """Explain a call, in blocks of a size or in its own."""
+        subject = Subject.of(call)
+        blocks = find_blocks(subject, block_size)
+        score_mod, mask_mod = call.signature.mods
+        simple, tile = subject.simple, subject.tile
+        return cls(
+            title=title_of(subject),
+            mask=None if mask_mod is None else describe_mod(simple.mask_mod),
+            score=None if score_mod is None else describe_mod(simple.score_mod),
+            captured=captured_by(subject),
+            facts=facts_of(subject),
+            way=subject.way,
+            why=subject.why,
+            tile=(tile.block_m, tile.block_n),
+            block_size=blocks.size,
+            counts=count(subject, blocks),
+            blocks=blocks,
+            times=times,
+        )
+
+    @property
+    def classes(self) -> Tensor:
+        """0 skipped, 1 partial, 2 full: int8, (B, H, rows, columns), on the CPU."""
+        return self.blocks.classes
+
+    def fact(self, name: str) -> Fact:
+        """The fact of a name."""
+        for fact in self.facts:
+            if fact.name == name:
+                return fact
+        known = ", ".join(f.name for f in self.facts)
+        raise OptionError(f"fact expects one of {known}, got {name!r}")
+
+    def intervals(self, b: int = 0, h: int = 0) -> list[Rows]:
+        """For each block of rows of a batch and head, the keys that it visits."""
+        self._check(b, h)
+        return list(self.blocks.rows(b, h))
+
+    def to_svg(self, b: int = 0, h: int = 0) -> str:
+        """A picture of the blocks of a batch and head."""
+        self._check(b, h)
+        return draw_svg(self.blocks, self.title, b, h)
+
+    def save(self, path: str | Path, b: int = 0, h: int = 0) -> None:
+        """Draw a batch and head to a file, .svg or .png (by matplotlib)."""
+        self._check(b, h)
+        path = Path(path)
+        match path.suffix.lower():
+            case ".svg":
+                path.write_text(self.to_svg(b, h), "utf-8")
+            case ".png":
+                draw_png(self.blocks, self.title, b, h, path)
+            case suffix:
+                raise OptionError(f"save expects a .svg or .png file, got {suffix!r}")
+
+    def _check(self, b: int, h: int) -> None:
+        batch, heads = self.classes.shape[:2]
+        if not (0 <= b < batch and 0 <= h < heads):
+            raise OptionError(
+                f"b and h expect 0 to {batch - 1} and 0 to {heads - 1}, got {b}, {h}"
+            )
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield self.title + (f", called {self.times} times" if self.times > 1 else "")
+        for name, text in (("mask", self.mask), ("score", self.score)):
+            if text is not None:
+                yield from _wrapped(f"  {name:<6}", text)
+        if self.captured:
+            given = [f"{name} {value}" for name, value in self.captured.items()]
+            yield from _wrapped("  with  ", ", ".join(given))
+        yield ""
+        yield from self._block_lines()
+        for heading, proven in (("proved", True), ("not proved", False)):
+            facts = [fact for fact in self.facts if fact.proven == proven]
+            width = max((len(f.name) for f in self.facts), default=0) + 2
+            if facts:
+                yield ""
+                yield heading
+            for fact in facts:
+                yield from _wrapped(f"  {fact.name:<{width}}", fact.text)
+        yield ""
+        yield from self._row_lines()
+
+    def _block_lines(self) -> Iterator[str]:
+        counts, (m, n), size = self.counts, self.tile, self.block_size
+        own = "" if size == self.tile else f", here in blocks of {size[0]} x {size[1]}"
+        yield from _wrapped("blocks  ", f"{self.way}: {self.why}")
+        yield f"  tiles of {m} x {n}{own}"
+        kinds = [
+            f"{getattr(counts, kind):,} {kind}"
+            for kind in ("full", "partial", "skipped")
+        ]
+        yield f"  {', '.join(kinds)} of {counts.blocks:,}"
+        inside = counts.partial_pairs
+        if inside is not None and (inside.dead_blocks or inside.full_blocks):
+            yield (
+                f"  of the partial ones {inside.dead_blocks:,} have no live pair, and "
+                f"{inside.full_blocks:,} no dead one"
+            )
+        live = "" if counts.live is None else f", {counts.live:.1%} are live"
+        yield f"  {counts.computed:.1%} of all pairs are computed{live}"
+
+    def _row_lines(self) -> Iterator[str]:
+        rows = self.intervals()
+        yield "keys of each block of rows" + (
+            ", of b = 0 and h = 0" if self.classes.shape[:2] != (1, 1) else ""
+        )
+        width = len(f"{rows[-1].begin}..{rows[-1].end - 1}")
+        skipped = len(rows) - FIRST_ROWS - LAST_ROWS
+        for i, row in enumerate(rows):
+            if skipped > 1 and FIRST_ROWS <= i < FIRST_ROWS + skipped:
+                if i == FIRST_ROWS:
+                    yield f"  ... {skipped:,} more"
+                continue
+            yield f"  {f'{row.begin}..{row.end - 1}':<{width}}  {_runs(row.runs)}"
+
+
+class Explanations(tuple[Explanation, ...]):
+    """One for each distinct call of attention in a function, in their order."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"[{i}] {explanation}" for i, explanation in enumerate(self))
+
+
+def title_of(subject: Subject) -> str:
+    """The mask's name, the sizes and for what they are compiled."""
+    batch, heads, q_len, kv_len = subject.sizes
+    call = subject.call
+    score_mod, mask_mod = call.signature.mods
+    names = [name_of(mod) for mod in (mask_mod, score_mod) if mod is not None]
+    dtype = str(call.query.dtype).removeprefix("torch.")
+    return (
+        f"{' with '.join(names) or 'dense'}: {q_len:,} queries x {kv_len:,} keys, "
+        f"B={batch}, H={heads}, {dtype}, head dim {call.query.size(3)}, {call.backend}"
+    )
+
+
+def captured_by(subject: Subject) -> dict[str, str]:
+    """What the mods capture, by the names that they are spelled with."""
+    args = subject.written.mask_mod.block.args
+    names = args[len(args) - len(subject.captures) :]
+    return {
+        arg.name_hint or "?": f"of shape {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else f"= {value:g}"
+        for arg, value in zip(names, subject.captures, strict=True)
+    }
+
+
+def name_of(mod: Any) -> str:
+    """What a mod is called."""
+    name = getattr(mod, "__name__", None) or getattr(
+        getattr(mod, "func", None), "__name__", type(mod).__name__
+    )
+    return "mask" if name == "<lambda>" else name
+
+
+def _wrapped(head: str, text: str) -> Iterator[str]:
+    """A text beside its heading, cut where it is long."""
+    width = WIDTH - len(head)
+    lines = [line for part in text.split("\n") for line in _lines_of(part, width)]
+    if len(lines) > MAX_FACT_LINES:
+        lines = [*lines[:MAX_FACT_LINES], "..."]
+    for i, line in enumerate(lines):
+        yield (head if i == 0 else " " * len(head)) + line
+
+
+def _lines_of(text: str, width: int) -> list[str]:
+    """Lines of a text, which do not break within brackets that fit in one."""
+    text = SHORT_BRACKETS.sub(lambda found: found[0].replace(" ", UNBROKEN), text)
+    lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(UNBROKEN, " ") for line in lines]
+
+
+def _runs(runs: tuple[Run, ...]) -> str:
+    if not runs:
+        return "none"
+    shown = runs if len(runs) <= MAX_RUNS + 1 else runs[:MAX_RUNS]
+    text = ", ".join(f"{r.begin}..{r.end - 1} {r.kind}" for r in shown)
+    rest = len(runs) - len(shown)
+    return f"{text} and {rest:,} more" if rest else text

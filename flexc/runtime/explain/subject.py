@@ -1,0 +1,159 @@
+"""What is explained: a call of attention, and how its kernel goes about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from torch import Tensor
+from xdsl.context import Context
+
+from flexc.dialects import flex
+from flexc.passes import pipelines
+from flexc.passes.analysis.dependence import Along, Dependences, yielded
+from flexc.passes.analysis.intervals import Interval
+from flexc.passes.analysis.key_ranges import KeyRanges
+from flexc.passes.analysis.proof import Proof, WhyNot
+from flexc.passes.mask_segments import closed_form
+from flexc.passes.tile_sizes import TileSizes, choose_tile_sizes
+from flexc.runtime.call import Attention
+from flexc.runtime.driver import Compiled, convert_for
+from flexc.runtime.mask_reading import MIN_PLANNED_PAIRS, MaskReading
+from flexc.runtime.proofs import Known, attention_of
+
+Way = Literal["no mask", "bounds", "planned", "tables", "every pair"]
+"""How the blocks to visit are found."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A call, and its mods at the level of `flex`."""
+
+    call: Attention
+    """With the tables of a BlockMask, where it was given one."""
+    compiled: Compiled
+    """The same call without tables."""
+    captures: Sequence[Any]
+    written: flex.AttentionOp
+    """As the user wrote it, with what was proved of this call."""
+    simple: flex.AttentionOp
+    """As analyses read it."""
+    reading: MaskReading
+
+    @classmethod
+    def of(cls, call: Attention) -> Subject:
+        bare = replace(call, tables=None)
+        compiled = bare.compiled()
+        captures = compiled.attention.arguments(call.signature.captures)
+        proofs = compiled.proofs(call.query, call.key, captures)
+        module = proofs.stated_in(compiled.attention.module)
+        simple = module.clone()
+        pipelines.run(pipelines.to_simple_flex(), Context(), simple)
+        written, read = attention_of(module), attention_of(simple)
+        return cls(call, compiled, captures, written, read, compiled.mask(proofs))
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """B, H, q_len, kv_len."""
+        batch, heads, q_len, _ = self.call.query.shape
+        return batch, heads, q_len, self.call.key.size(2)
+
+    @property
+    def positions(self) -> list[Interval]:
+        return [Interval(0, n - 1) for n in self.sizes]
+
+    @property
+    def known(self) -> list[Known]:
+        """What the proofs about a call know of its captures."""
+        return [
+            tuple(c.shape)
+            if isinstance(c, Tensor)
+            else (c if isinstance(c, int) else None)
+            for c in self.captures
+        ]
+
+    @property
+    def numbers(self) -> list[float | int | None]:
+        return [None if isinstance(c, Tensor) else c for c in self.captures]
+
+    @cached_property
+    def bounds(self) -> Proof[KeyRanges]:
+        """The ranges of keys of the mask, in the values of `simple`."""
+        tile = self.reading.tile
+        return closed_form(self.simple, tile.block_m, tile.block_n)
+
+    @cached_property
+    def along(self) -> Along:
+        """What the mask depends on."""
+        mask = self.simple.mask_mod
+        return Dependences(mask)[yielded(mask)]
+
+    @cached_property
+    def way(self) -> Way:
+        tables, reading = self.call.tables, self.reading
+        if self.call.backend == "eager":
+            return "every pair"
+        if tables is not None and not tables.replaceable:
+            return "tables"
+        if reading.is_trivial:
+            return "no mask"
+        if reading.has_bounds:
+            return "bounds"
+        if tables is not None:
+            return "tables"
+        return "planned" if reading.is_planned(*self.sizes[2:]) else "every pair"
+
+    @property
+    def why(self) -> str:
+        """Why the blocks are found in this way."""
+        match self.way:
+            case "no mask":
+                return "there is no mask: every block is visited"
+            case "bounds":
+                return "the kernel computes from the mask which blocks it visits"
+            case "planned":
+                return "all blocks are classified before the kernel runs"
+            case "tables":
+                return "the tables of the BlockMask say which blocks are visited"
+            case "every pair":
+                return self._why_every_pair()
+
+    def _why_every_pair(self) -> str:
+        if self.call.backend == "eager":
+            return 'backend="eager" computes all pairs at once'
+        if isinstance(self.reading.classifier, WhyNot):
+            return "no block is skipped: the mask is evaluated at every pair"
+        return (
+            "no block is skipped: to plan fewer than "
+            f"{MIN_PLANNED_PAIRS:,} pairs of a head costs more than it saves"
+        )
+
+    @property
+    def tile(self) -> TileSizes:
+        """The tile of the kernel that runs."""
+        if self.way in ("no mask", "bounds", "every pair"):
+            return self.reading.tile
+        convert, block = convert_for(self.compiled.build), self.block
+        query, value = self.call.query, self.call.value
+        chosen = choose_tile_sizes(
+            convert.target,
+            8 * query.element_size(),
+            query.size(3),
+            value.size(3),
+            block,
+            convert.shared_memory,
+        )
+        asked = {k: v for k, v in vars(self.call.tiles).items() if v is not None}
+        return replace(chosen, **asked)
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns of the blocks that are skipped or visited."""
+        if self.way == "planned":
+            return self.reading.planned_block
+        if self.way == "tables":
+            assert self.call.tables is not None
+            return self.call.tables.block_size
+        return self.reading.tile.block_m, self.reading.tile.block_n
