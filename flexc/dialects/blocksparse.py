@@ -38,6 +38,7 @@ from xdsl.ir import (
     SSAValue,
 )
 from xdsl.irdl import (
+    AttrSizedRegionSegments,
     IRDLOperation,
     irdl_attr_definition,
     irdl_op_definition,
@@ -74,10 +75,14 @@ BLOCK_ARGS: tuple[IntegerType, ...] = (i32,) * 6
 
 
 class SegmentKind(StrEnum):
-    """Whether every pair of a visited block is live, or the mask decides."""
+    """Whether every pair of a visited block is live, or the mask decides.
+
+    In a mixed segment `masked_if` says of which blocks the mask decides.
+    """
 
     FULL = "full"
     PARTIAL = "partial"
+    MIXED = "mixed"
 
 
 @irdl_attr_definition
@@ -125,6 +130,8 @@ class AttentionOp(AttentionLike):
     heads_per_group = opt_prop_def(IntegerAttr)
     """Heads whose tiles are started together, so that the longest come first and
     their keys and values still share the cache."""
+    short_rows = opt_prop_def(UnitAttr)
+    """Rows may see few keys: what a program or a loop costs once is felt."""
 
     score_mod = region_def("single_block")
     segments = region_def("single_block")
@@ -184,21 +191,25 @@ class AttentionOp(AttentionLike):
 
 @irdl_op_definition
 class SegmentOp(IRDLOperation):
-    """One run of key blocks, all full or all partial.
+    """One run of key blocks: all full, all partial, or mixed.
 
     `bounds` yields begin and end of the iteration, `block` the first key of
     iteration i; both receive the captures and then the tables. Columns beyond
-    kv_len are never live. Of the others, a full segment visits all, a partial
-    one those where its mask, if it has one, is true.
+    kv_len are never live. Of the others, a full segment visits all, a partial one
+    those where its mask, if it has one, is true. A mixed segment is partial in the
+    iterations where `masked_if`, which receives what `block` does, holds.
     """
 
     name = "blocksparse.segment"
+
+    irdl_options = (AttrSizedRegionSegments(as_property=True),)
 
     kind = prop_def(SegmentKindAttr)
     inside = opt_prop_def(UnitAttr)
     """No visited block sticks out over kv_len: columns need no check."""
     bounds = region_def("single_block")
     block = region_def("single_block")
+    masked_if = opt_region_def("single_block")
     mask_mod = opt_region_def("single_block")
 
     traits = lazy_traits_def(
@@ -213,14 +224,16 @@ class SegmentOp(IRDLOperation):
         mask_mod: Region | None = None,
         inside: bool = False,
         attributes: Mapping[str, Attribute] | None = None,
+        masked_if: Region | None = None,
     ):
         if isinstance(kind, SegmentKind):
             kind = SegmentKindAttr(kind)
         mask = [] if mask_mod is None or not mask_mod.blocks else [mask_mod]
+        choice = [] if masked_if is None or not masked_if.blocks else [masked_if]
         super().__init__(
             properties={"kind": kind, "inside": UnitAttr() if inside else None},
             attributes=dict(attributes or {}),
-            regions=[bounds, block, mask],
+            regions=[bounds, block, choice, mask],
         )
 
     @property
@@ -236,6 +249,7 @@ class SegmentOp(IRDLOperation):
             "bounds", self.bounds, [*BOUNDS_ARGS, *trailing], [i32, i32]
         )
         verify_scalar_region("block", self.block, [*BLOCK_ARGS, *trailing], [i32])
+        self.verify_choice(trailing)
         if self.mask_mod is None:
             return
         if self.is_full:
@@ -244,11 +258,31 @@ class SegmentOp(IRDLOperation):
             "mask_mod", self.mask_mod, mod_args(None, captures), MASK_RESULT
         )
 
+    def verify_choice(self, trailing: Sequence[Attribute]) -> None:
+        if self.kind.data != SegmentKind.MIXED:
+            if self.masked_if is not None:
+                raise VerifyException(
+                    f"a {self.kind.data} segment expects no masked_if, got one"
+                )
+            return
+        for name, region in (
+            ("masked_if", self.masked_if),
+            ("mask_mod", self.mask_mod),
+        ):
+            if region is None:
+                raise VerifyException(f"a mixed segment expects a {name}, got none")
+        assert self.masked_if is not None
+        verify_scalar_region(
+            "masked_if", self.masked_if, [*BLOCK_ARGS, *trailing], MASK_RESULT
+        )
+
     def print(self, printer: Printer) -> None:
         printer.print_string(f" {self.kind.data}")
         print_properties(printer, self, skip=["kind"])
         print_region_with_args(printer, "bounds", self.bounds)
         print_region_with_args(printer, "block", self.block)
+        if self.masked_if is not None:
+            print_region_with_args(printer, "masked_if", self.masked_if)
         if self.mask_mod is not None:
             print_region_with_args(printer, "mask_mod", self.mask_mod)
 
@@ -258,9 +292,10 @@ class SegmentOp(IRDLOperation):
         attributes = parser.parse_optional_attr_dict()
         bounds = parse_region_with_args(parser, "bounds")
         block = parse_region_with_args(parser, "block")
+        masked_if = parse_optional_region_with_args(parser, "masked_if")
         mask = parse_optional_region_with_args(parser, "mask_mod")
         inside = attributes.pop("inside", None) is not None
-        return cls(kind, bounds, block, mask, inside, attributes)
+        return cls(kind, bounds, block, mask, inside, attributes, masked_if)
 
 
 BlockSparse = Dialect(

@@ -129,7 +129,8 @@ def print_properties(
     printer: Printer, op: IRDLOperation, skip: Sequence[str] = ()
 ) -> None:
     """Print ` {a = 1, ...}` for properties and attributes not said elsewhere."""
-    hidden = {"operandSegmentSizes", "resultSegmentSizes", *skip}
+    sizes = ("operandSegmentSizes", "resultSegmentSizes", "regionSegmentSizes")
+    hidden = {*sizes, *skip}
     shown = {k: v for k, v in op.properties.items() if k not in hidden}
     shown |= op.attributes
     printer.print_op_attributes(shown)

@@ -37,7 +37,12 @@ from xdsl.passes import ModulePass
 from xdsl.utils.hints import isa
 
 from flexc.dialects import blocksparse, flex, tile
-from flexc.dialects.blocksparse import SegmentOp, TileOrder
+from flexc.dialects.blocksparse import (
+    SegmentKind,
+    SegmentKindAttr,
+    SegmentOp,
+    TileOrder,
+)
 from flexc.dialects.tile import ParamAttr, ParamKind, TileType
 from flexc.passes.analysis.describe import describe
 from flexc.passes.map_builder import COLUMN, FULL, ROW, UNIFORM, Input, build_map
@@ -256,15 +261,19 @@ class KernelBuilder:
         one = self.code.const(1)
 
         outer, self.code = self.code, ScalarCode(body)
-        (kv_start,) = inline_region(
-            segment.block,
-            [*where, body.args[0], *trailing],
-            self.code,
-            outside=outer,
-            varying=[len(where)],
-        )
-        kv_start.name_hint = "kv_start"
-        new = self.step(segment, place, q, kv_start, softmax, inner_state)
+
+        def iteration(region: Region, name: str) -> SSAValue:
+            args = [*where, body.args[0], *trailing]
+            varying = [len(where)]
+            (value,) = inline_region(region, args, self.code, outer, varying)
+            value.name_hint = name
+            return value
+
+        kv_start = iteration(segment.block, "kv_start")
+        masked = None
+        if segment.masked_if is not None:
+            masked = iteration(segment.masked_if, "is_partial")
+        new = self.step(segment, place, q, kv_start, softmax, inner_state, masked)
         self.code.builder.insert(scf.YieldOp(*new.values()))
         self.code = outer
 
@@ -282,8 +291,9 @@ class KernelBuilder:
         kv_start: SSAValue,
         softmax: OnlineSoftmax,
         state: SoftmaxState,
+        masked: SSAValue | None,
     ) -> SoftmaxState:
-        """One block of keys."""
+        """One block of keys; of a mixed segment the mask decides if it is `masked`."""
         code, checked = self.code, [] if segment.inside else [0]
         kv_idx = code.insert(tile.IotaOp(kv_start, self.block_n), "kv_idx")
         start = [place.b, place.kv_h, kv_start]
@@ -294,16 +304,45 @@ class KernelBuilder:
         scores = TileType(self.op.score_type, [self.block_m, self.block_n])
         acc = code.insert(tile.FullOp(zero, scores), "zeros")
         s = code.insert(tile.DotOp(q, k_t, acc), "s")
-        x = self.modified(segment, place, kv_idx, s)
+        x = self.modified(segment, place, kv_idx, s, masked)
         shape = (self.block_n, self.dv_tile)
         v = self.load(self.op.value, shape, start, checked, "v")
         return softmax.update(code, state, x, v)
 
     def modified(
-        self, segment: SegmentOp, place: Place, kv_idx: SSAValue, s: SSAValue
+        self,
+        segment: SegmentOp,
+        place: Place,
+        kv_idx: SSAValue,
+        s: SSAValue,
+        masked: SSAValue | None,
     ) -> SSAValue:
         """Scores after the mod, -inf where the segment has no live pair."""
-        if self.score.is_raw and segment.mask_mod is None and segment.inside:
+        mod = None if self.score.is_raw else self.score.region
+        if masked is None:
+            return self.scores(segment, place, kv_idx, s, mod, segment.mask_mod)
+        x = self.scores(segment, place, kv_idx, s, mod, None)
+        then = Block()
+        outer, self.code = self.code, ScalarCode(then)
+        live = self.scores(segment, place, kv_idx, x, None, segment.mask_mod)
+        self.code.builder.insert(scf.YieldOp(live))
+        self.code = outer
+        otherwise = Block([scf.YieldOp(x)])
+        branch = scf.IfOp(masked, [x.type], Region(then), Region(otherwise))
+        branch.attributes["segment"] = SegmentKindAttr(SegmentKind.PARTIAL)
+        return self.code.insert(branch, "scores")
+
+    def scores(
+        self,
+        segment: SegmentOp,
+        place: Place,
+        kv_idx: SSAValue,
+        s: SSAValue,
+        mod: Region | None,
+        mask: Region | None,
+    ) -> SSAValue:
+        """A map of scores by the mod, and to -inf by the mask and beyond the keys."""
+        if mod is None and mask is None and segment.inside:
             return s
         captures = [self.args[c] for c in self.op.captures]
         inputs: list[Input] = [
@@ -329,9 +368,9 @@ class KernelBuilder:
                 last = code.sub(q_len, code.const(1))
                 q_idx = code.insert(arith.MinSIOp(q_idx, last), "q_idx")
             mod_args = [b, h, q_idx, column, *captured]
-            region = self.score.region
-            (score,) = inline_region(region, [score, scale, *mod_args], code)
-            live = self.live(code, segment, inside, mod_args)
+            if mod is not None:
+                (score,) = inline_region(mod, [score, scale, *mod_args], code)
+            live = self.live(code, mask, inside, mod_args)
             if live is None:
                 return score
             return code.select(live, score, code.const(-math.inf, score.type))
@@ -346,14 +385,14 @@ class KernelBuilder:
     @staticmethod
     def live(
         code: ScalarCode,
-        segment: SegmentOp,
+        mask: Region | None,
         inside: SSAValue | None,
         mod_args: Sequence[SSAValue],
     ) -> SSAValue | None:
-        """Whether a pair counts; None if every pair of the segment does."""
-        if segment.mask_mod is None:
+        """Whether a pair counts; None if every pair does."""
+        if mask is None:
             return inside
-        (live,) = inline_region(segment.mask_mod, mod_args, code)
+        (live,) = inline_region(mask, mod_args, code)
         return live if inside is None else code.and_(live, inside)
 
     def store(

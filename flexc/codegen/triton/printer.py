@@ -8,7 +8,7 @@ variables that are assigned once before it and once at its end.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import singledispatchmethod
 from typing import ClassVar
 
@@ -198,10 +198,26 @@ class TritonPrinter(SourcePrinter):
             self.bind(result, self.name(arg))
 
     @print_statement.register
+    def _(self, op: scf.IfOp) -> None:
+        for result in op.results:
+            self.declare(result)
+        with self.block(f"if {self.name(op.cond)}"):
+            kind = op.attributes.get("segment")
+            if isinstance(kind, blocksparse.SegmentKindAttr):
+                self.comment(f"{kind.data} blocks")
+            self.print_block(op.true_region.block)
+        with self.block("else"):
+            self.print_block(op.false_region.block)
+
+    @print_statement.register
     def _(self, op: scf.YieldOp) -> None:
         parent = op.parent_op()
-        assert isinstance(parent, scf.ForOp)
-        carried = self.args(*parent.body.block.args[1:])
+        targets: Sequence[SSAValue] = ()
+        if isinstance(parent, scf.ForOp):
+            targets = parent.body.block.args[1:]
+        elif isinstance(parent, scf.IfOp):
+            targets = parent.results
+        carried = self.args(*targets)
         values = self.args(*op.operands)
         if carried:
             self.line(f"{', '.join(carried)} = {', '.join(values)}")

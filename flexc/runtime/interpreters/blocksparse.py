@@ -41,11 +41,15 @@ class BlockSparseFunctions(InterpreterFunctions):
         live = torch.zeros(problem.shape, dtype=torch.bool)
         for segment in op.segments.block.ops:
             assert isinstance(segment, blocksparse.SegmentOp)
-            visited = SegmentRun(interpreter, op, segment, problem).visits()
+            run = SegmentRun(interpreter, op, segment, problem)
+            visited = run.visits()
             visits = visits + visited
             within = visited > 0
             if segment.mask_mod is not None:
-                within &= evaluate_mask(interpreter, segment.mask_mod, problem)
+                mask = evaluate_mask(interpreter, segment.mask_mod, problem)
+                if segment.masked_if is not None:
+                    mask = mask | (run.visits(masked=False) > 0)
+                within &= mask
             live |= within
         _verify_visited_once(visits)
         return attend(interpreter, op, problem, live, self.compute_dtype)
@@ -78,23 +82,27 @@ class SegmentRun:
         self.block_n = op.block_n.value.data
         self.shape = (*problem.shape[:2], -(-problem.shape[2] // self.block_m))
 
-    def visits(self) -> Tensor:
-        """How often each pair is visited."""
+    def visits(self, masked: bool | None = None) -> Tensor:
+        """How often each pair is visited, by blocks that are masked or not."""
         _, _, q_len, kv_len = self.problem.shape
-        columns = self.columns()
+        columns = self.columns(masked)
         # One key more than there are takes the columns that do not count.
         counts = torch.zeros((*self.shape, kv_len + 1), dtype=torch.int32)
         counts.scatter_add_(-1, columns, torch.ones_like(columns, dtype=torch.int32))
         rows = counts[..., :kv_len].repeat_interleave(self.block_m, 2)
         return rows[:, :, :q_len]
 
-    def columns(self) -> Tensor:
+    def columns(self, masked: bool | None) -> Tensor:
         """The keys that each block of rows visits, kv_len for none."""
         kv_len = self.problem.shape[3]
         begin, end = self.run(self.segment.bounds, 3)
         count = int((end - begin).clamp(min=0).max()) if begin.numel() else 0
         i = begin[..., None] + torch.arange(count, dtype=torch.int32)
         used = (i < end[..., None])[..., None]
+        if masked is not None:
+            assert self.segment.masked_if is not None
+            (choice,) = self.run(self.segment.masked_if, 4, i)
+            used = used & (choice.to(torch.bool) == masked)[..., None]
         (start,) = self.run(self.segment.block, 4, i)
         columns = start.to(torch.int64)[..., None] + torch.arange(self.block_n)
         self.verify(used, columns)

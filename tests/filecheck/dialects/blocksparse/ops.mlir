@@ -23,7 +23,7 @@ func.func @every_part(%q : tensor<?x?x?x64xf32>, %scale : f32, %slopes : tensor<
   // CHECK: } segments {
   } segments {
     // CHECK-NEXT: blocksparse.segment full {inside} bounds(
-    // CHECK-GENERIC: "blocksparse.segment"() <{kind = #blocksparse<kind full>, inside}> ({
+    // CHECK-GENERIC: "blocksparse.segment"() <{kind = #blocksparse<kind full>, inside, regionSegmentSizes = array<i32: 1, 1, 0, 0>}> ({
     blocksparse.segment full {inside} bounds(%b : i32, %h : i32, %q_start : i32,
         %q_len : i32, %kv_len : i32, %slopes_ : tensor<?xf32>,
         %num_ : tensor<?x?x?xi32>, %idx_ : tensor<?x?x?x?xi32>) {
@@ -49,6 +49,27 @@ func.func @every_part(%q : tensor<?x?x?x64xf32>, %scale : f32, %slopes : tensor<
     } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %slopes_ : tensor<?xf32>) {
       %c = arith.cmpi sge, %qi, %ki : i32
       // CHECK: flex.yield %c : i1
+      flex.yield %c : i1
+    }
+    // CHECK: blocksparse.segment mixed bounds(
+    blocksparse.segment mixed bounds(%b : i32, %h : i32, %q_start : i32,
+        %q_len : i32, %kv_len : i32, %slopes_ : tensor<?xf32>,
+        %num_ : tensor<?x?x?xi32>, %idx_ : tensor<?x?x?x?xi32>) {
+      flex.yield %kv_len, %kv_len : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32,
+            %kv_len : i32, %slopes_ : tensor<?xf32>, %num_ : tensor<?x?x?xi32>,
+            %idx_ : tensor<?x?x?x?xi32>) {
+      flex.yield %i : i32
+    // CHECK: } masked_if(
+    } masked_if(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32,
+                %kv_len : i32, %slopes_ : tensor<?xf32>, %num_ : tensor<?x?x?xi32>,
+                %idx_ : tensor<?x?x?x?xi32>) {
+      %first = arith.cmpi sge, %q_start, %i : i32
+      // CHECK: flex.yield %first : i1
+      flex.yield %first : i1
+    // CHECK: } mask_mod(
+    } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %slopes_ : tensor<?xf32>) {
+      %c = arith.cmpi sge, %qi, %ki : i32
       flex.yield %c : i1
     }
   }
