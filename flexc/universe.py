@@ -44,6 +44,12 @@ PASSES: dict[str, Callable[[], Any]] = {
     ),
     "flex-infer-facts": _pass("flex_infer_facts:FlexInferFactsPass"),
     "flex-simplify-mods": _pass("flex_simplify_mods:FlexSimplifyModsPass"),
+    "blocksparse-merge-segments": _pass(
+        "blocksparse_merge_segments:BlocksparseMergeSegmentsPass"
+    ),
+    "tile-hoist-from-branches": _pass(
+        "tile_hoist_from_branches:TileHoistFromBranchesPass"
+    ),
     "flex-trust-captures": _pass("flex_trust_captures:FlexTrustCapturesPass"),
     "flex-widen-indices": _pass("flex_widen_indices:FlexWidenIndicesPass"),
     "legalize-tile-for-cpp": _pass("legalize_tile_for_cpp:LegalizeTileForCppPass"),

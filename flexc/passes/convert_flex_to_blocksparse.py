@@ -18,7 +18,7 @@ from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i32
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, i32
 from xdsl.ir import Block, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
@@ -33,11 +33,17 @@ from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
 from flexc.errors import OptionError
 from flexc.passes.analysis.key_ranges import KeyRanges
 from flexc.passes.analysis.proof import Proof, Proven
-from flexc.passes.mask_segments import MaskSegments, closed_form, tile_order
+from flexc.passes.mask_segments import (
+    MaskSegments,
+    closed_form,
+    is_band,
+    tile_order,
+)
 from flexc.passes.scalar_code import ScalarCode, new_region
 from flexc.passes.tile_shapes import element_width
 from flexc.passes.tile_sizes import (
     HOPPER_SHARED_MEMORY,
+    PAIRED,
     TileSizes,
     choose_tile_sizes,
     largest_power_of_2_divisor,
@@ -220,6 +226,14 @@ class SegmentBuilder:
         return new_region(types, [*names, *(v.name_hint for v in trailing)])
 
 
+def has_short_rows(op: flex.AttentionOp) -> bool:
+    """Whether rows may see few keys: by a table, or in a band of them."""
+    if op.tables:
+        return True
+    ranges = closed_form(op, PAIRED.block_m, PAIRED.block_n)
+    return isinstance(ranges, Proven) and is_band(ranges.value)
+
+
 @dataclass(frozen=True)
 class ConvertAttention(RewritePattern):
     """flex.attention -> blocksparse.attention."""
@@ -243,6 +257,8 @@ class ConvertAttention(RewritePattern):
         if (order := builder.order()) is not None:
             properties["order"] = blocksparse.TileOrderAttr(order)
             properties["heads_per_group"] = IntegerAttr(HEADS_PER_GROUP, i32)
+        if has_short_rows(op):
+            properties["short_rows"] = UnitAttr()
         new = blocksparse.AttentionOp(
             [op.query, op.key, op.value, op.scale, op.captures, op.tables],
             [
@@ -287,6 +303,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             flex.tensor_shape(op.value)[3],
             sparse,
             self.shared_memory,
+            self.block_m is None and self.block_n is None and has_short_rows(op),
         )
         sizes = TileSizes(
             self.block_m or chosen.block_m,

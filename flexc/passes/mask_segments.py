@@ -43,6 +43,15 @@ def tile_order(ranges: KeyRanges) -> TileOrder | None:
     return TileOrder.DESCENDING if growth > 0 else TileOrder.ASCENDING
 
 
+def is_band(ranges: KeyRanges) -> bool:
+    """Whether both ends of what rows see move with them, as those of a window do."""
+    return tile_order(ranges) is None and all(
+        any(direction(e.term) for e in ends)
+        for r in ranges.live
+        for ends in (r.lows, r.highs)
+    )
+
+
 def _growth(keys: KeyRange) -> int:
     high = max((direction(e.term) for e in keys.highs), default=0, key=abs)
     low = max((direction(e.term) for e in keys.lows), default=0, key=abs)

@@ -18,6 +18,7 @@ from xdsl.transforms.common_subexpression_elimination import (
 )
 from xdsl.transforms.loop_invariant_code_motion import LoopInvariantCodeMotionPass
 
+from flexc.passes.blocksparse_merge_segments import BlocksparseMergeSegmentsPass
 from flexc.passes.convert_blocksparse_to_tile import ConvertBlocksparseToTilePass
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.convert_flex_to_planning import ConvertFlexToPlanningPass
@@ -30,6 +31,7 @@ from flexc.passes.legalize_tile_for_triton import LegalizeTileForTritonPass
 from flexc.passes.tile_assign_buffers import TileAssignBuffersPass
 from flexc.passes.tile_expand_captures import TileExpandCapturesPass
 from flexc.passes.tile_expand_math import TileExpandMathPass
+from flexc.passes.tile_hoist_from_branches import TileHoistFromBranchesPass
 from flexc.passes.tile_insert_copies import TileInsertCopiesPass
 from flexc.passes.tile_materialize_params import TileMaterializeParamsPass
 from flexc.passes.tile_read_in_place import TileReadInPlacePass
@@ -67,6 +69,7 @@ def to_blocksparse(convert: ConvertFlexToBlocksparsePass) -> Passes:
         # Of no use but to what follows.
         FlexInferFactsPass(),
         convert,
+        *([BlocksparseMergeSegmentsPass()] if convert.target == "triton" else []),
         # Bounds are written with more care than many masks need.
         FlexSimplifyModsPass(),
     )
@@ -85,6 +88,7 @@ def to_tile(target: Target) -> Passes:
         TileSplitMapsPass(),
         *TIDY,
         # Loads of a head's or a row's values now stand alone: out of the loop.
+        TileHoistFromBranchesPass(),
         LoopInvariantCodeMotionPass(),
         *TIDY,
     )
@@ -119,6 +123,7 @@ def to_triton(
         # Offsets and bounds are maps too, and most of them leave the loop.
         TileSplitMapsPass(),
         *TIDY,
+        TileHoistFromBranchesPass(),
         LoopInvariantCodeMotionPass(),
         TileMaterializeParamsPass(),
         *TIDY,

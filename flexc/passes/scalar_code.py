@@ -73,6 +73,9 @@ class ScalarCode:
     def and_(self, a: SSAValue, b: SSAValue) -> SSAValue:
         return self.insert(arith.AndIOp(a, b))
 
+    def or_(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.insert(arith.OrIOp(a, b))
+
     def select(self, c: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
         return self.insert(arith.SelectOp(c, a, b))
 

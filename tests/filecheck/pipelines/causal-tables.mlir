@@ -7,38 +7,41 @@
 !num = tensor<?x?x?xi32, strided<[?, ?, 1]>>
 !idx = tensor<?x?x?x?xi32, strided<[?, ?, ?, 1]>>
 
-// A segment for each pair of tables; only the partial one has a mask. The last
-// rows, which see most, start first.
+// One segment over both pairs of tables; the mask is for the blocks of the first.
+// The last rows, which see most, start first.
 // BLOCKSPARSE-LABEL: func.func @attention(
 // BLOCKSPARSE-SAME: %kv_num_blocks
 // BLOCKSPARSE: order = #blocksparse<order descending>
-// BLOCKSPARSE: blocksparse.segment partial {inside}
+// BLOCKSPARSE: blocksparse.segment mixed {inside}
 // BLOCKSPARSE: flex.load_capture %kv_num_blocks
-// BLOCKSPARSE: flex.load_capture %kv_indices
-// BLOCKSPARSE: mask_mod(
-// BLOCKSPARSE: blocksparse.segment full {inside}
 // BLOCKSPARSE: flex.load_capture %full_kv_num_blocks
+// BLOCKSPARSE: flex.load_capture %kv_indices
 // BLOCKSPARSE: flex.load_capture %full_kv_indices
-// BLOCKSPARSE-NOT: mask_mod
+// BLOCKSPARSE: masked_if(
+// BLOCKSPARSE: mask_mod(
+// BLOCKSPARSE-NOT: blocksparse.segment
 
+// The counts are read once, and the mask is behind a branch.
 // TILE-LABEL: tile.kernel @attention(
 // TILE: tile.read %kv_num_blocks
+// TILE: tile.read %full_kv_num_blocks
+// TILE-NOT: tile.read
 // TILE: scf.for
 // TILE: tile.read %kv_indices
+// TILE: tile.read %full_kv_indices
+// TILE: scf.if
 // TILE: arith.cmpi sge
 // TILE: segment = #blocksparse<kind partial>
-// TILE: tile.read %full_kv_num_blocks
-// TILE: scf.for
-// TILE: tile.read %full_kv_indices
-// TILE-NOT: arith.cmpi sge
-// TILE: segment = #blocksparse<kind full>
+// TILE: segment = #blocksparse<kind mixed>
 
 // TRITON-LABEL: tile.kernel @attention(
 // TRITON: scf.for
 // TRITON: tile.read %kv_indices
-// TRITON: scf.for
 // TRITON: tile.read %full_kv_indices
+// TRITON: scf.if
+// TRITON-NOT: scf.for
 
+// A CPU has a loop for each kind of block.
 // CPP-LABEL: tile.kernel @attention(
 // CPP: scf.for
 // CPP: tile.read %kv_indices
