@@ -94,7 +94,7 @@ def apply_mods(
         return scores
 
     def index(start: int, end: int) -> Tensor:
-        return torch.arange(start, end, dtype=torch.int32, device=scores.device)
+        return torch.arange(start, end, device=scores.device)
 
     rows, columns = scores.shape
     batch, head = index(b, b + 1)[0], index(h, h + 1)[0]

@@ -32,6 +32,8 @@ def inner(e: Emitter, dtype: torch.dtype, *xs: Scalar) -> list[Scalar]:
 
     A Python number meets a half tensor unrounded, as in torch's kernels.
     """
+    if not dtype.is_floating_point:
+        return e.together(dtype, *xs)
     into = compute_dtype(dtype)
     return [e.cast(x if x.weak else e.cast(x, dtype), into) for x in xs]
 
@@ -183,6 +185,8 @@ def absolute(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
 
 @rule("sign", "sgn")
 def _sign(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    if x.is_index:
+        return clamp(e, out, x, number(-1), number(1))
     zero = number(0)
     positive = e.cast(e.compare("gt", x, zero), out)
     if not x.dtype.is_signed:
@@ -258,7 +262,7 @@ def _shift_amount(
     bits = out.itemsize * 8
     if b.const is not None and 0 <= b.const < bits:
         return b, None
-    b = e.cast(b, out)
+    b = b if b.dtype is out else e.cast(b, out)
     low, high = e.compare("ge", b, number(0)), e.compare("lt", b, number(bits))
     masked = e.op(arith.AndIOp, out, b, number(bits - 1))
     return masked, e.both(low, high)

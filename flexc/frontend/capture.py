@@ -162,7 +162,7 @@ class _Tracer:
         with self.mode:
             self.score = torch.empty((), dtype=score_dtype, device=device)
             self.indices = [
-                torch.empty((), dtype=torch.int32, device=device) for _ in range(4)
+                torch.empty((), dtype=torch.int64, device=device) for _ in range(4)
             ]
 
     def _fake(self, slot: int, value: Any) -> Any:

@@ -102,7 +102,9 @@ def wrapped(e: Emitter, index: Scalar, size: Size) -> Scalar:
     index = as_index(e, index)
     if index.nonnegative:
         return index
-    from_end = e.op(arith.AddiOp, index.dtype, index, size.emit(e, index.dtype))
+    # An index meets a size that is cut as it is.
+    extent = size.emit(e, torch.int32 if index.is_index else index.dtype)
+    from_end = e.op(arith.AddiOp, index.dtype, index, extent)
     if index.const is not None:
         return from_end
     negative = e.compare("lt", index, number(0))
@@ -263,7 +265,7 @@ def reshape(e: Emitter, x: Field, sizes: Sequence[Size]) -> Field:
         linear: Scalar = number(0)
         for size, i in zip(sizes, indices, strict=True):
             if linear.const == 0:
-                linear = i
+                linear = e.written(i, dtype)
                 continue
             linear = e.op(arith.MuliOp, dtype, linear, size.emit(e, dtype))
             linear = e.op(arith.AddiOp, dtype, linear, i)

@@ -284,14 +284,17 @@ def import_region(
     has_score = len(args) == len(MOD_ARGS["score_mod"])
     for i, (node, arg) in enumerate(zip(placeholders, args, strict=False)):
         is_score = has_score and i == 0
-        importer.values[node] = (
-            _score_arg(arg) if is_score else Scalar(torch.int32, arg, nonnegative=True)
-        )
+        importer.values[node] = _score_arg(arg) if is_score else _position(node, arg)
     for node, arg, dtype in zip(
         placeholders[len(args) :], captures, dtypes, strict=True
     ):
         importer.values[node] = _capture_value(emitter, node, arg, dtype)
     return importer.run()
+
+
+def _position(node: Node, arg: SSAValue) -> Scalar:
+    """A position: int64 where flexc traced, an int32 in torch's own subgraphs."""
+    return Scalar(_value_dtype(node.meta["val"]), arg, nonnegative=True)
 
 
 def _capture_value(e: Emitter, node: Node, arg: SSAValue, dtype: torch.dtype) -> Value:

@@ -3,6 +3,11 @@
 An element type says less than a dtype: `uint8` and `int8` are both `i8`. So values
 carry their dtype, and the emitter picks the signed or the unsigned op. Half types
 are computed in f32 and rounded after every op, as torch does.
+
+Positions are int64, but written as i32, and so is what is computed from them, sizes
+and Python numbers, whose other bits are cut. Such an *index* is exact all the same:
+`flex-widen-indices` writes as i64 what may need it. A number that i32 does not hold
+is a cut i64, of which that pass finds all bits.
 """
 
 from __future__ import annotations
@@ -78,7 +83,20 @@ class Scalar:
     weak: bool = False
     """A Python number: it only raises the kind of a result, never the width."""
     nonnegative: bool = False
-    """Known to be at least 0, as indices are: it needs no wrapping."""
+    """Known to be at least 0, as positions are: it needs no wrapping."""
+
+    @property
+    def is_index(self) -> bool:
+        """An int64 that is written as i32."""
+        narrow = self.ssa is not None and self.ssa.type == i32
+        return narrow and self.dtype is torch.int64
+
+    @property
+    def can_be_index(self) -> bool:
+        """Whether nothing is lost where it meets an index."""
+        if self.is_index or self.dtype.is_floating_point:
+            return self.is_index
+        return self.weak or self.const is not None or self.dtype is not torch.int64
 
 
 def number(value: Number) -> Scalar:
@@ -133,10 +151,43 @@ class Emitter:
         return x.ssa if x.ssa is not None else self.value(x, x.dtype)
 
     def value(self, x: Scalar, dtype: torch.dtype) -> SSAValue:
-        """The SSA value of a scalar as a dtype."""
-        ssa = self.cast(x, dtype).ssa
+        """The SSA value of a scalar as a dtype, of the dtype's element type."""
+        ssa = self.written(x, dtype).ssa
         assert ssa is not None
         return ssa
+
+    def written(self, x: Scalar, dtype: torch.dtype) -> Scalar:
+        """The scalar as a dtype and its element type: no index."""
+        x = self.cast(x, dtype)
+        if not x.is_index:
+            return x
+        if x.const is not None:
+            return self.constant(x.const, dtype)
+        return replace(x, ssa=self.insert(arith.ExtSIOp(self.ssa(x), i64)))
+
+    def together(self, dtype: torch.dtype, *args: Scalar) -> list[Scalar]:
+        """Scalars as one dtype: indices, where some are and all can be."""
+        some = dtype is torch.int64 and any(x.is_index for x in args)
+        if some and all(x.can_be_index for x in args):
+            return [self._as_index(x) for x in args]
+        return [self.written(x, dtype) for x in args]
+
+    def values(self, dtype: torch.dtype, *args: Scalar) -> list[SSAValue]:
+        """The SSA values of scalars that meet as a dtype."""
+        return [self.ssa(x) for x in self.together(dtype, *args)]
+
+    def _as_index(self, x: Scalar) -> Scalar:
+        if x.is_index:
+            return x
+        if x.const is not None:
+            return self._index_constant(int(x.const))
+        return replace(x, dtype=torch.int64, ssa=self.value(x, torch.int32))
+
+    def _index_constant(self, value: int) -> Scalar:
+        if _convert_number(value, torch.int32) == value:
+            return replace(self.constant(value, torch.int32), dtype=torch.int64)
+        wide = self.constant(value, torch.int64)
+        return replace(wide, ssa=self.insert(arith.TruncIOp(self.ssa(wide), i32)))
 
     def cast(self, x: Scalar, to: torch.dtype) -> Scalar:
         """The scalar converted to a dtype, as `Tensor.to` converts."""
@@ -149,7 +200,8 @@ class Emitter:
         else:
             ssa = self._cast_int(x, to)
         unsigned = not x.dtype.is_signed and to is not torch.int8
-        return Scalar(to, ssa, nonnegative=x.nonnegative or unsigned)
+        whole = to.is_floating_point or to.itemsize >= x.dtype.itemsize
+        return Scalar(to, ssa, nonnegative=(x.nonnegative and whole) or unsigned)
 
     def _cast_float(self, x: Scalar, to: torch.dtype) -> SSAValue:
         source = self.ssa(x)
@@ -173,8 +225,7 @@ class Emitter:
         source, type_ = self.ssa(x), element_type(to)
         unsigned = not x.dtype.is_signed
         if to is torch.bool:
-            zero = self.value(number(0), x.dtype)
-            return self.insert(arith.CmpiOp(source, zero, "ne"))
+            return self.ssa(self.compare("ne", x, number(0)))
         if to in HALF_TYPES:
             return self.value(self.cast(x, torch.float32), to)
         if to.is_floating_point:
@@ -185,6 +236,8 @@ class Emitter:
             return self.insert(op(source, type_))
         if to.itemsize == x.dtype.itemsize:
             return source
+        # The user's cut of an index, which is not the cut that all indices have.
+        source = self.value(x, x.dtype) if to is torch.int32 else source
         return self.insert(arith.TruncIOp(source, type_))
 
     # Arithmetic on operands of one dtype.
@@ -192,17 +245,17 @@ class Emitter:
     def op(self, kind: type[Operation], dtype: torch.dtype, *args: Scalar) -> Scalar:
         """An op whose operands and result are of the dtype.
 
-        Of a half type, it is computed in f32 and rounded.
+        Of a half type, it is computed in f32 and rounded. Of Python numbers, it is
+        one.
         """
         inner = compute_dtype(dtype)
-        values = [self.value(x, inner) for x in args]
-        result = Scalar(inner, self.insert(kind(*values)))
-        return self.cast(result, dtype)
+        result = Scalar(inner, self.insert(kind(*self.values(inner, *args))))
+        return replace(self.cast(result, dtype), weak=all(x.weak for x in args))
 
     def compare(self, predicate: str, a: Scalar, b: Scalar) -> Scalar:
         """A comparison, `predicate` one of eq ne lt le gt ge."""
         dtype = promote(a, b)
-        x, y = self.value(a, dtype), self.value(b, dtype)
+        x, y = self.values(dtype, a, b)
         if dtype.is_floating_point:
             prefix = "u" if predicate == "ne" else "o"
             return self._flag(arith.CmpfOp(x, y, prefix + predicate))
@@ -215,9 +268,8 @@ class Emitter:
 
     def select(self, cond: Scalar, a: Scalar, b: Scalar, dtype: torch.dtype) -> Scalar:
         """`a` where the condition holds, else `b`."""
-        chosen = arith.SelectOp(
-            self.value(cond, torch.bool), self.value(a, dtype), self.value(b, dtype)
-        )
+        condition = self.value(cond, torch.bool)
+        chosen = arith.SelectOp(condition, *self.values(dtype, a, b))
         both = a.nonnegative and b.nonnegative
         return Scalar(dtype, self.insert(chosen), nonnegative=both)
 

@@ -2,11 +2,14 @@
 
 A proof depends on lengths and captured numbers, a kernel does not: it is keyed
 on what was proved. So the same code has at most one kernel for each outcome.
+
+Proofs are tried for all calls of about a size first: a decoding loop has new lengths
+at every step, and few of these need a proof of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,15 +19,13 @@ from xdsl.ir import Region
 
 from flexc.dialects import flex
 from flexc.passes.analysis.capture_bounds import captures_inside
+from flexc.passes.analysis.exact_ranges import Known
 from flexc.passes.analysis.index_width import indices_fit
 from flexc.passes.analysis.intervals import Interval
 from flexc.passes.flex_widen_indices import would_widen
 
 MAX_KNOWN = 4096
-"""Outcomes remembered; a decoding loop has a new length at every step."""
-
-Known = int | tuple[int, ...] | None
-"""Of a capture: an integer, a tensor's shape, or nothing."""
+"""Outcomes remembered."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Prover:
             for name, proof in PROOFS.items()
             if proof.helps(self.attention, backend)
         }
+        self.most = Proofs(**dict.fromkeys(self.proofs, True))
         self.known: dict[Any, Proofs] = {}
 
     def __call__(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> Proofs:
@@ -87,8 +89,13 @@ class Prover:
         """For (batch, heads, q_len, kv_len) and capture arguments in order."""
         if not self.proofs:
             return Proofs()
-        facts = tuple(map(_describe, captures))
-        what = (tuple(sizes), facts)
+        facts = [_describe(c) for c in captures]
+        proofs = self.remembered(map(_at_most, sizes), map(_about, facts))
+        return proofs if proofs == self.most else self.remembered(sizes, facts)
+
+    def remembered(self, sizes: Iterable[int], facts: Iterable[Known]) -> Proofs:
+        """The outcome for calls of at most these sizes, with such captures."""
+        sizes, facts = what = (tuple(sizes), tuple(facts))
         if what not in self.known:
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()
@@ -96,7 +103,7 @@ class Prover:
         return self.known[what]
 
     def prove(self, sizes: Sequence[int], facts: Sequence[Known]) -> Proofs:
-        """Run the proofs for (batch, heads, q_len, kv_len) and captures."""
+        """Run the proofs for at most (batch, heads, q_len, kv_len) and captures."""
         positions = [Interval(0, n - 1) for n in sizes]
         regions = (self.attention.score_mod, self.attention.mask_mod)
         outcomes = {
@@ -109,6 +116,20 @@ class Prover:
 def attention_of(module: ModuleOp) -> flex.AttentionOp:
     """The attention op of a `flex` module."""
     return next(op for op in module.walk() if isinstance(op, flex.AttentionOp))
+
+
+def _at_most(size: int) -> int:
+    """The next power of two."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _about(fact: Known) -> Known:
+    """The integers of as many bits; a tensor's shape, which loads depend on, itself."""
+    if not isinstance(fact, int):
+        return fact
+    most = (1 << abs(fact).bit_length()) - 1
+    least = (most + 1) // 2
+    return Interval(least, most) if fact >= 0 else Interval(-most, -least)
 
 
 def _describe(capture: Any) -> Known:

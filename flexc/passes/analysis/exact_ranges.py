@@ -48,6 +48,10 @@ ARITHMETIC = (
 """What means the same of sign-extended operands, as long as nothing overflows."""
 
 
+Known = int | Interval | tuple[int, ...] | None
+"""Of a capture in calls: an integer, the range of one, a tensor's shape, or nothing."""
+
+
 class Origin(Enum):
     """Where an integer comes from, and so which arithmetic is its own."""
 
@@ -68,21 +72,18 @@ def position_args(region: Region) -> Sequence[SSAValue]:
 def known_of_call(
     region: Region,
     positions: Sequence[Interval],
-    captures: Sequence[int | tuple[int, ...] | None],
+    captures: Sequence[Known],
 ) -> dict[SSAValue, Interval]:
-    """Ranges of a region's arguments and sizes in one call.
+    """Ranges of a region's arguments and sizes in a call, or in some.
 
-    `positions` are the ranges of b, h, q_idx and kv_idx; `captures` what is known
-    of the captures: an integer, a tensor's shape, or None.
+    `positions` are the ranges of b, h, q_idx and kv_idx.
     """
     known = dict(zip(position_args(region), positions, strict=True))
     args = region.block.args[len(region.block.args) - len(captures) :]
-    given: dict[SSAValue, int | tuple[int, ...] | None] = dict(
-        zip(args, captures, strict=True)
-    )
+    given: dict[SSAValue, Known] = dict(zip(args, captures, strict=True))
     for arg, what in given.items():
-        if isinstance(what, int) and isinstance(arg.type, IntegerType):
-            known[arg] = point(what)
+        if isinstance(what, int | Interval) and isinstance(arg.type, IntegerType):
+            known[arg] = what if isinstance(what, Interval) else point(what)
     for op in region.block.ops:
         if isinstance(op, flex.DimOp):
             shape = given[op.tensor]

@@ -16,10 +16,12 @@ from flexc.dialects import flex
 from flexc.passes.analysis.exact_ranges import (
     ARITHMETIC,
     ExactRanges,
+    Known,
     Origin,
     known_of_call,
 )
 from flexc.passes.analysis.intervals import Interval
+from flexc.passes.analysis.value_ranges import width_of
 
 
 class IndexWidths:
@@ -37,11 +39,19 @@ class IndexWidths:
         """Whether an op computes or reads exactly what is too wide."""
         if isinstance(op, ARITHMETIC):
             values = (*op.operands, *op.results)
-            return self.ranges.is_exact(op.results[0]) and self._any_wide(values)
+            wide = self._any_wide(values) or self._shifts_far(op)
+            return wide and self.ranges.is_exact(op.results[0])
         return self._any_wide(self.exact_operands(op))
 
     def _any_wide(self, values: Sequence[SSAValue]) -> bool:
         return any(map(self.is_too_wide, values))
+
+    def _shifts_far(self, op: Operation) -> bool:
+        """Whether a shift may be by more bits than its type has."""
+        if not isinstance(op, arith.ShLIOp | arith.ShRSIOp):
+            return False
+        within = Interval(0, width_of(op.result.type) - 1)
+        return not self.ranges[op.rhs].within(within)
 
     def exact_operands(self, op: Operation) -> Sequence[SSAValue]:
         """What an op takes out of exact arithmetic, of which it wants all bits."""
@@ -64,9 +74,9 @@ class IndexWidths:
 def indices_fit(
     region: Region,
     positions: Sequence[Interval],
-    captures: Sequence[int | tuple[int, ...] | None],
+    captures: Sequence[Known],
 ) -> bool:
-    """Whether no arithmetic of a mod overflows its type in a call.
+    """Whether no arithmetic of a mod overflows its type in a call, or in some.
 
     `positions` and `captures` say of it what `known_of_call` takes.
     """

@@ -218,3 +218,47 @@ func.func @hash(%q : !t, %k : !t, %v : !t, %scale : f32) {
   }
   func.return
 }
+
+// A literal that an i32 does not hold is an i64 that the frontend cut.
+// CHECK-LABEL: func.func @literal(
+func.func @literal(%q : !t, %k : !t, %v : !t, %scale : f32) {
+  // CHECK: %prime = arith.constant 2654435761 : i64
+  // CHECK: %mixed = arith.muli %{{.*}}, %prime : i64
+  // CHECK: %low = arith.andi %mixed, %{{.*}} : i64
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+      {max_length = 16777216}
+  score_mod(%s : f32, %sb : i32, %sh : i32, %sq : i32, %sk : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %prime = arith.constant 2654435761 : i64
+    %cut = arith.trunci %prime : i64 to i32
+    %mixed = arith.muli %qi, %cut : i32
+    %bits = arith.constant 255 : i32
+    %low = arith.andi %mixed, %bits : i32
+    %c = arith.cmpi slt, %low, %ki : i32
+    flex.yield %c : i1
+  }
+  func.return
+}
+
+// Shifts by more bits than an i32 has are those of an i64; others stay.
+// CHECK-LABEL: func.func @shifts(
+func.func @shifts(%q : !t, %k : !t, %v : !t, %scale : f32) {
+  // CHECK: %far = arith.shrsi %{{.*}}, %{{.*}} : i64
+  // CHECK-NEXT: %[[FAR:.*]] = arith.trunci %far : i64 to i32
+  // CHECK: %near = arith.shrsi %qi, %{{.*}} : i32
+  // CHECK: arith.cmpi slt, %[[FAR]], %near : i32
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+      {max_length = 16777216}
+  score_mod(%s : f32, %sb : i32, %sh : i32, %sq : i32, %sk : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c40 = arith.constant 40 : i32
+    %far = arith.shrsi %qi, %c40 : i32
+    %c4 = arith.constant 4 : i32
+    %near = arith.shrsi %qi, %c4 : i32
+    %c = arith.cmpi slt, %far, %near : i32
+    flex.yield %c : i1
+  }
+  func.return
+}

@@ -1,4 +1,4 @@
-"""Mods run twice: by torch on 0-d tensors, and as imported regions."""
+"""Mods run twice: by torch on 0-d tensors, and as imported regions, made exact."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from xdsl.context import Context
 from xdsl.dialects.func import FuncOp
 
 from flexc.dialects.flex import AttentionOp
@@ -18,6 +19,7 @@ from flexc.frontend.import_graph import (
     AttentionModule,
     build_attention_module,
 )
+from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
 from flexc.runtime.interpreters import run_region
 
 POINTS = [
@@ -32,7 +34,7 @@ POINTS = [
 """(score, b, h, q_idx, kv_idx); indices of heads are below 4, positions below 8."""
 
 SCORES = torch.tensor([p[0] for p in POINTS])
-INDICES = [torch.tensor([p[i] for p in POINTS], dtype=torch.int32) for i in range(1, 5)]
+INDICES = [torch.tensor([p[i] for p in POINTS]) for i in range(1, 5)]
 
 CALL = AttentionCall(torch.float32, 64, 64)
 
@@ -60,12 +62,14 @@ def attention_of(built: AttentionModule) -> AttentionOp:
 def run_imported(score_mod: Any, mask_mod: Any = None) -> list[Tensor | None]:
     """Results of the imported regions at all points."""
     built, captures = import_mods(score_mod, mask_mod)
+    FlexWidenIndicesPass().apply(Context(), built.module)
     op = attention_of(built)
+    indices = [i.to(torch.int32) for i in INDICES]
     results: list[Tensor | None] = [None, None]
     if score_mod is not None:
-        results[0] = run_region(op.score_mod, [SCORES, *INDICES, *captures])[0]
+        results[0] = run_region(op.score_mod, [SCORES, *indices, *captures])[0]
     if mask_mod is not None:
-        results[1] = run_region(op.mask_mod, [*INDICES, *captures])[0]
+        results[1] = run_region(op.mask_mod, [*indices, *captures])[0]
     return [None if r is None else r.expand(len(POINTS)) for r in results]
 
 

@@ -178,6 +178,45 @@ def test_promotion() -> None:
     check_score(lambda s, b, h, q, k: torch.sqrt(q) + torch.exp(-h))
 
 
+INTS = torch.arange(8, dtype=torch.int32) - 3
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda q, k: (q + 2**40) % 1001,
+        lambda q, k: (2**40 - k) // 2**33,
+        lambda q, k: (q * 2654435761 & 0xFFFFFFFF) % 7,
+        lambda q, k: (q * 0x9E3779B1 ^ k) >> 3,
+        lambda q, k: (q * -(2**31) - k) % 5,
+        lambda q, k: torch.clamp(q * 2**36, 2**33, 2**38) >> 30,
+        lambda q, k: torch.where(q > k, q, 2**35) % 11,
+        lambda q, k: q + torch.tensor(2**40),
+        lambda q, k: (q << 40) - (k << 33),
+        lambda q, k: (q << 62) >> 61,
+        lambda q, k: ((q - k) >> 32) + (q >> 63),
+        lambda q, k: (q << k * 9) % 1000,
+        lambda q, k: (q << 64) + ((k - q) >> 70),
+        lambda q, k: (q * 2**30).to(torch.int32),
+        lambda q, k: (q * 2**30).int() * 3,
+        lambda q, k: (q * 2**35).bool() & (k * 2**33).to(torch.bool),
+        lambda q, k: torch.full_like(q, 2**40) + k,
+        lambda q, k: (q - k) ** 23,
+        lambda q, k: torch.sign((q - k) * 2**33) * 2**40,
+        lambda q, k: INTS[q] * 2**30,
+        lambda q, k: INTS[q] * 2**30 + k,
+        lambda q, k: INTS[q] * 2**40 + 1,
+        lambda q, k: INTS[q] * 2**31 < k,
+        lambda q, k: INTS[q] % (k + 2**35),
+        lambda q, k: (INTS[q] * k) << 29,
+        lambda q, k: INTS.long()[q] * 2**31 + k,
+        lambda q, k: INTS[(q * 2**29).int() >> 30],
+    ],
+)
+def test_positions_are_int64(fn: Binary) -> None:
+    check_score(lambda s, b, h, q, k: fn(q, k))
+
+
 def test_constants_and_fills() -> None:
     check_score(lambda s, b, h, q, k: torch.where(q > k, s, torch.tensor(-1.0)))
     check_score(lambda s, b, h, q, k: torch.where(q > k, s, -math.inf))

@@ -268,7 +268,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
     ),
     "mask-result": (
         errors.ModSignatureError,
-        "a mask_mod returns a boolean scalar, got torch.int32: compare it",
+        "a mask_mod returns a boolean scalar, got torch.int64: compare it",
         (Q, K, V),
         {"mask_mod": lambda b, h, q, k: q - k},
     ),

@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from xdsl.context import Context
+from xdsl.dialects.builtin import i1, i32
 
 import flexc
-from flexc.runtime import call, driver
+from flexc.passes import pipelines
+from flexc.runtime import call, driver, proofs
 from tests.reference import MaskMod, ScoreMod
+from tests.unit.frontend.evaluate import import_mods
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 BACKENDS = ["triton"] if INTERPRETING else ["cpp", "eager"]
@@ -38,11 +42,18 @@ def within(window: int) -> Mods:
     return masked(lambda q, k: (q - k <= window) & (k - q <= window))
 
 
+def squares_from(offset: int) -> Mods:
+    return masked(lambda q, k: (q + offset) * (q + offset) >= k)
+
+
 def shifted(by: int) -> Mods:
     return masked(lambda q, k: q + by >= k)
 
 
-BEYOND, BELOW, LARGE = 2**40, -(2**40), 46_341
+BEYOND, BELOW, LARGE, SHIFT = 2**40, -(2**40), 46_341, 35
+
+TABLE = torch.arange(-8, 8).roll(8)
+LOADED = torch.arange(12, dtype=torch.int32) - 5
 
 SHORT: dict[str, Mods] = {
     "window-beyond": within(BEYOND),
@@ -64,6 +75,33 @@ SHORT: dict[str, Mods] = {
     "user-cast": masked(lambda q, k: (q.long() * BEYOND).to(torch.int32) >= k - 1),
     "select": masked(lambda q, k: torch.where(q > k, q * BEYOND, -k) <= q - 4),
     "distance": masked(lambda q, k: abs(q * BEYOND - k * BEYOND) <= 2 * BEYOND),
+    "literal-offset": masked(lambda q, k: q + 2**40 >= k + 2**40 + 1),
+    "literal-bound": masked(lambda q, k: (q < 2**35) & (q - 2**31 <= k - 2**31)),
+    "literal-bits": masked(lambda q, k: (~q & 0xFFFFFFFF) > (~k & 0xFFFFFFFF) - 2),
+    "literal-negative": masked(lambda q, k: (q - k) * -(2**31) <= 2**33),
+    "literal-clamp": masked(lambda q, k: (q * BEYOND).clamp(max=2**41) >= k * BEYOND),
+    "literal-choice": masked(lambda q, k: torch.where(q > 3, q, 2**35) >= k),
+    "literal-tensor": masked(lambda q, k: q + torch.tensor(2**40) >= k + 2**40),
+    "hash": masked(lambda q, k: ((q * 2654435761) & 0xFFFFFFFF) % 7 <= k % 5),
+    "hash-of-both": masked(lambda q, k: ((q * 0x9E3779B1 ^ k) >> 3) % 5 != 0),
+    "hash-that-wraps": masked(lambda q, k: (q * 0x9E3779B97F4A7C15 ^ k) >> 60 < 3),
+    "shift-far-left": masked(lambda q, k: (q << 33) >= (k << 33) - (1 << 34)),
+    "shift-out": masked(lambda q, k: (q << 63) + k >= -(q << 62)),
+    "shift-far-right": masked(lambda q, k: (q >> 40) + (-k >> 63) + q % 3 >= 0),
+    "shift-product": masked(lambda q, k: (q * BEYOND) >> 38 >= k),
+    "shift-by-captured": masked(lambda q, k: (q << SHIFT) >> SHIFT - 1 >= k),
+    "shift-by-position": masked(lambda q, k: (q << k * 3) >= (k << 40)),
+    "shift-past-all": masked(lambda q, k: (q << 64) + (-q >> 64) + q >= k),
+    "cast": masked(lambda q, k: (q * LARGE * LARGE).to(torch.int32) >= k),
+    "cast-int": masked(lambda q, k: (q * LARGE * LARGE).int() >= (k << 29).int()),
+    "cast-short": masked(lambda q, k: (q * 9999).to(torch.int16) >= k * 9999),
+    "cast-index": masked(lambda q, k: TABLE[(q << 28).int() >> 28] >= k),
+    "cast-of-plain": masked(lambda q, k: q.int() * LARGE * LARGE >= k.int()),
+    "cast-to-long": masked(lambda q, k: q.long() * LARGE * LARGE >= k.long() << 31),
+    "sign": masked(lambda q, k: torch.sign((q - k) << 40) * BEYOND >= -k),
+    "power": masked(lambda q, k: q**10 >= k**10),
+    "loaded-literal": masked(lambda q, k: LOADED[q] * 2**30 + 7 >= k),
+    "loaded-meets": masked(lambda q, k: LOADED[q] * 2**30 + (q + 7) >= k),
     "batch": (None, lambda b, h, q, k: b * 2**30 + b * 2**30 + q >= k),
     "head": (lambda s, b, h, q, k: s + (b * 2**30 * 3 - h) / 2**31 * k, None),
 }
@@ -75,6 +113,8 @@ LONG: dict[str, Mods] = {
     "interleaved": masked(lambda q, k: (q * 65536 + k) % 3 != 0),
     "interleaved-order": masked(lambda q, k: q * 65536 + k >= k * 65536 + q),
     "quotient": masked(lambda q, k: (q * q) // 100_000 >= (k * k) // 70_000),
+    "hash": masked(lambda q, k: ((q * 2654435761 ^ k) & 0xFFFFFFFF) % 7 == 0),
+    "cast": masked(lambda q, k: (q * q).to(torch.int32) >= (k * k).int()),
 }
 
 
@@ -162,8 +202,75 @@ def test_one_kernel_where_nothing_can_overflow() -> None:
 
 
 def test_a_kernel_more_where_something_does() -> None:
-    assert kernels(masked(lambda q, k: q * q >= k * k), [8, 20, 40_000]) == 1
-    assert kernels(masked(lambda q, k: q * q >= k * k), [8, 50_000, 60_000]) == 2
+    squares = scored(lambda q, k: (q * q - k * k) * 1e-10)
+    assert kernels(squares, [8, 20, 40_000]) == 1
+    assert kernels(squares, [8, 50_000, 60_000]) == 2
+
+
+@pytest.mark.parametrize(
+    "mods",
+    [
+        masked(lambda q, k: q.int() * 64 + k.to(torch.int32) >= q.int()),
+        masked(lambda q, k: (q.long() - k.long()).to(torch.int64) >= -3),
+    ],
+    ids=["int32", "int64"],
+)
+def test_casts_of_positions_are_free(mods: Mods) -> None:
+    """Nothing but the arithmetic is left, of i32."""
+    built, _ = import_mods(*mods)
+    pipelines.run(pipelines.to_simple_flex(), Context(), built.module)
+    mask = proofs.attention_of(built.module).mask_mod
+    assert not [o for o in mask.block.ops if o.name in ("arith.extsi", "arith.trunci")]
+    assert all(r.type in (i1, i32) for o in mask.block.ops for r in o.results)
+
+
+def proved(
+    monkeypatch: pytest.MonkeyPatch, mods: Mods, calls: list[tuple[int, list[Any]]]
+) -> tuple[list[proofs.Proofs], int]:
+    """What is proved on a GPU for key lengths and captures, and in how many goes."""
+    built, _ = import_mods(*mods)
+    prover, goes = proofs.Prover(built.module, "triton"), 0
+    prove = prover.prove
+
+    def count(*args: Any) -> proofs.Proofs:
+        nonlocal goes
+        goes += 1
+        return prove(*args)
+
+    monkeypatch.setattr(prover, "prove", count)
+    found = [prover.of_sizes((2, 3, 1, length), given) for length, given in calls]
+    return found, goes
+
+
+def test_steps_of_decoding_share_proofs(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [(n, [n - 1]) for n in range(1025, 2049)]
+    found, goes = proved(monkeypatch, squares_from(7), steps)
+    assert all(p.indices_fit for p in found)
+    assert goes <= 2
+
+
+def test_what_holds_of_one_call_alone_is_proved_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The squares of some numbers of 16 bits fit, and those of others do not."""
+    calls = [(8, [40_000]), (8, [50_000]), (8, [-40_000]), (8, [0]), (8, [1])]
+    found, _ = proved(monkeypatch, squares_from(7), calls)
+    assert [p.indices_fit for p in found] == [True, False, True, True, True]
+    calls = [(46_340, []), (46_400, [])]
+    found, _ = proved(monkeypatch, masked(lambda q, k: k * k >= q), calls)
+    assert [p.indices_fit for p in found] == [True, False]
+
+
+def test_captures_are_proved_inside_for_their_own_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = torch.zeros(1)
+    mods: Mods = (lambda s, b, h, q, k: s + table[k], None)
+    sizes = [(600, 600), (601, 600), (600, 1024), (1000, 1024), (1025, 1024)]
+    calls: list[tuple[int, list[Any]]] = [(n, [torch.zeros(m)]) for n, m in sizes]
+    found, goes = proved(monkeypatch, mods, calls)
+    assert [p.captures_inside for p in found] == [True, False, True, True, False]
+    assert goes == 6
 
 
 def test_ordinary_windows_share_a_kernel() -> None:
