@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -25,12 +25,21 @@ from flexc.runtime.planner.block_mask import checked_problem, default_device
 Mod = Callable[..., Any]
 
 SIZES = ("B", "H", "Q_LEN", "KV_LEN")
-OPTIONS = (*SIZES, "score_mod", "device", "dtype", "head_dim", "BLOCK_SIZE")
 
 USAGE = (
     "call explain(mask_mod, B, H, Q_LEN, KV_LEN) for a mask, or explain(fn, *args) "
     "with the arguments of a function that calls flex_attention"
 )
+
+
+class Options(TypedDict, total=False):
+    """What a mask's explanation takes besides sizes."""
+
+    score_mod: Mod | None
+    device: torch.device | str | None
+    dtype: torch.dtype
+    head_dim: int
+    BLOCK_SIZE: int | tuple[int, int] | None
 
 
 @overload
@@ -39,14 +48,22 @@ def explain(
     /,
     B: int | None = None,
     H: int | None = None,
-    Q_LEN: int = ...,
-    KV_LEN: int = ...,
     *,
-    score_mod: Mod | None = None,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    head_dim: int = 64,
-    BLOCK_SIZE: int | tuple[int, int] | None = None,
+    Q_LEN: int,
+    KV_LEN: int | None = None,
+    **options: Unpack[Options],
+) -> Explanation: ...
+
+
+@overload
+def explain(
+    target: Mod | None,
+    /,
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int | None = None,
+    **options: Unpack[Options],
 ) -> Explanation: ...
 
 
@@ -86,6 +103,11 @@ def explain(
         FlexcError: one of the classes of `flexc.errors`.
     """
     if is_mask_call(target, args, kwargs):
+        names = (*SIZES, *Options.__annotations__)
+        for name in kwargs:
+            if name not in names:
+                known = ", ".join(names)
+                raise OptionError(f"explain expects options {known}, got {name!r}")
         return explain_mask(target, *args, **kwargs)
     if not callable(target):
         raise OptionError(f"explain expects a function, got {_kind(target)}; {USAGE}")
@@ -119,11 +141,12 @@ def explain_mask(
             "mask_mod expects a function of (b, h, q_idx, kv_idx), got "
             f"{_kind(mask_mod)}"
         )
-    Q_LEN, KV_LEN = Q_LEN or KV_LEN, KV_LEN or Q_LEN
+    Q_LEN = KV_LEN if Q_LEN is None else Q_LEN
+    KV_LEN = Q_LEN if KV_LEN is None else KV_LEN
     if Q_LEN is None or KV_LEN is None:
         raise OptionError(f"explain expects Q_LEN and KV_LEN; {USAGE}")
     sizes = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
-    problem = checked_problem(sizes, BLOCK_SIZE or 128)
+    problem = checked_problem(sizes, 128 if BLOCK_SIZE is None else BLOCK_SIZE)
     block = None if BLOCK_SIZE is None else (problem.q_block, problem.kv_block)
     check_inputs(dtype, head_dim)
     place, backend = where(score_mod, mask_mod, device)

@@ -12,7 +12,7 @@ from flexc.runtime.explain.blocks import DEAD, FULL, PARTIAL, Blocks
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.interpreters import run_region
 
-MAX_EVALUATED = 1 << 24
+MAX_EVALUATED = 1 << 23
 """Pairs of partial blocks that the mask is evaluated at, to count live ones."""
 
 MAX_AT_ONCE = 1 << 20

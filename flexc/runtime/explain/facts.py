@@ -31,12 +31,31 @@ class Fact:
     """One thing that a kernel may rely on, if it was proved."""
 
     name: str
+    """That of the property of `flex.attention`, where there is one."""
     proven: bool
     text: str
     """What was proved, or why it was not."""
 
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return TITLES[self.name]
+
     def __str__(self) -> str:
-        return f"{self.name}: {'proved' if self.proven else 'not proved'}: {self.text}"
+        return f"{self.title}: {'proved' if self.proven else 'not proved'}: {self.text}"
+
+
+TITLES = {
+    "bounds": "bounds in closed form",
+    "classified": "blocks classified",
+    "rows_never_empty": "no empty row",
+    "score_range": "scores bounded",
+    "indices_fit": "indices fit int32",
+    "captures_inside": "captured loads inside",
+    "same_for_batches": "same for all batches",
+    "same_for_heads": "same for all heads",
+    "order": "longest rows first",
+}
 
 
 def facts_of(subject: Subject) -> tuple[Fact, ...]:
@@ -46,7 +65,7 @@ def facts_of(subject: Subject) -> tuple[Fact, ...]:
 
 def bounds(subject: Subject) -> Iterator[Fact]:
     """Whether the mask's keys have ranges with computed ends."""
-    name = "bounds in closed form"
+    name = "bounds"
     if subject.reading.is_trivial:
         yield Fact(name, True, "there is no mask: every key is live")
         return
@@ -61,7 +80,7 @@ def bounds(subject: Subject) -> Iterator[Fact]:
 
 def classified(subject: Subject) -> Iterator[Fact]:
     """Whether blocks are told apart by planning; of masks without bounds."""
-    name, proof = "blocks classified", subject.reading.classifier
+    name, proof = "classified", subject.reading.classifier
     if isinstance(proof, WhyNot):
         yield Fact(name, False, proof.reason)
     elif proof is not None:
@@ -87,14 +106,14 @@ def rows_never_empty(subject: Subject) -> Iterator[Fact]:
     """Whether each row has a live key."""
     match FACTS["rows_never_empty"](subject.simple):
         case Proven():
-            yield Fact("no empty row", True, "each row has a live key")
+            yield Fact("rows_never_empty", True, "each row has a live key")
         case WhyNot(reason):
-            yield Fact("no empty row", False, reason)
+            yield Fact("rows_never_empty", False, reason)
 
 
 def scores_bounded(subject: Subject) -> Iterator[Fact]:
     """Whether scores have bounds that the kernel knows."""
-    name = "scores bounded"
+    name = "score_range"
     match score_range(subject.simple), score_range(subject.simple, subject.numbers):
         case Proven(value), _:
             yield Fact(name, True, f"scores are in {_interval(value)}")
@@ -102,8 +121,8 @@ def scores_bounded(subject: Subject) -> Iterator[Fact]:
             yield Fact(
                 name,
                 False,
-                f"scores are in {_interval(value)} for the numbers captured now, but a "
-                "kernel serves others too: write them into the code",
+                f"scores are in {_interval(value)} with the numbers captured now, but "
+                "kernels serve others too; numbers written into the mod are known",
             )
         case WhyNot(reason), _:
             yield Fact(name, False, _of_score(reason, subject))
@@ -124,7 +143,7 @@ def _of_score(reason: str, subject: Subject) -> str:
 
 def indices_fit(subject: Subject) -> Iterator[Fact]:
     """Whether 32 bits hold all that is computed of positions."""
-    name = "indices fit int32"
+    name = "indices_fit"
     if not would_widen(subject.written):
         yield Fact(name, True, "whatever the lengths and captured numbers are")
         return
@@ -148,7 +167,7 @@ def _too_wide(op: Operation, widths: IndexWidths) -> str:
 
 def captures_inside(subject: Subject) -> Iterator[Fact]:
     """Whether captured loads need no guards."""
-    name = "captured loads inside"
+    name = "captures_inside"
     loads = [
         o
         for r in regions(subject)
@@ -170,7 +189,7 @@ def captures_inside(subject: Subject) -> Iterator[Fact]:
             yield Fact(name, False, text)
             return
     names = dict.fromkeys(spell(load.tensor) for load in loads)
-    yield Fact(name, True, f"of {', '.join(names)}, at these lengths")
+    yield Fact(name, True, f"all indices of {', '.join(names)}, at these lengths")
 
 
 def independent(subject: Subject) -> Iterator[Fact]:
@@ -181,7 +200,7 @@ def independent(subject: Subject) -> Iterator[Fact]:
         ("batches", "b", Along.BATCH),
         ("heads", "h", Along.HEAD),
     ):
-        name = f"same for all {what}"
+        name = f"same_for_{what}"
         reads = [
             spell(leaf.value)
             for leaf in leaves(mask_formula(mask))
@@ -204,7 +223,7 @@ def leaves(formula: Formula) -> Iterator[Leaf]:
 
 def order(subject: Subject) -> Iterator[Fact]:
     """Whether it is known which blocks of rows have most work."""
-    name, reading = "longest rows first", subject.reading
+    name, reading = "order", subject.reading
     if subject.way in ("tables", "planned"):
         text = (
             "the last blocks of rows start first, as masks tend to have more keys there"

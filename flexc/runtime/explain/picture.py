@@ -113,6 +113,15 @@ def tick_step(length: int) -> int:
     return next(n * unit for n in (1, 2, 5, 10) if n * unit >= least)
 
 
+def tick_label(at: int, length: int) -> str:
+    """Tokens, of long sequences in thousands as they are counted there."""
+    step = tick_step(length)
+    for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
+        if step % unit == 0 and length >= 64 * 1024:
+            return f"{at // unit}{name}" if at else "0"
+    return str(at)
+
+
 def draw_svg(blocks: Blocks, title: str, b: int, h: int) -> str:
     """A picture of a batch and head."""
     plot = plot_of(blocks, title, b, h)
@@ -146,13 +155,12 @@ def _heading(plot: Plot) -> Iterator[str]:
 
 
 def _cells(plot: Plot) -> Iterator[str]:
-    """The blocks, in units of blocks: the last ones stick out and are clipped."""
+    """The blocks, in units of blocks: what sticks out at the last ones is cut off."""
     (m, n), (height, width), (q_len, kv_len) = plot.size, plot.pixels, plot.lengths
     yield (
-        f'<clipPath id="plot"><rect width="{width:g}" height="{height:g}"/></clipPath>'
+        f'<svg width="{width:g}" height="{height:g}" preserveAspectRatio="none" '
+        f'viewBox="0 0 {kv_len / n:.8g} {q_len / m:.8g}">'
     )
-    scale = f"scale({width * n / kv_len:.6g} {height * m / q_len:.6g})"
-    yield f'<g clip-path="url(#plot)"><g transform="{scale}">'
     for kind in (PARTIAL, FULL):
         path = "".join(
             f"M{x} {y}h{w}v{tall}h-{w}z"
@@ -162,7 +170,7 @@ def _cells(plot: Plot) -> Iterator[str]:
             yield (
                 f'<path fill="{COLORS[kind]}" shape-rendering="crispEdges" d="{path}"/>'
             )
-    yield "</g></g>"
+    yield "</svg>"
 
 
 def _grid(plot: Plot) -> Iterator[str]:
@@ -191,12 +199,14 @@ def _ticks(plot: Plot) -> Iterator[str]:
     for at in range(0, kv_len, tick_step(kv_len)):
         x = width * at / kv_len
         yield f'<path stroke="{FRAME}" d="M{x:.6g} 0v-5"/>'
-        yield _text(f'x="{x:.6g}" y="-8" text-anchor="middle"', str(at), 10)
+        yield _text(
+            f'x="{x:.6g}" y="-8" text-anchor="middle"', tick_label(at, kv_len), 10
+        )
     for at in range(0, q_len, tick_step(q_len)):
         y = height * at / q_len
         yield f'<path stroke="{FRAME}" d="M0 {y:.6g}h-5"/>'
         place = f'x="-8" y="{y:.6g}" text-anchor="end" dominant-baseline="middle"'
-        yield _text(place, str(at), 10)
+        yield _text(place, tick_label(at, q_len), 10)
     middle = 'text-anchor="middle"'
     yield _text(f'x="{width / 2:g}" y="{height + 18:g}" {middle}', "keys", 12)
     turned = f'transform="translate(-54 {height / 2:g}) rotate(-90)"'
@@ -257,8 +267,9 @@ def draw_png(blocks: Blocks, title: str, b: int, h: int, path: Path) -> None:
     )
     axes.set_xlim(0, kv_len)
     axes.set_ylim(q_len, 0)
-    axes.set_xticks(range(0, kv_len, tick_step(kv_len)))
-    axes.set_yticks(range(0, q_len, tick_step(q_len)))
+    keys, queries = (range(0, n, tick_step(n)) for n in (kv_len, q_len))
+    axes.set_xticks(keys, [tick_label(at, kv_len) for at in keys])
+    axes.set_yticks(queries, [tick_label(at, q_len) for at in queries])
     axes.xaxis.tick_top()
     axes.tick_params(labelsize=8)
     axes.set_xlabel(f"keys\n{plot.note}", fontsize=9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,13 +22,13 @@ from flexc.runtime.explain.subject import Subject, Way
 WIDTH = 92
 MAX_FACT_LINES = 4
 FIRST_ROWS, LAST_ROWS = 6, 3
-MAX_RUNS = 6
+MORE = len(" and 1,000 more")
 
 UNBROKEN = "\xa0"
-SHORT_BRACKETS = re.compile(r"\[[^\[\]]{1,50}\]|\([^()]{1,40}\)")
+MAX_UNBROKEN = 56
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
     """What flexc knows of one call of attention, and which blocks it visits."""
 
@@ -125,6 +124,9 @@ class Explanation:
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def _lines(self) -> Iterator[str]:
         yield self.title + (f", called {self.times} times" if self.times > 1 else "")
         for name, text in (("mask", self.mask), ("score", self.score)):
@@ -137,12 +139,12 @@ class Explanation:
         yield from self._block_lines()
         for heading, proven in (("proved", True), ("not proved", False)):
             facts = [fact for fact in self.facts if fact.proven == proven]
-            width = max((len(f.name) for f in self.facts), default=0) + 2
+            width = max(len(f.title) for f in self.facts) + 2
             if facts:
                 yield ""
                 yield heading
             for fact in facts:
-                yield from _wrapped(f"  {fact.name:<{width}}", fact.text)
+                yield from _wrapped(f"  {fact.title:<{width}}", fact.text)
         yield ""
         yield from self._row_lines()
 
@@ -177,7 +179,8 @@ class Explanation:
                 if i == FIRST_ROWS:
                     yield f"  ... {skipped:,} more"
                 continue
-            yield f"  {f'{row.begin}..{row.end - 1}':<{width}}  {_runs(row.runs)}"
+            head = f"  {f'{row.begin}..{row.end - 1}':<{width}}  "
+            yield head + _runs(row.runs, WIDTH - len(head))
 
 
 class Explanations(tuple[Explanation, ...]):
@@ -234,15 +237,30 @@ def _wrapped(head: str, text: str) -> Iterator[str]:
 
 def _lines_of(text: str, width: int) -> list[str]:
     """Lines of a text, which do not break within brackets that fit in one."""
-    text = SHORT_BRACKETS.sub(lambda found: found[0].replace(" ", UNBROKEN), text)
+    text = _unbroken(text)
     lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
     return [line.replace(UNBROKEN, " ") for line in lines]
 
 
-def _runs(runs: tuple[Run, ...]) -> str:
-    if not runs:
-        return "none"
-    shown = runs if len(runs) <= MAX_RUNS + 1 else runs[:MAX_RUNS]
-    text = ", ".join(f"{r.begin}..{r.end - 1} {r.kind}" for r in shown)
-    rest = len(runs) - len(shown)
-    return f"{text} and {rest:,} more" if rest else text
+def _unbroken(text: str) -> str:
+    """The text with no space to break at in short brackets."""
+    result, opened = list(text), list[int]()
+    for at, character in enumerate(text):
+        if character in "([":
+            opened.append(at)
+        elif character in ")]" and opened:
+            begin = opened.pop()
+            if at - begin < MAX_UNBROKEN:
+                result[begin:at] = text[begin:at].replace(" ", UNBROKEN)
+    return "".join(result)
+
+
+def _runs(runs: tuple[Run, ...], width: int) -> str:
+    """As many runs as fit, at least one, and how many more there are."""
+    text = ""
+    for i, run in enumerate(runs):
+        part = f"{', ' if i else ''}{run.begin}..{run.end - 1} {run.kind}"
+        if i and len(text) + len(part) > width - MORE:
+            return f"{text} and {len(runs) - i:,} more"
+        text += part
+    return text or "none"

@@ -110,13 +110,15 @@ class Subject:
         """Why the blocks are found in this way."""
         match self.way:
             case "no mask":
-                return "there is no mask: every block is visited"
+                return "every block is visited"
             case "bounds":
                 return "the kernel computes from the mask which blocks it visits"
             case "planned":
                 return "all blocks are classified before the kernel runs"
             case "tables":
-                return "the tables of the BlockMask say which blocks are visited"
+                why = "its BlockMask says which blocks are visited"
+                hint = "; given as mask_mod=, the mask needs no tables"
+                return why + hint if self.reading.has_bounds else why
             case "every pair":
                 return self._why_every_pair()
 
@@ -124,9 +126,9 @@ class Subject:
         if self.call.backend == "eager":
             return 'backend="eager" computes all pairs at once'
         if isinstance(self.reading.classifier, WhyNot):
-            return "no block is skipped: the mask is evaluated at every pair"
+            return "no block is skipped, as none is known to be dead"
         return (
-            "no block is skipped: to plan fewer than "
+            "no block is skipped, as to plan fewer than "
             f"{MIN_PLANNED_PAIRS:,} pairs of a head costs more than it saves"
         )
 
