@@ -166,6 +166,8 @@ def _is_natural(term: Term) -> bool:
             return _is_natural(term.left) and _is_natural(term.right)
         case Product() | Quotient():
             return _is_natural(term.term)
+        case Negative(term=Quotient(term=above)):
+            return _is_natural(negate(above))
         case _:
             return False
 

@@ -171,7 +171,7 @@ class _Grid:
         q_start = (self.first + self.arange(self.count))[:, None] * self.size[0]
         given = [b, h, q_start, *i, q_len, kv_len, *self.subject.captures]
         shape = (*self.lead, self.count, i[0].size(-1) if i else 1)
-        return [x.expand(shape) for x in run_region(region, given)]
+        return [x.to(b.device).expand(shape) for x in run_region(region, given)]
 
     def arange(self, n: int) -> Tensor:
         device = self.subject.call.query.device
