@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -89,45 +89,45 @@ def find_blocks(subject: Subject, size: tuple[int, int] | None) -> Blocks:
     chosen = size or subject.block
     if not tables:
         chosen = _coarse(subject, chosen)
-    lengths = subject.sizes[2:]
     if tables:
         classes = by_tables(subject)
     elif subject.way == "planned":
         classes = by_planning(subject, chosen)
+    elif subject.way == "every pair":
+        rows, columns = (
+            -(-n // m) for n, m in zip(subject.sizes[2:], chosen, strict=True)
+        )
+        classes = torch.full((1, 1, rows, columns), PARTIAL, dtype=torch.int8)
     else:
         classes = by_segments(subject, chosen)
     shape = (*subject.sizes[:2], *classes.shape[2:])
-    return Blocks(classes.expand(shape), chosen, lengths)
+    return Blocks(classes.expand(shape), chosen, subject.sizes[2:])
 
 
 def _coarse(subject: Subject, size: tuple[int, int]) -> tuple[int, int]:
     """The size, doubled until there are not too many blocks."""
-    (m, n), (batch, heads, q_len, kv_len) = size, subject.sizes
-    batch = batch if Along.BATCH in subject.along else 1
-    heads = heads if Along.HEAD in subject.along else 1
+    (m, n), (batch, heads), (q_len, kv_len) = size, lead_of(subject), subject.sizes[2:]
     while batch * heads * -(-q_len // m) * -(-kv_len // n) > MAX_BLOCKS:
         m, n = 2 * m, 2 * n
     return m, n
 
 
-def by_segments(subject: Subject, size: tuple[int, int]) -> Tensor:
-    """Run the bounds of the segments of a kernel with tiles of a size."""
-    module = subject.written.parent_op()
-    while module is not None and module.parent_op() is not None:
-        module = module.parent_op()
-    assert module is not None
-    clone: Any = module.clone()
-    convert = ConvertFlexToBlocksparsePass("cpp", *size)
-    pipelines.run(pipelines.to_blocksparse(convert), Context(), clone)
-    op = next(o for o in clone.walk() if isinstance(o, blocksparse.AttentionOp))
-    segments = [
-        s for s in op.segments.block.ops if isinstance(s, blocksparse.SegmentOp)
-    ]
-    batch, heads, q_len, kv_len = subject.sizes
-    lead = (
+def lead_of(subject: Subject) -> tuple[int, int]:
+    """How many batches and heads may have blocks of their own."""
+    batch, heads = subject.sizes[:2]
+    return (
         batch if Along.BATCH in subject.along else 1,
         heads if Along.HEAD in subject.along else 1,
     )
+
+
+def by_segments(subject: Subject, size: tuple[int, int]) -> Tensor:
+    """Run the bounds of the segments of a kernel with tiles of a size."""
+    module = subject.module.clone()
+    convert = ConvertFlexToBlocksparsePass("cpp", *size)
+    pipelines.run(pipelines.to_blocksparse(convert), Context(), module)
+    segments = [o for o in module.walk() if isinstance(o, blocksparse.SegmentOp)]
+    (q_len, kv_len), lead = subject.sizes[2:], lead_of(subject)
     rows, columns = -(-q_len // size[0]), -(-kv_len // size[1])
     classes = torch.zeros((*lead, rows, columns), dtype=torch.int8)
     step = max(1, MAX_AT_ONCE // (lead[0] * lead[1] * columns))
@@ -156,26 +156,27 @@ class _Grid:
         visits = int((end - begin).max().clamp(min=0))
         if not visits:
             return
-        i = begin + self.arange(visits)
+        i = begin + arange(visits)
         (start,) = self.run(segment.block, i)
         column = torch.where(i < end, start // self.size[1], self.columns)
         kind = FULL if segment.is_full else PARTIAL
         wide = torch.nn.functional.pad(classes, (0, 1))
-        wide.scatter_(-1, column.cpu().to(torch.int64), kind)
+        wide.scatter_(-1, column.to(torch.int64), kind)
         classes.copy_(wide[..., :-1])
 
     def run(self, region: Region, *i: Tensor) -> list[Tensor]:
         _, _, q_len, kv_len = self.subject.sizes
-        b = self.arange(self.lead[0])[:, None, None, None]
-        h = self.arange(self.lead[1])[:, None, None]
-        q_start = (self.first + self.arange(self.count))[:, None] * self.size[0]
-        given = [b, h, q_start, *i, q_len, kv_len, *self.subject.captures]
+        b = arange(self.lead[0])[:, None, None, None]
+        h = arange(self.lead[1])[:, None, None]
+        q_start = (self.first + arange(self.count))[:, None] * self.size[0]
+        given = [b, h, q_start, *i, q_len, kv_len, *self.subject.on_host]
         shape = (*self.lead, self.count, i[0].size(-1) if i else 1)
-        return [x.to(b.device).expand(shape) for x in run_region(region, given)]
+        return [x.expand(shape) for x in run_region(region, given)]
 
-    def arange(self, n: int) -> Tensor:
-        device = self.subject.call.query.device
-        return torch.arange(n, dtype=torch.int32, device=device)
+
+def arange(n: int) -> Tensor:
+    """0, 1, ... as positions are."""
+    return torch.arange(n, dtype=torch.int32)
 
 
 def by_planning(subject: Subject, size: tuple[int, int]) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flexc.passes.analysis.dependence import Along
-from flexc.runtime.explain.blocks import DEAD, FULL, PARTIAL, Blocks
+from flexc.runtime.explain.blocks import DEAD, FULL, PARTIAL, Blocks, arange
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.interpreters import run_region
 
@@ -124,13 +124,11 @@ def look_into_partial(
 def look_into(subject: Subject, places: Tensor, blocks: Blocks) -> PartialPairs:
     """Evaluate the mask in blocks at (b, h, row, column)."""
     (m, n), (q_len, kv_len) = blocks.size, blocks.lengths
-    device = subject.call.query.device
-    b, h, row, column = places.to(device, torch.int32)[:, :, None, None].unbind(1)
-    q_idx = row * m + torch.arange(m, dtype=torch.int32, device=device)[:, None]
-    kv_idx = column * n + torch.arange(n, dtype=torch.int32, device=device)
+    b, h, row, column = places.to(torch.int32)[:, :, None, None].unbind(1)
+    q_idx, kv_idx = row * m + arange(m)[:, None], column * n + arange(n)
     inside = (q_idx < q_len) & (kv_idx < kv_len)
     q_idx, kv_idx = q_idx.clamp(max=q_len - 1), kv_idx.clamp(max=kv_len - 1)
-    given = [b, h, q_idx, kv_idx, *subject.captures]
+    given = [b, h, q_idx, kv_idx, *subject.on_host]
     (live,) = run_region(subject.simple.mask_mod, given)
     live = live.expand(inside.shape)
     some = (live & inside).flatten(1)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
 
 from flexc.dialects import flex
 from flexc.passes import pipelines
@@ -36,7 +37,7 @@ class Subject:
     compiled: Compiled
     """The same call without tables."""
     captures: Sequence[Any]
-    written: flex.AttentionOp
+    module: ModuleOp
     """As the user wrote it, with what was proved of this call."""
     simple: flex.AttentionOp
     """As analyses read it."""
@@ -51,8 +52,12 @@ class Subject:
         module = proofs.stated_in(compiled.attention.module)
         simple = module.clone()
         pipelines.run(pipelines.to_simple_flex(), Context(), simple)
-        written, read = attention_of(module), attention_of(simple)
-        return cls(call, compiled, captures, written, read, compiled.mask(proofs))
+        reading = compiled.mask(proofs)
+        return cls(call, compiled, captures, module, attention_of(simple), reading)
+
+    @property
+    def written(self) -> flex.AttentionOp:
+        return attention_of(self.module)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -77,6 +82,11 @@ class Subject:
     @property
     def numbers(self) -> list[float | int | None]:
         return [None if isinstance(c, Tensor) else c for c in self.captures]
+
+    @cached_property
+    def on_host(self) -> list[Any]:
+        """The captures on the CPU, where small pieces of code are interpreted."""
+        return [c.cpu() if isinstance(c, Tensor) else c for c in self.captures]
 
     @cached_property
     def bounds(self) -> Proof[KeyRanges]:

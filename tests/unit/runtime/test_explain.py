@@ -415,6 +415,7 @@ def test_calls_that_differ() -> None:
     found = flexc.explain(calls)
     assert [e.times for e in found] == [2, 1, 1, 1]
     assert [e.way for e in found] == ["bounds", "bounds", "no mask", "every pair"]
+    assert found[3].counts.computed == 1.0
     assert str(found).startswith("[0] mask: 64 queries")
     assert "\n\n[3] causal: " in str(found)
 
