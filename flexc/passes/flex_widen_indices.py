@@ -4,7 +4,8 @@ Positions and captured integers are int64 in torch's eager mode, and i32 in a mo
 region. Where `max_length`, or what any position is, does not bound a result of
 theirs to i32, it is computed in i64, and so is what is computed from it, until a
 result surely fits, is compared, converted to a float, or read at. The frontend's
-cut of a captured integer to i32 is dropped there. Casts by the user stay.
+cut of a captured integer or a literal to i32 is dropped there, and a shift may be by
+more bits than an i32 has. Casts by the user stay.
 
 Comparisons of 64 bits for each pair cost a GPU dearly. A wide value that varies along
 fewer positions than the narrow one it is compared with is clamped to i32 instead:

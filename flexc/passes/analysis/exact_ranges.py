@@ -1,7 +1,7 @@
 """Ranges of a mod's integers as torch's eager mode has them: indices are int64.
 
 Arithmetic on positions, captured integers, sizes and literals is exact, although
-the frontend writes it as i32 and cuts captured integers to that. What was loaded
+the frontend writes it as i32 and cuts numbers to that. What was loaded
 from a tensor, or was cast by the user, is computed in its own type, where it wraps,
 until it meets a position.
 """
