@@ -260,7 +260,8 @@ def _runs(runs: tuple[Run, ...], width: int) -> str:
     text = ""
     for i, run in enumerate(runs):
         part = f"{', ' if i else ''}{run.begin}..{run.end - 1} {run.kind}"
-        if i and len(text) + len(part) > width - MORE:
+        more = MORE if i + 1 < len(runs) else 0
+        if i and len(text) + len(part) > width - more:
             return f"{text} and {len(runs) - i:,} more"
         text += part
     return text or "none"
