@@ -57,7 +57,7 @@ class Variant:
     tables: bool = False
     length: int = LENGTH
     trusted: bool = True
-    """Whether the runtime has proved that captured reads are inside."""
+    """Whether the runtime has proved that captured reads are inside, indices fit."""
 
     def __str__(self) -> str:
         facts = [self.case, self.target, self.dtype, f"d{self.head_dim}"]
@@ -102,7 +102,7 @@ def lower(variant: Variant) -> KernelSpec:
     module = build_attention_module(mods.score, mods.mask, build.call).module
     if variant.trusted:
         attention = next(o for o in module.walk() if isinstance(o, AttentionOp))
-        attention.captures_inside = UnitAttr()
+        attention.captures_inside = attention.indices_fit = UnitAttr()
     values = {**vars(build), "device": "cuda"}
     values["shared_memory"] = SHARED_MEMORY[variant.target]
     with vendor_of(variant.target):
