@@ -31,15 +31,15 @@ from xdsl.pattern_rewriter import (
 from flexc.dialects import blocksparse, flex
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
 from flexc.errors import OptionError
-from flexc.passes.analysis.key_ranges import KeyRanges
+from flexc.passes.analysis.bounds.key_ranges import KeyRanges
 from flexc.passes.analysis.proof import Proof, Proven
-from flexc.passes.mask_segments import (
+from flexc.passes.scalar_code import ScalarCode, new_region
+from flexc.passes.segments.mask_segments import (
     MaskSegments,
     closed_form,
     is_band,
     tile_order,
 )
-from flexc.passes.scalar_code import ScalarCode, new_region
 from flexc.passes.tile_shapes import element_width
 from flexc.passes.tile_sizes import (
     HOPPER_SHARED_MEMORY,

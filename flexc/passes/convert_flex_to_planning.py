@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from flexc.dialects import flex, tile
-from flexc.passes.analysis.block_classifier import build_classifier
+from flexc.passes.analysis.blocks.block_classifier import build_classifier
 from flexc.passes.analysis.proof import Proven
 from flexc.passes.planning.classes import build_classify, build_sample
 from flexc.passes.planning.refinement import build_refine

@@ -27,13 +27,13 @@ from xdsl.ir import Attribute, SSAValue
 from xdsl.passes import ModulePass
 
 from flexc.dialects import flex
-from flexc.passes.analysis import intervals
-from flexc.passes.analysis.empty_rows import first_key_is_seen
-from flexc.passes.analysis.float_intervals import FloatInterval, point
-from flexc.passes.analysis.float_values import FORMATS, FloatRanges, culprit
-from flexc.passes.analysis.intervals import Interval
+from flexc.passes.analysis.bounds.empty_rows import first_key_is_seen
 from flexc.passes.analysis.proof import Proof, Proven, WhyNot
-from flexc.passes.analysis.value_ranges import ValueRanges
+from flexc.passes.analysis.ranges import intervals
+from flexc.passes.analysis.ranges.float_intervals import FloatInterval, point
+from flexc.passes.analysis.ranges.float_values import FORMATS, FloatRanges, culprit
+from flexc.passes.analysis.ranges.intervals import Interval
+from flexc.passes.analysis.ranges.value_ranges import ValueRanges
 from flexc.passes.flex_simplify_mods import INDEX, MOD, first_args
 
 Numbers = Sequence[float | int | None]

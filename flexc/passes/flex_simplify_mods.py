@@ -24,8 +24,8 @@ from xdsl.passes import ModulePass
 
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.mod_region import INDEX_ARGS
-from flexc.passes.analysis.intervals import Interval, full
-from flexc.passes.analysis.value_ranges import ValueRanges, width_of
+from flexc.passes.analysis.ranges.intervals import Interval, full
+from flexc.passes.analysis.ranges.value_ranges import ValueRanges, width_of
 from flexc.passes.canonicalization.region_simplifier import simplify_region
 
 LENGTH = Interval(0, full(width_of(i32)).hi)

@@ -14,7 +14,7 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
 from flexc.dialects import flex
-from flexc.passes.analysis.capture_bounds import unwrapped
+from flexc.passes.analysis.ranges.capture_bounds import unwrapped
 
 
 def trust(attention: flex.AttentionOp) -> None:

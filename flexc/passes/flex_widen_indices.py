@@ -30,10 +30,10 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
 from flexc.passes.analysis.dependence import PAIR, Along, Dependences
-from flexc.passes.analysis.exact_ranges import position_args
-from flexc.passes.analysis.index_width import IndexWidths
-from flexc.passes.analysis.intervals import Interval, full
-from flexc.passes.analysis.value_ranges import width_of
+from flexc.passes.analysis.ranges.exact_ranges import position_args
+from flexc.passes.analysis.ranges.index_width import IndexWidths
+from flexc.passes.analysis.ranges.intervals import Interval, full
+from flexc.passes.analysis.ranges.value_ranges import width_of
 from flexc.passes.canonicalization.region_simplifier import is_unused
 from flexc.passes.flex_simplify_mods import INDEX
 from flexc.passes.scalar_code import ScalarCode

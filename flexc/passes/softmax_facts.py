@@ -45,8 +45,8 @@ from xdsl.ir import Attribute
 from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
-from flexc.passes.analysis.float_intervals import Format
-from flexc.passes.analysis.float_values import FORMATS
+from flexc.passes.analysis.ranges.float_intervals import Format
+from flexc.passes.analysis.ranges.float_values import FORMATS
 from flexc.passes.score_factor import Factor
 
 LOG2_E = math.log2(math.e)

@@ -13,15 +13,15 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from flexc.passes import pipelines
-from flexc.passes.analysis.block_classifier import Classifier, build_classifier
-from flexc.passes.analysis.intervals import full
-from flexc.passes.analysis.key_ranges import KeyRanges
+from flexc.passes.analysis.blocks.block_classifier import Classifier, build_classifier
+from flexc.passes.analysis.bounds.key_ranges import KeyRanges
 from flexc.passes.analysis.proof import Proof, Proven
+from flexc.passes.analysis.ranges.intervals import full
 from flexc.passes.convert_flex_to_blocksparse import (
     ConvertFlexToBlocksparsePass,
     is_always_true,
 )
-from flexc.passes.mask_segments import closed_form
+from flexc.passes.segments.mask_segments import closed_form
 from flexc.passes.tile_sizes import TileSizes
 from flexc.runtime.proofs import attention_of
 

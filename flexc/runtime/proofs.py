@@ -18,10 +18,10 @@ from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.ir import Region
 
 from flexc.dialects import flex
-from flexc.passes.analysis.capture_bounds import captures_inside
-from flexc.passes.analysis.exact_ranges import Known
-from flexc.passes.analysis.index_width import indices_fit
-from flexc.passes.analysis.intervals import Interval
+from flexc.passes.analysis.ranges.capture_bounds import captures_inside
+from flexc.passes.analysis.ranges.exact_ranges import Known
+from flexc.passes.analysis.ranges.index_width import indices_fit
+from flexc.passes.analysis.ranges.intervals import Interval
 from flexc.passes.flex_widen_indices import would_widen
 
 MAX_KNOWN = 4096

@@ -17,7 +17,7 @@ from flexc.dialects.mod_region import verify_scalar_region
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
-from flexc.passes.analysis.block_classifier import (
+from flexc.passes.analysis.blocks.block_classifier import (
     Classifier,
     Summary,
     build_classifier,

@@ -16,8 +16,8 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 
 from flexc.dialects import flex
 from flexc.passes.analysis.describe import Speller, infix
-from flexc.passes.analysis.intervals import full
-from flexc.passes.analysis.value_ranges import to_signed, width_of
+from flexc.passes.analysis.ranges.intervals import full
+from flexc.passes.analysis.ranges.value_ranges import to_signed, width_of
 
 MAX_VALUES = 60
 

@@ -8,7 +8,7 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, i1
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from flexc.passes.analysis.value_ranges import width_of
+from flexc.passes.analysis.ranges.value_ranges import width_of
 from flexc.passes.canonicalization.site import Rule, Site, defined_by
 
 Extension = arith.ExtSIOp | arith.ExtUIOp

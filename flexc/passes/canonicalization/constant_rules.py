@@ -15,9 +15,9 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import AnyFloat, FloatAttr, f32, f64, i1
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from flexc.passes.analysis import intervals
-from flexc.passes.analysis.intervals import point
-from flexc.passes.analysis.value_ranges import width_of
+from flexc.passes.analysis.ranges import intervals
+from flexc.passes.analysis.ranges.intervals import point
+from flexc.passes.analysis.ranges.value_ranges import width_of
 from flexc.passes.canonicalization.site import (
     Rule,
     Site,

@@ -6,7 +6,7 @@ from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
 from xdsl.ir import Operation, SSAValue
 
-from flexc.passes.analysis.value_ranges import width_of
+from flexc.passes.analysis.ranges.value_ranges import width_of
 from flexc.passes.canonicalization.site import (
     Rule,
     Site,

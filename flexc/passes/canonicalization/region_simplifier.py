@@ -16,8 +16,8 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.traits import IsTerminator
 
-from flexc.passes.analysis.intervals import Interval
-from flexc.passes.analysis.value_ranges import ValueRanges
+from flexc.passes.analysis.ranges.intervals import Interval
+from flexc.passes.analysis.ranges.value_ranges import ValueRanges
 from flexc.passes.canonicalization import RULES
 from flexc.passes.canonicalization.site import Site, is_integer
 from flexc.passes.scalar_code import ScalarCode

@@ -10,8 +10,8 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, i1
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from flexc.passes.analysis.intervals import Interval
-from flexc.passes.analysis.value_ranges import ValueRanges, to_signed, width_of
+from flexc.passes.analysis.ranges.intervals import Interval
+from flexc.passes.analysis.ranges.value_ranges import ValueRanges, to_signed, width_of
 from flexc.passes.scalar_code import ScalarCode
 
 OpT = TypeVar("OpT", bound=Operation)

@@ -17,7 +17,7 @@ from xdsl.ir import Region, SSAValue
 
 from flexc.dialects import tile
 from flexc.dialects.tile import ReduceKind, TileType
-from flexc.passes.analysis.block_classifier import Classifier, Summary
+from flexc.passes.analysis.blocks.block_classifier import Classifier, Summary
 from flexc.passes.map_builder import COLUMN, FULL, ROW, Input
 from flexc.passes.planning import program as plan
 from flexc.passes.planning.control import flagged_tile, loop

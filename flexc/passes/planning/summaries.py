@@ -25,7 +25,7 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import ReduceKind, TileType
-from flexc.passes.analysis.block_classifier import Summary
+from flexc.passes.analysis.blocks.block_classifier import Summary
 from flexc.passes.map_builder import COLUMN, ROW
 from flexc.passes.planning.program import Program, Scalars, SummaryTensor
 from flexc.passes.scalar_code import ScalarCode, inline_region

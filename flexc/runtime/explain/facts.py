@@ -11,18 +11,18 @@ from xdsl.ir import Operation, Region, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.blocksparse import TileOrder
-from flexc.passes.analysis.capture_bounds import indices_outside, unwrapped
+from flexc.passes.analysis.blocks.summaries import Summary
+from flexc.passes.analysis.bounds.describe_ranges import RangeSpeller
 from flexc.passes.analysis.dependence import Along, Dependences
-from flexc.passes.analysis.describe_ranges import RangeSpeller
-from flexc.passes.analysis.exact_ranges import known_of_call
 from flexc.passes.analysis.formula import Formula, Leaf, mask_formula
-from flexc.passes.analysis.index_width import IndexWidths
 from flexc.passes.analysis.proof import Proven, WhyNot
+from flexc.passes.analysis.ranges.capture_bounds import indices_outside, unwrapped
+from flexc.passes.analysis.ranges.exact_ranges import known_of_call
+from flexc.passes.analysis.ranges.index_width import IndexWidths
 from flexc.passes.analysis.readable import meant, spell
-from flexc.passes.analysis.summaries import Summary
 from flexc.passes.flex_infer_facts import FACTS, score_range
 from flexc.passes.flex_widen_indices import would_widen
-from flexc.passes.mask_segments import tile_order
+from flexc.passes.segments.mask_segments import tile_order
 from flexc.runtime.explain.subject import Subject
 
 

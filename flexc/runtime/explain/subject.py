@@ -13,11 +13,11 @@ from xdsl.dialects.builtin import ModuleOp
 
 from flexc.dialects import flex
 from flexc.passes import pipelines
+from flexc.passes.analysis.bounds.key_ranges import KeyRanges
 from flexc.passes.analysis.dependence import Along, Dependences, yielded
-from flexc.passes.analysis.intervals import Interval
-from flexc.passes.analysis.key_ranges import KeyRanges
 from flexc.passes.analysis.proof import Proof, WhyNot
-from flexc.passes.mask_segments import closed_form
+from flexc.passes.analysis.ranges.intervals import Interval
+from flexc.passes.segments.mask_segments import closed_form
 from flexc.passes.tile_sizes import TileSizes, choose_tile_sizes
 from flexc.runtime.call import Attention
 from flexc.runtime.driver import Compiled, convert_for

@@ -13,8 +13,8 @@ from xdsl.dialects.builtin import IntegerType, i1, i64
 from xdsl.ir import Attribute, SSAValue
 from xdsl.utils.hints import isa
 
-from flexc.passes.analysis import intervals
-from flexc.passes.analysis.intervals import Interval
+from flexc.passes.analysis.ranges import intervals
+from flexc.passes.analysis.ranges.intervals import Interval
 from flexc.passes.scalar_code import ScalarCode
 
 WHOLE = intervals.full(64)

@@ -8,10 +8,8 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, i32, i64
 from xdsl.ir import Operation, SSAValue
 
-from flexc.passes.analysis.affine import Facts
-from flexc.passes.analysis.formula import Leaf
-from flexc.passes.analysis.intervals import full
-from flexc.passes.analysis.terms import (
+from flexc.passes.analysis.bounds.affine import Facts
+from flexc.passes.analysis.bounds.terms import (
     LARGE,
     MAX_SYMBOL,
     Choice,
@@ -24,6 +22,8 @@ from flexc.passes.analysis.terms import (
     Symbol,
     Term,
 )
+from flexc.passes.analysis.formula import Leaf
+from flexc.passes.analysis.ranges.intervals import full
 from flexc.passes.scalar_code import ScalarCode
 
 NEAR, FAR = 1 << 28, 1 << 30
@@ -174,7 +174,7 @@ class TermCode:
         clone = op.clone(mapped)
         clone.location = op.location
         known[value] = self.code.insert(clone, value.name_hint)
-        if self.facts.along.is_uniform(value):
+        if self.facts.is_uniform(value):
             self.uniform[value] = known[value]
         return known[value]
 

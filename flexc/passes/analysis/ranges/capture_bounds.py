@@ -14,10 +14,10 @@ from xdsl.dialects import arith
 from xdsl.ir import Region, SSAValue
 
 from flexc.dialects import flex
-from flexc.passes.analysis.chosen_sums import is_negative
-from flexc.passes.analysis.exact_ranges import ExactRanges, Known, known_of_call
-from flexc.passes.analysis.intervals import Interval
-from flexc.passes.analysis.value_ranges import ValueRanges
+from flexc.passes.analysis.ranges.chosen_sums import is_negative
+from flexc.passes.analysis.ranges.exact_ranges import ExactRanges, Known, known_of_call
+from flexc.passes.analysis.ranges.intervals import Interval
+from flexc.passes.analysis.ranges.value_ranges import ValueRanges
 
 
 def unwrapped(index: SSAValue) -> SSAValue:

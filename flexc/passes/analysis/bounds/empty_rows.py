@@ -9,14 +9,10 @@ from collections.abc import Callable
 
 from xdsl.ir import Region
 
-from flexc.passes.analysis import intervals
-from flexc.passes.analysis.affine import Facts
-from flexc.passes.analysis.formula import alternatives, mask_formula
-from flexc.passes.analysis.intervals import Interval
-from flexc.passes.analysis.key_bounds import Atom, KeyBound, Solver
-from flexc.passes.analysis.key_ranges import MAX_ALTERNATIVES, conjunctions
-from flexc.passes.analysis.proof import Proof, Proven, WhyNot
-from flexc.passes.analysis.terms import (
+from flexc.passes.analysis.bounds.affine import Facts
+from flexc.passes.analysis.bounds.key_bounds import Atom, KeyBound, Solver
+from flexc.passes.analysis.bounds.key_ranges import MAX_ALTERNATIVES, conjunctions
+from flexc.passes.analysis.bounds.terms import (
     Constant,
     Negative,
     Product,
@@ -26,6 +22,10 @@ from flexc.passes.analysis.terms import (
     Symbol,
     Term,
 )
+from flexc.passes.analysis.formula import alternatives, mask_formula
+from flexc.passes.analysis.proof import Proof, Proven, WhyNot
+from flexc.passes.analysis.ranges import intervals
+from flexc.passes.analysis.ranges.intervals import Interval
 
 WIDTH = 1 << 10
 """Bits in which no term wraps around."""
@@ -33,7 +33,7 @@ WIDTH = 1 << 10
 
 def first_key_is_seen(mask: Region, max_length: int, fits: bool) -> Proof[None]:
     """Whether a mask is true of key 0 in all rows."""
-    facts = Facts.of(mask, max_length, fits)
+    facts = Facts(mask, max_length, fits)
     found = alternatives(mask_formula(mask), MAX_ALTERNATIVES)
     solver = Solver(facts)
     for leaves in found or ():

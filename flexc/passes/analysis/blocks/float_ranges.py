@@ -16,7 +16,7 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import AnyFloat
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from flexc.passes.analysis.block_code import BlockCode
+from flexc.passes.analysis.blocks.block_code import BlockCode
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import i64
 from xdsl.ir import Operation, SSAValue
 
-from flexc.passes.analysis import intervals
-from flexc.passes.analysis.block_code import BlockCode
-from flexc.passes.analysis.float_ranges import Truth
-from flexc.passes.analysis.intervals import Interval
-from flexc.passes.analysis.linear_forms import MaskFacts, int_constant
-from flexc.passes.analysis.value_ranges import width_of
-from flexc.passes.analysis.wide_integers import WHOLE, Ends, Wide
+from flexc.passes.analysis.blocks.block_code import BlockCode
+from flexc.passes.analysis.blocks.float_ranges import Truth
+from flexc.passes.analysis.blocks.wide_integers import WHOLE, Ends, Wide
+from flexc.passes.analysis.ranges import intervals
+from flexc.passes.analysis.ranges.intervals import Interval
+from flexc.passes.analysis.ranges.linear_forms import MaskFacts, int_constant
+from flexc.passes.analysis.ranges.value_ranges import width_of
 
 FACTORS = Interval(-(1 << 31), 1 << 31)
 """Products of two of these fit i64."""

@@ -16,13 +16,9 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import i1
 from xdsl.ir import Operation, SSAValue
 
-from flexc.passes.analysis.affine import Affine, Facts
-from flexc.passes.analysis.dependence import PAIR, Along
-from flexc.passes.analysis.formula import Leaf
-from flexc.passes.analysis.intervals import Interval, full
-from flexc.passes.analysis.periods import residue_period
-from flexc.passes.analysis.readable import spell
-from flexc.passes.analysis.terms import (
+from flexc.passes.analysis.bounds.affine import Affine, Facts
+from flexc.passes.analysis.bounds.periods import residue_period
+from flexc.passes.analysis.bounds.terms import (
     LARGE,
     MAX_SYMBOL,
     Choice,
@@ -39,7 +35,11 @@ from flexc.passes.analysis.terms import (
     multiply,
     negate,
 )
-from flexc.passes.analysis.value_ranges import width_of
+from flexc.passes.analysis.dependence import PAIR, Along
+from flexc.passes.analysis.formula import Leaf
+from flexc.passes.analysis.ranges.intervals import Interval, full
+from flexc.passes.analysis.ranges.value_ranges import width_of
+from flexc.passes.analysis.readable import spell
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Solver:
     def leaf(self, leaf: Leaf) -> Alternatives:
         """What a leaf says, as alternatives."""
         value = leaf.value
-        if self.facts.along.is_uniform(value):
+        if self.facts.is_uniform(value):
             return [[Condition(leaf)]]
         try:
             if not isinstance(value.owner, arith.CmpiOp):
@@ -113,7 +113,7 @@ class Solver:
 
     def skipped(self, leaf: Leaf) -> Skipped:
         period = residue_period(self.facts, leaf.value)
-        along = self.facts.along[leaf.value] & PAIR
+        along = self.facts.dependences[leaf.value] & PAIR
         return Skipped(spell(leaf.value), period, along)
 
     def signed_predicate(self, op: arith.CmpiOp) -> str:
@@ -149,7 +149,7 @@ class Solver:
         """a <= b, or a < b."""
         left, right = self.facts.affine(a), self.facts.affine(b)
         if left is not None and right is not None:
-            form = left.plus(right, -1)
+            form = left.minus(right)
             return [[self.affine_bound(form, Constant(-1 if strict else 0), True)]]
         if self.is_solved_for(b, a):
             bound = add(self.fixed(a), Constant(1 if strict else 0))
@@ -159,17 +159,17 @@ class Solver:
 
     def is_solved_for(self, value: SSAValue, other: SSAValue) -> bool:
         """Whether of two sides this one has the position to solve for."""
-        mine, yours = (self.facts.along[v] & PAIR for v in (value, other))
+        mine, yours = (self.facts.dependences[v] & PAIR for v in (value, other))
         if (mine ^ yours) & Along.COLUMN:
             return bool(mine & Along.COLUMN)
         return bool(mine) and not yours
 
     def fixed(self, value: SSAValue) -> Term:
         """The term of a value that does not vary along keys."""
-        along = self.facts.along[value]
+        along = self.facts.dependences[value]
         if along & Along.COLUMN:
             raise Unsolvable
-        if self.facts.along.is_uniform(value):
+        if self.facts.is_uniform(value):
             return self.symbol(value)
         form = self.facts.affine(value)
         if form is not None:
@@ -231,10 +231,10 @@ class Solver:
                 return self.solve(op.input, bound, upper)
             case arith.ExtUIOp() if self.facts.ranges[op.input].is_nonnegative:
                 return self.solve(op.input, bound, upper)
-            case arith.AddiOp() if self.facts.is_signed_exact(op):
+            case arith.AddiOp() if self.facts.is_exact(op):
                 inner, other = self.split(op)
                 return self.solve(inner, add(bound, negate(self.fixed(other))), upper)
-            case arith.SubiOp() if self.facts.is_signed_exact(op):
+            case arith.SubiOp() if self.facts.is_exact(op):
                 return self.difference(op, bound, upper)
             case arith.MuliOp() if self.facts.is_exact(op):
                 inner, other = self.split(op)
@@ -269,18 +269,18 @@ class Solver:
         return [a + b for a in above for b in below]
 
     def difference(self, op: arith.SubiOp, bound: Term, upper: bool) -> Alternatives:
-        if self.facts.along[op.rhs] & PAIR and self.is_fixed(op.lhs):
+        if self.facts.dependences[op.rhs] & PAIR and self.is_fixed(op.lhs):
             limit = add(self.fixed(op.lhs), negate(bound))
             return self.solve(op.rhs, limit, not upper)
         return self.solve(op.lhs, add(bound, self.fixed(op.rhs)), upper)
 
     def is_fixed(self, value: SSAValue) -> bool:
-        return not self.facts.along[value] & Along.COLUMN
+        return not self.facts.dependences[value] & Along.COLUMN
 
     def split(self, op: Operation) -> tuple[SSAValue, SSAValue]:
         """The operand to go on with, and the other, which is fixed."""
         a, b = op.operands
-        along = self.facts.along
+        along = self.facts.dependences
         for wanted in (Along.COLUMN, Along.ROW):
             for inner, other in ((a, b), (b, a)):
                 if along[inner] & wanted:
@@ -288,13 +288,13 @@ class Solver:
         raise Unsolvable
 
     def uniform(self, value: SSAValue) -> Constant | Symbol:
-        if not self.facts.along.is_uniform(value):
+        if not self.facts.is_uniform(value):
             raise Unsolvable
         return self.symbol(value)
 
     def divisor(self, value: SSAValue) -> Constant | Symbol:
         """A uniform value that is positive, or is checked to be at run time."""
-        if not self.facts.along.is_uniform(value):
+        if not self.facts.is_uniform(value):
             raise Unsolvable
         divisor = self.symbol(value, least=1)
         if isinstance(divisor, Constant) and divisor.value < 1:
@@ -355,7 +355,7 @@ class Directions:
 
     def of(self, value: SSAValue) -> int:
         """1, 0 or -1."""
-        if self.facts.along.is_uniform(value):
+        if self.facts.is_uniform(value):
             return 0
         if value is self.facts.region.block.args[2]:
             return 1
@@ -365,7 +365,7 @@ class Directions:
                 return self.of(op.input)
             case arith.ExtUIOp() | arith.TruncIOp() if self._same(op):
                 return self.of(op.operands[0])
-            case arith.AddiOp() | arith.SubiOp() if self.facts.is_signed_exact(op):
+            case arith.AddiOp() | arith.SubiOp() if self.facts.is_exact(op):
                 return self._sum(op)
             case arith.MuliOp() if self.facts.is_exact(op):
                 return self._product(op)
@@ -380,7 +380,7 @@ class Directions:
 
     def _sum(self, op: arith.AddiOp | arith.SubiOp) -> int:
         for value in op.operands:
-            if self.facts.along.is_uniform(value):
+            if self.facts.is_uniform(value):
                 self._check(self.solver.symbol(value))
         sign = 1 if isinstance(op, arith.AddiOp) else -1
         return joined(self.of(op.lhs), sign * self.of(op.rhs))

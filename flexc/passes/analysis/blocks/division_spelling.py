@@ -5,8 +5,8 @@ from __future__ import annotations
 from xdsl.dialects import arith
 from xdsl.ir import SSAValue
 
-from flexc.passes.analysis.linear_forms import int_constant
-from flexc.passes.analysis.value_ranges import ValueRanges, width_of
+from flexc.passes.analysis.ranges.linear_forms import int_constant
+from flexc.passes.analysis.ranges.value_ranges import ValueRanges, width_of
 
 Division = tuple[SSAValue, SSAValue | int]
 """A dividend and a divisor."""

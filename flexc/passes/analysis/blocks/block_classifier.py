@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from xdsl.ir import Region, SSAValue
 
 from flexc.dialects import flex
-from flexc.passes.analysis.block_code import BlockCode
-from flexc.passes.analysis.block_ranges import BlockRanges
-from flexc.passes.analysis.block_sides import Side, narrowed
-from flexc.passes.analysis.constraints import (
+from flexc.passes.analysis.blocks.block_code import BlockCode
+from flexc.passes.analysis.blocks.block_ranges import BlockRanges
+from flexc.passes.analysis.blocks.block_sides import Side, narrowed
+from flexc.passes.analysis.blocks.constraints import (
     Bound,
     Condition,
     Constraints,
@@ -28,14 +28,19 @@ from flexc.passes.analysis.constraints import (
     Residue,
     Some,
 )
+from flexc.passes.analysis.blocks.residues import has_residue
+from flexc.passes.analysis.blocks.summaries import HEADS, Summary, along_heads
+from flexc.passes.analysis.blocks.wide_integers import Ends
 from flexc.passes.analysis.dependence import NOTHING, PAIR, Along
 from flexc.passes.analysis.formula import Formula, Leaf, mask_formula
-from flexc.passes.analysis.intervals import Interval
-from flexc.passes.analysis.linear_forms import Linear, MaskFacts, Terms, int_constant
 from flexc.passes.analysis.proof import Proof, Proven, WhyNot
-from flexc.passes.analysis.residues import has_residue
-from flexc.passes.analysis.summaries import HEADS, Summary, along_heads
-from flexc.passes.analysis.wide_integers import Ends
+from flexc.passes.analysis.ranges.intervals import Interval
+from flexc.passes.analysis.ranges.linear_forms import (
+    Linear,
+    MaskFacts,
+    Terms,
+    int_constant,
+)
 from flexc.passes.canonicalization.region_simplifier import simplify_region
 
 __all__ = ["Classifier", "Summary", "build_classifier"]

@@ -10,8 +10,8 @@ from xdsl.dialects import arith
 from xdsl.ir import Block, SSAValue
 
 from flexc.dialects import flex
-from flexc.passes.analysis import intervals
-from flexc.passes.analysis.affine import Facts
+from flexc.passes.analysis.bounds.affine import Facts
+from flexc.passes.analysis.ranges import intervals
 
 MAX_PERIOD = 1 << 12
 
@@ -35,7 +35,7 @@ def residue_period(facts: Facts, value: SSAValue) -> int | None:
 
 def _largest_divisor(facts: Facts, value: SSAValue) -> int | None:
     """The greatest divisor of the remainders by which a value depends on positions."""
-    if facts.along.is_uniform(value):
+    if facts.is_uniform(value):
         return 0
     if (found := remainder_of(facts, value)) is not None:
         return found[1]

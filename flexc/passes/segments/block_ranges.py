@@ -14,10 +14,10 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, i32
 from xdsl.ir import SSAValue
 
-from flexc.passes.analysis.intervals import full
-from flexc.passes.analysis.key_ranges import End, KeyRange
-from flexc.passes.analysis.terms import Term
-from flexc.passes.term_code import TermCode
+from flexc.passes.analysis.bounds.key_ranges import End, KeyRange
+from flexc.passes.analysis.bounds.terms import Term
+from flexc.passes.analysis.ranges.intervals import full
+from flexc.passes.segments.term_code import TermCode
 
 
 @dataclass(frozen=True)

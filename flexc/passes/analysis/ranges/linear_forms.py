@@ -16,7 +16,6 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import IntegerAttr, i1
 from xdsl.ir import Operation, Region, SSAValue
 
-from flexc.passes.analysis import intervals
 from flexc.passes.analysis.dependence import (
     NOTHING,
     PAIR,
@@ -25,8 +24,9 @@ from flexc.passes.analysis.dependence import (
     indices,
 )
 from flexc.passes.analysis.formula import Formula, Leaf
-from flexc.passes.analysis.intervals import Interval
-from flexc.passes.analysis.value_ranges import (
+from flexc.passes.analysis.ranges import intervals
+from flexc.passes.analysis.ranges.intervals import Interval
+from flexc.passes.analysis.ranges.value_ranges import (
     BINARY,
     ValueRanges,
     to_signed,

@@ -19,10 +19,10 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
 from flexc.dialects.mod_region import INDEX_ARGS
-from flexc.passes.analysis import intervals
-from flexc.passes.analysis.chosen_sums import is_negative, signs_differ, tests_of
-from flexc.passes.analysis.intervals import Interval, full, point
-from flexc.passes.analysis.value_ranges import ValueRanges, width_of
+from flexc.passes.analysis.ranges import intervals
+from flexc.passes.analysis.ranges.chosen_sums import is_negative, signs_differ, tests_of
+from flexc.passes.analysis.ranges.intervals import Interval, full, point
+from flexc.passes.analysis.ranges.value_ranges import ValueRanges, width_of
 
 EXACT_BITS = 64
 """The width of torch's indices."""

@@ -12,15 +12,15 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import i1, i32
 from xdsl.ir import SSAValue
 
-from flexc.passes.analysis import intervals
-from flexc.passes.analysis.block_code import BlockCode
-from flexc.passes.analysis.constraints import Bound, Item, Pure, oriented
+from flexc.passes.analysis.blocks.block_code import BlockCode
+from flexc.passes.analysis.blocks.constraints import Bound, Item, Pure, oriented
+from flexc.passes.analysis.blocks.summaries import Copier, Used
+from flexc.passes.analysis.blocks.wide_integers import WHOLE, Ends, Wide
 from flexc.passes.analysis.dependence import Along
-from flexc.passes.analysis.intervals import Interval
-from flexc.passes.analysis.linear_forms import Linear
-from flexc.passes.analysis.summaries import Copier, Used
-from flexc.passes.analysis.value_ranges import width_of
-from flexc.passes.analysis.wide_integers import WHOLE, Ends, Wide
+from flexc.passes.analysis.ranges import intervals
+from flexc.passes.analysis.ranges.intervals import Interval
+from flexc.passes.analysis.ranges.linear_forms import Linear
+from flexc.passes.analysis.ranges.value_ranges import width_of
 
 
 def narrowed(code: BlockCode, ends: Ends, bounds: Iterable[Bound]) -> Ends:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
-from flexc.passes.analysis.float_intervals import (
+from flexc.passes.analysis.ranges.float_intervals import (
     ANY,
     F64,
     ONLY_NAN,

@@ -11,11 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from xdsl.dialects import arith
 from xdsl.ir import Region, SSAValue
 
-from flexc.passes.analysis.describe import infix
-from flexc.passes.analysis.formula import Leaf
-from flexc.passes.analysis.key_ranges import End, KeyRange
-from flexc.passes.analysis.readable import Readable, spell
-from flexc.passes.analysis.terms import (
+from flexc.passes.analysis.bounds.key_ranges import End, KeyRange
+from flexc.passes.analysis.bounds.terms import (
     LARGE,
     Choice,
     Constant,
@@ -28,6 +25,9 @@ from flexc.passes.analysis.terms import (
     Term,
     negate,
 )
+from flexc.passes.analysis.describe import infix
+from flexc.passes.analysis.formula import Leaf
+from flexc.passes.analysis.readable import Readable, spell
 
 FIRST_ROW, LAST_ROW = "q_first", "q_last"
 LAST_KEY = "kv_len - 1"

@@ -13,15 +13,15 @@ from xdsl.dialects import arith
 from xdsl.ir import Operation, Region, SSAValue
 
 from flexc.dialects import flex
-from flexc.passes.analysis.exact_ranges import (
+from flexc.passes.analysis.ranges.exact_ranges import (
     ARITHMETIC,
     ExactRanges,
     Known,
     Origin,
     known_of_call,
 )
-from flexc.passes.analysis.intervals import Interval
-from flexc.passes.analysis.value_ranges import width_of
+from flexc.passes.analysis.ranges.intervals import Interval
+from flexc.passes.analysis.ranges.value_ranges import width_of
 
 
 class IndexWidths:

@@ -16,11 +16,11 @@ from xdsl.dialects.builtin import AnyFloat, FloatAttr, bf16, f16, f32, f64
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from flexc.dialects import flex
-from flexc.passes.analysis import float_functions as functions
-from flexc.passes.analysis import float_intervals as floats
-from flexc.passes.analysis import intervals
-from flexc.passes.analysis.float_intervals import ANY, FloatInterval, Format
-from flexc.passes.analysis.value_ranges import ValueRanges, width_of
+from flexc.passes.analysis.ranges import float_functions as functions
+from flexc.passes.analysis.ranges import float_intervals as floats
+from flexc.passes.analysis.ranges import intervals
+from flexc.passes.analysis.ranges.float_intervals import ANY, FloatInterval, Format
+from flexc.passes.analysis.ranges.value_ranges import ValueRanges, width_of
 
 FORMATS: dict[Attribute, Format] = {
     f16: floats.F16,

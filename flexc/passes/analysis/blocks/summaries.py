@@ -16,8 +16,8 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from flexc.passes.analysis.dependence import NOTHING, Along
 from flexc.passes.analysis.formula import AllOf, Formula, Leaf
-from flexc.passes.analysis.intervals import Interval
-from flexc.passes.analysis.linear_forms import Linear, MaskFacts
+from flexc.passes.analysis.ranges.intervals import Interval
+from flexc.passes.analysis.ranges.linear_forms import Linear, MaskFacts
 from flexc.passes.canonicalization.region_simplifier import simplify_region
 from flexc.passes.scalar_code import ScalarCode, new_region
 

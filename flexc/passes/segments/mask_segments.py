@@ -17,14 +17,14 @@ from xdsl.ir import Block, Region, SSAValue
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
 from flexc.dialects.flex import AttentionOp
 from flexc.dialects.mod_region import INDEX_ARGS
-from flexc.passes.analysis.affine import Facts
-from flexc.passes.analysis.intervals import full
-from flexc.passes.analysis.key_ranges import KeyRange, KeyRanges, key_ranges
+from flexc.passes.analysis.bounds.affine import Facts
+from flexc.passes.analysis.bounds.key_ranges import KeyRange, KeyRanges, key_ranges
+from flexc.passes.analysis.bounds.terms import direction
 from flexc.passes.analysis.proof import Proof
-from flexc.passes.analysis.terms import direction
-from flexc.passes.block_ranges import Lengths, RangeCode, Run
+from flexc.passes.analysis.ranges.intervals import full
 from flexc.passes.scalar_code import ScalarCode
-from flexc.passes.term_code import TermCode
+from flexc.passes.segments.block_ranges import Lengths, RangeCode, Run
+from flexc.passes.segments.term_code import TermCode
 
 Pieces = list[tuple[SSAValue, SSAValue]]
 
@@ -143,7 +143,7 @@ class MaskSegments:
         outside: dict[SSAValue, SSAValue] = {mask_args[0]: b, mask_args[1]: h}
         captures = mask_args[len(INDEX_ARGS) :]
         outside |= dict(zip(captures, block.args[lengths + 2 :], strict=False))
-        facts = Facts.of(
+        facts = Facts(
             self.op.mask_mod,
             self.op.fact("max_length", full(32).hi),
             "indices_fit" in self.op.properties,

@@ -16,8 +16,8 @@ from xdsl.dialects.builtin import IntegerAttr, IntegerType, TensorType
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from flexc.dialects import flex, tile
-from flexc.passes.analysis import intervals
-from flexc.passes.analysis.intervals import Interval
+from flexc.passes.analysis.ranges import intervals
+from flexc.passes.analysis.ranges.intervals import Interval
 
 BINARY: dict[type[Operation], Callable[[Interval, Interval, int], Interval]] = {
     arith.AddiOp: intervals.add,

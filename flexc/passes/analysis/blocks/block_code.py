@@ -6,11 +6,11 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import i1, i32
 from xdsl.ir import Block, Operation, SSAValue
 
+from flexc.passes.analysis.blocks.summaries import Copier, SummaryTable
+from flexc.passes.analysis.blocks.wide_integers import Ends, Wide, WideCode
 from flexc.passes.analysis.dependence import Along
-from flexc.passes.analysis.linear_forms import MODERATE, Linear, MaskFacts
+from flexc.passes.analysis.ranges.linear_forms import MODERATE, Linear, MaskFacts
 from flexc.passes.analysis.readable import spell
-from flexc.passes.analysis.summaries import Copier, SummaryTable
-from flexc.passes.analysis.wide_integers import Ends, Wide, WideCode
 from flexc.passes.canonicalization.region_simplifier import op_key
 from flexc.passes.scalar_code import ScalarCode, new_region
 

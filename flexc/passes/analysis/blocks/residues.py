@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from xdsl.ir import SSAValue
 
-from flexc.passes.analysis.block_code import BlockCode
-from flexc.passes.analysis.constraints import Residue
-from flexc.passes.analysis.wide_integers import Ends, Wide
+from flexc.passes.analysis.blocks.block_code import BlockCode
+from flexc.passes.analysis.blocks.constraints import Residue
+from flexc.passes.analysis.blocks.wide_integers import Ends, Wide
 
 
 def has_residue(block: BlockCode, ends: Ends, residues: Sequence[Residue]) -> SSAValue:

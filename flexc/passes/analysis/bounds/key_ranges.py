@@ -14,10 +14,8 @@ from dataclasses import dataclass
 
 from xdsl.ir import Region
 
-from flexc.passes.analysis.affine import Facts
-from flexc.passes.analysis.dependence import Along
-from flexc.passes.analysis.formula import Leaf, Leaves, alternatives, mask_formula
-from flexc.passes.analysis.key_bounds import (
+from flexc.passes.analysis.bounds.affine import Facts
+from flexc.passes.analysis.bounds.key_bounds import (
     Alternatives,
     Atom,
     Condition,
@@ -26,8 +24,10 @@ from flexc.passes.analysis.key_bounds import (
     Skipped,
     Solver,
 )
+from flexc.passes.analysis.bounds.terms import Symbol, Term, direction, slope, symbols
+from flexc.passes.analysis.dependence import Along
+from flexc.passes.analysis.formula import Leaf, Leaves, alternatives, mask_formula
 from flexc.passes.analysis.proof import Proof, Proven, WhyNot
-from flexc.passes.analysis.terms import Symbol, Term, direction, slope, symbols
 
 MAX_ALTERNATIVES = 16
 MAX_MIDDLES = 2
@@ -93,7 +93,7 @@ def key_ranges(
     mask: Region, max_length: int, fits: bool, block_m: int, block_n: int
 ) -> Proof[KeyRanges]:
     """The ranges of a mask, or why its blocks have no closed form."""
-    facts = Facts.of(mask, max_length, fits)
+    facts = Facts(mask, max_length, fits)
     live = _ranges(facts, negated=False, sizes=(block_m, block_n))
     if isinstance(live, WhyNot):
         return live

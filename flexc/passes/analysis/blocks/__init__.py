@@ -1,0 +1,1 @@
+"""Masks rewritten into code that classifies blocks, by interval arithmetic."""

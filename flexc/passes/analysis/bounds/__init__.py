@@ -1,0 +1,1 @@
+"""Masks whose live and dead keys are ranges with computed ends."""

@@ -1,0 +1,1 @@
+"""What numbers the values of scalar code may be, as integers and as floats."""

@@ -1,0 +1,1 @@
+"""Segments of masks in closed form: from ranges of keys to code."""
