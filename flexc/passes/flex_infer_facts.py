@@ -36,7 +36,7 @@ from flexc.passes.analysis.ranges.intervals import Interval
 from flexc.passes.analysis.ranges.value_ranges import ValueRanges
 from flexc.passes.flex_simplify_mods import INDEX, MOD, first_args
 
-Numbers = Sequence[float | int | None]
+Numbers = Sequence[float | int | Interval | None]
 
 Inference = Callable[[flex.AttentionOp], Proof[Attribute]]
 
@@ -100,6 +100,8 @@ def yielded_score(
             floats[arg] = point(value, FORMATS[arg.type])
         elif isinstance(value, int) and isinstance(arg.type, IntegerType):
             integers[arg] = intervals.point(value)
+        elif isinstance(value, Interval):
+            integers[arg] = value
     return last.values[0], FloatRanges(ValueRanges(integers), floats)
 
 

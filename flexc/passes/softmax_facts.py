@@ -87,8 +87,20 @@ def softmax_facts(op: flex.AttentionLike, factor: Factor) -> SoftmaxFacts:
 def constant_shift(a: float, b: float, fmt: Format, weights: Attribute) -> float | None:
     """t - b, if exponents within [a, b] need no maximum."""
     headroom = F16_HEADROOM if isinstance(weights, Float16Type) else 0
-    limit = headroom or -fmt.least - fmt.digits
-    return headroom - b if b - a <= limit else None
+    return headroom - b if b - a <= width_limit(fmt, weights) else None
+
+
+def width_limit(fmt: Format, weights: Attribute) -> float:
+    """The greatest W that a constant shift has room for."""
+    if isinstance(weights, Float16Type):
+        return F16_HEADROOM
+    return -fmt.least - fmt.digits
+
+
+def narrow_scores(op: flex.AttentionLike) -> float:
+    """A b, so that scores within [-b, b] need no maximum: the greatest, rounded."""
+    limit = width_limit(FORMATS[op.score_type], weights_type(op))
+    return math.floor(100 * limit / 2 / LOG2_E) / 100
 
 
 def weights_type(op: flex.AttentionLike) -> AnyFloat:

@@ -11,18 +11,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
-from xdsl.dialects.builtin import ModuleOp, UnitAttr
-from xdsl.ir import Region
+from xdsl.dialects.builtin import (
+    DenseArrayBase,
+    Float64Type,
+    IntegerType,
+    ModuleOp,
+    UnitAttr,
+    f64,
+)
+from xdsl.ir import Attribute, Region
 
 from flexc.dialects import flex
+from flexc.dialects.mod_region import is_scalar
+from flexc.passes import flex_infer_facts
+from flexc.passes.analysis.proof import Proven, WhyNot
 from flexc.passes.analysis.ranges.capture_bounds import captures_inside
 from flexc.passes.analysis.ranges.exact_ranges import Known
 from flexc.passes.analysis.ranges.index_width import indices_fit
 from flexc.passes.analysis.ranges.intervals import Interval
 from flexc.passes.flex_widen_indices import would_widen
+from flexc.passes.softmax_facts import narrow_scores
+
+Fact = Known | float
+"""What is known of a capture: as `Known`, or a number."""
 
 MAX_KNOWN = 4096
 """Outcomes remembered."""
@@ -34,22 +48,47 @@ class Proofs:
 
     captures_inside: bool = False
     indices_fit: bool = False
+    score_range: bool = False
 
     def stated_in(self, module: ModuleOp) -> ModuleOp:
         """The module, or a copy whose attention op says what was proved."""
         proved = [name for name, holds in asdict(self).items() if holds]
         if proved:
             module = module.clone()
-            attention_of(module).properties |= dict.fromkeys(proved, UnitAttr())
+            op = attention_of(module)
+            op.properties |= {name: PROOFS[name].states(op) for name in proved}
         return module
+
+
+def _flag(op: flex.AttentionOp) -> Attribute:
+    return UnitAttr()
+
+
+Positions = Sequence[Interval]
 
 
 @dataclass(frozen=True)
 class Proof:
     """How a fact is proved, and for which modules it is worth a kernel."""
 
-    holds: Callable[[Region, Sequence[Interval], Sequence[Known]], bool]
+    holds: Callable[[flex.AttentionOp, Positions, Sequence[Fact]], bool]
     helps: Callable[[flex.AttentionOp, str], bool]
+    states: Callable[[flex.AttentionOp], Attribute] = _flag
+    """The property that says so."""
+    about_sizes: bool = True
+    """Whether it may hold for a call's sizes where it does not for greater ones."""
+
+
+def _of_both_mods(
+    holds: Callable[[Region, Positions, Sequence[Known]], bool],
+) -> Callable[[flex.AttentionOp, Positions, Sequence[Fact]], bool]:
+    """A proof about the integers of a region, for the score and for the mask."""
+
+    def prove(op: flex.AttentionOp, sizes: Positions, facts: Sequence[Fact]) -> bool:
+        known = [None if isinstance(fact, float) else fact for fact in facts]
+        return all(holds(mod, sizes, known) for mod in (op.score_mod, op.mask_mod))
+
+    return prove
 
 
 def _has_guards_that_cost(op: flex.AttentionOp, backend: str) -> bool:
@@ -62,9 +101,45 @@ def _has_wide_indices(op: flex.AttentionOp, backend: str) -> bool:
     return would_widen(op)
 
 
+def _scores_are_narrow(
+    op: flex.AttentionOp, sizes: Positions, facts: Sequence[Fact]
+) -> bool:
+    """Whether the scores of a call are within the bounds that a kernel is made for.
+
+    One pair of bounds for all captured numbers, so that these remain arguments.
+    """
+    numbers = [None if isinstance(fact, tuple) else fact for fact in facts]
+    found = flex_infer_facts.score_range(op, numbers)
+    if isinstance(found, WhyNot):
+        return False
+    bounds = cast("DenseArrayBase[Float64Type]", found.value).get_values()
+    return max(map(abs, bounds)) <= narrow_scores(op)
+
+
+def _one(type_: Attribute) -> float | None:
+    if not is_scalar(type_):
+        return None
+    return 1 if isinstance(type_, IntegerType) else 1.0
+
+
+def _depends_on_numbers(op: flex.AttentionOp, backend: str) -> bool:
+    """Whether captured numbers may bound scores that nothing bounds without them."""
+    ones = [_one(c.type) for c in op.captures]
+    without, given = (flex_infer_facts.score_range(op, n) for n in ((), ones))
+    return isinstance(without, WhyNot) and isinstance(given, Proven)
+
+
+def _narrow_range(op: flex.AttentionOp) -> Attribute:
+    bound = narrow_scores(op)
+    return DenseArrayBase.from_list(f64, [-bound, bound])
+
+
 PROOFS = {
-    "captures_inside": Proof(captures_inside, _has_guards_that_cost),
-    "indices_fit": Proof(indices_fit, _has_wide_indices),
+    "captures_inside": Proof(_of_both_mods(captures_inside), _has_guards_that_cost),
+    "indices_fit": Proof(_of_both_mods(indices_fit), _has_wide_indices),
+    "score_range": Proof(
+        _scores_are_narrow, _depends_on_numbers, _narrow_range, about_sizes=False
+    ),
 }
 
 
@@ -78,7 +153,7 @@ class Prover:
             for name, proof in PROOFS.items()
             if proof.helps(self.attention, backend)
         }
-        self.most = Proofs(**dict.fromkeys(self.proofs, True))
+        self.about_sizes = [n for n, p in self.proofs.items() if p.about_sizes]
         self.known: dict[Any, Proofs] = {}
 
     def __call__(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> Proofs:
@@ -91,9 +166,11 @@ class Prover:
             return Proofs()
         facts = [_describe(c) for c in captures]
         proofs = self.remembered(map(_at_most, sizes), map(_about, facts))
-        return proofs if proofs == self.most else self.remembered(sizes, facts)
+        if all(getattr(proofs, name) for name in self.about_sizes):
+            return proofs
+        return self.remembered(sizes, facts)
 
-    def remembered(self, sizes: Iterable[int], facts: Iterable[Known]) -> Proofs:
+    def remembered(self, sizes: Iterable[int], facts: Iterable[Fact]) -> Proofs:
         """The outcome for calls of at most these sizes, with such captures."""
         sizes, facts = what = (tuple(sizes), tuple(facts))
         if what not in self.known:
@@ -102,12 +179,11 @@ class Prover:
             self.known[what] = self.prove(sizes, facts)
         return self.known[what]
 
-    def prove(self, sizes: Sequence[int], facts: Sequence[Known]) -> Proofs:
+    def prove(self, sizes: Sequence[int], facts: Sequence[Fact]) -> Proofs:
         """Run the proofs for at most (batch, heads, q_len, kv_len) and captures."""
         positions = [Interval(0, n - 1) for n in sizes]
-        regions = (self.attention.score_mod, self.attention.mask_mod)
         outcomes = {
-            name: all(proof.holds(region, positions, facts) for region in regions)
+            name: proof.holds(self.attention, positions, facts)
             for name, proof in self.proofs.items()
         }
         return Proofs(**outcomes)
@@ -123,7 +199,7 @@ def _at_most(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def _about(fact: Known) -> Known:
+def _about(fact: Fact) -> Fact:
     """The integers of as many bits; a tensor's shape, which loads depend on, itself."""
     if not isinstance(fact, int):
         return fact
@@ -132,7 +208,7 @@ def _about(fact: Known) -> Known:
     return Interval(least, most) if fact >= 0 else Interval(-most, -least)
 
 
-def _describe(capture: Any) -> Known:
+def _describe(capture: Any) -> Fact:
     if isinstance(capture, Tensor):
         return tuple(capture.shape)
-    return capture if isinstance(capture, int) else None
+    return capture if isinstance(capture, int | float) else None
