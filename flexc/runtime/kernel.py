@@ -34,7 +34,7 @@ class Kernel:
         self.spec = spec
         self._getters = tuple(getter(p) for p in spec.params)
         self._launch = load(spec)
-        self._grid = lru_cache(maxsize=1024)(spec.grid_function)
+        self.grid = lru_cache(maxsize=1024)(spec.grid_function)
 
     def __call__(self, query: Tensor, args: Sequence[Any]) -> None:
         """Run on (query, key, value, scale, captures, tables, outputs)."""
@@ -49,11 +49,15 @@ class Kernel:
         A CPU's kernel runs on `threads` threads at most: to wake more than little
         work needs takes longer than the work.
         """
-        values = [get(args) for get in self._getters]
+        values = self.values(args)
         if threads is None:
-            self._launch(self._grid(b, h, n), values)
+            self._launch(self.grid(b, h, n), values)
         else:
-            self._launch(self._grid(b, h, n), values, threads)
+            self._launch(self.grid(b, h, n), values, threads)
+
+    def values(self, args: Sequence[Any]) -> list[Any]:
+        """What its parameters ask for."""
+        return [get(args) for get in self._getters]
 
 
 def load(spec: KernelSpec) -> Callable[..., None]:

@@ -53,24 +53,18 @@ def test_compiles(case: str, target: str) -> None:
 
 
 @pytest.mark.skipif(INTERPRETING, reason="nothing is compiled there")
-@pytest.mark.parametrize("by_row", [True, False], ids=["rows", "columns"])
 @pytest.mark.parametrize("target", ["sm90", "gfx942"])
-def test_order_compiles(target: str, by_row: bool) -> None:
+def test_order_compiles(target: str) -> None:
     from triton.compiler import ASTSource
 
-    from flexc.runtime.planner import ordering_triton
+    from flexc.runtime.planner.ordering_triton import TILES, order
     from tests.codegen.triton_kernels import TARGETS
 
-    pointers = {"classes": "*i8", "counts": "*i32", "indices": "*i32"}
-    numbers = ("size_lines", "size_entries", "pitch", "head", "all_lines")
-    constants = {
-        "LINES": ordering_triton.LINES[by_row],
-        "ENTRIES": ordering_triton.ENTRIES[by_row],
-        "BY_ROW": by_row,
-    }
-    types = pointers | dict.fromkeys(numbers, "i32")
-    types |= dict.fromkeys(constants, "constexpr")
-    source = ASTSource(ordering_triton.order, types, constants)
+    types = {name: "*i32" for name in order.arg_names}
+    types |= {"classes": "*i8"}
+    types |= dict.fromkeys(("row_programs", "size_rows", "size_columns"), "i32")
+    types |= dict.fromkeys(TILES, "constexpr")
+    source = ASTSource(order, types, TILES)
     assert triton.compile(source, target=TARGETS[target]).asm
 
 

@@ -39,6 +39,25 @@ def test_equals_torch(name: str) -> None:
         assert not (full & ~torchs_full).any()
 
 
+def test_each_call_reads_what_is_captured_now() -> None:
+    def documents(ids: torch.Tensor, window: int) -> Any:
+        def mask(b, h, q_idx, kv_idx):
+            return (ids[q_idx] == ids[kv_idx]) & (q_idx - kv_idx < window)
+
+        return mask
+
+    ids = torch.arange(4000, device="cuda") // 300
+    made = []
+    for length, window in ((300, 5000), (77, 5000), (77, 40)):
+        ids.copy_(torch.arange(4000, device="cuda") // length)
+        mask = documents(ids, window)
+        ours = flexc.create_block_mask(mask, None, None, 4000, 4000, "cuda")
+        made.append((ours, create_block_mask(mask, None, None, 4000, 4000, "cuda")))
+    # Later calls have not written into earlier results.
+    assert [differences(*pair) for pair in made] == [[], [], []]
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_does_not_wait_for_the_device() -> None:
     ids = torch.arange(65536, device="cuda") // 3001
 

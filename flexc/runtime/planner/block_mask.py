@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from flexc.errors import ModSignatureError, OptionError, ShapeError
-from flexc.frontend.closures import read_mods
-from flexc.runtime.options import resolve_backend
+from flexc.frontend.closures import ModSignature, read_mods
+from flexc.runtime.options import is_interpreting, resolve_backend
 from flexc.runtime.origin import sign
-from flexc.runtime.planner.classes import Planning
+from flexc.runtime.planner.classes import Planning, expanded, whole_blocks
 from flexc.runtime.planner.ordering import ordered
 from flexc.runtime.planner.plans import Problem, find_plan
 
@@ -81,25 +81,29 @@ def plan_block_mask(
         )
     signature = read_mods(None, mask_mod)
     backend = resolve_backend(backend, device)
+    if device.type == "cuda" and not torch.version.hip and not is_interpreting():
+        from flexc.runtime.planner.recording import replayed_tables
+
+        tables = replayed_tables(signature, problem, device, refine)
+    else:
+        tables = planned_tables(signature, problem, device, backend, refine)
+    sizes = (problem.q_len, problem.kv_len)
+    blocks = (problem.q_block, problem.kv_block)
+    return sign(BlockMask(sizes, *tables, BLOCK_SIZE=blocks, mask_mod=mask_mod))
+
+
+def planned_tables(
+    signature: ModSignature,
+    problem: Problem,
+    device: torch.device,
+    backend: str,
+    refine: bool,
+) -> list[Tensor]:
+    """The eight tables, by kernels that are called one after another."""
     plan = find_plan(signature, problem, device, backend)
-    # torch pads the mask with pairs that are dead.
-    whole = (problem.q_len // problem.q_block, problem.kv_len // problem.kv_block)
-    planning = Planning.start(plan, signature, problem, device, whole)
+    planning = Planning.start(plan, signature, problem, device, whole_blocks(problem))
     classes = planning.classify(0, problem.rows, refine)
-    tables = [
-        t
-        for lines in (classes, classes.transpose(-1, -2))
-        for table in ordered(lines, backend)
-        for t in table
-    ]
-    lead = (problem.batches, problem.heads)
-    mask = BlockMask(
-        (problem.q_len, problem.kv_len),
-        *(t.expand(*lead, *t.shape[2:]) for t in tables),
-        BLOCK_SIZE=(problem.q_block, problem.kv_block),
-        mask_mod=mask_mod,
-    )
-    return sign(mask)
+    return expanded(ordered(classes, backend, both=True), problem)
 
 
 def checked_problem(

@@ -109,3 +109,16 @@ def collapsed(problem: Problem, along: Along) -> Problem:
     batches = problem.batches if Along.BATCH in along else 1
     heads = problem.heads if Along.HEAD in along else 1
     return replace(problem, batches=batches, heads=heads)
+
+
+def whole_blocks(problem: Problem) -> tuple[int, int]:
+    """The blocks that torch may call full: what it pads the mask with is dead."""
+    return problem.q_len // problem.q_block, problem.kv_len // problem.kv_block
+
+
+def expanded(tables: list[Tensor], problem: Problem) -> list[Tensor]:
+    """Tables of a mask that is the same for all batches or heads, for each of them."""
+    lead = (problem.batches, problem.heads)
+    if tables[0].shape[:2] == lead:
+        return tables
+    return [t.expand(*lead, *t.shape[2:]) for t in tables]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -11,13 +13,15 @@ from xdsl.dialects.builtin import ModuleOp
 
 from flexc.codegen.cpp.target import emit_cpp
 from flexc.passes import pipelines
-from flexc.passes.planning.ordering import build_order
+from flexc.passes.planning.ordering import KINDS, build_order
 from flexc.passes.tile_expand_captures import TileExpandCapturesPass
 from flexc.runtime.kernel import Kernel
 
 Table = tuple[Tensor, Tensor]
 """How many blocks each row has, and which."""
 
+ALIGNMENT = 4
+"""Elements: each table starts at an address that is a multiple of 16."""
 
 BLOCKS_OF_A_PROGRAM = 256
 """Blocks that take a CPU about as long as a program of other kernels of a plan."""
@@ -31,23 +35,62 @@ def threads_for(programs: int) -> int:
     return max(1, programs // PROGRAMS_OF_A_THREAD)
 
 
-def ordered(classes: Tensor, backend: str) -> tuple[Table, Table]:
-    """For each row the partial and the full blocks, in torch's order.
+def ordered(classes: Tensor, backend: str, both: bool = False) -> list[Tensor]:
+    """For each row counts and indices of its partial and of its full blocks.
 
-    A row's live columns come in ascending order, and then all the others.
+    Then for each column, if both are asked for. Live blocks come in ascending order,
+    and then all the others, as in torch's tables.
     """
-    lead, lines, entries = classes.shape[:2], classes.size(2), classes.size(3)
-    counts = classes.new_empty((2, *lead, lines), dtype=torch.int32)
-    indices = classes.new_empty((2, *lead, lines, entries), dtype=torch.int32)
+    tables = empty_tables(classes.shape, classes.device, both)
     if backend == "triton":
         from flexc.runtime.planner.ordering_triton import launch_order
 
-        launch_order(classes, counts, indices)
-    else:
-        args = [classes.contiguous(), counts[0], indices[0], counts[1], indices[1]]
+        launch_order(classes, tables)
+        return tables
+    directions = (classes, classes.transpose(-1, -2)) if both else (classes,)
+    for i, lines in enumerate(directions):
+        args = [lines.contiguous(), *tables[4 * i : 4 * i + 4]]
         threads = threads_for(classes.numel() // BLOCKS_OF_A_PROGRAM)
-        order_kernel().run(lead[0], lead[1], lines, args, threads=threads)
-    return (counts[0], indices[0]), (counts[1], indices[1])
+        b, h, n = lines.shape[:3]
+        order_kernel().run(b, h, n, args, threads=threads)
+    return tables
+
+
+def empty_tables(
+    shape: Sequence[int], device: torch.device, both: bool
+) -> list[Tensor]:
+    """Torch's tables for classes of a shape, yet to be filled, in one allocation."""
+    layout = TablesLayout(tuple(shape), both)
+    return layout.views(torch.empty(layout.size, dtype=torch.int32, device=device))
+
+
+class TablesLayout:
+    """Where the tables for classes of a shape lie in one allocation."""
+
+    def __init__(self, shape: tuple[int, ...], both: bool):
+        b, h, rows, columns = shape
+        lines = [(rows, columns), (columns, rows)] if both else [(rows, columns)]
+        self.places: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
+        """Shape, strides and offset of each."""
+        self.size = 0
+        for n, entries in lines:
+            for _ in KINDS:
+                self._add((b, h, n), (h * n, n, 1))
+                self._add(
+                    (b, h, n, entries), (h * n * entries, n * entries, entries, 1)
+                )
+
+    def _add(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self.places.append((shape, strides, self.size))
+        self.size += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
+
+    @property
+    def offsets(self) -> list[int]:
+        """In bytes."""
+        return [4 * offset for _, _, offset in self.places]
+
+    def views(self, buffer: Tensor) -> list[Tensor]:
+        return [buffer.as_strided(*place) for place in self.places]
 
 
 @cache

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LINES, ENTRIES = {True: 4, False: 32}, {True: 512, False: 64}
+from flexc.runtime.triton_loader import DirectLaunch, compile_direct, on_device
+
+TILES = {"ROWS": 4, "ROW_ENTRIES": 512, "COLUMNS": 8, "COLUMN_ENTRIES": 256}
 """The tile of a program, for rows of blocks and for columns: neighbours in memory
 are along its second dimension and its first."""
 
@@ -41,27 +43,26 @@ def _place(indices, entries, kind, seen, total, inside, rows):
     return seen + tl.sum(kind, 1)
 
 
-@triton.jit(
-    do_not_specialize=["size_lines", "size_entries", "pitch", "head", "all_lines"]
-)
-def order(
+@triton.jit
+def _order(
     classes,
-    counts,
-    indices,
+    partial_counts,
+    partial_indices,
+    full_counts,
+    full_indices,
+    program,
     size_lines,
     size_entries,
     pitch,
-    head,
-    all_lines,
     LINES: tl.constexpr,
     ENTRIES: tl.constexpr,
     BY_ROW: tl.constexpr,
 ):
     """One tile of lines: count the live blocks, then put every index in place."""
     which = tl.program_id(1).to(tl.int64)
-    line = tl.program_id(0) * LINES + tl.arange(0, LINES)
+    line = program * LINES + tl.arange(0, LINES)
     entry = tl.arange(0, ENTRIES)
-    classes += which * head
+    classes += which * size_lines * size_entries
     partial = tl.zeros([LINES], tl.int32)
     full = tl.zeros([LINES], tl.int32)
     for first in range(0, size_entries, ENTRIES):
@@ -71,38 +72,114 @@ def order(
         partial += tl.sum(p, 1)
         full += tl.sum(f, 1)
     where = which * size_lines + line
-    tl.store(counts + where, partial, mask=line < size_lines)
-    tl.store(counts + all_lines + where, full, mask=line < size_lines)
+    tl.store(partial_counts + where, partial, mask=line < size_lines)
+    tl.store(full_counts + where, full, mask=line < size_lines)
     rows = where * size_entries
-    full_indices = indices + tl.cast(all_lines, tl.int64) * size_entries
     partial_seen = tl.zeros([LINES], tl.int32)
     full_seen = tl.zeros([LINES], tl.int32)
     for first in range(0, size_entries, ENTRIES):
         n = first + entry
         p, f, inside = _kinds(classes, line, n, size_lines, size_entries, pitch, BY_ROW)
-        partial_seen = _place(indices, n, p, partial_seen, partial, inside, rows)
+        partial_seen = _place(
+            partial_indices, n, p, partial_seen, partial, inside, rows
+        )
         full_seen = _place(full_indices, n, f, full_seen, full, inside, rows)
 
 
-def launch_order(classes: Tensor, counts: Tensor, indices: Tensor) -> None:
-    """Fill (2, batches, heads, lines) counts and indices, partial blocks first."""
-    batches, heads, lines, entries = classes.shape
-    by_row = classes.stride(3) == 1
-    pitch = classes.stride(2 if by_row else 3)
-    grid = (triton.cdiv(lines, LINES[by_row]), batches * heads)
-    meta: Any = {"LINES": LINES[by_row], "ENTRIES": ENTRIES[by_row], "BY_ROW": by_row}
-    on_device: Any = nullcontext()
-    if classes.is_cuda and classes.device.index != torch.cuda.current_device():
-        on_device = torch.cuda.device(classes.device)
-    with on_device:
-        order[grid](
+@triton.jit(
+    do_not_specialize=["row_programs", "size_rows", "size_columns"],
+    do_not_specialize_on_alignment=[
+        "classes",
+        "row_counts",
+        "row_indices",
+        "full_row_counts",
+        "full_row_indices",
+        "column_counts",
+        "column_indices",
+        "full_column_counts",
+        "full_column_indices",
+    ],
+)
+def order(
+    classes,
+    row_counts,
+    row_indices,
+    full_row_counts,
+    full_row_indices,
+    column_counts,
+    column_indices,
+    full_column_counts,
+    full_column_indices,
+    row_programs,
+    size_rows,
+    size_columns,
+    ROWS: tl.constexpr,
+    ROW_ENTRIES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COLUMN_ENTRIES: tl.constexpr,
+):
+    """Rows of blocks, and then columns if the grid has programs for them."""
+    program = tl.program_id(0)
+    if program < row_programs:
+        _order(
             classes,
-            counts,
-            indices,
-            lines,
-            entries,
-            pitch,
-            classes.stride(1),
-            batches * heads * lines,
-            **meta,
+            row_counts,
+            row_indices,
+            full_row_counts,
+            full_row_indices,
+            program,
+            size_rows,
+            size_columns,
+            size_columns,
+            ROWS,
+            ROW_ENTRIES,
+            tl.constexpr(True),
         )
+    else:
+        _order(
+            classes,
+            column_counts,
+            column_indices,
+            full_column_counts,
+            full_column_indices,
+            program - row_programs,
+            size_columns,
+            size_rows,
+            size_columns,
+            COLUMNS,
+            COLUMN_ENTRIES,
+            tl.constexpr(False),
+        )
+
+
+def order_grid(shape: Sequence[int], both: bool) -> tuple[int, int, int]:
+    """The programs for classes of a shape: for rows, or for rows and columns."""
+    batches, heads, rows, columns = shape
+    programs = triton.cdiv(rows, TILES["ROWS"])
+    if both:
+        programs += triton.cdiv(columns, TILES["COLUMNS"])
+    return programs, batches * heads, 1
+
+
+def order_values(classes: Tensor, tables: Sequence[Tensor]) -> list[Any]:
+    """The kernel's arguments, constants last."""
+    rows, columns = classes.shape[2:]
+    numbers = (triton.cdiv(rows, TILES["ROWS"]), rows, columns)
+    return [classes, *tables, *numbers, *TILES.values()]
+
+
+def load_order(device: torch.device) -> DirectLaunch:
+    """The kernel, compiled for a device."""
+    types = [torch.int8, *[torch.int32] * 8, 1, 1, 1, *TILES.values()]
+    return compile_direct(order, types, {}, device)
+
+
+def launch_order(classes: Tensor, tables: Sequence[Tensor]) -> None:
+    """Fill counts and indices of each row, partial blocks first, and of each column.
+
+    Without tables for columns, which are the last four, those are left out.
+    """
+    both = len(tables) == 8
+    values = order_values(classes, tables if both else [*tables, *tables])
+    with on_device(classes.device):
+        order[order_grid(classes.shape, both)](*values)

@@ -42,11 +42,10 @@ def plan_tables(
     whole = (problem.rows, problem.kv_len // problem.kv_block)
     planning = Planning.start(plan, signature, problem, device, whole)
     if device.type == "cpu":
-        tables = listed_by_rows(planning, refine)
+        tables = [t for table in listed_by_rows(planning, refine) for t in table]
     else:
-        classes = planning.classify(0, problem.rows, refine)
-        tables = list(ordered(classes, backend))
-    return make_tables([t for table in tables for t in table], block_size, query)
+        tables = ordered(planning.classify(0, problem.rows, refine), backend)
+    return make_tables(tables, block_size, query)
 
 
 def listed_by_rows(planning: Planning, refine: bool) -> list[Table]:
