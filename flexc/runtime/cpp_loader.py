@@ -45,8 +45,6 @@ FLAGS = (
     "-fno-trapping-math",
     "-ffp-contract=fast",
     "-fwrapv",
-    # GCC 12.2 at -O3 made wrong code of a planned mask that reads bytes, with it.
-    "-fno-gcse",
     "-fvisibility=hidden",
     "-fPIC",
     "-shared",

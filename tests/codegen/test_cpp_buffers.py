@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
+from flexc.runtime.cpp_loader import load_cpp
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernel import Kernel
 from tests.codegen.cpp_kernels import PREPARE, parse, run_passes
@@ -191,3 +193,48 @@ def test_same_as_the_interpreter(name: str) -> None:
     Kernel(spec)(tensors[0], [*tensors, *got])
     for ours, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+ZEROS_BELOW = KernelSpec(
+    target="cpp",
+    entry="zeros_below",
+    params=(
+        ParamSpec("table", "i8", "input", "argument", 0),
+        ParamSpec("out", "i32", "output", "argument", 1),
+        ParamSpec("steps", "i32", "scalar", "dim", 0),
+    ),
+    grid="affine_map<(b, h, q_len) -> (1, 1, 1)>",
+    source="""#include "flexc_support.h"
+using namespace flexc;
+FLEXC_KERNEL void zeros_below(const int8_t* table, int32_t* out, const int32_t steps,
+    int64_t grid_0, int64_t grid_1, int64_t grid_2, int32_t threads) {
+    Buffer<int32_t, 32> offset;
+    Buffer<int32_t, 128> column;
+    Buffer<int32_t, 32, 128> other, zero;
+    for (int32_t step = 0; step < steps; ++step) {
+        iota(offset, step);
+        iota(column, step);
+        for (int row = 0; row < 32; ++row) {
+            const int32_t start = offset[row];
+            for (int col = 0; col < 128; ++col)
+                zero[row][col] = read(table, start + column[col]) == 0;
+        }
+        reduce_columns<Max>(column, other);
+        reduce_columns<Max>(column, zero);
+        for (int col = 0; col < 128; ++col) out[col] += column[col];
+    }
+}
+""",
+)
+
+
+def test_a_loop_over_three_buffers_is_seen_to_write_them() -> None:
+    """GCC 12 read `zero` before the loop wrote it if addresses came from integers."""
+    steps = 4
+    table = (torch.arange(2 * steps + 32 + 128) // 40 % 2).to(torch.int8)
+    out = torch.zeros(128, dtype=torch.int32)
+    load_cpp(ZEROS_BELOW)((1, 1, 1), [table, out, steps])
+    i, j = torch.arange(32)[:, None], torch.arange(128)[None, :]
+    s = torch.arange(steps)[:, None, None]
+    want = (table[2 * s + i + j] == 0).any(1).sum(0, dtype=torch.int32)
+    assert torch.equal(out, want)

@@ -63,8 +63,12 @@ struct Buffer : Tile<T, Shape...> {
         constexpr size_t alignment = 64;
         allocation = __builtin_malloc(this->size * sizeof(T) + alignment);
         if (!allocation) __builtin_abort();
-        const size_t address = reinterpret_cast<size_t>(allocation);
-        this->data = reinterpret_cast<T*>((address + alignment - 1) & -alignment);
+        // Moved as a pointer. From an integer, GCC may spell a buffer's address as
+        // another buffer's plus the distance between the two, and then hold that
+        // such a store does not write this buffer (PR 49330).
+        char* start = static_cast<char*>(allocation);
+        start += -reinterpret_cast<size_t>(start) & (alignment - 1);
+        this->data = static_cast<T*>(__builtin_assume_aligned(start, alignment));
         __builtin_memset(this->data, 0, this->size * sizeof(T));
     }
     ~Buffer() { __builtin_free(allocation); }
