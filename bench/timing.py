@@ -10,6 +10,9 @@ import torch
 
 Run = Callable[[], object]
 
+SLEEP_CYCLES = 3_000_000
+"""Some 1.5 ms of a GPU: no call of attention takes the host that long."""
+
 
 def seconds_of(run: Run) -> float:
     """Wall time of one call, on the CPU."""
@@ -43,8 +46,8 @@ def interleaved_gpu_medians(
 ) -> dict[str, float]:
     """Median seconds of each run by CUDA events, with a cold cache every time.
 
-    All rounds are queued before the first time is read, so that the host's
-    own speed is not measured.
+    All rounds are queued before the first time is read, and the GPU sleeps before
+    each run until the host has queued it: the host's own speed is not measured.
     """
     flush = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
     for run in runs.values():
@@ -58,6 +61,7 @@ def interleaved_gpu_medians(
             begin = torch.cuda.Event(enable_timing=True)
             end = torch.cuda.Event(enable_timing=True)
             flush.zero_()
+            torch.cuda._sleep(SLEEP_CYCLES)
             begin.record()
             run()
             end.record()
