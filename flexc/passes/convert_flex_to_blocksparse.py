@@ -290,8 +290,15 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         pattern = ConvertAttention(self)
         PatternRewriteWalker(pattern, apply_recursively=False).rewrite_module(op)
 
-    def tile_sizes(self, op: flex.AttentionOp) -> TileSizes:
-        """The tile of an attention op: what the options say, the rest chosen."""
+    def tile_sizes(
+        self, op: flex.AttentionOp, short_rows: bool | None = None
+    ) -> TileSizes:
+        """The tile of an attention op: what the options say, the rest chosen.
+
+        Whether rows may be short is found out, unless `short_rows` says so.
+        """
+        if short_rows is None:
+            short_rows = has_short_rows(op)
         sparse = None
         if op.sparse_block is not None:
             sparse_m, sparse_n = op.sparse_block.get_values()
@@ -303,7 +310,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             flex.tensor_shape(op.value)[3],
             sparse,
             self.shared_memory,
-            self.block_m is None and self.block_n is None and has_short_rows(op),
+            self.block_m is None and self.block_n is None and short_rows,
         )
         sizes = TileSizes(
             self.block_m or chosen.block_m,

@@ -17,7 +17,7 @@ from flexc.errors import (
     OptionError,
     ShapeError,
 )
-from flexc.runtime.origin import made_by_flexc
+from flexc.runtime.origin import Origin, origin_of
 
 MAX_HEAD_DIM = 512
 
@@ -36,8 +36,13 @@ class Tables:
 
     tensors: tuple[Tensor, ...]
     block_size: tuple[int, int]
-    replaceable: bool = False
-    """They list what the mask itself says, so whatever says the same will do."""
+    origin: Origin | None = None
+    """Where flexc made them: the BlockMask's own, and not those of another mask."""
+
+    @property
+    def replaceable(self) -> bool:
+        """They list what the mask itself says, so whatever says the same will do."""
+        return self.origin is not None
 
 
 DENSE = "a tensor with its elements in memory"
@@ -181,7 +186,7 @@ def split_block_mask(
         return mask, None
     check_lengths(block_mask, query, key)
     tables = tables_of(block_mask, query)
-    return mask, replace(tables, replaceable=made_by_flexc(block_mask))
+    return mask, replace(tables, origin=origin_of(block_mask))
 
 
 def check_lengths(block_mask: BlockMask, query: Tensor, key: Tensor) -> None:

@@ -21,6 +21,7 @@ from flexc.runtime.arguments import Tables
 from flexc.runtime.driver import Build, Compiled, trace
 from flexc.runtime.mask_reading import MaskReading
 from flexc.runtime.options import TileOptions
+from flexc.runtime.planner.finer import finer_tables
 from flexc.runtime.planner.tables import plan_tables
 from flexc.runtime.tensor_facts import (
     ALIGNMENT,
@@ -100,21 +101,18 @@ class Attention:
         if mask.has_bounds:
             return bare, compiled
         call = self
-        if self.tables is None:
-            if not mask.is_planned(self.query.size(2), self.key.size(2)):
-                return self, compiled
-            call = replace(self, tables=self.plan(compiled.mods, mask))
+        lengths = self.query.size(2), self.key.size(2)
+        if mask.is_planned(*lengths):
+            block = mask.block_for(*lengths)
+            call = replace(self, tables=self.plan(compiled.mods, block))
         return call, call.compiled(compiled.mods)
 
-    def plan(self, mods: CapturedMods, mask: MaskReading) -> Tables:
+    def plan(self, mods: CapturedMods, block: tuple[int, int]) -> Tables:
         """The blocks that a mask without bounds leaves, from what it captures."""
+        if self.tables is not None:
+            return finer_tables(self.tables, self.query, self.key, block, self.backend)
         return plan_tables(
-            self.signature,
-            self.query,
-            self.key,
-            mask.planned_block,
-            backend=self.backend,
-            mods=mods,
+            self.signature, self.query, self.key, block, backend=self.backend, mods=mods
         )
 
     def compiled(self, mods: CapturedMods | None = None) -> Compiled:

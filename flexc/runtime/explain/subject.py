@@ -164,7 +164,7 @@ class Subject:
     def block(self) -> tuple[int, int]:
         """Rows and columns of the blocks that are skipped or visited."""
         if self.way == "planned":
-            return self.reading.planned_block
+            return self.reading.block_for(*self.sizes[2:])
         if self.way == "tables":
             assert self.call.tables is not None
             return self.call.tables.block_size

@@ -1,0 +1,113 @@
+"""BlockMasks of flexc's own whose blocks are coarser than the kernel's tile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask as torch_block_mask
+
+import flexc
+from flexc.runtime.arguments import split_block_mask
+from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.mask_reading import MAX_PLANNED_BLOCKS, MaskReading
+from flexc.runtime.options import NO_OPTIONS
+from tests.reference import attention
+
+LENGTH, COARSE = 1024, 512
+
+
+def documents(ids: Tensor, window: list[int] | None = None) -> Any:
+    def mask_mod(b, h, q_idx, kv_idx):
+        near = q_idx - kv_idx < window[0] if window else q_idx >= kv_idx
+        return (ids[q_idx] == ids[kv_idx]) & (q_idx >= kv_idx) & near
+
+    return mask_mod
+
+
+def ids() -> Tensor:
+    return (torch.arange(LENGTH) // 150).to(torch.int32)
+
+
+def call_of(block_mask: Any) -> Attention:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, LENGTH, 16) for _ in range(3))
+    mask, tables = split_block_mask(block_mask, None, query, key)
+    signature = read_signature(None, mask, query.device)
+    return Attention(
+        query, key, value, 0.25, tables, signature, Outputs(), "cpp", NO_OPTIONS
+    )
+
+
+def block_size(block_mask: Any) -> tuple[int, int]:
+    call, _ = call_of(block_mask).with_blocks()
+    assert call.tables is not None
+    return call.tables.block_size
+
+
+def coarse_mask(mask_mod: Any) -> Any:
+    return flexc.create_block_mask(mask_mod, None, None, LENGTH, LENGTH, "cpu", COARSE)
+
+
+def test_finer_blocks_are_planned_once() -> None:
+    block_mask = coarse_mask(documents(ids()))
+    first, _ = call_of(block_mask).with_blocks()
+    second, _ = call_of(block_mask).with_blocks()
+    assert first.tables is not None
+    assert first.tables.block_size == (128, 128)
+    assert second.tables is first.tables
+
+
+def test_the_result_is_the_masks() -> None:
+    mask_mod = documents(ids())
+    call = call_of(coarse_mask(mask_mod))
+    expected = attention(call.query, call.key, call.value, None, mask_mod).out
+    torch.testing.assert_close(call.run()[0], expected.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_written_captures_keep_the_blocks_that_were_found() -> None:
+    captured = ids()
+    block_mask = coarse_mask(documents(captured))
+    assert block_size(block_mask) == (128, 128)
+    captured[0] = 7
+    assert block_size(block_mask) == (COARSE, COARSE)
+
+
+def test_changed_numbers_keep_the_blocks_that_were_found() -> None:
+    window = [300]
+    block_mask = coarse_mask(documents(ids(), window))
+    assert block_size(block_mask) == (128, 128)
+    window[0] = 200
+    assert block_size(block_mask) == (COARSE, COARSE)
+
+
+def test_tensors_of_inference_mode_keep_the_blocks_that_were_found() -> None:
+    with torch.inference_mode():
+        captured = ids()
+    assert block_size(coarse_mask(documents(captured))) == (COARSE, COARSE)
+
+
+def test_blocks_of_the_same_size_stay() -> None:
+    mask_mod = documents(ids())
+    block_mask = flexc.create_block_mask(mask_mod, None, None, LENGTH, LENGTH, "cpu")
+    call, _ = call_of(block_mask).with_blocks()
+    assert call.tables is not None
+    assert call.tables.tensors[1].data_ptr() == block_mask.kv_indices.data_ptr()
+
+
+def test_other_masks_keep_their_blocks() -> None:
+    block_mask = torch_block_mask(
+        documents(ids()), None, None, LENGTH, LENGTH, "cpu", COARSE
+    )
+    assert block_size(block_mask) == (COARSE, COARSE)
+
+
+@pytest.mark.parametrize(("length", "factor"), [(1024, 1), (1 << 18, 2), (1 << 20, 8)])
+def test_great_lengths_are_planned_in_greater_blocks(length: int, factor: int) -> None:
+    reading: Any = object.__new__(MaskReading)
+    object.__setattr__(reading, "planned_block", (64, 64))
+    m, n = reading.block_for(length, length)
+    assert (m, n) == (64 * factor, 64 * factor)
+    assert (length // m) * (length // n) <= MAX_PLANNED_BLOCKS
