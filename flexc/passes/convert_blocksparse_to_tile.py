@@ -174,7 +174,8 @@ class KernelBuilder:
         if self.op.order and self.op.order.data == TileOrder.DESCENDING:
             last = code.sub(m_blocks, code.const(1))
             m_block = code.sub(last, m_block, "m_block")
-        kv_h = code.div(h, code.div(q_heads, kv_heads, "group_size"), "kv_h")
+        # As h / (q_heads / kv_heads), with one division in place of two.
+        kv_h = code.div(code.mul(h, kv_heads), q_heads, "kv_h")
         q_start = code.mul(m_block, code.const(self.block_m), "q_start")
         return Place(b, h, kv_h, q_start, q_len, kv_len)
 
@@ -188,10 +189,8 @@ class KernelBuilder:
         code = self.code
         assert self.op.heads_per_group is not None
         heads = code.const(self.op.heads_per_group.value.data)
-        program = code.add(m_block, code.mul(h, m_blocks), "program")
-        per_group = code.mul(heads, m_blocks)
-        first = code.mul(code.div(program, per_group), heads, "first_head")
-        within = code.rem(program, per_group)
+        first = code.mul(code.div(h, heads), heads, "first_head")
+        within = code.add(m_block, code.mul(code.sub(h, first), m_blocks), "program")
         left = code.sub(q_heads, first)
         count = code.insert(arith.MinSIOp(left, heads), "group_heads")
         head = code.add(first, code.rem(within, count), "h")

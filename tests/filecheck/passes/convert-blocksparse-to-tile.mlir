@@ -12,7 +12,7 @@ func.func @segments(%q : !t, %k : !t, %v : !t,
   // CHECK-SAME: %out : memref<?x?x?x20xf32> #tile.param<argument 4>, %lse : memref<?x?x?xf32> #tile.param<argument 5>, %max_scores : memref<?x?x?xf32> #tile.param<argument 6>
   // CHECK-SAME: grid affine_map<(d0, d1, d2) -> ((d2 ceildiv 64), d1, d0)>
   // CHECK: %m_block = tile.program_id 0
-  // CHECK: %kv_h = arith.divsi %h, %group_size : i32
+  // CHECK: %kv_h = arith.divsi {{%.*}}, %q_heads : i32
   // CHECK: [[Q:%q[_0-9]*]] = tile.load %q[%b, %h, %q_start, {{%.*}}] checked [0] : {{.*}} -> !tile.tile<64x20xf32>
   // Nothing is tested in a segment that is inside.
   // CHECK: scf.for %i

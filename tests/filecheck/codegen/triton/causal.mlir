@@ -13,7 +13,7 @@
 // CHECK: @triton.jit(do_not_specialize=[
 // CHECK: def attention(
 // CHECK-NEXT: query, key, value, scale: tl.float32, out,
-// CHECK: kv_h = h_1 // group_size
+// CHECK: kv_h = {{.*}} // q_heads
 // CHECK: q_idx = q_start + tl.arange(0, 128)
 // CHECK: q = tl.load(query +
 // CHECK: qk_scale = scale * 1.44269502
