@@ -19,7 +19,6 @@ from flexc.passes.score_factor import SAFE_FACTORS
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.runtime.arguments import Tables
 from flexc.runtime.driver import Build, Compiled, trace
-from flexc.runtime.mask_reading import MaskReading
 from flexc.runtime.options import TileOptions
 from flexc.runtime.planner.finer import finer_tables
 from flexc.runtime.planner.tables import plan_tables

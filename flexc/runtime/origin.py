@@ -67,9 +67,7 @@ def tables_of(block_mask: BlockMask) -> tuple[Tensor | None, ...]:
     )
 
 
-def sign(
-    block_mask: BlockMask, captures: Sequence[Any] | None = None
-) -> BlockMask:
+def sign(block_mask: BlockMask, captures: Sequence[Any] | None = None) -> BlockMask:
     """Note that the tables are those of the mask itself, and of which captures."""
     mask_mod = block_mask.mask_mod
     if captures is None:

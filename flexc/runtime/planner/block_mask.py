@@ -89,7 +89,8 @@ def plan_block_mask(
         tables = planned_tables(signature, problem, device, backend, refine)
     sizes = (problem.q_len, problem.kv_len)
     blocks = (problem.q_block, problem.kv_block)
-    return sign(BlockMask(sizes, *tables, BLOCK_SIZE=blocks, mask_mod=mask_mod))
+    made = BlockMask(sizes, *tables, BLOCK_SIZE=blocks, mask_mod=mask_mod)
+    return sign(made, signature.captures)
 
 
 def planned_tables(
