@@ -155,11 +155,9 @@ class AttentionOp(AttentionLike):
 
     def verify_(self) -> None:
         self.verify_operands()
-        for size in (self.block_m, self.block_n):
-            if size.value.data < 1:
-                raise VerifyException(
-                    f"block sizes expect positive numbers, got {size.value.data}"
-                )
+        self.verify_facts(
+            "block_m", "block_n", "num_warps", "num_stages", "heads_per_group"
+        )
         for op in self.segments.block.ops:
             if not isinstance(op, SegmentOp):
                 raise VerifyException(
@@ -294,8 +292,11 @@ class SegmentOp(IRDLOperation):
         block = parse_region_with_args(parser, "block")
         masked_if = parse_optional_region_with_args(parser, "masked_if")
         mask = parse_optional_region_with_args(parser, "mask_mod")
-        inside = attributes.pop("inside", None) is not None
-        return cls(kind, bounds, block, mask, inside, attributes, masked_if)
+        inside = attributes.pop("inside", None)
+        if not isinstance(inside, UnitAttr | None):
+            parser.raise_error(f"inside expects no value, got {inside}")
+        named = inside is not None
+        return cls(kind, bounds, block, mask, named, attributes, masked_if)
 
 
 BlockSparse = Dialect(

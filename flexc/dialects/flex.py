@@ -103,6 +103,10 @@ FACTS = (
 """Properties that say what is known about a call, kept by every lowering."""
 
 
+POSITIVE = ("q_len_multiple", "kv_len_multiple", "alignment", "max_length")
+"""Facts that are numbers of something."""
+
+
 def score_type(query: Attribute) -> AnyFloat:
     """Scores of fp64 inputs are fp64, of all others fp32."""
     assert isa(query, TensorType[Attribute])
@@ -185,6 +189,19 @@ class AttentionLike(IRDLOperation):
         """Types of the results, an empty list for one that is not asked for."""
         results = (getattr(self, name) for name in RESULTS)
         return [[] if r is None else [r.type] for r in results]
+
+    def verify_facts(self, *sizes: str) -> None:
+        """Check that facts, and other sizes of these names, are numbers above 0."""
+        for name in (*POSITIVE, *sizes):
+            attr = self.properties.get(name)
+            if isinstance(attr, IntegerAttr) and attr.value.data < 1:
+                raise VerifyException(
+                    f"{name} expects a positive number, got {attr.value.data}"
+                )
+        if self.fact("index_width", 32) not in (32, 64):
+            raise VerifyException(
+                f"index_width expects 32 or 64, got {self.fact('index_width')}"
+            )
 
     def verify_operands(self) -> None:
         for name in ("query", "key", "value", "out"):
@@ -334,6 +351,7 @@ class AttentionOp(AttentionLike):
 
     def verify_(self) -> None:
         self.verify_operands()
+        self.verify_facts()
         captures = [c.type for c in self.captures]
         verify_scalar_region(
             "mask_mod", self.mask_mod, mod_args(None, captures), MASK_RESULT

@@ -13,7 +13,7 @@ from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects import func
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.passes import ModulePass
 
 from flexc.dialects import flex, tile
@@ -56,12 +56,16 @@ class ConvertFlexToPlanningPass(ModulePass):
     target: Literal["triton", "cpp"] = "triton"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for function in list(op.ops):
-            if not isinstance(function, func.FuncOp):
-                continue
-            for attention in function.body.ops:
-                if isinstance(attention, flex.AttentionOp):
-                    kernels = planning_kernels(attention, self.target)
-                    op.body.block.insert_ops_before(kernels, function)
+        found = [o for o in op.walk() if isinstance(o, flex.AttentionOp)]
+        functions = dict.fromkeys(attention.parent_op() for attention in found)
+        for i, attention in enumerate(found):
+            function = attention.parent_op()
+            assert isinstance(function, func.FuncOp)
+            kernels = planning_kernels(attention, self.target)
+            for kernel in kernels if i else ():
+                kernel.sym_name = StringAttr(f"{kernel.sym_name.data}_{i}")
+            op.body.block.insert_ops_before(kernels, function)
+        for function in functions:
+            assert function is not None
             function.detach()
             function.erase()

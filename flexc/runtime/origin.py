@@ -24,7 +24,7 @@ class Origin:
     """What a BlockMask held when it was made: users may put other things there."""
 
     mask_mod: Callable[..., Any]
-    tables: tuple[Tensor | None, ...]
+    tables: tuple[Capture, ...]
     captures: tuple[Capture, ...]
     planned: dict[Any, Any] = field(default_factory=dict)
     """Tables that attention planned for itself, for each kind of call."""
@@ -73,7 +73,8 @@ def sign(block_mask: BlockMask, captures: Sequence[Any] | None = None) -> BlockM
     if captures is None:
         captures = read_mods(None, mask_mod).captures
     noted = tuple(Capture.of(c) for c in captures)
-    origin = Origin(mask_mod, tables_of(block_mask), noted)
+    tables = tuple(Capture.of(t) for t in tables_of(block_mask))
+    origin = Origin(mask_mod, tables, noted)
     setattr(block_mask, ATTRIBUTE, origin)
     return block_mask
 
@@ -86,11 +87,12 @@ def origin_of(block_mask: BlockMask) -> Origin | None:
     """The origin of a BlockMask that is as `flexc.create_block_mask` made it.
 
     Its tables list the blocks in which its `mask_mod` has a live pair and no
-    others, so that bounds found from the mask may take their place. Slices, moved
-    and changed masks are not; nor are their tables known to be the mask's.
+    others, so that bounds found from the mask may take their place (and read what it
+    captures at the call). Slices, moved masks, and those of which a table was
+    exchanged or written to are not; nor are their tables known to be the mask's.
     """
     origin = getattr(block_mask, ATTRIBUTE, None)
     if origin is None or origin.mask_mod is not block_mask.mask_mod:
         return None
     pairs = zip(origin.tables, tables_of(block_mask), strict=True)
-    return origin if all(made is held for made, held in pairs) else None
+    return origin if all(made.still_is(held) for made, held in pairs) else None

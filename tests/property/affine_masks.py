@@ -22,7 +22,7 @@ COMPARISONS = (
 )  # fmt: skip
 
 small = st.integers(-40, 200)
-factors = st.integers(1, 4)
+factors = st.integers(1, 4) | st.sampled_from([10**6, 2**20])
 divisors = st.integers(1, 70)
 
 
@@ -113,9 +113,14 @@ def chosen(x: Spelled, y: Spelled, z: Spelled) -> Spelled:
     )
 
 
-tables = st.tuples(
-    st.lists(small, min_size=2, max_size=2), st.sampled_from([torch.int32, torch.int64])
-).map(lambda t: torch.tensor(t[0], dtype=t[1]))
+large = st.sampled_from([2**31, -(2**31), 2**40 - 3000, 2**40 + 1, 2**62, -(2**63)])
+
+tables = st.one_of(
+    st.lists(small, min_size=2, max_size=2).map(
+        lambda numbers: torch.tensor(numbers, dtype=torch.int32)
+    ),
+    st.lists(small | large, min_size=2, max_size=2).map(torch.tensor),
+)
 
 
 def functions_of(position: Spelled) -> st.SearchStrategy[Spelled]:

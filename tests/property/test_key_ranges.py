@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import create_mask
 from xdsl.context import Context
 from xdsl.ir import Region
 
+from flexc import flex_attention
 from flexc.dialects.blocksparse import AttentionOp, SegmentOp
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods
@@ -173,6 +174,57 @@ FAMILIES: dict[str, Callable[..., Any]] = {
 def test_families_are_exact(name: str, s: Sizes) -> None:
     found, exact = check(FAMILIES[name], s)
     assert torch.equal(found, exact)
+
+
+BIG = torch.tensor([2**40 - 3000])
+MODERATE = torch.tensor([10_000_000], dtype=torch.int32)
+LIMIT = torch.tensor([5])
+NEAR_WRAP = torch.full((400,), 2**30 + 5, dtype=torch.int32)
+EXTREME = torch.tensor([2**63 - 1])
+
+HARD: dict[str, Callable[..., Any]] = {
+    "least of a large product": lambda b, h, q, k: (
+        torch.minimum(k * 2**20, LIMIT[b]) <= 7
+    ),
+    "clamp of a large product": lambda b, h, q, k: (
+        torch.clamp(k * 2**20, max=5) <= LIMIT[b] + 4
+    ),
+    "greatest of a large difference": lambda b, h, q, k: (
+        torch.maximum(k - q * 2**20, LIMIT[b]) >= LIMIT[b]
+    ),
+    "large multiple of a captured value": lambda b, h, q, k: (
+        k * 1_000_000 <= (MODERATE[b].long() * 1000 + q) * 3
+    ),
+    "large captured divisor": lambda b, h, q, k: (
+        (k * 1_000_000) // (MODERATE[b].long() * 1000) <= 2
+    ),
+    "nested factors": lambda b, h, q, k: ((q * 2**20 - k * 2**20) + 5) * 8192 >= 0,
+    "chunks moved far": lambda b, h, q, k: (k + BIG[b]) // 64 == (q + BIG[b]) // 64,
+    "shifted far": lambda b, h, q, k: (k + BIG[b]) >> 3 <= (q + BIG[b]) >> 3,
+    "a sum that wraps": lambda b, h, q, k: q + EXTREME[b] >= k,
+    "a sum that wraps on both sides": lambda b, h, q, k: (
+        q + EXTREME[b] >= k + EXTREME[b]
+    ),
+    "loaded values wrap although indices fit": lambda b, h, q, k: (
+        (q * q >= 0) & ((NEAR_WRAP[q] + NEAR_WRAP[k]) >= 0)
+    ),
+    "bytes wrap although indices fit": lambda b, h, q, k: (
+        (q * q >= 0) & (torch.clamp(k, max=100).to(torch.int8) + q.to(torch.int8) >= 0)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("s", [Sizes(96, 400, 16, 32), Sizes(300, 64, 16, 8)])
+def test_large_numbers(name: str, s: Sizes) -> None:
+    """Where 64 bits, or saturated bounds, do not hold what a mask computes."""
+    check(HARD[name], s)
+    query, key = (torch.randn(1, 1, n, 16) for n in (s.q_len, s.kv_len))
+    out = flex_attention(query, key, key, mask_mod=HARD[name])
+    live = create_mask(HARD[name], 1, 1, s.q_len, s.kv_len, device="cpu")
+    scores = (query @ key.transpose(-1, -2) / 4).masked_fill(~live, -torch.inf)
+    exact = torch.nan_to_num(torch.softmax(scores.double(), -1)) @ key.double()
+    assert (out - exact).abs().max() < 1e-5
 
 
 def neighbours(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from xdsl.dialects.builtin import IntegerType, i32, i64
 from xdsl.ir import Operation, SSAValue
 
 from flexc.passes.analysis.bounds.affine import Facts
+from flexc.passes.analysis.bounds.magnitudes import magnitude, size_of
 from flexc.passes.analysis.bounds.terms import (
     LARGE,
     MAX_SYMBOL,
@@ -55,11 +56,12 @@ class TermCode:
         is on the same side of all positions, whatever is added to it.
         """
         addends = list(self.addends(term))
-        large = [a for a in addends if self.magnitude(a) > NEAR]
+        large = [a for a in addends if magnitude(self.facts, a) > NEAR]
         if len(large) > 1 or not all(isinstance(a, Symbol) for a in large):
-            return self.magnitude(term)
-        rest = sum(self.magnitude(a) for a in addends if a not in large)
-        return FAR + rest if rest <= NEAR else self.magnitude(term)
+            return magnitude(self.facts, term)
+        rest = sum(magnitude(self.facts, a) for a in addends if a not in large)
+        is_far = rest <= NEAR and size_of(self.facts, self.facts.column) <= NEAR
+        return FAR + rest if is_far else magnitude(self.facts, term)
 
     def addends(self, term: Term) -> Iterator[Term]:
         """What a term is the sum and difference of."""
@@ -71,33 +73,6 @@ class TermCode:
                 yield from self.addends(term.term)
             case _:
                 yield term
-
-    def magnitude(self, term: Term) -> int:
-        """A bound on the absolute value of a term and of what it is computed from."""
-        match term:
-            case Constant():
-                return abs(term.value)
-            case Symbol():
-                return min(self.size_of(term.value), MAX_SYMBOL)
-            case RowValue():
-                return self.size_of(term.value)
-            case Sum():
-                return self.magnitude(term.left) + self.magnitude(term.right)
-            case Negative():
-                return self.magnitude(term.term)
-            case Quotient():
-                return max(self.magnitude(term.term), self.magnitude(term.divisor))
-            case Product():
-                factor = min(self.magnitude(term.factor), LARGE)
-                inner = self.magnitude(term.term)
-                return max(inner, min(inner, LARGE) * factor)
-            case Choice():
-                parts = (term.left, term.right, term.holds, term.fails)
-                return max(self.magnitude(part) for part in parts)
-
-    def size_of(self, value: SSAValue) -> int:
-        known = self.facts.ranges[value]
-        return max(abs(known.lo), abs(known.hi))
 
     def write(self, term: Term, row: SSAValue, type_: IntegerType) -> SSAValue:
         """A term at a row, a position of type i32."""
@@ -135,17 +110,17 @@ class TermCode:
     def symbol(self, term: Symbol, type_: IntegerType) -> SSAValue:
         """A captured value; one that is too far off for 32 bits comes nearer."""
         value = self.value(term.value)
-        if type_ == i32 and self.magnitude(term) > FAR:
+        if type_ == i32 and magnitude(self.facts, term) > FAR:
             value = self.clamp(value, -FAR, FAR)
         return self.cast(value, type_)
 
     def product(self, term: Product, row: SSAValue, type_: IntegerType) -> SSAValue:
         """A product that saturates: beyond LARGE nothing is told apart."""
         value = self.write(term.term, row, type_)
-        if self.magnitude(term.term) > LARGE:
+        if magnitude(self.facts, term.term) > LARGE:
             value = self.clamp(value, -LARGE, LARGE)
         factor = self.at_least_one(term.factor, row, type_)
-        if self.magnitude(term.factor) > LARGE:
+        if magnitude(self.facts, term.factor) > LARGE:
             factor = self.clamp(factor, 1, LARGE)
         return self.code.mul(value, factor)
 

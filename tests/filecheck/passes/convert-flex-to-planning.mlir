@@ -48,3 +48,25 @@ func.func @documents(%q : !t, %k : !t, %v : !t, %scale : f32, %ids : tensor<?xi3
   }
   func.return
 }
+
+// Kernels of a second attention have names of their own. What the mask does not read
+// by row or column needs no summaries.
+// CHECK-NOT: @summarize_1
+// CHECK: tile.kernel @classify_1(
+// CHECK: tile.kernel @refine_1(
+func.func @causal(%q : !t, %k : !t, %v : !t, %scale : f32) {
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+  score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.cmpi sge, %qi, %ki : i32
+    flex.yield %c : i1
+  }
+  func.return
+}
+
+// A function without attention stays.
+// CHECK: func.func @other(
+func.func @other(%a : f32) -> f32 {
+  func.return %a : f32
+}

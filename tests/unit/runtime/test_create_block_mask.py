@@ -192,3 +192,19 @@ def test_errors_say_what_to_do(
     }  # fmt: skip
     with pytest.raises(error, match=message):
         flexc.create_block_mask(**(arguments | given))
+
+
+def test_tables_that_were_written_to_are_kept_to() -> None:
+    """A closed form would take the place of the tables, were they the mask's."""
+
+    def causal(b, h, q_idx, kv_idx):
+        return q_idx >= kv_idx
+
+    query = torch.randn(1, 1, 256, 16)
+    block_mask = flexc.create_block_mask(causal, None, None, 256, 256, device="cpu")
+    assert flexc.flex_attention(query, query, query, block_mask=block_mask).any()
+    block_mask.kv_num_blocks.zero_()
+    assert block_mask.full_kv_num_blocks is not None
+    block_mask.full_kv_num_blocks.zero_()
+    out = flexc.flex_attention(query, query, query, block_mask=block_mask)
+    assert not out.any()

@@ -15,7 +15,11 @@ from xdsl.dialects.builtin import IntegerType, i1
 from xdsl.ir import Operation, SSAValue
 from xdsl.utils.hints import isa
 
-from flexc.passes.analysis.ranges.linear_forms import MaskFacts, int_constant
+from flexc.passes.analysis.ranges.linear_forms import (
+    MODERATE,
+    MaskFacts,
+    int_constant,
+)
 from flexc.passes.analysis.ranges.value_ranges import width_of
 
 MAX_COEFFICIENT = 1 << 20
@@ -54,11 +58,15 @@ class Facts(MaskFacts):
         """Sums with 64-bit symbols of unknown size are left to checks at run time."""
         if super().is_exact(op):
             return True
-        is_sum = isinstance(op, arith.AddiOp | arith.SubiOp)
+        if not isinstance(op, arith.AddiOp | arith.SubiOp):
+            return False
+        moving = [v for v in op.operands if self.pair(v)]
+        is_wide = width_of(op.results[0].type) == WIDE
+        # Only what is uniform is checked.
         return (
-            is_sum
-            and width_of(op.results[0].type) == WIDE
-            and any(not self.pair(v) for v in op.operands)
+            is_wide
+            and len(moving) < len(op.operands)
+            and all(self.ranges[v].within(MODERATE) for v in moving)
         )
 
     def is_uniform(self, value: SSAValue) -> bool:

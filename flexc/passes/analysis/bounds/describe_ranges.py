@@ -106,7 +106,7 @@ class RangeSpeller:
                 case Quotient() if sign < 0:
                     added.append(self._ceil(part, at_last))
                 case _:
-                    text = self.term(part, at_last)
+                    text = self.term(part, at_last, inner=sign < 0)
                     (added if sign > 0 else taken).append(text)
         added.sort(key=lambda text: not text.startswith("q_"))
         if constant > 0 or not (added or taken):

@@ -86,6 +86,10 @@ NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt
 SWAPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "ge": "le", "le": "ge"}
 
 
+SMALL = Interval(-LARGE, LARGE - 1)
+"""What saturated bounds may be compared with."""
+
+
 class Unsolvable(Exception):
     """A comparison that says nothing of positions that this module can see."""
 
@@ -195,6 +199,8 @@ class Solver:
             q_idx = RowValue(self.facts.region.block.args[2], 1, 1)
             total = add(scaled(q_idx, form.row), total)
         for value, factor in form.symbols.items():
+            if abs(factor) > 1:
+                self.require_small(value)  # Products saturate.
             total = add(total, scaled(self.symbol(value), factor))
         return total
 
@@ -250,6 +256,7 @@ class Solver:
                 return self.quotient(op.lhs, Constant(1 << by), bound, upper)
             case arith.MinSIOp() | arith.MaxSIOp():
                 inner, other = self.split(op)
+                self.require_small(inner)
                 bound = clamped(op, bound, self.uniform(other), upper)
                 return self.solve(inner, bound, upper)
             case _:
@@ -312,11 +319,17 @@ class Solver:
         self, inner: SSAValue, by: Constant | Symbol, bound: Term, upper: bool
     ) -> Alternatives:
         """floor(x / c) <= t: x <= t c + c - 1; floor(x / c) >= t: x >= t c."""
+        self.require_small(inner)
         if upper:
             bound = add(multiply(add(bound, Constant(1)), by), Constant(-1))
         else:
             bound = multiply(bound, by)
         return self.solve(inner, bound, upper)
+
+    def require_small(self, value: SSAValue) -> None:
+        """Give up on values that a saturated bound could be on the wrong side of."""
+        if not self.facts.ranges[value].within(SMALL):
+            raise Unsolvable
 
 
 def lowest(value: SSAValue) -> int:

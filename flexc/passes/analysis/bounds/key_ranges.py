@@ -24,6 +24,7 @@ from flexc.passes.analysis.bounds.key_bounds import (
     Skipped,
     Solver,
 )
+from flexc.passes.analysis.bounds.magnitudes import MOST, magnitude
 from flexc.passes.analysis.bounds.terms import Symbol, Term, direction, slope, symbols
 from flexc.passes.analysis.dependence import Along
 from flexc.passes.analysis.formula import Leaf, Leaves, alternatives, mask_formula
@@ -116,7 +117,10 @@ def _ranges(
             for atom in atoms:
                 if isinstance(atom, Skipped) and not is_dense(atom, *sizes):
                     return WhyNot(f"no range of keys follows from {atom.reason}")
-            ranges[project(atoms)] = None
+            keys = project(atoms)
+            if any(magnitude(facts, term) > MOST for term in keys.terms()):
+                return WhyNot("a range of keys has ends that 64 bits may not hold")
+            ranges[keys] = None
     if any(r.is_everything for r in ranges):
         return Proven((KeyRange(),))
     if sum(bool(r.lows and r.highs) for r in ranges) > MAX_MIDDLES:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from xdsl.ir import SSAValue
 
 LARGE = 1 << 31
-"""Beyond every position: a bound that bounds nothing."""
+"""What products saturate at, and beyond every value they are compared with."""
 
 MAX_SYMBOL = 1 << 40
 """What 64-bit values of unknown origin are checked against."""

@@ -25,6 +25,7 @@ from flexc.passes.analysis.dependence import (
 )
 from flexc.passes.analysis.formula import Formula, Leaf
 from flexc.passes.analysis.ranges import intervals
+from flexc.passes.analysis.ranges.exact_ranges import ExactRanges
 from flexc.passes.analysis.ranges.intervals import Interval
 from flexc.passes.analysis.ranges.value_ranges import (
     BINARY,
@@ -84,6 +85,7 @@ class MaskFacts:
 
     def __init__(self, region: Region, max_length: int, fits: bool):
         self.region, self.fits = region, fits
+        self.origins = ExactRanges(region, {})
         self.dependences = Dependences(region)
         position = Interval(0, max(max_length - 1, 0))
         b, h, self.row, self.column = indices(region)
@@ -187,12 +189,13 @@ class MaskFacts:
 
     def is_exact(self, op: Operation) -> bool:
         """Whether an operation on integers is known not to wrap around."""
-        if self.fits and isinstance(op, arith.AddiOp | arith.SubiOp | arith.MuliOp):
+        if self.fits and self.origins.is_exact(op.results[0]):
+            # Of values that were loaded, or cast by the user, nothing was proved.
             return True
         width = width_of(op.results[0].type)
         known = [self.ranges[v] for v in op.operands]
         if isinstance(op, math_dialect.AbsIOp):
-            return self.fits or known[0].lo > intervals.full(width).lo
+            return known[0].lo > intervals.full(width).lo
         if isinstance(op, arith.ShLIOp) and not known[1].within(Interval(0, width - 1)):
             return False
         exact = BINARY[type(op)](known[0], known[1], UNLIMITED)

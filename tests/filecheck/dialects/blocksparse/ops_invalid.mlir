@@ -1,7 +1,7 @@
 // RUN: flexc-opt %s --split-input-file --verify-diagnostics | filecheck %s
 
 func.func @no_rows(%q : tensor<?x?x?x8xf32>, %scale : f32) {
-  // CHECK: block sizes expect positive numbers, got 0
+  // CHECK: block_m expects a positive number, got 0
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
       scale(%scale : f32) -> out : tensor<?x?x?x8xf32>

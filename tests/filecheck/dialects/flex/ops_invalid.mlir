@@ -209,3 +209,31 @@ func.func @load_type(%t : tensor<?xf32>, %i : i32) {
   %a = "flex.load_capture"(%t, %i) : (tensor<?xf32>, i32) -> f64
   func.return
 }
+
+// -----
+
+func.func @no_length(%q : tensor<1x1x?x8xf32>, %scale : f32) {
+  // CHECK: max_length expects a positive number, got 0
+  %out = flex.attention %q, %q, %q : tensor<1x1x?x8xf32>, tensor<1x1x?x8xf32>, tensor<1x1x?x8xf32> scale(%scale : f32) -> out : tensor<1x1x?x8xf32> {max_length = 0 : i64}
+  score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @odd_width(%q : tensor<1x1x?x8xf32>, %scale : f32) {
+  // CHECK: index_width expects 32 or 64, got 7
+  %out = flex.attention %q, %q, %q : tensor<1x1x?x8xf32>, tensor<1x1x?x8xf32>, tensor<1x1x?x8xf32> scale(%scale : f32) -> out : tensor<1x1x?x8xf32> {index_width = 7 : i64}
+  score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
