@@ -118,7 +118,7 @@ def is_mask_call(target: object, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Whether sizes are given, rather than a function's own arguments."""
     if target is None or "Q_LEN" in kwargs or "KV_LEN" in kwargs:
         return True
-    sizes = all(a is None or type(a) is int for a in args)
+    sizes = all(a is None or isinstance(a, int | float | str) for a in args)
     return len(args) in (3, 4) and sizes and None not in args[2:]
 
 

@@ -149,6 +149,7 @@ class Subject:
             return self.reading.tile
         convert, block = convert_for(self.compiled.build), self.block
         query, value = self.call.query, self.call.value
+        asked = {k: v for k, v in vars(self.call.tiles).items() if v is not None}
         chosen = choose_tile_sizes(
             convert.target,
             8 * query.element_size(),
@@ -156,8 +157,8 @@ class Subject:
             value.size(3),
             block,
             convert.shared_memory,
+            short_rows=not {"block_m", "block_n"} & asked.keys(),
         )
-        asked = {k: v for k, v in vars(self.call.tiles).items() if v is not None}
         return replace(chosen, **asked)
 
     @property

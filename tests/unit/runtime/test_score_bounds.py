@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 import flexc
@@ -17,7 +19,7 @@ def test_captured_caps_share_two_kernels() -> None:
         def score_mod(score, b, h, q_idx, kv_idx):
             return cap * torch.tanh(score / cap)
 
-        out = flexc.flex_attention(query, key, value, score_mod=score_mod)
+        out: Any = flexc.flex_attention(query, key, value, score_mod=score_mod)
         exact = attention(query, key, value, score_mod).out
         assert (out - exact).abs().max() < 1e-4
 
@@ -38,7 +40,7 @@ def test_a_number_that_bounds_nothing() -> None:
         def score_mod(score, b, h, q_idx, kv_idx, factor=factor):
             return score * factor
 
-        out = flexc.flex_attention(query, query, query, score_mod=score_mod)
+        out: Any = flexc.flex_attention(query, query, query, score_mod=score_mod)
         exact = attention(query, query, query, score_mod).out
         torch.testing.assert_close(
             out.double(), exact, equal_nan=True, rtol=0, atol=1e-3
