@@ -150,7 +150,7 @@ def explain(args: argparse.Namespace) -> None:
     )
     print(explanation)
     if args.svg is not None:
-        Path(args.svg).write_text(explanation.to_svg(), "utf-8")
+        explanation.save(args.svg)
 
 
 def cache(args: argparse.Namespace) -> None:

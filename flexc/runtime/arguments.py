@@ -163,6 +163,11 @@ def split_block_mask(
     key: Tensor,
 ) -> tuple[Callable[..., Any] | None, Tables | None]:
     """The mask and the tables of a call, of which both may be absent."""
+    if isinstance(mask_mod, BlockMask):
+        raise BlockMaskError(
+            "mask_mod expects a function of (b, h, q_idx, kv_idx), got a BlockMask; "
+            "pass it as block_mask="
+        )
     if block_mask is None:
         return mask_mod, None
     if not isinstance(block_mask, BlockMask):
@@ -177,7 +182,7 @@ def split_block_mask(
             "mask_mod; combine masks with torch's and_masks"
         )
     mask = None if block_mask.mask_mod is noop_mask else block_mask.mask_mod
-    if mask is not None and mask.__name__ == "_sliced_mask_mod_error":
+    if mask is not None and getattr(mask, "__name__", "") == "_sliced_mask_mod_error":
         raise BlockMaskError(
             "block_mask was sliced, which drops its mask_mod; set mask_mod on the "
             "slice, or make a BlockMask for the part"

@@ -100,9 +100,9 @@ class Attention:
         if mask.has_bounds:
             return bare, compiled
         call = self
-        lengths = self.query.size(2), self.key.size(2)
-        if mask.is_planned(*lengths):
-            block = mask.block_for(*lengths)
+        sizes = (*self.query.shape[:3], self.key.size(2))
+        if mask.is_planned(sizes):
+            block = mask.block_for(*sizes[2:])
             call = replace(self, tables=self.plan(compiled.mods, block))
         return call, call.compiled(compiled.mods)
 

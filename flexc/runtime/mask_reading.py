@@ -7,6 +7,8 @@ other mask is evaluated at all pairs.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -35,8 +37,8 @@ A GPU plans blocks of one tile: documents gain 15 % on an H100 from 64x64 in pla
 MAX_PLANNED_BLOCKS = 1 << 22
 """Blocks of a head that are planned; of greater lengths they are larger."""
 
-MIN_PLANNED_PAIRS = 1 << 18
-"""Pairs of a head below which planning costs more than it saves."""
+MIN_PLANNED_PAIRS = 1 << 20
+"""Pairs of a call below which planning costs more than it saves."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,10 @@ class MaskReading:
     def has_bounds(self) -> bool:
         return self.is_trivial or isinstance(self.bounds, Proven)
 
-    def is_planned(self, q_len: int, kv_len: int) -> bool:
-        """Whether a call of these lengths finds its blocks by planning."""
-        return isinstance(self.classifier, Proven) and (
-            q_len * kv_len >= MIN_PLANNED_PAIRS
-        )
+    def is_planned(self, sizes: Sequence[int]) -> bool:
+        """Whether a call of (batch, heads, q_len, kv_len) plans its blocks."""
+        many = math.prod(sizes) >= MIN_PLANNED_PAIRS
+        return many and isinstance(self.classifier, Proven)
 
     def block_for(self, q_len: int, kv_len: int) -> tuple[int, int]:
         """Rows and columns of a planned block for such lengths."""

@@ -11,6 +11,7 @@ from xdsl.utils.target import Target
 
 from flexc.codegen.cpp.printer import print_kernel
 from flexc.codegen.kernel_spec import KernelSpec
+from flexc.codegen.requirements import require_kernels
 from flexc.dialects import tile
 
 
@@ -26,4 +27,5 @@ class CppTarget(Target):
     name = "cpp"
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
+        require_kernels(module, self.name)
         output.write("\n".join(spec.source for spec in emit_cpp(module)))

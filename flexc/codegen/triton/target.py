@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr
 from xdsl.utils.target import Target
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec, ir_digest
+from flexc.codegen.requirements import require_kernels
 from flexc.codegen.triton.printer import TritonPrinter
 from flexc.codegen.triton.scalar_rules import in_place_function
 from flexc.dialects import tile
@@ -89,5 +90,6 @@ class TritonTarget(Target):
     name = "triton"
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
+        require_kernels(module, self.name)
         for spec in emit_triton(module):
             output.write(spec.source)

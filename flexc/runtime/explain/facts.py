@@ -73,7 +73,7 @@ def bounds(subject: Subject) -> Iterator[Fact]:
         case Proven(found):
             speller = RangeSpeller(subject.simple.mask_mod)
             live, dead = speller.ranges(found.live), speller.ranges(found.dead)
-            yield Fact(name, True, f"live: {live}\ndead: {dead}")
+            yield Fact(name, True, f"may be live: {live}\nmay be dead: {dead}")
         case WhyNot(reason):
             yield Fact(name, False, reason)
 

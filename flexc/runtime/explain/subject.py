@@ -113,7 +113,7 @@ class Subject:
             return "bounds"
         if tables is not None:
             return "tables"
-        return "planned" if reading.is_planned(*self.sizes[2:]) else "every pair"
+        return "planned" if reading.is_planned(self.sizes) else "every pair"
 
     @property
     def why(self) -> str:
@@ -139,7 +139,7 @@ class Subject:
             return "no block is skipped, as none is known to be dead"
         return (
             "no block is skipped, as to plan fewer than "
-            f"{MIN_PLANNED_PAIRS:,} pairs of a head costs more than it saves"
+            f"{MIN_PLANNED_PAIRS:,} pairs costs more than it saves"
         )
 
     @property
