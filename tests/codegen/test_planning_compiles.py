@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.corpus import CORPUS
 triton = pytest.importorskip("triton")
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+OLD_INTERPRETER = version("triton").startswith("3.6.")
 CASES = (
     "causal", "documents_per_batch", "head_windows", "boolean_table", "dilated",
     "modalities",
@@ -70,6 +72,7 @@ def test_order_compiles(target: str) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(INTERPRETING, reason="this is that process")
+@pytest.mark.skipif(OLD_INTERPRETER, reason="fails with the numpy that torch takes")
 def test_in_a_process_that_interprets(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     environment = {"TRITON_INTERPRET": "1", "FLEXC_CACHE_DIR": str(tmp_path)}

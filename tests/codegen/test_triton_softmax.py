@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.reference import attention
 pytest.importorskip("triton")
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+OLD_INTERPRETER = version("triton").startswith("3.6.")
 TOLERANCE = {torch.float32: 5e-5, torch.float16: 3e-3}
 
 
@@ -41,6 +43,7 @@ def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(INTERPRETING, reason="this is that process")
+@pytest.mark.skipif(OLD_INTERPRETER, reason="fails with the numpy that torch takes")
 def test_in_a_process_that_interprets(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(
