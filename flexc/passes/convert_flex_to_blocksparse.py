@@ -244,7 +244,8 @@ class ConvertAttention(RewritePattern):
     def match_and_rewrite(
         self, op: flex.AttentionOp, rewriter: PatternRewriter
     ) -> None:
-        sizes = self.options.tile_sizes(op)
+        short_rows = has_short_rows(op)
+        sizes = self.options.tile_sizes(op, short_rows)
         builder = SegmentBuilder(op, sizes)
         segments = Region(Block(builder.segments()))
         properties = op.facts() | {
@@ -257,7 +258,7 @@ class ConvertAttention(RewritePattern):
         if (order := builder.order()) is not None:
             properties["order"] = blocksparse.TileOrderAttr(order)
             properties["heads_per_group"] = IntegerAttr(HEADS_PER_GROUP, i32)
-        if has_short_rows(op):
+        if short_rows:
             properties["short_rows"] = UnitAttr()
         new = blocksparse.AttentionOp(
             [op.query, op.key, op.value, op.scale, op.captures, op.tables],

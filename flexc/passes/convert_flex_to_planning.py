@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.passes import ModulePass
 
 from flexc.dialects import flex, tile
+from flexc.errors import OptionError
 from flexc.passes.analysis.blocks.block_classifier import build_classifier
 from flexc.passes.analysis.proof import Proven
 from flexc.passes.planning.classes import build_classify, build_sample
@@ -56,16 +57,20 @@ class ConvertFlexToPlanningPass(ModulePass):
     target: Literal["triton", "cpp"] = "triton"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        functions: dict[func.FuncOp, None] = {}
         found = [o for o in op.walk() if isinstance(o, flex.AttentionOp)]
-        functions = dict.fromkeys(attention.parent_op() for attention in found)
         for i, attention in enumerate(found):
             function = attention.parent_op()
-            assert isinstance(function, func.FuncOp)
+            if not isinstance(function, func.FuncOp) or function.parent_op() is not op:
+                raise OptionError(
+                    "convert-flex-to-planning expects flex.attention in a func.func "
+                    "of the module, got one elsewhere; move it there"
+                )
+            functions[function] = None
             kernels = planning_kernels(attention, self.target)
             for kernel in kernels if i else ():
                 kernel.sym_name = StringAttr(f"{kernel.sym_name.data}_{i}")
             op.body.block.insert_ops_before(kernels, function)
         for function in functions:
-            assert function is not None
             function.detach()
             function.erase()

@@ -15,7 +15,6 @@ from xdsl.ir import Operation, SSAValue
 from flexc.dialects import flex
 from flexc.passes.analysis.blocks.block_code import BlockCode
 from flexc.passes.analysis.blocks.block_sides import Side
-from flexc.passes.analysis.blocks.division_spelling import floor_modulo, floor_quotient
 from flexc.passes.analysis.blocks.float_ranges import (
     FloatCode,
     FloatEnds,
@@ -26,6 +25,7 @@ from flexc.passes.analysis.blocks.integer_ranges import IntegerCode
 from flexc.passes.analysis.blocks.wide_integers import Ends, Wide
 from flexc.passes.analysis.dependence import NOTHING, PAIR, Along
 from flexc.passes.analysis.ranges import intervals
+from flexc.passes.analysis.ranges.division_spelling import floor_modulo, floor_quotient
 from flexc.passes.analysis.ranges.linear_forms import Linear
 from flexc.passes.analysis.ranges.value_ranges import width_of
 from flexc.passes.canonicalization.site import is_integer

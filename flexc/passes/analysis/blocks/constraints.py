@@ -16,9 +16,9 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import i1
 from xdsl.ir import SSAValue
 
-from flexc.passes.analysis.blocks.division_spelling import floor_modulo, floor_quotient
 from flexc.passes.analysis.dependence import NOTHING, PAIR, Along
 from flexc.passes.analysis.formula import AllOf, AnyOf, Formula, Leaf, formula_of
+from flexc.passes.analysis.ranges.division_spelling import floor_modulo, floor_quotient
 from flexc.passes.analysis.ranges.linear_forms import (
     MODERATE,
     Linear,

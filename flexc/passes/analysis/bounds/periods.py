@@ -12,6 +12,7 @@ from xdsl.ir import Block, SSAValue
 from flexc.dialects import flex
 from flexc.passes.analysis.bounds.affine import Facts
 from flexc.passes.analysis.ranges import intervals
+from flexc.passes.analysis.ranges.division_spelling import floor_modulo
 
 MAX_PERIOD = 1 << 12
 
@@ -55,43 +56,15 @@ def varies(op: arith.CmpiOp, period: int, number: int) -> bool:
 
 def remainder_of(facts: Facts, value: SSAValue) -> tuple[SSAValue, int] | None:
     """x and c of Python's x % c, for an x that steps by one along a position."""
-    found = dividend_and_divisor(facts, value)
-    if found is None or found[1] is None or not 0 < found[1] <= MAX_PERIOD:
-        return None
-    form = facts.affine(found[0])
-    steps = form is not None and 1 in (abs(form.row), abs(form.column))
-    return (found[0], found[1]) if steps else None
-
-
-def dividend_and_divisor(
-    facts: Facts, value: SSAValue
-) -> tuple[SSAValue, int | None] | None:
-    """x and c of the spellings that simplification leaves of x % c."""
     op = value.owner
-    match op:
-        case arith.ExtSIOp():
-            return dividend_and_divisor(facts, op.input)
-        case arith.RemSIOp() if facts.ranges[op.lhs].is_nonnegative:
-            return op.lhs, facts.constant(op.rhs)
-        case arith.AndIOp():
-            mask = facts.constant(op.rhs)
-            is_low = mask is not None and mask > 0 and mask & (mask + 1) == 0
-            return (op.lhs, mask + 1) if mask is not None and is_low else None
-        case arith.SelectOp():
-            rest = mended(facts, op)
-            return None if rest is None else (rest.lhs, facts.constant(rest.rhs))
-        case _:
-            return None
-
-
-def mended(facts: Facts, op: arith.SelectOp) -> arith.RemSIOp | None:
-    """r of `select(r < 0, r + c, r)`, where r is a remainder by c."""
-    test, rest, sum_ = op.cond.owner, op.rhs.owner, op.lhs.owner
-    if not isinstance(test, arith.CmpiOp) or not isinstance(rest, arith.RemSIOp):
+    if isinstance(op, arith.ExtSIOp):
+        return remainder_of(facts, op.input)
+    found = floor_modulo(value, facts.ranges)
+    if found is None:
         return None
-    if not isinstance(sum_, arith.AddiOp) or test.lhs is not op.rhs:
+    dividend, divisor = found
+    if not isinstance(divisor, int) or divisor > MAX_PERIOD:
         return None
-    is_negative = arith.CMPI_COMPARISON_OPERATIONS[test.predicate.value.data] == "slt"
-    is_negative = is_negative and facts.constant(test.rhs) == 0
-    same = sum_.lhs is op.rhs and sum_.rhs is rest.rhs
-    return rest if is_negative and same else None
+    form = facts.affine(dividend)
+    steps = form is not None and 1 in (abs(form.row), abs(form.column))
+    return (dividend, divisor) if steps else None
