@@ -1,0 +1,59 @@
+"""The `flex` dialect: *what* is computed.
+
+`flex.attention` is torch's FlexAttention higher-order operator: attention over
+query, key and value, whose scores pass through a `score_mod` region and a
+`mask_mod` region. Which blocks are visited, in what order and on which machine
+is still open. Nothing here is specific to a variant of attention.
+
+```mlir
+%out, %lse = flex.attention %q, %k, %v : tensor<?x?x?x64xf32>,
+    tensor<?x?x?x64xf32>, tensor<?x?x?x64xf32> scale(%scale : f32)
+    captures(%slopes : tensor<?xf32>)
+    -> out : tensor<?x?x?x64xf32>, lse : tensor<?x?x?xf32>
+    score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32,
+              %slopes_ : tensor<?xf32>) {
+  %m = flex.load_capture %slopes_[%h] : tensor<?xf32>, i32
+  %d = arith.subi %ki, %qi : i32
+  %f = arith.sitofp %d : i32 to f32
+  %p = arith.mulf %m, %f : f32
+  %r = arith.addf %s, %p : f32
+  flex.yield %r : f32
+} mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %slopes_ : tensor<?xf32>) {
+  %c = arith.cmpi sge, %qi, %ki : i32
+  flex.yield %c : i1
+}
+```
+"""
+
+from __future__ import annotations
+
+from xdsl.ir import Dialect
+
+from flexc.dialects.flex.attention import RESULTS, AttentionLike, AttentionOp
+from flexc.dialects.flex.facts import FACTS, POSITIVE, PairsOp, score_type, tensor_shape
+from flexc.dialects.flex.scalar import (
+    DimOp,
+    FmodOp,
+    LoadCaptureOp,
+    YieldOp,
+    print_indexed,
+)
+
+__all__ = [
+    "FACTS",
+    "POSITIVE",
+    "RESULTS",
+    "AttentionLike",
+    "AttentionOp",
+    "DimOp",
+    "Flex",
+    "FmodOp",
+    "LoadCaptureOp",
+    "PairsOp",
+    "YieldOp",
+    "print_indexed",
+    "score_type",
+    "tensor_shape",
+]
+
+Flex = Dialect("flex", [AttentionOp, LoadCaptureOp, DimOp, FmodOp, YieldOp], [])

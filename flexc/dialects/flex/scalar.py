@@ -1,0 +1,170 @@
+"""Scalar ops of mod regions: captured loads, sizes, remainders, and their end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from xdsl.dialects.builtin import (
+    I32,
+    AnyFloatConstr,
+    IntegerAttr,
+    IntegerType,
+    TensorType,
+    UnitAttr,
+    i32,
+)
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    VarConstraint,
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+)
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import IsTerminator, Pure
+from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.hints import isa
+
+from flexc.dialects.flex.facts import verify_rank
+
+
+@irdl_op_definition
+class LoadCaptureOp(IRDLOperation):
+    """One element of a captured tensor; 0 where an index is out of range.
+
+    Indices are not wrapped: the frontend spells torch's negative indices out.
+    `inside` says that they are known to be in range: no test is needed.
+
+    ```mlir
+    %m = flex.load_capture %slopes[%h] : tensor<?xf32>, i32
+    ```
+    """
+
+    name = "flex.load_capture"
+
+    tensor = operand_def(TensorType[Attribute])
+    indices = var_operand_def(IntegerType)
+    inside = opt_prop_def(UnitAttr)
+    result = result_def()
+
+    traits = traits_def(Pure())
+
+    def __init__(
+        self, tensor: SSAValue, indices: Sequence[SSAValue], inside: bool = False
+    ):
+        assert isa(tensor.type, TensorType[Attribute])
+        super().__init__(
+            operands=[tensor, indices],
+            properties={"inside": UnitAttr() if inside else None},
+            result_types=[tensor.type.element_type],
+        )
+
+    def verify_(self) -> None:
+        assert isa(self.tensor.type, TensorType[Attribute])
+        verify_rank("tensor", self.tensor.type, len(self.indices))
+        if self.result.type != self.tensor.type.element_type:
+            raise VerifyException(
+                f"result expects type {self.tensor.type.element_type}, "
+                f"got {self.result.type}"
+            )
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        print_indexed(printer, self.tensor, self.indices)
+        if self.inside is not None:
+            printer.print_string(" inside")
+        printer.print_string(" : ")
+        printer.print_list(self.operand_types, printer.print_attribute)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> LoadCaptureOp:
+        pos = parser.pos
+        names = [parser.parse_unresolved_operand()]
+        names += parser.parse_comma_separated_list(
+            parser.Delimiter.SQUARE, parser.parse_unresolved_operand
+        )
+        inside = parser.parse_optional_keyword("inside") is not None
+        parser.parse_punctuation(":")
+        types = parser.parse_comma_separated_list(
+            parser.Delimiter.NONE, parser.parse_type
+        )
+        tensor, *indices = parser.resolve_operands(names, types, pos)
+        return cls(tensor, indices, inside)
+
+
+def print_indexed(
+    printer: Printer, tensor: SSAValue, indices: Sequence[SSAValue]
+) -> None:
+    """Print `%tensor[%i, %j]`."""
+    printer.print_ssa_value(tensor)
+    with printer.in_square_brackets():
+        printer.print_list(indices, printer.print_ssa_value)
+
+
+@irdl_op_definition
+class DimOp(IRDLOperation):
+    """The size of one dimension of a captured tensor.
+
+    ```mlir
+    %n = flex.dim %table, 0 : tensor<?x?xbf16> -> i32
+    ```
+    """
+
+    name = "flex.dim"
+
+    tensor = operand_def(TensorType[Attribute])
+    dim = prop_def(IntegerAttr[I32])
+    result = result_def(IntegerType)
+
+    traits = traits_def(Pure())
+    assembly_format = "$tensor `,` $dim attr-dict `:` type($tensor) `->` type($result)"
+
+    def __init__(self, tensor: SSAValue, dim: int, type_: IntegerType = i32):
+        super().__init__(
+            operands=[tensor],
+            properties={"dim": IntegerAttr(dim, i32)},
+            result_types=[type_],
+        )
+
+
+@irdl_op_definition
+class FmodOp(IRDLOperation):
+    """C's fmod: the remainder of x / y rounded towards zero, exact.
+
+    `arith.remf` does not exist in xDSL 0.74.
+    """
+
+    name = "flex.fmod"
+
+    T: ClassVar = VarConstraint("T", AnyFloatConstr)
+    lhs = operand_def(T)
+    rhs = operand_def(T)
+    result = result_def(T)
+
+    traits = traits_def(Pure())
+    assembly_format = "$lhs `,` $rhs attr-dict `:` type($result)"
+
+    def __init__(self, lhs: SSAValue, rhs: SSAValue):
+        super().__init__(operands=[lhs, rhs], result_types=[lhs.type])
+
+
+@irdl_op_definition
+class YieldOp(IRDLOperation):
+    """Ends every region of scalar code."""
+
+    name = "flex.yield"
+
+    values = var_operand_def()
+
+    traits = traits_def(IsTerminator(), Pure())
+    assembly_format = "attr-dict ($values^ `:` type($values))?"
+
+    def __init__(self, *values: SSAValue | Operation):
+        super().__init__(operands=[list(values)])
