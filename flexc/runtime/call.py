@@ -60,11 +60,23 @@ class Attention:
     outputs: Outputs
     backend: str
     tiles: TileOptions
+    asks_determinism: bool = False
+    """Equal bits at every run were asked for, for this call or by its scope."""
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether derivatives must be the same bits at every run."""
+        return self.asks_determinism or torch.are_deterministic_algorithms_enabled()
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether there are rows, and keys to attend to."""
+        return self.query.numel() > 0 and self.key.size(2) > 0
 
     def run(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The output and, where asked for, log-sum-exp and largest scores."""
         results = self.allocate()
-        if self.query.numel() and self.key.size(2):
+        if self.has_pairs:
             self.execute(results)
         else:
             for result, value in zip(results, (0.0, -math.inf, -math.inf), strict=True):

@@ -1,0 +1,183 @@
+"""Derivatives of attention: what autograd asks of a backend, and who answers.
+
+A backend gives three linear maps, each at one point (the inputs of a call): the
+gradients along cotangents of the results, the tangents of the results along tangents
+of the inputs, and the tangents of the gradients, along tangents of the inputs and of
+the cotangents. All that autograd needs follows from these: Hessians are symmetric.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from flexc.errors import GradientError
+from flexc.runtime.call import Attention
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """A tensor for each input of a call, of that input's shape, or None.
+
+    As gradients: of the input's dtype too, in memory of their own; None where none
+    is wanted, and where nothing depends on the input. As tangents: of any strides,
+    None for zero.
+    """
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
+    captures: tuple[Tensor | None, ...]
+    """Aligned with `call.signature.captures`: None for numbers and for integers."""
+
+
+Tangents = Gradients
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which gradients are to be computed. The others are None."""
+
+    query: bool
+    key: bool
+    value: bool
+    captures: tuple[bool, ...]
+    """Aligned with `call.signature.captures`. Only floats that score_mod reads."""
+
+    def __bool__(self) -> bool:
+        return self.query or self.key or self.value or any(self.captures)
+
+
+class Derivatives(Protocol):
+    """What a backend implements, as functions of a module.
+
+    `out` and `lse` are what the call computed, lse in natural units and of
+    `call.score_dtype`, whatever `call.outputs` says. `d_out` and its tangent are of
+    out's shape and dtype, `d_lse` and its tangent of lse's; all may have any strides,
+    0 included, and None is zero. Calls have pairs: neither rows nor keys are empty.
+
+    A row with nothing to attend to (lse is -inf) is a constant. It gives nothing to any
+    gradient, be its cotangents NaN, and its tangents are 0. Where
+    `call.deterministic`, equal calls give equal bits.
+    """
+
+    def backward(
+        self,
+        call: Attention,
+        out: Tensor,
+        lse: Tensor,
+        d_out: Tensor | None,
+        d_lse: Tensor | None,
+        wanted: Wanted,
+    ) -> Gradients:
+        """The gradients along cotangents."""
+        ...
+
+    def jvp(
+        self, call: Attention, out: Tensor, lse: Tensor, tangents: Tangents
+    ) -> tuple[Tensor, Tensor]:
+        """The tangents of out and lse, of their dtypes."""
+        ...
+
+    def backward_jvp(
+        self,
+        call: Attention,
+        out: Tensor,
+        lse: Tensor,
+        d_out: Tensor | None,
+        d_lse: Tensor | None,
+        tangents: Tangents,
+        t_d_out: Tensor | None,
+        t_d_lse: Tensor | None,
+        wanted: Wanted,
+    ) -> Gradients:
+        """The tangents of the gradients. Those of out and lse are found inside."""
+        ...
+
+
+IMPLEMENTATIONS = {"eager": "flexc.runtime.dense_derivatives"}
+"""The module that implements `Derivatives` for a backend."""
+
+
+def derivatives_of(backend: str) -> Derivatives:
+    """The derivatives of a backend's attention."""
+    if backend not in IMPLEMENTATIONS:
+        raise GradientError(
+            f'backend "{backend}" computes the forward of attention only, so far; wrap '
+            'the call in torch.no_grad(), or differentiate it with backend="eager", in '
+            "memory of order Sq * Skv"
+        )
+    return cast(Derivatives, import_module(IMPLEMENTATIONS[backend]))
+
+
+def backward(
+    call: Attention,
+    out: Tensor,
+    lse: Tensor,
+    d_out: Tensor | None,
+    d_lse: Tensor | None,
+    wanted: Wanted,
+) -> Gradients:
+    """The gradients of any call along cotangents."""
+    if not call.has_pairs or (d_out is None and d_lse is None):
+        return zeros(call, wanted)
+    of = derivatives_of(call.backend)
+    return of.backward(call, out, lse, d_out, d_lse, wanted)
+
+
+def jvp(
+    call: Attention, out: Tensor, lse: Tensor, tangents: Tangents
+) -> tuple[Tensor, Tensor]:
+    """The tangents of any call's out and lse along tangents of its inputs."""
+    if not call.has_pairs or is_zero(tangents):
+        return torch.zeros_like(out), torch.zeros_like(lse)
+    return derivatives_of(call.backend).jvp(call, out, lse, tangents)
+
+
+def backward_jvp(
+    call: Attention,
+    out: Tensor,
+    lse: Tensor,
+    d_out: Tensor | None,
+    d_lse: Tensor | None,
+    tangents: Tangents,
+    t_d_out: Tensor | None,
+    t_d_lse: Tensor | None,
+    wanted: Wanted,
+) -> Gradients:
+    """The tangents of any call's gradients, along tangents of all that they are of."""
+    if not call.has_pairs:
+        return zeros(call, wanted)
+    if is_zero(tangents) or (d_out is None and d_lse is None):
+        return backward(call, out, lse, t_d_out, t_d_lse, wanted)
+    of = derivatives_of(call.backend)
+    return of.backward_jvp(
+        call, out, lse, d_out, d_lse, tangents, t_d_out, t_d_lse, wanted
+    )
+
+
+def zeros(call: Attention, wanted: Wanted) -> Gradients:
+    """Gradients of what does not depend on anything."""
+
+    def zero(value: object, is_wanted: bool) -> Tensor | None:
+        if not is_wanted or not isinstance(value, Tensor):
+            return None
+        return torch.zeros_like(value)
+
+    captures = zip(call.signature.captures, wanted.captures, strict=True)
+    return Gradients(
+        zero(call.query, wanted.query),
+        zero(call.key, wanted.key),
+        zero(call.value, wanted.value),
+        tuple(zero(c, w) for c, w in captures),
+    )
+
+
+def is_zero(tangents: Tangents) -> bool:
+    """Whether every tangent is None."""
+    own = (tangents.query, tangents.key, tangents.value, *tangents.captures)
+    return all(t is None for t in own)
