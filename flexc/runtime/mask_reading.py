@@ -20,11 +20,8 @@ from flexc.passes.analysis.blocks.block_classifier import Classifier, build_clas
 from flexc.passes.analysis.bounds.key_ranges import KeyRanges
 from flexc.passes.analysis.proof import Proof, Proven
 from flexc.passes.analysis.ranges.intervals import full
-from flexc.passes.convert_flex_to_blocksparse import (
-    ConvertFlexToBlocksparsePass,
-    is_always_true,
-)
-from flexc.passes.segments.mask_segments import closed_form
+from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.segments.subject import SegmentSubject
 from flexc.passes.tile_sizes import TileSizes
 from flexc.runtime.proofs import attention_of
 
@@ -77,8 +74,9 @@ def read_mask(module: ModuleOp, convert: ConvertFlexToBlocksparsePass) -> MaskRe
     pipelines.run(pipelines.to_simple_flex(), Context(), module)
     op = attention_of(module)
     tile = convert.tile_sizes(op)
-    bounds = closed_form(op, tile.block_m, tile.block_n)
-    trivial = is_always_true(op.mask_mod)
+    subject = SegmentSubject.of(op)
+    bounds = subject.ranges(tile.block_m, tile.block_n)
+    trivial = not subject.has_mask
     classifier = None
     if not trivial and not isinstance(bounds, Proven):
         length, fits = op.fact("max_length", full(32).hi), op.indices_fit is not None

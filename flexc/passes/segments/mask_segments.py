@@ -1,4 +1,4 @@
-"""The segments of a mask whose live and dead keys have a closed form.
+"""The segments of a mask whose live and dead columns have a closed form.
 
 A full segment visits the blocks that no dead range meets, a partial one the rest
 of those that a live range meets. Each is one loop, whatever the number of its runs:
@@ -12,31 +12,22 @@ from dataclasses import dataclass
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import i32
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.ir import Block, SSAValue
 
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
-from flexc.dialects.flex import AttentionOp
 from flexc.dialects.mod_region import INDEX_ARGS
-from flexc.passes.analysis.bounds.affine import Facts
-from flexc.passes.analysis.bounds.key_ranges import KeyRange, KeyRanges, key_ranges
+from flexc.passes.analysis.bounds.key_ranges import KeyRange, KeyRanges
 from flexc.passes.analysis.bounds.terms import direction
-from flexc.passes.analysis.proof import Proof
-from flexc.passes.analysis.ranges.intervals import full
 from flexc.passes.scalar_code import ScalarCode
 from flexc.passes.segments.block_ranges import Lengths, RangeCode, Run
+from flexc.passes.segments.subject import SegmentSubject
 from flexc.passes.segments.term_code import TermCode
 
 Pieces = list[tuple[SSAValue, SSAValue]]
 
 
-def closed_form(op: AttentionOp, block_m: int, block_n: int) -> Proof[KeyRanges]:
-    """The ranges of keys of an attention op's mask, or why there are none."""
-    length, fits = op.fact("max_length", full(32).hi), "indices_fit" in op.properties
-    return key_ranges(op.mask_mod, length, fits, block_m, block_n)
-
-
 def tile_order(ranges: KeyRanges) -> TileOrder | None:
-    """Longest rows first: whether later rows tend to have more keys, or fewer."""
+    """Longest rows first: whether later rows tend to have more columns, or fewer."""
     growth = sum(_growth(r) for r in ranges.live)
     if growth == 0:
         return None
@@ -60,18 +51,17 @@ def _growth(keys: KeyRange) -> int:
 
 @dataclass(frozen=True)
 class MaskSegments:
-    """Builds the segments of an op; `new_region` makes one with a segment's args."""
+    """Builds the segments of a subject, whose ranges these are."""
 
-    op: AttentionOp
+    subject: SegmentSubject
     ranges: KeyRanges
     block_m: int
     block_n: int
-    new_region: Callable[[tuple[str, ...]], Region]
 
     @property
     def is_whole(self) -> bool:
-        """Whether no block of keys sticks out."""
-        return self.op.fact("kv_len_multiple") % self.block_n == 0
+        """Whether no block of columns sticks out."""
+        return self.subject.column_multiple % self.block_n == 0
 
     def segments(self) -> list[SegmentOp]:
         """Partial blocks first, then full ones."""
@@ -119,51 +109,52 @@ class MaskSegments:
         build: Callable[[RangeCode], Pieces],
         inside: bool,
     ) -> SegmentOp:
-        bounds = self.new_region(("b", "h", "q_start", "q_len", "kv_len"))
+        bounds = self.subject.bounds_region()
         code = ScalarCode(bounds.block)
         pieces = build(self.range_code(code, bounds.block, 3))
         code.yield_(pieces[0][0], limits(code, pieces)[-1])
 
-        block = self.new_region(("b", "h", "q_start", "i", "q_len", "kv_len"))
+        block = self.subject.block_region()
         code = ScalarCode(block.block)
         number = block.block.args[3]
         if len(pieces) > 1:
             pieces = build(self.range_code(code, block.block, 4))
             number = block_of(code, number, pieces)
-        code.yield_(code.mul(number, code.const(self.block_n), "kv_start"))
+        name = f"{self.subject.axes[1]}_start"
+        code.yield_(code.mul(number, code.const(self.block_n), name))
 
-        mask = None if kind == SegmentKind.FULL else self.op.mask_mod.clone()
+        mask = None if kind == SegmentKind.FULL else self.subject.mask.clone()
         return SegmentOp(kind, bounds, block, mask, inside)
 
     def range_code(self, code: ScalarCode, block: Block, lengths: int) -> RangeCode:
         """A writer of ranges, for a region whose lengths start at an argument."""
-        b, h, q_start = block.args[:3]
-        q_len, kv_len = block.args[lengths : lengths + 2]
-        mask_args = self.op.mask_mod.block.args
+        b, h, start = block.args[:3]
+        row_len, column_len = block.args[lengths : lengths + 2]
+        mask_args = self.subject.solved.block.args
         outside: dict[SSAValue, SSAValue] = {mask_args[0]: b, mask_args[1]: h}
         captures = mask_args[len(INDEX_ARGS) :]
         outside |= dict(zip(captures, block.args[lengths + 2 :], strict=False))
-        facts = Facts(
-            self.op.mask_mod,
-            self.op.fact("max_length", full(32).hi),
-            "indices_fit" in self.op.properties,
-        )
-        lengths_ = self.lengths(code, q_start, q_len, kv_len)
-        return RangeCode(TermCode(code, facts, outside), lengths_, self.block_n)
+        lengths_ = self.lengths(code, start, row_len, column_len)
+        terms = TermCode(code, self.subject.facts, outside)
+        return RangeCode(terms, lengths_, self.block_n)
 
     def lengths(
-        self, code: ScalarCode, q_start: SSAValue, q_len: SSAValue, kv_len: SSAValue
+        self,
+        code: ScalarCode,
+        start: SSAValue,
+        row_len: SSAValue,
+        column_len: SSAValue,
     ) -> Lengths:
         one = code.const(1)
-        end = code.add(q_start, code.const(self.block_m))
-        if self.op.fact("q_len_multiple") % self.block_m:
-            end = code.insert(arith.MinSIOp(end, q_len))
-        q_last = code.sub(end, one, "q_last")
-        whole = code.div(kv_len, code.const(self.block_n), "whole")
+        end = code.add(start, code.const(self.block_m))
+        if self.subject.row_multiple % self.block_m:
+            end = code.insert(arith.MinSIOp(end, row_len))
+        last = code.sub(end, one, f"{self.subject.axes[0]}_last")
+        whole = code.div(column_len, code.const(self.block_n), "whole")
         blocks = whole
         if not self.is_whole:
-            blocks = code.ceildiv(kv_len, self.block_n, "blocks")
-        return Lengths(q_start, q_last, kv_len, blocks, whole)
+            blocks = code.ceildiv(column_len, self.block_n, "blocks")
+        return Lengths(start, last, column_len, blocks, whole)
 
 
 def limits(code: ScalarCode, pieces: Pieces) -> list[SSAValue]:

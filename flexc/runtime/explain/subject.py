@@ -17,7 +17,7 @@ from flexc.passes.analysis.bounds.key_ranges import KeyRanges
 from flexc.passes.analysis.dependence import Along, Dependences, yielded
 from flexc.passes.analysis.proof import Proof, WhyNot
 from flexc.passes.analysis.ranges.intervals import Interval
-from flexc.passes.segments.mask_segments import closed_form
+from flexc.passes.segments.subject import SegmentSubject
 from flexc.passes.tile_sizes import TileSizes, choose_tile_sizes
 from flexc.runtime.call import Attention
 from flexc.runtime.driver import Compiled, convert_for
@@ -92,7 +92,7 @@ class Subject:
     def bounds(self) -> Proof[KeyRanges]:
         """The ranges of keys of the mask, in the values of `simple`."""
         tile = self.reading.tile
-        return closed_form(self.simple, tile.block_m, tile.block_n)
+        return SegmentSubject.of(self.simple).ranges(tile.block_m, tile.block_n)
 
     @cached_property
     def along(self) -> Along:

@@ -17,7 +17,7 @@ from flexc.passes import pipelines
 from flexc.passes.analysis.bounds.describe_ranges import RangeSpeller
 from flexc.passes.analysis.proof import Proven
 from flexc.passes.analysis.readable import describe_mod
-from flexc.passes.segments.mask_segments import closed_form
+from flexc.passes.segments.subject import SegmentSubject
 from flexc.runtime.proofs import attention_of
 
 Mask = Callable[..., Any]
@@ -98,7 +98,7 @@ def test_long_masks_are_cut() -> None:
 )
 def test_ranges(mask: Mask, live: str, dead: str | None) -> None:
     op = simplified(mask)
-    proof = closed_form(op, 64, 64)
+    proof = SegmentSubject.of(op).ranges(64, 64)
     assert isinstance(proof, Proven)
     speller = RangeSpeller(op.mask_mod)
     assert speller.ranges(proof.value.live) == f"kv_idx in {live}"
@@ -108,7 +108,8 @@ def test_ranges(mask: Mask, live: str, dead: str | None) -> None:
 
 def test_no_range_and_every_key() -> None:
     speller = RangeSpeller(simplified(lambda b, h, q, k: q >= k).mask_mod)
-    proof = closed_form(simplified(lambda b, h, q, k: (q + k) % 3 == 0), 64, 64)
+    op = simplified(lambda b, h, q, k: (q + k) % 3 == 0)
+    proof = SegmentSubject.of(op).ranges(64, 64)
     assert isinstance(proof, Proven)
     assert speller.ranges(proof.value.live) == "all"
     assert speller.ranges(()) == "none"
