@@ -31,6 +31,7 @@ from xdsl.ir import Dialect
 
 from flexc.dialects.flex.attention import RESULTS, AttentionLike, AttentionOp
 from flexc.dialects.flex.facts import FACTS, POSITIVE, PairsOp, score_type, tensor_shape
+from flexc.dialects.flex.pair_sums import PairSumsLike, PairSumsOp, SumAttr, SumKind
 from flexc.dialects.flex.scalar import (
     DimOp,
     FmodOp,
@@ -49,11 +50,19 @@ __all__ = [
     "Flex",
     "FmodOp",
     "LoadCaptureOp",
+    "PairSumsLike",
+    "PairSumsOp",
     "PairsOp",
+    "SumAttr",
+    "SumKind",
     "YieldOp",
     "print_indexed",
     "score_type",
     "tensor_shape",
 ]
 
-Flex = Dialect("flex", [AttentionOp, LoadCaptureOp, DimOp, FmodOp, YieldOp], [])
+Flex = Dialect(
+    "flex",
+    [AttentionOp, PairSumsOp, LoadCaptureOp, DimOp, FmodOp, YieldOp],
+    [SumAttr],
+)

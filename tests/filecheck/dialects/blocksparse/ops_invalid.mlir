@@ -187,7 +187,7 @@ func.func @mixed_without_mask(%q : tensor<?x?x?x8xf32>, %scale : f32) {
 
 // -----
 
-// CHECK: 'blocksparse.segment' expects parent op 'blocksparse.attention'
+// CHECK: expects an op over pairs of positions around it
 blocksparse.segment full bounds(%b : i32, %h : i32, %s : i32, %m : i32, %n : i32) {
   flex.yield %n, %n : i32, i32
 } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {

@@ -1,0 +1,353 @@
+"""`flex.pair_sums`: sums over pairs of positions, what all derivatives are made of.
+
+The rows that a result belongs to are queries, or keys if the op is `transposed`; the
+columns that it sums over are the other. So the gradient of the query and those of
+key and value are one op, whose pairs are the same code.
+
+```mlir
+%dq = flex.pair_sums rows(%q, %do : ...) columns(%k, %v : ...)
+    row_values(%lse, %delta : ...) scale(%scale : f32) -> tensor<?x?x?x64xf32>
+    {products = [array<i32: 0, 0>, array<i32: 1, 1>],
+     sums = [#flex.sum<matrix [[0, 0]] scaled>]}
+    pairs(%qk : f32, %dp : f32, %scale_ : f32, %lse_ : f32, %delta_ : f32,
+          %b : i32, %h : i32, %q_idx : i32, %kv_idx : i32) {
+  ...
+  flex.yield %ds : f32
+} mask_mod(%b : i32, %h : i32, %q_idx : i32, %kv_idx : i32) {...}
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from xdsl.dialects.builtin import (
+    I32,
+    AnyFloat,
+    ArrayAttr,
+    DenseArrayBase,
+    IntegerAttr,
+    StringAttr,
+    TensorType,
+    UnitAttr,
+    i32,
+    i64,
+)
+from xdsl.ir import Attribute, ParametrizedAttribute, Region, SSAValue
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    ParsePropInAttrDict,
+    irdl_attr_definition,
+    irdl_op_definition,
+    opt_prop_def,
+    param_def,
+    prop_def,
+    region_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.parser import AttrParser, Parser
+from xdsl.printer import Printer
+from xdsl.traits import IsolatedFromAbove, Pure
+from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.hints import isa
+from xdsl.utils.str_enum import StrEnum
+
+from flexc.dialects.flex.facts import PairsOp, score_type, tensor_shape, verify_rank
+from flexc.dialects.mod_region import (
+    INDEX_ARGS,
+    MASK_RESULT,
+    mod_args,
+    parse_operand_group,
+    parse_properties,
+    parse_region_with_args,
+    print_operand_group,
+    print_properties,
+    print_region_with_args,
+    verify_scalar_region,
+)
+
+
+class SumKind(StrEnum):
+    """What is summed, and over which pairs.
+
+    MATRIX  (B, H, rows, D): for each row the sum over columns of value * matrix row,
+            and over all heads and batches that share the row's.
+    TOTAL   (B, Hq, rows): for each row, and each query head, the sum over columns.
+    DIAGONAL (B, Hq, N, Sq + Skv - 1): entry q - kv + Skv - 1 sums the pairs with that
+            difference; the sum over N, whose extent is the lowering's choice, counts.
+    PAIRS   (B, Hq, rows, columns): the values themselves, 0 where a pair is dead.
+    """
+
+    MATRIX = "matrix"
+    TOTAL = "total"
+    DIAGONAL = "diagonal"
+    PAIRS = "pairs"
+
+
+@irdl_attr_definition
+class SumAttr(ParametrizedAttribute):
+    """One result: its kind, and what it takes of the values that `pairs` yields.
+
+    `terms` are [value] or, for a matrix, [value, columns matrix] each; they add up.
+    `scaled` says that the result is multiplied by the op's scale.
+    """
+
+    name = "flex.sum"
+
+    kind: StringAttr = param_def()
+    terms: ArrayAttr[DenseArrayBase[I32]] = param_def()
+    is_scaled: IntegerAttr[I32] = param_def()
+
+    @classmethod
+    def of(
+        cls, kind: SumKind, terms: Sequence[Sequence[int]], scaled: bool = False
+    ) -> SumAttr:
+        return cls(
+            StringAttr(kind.value),
+            ArrayAttr([DenseArrayBase.from_list(i32, t) for t in terms]),
+            IntegerAttr(int(scaled), i32),
+        )
+
+    @property
+    def sum_kind(self) -> SumKind:
+        return SumKind(self.kind.data)
+
+    @property
+    def scaled(self) -> bool:
+        return bool(self.is_scaled.value.data)
+
+    def term_list(self) -> list[tuple[int, ...]]:
+        return [tuple(t.get_values()) for t in self.terms]
+
+    def print_parameters(self, printer: Printer) -> None:
+        terms = ", ".join(str(list(t)) for t in self.term_list())
+        scaled = " scaled" if self.scaled else ""
+        with printer.in_angle_brackets():
+            printer.print_string(f"{self.kind.data} [{terms}]{scaled}")
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            kind = parser.parse_keyword_in([k.value for k in SumKind])
+            terms = parser.parse_comma_separated_list(
+                parser.Delimiter.SQUARE,
+                lambda: parser.parse_comma_separated_list(
+                    parser.Delimiter.SQUARE, parser.parse_integer
+                ),
+            )
+            scaled = parser.parse_optional_keyword("scaled") is not None
+        return cls.of(SumKind(kind), terms, scaled).parameters
+
+
+GROUPS = ("rows", "columns", "row_values", "column_values", "first")
+"""Operand groups before those that all ops over pairs have."""
+
+
+class PairSumsLike(PairsOp):
+    """Operands, results and properties of the pair sums of two dialects.
+
+    `rows` are matrices (B, H, rows, D) and `row_values` vectors (B, H, rows) on the
+    side of the rows, `columns` and `column_values` those on the other side. The
+    query's side has B batches of Hq heads, the key's has B or 1 of Hkv.
+    `first`, where given, are the batch, head and row (i32) that the results start
+    at: a part of all, as large as the results are.
+
+    For a pair, dot product i is the sum over the pairs [r, c, r, c, ...] of
+    `products[i]` of dot(rows[r], columns[c]). `pairs` receives the dot products, the
+    scale, the row values, the column values, b, h, q_idx, kv_idx (of the query) and
+    the captures; dead pairs count for nothing, whatever it yields.
+    """
+
+    rows = var_operand_def(TensorType[Attribute])
+    columns = var_operand_def(TensorType[Attribute])
+    row_values = var_operand_def(TensorType[Attribute])
+    column_values = var_operand_def(TensorType[Attribute])
+    first = var_operand_def(i32)
+    sums_ = var_result_def(TensorType[Attribute])
+
+    products = prop_def(ArrayAttr[DenseArrayBase[I32]])
+    sums = prop_def(ArrayAttr[SumAttr])
+    transposed = opt_prop_def(UnitAttr)
+    """Rows are keys, columns are queries."""
+    paired_heads = opt_prop_def(UnitAttr)
+    """Query and key have the same batches and heads."""
+
+    traits = traits_def(IsolatedFromAbove(), Pure())
+    irdl_options = (AttrSizedOperandSegments(as_property=True), ParsePropInAttrDict())
+
+    @property
+    def score_type(self) -> AnyFloat:
+        return score_type(self.rows[0].type)
+
+    @property
+    def is_transposed(self) -> bool:
+        return self.transposed is not None
+
+    def product_list(self) -> list[list[tuple[int, int]]]:
+        """For each dot product, which rows matrix meets which columns matrix."""
+        found: list[list[tuple[int, int]]] = []
+        for product in self.products:
+            flat = product.get_values()
+            found.append(list(zip(flat[::2], flat[1::2], strict=True)))
+        return found
+
+    def length_multiple(self, of_rows: bool) -> int:
+        """What the number of rows, or of columns, is known to be a multiple of."""
+        is_query = of_rows != self.is_transposed
+        return self.fact("q_len_multiple" if is_query else "kv_len_multiple")
+
+    def pairs_args(self) -> list[Attribute]:
+        """Types of the arguments of `pairs`."""
+        values = [*self.row_values, *self.column_values]
+        return [
+            *[self.score_type] * (len(self.products) + 1),
+            *(element_of(v) for v in values),
+            *INDEX_ARGS,
+            *(c.type for c in self.captures),
+        ]
+
+    def verify_operands(self) -> None:
+        for name, rank in zip(GROUPS[:4], (4, 4, 3, 3), strict=True):
+            for operand in getattr(self, name):
+                verify_rank(name, operand.type, rank)
+        if not self.rows or len(self.first) not in (0, 3):
+            raise VerifyException("expects rows, and first of none or three values")
+        self.verify_scale_and_captures(self.score_type)
+        for product in self.product_list():
+            for row, column in product:
+                self.verify_product(row, column)
+        pairs = self.regions[0]
+        last = pairs.block.last_op
+        count = 0 if last is None else len(last.operands)
+        verify_scalar_region(
+            "pairs", pairs, self.pairs_args(), [self.score_type] * count
+        )
+        if len(self.sums) != len(self.sums_):
+            raise VerifyException(
+                f"sums expects {len(self.sums_)} entries as there are results, got "
+                f"{len(self.sums)}"
+            )
+        for attr, result in zip(self.sums, self.sums_, strict=True):
+            self.verify_sum(attr, result, count)
+
+    def verify_product(self, row: int, column: int) -> None:
+        if not (0 <= row < len(self.rows) and 0 <= column < len(self.columns)):
+            raise VerifyException(f"products has no operands [{row}, {column}]")
+        dims = tensor_shape(self.rows[row])[3], tensor_shape(self.columns[column])[3]
+        if dims[0] != dims[1]:
+            raise VerifyException(
+                f"product [{row}, {column}] expects equal head dims, got {dims}"
+            )
+
+    def verify_sum(self, attr: SumAttr, result: SSAValue, values: int) -> None:
+        kind = attr.sum_kind
+        verify_rank(f"{kind} sum", result.type, 3 if kind == SumKind.TOTAL else 4)
+        for term in attr.term_list():
+            if len(term) != 1 + (kind == SumKind.MATRIX) or not 0 <= term[0] < values:
+                raise VerifyException(f"{attr} names no value of {values}")
+            if kind != SumKind.MATRIX:
+                continue
+            if not 0 <= term[1] < len(self.columns):
+                raise VerifyException(f"{attr} names no matrix of {len(self.columns)}")
+            dim = tensor_shape(self.columns[term[1]])[3]
+            if dim != tensor_shape(result)[3]:
+                raise VerifyException(
+                    f"{attr} expects head dim {dim}, got {result.type}"
+                )
+
+    def print_head(self, printer: Printer) -> None:
+        for name in GROUPS:
+            print_operand_group(printer, name, getattr(self, name))
+        print_operand_group(printer, "scale", [self.scale])
+        print_operand_group(printer, "captures", self.captures)
+        print_operand_group(printer, "tables", self.tables)
+        printer.print_string(" -> ")
+        printer.print_list(self.result_types, printer.print_attribute)
+
+    @classmethod
+    def parse_head(
+        cls, parser: Parser
+    ) -> tuple[list[Sequence[SSAValue]], list[Attribute]]:
+        groups: list[Sequence[SSAValue]] = [
+            parse_operand_group(parser, name)
+            for name in (*GROUPS, "scale", "captures", "tables")
+        ]
+        parser.parse_punctuation("->")
+        types = parser.parse_comma_separated_list(
+            parser.Delimiter.NONE, parser.parse_type
+        )
+        return groups, list(types)
+
+
+@irdl_op_definition
+class PairSumsOp(PairSumsLike):
+    """Sums over all pairs that count: those that `mask_mod` and `tables` leave.
+
+    `tables` are as in `flex.attention`, but list blocks of columns for each block of
+    rows, and `sparse_block` is their rows and columns: of a transposed op, those of
+    torch's q_num_blocks and q_indices.
+    """
+
+    name = "flex.pair_sums"
+
+    sparse_block = opt_prop_def(DenseArrayBase.constr(i64))
+    pairs = region_def("single_block")
+    mask_mod = region_def("single_block")
+
+    def __init__(
+        self,
+        operands: Sequence[SSAValue | Sequence[SSAValue]],
+        result_types: Sequence[Attribute],
+        pairs: Region,
+        mask_mod: Region,
+        properties: Mapping[str, Attribute],
+    ):
+        """`operands` are the groups: rows, columns, their values, first, and then
+        scale, captures and tables."""
+        super().__init__(
+            operands=operands,
+            result_types=[result_types],
+            regions=[pairs, mask_mod],
+            properties=dict(properties),
+        )
+
+    def verify_(self) -> None:
+        self.verify_operands()
+        self.verify_facts()
+        captures = [c.type for c in self.captures]
+        verify_scalar_region(
+            "mask_mod", self.mask_mod, mod_args(None, captures), MASK_RESULT
+        )
+        if bool(self.tables) != (self.sparse_block is not None):
+            raise VerifyException("sparse_block expects tables, and tables expect it")
+
+    def print(self, printer: Printer) -> None:
+        self.print_head(printer)
+        print_properties(printer, self)
+        print_region_with_args(printer, "pairs", self.pairs)
+        print_region_with_args(printer, "mask_mod", self.mask_mod)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> PairSumsOp:
+        operands, results = cls.parse_head(parser)
+        properties, attributes = parse_properties(parser, cls)
+        pairs = parse_region_with_args(parser, "pairs")
+        mask_mod = parse_region_with_args(parser, "mask_mod")
+        op = cls(operands, results, pairs, mask_mod, properties)
+        op.attributes = attributes
+        return op
+
+
+def element_of(value: SSAValue) -> Attribute:
+    """The element type of a tensor value."""
+    assert isa(value.type, TensorType[Attribute])
+    return value.type.element_type
+
+
+def is_float_tensor(type_: Attribute) -> bool:
+    """Whether a tensor holds floats, and so has a gradient."""
+    return isa(type_, TensorType[Attribute]) and isinstance(
+        type_.element_type, AnyFloat
+    )
