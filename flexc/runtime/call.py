@@ -37,6 +37,7 @@ LENGTH_MULTIPLE = 128
 """torch's own block size: lengths that are multiples of it have whole blocks."""
 
 _compiled: dict[Any, list[Compiled]] = {}
+_traced: dict[Any, list[CapturedMods]] = {}
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Attention:
     tiles: TileOptions
     asks_determinism: bool = False
     """Equal bits at every run were asked for, for this call or by its scope."""
+    traced: CapturedMods | None = None
+    """What the mods were traced to, where the caller knows: they may be gone."""
 
     @property
     def deterministic(self) -> bool:
@@ -131,6 +134,7 @@ class Attention:
 
         `mods` are the traced mods, where the caller has them.
         """
+        mods = mods or self.traced
         build = self.build()
         captures = self.signature.captures
         entries: list[Compiled] = []
@@ -139,11 +143,24 @@ class Attention:
         for entry in entries:
             if entry.mods.guards_hold(captures):
                 return entry
-        if mods is None:
-            mods = trace(self.signature, self.score_dtype, build.device.split(":")[0])
-        entry = Compiled(mods, build)
+        entry = Compiled(mods or self.trace(), build)
         entries.append(entry)
         return entry
+
+    def trace(self) -> CapturedMods:
+        """What the mods are traced to, for this call or for an earlier one."""
+        if self.traced is not None:
+            return self.traced
+        signature, device = self.signature, self.query.device.type
+        found: list[CapturedMods] = []
+        if signature.cacheable:
+            key = (signature.key, self.score_dtype, device)
+            found = _traced.setdefault(key, found)
+        for mods in found:
+            if mods.guards_hold(signature.captures):
+                return mods
+        found.append(trace(signature, self.score_dtype, device))
+        return found[-1]
 
     @property
     def score_dtype(self) -> torch.dtype:

@@ -8,6 +8,7 @@ the cotangents. All that autograd needs follows from these: Hessians are symmetr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, cast
@@ -34,6 +35,16 @@ class Gradients:
     captures: tuple[Tensor | None, ...]
     """Aligned with `call.signature.captures`: None for numbers and for integers."""
 
+    @property
+    def flat(self) -> tuple[Tensor | None, ...]:
+        """In the order of `inputs_of`."""
+        return (self.query, self.key, self.value, *self.captures)
+
+    @classmethod
+    def of(cls, flat: Sequence[Tensor | None]) -> Gradients:
+        query, key, value, *captures = flat
+        return cls(query, key, value, tuple(captures))
+
 
 Tangents = Gradients
 
@@ -48,8 +59,18 @@ class Wanted:
     captures: tuple[bool, ...]
     """Aligned with `call.signature.captures`. Only floats that score_mod reads."""
 
+    @property
+    def flat(self) -> tuple[bool, ...]:
+        """In the order of `inputs_of`."""
+        return (self.query, self.key, self.value, *self.captures)
+
+    @classmethod
+    def of(cls, flat: Sequence[bool]) -> Wanted:
+        query, key, value, *captures = flat
+        return cls(query, key, value, tuple(captures))
+
     def __bool__(self) -> bool:
-        return self.query or self.key or self.value or any(self.captures)
+        return any(self.flat)
 
 
 class Derivatives(Protocol):
@@ -160,24 +181,22 @@ def backward_jvp(
     )
 
 
+def inputs_of(call: Attention) -> tuple[Tensor | int | float, ...]:
+    """Query, key, value and captures."""
+    return (call.query, call.key, call.value, *call.signature.captures)
+
+
 def zeros(call: Attention, wanted: Wanted) -> Gradients:
     """Gradients of what does not depend on anything."""
-
-    def zero(value: object, is_wanted: bool) -> Tensor | None:
-        if not is_wanted or not isinstance(value, Tensor):
-            return None
-        return torch.zeros_like(value)
-
-    captures = zip(call.signature.captures, wanted.captures, strict=True)
-    return Gradients(
-        zero(call.query, wanted.query),
-        zero(call.key, wanted.key),
-        zero(call.value, wanted.value),
-        tuple(zero(c, w) for c, w in captures),
+    pairs = zip(inputs_of(call), wanted.flat, strict=True)
+    return Gradients.of(
+        [
+            torch.zeros_like(value) if wants and isinstance(value, Tensor) else None
+            for value, wants in pairs
+        ]
     )
 
 
 def is_zero(tangents: Tangents) -> bool:
     """Whether every tangent is None."""
-    own = (tangents.query, tangents.key, tangents.value, *tangents.captures)
-    return all(t is None for t in own)
+    return all(t is None for t in tangents.flat)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.interpreter import Interpreter
+from xdsl.interpreter import Interpreter, InterpreterFunctions
 from xdsl.interpreters.func import FuncFunctions
 from xdsl.ir import Region
 from xdsl.utils.exceptions import InterpretationError
@@ -53,6 +53,20 @@ def make_interpreter(
     ):
         interpreter.register_implementations(functions)
     return interpreter
+
+
+def run_function(
+    module: ModuleOp, args: Sequence[object], attention: InterpreterFunctions
+) -> list[Tensor]:
+    """Run a `flex` module's function, with a meaning of its own for attention.
+
+    Autograd records it, where it is on.
+    """
+    interpreter = Interpreter(module)
+    for functions in (FuncFunctions(), ScalarFunctions(), attention):
+        interpreter.register_implementations(functions)
+    (function,) = [op for op in module.ops if isinstance(op, func.FuncOp)]
+    return _run_function(interpreter, function, args)
 
 
 def run_region(region: Region, args: Sequence[object]) -> tuple[Tensor, ...]:

@@ -29,13 +29,21 @@ class FlexFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: flex.AttentionOp, args: PythonValues
     ) -> PythonValues:
         problem = Problem.of(op, args)
-        live = evaluate_mask(interpreter, op.mask_mod, problem)
-        if op.sparse_block is not None:
-            size = dense_array(op.sparse_block)
-            live = live & listed(problem, problem.tables[:2], size)
-            if len(problem.tables) == 4:
-                live = live | listed(problem, problem.tables[2:], size)
+        live = live_pairs(interpreter, op, problem)
         return attend(interpreter, op, problem, live, self.compute_dtype)
+
+
+def live_pairs(
+    interpreter: Interpreter, op: flex.AttentionOp, problem: Problem
+) -> Tensor:
+    """Where mask and tables let a pair count; broadcasts to all scores."""
+    live = evaluate_mask(interpreter, op.mask_mod, problem)
+    if op.sparse_block is not None:
+        size = dense_array(op.sparse_block)
+        live = live & listed(problem, problem.tables[:2], size)
+        if len(problem.tables) == 4:
+            live = live | listed(problem, problem.tables[2:], size)
+    return live
 
 
 def listed(problem: Problem, tables: list[Tensor], size: tuple[int, ...]) -> Tensor:
