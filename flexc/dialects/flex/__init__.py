@@ -30,8 +30,22 @@ from __future__ import annotations
 from xdsl.ir import Dialect
 
 from flexc.dialects.flex.attention import RESULTS, AttentionLike, AttentionOp
+from flexc.dialects.flex.derivatives import (
+    CAPTURE,
+    AttentionBackwardOp,
+    AttentionJvpOp,
+    DerivativeOp,
+)
 from flexc.dialects.flex.facts import FACTS, POSITIVE, PairsOp, score_type, tensor_shape
-from flexc.dialects.flex.pair_sums import PairSumsLike, PairSumsOp, SumAttr, SumKind
+from flexc.dialects.flex.finish import CenterRowsOp, Coordinates, ScatterSumsOp
+from flexc.dialects.flex.pair_sums import (
+    DIAGONAL_UNIT,
+    PairSumsLike,
+    PairSumsOp,
+    SumAttr,
+    SumKind,
+)
+from flexc.dialects.flex.row_dots import RowDotsOp
 from flexc.dialects.flex.scalar import (
     DimOp,
     FmodOp,
@@ -41,11 +55,18 @@ from flexc.dialects.flex.scalar import (
 )
 
 __all__ = [
+    "CAPTURE",
+    "DIAGONAL_UNIT",
     "FACTS",
     "POSITIVE",
     "RESULTS",
+    "AttentionBackwardOp",
+    "AttentionJvpOp",
     "AttentionLike",
     "AttentionOp",
+    "CenterRowsOp",
+    "Coordinates",
+    "DerivativeOp",
     "DimOp",
     "Flex",
     "FmodOp",
@@ -53,6 +74,8 @@ __all__ = [
     "PairSumsLike",
     "PairSumsOp",
     "PairsOp",
+    "RowDotsOp",
+    "ScatterSumsOp",
     "SumAttr",
     "SumKind",
     "YieldOp",
@@ -63,6 +86,18 @@ __all__ = [
 
 Flex = Dialect(
     "flex",
-    [AttentionOp, PairSumsOp, LoadCaptureOp, DimOp, FmodOp, YieldOp],
+    [
+        AttentionOp,
+        AttentionBackwardOp,
+        AttentionJvpOp,
+        PairSumsOp,
+        RowDotsOp,
+        ScatterSumsOp,
+        CenterRowsOp,
+        LoadCaptureOp,
+        DimOp,
+        FmodOp,
+        YieldOp,
+    ],
     [SumAttr],
 )

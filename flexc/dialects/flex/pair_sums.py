@@ -68,6 +68,9 @@ from flexc.dialects.mod_region import (
     verify_scalar_region,
 )
 
+DIAGONAL_UNIT = 128
+"""Blocks of rows and columns that are summed along diagonals divide this."""
+
 
 class SumKind(StrEnum):
     """What is summed, and over which pairs.
@@ -75,8 +78,9 @@ class SumKind(StrEnum):
     MATRIX  (B, H, rows, D): for each row the sum over columns of value * matrix row,
             and over all heads and batches that share the row's.
     TOTAL   (B, Hq, rows): for each row, and each query head, the sum over columns.
-    DIAGONAL (B, Hq, N, Sq + Skv - 1): entry q - kv + Skv - 1 sums the pairs with that
-            difference; the sum over N, whose extent is the lowering's choice, counts.
+    DIAGONAL (B, Hq, N, L): entry q_idx - kv_idx + U sums the pairs with that
+            difference, where U is Skv and L is Sq + Skv, both lengths rounded up to
+            DIAGONAL_UNIT; the sum over N, a number of the lowering's choice, counts.
     PAIRS   (B, Hq, rows, columns): the values themselves, 0 where a pair is dead.
     """
 

@@ -28,6 +28,7 @@ from xdsl.ir import Dialect
 
 from flexc.dialects.tile.approx import TanhApproxOp
 from flexc.dialects.tile.compute import (
+    DiagonalsOp,
     DotOp,
     FullOp,
     IotaOp,
@@ -53,7 +54,14 @@ from flexc.dialects.tile.kernel import (
     ReturnOp,
     StrideOp,
 )
-from flexc.dialects.tile.memory import GatherOp, LoadOp, ReadOp, ScatterOp, StoreOp
+from flexc.dialects.tile.memory import (
+    AddToOp,
+    GatherOp,
+    LoadOp,
+    ReadOp,
+    ScatterOp,
+    StoreOp,
+)
 from flexc.dialects.tile.types import (
     ParamAttr,
     ParamKind,
@@ -64,8 +72,10 @@ from flexc.dialects.tile.types import (
 
 __all__ = [
     "BUFFERS",
+    "AddToOp",
     "BufferAttr",
     "CopyOp",
+    "DiagonalsOp",
     "DimOp",
     "DotOp",
     "FullOp",
@@ -108,11 +118,13 @@ Tile = Dialect(
         FullOp,
         LoadOp,
         StoreOp,
+        AddToOp,
         GatherOp,
         ScatterOp,
         ReadOp,
         MapOp,
         ReduceOp,
+        DiagonalsOp,
         TransposeOp,
         DotOp,
         TanhApproxOp,

@@ -249,6 +249,33 @@ class ReduceOp(IRDLOperation):
 
 
 @irdl_op_definition
+class DiagonalsOp(IRDLOperation):
+    """The sums along a tile's diagonals: element c is the sum of all [i, j] with
+    i - j + n = c, for a tile of m rows and n columns and c from 0 to m + n - 1.
+
+    ```mlir
+    %d = tile.diagonals %w : !tile.tile<64x64xf32> -> !tile.tile<128xf32>
+    ```
+    """
+
+    name = "tile.diagonals"
+
+    input = operand_def(TileType)
+    result = result_def(TileType)
+
+    traits = traits_def(Pure())
+    assembly_format = "$input attr-dict `:` type($input) `->` type($result)"
+
+    def __init__(self, input: SSAValue):
+        assert isinstance(input.type, TileType)
+        size = sum(input.type.get_shape())
+        super().__init__(
+            operands=[input],
+            result_types=[TileType(input.type.element_type, [size])],
+        )
+
+
+@irdl_op_definition
 class TransposeOp(IRDLOperation):
     """The transpose of a tile."""
 

@@ -30,7 +30,7 @@ from xdsl.irdl import (
 )
 from xdsl.parser import Parser
 from xdsl.printer import Printer
-from xdsl.traits import MemoryWriteEffect, Pure
+from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
@@ -144,6 +144,36 @@ class StoreOp(IRDLOperation):
         value = parser.resolve_operand(name, parser.parse_type())
         parser.parse_punctuation(",")
         return cls(value, *_parse_access(parser))
+
+
+@irdl_op_definition
+class AddToOp(IRDLOperation):
+    """Add a tile to a memref's last dimensions, all of it within.
+
+    No other program reads or writes what is added to.
+
+    ```mlir
+    tile.add_to %d : !tile.tile<128xf32>, %sums[%b, %h, %m, %at] : memref<...>, i32, ...
+    ```
+    """
+
+    name = "tile.add_to"
+
+    value = operand_def(TileType)
+    memref = operand_def(MemRefType)
+    indices = var_operand_def(i32)
+
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    assembly_format = (
+        "$value `,` $memref `[` $indices `]` attr-dict "
+        "`:` type($value) `,` type($memref)"
+    )
+
+    def __init__(self, value: SSAValue, memref: SSAValue, indices: Sequence[SSAValue]):
+        super().__init__(operands=[value, memref, indices])
+
+    def verify_(self) -> None:
+        _verify_access(self.memref.type, self.indices, self.value.type)
 
 
 def _print_checked(printer: Printer, checked: DenseArrayBase[I32]) -> None:

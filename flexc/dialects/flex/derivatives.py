@@ -1,0 +1,243 @@
+"""Derivatives of attention, before they are taken apart: `flex.attention_backward`
+and `flex.attention_jvp`.
+
+What a result or a tangent belongs to is named: "query", "key", "value", or
+"capture 0" for the first captured value; of a backward's operands also "d_out" and
+"d_lse".
+
+```mlir
+%dq, %dk, %db = flex.attention_backward %q, %k, %v : ... scale(%scale : f32)
+    captures(%bias : tensor<?xf32>) saved(%out, %lse : ...) cotangents(%do : ...)
+    -> tensor<?x?x?x64xf32>, tensor<?x?x?x64xf32>, tensor<?xf32>
+    {wrt = ["query", "key", "capture 0"]}
+    score_mod(...) {...} mask_mod(...) {...}
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DenseArrayBase,
+    StringAttr,
+    TensorType,
+    i64,
+)
+from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    ParsePropInAttrDict,
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    region_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import IsolatedFromAbove, Pure
+from xdsl.utils.exceptions import VerifyException
+
+from flexc.dialects.flex.facts import PairsOp, score_type, verify_rank
+from flexc.dialects.mod_region import (
+    MASK_RESULT,
+    mod_args,
+    parse_operand_group,
+    parse_properties,
+    parse_region_with_args,
+    print_operand_group,
+    print_properties,
+    print_region_with_args,
+    verify_scalar_region,
+)
+
+NAMES = ("query", "key", "value", "d_out", "d_lse")
+CAPTURE = "capture "
+
+OWN_GROUPS = ("saved", "cotangents", "tangents")
+GROUPS = (*OWN_GROUPS, "scale", "captures", "tables", "column_tables")
+
+
+class DerivativeOp(PairsOp):
+    """Operands and regions of the derivatives of a `flex.attention`.
+
+    `query` to `tables` are the operands of the attention; `column_tables` list blocks
+    of queries for each block of keys, as torch's q_num_blocks and q_indices do.
+    `saved` are its `out` and `lse`. `tangents` belong to what `along` names; those of
+    all else are zero.
+    """
+
+    saved = var_operand_def(TensorType[Attribute])
+    cotangents = var_operand_def(TensorType[Attribute])
+    tangents = var_operand_def(TensorType[Attribute])
+    column_tables = var_operand_def(TensorType[Attribute])
+    query = operand_def(TensorType[Attribute])
+    key = operand_def(TensorType[Attribute])
+    value = operand_def(TensorType[Attribute])
+
+    derivatives = var_result_def(TensorType[Attribute])
+
+    along = opt_prop_def(ArrayAttr[StringAttr])
+    sparse_block = opt_prop_def(DenseArrayBase.constr(i64))
+    column_block = opt_prop_def(DenseArrayBase.constr(i64))
+
+    traits = traits_def(IsolatedFromAbove(), Pure())
+    irdl_options = (AttrSizedOperandSegments(as_property=True), ParsePropInAttrDict())
+
+    def __init__(
+        self,
+        operands: Mapping[str, SSAValue | Sequence[SSAValue]],
+        result_types: Sequence[Attribute],
+        score_mod: Region,
+        mask_mod: Region,
+        properties: Mapping[str, Attribute],
+    ):
+        """`operands` by the names of their groups; groups not given are empty."""
+        names = [name for name, _ in self.get_irdl_definition().operands]
+        super().__init__(
+            operands=[operands.get(name, []) for name in names],
+            result_types=[result_types],
+            regions=[score_mod, mask_mod],
+            properties=dict(properties),
+        )
+
+    @property
+    def score_mod(self) -> Region:
+        return self.regions[0]
+
+    @property
+    def mask_mod(self) -> Region:
+        return self.regions[1]
+
+    def tangent_of(self, name: str) -> SSAValue | None:
+        """The tangent of what is named so, None for zero."""
+        named = [] if self.along is None else [a.data for a in self.along]
+        return self.tangents[named.index(name)] if name in named else None
+
+    def verify_(self) -> None:
+        for name in ("query", "key", "value"):
+            verify_rank(name, getattr(self, name).type, 4)
+        score = score_type(self.query.type)
+        self.verify_scale_and_captures(score)
+        self.verify_facts()
+        captures = [c.type for c in self.captures]
+        verify_scalar_region(
+            "score_mod", self.score_mod, mod_args(score, captures), [score]
+        )
+        verify_scalar_region(
+            "mask_mod", self.mask_mod, mod_args(None, captures), MASK_RESULT
+        )
+        if len(self.saved) != 2:
+            raise VerifyException(f"saved expects out and lse, got {len(self.saved)}")
+        along = [] if self.along is None else list(self.along)
+        if len(along) != len(self.tangents):
+            raise VerifyException(
+                f"along expects {len(self.tangents)} names as there are tangents, got "
+                f"{len(along)}"
+            )
+        self.verify_names([a.data for a in along])
+
+    def verify_names(self, names: Sequence[str]) -> None:
+        known = [*NAMES, *(f"{CAPTURE}{i}" for i in range(len(self.captures)))]
+        for name in names:
+            if name not in known:
+                raise VerifyException(
+                    f"expects names among {', '.join(known)}, got {name!r}"
+                )
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        inputs = (self.query, self.key, self.value)
+        printer.print_list(inputs, printer.print_ssa_value)
+        printer.print_string(" : ")
+        printer.print_list([v.type for v in inputs], printer.print_attribute)
+        for name in GROUPS:
+            group = [self.scale] if name == "scale" else getattr(self, name)
+            print_operand_group(printer, name, group)
+        printer.print_string(" -> ")
+        printer.print_list(self.result_types, printer.print_attribute)
+        print_properties(printer, self)
+        print_region_with_args(printer, "score_mod", self.score_mod)
+        print_region_with_args(printer, "mask_mod", self.mask_mod)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> DerivativeOp:
+        pos = parser.pos
+        names = parser.parse_comma_separated_list(
+            parser.Delimiter.NONE, parser.parse_unresolved_operand
+        )
+        parser.parse_punctuation(":")
+        types = parser.parse_comma_separated_list(
+            parser.Delimiter.NONE, parser.parse_type
+        )
+        query, key, value = parser.resolve_operands(names, types, pos)
+        operands: dict[str, SSAValue | Sequence[SSAValue]] = {
+            "query": query,
+            "key": key,
+            "value": value,
+        }
+        operands |= {name: parse_operand_group(parser, name) for name in GROUPS}
+        parser.parse_punctuation("->")
+        results = parser.parse_comma_separated_list(
+            parser.Delimiter.NONE, parser.parse_type
+        )
+        properties, attributes = parse_properties(parser, cls)
+        score_mod = parse_region_with_args(parser, "score_mod")
+        mask_mod = parse_region_with_args(parser, "mask_mod")
+        op = cls(operands, results, score_mod, mask_mod, properties)
+        op.attributes = attributes
+        return op
+
+
+@irdl_op_definition
+class AttentionBackwardOp(DerivativeOp):
+    """Gradients of attention: what `wrt` names, in that order.
+
+    `cotangents` are those of `out` and, where given, of `lse`. A gradient has the
+    shape of what it belongs to. With `tangents`, the results are the tangents of
+    the gradients: how they change as the attention's operands and the cotangents
+    change along the tangents (and `out` and `lse` with them).
+    """
+
+    name = "flex.attention_backward"
+
+    wrt = prop_def(ArrayAttr[StringAttr])
+    score_mod_ = region_def("single_block")
+    mask_mod_ = region_def("single_block")
+
+    def wanted(self) -> list[str]:
+        return [name.data for name in self.wrt]
+
+    def verify_(self) -> None:
+        super().verify_()
+        if len(self.cotangents) not in (1, 2):
+            raise VerifyException(
+                "cotangents expects those of out and, perhaps, of lse, got "
+                f"{len(self.cotangents)}"
+            )
+        if len(self.wrt) != len(self.derivatives):
+            raise VerifyException(
+                f"wrt expects {len(self.derivatives)} names as there are results, got "
+                f"{len(self.wrt)}"
+            )
+        self.verify_names(self.wanted())
+
+
+@irdl_op_definition
+class AttentionJvpOp(DerivativeOp):
+    """The tangents of `out` and of `lse` along `tangents`."""
+
+    name = "flex.attention_jvp"
+
+    score_mod_ = region_def("single_block")
+    mask_mod_ = region_def("single_block")
+
+    def verify_(self) -> None:
+        super().verify_()
+        if len(self.derivatives) != 2 or self.cotangents:
+            raise VerifyException("expects tangents of out and lse, and no cotangents")

@@ -1,0 +1,175 @@
+"""What is left to do once a derivative's kernels have run: O(N) work on their results.
+
+These ops stay at this level: torch does them well, and no kernel is emitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import StringAttr, TensorType
+from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    IRDLOperation,
+    ParsePropInAttrDict,
+    irdl_op_definition,
+    operand_def,
+    prop_def,
+    region_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+)
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import IsolatedFromAbove, Pure
+from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.str_enum import StrEnum
+
+from flexc.dialects.flex.facts import tensor_shape, verify_rank
+from flexc.dialects.mod_region import (
+    mod_args,
+    parse_operand_group,
+    parse_properties,
+    parse_region_with_args,
+    print_operand_group,
+    print_properties,
+    print_region_with_args,
+)
+
+
+class Coordinates(StrEnum):
+    """What the sums of a read's adjoints are by: their dimensions.
+
+    HEAD and ROW are (B, Hq, Sq), COLUMN (B, Hq, Skv), DIAGONAL and PAIR as the sums
+    of `flex.pair_sums` of those kinds. Sums by head are the same index in all rows.
+    """
+
+    HEAD = "head"
+    ROW = "row"
+    COLUMN = "column"
+    DIAGONAL = "diagonal"
+    PAIR = "pair"
+
+
+@irdl_op_definition
+class ScatterSumsOp(IRDLOperation):
+    """Add sums to the elements of a captured tensor that they are the gradient of.
+
+    `index` yields, for the coordinates of a sum, the index that was read there; a
+    sum whose index is out of range is dropped. Coordinates that sums are not by
+    make no difference to it. The result has the shape and type of `target`.
+
+    ```mlir
+    %g = flex.scatter_sums row %sums, %bias : tensor<?x?x?xf32>, tensor<?xbf16>
+        captures(%bias : tensor<?xbf16>) -> tensor<?xbf16>
+        index(%b : i32, %h : i32, %q : i32, %k : i32, %bias_ : tensor<?xbf16>) {
+      flex.yield %h : i32
+    }
+    ```
+    """
+
+    name = "flex.scatter_sums"
+
+    sums = operand_def(TensorType[Attribute])
+    target = operand_def(TensorType[Attribute])
+    captures = var_operand_def()
+    plus = var_operand_def(TensorType[Attribute])
+    """A gradient of the same tensor that this is added to."""
+    result = result_def(TensorType[Attribute])
+
+    by = prop_def(StringAttr)
+    index = region_def("single_block")
+
+    traits = traits_def(IsolatedFromAbove(), Pure())
+    irdl_options = (AttrSizedOperandSegments(as_property=True), ParsePropInAttrDict())
+
+    def __init__(
+        self,
+        by: Coordinates,
+        sums: SSAValue,
+        target: SSAValue,
+        captures: Sequence[SSAValue],
+        plus: Sequence[SSAValue],
+        index: Region,
+    ):
+        super().__init__(
+            operands=[sums, target, captures, plus],
+            properties={"by": StringAttr(by.value)},
+            result_types=[target.type],
+            regions=[index],
+        )
+
+    @property
+    def coordinates(self) -> Coordinates:
+        return Coordinates(self.by.data)
+
+    def verify_(self) -> None:
+        expected = mod_args(None, [c.type for c in self.captures])
+        if list(self.index.block.arg_types) != expected:
+            raise VerifyException("index expects b, h, q_idx, kv_idx and the captures")
+        last = self.index.block.last_op
+        count = 0 if last is None else len(last.operands)
+        rank = len(tensor_shape(self.target))
+        if count != rank:
+            raise VerifyException(f"index expects to yield {rank} values, got {count}")
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(f" {self.by.data} ")
+        printer.print_list((self.sums, self.target), printer.print_ssa_value)
+        printer.print_string(" : ")
+        types = (self.sums.type, self.target.type)
+        printer.print_list(types, printer.print_attribute)
+        print_operand_group(printer, "captures", self.captures)
+        print_operand_group(printer, "plus", self.plus)
+        print_properties(printer, self, skip=["by"])
+        print_region_with_args(printer, "index", self.index)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> ScatterSumsOp:
+        by = Coordinates(parser.parse_keyword_in([c.value for c in Coordinates]))
+        pos = parser.pos
+        names = parser.parse_comma_separated_list(
+            parser.Delimiter.NONE, parser.parse_unresolved_operand
+        )
+        parser.parse_punctuation(":")
+        types = parser.parse_comma_separated_list(
+            parser.Delimiter.NONE, parser.parse_type
+        )
+        sums, target = parser.resolve_operands(names, types, pos)
+        captures = parse_operand_group(parser, "captures")
+        plus = parse_operand_group(parser, "plus")
+        _, attributes = parse_properties(parser, cls)
+        index = parse_region_with_args(parser, "index")
+        op = cls(by, sums, target, captures, plus, index)
+        op.attributes = attributes
+        return op
+
+
+@irdl_op_definition
+class CenterRowsOp(IRDLOperation):
+    """sums - total * values, row by row, rounded to the type of `values`.
+
+    `sums` and `values` are (B, H, S, D), `total` is (B, H, S).
+    """
+
+    name = "flex.center_rows"
+
+    sums = operand_def(TensorType[Attribute])
+    total = operand_def(TensorType[Attribute])
+    values = operand_def(TensorType[Attribute])
+    result = result_def(TensorType[Attribute])
+
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$sums `,` $total `,` $values attr-dict "
+        "`:` type($sums) `,` type($total) `,` type($values) `->` type($result)"
+    )
+
+    def __init__(self, sums: SSAValue, total: SSAValue, values: SSAValue):
+        super().__init__(operands=[sums, total, values], result_types=[values.type])
+
+    def verify_(self) -> None:
+        for name, rank in (("sums", 4), ("total", 3), ("values", 4)):
+            verify_rank(name, getattr(self, name).type, rank)

@@ -1,0 +1,253 @@
+"""Attention as the code of one program, which owns `block_m` query rows of one head.
+
+1. Find the program's rows, heads and lengths; load the rows of the query.
+2. For each segment loop over its key blocks: s = q @ k^T, the mod region over s,
+   -inf where the segment's mask says so, one step of the online softmax.
+3. Normalise and store.
+
+A positive factor of all scores, the scale to begin with, is not applied to them
+at all: it goes into the softmax's exponents (see `score_factor`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from xdsl.dialects import arith, scf
+from xdsl.dialects import math as math_dialect
+from xdsl.dialects.builtin import StringAttr, TensorType
+from xdsl.ir import Attribute, Block, Region, SSAValue
+
+from flexc.dialects import blocksparse, flex, tile
+from flexc.dialects.blocksparse import SegmentKind, SegmentKindAttr, SegmentOp
+from flexc.dialects.tile import TileType
+from flexc.passes.analysis.describe import describe
+from flexc.passes.map_builder import COLUMN, FULL, ROW, UNIFORM, Input, build_map
+from flexc.passes.online_softmax import OnlineSoftmax, SoftmaxState
+from flexc.passes.programs.builder import Place, ProgramBuilder, guard_captures
+from flexc.passes.scalar_code import ScalarCode, inline_region
+from flexc.passes.score_factor import factor_score
+from flexc.passes.shifted_softmax import ShiftedSoftmax
+from flexc.passes.softmax_facts import LOG2_E, softmax_facts
+from flexc.passes.tile_sizes import UNALIGNED_VALUE_DIM, padded_head_dim
+
+
+class AttentionProgram(ProgramBuilder):
+    """Builds the kernel of one `blocksparse.attention`."""
+
+    op: blocksparse.AttentionOp
+
+    def __init__(self, op: blocksparse.AttentionOp, name: str, target: str):
+        super().__init__(op, name, target)
+        self.op = op
+        self.value_dim = flex.tensor_shape(op.value)[3]
+        self.d_tile = padded_head_dim(target, flex.tensor_shape(op.query)[3])
+        least = 16 if op.alignment is not None else UNALIGNED_VALUE_DIM
+        self.dv_tile = padded_head_dim(target, self.value_dim, least)
+        self.score = factor_score(
+            op.score_mod, op.score_type, op.scale_positive is not None
+        )
+
+    def build(self) -> tile.KernelOp:
+        self.place = self.locate()
+        whole = self.op.fact("q_len_multiple") % self.block_m == 0
+        checked = [] if whole else [0]
+        q_idx = tile.IotaOp(self.place.start, self.block_m)
+        self.q_idx = self.code.insert(q_idx, "q_idx")
+        shape = (self.block_m, self.d_tile)
+        q = self.load(self.op.query, shape, self.place.where, checked, "q")
+        softmax = self.softmax()
+        state = softmax.initial(self.code).values()
+
+        def step(
+            segment: SegmentOp,
+            kv_start: SSAValue,
+            values: list[SSAValue],
+            masked: SSAValue | None,
+        ) -> Sequence[SSAValue]:
+            inner = SoftmaxState.of(values)
+            return self.step(segment, q, kv_start, softmax, inner, masked).values()
+
+        for segment in self.segments():
+            state = self.loop(segment, self.place, state, step)
+        self.store(checked, softmax, SoftmaxState.of(state))
+        return self.kernel(self.summary())
+
+    def summary(self) -> dict[str, Attribute]:
+        """What the header of the emitted source says that it computes."""
+        segments = self.segments()
+        masks = dict.fromkeys(
+            describe(s.mask_mod) for s in segments if s.mask_mod is not None
+        )
+        lines = {
+            "score": describe(self.op.score_mod),
+            "mask": "; ".join(masks) or "none",
+            "segments": ", ".join(s.kind.data.value for s in segments),
+        }
+        return {name: StringAttr(text) for name, text in lines.items()}
+
+    def locate(self) -> Place:
+        """Which rows and heads this program owns."""
+        code, query, key = self.code, self.args[self.op.query], self.args[self.op.key]
+        q_len = code.insert(tile.DimOp(query, 2), "q_len")
+        kv_len = code.insert(tile.DimOp(key, 2), "kv_len")
+        q_heads = code.insert(tile.DimOp(query, 1), "q_heads")
+        kv_heads = code.insert(tile.DimOp(key, 1), "kv_heads")
+        b, h, m_block = self.tile_position(q_len, q_heads)
+        # As h / (q_heads / kv_heads), with one division in place of two.
+        self.kv_h = code.div(code.mul(h, kv_heads), q_heads, "kv_h")
+        q_start = code.mul(m_block, code.const(self.block_m), "q_start")
+        return Place(b, h, q_start, q_len, kv_len)
+
+    def softmax(self) -> OnlineSoftmax:
+        """The softmax takes in the factor that the scores left out."""
+        code, factor, type_ = self.code, self.score.factor, self.op.score_type
+        exponent = code.const(factor.constant * LOG2_E, type_)
+        power = code.const(
+            2.0 ** math.floor(math.log2(factor.constant * LOG2_E)), type_
+        )
+        unit = None if factor.is_one else code.const(factor.constant, type_)
+        if factor.has_scale:
+            scale = self.args[self.op.scale]
+            exponent = code.insert(arith.MulfOp(scale, exponent), "qk_scale")
+            power = self.power_of_two(exponent)
+            if factor.constant != 1.0:
+                assert unit is not None
+                scale = code.insert(arith.MulfOp(scale, unit), "unit")
+            unit = scale
+        shape = (self.block_m, self.dv_tile)
+        facts = softmax_facts(self.op, factor)
+        kind = OnlineSoftmax if facts.shift is None else ShiftedSoftmax
+        return kind(type_, shape, exponent, power, unit, facts)
+
+    def power_of_two(self, value: SSAValue) -> SSAValue:
+        """The largest power of two that is not above a positive number."""
+        log = self.code.insert(math_dialect.Log2Op(value))
+        return self.code.insert(
+            math_dialect.Exp2Op(self.code.insert(math_dialect.FloorOp(log))), "power"
+        )
+
+    def step(
+        self,
+        segment: SegmentOp,
+        q: SSAValue,
+        kv_start: SSAValue,
+        softmax: OnlineSoftmax,
+        state: SoftmaxState,
+        masked: SSAValue | None,
+    ) -> SoftmaxState:
+        """One block of keys; of a mixed segment the mask decides if it is `masked`."""
+        code, checked = self.code, [] if segment.inside else [0]
+        kv_idx = code.insert(tile.IotaOp(kv_start, self.block_n), "kv_idx")
+        start = [self.place.b, self.kv_h, kv_start]
+        shape = (self.block_n, self.d_tile)
+        k = self.load(self.op.key, shape, start, checked, "k")
+        k_t = code.insert(tile.TransposeOp(k), "k_t")
+        zero = code.const(0.0, self.op.score_type)
+        scores = TileType(self.op.score_type, [self.block_m, self.block_n])
+        acc = code.insert(tile.FullOp(zero, scores), "zeros")
+        s = code.insert(tile.DotOp(q, k_t, acc), "s")
+        x = self.modified(segment, kv_idx, s, masked)
+        shape = (self.block_n, self.dv_tile)
+        v = self.load(self.op.value, shape, start, checked, "v")
+        return softmax.update(code, state, x, v)
+
+    def modified(
+        self,
+        segment: SegmentOp,
+        kv_idx: SSAValue,
+        s: SSAValue,
+        masked: SSAValue | None,
+    ) -> SSAValue:
+        """Scores after the mod, -inf where the segment has no live pair."""
+        mod = None if self.score.is_raw else self.score.region
+        if masked is None:
+            return self.scores(segment, kv_idx, s, mod, segment.mask_mod)
+        x = self.scores(segment, kv_idx, s, mod, None)
+        then = Block()
+        outer, self.code = self.code, ScalarCode(then)
+        live = self.scores(segment, kv_idx, x, None, segment.mask_mod)
+        self.code.builder.insert(scf.YieldOp(live))
+        self.code = outer
+        otherwise = Block([scf.YieldOp(x)])
+        branch = scf.IfOp(masked, [x.type], Region(then), Region(otherwise))
+        branch.attributes["segment"] = SegmentKindAttr(SegmentKind.PARTIAL)
+        return self.code.insert(branch, "scores")
+
+    def scores(
+        self,
+        segment: SegmentOp,
+        kv_idx: SSAValue,
+        s: SSAValue,
+        mod: Region | None,
+        mask: Region | None,
+    ) -> SSAValue:
+        """A map of scores by the mod, and to -inf by the mask and beyond the keys."""
+        if mod is None and mask is None and segment.inside:
+            return s
+        place = self.place
+        captures = [self.args[c] for c in self.op.captures]
+        inputs: list[Input] = [
+            (s, FULL),
+            (self.args[self.op.scale], UNIFORM),
+            (place.row_len, UNIFORM),
+            (place.column_len, UNIFORM),
+            (place.b, UNIFORM),
+            (place.h, UNIFORM),
+            (self.q_idx, ROW),
+            (kv_idx, COLUMN),
+            *((c, UNIFORM) for c in captures),
+        ]
+
+        def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
+            score, scale, q_len, kv_len, b, h, q_idx, column, *captured = args
+            inside = None
+            if segment.inside is None:
+                inside = code.cmp("slt", column, kv_len)
+            elif self.trusts_captures:
+                # Rows beyond the last count for nothing, but a captured tensor
+                # may have nothing there to be read.
+                last = code.sub(q_len, code.const(1))
+                q_idx = code.insert(arith.MinSIOp(q_idx, last), "q_idx")
+            mod_args = [b, h, q_idx, column, *captured]
+            if mod is not None:
+                (score,) = inline_region(mod, [score, scale, *mod_args], code)
+            live = self.live(code, mask, inside, mod_args)
+            if live is None:
+                return score
+            return code.select(live, score, code.const(-math.inf, score.type))
+
+        result = build_map(
+            self.code, [self.block_m, self.block_n], inputs, body, "scores"
+        )
+        if segment.inside is None:
+            guard_captures(result)
+        return result
+
+    def store(
+        self,
+        checked: Sequence[int],
+        softmax: OnlineSoftmax,
+        state: SoftmaxState,
+    ) -> None:
+        """Normalise, and write what the call asked for."""
+        code, op = self.code, self.op
+        start = self.place.where
+        assert isinstance(op.out.type, TensorType)
+        out = softmax.output(code, state, op.out.type.element_type)
+        columns = [] if self.dv_tile == self.value_dim else [1]
+        code.builder.insert(
+            tile.StoreOp(
+                out, self.args[op.out], [*start, code.const(0)], [*checked, *columns]
+            )
+        )
+        for result, value in (
+            (op.lse, softmax.lse),
+            (op.max_scores, softmax.max_scores),
+        ):
+            if result is not None:
+                rows = value(code, state)
+                code.builder.insert(
+                    tile.StoreOp(rows, self.args[result], start, checked)
+                )

@@ -1,0 +1,231 @@
+"""What programs over segments share: their arguments, tiles and loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import (
+    AffineMapAttr,
+    MemRefType,
+    NoneAttr,
+    StridedLayoutAttr,
+    TensorType,
+    i32,
+)
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.ir.affine import AffineExpr, AffineMap
+from xdsl.utils.hints import isa
+
+from flexc.dialects import blocksparse, flex, tile
+from flexc.dialects.blocksparse import SegmentOp, TileOrder
+from flexc.dialects.tile import ParamAttr, ParamKind, TileType
+from flexc.passes.scalar_code import ScalarCode, inline_region
+
+KEPT = ("num_warps", "num_stages", "alignment", "index_width", "max_length")
+"""Properties of an op that its kernel says as well."""
+
+Step = Callable[
+    [SegmentOp, SSAValue, list[SSAValue], SSAValue | None], Sequence[SSAValue]
+]
+"""One iteration: the segment, the first column, the state, whether it is masked."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which rows of which head of the query a program visits segments for."""
+
+    b: SSAValue
+    h: SSAValue
+    start: SSAValue
+    row_len: SSAValue
+    column_len: SSAValue
+
+    @property
+    def where(self) -> list[SSAValue]:
+        return [self.b, self.h, self.start]
+
+    @property
+    def lengths(self) -> list[SSAValue]:
+        return [self.row_len, self.column_len]
+
+
+class ProgramBuilder:
+    """Builds one kernel from one op over segments."""
+
+    column_name = "kv_start"
+    """What the first column of a block is called."""
+
+    def __init__(
+        self,
+        op: blocksparse.AttentionOp | blocksparse.PairSumsOp,
+        name: str,
+        target: str,
+    ):
+        self.op = op
+        self.name = name
+        self.target = target
+        self.block_m = op.block_m.value.data
+        self.block_n = op.block_n.value.data
+        self.trusts_captures = any(
+            isinstance(inner, flex.LoadCaptureOp) and inner.inside is not None
+            for region in self.mod_regions()
+            for inner in region.walk()
+        )
+        self.block = entry_block(op)
+        self.args: dict[SSAValue, SSAValue] = dict(
+            zip([*op.operands, *op.results], self.block.args, strict=True)
+        )
+        self.code = ScalarCode(self.block)
+
+    def segments(self) -> list[SegmentOp]:
+        return [o for o in self.op.segments.block.ops if isinstance(o, SegmentOp)]
+
+    def mod_regions(self) -> list[Region]:
+        """The user's code, or what was made of it."""
+        masks = (o.mask_mod for o in self.segments())
+        return [self.op.regions[0], *(m for m in masks if m is not None)]
+
+    def kernel(self, attributes: dict[str, Attribute]) -> tile.KernelOp:
+        """The kernel around what was built."""
+        self.code.builder.insert(tile.ReturnOp())
+        params = [ParamAttr(ParamKind.ARGUMENT, i) for i in range(len(self.block.args))]
+        attributes = dict(self.op.attributes) | attributes
+        known = self.op.properties
+        attributes |= {fact: known[fact] for fact in KEPT if fact in known}
+        return tile.KernelOp(
+            self.name, self.grid(), params, Region(self.block), attributes
+        )
+
+    def grid(self) -> AffineMapAttr:
+        return rows_grid(self.block_m)
+
+    def tile_position(
+        self, row_len: SSAValue, heads: SSAValue
+    ) -> tuple[SSAValue, SSAValue, SSAValue]:
+        """This program's batch, head and first row, in the order that is asked for."""
+        code = self.code
+        block = code.insert(tile.ProgramIdOp(0), "m_block")
+        h = code.insert(tile.ProgramIdOp(1), "h")
+        b = code.insert(tile.ProgramIdOp(2), "b")
+        blocks = code.ceildiv(row_len, self.block_m, "m_blocks")
+        if self.op.heads_per_group is not None:
+            block, h = self.grouped(block, h, blocks, heads)
+        if self.op.order and self.op.order.data == TileOrder.DESCENDING:
+            last = code.sub(blocks, code.const(1))
+            block = code.sub(last, block, "m_block")
+        return b, h, block
+
+    def grouped(
+        self, block: SSAValue, h: SSAValue, blocks: SSAValue, heads: SSAValue
+    ) -> tuple[SSAValue, SSAValue]:
+        """Renumber a batch's programs: within a group of heads, heads run fastest.
+
+        The last group has what heads are left.
+        """
+        code = self.code
+        assert self.op.heads_per_group is not None
+        size = code.const(self.op.heads_per_group.value.data)
+        first = code.mul(code.div(h, size), size, "first_head")
+        within = code.add(block, code.mul(code.sub(h, first), blocks), "program")
+        left = code.sub(heads, first)
+        count = code.insert(arith.MinSIOp(left, size), "group_heads")
+        head = code.add(first, code.rem(within, count), "h")
+        return code.div(within, count, "m_block"), head
+
+    def load(
+        self,
+        tensor: SSAValue,
+        shape: tuple[int, int],
+        start: Sequence[SSAValue],
+        checked: Sequence[int],
+        name: str,
+    ) -> SSAValue:
+        """The tile of rows that starts at (b, h, row), padded in the head dim."""
+        assert isa(tensor.type, TensorType[Attribute])
+        checked = [*checked, 1] if shape[1] != flex.tensor_shape(tensor)[3] else checked
+        type_ = TileType(tensor.type.element_type, shape)
+        indices = [*start, self.code.const(0)]
+        return self.code.insert(
+            tile.LoadOp(self.args[tensor], indices, checked, type_), name
+        )
+
+    def loop(
+        self, segment: SegmentOp, place: Place, state: Sequence[SSAValue], step: Step
+    ) -> list[SSAValue]:
+        """Visit one segment's blocks of columns; the state that is left."""
+        trailing = [
+            *place.lengths,
+            *(self.args[v] for v in (*self.op.captures, *self.op.tables)),
+        ]
+        begin, end = inline_region(segment.bounds, [*place.where, *trailing], self.code)
+        body = Block(arg_types=[i32, *(v.type for v in state)])
+        body.args[0].name_hint = "i"
+        one = self.code.const(1)
+        outer, self.code = self.code, ScalarCode(body)
+
+        def iteration(region: Region, name: str) -> SSAValue:
+            args = [*place.where, body.args[0], *trailing]
+            varying = [len(place.where)]
+            (value,) = inline_region(region, args, self.code, outer, varying)
+            value.name_hint = name
+            return value
+
+        start = iteration(segment.block, self.column_name)
+        masked = None
+        if segment.masked_if is not None:
+            masked = iteration(segment.masked_if, "is_partial")
+        new = step(segment, start, list(body.args[1:]), masked)
+        self.code.builder.insert(scf.YieldOp(*new))
+        self.code = outer
+        loop = scf.ForOp(begin, end, one, list(state), Region(body))
+        loop.attributes["segment"] = segment.kind
+        self.code.builder.insert(loop)
+        return list(loop.results)
+
+    @staticmethod
+    def live(
+        code: ScalarCode,
+        mask: Region | None,
+        inside: SSAValue | None,
+        mod_args: Sequence[SSAValue],
+    ) -> SSAValue | None:
+        """Whether a pair counts; None if every pair does."""
+        if mask is None:
+            return inside
+        (live,) = inline_region(mask, mod_args, code)
+        return live if inside is None else code.and_(live, inside)
+
+
+def rows_grid(block: int) -> AffineMapAttr:
+    """A program for each block of rows of each head of each batch."""
+    b, h, rows = (AffineExpr.dimension(i) for i in range(3))
+    return AffineMapAttr(AffineMap(3, 0, (rows.ceil_div(block), h, b)))
+
+
+def entry_block(op: Operation) -> Block:
+    """A kernel's block: an argument for each operand, a memref for each result."""
+    types = [*op.operand_types, *(_memref(t) for t in op.result_types)]
+    block = Block(arg_types=types)
+    for arg, value in zip(block.args, [*op.operands, *op.results], strict=True):
+        arg.name_hint = value.name_hint
+    return block
+
+
+def _memref(type_: Attribute) -> MemRefType[Attribute]:
+    """The memref that an output is written to."""
+    assert isa(type_, TensorType[Attribute])
+    layout = NoneAttr()
+    if isinstance(type_.encoding, StridedLayoutAttr):
+        # The runtime passes the address of the first element.
+        layout = StridedLayoutAttr(type_.encoding.strides, 0)
+    return MemRefType(type_.element_type, type_.get_shape(), layout)
+
+
+def guard_captures(values: SSAValue) -> None:
+    """Guard a map's captured loads: beyond the last column they may be anywhere."""
+    assert isinstance(values.owner, tile.MapOp)
+    for op in values.owner.body.block.ops:
+        if isinstance(op, flex.LoadCaptureOp):
+            op.inside = None
