@@ -49,7 +49,7 @@ from flexc.runtime.attention_nodes import (
 from flexc.runtime.call import Attention, Outputs
 from flexc.runtime.driver import counters
 from flexc.runtime.function_state import CallState, read_call
-from flexc.runtime.interception import Results, Scope, activate
+from flexc.runtime.interception import Results, Scope, TransformedError, activate
 from flexc.runtime.options import TILE_OPTIONS, TileOptions
 
 STATIC_RESULTS = (bool, bytes, complex, float, int, str, type(None))
@@ -94,8 +94,9 @@ def _without_autocast() -> Any:
 def trace_function(state: CallState, backend: str, tiles: TileOptions) -> Trace | None:
     """Capture a call; None if the function is no function of its tensors.
 
-    That is one that changes Python objects, steers autograd, or returns what is
-    not made of tensors and constants: it can only be run.
+    That is one that changes Python objects, steers autograd, transforms attention by
+    torch.func, or returns what is not made of tensors and constants: it can only be
+    run.
     """
     counters["functions traced"] += 1
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -113,8 +114,11 @@ def trace_function(state: CallState, backend: str, tiles: TileOptions) -> Trace 
         flat[:] = [leaves, spec]
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
-    with mode:
-        source = _capture(call, fakes, scope, watch)
+    try:
+        with mode:
+            source = _capture(call, fakes, scope, watch)
+    except TransformedError:
+        return None
     leaves, spec = flat
     if not _is_pure(parts, state, leaves):
         return None

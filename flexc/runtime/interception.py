@@ -28,6 +28,7 @@ from flexc.errors import TracingError
 from flexc.runtime.autograd import run_attention
 from flexc.runtime.call import Attention
 from flexc.runtime.options import TileOptions, merge_tiles
+from flexc.runtime.transforms import is_transformed
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -156,14 +157,16 @@ def check_not_traced(query: Tensor) -> None:
         for mode in _get_current_dispatch_mode_stack():
             if isinstance(mode, TRACING_MODES):
                 raise _refusal(f"a call under {type(mode).__name__}")
-    check_not_transformed()
+
+
+class TransformedError(TracingError):
+    """A capture meets a transform of torch.func, which only a run can follow."""
 
 
 def check_not_transformed() -> None:
     """Refuse the batched and dual tensors of torch.func."""
-    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    if functorch.maybe_current_level() is not None:
-        raise _refusal("a call under a torch.func transform (vmap, grad, jvp)")
+    if is_transformed():
+        raise TransformedError("attention under a torch.func transform is not captured")
 
 
 def _refusal(got: str) -> TracingError:

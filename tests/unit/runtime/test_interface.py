@@ -291,10 +291,6 @@ def test_refusals_of_traces() -> None:
         make_fx(call)(Q)
     with pytest.raises(errors.TracingError, match="got a fake tensor"):
         make_fx(call, tracing_mode="fake")(Q)
-    with pytest.raises(errors.TracingError, match=r"under a torch\.func tr"):
-        torch.vmap(call)(Q[None])
-    with pytest.raises(errors.TracingError, match=r"under a torch\.func tr"):
-        flexc.compile(torch.vmap(call))(Q[None])
 
 
 @pytest.mark.parametrize("which", ["query", "key", "value", "capture"])

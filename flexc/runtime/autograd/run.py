@@ -1,0 +1,55 @@
+"""Running a call, recorded where something is to be differentiated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd import forward_ad
+
+from flexc.runtime.autograd.functions import FlexAttentionFunction
+from flexc.runtime.autograd.template import split
+from flexc.runtime.call import Attention
+from flexc.runtime.transforms import is_transformed, plain
+
+Results = tuple[Tensor, Tensor | None, Tensor | None]
+
+
+def run_attention(call: Attention) -> Results:
+    """Run a call, recorded by autograd where an input asks for it."""
+    transformed = is_transformed()
+    if not transformed and not _is_differentiated(call):
+        return call.run()
+    if transformed:
+        call = _traced_plainly(call)
+    template, tensors = split(call)
+    results: Any = FlexAttentionFunction.apply(template, *tensors)
+    out, lse, max_scores = results
+    return out, lse if call.outputs.lse else None, max_scores
+
+
+def _is_differentiated(call: Attention) -> bool:
+    if forward_ad._current_level >= 0:
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    if call.query.requires_grad or call.key.requires_grad or call.value.requires_grad:
+        return True
+    captures = call.signature.captures
+    return any(isinstance(c, Tensor) and c.requires_grad for c in captures)
+
+
+def _traced_plainly(call: Attention) -> Attention:
+    """The call with its mods traced for what is within torch.func's tensors."""
+    if call.traced is not None:
+        return call
+    signature = call.signature
+    captures = tuple(
+        plain(c) if isinstance(c, Tensor) else c for c in signature.captures
+    )
+    with temporarily_clear_interpreter_stack():
+        traced = replace(call, signature=replace(signature, captures=captures)).trace()
+    return replace(call, traced=traced)
