@@ -42,6 +42,9 @@ PASSES: dict[str, Callable[[], Any]] = {
     "convert-blocksparse-to-tile": _pass(
         "convert_blocksparse_to_tile:ConvertBlocksparseToTilePass"
     ),
+    "flex-expand-derivatives": _pass(
+        "flex_expand_derivatives:FlexExpandDerivativesPass"
+    ),
     "flex-infer-facts": _pass("flex_infer_facts:FlexInferFactsPass"),
     "flex-simplify-mods": _pass("flex_simplify_mods:FlexSimplifyModsPass"),
     "blocksparse-merge-segments": _pass(

@@ -11,7 +11,7 @@ from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, i32
-from xdsl.ir import Block, Region
+from xdsl.ir import Attribute, Block, Region
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
     PatternRewriter,
@@ -21,7 +21,9 @@ from xdsl.pattern_rewriter import (
 )
 
 from flexc.dialects import blocksparse, flex
+from flexc.dialects.flex import SumKind
 from flexc.errors import OptionError
+from flexc.passes.pair_sizes import PairDims, choose_pair_sizes
 from flexc.passes.segments.segment_builder import (
     build_segments,
     has_short_rows,
@@ -88,16 +90,7 @@ class ConvertAttention(RewritePattern):
         short_rows = has_short_rows(subject)
         sizes = self.options.tile_sizes(op, short_rows)
         segments = Region(Block(build_segments(subject, sizes)))
-        properties = op.facts() | {
-            "block_m": IntegerAttr(sizes.block_m, i32),
-            "block_n": IntegerAttr(sizes.block_n, i32),
-        }
-        if sizes.num_warps:
-            properties["num_warps"] = IntegerAttr(sizes.num_warps, i32)
-            properties["num_stages"] = IntegerAttr(sizes.num_stages, i32)
-        if (order := order_of(subject, sizes)) is not None:
-            properties["order"] = blocksparse.TileOrderAttr(order)
-            properties["heads_per_group"] = IntegerAttr(HEADS_PER_GROUP, i32)
+        properties = op.facts() | tiling(subject, sizes)
         if short_rows:
             properties["short_rows"] = UnitAttr()
         new = blocksparse.AttentionOp(
@@ -115,6 +108,54 @@ class ConvertAttention(RewritePattern):
 
 
 @dataclass(frozen=True)
+class ConvertPairSums(RewritePattern):
+    """flex.pair_sums -> blocksparse.pair_sums."""
+
+    options: ConvertFlexToBlocksparsePass
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: flex.PairSumsOp, rewriter: PatternRewriter) -> None:
+        subject = SegmentSubject.of_sums(op)
+        sizes = self.options.pair_sums_sizes(op, subject)
+        new = blocksparse.PairSumsOp(
+            [
+                *(op.rows, op.columns, op.row_values, op.column_values, op.first),
+                *(op.scale, op.captures, op.tables),
+            ],
+            op.result_types,
+            op.detach_region(op.pairs),
+            Region(Block(build_segments(subject, sizes))),
+            kept_properties(op) | tiling(subject, sizes),
+        )
+        new.attributes |= op.attributes
+        for old, result in zip(op.results, new.results, strict=True):
+            result.name_hint = old.name_hint
+        rewriter.replace(op, new)
+
+
+def kept_properties(op: flex.PairSumsOp) -> dict[str, Attribute]:
+    """What a lowering keeps of an op."""
+    own = ("products", "sums", "transposed")
+    known = op.properties
+    return op.facts() | {name: known[name] for name in own if name in known}
+
+
+def tiling(subject: SegmentSubject, sizes: TileSizes) -> dict[str, Attribute]:
+    """The properties that say which tiles, and in what order they start."""
+    properties: dict[str, Attribute] = {
+        "block_m": IntegerAttr(sizes.block_m, i32),
+        "block_n": IntegerAttr(sizes.block_n, i32),
+    }
+    if sizes.num_warps:
+        properties["num_warps"] = IntegerAttr(sizes.num_warps, i32)
+        properties["num_stages"] = IntegerAttr(sizes.num_stages, i32)
+    if (order := order_of(subject, sizes)) is not None:
+        properties["order"] = blocksparse.TileOrderAttr(order)
+        properties["heads_per_group"] = IntegerAttr(HEADS_PER_GROUP, i32)
+    return properties
+
+
+@dataclass(frozen=True)
 class ConvertFlexToBlocksparsePass(ModulePass):
     """Choose tiles and turn masks and block tables into segments."""
 
@@ -128,8 +169,42 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     shared_memory: int = HOPPER_SHARED_MEMORY
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        pattern = ConvertAttention(self)
-        PatternRewriteWalker(pattern, apply_recursively=False).rewrite_module(op)
+        for pattern in (ConvertAttention(self), ConvertPairSums(self)):
+            PatternRewriteWalker(pattern, apply_recursively=False).rewrite_module(op)
+
+    def pair_sums_sizes(
+        self, op: flex.PairSumsOp, subject: SegmentSubject
+    ) -> TileSizes:
+        """The tile of sums over pairs: what the options say, the rest chosen."""
+        matrices = (op.rows, op.columns)
+        rows, columns = ([flex.tensor_shape(m)[3] for m in side] for side in matrices)
+        kinds = [attr.sum_kind for attr in op.sums]
+        chosen = choose_pair_sizes(
+            self.target,
+            element_width(op.rows[0].type),
+            PairDims(
+                rows,
+                columns,
+                [
+                    flex.tensor_shape(r)[3]
+                    for r, k in zip(op.sums_, kinds, strict=True)
+                    if k == SumKind.MATRIX
+                ],
+            ),
+            subject.sparse_block,
+            self.shared_memory,
+            SumKind.DIAGONAL in kinds,
+        )
+        sizes = TileSizes(
+            self.block_m or chosen.block_m,
+            self.block_n or chosen.block_n,
+            self.num_warps or chosen.num_warps,
+            self.num_stages or chosen.num_stages,
+        )
+        check_tiles_divide(sizes, subject.sparse_block)
+        if self.target == "triton":
+            check_triton_sizes(sizes)
+        return sizes
 
     def tile_sizes(
         self, op: flex.AttentionOp, short_rows: bool | None = None

@@ -63,9 +63,14 @@ def known_of_map(op: tile.MapOp) -> Known:
 def scalar_regions(op: Operation) -> Iterable[tuple[Region, Known]]:
     """The regions of scalar code of an op, and the ranges of their arguments."""
     match op:
-        case flex.AttentionOp():
+        case flex.AttentionOp() | flex.DerivativeOp():
             yield op.score_mod, first_args(op.score_mod, MOD, skip=1)
             yield op.mask_mod, first_args(op.mask_mod, MOD)
+        case flex.PairSumsOp():
+            yield op.pairs, first_args(op.pairs, MOD, skip=op.first_index)
+            yield op.mask_mod, first_args(op.mask_mod, MOD)
+        case blocksparse.PairSumsOp():
+            yield op.pairs, first_args(op.pairs, MOD, skip=op.first_index)
         case blocksparse.AttentionOp():
             yield op.score_mod, first_args(op.score_mod, MOD, skip=1)
         case blocksparse.SegmentOp():

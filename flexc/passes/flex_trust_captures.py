@@ -17,7 +17,7 @@ from flexc.dialects import flex
 from flexc.passes.analysis.ranges.capture_bounds import unwrapped
 
 
-def trust(attention: flex.AttentionOp) -> None:
+def trust(attention: flex.WithMods) -> None:
     """Take the tests out of an op's captured loads."""
     for op in list(attention.walk()):
         if not isinstance(op, flex.LoadCaptureOp) or op.inside is not None:
@@ -37,5 +37,5 @@ class FlexTrustCapturesPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for attention in list(op.walk()):
-            if isinstance(attention, flex.AttentionOp) and attention.captures_inside:
+            if isinstance(attention, flex.WithMods) and attention.captures_inside:
                 trust(attention)

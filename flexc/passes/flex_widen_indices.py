@@ -186,7 +186,7 @@ def set_locations(op: Operation, before: Operation | None) -> None:
         new = new.prev_op
 
 
-def widths_of(op: flex.AttentionOp) -> list[IndexWidths]:
+def widths_of(op: flex.WithMods) -> list[IndexWidths]:
     """What needs width in the mods of an op, whatever its captures are."""
     length = Interval(0, min(op.fact("max_length", INDEX.hi + 1) - 1, INDEX.hi))
     ranges = (INDEX, INDEX, length, length)
@@ -196,7 +196,7 @@ def widths_of(op: flex.AttentionOp) -> list[IndexWidths]:
     ]
 
 
-def would_widen(op: flex.AttentionOp) -> bool:
+def would_widen(op: flex.WithMods) -> bool:
     """Whether the pass changes an op that does not say `indices_fit`."""
     return any(widths.wide_ops() for widths in widths_of(op))
 
@@ -209,6 +209,6 @@ class FlexWidenIndicesPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for attention in list(op.walk()):
-            if isinstance(attention, flex.AttentionOp) and not attention.indices_fit:
+            if isinstance(attention, flex.WithMods) and not attention.indices_fit:
                 for widths in widths_of(attention):
                     RegionWidener(widths).run()

@@ -22,6 +22,7 @@ from flexc.passes.blocksparse_merge_segments import BlocksparseMergeSegmentsPass
 from flexc.passes.convert_blocksparse_to_tile import ConvertBlocksparseToTilePass
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.convert_flex_to_planning import ConvertFlexToPlanningPass
+from flexc.passes.flex_expand_derivatives import FlexExpandDerivativesPass
 from flexc.passes.flex_infer_facts import FlexInferFactsPass
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.passes.flex_trust_captures import FlexTrustCapturesPass
@@ -68,6 +69,9 @@ def to_blocksparse(convert: ConvertFlexToBlocksparsePass) -> Passes:
         *to_simple_flex(),
         # Of no use but to what follows.
         FlexInferFactsPass(),
+        # Of mods in their simplest form, whose derivatives are simpler for it.
+        FlexExpandDerivativesPass(),
+        FlexSimplifyModsPass(),
         convert,
         *([BlocksparseMergeSegmentsPass()] if convert.target == "triton" else []),
         # Bounds are written with more care than many masks need.

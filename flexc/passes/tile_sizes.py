@@ -6,6 +6,7 @@ is keyed on, never the lengths of a call.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -68,12 +69,23 @@ def choose_tile_sizes(
         if short_rows and bits <= 16:
             twice = _operand_bytes(PAIRED, bits, *dims) * 2 <= shared_memory
             choices = [PAIRED] * (twice and 64 < max(dims) <= 128) + choices
+
+    def fits(sizes: TileSizes) -> bool:
+        return _operand_bytes(sizes, bits, *dims) <= shared_memory
+
+    return fitted(target, choices, sparse_block, fits)
+
+
+def fitted(
+    target: str,
+    choices: Sequence[TileSizes],
+    sparse_block: tuple[int, int] | None,
+    fits: Callable[[TileSizes], bool],
+) -> TileSizes:
+    """The first tile that fits, cut to divide the blocks of a table; else the last."""
     if sparse_block is not None:
         choices = [_within(target, sizes, sparse_block) for sizes in choices]
-    for sizes in choices:
-        if _operand_bytes(sizes, bits, *dims) <= shared_memory:
-            return sizes
-    return choices[-1]
+    return next((sizes for sizes in choices if fits(sizes)), choices[-1])
 
 
 PAIRED = TileSizes(64, 64, 4, 3)

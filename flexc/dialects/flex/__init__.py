@@ -37,7 +37,13 @@ from flexc.dialects.flex.derivatives import (
     DerivativeOp,
 )
 from flexc.dialects.flex.facts import FACTS, POSITIVE, PairsOp, score_type, tensor_shape
-from flexc.dialects.flex.finish import CenterRowsOp, Coordinates, ScatterSumsOp
+from flexc.dialects.flex.finish import (
+    CenterRowsOp,
+    Coordinates,
+    LaunchOp,
+    ScatterSumsOp,
+    ZerosLikeOp,
+)
 from flexc.dialects.flex.pair_sums import (
     DIAGONAL_UNIT,
     PairSumsLike,
@@ -70,6 +76,7 @@ __all__ = [
     "DimOp",
     "Flex",
     "FmodOp",
+    "LaunchOp",
     "LoadCaptureOp",
     "PairSumsLike",
     "PairSumsOp",
@@ -78,11 +85,16 @@ __all__ = [
     "ScatterSumsOp",
     "SumAttr",
     "SumKind",
+    "WithMods",
     "YieldOp",
+    "ZerosLikeOp",
     "print_indexed",
     "score_type",
     "tensor_shape",
 ]
+
+WithMods = AttentionOp | DerivativeOp
+"""Ops with a score_mod and a mask_mod."""
 
 Flex = Dialect(
     "flex",
@@ -94,6 +106,8 @@ Flex = Dialect(
         RowDotsOp,
         ScatterSumsOp,
         CenterRowsOp,
+        ZerosLikeOp,
+        LaunchOp,
         LoadCaptureOp,
         DimOp,
         FmodOp,

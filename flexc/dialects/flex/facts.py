@@ -39,6 +39,7 @@ FACTS = (
     "score_range",
     "scores_finite",
     "has_keys",
+    "paired_heads",
     "rows_never_empty",
 )
 """Properties that say what is known about a call, kept by every lowering."""
@@ -93,6 +94,8 @@ class PairsOp(IRDLOperation):
     """No score after `score_mod` is infinite, of any pair that counts."""
     has_keys = opt_prop_def(UnitAttr)
     """Skv is known not to be 0."""
+    paired_heads = opt_prop_def(UnitAttr)
+    """Query and key have the same batches and heads."""
     rows_never_empty = opt_prop_def(UnitAttr)
     """There are keys, and every row has one at least that no mask hides."""
 

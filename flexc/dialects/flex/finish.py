@@ -1,13 +1,14 @@
-"""What is left to do once a derivative's kernels have run: O(N) work on their results.
+"""The host's part of a derivative: launching its kernels, and O(N) work on what they
+leave, which torch does well.
 
-These ops stay at this level: torch does them well, and no kernel is emitted.
+These ops stay at this level, and no kernel is emitted for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import StringAttr, TensorType
+from xdsl.dialects.builtin import StringAttr, SymbolRefAttr, TensorType
 from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -20,6 +21,7 @@ from xdsl.irdl import (
     result_def,
     traits_def,
     var_operand_def,
+    var_result_def,
 )
 from xdsl.parser import Parser
 from xdsl.printer import Printer
@@ -173,3 +175,50 @@ class CenterRowsOp(IRDLOperation):
     def verify_(self) -> None:
         for name, rank in (("sums", 4), ("total", 3), ("values", 4)):
             verify_rank(name, getattr(self, name).type, rank)
+
+
+@irdl_op_definition
+class ZerosLikeOp(IRDLOperation):
+    """Zeros of a tensor's shape and type."""
+
+    name = "flex.zeros_like"
+
+    tensor = operand_def(TensorType[Attribute])
+    result = result_def(TensorType[Attribute])
+
+    traits = traits_def(Pure())
+    assembly_format = "$tensor attr-dict `:` type($tensor) `->` type($result)"
+
+    def __init__(self, tensor: SSAValue):
+        super().__init__(operands=[tensor], result_types=[tensor.type])
+
+
+@irdl_op_definition
+class LaunchOp(IRDLOperation):
+    """Run what a function of the module does, or the kernel that it became.
+
+    ```mlir
+    %delta = flex.launch @attention_backward_delta(%do, %out)
+        : tensor<?x?x?x64xf32>, tensor<?x?x?x64xf32> -> tensor<?x?x?xf32>
+    ```
+    """
+
+    name = "flex.launch"
+
+    callee = prop_def(SymbolRefAttr)
+    inputs = var_operand_def()
+    outputs = var_result_def()
+
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$callee `(` $inputs `)` attr-dict `:` type($inputs) `->` type($outputs)"
+    )
+
+    def __init__(
+        self, callee: str, inputs: Sequence[SSAValue], types: Sequence[Attribute]
+    ):
+        super().__init__(
+            operands=[inputs],
+            properties={"callee": SymbolRefAttr(callee)},
+            result_types=[types],
+        )

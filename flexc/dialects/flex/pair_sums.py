@@ -175,8 +175,6 @@ class PairSumsLike(PairsOp):
     sums = prop_def(ArrayAttr[SumAttr])
     transposed = opt_prop_def(UnitAttr)
     """Rows are keys, columns are queries."""
-    paired_heads = opt_prop_def(UnitAttr)
-    """Query and key have the same batches and heads."""
 
     traits = traits_def(IsolatedFromAbove(), Pure())
     irdl_options = (AttrSizedOperandSegments(as_property=True), ParsePropInAttrDict())
@@ -201,6 +199,12 @@ class PairSumsLike(PairsOp):
         """What the number of rows, or of columns, is known to be a multiple of."""
         is_query = of_rows != self.is_transposed
         return self.fact("q_len_multiple" if is_query else "kv_len_multiple")
+
+    @property
+    def first_index(self) -> int:
+        """Which argument of `pairs` is b, the first of a pair's indices."""
+        values = len(self.row_values) + len(self.column_values)
+        return len(self.products) + 1 + values
 
     def pairs_args(self) -> list[Attribute]:
         """Types of the arguments of `pairs`."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import IntegerAttr, StringAttr, TensorType, i32
+from xdsl.dialects.builtin import StringAttr, TensorType, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.utils.hints import isa
 
@@ -96,8 +96,6 @@ class PairSumsProgram(ProgramBuilder):
         masks = dict.fromkeys(
             describe(s.mask_mod) for s in self.segments() if s.mask_mod is not None
         )
-        first = self.op.rows[0]
-        source = next(i for i, v in enumerate(self.op.operands) if v is first)
         return {
             "sums": StringAttr(", ".join(str(attr) for attr in self.op.sums)),
             "rows": StringAttr("keys" if self.op.is_transposed else "queries"),
@@ -105,7 +103,6 @@ class PairSumsProgram(ProgramBuilder):
             "segments": StringAttr(
                 ", ".join(s.kind.data.value for s in self.segments())
             ),
-            "grid_of": IntegerAttr(source, i32),
         }
 
     # Places

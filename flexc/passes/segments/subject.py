@@ -81,6 +81,25 @@ class SegmentSubject:
             transposed,
         )
 
+    @classmethod
+    def of_sums(cls, op: flex.PairSumsOp) -> SegmentSubject:
+        """Sums over pairs, whose tables list columns for its own rows."""
+        sparse = None
+        if op.sparse_block is not None:
+            sparse_m, sparse_n = op.sparse_block.get_values()
+            sparse = sparse_m, sparse_n
+        return cls(
+            op.mask_mod,
+            tuple(op.captures),
+            tuple(op.tables),
+            sparse,
+            op.length_multiple(of_rows=True),
+            op.length_multiple(of_rows=False),
+            op.fact("max_length", full(32).hi),
+            op.indices_fit is not None,
+            op.is_transposed,
+        )
+
     @property
     def has_mask(self) -> bool:
         return not is_always_true(self.mask)

@@ -1,0 +1,1 @@
+"""Derivatives of attention, taken apart into sums over pairs of positions."""

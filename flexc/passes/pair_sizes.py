@@ -1,0 +1,80 @@
+"""How large the tiles of sums over pairs are, for each target.
+
+A program keeps the matrices of its rows, and accumulators as large as its results; it
+visits blocks of the columns' matrices, some of which are in flight on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flexc.passes.tile_sizes import TileSizes, fitted, padded_head_dim
+
+
+@dataclass(frozen=True)
+class PairDims:
+    """Columns of the matrices of rows, of columns and of the results."""
+
+    rows: Sequence[int]
+    columns: Sequence[int]
+    results: Sequence[int]
+
+    def padded(self, target: str) -> PairDims:
+        sides = (self.rows, self.columns, self.results)
+        return PairDims(*([padded_head_dim(target, d) for d in s] for s in sides))
+
+
+def choose_pair_sizes(
+    target: str,
+    bits: int,
+    dims: PairDims,
+    sparse_block: tuple[int, int] | None,
+    shared_memory: int,
+    square: bool = False,
+) -> TileSizes:
+    """The tile for operands of `bits` per element.
+
+    `square` asks for as many columns as rows, as sums along diagonals do. Tiles
+    divide the blocks of a table, and what they load fits shared memory.
+    """
+    dims = dims.padded(target)
+    choices = [TileSizes(64, 64)] if target == "cpp" else _triton(bits, dims)
+    if square:
+        choices = [s for s in choices if s.block_m == s.block_n] or choices[-1:]
+
+    def fits(sizes: TileSizes) -> bool:
+        return operand_bytes(sizes, bits, dims) <= shared_memory
+
+    return fitted(target, choices, sparse_block, fits)
+
+
+def operand_bytes(sizes: TileSizes, bits: int, dims: PairDims) -> int:
+    """Rows once, columns once for each stage of the pipeline; values in between."""
+    if not sizes.num_stages:
+        return 0
+    rows = sizes.block_m * sum(dims.rows)
+    columns = sizes.num_stages * sizes.block_n * sum(dims.columns)
+    return (rows + columns + sizes.block_m * sizes.block_n) * bits // 8
+
+
+def _triton(bits: int, dims: PairDims) -> list[TileSizes]:
+    """Tiles in order of preference; the first that fits is taken.
+
+    Accumulators and two tiles of values must fit registers.
+    """
+    widest = max([*dims.rows, *dims.columns])
+    many = len(dims.rows) > 2
+    small = [TileSizes(32, 32, 4, 1), TileSizes(16, 16, 4, 1)]
+    if bits > 16:
+        return [TileSizes(32, 32, 4, 1), *small] if widest <= 64 else small[1:]
+    if widest <= 64 and not many:
+        return [TileSizes(128, 64, 4, 3), TileSizes(64, 64, 4, 2), *small]
+    if widest <= 128 and not many:
+        return [
+            TileSizes(128, 64, 8, 3),
+            TileSizes(128, 64, 8, 2),
+            TileSizes(64, 64, 4, 2),
+            *small,
+        ]
+    return [TileSizes(64, 64, 8, 2), TileSizes(64, 32, 8, 1), *small]
