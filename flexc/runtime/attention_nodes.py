@@ -23,12 +23,7 @@ from flexc.frontend.closures import ModSignature
 from flexc.runtime.arguments import NO_BLOCKS, autocast, make_tables
 from flexc.runtime.autograd import run_attention
 from flexc.runtime.call import Attention, Outputs
-from flexc.runtime.options import (
-    TileOptions,
-    merge_tiles,
-    resolve_backend,
-    tile_options,
-)
+from flexc.runtime.options import Choices, read_choices, resolve_backend
 from flexc.runtime.tensor_facts import check_captures
 
 OPERATOR = torch.ops.higher_order.flex_attention
@@ -78,16 +73,14 @@ class AttentionKernel(torch.nn.Module):
         graphs: tuple[GraphModule | None, GraphModule | None],
         slots: tuple[tuple[int, ...], tuple[int, ...]],
         outputs: Outputs,
-        backend: str,
-        tiles: TileOptions,
+        choices: Choices,
     ):
         super().__init__()
         # In a tuple, not as submodules: they hold no state of the model.
         self.graphs = graphs
         self.slots = slots
         self.outputs = outputs
-        self.backend = backend
-        self.tiles = tiles
+        self.choices = choices
         self.digest = _digest(graphs)
 
     def forward(
@@ -112,8 +105,9 @@ class AttentionKernel(torch.nn.Module):
             make_tables(tables, block, query) if tables else None,
             self.signature(captures),
             self.outputs,
-            resolve_backend(self.backend, query.device),
-            self.tiles,
+            resolve_backend(self.choices.backend, query.device),
+            self.choices.tiles,
+            self.choices.deterministic,
         )
         out, lse, max_scores = run_attention(call)
         # The operator's statistics are in units of log2.
@@ -136,20 +130,18 @@ def _capture_key(capture: Any) -> Any:
     return (capture.dtype, rank, capture.device.type, unit)
 
 
-def replace_attention(gm: GraphModule, backend: str, tiles: TileOptions) -> int:
+def replace_attention(gm: GraphModule, choices: Choices) -> int:
     """Put a kernel in place of every operator of a graph; how many there were."""
     nodes = [n for n in gm.graph.nodes if n.target is OPERATOR]
     for i, node in enumerate(nodes):
-        _replace(gm, node, f"flexc_attention_{i}", backend, tiles)
+        _replace(gm, node, f"flexc_attention_{i}", choices)
     if nodes:
         gm.graph.lint()
         gm.recompile()
     return len(nodes)
 
 
-def _replace(
-    gm: GraphModule, node: Node, name: str, backend: str, tiles: TileOptions
-) -> None:
+def _replace(gm: GraphModule, node: Node, name: str, choices: Choices) -> None:
     operands: tuple[Any, ...] = node.args
     query, key, value, score, block_mask, scale, options, *rest = operands
     rest += [node.kwargs.get(n, ()) for n in _BUFFERS[len(rest) :]]
@@ -164,8 +156,7 @@ def _replace(
         (_mod_graph(gm, score), _mod_graph(gm, block_mask[-1])),
         slots,
         _used_outputs(node),
-        options.get(BACKEND_OPTION, backend),
-        merge_tiles(tiles, tile_options(own)),
+        choices.merge(read_choices(options.get(BACKEND_OPTION, "auto"), own)),
     )
     gm.add_submodule(name, kernel)
     block = block_mask[-3:-1]

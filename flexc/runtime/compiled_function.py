@@ -29,13 +29,11 @@ from flexc.runtime.function_state import CallState, Compiled, read_call
 from flexc.runtime.function_trace import Trace, trace_function
 from flexc.runtime.interception import Scope, activate, current_scope
 from flexc.runtime.interface import flex_attention
-from flexc.runtime.options import BACKENDS, TileOptions, tile_options
+from flexc.runtime.options import Choices, read_choices_of_scope
 
 dynamo.register()
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-OPTIONS = ("kernel_options",)
 
 MAX_TRACES = 128
 """Captures that one function keeps; the least recently used one goes."""
@@ -70,11 +68,10 @@ def compile(
             not say it themselves.
         options: `{"kernel_options": {...}}`: torch's BLOCK_M, BLOCK_N, num_warps
             and num_stages, for calls that do not say them themselves.
+            `{"deterministic": True}`: gradients of equal bits at every run.
 
     Returns:
         A function like `fn`. For attention itself it also takes `mask_mod`.
-        Gradients flow through all but attention, whose backward raises
-        GradientError.
 
     Raises:
         OptionError: for an unknown backend or option.
@@ -85,23 +82,10 @@ def compile(
         return functools.partial(compile, backend=backend, options=options)
     if not callable(fn):
         raise OptionError(f"compile expects a function, got {type(fn).__name__}")
-    tiles = _read_options(backend, options)
+    choices = read_choices_of_scope(backend, options)
     if _is_attention(fn):
-        return _compiled_attention(fn, backend, tiles)
-    return CompiledFunction(fn, backend, tiles)
-
-
-def _read_options(backend: str, options: Mapping[str, Any] | None) -> TileOptions:
-    if backend not in BACKENDS:
-        raise OptionError(
-            f"backend expects one of {', '.join(BACKENDS)}, got {backend!r}"
-        )
-    for name in options or ():
-        if name not in OPTIONS:
-            raise OptionError(
-                f"options expects keys among {', '.join(OPTIONS)}, got {name!r}"
-            )
-    return tile_options((options or {}).get("kernel_options"))
+        return _compiled_attention(fn, choices)
+    return CompiledFunction(fn, choices)
 
 
 def _is_attention(fn: Any) -> bool:
@@ -110,9 +94,9 @@ def _is_attention(fn: Any) -> bool:
     return fn in (torch_flex.flex_attention, flex_attention)
 
 
-def _compiled_attention(fn: Any, backend: str, tiles: TileOptions) -> Any:
+def _compiled_attention(fn: Any, choices: Choices) -> Any:
     """flexc's `flex_attention` with a backend and options of its own."""
-    scope = Scope(backend, tiles)
+    scope = Scope(choices)
     call = _with_flexc(fn)
 
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -137,8 +121,8 @@ def _with_flexc(fn: Any) -> Any:
 class CompiledFunction(Compiled):
     """A function whose attention is compiled. Callable as the function is."""
 
-    def __init__(self, fn: Callable[..., Any], backend: str, tiles: TileOptions):
-        super().__init__(fn, backend, tiles)
+    def __init__(self, fn: Callable[..., Any], choices: Choices):
+        super().__init__(fn, choices)
         self._traces: OrderedDict[Any, Trace | None] = OrderedDict()
         if not isinstance(fn, functools.partial | torch.nn.Module):
             functools.update_wrapper(self, fn)
@@ -173,7 +157,7 @@ class CompiledFunction(Compiled):
 
     @property
     def _scope(self) -> Scope:
-        return Scope(self.backend, self.tiles)
+        return Scope(self.choices)
 
     def _run(self, scope: Scope, args: Any, kwargs: Any) -> Any:
         with activate(scope):
@@ -184,7 +168,7 @@ class CompiledFunction(Compiled):
         traces = self._traces
         found = traces.get(state.key, NOT_TRACED)
         if found is NOT_TRACED:
-            found = trace_function(state, self.backend, self.tiles)
+            found = trace_function(state, self.choices)
             traces[state.key] = found
             if len(traces) > MAX_TRACES:
                 traces.popitem(last=False)

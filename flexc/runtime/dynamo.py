@@ -13,9 +13,8 @@ from typing import Any
 from torch._dynamo.backends import registry
 from torch.fx import GraphModule
 
-from flexc.errors import OptionError
 from flexc.runtime.attention_nodes import replace_attention
-from flexc.runtime.options import BACKENDS, tile_options
+from flexc.runtime.options import DYNAMO_OPTIONS, read_choices_of_scope
 
 
 def flexc_backend(
@@ -25,19 +24,7 @@ def flexc_backend(
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """`torch.compile(model, backend="flexc", options={"backend": ..., ...})`."""
-    given = dict(options or {})
-    backend = given.pop("backend", "auto")
-    kernel_options = given.pop("kernel_options", None)
-    if given:
-        raise OptionError(
-            "options expects keys among backend, kernel_options, got "
-            f"{next(iter(given))!r}"
-        )
-    if backend not in BACKENDS:
-        raise OptionError(
-            f"backend expects one of {', '.join(BACKENDS)}, got {backend!r}"
-        )
-    replace_attention(gm, backend, tile_options(kernel_options))
+    replace_attention(gm, read_choices_of_scope("auto", options, DYNAMO_OPTIONS))
     return gm.forward
 
 

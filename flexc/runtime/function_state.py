@@ -20,7 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from flexc.frontend.closures import Capture, Walk
 from flexc.frontend.code_facts import trusted
 from flexc.frontend.rebuild import Rebuild
-from flexc.runtime.options import TileOptions
+from flexc.runtime.options import Choices
 
 TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -36,10 +36,9 @@ PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 class Compiled:
     """A function with options of its own, which may be called by another one."""
 
-    def __init__(self, fn: Callable[..., Any], backend: str, tiles: TileOptions):
+    def __init__(self, fn: Callable[..., Any], choices: Choices):
         self.fn = fn
-        self.backend = backend
-        self.tiles = tiles
+        self.choices = choices
 
 
 def _is_own(value: Any) -> bool:
@@ -64,7 +63,7 @@ class _Modules(Walk):
         if type(value) is BlockMask:
             return self.whole(value)
         if isinstance(value, Compiled):
-            self.key.append((type(value), value.backend, value.tiles))
+            self.key.append((type(value), value.choices))
             return self.remake(value, self.visit(value.fn))
         if _is_own(value):
             return self.by_identity(value)
@@ -113,7 +112,7 @@ class _Rebuild(_Modules, Rebuild):
 
     def remake(self, value: Any, parts: Any) -> Any:
         if isinstance(value, Compiled):
-            return type(value)(parts, value.backend, value.tiles)
+            return type(value)(parts, value.choices)
         return super().remake(value, parts)
 
 

@@ -50,7 +50,7 @@ from flexc.runtime.call import Attention, Outputs
 from flexc.runtime.driver import counters
 from flexc.runtime.function_state import CallState, read_call
 from flexc.runtime.interception import Results, Scope, TransformedError, activate
-from flexc.runtime.options import TILE_OPTIONS, TileOptions
+from flexc.runtime.options import DETERMINISTIC, TILE_OPTIONS, Choices
 
 STATIC_RESULTS = (bool, bytes, complex, float, int, str, type(None))
 STATIC_RESULTS += (torch.device, torch.dtype)
@@ -91,7 +91,7 @@ def _without_autocast() -> Any:
     return stack
 
 
-def trace_function(state: CallState, backend: str, tiles: TileOptions) -> Trace | None:
+def trace_function(state: CallState, choices: Choices) -> Trace | None:
     """Capture a call; None if the function is no function of its tensors.
 
     That is one that changes Python objects, steers autograd, transforms attention by
@@ -105,7 +105,7 @@ def trace_function(state: CallState, backend: str, tiles: TileOptions) -> Trace 
     values = [next(remaining) if isinstance(c, Tensor) else c for c in state.captures]
     parts = state.rebuild(values)
     watch = WatchAutograd()
-    scope = Scope(backend, tiles, lambda call: emit(call, watch), tracing=True)
+    scope = Scope(choices, lambda call: emit(call, watch), tracing=True)
     flat: list[Any] = []
 
     def call(*_: Tensor) -> list[Tensor]:
@@ -126,7 +126,7 @@ def trace_function(state: CallState, backend: str, tiles: TileOptions) -> Trace 
     if records_grad and (watch.seen or any(map(_has_custom_gradient, leaves))):
         return None
     graph = GraphModule(source, deepcopy(source.graph))
-    replace_attention(graph, backend, tiles)
+    replace_attention(graph, choices)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return Trace(source, graph, spec, _places(leaves))
@@ -313,4 +313,6 @@ def _block_mask(call: Attention, mask: GraphModule) -> tuple[Any, ...]:
 def _options(call: Attention) -> dict[str, Any]:
     chosen = {k: getattr(call.tiles, v) for k, v in TILE_OPTIONS.items()}
     chosen = {k: v for k, v in chosen.items() if v is not None}
+    if call.asks_determinism:
+        chosen[DETERMINISTIC] = True
     return {BACKEND_OPTION: call.backend, **chosen}

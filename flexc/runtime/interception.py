@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from flexc.errors import TracingError
 from flexc.runtime.autograd import run_attention
 from flexc.runtime.call import Attention
-from flexc.runtime.options import TileOptions, merge_tiles
+from flexc.runtime.options import Choices
 from flexc.runtime.transforms import is_transformed
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
@@ -39,20 +39,13 @@ TRACING_MODES = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
 class Scope:
     """How attention runs within a compiled function."""
 
-    backend: str
-    tiles: TileOptions
+    choices: Choices
     run: Callable[[Attention], Results] = run_attention
     tracing: bool = False
 
-    def merge(self, backend: str, tiles: TileOptions) -> tuple[str, TileOptions]:
-        """What one call asks for itself comes first."""
-        chosen = self.backend if backend == "auto" else backend
-        return chosen, merge_tiles(self.tiles, tiles)
-
     def within(self, inner: Scope) -> Scope:
         """This scope for a compiled function that is called within it."""
-        backend, tiles = self.merge(inner.backend, inner.tiles)
-        return replace(self, backend=backend, tiles=tiles)
+        return replace(self, choices=self.choices.merge(inner.choices))
 
 
 class _Current(threading.local):

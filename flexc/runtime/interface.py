@@ -19,7 +19,7 @@ from flexc.runtime.interception import (
     check_not_transformed,
     current_scope,
 )
-from flexc.runtime.options import TileOptions, resolve_backend, tile_options
+from flexc.runtime.options import Choices, read_choices, resolve_backend
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -65,6 +65,8 @@ def flex_attention(
             output is 0). torch calls this way deprecated: use `return_aux`.
         kernel_options: torch's BLOCK_M, BLOCK_N, num_warps and num_stages choose
             the tile; options that steer torch's own templates are ignored.
+            `{"deterministic": True}` asks for gradients of equal bits at every run, as
+            `torch.use_deterministic_algorithms(True)` does for all calls.
         return_aux: `AuxRequest(lse=..., max_scores=...)`: also return an AuxOutput.
         mask_mod: `mask_mod(b, h, q_idx, kv_idx)`: whether a pair counts. Takes the
             place of a BlockMask, and needs none.
@@ -84,9 +86,9 @@ def flex_attention(
             "give return_lse or return_aux, not both: return_aux=AuxRequest(lse=True)"
         )
     scope = current_scope()
-    tiles = tile_options(kernel_options)
+    choices = read_choices(backend, kernel_options)
     if scope is not None:
-        backend, tiles = scope.merge(backend, tiles)
+        choices = scope.choices.merge(choices)
     if scope is None or not scope.tracing:
         check_not_traced(query)
     else:
@@ -96,7 +98,7 @@ def flex_attention(
     outputs = Outputs(wants_lse, wants_max)
     tensors = cast_and_check(query, key, value, enable_gqa)
     mods = (score_mod, block_mask, mask_mod)
-    call = _prepare(tensors, mods, scale, outputs, backend, tiles)
+    call = _prepare(tensors, mods, scale, outputs, choices)
     run = run_attention if scope is None else scope.run
     out, lse, max_scores = run(call)
     if return_aux is not None:
@@ -112,13 +114,12 @@ def _prepare(
     mods: tuple[ScoreMod | None, BlockMask | None, MaskMod | None],
     scale: float | None,
     outputs: Outputs,
-    backend: str,
-    tiles: TileOptions,
+    choices: Choices,
 ) -> Attention:
     """A call of checked tensors, ready to run."""
     query, key, value = tensors
     score_mod, block_mask, mask_mod = mods
-    resolved = resolve_backend(backend, query.device)
+    resolved = resolve_backend(choices.backend, query.device)
     mask, tables = split_block_mask(block_mask, mask_mod, query, key)
     if key.size(0) != query.size(0):
         key, value = (t.expand(query.size(0), -1, -1, -1) for t in (key, value))
@@ -131,5 +132,6 @@ def _prepare(
         read_signature(score_mod, mask, query.device),
         outputs,
         resolved,
-        tiles,
+        choices.tiles,
+        choices.deterministic,
     )

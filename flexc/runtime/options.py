@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,6 +12,12 @@ import torch
 from flexc.errors import DeviceError, OptionError
 
 BACKENDS = ("auto", "triton", "cpp", "eager")
+
+SCOPE_OPTIONS = ("kernel_options", "deterministic")
+"""Options of `flexc.compile`, which hold for all calls in a function."""
+
+DYNAMO_OPTIONS = ("backend", *SCOPE_OPTIONS)
+"""Options of torch.compile with the backend "flexc"."""
 
 TILE_OPTIONS = {
     "BLOCK_M": "block_m",
@@ -59,6 +65,66 @@ class TileOptions:
 
 NO_OPTIONS = TileOptions()
 
+DETERMINISTIC = "deterministic"
+"""The option that asks for derivatives of equal bits at every run."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How a call is to be computed, as far as its user says."""
+
+    backend: str = "auto"
+    tiles: TileOptions = NO_OPTIONS
+    deterministic: bool = False
+
+    def merge(self, own: Choices) -> Choices:
+        """What is asked for by a call itself, and these for the rest."""
+        return Choices(
+            self.backend if own.backend == "auto" else own.backend,
+            merge_tiles(self.tiles, own.tiles),
+            self.deterministic or own.deterministic,
+        )
+
+
+def read_choices(backend: str, kernel_options: Mapping[str, Any] | None) -> Choices:
+    """The choices of a call that is given these."""
+    if not kernel_options:
+        return Choices(backend)
+    deterministic = read_flag(DETERMINISTIC, kernel_options.get(DETERMINISTIC, False))
+    return Choices(backend, tile_options(kernel_options), deterministic)
+
+
+def read_choices_of_scope(
+    backend: str,
+    options: Mapping[str, Any] | None,
+    names: Sequence[str] = SCOPE_OPTIONS,
+) -> Choices:
+    """The choices of what is compiled with options, which may have these names."""
+    options = options or {}
+    for name in options:
+        if name not in names:
+            raise OptionError(
+                f"options expects keys among {', '.join(names)}, got {name!r}"
+            )
+    backend = options.get("backend", backend)
+    check_backend(backend)
+    deterministic = read_flag(DETERMINISTIC, options.get(DETERMINISTIC, False))
+    choices = read_choices(backend, options.get("kernel_options"))
+    return choices.merge(Choices(deterministic=deterministic))
+
+
+def read_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"option {name} expects True or False, got {value!r}")
+    return value
+
+
+def check_backend(backend: str) -> None:
+    if backend not in BACKENDS:
+        raise OptionError(
+            f"backend expects one of {', '.join(BACKENDS)}, got {backend!r}"
+        )
+
 
 def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
     """Read torch's `kernel_options`, forward names first."""
@@ -67,10 +133,10 @@ def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
     chosen: dict[str, int] = {}
     for key, value in kernel_options.items():
         name = key.removeprefix("fwd_")
-        if key.startswith("bwd_") or name in IGNORED_OPTIONS:
+        if key.startswith("bwd_") or name in IGNORED_OPTIONS or key == DETERMINISTIC:
             continue
         if name not in TILE_OPTIONS:
-            known = ", ".join([*TILE_OPTIONS, *sorted(IGNORED_OPTIONS)])
+            known = ", ".join([*TILE_OPTIONS, DETERMINISTIC, *sorted(IGNORED_OPTIONS)])
             raise OptionError(f"kernel_options expects keys among {known}, got {key!r}")
         if type(value) is not int or not 1 <= value <= MAX_OPTION:
             raise OptionError(
@@ -97,10 +163,7 @@ def is_interpreting() -> bool:
 
 def resolve_backend(backend: str, device: torch.device) -> str:
     """The backend that serves a device; an error if the one asked for does not."""
-    if backend not in BACKENDS:
-        raise OptionError(
-            f"backend expects one of {', '.join(BACKENDS)}, got {backend!r}"
-        )
+    check_backend(backend)
     if backend == "auto":
         if device.type in ("cpu", "cuda"):
             return "cpp" if device.type == "cpu" else "triton"

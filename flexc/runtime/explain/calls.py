@@ -19,7 +19,7 @@ from flexc.runtime.autograd import run_attention
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.explain.report import Explanation, Explanations
 from flexc.runtime.interception import Results, Scope, activate
-from flexc.runtime.options import NO_OPTIONS, resolve_backend
+from flexc.runtime.options import NO_OPTIONS, Choices, resolve_backend
 from flexc.runtime.planner.block_mask import checked_problem, default_device
 
 Mod = Callable[..., Any]
@@ -215,7 +215,7 @@ def explain_function(
     """Run a function and explain the attention that it calls."""
     check_arguments(fn, args, kwargs)
     recorder = Recorder()
-    with activate(Scope("auto", NO_OPTIONS, recorder.run)):
+    with activate(Scope(Choices(), recorder.run)):
         fn(*args, **kwargs)
     if not recorder.calls:
         raise OptionError(f"{_name(fn)} called no flex_attention; {USAGE}")

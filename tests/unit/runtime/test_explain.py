@@ -476,7 +476,7 @@ def test_blocks_of_a_block_mask_are_its_own() -> None:
 def _subject_with_tables(subject: Any) -> Any:
     from flexc.runtime.autograd import run_attention
     from flexc.runtime.interception import Scope, activate
-    from flexc.runtime.options import NO_OPTIONS
+    from flexc.runtime.options import Choices
 
     seen: list[Any] = []
 
@@ -485,7 +485,7 @@ def _subject_with_tables(subject: Any) -> Any:
         return run_attention(call)
 
     mask = create_block_mask(causal, None, None, 300, 300, device="cpu", BLOCK_SIZE=64)
-    with activate(Scope("auto", NO_OPTIONS, run)):
+    with activate(Scope(Choices(), run)):
         Layer(mask)(torch.randn(1, 300, 16))
     return subject.of(seen[0])
 
