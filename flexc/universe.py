@@ -42,6 +42,7 @@ PASSES: dict[str, Callable[[], Any]] = {
     "convert-blocksparse-to-tile": _pass(
         "convert_blocksparse_to_tile:ConvertBlocksparseToTilePass"
     ),
+    "flex-differentiate": _pass("flex_differentiate:FlexDifferentiatePass"),
     "flex-expand-derivatives": _pass(
         "flex_expand_derivatives:FlexExpandDerivativesPass"
     ),

@@ -120,7 +120,11 @@ class Derivatives(Protocol):
         ...
 
 
-IMPLEMENTATIONS = {"eager": "flexc.runtime.dense_derivatives"}
+IMPLEMENTATIONS = {
+    "eager": "flexc.runtime.dense_derivatives",
+    "cpp": "flexc.runtime.gradients.kernels",
+    "triton": "flexc.runtime.gradients.kernels",
+}
 """The module that implements `Derivatives` for a backend."""
 
 

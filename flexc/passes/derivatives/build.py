@@ -1,0 +1,142 @@
+"""The derivatives of a `flex.attention`, as modules of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from xdsl.dialects import func
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DenseArrayBase,
+    ModuleOp,
+    StringAttr,
+    TensorType,
+    i32,
+    i64,
+)
+from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.utils.hints import isa
+
+from flexc.dialects import flex
+from flexc.dialects.flex import CAPTURE, score_type, tensor_shape
+from flexc.passes.derivatives.kernels import fresh
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """Which derivative: of `wrt` in reverse mode, or along `along` in forward mode.
+
+    With both, the tangents of the gradients. Names are those of the dialect.
+    """
+
+    wrt: tuple[str, ...] = ()
+    along: tuple[str, ...] = ()
+    d_lse: bool = False
+    """There is a cotangent of lse."""
+    column_tables: int = 0
+    """Tables that list blocks of queries: none, 2 or 4."""
+    column_block: tuple[int, int] | None = None
+    """Keys and queries of a block of theirs."""
+    facts: Mapping[str, Attribute] = field(default_factory=dict[str, Attribute])
+    """Facts besides those of the attention op."""
+
+    @property
+    def name(self) -> str:
+        """What its function is called."""
+        return "attention_backward" if self.wrt else "attention_jvp"
+
+
+def derivative_module(module: ModuleOp, derivative: Derivative) -> ModuleOp:
+    """A module whose function computes a derivative of a module's attention.
+
+    Its arguments are those of the attention's function, the column tables, out, lse,
+    the cotangents of out and, if there is one, of lse, and the tangents.
+    """
+    functions = [o for o in module.ops if isinstance(o, func.FuncOp)]
+    (attention,) = (
+        o for f in functions for o in f.body.ops if isinstance(o, flex.AttentionOp)
+    )
+    return ModuleOp([_function(attention, derivative)])
+
+
+def _function(attention: flex.AttentionOp, d: Derivative) -> func.FuncOp:
+    given = list(attention.operands)
+    out_type = like(attention.out)
+    row_type = fresh([None] * 3, score_type(attention.query.type))
+    named: list[tuple[str, Attribute]] = [
+        *(
+            (f"q_table_{i}", fresh([None] * (3 + i % 2), i32))
+            for i in range(d.column_tables)
+        ),
+        *(("out", out_type), ("lse", row_type)),
+        *([("d_out", out_type)] if d.wrt else []),
+        *([("d_lse", row_type)] if d.d_lse else []),
+    ]
+    types: dict[str, Attribute] = {
+        "query": like(attention.query),
+        "key": like(attention.key),
+        "value": like(attention.value),
+        **dict.fromkeys(("out", "d_out"), out_type),
+        **dict.fromkeys(("lse", "d_lse"), row_type),
+        **{f"{CAPTURE}{i}": c.type for i, c in enumerate(attention.captures)},
+    }
+    named += [(f"t_{n.replace(' ', '_')}", types[n]) for n in d.along]
+    block = Block(arg_types=[*(v.type for v in given), *(t for _, t in named)])
+    hints = [*(v.name_hint for v in given), *(n for n, _ in named)]
+    for arg, hint in zip(block.args, hints, strict=True):
+        arg.name_hint = hint
+    results = [types[name] for name in d.wrt] if d.wrt else [out_type, row_type]
+    op = _op(attention, d, list(block.args), results)
+    block.add_ops([op, func.ReturnOp(*op.results)])
+    signature = list(block.arg_types), results
+    return func.FuncOp(d.name, signature, Region(block))
+
+
+def _op(
+    attention: flex.AttentionOp,
+    d: Derivative,
+    args: list[SSAValue],
+    results: Sequence[Attribute],
+) -> flex.DerivativeOp:
+    mapped = dict(zip(attention.operands, args, strict=False))
+    rest = args[len(attention.operands) :]
+
+    def take(count: int) -> list[SSAValue]:
+        taken, rest[:] = rest[:count], rest[count:]
+        return taken
+
+    operands: dict[str, SSAValue | Sequence[SSAValue]] = {
+        "query": mapped[attention.query],
+        "key": mapped[attention.key],
+        "value": mapped[attention.value],
+        "scale": mapped[attention.scale],
+        "captures": [mapped[v] for v in attention.captures],
+        "tables": [mapped[v] for v in attention.tables],
+        "column_tables": take(d.column_tables),
+        "saved": take(2),
+        "cotangents": take(bool(d.wrt) + d.d_lse),
+        "tangents": take(len(d.along)),
+    }
+    properties = attention.facts() | dict(d.facts)
+    if attention.sparse_block is not None:
+        properties["sparse_block"] = attention.sparse_block
+    if d.column_block is not None:
+        properties["column_block"] = DenseArrayBase.from_list(i64, d.column_block)
+    if d.along:
+        properties["along"] = ArrayAttr([StringAttr(n) for n in d.along])
+    kind = flex.AttentionJvpOp
+    if d.wrt:
+        properties["wrt"] = ArrayAttr([StringAttr(n) for n in d.wrt])
+        kind = flex.AttentionBackwardOp
+    regions = attention.score_mod.clone(), attention.mask_mod.clone()
+    op = kind(operands, results, *regions, properties)
+    op.attributes |= attention.attributes
+    return op
+
+
+def like(value: SSAValue) -> TensorType[Attribute]:
+    """The type of a tensor of the same shape, with a last stride of 1."""
+    assert isa(value.type, TensorType[Attribute])
+    dim = tensor_shape(value)[3]
+    return fresh([None, None, None, dim], value.type.element_type)

@@ -1,0 +1,1 @@
+"""Derivatives of attention by kernels: which, and running what they are made of."""

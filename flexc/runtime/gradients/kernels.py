@@ -1,0 +1,245 @@
+"""The derivatives of a call by kernels: `flexc.runtime.derivatives.Derivatives`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, i64
+from xdsl.ir import Attribute
+
+from flexc.passes.derivatives.build import Derivative, derivative_module
+from flexc.runtime.arguments import Tables
+from flexc.runtime.call import LENGTH_MULTIPLE, Attention
+from flexc.runtime.captured_gradients import Sizes
+from flexc.runtime.derivatives import Gradients, Tangents, Wanted
+from flexc.runtime.driver import Build, Compiled, kernel_for
+from flexc.runtime.gradients.program import Point, Program, expand
+from flexc.runtime.kernel import Kernel
+from flexc.runtime.options import NO_OPTIONS
+from flexc.runtime.proofs import Proofs
+from flexc.runtime.tensor_facts import is_aligned
+
+INPUTS = ("query", "key", "value")
+
+_programs: dict[int, _Programs] = {}
+
+
+@dataclass
+class _Programs:
+    """Programs of one compiled call, by what was proved and which derivative."""
+
+    compiled: Compiled
+    known: dict[Any, Program] = field(default_factory=dict[Any, Program])
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A call with the blocks that its mask leaves, seen from rows and from keys."""
+
+    call: Attention
+    compiled: Compiled
+    columns: Tables | None
+
+
+def backward(
+    call: Attention,
+    out: Tensor,
+    lse: Tensor,
+    d_out: Tensor | None,
+    d_lse: Tensor | None,
+    wanted: Wanted,
+) -> Gradients:
+    """The gradients along cotangents."""
+    run = Run(call, out, lse)
+    return run.backward(d_out, d_lse, wanted, None, None, None)
+
+
+def jvp(
+    call: Attention, out: Tensor, lse: Tensor, tangents: Tangents
+) -> tuple[Tensor, Tensor]:
+    """The tangents of out and lse."""
+    return Run(call, out, lse).jvp(tangents)
+
+
+def backward_jvp(
+    call: Attention,
+    out: Tensor,
+    lse: Tensor,
+    d_out: Tensor | None,
+    d_lse: Tensor | None,
+    tangents: Tangents,
+    t_d_out: Tensor | None,
+    t_d_lse: Tensor | None,
+    wanted: Wanted,
+) -> Gradients:
+    """The tangents of the gradients."""
+    run = Run(call, out, lse)
+    return run.backward(d_out, d_lse, wanted, tangents, t_d_out, t_d_lse)
+
+
+class Run:
+    """The derivatives of one call at one point."""
+
+    def __init__(self, call: Attention, out: Tensor, lse: Tensor):
+        self.blocks = blocks_of(call)
+        self.call, self.compiled = self.blocks.call, self.blocks.compiled
+        self.out, self.lse = out, lse
+        self.slots = [i.slot for i in self.compiled.attention.inputs]
+        self.aligned = self.compiled.build.call.alignment is not None
+
+    def backward(
+        self,
+        d_out: Tensor | None,
+        d_lse: Tensor | None,
+        wanted: Wanted,
+        tangents: Tangents | None,
+        t_d_out: Tensor | None,
+        t_d_lse: Tensor | None,
+    ) -> Gradients:
+        wrt = self.names(wanted.flat)
+        if d_out is None:
+            d_out = torch.zeros_like(self.out)
+        along = {} if tangents is None else self.tangents(tangents)
+        if tangents is not None and t_d_out is not None:
+            along["d_out"] = t_d_out
+        if tangents is not None and t_d_lse is not None:
+            along["d_lse"] = t_d_lse
+            d_lse = torch.zeros_like(self.lse) if d_lse is None else d_lse
+        cotangents = [d_out, *([] if d_lse is None else [d_lse])]
+        results = self.run(tuple(wrt), along, cotangents)
+        return self.gradients(wrt, results, wanted)
+
+    def jvp(self, tangents: Tangents) -> tuple[Tensor, Tensor]:
+        t_out, t_lse = self.run((), self.tangents(tangents), [])
+        return t_out, t_lse
+
+    def names(self, wants: Sequence[bool]) -> list[str]:
+        """What the IR calls the inputs that are asked for."""
+        found = [n for n, want in zip(INPUTS, wants, strict=False) if want]
+        captures = wants[len(INPUTS) :]
+        return found + [
+            f"capture {i}"
+            for i, slot in enumerate(self.slots)
+            if slot is not None and captures[slot]
+        ]
+
+    def tangents(self, tangents: Tangents) -> dict[str, Tensor]:
+        """Tangents that are not zero, by name."""
+        flat = tangents.flat
+        present = [t is not None for t in flat]
+        by_name = {n: i for i, n in enumerate(INPUTS)}
+        found: dict[str, Tensor] = {}
+        for name in self.names(present):
+            if name in by_name:
+                tangent = flat[by_name[name]]
+            else:
+                slot = self.slots[int(name.removeprefix("capture "))]
+                assert slot is not None
+                tangent = flat[len(INPUTS) + slot]
+            assert tangent is not None
+            found[name] = tangent
+        return found
+
+    def gradients(
+        self, names: Sequence[str], results: Sequence[Tensor], wanted: Wanted
+    ) -> Gradients:
+        """Results by name in their places; None where nothing was wanted."""
+        flat: list[Tensor | None] = [None] * len(wanted.flat)
+        for name, result in zip(names, results, strict=True):
+            if name in INPUTS:
+                flat[INPUTS.index(name)] = result
+            else:
+                slot = self.slots[int(name.removeprefix("capture "))]
+                assert slot is not None
+                flat[len(INPUTS) + slot] = result
+        return Gradients.of(flat)
+
+    def run(
+        self, wrt: tuple[str, ...], along: dict[str, Tensor], cotangents: list[Tensor]
+    ) -> list[Tensor]:
+        call, columns = self.call, self.blocks.columns
+        captures = self.compiled.attention.arguments(call.signature.captures)
+        proofs = self.compiled.proofs(call.query, call.key, captures)
+        derivative = Derivative(
+            wrt,
+            tuple(along),
+            len(cotangents) > 1,
+            0 if columns is None else len(columns.tensors),
+            None if columns is None else columns.block_size,
+            self.facts(),
+        )
+        program = program_for(self.compiled, proofs, derivative)
+        args = [call.query, call.key, call.value, call.scale, *captures]
+        for tables in (call.tables, columns):
+            args += [] if tables is None else tables.tensors
+        args += [self.ready(t) for t in (self.out, self.lse, *cotangents)]
+        for name, tangent in along.items():
+            is_ready = name in READY
+            args.append(self.ready(tangent) if is_ready else self.placed(name, tangent))
+        batch, heads, q_len = call.query.shape[:3]
+        sizes = Sizes(batch, heads, q_len, call.key.size(2))
+        point = Point(sizes, call.deterministic, call.query.device)
+        return program.run(args, point)
+
+    def facts(self) -> dict[str, Attribute]:
+        """Facts that a forward makes no use of."""
+        query, key = self.call.query, self.call.key
+        found: dict[str, Attribute] = {}
+        if query.shape[:2] == key.shape[:2]:
+            found["paired_heads"] = UnitAttr()
+        whole = query.size(2) % LENGTH_MULTIPLE == 0
+        if whole and self.call.backend == "triton":
+            found["q_len_multiple"] = IntegerAttr(LENGTH_MULTIPLE, i64)
+        return found
+
+    def ready(self, tensor: Tensor) -> Tensor:
+        """A tensor as the IR's types promise it: rows of adjacent elements, aligned."""
+        if tensor.dim() == 4 and self.aligned and not is_aligned(tensor):
+            return tensor.clone(memory_format=torch.contiguous_format)
+        return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+    def placed(self, name: str, tangent: Tensor) -> Tensor:
+        """The tangent of a captured tensor, with strides that its type allows."""
+        given = self.compiled.attention.inputs[int(name.removeprefix("capture "))]
+        if given.unit_stride and tangent.dim() and tangent.stride(-1) != 1:
+            return tangent.contiguous()
+        return tangent
+
+
+READY = (*INPUTS, "d_out", "d_lse")
+"""What has the layout of a query or of its rows."""
+
+
+def blocks_of(call: Attention) -> Blocks:
+    """The blocks that a call's mask leaves, from both sides."""
+    with_blocks, compiled = call.with_blocks()
+    return Blocks(with_blocks, compiled, None)
+
+
+def program_for(compiled: Compiled, proofs: Proofs, derivative: Derivative) -> Program:
+    """The program of a derivative; made once."""
+    programs = _programs.get(id(compiled))
+    if programs is None or programs.compiled is not compiled:
+        programs = _programs[id(compiled)] = _Programs(compiled)
+    key = (
+        proofs,
+        (derivative.wrt, derivative.along, derivative.d_lse),
+        (derivative.column_tables, derivative.column_block),
+        tuple((n, str(a)) for n, a in derivative.facts.items()),
+    )
+    if key not in programs.known:
+        module = proofs.stated_in(compiled.attention.module)
+        expanded = derivative_module(module, derivative)
+        expand(expanded)
+        build = replace(compiled.build, tiles=NO_OPTIONS)
+        programs.known[key] = Program(expanded, lambda m: compile_one(m, build))
+    return programs.known[key]
+
+
+def compile_one(module: ModuleOp, build: Build) -> Kernel:
+    """The kernel of a module of one function."""
+    return kernel_for(module, build)

@@ -1,0 +1,254 @@
+"""A derivative's host function: what it launches, allocates and adds up, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from xdsl.context import Context
+from xdsl.dialects import arith, func
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp
+from xdsl.ir import Operation, SSAValue
+from xdsl.rewriter import InsertPoint
+
+from flexc.dialects import flex
+from flexc.dialects.flex import DIAGONAL_UNIT, SumAttr, SumKind
+from flexc.dialects.flex.pair_sums import element_of
+from flexc.dialects.mod_region import INDEX_ARGS
+from flexc.passes import pipelines
+from flexc.passes.analysis.reads.capture_index import CapturedRead, CaptureIndices
+from flexc.passes.flex_expand_derivatives import FlexExpandDerivativesPass
+from flexc.passes.flex_infer_facts import FlexInferFactsPass
+from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
+from flexc.passes.scalar_code import ScalarCode
+from flexc.runtime.captured_gradients import (
+    CapturedGradient,
+    Chunk,
+    Scatter,
+    Sizes,
+    chunks_for,
+)
+from flexc.runtime.interpreters.values import dtype_of
+from flexc.runtime.kernel import Kernel
+
+MAX_BYTES = 1 << 28
+"""Of sums by pair or by distance that are held at a time."""
+
+CHUNK_ROWS = 128
+"""Chunks start at multiples of so many rows, of which tiles are divisors."""
+
+Values = dict[SSAValue, Any]
+
+
+def expand(module: ModuleOp) -> None:
+    """Take a module's derivatives apart, in place."""
+    passes = (
+        *pipelines.to_simple_flex(),
+        FlexInferFactsPass(),
+        FlexExpandDerivativesPass(),
+        FlexSimplifyModsPass(),
+    )
+    pipelines.run(passes, Context(), module)
+
+
+@dataclass(frozen=True)
+class Point:
+    """The call that a program runs for."""
+
+    sizes: Sizes
+    deterministic: bool
+    device: torch.device
+
+
+class Launch:
+    """A kernel, and the outputs that it asks for."""
+
+    def __init__(self, function: func.FuncOp, compile: Callable[[ModuleOp], Kernel]):
+        self.op = next(
+            o
+            for o in function.body.ops
+            if isinstance(o, flex.PairSumsOp | flex.RowDotsOp)
+        )
+        self._function = function
+        self._compile = compile
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        return self._compile(ModuleOp([self._function.clone()]))
+
+    @property
+    def in_chunks(self) -> bool:
+        """Whether what it makes is larger than all else, and made part by part."""
+        return isinstance(self.op, flex.PairSumsOp) and bool(self.op.first)
+
+    def run(self, args: Sequence[Any], point: Point) -> list[Tensor]:
+        """Launch it for whole tensors."""
+        outputs = [
+            torch.empty(shape, dtype=dtype, device=point.device)
+            for shape, dtype in self.outputs(args, point.sizes)
+        ]
+        b, h, n = args[0].shape[:3]
+        self.kernel.run(b, h, n, [*args, *outputs])
+        return outputs
+
+    def outputs(
+        self, args: Sequence[Any], sizes: Sizes
+    ) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        rows = args[0]
+        if isinstance(self.op, flex.RowDotsOp):
+            return [(tuple(rows.shape[:3]), dtype_of(element_of(self.op.result)))]
+        found: list[tuple[tuple[int, ...], torch.dtype]] = []
+        for attr, result in zip(self.op.sums, self.op.sums_, strict=True):
+            if attr.sum_kind == SumKind.MATRIX:
+                shape = (*rows.shape[:3], flex.tensor_shape(result)[3])
+            else:
+                shape = (sizes.batch, sizes.heads, rows.size(2))
+            found.append((shape, dtype_of(element_of(result))))
+        return found
+
+    def run_chunk(self, args: Sequence[Any], point: Point, chunk: Chunk) -> Tensor:
+        """Launch it for some batches, heads and rows; their sums."""
+        assert isinstance(self.op, flex.PairSumsOp)
+        groups = (self.op.rows, self.op.columns, self.op.row_values)
+        at = sum(len(g) for g in groups) + len(self.op.column_values)
+        first = [r.start for r in (chunk.batch, chunk.heads, chunk.rows)]
+        given = [*args[:at], *first, *args[at + len(first) :]]
+        counts = len(chunk.batch), len(chunk.heads), len(chunk.rows)
+        (attr,) = self.op.sums
+        shape = self.chunk_shape(attr, counts, point.sizes)
+        dtype = dtype_of(element_of(self.op.sums_[0]))
+        sums = torch.zeros(shape, dtype=dtype, device=point.device)
+        self.kernel.run(*counts, [*given, sums])
+        if attr.sum_kind == SumKind.DIAGONAL:
+            zero = _padded(point.sizes.kv_len)
+            return sums[..., zero - point.sizes.kv_len + 1 : zero + point.sizes.q_len]
+        return sums
+
+    def chunk_shape(
+        self, attr: SumAttr, counts: tuple[int, int, int], sizes: Sizes
+    ) -> tuple[int, ...]:
+        if attr.sum_kind == SumKind.PAIRS:
+            return (*counts, sizes.kv_len)
+        blocks = self.kernel.grid(*counts)[0]
+        return (*counts[:2], blocks, _padded(sizes.q_len) + _padded(sizes.kv_len))
+
+    def chunks(self, scatter: flex.ScatterSumsOp, sizes: Sizes) -> list[Chunk]:
+        kind = _captured_read(scatter).index_class
+        rows = -(-sizes.q_len // self.kernel.grid(1, 1, sizes.q_len)[0])
+        return chunks_for(
+            kind,
+            sizes,
+            itemsize=8,
+            max_bytes=MAX_BYTES,
+            rows=CHUNK_ROWS,
+            rows_of_diagonals=rows,
+        )
+
+
+def _padded(length: int) -> int:
+    return -(-length // DIAGONAL_UNIT) * DIAGONAL_UNIT
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A launch whose sums are made when they are added up."""
+
+    launch: Launch
+    args: Sequence[Any]
+
+
+class Program:
+    """The host function of an expanded derivative, ready to run."""
+
+    def __init__(self, module: ModuleOp, compile: Callable[[ModuleOp], Kernel]):
+        *kernels, host = (o for o in module.ops if isinstance(o, func.FuncOp))
+        self.host = host
+        self.launches = {f.sym_name.data: Launch(f, compile) for f in kernels}
+        self.scatters: dict[Operation, Scatter] = {
+            o: Scatter(_captured_read(o))
+            for o in host.body.ops
+            if isinstance(o, flex.ScatterSumsOp)
+        }
+
+    def run(self, args: Sequence[Any], point: Point) -> list[Tensor]:
+        """What the function returns for its arguments."""
+        values: Values = dict(zip(self.host.args, args, strict=True))
+        for op in self.host.body.ops:
+            match op:
+                case flex.LaunchOp():
+                    self.launch(op, values, point)
+                case flex.ScatterSumsOp():
+                    values[op.result] = self.scatter(op, values, point)
+                case flex.CenterRowsOp():
+                    given = (values[v] for v in op.operands)
+                    values[op.result] = center_rows(*given)
+                case flex.ZerosLikeOp():
+                    values[op.result] = torch.zeros_like(values[op.tensor])
+                case arith.ConstantOp():
+                    assert isinstance(op.value, IntegerAttr)
+                    values[op.result] = op.value.value.data
+                case func.ReturnOp():
+                    return [_finished(values[v]) for v in op.operands]
+                case _:
+                    raise AssertionError(f"{op.name} in a derivative's function")
+        raise AssertionError("a function returns")
+
+    def launch(self, op: flex.LaunchOp, values: Values, point: Point) -> None:
+        launch = self.launches[op.callee.string_value()]
+        args = [values[v] for v in op.inputs]
+        if launch.in_chunks:
+            (result,) = op.outputs
+            values[result] = Pending(launch, args)
+            return
+        outputs = launch.run(args, point)
+        values.update(zip(op.outputs, outputs, strict=True))
+
+    def scatter(
+        self, op: flex.ScatterSumsOp, values: Values, point: Point
+    ) -> CapturedGradient:
+        """The gradient of a captured tensor, with these sums added."""
+        sums, target = values[op.sums], values[op.target]
+        if op.plus:
+            gradient = values[op.plus[0]]
+        else:
+            gradient = CapturedGradient(
+                target,
+                [values[v] for v in op.captures],
+                point.sizes,
+                dtype_of(element_of(op.sums)),
+                point.deterministic,
+            )
+        scatter = self.scatters[op]
+        if not isinstance(sums, Pending):
+            gradient.add(scatter, sums)
+            return gradient
+        for chunk in sums.launch.chunks(op, point.sizes):
+            part = sums.launch.run_chunk(sums.args, point, chunk)
+            gradient.add(scatter, part, chunk)
+        return gradient
+
+
+def _finished(value: Any) -> Tensor:
+    return value.result() if isinstance(value, CapturedGradient) else value
+
+
+def center_rows(sums: Tensor, total: Tensor, values: Tensor) -> Tensor:
+    """sums - total * values, in the type of the values."""
+    return torch.addcmul(sums, total[..., None], values, value=-1).to(values.dtype)
+
+
+def _captured_read(op: flex.ScatterSumsOp) -> CapturedRead:
+    """What is known of the read that a scatter stands for: of its index alone."""
+    region = op.index.clone()
+    last = region.block.last_op
+    assert last is not None
+    code = ScalarCode(InsertPoint.before(last))
+    captures = region.block.args[len(INDEX_ARGS) :]
+    target = captures[list(op.captures).index(op.target)]
+    load = flex.LoadCaptureOp(target, list(last.operands))
+    code.insert(load)
+    return CaptureIndices(region).read(load)
