@@ -1,4 +1,4 @@
-"""Generated masks of affine comparisons, floor division, clamps and logic.
+"""Generated masks of affine comparisons, division, clamps, choices and logic.
 
 A mask is built of small functions, as a user's would be, with numbers and tensors
 captured: the frontend reads closures.
@@ -22,7 +22,7 @@ COMPARISONS = (
 )  # fmt: skip
 
 small = st.integers(-40, 200)
-factors = st.integers(1, 4) | st.sampled_from([10**6, 2**20])
+factors = st.integers(-3, 4).filter(bool) | st.sampled_from([10**6, 2**20])
 divisors = st.integers(1, 70)
 
 
@@ -59,6 +59,27 @@ def divided(x: Spelled, n: int) -> Spelled:
 def clamped(x: Spelled, ends: tuple[int, int]) -> Spelled:
     f, lo, hi = x.function, min(ends), max(ends)
     return Spelled(lambda b, h, q, k: f(b, h, q, k).clamp(lo, hi), f"{x}.clamp{ends}")
+
+
+def chunk_start(x: Spelled, n: int) -> Spelled:
+    f = x.function
+    return Spelled(
+        lambda b, h, q, k: f(b, h, q, k) - f(b, h, q, k) % n, f"({x} - {x} % {n})"
+    )
+
+
+def multiplied(x: Spelled, table: Tensor) -> Spelled:
+    f = x.function
+    return Spelled(
+        lambda b, h, q, k: f(b, h, q, k) * table[h], f"{x} * {table.tolist()}[h]"
+    )
+
+
+def extreme(op: Callable[[Any, Any], Any], x: Spelled, y: Spelled) -> Spelled:
+    f, g = x.function, y.function
+    return Spelled(
+        lambda b, h, q, k: op(f(b, h, q, k), g(b, h, q, k)), f"{op.__name__}({x}, {y})"
+    )
 
 
 def difference(x: Spelled, y: Spelled) -> Spelled:
@@ -115,10 +136,12 @@ def chosen(x: Spelled, y: Spelled, z: Spelled) -> Spelled:
 
 large = st.sampled_from([2**31, -(2**31), 2**40 - 3000, 2**40 + 1, 2**62, -(2**63)])
 
+narrow_tables = st.lists(small, min_size=2, max_size=2).map(
+    lambda numbers: torch.tensor(numbers, dtype=torch.int32)
+)
+
 tables = st.one_of(
-    st.lists(small, min_size=2, max_size=2).map(
-        lambda numbers: torch.tensor(numbers, dtype=torch.int32)
-    ),
+    narrow_tables,
     st.lists(small | large, min_size=2, max_size=2).map(torch.tensor),
 )
 
@@ -131,8 +154,10 @@ def functions_of(position: Spelled) -> st.SearchStrategy[Spelled]:
             st.builds(moved, x, small),
             st.builds(scaled, x, factors),
             st.builds(divided, x, divisors),
+            st.builds(chunk_start, x, divisors),
             st.builds(clamped, x, st.tuples(small, small)),
             st.builds(shifted, x, tables),
+            st.builds(multiplied, x, narrow_tables),
         ),
         max_leaves=3,
     )
@@ -140,10 +165,27 @@ def functions_of(position: Spelled) -> st.SearchStrategy[Spelled]:
 
 uniform = st.one_of(st.builds(number, small), st.builds(per_head, tables))
 
+
+def bent(position: Spelled) -> st.SearchStrategy[Spelled]:
+    """Functions of one position that may move both ways."""
+    x = functions_of(position)
+    extremes = st.sampled_from([torch.minimum, torch.maximum])
+    choice = st.builds(compared, st.sampled_from(COMPARISONS), x, uniform)
+    return st.one_of(
+        x,
+        x.map(absolute),
+        st.builds(extreme, extremes, x, x),
+        st.builds(chosen, choice, x, x),
+        st.builds(moved, x.map(absolute), small),
+    )
+
+
 distance = st.builds(difference, functions_of(Q), functions_of(K))
 
 comparisons = st.one_of(
     st.builds(compared, st.sampled_from(COMPARISONS), functions_of(Q), functions_of(K)),
+    st.builds(compared, st.sampled_from(COMPARISONS), bent(Q), functions_of(K)),
+    st.builds(compared, st.sampled_from(COMPARISONS), functions_of(Q), bent(K)),
     st.builds(compared, st.sampled_from(COMPARISONS), distance, uniform),
     st.builds(compared, st.sampled_from(COMPARISONS), distance.map(absolute), uniform),
     st.builds(compared, st.sampled_from(COMPARISONS), functions_of(K), uniform),

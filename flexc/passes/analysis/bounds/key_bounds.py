@@ -5,10 +5,15 @@ row, by undoing one operation after another: sums, products, floor division,
 minima and maxima. A comparison of rows alone is solved for q_idx in the same way.
 What cannot be solved is `Skipped`: taken to hold, which is sound for whoever asks
 where a formula *may* hold.
+
+Rows may be keys and columns queries: what is solved for one position should be for
+the other. So what a value may be that moves with the row in one direction
+(`Directions`), or in two (`extremes`), `solve` should undo of a column.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
@@ -17,10 +22,19 @@ from xdsl.dialects.builtin import i1
 from xdsl.ir import Operation, SSAValue
 
 from flexc.passes.analysis.bounds.affine import Affine, Facts
+from flexc.passes.analysis.bounds.directions import (
+    Directions,
+    Unsolvable,
+    chunk_start,
+    divisor_of,
+    keeps,
+    lowest,
+    symbol_of,
+)
+from flexc.passes.analysis.bounds.magnitudes import magnitude
 from flexc.passes.analysis.bounds.periods import residue_period
 from flexc.passes.analysis.bounds.terms import (
     LARGE,
-    MAX_SYMBOL,
     Choice,
     Constant,
     NotMonotonic,
@@ -31,14 +45,12 @@ from flexc.passes.analysis.bounds.terms import (
     ceil_divide,
     direction,
     floor_divide,
-    joined,
     multiply,
     negate,
 )
 from flexc.passes.analysis.dependence import PAIR, Along
-from flexc.passes.analysis.formula import Leaf
-from flexc.passes.analysis.ranges.intervals import Interval, full
-from flexc.passes.analysis.ranges.value_ranges import width_of
+from flexc.passes.analysis.formula import Leaf, alternatives, formula_of
+from flexc.passes.analysis.ranges.intervals import Interval
 from flexc.passes.analysis.readable import spell
 
 
@@ -86,12 +98,11 @@ NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt
 SWAPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "ge": "le", "le": "ge"}
 
 
+MAX_CASES = 4
+"""Alternatives of what an integer is chosen by."""
+
 SMALL = Interval(-LARGE, LARGE - 1)
 """What saturated bounds may be compared with."""
-
-
-class Unsolvable(Exception):
-    """A comparison that says nothing of positions that this module can see."""
 
 
 class Solver:
@@ -132,9 +143,13 @@ class Solver:
         return name.removeprefix("u") if name[0] == "u" else name.removeprefix("s")
 
     def compare(self, predicate: str, a: SSAValue, b: SSAValue) -> Alternatives:
+        if (found := self.chosen(predicate, a, b)) is not None:
+            return found
+        a = self.unclamped(a, b)
+        b = self.unclamped(b, a)
         match predicate:
             case "eq":
-                return [self.both(a, b)]
+                return every([self.less(a, b, False), self.less(b, a, False)])
             case "ne":
                 return [*self.compare("lt", a, b), *self.compare("gt", a, b)]
             case "gt" | "ge":
@@ -142,12 +157,46 @@ class Solver:
             case _:
                 return self.less(a, b, strict=predicate == "lt")
 
-    def both(self, a: SSAValue, b: SSAValue) -> list[Atom]:
-        """a == b, as two bounds."""
-        below, above = self.less(a, b, False), self.less(b, a, False)
-        if len(below) > 1 or len(above) > 1:
-            raise Unsolvable
-        return [*below[0], *above[0]]
+    def chosen(self, predicate: str, a: SSAValue, b: SSAValue) -> Alternatives | None:
+        """A comparison with either branch of a choice, under what it is made by."""
+        for side, (value, other) in enumerate(((a, b), (b, a))):
+            op = value.owner
+            if not isinstance(op, arith.SelectOp) or self.facts.is_uniform(value):
+                continue
+            found: Alternatives = []
+            for branch, negated in ((op.lhs, False), (op.rhs, True)):
+                pair = (other, branch) if side else (branch, other)
+                when = alternatives(formula_of(op.cond, negated), MAX_CASES)
+                if when is None:
+                    raise Unsolvable
+                holds = self.compare(predicate, *pair)
+                cases = some(every(map(self.leaf, leaves)) for leaves in when)
+                found += every([holds, cases])
+            return found
+        return None
+
+    def unclamped(self, value: SSAValue, other: SSAValue) -> SSAValue:
+        """What compares with another as a value does whose clamps are beyond that.
+
+        Not of rows alone: code for their ends counts in 32 bits if they do.
+        """
+        if not self.facts.dependences[value] & Along.COLUMN:
+            return value
+        known = self.facts.ranges[other]
+        while True:
+            op = value.owner
+            match op:
+                case arith.TruncIOp() if keeps(self.facts, op):
+                    value = op.input
+                case arith.MaxSIOp() | arith.MinSIOp():
+                    number = self.facts.constant(op.rhs)
+                    if number is None or known.lo <= number <= known.hi:
+                        return value
+                    if (number < known.lo) != isinstance(op, arith.MaxSIOp):
+                        return value
+                    value = op.lhs
+                case _:
+                    return value
 
     def less(self, a: SSAValue, b: SSAValue, strict: bool) -> Alternatives:
         """a <= b, or a < b."""
@@ -156,10 +205,17 @@ class Solver:
             form = left.minus(right)
             return [[self.affine_bound(form, Constant(-1 if strict else 0), True)]]
         if self.is_solved_for(b, a):
-            bound = add(self.fixed(a), Constant(1 if strict else 0))
-            return self.solve(b, bound, upper=False)
-        bound = add(self.fixed(b), Constant(-1 if strict else 0))
-        return self.solve(a, bound, upper=True)
+            return self.beyond(b, a, Constant(1 if strict else 0), upper=False)
+        return self.beyond(a, b, Constant(-1 if strict else 0), upper=True)
+
+    def beyond(
+        self, value: SSAValue, limit: SSAValue, plus: Constant, upper: bool
+    ) -> Alternatives:
+        """value <= limit + plus (`upper`) or value >= limit + plus."""
+        terms, is_greatest = self.extremes(limit)
+        found = [self.solve(value, add(term, plus), upper) for term in terms]
+        # Up to the greatest of some, or from the least of them: one will do.
+        return some(found) if upper == is_greatest else every(found)
 
     def is_solved_for(self, value: SSAValue, other: SSAValue) -> bool:
         """Whether of two sides this one has the position to solve for."""
@@ -174,34 +230,59 @@ class Solver:
         if along & Along.COLUMN:
             raise Unsolvable
         if self.facts.is_uniform(value):
-            return self.symbol(value)
+            return symbol_of(self.facts, value)
         form = self.facts.affine(value)
         if form is not None:
             return self.term(form)
-        directions = Directions(self)
+        directions = Directions(self.facts)
         moves = directions.of(value)
         return RowValue(value, moves, checked=tuple(directions.checked))
 
-    def symbol(self, value: SSAValue, least: int | None = None) -> Constant | Symbol:
-        number = self.facts.constant(value)
-        if number is not None:
-            return Constant(number)
-        limits = Interval(-MAX_SYMBOL, MAX_SYMBOL)
-        known = self.facts.ranges[value]
-        if least is not None and known.lo >= least:
-            least = None
-        return Symbol(value, known.within(limits), least)
+    def extremes(self, value: SSAValue) -> tuple[list[Term], bool]:
+        """Terms of which a value of rows is the greatest (True), or the least."""
+        try:
+            return [self.fixed(value)], True
+        except (Unsolvable, NotMonotonic):
+            return self.several(value)
+
+    def several(self, value: SSAValue) -> tuple[list[Term], bool]:
+        """As `extremes`, of a value that moves in both directions."""
+        op = value.owner
+        match op:
+            case math_dialect.AbsIOp() if self.has_absolute(op):
+                term = self.fixed(op.operands[0])
+                return [term, negate(term)], True
+            case arith.MinSIOp() | arith.MaxSIOp():
+                is_greatest = isinstance(op, arith.MaxSIOp)
+                return [self.fixed(v) for v in op.operands], is_greatest
+            case arith.ExtSIOp() | arith.ExtUIOp() | arith.TruncIOp() if keeps(
+                self.facts, op
+            ):
+                return self.several(op.operands[0])
+            case arith.AddiOp() if self.facts.is_exact(op):
+                inner, other = self.split(op)
+                by = self.uniform(other)
+                terms, is_greatest = self.several(inner)
+                return [add(term, by) for term in terms], is_greatest
+            case arith.MuliOp() if self.facts.is_exact(op):
+                factor = self.facts.constant(op.rhs)
+                if not factor:
+                    raise Unsolvable
+                terms, is_greatest = self.several(op.lhs)
+                return [scaled(t, factor) for t in terms], is_greatest == (factor > 0)
+            case _:
+                raise Unsolvable
 
     def term(self, form: Affine) -> Term:
         """The term of a form without keys."""
         total: Term = Constant(form.constant)
         if form.row:
-            q_idx = RowValue(self.facts.region.block.args[2], 1, 1)
-            total = add(scaled(q_idx, form.row), total)
+            row = RowValue(self.facts.row, 1, 1)
+            total = add(scaled(row, form.row), total)
         for value, factor in form.symbols.items():
             if abs(factor) > 1:
                 self.require_small(value)  # Products saturate.
-            total = add(total, scaled(self.symbol(value), factor))
+            total = add(total, scaled(symbol_of(self.facts, value), factor))
         return total
 
     def affine_bound(self, form: Affine, bound: Term, upper: bool) -> Atom:
@@ -233,10 +314,12 @@ class Solver:
             return self.absolute(op, bound, upper)
         assert isinstance(op, Operation)
         match op:
-            case arith.ExtSIOp():
-                return self.solve(op.input, bound, upper)
-            case arith.ExtUIOp() if self.facts.ranges[op.input].is_nonnegative:
-                return self.solve(op.input, bound, upper)
+            case arith.ExtSIOp() | arith.ExtUIOp() | arith.TruncIOp() if keeps(
+                self.facts, op
+            ):
+                return self.solve(op.operands[0], bound, upper)
+            case arith.SubiOp() if (chunk := chunk_start(self.facts, op)) is not None:
+                return self.chunk(*chunk, bound, upper)
             case arith.AddiOp() if self.facts.is_exact(op):
                 inner, other = self.split(op)
                 return self.solve(inner, add(bound, negate(self.fixed(other))), upper)
@@ -245,35 +328,51 @@ class Solver:
             case arith.MuliOp() if self.facts.is_exact(op):
                 inner, other = self.split(op)
                 return self.product(inner, other, bound, upper)
-            case arith.DivSIOp() if self.facts.ranges[op.lhs].is_nonnegative:
-                return self.quotient(op.lhs, self.divisor(op.rhs), bound, upper)
-            case arith.FloorDivSIOp():
-                return self.quotient(op.lhs, self.divisor(op.rhs), bound, upper)
+            case arith.DivSIOp() | arith.FloorDivSIOp() if self.is_floored(op):
+                by = divisor_of(self.facts, op.rhs)
+                return self.quotient(op.lhs, by, bound, upper)
             case arith.ShRSIOp():
-                by = self.facts.constant(op.rhs)
-                if by is None or not 0 <= by <= 31:
+                bits = self.facts.constant(op.rhs)
+                if bits is None or not 0 <= bits <= 31:
                     raise Unsolvable
-                return self.quotient(op.lhs, Constant(1 << by), bound, upper)
+                return self.quotient(op.lhs, Constant(1 << bits), bound, upper)
             case arith.MinSIOp() | arith.MaxSIOp():
-                inner, other = self.split(op)
-                self.require_small(inner)
-                bound = clamped(op, bound, self.uniform(other), upper)
-                return self.solve(inner, bound, upper)
+                return self.extreme(op, bound, upper)
             case _:
                 raise Unsolvable
+
+    def is_floored(self, op: arith.DivSIOp | arith.FloorDivSIOp) -> bool:
+        """Whether a quotient is rounded down."""
+        is_natural = self.facts.ranges[op.lhs].is_nonnegative
+        return isinstance(op, arith.FloorDivSIOp) or is_natural
+
+    def extreme(
+        self, op: arith.MinSIOp | arith.MaxSIOp, bound: Term, upper: bool
+    ) -> Alternatives:
+        """A minimum or a maximum: a clamp, or of two values that both vary."""
+        inner, other = self.split(op)
+        if self.facts.is_uniform(other):
+            self.require_small(inner)
+            limit = clamped(op, bound, symbol_of(self.facts, other), upper)
+            return self.solve(inner, limit, upper)
+        found = [self.solve(value, bound, upper) for value in op.operands]
+        return some(found) if upper == isinstance(op, arith.MinSIOp) else every(found)
 
     def absolute(
         self, op: math_dialect.AbsIOp, bound: Term, upper: bool
     ) -> Alternatives:
         """|x| <= t: both -t <= x and x <= t; |x| >= t: one of the outer two."""
+        if not self.has_absolute(op):
+            raise Unsolvable
         inner = op.operands[0]
-        if self.facts.ranges[inner].lo == lowest(inner):
-            raise Unsolvable  # Whose absolute value is itself.
         above = self.solve(inner, bound, upper)
         below = self.solve(inner, negate(bound), not upper)
-        if not upper:
-            return above + below
-        return [a + b for a in above for b in below]
+        return every([above, below]) if upper else above + below
+
+    def has_absolute(self, op: math_dialect.AbsIOp) -> bool:
+        """Whether no operand is the lowest number, whose absolute value is itself."""
+        inner = op.operands[0]
+        return self.facts.ranges[inner].lo > lowest(inner)
 
     def difference(self, op: arith.SubiOp, bound: Term, upper: bool) -> Alternatives:
         if self.facts.dependences[op.rhs] & PAIR and self.is_fixed(op.lhs):
@@ -297,29 +396,33 @@ class Solver:
     def uniform(self, value: SSAValue) -> Constant | Symbol:
         if not self.facts.is_uniform(value):
             raise Unsolvable
-        return self.symbol(value)
-
-    def divisor(self, value: SSAValue) -> Constant | Symbol:
-        """A uniform value that is positive, or is checked to be at run time."""
-        if not self.facts.is_uniform(value):
-            raise Unsolvable
-        divisor = self.symbol(value, least=1)
-        if isinstance(divisor, Constant) and divisor.value < 1:
-            raise Unsolvable
-        return divisor
+        return symbol_of(self.facts, value)
 
     def product(
         self, inner: SSAValue, factor: SSAValue, bound: Term, upper: bool
     ) -> Alternatives:
-        by = self.divisor(factor)
+        number = self.facts.constant(factor)
+        if number is not None and number < 0:
+            bound, upper = negate(bound), not upper
+            by: Constant | Symbol = Constant(-number)
+        else:
+            by = divisor_of(self.facts, factor)
         limit = floor_divide(bound, by) if upper else ceil_divide(bound, by)
         return self.solve(inner, limit, upper)
+
+    def chunk(
+        self, inner: SSAValue, by: Constant | Symbol, bound: Term, upper: bool
+    ) -> Alternatives:
+        """floor(x / c) * c <= t, or >= t."""
+        limit = floor_divide(bound, by) if upper else ceil_divide(bound, by)
+        return self.quotient(inner, by, limit, upper)
 
     def quotient(
         self, inner: SSAValue, by: Constant | Symbol, bound: Term, upper: bool
     ) -> Alternatives:
         """floor(x / c) <= t: x <= t c + c - 1; floor(x / c) >= t: x >= t c."""
-        self.require_small(inner)
+        if any(magnitude(self.facts, term) >= LARGE for term in (bound, by)):
+            self.require_small(inner)  # The product may saturate.
         if upper:
             bound = add(multiply(add(bound, Constant(1)), by), Constant(-1))
         else:
@@ -332,9 +435,17 @@ class Solver:
             raise Unsolvable
 
 
-def lowest(value: SSAValue) -> int:
-    """The smallest number of an integer's type."""
-    return full(width_of(value.type)).lo
+def some(found: Iterable[Alternatives]) -> Alternatives:
+    """Where one of several conditions holds, each with alternatives of its own."""
+    return [case for condition in found for case in condition]
+
+
+def every(found: Iterable[Alternatives]) -> Alternatives:
+    """Where all of several conditions hold."""
+    cases: Alternatives = [[]]
+    for condition in found:
+        cases = [a + b for a in cases for b in condition]
+    return cases
 
 
 def scaled(term: Term, factor: int) -> Term:
@@ -355,72 +466,3 @@ def clamped(
     if upper:
         return Choice(other, bound, bound, nothing)
     return Choice(bound, other, nothing, bound)
-
-
-class Directions:
-    """Which way values of rows move from row to row."""
-
-    def __init__(self, solver: Solver):
-        self.solver = solver
-        self.facts = solver.facts
-        self.checked: list[Symbol] = []
-        """What was taken to be positive, or small, to be checked at run time."""
-
-    def of(self, value: SSAValue) -> int:
-        """1, 0 or -1."""
-        if self.facts.is_uniform(value):
-            return 0
-        if value is self.facts.region.block.args[2]:
-            return 1
-        op = value.owner
-        match op:
-            case arith.ExtSIOp():
-                return self.of(op.input)
-            case arith.ExtUIOp() | arith.TruncIOp() if self._same(op):
-                return self.of(op.operands[0])
-            case arith.AddiOp() | arith.SubiOp() if self.facts.is_exact(op):
-                return self._sum(op)
-            case arith.MuliOp() if self.facts.is_exact(op):
-                return self._product(op)
-            case arith.MinSIOp() | arith.MaxSIOp():
-                return joined(self.of(op.lhs), self.of(op.rhs))
-            case arith.ShRSIOp() if self.facts.constant(op.rhs) in range(32):
-                return self.of(op.lhs)
-            case arith.DivSIOp() | arith.FloorDivSIOp():
-                return self._quotient(op)
-            case _:
-                raise Unsolvable
-
-    def _sum(self, op: arith.AddiOp | arith.SubiOp) -> int:
-        for value in op.operands:
-            if self.facts.is_uniform(value):
-                self._check(self.solver.symbol(value))
-        sign = 1 if isinstance(op, arith.AddiOp) else -1
-        return joined(self.of(op.lhs), sign * self.of(op.rhs))
-
-    def _check(self, symbol: Constant | Symbol) -> None:
-        if isinstance(symbol, Symbol) and (
-            symbol.least is not None or not symbol.sized
-        ):
-            self.checked.append(symbol)
-
-    def _quotient(self, op: arith.DivSIOp | arith.FloorDivSIOp) -> int:
-        """Division rounds in one direction, towards zero too, so it is monotonic."""
-        self._check(self.solver.divisor(op.rhs))
-        return self.of(op.lhs)
-
-    def _same(self, op: Operation) -> bool:
-        """Whether a cast keeps all numbers that its operand may be."""
-        known = self.facts.ranges[op.operands[0]]
-        if isinstance(op, arith.ExtUIOp):
-            return known.is_nonnegative
-        least = lowest(op.results[0])
-        return known.within(Interval(least, -least - 1))
-
-    def _product(self, op: arith.MuliOp) -> int:
-        for value, factor in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
-            number = self.facts.constant(factor)
-            if number is not None:
-                sign = (number > 0) - (number < 0)
-                return sign * self.of(value)
-        raise Unsolvable

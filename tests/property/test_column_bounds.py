@@ -1,0 +1,227 @@
+"""Bounds of a mask's queries for blocks of keys: as right as those of its keys.
+
+Rows are keys here, and columns queries: the same mask facts solved for the other
+position. Queries beyond the last are columns, which count for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from xdsl.context import Context
+
+from flexc.dialects import flex
+from flexc.frontend.capture import capture_mods
+from flexc.frontend.closures import read_mods
+from flexc.frontend.import_graph import AttentionCall, build_attention_module
+from flexc.passes import pipelines
+from flexc.passes.analysis.proof import Proven
+from flexc.passes.segments.segment_builder import build_segments, order_of
+from flexc.passes.segments.subject import SegmentSubject
+from flexc.passes.tile_sizes import TileSizes
+from flexc.runtime.interpreters import run_region
+from flexc.runtime.proofs import Prover, attention_of
+from tests.corpus import CORPUS
+from tests.property.affine_masks import Spelled, masks
+from tests.property.block_visits import (
+    Sizes,
+    Visits,
+    brute_force,
+    live_pairs,
+    sizes,
+    verify,
+)
+from tests.property.test_key_ranges import FAMILIES, HARD, neighbours
+
+Mask = Callable[..., Any]
+
+
+def simplified(
+    mask: Mask, s: Sizes, proved: bool = False
+) -> tuple[flex.AttentionOp, list[Any]]:
+    """A mask's op as segments are built from it, and arguments for its captures.
+
+    `proved` states what is proved of a call of these sizes.
+    """
+    signature = read_mods(None, mask)
+    mods = capture_mods(signature, torch.float32, "cpu")
+    call = AttentionCall(torch.float32, 16, 16, max_length=1 << 24)
+    made = build_attention_module(None, mods.mask, call)
+    module, captures = made.module, made.arguments(signature.captures)
+    if proved:
+        proofs = Prover(module, "cpp").of_sizes((2, 2, s.q_len, s.kv_len), captures)
+        module = proofs.stated_in(module)
+    pipelines.run(pipelines.to_simple_flex(), Context(), module)
+    return attention_of(module), captures
+
+
+def check(
+    mask: Mask, s: Sizes, multiples: tuple[int, int] = (1, 1), proved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The classes that the segments visit, which are sound, and the exact ones."""
+    op, captures = simplified(mask, s, proved)
+    subject = SegmentSubject.of(op, s.transposed)
+    row_multiple, column_multiple = multiples
+    subject = replace(
+        subject, row_multiple=row_multiple, column_multiple=column_multiple
+    )
+    segments = build_segments(subject, TileSizes(s.block_m, s.block_n))
+    found, exact = Visits(segments, captures, s).classes(), brute_force(mask, s)
+    verify(found, exact)
+    return found, exact
+
+
+def is_solved(mask: Mask, s: Sizes, transposed: bool) -> bool:
+    subject = SegmentSubject.of(simplified(mask, s)[0], transposed)
+    return isinstance(subject.ranges(s.block_m, s.block_n), Proven)
+
+
+@given(masks, sizes(transposed=True), st.booleans())
+def test_bounds_are_never_wrong(mask: Spelled, s: Sizes, proved: bool) -> None:
+    check(mask.function, s, proved=proved)
+
+
+SIZES = [
+    Sizes(150, 150, 16, 32, True),
+    Sizes(200, 130, 64, 16, True),
+    Sizes(97, 200, 32, 32, True),
+]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("s", SIZES)
+def test_families_are_exact(name: str, s: Sizes) -> None:
+    found, exact = check(FAMILIES[name], s)
+    assert torch.equal(found, exact)
+
+
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("s", SIZES)
+def test_large_numbers(name: str, s: Sizes) -> None:
+    check(HARD[name], s)
+    check(HARD[name], s, proved=True)
+
+
+def corpus_mask(name: str, s: Sizes) -> Mask:
+    mask = CORPUS[name].factory(s.batches, s.heads, s.heads, s.q_len, s.kv_len)[1]
+    assert mask is not None
+    return mask
+
+
+MASKED = [n for n, c in CORPUS.items() if c.factory(1, 1, 1, 16, 16)[1] is not None]
+SMALL = Sizes(96, 96, 16, 32, batches=2)
+SOLVED = [n for n in MASKED if is_solved(corpus_mask(n, SMALL), SMALL, False)]
+
+REMAINDERS = {
+    "dilated",
+    "strided",
+    "checkerboard",
+    "floored_difference",
+    "some_rows_empty",
+}
+"""What they leave of a block at an edge is not known."""
+
+
+@pytest.mark.parametrize("name", SOLVED)
+@pytest.mark.parametrize("s", SIZES)
+def test_corpus_is_exact(name: str, s: Sizes) -> None:
+    s = replace(s, batches=2)
+    found, exact = check(corpus_mask(name, s), s)
+    assert is_solved(corpus_mask(name, s), s, True)
+    assert name in REMAINDERS or torch.equal(found, exact)
+
+
+@pytest.mark.parametrize("name", [n for n in MASKED if n not in SOLVED])
+def test_other_masks_visit_every_block(name: str) -> None:
+    s = Sizes(130, 97, 32, 16, True, batches=2)
+    assert check(corpus_mask(name, s), s)[0].bool().all()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_whole_blocks_need_no_test(transposed: bool) -> None:
+    s = Sizes(192, 128, 32, 64, transposed)
+    for name in ("causal", "window", "chunks", "prefix"):
+        found, exact = check(FAMILIES[name], s, multiples=(64, 64))
+        assert torch.equal(found, exact)
+
+
+STRIDE, WIDTH = 3, 20
+strides = torch.tensor([2, 3], dtype=torch.int32)
+
+FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "moved": lambda x, h: x + STRIDE,
+    "moved and divided": lambda x, h: (x + STRIDE) // 7,
+    "divided": lambda x, h: (x - 20) // 7,
+    "divided by a captured number": lambda x, h: x // WIDTH,
+    "start of a chunk": lambda x, h: x - x % 16,
+    "end of a chunk": lambda x, h: -(-x // 7) * 7,
+    "falling in steps": lambda x, h: x // 7 * -3 + 90,
+    "multiplied by a captured tensor": lambda x, h: x * strides[h],
+    "clamped": lambda x, h: x.clamp(20, 90),
+    "clamped to a captured number": lambda x, h: x.clamp(max=WIDTH),
+    "the greater of two": lambda x, h: torch.maximum(x - 40, x // 2),
+    "the lesser of two": lambda x, h: torch.minimum(x + 40, 2 * x),
+    "falling, then rising": lambda x, h: torch.maximum(x, 60 - x),
+    "a distance": lambda x, h: 2 * (x - 50).abs() + 3,
+    "chosen": lambda x, h: torch.where(x < 50, x // 2, x),
+    "chosen by a captured number": lambda x, h: torch.where(x < WIDTH, 0, x),
+}
+"""Of the one position and of the other: what is undone, and what is computed."""
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_both_positions_are_solved_for(name: str, transposed: bool) -> None:
+    f, s = FUNCTIONS[name], Sizes(150, 170, 16, 32, transposed)
+    compared: list[Mask] = [
+        lambda b, h, q, k: f(q, h) >= k,
+        lambda b, h, q, k: f(k, h) >= q,
+        lambda b, h, q, k: f(q, h) < k,
+        lambda b, h, q, k: f(k, h) < q,
+    ]
+    for mask in compared:
+        found, exact = check(mask, s)
+        assert torch.equal(found, exact)
+
+
+def test_image_rows_are_solved_for() -> None:
+    """Dilated neighbourhoods, by the rows of the image."""
+    found, exact = check(neighbours, Sizes(192, 192, 32, 16, True))
+    assert torch.equal(found, exact)
+
+
+def test_segments_keep_the_mask_itself() -> None:
+    """What pairs are tested with is in terms of (b, h, q_idx, kv_idx)."""
+    s = Sizes(70, 90, 16, 32, True)
+    mask = FAMILIES["sinks and window"]
+    op, captures = simplified(mask, s)
+    segments = build_segments(SegmentSubject.of(op, True), TileSizes(16, 32))
+    b = h = torch.zeros((), dtype=torch.int32)
+    kv_idx = torch.arange(s.kv_len, dtype=torch.int32)[:, None]
+    q_idx = torch.arange(s.q_len, dtype=torch.int32)
+    for segment in segments:
+        assert (segment.mask_mod is None) == segment.is_full
+        if segment.mask_mod is not None:
+            args = [b, h, q_idx, kv_idx, *captures]
+            (live,) = run_region(segment.mask_mod, args)
+            assert torch.equal(live.bool(), live_pairs(mask, s)[0, 0])
+
+
+def test_keys_with_most_queries_come_first() -> None:
+    s = Sizes(96, 96, 16, 16)
+    for name, here, there in (
+        ("causal", "descending", "ascending"),
+        ("above the diagonal", "ascending", "descending"),
+        ("window", None, None),
+    ):
+        op, _ = simplified(FAMILIES[name], s)
+        for transposed, expected in ((False, here), (True, there)):
+            order = order_of(SegmentSubject.of(op, transposed), TileSizes(16, 16))
+            assert (order and order.value) == expected
