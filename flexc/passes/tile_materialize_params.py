@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import (
+    I64,
     ArrayAttr,
     DenseArrayBase,
     IntegerAttr,
@@ -96,15 +97,21 @@ class ParamMaterializer:
 
 
 def aligned_arguments(kernel: tile.KernelOp) -> dict[int, int]:
-    """Elements that strides of query, key, value and out are multiples of."""
+    """Elements that strides of aligned arguments are multiples of.
+
+    Those that `aligned` lists: without it query, key, value and the first output.
+    """
     attr = kernel.attributes.get("alignment")
     if not isinstance(attr, IntegerAttr):
         return {}
     args = kernel.body.block.args
     out = next(i for i, a in enumerate(args) if isinstance(a.type, MemRefType))
+    listed = kernel.attributes.get("aligned")
+    numbers = (0, 1, 2, out)
+    if isa(listed, DenseArrayBase[I64]):
+        numbers = listed.get_values()
     return {
-        i: max(1, attr.value.data * 8 // element_width(args[i].type))
-        for i in (0, 1, 2, out)
+        i: max(1, attr.value.data * 8 // element_width(args[i].type)) for i in numbers
     }
 
 

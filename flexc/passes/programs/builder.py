@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import (
     AffineMapAttr,
+    DenseArrayBase,
     MemRefType,
     NoneAttr,
     StridedLayoutAttr,
     TensorType,
     i32,
+    i64,
 )
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
@@ -202,6 +204,15 @@ def rows_grid(block: int) -> AffineMapAttr:
     """A program for each block of rows of each head of each batch."""
     b, h, rows = (AffineExpr.dimension(i) for i in range(3))
     return AffineMapAttr(AffineMap(3, 0, (rows.ceil_div(block), h, b)))
+
+
+def aligned(op: Operation, values: Sequence[SSAValue]) -> dict[str, Attribute]:
+    """The attribute that lists the arguments which an op's `alignment` is about."""
+    if "alignment" not in op.properties:
+        return {}
+    args = [*op.operands, *op.results]
+    numbers = [i for i, v in enumerate(args) if v in values]
+    return {"aligned": DenseArrayBase.from_list(i64, numbers)}
 
 
 def entry_block(op: Operation) -> Block:

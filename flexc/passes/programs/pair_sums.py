@@ -35,7 +35,12 @@ from flexc.passes.map_builder import (
     build_maps,
 )
 from flexc.passes.online_softmax import convert
-from flexc.passes.programs.builder import Place, ProgramBuilder, guard_captures
+from flexc.passes.programs.builder import (
+    Place,
+    ProgramBuilder,
+    aligned,
+    guard_captures,
+)
 from flexc.passes.scalar_code import ScalarCode, inline_region
 from flexc.passes.tile_sizes import UNALIGNED_VALUE_DIM, padded_head_dim
 
@@ -89,7 +94,8 @@ class PairSumsProgram(ProgramBuilder):
             state = self.each_head(state)
         for (attr, result), acc in zip(self.matrices, state, strict=True):
             self.store_matrix(attr, result, acc)
-        return self.kernel(self.summary())
+        matrices = [*self.op.rows, *self.op.columns, *(v for _, v in self.matrices)]
+        return self.kernel(self.summary() | aligned(self.op, matrices))
 
     def summary(self) -> dict[str, Attribute]:
         """What the header of the emitted source says that it computes."""

@@ -12,7 +12,7 @@ from xdsl.utils.hints import isa
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import ParamAttr, ParamKind, ReduceKind, TileType
 from flexc.passes.map_builder import FULL, ROW, build_map
-from flexc.passes.programs.builder import entry_block, rows_grid
+from flexc.passes.programs.builder import aligned, entry_block, rows_grid
 from flexc.passes.scalar_code import ScalarCode
 from flexc.passes.tile_sizes import padded_head_dim
 
@@ -58,6 +58,7 @@ class RowDotsProgram:
             for name, attr in op.properties.items()
             if name in ("alignment", "max_length")
         }
+        attributes |= aligned(op, [*op.lhs, *op.rhs])
         return tile.KernelOp(
             self.name, rows_grid(BLOCK), params, Region(self.block), attributes
         )
