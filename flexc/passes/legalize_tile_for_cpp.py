@@ -1,8 +1,8 @@
 """`legalize-tile-for-cpp`: tiles of tensors at explicit offsets and strides.
 
-1. `tile.load` and `tile.store` become strided accesses: a 64-bit base, a stride
-   and an extent for each dimension. What a checked dimension leaves out is what
-   lies beyond its extent.
+1. `tile.load`, `tile.store` and `tile.add_to` become strided accesses: a 64-bit
+   base, a stride and an extent for each dimension. What a checked dimension leaves
+   out is what lies beyond its extent.
 2. The transpose of a loaded tile is a load with strides exchanged.
 3. A product onto zeros needs no accumulator.
 """
@@ -90,6 +90,16 @@ class StoreToStrided(RewritePattern):
         rewriter.replace(op, store)
 
 
+class AddToStrided(RewritePattern):
+    """tile.add_to -> tile.add_strided."""
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.AddToOp, rewriter: PatternRewriter) -> None:
+        access = StridedAccess.of_add(op)
+        add = tile.AddStridedOp(op.value, op.memref, access.base(), access.strides())
+        rewriter.replace(op, add)
+
+
 class TransposeOfLoad(RewritePattern):
     """transpose(load_strided [s, t]) -> load_strided [t, s]."""
 
@@ -135,6 +145,7 @@ class LegalizeTileForCppPass(ModulePass):
         patterns: list[RewritePattern] = [
             LoadToStrided(),
             StoreToStrided(),
+            AddToStrided(),
             TransposeOfLoad(),
             DotOntoZeros(),
         ]

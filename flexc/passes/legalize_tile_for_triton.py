@@ -163,6 +163,16 @@ class StoreToScatter(RewritePattern):
         rewriter.replace(op, scatter)
 
 
+class AddToScatter(RewritePattern):
+    """tile.add_to -> tile.scatter_add."""
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.AddToOp, rewriter: PatternRewriter) -> None:
+        access = PointerAccess.of_add(op)
+        add = tile.ScatterAddOp(op.value, op.memref, access.base(), access.offsets())
+        rewriter.replace(op, add)
+
+
 @dataclass(frozen=True)
 class LegalizeTileForTritonPass(ModulePass):
     """Spell tiles as pointers, offsets and masks."""
@@ -172,7 +182,12 @@ class LegalizeTileForTritonPass(ModulePass):
     f32_precision: Literal["ieee", "tf32"] = "ieee"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        patterns = GreedyRewritePatternApplier(
-            [LoadToGather(), StoreToScatter(), SetPrecision(self.f32_precision)]
-        )
-        PatternRewriteWalker(patterns, apply_recursively=False).rewrite_module(op)
+        patterns: list[RewritePattern] = [
+            LoadToGather(),
+            StoreToScatter(),
+            AddToScatter(),
+            SetPrecision(self.f32_precision),
+        ]
+        PatternRewriteWalker(
+            GreedyRewritePatternApplier(patterns), apply_recursively=False
+        ).rewrite_module(op)

@@ -53,6 +53,12 @@ class TileAccess:
         code, shape = ScalarCode(InsertPoint.before(op)), shape_of(op.value.type)
         return cls(code, op.memref, op.indices, shape, op.checked.get_values())
 
+    @classmethod
+    def of_add(cls, op: tile.AddToOp) -> Self:
+        """What is added to, with code that goes before it."""
+        code, shape = ScalarCode(InsertPoint.before(op)), shape_of(op.value.type)
+        return cls(code, op.memref, op.indices, shape, ())
+
     @property
     def first_dim(self) -> int:
         """The tensor's dimension that the tile's dimension 0 runs along."""

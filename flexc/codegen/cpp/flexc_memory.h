@@ -108,4 +108,21 @@ FLEXC_INLINE void store(
     for (int i = 0; i < rows; ++i) store_row(out + i * stride_0, in[i], stride_1, columns);
 }
 
+// out[i * stride] += in[i]
+template <class T, int N>
+FLEXC_INLINE void add_to(T* out, Tile<T, N> in, int64_t stride) {
+    if (stride == 1) {
+#pragma omp simd
+        for (int i = 0; i < N; ++i) out[i] += in.data[i];
+    } else {
+        for (int i = 0; i < N; ++i) out[i * stride] += in.data[i];
+    }
+}
+
+template <class T, int M, int N>
+FLEXC_INLINE void add_to(T* out, Tile<T, M, N> in, int64_t stride_0, int64_t stride_1) {
+    for (int i = 0; i < M; ++i)
+        for (int j = 0; j < N; ++j) out[i * stride_0 + j * stride_1] += in[i][j];
+}
+
 }  // namespace flexc

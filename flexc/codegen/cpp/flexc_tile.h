@@ -163,4 +163,16 @@ FLEXC_INLINE void reduce_columns(Tile<T, N> out, Tile<T, M, N> in) {
     }
 }
 
+// Sum each diagonal: out[c] is the sum of all in[i][j] with i - j + N = c.
+template <class T, int L, int M, int N>
+FLEXC_INLINE void diagonals(Tile<T, L> out, Tile<T, M, N> in) {
+    static_assert(L == M + N, "a tile has as many diagonals as rows and columns");
+    fill(out, T(0));
+    for (int i = 0; i < M; ++i) {
+        const T* row = in[i];
+#pragma omp simd
+        for (int j = 0; j < N; ++j) out.data[i + N - j] += row[j];
+    }
+}
+
 }  // namespace flexc

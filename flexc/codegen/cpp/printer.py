@@ -249,6 +249,11 @@ class CppPrinter(SourcePrinter):
         self.call("store", target, self.name(op.value), *where)
 
     @print_op.register
+    def _(self, op: tile.AddStridedOp) -> None:
+        target = f"{self.name(op.memref)} + {self.name(op.base)}"
+        self.call("add_to", target, self.name(op.value), *self.names(op.strides))
+
+    @print_op.register
     def _(self, op: tile.MatmulOp) -> None:
         self.call("matmul", *self.bind_tiles(op), *self.names([op.lhs, op.rhs]))
 
@@ -262,6 +267,10 @@ class CppPrinter(SourcePrinter):
         function = _REDUCE_ALONG[op.dim.value.data]
         kind = _REDUCE[op.kind.data]
         self.call(f"{function}<{kind}>", *self.bind_tiles(op), self.name(op.input))
+
+    @print_op.register
+    def _(self, op: tile.DiagonalsOp) -> None:
+        self.call("diagonals", *self.bind_tiles(op), self.name(op.input))
 
     @print_op.register
     def _(self, op: tile.MapOp) -> None:

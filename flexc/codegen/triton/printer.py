@@ -27,6 +27,10 @@ PYTHON_WORDS = (
     "finally for from global if import in is lambda None nonlocal not or pass "
     "raise return True False try while with yield range float abs min max tl triton"
 )
+SUPPORT_WORDS = (
+    "add_to diagonals read_bf16 read_bf16_if read_f16 read_f16_if read_f32 read_f32_if "
+    "read_i32 read_i32_if tanh_approx"
+)
 
 LINE_LENGTH = 84
 HIDDEN_BLANK = "\0"
@@ -43,7 +47,9 @@ def annotation(arg: SSAValue) -> str:
 class TritonPrinter(SourcePrinter):
     """Statements of a Triton kernel."""
 
-    reserved: ClassVar[frozenset[str]] = frozenset(PYTHON_WORDS.split())
+    reserved: ClassVar[frozenset[str]] = frozenset(
+        f"{PYTHON_WORDS} {SUPPORT_WORDS}".split()
+    )
 
     def print_kernel(self, kernel: tile.KernelOp) -> str:
         """Print the kernel's function; the name it got."""
@@ -131,9 +137,18 @@ class TritonPrinter(SourcePrinter):
         self.line(f"tl.store({memref} + {base} + {offsets}, {value}{mask})")
 
     @print_statement.register
+    def _(self, op: tile.ScatterAddOp) -> None:
+        value, memref, base, offsets = self.args(*op.operands)
+        self.line(f"add_to({memref} + {base} + {offsets}, {value})")
+
+    @print_statement.register
     def _(self, op: tile.ReduceOp) -> None:
         text = f"tl.{op.kind.data.value}({self.name(op.input)}, {op.dim.value.data})"
         self.assign(op.result, text)
+
+    @print_statement.register
+    def _(self, op: tile.DiagonalsOp) -> None:
+        self.assign(op.result, f"diagonals({self.name(op.input)})")
 
     @print_statement.register
     def _(self, op: tile.TransposeOp) -> None:

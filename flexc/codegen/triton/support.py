@@ -1,5 +1,7 @@
 """Functions that emitted Triton kernels import; those with PTX serve NVIDIA only.
 
+`diagonals` and `add_to` are the tile ops of these names.
+
 `read_*` load one element for each pointer, in whatever layout the pointers have.
 They read through the non-coherent cache: a kernel does not write what it captures.
 """
@@ -11,6 +13,28 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def diagonals(tile):
+    """Element c is the sum of all tile[i, j] with i - j + columns = c."""
+    M: tl.constexpr = tile.shape[0]
+    N: tl.constexpr = tile.shape[1]
+    row = tl.arange(0, M)[:, None]
+    # Every row is moved along, so that a diagonal is a column.
+    column = row + N - tl.arange(0, M + N)[None, :]
+    inside = (column >= 0) & (column < N)
+    moved = tl.gather(tile, tl.where(inside, column, 0), 1)
+    return tl.sum(tl.where(inside, moved, 0.0), 0)
+
+
+@triton.jit
+def add_to(pointers, tile):
+    """Add a tile to memory that no other program touches."""
+    # Tiles that a loop adds may overlap at other offsets, so that another thread may
+    # have stored what this one loads: all stores come first.
+    tl.debug_barrier()
+    tl.store(pointers, tl.load(pointers) + tile)
 
 
 @triton.jit

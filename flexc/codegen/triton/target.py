@@ -8,6 +8,7 @@ from typing import IO
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr
+from xdsl.ir import Operation
 from xdsl.utils.target import Target
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec, ir_digest
@@ -17,6 +18,13 @@ from flexc.codegen.triton.scalar_rules import in_place_function
 from flexc.dialects import tile
 
 SUPPORT = "flexc.codegen.triton.support"
+
+SUPPORT_FUNCTIONS: dict[type[Operation], str] = {
+    tile.TanhApproxOp: "tanh_approx",
+    tile.DiagonalsOp: "diagonals",
+    tile.ScatterAddOp: "add_to",
+}
+"""Ops that print as calls of functions of the support module."""
 
 
 def emit_triton(module: ModuleOp) -> list[KernelSpec]:
@@ -57,8 +65,8 @@ def support_names(kernel: tile.KernelOp) -> list[str]:
     """The functions of the support module that a kernel calls."""
     names: set[str] = set()
     for op in kernel.walk():
-        if isinstance(op, tile.TanhApproxOp):
-            names.add("tanh_approx")
+        if type(op) in SUPPORT_FUNCTIONS:
+            names.add(SUPPORT_FUNCTIONS[type(op)])
         elif isinstance(op, tile.ReadOp) and "in_place" in op.attributes:
             names.add(in_place_function(op))
     return sorted(names)

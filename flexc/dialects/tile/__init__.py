@@ -41,6 +41,7 @@ from flexc.dialects.tile.compute import (
 from flexc.dialects.tile.host import (
     BUFFERS,
     HOST_OPS,
+    AddStridedOp,
     BufferAttr,
     CopyOp,
     LoadStridedOp,
@@ -59,6 +60,7 @@ from flexc.dialects.tile.memory import (
     GatherOp,
     LoadOp,
     ReadOp,
+    ScatterAddOp,
     ScatterOp,
     StoreOp,
 )
@@ -72,6 +74,7 @@ from flexc.dialects.tile.types import (
 
 __all__ = [
     "BUFFERS",
+    "AddStridedOp",
     "AddToOp",
     "BufferAttr",
     "CopyOp",
@@ -94,6 +97,7 @@ __all__ = [
     "ReduceKindAttr",
     "ReduceOp",
     "ReturnOp",
+    "ScatterAddOp",
     "ScatterOp",
     "StoreOp",
     "StoreStridedOp",
@@ -121,6 +125,7 @@ Tile = Dialect(
         AddToOp,
         GatherOp,
         ScatterOp,
+        ScatterAddOp,
         ReadOp,
         MapOp,
         ReduceOp,

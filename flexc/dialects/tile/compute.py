@@ -274,6 +274,15 @@ class DiagonalsOp(IRDLOperation):
             result_types=[TileType(input.type.element_type, [size])],
         )
 
+    def verify_(self) -> None:
+        shape = shape_of(self.input.type)
+        if len(shape) != 2:
+            raise VerifyException(f"expects a tile of two dimensions, got {shape}")
+        if shape_of(self.result.type) != (sum(shape),):
+            raise VerifyException(
+                f"result expects {sum(shape)} elements, got {self.result.type}"
+            )
+
 
 @irdl_op_definition
 class TransposeOp(IRDLOperation):

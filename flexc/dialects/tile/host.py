@@ -27,7 +27,7 @@ from xdsl.irdl import (
 )
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
-from xdsl.traits import MemoryWriteEffect, Pure
+from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.tile.compute import shape_of
@@ -63,11 +63,10 @@ class BufferAttr(ParametrizedAttribute):
             return [label, parser.parse_attribute()]
 
 
-def _verify_strided(
-    tile: Attribute, strides: Sequence[SSAValue], extents: Sequence[SSAValue]
-) -> None:
+def _verify_strided(tile: Attribute, **groups: Sequence[SSAValue]) -> None:
+    """Check that each group has a value for each dimension of a tile."""
     rank = len(shape_of(tile))
-    for what, group in (("strides", strides), ("extents", extents)):
+    for what, group in groups.items():
         if len(group) != rank:
             raise VerifyException(f"{what} expects {rank} values, got {len(group)}")
 
@@ -115,7 +114,7 @@ class LoadStridedOp(IRDLOperation):
         )
 
     def verify_(self) -> None:
-        _verify_strided(self.result.type, self.strides, self.extents)
+        _verify_strided(self.result.type, strides=self.strides, extents=self.extents)
 
 
 @irdl_op_definition
@@ -152,7 +151,40 @@ class StoreStridedOp(IRDLOperation):
         super().__init__(operands=[value, memref, base, strides, extents])
 
     def verify_(self) -> None:
-        _verify_strided(self.value.type, self.strides, self.extents)
+        _verify_strided(self.value.type, strides=self.strides, extents=self.extents)
+
+
+@irdl_op_definition
+class AddStridedOp(IRDLOperation):
+    """Add a tile to the elements `base + i * strides[0] + ...` of a memref.
+
+    All of it is within: `tile.add_to` at a stride. The memref has the tile's type.
+    """
+
+    name = "tile.add_strided"
+
+    value = operand_def(TileType)
+    memref = operand_def(MemRefType)
+    base = operand_def(i64)
+    strides = var_operand_def(i64)
+
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    assembly_format = (
+        "$value `,` $memref `[` $base `]` `strides` `[` $strides `]` "
+        "attr-dict `:` type($value) `,` type($memref)"
+    )
+
+    def __init__(
+        self,
+        value: SSAValue,
+        memref: SSAValue,
+        base: SSAValue,
+        strides: Sequence[SSAValue],
+    ):
+        super().__init__(operands=[value, memref, base, strides])
+
+    def verify_(self) -> None:
+        _verify_strided(self.value.type, strides=self.strides)
 
 
 @irdl_op_definition
@@ -200,4 +232,4 @@ class CopyOp(IRDLOperation):
         super().__init__(operands=[input], result_types=[input.type])
 
 
-HOST_OPS = (LoadStridedOp, StoreStridedOp, MatmulOp, CopyOp)
+HOST_OPS = (LoadStridedOp, StoreStridedOp, AddStridedOp, MatmulOp, CopyOp)

@@ -153,7 +153,7 @@ class AddToOp(IRDLOperation):
     No other program reads or writes what is added to.
 
     ```mlir
-    tile.add_to %d : !tile.tile<128xf32>, %sums[%b, %h, %m, %at] : memref<...>, i32, ...
+    tile.add_to %d, %sums[%b, %h, %m, %at] : !tile.tile<128xf32>, memref<...>
     ```
     """
 
@@ -273,6 +273,32 @@ class ScatterOp(IRDLOperation):
         mask: SSAValue | None,
     ):
         super().__init__(operands=[value, memref, base, offsets, mask])
+
+
+@irdl_op_definition
+class ScatterAddOp(IRDLOperation):
+    """Add a tile to a memref's storage at `base + offsets`: `tile.add_to` by pointers.
+
+    Offsets differ from each other, and no other program reads or writes there.
+    """
+
+    name = "tile.scatter_add"
+
+    value = operand_def(TileType)
+    memref = operand_def(MemRefType)
+    base = operand_def(i64)
+    offsets = operand_def(TileType)
+
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    assembly_format = (
+        "$value `,` $memref `[` $base `+` $offsets `]` attr-dict "
+        "`:` type($value) `,` type($memref) `,` type($offsets)"
+    )
+
+    def __init__(
+        self, value: SSAValue, memref: SSAValue, base: SSAValue, offsets: SSAValue
+    ):
+        super().__init__(operands=[value, memref, base, offsets])
 
 
 @irdl_op_definition

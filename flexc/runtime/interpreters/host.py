@@ -15,7 +15,11 @@ from xdsl.interpreter import (
 )
 
 from flexc.dialects import tile
-from flexc.runtime.interpreters.memory import read_storage, write_storage
+from flexc.runtime.interpreters.memory import (
+    add_to_storage,
+    read_storage,
+    write_storage,
+)
 from flexc.runtime.interpreters.values import dtype_of
 
 
@@ -43,6 +47,15 @@ class HostFunctions(InterpreterFunctions):
         value, memref, base, *place = args
         offsets, inside = strided(base, place, value.shape)
         write_storage(memref, offsets, inside, value.to(memref.dtype))
+        return ()
+
+    @impl(tile.AddStridedOp)
+    def run_add(
+        self, interpreter: Interpreter, op: tile.AddStridedOp, args: PythonValues
+    ) -> PythonValues:
+        value, memref, base, *strides = args
+        offsets, _ = strided(base, [*strides, *value.shape], value.shape)
+        add_to_storage(memref, offsets, value)
         return ()
 
     @impl(tile.MatmulOp)

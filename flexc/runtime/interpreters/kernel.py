@@ -20,54 +20,73 @@ from flexc.runtime.interpreters.values import as_value, dtype_of
 def run_kernel(
     interpreter: Interpreter, kernel: KernelOp, args: Sequence[object]
 ) -> list[Tensor]:
-    """Run every program, one after the other; the memrefs that were written.
+    """Run attention's kernel on the call's arguments; the memrefs that were written.
 
     Outputs that `args` lack are made here and filled with NaN, so that an
     element which no program writes shows.
     """
-    query, value = args[0], args[2]
-    if not (isinstance(query, Tensor) and isinstance(value, Tensor)):
-        raise InterpretationError("expected query, key and value as tensors")
     call = list(args)
-    outputs = add_outputs(kernel, call, query, value)
-    block = kernel.body.block
-    values = tuple(
-        kernel_argument(call, param, arg.type)
-        for param, arg in zip(kernel.params, block.args, strict=True)
-    )
-    grid = kernel.grid.data.eval(list(query.shape[:3]), [])
-    for position in product(*(range(n) for n in grid)):
-        padded = (*position, *(0 for _ in range(3 - len(position))))
-        interpreter.set_data(TileFunctions, PROGRAM, padded)
-        interpreter.run_ssacfg_region(kernel.body, values, "kernel")
+    outputs = add_outputs(kernel, call)
+    run_programs(interpreter, kernel, call)
     return outputs
 
 
-def add_outputs(
-    kernel: KernelOp, call: list[object], query: Tensor, value: Tensor
-) -> list[Tensor]:
-    """The call's outputs in order, those that it lacks appended to it."""
-    outputs: dict[int, Tensor] = {}
-    written = {
-        param.source.data: arg.type
+def run_programs(
+    interpreter: Interpreter, kernel: KernelOp, call: Sequence[object]
+) -> None:
+    """Run every program, one after the other; the grid is that of the first tensor."""
+    first = call[0]
+    if not isinstance(first, Tensor):
+        raise InterpretationError("expected a tensor as the first argument")
+    values = tuple(
+        kernel_argument(call, param, arg.type)
         for param, arg in zip(kernel.params, kernel.body.block.args, strict=True)
-        if isinstance(arg.type, MemRefType)
+    )
+    for position in product(*(range(n) for n in grid_of(kernel, first))):
+        padded = (*position, *(0 for _ in range(3 - len(position))))
+        interpreter.set_data(TileFunctions, PROGRAM, padded)
+        interpreter.run_ssacfg_region(kernel.body, values, "kernel")
+
+
+def grid_of(kernel: KernelOp, first: Tensor) -> tuple[int, ...]:
+    """The numbers of programs for a first argument (B, H, rows, ...)."""
+    return kernel.grid.data.eval(list(first.shape[:3]), [])
+
+
+def written_types(kernel: KernelOp) -> dict[int, MemRefType]:
+    """The call's arguments that a kernel writes, with their types."""
+    pairs = zip(kernel.params, kernel.body.block.args, strict=True)
+    written = {
+        p.source.data: a.type for p, a in pairs if isinstance(a.type, MemRefType)
     }
-    for source, type_ in sorted(written.items()):
+    return dict(sorted(written.items()))
+
+
+def add_outputs(kernel: KernelOp, call: list[object]) -> list[Tensor]:
+    """The call's outputs in order, those that it lacks appended to it."""
+    outputs: list[Tensor] = []
+    for source, type_ in written_types(kernel).items():
         if source == len(call):
-            shape = query.shape[:3]
-            if type_.get_num_dims() == 4:
-                shape = (*shape, value.shape[3])
-            dtype = dtype_of(type_.element_type)
-            call.append(torch.full(shape, torch.nan, dtype=dtype))
+            call.append(attention_output(call, type_))
         if source > len(call):
             raise InterpretationError(
                 f"expected output {len(call)} after the arguments, got {source}"
             )
         given = call[source]
         assert isinstance(given, Tensor)
-        outputs[source] = given
-    return list(outputs.values())
+        outputs.append(given)
+    return outputs
+
+
+def attention_output(call: Sequence[object], type_: MemRefType) -> Tensor:
+    """Room for out, lse or max_scores."""
+    query, value = call[0], call[2]
+    if not (isinstance(query, Tensor) and isinstance(value, Tensor)):
+        raise InterpretationError("expected query, key and value as tensors")
+    shape = query.shape[:3]
+    if type_.get_num_dims() == 4:
+        shape = (*shape, value.shape[3])
+    return torch.full(shape, torch.nan, dtype=dtype_of(type_.element_type))
 
 
 def kernel_argument(

@@ -37,6 +37,13 @@ def store_tile(
     part.copy_(value[inside])
 
 
+def add_tile(value: Tensor, memref: Tensor, indices: Sequence[Tensor]) -> None:
+    """Add a tile to the elements at `indices`, all of which exist."""
+    verify_same_dtype(value, memref)
+    part, _ = window(memref, indices, value.shape, ())
+    part += value
+
+
 def window(
     tensor: Tensor,
     indices: Sequence[Tensor],
@@ -110,6 +117,16 @@ def write_storage(
     else:
         valid = valid.expand(offsets.shape)
         flat[offsets[valid]] = value[valid]
+
+
+def add_to_storage(memref: Tensor, offsets: Tensor, value: Tensor) -> None:
+    """Add elements at flat offsets, which all exist and differ."""
+    verify_same_dtype(value, memref)
+    flat = storage(memref)
+    offsets = checked_offsets(flat, offsets, None)
+    if offsets.unique().numel() != offsets.numel():
+        raise InterpretationError("expected to add to each element once")
+    flat[offsets] += value
 
 
 def checked_offsets(flat: Tensor, offsets: Tensor, valid: Tensor | None) -> Tensor:

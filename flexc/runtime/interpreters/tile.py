@@ -20,6 +20,8 @@ from xdsl.interpreter import (
 from flexc.dialects import tile
 from flexc.dialects.tile.types import ReduceKind
 from flexc.runtime.interpreters.memory import (
+    add_tile,
+    add_to_storage,
     load_tile,
     read_storage,
     store_tile,
@@ -113,6 +115,22 @@ class TileFunctions(InterpreterFunctions):
         write_storage(memref, offsets, mask[0] if mask else None, value)
         return ()
 
+    @impl(tile.AddToOp)
+    def run_add_to(
+        self, interpreter: Interpreter, op: tile.AddToOp, args: PythonValues
+    ) -> PythonValues:
+        value, memref, *indices = args
+        add_tile(value, memref, indices)
+        return ()
+
+    @impl(tile.ScatterAddOp)
+    def run_scatter_add(
+        self, interpreter: Interpreter, op: tile.ScatterAddOp, args: PythonValues
+    ) -> PythonValues:
+        value, memref, base, offsets = args
+        add_to_storage(memref, base + offsets.to(torch.int64), value)
+        return ()
+
     @impl(tile.MapOp)
     def run_map(
         self, interpreter: Interpreter, op: tile.MapOp, args: PythonValues
@@ -136,6 +154,16 @@ class TileFunctions(InterpreterFunctions):
         if op.kind.data == ReduceKind.MIN:
             return (args[0].amin(dim),)
         return (args[0].sum(dim, dtype=args[0].dtype),)
+
+    @impl(tile.DiagonalsOp)
+    def run_diagonals(
+        self, interpreter: Interpreter, op: tile.DiagonalsOp, args: PythonValues
+    ) -> PythonValues:
+        rows, columns = args[0].shape
+        sums = args[0].new_zeros(rows + columns)
+        for number in range(1, rows + columns):
+            sums[number] = args[0].diagonal(columns - number).sum(dtype=sums.dtype)
+        return (sums,)
 
     @impl(tile.TransposeOp)
     def run_transpose(

@@ -49,3 +49,17 @@ tile.kernel @products(%out : memref<?x?xf32> #tile.param<argument 0>)
   tile.store %t : !tile.tile<8x8xf32>, %out[%c0, %c0] : memref<?x?xf32>, i32, i32
   tile.return
 }
+
+// What is added to is all there.
+// CHECK-LABEL: tile.kernel @adds
+// CHECK: %sums_stride0 = tile.stride %sums, 0
+// CHECK: %sums_base = arith.addi
+// CHECK: tile.add_strided %x, %sums[%sums_base] strides[%{{.*}}] : !tile.tile<8xf32>, memref<?x?xf32, strided<[?, 1]>>
+tile.kernel @adds(%sums : memref<?x?xf32, strided<[?, 1]>> #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %n = tile.program_id 0
+  %one = arith.constant 1.0 : f32
+  %x = tile.full %one : f32 -> !tile.tile<8xf32>
+  tile.add_to %x, %sums[%n, %n] : !tile.tile<8xf32>, memref<?x?xf32, strided<[?, 1]>>
+  tile.return
+}

@@ -43,8 +43,11 @@ tile.kernel @memory(%q : !q #tile.param<argument 0>, %out : !out #tile.param<arg
   // CHECK: tile.scatter %sum, %out[{{%.*}} + {{%.*}}] : !tile.tile<16xf32>
   %sum = tile.reduce sum %y along 1 : !tile.tile<16x32xf32>
   tile.store %sum : !tile.tile<16xf32>, %out[%b, %m] : !out, i32, i32
+  // CHECK: tile.scatter_add %sum, %out[{{%.*}} + {{%.*}}] : !tile.tile<16xf32>
+  tile.add_to %sum, %out[%b, %m] : !tile.tile<16xf32>, !out
   // CHECK-NOT: tile.load
   // CHECK-NOT: tile.store
+  // CHECK-NOT: tile.add_to
   // CHECK: tile.return
   tile.return
 }

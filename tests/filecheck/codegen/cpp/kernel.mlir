@@ -85,3 +85,21 @@ tile.kernel @attention(
   tile.store_strided %p, %out[%s0] strides [%s1, %s1] extents [%n, %n] : !tile.tile<8x4xf32>, memref<?x?xbf16>
   tile.return
 }
+
+// A tile's diagonals have a buffer of their own, in which they are summed.
+// CHECK: FLEXC_KERNEL void sums(
+// CHECK: Buffer<float, 8, 8> x;
+// CHECK-NEXT: Buffer<float, 16> diagonals_1;
+// CHECK: fill(x, z);
+// CHECK-NEXT: diagonals(diagonals_1, x);
+// CHECK-NEXT: add_to(out + int64_t(0), diagonals_1, int64_t(1));
+tile.kernel @sums(%z : f32 #tile.param<argument 0>,
+                  %out : memref<?xf32> #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %s0 = arith.constant 0 : i64
+  %s1 = arith.constant 1 : i64
+  %x = tile.full %z : f32 -> !tile.tile<8x8xf32>
+  %diagonals = tile.diagonals %x : !tile.tile<8x8xf32> -> !tile.tile<16xf32>
+  tile.add_strided %diagonals, %out[%s0] strides [%s1] : !tile.tile<16xf32>, memref<?xf32>
+  tile.return
+}

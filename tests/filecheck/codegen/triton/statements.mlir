@@ -81,3 +81,21 @@ tile.kernel @bits(%x : f32 #tile.param<argument 0>)
   %some = arith.bitcast %x : f32 to i32
   tile.return
 }
+
+// What Triton has no function for is imported, and its names are not given away.
+// CHECK: from flexc.codegen.triton.support import add_to, diagonals
+// CHECK: def sums(
+// CHECK: x = tl.full([16, 16], z, tl.float32)
+// CHECK-NEXT: diagonals_1 = diagonals(x)
+// CHECK-NEXT: add_to(out + 0 + at, diagonals_1)
+tile.kernel @sums(%z : f32 #tile.param<argument 0>,
+                  %out : memref<?xf32> #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %zero = arith.constant 0 : i32
+  %base = arith.constant 0 : i64
+  %at = tile.iota %zero : !tile.tile<32xi32>
+  %x = tile.full %z : f32 -> !tile.tile<16x16xf32>
+  %diagonals = tile.diagonals %x : !tile.tile<16x16xf32> -> !tile.tile<32xf32>
+  tile.scatter_add %diagonals, %out[%base + %at] : !tile.tile<32xf32>, memref<?xf32>, !tile.tile<32xi32>
+  tile.return
+}

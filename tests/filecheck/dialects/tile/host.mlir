@@ -4,6 +4,7 @@
 tile.kernel @strided(%k : tensor<?x?xbf16> #tile.param<argument 0>,
                      %out : memref<?x?xbf16> #tile.param<argument 1>,
                      %base : i64 #tile.param<argument 2>,
+                     %sums : memref<?xf32> #tile.param<argument 3>,
                      %n : i32 #tile.param<dim 0, 0>)
     grid affine_map<(b, h, q_len) -> (q_len)>
     attributes {tile.buffers = [#tile.buffer<"k", !tile.tile<8x4xf32>>]} {
@@ -18,5 +19,8 @@ tile.kernel @strided(%k : tensor<?x?xbf16> #tile.param<argument 0>,
   %p = tile.matmul %tile, %t : !tile.tile<8x4xf32>, !tile.tile<4x8xf32> -> !tile.tile<8x8xf32>
   // CHECK: tile.store_strided %p, %out[%base] strides[%base, %one] extents[%n, %n] : !tile.tile<8x8xf32>, memref<?x?xbf16>
   tile.store_strided %p, %out[%base] strides [%base, %one] extents [%n, %n] : !tile.tile<8x8xf32>, memref<?x?xbf16>
+  %r = tile.reduce sum %tile along 1 : !tile.tile<8x4xf32>
+  // CHECK: tile.add_strided %r, %sums[%base] strides[%one] : !tile.tile<8xf32>, memref<?xf32>
+  tile.add_strided %r, %sums[%base] strides [%one] : !tile.tile<8xf32>, memref<?xf32>
   tile.return
 }

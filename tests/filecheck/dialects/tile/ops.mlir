@@ -96,5 +96,11 @@ tile.kernel @compute(%t : tensor<?xf32> #tile.param<argument 0>,
   // CHECK-NEXT: tile.scatter %g_1, %out[%base + %rows] if %inside : !tile.tile<32xi1> : !tile.tile<32xf32>, memref<?xf32>, !tile.tile<32xi32>
   tile.scatter %g_1, %out[%base + %rows] if %inside : !tile.tile<32xi1>
       : !tile.tile<32xf32>, memref<?xf32>, !tile.tile<32xi32>
+  // CHECK-NEXT: tile.scatter_add %g, %out[%base + %rows] : !tile.tile<32xf32>, memref<?xf32>, !tile.tile<32xi32>
+  tile.scatter_add %g, %out[%base + %rows] : !tile.tile<32xf32>, memref<?xf32>, !tile.tile<32xi32>
+  // CHECK-NEXT: %d = tile.diagonals %acc : !tile.tile<32x16xf32> -> !tile.tile<48xf32>
+  %d = tile.diagonals %acc : !tile.tile<32x16xf32> -> !tile.tile<48xf32>
+  // CHECK-NEXT: tile.add_to %d, %out[%c0] : !tile.tile<48xf32>, memref<?xf32>
+  tile.add_to %d, %out[%c0] : !tile.tile<48xf32>, memref<?xf32>
   tile.return
 }

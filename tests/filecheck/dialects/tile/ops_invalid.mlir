@@ -225,3 +225,34 @@ tile.kernel @store_extents(%t : tensor<?x?xf32> #tile.param<argument 0>,
   tile.store_strided %x, %out[%b] strides [%b, %b] extents [%i] : !tile.tile<4x8xf32>, memref<?x?xf32>
   tile.return
 }
+
+// -----
+
+tile.kernel @diagonals(%z : f32 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: result expects 12 elements, got !tile.tile<8xf32>
+  %d = tile.diagonals %x : !tile.tile<4x8xf32> -> !tile.tile<8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @diagonals_of_a_row(%z : f32 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<8xf32>
+  // CHECK: expects a tile of two dimensions, got (8,)
+  %d = tile.diagonals %x : !tile.tile<8xf32> -> !tile.tile<8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @add_to_indices(%z : f32 #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<8xf32>
+  // CHECK: expects 2 indices, got 1
+  tile.add_to %x, %out[%i] : !tile.tile<8xf32>, memref<?x?xf32>
+  tile.return
+}
