@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from flexc.errors import (
     OptionError,
     ShapeError,
 )
+from flexc.runtime.notes import Source
 from flexc.runtime.origin import Origin, origin_of
 
 MAX_HEAD_DIM = 512
@@ -32,12 +33,25 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of a BlockMask, broadcast to the call's batch and heads."""
+    """The tables of a BlockMask, broadcast to the call's batch and query heads.
+
+    They list blocks of columns for each block of rows. Rows are queries and columns
+    keys, or, as `column_tables` makes them, the other way around.
+    """
 
     tensors: tuple[Tensor, ...]
     block_size: tuple[int, int]
+    """Rows and columns of a block."""
     origin: Origin | None = None
     """Where flexc made them: the BlockMask's own, and not those of another mask."""
+    source: Source | None = None
+    """The BlockMask that they were read from."""
+    columns: Tables | None = None
+    """The same blocks for each block of keys, where both were planned together."""
+    known: dict[Any, Tables] = field(
+        default_factory=dict[Any, "Tables"], compare=False, repr=False
+    )
+    """Of tables without a source: the same blocks for each block of keys."""
 
     @property
     def replaceable(self) -> bool:
@@ -190,8 +204,8 @@ def split_block_mask(
     if min(block_mask.BLOCK_SIZE) >= NO_BLOCKS:
         return mask, None
     check_lengths(block_mask, query, key)
-    tables = tables_of(block_mask, query)
-    return mask, replace(tables, origin=origin_of(block_mask))
+    tables, origin = tables_of(block_mask, query), origin_of(block_mask)
+    return mask, replace(tables, origin=origin, source=Source.of(block_mask))
 
 
 def check_lengths(block_mask: BlockMask, query: Tensor, key: Tensor) -> None:
@@ -222,16 +236,23 @@ def tables_of(block_mask: BlockMask, query: Tensor) -> Tables:
 
 
 def make_tables(
-    tables: Sequence[Tensor | None], block_size: tuple[int, int], query: Tensor
+    tables: Sequence[Tensor | None],
+    block_size: tuple[int, int],
+    query: Tensor,
+    length: int | None = None,
 ) -> Tables:
-    """Tables that are checked to have a row for each block of queries."""
-    rows = -(-query.size(2) // block_size[0])
+    """Tables that are checked to have a row for each block of rows.
+
+    There are as many rows as queries, or another number if a `length` is given.
+    """
+    length = query.size(2) if length is None else length
+    rows = -(-length // block_size[0])
     for rank, table in zip((1, 2, 1, 2), tables, strict=False):
         assert table is not None
         if table.size(-rank) < rows:
             raise BlockMaskError(
                 f"block_mask expects {rows} rows of blocks of {block_size[0]} for "
-                f"{query.size(2)} queries, got {table.size(-rank)}; make one for this "
+                f"{length} queries, got {table.size(-rank)}; make one for this "
                 "length (a slice or an adjusted mask has the rows of its origin)"
             )
     return Tables(broadcast_tables(tables, query), block_size)

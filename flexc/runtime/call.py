@@ -19,6 +19,7 @@ from flexc.passes.score_factor import SAFE_FACTORS
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.runtime.arguments import Tables
 from flexc.runtime.driver import Build, Compiled, trace
+from flexc.runtime.listed_blocks import check_listed
 from flexc.runtime.options import TileOptions
 from flexc.runtime.planner.finer import finer_tables
 from flexc.runtime.planner.tables import plan_tables
@@ -100,13 +101,16 @@ class Attention:
         kernel = compiled.kernel(compiled.proofs(self.query, self.key, captures))
         kernel(self.query, [*args, *wanted])
 
-    def with_blocks(self) -> tuple[Attention, Compiled]:
+    def with_blocks(self, both: bool = False) -> tuple[Attention, Compiled]:
         """This call with the blocks found that its mask leaves, and its kernels.
 
-        Where bounds follow from the mask, tables made of it are of no use.
+        Where bounds follow from the mask, tables made of it are of no use. Blocks that
+        are planned are planned for keys too, if `both` are wanted.
         """
-        is_fixed = self.tables is not None and not self.tables.replaceable
-        if is_fixed or self.backend == "eager":
+        if self.tables is not None and not self.tables.replaceable:
+            check_listed(self.tables, -(-self.key.size(2) // self.tables.block_size[1]))
+            return self, self.compiled()
+        if self.backend == "eager":
             return self, self.compiled()
         bare = self if self.tables is None else replace(self, tables=None)
         compiled = bare.compiled()
@@ -118,15 +122,16 @@ class Attention:
         sizes = (*self.query.shape[:3], self.key.size(2))
         if mask.is_planned(sizes):
             block = mask.block_for(*sizes[2:])
-            call = replace(self, tables=self.plan(compiled.mods, block))
+            call = replace(self, tables=self.plan(compiled.mods, block, both))
         return call, call.compiled(compiled.mods)
 
-    def plan(self, mods: CapturedMods, block: tuple[int, int]) -> Tables:
+    def plan(self, mods: CapturedMods, block: tuple[int, int], both: bool) -> Tables:
         """The blocks that a mask without bounds leaves, from what it captures."""
+        query, key, backend = self.query, self.key, self.backend
         if self.tables is not None:
-            return finer_tables(self.tables, self.query, self.key, block, self.backend)
+            return finer_tables(self.tables, query, key, block, backend, both)
         return plan_tables(
-            self.signature, self.query, self.key, block, backend=self.backend, mods=mods
+            self.signature, query, key, block, backend=backend, mods=mods, both=both
         )
 
     def compiled(self, mods: CapturedMods | None = None) -> Compiled:

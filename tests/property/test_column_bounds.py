@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask as torch_block_mask
 from xdsl.context import Context
 
 from flexc.dialects import flex
@@ -26,11 +27,16 @@ from flexc.passes.analysis.proof import Proven
 from flexc.passes.segments.segment_builder import build_segments, order_of
 from flexc.passes.segments.subject import SegmentSubject
 from flexc.passes.tile_sizes import TileSizes
+from flexc.runtime.arguments import split_block_mask
 from flexc.runtime.interpreters import run_region
+from flexc.runtime.listed_blocks import classes_of, pairs_of
+from flexc.runtime.planner.columns import column_tables
 from flexc.runtime.proofs import Prover, attention_of
 from tests.corpus import CORPUS
 from tests.property.affine_masks import Spelled, masks
 from tests.property.block_visits import (
+    FULL,
+    PARTIAL,
     Sizes,
     Visits,
     brute_force,
@@ -212,6 +218,37 @@ def test_segments_keep_the_mask_itself() -> None:
             args = [b, h, q_idx, kv_idx, *captures]
             (live,) = run_region(segment.mask_mod, args)
             assert torch.equal(live.bool(), live_pairs(mask, s)[0, 0])
+
+
+@pytest.mark.parametrize("tile", [(32, 16), (16, 8), (32, 4)])
+@pytest.mark.parametrize("multiple", [1, 64])
+def test_tables_are_read_by_blocks_of_keys(
+    tile: tuple[int, int], multiple: int
+) -> None:
+    """Tables of 32 keys by 16 queries, in tiles that divide these blocks."""
+    s = Sizes(192 if multiple > 1 else 157, 210, *tile, True, batches=2)
+    mask = corpus_mask("documents_per_batch", s)
+    query, key = (torch.zeros(2, s.heads, n, 16) for n in (s.q_len, s.kv_len))
+    made = torch_block_mask(mask, 2, None, s.q_len, s.kv_len, "cpu", (16, 32))
+    _, tables = split_block_mask(made, None, query, key)
+    assert tables is not None
+    columns = column_tables(tables, query, key)
+    call = AttentionCall(torch.float32, 16, 16, sparse_block=(16, 32), full_tables=True)
+    module = build_attention_module(None, None, call).module
+    subject = replace(
+        SegmentSubject.of(attention_of(module)),
+        transposed=True,
+        sparse_block=columns.block_size,
+        column_multiple=multiple,
+    )
+    segments = build_segments(subject, TileSizes(*tile))
+    assert [segment.inside is not None for segment in segments] == [multiple > 1] * 2
+    classes = classes_of(pairs_of(columns.tensors), -(-s.q_len // 16), (PARTIAL, FULL))
+    _, _, rows, blocks = s.shape
+    expected = classes.repeat_interleave(32 // tile[0], 2)
+    expected = expected.repeat_interleave(16 // tile[1], 3)[:, :, :rows, :blocks]
+    found = Visits(segments, list(columns.tensors), s).classes()
+    assert torch.equal(found, expected.expand(found.shape).to(found.dtype))
 
 
 def test_keys_with_most_queries_come_first() -> None:

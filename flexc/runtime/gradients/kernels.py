@@ -20,6 +20,7 @@ from flexc.runtime.driver import Build, Compiled, kernel_for
 from flexc.runtime.gradients.program import Point, Program, expand
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.options import NO_OPTIONS
+from flexc.runtime.planner.columns import column_tables
 from flexc.runtime.proofs import Proofs
 from flexc.runtime.tensor_facts import is_aligned
 
@@ -216,8 +217,12 @@ READY = (*INPUTS, "d_out", "d_lse")
 
 def blocks_of(call: Attention) -> Blocks:
     """The blocks that a call's mask leaves, from both sides."""
-    with_blocks, compiled = call.with_blocks()
-    return Blocks(with_blocks, compiled, None)
+    with_blocks, compiled = call.with_blocks(both=True)
+    tables = with_blocks.tables
+    if tables is None:
+        return Blocks(with_blocks, compiled, None)
+    columns = column_tables(tables, call.query, call.key)
+    return Blocks(with_blocks, compiled, columns)
 
 
 def program_for(compiled: Compiled, proofs: Proofs, derivative: Derivative) -> Program:

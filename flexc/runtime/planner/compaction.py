@@ -16,11 +16,11 @@ def listed(classes: Tensor) -> tuple[Table, Table]:
     is_full = lines[rows, columns] == FULL
     lead = classes.shape[:-1]
     kinds = ((rows[kind], columns[kind]) for kind in (~is_full, is_full))
-    partial, full = (_table(*found, lead) for found in kinds)
+    partial, full = (table_of(*found, lead) for found in kinds)
     return partial, full
 
 
-def _table(rows: Tensor, columns: Tensor, lead: torch.Size) -> Table:
+def table_of(rows: Tensor, columns: Tensor, lead: torch.Size) -> Table:
     """The table of blocks that are sorted by row."""
     counts = torch.bincount(rows, minlength=lead.numel())
     width = max(1, int(counts.max()))

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from flexc.frontend.closures import read_mods
 from flexc.runtime.arguments import Tables
+from flexc.runtime.planner.streams import is_capturing, stream_of
 from flexc.runtime.planner.tables import plan_tables
 
 
 def finer_tables(
-    tables: Tables, query: Tensor, key: Tensor, block: tuple[int, int], backend: str
+    tables: Tables,
+    query: Tensor,
+    key: Tensor,
+    block: tuple[int, int],
+    backend: str,
+    both: bool = False,
 ) -> Tables:
     """The tables of a mask in blocks of a size, where that is finer than theirs.
 
-    They are planned at the first call and remembered with the BlockMask. A mask that
-    no longer captures what it did keeps to the blocks that were found back then.
+    They are planned at the first call, for keys too if `both` are asked for, and
+    remembered with the BlockMask. A mask that no longer captures what it did keeps
+    to the blocks that were found back then.
     """
     origin = tables.origin
     given = tables.block_size
     if origin is None or block == given or block[0] > given[0] or block[1] > given[1]:
         return tables
-    if not origin.is_current():
+    if not origin.is_current() or is_capturing(query):
         return tables
-    stream = None
-    if query.is_cuda:
-        if torch.cuda.is_current_stream_capturing():
-            return tables  # What is planned now would be there after a replay only.
-        # Other streams would have to wait for this one.
-        stream = torch.cuda.current_stream(query.device).cuda_stream
+    stream = stream_of(query)
     kind = (block, query.shape[:3], key.size(2), query.device, stream, backend)
     if kind not in origin.planned:
         signature = read_mods(None, origin.mask_mod)
         origin.planned[kind] = plan_tables(
-            signature, query, key, block, backend=backend, refine=True
+            signature, query, key, block, backend=backend, refine=True, both=both
         )
     return origin.planned[kind]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from flexc.frontend.capture import CapturedMods
@@ -9,6 +11,7 @@ from flexc.frontend.closures import ModSignature
 from flexc.runtime.arguments import Tables, make_tables
 from flexc.runtime.options import resolve_backend
 from flexc.runtime.planner.classes import Planning
+from flexc.runtime.planner.columns import transposed
 from flexc.runtime.planner.compaction import listed, stacked
 from flexc.runtime.planner.ordering import Table, ordered
 from flexc.runtime.planner.plans import Problem, find_plan
@@ -26,8 +29,11 @@ def plan_tables(
     backend: str = "auto",
     refine: bool = False,
     mods: CapturedMods | None = None,
+    both: bool = False,
 ) -> Tables:
     """The partial and the full blocks of each block of rows of a call's mask.
+
+    With `both` the `columns` of the tables list them for each block of keys.
 
     The signature is that of `(score_mod, mask_mod)`, `mods` what it was traced to,
     if it was. Tables have one batch, or head, expanded to the query's, where the
@@ -43,9 +49,16 @@ def plan_tables(
     planning = Planning.start(plan, signature, problem, device, whole)
     if device.type == "cpu":
         tables = [t for table in listed_by_rows(planning, refine) for t in table]
+        if both:
+            tables += transposed(tables, problem.rows, problem.columns)
     else:
-        tables = ordered(planning.classify(0, problem.rows, refine), backend)
-    return make_tables(tables, block_size, query)
+        tables = ordered(planning.classify(0, problem.rows, refine), backend, both)
+    made = make_tables(tables[:4], block_size, query)
+    if not both:
+        return made
+    exchanged = block_size[1], block_size[0]
+    columns = make_tables(tables[4:], exchanged, query, key.size(2))
+    return replace(made, columns=columns)
 
 
 def listed_by_rows(planning: Planning, refine: bool) -> list[Table]:

@@ -1,0 +1,89 @@
+"""What block tables list, read from the tables themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flexc.errors import BlockMaskError
+from flexc.runtime.arguments import Tables
+
+
+def check_listed(tables: Tables, columns: int) -> None:
+    """Check that a CPU's tables list blocks that there are, and not more than fit.
+
+    What was found is noted with the BlockMask. A GPU would have to be waited for.
+    """
+    if tables.tensors[0].device.type != "cpu":
+        return
+    checked = set[int]() if tables.source is None else tables.source.notes().checked
+    if columns in checked:
+        return
+    for counts, indices in pairs_of(tables.tensors):
+        _check_pair(counts, indices, columns)
+    checked.add(columns)
+
+
+def _check_pair(counts: Tensor, indices: Tensor, columns: int) -> None:
+    width = indices.size(-1)
+    most = int(counts.max()) if counts.numel() else 0
+    if most > width:
+        raise BlockMaskError(
+            f"block_mask counts {most} blocks in a row of a table {width} wide; make "
+            "its indices as wide as its fullest row"
+        )
+    if not indices.numel():
+        return
+    least, greatest = indices.aminmax()
+    if int(least) >= 0 and int(greatest) < columns:
+        return
+    listed = indices[is_used(counts, indices)]  # The others may be anything.
+    beyond = listed[(listed < 0) | (listed >= columns)]
+    if beyond.numel():
+        raise BlockMaskError(
+            f"block_mask lists block {int(beyond[0])}, of {columns} blocks of keys; "
+            "make one for this length (an adjusted mask may list its origin's blocks)"
+        )
+
+
+def pairs_of(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Counts and indices of partial and of full blocks, without repetition.
+
+    Batches and heads that are repeated are there once, in all tensors or in none.
+    """
+    single = [_once(t) for t in tensors]
+    lead = torch.broadcast_shapes(*(t.shape[:2] for t in single))
+    single = [t.expand(*lead, *t.shape[2:]) for t in single]
+    return list(zip(single[::2], single[1::2], strict=True))
+
+
+def _once(table: Tensor) -> Tensor:
+    """A table without the repetition of batches and heads."""
+    for dim in (0, 1):
+        if table.stride(dim) == 0 and table.size(dim) > 1:
+            table = table.narrow(dim, 0, 1)
+    return table
+
+
+def is_used(counts: Tensor, indices: Tensor) -> Tensor:
+    """Which entries of a table count."""
+    places = torch.arange(indices.size(-1), device=indices.device)
+    return places < counts[..., None]
+
+
+def classes_of(
+    pairs: Sequence[tuple[Tensor, Tensor]], columns: int, kinds: Sequence[int]
+) -> Tensor:
+    """(batches, heads, rows, columns): the kind of every block, 0 where none lists it.
+
+    Blocks beyond the last column are left out.
+    """
+    (first, _), *_ = pairs
+    classes = first.new_zeros((*first.shape, columns + 1), dtype=torch.int8)
+    for kind, (counts, indices) in zip(kinds, pairs, strict=False):
+        used = is_used(counts, indices) & (indices >= 0) & (indices < columns)
+        column = torch.where(used, indices, columns).to(torch.int64)
+        classes.scatter_(-1, column, kind)
+    return classes[..., :-1]

@@ -1,0 +1,261 @@
+"""Tables for blocks of keys list what those for blocks of queries list."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.attention.flex_attention import create_block_mask as torch_block_mask
+
+import flexc
+from flexc.errors import BlockMaskError
+from flexc.frontend.closures import read_mods
+from flexc.runtime.arguments import Tables, split_block_mask
+from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.listed_blocks import classes_of, pairs_of
+from flexc.runtime.options import NO_OPTIONS
+from flexc.runtime.planner.columns import KINDS, column_tables, transposed
+from flexc.runtime.planner.ordering import ordered
+from flexc.runtime.planner.tables import plan_tables
+from tests.block_tables import listed_blocks
+
+BATCH, HEADS, Q_LEN, KV_LEN = 2, 3, 200, 330
+BLOCK = (16, 32)
+ROWS, COLUMNS = 13, 11
+
+
+def document_mask(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return (IDS[b, q_idx] == IDS[b, kv_idx]) & (q_idx + 40 * h >= kv_idx)
+
+
+IDS = torch.stack([torch.arange(400) // 70, torch.arange(400) // 33])
+
+
+def inputs(heads: int = HEADS) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(BATCH, heads, Q_LEN, 16), torch.randn(BATCH, heads, KV_LEN, 16)
+
+
+def torchs(compute_q_blocks: bool = True, heads: int = HEADS) -> BlockMask:
+    mask = torch_block_mask(
+        document_mask, BATCH, heads, Q_LEN, KV_LEN, "cpu", BLOCK_SIZE=BLOCK
+    )
+    if compute_q_blocks:
+        return mask
+    return BlockMask.from_kv_blocks(
+        mask.kv_num_blocks,
+        mask.kv_indices,
+        mask.full_kv_num_blocks,
+        mask.full_kv_indices,
+        BLOCK,
+        document_mask,
+        (Q_LEN, KV_LEN),
+        compute_q_blocks=False,
+    )
+
+
+def tables_of(block_mask: BlockMask) -> Tables:
+    _, tables = split_block_mask(block_mask, None, *inputs())
+    assert tables is not None
+    return tables
+
+
+def listed(tensors: Any, rows: int, columns: int) -> list[Tensor]:
+    """Which blocks are listed as partial, and which as full."""
+    pairs = zip(tensors[::2], tensors[1::2], strict=True)
+    return [listed_blocks(c, i, columns)[..., :rows, :] for c, i in pairs]
+
+
+def verify(tables: Tables, columns: Tables) -> None:
+    """The same blocks, in the same classes."""
+    assert columns.block_size == tables.block_size[::-1]
+    seen = listed(tables.tensors, ROWS, COLUMNS)
+    turned = listed(columns.tensors, COLUMNS, ROWS)
+    assert len(seen) == len(turned)
+    for a, b in zip(seen, turned, strict=True):
+        assert a.any()
+        assert torch.equal(a, b.transpose(-1, -2))
+
+
+def test_those_of_a_block_mask_are_taken() -> None:
+    block_mask = torchs()
+    tables = tables_of(block_mask)
+    columns = column_tables(tables, *inputs())
+    assert block_mask.q_indices is not None
+    assert columns.tensors[1].data_ptr() == block_mask.q_indices.data_ptr()
+    verify(tables, columns)
+
+
+def test_a_block_mask_may_be_without() -> None:
+    tables = tables_of(torchs(compute_q_blocks=False))
+    columns = column_tables(tables, *inputs())
+    verify(tables, columns)
+    torchs_own = column_tables(tables_of(torchs()), *inputs()).tensors
+    for ours, theirs in zip(columns.tensors[::2], torchs_own[::2], strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_flexcs_own_have_both() -> None:
+    own = flexc.create_block_mask(
+        document_mask, BATCH, HEADS, Q_LEN, KV_LEN, "cpu", BLOCK
+    )
+    tables = tables_of(own)
+    columns = column_tables(tables, *inputs())
+    assert own.q_indices is not None
+    assert columns.tensors[1].data_ptr() == own.q_indices.data_ptr()
+    verify(tables, columns)
+
+
+def test_they_are_made_once() -> None:
+    block_mask = torchs(compute_q_blocks=False)
+    first, second = (column_tables(tables_of(block_mask), *inputs()) for _ in range(2))
+    assert first is second
+    block_mask.kv_num_blocks[0, 0, 3] = 0
+    tables = tables_of(block_mask)
+    third = column_tables(tables, *inputs())
+    assert third is not first
+    verify(tables, third)
+    block_mask.kv_num_blocks = block_mask.kv_num_blocks.clone()
+    assert column_tables(tables_of(block_mask), *inputs()) is not third
+
+
+def test_tables_narrower_than_the_keys() -> None:
+    """Of these torch makes tables that leave blocks out."""
+    counts = torch.ones(BATCH, 1, ROWS, dtype=torch.int32)
+    indices = (torch.arange(ROWS, dtype=torch.int32) % COLUMNS).view(1, 1, ROWS, 1)
+    block_mask = BlockMask(
+        (Q_LEN, KV_LEN), counts, indices, None, None, counts[..., :1],
+        indices[..., :1, :], None, None, BLOCK,
+    )  # fmt: skip
+    tables = tables_of(block_mask)
+    verify(tables, column_tables(tables, *inputs()))
+
+
+def test_repeated_batches_and_heads_stay_repeated() -> None:
+    block_mask = torchs(compute_q_blocks=False, heads=1)
+    for tensor in column_tables(tables_of(block_mask), *inputs()).tensors:
+        assert tensor.shape[:2] == (BATCH, HEADS)
+        assert tensor.stride(1) == 0
+
+
+def test_planned_masks_are_planned_for_both() -> None:
+    query, key = inputs()
+    signature = read_mods(None, document_mask)
+    tables = plan_tables(signature, query, key, BLOCK, refine=True, both=True)
+    assert tables.columns is not None
+    assert column_tables(tables, query, key) is tables.columns
+    verify(tables, tables.columns)
+    alone = plan_tables(signature, query, key, BLOCK, refine=True)
+    assert alone.columns is None
+    columns = column_tables(alone, query, key)
+    assert column_tables(alone, query, key) is columns
+    verify(alone, columns)
+
+
+def attention(block_mask: Any, mask_mod: Any = None) -> Attention:
+    query, key = inputs()
+    mask, tables = split_block_mask(block_mask, mask_mod, query, key)
+    return Attention(
+        query,
+        key,
+        key,
+        0.25,
+        tables,
+        read_signature(None, mask, query.device),
+        Outputs(),
+        "cpp",
+        NO_OPTIONS,
+    )
+
+
+def test_finer_tables_are_planned_for_both() -> None:
+    def documents(b, h, q_idx, kv_idx):
+        return (ids[q_idx] == ids[kv_idx]) & (q_idx >= kv_idx)
+
+    length = 2048
+    ids = torch.arange(length) // 300
+    coarse = flexc.create_block_mask(documents, None, None, length, length, "cpu", 512)
+    query = torch.randn(1, 2, length, 16)
+    _, tables = split_block_mask(coarse, None, query, query)
+    call = replace(
+        attention(None, documents), query=query, key=query, value=query, tables=tables
+    )
+    planned, _ = call.with_blocks(both=True)
+    assert planned.tables is not None
+    assert planned.tables.block_size == (128, 128)
+    assert planned.tables.columns is not None
+    again, _ = call.with_blocks()
+    assert again.tables is planned.tables
+    sides = (planned.tables, planned.tables.columns)
+    for a, b in zip(*(listed(t.tensors, 16, 16) for t in sides), strict=True):
+        assert torch.equal(a, b.transpose(-1, -2))
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.integers(0, 6),
+    st.integers(0, 2**32),
+    st.booleans(),
+)
+def test_any_tables_are_transposed(
+    rows: int, columns: int, width: int, seed: int, full: bool
+) -> None:
+    """What no row lists, and what lies beyond the last column, may be anything."""
+    generator = torch.Generator().manual_seed(seed)
+    kinds = torch.randint(0, 3, (2, 2, rows, columns), generator=generator)
+    tensors: list[Tensor] = []
+    for kind in (1, 2)[: 1 + full]:
+        is_kind = (kinds == kind).to(torch.int8)
+        order = torch.argsort(is_kind, dim=-1, descending=True).to(torch.int32)
+        counts = (kinds == kind).sum(-1, dtype=torch.int32)
+        unused = torch.arange(columns) >= counts[..., None]
+        order[unused] = -7
+        wide = torch.nn.functional.pad(order, (0, width), value=columns + 3)
+        tensors += [counts, wide]
+    expected = [(kinds == k).transpose(-1, -2) for k in (1, 2)[: 1 + full]]
+    for found in (
+        transposed(tensors, rows, columns),
+        ordered(
+            classes_of(pairs_of(tensors), columns, KINDS)
+            .transpose(-1, -2)
+            .contiguous(),
+            "cpp",
+        )[: len(tensors)],
+    ):
+        assert all(t.dtype is torch.int32 for t in found)
+        for ours, exact in zip(listed(found, columns, rows), expected, strict=True):
+            assert torch.equal(ours, exact)
+
+
+def test_tables_with_more_than_fits_are_refused() -> None:
+    block_mask = torchs()
+    attention(block_mask).run()
+    indices = block_mask.kv_indices
+    block_mask.kv_num_blocks[1, 0, 2] = indices.size(-1) + 5
+    with pytest.raises(BlockMaskError, match="counts 16 blocks in a row of a table 11"):
+        attention(block_mask).run()
+
+
+@pytest.mark.parametrize("block", [COLUMNS, -1, 1 << 30])
+def test_blocks_beyond_the_last_are_refused(block: int) -> None:
+    block_mask = torchs()
+    row = int(block_mask.kv_num_blocks[0, 0].argmax())
+    block_mask.kv_indices[0, 0, row, 0] = block
+    with pytest.raises(BlockMaskError, match=f"lists block {block}, of 11"):
+        attention(block_mask).run()
+
+
+def test_entries_that_do_not_count_may_be_anything() -> None:
+    block_mask = torchs()
+    expected, _, _ = attention(block_mask).run()
+    used = torch.arange(COLUMNS) < block_mask.kv_num_blocks[..., None]
+    block_mask.kv_indices[~used] = 1 << 30
+    found, _, _ = attention(block_mask).run()
+    assert torch.equal(found, expected)
