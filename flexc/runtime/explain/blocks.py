@@ -7,7 +7,7 @@ within blocks are not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,7 @@ from flexc.passes.analysis.dependence import Along
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.interpreters import run_region
+from flexc.runtime.listed_blocks import classes_of, pairs_of
 from flexc.runtime.planner.classes import DEAD, FULL, PARTIAL, UNKNOWN, Planning
 from flexc.runtime.planner.plans import Problem, find_plan
 
@@ -197,23 +198,5 @@ def by_tables(subject: Subject) -> Tensor:
     tables = subject.call.tables
     assert tables is not None
     columns = -(-subject.sizes[3] // tables.block_size[1])
-    tensors: Sequence[Tensor] = [_once(t).cpu() for t in tables.tensors]
-    leads = [torch.Size(t.shape[:2]) for t in tensors]
-    lead = torch.broadcast_shapes(*leads)
-    rows = tensors[0].size(2)
-    classes = torch.zeros((*lead, rows, columns + 1), dtype=torch.int8)
-    for kind, at in ((PARTIAL, 0), (FULL, 2)):
-        if at < len(tensors):
-            number, listed = tensors[at], tensors[at + 1]
-            used = torch.arange(listed.size(-1)) < number[..., None]
-            column = torch.where(used, listed, columns).to(torch.int64)
-            classes.scatter_(-1, column.expand(*lead, -1, -1), kind)
-    return classes[..., :-1].contiguous()
-
-
-def _once(table: Tensor) -> Tensor:
-    """A table without the repetition of batches and heads."""
-    for dim in (0, 1):
-        if table.stride(dim) == 0:
-            table = table.narrow(dim, 0, 1)
-    return table
+    pairs = [(c.cpu(), i.cpu()) for c, i in pairs_of(tables.tensors)]
+    return classes_of(pairs, columns, (PARTIAL, FULL)).contiguous()
