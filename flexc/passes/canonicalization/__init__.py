@@ -20,6 +20,7 @@ from flexc.passes.canonicalization import (
     division_rules,
     float_rules,
     integer_rules,
+    negation_rules,
 )
 from flexc.passes.canonicalization.site import Rule
 
@@ -31,6 +32,7 @@ TABLES: tuple[Mapping[type[Operation], tuple[Rule, ...]], ...] = (
     comparison_rules.RULES,
     cast_rules.RULES,
     float_rules.RULES,
+    negation_rules.RULES,
 )
 
 RULES: dict[type[Operation], tuple[Rule, ...]] = {

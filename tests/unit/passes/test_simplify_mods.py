@@ -370,7 +370,12 @@ def test_what_is_known_to_be_nonnegative(body: Body, proven: bool) -> None:
     assert (ops_of(check(region_of(negative))) == []) == proven
 
 
-REAL = 6
+def n(code: ScalarCode, x: SSAValue) -> SSAValue:
+    return code.insert(arith.NegfOp(x))
+
+
+REAL, FLAG = 6, 4
+MUL_SUB = ["mulf", "subf"]
 EXACT: list[tuple[Callable, list[str]]] = [
     (lambda c, x, k: arith.MulfOp(x, k(1.0)), []),
     (lambda c, x, k: arith.MulfOp(k(1.0), x), []),
@@ -388,6 +393,19 @@ EXACT: list[tuple[Callable, list[str]]] = [
     (lambda c, x, k: arith.DivfOp(x, k(2.0**127)), ["divf"]),
     (lambda c, x, k: arith.DivfOp(x, k(3.0)), ["divf"]),
     (lambda c, x, k: arith.DivfOp(x, k(0.0)), ["divf"]),
+    (lambda c, x, k: arith.AddfOp(x, n(c, k(2.0))), ["addf"]),
+    (lambda c, x, k: arith.AddfOp(c.insert(arith.MulfOp(x, x)), n(c, x)), MUL_SUB),
+    (lambda c, x, k: arith.AddfOp(n(c, x), c.insert(arith.MulfOp(x, x))), MUL_SUB),
+    (lambda c, x, k: arith.SubfOp(x, n(c, x)), ["addf"]),
+    (lambda c, x, k: arith.SubfOp(n(c, x), x), ["negf", "subf"]),
+    (lambda c, x, k: arith.MulfOp(n(c, x), n(c, x)), ["mulf"]),
+    (lambda c, x, k: arith.MulfOp(n(c, x), k(3.0)), ["mulf"]),
+    (lambda c, x, k: arith.MulfOp(n(c, x), x), ["negf", "mulf"]),
+    (lambda c, x, k: arith.DivfOp(n(c, x), k(3.0)), ["divf"]),
+    (lambda c, x, k: arith.DivfOp(k(3.0), n(c, x)), ["divf"]),
+    (lambda c, x, k: arith.NegfOp(c.insert(arith.MulfOp(x, k(3.0)))), ["mulf"]),
+    (lambda c, x, k: arith.NegfOp(c.insert(arith.DivfOp(k(3.0), x))), ["divf"]),
+    (lambda c, x, k: arith.NegfOp(c.insert(arith.MulfOp(x, x))), ["mulf", "negf"]),
     (lambda c, x, k: arith.CmpfOp(x, x, "oeq"), ["cmpf"]),
     (lambda c, x, k: arith.CmpfOp(x, x, "ueq"), []),
     (lambda c, x, k: arith.CmpfOp(x, x, "olt"), []),
@@ -400,6 +418,15 @@ def test_float_identities(build: Callable, expected: list[str]) -> None:
         return code.insert(build(code, args[REAL], lambda v: code.const(v, f32)))
 
     assert ops_of(check(region_of(body))) == expected
+
+
+def test_choice_of_negations() -> None:
+    def body(code: ScalarCode, args: Sequence[SSAValue]) -> SSAValue:
+        x = args[REAL]
+        other = code.insert(arith.MulfOp(x, x))
+        return code.select(args[FLAG], n(code, x), n(code, other))
+
+    assert ops_of(check(region_of(body))) == ["mulf", "select", "negf"]
 
 
 ROUNDED = (0.1, 1 / 3, 65519.0, 65520.0, 1e30, 3.3e38, 1e-40, -7.7)
