@@ -6,17 +6,19 @@ from math import inf, pi
 from typing import Any
 
 import torch
-from xdsl.dialects import math
+from xdsl.dialects import arith, math
 from xdsl.ir import Operation
 
+from flexc.dialects.flex.ties import Ties
 from flexc.frontend.aten_to_arith import (
     absolute,
     add,
     clamp,
+    clamp_open,
+    detach,
     div,
     inner,
     maximum,
-    minimum,
     mul,
     neg,
     sub,
@@ -118,13 +120,15 @@ def _atan2(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
 @rule("hypot")
 def _hypot(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     into = compute_dtype(out)
-    a, b = (absolute(e, into, x) for x in inner(e, out, a, b))
-    big, small = maximum(e, into, a, b), minimum(e, into, a, b)
-    # Scaled by the larger, so that squares neither overflow nor vanish.
-    ratio = div(e, into, small, big)
-    root = e.op(math.SqrtOp, into, add(e, into, mul(e, into, ratio, ratio), ONE))
-    plain = e.both(e.compare("gt", big, ZERO), e.compare("lt", big, number(inf)))
-    return e.cast(e.select(plain, mul(e, into, big, root), big, into), out)
+    a, b = inner(e, out, a, b)
+    # Scaled by the larger, so that squares neither overflow nor vanish. What it is
+    # scaled by does not matter otherwise, so it has no derivative.
+    scale = maximum(e, into, absolute(e, into, a), absolute(e, into, b))
+    scale = detach(e, into, scale)
+    squares = (_square(e, into, div(e, into, x, scale)) for x in (a, b))
+    length = mul(e, into, scale, e.op(math.SqrtOp, into, add(e, into, *squares)))
+    plain = e.both(e.compare("gt", scale, ZERO), e.compare("lt", scale, number(inf)))
+    return e.cast(e.select(plain, length, scale, into), out)
 
 
 @rule("isnan")
@@ -206,8 +210,12 @@ def _silu(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
 
 @_activation("log_sigmoid", "log_sigmoid_forward")
 def _log_sigmoid(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
-    exp = e.op(math.ExpOp, t, neg(e, t, absolute(e, t, x)))
-    return sub(e, t, minimum(e, t, x, ZERO), e.op(math.Log1pOp, t, exp))
+    # Choices, no minimum and no absolute value: of either side the derivatives are
+    # right at 0 too.
+    below = e.compare("lt", x, ZERO)
+    gap = e.select(below, x, neg(e, t, x), t)
+    soft = e.op(math.Log1pOp, t, e.op(math.ExpOp, t, gap))
+    return sub(e, t, e.select(below, x, ZERO, t), soft)
 
 
 @_activation("softplus")
@@ -235,12 +243,12 @@ def _gelu(
 
 @rule("relu")
 def _relu(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
-    return maximum(e, out, x, number(0))
+    return maximum(e, out, x, number(0), Ties.RHS)
 
 
 @rule("relu6")
 def _relu6(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
-    return clamp(e, out, x, number(0), number(6))
+    return clamp_open(e, out, x, number(0), number(6))
 
 
 @_activation("leaky_relu")
@@ -272,14 +280,13 @@ def _celu(e: Emitter, t: torch.dtype, x: Scalar, alpha: Scalar = ONE) -> Scalar:
 
 @_activation("hardsigmoid")
 def _hardsigmoid(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
-    return div(
-        e, t, clamp(e, t, add(e, t, x, number(3.0)), ZERO, number(6.0)), number(6)
-    )
+    gate = clamp_open(e, t, add(e, t, x, number(3.0)), ZERO, number(6.0))
+    return div(e, t, gate, number(6))
 
 
 @_activation("hardswish")
 def _hardswish(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
-    gate = clamp(e, t, add(e, t, x, number(3.0)), ZERO, number(6.0))
+    gate = clamp_open(e, t, add(e, t, x, number(3.0)), ZERO, number(6.0))
     return div(e, t, mul(e, t, x, gate), number(6))
 
 
@@ -336,7 +343,14 @@ def _xlogy(e: Emitter, out: torch.dtype, x: Scalar, y: Scalar) -> Scalar:
     into = compute_dtype(out)
     x, y = inner(e, out, x, y)
     product = mul(e, into, x, e.op(math.LogOp, into, y))
-    zero = e.both(e.compare("eq", x, ZERO), e.compare("eq", y, y))
+    # 0 only where the product is not: by x, it has the derivative log(y) there.
+    infinite = e.op(
+        arith.OrIOp,
+        torch.bool,
+        e.compare("le", y, ZERO),
+        e.compare("eq", y, number(inf)),
+    )
+    zero = e.both(e.compare("eq", x, ZERO), infinite)
     return e.cast(e.select(zero, ZERO, product, into), out)
 
 
@@ -344,8 +358,11 @@ def _xlogy(e: Emitter, out: torch.dtype, x: Scalar, y: Scalar) -> Scalar:
 def _logaddexp(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     into = compute_dtype(out)
     a, b = inner(e, out, a, b)
-    gap = neg(e, into, absolute(e, into, sub(e, into, a, b)))
+    # Choices, as in `_log_sigmoid`.
+    above = e.compare("gt", a, b)
+    difference = sub(e, into, a, b)
+    gap = e.select(above, neg(e, into, difference), difference, into)
     soft = e.op(math.Log1pOp, into, e.op(math.ExpOp, into, gap))
-    high = maximum(e, into, a, b)
+    high = e.select(above, a, b, into)
     same = e.both(e.compare("eq", a, b), _isinf(e, torch.bool, a))
     return e.cast(e.select(same, a, add(e, into, high, soft), into), out)

@@ -8,6 +8,7 @@ import torch
 from xdsl.dialects import arith, math
 
 from flexc.dialects.flex import FmodOp
+from flexc.dialects.flex.ties import Ties
 from flexc.errors import UnsupportedOpError
 from flexc.frontend.rules import rule
 from flexc.frontend.scalars import (
@@ -17,7 +18,7 @@ from flexc.frontend.scalars import (
     number,
 )
 
-ONE = number(1)
+ONE, MINUS_ONE = number(1), number(-1)
 
 
 def by_kind(dtype: torch.dtype, on_float: Any, on_int: Any, on_bool: Any = None) -> Any:
@@ -137,6 +138,7 @@ def floor_divide(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     zero = e.op(math.CopySignOp, into, number(0.0), plain)
     floor = e.select(e.compare("ne", quotient, number(0.0)), floor, zero, into)
     by_zero = e.compare("eq", b, number(0.0))
+    plain = detach(e, into, plain)
     return e.cast(e.select(by_zero, plain, floor, into), out)
 
 
@@ -286,15 +288,21 @@ def _masked_fill(
 
 
 @rule("maximum", "sym_max")
-def maximum(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+def maximum(
+    e: Emitter, out: torch.dtype, a: Scalar, b: Scalar, ties: Ties = Ties.HALVES
+) -> Scalar:
     signed = by_sign(out, arith.MaxSIOp, arith.MaxUIOp)
-    return e.op(by_kind(out, arith.MaximumfOp, signed, arith.OrIOp), out, a, b)
+    op = by_kind(out, arith.MaximumfOp, signed, arith.OrIOp)
+    return e.op(op, out, a, b, ties=ties)
 
 
 @rule("minimum", "sym_min")
-def minimum(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+def minimum(
+    e: Emitter, out: torch.dtype, a: Scalar, b: Scalar, ties: Ties = Ties.HALVES
+) -> Scalar:
     signed = by_sign(out, arith.MinSIOp, arith.MinUIOp)
-    return e.op(by_kind(out, arith.MinimumfOp, signed, arith.AndIOp), out, a, b)
+    op = by_kind(out, arith.MinimumfOp, signed, arith.AndIOp)
+    return e.op(op, out, a, b, ties=ties)
 
 
 @rule("fmax")
@@ -315,31 +323,50 @@ def _fmin(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     )
 
 
-@rule("clamp", "clip", "hardtanh")
+@rule("clamp", "clip")
 def clamp(
     e: Emitter,
     out: torch.dtype,
     x: Scalar,
     min: Scalar | None = None,
     max: Scalar | None = None,
-    *,
-    min_val: Scalar | None = None,
-    max_val: Scalar | None = None,
+    ties: Ties = Ties.LHS,
 ) -> Scalar:
-    low, high = min or min_val, max or max_val
-    if low is not None:
-        x = maximum(e, out, x, low)
-    return x if high is None else minimum(e, out, x, high)
+    """Within bounds, where the derivative is 1; also at the bounds."""
+    if min is not None:
+        x = maximum(e, out, x, min, ties)
+    return x if max is None else minimum(e, out, x, max, ties)
+
+
+@rule("hardtanh")
+def clamp_open(
+    e: Emitter,
+    out: torch.dtype,
+    x: Scalar,
+    min_val: Scalar = MINUS_ONE,
+    max_val: Scalar = ONE,
+) -> Scalar:
+    """As `clamp`, but the derivative at the bounds is 0."""
+    return clamp(e, out, x, min_val, max_val, Ties.RHS)
 
 
 @rule("clamp_min")
 def _clamp_min(e: Emitter, out: torch.dtype, x: Scalar, min: Scalar) -> Scalar:
-    return maximum(e, out, x, min)
+    return clamp(e, out, x, min)
 
 
 @rule("clamp_max")
 def _clamp_max(e: Emitter, out: torch.dtype, x: Scalar, max: Scalar) -> Scalar:
-    return minimum(e, out, x, max)
+    return clamp(e, out, x, None, max)
+
+
+@rule("detach")
+def detach(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+    """The number without its derivative, spelled as a cast of its bits."""
+    if not out.is_floating_point or x.const is not None:
+        return e.cast(x, out)
+    value = e.value(x, out)
+    return Scalar(out, e.insert(arith.BitcastOp(value, value.type)), weak=x.weak)
 
 
 @rule(
@@ -348,7 +375,6 @@ def _clamp_max(e: Emitter, out: torch.dtype, x: Scalar, max: Scalar) -> Scalar:
     "clone",
     "contiguous",
     "convert_element_type",
-    "detach",
     "lift_fresh_copy",
     "lift_fresh",
     "positive",

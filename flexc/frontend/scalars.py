@@ -37,6 +37,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Operation, SSAValue
 
+from flexc.dialects.flex.ties import Ties, set_ties
 from flexc.errors import DtypeError
 
 Number = bool | int | float
@@ -242,14 +243,23 @@ class Emitter:
 
     # Arithmetic on operands of one dtype.
 
-    def op(self, kind: type[Operation], dtype: torch.dtype, *args: Scalar) -> Scalar:
+    def op(
+        self,
+        kind: type[Operation],
+        dtype: torch.dtype,
+        *args: Scalar,
+        ties: Ties = Ties.HALVES,
+    ) -> Scalar:
         """An op whose operands and result are of the dtype.
 
         Of a half type, it is computed in f32 and rounded. Of Python numbers, it is
-        one.
+        one. `ties` are those of a maximum or minimum of floats.
         """
         inner = compute_dtype(dtype)
-        result = Scalar(inner, self.insert(kind(*self.values(inner, *args))))
+        op = kind(*self.values(inner, *args))
+        if dtype.is_floating_point:
+            set_ties(op, ties)
+        result = Scalar(inner, self.insert(op))
         return replace(self.cast(result, dtype), weak=all(x.weak for x in args))
 
     def compare(self, predicate: str, a: Scalar, b: Scalar) -> Scalar:

@@ -113,6 +113,8 @@ class FloatRanges:
                 return floats.point(attr.value.data, fmt)
             case arith.ExtFOp():
                 return self[op.input]
+            case arith.BitcastOp() if op.input.type == op.result.type:
+                return self[op.input]
             case arith.SIToFPOp():
                 source = self.integers[op.input]
                 return floats.of_integers(source.lo, source.hi, fmt)
