@@ -1,0 +1,1 @@
+"""Partial derivatives, by the family of ops that they are of."""
