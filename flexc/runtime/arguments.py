@@ -203,23 +203,27 @@ def split_block_mask(
         )
     if min(block_mask.BLOCK_SIZE) >= NO_BLOCKS:
         return mask, None
-    check_lengths(block_mask, query, key)
+    lengths = (block_mask.seq_lengths[0], block_mask.seq_lengths[1])
+    check_lengths(lengths, block_mask.kv_num_blocks.device, query, key)
     tables, origin = tables_of(block_mask, query), origin_of(block_mask)
     return mask, replace(tables, origin=origin, source=Source.of(block_mask))
 
 
-def check_lengths(block_mask: BlockMask, query: Tensor, key: Tensor) -> None:
+def check_lengths(
+    lengths: tuple[int, int], device: torch.device, query: Tensor, key: Tensor
+) -> None:
+    """Check what a BlockMask was made for, and where."""
     expected = (query.size(2), key.size(2))
-    if tuple(block_mask.seq_lengths) != expected:
+    if lengths != expected:
         raise BlockMaskError(
-            f"block_mask was made for (q_len, kv_len) = "
-            f"{tuple(block_mask.seq_lengths)}, got tensors with {expected}; make one "
-            "for these lengths, or pass its mask_mod as mask_mod="
+            f"block_mask was made for (q_len, kv_len) = {lengths}, got tensors with "
+            f"{expected}; make one for these lengths, or pass its mask_mod as "
+            "mask_mod="
         )
-    if block_mask.kv_num_blocks.device != query.device:
+    if device != query.device:
         raise BlockMaskError(
-            f"block_mask is on {block_mask.kv_num_blocks.device}, query on "
-            f"{query.device}; move it with block_mask.to(device)"
+            f"block_mask is on {device}, query on {query.device}; move it with "
+            "block_mask.to(device)"
         )
 
 

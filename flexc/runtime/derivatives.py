@@ -124,6 +124,7 @@ IMPLEMENTATIONS = {
     "eager": "flexc.runtime.dense_derivatives",
     "cpp": "flexc.runtime.gradients.kernels",
     "triton": "flexc.runtime.gradients.kernels",
+    "operators": "flexc.runtime.operators.derivatives",
 }
 """The module that implements `Derivatives` for a backend."""
 

@@ -18,21 +18,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensorMode
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.nn.attention import flex_attention as torch_flex
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from flexc.errors import TracingError
 from flexc.runtime.autograd import run_attention
 from flexc.runtime.call import Attention
 from flexc.runtime.options import Choices
-from flexc.runtime.transforms import is_transformed
+from flexc.runtime.transforms import is_transformed, tracing
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
-
-TRACING_MODES = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
 
 
 @dataclass(frozen=True)
@@ -144,12 +138,8 @@ def _restore() -> None:
 
 def check_not_traced(query: Tensor) -> None:
     """Refuse what has no data to compute with: other people's traces."""
-    if type(query) is not Tensor and isinstance(query, FakeTensor):
-        raise _refusal("a fake tensor")
-    if torch._C._len_torch_dispatch_stack():
-        for mode in _get_current_dispatch_mode_stack():
-            if isinstance(mode, TRACING_MODES):
-                raise _refusal(f"a call under {type(mode).__name__}")
+    if (got := tracing(query)) is not None:
+        raise _refusal(got)
 
 
 class TransformedError(TracingError):

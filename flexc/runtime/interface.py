@@ -19,6 +19,7 @@ from flexc.runtime.interception import (
     check_not_transformed,
     current_scope,
 )
+from flexc.runtime.operators.call import traced_attention
 from flexc.runtime.options import Choices, read_choices, resolve_backend
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -26,7 +27,6 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Result = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, AuxOutput]
 
 
-@torch.compiler.disable(reason="flexc.flex_attention launches its own kernels")
 def flex_attention(
     query: Tensor,
     key: Tensor,
@@ -81,6 +81,29 @@ def flex_attention(
         FlexcError: one of the classes of `flexc.errors`, which say what was
             expected, what was got and what to do.
     """
+    given = (query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse)
+    rest = (kernel_options, return_aux, mask_mod, backend)
+    if torch.compiler.is_dynamo_compiling():
+        return traced_attention(*given, *rest)
+    return _run(*given, *rest)
+
+
+@torch.compiler.disable(reason="flexc.flex_attention launches its own kernels")
+def _run(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: ScoreMod | None,
+    block_mask: BlockMask | None,
+    scale: float | None,
+    enable_gqa: bool,
+    return_lse: bool,
+    kernel_options: Mapping[str, Any] | None,
+    return_aux: AuxRequest | None,
+    mask_mod: MaskMod | None,
+    backend: str,
+) -> Result:
+    """A call outside of Dynamo."""
     if return_lse and return_aux is not None:
         raise OptionError(
             "give return_lse or return_aux, not both: return_aux=AuxRequest(lse=True)"

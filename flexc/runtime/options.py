@@ -86,6 +86,9 @@ class Choices:
         )
 
 
+NO_CHOICES = Choices()
+
+
 def read_choices(backend: str, kernel_options: Mapping[str, Any] | None) -> Choices:
     """The choices of a call that is given these."""
     if not kernel_options:

@@ -1,5 +1,5 @@
 """Attention as torch's autograd knows it: in reverse, forward and twice."""
 
-from flexc.runtime.autograd.run import run_attention
+from flexc.runtime.autograd.run import Results, run_attention, run_template
 
-__all__ = ["run_attention"]
+__all__ = ["Results", "run_attention", "run_template"]

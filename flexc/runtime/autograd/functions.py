@@ -50,7 +50,9 @@ class FlexAttentionFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Maybe) -> Any:
         needs = ctx.needs_input_grad[1:]
-        return None, *_gradients(ctx.template, needs, grads[:2], ctx.saved_tensors)
+        return None, *gradients_of_tensors(
+            ctx.template, needs, grads[:2], ctx.saved_tensors
+        )
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Maybe) -> Any:
@@ -131,7 +133,7 @@ class FlexAttentionJvpFunction(torch.autograd.Function):
         along, tensors, out, lse = _halves(ctx.saved_tensors)
         needs, needs_bent, *_ = _halves(ctx.needs_input_grad[1:])
         saved = (*tensors, out, lse)
-        straight = _gradients(ctx.template, needs, grads, saved)
+        straight = gradients_of_tensors(ctx.template, needs, grads, saved)
         bent = _bent(ctx.template, needs_bent, grads, along, saved)
         return None, *straight, *bent, None, None
 
@@ -219,7 +221,7 @@ def _save(ctx: Any, *tensors: Maybe) -> None:
         ctx.save_for_forward(*tensors)
 
 
-def _gradients(
+def gradients_of_tensors(
     template: Template,
     needs: Sequence[bool],
     cotangents: Sequence[Maybe],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
 from flexc.runtime.autograd.functions import FlexAttentionFunction
-from flexc.runtime.autograd.template import split
+from flexc.runtime.autograd.template import Template, split
 from flexc.runtime.call import Attention
 from flexc.runtime.transforms import is_transformed, plain
 
@@ -21,17 +22,24 @@ Results = tuple[Tensor, Tensor | None, Tensor | None]
 def run_attention(call: Attention) -> Results:
     """Run a call, recorded by autograd where an input asks for it."""
     transformed = is_transformed()
-    if not transformed and not _is_differentiated(call):
+    if not transformed and not is_differentiated(call):
         return call.run()
     if transformed:
         call = _traced_plainly(call)
-    template, tensors = split(call)
+    return run_template(call, *split(call))
+
+
+def run_template(
+    call: Attention, template: Template, tensors: Sequence[Tensor]
+) -> Results:
+    """Run a call that was split, recorded by autograd."""
     results: Any = FlexAttentionFunction.apply(template, *tensors)
     out, lse, max_scores = results
     return out, lse if call.outputs.lse else None, max_scores
 
 
-def _is_differentiated(call: Attention) -> bool:
+def is_differentiated(call: Attention) -> bool:
+    """Whether derivatives may be asked for, as far as torch has been told."""
     if forward_ad._current_level >= 0:
         return True
     if not torch.is_grad_enabled():

@@ -174,12 +174,3 @@ def test_backend_of_torch_compile() -> None:
     refused: Any = torch.compile(fn, backend="flexc", options={"tiles": 1})
     with pytest.raises(Exception, match="options expects keys among backend"):
         refused(*qkv(), slope)
-
-
-def test_torch_compile_around_flexc_breaks_the_graph() -> None:
-    @torch.compile(backend="eager")
-    def fn(q: Tensor) -> Any:
-        return 1 + flexc.flex_attention(q * 2, q, q)  # pyright: ignore
-
-    q = qkv()[0]
-    torch.testing.assert_close(fn(q), 1 + dense(q * 2, q, q))

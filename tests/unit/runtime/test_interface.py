@@ -293,18 +293,6 @@ def test_refusals_of_traces() -> None:
         make_fx(call, tracing_mode="fake")(Q)
 
 
-@pytest.mark.parametrize("which", ["query", "key", "value", "capture"])
-def test_backward_says_that_it_is_not_there(which: str) -> None:
-    bias = torch.randn(16)
-    tensors = dict(zip(("query", "key", "value"), triple(), strict=True))
-    wanted = {**tensors, "capture": bias}[which].requires_grad_()
-    out = run(*tensors.values(), lambda s, b, h, q, k: s + bias[k])
-    assert wanted.requires_grad
-    assert out.requires_grad
-    with pytest.raises(errors.GradientError, match="forward of attention only"):
-        out.sum().backward()
-
-
 def test_no_grad_records_nothing() -> None:
     query, key, value = triple()
     query.requires_grad_()

@@ -1,0 +1,97 @@
+"""A call whose mods are FX graphs, apart from its operands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from flexc.runtime.arguments import (
+    Tables,
+    cast_and_check,
+    check_lengths,
+    make_tables,
+)
+from flexc.runtime.call import Attention, Outputs
+from flexc.runtime.mod_graphs import ModGraphs
+from flexc.runtime.options import Choices, read_choices, resolve_backend
+from flexc.runtime.tensor_facts import check_captures
+
+BACKEND_OPTION = "FLEXC_BACKEND"
+"""The kernel option that carries a call's own backend."""
+
+
+class Operands(NamedTuple):
+    """What a graph hands to a call."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scale: float | None
+    tables: Sequence[Tensor]
+    """Of a BlockMask: of partial blocks, and of full ones if it has any."""
+    lengths: tuple[int, int]
+    """Those that the BlockMask was made for."""
+    block: tuple[int, int]
+    captures: Sequence[Any]
+
+    @property
+    def factor(self) -> float:
+        """The scale, which may be symbolic."""
+        if self.scale is None:
+            return 1.0 / math.sqrt(int(self.query.size(3)))
+        return self.scale
+
+    def checked(self, enable_gqa: bool) -> Operands:
+        """These operands, cast and broadcast as attention takes them."""
+        tensors = (self.query, self.key, self.value)
+        query, key, value = cast_and_check(*tensors, enable_gqa)
+        if self.tables:
+            device = self.tables[0].device
+            check_lengths(self.lengths, device, query, key)
+        if key.size(0) != query.size(0):
+            key, value = (t.expand(query.size(0), -1, -1, -1) for t in (key, value))
+        return self._replace(query=query, key=key, value=value)
+
+    def make_tables(self) -> Tables | None:
+        if not self.tables:
+            return None
+        return make_tables(self.tables, self.block, self.query)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphCall:
+    """What does not change from one call to the next."""
+
+    mods: ModGraphs
+    outputs: Outputs
+    choices: Choices
+    enable_gqa: bool = True
+
+    def prepare(self, operands: Operands) -> Attention:
+        """The call of operands that have data, ready to run."""
+        operands = operands.checked(self.enable_gqa)
+        query, key, value, *_ = operands
+        signature = self.mods.signature(operands.captures)
+        check_captures(signature.captures, query.device)
+        return Attention(
+            query,
+            key,
+            value,
+            float(operands.factor),
+            operands.make_tables(),
+            signature,
+            self.outputs,
+            resolve_backend(self.choices.backend, query.device),
+            self.choices.tiles,
+            self.choices.deterministic,
+        )
+
+
+def read_graph_options(options: Mapping[str, Any]) -> Choices:
+    """The choices of a call whose operator has these options."""
+    own = {k: v for k, v in options.items() if not k.startswith("FLEXC_")}
+    return read_choices(options.get(BACKEND_OPTION, "auto"), own)

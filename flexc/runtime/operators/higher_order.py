@@ -1,0 +1,104 @@
+"""`flexc_attention`, the operator of Dynamo's graphs, whose mods are graphs too.
+
+Dynamo traces mods as it does those of torch's own `flex_attention`: into subgraphs,
+whose captures become the operator's operands. Any other tracer sees what the operator
+calls: where tensors have no data, the operators of torch.library.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._ops import HigherOrderOperator
+
+from flexc.runtime.autograd.run import (
+    is_differentiated,
+    is_transformed,
+    run_attention,
+    run_template,
+)
+from flexc.runtime.autograd.template import split
+from flexc.runtime.call import Outputs
+from flexc.runtime.graph_call import GraphCall, Operands, read_graph_options
+from flexc.runtime.mod_graphs import ModGraphs, share_captures, without_trivial
+from flexc.runtime.operators import library  # noqa: F401  (defines the operators)
+from flexc.runtime.operators.traced import TracedAttention
+from flexc.runtime.transforms import plain, tracing
+
+NAME = "flexc_attention"
+
+GQA, LSE, MAX_SCORES, MASKED = (
+    "FLEXC_ENABLE_GQA",
+    "FLEXC_LSE",
+    "FLEXC_MAX_SCORES",
+    "FLEXC_MASKED",
+)
+"""Options beside torch's: what `flex_attention` is asked for."""
+
+
+class FlexcAttention(HigherOrderOperator):
+    """Operands are those of torch's operator, results in natural units.
+
+    A result that is not asked for has no elements.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(NAME)
+
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        score: Any,
+        block_mask: tuple[Any, ...],
+        scale: Any,
+        options: dict[str, Any],
+        score_captures: tuple[Any, ...] = (),
+        mask_captures: tuple[Any, ...] = (),
+    ) -> tuple[Any, ...]:
+        captures, slots = share_captures(score_captures, mask_captures)
+        mask = without_trivial(block_mask[-1]) if options[MASKED] else None
+        call = GraphCall(
+            ModGraphs.of((without_trivial(score), mask), slots),
+            Outputs(options[LSE], options[MAX_SCORES]),
+            read_graph_options(options),
+            options[GQA],
+        )
+        tables = tuple(t for t in block_mask[2:6] if t is not None)
+        block = block_mask[-3:-1]
+        lengths = block_mask[:2]
+        operands = Operands(query, key, value, scale, tables, lengths, block, captures)
+        run = run_traced if tracing(plain(query)) else run_with_data
+        return tuple(
+            query.new_empty(0) if r is None else r for r in run(call, operands)
+        )
+
+
+def run_with_data(call: GraphCall, operands: Operands) -> Any:
+    return run_attention(call.prepare(operands))
+
+
+def run_traced(call: GraphCall, operands: Operands) -> Any:
+    traced = TracedAttention.of(call, operands)
+    if not is_transformed() and not is_differentiated(traced):
+        return traced.run()
+    return run_template(traced, *split(traced, traced.reads()))
+
+
+FLEXC_OPERATOR = FlexcAttention()
+
+
+def teach_dynamo() -> bool:
+    """Let Dynamo trace the operator as torch's own; whether it can."""
+    try:
+        from torch._dynamo.variables import higher_order_ops
+
+        variables: Any = higher_order_ops._hop_name_to_variable_class
+        variables[NAME] = higher_order_ops.FlexAttentionHigherOrderVariable
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+DYNAMO_KNOWS = teach_dynamo()

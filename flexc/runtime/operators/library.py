@@ -1,0 +1,212 @@
+"""The operators of torch.library: attention, its gradients, and their tangents.
+
+Each takes a call's arguments as `TracedAttention.arguments` has them. Lists of bools
+say, for query, key, value and each capture, whether a list of tensors has one for it.
+A gradient lies in memory as `torch.empty_like` of its input does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexc.errors import GradientError
+from flexc.frontend.closures import read_mods
+from flexc.runtime import derivatives
+from flexc.runtime.autograd.functions import gradients_of_tensors
+from flexc.runtime.autograd.template import split
+from flexc.runtime.call import Attention, Outputs
+from flexc.runtime.derivatives import Gradients, Wanted, inputs_of
+from flexc.runtime.operators.derivatives import gradients
+from flexc.runtime.operators.traced import (
+    Arguments,
+    TracedAttention,
+    bind,
+    captures_of,
+    lookup,
+)
+from flexc.runtime.options import NO_OPTIONS
+
+LIBRARY = torch.library.Library("flexc", "FRAGMENT")
+
+CALL = (
+    "Tensor query, Tensor key, Tensor value, Tensor[] captures, Tensor[] tables, "
+    "SymInt[] sizes, float? scale, str handle"
+)
+POINT = f"{CALL}, Tensor out, Tensor lse"
+COTANGENTS = "Tensor? d_out, Tensor? d_lse"
+TANGENTS = "Tensor[] tangents, bool[] given"
+
+ARGUMENTS = 8
+"""How many arguments `CALL` has."""
+
+Pair = tuple[Tensor, Tensor]
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+def attention(*arguments: Any) -> Triple:
+    """Out, and lse and max_scores where the handle asks for them; else no elements."""
+    return _filled(arguments[0], bind(arguments).run())
+
+
+def attention_fake(*arguments: Any) -> Triple:
+    query, key, value, *_, handle = arguments
+    constants = lookup(handle)
+    return _filled(query, allocate(query, key, value, constants.outputs))
+
+
+def attention_backward(*args: Any) -> list[Tensor]:
+    """The wanted gradients."""
+    call, (out, lse, d_out, d_lse, wanted) = _bound(args)
+    found = derivatives.backward(call, out, lse, d_out, d_lse, Wanted.of(wanted))
+    return _laid_out(found, call)
+
+
+def attention_jvp(*args: Any) -> Pair:
+    """The tangents of out and lse."""
+    call, (out, lse, tangents, given) = _bound(args)
+    found = derivatives.jvp(call, out, lse, gradients(tangents, given))
+    return _like(found[0], out), _like(found[1], lse)
+
+
+def attention_jvp_fake(*args: Any) -> Pair:
+    out, lse, *_ = args[ARGUMENTS:]
+    return torch.empty_like(out), torch.empty_like(lse)
+
+
+def attention_backward_jvp(*args: Any) -> list[Tensor]:
+    """The tangents of the wanted gradients."""
+    call, (out, lse, *cotangents, tangents, given, wanted) = _bound(args)
+    d_out, d_lse, t_d_out, t_d_lse = cotangents
+    found = derivatives.backward_jvp(
+        call,
+        out,
+        lse,
+        d_out,
+        d_lse,
+        gradients(tangents, given),
+        t_d_out,
+        t_d_lse,
+        Wanted.of(wanted),
+    )
+    return _laid_out(found, call)
+
+
+def gradients_fake(*args: Any) -> list[Tensor]:
+    """Like the inputs whose gradients are wanted."""
+    arguments, wanted = args[:ARGUMENTS], args[-1]
+    query, key, value, *_ = arguments
+    pairs = zip((query, key, value, *captures_of(arguments)), wanted, strict=True)
+    return [torch.empty_like(t) for t, wants in pairs if wants]
+
+
+def allocate(query: Tensor, key: Tensor, value: Tensor, outputs: Outputs) -> Any:
+    """Results as attention makes them, of what has no data too."""
+    nothing = read_mods(None, None)
+    return Attention(
+        query, key, value, 1.0, None, nothing, outputs, "", NO_OPTIONS
+    ).allocate()
+
+
+def _filled(query: Tensor, results: Sequence[Tensor | None]) -> Any:
+    return tuple(query.new_empty(0) if r is None else r for r in results)
+
+
+def _bound(args: Sequence[Any]) -> tuple[Attention, Sequence[Any]]:
+    return bind(args[:ARGUMENTS]), args[ARGUMENTS:]
+
+
+def _laid_out(found: Gradients, call: Attention) -> list[Tensor]:
+    pairs = zip(found.flat, inputs_of(call), strict=True)
+    return [
+        _like(gradient, value)
+        for gradient, value in pairs
+        if gradient is not None and isinstance(value, Tensor)
+    ]
+
+
+def _like(found: Tensor, value: Tensor) -> Tensor:
+    """What was found, in memory of its own, as `empty_like` lays it out."""
+    expected = torch.empty_like(value, device="meta").stride()
+    if found.stride() == expected:
+        return found
+    return torch.empty_like(value).copy_(found)
+
+
+def _setup_context(ctx: Any, inputs: Arguments, output: Triple) -> None:
+    query, key, value, captures, tables, *rest = inputs
+    out, lse, max_scores = output
+    ctx.rest = rest
+    ctx.counts = (len(captures), len(tables))
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(max_scores)
+    ctx.save_for_backward(query, key, value, *captures, *tables, out, lse)
+
+
+def _backward(ctx: Any, *grads: Tensor | None) -> Any:
+    """By the Functions that eager calls have: of traced calls, they are operators."""
+    saved = ctx.saved_tensors
+    if saved[-1].dim() == 1:
+        raise GradientError(
+            "flexc::attention expects to compute lse where gradients are asked for; "
+            "call flexc.flex_attention, which sees to it"
+        )
+    count, tables = ctx.counts
+    query, key, value, *others = saved[:-2]
+    captures, tabled = others[:count], others[count:]
+    call = TracedAttention.bind((query, key, value, captures, tabled, *ctx.rest))
+    template, tensors = split(call, call.reads())
+    needs = _flat_needs(ctx.needs_input_grad, count)
+    found = gradients_of_tensors(template, needs, grads[:2], (*tensors, *saved[-2:]))
+    d_captures = list(found[3 : 3 + count])
+    return *found[:3], d_captures, [None] * tables, None, None, None
+
+
+def _flat_needs(needs: Sequence[Any], captures: int) -> list[bool]:
+    """Of each tensor of a call whether its gradient is needed."""
+    listed = needs[3] if isinstance(needs[3], list | tuple) else [needs[3]] * captures
+    tabled = needs[4] if isinstance(needs[4], list | tuple) else []
+    return [*needs[:3], *listed, *[False] * len(tabled)]
+
+
+def _define() -> None:
+    cotangents = f"{COTANGENTS}, Tensor? t_d_out, Tensor? t_d_lse"
+    for name, schema, function, fake in (
+        (
+            "attention",
+            f"({CALL}) -> (Tensor, Tensor, Tensor)",
+            attention,
+            attention_fake,
+        ),
+        (
+            "attention_backward",
+            f"({POINT}, {COTANGENTS}, bool[] wanted) -> Tensor[]",
+            attention_backward,
+            gradients_fake,
+        ),
+        (
+            "attention_jvp",
+            f"({POINT}, {TANGENTS}) -> (Tensor, Tensor)",
+            attention_jvp,
+            attention_jvp_fake,
+        ),
+        (
+            "attention_backward_jvp",
+            f"({POINT}, {cotangents}, {TANGENTS}, bool[] wanted) -> Tensor[]",
+            attention_backward_jvp,
+            gradients_fake,
+        ),
+    ):
+        tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+        LIBRARY.define(name + schema, tags=tags)
+        LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"flexc::{name}", fake, lib=LIBRARY)
+    torch.library.register_autograd(
+        "flexc::attention", _backward, setup_context=_setup_context, lib=LIBRARY
+    )
+
+
+_define()
