@@ -13,7 +13,6 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-import flexc
 from flexc import errors
 from tests.unit.runtime.functions import (
     COMPILE,
