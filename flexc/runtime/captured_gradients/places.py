@@ -23,7 +23,8 @@ from xdsl.ir import Region
 from flexc.dialects import flex
 from flexc.passes.analysis.dependence import PAIR, Along
 from flexc.passes.analysis.ranges.intervals import full
-from flexc.passes.analysis.reads.capture_index import POSITIONS, Part
+from flexc.passes.analysis.reads.capture_index import POSITIONS
+from flexc.passes.analysis.reads.captured_read import Part
 from flexc.runtime.captured_gradients.sums import Chunk, Sizes
 from flexc.runtime.interpreters.scalar import ScalarFunctions, constant
 from flexc.runtime.interpreters.values import dtype_of, signless

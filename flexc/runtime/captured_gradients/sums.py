@@ -22,7 +22,7 @@ from itertools import product
 
 from flexc.errors import GradientError
 from flexc.passes.analysis.dependence import PAIR, Along
-from flexc.passes.analysis.reads.capture_index import IndexClass
+from flexc.passes.analysis.reads.captured_read import IndexClass
 
 MAX_BYTES = 1 << 28
 """Of one array: what a GPU's smallest partition can spare."""

@@ -11,7 +11,8 @@ import torch
 
 from flexc.errors import GradientError
 from flexc.passes.analysis.dependence import NOTHING, Along
-from flexc.passes.analysis.reads.capture_index import CaptureIndices, IndexClass
+from flexc.passes.analysis.reads.capture_index import CaptureIndices
+from flexc.passes.analysis.reads.captured_read import IndexClass
 from flexc.runtime.captured_gradients import Sizes
 from tests.captured_reads import Reads, is_constant
 
@@ -154,6 +155,12 @@ PAIR: list[tuple[str, Score]] = [
     ("remainders", lambda s, b, h, q, k: s + theta[q % 8 - k % 8]),
     ("unequal factors", lambda s, b, h, q, k: s + theta[(2 * q - k) % 64]),
     ("rounded", lambda s, b, h, q, k: s + theta[(q * 0.1 - k * 0.1).long()]),
+    ("rounded sums", lambda s, b, h, q, k: s + theta[((q + 0.3) - (k + 0.3)).long()]),
+    (
+        "large floats",
+        lambda s, b, h, q, k: s + theta[((q + 2.0**24) - (k + 2.0**24)).long()],
+    ),
+    ("halves", lambda s, b, h, q, k: s + theta[(q.half() - k.half()).long()]),
     ("row and distance", lambda s, b, h, q, k: s + relative[q % 4, q - k]),
     ("documents", lambda s, b, h, q, k: s + blocks[document[q] // 5, token[k]]),
     ("bits", lambda s, b, h, q, k: s + theta[(q ^ k) % 64]),
@@ -312,3 +319,18 @@ def test_parts(tensor: torch.Tensor, mod: Score, parts: list[Any]) -> None:
     found = [(p.dims, p.along, p.line.step if p.line else None) for p in read.parts]
     assert found == parts
     assert read.injective == all(step is not None for _, _, step in parts)
+
+
+@pytest.mark.parametrize(
+    ("mod", "by_pair"),
+    [
+        (lambda s, b, h, q, k: s + theta[swin_index(q, k)], True),
+        (lambda s, b, h, q, k: s + blocks[q // 64, k // 64], False),
+        (lambda s, b, h, q, k: s + table[t5_bucket(k - q), h], False),
+        (lambda s, b, h, q, k: s + pair[b, h, q, k], False),
+    ],
+)
+def test_places_of_pairs(mod: Score, by_pair: bool) -> None:
+    reads = Reads.of(mod)
+    found = [reads.indices.read(load).by_pair for load in reads.indices.loads()]
+    assert found == [by_pair]

@@ -1,0 +1,52 @@
+"""Sums of adjoints, added where a mod reads, on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexc.runtime.captured_gradients import CapturedGradient
+from tests.captured_reads import of_chunk, summed
+from tests.unit.runtime.test_captured_gradients import (
+    CASES,
+    CHUNKS,
+    SIZES,
+    add_all,
+    scattered,
+)
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name: str, deterministic: bool) -> None:
+    tensor, reads, scatter, adjoints, expected = scattered(name)
+    captures = [c.cuda() if isinstance(c, Tensor) else c for c in reads.captures]
+    runs: list[Tensor] = []
+    for _ in range(2):
+        gradient = CapturedGradient(
+            tensor.cuda(), captures, SIZES, torch.float64, deterministic
+        )
+        runs.append(add_all(gradient, scatter, adjoints, CHUNKS["heads"]))
+    torch.testing.assert_close(runs[0].cpu(), expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(*runs) or not deterministic
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_waits(name: str) -> None:
+    tensor, reads, scatter, adjoints, _ = scattered(name)
+    kind = scatter.index_class
+    captures = [c.cuda() if isinstance(c, Tensor) else c for c in reads.captures]
+    chunks = CHUNKS["heads"]
+    sums = [(summed(kind, of_chunk(adjoints, c)).cuda(), c) for c in chunks]
+    tensor = tensor.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        gradient = CapturedGradient(tensor, captures, SIZES, torch.float64)
+        for part, chunk in sums:
+            gradient.add(scatter, part, chunk)
+        gradient.result()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
