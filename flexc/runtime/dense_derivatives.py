@@ -1,14 +1,10 @@
-"""Derivatives of the backend "eager": torch's own, of dense attention.
-
-Forward mode is reverse mode twice: a gradient is linear in its cotangents, and the
-gradient of that, along tangents, with respect to them is the Jacobian's product.
-"""
+"""Derivatives of the backend "eager": torch's own, of dense attention."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,6 +12,7 @@ from torch import Tensor
 from flexc.runtime.call import Attention, Outputs
 from flexc.runtime.derivatives import Gradients, Tangents, Wanted, inputs_of
 from flexc.runtime.interpreters.gradients import run_recorded
+from flexc.runtime.interpreters.recorded import Point
 
 
 def backward(
@@ -38,10 +35,7 @@ def jvp(
     """The tangents of out and lse."""
     with _recording(call.query.device):
         point = _evaluate(call, _present(tangents))
-        cotangents = [torch.zeros_like(t, requires_grad=True) for t in (out, lse)]
-        along = _along(tangents, point.gradients(cotangents, create_graph=True))
-        t_out, t_lse = _gradients([along], cotangents, [None])
-    return t_out, t_lse
+        return point.tangents(tangents.flat)
 
 
 def backward_jvp(
@@ -55,18 +49,15 @@ def backward_jvp(
     t_d_lse: Tensor | None,
     wanted: Wanted,
 ) -> Gradients:
-    """The tangents of the gradients: Hessians are symmetric, gradients are linear."""
+    """The tangents of the gradients."""
     present = _present(tangents)
     either = [a or b for a, b in zip(present, wanted.flat, strict=True)]
     with _recording(call.query.device):
         point = _evaluate(call, either)
-        gradients = point.gradients([d_out, d_lse], create_graph=True)
-        along = _along(tangents, gradients)
-        leaves = [leaf for leaf in point.leaves if leaf is not None]
-        bent = iter(_gradients([along], leaves, [None]))
-        straight = point.gradients([t_d_out, t_d_lse])
-        sums = [None if g is None else g + next(bent) for g in straight]
-    return _wanted(sums, wanted)
+        found = point.gradient_tangents(
+            [d_out, d_lse], [t_d_out, t_d_lse], tangents.flat
+        )
+    return _wanted(found, wanted)
 
 
 @contextmanager
@@ -76,24 +67,7 @@ def _recording(device: torch.device) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, eq=False)
-class _Point:
-    """Dense attention at the inputs of a call, recorded."""
-
-    leaves: list[Tensor | None]
-    """Aligned with the call's inputs, None where there is no derivative."""
-    results: tuple[Tensor, Tensor]
-
-    def gradients(
-        self, cotangents: Sequence[Tensor | None], create_graph: bool = False
-    ) -> list[Tensor | None]:
-        """Aligned with the leaves."""
-        leaves = [leaf for leaf in self.leaves if leaf is not None]
-        found = iter(_gradients(self.results, leaves, cotangents, create_graph))
-        return [None if leaf is None else next(found) for leaf in self.leaves]
-
-
-def _evaluate(call: Attention, differentiable: Sequence[bool]) -> _Point:
+def _evaluate(call: Attention, differentiable: Sequence[bool]) -> Point:
     leaves: list[Tensor | None] = []
     inputs: list[Tensor | int | float] = []
     for value, is_leaf in zip(inputs_of(call), differentiable, strict=True):
@@ -107,43 +81,7 @@ def _evaluate(call: Attention, differentiable: Sequence[bool]) -> _Point:
     args = [query, key, value, call.scale, *compiled.attention.arguments(captures)]
     if call.tables is not None:
         args += call.tables.tensors
-    return _Point(leaves, run_recorded(compiled.exact_module, args))
-
-
-def _gradients(
-    results: Sequence[Tensor],
-    leaves: Sequence[Tensor],
-    cotangents: Sequence[Tensor | None],
-    create_graph: bool = False,
-) -> list[Tensor]:
-    """Gradients of the results; zeros where nothing depends on a leaf."""
-    used = [
-        (r, c)
-        for r, c in zip(results, cotangents, strict=True)
-        if r.requires_grad and (c is not None or r.dim() == 0)
-    ]
-    if not used or not leaves:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    found = torch.autograd.grad(
-        [r for r, _ in used],
-        leaves,
-        [c for _, c in used],
-        retain_graph=True,
-        create_graph=create_graph,
-        allow_unused=True,
-    )
-    pairs = zip(found, leaves, strict=True)
-    return [torch.zeros_like(leaf) if g is None else g for g, leaf in pairs]
-
-
-def _along(tangents: Tangents, gradients: Sequence[Tensor | None]) -> Tensor:
-    """The sum of products of gradients with the tangents of what they are of."""
-    products = [
-        (g * t).sum(dtype=torch.float64)
-        for g, t in zip(gradients, tangents.flat, strict=True)
-        if g is not None and t is not None
-    ]
-    return torch.stack(products).sum()
+    return Point(leaves, run_recorded(compiled.exact_module, args))
 
 
 def _present(tangents: Tangents) -> tuple[bool, ...]:

@@ -20,16 +20,19 @@ from xdsl.utils.exceptions import InterpretationError
 from flexc.dialects.tile import KernelOp
 from flexc.runtime.interpreters.blocksparse import BlockSparseFunctions
 from flexc.runtime.interpreters.control import ControlFunctions
+from flexc.runtime.interpreters.derivatives import DerivativeFunctions
+from flexc.runtime.interpreters.finish import FinishFunctions, remember_sizes
 from flexc.runtime.interpreters.flex import FlexFunctions
 from flexc.runtime.interpreters.host import HostFunctions
 from flexc.runtime.interpreters.kernel import run_kernel
+from flexc.runtime.interpreters.pair_sums import PairSumsFunctions
 from flexc.runtime.interpreters.scalar import ScalarFunctions
 from flexc.runtime.interpreters.tile import TileFunctions
 from flexc.runtime.interpreters.tile_approx import TileApproxFunctions
 from flexc.runtime.interpreters.values import as_value
 
-ENTRY = "attention"
-"""The name of the function to run."""
+ENTRIES = ("attention", "attention_backward", "attention_jvp")
+"""The names of functions to run."""
 
 
 def make_interpreter(
@@ -46,6 +49,9 @@ def make_interpreter(
         ScalarFunctions(),
         ControlFunctions(),
         FlexFunctions(compute_dtype),
+        DerivativeFunctions(compute_dtype),
+        PairSumsFunctions(compute_dtype),
+        FinishFunctions(compute_dtype),
         BlockSparseFunctions(compute_dtype),
         TileFunctions(compute_dtype),
         TileApproxFunctions(),
@@ -90,17 +96,22 @@ def run_module(
 ) -> list[Tensor]:
     """Run a module's function or kernel, and return its outputs in order.
 
-    `args` are query, key, value, scale, captures and tables: tensors and
-    numbers. A kernel's may go on with out, lse and max_scores, to be written in
-    place; those not given are made.
+    `args` of attention are query, key, value, scale, captures and tables: tensors
+    and numbers. A kernel's may go on with out, lse and max_scores, to be written in
+    place; those not given are made. A derivative's function runs what it launches:
+    functions, or the kernels that these became.
     """
     interpreter = make_interpreter(module, compute_dtype)
     for op in module.ops:
-        if isinstance(op, func.FuncOp) and op.sym_name.data == ENTRY:
+        if isinstance(op, func.FuncOp) and op.sym_name.data in ENTRIES:
+            remember_sizes(interpreter, args)
             return _run_function(interpreter, op, args)
+    for op in module.ops:
         if isinstance(op, KernelOp):
             return run_kernel(interpreter, op, args)
-    raise InterpretationError(f"expected a function @{ENTRY} or a kernel, got neither")
+    raise InterpretationError(
+        f"expected a function of {', '.join(ENTRIES)} or a kernel, got neither"
+    )
 
 
 def _run_function(

@@ -1,8 +1,8 @@
-"""The meaning of `blocksparse.attention`: dense attention on the visited pairs.
+"""The meaning of the ops over segments: dense ones on the visited pairs.
 
 Segments are run for all batches, heads and blocks of rows at once. What a
 lowering promises is checked on the way: no pair is visited twice, no block
-starts before the first key, none sticks out that is said to be inside.
+starts before the first column, none sticks out that is said to be inside.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from xdsl.ir import Region
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import blocksparse
-from flexc.runtime.interpreters.dense import Problem, attend, evaluate_mask
+from flexc.runtime.interpreters.dense import Pairs, Problem, attend, evaluate_mask
+from flexc.runtime.interpreters.pair_sums import SumsProblem, sum_pairs
+
+OverSegments = blocksparse.AttentionOp | blocksparse.PairSumsOp
 
 
 @register_impls
 class BlockSparseFunctions(InterpreterFunctions):
-    """Attention over the union of the segments."""
+    """Attention, and sums over pairs, over the union of the segments."""
 
     def __init__(self, compute_dtype: torch.dtype | None = None):
         self.compute_dtype = compute_dtype
@@ -37,22 +40,43 @@ class BlockSparseFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: blocksparse.AttentionOp, args: PythonValues
     ) -> PythonValues:
         problem = Problem.of(op, args)
-        visits = torch.zeros(problem.shape, dtype=torch.int32)
-        live = torch.zeros(problem.shape, dtype=torch.bool)
-        for segment in op.segments.block.ops:
-            assert isinstance(segment, blocksparse.SegmentOp)
-            run = SegmentRun(interpreter, op, segment, problem)
-            visited = run.visits()
-            visits = visits + visited
-            within = visited > 0
-            if segment.mask_mod is not None:
-                mask = evaluate_mask(interpreter, segment.mask_mod, problem)
-                if segment.masked_if is not None:
-                    mask = mask | (run.visits(masked=False) > 0)
-                within &= mask
-            live |= within
-        _verify_visited_once(visits)
+        live = visited_pairs(interpreter, op, problem)
         return attend(interpreter, op, problem, live, self.compute_dtype)
+
+    @impl(blocksparse.PairSumsOp)
+    def run_pair_sums(
+        self, interpreter: Interpreter, op: blocksparse.PairSumsOp, args: PythonValues
+    ) -> PythonValues:
+        problem = SumsProblem.of(op, args)
+        first = problem.first[2]
+        live = visited_pairs(interpreter, op, problem, op.is_transposed, first)
+        return sum_pairs(interpreter, op, problem, live, self.compute_dtype)
+
+
+def visited_pairs(
+    interpreter: Interpreter,
+    op: OverSegments,
+    problem: Pairs,
+    transposed: bool = False,
+    first_row: int = 0,
+) -> Tensor:
+    """Where segments let a pair count."""
+    visits = torch.zeros(problem.shape, dtype=torch.int32)
+    live = torch.zeros(problem.shape, dtype=torch.bool)
+    for segment in op.segments.block.ops:
+        assert isinstance(segment, blocksparse.SegmentOp)
+        run = SegmentRun(interpreter, op, segment, problem, transposed, first_row)
+        visited = run.visits()
+        visits = visits + visited
+        within = visited > 0
+        if segment.mask_mod is not None:
+            mask = evaluate_mask(interpreter, segment.mask_mod, problem)
+            if segment.masked_if is not None:
+                mask = mask | (run.visits(masked=False) > 0)
+            within &= mask
+        live |= within
+    _verify_visited_once(visits)
+    return live
 
 
 def _verify_visited_once(visits: Tensor) -> None:
@@ -71,30 +95,39 @@ class SegmentRun:
     def __init__(
         self,
         interpreter: Interpreter,
-        op: blocksparse.AttentionOp,
+        op: OverSegments,
         segment: blocksparse.SegmentOp,
-        problem: Problem,
+        problem: Pairs,
+        transposed: bool = False,
+        first_row: int = 0,
     ):
+        """Rows are keys if `transposed`; they start at `first_row`."""
         self.interpreter = interpreter
         self.segment = segment
         self.problem = problem
+        self.transposed = transposed
+        self.first_row = first_row
         self.block_m = op.block_m.value.data
         self.block_n = op.block_n.value.data
-        self.shape = (*problem.shape[:2], -(-problem.shape[2] // self.block_m))
+        batch, heads, *lengths = problem.shape
+        self.lengths = lengths[::-1] if transposed else lengths
+        self.shape = batch, heads, -(-(self.lengths[0] - first_row) // self.block_m)
 
     def visits(self, masked: bool | None = None) -> Tensor:
         """How often each pair is visited, by blocks that are masked or not."""
-        _, _, q_len, kv_len = self.problem.shape
+        row_len, column_len = self.lengths
         columns = self.columns(masked)
-        # One key more than there are takes the columns that do not count.
-        counts = torch.zeros((*self.shape, kv_len + 1), dtype=torch.int32)
+        # One column more than there are takes those that do not count.
+        counts = torch.zeros((*self.shape, column_len + 1), dtype=torch.int32)
         counts.scatter_add_(-1, columns, torch.ones_like(columns, dtype=torch.int32))
-        rows = counts[..., :kv_len].repeat_interleave(self.block_m, 2)
-        return rows[:, :, :q_len]
+        rows = counts[..., :column_len].repeat_interleave(self.block_m, 2)
+        rows = torch.nn.functional.pad(rows, (0, 0, self.first_row, 0))
+        visits = rows[:, :, :row_len]
+        return visits.transpose(2, 3) if self.transposed else visits
 
     def columns(self, masked: bool | None) -> Tensor:
-        """The keys that each block of rows visits, kv_len for none."""
-        kv_len = self.problem.shape[3]
+        """The columns that each block of rows visits, their number for none."""
+        column_len = self.lengths[1]
         begin, end = self.run(self.segment.bounds, 3)
         count = int((end - begin).clamp(min=0).max()) if begin.numel() else 0
         i = begin[..., None] + torch.arange(count, dtype=torch.int32)
@@ -106,16 +139,16 @@ class SegmentRun:
         (start,) = self.run(self.segment.block, 4, i)
         columns = start.to(torch.int64)[..., None] + torch.arange(self.block_n)
         self.verify(used, columns)
-        columns = torch.where(used & (columns < kv_len), columns, kv_len)
+        columns = torch.where(used & (columns < column_len), columns, column_len)
         return columns.flatten(-2)
 
     def run(self, region: Region, rank: int, *i: Tensor) -> Sequence[Tensor]:
         """Run `bounds`, or `block` for iterations `i`, for all blocks of rows."""
         batch, heads, blocks = self.shape
         problem = self.problem
-        q_start = problem.index(blocks, 2, rank) * self.block_m
-        place = (problem.index(batch, 0, rank), problem.index(heads, 1, rank), q_start)
-        lengths = (torch.tensor(n, dtype=torch.int32) for n in problem.shape[2:])
+        start = problem.index(blocks, 2, rank) * self.block_m + self.first_row
+        place = (problem.index(batch, 0, rank), problem.index(heads, 1, rank), start)
+        lengths = (torch.tensor(n, dtype=torch.int32) for n in self.lengths)
         args = (*place, *i, *lengths, *problem.captures, *problem.tables)
         results = self.interpreter.run_ssacfg_region(region, args, "segment")
         shape = (*self.shape, *(n.shape[-1] for n in i))
@@ -123,9 +156,11 @@ class SegmentRun:
 
     def verify(self, used: Tensor, columns: Tensor) -> None:
         if (used & (columns < 0)).any():
-            raise InterpretationError("expected no key before 0, got a block of them")
-        kv_len = self.problem.shape[3]
-        if self.segment.inside is not None and (used & (columns >= kv_len)).any():
             raise InterpretationError(
-                f"expected all blocks inside {kv_len} keys, got one that sticks out"
+                "expected no column before 0, got a block of them"
+            )
+        length = self.lengths[1]
+        if self.segment.inside is not None and (used & (columns >= length)).any():
+            raise InterpretationError(
+                f"expected all blocks inside {length} columns, got one that sticks out"
             )

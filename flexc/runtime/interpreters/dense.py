@@ -12,12 +12,58 @@ from xdsl.interpreter import Interpreter
 from xdsl.ir import Region
 from xdsl.utils.exceptions import InterpretationError
 
-from flexc.dialects.flex import AttentionLike
+from flexc.dialects.flex import AttentionLike, PairsOp
 from flexc.runtime.interpreters.values import dtype_of
 
 
+class Pairs:
+    """All pairs of positions of an op, and what its regions read besides.
+
+    `shape` is (B, Hq, Sq, Skv): the shape of all scores.
+    """
+
+    captures: Sequence[Tensor]
+    tables: Sequence[Tensor]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        raise NotImplementedError
+
+    @cached_property
+    def indices(self) -> list[Tensor]:
+        """(b, h, q_idx, kv_idx), each shaped to broadcast to all scores."""
+        return [self.index(n, axis, 4) for axis, n in enumerate(self.shape)]
+
+    def index(self, size: int, axis: int, rank: int) -> Tensor:
+        """0, 1, ... as i32 along one of `rank` axes."""
+        index = torch.arange(size, dtype=torch.int32, device=self.device)
+        return index.view([size if a == axis else 1 for a in range(rank)])
+
+    def per_query_head(self, tensor: Tensor) -> Tensor:
+        """Key or value with each head repeated for the query heads that read it."""
+        heads = self.shape[1]
+        if tensor.shape[1] in (heads, 0):
+            return tensor
+        return tensor.repeat_interleave(heads // tensor.shape[1], 1)
+
+    def verify_lengths(self, op: PairsOp) -> None:
+        """Raise where a fact about lengths is claimed that these operands belie."""
+        for name, size in zip(LENGTH_FACTS, self.shape[2:], strict=True):
+            if size % op.fact(name):
+                raise InterpretationError(
+                    f"{name} expects a multiple of {op.fact(name)}, got {size}"
+                )
+
+
+LENGTH_FACTS = ("q_len_multiple", "kv_len_multiple")
+
+
 @dataclass(frozen=True)
-class Problem:
+class Problem(Pairs):
     """The operands of one attention op."""
 
     query: Tensor
@@ -25,7 +71,7 @@ class Problem:
     value: Tensor
     scale: Tensor
     captures: Sequence[Tensor]
-    tables: list[Tensor]
+    tables: Sequence[Tensor]
 
     @classmethod
     def of(cls, op: AttentionLike, args: Sequence[Tensor]) -> Problem:
@@ -35,16 +81,9 @@ class Problem:
         problem.verify_facts(op)
         return problem
 
-    def verify_facts(self, op: AttentionLike) -> None:
+    def verify_facts(self, op: PairsOp) -> None:
         """Raise where a fact is claimed that these operands belie."""
-        for name, size in (
-            ("q_len_multiple", self.query.shape[2]),
-            ("kv_len_multiple", self.key.shape[2]),
-        ):
-            if size % op.fact(name):
-                raise InterpretationError(
-                    f"{name} expects a multiple of {op.fact(name)}, got {size}"
-                )
+        self.verify_lengths(op)
         if op.scale_positive is not None and not self.scale > 0:
             raise InterpretationError(
                 f"scale_positive expects a positive scale, got {self.scale.item()}"
@@ -52,31 +91,15 @@ class Problem:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(B, Hq, Sq, Skv): the shape of all scores."""
         batch, heads, q_len, _ = self.query.shape
         return batch, heads, q_len, self.key.shape[2]
 
-    @cached_property
-    def indices(self) -> list[Tensor]:
-        """(b, h, q_idx, kv_idx), each shaped to broadcast to all scores."""
-        return [self.index(n, axis, 4) for axis, n in enumerate(self.shape)]
-
-    def index(self, size: int, axis: int, rank: int) -> Tensor:
-        """0, 1, ... as i32 along one of `rank` axes."""
-        index = torch.arange(size, dtype=torch.int32, device=self.query.device)
-        return index.view([size if a == axis else 1 for a in range(rank)])
-
-    def per_query_head(self, tensor: Tensor) -> Tensor:
-        """Key or value with each head repeated for the query heads that read it."""
-        heads = self.query.shape[1]
-        if tensor.shape[1] in (heads, 0):
-            return tensor
-        return tensor.repeat_interleave(heads // tensor.shape[1], 1)
+    @property
+    def device(self) -> torch.device:
+        return self.query.device
 
 
-def evaluate_mask(
-    interpreter: Interpreter, mask_mod: Region, problem: Problem
-) -> Tensor:
+def evaluate_mask(interpreter: Interpreter, mask_mod: Region, problem: Pairs) -> Tensor:
     """Where `mask_mod` is true; broadcasts to all scores."""
     args = (*problem.indices, *problem.captures)
     (mask,) = interpreter.run_ssacfg_region(mask_mod, args, "mask_mod")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from xdsl.interpreter import (
@@ -13,7 +15,7 @@ from xdsl.interpreter import (
 )
 
 from flexc.dialects import flex
-from flexc.runtime.interpreters.dense import Problem, attend, evaluate_mask
+from flexc.runtime.interpreters.dense import Pairs, Problem, attend, evaluate_mask
 from flexc.runtime.interpreters.values import dense_array
 
 
@@ -34,24 +36,33 @@ class FlexFunctions(InterpreterFunctions):
 
 
 def live_pairs(
-    interpreter: Interpreter, op: flex.AttentionOp, problem: Problem
+    interpreter: Interpreter,
+    op: flex.WithMods | flex.PairSumsOp,
+    problem: Pairs,
+    transposed: bool = False,
 ) -> Tensor:
-    """Where mask and tables let a pair count; broadcasts to all scores."""
+    """Where mask and tables let a pair count; broadcasts to all scores.
+
+    The tables of a transposed op list blocks of queries for blocks of keys.
+    """
     live = evaluate_mask(interpreter, op.mask_mod, problem)
     if op.sparse_block is not None:
         size = dense_array(op.sparse_block)
-        live = live & listed(problem, problem.tables[:2], size)
+        pairs = listed(problem, problem.tables[:2], size, transposed)
+        live = live & pairs
         if len(problem.tables) == 4:
-            live = live | listed(problem, problem.tables[2:], size)
+            live = live | listed(problem, problem.tables[2:], size, transposed)
     return live
 
 
-def listed(problem: Problem, tables: list[Tensor], size: tuple[int, ...]) -> Tensor:
-    """Which pairs lie in the blocks that kv_num_blocks and kv_indices list."""
+def listed(
+    problem: Pairs, tables: Sequence[Tensor], size: tuple[int, ...], transposed: bool
+) -> Tensor:
+    """Which pairs lie in the blocks that counts and indices list, row by row."""
     counts, columns = tables
-    _, _, q_len, kv_len = problem.shape
+    row_len, column_len = problem.shape[:1:-1] if transposed else problem.shape[2:]
     # One column more than there are blocks takes the entries that do not count.
-    none = max(-(-kv_len // size[1]), columns.shape[-1])
+    none = max(-(-column_len // size[1]), columns.shape[-1])
     position = torch.arange(columns.shape[-1], device=columns.device)
     used = position < counts[..., None]
     columns = torch.where(used & (columns < none), columns, none).to(torch.int64)
@@ -60,7 +71,8 @@ def listed(problem: Problem, tables: list[Tensor], size: tuple[int, ...]) -> Ten
     )
     blocks = blocks.scatter(-1, columns, True)[..., :none]
     pairs = blocks.repeat_interleave(size[0], -2).repeat_interleave(size[1], -1)
-    missing = q_len - pairs.shape[-2]
+    missing = row_len - pairs.shape[-2]
     # Rows that the tables do not reach have no blocks.
     padded = torch.nn.functional.pad(pairs, (0, 0, 0, max(missing, 0)))
-    return padded[..., :q_len, :kv_len]
+    found = padded[..., :row_len, :column_len]
+    return found.transpose(-1, -2) if transposed else found

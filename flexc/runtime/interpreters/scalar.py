@@ -28,6 +28,7 @@ from xdsl.ir import Operation
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import flex, tile
+from flexc.dialects.flex.ties import Ties, ties_of
 from flexc.runtime.interpreters import floats, integers
 from flexc.runtime.interpreters.floats import widened
 from flexc.runtime.interpreters.integers import on_bits, on_unsigned_bits
@@ -70,8 +71,6 @@ FLOAT: dict[type[Operation], Function] = {
     arith.MulfOp: torch.mul,
     arith.DivfOp: torch.div,
     arith.NegfOp: torch.neg,
-    arith.MaximumfOp: torch.maximum,
-    arith.MinimumfOp: torch.minimum,
     arith.MaxnumfOp: torch.fmax,
     arith.MinnumfOp: torch.fmin,
     flex.FmodOp: widened(torch.fmod),
@@ -173,6 +172,18 @@ class ScalarFunctions(InterpreterFunctions):
     ) -> PythonValues:
         return (torch.where(*args),)
 
+    @impl(arith.MaximumfOp)
+    def run_maximumf(
+        self, interpreter: Interpreter, op: arith.MaximumfOp, args: PythonValues
+    ) -> PythonValues:
+        return (extremum(op, torch.maximum, *args),)
+
+    @impl(arith.MinimumfOp)
+    def run_minimumf(
+        self, interpreter: Interpreter, op: arith.MinimumfOp, args: PythonValues
+    ) -> PythonValues:
+        return (extremum(op, torch.minimum, *args),)
+
     @impl(arith.CmpiOp)
     def run_cmpi(
         self, interpreter: Interpreter, op: arith.CmpiOp, args: PythonValues
@@ -189,7 +200,9 @@ class ScalarFunctions(InterpreterFunctions):
     def run_load_capture(
         self, interpreter: Interpreter, op: flex.LoadCaptureOp, args: PythonValues
     ) -> PythonValues:
-        return (load_capture(args[0], args[1:]),)
+        # Whoever differentiates passes wider tensors.
+        value = load_capture(args[0], args[1:])
+        return (value.to(dtype_of(op.result.type)),)
 
     @impl(flex.DimOp)
     def run_dim(
@@ -210,6 +223,18 @@ class ScalarFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: flex.YieldOp, args: PythonValues
     ) -> tuple[TerminatorValue, PythonValues]:
         return ReturnedValues(args), ()
+
+
+def extremum(op: Operation, function: Function, lhs: Tensor, rhs: Tensor) -> Tensor:
+    """A maximum or minimum; whose derivative it is where both are equal, it says."""
+    value = function(lhs, rhs)
+    match ties_of(op):
+        case Ties.LHS:
+            return torch.where(lhs == rhs, lhs, value)
+        case Ties.RHS:
+            return torch.where(lhs == rhs, rhs, value)
+        case Ties.HALVES:
+            return value
 
 
 def constant(op: arith.ConstantOp) -> Tensor:

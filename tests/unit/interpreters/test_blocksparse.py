@@ -190,11 +190,11 @@ def test_overlapping_blocks_of_one_segment_are_an_error():
 
 def test_a_block_before_the_first_key_is_an_error():
     start = "%start = arith.subi %i, %n : i32"
-    with pytest.raises(InterpretationError, match="no key before 0"):
+    with pytest.raises(InterpretationError, match="no column before 0"):
         run([segment("full", 0, 1, start=start)], inputs())
 
 
 def test_a_block_said_to_be_inside_may_not_stick_out():
     run([segment("full", 0, 2, inside=True)], inputs())
-    with pytest.raises(InterpretationError, match="inside 20 keys"):
+    with pytest.raises(InterpretationError, match="inside 20 columns"):
         run([segment("full", 0, 3, inside=True)], inputs())

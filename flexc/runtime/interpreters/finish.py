@@ -1,0 +1,202 @@
+"""The meaning of a derivative's host code, by brute force."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from xdsl.dialects import func
+from xdsl.dialects.builtin import StringAttr
+from xdsl.interpreter import (
+    Interpreter,
+    InterpreterFunctions,
+    PythonValues,
+    impl,
+    register_impls,
+)
+from xdsl.utils.exceptions import InterpretationError
+
+from flexc.dialects import flex
+from flexc.dialects.flex import Coordinates, SumKind
+from flexc.dialects.tile import KernelOp
+from flexc.runtime.interpreters.kernel import grid_of, run_programs, written_types
+from flexc.runtime.interpreters.pair_sums import padded
+from flexc.runtime.interpreters.values import dtype_of
+
+SIZES = "sizes"
+"""Key of the interpreter's data that holds (B, Hq, Sq, Skv) of a derivative."""
+
+Sizes = tuple[int, int, int, int]
+
+
+@register_impls
+class FinishFunctions(InterpreterFunctions):
+    """Launches, and what is done with the sums that they leave."""
+
+    def __init__(self, compute_dtype: torch.dtype | None = None):
+        self.compute_dtype = compute_dtype
+
+    @impl(flex.LaunchOp)
+    def run_launch(
+        self, interpreter: Interpreter, op: flex.LaunchOp, args: PythonValues
+    ) -> PythonValues:
+        callee = interpreter.get_op_for_symbol(op.callee)
+        if isinstance(callee, func.FuncOp):
+            return interpreter.call_op(callee, args)
+        assert isinstance(callee, KernelOp)
+        outputs = kernel_outputs(callee, args, sizes_of(interpreter))
+        run_programs(interpreter, callee, [*args, *outputs])
+        return tuple(outputs)
+
+    @impl(flex.ScatterSumsOp)
+    def run_scatter_sums(
+        self, interpreter: Interpreter, op: flex.ScatterSumsOp, args: PythonValues
+    ) -> PythonValues:
+        sums, target, *rest = args
+        n = len(op.captures)
+        sums = sums.to(self.compute_dtype or sums.dtype)
+        pairs = pair_indices(sizes_of(interpreter))
+        read = interpreter.run_ssacfg_region(op.index, (*pairs, *rest[:n]), "index")
+        gradient = sums.new_zeros(target.shape)
+        for before in rest[n:]:
+            gradient = gradient + before
+        scatter = Scatter(op.coordinates, sizes_of(interpreter))
+        scatter.add(gradient, sums, [i.to(torch.int64) for i in read])
+        return (gradient.to(target.dtype),)
+
+    @impl(flex.CenterRowsOp)
+    def run_center_rows(
+        self, interpreter: Interpreter, op: flex.CenterRowsOp, args: PythonValues
+    ) -> PythonValues:
+        sums, total, values = args
+        dtype = self.compute_dtype or sums.dtype
+        moved = total.to(dtype)[..., None] * values.to(dtype)
+        return ((sums.to(dtype) - moved).to(values.dtype),)
+
+    @impl(flex.ZerosLikeOp)
+    def run_zeros_like(
+        self, interpreter: Interpreter, op: flex.ZerosLikeOp, args: PythonValues
+    ) -> PythonValues:
+        return (torch.zeros_like(args[0]),)
+
+
+def remember_sizes(interpreter: Interpreter, args: Sequence[object]) -> None:
+    """Note the sizes of a derivative's function, of query, key and more."""
+    query, key = args[:2]
+    if isinstance(query, Tensor) and isinstance(key, Tensor):
+        sizes = (*query.shape[:3], key.shape[2])
+        interpreter.set_data(FinishFunctions, SIZES, sizes)
+
+
+def sizes_of(interpreter: Interpreter) -> Sizes:
+    def missing() -> Sizes:
+        raise InterpretationError("expected to run in a function of query and key")
+
+    return interpreter.get_data(FinishFunctions, SIZES, missing)
+
+
+def kernel_outputs(kernel: KernelOp, args: Sequence[Tensor], sizes: Sizes):
+    """Room for a kernel's results, which are of the kinds that it says.
+
+    What no program need write is 0; all else is NaN, so that it shows.
+    """
+    types = written_types(kernel).values()
+    kinds = kernel.attributes.get("sums")
+    names = re.findall(r"flex\.sum<(\w+)", str(kinds)) or [SumKind.TOTAL] * len(types)
+    rows = args[0].shape
+    shapes = {
+        SumKind.TOTAL: (*sizes[:2], rows[2]),
+        SumKind.DIAGONAL: diagonal_shape(grid_of(kernel, args[0])[0], sizes),
+        SumKind.PAIRS: (
+            *sizes[:2],
+            *(sizes[2:] if is_by_query(kernel) else sizes[:1:-1]),
+        ),
+    }
+    outputs: list[Tensor] = []
+    for name, type_ in zip(names, types, strict=True):
+        dtype = dtype_of(type_.element_type)
+        kind = SumKind(name)
+        shape = shapes.get(kind, (*rows[:3], type_.get_shape()[-1]))
+        fill = 0.0 if kind in (SumKind.DIAGONAL, SumKind.PAIRS) else torch.nan
+        outputs.append(torch.full(shape, fill, dtype=dtype))
+    return outputs
+
+
+def is_by_query(kernel: KernelOp) -> bool:
+    return kernel.attributes.get("rows") != StringAttr("keys")
+
+
+def diagonal_shape(blocks: int, sizes: Sizes) -> tuple[int, ...]:
+    return (*sizes[:2], blocks, padded(sizes[2]) + padded(sizes[3]))
+
+
+def pair_indices(sizes: Sizes) -> list[Tensor]:
+    """(b, h, q_idx, kv_idx) of all pairs."""
+    grids = torch.meshgrid(*(torch.arange(n) for n in sizes), indexing="ij")
+    return [g.to(torch.int32) for g in grids]
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Adds sums by some coordinates to the elements that were read there.
+
+    Indices are those of all pairs; all pairs of a sum must have the same.
+    """
+
+    by: Coordinates
+    sizes: Sizes
+
+    def add(self, gradient: Tensor, sums: Tensor, indices: list[Tensor]) -> None:
+        places = self.places()
+        if self.by == Coordinates.DIAGONAL:
+            sums = sums.sum(2)
+        flat = sums.flatten(2)
+        inside = self.used(flat, places)
+        one_of: list[Tensor] = []
+        for index, size in zip(indices, gradient.shape, strict=True):
+            index = self.one_of_each(index.expand(self.sizes), places, flat)
+            inside = inside & (index >= 0) & (index < size)
+            one_of.append(index)
+        if not one_of:
+            gradient += flat.sum()
+            return
+        found = tuple(index[inside] for index in one_of)
+        gradient.index_put_(found, flat[inside], accumulate=True)
+
+    def places(self) -> Tensor:
+        """Which of a head's sums each pair is part of."""
+        kv_len = self.sizes[3]
+        q_idx, kv_idx = (i.to(torch.int64) for i in pair_indices(self.sizes)[2:])
+        match self.by:
+            case Coordinates.HEAD | Coordinates.ROW:
+                return q_idx
+            case Coordinates.COLUMN:
+                return kv_idx
+            case Coordinates.DIAGONAL:
+                return q_idx - kv_idx + padded(kv_len)
+            case Coordinates.PAIR:
+                return q_idx * kv_len + kv_idx
+
+    def used(self, sums: Tensor, places: Tensor) -> Tensor:
+        """Which sums are of pairs at all; the others must be 0."""
+        used = torch.zeros(sums.shape, dtype=torch.bool)
+        used.scatter_(-1, places.flatten(2), True)
+        if (sums[~used] != 0).any():
+            raise InterpretationError("expected sums of no pair to be 0")
+        return used
+
+    def one_of_each(self, index: Tensor, places: Tensor, sums: Tensor) -> Tensor:
+        """The index that all pairs of each sum have."""
+        found = torch.zeros(sums.shape, dtype=torch.int64)
+        found.scatter_(-1, places.flatten(2), index.flatten(2))
+        same = found.gather(-1, places.flatten(2)) == index.flatten(2)
+        if self.by == Coordinates.HEAD:
+            same = same & (index == index[:, :, :1, :1]).flatten(2)
+        if not same.all():
+            raise InterpretationError(
+                f"expected the same index wherever sums are by {self.by.value}"
+            )
+        return found

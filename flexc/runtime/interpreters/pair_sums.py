@@ -1,0 +1,239 @@
+"""The meaning of sums over pairs: all pairs at once, from the definition of a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+from xdsl.interpreter import (
+    Interpreter,
+    InterpreterFunctions,
+    PythonValues,
+    impl,
+    register_impls,
+)
+from xdsl.utils.exceptions import InterpretationError
+
+from flexc.dialects import flex
+from flexc.dialects.flex import DIAGONAL_UNIT, PairSumsLike, SumAttr, SumKind
+from flexc.dialects.flex.pair_sums import element_of
+from flexc.runtime.interpreters.dense import Pairs
+from flexc.runtime.interpreters.flex import live_pairs
+from flexc.runtime.interpreters.values import dtype_of
+
+
+@register_impls
+class PairSumsFunctions(InterpreterFunctions):
+    """Sums over the pairs that a mask leaves, and dot products of rows."""
+
+    def __init__(self, compute_dtype: torch.dtype | None = None):
+        self.compute_dtype = compute_dtype
+
+    @impl(flex.PairSumsOp)
+    def run_pair_sums(
+        self, interpreter: Interpreter, op: flex.PairSumsOp, args: PythonValues
+    ) -> PythonValues:
+        problem = SumsProblem.of(op, args)
+        live = live_pairs(interpreter, op, problem, op.is_transposed)
+        return sum_pairs(interpreter, op, problem, live, self.compute_dtype)
+
+    @impl(flex.RowDotsOp)
+    def run_row_dots(
+        self, interpreter: Interpreter, op: flex.RowDotsOp, args: PythonValues
+    ) -> PythonValues:
+        result_dtype = dtype_of(element_of(op.result))
+        wide = [a.to(self.compute_dtype or result_dtype) for a in args]
+        n = len(op.lhs)
+        dots = sum(
+            (a * b).sum(-1) for a, b in zip(wide[:n], wide[n : 2 * n], strict=True)
+        )
+        for minus in wide[2 * n :]:
+            dots = dots - minus
+        assert isinstance(dots, Tensor)
+        return (dots.to(result_dtype),)
+
+
+@dataclass(frozen=True)
+class SumsProblem(Pairs):
+    """The operands of one op, of its rows' and its columns' side."""
+
+    rows: Sequence[Tensor]
+    columns: Sequence[Tensor]
+    row_values: Sequence[Tensor]
+    column_values: Sequence[Tensor]
+    first: tuple[int, int, int]
+    """The batch, head and row that results start at."""
+    scale: Tensor
+    captures: Sequence[Tensor]
+    tables: Sequence[Tensor]
+    transposed: bool
+
+    @classmethod
+    def of(cls, op: PairSumsLike, args: Sequence[Tensor]) -> SumsProblem:
+        rest = iter(args)
+        groups = (op.rows, op.columns, op.row_values, op.column_values, op.first)
+        *given, first = (list(islice(rest, len(group))) for group in groups)
+        b, h, row = (int(v) for v in first) if first else (0, 0, 0)
+        problem = cls(
+            *given,
+            first=(b, h, row),
+            scale=next(rest),
+            captures=list(islice(rest, len(op.captures))),
+            tables=list(rest),
+            transposed=op.is_transposed,
+        )
+        problem.verify(op)
+        return problem
+
+    def verify(self, op: PairSumsLike) -> None:
+        self.verify_lengths(op)
+        if op.paired_heads is not None and self.rows[0].shape[:2] != self.shape[:2]:
+            raise InterpretationError(
+                "paired_heads expects as many heads on both sides"
+            )
+        for name in ("row_values", "column_values"):
+            length = self.length(of_rows=name == "row_values")
+            for values in getattr(self, name):
+                if values.shape != (*self.shape[:2], length):
+                    raise InterpretationError(
+                        f"{name} expects one for each row of each head of the query, "
+                        f"got shape {tuple(values.shape)}"
+                    )
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        query, key = self.rows[0], self.columns[0]
+        if self.transposed:
+            query, key = key, query
+        batch, heads, q_len, _ = query.shape
+        return batch, heads, q_len, key.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        return self.rows[0].device
+
+    def length(self, of_rows: bool) -> int:
+        return self.shape[2 if of_rows != self.transposed else 3]
+
+    def along(self, values: Tensor, of_rows: bool) -> Tensor:
+        """A value of each row, or of each column, shaped to broadcast to all pairs."""
+        is_query = of_rows != self.transposed
+        return values[..., :, None] if is_query else values[..., None, :]
+
+    def by_rows(self, pairs: Tensor) -> Tensor:
+        """(B, Hq, rows, columns) of (B, Hq, Sq, Skv)."""
+        return pairs.transpose(-1, -2) if self.transposed else pairs
+
+
+def sum_pairs(
+    interpreter: Interpreter,
+    op: PairSumsLike,
+    problem: SumsProblem,
+    live: Tensor,
+    compute_dtype: torch.dtype | None,
+) -> tuple[Tensor, ...]:
+    """The op's results, given where pairs are live.
+
+    Products and sums are taken in `compute_dtype`; what `pairs` receives and yields
+    has the types that its region says.
+    """
+    score_dtype = dtype_of(op.score_type)
+    dtype = compute_dtype or score_dtype
+    args = (
+        *(d.to(score_dtype) for d in dots(op, problem, dtype)),
+        problem.scale,
+        *(problem.along(v, of_rows=True) for v in problem.row_values),
+        *(problem.along(v, of_rows=False) for v in problem.column_values),
+        *problem.indices,
+        *problem.captures,
+    )
+    yielded = interpreter.run_ssacfg_region(op.regions[0], args, "pairs")
+    values = [
+        torch.where(live, v.to(dtype), 0.0).expand(problem.shape) for v in yielded
+    ]
+    results: list[Tensor] = []
+    for attr, result in zip(op.sums, op.sums_, strict=True):
+        total = sum_of(attr, problem, values, flex.tensor_shape(result)[-1])
+        if attr.scaled:
+            total = total * problem.scale.to(dtype)
+        b, h, row = problem.first
+        part = (
+            total[b:, h:] if attr.sum_kind == SumKind.DIAGONAL else total[b:, h:, row:]
+        )
+        results.append(part.to(dtype_of(element_of(result))))
+    return tuple(results)
+
+
+def dots(op: PairSumsLike, problem: SumsProblem, dtype: torch.dtype) -> list[Tensor]:
+    """The dot products that feed the region, of all pairs."""
+    found: list[Tensor] = []
+    for product in op.product_list():
+        total = torch.zeros(problem.shape, dtype=dtype, device=problem.device)
+        for row, column in product:
+            query, key = problem.rows[row], problem.columns[column]
+            if problem.transposed:
+                query, key = key, query
+            key = problem.per_query_head(key).to(dtype)
+            total = total + query.to(dtype) @ key.transpose(-1, -2)
+        found.append(total)
+    return found
+
+
+def sum_of(
+    attr: SumAttr, problem: SumsProblem, values: Sequence[Tensor], dim: int
+) -> Tensor:
+    """One result, of all rows; `dim` is the number of columns of a matrix."""
+    match attr.sum_kind:
+        case SumKind.MATRIX:
+            return matrix_sum(attr, problem, values, dim)
+        case SumKind.TOTAL:
+            return problem.by_rows(added(attr, values)).sum(-1)
+        case SumKind.DIAGONAL:
+            return diagonal_sum(problem, added(attr, values))
+        case SumKind.PAIRS:
+            return problem.by_rows(added(attr, values))
+
+
+def matrix_sum(
+    attr: SumAttr, problem: SumsProblem, values: Sequence[Tensor], dim: int
+) -> Tensor:
+    """For each row the sum of value * matrix row, of all heads that share it."""
+    batch, heads, *_ = problem.shape
+    rows = problem.length(of_rows=True)
+    total = values[0].new_zeros((batch, heads, rows, dim))
+    for number, column in attr.term_list():
+        matrix = problem.per_query_head(problem.columns[column]).to(total.dtype)
+        total = total + problem.by_rows(values[number]) @ matrix
+    if not problem.transposed:
+        return total
+    own_batch, own_heads = problem.rows[0].shape[:2]
+    by_head = total.unflatten(1, (own_heads, heads // own_heads)).sum(2)
+    return by_head.unflatten(0, (own_batch, batch // own_batch)).sum(1)
+
+
+def diagonal_sum(problem: SumsProblem, values: Tensor) -> Tensor:
+    """For each q_idx - kv_idx the sum over the pairs with that difference."""
+    *heads, q_len, kv_len = problem.shape
+    q_idx, kv_idx = (i.to(torch.int64) for i in problem.indices[2:])
+    entries = (q_idx - kv_idx + padded(kv_len)).expand(problem.shape)
+    # Rows before the first are not summed.
+    part = problem.by_rows(values)[:, :, problem.first[2] :].flatten(2)
+    entries = problem.by_rows(entries)[:, :, problem.first[2] :].flatten(2)
+    sums = values.new_zeros((*heads, padded(q_len) + padded(kv_len)))
+    return sums.scatter_add_(-1, entries, part)[:, :, None]
+
+
+def added(attr: SumAttr, values: Sequence[Tensor]) -> Tensor:
+    """The values that a sum names, added up; zeros if it names none."""
+    total = torch.zeros_like(values[0])
+    for (number,) in attr.term_list():
+        total = total + values[number]
+    return total
+
+
+def padded(length: int) -> int:
+    """As diagonals count positions."""
+    return -(-length // DIAGONAL_UNIT) * DIAGONAL_UNIT
