@@ -10,7 +10,8 @@ from collections.abc import Callable
 from xdsl.ir import Region
 
 from flexc.passes.analysis.bounds.affine import Facts
-from flexc.passes.analysis.bounds.key_bounds import Atom, KeyBound, Solver
+from flexc.passes.analysis.bounds.atoms import Atom, KeyBound
+from flexc.passes.analysis.bounds.key_bounds import Solver
 from flexc.passes.analysis.bounds.key_ranges import MAX_ALTERNATIVES, conjunctions
 from flexc.passes.analysis.bounds.terms import (
     Constant,

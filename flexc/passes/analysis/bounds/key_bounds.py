@@ -13,15 +13,22 @@ the other. So what a value may be that moves with the row in one direction
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import i1
 from xdsl.ir import Operation, SSAValue
 
 from flexc.passes.analysis.bounds.affine import Affine, Facts
+from flexc.passes.analysis.bounds.atoms import (
+    Alternatives,
+    Atom,
+    Condition,
+    KeyBound,
+    RowBound,
+    Skipped,
+    every,
+    some,
+)
 from flexc.passes.analysis.bounds.directions import (
     Directions,
     Unsolvable,
@@ -52,47 +59,6 @@ from flexc.passes.analysis.dependence import PAIR, Along
 from flexc.passes.analysis.formula import Leaf, alternatives, formula_of
 from flexc.passes.analysis.ranges.intervals import Interval
 from flexc.passes.analysis.readable import spell
-
-
-@dataclass(frozen=True)
-class KeyBound:
-    """kv_idx <= term (`upper`), or kv_idx >= term."""
-
-    upper: bool
-    term: Term
-
-
-@dataclass(frozen=True)
-class RowBound:
-    """q_idx <= term (`upper`), or q_idx >= term; the term is uniform."""
-
-    upper: bool
-    term: Term
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A uniform comparison, left <= right, or a uniform value of type i1."""
-
-    leaf: Leaf
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """What was not understood, or repeats so often that every block has some.
-
-    `period` says that it holds for one of any so many neighbouring positions
-    `along`, and fails for another.
-    """
-
-    reason: str
-    period: int | None = None
-    along: Along = PAIR
-
-
-Atom = KeyBound | RowBound | Condition | Skipped
-Alternatives = list[list[Atom]]
-"""Of which one holds, with all its atoms."""
 
 NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 SWAPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "ge": "le", "le": "ge"}
@@ -433,19 +399,6 @@ class Solver:
         """Give up on values that a saturated bound could be on the wrong side of."""
         if not self.facts.ranges[value].within(SMALL):
             raise Unsolvable
-
-
-def some(found: Iterable[Alternatives]) -> Alternatives:
-    """Where one of several conditions holds, each with alternatives of its own."""
-    return [case for condition in found for case in condition]
-
-
-def every(found: Iterable[Alternatives]) -> Alternatives:
-    """Where all of several conditions hold."""
-    cases: Alternatives = [[]]
-    for condition in found:
-        cases = [a + b for a in cases for b in condition]
-    return cases
 
 
 def scaled(term: Term, factor: int) -> Term:

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from xdsl.ir import Region
 
 from flexc.passes.analysis.bounds.affine import Facts
-from flexc.passes.analysis.bounds.key_bounds import (
+from flexc.passes.analysis.bounds.atoms import (
     Alternatives,
     Atom,
     Condition,
     KeyBound,
     RowBound,
     Skipped,
-    Solver,
+    every,
 )
+from flexc.passes.analysis.bounds.key_bounds import Solver
 from flexc.passes.analysis.bounds.magnitudes import MOST, magnitude
 from flexc.passes.analysis.bounds.terms import Symbol, Term, direction, slope, symbols
 from flexc.passes.analysis.dependence import Along
@@ -130,10 +131,7 @@ def _ranges(
 
 def conjunctions(solver: Solver, leaves: Leaves) -> Alternatives:
     """The atoms of a conjunction of leaves, whose own alternatives are spread."""
-    found: Alternatives = [[]]
-    for leaf in leaves:
-        found = [a + b for a in found for b in solver.leaf(leaf)]
-    return found
+    return every(map(solver.leaf, leaves))
 
 
 def is_dense(atom: Skipped, block_m: int, block_n: int) -> bool:
