@@ -9,7 +9,7 @@ should two ever undo each other, the bound on rounds ends that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from xdsl.dialects import arith
 from xdsl.ir import Block, Operation, Region, SSAValue
@@ -52,9 +52,9 @@ def is_unused(op: Operation) -> bool:
     return not op.has_trait(IsTerminator) and not any(r.uses for r in op.results)
 
 
-def op_key(op: Operation) -> object:
-    """Equal for ops that compute the same."""
-    operands = list(op.operands)
+def op_key(op: Operation, operands: Iterable[SSAValue] | None = None) -> object:
+    """Equal for ops that compute the same; of other operands, if they are given."""
+    operands = list(op.operands if operands is None else operands)
     if isinstance(op, COMMUTATIVE):
         operands.sort(key=id)
     return (

@@ -25,30 +25,44 @@ class DerivativeCode(ScalarCode):
     """Appends where other code does, and knows what varies.
 
     `varying` are values that depend on what is differentiated by; it grows with what
-    is written.
+    is written. Of equal ops among `ops`, which are differentiated, the first is read.
     """
 
-    def __init__(self, code: ScalarCode, varying: Iterable[SSAValue]):
+    def __init__(
+        self, code: ScalarCode, varying: Iterable[SSAValue], ops: Iterable[Operation]
+    ):
         self.builder = code.builder
         self.varying = set(varying)
         self.location: LocationAttr | None = None
-        self._written: dict[object, SSAValue] = {}
+        self._known: dict[object, SSAValue] = {}
+        self._same: dict[SSAValue, SSAValue] = {}
+        for op in ops:
+            if len(op.results) == 1:
+                key = op_key(op, map(self.same, op.operands))
+                (result,) = op.results
+                self._same[result] = self._known.setdefault(key, result)
+
+    def same(self, value: SSAValue) -> SSAValue:
+        """The first value that is equal to this by being computed alike."""
+        return self._same.get(value, value)
 
     def insert(self, op: Operation, name: str | None = None) -> SSAValue:
-        """Insert an op of one result, or find an equal one that was."""
-        found = self._written.get(key := op_key(op))
+        """Insert an op of one result, or find an equal one."""
+        op.operands = [self.same(v) for v in op.operands]
+        found = self._known.get(key := op_key(op))
         if found is not None:
             op.erase()
             return found
         if self.location is not None:
             op.location = self.location
-        result = self._written[key] = super().insert(op, name)
+        result = self._known[key] = super().insert(op, name)
         if any(v in self.varying for v in op.operands):
             self.varying.add(result)
         return result
 
     def as_type(self, value: SSAValue, type_: Attribute) -> SSAValue:
         """A float converted to another float type."""
+        value = self.same(value)
         assert isinstance(value.type, AnyFloat)
         assert isinstance(type_, AnyFloat)
         if value.type == type_:

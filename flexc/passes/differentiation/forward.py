@@ -67,7 +67,7 @@ def push_forward(
     """
     captured = captured or {}
     given = {v: t for v, t in tangents.items() if t is not None}
-    writer = DerivativeCode(code, given)
+    writer = DerivativeCode(code, given, ops)
     terms: dict[SSAValue, Term] = {}
     for value, tangent in given.items():
         terms[value] = Term(writer.as_type(tangent, derivative_type(value.type)))

@@ -74,7 +74,7 @@ def pull_back(
     Adjoints are 0 where an i1 `where` does not hold, whatever is infinite there.
     """
     varying = dependent(ops, sources(ops) if wanted is None else set(wanted))
-    writer = DerivativeCode(code, varying)
+    writer = DerivativeCode(code, varying, ops)
     guards = () if where is None else ((where, True),)
     terms: dict[SSAValue, list[Term]] = {}
     for value, cotangent in cotangents.items():

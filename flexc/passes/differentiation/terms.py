@@ -50,7 +50,7 @@ def _take(code: DerivativeCode, term: Term, step: Step) -> Term:
         case Scaled(number):
             return term.scaled(coefficient.scaled(number))
         case Where(condition, holds):
-            guard = (condition, holds)
+            guard = (code.same(condition), holds)
             known = guard in term.guards
             return term if known else replace(term, guards=(*term.guards, guard))
         case Times(factor):
