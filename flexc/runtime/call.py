@@ -20,6 +20,7 @@ from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.runtime.arguments import Tables
 from flexc.runtime.driver import Build, Compiled, trace
 from flexc.runtime.listed_blocks import check_listed
+from flexc.runtime.modes import unseen
 from flexc.runtime.options import TileOptions
 from flexc.runtime.planner.finer import finer_tables
 from flexc.runtime.planner.tables import plan_tables
@@ -47,6 +48,8 @@ class Outputs:
 
     lse: bool = False
     max_scores: bool = False
+    wide_lse: bool = False
+    """lse in float64: derivatives need what float32 loses of large ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +82,10 @@ class Attention:
 
     def run(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The output and, where asked for, log-sum-exp and largest scores."""
+        with unseen():
+            return self._run()
+
+    def _run(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         results = self.allocate()
         if self.has_pairs:
             self.execute(results)
@@ -184,6 +191,7 @@ class Attention:
             value_dim=value.size(3),
             lse=self.outputs.lse,
             max_scores=self.outputs.max_scores,
+            wide_lse=self.outputs.wide_lse,
             unit_strides=(
                 has_unit_stride(query),
                 has_unit_stride(key),
@@ -231,11 +239,13 @@ class Attention:
         out = torch.empty_permuted(
             shape, (*order, 3), dtype=query.dtype, device=query.device
         )
+        outputs, score = self.outputs, self.score_dtype
         rows = [
-            torch.empty(shape[:3], dtype=self.score_dtype, device=query.device)
-            if wanted
-            else None
-            for wanted in (self.outputs.lse, self.outputs.max_scores)
+            torch.empty(shape[:3], dtype=dtype, device=query.device) if wanted else None
+            for wanted, dtype in (
+                (outputs.lse, torch.float64 if outputs.wide_lse else score),
+                (outputs.max_scores, score),
+            )
         ]
         return out, rows[0], rows[1]
 
@@ -246,7 +256,8 @@ def run_eagerly(
     """Run the `flex` module itself, over all pairs at once."""
     from flexc.runtime.interpreters import run_module
 
-    values = run_module(compiled.exact_module, args)
+    with torch.autocast(results[0].device.type, enabled=False):
+        values = run_module(compiled.exact_module, args)
     for result, value in zip(results, values, strict=True):
         result.copy_(value)
 

@@ -14,6 +14,11 @@ from flexc.runtime.derivatives import Gradients, Tangents, Wanted, inputs_of
 from flexc.runtime.interpreters.gradients import run_recorded
 from flexc.runtime.interpreters.recorded import Point
 
+AUTOGRAD = (
+    torch._C.DispatchKey.AutogradFunctionality,
+    torch._C.DispatchKey.AutogradOther,
+)
+
 
 def backward(
     call: Attention,
@@ -62,8 +67,17 @@ def backward_jvp(
 
 @contextmanager
 def _recording(device: torch.device) -> Iterator[None]:
-    """Autograd, whatever the modes around; products as the call's dtypes say."""
-    with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+    """Autograd, whatever is around; products as the call's dtypes say."""
+    include = torch._C._dispatch_tls_local_include_set()
+    exclude = torch._C._dispatch_tls_local_exclude_set()
+    # Within an operator of torch, autograd is left out.
+    for key in AUTOGRAD:
+        exclude = exclude.remove(key)
+    with (
+        torch._C._ForceDispatchKeyGuard(include, exclude),
+        torch.enable_grad(),
+        torch.autocast(device.type, enabled=False),
+    ):
         yield
 
 

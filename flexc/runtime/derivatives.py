@@ -9,15 +9,17 @@ the cotangents. All that autograd needs follows from these: Hessians are symmetr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from flexc.errors import GradientError
 from flexc.runtime.call import Attention
+from flexc.runtime.modes import unseen
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,11 +122,14 @@ class Derivatives(Protocol):
         ...
 
 
+OPERATORS = "operators"
+"""The backend of calls that are traced, which run as operators of torch."""
+
 IMPLEMENTATIONS = {
     "eager": "flexc.runtime.dense_derivatives",
     "cpp": "flexc.runtime.gradients.kernels",
     "triton": "flexc.runtime.gradients.kernels",
-    "operators": "flexc.runtime.operators.derivatives",
+    OPERATORS: "flexc.runtime.operators.derivatives",
 }
 """The module that implements `Derivatives` for a backend."""
 
@@ -140,6 +145,10 @@ def derivatives_of(backend: str) -> Derivatives:
     return cast(Derivatives, import_module(IMPLEMENTATIONS[backend]))
 
 
+def _hidden(call: Attention) -> AbstractContextManager[Any]:
+    return nullcontext() if call.backend == OPERATORS else unseen()
+
+
 def backward(
     call: Attention,
     out: Tensor,
@@ -152,7 +161,8 @@ def backward(
     if not call.has_pairs or (d_out is None and d_lse is None):
         return zeros(call, wanted)
     of = derivatives_of(call.backend)
-    return of.backward(call, out, lse, d_out, d_lse, wanted)
+    with _hidden(call):
+        return of.backward(call, out, lse, d_out, d_lse, wanted)
 
 
 def jvp(
@@ -161,7 +171,9 @@ def jvp(
     """The tangents of any call's out and lse along tangents of its inputs."""
     if not call.has_pairs or is_zero(tangents):
         return torch.zeros_like(out), torch.zeros_like(lse)
-    return derivatives_of(call.backend).jvp(call, out, lse, tangents)
+    of = derivatives_of(call.backend)
+    with _hidden(call):
+        return of.jvp(call, out, lse, tangents)
 
 
 def backward_jvp(
@@ -181,9 +193,10 @@ def backward_jvp(
     if is_zero(tangents) or (d_out is None and d_lse is None):
         return backward(call, out, lse, t_d_out, t_d_lse, wanted)
     of = derivatives_of(call.backend)
-    return of.backward_jvp(
-        call, out, lse, d_out, d_lse, tangents, t_d_out, t_d_lse, wanted
-    )
+    with _hidden(call):
+        return of.backward_jvp(
+            call, out, lse, d_out, d_lse, tangents, t_d_out, t_d_lse, wanted
+        )
 
 
 def inputs_of(call: Attention) -> tuple[Tensor | int | float, ...]:

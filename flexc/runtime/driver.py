@@ -38,6 +38,7 @@ from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.runtime.cache import load_text, store_text
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.mask_reading import MaskReading, read_mask
+from flexc.runtime.modes import unseen
 from flexc.runtime.options import TileOptions, is_interpreting
 from flexc.runtime.proofs import Proofs, Prover
 
@@ -104,7 +105,8 @@ def trace(
 ) -> CapturedMods:
     """Trace mods, on behalf of a device type."""
     counters["traced"] += 1
-    return capture_mods(signature, score_dtype, device)
+    with unseen():
+        return capture_mods(signature, score_dtype, device)
 
 
 def kernel_for(module: ModuleOp, build: Build) -> Kernel:

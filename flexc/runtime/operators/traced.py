@@ -19,6 +19,7 @@ from flexc.runtime.arguments import Tables
 from flexc.runtime.autograd.run import Results
 from flexc.runtime.autograd.template import Reads
 from flexc.runtime.call import Attention, Outputs
+from flexc.runtime.derivatives import OPERATORS
 from flexc.runtime.graph_call import GraphCall, Operands
 from flexc.runtime.mod_graphs import GraphSignature, ModGraphs
 from flexc.runtime.options import NO_CHOICES, Choices, resolve_backend
@@ -87,7 +88,7 @@ class TracedAttention(Attention):
             operands.make_tables(),
             GraphSignature(mods.graphs, (), captures, True, False, mods.slots),
             call.outputs,
-            "operators",
+            OPERATORS,
             call.choices.tiles,
             call.choices.deterministic,
             mods=mods,
@@ -112,7 +113,7 @@ class TracedAttention(Attention):
             None if block is None else Tables(tuple(tables), block),
             GraphSignature(mods.graphs, (), captures, True, False, mods.slots),
             constants.outputs,
-            "operators",
+            OPERATORS,
             choices.tiles,
             choices.deterministic,
             mods=mods,
