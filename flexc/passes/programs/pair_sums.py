@@ -144,11 +144,14 @@ class PairSumsProgram(ProgramBuilder):
             return Side(place.b, place.h, zero)
         if self.op.paired_heads is not None:
             return Side(place.b, place.h, zero)
-        heads = code.insert(
-            tile.DimOp(self.args[self.op.columns[0]], 1), "column_heads"
-        )
+        matrix = self.args[self.op.columns[0]]
+        heads = code.insert(tile.DimOp(matrix, 1), "column_heads")
         h = code.div(code.mul(place.h, heads), self.own_heads, "kv_h")
-        return Side(place.b, h, zero)
+        # As many batches as the query has, or one.
+        batches = code.insert(tile.DimOp(matrix, 0), "column_batches")
+        last = code.sub(batches, code.const(1))
+        b = code.insert(arith.MinSIOp(place.b, last), "kv_b")
+        return Side(b, h, zero)
 
     def each_head(self, state: list[SSAValue]) -> list[SSAValue]:
         """Visit the segments of all heads of the query that share the rows' head.
