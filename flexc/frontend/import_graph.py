@@ -59,6 +59,8 @@ class AttentionCall:
     value_dim: int
     lse: bool = False
     max_scores: bool = False
+    lse_parts: bool = False
+    """Log-sum-exp in two parts, for derivatives."""
     unit_strides: tuple[bool, bool, bool] = (True, True, True)
     """Whether elements of a head lie side by side, of query, key and value."""
     sparse_block: tuple[int, int] | None = None
@@ -130,9 +132,16 @@ def build_attention_module(
     # The runtime makes the outputs, so it can promise how they lie in memory.
     out = _strided([None, None, None, call.value_dim], element, unit_stride=True)
     row = _strided([None, None, None], scale, unit_stride=True)
+    # The runtime lays the two parts out side by side.
+    part = _strided([None] * 3, scale, unit_stride=False)
     attention = AttentionOp(
         [args[0], args[1], args[2], args[3], captured, tabled],
-        [[out], [row] * call.lse, [row] * call.max_scores],
+        [
+            [out],
+            [row] * call.lse,
+            [row] * call.max_scores,
+            *([[part] * call.lse_parts] * 2),
+        ],
         build_region("score_mod", score, inputs, types, scale),
         build_region("mask_mod", mask, inputs, types, None),
         call.facts(),
@@ -147,7 +156,12 @@ def build_attention_module(
 
 
 def _result_names(call: AttentionCall) -> list[str]:
-    return ["out", *["lse"] * call.lse, *["max_scores"] * call.max_scores]
+    return [
+        "out",
+        *["lse"] * call.lse,
+        *["max_scores"] * call.max_scores,
+        *["row_shift", "log_sum"] * call.lse_parts,
+    ]
 
 
 def _shared_inputs(*mods: CapturedMod | None) -> list[CaptureInput]:

@@ -17,7 +17,7 @@ from xdsl.passes import ModulePass
 from flexc.dialects import blocksparse, flex, tile
 from flexc.passes.programs.attention import AttentionProgram
 from flexc.passes.programs.pair_sums import PairSumsProgram
-from flexc.passes.programs.row_dots import RowDotsProgram
+from flexc.passes.programs.rows import dots_kernel, weights_kernel
 
 
 def kernel_of(op: Operation, name: str, target: str) -> tile.KernelOp | None:
@@ -28,7 +28,9 @@ def kernel_of(op: Operation, name: str, target: str) -> tile.KernelOp | None:
         case blocksparse.PairSumsOp():
             return PairSumsProgram(op, name, target).build()
         case flex.RowDotsOp():
-            return RowDotsProgram(op, name, target).build()
+            return dots_kernel(op, name, target)
+        case flex.WeighRowsOp():
+            return weights_kernel(op, name, target)
         case _:
             return None
 

@@ -95,10 +95,7 @@ class ConvertAttention(RewritePattern):
             properties["short_rows"] = UnitAttr()
         new = blocksparse.AttentionOp(
             [op.query, op.key, op.value, op.scale, op.captures, op.tables],
-            [
-                [r.type] if r is not None else []
-                for r in (op.out, op.lse, op.max_scores)
-            ],
+            op.result_groups(),
             op.detach_region(op.score_mod),
             segments,
             properties,

@@ -60,7 +60,9 @@ class Expansion:
         self.score_type = score_type(op.query.type)
         named = self.host.named
         named |= {"query": op.query, "key": op.key, "value": op.value}
-        named |= dict(zip(("out", "lse"), op.saved, strict=True))
+        named |= dict(zip(("out", "lse", "lse_rest"), op.saved, strict=False))
+        # Scores within known bounds are small.
+        self.weighs = "lse_rest" in named and op.score_range is None
         named |= dict(zip(("d_out", "d_lse"), op.cotangents, strict=False))
         if op.along is not None:
             names = (f"t_{a.data}" for a in op.along)
@@ -96,15 +98,36 @@ class Expansion:
         # Where scores stay, a total is 0 and costs little: p - p.
         total: Terms = [("p_t_x",)] if moved else []
         sums.append(Sum(SumKind.TOTAL, total, self.score_type, name="t_lse"))
-        both = self.host.pair_sums("tangents", code, sums)
-        (t_out,) = self.host.append(flex.CenterRowsOp(both[0], both[1], out))
+        moved_sums, t_lse = self.host.pair_sums("tangents", code, sums)
+        if self.weighs:
+            moved_sums = self.weighed("sums", moved_sums)
+            t_lse = self.weighed("t_lse", t_lse)
+        (t_out,) = self.host.append(flex.CenterRowsOp(moved_sums, t_lse, out))
         t_out.name_hint = "t_out"
-        return [t_out, both[1]]
+        return [t_out, t_lse]
+
+    def weighed(self, name: str, rows: SSAValue) -> SSAValue:
+        """Rows times what their probabilities leave out."""
+        named = self.host.named
+        element = rows.type
+        assert isa(element, TensorType[Attribute])
+        weigh = flex.WeighRowsOp(
+            rows, named["lse"], named["lse_rest"], element, self.facts_of_rows()
+        )
+        weigh.result.name_hint = name
+        return self.host.kernel(f"weighed_{name}", weigh)[0]
+
+    def facts_of_rows(self) -> dict[str, Attribute]:
+        facts = self.op.facts()
+        return {n: facts[n] for n in ("alignment", "max_length") if n in facts}
 
     # Reverse mode
 
     def backward(self, op: flex.AttentionBackwardOp) -> list[SSAValue]:
         code, named = backward_code(op), self.host.named
+        for name in ("d_out", "d_lse", "t_d_out", "t_d_lse"):
+            if self.weighs and name in named:
+                named[name] = self.weighed(name, named[name])
         named["delta"] = self.row_dots("delta", [("d_out", "out")], "d_lse")
         prefix = ""
         if op.tangents:
@@ -140,7 +163,6 @@ class Expansion:
     ) -> SSAValue:
         """The dot products of rows, less a cotangent of lse if there is one."""
         named = self.host.named
-        facts = self.op.facts()
         lhs, rhs = ([named[p[i]] for p in products] for i in (0, 1))
         less = [named[minus]] if minus in named else []
         dots = flex.RowDotsOp(
@@ -148,7 +170,7 @@ class Expansion:
             rhs,
             less,
             fresh([None] * 3, self.score_type),
-            {n: facts[n] for n in ("alignment", "max_length") if n in facts},
+            self.facts_of_rows(),
         )
         dots.result.name_hint = name
         return self.host.kernel(name, dots)[0]

@@ -161,6 +161,43 @@ class OnlineSoftmax:
         maximum = self.natural_maximum(code, state)
         return build_row_map(code, [maximum, state.l_i], log_sum, "lse")
 
+    def lse_parts(
+        self, code: ScalarCode, state: SoftmaxState
+    ) -> tuple[SSAValue, SSAValue]:
+        """The maximum, and the logarithm of the sum of exp(score - maximum).
+
+        Exponents were shifted by m * c, rounded, and so their sum is off by as much.
+        """
+        assert state.m_i is not None
+        guarded = self.facts.least is None
+
+        def body(
+            c: ScalarCode,
+            m: SSAValue,
+            l_i: SSAValue,
+            factor: SSAValue,
+            power: SSAValue,
+        ) -> SSAValue:
+            used, shift = factor, _shift(c, m, factor)
+            if guarded:
+                used = _factor(c, m, factor, power)
+                shift = _guarded_shift(c, m, factor, power)
+            lost = _fma(c, m, used, shift)
+            lost = c.select(_is_minus_inf(c, m), c.const(0.0, m.type), lost)
+            lost = _mul(c, lost, c.const(math.log(2), m.type))
+            return c.insert(arith.SubfOp(log(c, l_i), lost))
+
+        rows = [state.m_i, state.l_i, self.factor, self.power]
+        log_sum = build_row_map(code, rows, body, "log_sum")
+        return self.natural_maximum(code, state), log_sum
+
+
+def extended(code: ScalarCode, value: SSAValue, element: AnyFloat) -> SSAValue:
+    """A float as one of a type that holds it."""
+    if value.type == element:
+        return value
+    return code.insert(arith.ExtFOp(value, element))
+
 
 def convert(code: ScalarCode, value: SSAValue, element: Attribute) -> SSAValue:
     """Round a tile to a narrower element type."""
@@ -262,3 +299,7 @@ def _unless_empty(code: ScalarCode, maximum: SSAValue, l_i: SSAValue) -> SSAValu
 
 def log_sum(code: ScalarCode, maximum: SSAValue, l_i: SSAValue) -> SSAValue:
     return code.insert(arith.AddfOp(maximum, code.insert(math_dialect.LogOp(l_i))))
+
+
+def log(code: ScalarCode, l_i: SSAValue) -> SSAValue:
+    return code.insert(math_dialect.LogOp(l_i))

@@ -19,7 +19,13 @@ from xdsl.ir import SSAValue
 from flexc.dialects import tile
 from flexc.dialects.tile import ReduceKind, TileType, shape_of
 from flexc.passes.map_builder import FULL, UNIFORM, build_map, build_row_map
-from flexc.passes.online_softmax import OnlineSoftmax, SoftmaxState, exp2_fma, log_sum
+from flexc.passes.online_softmax import (
+    OnlineSoftmax,
+    SoftmaxState,
+    exp2_fma,
+    log,
+    log_sum,
+)
 from flexc.passes.scalar_code import ScalarCode
 
 LN_2 = math.log(2)
@@ -62,6 +68,15 @@ class ShiftedSoftmax(OnlineSoftmax):
             return log_sum(c, c.const(-self.shift * LN_2, l_i.type), l_i)
 
         return build_row_map(code, [state.l_i], body, "lse")
+
+    def lse_parts(
+        self, code: ScalarCode, state: SoftmaxState
+    ) -> tuple[SSAValue, SSAValue]:
+        """The shift, and the logarithm of the sum of exponentials."""
+        rows = TileType(self.score_type, self.shape[:1])
+        shift = code.const(-self.shift * LN_2, self.score_type)
+        shifts = code.insert(tile.FullOp(shift, rows), "row_shift")
+        return shifts, build_row_map(code, [state.l_i], log, "log_sum")
 
 
 def _add(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:

@@ -48,8 +48,9 @@ class Outputs:
 
     lse: bool = False
     max_scores: bool = False
-    wide_lse: bool = False
-    """lse in float64: derivatives need what float32 loses of large ones."""
+    lse_parts: bool = False
+    """lse as two numbers side by side that add up to it, which derivatives need if it
+    is large: what exponents were shifted by, and the logarithm of their sum."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +103,9 @@ class Attention:
         if call.tables is not None:
             args += call.tables.tensors
         wanted = [r for r in results if r is not None]
+        if results[1] is not None and self.outputs.lse_parts:
+            wanted = [results[0], *results[1].unbind(-1)]
+            wanted[1:1] = [r for r in results[2:] if r is not None]
         if self.backend == "eager":
             run_eagerly(compiled, args, wanted)
             return
@@ -189,9 +193,9 @@ class Attention:
             dtype=query.dtype,
             head_dim=query.size(3),
             value_dim=value.size(3),
-            lse=self.outputs.lse,
+            lse=self.outputs.lse and not self.outputs.lse_parts,
             max_scores=self.outputs.max_scores,
-            wide_lse=self.outputs.wide_lse,
+            lse_parts=self.outputs.lse_parts,
             unit_strides=(
                 has_unit_stride(query),
                 has_unit_stride(key),
@@ -239,13 +243,15 @@ class Attention:
         out = torch.empty_permuted(
             shape, (*order, 3), dtype=query.dtype, device=query.device
         )
-        outputs, score = self.outputs, self.score_dtype
+        outputs = self.outputs
+        parts = (2,) * outputs.lse_parts
         rows = [
-            torch.empty(shape[:3], dtype=dtype, device=query.device) if wanted else None
-            for wanted, dtype in (
-                (outputs.lse, torch.float64 if outputs.wide_lse else score),
-                (outputs.max_scores, score),
+            torch.empty(
+                (*shape[:3], *more), dtype=self.score_dtype, device=query.device
             )
+            if wanted
+            else None
+            for wanted, more in ((outputs.lse, parts), (outputs.max_scores, ()))
         ]
         return out, rows[0], rows[1]
 

@@ -59,6 +59,7 @@ from flexc.dialects.flex.scalar import (
     YieldOp,
     print_indexed,
 )
+from flexc.dialects.flex.weigh_rows import WeighRowsOp
 
 __all__ = [
     "CAPTURE",
@@ -85,6 +86,7 @@ __all__ = [
     "ScatterSumsOp",
     "SumAttr",
     "SumKind",
+    "WeighRowsOp",
     "WithMods",
     "YieldOp",
     "ZerosLikeOp",
@@ -104,6 +106,7 @@ Flex = Dialect(
         AttentionJvpOp,
         PairSumsOp,
         RowDotsOp,
+        WeighRowsOp,
         ScatterSumsOp,
         CenterRowsOp,
         ZerosLikeOp,

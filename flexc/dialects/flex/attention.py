@@ -44,7 +44,10 @@ class AttentionLike(PairsOp):
     Ev); query head h reads key head h // (Hq / Hkv). `scale` multiplies the
     scores before `score_mod` sees them. `out` is (B, Hq, Sq, Ev); `lse` and
     `max_scores`, where asked for, are (B, Hq, Sq), in natural units, -inf for a
-    row with nothing to attend to, whose `out` is 0.
+    row with nothing to attend to, whose `out` is 0. `row_shift` and `log_sum`, asked
+    for together, are log-sum-exp in two parts: a number near the row's largest score,
+    and the logarithm of the sum of exp(score - row_shift). Beside a large shift lse
+    would have no room for that; derivatives need both.
     """
 
     query = operand_def(TensorType[Attribute])
@@ -54,6 +57,8 @@ class AttentionLike(PairsOp):
     out = result_def(TensorType[Attribute])
     lse = opt_result_def(TensorType[Attribute])
     max_scores = opt_result_def(TensorType[Attribute])
+    row_shift = opt_result_def(TensorType[Attribute])
+    log_sum = opt_result_def(TensorType[Attribute])
 
     traits = traits_def(IsolatedFromAbove(), Pure())
     irdl_options = (
@@ -138,7 +143,7 @@ class AttentionLike(PairsOp):
         return operands, [[named[n]] if n in named else [] for n in RESULTS]
 
 
-RESULTS = ("out", "lse", "max_scores")
+RESULTS = ("out", "lse", "max_scores", "row_shift", "log_sum")
 
 
 def _print_named_type(printer: Printer, name: str, value: SSAValue) -> None:

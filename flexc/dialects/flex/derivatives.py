@@ -68,7 +68,8 @@ class DerivativeOp(PairsOp):
 
     `query` to `tables` are the operands of the attention; `column_tables` list blocks
     of queries for each block of keys, as torch's q_num_blocks and q_indices do.
-    `saved` are its `out` and `lse`. `tangents` belong to what `along` names; those of
+    `saved` are its `out`, `lse` and, where
+    scores may be large, `lse_rest`. `tangents` belong to what `along` names; those of
     all else are zero.
     """
 
@@ -132,8 +133,11 @@ class DerivativeOp(PairsOp):
         verify_scalar_region(
             "mask_mod", self.mask_mod, mod_args(None, captures), MASK_RESULT
         )
-        if len(self.saved) != 2:
-            raise VerifyException(f"saved expects out and lse, got {len(self.saved)}")
+        if len(self.saved) not in (2, 3):
+            raise VerifyException(
+                "saved expects out, lse and, perhaps, lse_rest, got "
+                f"{len(self.saved)} values"
+            )
         along = [] if self.along is None else list(self.along)
         if len(along) != len(self.tangents):
             raise VerifyException(

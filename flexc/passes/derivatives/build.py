@@ -34,6 +34,8 @@ class Derivative:
     along: tuple[str, ...] = ()
     d_lse: bool = False
     """There is a cotangent of lse."""
+    lse_rest: bool = False
+    """What lse lost when it was rounded is given too."""
     column_tables: int = 0
     """Tables that list blocks of queries: none, 2 or 4."""
     column_block: tuple[int, int] | None = None
@@ -50,8 +52,9 @@ class Derivative:
 def derivative_module(module: ModuleOp, derivative: Derivative) -> ModuleOp:
     """A module whose function computes a derivative of a module's attention.
 
-    Its arguments are those of the attention's function, the column tables, out, lse,
-    the cotangents of out and, if there is one, of lse, and the tangents.
+    Its arguments are those of the attention's function, the column tables, out, lse
+    and what is left of it, the cotangents of out and, if there is one, of lse, and the
+    tangents.
     """
     functions = [o for o in module.ops if isinstance(o, func.FuncOp)]
     (attention,) = (
@@ -70,6 +73,7 @@ def _function(attention: flex.AttentionOp, d: Derivative) -> func.FuncOp:
             for i in range(d.column_tables)
         ),
         *(("out", out_type), ("lse", row_type)),
+        *([("lse_rest", row_type)] if d.lse_rest else []),
         *([("d_out", out_type)] if d.wrt else []),
         *([("d_lse", row_type)] if d.d_lse else []),
     ]
@@ -114,7 +118,7 @@ def _op(
         "captures": [mapped[v] for v in attention.captures],
         "tables": [mapped[v] for v in attention.tables],
         "column_tables": take(d.column_tables),
-        "saved": take(2),
+        "saved": take(2 + d.lse_rest),
         "cotangents": take(bool(d.wrt) + d.d_lse),
         "tangents": take(len(d.along)),
     }

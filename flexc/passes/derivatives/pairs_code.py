@@ -12,22 +12,20 @@ named: "qk" is the dot product of "query" and "key", "dp" that of "d_out" and "v
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects import arith
-from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import AnyFloat
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.flex import CAPTURE, DerivativeOp, score_type
 from flexc.dialects.mod_region import INDEX_ARGS
+from flexc.passes.derivatives.row_exponents import probability
 from flexc.passes.differentiation.forward import push_forward
 from flexc.passes.differentiation.reverse import pull_back
 from flexc.passes.scalar_code import ScalarCode, inline_region, new_region
-from flexc.passes.softmax_facts import LOG2_E
 
 Product = tuple[tuple[str, str], ...]
 """Names of matrices of the query's and of the key's side: their dots add up."""
@@ -98,14 +96,7 @@ class _Writer:
         return s, x
 
     def probability(self, x: SSAValue) -> SSAValue:
-        """exp(x - lse), and 0 for a score of -inf in a row of nothing else."""
-        code, lse = self.code, self.args["lse"]
-        factor = code.const(LOG2_E, self.type)
-        shift = code.insert(arith.NegfOp(self.mul(lse, factor)))
-        empty = code.cmpf("oeq", lse, code.const(-math.inf, self.type))
-        shift = code.select(empty, code.const(0.0, self.type), shift)
-        exponent = code.insert(math_dialect.FmaOp(x, factor, shift))
-        return code.insert(math_dialect.Exp2Op(exponent), "p")
+        return probability(self.code, x, self.args["lse"])
 
     def finish(
         self,

@@ -45,8 +45,12 @@ class AttentionProgram(ProgramBuilder):
         self.d_tile = padded_head_dim(target, flex.tensor_shape(op.query)[3])
         least = 16 if op.alignment is not None else UNALIGNED_VALUE_DIM
         self.dv_tile = padded_head_dim(target, self.value_dim, least)
+        # A maximum is rounded when a factor is put back, which matters if it is large.
+        exact = op.row_shift is not None and op.score_range is None
         self.score = factor_score(
-            op.score_mod, op.score_type, op.scale_positive is not None
+            op.score_mod,
+            op.score_type,
+            op.scale_positive is not None and not exact,
         )
 
     def build(self) -> tile.KernelOp:
@@ -242,12 +246,13 @@ class AttentionProgram(ProgramBuilder):
                 out, self.args[op.out], [*start, code.const(0)], [*checked, *columns]
             )
         )
-        for result, value in (
-            (op.lse, softmax.lse),
-            (op.max_scores, softmax.max_scores),
-        ):
-            if result is not None:
-                rows = value(code, state)
-                code.builder.insert(
-                    tile.StoreOp(rows, self.args[result], start, checked)
-                )
+        rows: list[tuple[SSAValue, SSAValue]] = []
+        if op.lse is not None:
+            rows.append((op.lse, softmax.lse(code, state)))
+        if op.max_scores is not None:
+            rows.append((op.max_scores, softmax.max_scores(code, state)))
+        if op.row_shift is not None and op.log_sum is not None:
+            shift, log_sum = softmax.lse_parts(code, state)
+            rows += [(op.row_shift, shift), (op.log_sum, log_sum)]
+        for result, row in rows:
+            code.builder.insert(tile.StoreOp(row, self.args[result], start, checked))

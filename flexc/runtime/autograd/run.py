@@ -35,7 +35,10 @@ def run_template(
     """Run a call that was split, recorded by autograd."""
     results: Any = FlexAttentionFunction.apply(template, *tensors)
     out, lse, max_scores = results
-    return out, lse if call.outputs.lse else None, max_scores
+    if not call.outputs.lse:
+        return out, None, max_scores
+    has_parts = template.blank.outputs.lse_parts
+    return out, lse.sum(-1) if has_parts else lse, max_scores
 
 
 def is_differentiated(call: Attention) -> bool:

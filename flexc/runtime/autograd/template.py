@@ -137,7 +137,7 @@ def split(call: Attention, reads: Reads | None = None) -> tuple[Template, list[T
         value=gone,
         tables=tables and replace(tables, tensors=()),
         signature=_without_tensors(signature),
-        outputs=replace(call.outputs, lse=True),
+        outputs=replace(call.outputs, lse=True, lse_parts=needs_parts(call)),
         traced=traced,
     )
     template = Template(
@@ -149,6 +149,15 @@ def split(call: Attention, reads: Reads | None = None) -> tuple[Template, list[T
         reads,
     )
     return template, [call.query, call.key, call.value, *captured, *tabled]
+
+
+def needs_parts(call: Attention) -> bool:
+    """Whether lse may be so large that its rounding matters.
+
+    Scores of the inputs alone are as inexact as they are large.
+    """
+    has_score_mod = not call.signature.mods or call.signature.mods[0] is not None
+    return has_score_mod and call.backend != "eager"
 
 
 def _without_tensors(signature: ModSignature) -> ModSignature:

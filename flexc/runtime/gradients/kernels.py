@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, i64
+from xdsl.dialects.builtin import IntegerAttr, UnitAttr, i64
 from xdsl.ir import Attribute
 
 from flexc.passes.derivatives.build import Derivative, derivative_module
@@ -16,9 +16,8 @@ from flexc.runtime.arguments import Tables
 from flexc.runtime.call import LENGTH_MULTIPLE, Attention
 from flexc.runtime.captured_gradients import Sizes
 from flexc.runtime.derivatives import Gradients, Tangents, Wanted
-from flexc.runtime.driver import Build, Compiled, kernel_for
+from flexc.runtime.driver import Compiled, kernel_for
 from flexc.runtime.gradients.program import Point, Program, expand
-from flexc.runtime.kernel import Kernel
 from flexc.runtime.options import NO_OPTIONS
 from flexc.runtime.planner.columns import column_tables
 from flexc.runtime.proofs import Proofs
@@ -88,7 +87,8 @@ class Run:
     def __init__(self, call: Attention, out: Tensor, lse: Tensor):
         self.blocks = blocks_of(call)
         self.call, self.compiled = self.blocks.call, self.blocks.compiled
-        self.out, self.lse = out, lse
+        self.out, self.rows = out, lse
+        self.saved = [out, *lse_of(lse)]
         self.slots = [i.slot for i in self.compiled.attention.inputs]
         self.aligned = self.compiled.build.call.alignment is not None
 
@@ -102,6 +102,7 @@ class Run:
         t_d_lse: Tensor | None,
     ) -> Gradients:
         wrt = self.names(wanted.flat)
+        d_lse, t_d_lse = (self.of_sum(d) for d in (d_lse, t_d_lse))
         if d_out is None:
             d_out = torch.zeros_like(self.out)
         along = {} if tangents is None else self.tangents(tangents)
@@ -109,13 +110,19 @@ class Run:
             along["d_out"] = t_d_out
         if tangents is not None and t_d_lse is not None:
             along["d_lse"] = t_d_lse
-            d_lse = torch.zeros_like(self.lse) if d_lse is None else d_lse
+            d_lse = torch.zeros_like(self.saved[1]) if d_lse is None else d_lse
         cotangents = [d_out, *([] if d_lse is None else [d_lse])]
         results = self.run(tuple(wrt), along, cotangents)
         return self.gradients(wrt, results, wanted)
 
+    def of_sum(self, d_lse: Tensor | None) -> Tensor | None:
+        """The cotangent of lse, given that of its parts, of which it is the sum."""
+        return d_lse[..., 1] if d_lse is not None and self.rows.dim() > 3 else d_lse
+
     def jvp(self, tangents: Tangents) -> tuple[Tensor, Tensor]:
         t_out, t_lse = self.run((), self.tangents(tangents), [])
+        if self.rows.dim() > 3:
+            t_lse = torch.stack([torch.zeros_like(t_lse), t_lse], -1)
         return t_out, t_lse
 
     def names(self, wants: Sequence[bool]) -> list[str]:
@@ -169,6 +176,7 @@ class Run:
             wrt,
             tuple(along),
             len(cotangents) > 1,
+            len(self.saved) > 2,
             0 if columns is None else len(columns.tensors),
             None if columns is None else columns.block_size,
             self.facts(),
@@ -177,7 +185,7 @@ class Run:
         args = [call.query, call.key, call.value, call.scale, *captures]
         for tables in (call.tables, columns):
             args += [] if tables is None else tables.tensors
-        args += [self.ready(t) for t in (self.out, self.lse, *cotangents)]
+        args += [self.ready(t) for t in (*self.saved, *cotangents)]
         for name, tangent in along.items():
             is_ready = name in READY
             args.append(self.ready(tangent) if is_ready else self.placed(name, tangent))
@@ -215,6 +223,21 @@ READY = (*INPUTS, "d_out", "d_lse")
 """What has the layout of a query or of its rows."""
 
 
+def lse_of(saved: Tensor) -> list[Tensor]:
+    """lse, and what it lost when it was rounded, of what a forward saved.
+
+    The rounding error of a sum is a float (Knuth, The Art of Computer Programming,
+    4.2.2, theorem B); -inf has none.
+    """
+    if saved.dim() == 3:
+        return [saved]
+    shift, log_sum = saved.unbind(-1)
+    lse = shift + log_sum
+    added = lse - shift
+    rest = (shift - (lse - added)) + (log_sum - added)
+    return [lse, torch.where(lse.isinf(), 0.0, rest)]
+
+
 def blocks_of(call: Attention) -> Blocks:
     """The blocks that a call's mask leaves, from both sides."""
     with_blocks, compiled = call.with_blocks(both=True)
@@ -232,7 +255,7 @@ def program_for(compiled: Compiled, proofs: Proofs, derivative: Derivative) -> P
         programs = _programs[id(compiled)] = _Programs(compiled)
     key = (
         proofs,
-        (derivative.wrt, derivative.along, derivative.d_lse),
+        (derivative.wrt, derivative.along, derivative.d_lse, derivative.lse_rest),
         (derivative.column_tables, derivative.column_block),
         tuple((n, str(a)) for n, a in derivative.facts.items()),
     )
@@ -241,10 +264,7 @@ def program_for(compiled: Compiled, proofs: Proofs, derivative: Derivative) -> P
         expanded = derivative_module(module, derivative)
         expand(expanded)
         build = replace(compiled.build, tiles=NO_OPTIONS)
-        programs.known[key] = Program(expanded, lambda m: compile_one(m, build))
+        program = Program(expanded, lambda m: kernel_for(m, build))
+        program.compile()
+        programs.known[key] = program
     return programs.known[key]
-
-
-def compile_one(module: ModuleOp, build: Build) -> Kernel:
-    """The kernel of a module of one function."""
-    return kernel_for(module, build)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,18 +14,16 @@ from xdsl.context import Context
 from xdsl.dialects import arith, func
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from xdsl.ir import Operation, SSAValue
-from xdsl.rewriter import InsertPoint
 
 from flexc.dialects import flex
 from flexc.dialects.flex import DIAGONAL_UNIT, SumAttr, SumKind
 from flexc.dialects.flex.pair_sums import element_of
-from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes import pipelines
-from flexc.passes.analysis.reads.capture_index import CapturedRead, CaptureIndices
+from flexc.passes.analysis.reads.capture_index import read_of_index
+from flexc.passes.analysis.reads.captured_read import CapturedRead, IndexClass
 from flexc.passes.flex_expand_derivatives import FlexExpandDerivativesPass
 from flexc.passes.flex_infer_facts import FlexInferFactsPass
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
-from flexc.passes.scalar_code import ScalarCode
 from flexc.runtime.captured_gradients import (
     CapturedGradient,
     Chunk,
@@ -64,15 +63,15 @@ class Point:
     device: torch.device
 
 
+KERNELS = (flex.PairSumsOp, flex.RowDotsOp, flex.WeighRowsOp)
+"""Ops that become kernels."""
+
+
 class Launch:
     """A kernel, and the outputs that it asks for."""
 
     def __init__(self, function: func.FuncOp, compile: Callable[[ModuleOp], Kernel]):
-        self.op = next(
-            o
-            for o in function.body.ops
-            if isinstance(o, flex.PairSumsOp | flex.RowDotsOp)
-        )
+        self.op = next(o for o in function.body.ops if isinstance(o, KERNELS))
         self._function = function
         self._compile = compile
 
@@ -99,8 +98,9 @@ class Launch:
         self, args: Sequence[Any], sizes: Sizes
     ) -> list[tuple[tuple[int, ...], torch.dtype]]:
         rows = args[0]
-        if isinstance(self.op, flex.RowDotsOp):
-            return [(tuple(rows.shape[:3]), dtype_of(element_of(self.op.result)))]
+        if not isinstance(self.op, flex.PairSumsOp):
+            rank = len(flex.tensor_shape(self.op.result))
+            return [(tuple(rows.shape[:rank]), dtype_of(element_of(self.op.result)))]
         found: list[tuple[tuple[int, ...], torch.dtype]] = []
         for attr, result in zip(self.op.sums, self.op.sums_, strict=True):
             if attr.sum_kind == SumKind.MATRIX:
@@ -174,6 +174,12 @@ class Program:
             if isinstance(o, flex.ScatterSumsOp)
         }
 
+    def compile(self) -> None:
+        """Compile all kernels, side by side: a C++ compiler is a process of its own."""
+        with ThreadPoolExecutor(len(self.launches)) as pool:
+            for _ in pool.map(lambda launch: launch.kernel, self.launches.values()):
+                pass
+
     def run(self, args: Sequence[Any], point: Point) -> list[Tensor]:
         """What the function returns for its arguments."""
         values: Values = dict(zip(self.host.args, args, strict=True))
@@ -242,13 +248,6 @@ def center_rows(sums: Tensor, total: Tensor, values: Tensor) -> Tensor:
 
 
 def _captured_read(op: flex.ScatterSumsOp) -> CapturedRead:
-    """What is known of the read that a scatter stands for: of its index alone."""
-    region = op.index.clone()
-    last = region.block.last_op
-    assert last is not None
-    code = ScalarCode(InsertPoint.before(last))
-    captures = region.block.args[len(INDEX_ARGS) :]
-    target = captures[list(op.captures).index(op.target)]
-    load = flex.LoadCaptureOp(target, list(last.operands))
-    code.insert(load)
-    return CaptureIndices(region).read(load)
+    """What is known of the read that a scatter stands for."""
+    number = list(op.captures).index(op.target)
+    return read_of_index(op.index, number, IndexClass(op.by.data))

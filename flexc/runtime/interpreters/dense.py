@@ -127,10 +127,18 @@ def attend(
     (scores,) = interpreter.run_ssacfg_region(op.regions[0], args, "score_mod")
     scores = torch.where(live, scores.to(dtype), -torch.inf).expand(problem.shape)
     value = problem.per_query_head(problem.value).to(dtype)
-    wanted = (op.out, op.lse, op.max_scores)
+    out, lse, maximum = softmax(scores, value)
+    found = (
+        out,
+        lse,
+        maximum,
+        maximum,
+        torch.where(lse == -torch.inf, lse, lse - maximum),
+    )
+    wanted = (op.out, op.lse, op.max_scores, op.row_shift, op.log_sum)
     return tuple(
         result.to(dtype_of(declared.type.element_type))
-        for result, declared in zip(softmax(scores, value), wanted, strict=True)
+        for result, declared in zip(found, wanted, strict=True)
         if declared is not None
     )
 

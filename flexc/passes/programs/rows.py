@@ -1,0 +1,139 @@
+"""What is done to rows alone: a program owns some rows of one head."""
+
+from __future__ import annotations
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import AnyFloat, TensorType
+from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.utils.hints import isa
+
+from flexc.dialects import flex, tile
+from flexc.dialects.tile import ParamAttr, ParamKind, ReduceKind, TileType
+from flexc.passes.derivatives.row_exponents import row_weight
+from flexc.passes.map_builder import FULL, ROW, Input, build_map, build_row_map
+from flexc.passes.online_softmax import convert, extended
+from flexc.passes.programs.builder import aligned, entry_block, rows_grid
+from flexc.passes.scalar_code import ScalarCode
+from flexc.passes.tile_sizes import padded_head_dim
+
+BLOCK = 64
+"""Rows of a program: memory is all that counts here."""
+
+
+class RowsProgram:
+    """Builds the kernel of one op over rows."""
+
+    def __init__(self, op: flex.RowDotsOp | flex.WeighRowsOp, name: str, target: str):
+        self.op = op
+        self.name = name
+        self.target = target
+        self.block = entry_block(op)
+        values = [*op.operands, *op.results]
+        self.args = dict(zip(values, self.block.args, strict=True))
+        self.code = ScalarCode(self.block)
+        axes = [self.code.insert(tile.ProgramIdOp(i)) for i in (2, 1, 0)]
+        start = self.code.mul(axes[2], self.code.const(BLOCK), "start")
+        self.start = [*axes[:2], start]
+
+    def load(self, tensor: SSAValue) -> SSAValue:
+        """The program's rows of a matrix, or its numbers of a vector."""
+        assert isa(tensor.type, TensorType[Attribute])
+        shape, checked = tile_of(tensor.type, self.target)
+        type_ = TileType(tensor.type.element_type, shape)
+        load = tile.LoadOp(self.args[tensor], self.at(tensor), checked, type_)
+        return self.code.insert(load, tensor.name_hint)
+
+    def at(self, tensor: SSAValue) -> list[SSAValue]:
+        is_matrix = len(flex.tensor_shape(tensor)) > 3
+        return [*self.start, *([self.code.const(0)] if is_matrix else [])]
+
+    def finish(self, value: SSAValue) -> tile.KernelOp:
+        """Store the result, and the kernel that does."""
+        op, code = self.op, self.code
+        assert isa(op.result.type, TensorType[Attribute])
+        value = convert(code, value, op.result.type.element_type)
+        _, checked = tile_of(op.result.type, self.target)
+        where = self.at(op.result)
+        code.builder.insert(tile.StoreOp(value, self.args[op.result], where, checked))
+        code.builder.insert(tile.ReturnOp())
+        params = [ParamAttr(ParamKind.ARGUMENT, i) for i in range(len(self.block.args))]
+        known, facts = op.properties, ("alignment", "max_length")
+        attributes = {name: known[name] for name in facts if name in known}
+        values = [*op.operands, op.result]
+        attributes |= aligned(op, [v for v in values if len(flex.tensor_shape(v)) > 3])
+        return tile.KernelOp(
+            self.name, rows_grid(BLOCK), params, Region(self.block), attributes
+        )
+
+
+def tile_of(
+    type_: TensorType[Attribute], target: str
+) -> tuple[tuple[int, ...], list[int]]:
+    """The tile of a program's rows, and along what it may stick out."""
+    if type_.get_num_dims() == 3:
+        return (BLOCK,), [0]
+    dim = type_.get_shape()[3]
+    padded = padded_head_dim(target, dim)
+    return (BLOCK, padded), [0] if padded == dim else [0, 1]
+
+
+def dots_kernel(op: flex.RowDotsOp, name: str, target: str) -> tile.KernelOp:
+    """The kernel of dot products of rows."""
+    program = RowsProgram(op, name, target)
+    code = program.code
+    assert isa(op.result.type, TensorType[AnyFloat])
+    element = op.result.type.element_type
+    total = None
+    for lhs, rhs in zip(op.lhs, op.rhs, strict=True):
+        found = product(code, program.load(lhs), program.load(rhs), element)
+        total = found if total is None else combined(code, total, found)
+    assert total is not None
+    dots = code.insert(tile.ReduceOp(ReduceKind.SUM, total, 1), "dots")
+    for minus in op.minus:
+        dots = combined(code, dots, program.load(minus))
+    return program.finish(dots)
+
+
+def product(
+    code: ScalarCode, lhs: SSAValue, rhs: SSAValue, element: AnyFloat
+) -> SSAValue:
+    def body(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
+        a, b = (extended(code, v, element) for v in (a, b))
+        return code.insert(arith.MulfOp(a, b))
+
+    shape = tile.shape_of(lhs.type)
+    return build_map(code, shape, [(lhs, FULL), (rhs, FULL)], body, "product")
+
+
+def combined(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
+    """a + b of matrices, a - b of what is left of each row."""
+    shape = tile.shape_of(a.type)
+    kind = arith.AddfOp if len(shape) > 1 else arith.SubfOp
+
+    def body(code: ScalarCode, x: SSAValue, y: SSAValue) -> SSAValue:
+        return code.insert(kind(x, y))
+
+    span = range(len(shape))
+    return build_map(code, shape, [(a, span), (b, span)], body, "total")
+
+
+def weights_kernel(op: flex.WeighRowsOp, name: str, target: str) -> tile.KernelOp:
+    """The kernel that multiplies rows by their weights."""
+    program = RowsProgram(op, name, target)
+    code = program.code
+    rows = [program.load(op.lse), program.load(op.lse_rest)]
+    weight = build_row_map(code, rows, row_weight, "weight")
+    values = program.load(op.values)
+    shape = tile.shape_of(values.type)
+    assert isinstance(weight.type, TileType)
+    element = weight.type.element_type
+    assert isinstance(element, AnyFloat)
+
+    def body(code: ScalarCode, x: SSAValue, w: SSAValue) -> SSAValue:
+        zero = code.const(0.0, element)
+        weighted = code.insert(arith.MulfOp(extended(code, x, element), w))
+        # Of a row without pairs, not even NaN counts.
+        return code.select(code.cmpf("oeq", w, zero), zero, weighted)
+
+    inputs: list[Input] = [(values, range(len(shape))), (weight, ROW)]
+    return program.finish(build_map(code, shape, inputs, body, "weighted"))
