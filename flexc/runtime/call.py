@@ -77,6 +77,11 @@ class Attention:
         return self.asks_determinism or torch.are_deterministic_algorithms_enabled()
 
     @property
+    def kernels(self) -> str:
+        """The backend that computes, wherever the call is."""
+        return self.backend
+
+    @property
     def has_pairs(self) -> bool:
         """Whether there are rows, and keys to attend to."""
         return self.query.numel() > 0 and self.key.size(2) > 0

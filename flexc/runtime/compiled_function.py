@@ -24,14 +24,11 @@ from torch.fx import GraphModule
 from torch.nn.attention import flex_attention as torch_flex
 
 from flexc.errors import OptionError
-from flexc.runtime import dynamo
 from flexc.runtime.function_state import CallState, Compiled, read_call
 from flexc.runtime.function_trace import Trace, trace_function
 from flexc.runtime.interception import Scope, activate, current_scope
 from flexc.runtime.interface import flex_attention
-from flexc.runtime.options import Choices, read_choices_of_scope
-
-dynamo.register()
+from flexc.runtime.options import Choices, kernel_options, read_choices_of_scope
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -98,8 +95,13 @@ def _compiled_attention(fn: Any, choices: Choices) -> Any:
     """flexc's `flex_attention` with a backend and options of its own."""
     scope = Scope(choices)
     call = _with_flexc(fn)
+    own = {"backend": choices.backend, "kernel_options": kernel_options(choices)}
 
     def compiled(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            asked = kwargs.get("kernel_options") or {}
+            kwargs["kernel_options"] = {**own["kernel_options"], **asked}
+            return call(*args, **{"backend": own["backend"], **kwargs})
         outer = current_scope()
         with activate(scope if outer is None else outer.within(scope)):
             return call(*args, **kwargs)

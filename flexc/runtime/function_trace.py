@@ -50,7 +50,7 @@ from flexc.runtime.call import Attention, Outputs
 from flexc.runtime.driver import counters
 from flexc.runtime.function_state import CallState, read_call
 from flexc.runtime.interception import Results, Scope, TransformedError, activate
-from flexc.runtime.options import DETERMINISTIC, TILE_OPTIONS, Choices
+from flexc.runtime.options import Choices, kernel_options
 
 STATIC_RESULTS = (bool, bytes, complex, float, int, str, type(None))
 STATIC_RESULTS += (torch.device, torch.dtype)
@@ -311,8 +311,5 @@ def _block_mask(call: Attention, mask: GraphModule) -> tuple[Any, ...]:
 
 
 def _options(call: Attention) -> dict[str, Any]:
-    chosen = {k: getattr(call.tiles, v) for k, v in TILE_OPTIONS.items()}
-    chosen = {k: v for k, v in chosen.items() if v is not None}
-    if call.asks_determinism:
-        chosen[DETERMINISTIC] = True
-    return {BACKEND_OPTION: call.backend, **chosen}
+    choices = Choices(call.backend, call.tiles, call.asks_determinism)
+    return {BACKEND_OPTION: call.backend, **kernel_options(choices)}

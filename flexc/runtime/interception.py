@@ -154,7 +154,7 @@ def check_not_transformed() -> None:
 
 def _refusal(got: str) -> TracingError:
     return TracingError(
-        f"flexc.flex_attention expects tensors with data, got {got}: make_fx, "
-        "torch.export and torch.func cannot record it yet; give the whole function "
-        'to flexc.compile, or use torch.compile(..., backend="flexc")'
+        f"flexc.flex_attention expects tensors with data, got {got}: make_fx does not "
+        "record it, nor does torch.export with strict=False; use strict=True, "
+        "torch.compile or flexc.compile, which trace its mods"
     )

@@ -14,13 +14,17 @@ from flexc.errors import OptionError
 from flexc.runtime.arguments import cast_and_check, split_block_mask
 from flexc.runtime.autograd import run_attention
 from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.dynamo import register as register_backend
 from flexc.runtime.interception import (
     check_not_traced,
     check_not_transformed,
     current_scope,
 )
 from flexc.runtime.operators.call import traced_attention
+from flexc.runtime.operators.higher_order import DYNAMO_KNOWS
 from flexc.runtime.options import Choices, read_choices, resolve_backend
+
+register_backend()
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -83,7 +87,7 @@ def flex_attention(
     """
     given = (query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse)
     rest = (kernel_options, return_aux, mask_mod, backend)
-    if torch.compiler.is_dynamo_compiling():
+    if DYNAMO_KNOWS and torch.compiler.is_dynamo_compiling():
         return traced_attention(*given, *rest)
     return _run(*given, *rest)
 

@@ -97,6 +97,15 @@ def read_choices(backend: str, kernel_options: Mapping[str, Any] | None) -> Choi
     return Choices(backend, tile_options(kernel_options), deterministic)
 
 
+def kernel_options(choices: Choices) -> dict[str, Any]:
+    """The options that `read_choices` reads these from, besides the backend."""
+    tiles = {k: getattr(choices.tiles, v) for k, v in TILE_OPTIONS.items()}
+    chosen: dict[str, Any] = {k: v for k, v in tiles.items() if v is not None}
+    if choices.deterministic:
+        chosen[DETERMINISTIC] = True
+    return chosen
+
+
 def read_choices_of_scope(
     backend: str,
     options: Mapping[str, Any] | None,

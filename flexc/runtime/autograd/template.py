@@ -157,7 +157,7 @@ def needs_parts(call: Attention) -> bool:
     Scores of the inputs alone are as inexact as they are large.
     """
     has_score_mod = not call.signature.mods or call.signature.mods[0] is not None
-    return has_score_mod and call.backend != "eager"
+    return has_score_mod and call.kernels != "eager"
 
 
 def _without_tensors(signature: ModSignature) -> ModSignature:

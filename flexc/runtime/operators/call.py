@@ -14,16 +14,15 @@ from torch.nn.attention.flex_attention import (
     noop_mask,
 )
 
-from flexc.errors import OptionError, TracingError
 from flexc.runtime.arguments import NO_BLOCKS
 from flexc.runtime.graph_call import BACKEND_OPTION
 from flexc.runtime.operators.higher_order import (
-    DYNAMO_KNOWS,
     FLEXC_OPERATOR,
     GQA,
     LSE,
     MASKED,
     MAX_SCORES,
+    REFUSED,
 )
 
 
@@ -42,14 +41,6 @@ def traced_attention(
     backend: str,
 ) -> Any:
     """One operator in Dynamo's graph, and its results as a user asks for them."""
-    if not DYNAMO_KNOWS:
-        raise TracingError(
-            "this version of torch lets no operator of others trace its mods; leave "
-            "flexc.flex_attention out with torch.compiler.disable, or use "
-            'torch.compile(..., backend="flexc") around torch\'s own'
-        )
-    if return_lse and return_aux is not None:
-        raise OptionError("give return_lse or return_aux, not both")
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     wants_max = return_aux is not None and return_aux.max_scores
     options = dict(kernel_options or {})
@@ -58,6 +49,10 @@ def traced_attention(
     options[LSE] = wants_lse
     options[MAX_SCORES] = wants_max
     options[MASKED] = mask_mod is not None or block_mask is not None
+    if return_lse and return_aux is not None:
+        options[REFUSED] = "give return_lse or return_aux, not both"
+    if mask_mod is not None and block_mask is not None:
+        options[REFUSED] = "give block_mask or mask_mod, not both"
     out, lse, max_scores = FLEXC_OPERATOR(
         query,
         key,
@@ -84,8 +79,6 @@ def _operands_of_mask(
         lengths = (query.size(2), key.size(2))
         mask = noop_mask if mask_mod is None else mask_mod
         return (*lengths, None, None, None, None, NO_BLOCKS, NO_BLOCKS, mask)
-    if mask_mod is not None:
-        raise OptionError("give block_mask or mask_mod, not both")
     rows, columns = block_mask.BLOCK_SIZE
     tables = (
         block_mask.kv_num_blocks,

@@ -55,9 +55,9 @@ def backward_jvp(
         lse,
         d_out,
         d_lse,
-        *_listed(tangents),
         t_d_out,
         t_d_lse,
+        *_listed(tangents),
         list(wanted.flat),
     )
     return gradients(found, wanted.flat)

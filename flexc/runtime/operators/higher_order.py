@@ -11,6 +11,7 @@ from typing import Any
 
 from torch._ops import HigherOrderOperator
 
+from flexc.errors import OptionError
 from flexc.runtime.autograd.run import (
     is_differentiated,
     is_transformed,
@@ -35,6 +36,9 @@ GQA, LSE, MAX_SCORES, MASKED = (
 )
 """Options beside torch's: what `flex_attention` is asked for."""
 
+REFUSED = "FLEXC_REFUSED"
+"""The option that says why a call is refused: Dynamo traces no error of others."""
+
 
 class FlexcAttention(HigherOrderOperator):
     """Operands are those of torch's operator, results in natural units.
@@ -57,6 +61,8 @@ class FlexcAttention(HigherOrderOperator):
         score_captures: tuple[Any, ...] = (),
         mask_captures: tuple[Any, ...] = (),
     ) -> tuple[Any, ...]:
+        if REFUSED in options:
+            raise OptionError(options[REFUSED])
         captures, slots = share_captures(score_captures, mask_captures)
         mask = without_trivial(block_mask[-1]) if options[MASKED] else None
         call = GraphCall(

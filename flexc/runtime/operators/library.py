@@ -8,7 +8,7 @@ A gradient lies in memory as `torch.empty_like` of its input does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -162,7 +162,9 @@ def _backward(ctx: Any, *grads: Tensor | None) -> Any:
     needs = _flat_needs(ctx.needs_input_grad, count)
     found = gradients_of_tensors(template, needs, grads[:2], (*tensors, *saved[-2:]))
     d_captures = list(found[3 : 3 + count])
-    return *found[:3], d_captures, [None] * tables, None, None, None
+    # Of a list of numbers that is empty, torch expects a list.
+    d_sizes = None if ctx.rest[0] else []
+    return *found[:3], d_captures, [None] * tables, d_sizes, None, None
 
 
 def _flat_needs(needs: Sequence[Any], captures: int) -> list[bool]:
@@ -170,6 +172,13 @@ def _flat_needs(needs: Sequence[Any], captures: int) -> list[bool]:
     listed = needs[3] if isinstance(needs[3], list | tuple) else [needs[3]] * captures
     tabled = needs[4] if isinstance(needs[4], list | tuple) else []
     return [*needs[:3], *listed, *[False] * len(tabled)]
+
+
+def _refuse(ctx: Any, *grads: Any) -> NoReturn:
+    raise GradientError(
+        "the operators of attention's derivatives have none themselves; call "
+        "flexc.flex_attention, whose derivatives torch differentiates once more"
+    )
 
 
 def _define() -> None:
@@ -204,9 +213,13 @@ def _define() -> None:
         LIBRARY.define(name + schema, tags=tags)
         LIBRARY.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"flexc::{name}", fake, lib=LIBRARY)
-    torch.library.register_autograd(
-        "flexc::attention", _backward, setup_context=_setup_context, lib=LIBRARY
-    )
+        is_first = name == "attention"
+        torch.library.register_autograd(
+            f"flexc::{name}",
+            _backward if is_first else _refuse,
+            setup_context=_setup_context if is_first else None,
+            lib=LIBRARY,
+        )
 
 
 _define()

@@ -79,7 +79,6 @@ class TracedAttention(Attention):
         captures, mods = tuple(operands.captures), call.mods
         own = [c for i, c in enumerate(captures) if i not in mods.numbers]
         check_captures(own, query.device)
-        resolve_backend(call.choices.backend, query.device)
         return cls(
             query,
             key,
@@ -119,6 +118,10 @@ class TracedAttention(Attention):
             mods=mods,
             choices=choices,
         )
+
+    @property
+    def kernels(self) -> str:
+        return resolve_backend(self.choices.backend, self.query.device)
 
     def reads(self) -> Reads:
         assert self.mods is not None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import BlockMask
 
 from flexc.errors import ModSignatureError, OptionError, ShapeError
@@ -60,9 +61,29 @@ def create_block_mask(
 
     Raises:
         FlexcError: one of the classes of `flexc.errors`.
+
+    In code that `torch.compile` compiles, torch's own function takes its place.
     """
-    sizes = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
-    problem = checked_problem(sizes, BLOCK_SIZE)
+    if torch.compiler.is_dynamo_compiling():
+        device = str(default_device(device))
+        return torch_flex.create_block_mask(
+            mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE
+        )
+    return _create(mask_mod, (B, H, Q_LEN, KV_LEN), device, BLOCK_SIZE, refine)
+
+
+@torch.compiler.disable(reason="flexc.create_block_mask launches its own kernels")
+def _create(
+    mask_mod: MaskMod,
+    sizes: tuple[int | None, int | None, int, int],
+    device: torch.device | str | None,
+    block_size: int | tuple[int, int],
+    refine: bool,
+) -> BlockMask:
+    """A call outside of Dynamo."""
+    b, h, q_len, kv_len = sizes
+    whole = (1 if b is None else b, 1 if h is None else h, q_len, kv_len)
+    problem = checked_problem(whole, block_size)
     return plan_block_mask(mask_mod, problem, default_device(device), refine=refine)
 
 
