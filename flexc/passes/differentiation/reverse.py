@@ -22,6 +22,7 @@ from flexc.passes.differentiation.terms import (
     take,
 )
 from flexc.passes.differentiation.totals import total
+from flexc.passes.differentiation.zeros import Zeros, sources
 from flexc.passes.scalar_code import ScalarCode
 
 
@@ -38,19 +39,28 @@ class Adjoints:
         code: DerivativeCode,
         terms: Mapping[SSAValue, Term],
         loads: Sequence[flex.LoadCaptureOp],
+        live: tuple[SSAValue, Zeros] | None,
     ):
         self._code = code
         self._terms = terms
         self._loads = loads
+        self._live = live
 
     def __getitem__(self, value: SSAValue) -> SSAValue | None:
         term = self._terms.get(value)
         if term is None:
             return None
-        adjoint = finished(self._code, term)
+        adjoint = self._where_live(finished(self._code, term))
         if adjoint.name_hint is None and value.name_hint is not None:
             adjoint.name_hint = f"d_{value.name_hint}"
         return adjoint
+
+    def _where_live(self, adjoint: SSAValue) -> SSAValue:
+        """0 where cotangents are, whatever they were multiplied with."""
+        if self._live is None or adjoint in self._live[1]:
+            return adjoint
+        zero = self._code.const(0.0, adjoint.type)
+        return self._code.select(self._live[0], adjoint, zero)
 
     @property
     def reads(self) -> list[tuple[flex.LoadCaptureOp, SSAValue]]:
@@ -71,28 +81,23 @@ def pull_back(
     `ops` are straight-line scalar code in order, whose values may be read where
     `code` appends. `wanted` are the floats whose adjoints are asked for, and the
     tensors for the reads of which they are; None stands for all that `ops` read.
-    Adjoints are 0 where an i1 `where` does not hold, whatever is infinite there.
+    Where an i1 `where` does not hold, cotangents are 0, and so are adjoints then: also
+    of a mod whose derivative is infinite there.
     """
     varying = dependent(ops, sources(ops) if wanted is None else set(wanted))
     writer = DerivativeCode(code, varying, ops)
-    guards = () if where is None else ((where, True),)
     terms: dict[SSAValue, list[Term]] = {}
     for value, cotangent in cotangents.items():
         given = writer.as_type(cotangent, derivative_type(value.type))
-        terms[value] = [Term(given, guards=guards)]
+        terms[value] = [Term(given)]
     for op in reversed(ops):
         if any(r in varying and terms.get(r) for r in op.results):
             writer.location = op.location
             _pull_back_op(writer, op, varying, terms)
     sums = {v: s for v, parts in terms.items() if (s := total(writer, parts))}
     loads = [op for op in ops if isinstance(op, flex.LoadCaptureOp)]
-    return Adjoints(writer, sums, [op for op in loads if op.result in varying])
-
-
-def sources(ops: Sequence[Operation]) -> set[SSAValue]:
-    """What ops read and do not compute."""
-    results = {r for op in ops for r in op.results}
-    return {v for op in ops for v in op.operands} - results
+    live = None if where is None else (where, Zeros(ops, cotangents.values()))
+    return Adjoints(writer, sums, [op for op in loads if op.result in varying], live)
 
 
 def dependent(ops: Sequence[Operation], on: set[SSAValue]) -> set[SSAValue]:

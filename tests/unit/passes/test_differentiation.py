@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from xdsl.dialects.builtin import f32, f64
+from xdsl.dialects.builtin import f32, f64, i1
 from xdsl.ir import Region
 
 from flexc.dialects import flex
@@ -201,10 +201,35 @@ def test_dead_pairs_are_zero() -> None:
     zero = torch.zeros(2, dtype=torch.int32)
     rows = torch.arange(2, dtype=torch.int32)
     scores = torch.tensor([-math.inf, 3.0])
-    args = [scores, zero, zero, rows, zero, table, torch.tensor([math.inf, 1.0])]
+    args = [scores, zero, zero, rows, zero, table, torch.tensor([0.0, 1.0])]
     got = run_both(region, args)
     assert got[0].tolist() == [0.0, pytest.approx(math.log(2))]
     assert got[1].tolist() == [0.0, 1.5]
+
+
+SAFE: list[tuple[Mod, bool]] = [
+    (lambda s, b, h, q, k: s + TABLE[q], True),
+    (lambda s, b, h, q, k: s - (q - k) * 0.5, True),
+    (lambda s, b, h, q, k: CAP * torch.tanh(s / CAP), True),
+    (lambda s, b, h, q, k: torch.where(q > k, s, -math.inf), True),
+    (lambda s, b, h, q, k: torch.sigmoid(s), True),
+    (lambda s, b, h, q, k: torch.tanh(TABLE[q] * s), False),
+    (lambda s, b, h, q, k: s * TABLE[q], False),
+    (lambda s, b, h, q, k: torch.exp(s), False),
+    (lambda s, b, h, q, k: torch.log(s), False),
+]
+
+
+@pytest.mark.parametrize(("mod", "is_safe"), SAFE)
+def test_dead_pairs_cost_nothing_where_no_factor_is_infinite(
+    mod: Mod, is_safe: bool
+) -> None:
+    copy = Copy.of(Imported(mod, torch.float32).region, [f32, i1])
+    (result,), (cotangent, live) = copy.results, copy.extra
+    score = copy.args[SCORE]
+    adjoints = pull_back(copy.code, copy.ops, {result: cotangent}, [score], live)
+    assert adjoints[score] is not None
+    assert (not any(True for _ in live.uses)) == is_safe
 
 
 def test_detached_values_have_no_derivative() -> None:
