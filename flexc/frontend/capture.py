@@ -40,6 +40,7 @@ from flexc.errors import (
     UnsupportedOpError,
 )
 from flexc.frontend.closures import Mod, ModSignature
+from flexc.frontend.grad_modes import DetachWithoutGrad
 from flexc.frontend.guards import Guards, number_guards, read_guards
 from flexc.frontend.indexing import IndexByScalars
 from flexc.frontend.locations import (
@@ -282,7 +283,9 @@ def _lift_constants(gm: GraphModule) -> list[CaptureInput]:
 
 def _make_fx(fn: Callable[..., Any], args: Sequence[Any]) -> GraphModule:
     with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
+        # Nothing that is traced requires grad; a mod's own `no_grad` shows so.
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(DetachWithoutGrad())
         stack.enter_context(IndexByScalars())
         stack.enter_context(fx_traceback.preserve_node_meta())
         stack.enter_context(RecordLines())

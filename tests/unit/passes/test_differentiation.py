@@ -240,6 +240,20 @@ def test_detached_values_have_no_derivative() -> None:
     assert names == ["OTHER"]
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_values_computed_without_grad_have_no_derivative(enabled: bool) -> None:
+    """Whether the mod is first traced with gradients enabled or not."""
+
+    def mod(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        with torch.no_grad():
+            factor = torch.exp(TABLE[q])
+        return s * factor + OTHER[k]
+
+    with torch.set_grad_enabled(enabled):
+        names = [load.tensor.name_hint for load in reads_of(mod)]
+    assert names == ["OTHER"]
+
+
 def reads_of(mod: Mod) -> list[flex.LoadCaptureOp]:
     copy = Copy.of(Imported(mod, torch.float32).region, [f32])
     (result,) = copy.results
