@@ -36,7 +36,7 @@ $(TRITON36)/installed: | $(BIN)/python
 
 venv: $(VENV)/installed-test ## create .venv with everything that development needs
 
-demo: $(VENV)/installed-demo ## compile a dozen attention variants, run a real model
+demo: $(VENV)/installed-demo ## compile a dozen attention variants, run a real model, train one
 	$(BIN)/python -m bench.demo
 
 test: venv ## linters, types, IR tests, emission under triton 3.6.0, then all tests

@@ -1,4 +1,4 @@
-"""The demonstration: a dozen attention variants, then a real model.
+"""The demonstration: a dozen attention variants, a real model, and training.
 
 `make demo`, or `python -m bench.demo`. Without a GPU it runs on the CPU. Every
 kernel is compiled from nothing: caches of earlier runs are not used.
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 
-from bench import minilm
+from bench import minilm, train
 from bench.timing import interleaved_gpu_medians, interleaved_medians
 from bench.variants import DEMO, HEAD_DIM, HEADS, LENGTH, Variant
 from tests.corpus import Mods
@@ -196,7 +196,9 @@ def run(flex_attention: Attention) -> bool:
     start_compilers(flex_attention, device)
     right = show_variants(flex_attention, device)
     print("\n2. A pretrained sentence encoder (MiniLM) with flexc as its attention\n")
-    return minilm.report(flex_attention) and right
+    right &= minilm.report(flex_attention)
+    print("\n3. A language model that learns, with flexc and with dense attention\n")
+    return train.report(flex_attention) and right
 
 
 def main() -> int:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import flexc
-from bench import minilm
+from bench import minilm, train
+from bench.byte_model import Corpus, Sizes
 from bench.timing import interleaved_medians
 from bench.variants import ANCHORS, DEMO
 from tests.corpus import CORPUS
@@ -47,3 +48,35 @@ def test_padded_batches_run_too() -> None:
     ours, _ = minilm.Encoder("flexc").padded(sentences)
     own, _ = minilm.Encoder("sdpa").padded(sentences)
     torch.testing.assert_close(ours, own, rtol=0, atol=minilm.TOLERANCE)
+
+
+SMALL = Sizes(heads=2, width=32, window=20, length=90, batch=2)
+
+
+def test_a_model_learns_as_with_dense_attention() -> None:
+    training = train.Training.of(flexc.flex_attention, SMALL)
+    losses = torch.tensor(list(training.losses(SMALL, steps=5)))
+    assert (losses[:, 0] - losses[:, 1]).abs().max() <= 1e-5
+    assert losses[-1, 0] < losses[0, 0] - 0.5
+    assert training.parameter_difference() <= 1e-4
+    named = training.flexc.model.named_parameters()
+    learnt = [
+        p for name, p in named if name.endswith(("attention.bias", "attention.sinks"))
+    ]
+    assert len(learnt) == 2 * SMALL.layers
+    assert all((p != 0).any(-1).all() for p in learnt)
+
+
+def test_training_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.report(flexc.flex_attention, SMALL, steps=5, every=3)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[5:7]] == ["1-3", "4-5"]
+    assert any("(within 1e-04)" in line for line in lines)
+
+
+def test_text_to_learn_is_of_documents() -> None:
+    corpus = Corpus.of_python()
+    assert len(corpus.tokens) == len(corpus.documents) > 100_000
+    first, again = (next(corpus.batches(SMALL, 1)) for _ in range(2))
+    assert torch.equal(first.tokens, again.tokens)
+    assert torch.equal(first.tokens[:, 1:], first.following[:, :-1])
