@@ -35,7 +35,12 @@ from flexc.passes.analysis.ranges.intervals import full
 from flexc.passes.analysis.reads.capture_index import CaptureIndices
 from flexc.passes.analysis.reads.slices import sliced
 from flexc.passes.derivatives.kernels import HostFunction, Sum, fresh
-from flexc.passes.derivatives.pairs_code import PairsCode, backward_code, jvp_code
+from flexc.passes.derivatives.pairs_code import (
+    PairsCode,
+    backward_code,
+    is_weighed,
+    jvp_code,
+)
 
 Terms = list[tuple[str, ...]]
 
@@ -61,8 +66,7 @@ class Expansion:
         named = self.host.named
         named |= {"query": op.query, "key": op.key, "value": op.value}
         named |= dict(zip(("out", "lse", "lse_rest"), op.saved, strict=False))
-        # Scores within known bounds are small.
-        self.weighs = "lse_rest" in named and op.score_range is None
+        self.weighs = is_weighed(op)
         named |= dict(zip(("d_out", "d_lse"), op.cotangents, strict=False))
         if op.along is not None:
             names = (f"t_{a.data}" for a in op.along)

@@ -38,10 +38,10 @@ from flexc.passes.flex_simplify_mods import INDEX, MOD, first_args
 
 Numbers = Sequence[float | int | Interval | None]
 
-Inference = Callable[[flex.AttentionOp], Proof[Attribute]]
+Inference = Callable[[flex.WithMods], Proof[Attribute]]
 
 
-def score_range(op: flex.AttentionOp, numbers: Numbers = ()) -> Proof[Attribute]:
+def score_range(op: flex.WithMods, numbers: Numbers = ()) -> Proof[Attribute]:
     """Bounds of the scores that weigh something.
 
     `numbers` are the values of the captures where a call's are known, else None.
@@ -53,7 +53,7 @@ def score_range(op: flex.AttentionOp, numbers: Numbers = ()) -> Proof[Attribute]
     return Proven(DenseArrayBase.from_list(f64, [bounds.lo, bounds.hi]))
 
 
-def scores_finite(op: flex.AttentionOp, numbers: Numbers = ()) -> Proof[Attribute]:
+def scores_finite(op: flex.WithMods, numbers: Numbers = ()) -> Proof[Attribute]:
     """Whether no score masks by being -inf; `numbers` as for `score_range`."""
     score, ranges = yielded_score(op, numbers)
     return (
@@ -63,7 +63,7 @@ def scores_finite(op: flex.AttentionOp, numbers: Numbers = ()) -> Proof[Attribut
     )
 
 
-def rows_never_empty(op: flex.AttentionOp) -> Proof[Attribute]:
+def rows_never_empty(op: flex.WithMods) -> Proof[Attribute]:
     """Whether there are keys, one of which every row sees."""
     if op.tables:
         return WhyNot("tables may list no block for a row")
@@ -84,7 +84,7 @@ read facts above it."""
 
 
 def yielded_score(
-    op: flex.AttentionOp, numbers: Numbers = ()
+    op: flex.WithMods, numbers: Numbers = ()
 ) -> tuple[SSAValue, FloatRanges]:
     """What `score_mod` yields, and the ranges of its region's values."""
     last = op.score_mod.block.last_op
@@ -105,7 +105,7 @@ def yielded_score(
     return last.values[0], FloatRanges(ValueRanges(integers), floats)
 
 
-def infer(op: flex.AttentionOp, explain: bool) -> None:
+def infer(op: flex.WithMods, explain: bool) -> None:
     """Add the facts that can be proved and that are not stated."""
     for name, inference in FACTS.items():
         if name in op.properties:
@@ -129,5 +129,5 @@ class FlexInferFactsPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for inner in list(op.walk()):
-            if isinstance(inner, flex.AttentionOp):
+            if isinstance(inner, flex.WithMods):
                 infer(inner, self.explain)

@@ -46,6 +46,11 @@ def choose_pair_sizes(
     def fits(sizes: TileSizes) -> bool:
         return operand_bytes(sizes, bits, dims) <= shared_memory
 
+    if sparse_block is not None:
+        # A tile that was cut has too many warps for what is left of it.
+        m, n = sparse_block
+        whole = [s for s in choices if not (m % s.block_m or n % s.block_n)]
+        choices = whole or choices
     return fitted(target, choices, sparse_block, fits)
 
 

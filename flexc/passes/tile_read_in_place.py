@@ -4,9 +4,9 @@ Triton gives a load the layout that suits memory best and brings what it loaded
 to the layout of the matrix product through shared memory. For a tile whose
 elements each have an address of their own there is nothing to coalesce, and the
 detour costs more than the loads. This pass marks the captured reads at full rank
-of a map, but for those that are contiguous along the columns: a target prints them
-as instructions of the thread that computes with the element. A widening of what
-was read is taken in.
+of a map, but for those that are contiguous along the columns, in rows that may be
+aligned: a target prints them as instructions of the thread that computes with the
+element. A widening of what was read is taken in.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from xdsl.pattern_rewriter import (
 )
 
 from flexc.dialects import tile
-from flexc.passes.analysis.steps import column_step
+from flexc.passes.analysis.steps import step_along
 from flexc.passes.tile_split_maps import variance
 
 SIXTEEN_BITS = (BFloat16Type, Float16Type)
@@ -80,7 +80,9 @@ def is_gather(op: tile.ReadOp, parent: tile.MapOp) -> bool:
     """Whether each element of a full tile has an address of its own."""
     if len(parent.shape) != 2 or variance(parent)[op.offset] != frozenset((0, 1)):
         return False
-    return column_step(parent, op.offset) != 1
+    row, column = (step_along(parent, op.offset, dim) for dim in (0, 1))
+    # Rows that begin at any element, as along diagonals, are no vectors.
+    return column != 1 or row in (1, -1)
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,16 @@ import triton.language as tl
 
 @triton.jit
 def diagonals(tile):
-    """Element c is the sum of all tile[i, j] with i - j + columns = c."""
-    M: tl.constexpr = tile.shape[0]
-    N: tl.constexpr = tile.shape[1]
-    row = tl.arange(0, M)[:, None]
-    # Every row is moved along, so that a diagonal is a column.
-    column = row + N - tl.arange(0, M + N)[None, :]
-    inside = (column >= 0) & (column < N)
-    moved = tl.gather(tile, tl.where(inside, column, 0), 1)
-    return tl.sum(tl.where(inside, moved, 0.0), 0)
+    """Element c is the sum of all tile[i, j] with i - j + columns = c, of a square."""
+    N: tl.constexpr = tile.shape[0]
+    tl.static_assert(tile.shape[1] == N)
+    row = tl.arange(0, N)[:, None]
+    distance = tl.arange(0, N)[None, :]
+    # Every row is turned, so that column d holds the diagonals d and d - N.
+    turned = tl.gather(tile, (row - distance) & (N - 1), 1)
+    upper = tl.sum(tl.where(row < distance, turned, 0.0), 0)
+    lower = tl.sum(tl.where(row < distance, 0.0, turned), 0)
+    return tl.reshape(tl.trans(tl.join(upper, lower)), (2 * N,))
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""By how much an integer of a map changes from one column to the next.
+"""By how much an integer of a map changes from one row or column to the next.
 
 A read whose offset steps by one is contiguous: memory likes it as it is.
 """
@@ -12,22 +12,23 @@ from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 from flexc.dialects import flex, tile
 
 
-def column_step(op: tile.MapOp, value: SSAValue) -> int | None:
-    """The step of a region's value along the last dimension; None if unknown."""
+def step_along(op: tile.MapOp, value: SSAValue, dim: int) -> int | None:
+    """The step of a region's value along a dimension; None if unknown."""
     owner = value.owner
     if isinstance(owner, Block):
         assert isinstance(value, BlockArgument)
-        return _operand_step(op, value.index)
+        return _operand_step(op, value.index, dim)
     if isinstance(owner, arith.ConstantOp):
         return 0
-    steps = [column_step(op, v) for v in owner.operands]
+    steps = [step_along(op, v, dim) for v in owner.operands]
     if all(step == 0 for step in steps):
         return 0
     return _combined(owner, steps)
 
 
-def _operand_step(op: tile.MapOp, index: int) -> int | None:
-    if len(op.shape) - 1 not in op.span(index):
+def _operand_step(op: tile.MapOp, index: int, dim: int) -> int | None:
+    span = op.span(index)
+    if dim not in span:
         return 0
     source = op.inputs[index]
     if isinstance(source.owner, tile.IotaOp):
@@ -35,7 +36,7 @@ def _operand_step(op: tile.MapOp, index: int) -> int | None:
     if isinstance(source.owner, tile.MapOp) and isinstance(source, OpResult):
         last = source.owner.body.block.last_op
         assert isinstance(last, flex.YieldOp)
-        return column_step(source.owner, last.values[source.index])
+        return step_along(source.owner, last.values[source.index], span.index(dim))
     return None
 
 

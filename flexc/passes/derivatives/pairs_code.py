@@ -22,7 +22,10 @@ from xdsl.ir import Attribute, Operation, Region, SSAValue
 from flexc.dialects import flex
 from flexc.dialects.flex import CAPTURE, DerivativeOp, score_type
 from flexc.dialects.mod_region import INDEX_ARGS
-from flexc.passes.derivatives.row_exponents import probability
+from flexc.passes.derivatives.row_exponents import (
+    fused_probability,
+    weighed_probability,
+)
 from flexc.passes.differentiation.forward import push_forward
 from flexc.passes.differentiation.reverse import pull_back
 from flexc.passes.scalar_code import ScalarCode, inline_region, new_region
@@ -96,7 +99,8 @@ class _Writer:
         return s, x
 
     def probability(self, x: SSAValue) -> SSAValue:
-        return probability(self.code, x, self.args["lse"])
+        form = weighed_probability if is_weighed(self.op) else fused_probability
+        return form(self.code, x, self.args["lse"])
 
     def finish(
         self,
@@ -110,6 +114,11 @@ class _Writer:
         return PairsCode(
             self.region, self.dots, self.values, numbers, self.captures, reads
         )
+
+
+def is_weighed(op: DerivativeOp) -> bool:
+    """Whether rows are weighed: scores within known bounds are small."""
+    return len(op.saved) > 2 and op.score_range is None
 
 
 def tangent_products(op: DerivativeOp, name: str) -> Product:
@@ -146,7 +155,8 @@ def write_backward(writer: _Writer) -> tuple[dict[str, SSAValue | None], list[in
     numbers: list[int] = []
     for load, adjoint in adjoints.reads:
         if load.tensor in wanted:
-            found[f"read {len(numbers)}"] = adjoint
+            # An element may be of another precision than scores, as sums are.
+            found[f"read {len(numbers)}"] = code.float_cast(adjoint, writer.type)
             numbers.append(loads.index(load))
     return found, numbers
 

@@ -13,11 +13,22 @@ tile.kernel @reads(%t : tensor<?xbf16> #tile.param<argument 0>, %start : i32 #ti
     %y = arith.extf %x : bf16 to f32
     flex.yield %y : f32
   } -> !tile.tile<64x32xf32>
-  // Along the columns: contiguous, and left to be coalesced.
+  // Along the columns, but each row begins an element further: no vectors either.
   // CHECK: arith.addi
-  // CHECK-NEXT: tile.read %{{.*}}[%{{.*}}] : tensor<?xbf16>, i32 -> bf16
-  %b = tile.map(%q_ : i32 = %q [0] : !tile.tile<64xi32>, %k_ : i32 = %k [1] : !tile.tile<32xi32>, %t_ : tensor<?xbf16> = %t [] : tensor<?xbf16>) {
+  // CHECK-NEXT: tile.read %{{.*}}[%{{.*}}] {in_place} : tensor<?xbf16>, i32 -> f32
+  %e = tile.map(%q_ : i32 = %q [0] : !tile.tile<64xi32>, %k_ : i32 = %k [1] : !tile.tile<32xi32>, %t_ : tensor<?xbf16> = %t [] : tensor<?xbf16>) {
     %d = arith.addi %q_, %k_ : i32
+    %x = tile.read %t_[%d] : tensor<?xbf16>, i32 -> bf16
+    %y = arith.extf %x : bf16 to f32
+    flex.yield %y : f32
+  } -> !tile.tile<64x32xf32>
+  // Along the columns of a matrix: contiguous, and left to be coalesced.
+  // CHECK: arith.muli
+  // CHECK-NEXT: arith.addi
+  // CHECK-NEXT: tile.read %{{.*}}[%{{.*}}] : tensor<?xbf16>, i32 -> bf16
+  %b = tile.map(%q_ : i32 = %q [0] : !tile.tile<64xi32>, %k_ : i32 = %k [1] : !tile.tile<32xi32>, %n : i32 = %start [] : i32, %t_ : tensor<?xbf16> = %t [] : tensor<?xbf16>) {
+    %m = arith.muli %q_, %n : i32
+    %d = arith.addi %m, %k_ : i32
     %x = tile.read %t_[%d] : tensor<?xbf16>, i32 -> bf16
     %y = arith.extf %x : bf16 to f32
     flex.yield %y : f32
