@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flexc.passes.analysis.ranges import float_functions as functions
@@ -115,8 +115,10 @@ def test_binary(name: str, format_name: str, data: st.DataObject) -> None:
     fmt, _ = FORMATS[format_name]
     operands = [data.draw(members(fmt)), data.draw(members(fmt))]
     if name == "divide_by_reciprocal":
-        # Such a reciprocal is an infinity times 0 of its own: see `divide`.
-        assume(fmt.tiny <= abs(operands[1][1]) <= 2.0**fmt.greatest)
+        # Such a reciprocal is an infinity times 0 of its own: see `divide`. Numbers
+        # that hypothesis finds in modules make most of f16's so, too many to filter.
+        if not fmt.tiny <= abs(operands[1][1]) <= 2.0**fmt.greatest:
+            return
     check(*BINARY[name], format_name, operands)
 
 
