@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from xdsl.dialects import func
-from xdsl.dialects.builtin import StringAttr
+from xdsl.dialects.builtin import MemRefType, StringAttr
 from xdsl.interpreter import (
     Interpreter,
     InterpreterFunctions,
@@ -98,31 +98,36 @@ def sizes_of(interpreter: Interpreter) -> Sizes:
     return interpreter.get_data(FinishFunctions, SIZES, missing)
 
 
-def kernel_outputs(kernel: KernelOp, args: Sequence[Tensor], sizes: Sizes):
+def kernel_outputs(
+    kernel: KernelOp, args: Sequence[Tensor], sizes: Sizes
+) -> list[Tensor]:
     """Room for a kernel's results, which are of the kinds that it says.
 
     What no program need write is 0; all else is NaN, so that it shows.
     """
-    types = written_types(kernel).values()
-    kinds = kernel.attributes.get("sums")
-    names = re.findall(r"flex\.sum<(\w+)", str(kinds)) or [SumKind.TOTAL] * len(types)
     rows = args[0].shape
     shapes = {
         SumKind.TOTAL: (*sizes[:2], rows[2]),
         SumKind.DIAGONAL: diagonal_shape(grid_of(kernel, args[0])[0], sizes),
-        SumKind.PAIRS: (
-            *sizes[:2],
-            *(sizes[2:] if is_by_query(kernel) else sizes[:1:-1]),
-        ),
+        SumKind.PAIRS: (*sizes[:2], rows[2], sizes[3 if is_by_query(kernel) else 2]),
     }
     outputs: list[Tensor] = []
-    for name, type_ in zip(names, types, strict=True):
+    types = list(written_types(kernel).values())
+    for kind, type_ in zip(kinds_of(kernel, types), types, strict=True):
         dtype = dtype_of(type_.element_type)
-        kind = SumKind(name)
         shape = shapes.get(kind, (*rows[:3], type_.get_shape()[-1]))
         fill = 0.0 if kind in (SumKind.DIAGONAL, SumKind.PAIRS) else torch.nan
         outputs.append(torch.full(shape, fill, dtype=dtype))
     return outputs
+
+
+def kinds_of(kernel: KernelOp, types: Sequence[MemRefType]) -> list[SumKind]:
+    """What a kernel's results are: of kernels of rows, rows of numbers or vectors."""
+    said = kernel.attributes.get("sums")
+    if isinstance(said, StringAttr):
+        return [SumKind(n) for n in re.findall(r"flex\.sum<(\w+)", said.data)]
+    ranks = [t.get_num_dims() for t in types]
+    return [SumKind.TOTAL if rank == 3 else SumKind.MATRIX for rank in ranks]
 
 
 def is_by_query(kernel: KernelOp) -> bool:

@@ -27,7 +27,7 @@ from flexc.runtime.interpreters.values import dtype_of
 
 @register_impls
 class PairSumsFunctions(InterpreterFunctions):
-    """Sums over the pairs that a mask leaves, and dot products of rows."""
+    """Sums over the pairs that a mask leaves, and what is done to rows alone."""
 
     def __init__(self, compute_dtype: torch.dtype | None = None):
         self.compute_dtype = compute_dtype
@@ -54,6 +54,17 @@ class PairSumsFunctions(InterpreterFunctions):
             dots = dots - minus
         assert isinstance(dots, Tensor)
         return (dots.to(result_dtype),)
+
+    @impl(flex.WeighRowsOp)
+    def run_weigh_rows(
+        self, interpreter: Interpreter, op: flex.WeighRowsOp, args: PythonValues
+    ) -> PythonValues:
+        values, lse, rest = (a.to(self.compute_dtype or a.dtype) for a in args)
+        shape = (*lse.shape, *[1] * (values.dim() - lse.dim()))
+        # Not even NaN counts in a row without pairs.
+        empty = (lse == -torch.inf).view(shape)
+        weighed = torch.where(empty, 0.0, values * (-rest).exp().view(shape))
+        return (weighed.to(dtype_of(element_of(op.result))),)
 
 
 @dataclass(frozen=True)
