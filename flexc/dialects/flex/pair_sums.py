@@ -95,7 +95,8 @@ class SumAttr(ParametrizedAttribute):
     """One result: its kind, and what it takes of the values that `pairs` yields.
 
     `terms` are [value] or, for a matrix, [value, columns matrix] each; they add up.
-    `scaled` says that the result is multiplied by the op's scale.
+    Sums along diagonals, and pairs, have one. `scaled` says that a matrix is
+    multiplied by the op's scale.
     """
 
     name = "flex.sum"
@@ -252,6 +253,10 @@ class PairSumsLike(PairsOp):
     def verify_sum(self, attr: SumAttr, result: SSAValue, values: int) -> None:
         kind = attr.sum_kind
         verify_rank(f"{kind} sum", result.type, 3 if kind == SumKind.TOTAL else 4)
+        if attr.scaled and kind != SumKind.MATRIX:
+            raise VerifyException(f"{attr} expects a matrix, as it is scaled")
+        if kind in (SumKind.DIAGONAL, SumKind.PAIRS) and len(attr.terms) != 1:
+            raise VerifyException(f"{attr} expects one value, got {len(attr.terms)}")
         for term in attr.term_list():
             if len(term) != 1 + (kind == SumKind.MATRIX) or not 0 <= term[0] < values:
                 raise VerifyException(f"{attr} names no value of {values}")

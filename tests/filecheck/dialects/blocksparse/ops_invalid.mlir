@@ -193,3 +193,33 @@ blocksparse.segment full bounds(%b : i32, %h : i32, %s : i32, %m : i32, %n : i32
 } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
   flex.yield %i : i32
 }
+
+// -----
+
+func.func @sums_of_other_ops(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: segments expects blocksparse.segment ops only, got test.op
+  %x = blocksparse.pair_sums rows(%q : tensor<?x?x?x8xf32>)
+      columns(%q : tensor<?x?x?x8xf32>) scale(%scale : f32) -> tensor<?x?x?x8xf32>
+      {block_m = 64 : i32, block_n = 32 : i32, products = [array<i32: 0, 0>],
+       sums = [#flex.sum<matrix [[0, 0]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } segments {
+    "test.op"() : () -> ()
+  }
+  func.return
+}
+
+// -----
+
+func.func @sums_without_rows_in_a_tile(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: block_m expects a positive number, got 0
+  %x = blocksparse.pair_sums rows(%q : tensor<?x?x?x8xf32>)
+      columns(%q : tensor<?x?x?x8xf32>) scale(%scale : f32) -> tensor<?x?x?x8xf32>
+      {block_m = 0 : i32, block_n = 32 : i32, products = [array<i32: 0, 0>],
+       sums = [#flex.sum<matrix [[0, 0]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } segments {}
+  func.return
+}

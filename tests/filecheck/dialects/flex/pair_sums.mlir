@@ -1,0 +1,70 @@
+// RUN: FLEXC_ROUNDTRIP
+// RUN: FLEXC_GENERIC_ROUNDTRIP
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+
+// CHECK-LABEL: @every_part
+// CHECK-GENERIC-LABEL: "every_part"
+func.func @every_part(%q : !m, %k : !m, %v : !m, %lse : !r, %zero : i32, %scale : f32,
+                      %bias : tensor<?xf32>, %num : tensor<?x?x?xi32>,
+                      %idx : tensor<?x?x?x?xi32>) {
+  // CHECK: %dq, %total, %diagonals, %pairs = flex.pair_sums rows(%q, %q : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>) columns(%k, %v : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>)
+  // CHECK-SAME: row_values(%lse : tensor<?x?x?xf32>) column_values(%lse : tensor<?x?x?xf32>) first(%zero, %zero, %zero : i32, i32, i32) scale(%scale : f32) captures(%bias : tensor<?xf32>)
+  // CHECK-SAME: tables(%num, %idx : tensor<?x?x?xi32>, tensor<?x?x?x?xi32>) -> tensor<?x?x?x8xf32>, tensor<?x?x?xf32>, tensor<?x?x?x?xf32>, tensor<?x?x?x?xf32>
+  // CHECK-SAME: {products = [array<i32: 0, 0>, array<i32: 1, 1, 0, 1>], sums = [#flex.sum<matrix {{\[\[}}0, 0], [1, 1]] scaled>, #flex.sum<total {{\[\[}}0], [1]]>, #flex.sum<diagonal {{\[\[}}1]]>, #flex.sum<pairs {{\[\[}}0]]>], transposed, scale_positive, sparse_block = array<i64: 128, 64>}
+  // CHECK-SAME: pairs(%qk: f32, %dp: f32, %scale_: f32, %lse_: f32, %other: f32, %b: i32, %h: i32, %qi: i32, %ki: i32, %bias_: tensor<?xf32>) {
+  // CHECK: flex.yield %qk, %dp : f32, f32
+  // CHECK-NEXT: } mask_mod(
+  // CHECK-GENERIC: "flex.pair_sums"({{.*}}) <{
+  // CHECK-GENERIC-SAME: operandSegmentSizes = array<i32: 2, 2, 1, 1, 3, 1, 1, 2>
+  %dq, %total, %diagonals, %pairs = flex.pair_sums rows(%q, %q : !m, !m)
+      columns(%k, %v : !m, !m) row_values(%lse : !r) column_values(%lse : !r)
+      first(%zero, %zero, %zero : i32, i32, i32) scale(%scale : f32)
+      captures(%bias : tensor<?xf32>)
+      tables(%num, %idx : tensor<?x?x?xi32>, tensor<?x?x?x?xi32>)
+      -> !m, !r, tensor<?x?x?x?xf32>, tensor<?x?x?x?xf32>
+      {products = [array<i32: 0, 0>, array<i32: 1, 1, 0, 1>],
+       sums = [#flex.sum<matrix [[0, 0], [1, 1]] scaled>, #flex.sum<total [[0], [1]]>,
+               #flex.sum<diagonal [[1]]>, #flex.sum<pairs [[0]]>],
+       transposed, scale_positive, sparse_block = array<i64: 128, 64>}
+      pairs(%qk : f32, %dp : f32, %scale_ : f32, %lse_ : f32, %other : f32, %b : i32,
+            %h : i32, %qi : i32, %ki : i32, %bias_ : tensor<?xf32>) {
+    flex.yield %qk, %dp : f32, f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %bias_ : tensor<?xf32>) {
+    %c = arith.cmpi sge, %qi, %ki : i32
+    flex.yield %c : i1
+  }
+  func.return
+}
+
+// CHECK-LABEL: @rows
+func.func @rows(%q : !m, %lse : !r, %rest : !r) {
+  // CHECK: %delta = flex.row_dots lhs(%q, %q : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>) rhs(%q, %q : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>) minus(%lse : tensor<?x?x?xf32>) -> tensor<?x?x?xf32> {alignment = 16 : i64}
+  %delta = flex.row_dots lhs(%q, %q : !m, !m) rhs(%q, %q : !m, !m) minus(%lse : !r)
+      -> !r {alignment = 16 : i64}
+  // CHECK: %plain = flex.row_dots lhs(%q : tensor<?x?x?x8xf32>) rhs(%q : tensor<?x?x?x8xf32>) -> tensor<?x?x?xf32>
+  %plain = flex.row_dots lhs(%q : !m) rhs(%q : !m) -> !r
+  // CHECK: %w = flex.weigh_rows %q, %lse, %rest : tensor<?x?x?x8xf32>, tensor<?x?x?xf32>, tensor<?x?x?xf32> -> tensor<?x?x?x8xf32>
+  %w = flex.weigh_rows %q, %lse, %rest : !m, !r, !r -> !m
+  func.return
+}
+
+// CHECK-LABEL: @finish
+func.func @finish(%sums : !r, %bias : tensor<?xbf16>, %out : !m) {
+  // CHECK: %d = flex.zeros_like %bias : tensor<?xbf16> -> tensor<?xbf16>
+  %d = flex.zeros_like %bias : tensor<?xbf16> -> tensor<?xbf16>
+  // CHECK: %e = flex.scatter_sums row %sums, %bias : tensor<?x?x?xf32>, tensor<?xbf16> captures(%bias : tensor<?xbf16>) plus(%d : tensor<?xbf16>) index(%b: i32, %h: i32, %qi: i32, %ki: i32, %bias_: tensor<?xbf16>) {
+  // CHECK-NEXT: flex.yield %qi : i32
+  // CHECK-GENERIC: "flex.scatter_sums"(%sums, %bias, %bias, %d) <{by = "row"
+  %e = flex.scatter_sums row %sums, %bias : !r, tensor<?xbf16>
+      captures(%bias : tensor<?xbf16>) plus(%d : tensor<?xbf16>)
+      index(%b : i32, %h : i32, %qi : i32, %ki : i32, %bias_ : tensor<?xbf16>) {
+    flex.yield %qi : i32
+  }
+  // CHECK: %t = flex.center_rows %out, %sums, %out : tensor<?x?x?x8xf32>, tensor<?x?x?xf32>, tensor<?x?x?x8xf32> -> tensor<?x?x?x8xf32>
+  %t = flex.center_rows %out, %sums, %out : !m, !r, !m -> !m
+  // CHECK: %l, %m = flex.launch @finish(%sums, %out) : tensor<?x?x?xf32>, tensor<?x?x?x8xf32> -> tensor<?x?x?xf32>, tensor<?x?x?x8xf32>
+  %l, %m = flex.launch @finish(%sums, %out) : !r, !m -> !r, !m
+  func.return
+}

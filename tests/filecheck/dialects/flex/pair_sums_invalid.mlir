@@ -1,0 +1,286 @@
+// RUN: flexc-opt %s --split-input-file --verify-diagnostics | filecheck %s
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+!p = tensor<?x?x?x?xf32>
+
+func.func @first(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
+  // CHECK: expects rows, and first of none or three values
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) first(%i : i32)
+      scale(%scale : f32) -> !m {products = [array<i32: 0, 0>], sums = [#flex.sum<matrix [[0, 0]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+!p = tensor<?x?x?x?xf32>
+
+func.func @rank(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
+  // CHECK: row_values expects 3 dimensions, got tensor<?x?x?x8xf32>
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) row_values(%q : !m)
+      scale(%scale : f32) -> !m {products = [array<i32: 0, 0>], sums = [#flex.sum<matrix [[0, 0]]>]}
+      pairs(%qk : f32, %s : f32, %l : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+!p = tensor<?x?x?x?xf32>
+
+func.func @products(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
+  // CHECK: products has no operands [0, 1]
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
+      scale(%scale : f32) -> !m {products = [array<i32: 0, 1>], sums = [#flex.sum<matrix [[0, 0]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+!p = tensor<?x?x?x?xf32>
+
+func.func @head_dims(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
+  // CHECK: product [0, 1] expects equal head dims, got (8, 4)
+  %x = flex.pair_sums rows(%q : !m) columns(%q, %v : !m, tensor<?x?x?x4xf32>) 
+      scale(%scale : f32) -> !m {products = [array<i32: 0, 1>], sums = [#flex.sum<matrix [[0, 0]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+!p = tensor<?x?x?x?xf32>
+
+func.func @pairs(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
+  // CHECK: pairs expects arguments (f32, f32, i32, i32, i32, i32), got (f32, i32, i32, i32, i32)
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
+      scale(%scale : f32) -> !m {products = [array<i32: 0, 0>], sums = [#flex.sum<matrix [[0, 0]]>]}
+      pairs(%qk : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+!p = tensor<?x?x?x?xf32>
+
+func.func @sums(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
+  // CHECK: sums expects 1 entries as there are results, got 0
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
+      scale(%scale : f32) -> !m {products = [array<i32: 0, 0>], sums = []}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+!p = tensor<?x?x?x?xf32>
+
+func.func @value(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
+  // CHECK: #flex.sum<matrix [[1, 0]]> names no value of 1
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
+      scale(%scale : f32) -> !m {products = [array<i32: 0, 0>], sums = [#flex.sum<matrix [[1, 0]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+!p = tensor<?x?x?x?xf32>
+
+func.func @matrix(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
+  // CHECK: #flex.sum<matrix [[0, 1]]> names no matrix of 1
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
+      scale(%scale : f32) -> !m {products = [array<i32: 0, 0>], sums = [#flex.sum<matrix [[0, 1]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+!p = tensor<?x?x?x?xf32>
+
+func.func @matrix_dim(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
+  // CHECK: #flex.sum<matrix [[0, 0]]> expects head dim 8, got tensor<?x?x?x4xf32>
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
+      scale(%scale : f32) -> tensor<?x?x?x4xf32> {products = [array<i32: 0, 0>], sums = [#flex.sum<matrix [[0, 0]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+!p = tensor<?x?x?x?xf32>
+
+func.func @total_rank(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
+  // CHECK: total sum expects 3 dimensions, got tensor<?x?x?x8xf32>
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
+      scale(%scale : f32) -> !m {products = [array<i32: 0, 0>], sums = [#flex.sum<total [[0]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+!p = tensor<?x?x?x?xf32>
+
+func.func @scaled_total(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
+  // CHECK: #flex.sum<total [[0]] scaled> expects a matrix, as it is scaled
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
+      scale(%scale : f32) -> !r {products = [array<i32: 0, 0>], sums = [#flex.sum<total [[0]] scaled>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+!p = tensor<?x?x?x?xf32>
+
+func.func @two_pairs(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
+  // CHECK: #flex.sum<pairs [[0], [0]]> expects one value, got 2
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
+      scale(%scale : f32) -> !p {products = [array<i32: 0, 0>], sums = [#flex.sum<pairs [[0], [0]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+!p = tensor<?x?x?x?xf32>
+
+func.func @block(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
+  // CHECK: sparse_block expects tables, and tables expect it
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
+      scale(%scale : f32) -> !m {products = [array<i32: 0, 0>], sums = [#flex.sum<matrix [[0, 0]]>], sparse_block = array<i64: 64, 64>}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @dots(%q : tensor<?x?x?x8xf32>) {
+  // CHECK: expects as many rhs as lhs, and minus at most once, got 1, 0 and 0
+  %d = flex.row_dots lhs(%q : tensor<?x?x?x8xf32>) -> tensor<?x?x?xf32>
+  func.return
+}
+
+// -----
+
+func.func @scatter(%s : tensor<?x?x?xf32>, %t : tensor<?x?xf32>) {
+  // CHECK: index expects to yield 2 values, got 1
+  %d = flex.scatter_sums head %s, %t : tensor<?x?x?xf32>, tensor<?x?xf32>
+      index(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %h : i32
+  }
+  func.return
+}
+
+// -----
+
+func.func @scatter_args(%s : tensor<?x?x?xf32>, %t : tensor<?xf32>) {
+  // CHECK: index expects b, h, q_idx, kv_idx and the captures
+  %d = flex.scatter_sums head %s, %t : tensor<?x?x?xf32>, tensor<?xf32>
+      captures(%t : tensor<?xf32>) index(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %h : i32
+  }
+  func.return
+}
+
+// -----
+
+func.func @center(%s : tensor<?x?x?xf32>, %o : tensor<?x?x?x8xf32>) {
+  // CHECK: total expects 3 dimensions, got tensor<?x?x?x8xf32>
+  %d = flex.center_rows %o, %o, %o
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      -> tensor<?x?x?x8xf32>
+  func.return
+}
