@@ -74,7 +74,7 @@ format: venv ## let ruff mend what it can
 typecheck: venv ## pyright
 	$(BIN)/pyright
 
-bench: $(VENV)/installed-bench ## flexc beside torch and cuDNN on a GPU
+bench: $(VENV)/installed-bench ## flexc beside torch and cuDNN on a GPU, forward and backward
 	$(BIN)/python -m bench.gpu
 
 clean: ## remove .venv and everything that tools leave behind

@@ -1,7 +1,7 @@
-"""flexc, torch.compile(flex_attention) and cuDNN side by side on a GPU, forward.
+"""flexc, torch.compile(flex_attention) and cuDNN side by side on a GPU.
 
-`make bench`, or `python -m bench.gpu --head-dim 128 --seq 8192 --dtype bf16`.
-Each result is checked before it is timed. Masked variants run in three ways: `flexc`
+`make bench`, or `python -m bench.gpu --direction bwd --head-dim 128 --seq 8192`.
+Each result is checked before it is timed. Masked variants run in several ways: `flexc`
 is given a BlockMask of `flexc.create_block_mask`, `mask_mod` the bare function (which
 it plans anew at every call where the mask has no bounds in closed form), `tables`
 the BlockMask that torch made and is given itself. TFLOP/s count unmasked pairs only.
@@ -11,180 +11,86 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention import flex_attention as torch_flex
-from torch.nn.functional import scaled_dot_product_attention
 
-import flexc
-from bench.timing import interleaved_gpu_medians
-from bench.variants import ANCHORS, Anchor
-from tests.reference import attention, visible_pairs
+from bench import gpu_backward, gpu_forward
+from bench.gpu_table import DTYPES, Setup
+from bench.learned import LEARNED
+from bench.variants import ANCHORS
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+VARIANTS = {**ANCHORS, **LEARNED}
+"""By name. What learned ones add to the anchors is in their gradients."""
 
-Run = Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class Setup:
-    """The sizes of a benchmark: those of the published figures by default."""
-
-    head_dim: int = 128
-    seq: int = 8192
-    dtype: torch.dtype = torch.bfloat16
-    batch: int = 2
-    rounds: int = 40
-
-    @property
-    def heads(self) -> int:
-        return 8 if self.head_dim > 128 else 16
-
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        torch.manual_seed(0)
-        shape = (self.batch, self.heads, self.seq, self.head_dim)
-
-        def draw() -> Tensor:
-            return torch.randn(shape, device="cuda", dtype=self.dtype)
-
-        return draw(), draw(), draw()
+DIRECTIONS = {
+    "fwd": ("forward",),
+    "bwd": ("backward",),
+    "both": ("forward", "backward"),
+}
 
 
-@dataclass(frozen=True)
-class Result:
-    """TFLOP/s of each contestant, and flexc's error beside torch's own."""
-
-    name: str
-    tflops: dict[str, float]
-    error: float
-    unfused_error: float
-
-    @property
-    def right(self) -> bool:
-        return self.error <= 2 * self.unfused_error + 1e-6
-
-    def cell(self, name: str) -> str:
-        return f"{self.tflops[name]:9.0f}" if name in self.tflops else f"{'-':>9}"
-
-    def __str__(self) -> str:
-        ratio = self.tflops["flexc"] / self.tflops["torch"]
-        return (
-            f"{self.name:10}{self.error:11.1e}{self.unfused_error:11.1e}"
-            f"{''.join(self.cell(name) for name in CONTESTANTS)}{ratio:11.2f}"
-            f"{'' if self.right else '  WRONG'}"
-        )
-
-
-OWN = ("flexc", "mask_mod", "tables")
-CONTESTANTS = (*OWN, "torch", "cudnn")
-
-HEADER = (
-    f"{'':10}{'error':>11}{'unfused':>11}"
-    f"{''.join(f'{name:>9}' for name in CONTESTANTS)}{'flexc /':>11}\n"
-    f"{'variant':10}{'':>11}{'error':>11}{'TFLOP/s':>{9 * len(CONTESTANTS)}}"
-    f"{'torch':>11}"
-)
-
-
-def contestants(
-    anchor: Anchor, setup: Setup
-) -> tuple[dict[str, Run], float, float, int]:
-    """Runs by name, flexc's and the unfused error, and pairs per head."""
-    query, key, value = setup.inputs()
-    mods = anchor.build(setup.batch, setup.heads, setup.seq, setup.dtype)
-    score_mod, mask_mod = mods
-    block_mask = mask_mod and torch_flex.create_block_mask(
-        mask_mod, None, None, setup.seq, setup.seq, device="cuda"
-    )
-    own_mask = mask_mod and flexc.create_block_mask(
-        mask_mod, None, None, setup.seq, setup.seq, device="cuda"
-    )
-    torch._dynamo.reset()
-    compiled = torch.compile(torch_flex.flex_attention, dynamic=False)
-
-    def flexc_run(**mask: Any) -> Run:
-        return lambda: flexc.flex_attention(
-            query, key, value, score_mod=score_mod, **mask
-        )
-
-    def torch_run() -> Any:
-        return compiled(query, key, value, score_mod=score_mod, block_mask=block_mask)
-
-    def cudnn_run() -> Any:
-        return scaled_dot_product_attention(query, key, value, **(anchor.sdpa or {}))
-
-    runs: dict[str, Run] = {
-        "flexc": flexc_run(block_mask=own_mask),
-        "mask_mod": flexc_run(mask_mod=mask_mod),
-        "tables": flexc_run(block_mask=block_mask),
-        "torch": torch_run,
-    }
-    if mask_mod is None:
-        del runs["mask_mod"], runs["tables"]
-    if anchor.sdpa is not None and setup.head_dim <= 256:
-        runs["cudnn"] = cudnn_run
-    first = (query[:1], key[:1], value[:1])
-    exact = attention(*first, *mods).out
-    unfused = attention(*first, *mods, precision=setup.dtype).out.to(setup.dtype)
-    errors = [
-        (runs[name]()[:1] - exact).abs().max().item() for name in runs if name in OWN
-    ]
-    pairs = visible_pairs(mask_mod, 0, setup.seq, setup.seq, "cuda")
-    return runs, max(errors), (unfused - exact).abs().max().item(), pairs
-
-
-def measure(anchor: Anchor, setup: Setup) -> Result:
-    """Check one variant, then let all take turns."""
-    runs, error, unfused, pairs = contestants(anchor, setup)
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        medians = interleaved_gpu_medians(runs, setup.rounds)
-    flops = 4 * setup.batch * setup.heads * setup.head_dim * pairs
-    tflops = {name: flops / seconds / 1e12 for name, seconds in medians.items()}
-    return Result(anchor.name, tflops, error, unfused)
-
-
-def run(setup: Setup, names: Sequence[str]) -> bool:
-    """Print the table; whether all results are right."""
+def run(direction: str, setup: Setup, names: Sequence[str]) -> bool:
+    """Print the table of a direction; whether all results are right."""
+    forward = direction == "forward"
+    table = (gpu_forward if forward else gpu_backward).TABLE
     print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, forward, "
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {direction}, "
         f"{setup.dtype}\nB={setup.batch} H={setup.heads} S={setup.seq} "
-        f"D={setup.head_dim}, medians of {setup.rounds} interleaved rounds\n\n{HEADER}"
+        f"D={setup.head_dim}, medians of {setup.rounds} interleaved rounds\n\n"
+        f"{table.header}"
     )
     right = True
     for name in names:
-        result = measure(ANCHORS[name], setup)
-        print(result, flush=True)
+        if not forward:
+            result = gpu_backward.measure(VARIANTS[name], setup)
+        elif name in ANCHORS:
+            result = gpu_forward.measure(ANCHORS[name], setup)
+        else:
+            continue
+        print(table.row(result), flush=True)
         right &= result.right
+    print()
     return right
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="flexc beside torch and cuDNN")
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--seq", type=int, default=8192)
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument(
-        "--variants", nargs="+", choices=ANCHORS, default=list(ANCHORS), metavar="NAME"
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description="flexc beside torch and cuDNN")
+    found.add_argument("--direction", choices=DIRECTIONS, default="both")
+    found.add_argument("--head-dim", type=int, default=128)
+    found.add_argument("--seq", type=int, default=8192)
+    found.add_argument("--dtype", choices=DTYPES, default="bf16")
+    found.add_argument("--batch", type=int, default=2)
+    found.add_argument("--rounds", type=int, default=40)
+    found.add_argument(
+        "--variants",
+        nargs="+",
+        choices=VARIANTS,
+        default=list(VARIANTS),
+        metavar="NAME",
     )
-    options = parser.parse_args(args)
-    if not torch.cuda.is_available():
-        print("bench.gpu needs a GPU, and torch sees none here", file=sys.stderr)
-        return 2
-    setup = Setup(
+    return found
+
+
+def setup_of(options: argparse.Namespace) -> Setup:
+    return Setup(
         options.head_dim,
         options.seq,
         DTYPES[options.dtype],
         options.batch,
+        8 if options.head_dim > 128 else 16,
         options.rounds,
     )
-    return 0 if run(setup, options.variants) else 1
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(args)
+    if not torch.cuda.is_available():
+        print("bench.gpu needs a GPU, and torch sees none here", file=sys.stderr)
+        return 2
+    setup = setup_of(options)
+    done = [run(d, setup, options.variants) for d in DIRECTIONS[options.direction]]
+    return 0 if all(done) else 1
 
 
 if __name__ == "__main__":

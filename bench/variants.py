@@ -63,39 +63,43 @@ DEMO = (
 class Anchor:
     """A variant of the GPU benchmark, whose definition must not change.
 
-    `build(B, H, S, dtype)` gives its mods, with captured tensors on the GPU.
+    `build(B, H, S, dtype, device)` gives its mods, with captured tensors there.
     `sdpa` are the arguments with which `scaled_dot_product_attention`
     computes the same, if it can.
     """
 
     name: str
-    build: Callable[[int, int, int, torch.dtype], Mods]
+    build: Callable[..., Mods]
     sdpa: dict[str, Any] | None = None
 
 
-def _window(B: int, H: int, S: int, dtype: torch.dtype) -> Mods:
+def _window(
+    B: int, H: int, S: int, dtype: torch.dtype, device: Device = "cuda"
+) -> Mods:
     def mask_mod(b, h, q_idx, kv_idx):
         return (q_idx >= kv_idx) & (q_idx - kv_idx <= 1024)
 
     return None, mask_mod
 
 
-def _alibi(B: int, H: int, S: int, dtype: torch.dtype) -> Mods:
+def _alibi(B: int, H: int, S: int, dtype: torch.dtype, device: Device = "cuda") -> Mods:
     def score_mod(score, b, h, q_idx, kv_idx):
         return score + torch.exp2(-8 * (h + 1) / H) * (kv_idx - q_idx)
 
     return score_mod, causal_mask
 
 
-def _softcap(B: int, H: int, S: int, dtype: torch.dtype) -> Mods:
+def _softcap(
+    B: int, H: int, S: int, dtype: torch.dtype, device: Device = "cuda"
+) -> Mods:
     def score_mod(score, b, h, q_idx, kv_idx):
         return 20 * torch.tanh(score / 20)
 
     return score_mod, causal_mask
 
 
-def _bias(B: int, H: int, S: int, dtype: torch.dtype) -> Mods:
-    table = torch.randn(H, 2 * S, device="cuda", dtype=dtype)
+def _bias(B: int, H: int, S: int, dtype: torch.dtype, device: Device = "cuda") -> Mods:
+    table = torch.randn(H, 2 * S, device=device, dtype=dtype)
 
     def score_mod(score, b, h, q_idx, kv_idx):
         return score + table[h, q_idx - kv_idx + S]
@@ -103,11 +107,13 @@ def _bias(B: int, H: int, S: int, dtype: torch.dtype) -> Mods:
     return score_mod, causal_mask
 
 
-def _document(B: int, H: int, S: int, dtype: torch.dtype) -> Mods:
+def _document(
+    B: int, H: int, S: int, dtype: torch.dtype, device: Device = "cuda"
+) -> Mods:
     generator = torch.Generator().manual_seed(0)
     cuts = torch.sort(torch.randperm(S - 1, generator=generator)[:11] + 1).values
     ids = torch.searchsorted(cuts, torch.arange(S), right=True)
-    ids = ids.to("cuda", torch.int32)
+    ids = ids.to(device, torch.int32)
 
     def mask_mod(b, h, q_idx, kv_idx):
         return (q_idx >= kv_idx) & (ids[q_idx] == ids[kv_idx])
@@ -118,10 +124,10 @@ def _document(B: int, H: int, S: int, dtype: torch.dtype) -> Mods:
 ANCHORS = {
     anchor.name: anchor
     for anchor in (
-        Anchor("dense", lambda B, H, S, dtype: (None, None), {}),
+        Anchor("dense", lambda *sizes: (None, None), {}),
         Anchor(
             "causal",
-            lambda B, H, S, dtype: (None, causal_mask),
+            lambda *sizes: (None, causal_mask),
             {"is_causal": True},
         ),
         Anchor("window", _window),
