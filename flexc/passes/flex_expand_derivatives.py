@@ -20,6 +20,7 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp, TensorType, i32
 from xdsl.ir import Attribute, SSAValue
 from xdsl.passes import ModulePass
+from xdsl.transforms.dead_code_elimination import region_dce
 from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
@@ -298,6 +299,12 @@ class Expansion:
         self.gradients[read.capture] = self.host.append(scatter)[0]
 
 
+def is_launched(kernel: func.FuncOp, host: func.FuncOp) -> bool:
+    name = kernel.sym_name.data
+    launches = (o for o in host.body.ops if isinstance(o, flex.LaunchOp))
+    return any(launch.callee.string_value() == name for launch in launches)
+
+
 @dataclass(frozen=True)
 class FlexExpandDerivativesPass(ModulePass):
     """Take derivatives of attention apart into sums over pairs."""
@@ -309,9 +316,14 @@ class FlexExpandDerivativesPass(ModulePass):
             if not isinstance(function, func.FuncOp):
                 continue
             name = function.sym_name.data
+            kernels: list[func.FuncOp] = []
             for inner in list(function.body.ops):
                 if isinstance(inner, DerivativeOp):
-                    for kernel in Expansion(inner, name).run():
-                        op.body.block.insert_op_before(kernel, function)
+                    kernels += Expansion(inner, name).run()
+            # Not every derivative needs delta.
+            region_dce(function.body)
+            for kernel in kernels:
+                if is_launched(kernel, function):
+                    op.body.block.insert_op_before(kernel, function)
             # Results have their own layouts.
             function.update_function_type()
