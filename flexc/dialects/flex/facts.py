@@ -40,6 +40,7 @@ FACTS = (
     "scores_finite",
     "has_keys",
     "paired_heads",
+    "scores_moderate",
     "rows_never_empty",
 )
 """Properties that say what is known about a call, kept by every lowering."""
@@ -96,6 +97,8 @@ class PairsOp(IRDLOperation):
     """Skv is known not to be 0."""
     paired_heads = opt_prop_def(UnitAttr)
     """Query and key have the same batches and heads."""
+    scores_moderate = opt_prop_def(UnitAttr)
+    """Scores after `score_mod` are hardly larger than those before it, -inf aside."""
     rows_never_empty = opt_prop_def(UnitAttr)
     """There are keys, and every row has one at least that no mask hides."""
 

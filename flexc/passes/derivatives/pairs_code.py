@@ -117,8 +117,9 @@ class _Writer:
 
 
 def is_weighed(op: DerivativeOp) -> bool:
-    """Whether rows are weighed: scores within known bounds are small."""
-    return len(op.saved) > 2 and op.score_range is None
+    """Whether rows are weighed: scores may be large for what they are made of."""
+    is_small = op.score_range is not None or op.scores_moderate is not None
+    return len(op.saved) > 2 and not is_small
 
 
 def tangent_products(op: DerivativeOp, name: str) -> Product:

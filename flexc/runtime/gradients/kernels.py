@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from xdsl.dialects.builtin import IntegerAttr, UnitAttr, i64
 from xdsl.ir import Attribute
 
 from flexc.passes.derivatives.build import Derivative, derivative_module
+from flexc.passes.derivatives.moderation import scores_stay_moderate
 from flexc.runtime.arguments import Tables
 from flexc.runtime.call import LENGTH_MULTIPLE, Attention
 from flexc.runtime.captured_gradients import Sizes
@@ -20,7 +22,7 @@ from flexc.runtime.driver import Compiled, kernel_for
 from flexc.runtime.gradients.program import Point, Program, expand
 from flexc.runtime.options import NO_OPTIONS
 from flexc.runtime.planner.columns import column_tables
-from flexc.runtime.proofs import Proofs
+from flexc.runtime.proofs import Proofs, attention_of
 from flexc.runtime.tensor_facts import is_aligned
 
 INPUTS = ("query", "key", "value")
@@ -88,7 +90,8 @@ class Run:
         self.blocks = blocks_of(call)
         self.call, self.compiled = self.blocks.call, self.blocks.compiled
         self.out, self.rows = out, lse
-        self.saved = [out, *lse_of(lse)]
+        self.moderate = is_moderate(self.call, self.compiled)
+        self.saved = [out, *(lse_of(lse)[: 1 if self.moderate else 2])]
         self.slots = [i.slot for i in self.compiled.attention.inputs]
         self.aligned = self.compiled.build.call.alignment is not None
 
@@ -203,6 +206,8 @@ class Run:
         whole = query.size(2) % LENGTH_MULTIPLE == 0
         if whole and self.call.backend == "triton":
             found["q_len_multiple"] = IntegerAttr(LENGTH_MULTIPLE, i64)
+        if self.moderate:
+            found["scores_moderate"] = UnitAttr()
         return found
 
     def ready(self, tensor: Tensor) -> Tensor:
@@ -221,6 +226,32 @@ class Run:
 
 READY = (*INPUTS, "d_out", "d_lse")
 """What has the layout of a query or of its rows."""
+
+
+def is_moderate(call: Attention, compiled: Compiled) -> bool:
+    """Whether a call's scores are known to be as large as its dot products at most.
+
+    It saves a GPU a few per cent; and 16 bits are coarser than what that loses.
+    """
+    if call.backend != "triton" or call.query.element_size() > 2:
+        return False
+    captures = compiled.attention.arguments(call.signature.captures)
+    numbers = tuple(c if isinstance(c, int | float) else None for c in captures)
+    sizes = (*call.query.shape[:3], call.key.size(2))
+    return _is_moderate(compiled, tuple(map(_at_most, sizes)), numbers)
+
+
+@lru_cache(maxsize=256)
+def _is_moderate(
+    compiled: Compiled, sizes: tuple[int, ...], numbers: tuple[Any, ...]
+) -> bool:
+    attention = attention_of(compiled.attention.module)
+    return scores_stay_moderate(attention, sizes, numbers)
+
+
+def _at_most(size: int) -> int:
+    """The next power of two."""
+    return 1 << max(size - 1, 0).bit_length()
 
 
 def lse_of(saved: Tensor) -> list[Tensor]:
