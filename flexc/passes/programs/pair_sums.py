@@ -120,7 +120,7 @@ class PairSumsProgram(ProgramBuilder):
         self.row_len = code.insert(tile.DimOp(own, 2), "row_len")
         self.column_len = code.insert(tile.DimOp(other, 2), "column_len")
         self.own_heads = code.insert(tile.DimOp(own, 1), "own_heads")
-        b, h, block = self.tile_position(self.row_len, self.own_heads)
+        b, h, block = self.tile_position(*self.part())
         self.row_block = block
         start = code.mul(block, code.const(self.block_m), "row_start")
         self.stored = Side(b, h, start)
@@ -131,6 +131,19 @@ class PairSumsProgram(ProgramBuilder):
                 for v, offset in zip((b, h, start), offsets, strict=True)
             )
         self.rows = Side(b, h, start)
+
+    def part(self) -> tuple[SSAValue, SSAValue]:
+        """How many rows and heads there are programs for: those of the results."""
+        if not self.op.first:
+            return self.row_len, self.own_heads
+        (attr, result), code = self.sums[0], self.code
+        heads, rows = (
+            code.insert(tile.DimOp(self.args[result], dim), name)
+            for dim, name in ((1, "part_heads"), (2, "part_rows"))
+        )
+        if attr.sum_kind == SumKind.DIAGONAL:  # It has a row for each program.
+            rows = code.mul(rows, code.const(self.block_m), "part_rows")
+        return rows, heads
 
     def own_place(self) -> Place:
         """The place of a program whose rows belong to one head of the query."""
