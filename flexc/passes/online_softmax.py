@@ -209,7 +209,7 @@ def convert(code: ScalarCode, value: SSAValue, element: Attribute) -> SSAValue:
     def body(c: ScalarCode, x: SSAValue) -> SSAValue:
         return c.insert(arith.TruncFOp(x, element))
 
-    name = f"{value.name_hint}_{element}"
+    name = f"{value.name_hint or 'tile'}_{element}"
     return build_map(code, value.type.get_shape(), [(value, FULL)], body, name)
 
 

@@ -92,7 +92,8 @@ def test_pairs(matrices: tuple[Tensor, Tensor]) -> None:
 
 def test_diagonals(matrices: tuple[Tensor, Tensor]) -> None:
     kernel, (q, k) = kernel_of("diagonal"), matrices
-    sizes = (*q.shape[:3], k.shape[2])
+    batch, heads, q_len, _ = q.shape
+    sizes = batch, heads, q_len, k.shape[2]
     total = torch.zeros(diagonal_shape(1, sizes))[:, :, 0]
     for b, h, rows in PARTS[1:]:
         counts = len(b), len(h), len(rows)
