@@ -1,7 +1,8 @@
 """Ranges of keys as a person would write them.
 
 `kv_idx in [max(0, q_first - window), q_last]`, where `q_first` and `q_last` are the
-first and the last row of a block; both ends are included.
+first and the last row of a block; both ends are included. Where rows are keys:
+`q_idx in [kv_first, min(q_len - 1, kv_last + window)]`.
 """
 
 from __future__ import annotations
@@ -29,32 +30,34 @@ from flexc.passes.analysis.describe import infix
 from flexc.passes.analysis.formula import Leaf
 from flexc.passes.analysis.readable import Readable, spell
 
-FIRST_ROW, LAST_ROW = "q_first", "q_last"
-LAST_KEY = "kv_len - 1"
-
 INVERSE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 
 
 class RangeSpeller:
-    """Spells the ranges of one mask."""
+    """Spells the ranges of one mask, as solved: of (b, h, row, column).
 
-    def __init__(self, mask: Region):
-        self.q_idx: SSAValue = mask.block.args[2]
+    Rows are queries; `transposed`, they are keys.
+    """
+
+    def __init__(self, mask: Region, transposed: bool = False):
+        self.row_idx: SSAValue = mask.block.args[2]
+        self.row, self.column = ("kv", "q") if transposed else ("q", "kv")
+        self.first_row, self.last_row = f"{self.row}_first", f"{self.row}_last"
 
     def ranges(self, ranges: Sequence[KeyRange]) -> str:
-        """The keys of any of some ranges."""
+        """The columns of any of some ranges."""
         if not ranges:
             return "none"
         if any(r.is_everything for r in ranges):
             return "all"
-        return "kv_idx in " + " or ".join(map(self.range, ranges))
+        return f"{self.column}_idx in " + " or ".join(map(self.range, ranges))
 
     def range(self, keys: KeyRange) -> str:
         """One range, and for which rows it is there."""
         lows = [self.end(end) for end in keys.lows]
         if not any(_is_natural(end.term) for end in keys.lows):
             lows.insert(0, "0")
-        highs = [self.end(end) for end in keys.highs] or [LAST_KEY]
+        highs = [self.end(end) for end in keys.highs] or [f"{self.column}_len - 1"]
         interval = f"[{_extreme('max', lows)}, {_extreme('min', highs)}]"
         when = " and ".join(self.conditions(keys))
         return f"{interval} if {when}" if when else interval
@@ -62,9 +65,9 @@ class RangeSpeller:
     def conditions(self, keys: KeyRange) -> Iterable[str]:
         """What must hold for a range not to be empty."""
         for term in keys.row_lows:
-            yield f"{LAST_ROW} >= {self.term(term, False)}"
+            yield f"{self.last_row} >= {self.term(term, False)}"
         for term in keys.row_highs:
-            yield f"{FIRST_ROW} <= {self.term(term, False)}"
+            yield f"{self.first_row} <= {self.term(term, False)}"
         for leaf in keys.conditions:
             yield spell_leaf(leaf)
 
@@ -77,7 +80,7 @@ class RangeSpeller:
             case Symbol():
                 return Readable().spell(term.value, outer=not inner)
             case RowValue():
-                names = {self.q_idx: LAST_ROW if at_last else FIRST_ROW}
+                names = {self.row_idx: self.last_row if at_last else self.first_row}
                 return Readable(names).spell(term.value, outer=not inner)
             case Sum() | Negative() | Constant():
                 text, parts = self._sum(term, at_last)
@@ -108,7 +111,7 @@ class RangeSpeller:
                 case _:
                     text = self.term(part, at_last, inner=sign < 0)
                     (added if sign > 0 else taken).append(text)
-        added.sort(key=lambda text: not text.startswith("q_"))
+        added.sort(key=lambda text: not text.startswith(f"{self.row}_"))
         if constant > 0 or not (added or taken):
             added.append(_number(constant))
         text = " + ".join(added)
