@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack, overload
 
 import torch
@@ -16,6 +15,7 @@ from flexc.errors import DtypeError, ModSignatureError, OptionError
 from flexc.frontend.closures import read_mods
 from flexc.runtime.arguments import DTYPES, MAX_HEAD_DIM
 from flexc.runtime.autograd import run_attention
+from flexc.runtime.autograd.run import is_differentiated
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.explain.report import Explanation, Explanations
 from flexc.runtime.interception import Results, Scope, activate
@@ -159,7 +159,7 @@ def explain_mask(
         backend=backend,
         tiles=NO_OPTIONS,
     )
-    return Explanation.of(call, block)
+    return Explanation.of(call, block, differentiated=is_differentiated(call))
 
 
 def check_inputs(dtype: object, head_dim: object) -> None:
@@ -217,27 +217,37 @@ def explain_function(
     recorder = Recorder()
     with activate(Scope(Choices(), recorder.run)):
         fn(*args, **kwargs)
-    if not recorder.calls:
+    if not recorder.seen:
         raise OptionError(f"{_name(fn)} called no flex_attention; {USAGE}")
     return Explanations(
-        Explanation.of(call, None, recorder.times[key])
-        for key, call in recorder.calls.items()
+        Explanation.of(seen.call, None, seen.times, seen.differentiated)
+        for seen in recorder.seen.values()
     )
+
+
+@dataclass
+class Seen:
+    """Calls of one kind."""
+
+    call: Attention
+    differentiated: bool
+    """Whether autograd records them."""
+    times: int = 0
 
 
 class Recorder:
     """Runs attention, and remembers one call of each kind."""
 
     def __init__(self) -> None:
-        self.calls: dict[Any, Attention] = {}
-        self.times: Counter[Any] = Counter()
+        self.seen: dict[Any, Seen] = {}
 
     def run(self, call: Attention) -> Results:
         if call.query.numel() and call.key.size(2):
-            key = key_of(call)
-            self.times[key] += 1
-            if key not in self.calls:
-                self.calls[key] = light(call)
+            differentiated = is_differentiated(call)
+            key = (differentiated, call.deterministic, *key_of(call))
+            if key not in self.seen:
+                self.seen[key] = Seen(light(call), differentiated)
+            self.seen[key].times += 1
         return run_attention(call)
 
 
@@ -253,7 +263,7 @@ def check_arguments(fn: Mod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         raise OptionError(f"{_name(fn)} cannot be called: {error}; {USAGE}") from error
 
 
-def key_of(call: Attention) -> Any:
+def key_of(call: Attention) -> tuple[Any, ...]:
     """Equal for calls of which the same is to be said."""
     captures = tuple(
         id(c) if isinstance(c, Tensor) else c for c in call.signature.captures

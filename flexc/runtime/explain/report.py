@@ -16,6 +16,7 @@ from flexc.runtime.call import Attention
 from flexc.runtime.explain.blocks import Blocks, Rows, Run, find_blocks
 from flexc.runtime.explain.counts import Counts, count
 from flexc.runtime.explain.facts import Fact, facts_of
+from flexc.runtime.explain.gradients import GradientFacts, gradients_of
 from flexc.runtime.explain.picture import draw_png, draw_svg
 from flexc.runtime.explain.subject import Subject, Way
 
@@ -51,10 +52,16 @@ class Explanation:
     blocks: Blocks
     times: int = 1
     """How often a function made this call."""
+    gradients: GradientFacts | None = None
+    """How gradients are computed, of a call that may be differentiated."""
 
     @classmethod
     def of(
-        cls, call: Attention, block_size: tuple[int, int] | None, times: int = 1
+        cls,
+        call: Attention,
+        block_size: tuple[int, int] | None,
+        times: int = 1,
+        differentiated: bool = False,
     ) -> Explanation:
         """Explain a call, in blocks of a size or in its own."""
         subject = Subject.of(call)
@@ -74,6 +81,7 @@ class Explanation:
             counts=count(subject, blocks),
             blocks=blocks,
             times=times,
+            gradients=gradients_of(subject) if differentiated else None,
         )
 
     @property
@@ -145,6 +153,9 @@ class Explanation:
                 yield heading
             for fact in facts:
                 yield from _wrapped(f"  {fact.title:<{width}}", fact.text)
+        if self.gradients is not None:
+            yield ""
+            yield from self._gradient_lines(self.gradients)
         yield ""
         yield from self._row_lines()
 
@@ -166,6 +177,13 @@ class Explanation:
             )
         live = "" if counts.live is None else f", {counts.live:.1%} are live"
         yield f"  {counts.computed:.1%} of all pairs are computed{live}"
+
+    def _gradient_lines(self, gradients: GradientFacts) -> Iterator[str]:
+        yield from _wrapped("gradients  ", gradients.heading)
+        lines = list(gradients.lines())
+        width = max(len(name) for name, _ in lines) + 2
+        for name, text in lines:
+            yield from _wrapped(f"  {name:<{width}}", text)
 
     def _row_lines(self) -> Iterator[str]:
         rows = self.intervals()
