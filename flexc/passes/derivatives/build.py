@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from xdsl.dialects import func
 from xdsl.dialects.builtin import (
@@ -40,7 +40,7 @@ class Derivative:
     """Tables that list blocks of queries: none, 2 or 4."""
     column_block: tuple[int, int] | None = None
     """Keys and queries of a block of theirs."""
-    facts: Mapping[str, Attribute] = field(default_factory=dict[str, Attribute])
+    facts: tuple[tuple[str, Attribute], ...] = ()
     """Facts besides those of the attention op."""
 
     @property

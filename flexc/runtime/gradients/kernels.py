@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -23,19 +24,12 @@ from flexc.runtime.gradients.program import Point, Program, expand
 from flexc.runtime.options import NO_OPTIONS
 from flexc.runtime.planner.columns import column_tables
 from flexc.runtime.proofs import Proofs, attention_of
-from flexc.runtime.tensor_facts import is_aligned
+from flexc.runtime.tensor_facts import MAX_NARROW_OFFSET, is_aligned, largest_offset
 
 INPUTS = ("query", "key", "value")
 
-_programs: dict[int, _Programs] = {}
-
-
-@dataclass
-class _Programs:
-    """Programs of one compiled call, by what was proved and which derivative."""
-
-    compiled: Compiled
-    known: dict[Any, Program] = field(default_factory=dict[Any, Program])
+_programs: WeakKeyDictionary[Compiled, dict[Any, Program]] = WeakKeyDictionary()
+"""Programs of a compiled call, by what was proved and which derivative."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +167,8 @@ class Run:
         self, wrt: tuple[str, ...], along: dict[str, Tensor], cotangents: list[Tensor]
     ) -> list[Tensor]:
         call, columns = self.call, self.blocks.columns
+        listed = () if columns is None else columns.tensors
+        moving = {n: self.placed(n, t) for n, t in along.items() if n not in READY}
         captures = self.compiled.attention.arguments(call.signature.captures)
         proofs = self.compiled.proofs(call.query, call.key, captures)
         derivative = Derivative(
@@ -180,25 +176,22 @@ class Run:
             tuple(along),
             len(cotangents) > 1,
             len(self.saved) > 2,
-            0 if columns is None else len(columns.tensors),
+            len(listed),
             None if columns is None else columns.block_size,
-            self.facts(),
+            tuple(self.facts([*listed, *moving.values()]).items()),
         )
         program = program_for(self.compiled, proofs, derivative)
         args = [call.query, call.key, call.value, call.scale, *captures]
-        for tables in (call.tables, columns):
-            args += [] if tables is None else tables.tensors
+        args += [*(() if call.tables is None else call.tables.tensors), *listed]
         args += [self.ready(t) for t in (*self.saved, *cotangents)]
-        for name, tangent in along.items():
-            is_ready = name in READY
-            args.append(self.ready(tangent) if is_ready else self.placed(name, tangent))
+        args += [moving[n] if n in moving else self.ready(t) for n, t in along.items()]
         batch, heads, q_len = call.query.shape[:3]
         sizes = Sizes(batch, heads, q_len, call.key.size(2))
         point = Point(sizes, call.deterministic, call.query.device)
         return program.run(args, point)
 
-    def facts(self) -> dict[str, Attribute]:
-        """Facts that a forward makes no use of."""
+    def facts(self, read: Sequence[Tensor]) -> dict[str, Attribute]:
+        """Facts that a forward makes no use of, given what it does not read."""
         query, key = self.call.query, self.call.key
         found: dict[str, Attribute] = {}
         if query.shape[:2] == key.shape[:2]:
@@ -208,6 +201,8 @@ class Run:
             found["q_len_multiple"] = IntegerAttr(LENGTH_MULTIPLE, i64)
         if self.moderate:
             found["scores_moderate"] = UnitAttr()
+        if any(largest_offset(t) > MAX_NARROW_OFFSET for t in read):
+            found["index_width"] = IntegerAttr(64, i64)
         return found
 
     def ready(self, tensor: Tensor) -> Tensor:
@@ -281,21 +276,14 @@ def blocks_of(call: Attention) -> Blocks:
 
 def program_for(compiled: Compiled, proofs: Proofs, derivative: Derivative) -> Program:
     """The program of a derivative; made once."""
-    programs = _programs.get(id(compiled))
-    if programs is None or programs.compiled is not compiled:
-        programs = _programs[id(compiled)] = _Programs(compiled)
-    key = (
-        proofs,
-        (derivative.wrt, derivative.along, derivative.d_lse, derivative.lse_rest),
-        (derivative.column_tables, derivative.column_block),
-        tuple((n, str(a)) for n, a in derivative.facts.items()),
-    )
-    if key not in programs.known:
+    programs = _programs.setdefault(compiled, {})
+    key = (proofs, derivative)
+    if key not in programs:
         module = proofs.stated_in(compiled.attention.module)
         expanded = derivative_module(module, derivative)
         expand(expanded)
         build = replace(compiled.build, tiles=NO_OPTIONS)
         program = Program(expanded, lambda m: kernel_for(m, build))
         program.compile()
-        programs.known[key] = program
-    return programs.known[key]
+        programs[key] = program
+    return programs[key]

@@ -34,9 +34,6 @@ from flexc.runtime.captured_gradients import (
 from flexc.runtime.interpreters.values import dtype_of
 from flexc.runtime.kernel import Kernel
 
-MAX_BYTES = 1 << 28
-"""Of sums by pair or by distance that are held at a time."""
-
 CHUNK_ROWS = 128
 """Chunks start at multiples of so many rows, of which tiles are divisors."""
 
@@ -136,14 +133,13 @@ class Launch:
         blocks = self.kernel.grid(*counts)[0]
         return (*counts[:2], blocks, _padded(sizes.q_len) + _padded(sizes.kv_len))
 
-    def chunks(self, scatter: flex.ScatterSumsOp, sizes: Sizes) -> list[Chunk]:
-        kind = _captured_read(scatter).index_class
+    def chunks(self, kind: IndexClass, sizes: Sizes) -> list[Chunk]:
+        """The parts that it is run for, each small enough to be held."""
         rows = -(-sizes.q_len // self.kernel.grid(1, 1, sizes.q_len)[0])
         return chunks_for(
             kind,
             sizes,
-            itemsize=8,
-            max_bytes=MAX_BYTES,
+            itemsize=dtype_of(element_of(self.op.results[0])).itemsize,
             rows=CHUNK_ROWS,
             rows_of_diagonals=rows,
         )
@@ -176,6 +172,8 @@ class Program:
 
     def compile(self) -> None:
         """Compile all kernels, side by side: a C++ compiler is a process of its own."""
+        if not self.launches:  # All gradients are 0.
+            return
         with ThreadPoolExecutor(len(self.launches)) as pool:
             for _ in pool.map(lambda launch: launch.kernel, self.launches.values()):
                 pass
@@ -232,7 +230,7 @@ class Program:
         if not isinstance(sums, Pending):
             gradient.add(scatter, sums)
             return gradient
-        for chunk in sums.launch.chunks(op, point.sizes):
+        for chunk in sums.launch.chunks(scatter.index_class, point.sizes):
             part = sums.launch.run_chunk(sums.args, point, chunk)
             gradient.add(scatter, part, chunk)
         return gradient
