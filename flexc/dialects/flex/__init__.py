@@ -30,8 +30,8 @@ from __future__ import annotations
 from xdsl.ir import Dialect
 
 from flexc.dialects.flex.attention import RESULTS, AttentionLike, AttentionOp
+from flexc.dialects.flex.derivative_types import CAPTURE
 from flexc.dialects.flex.derivatives import (
-    CAPTURE,
     AttentionBackwardOp,
     AttentionJvpOp,
     DerivativeOp,

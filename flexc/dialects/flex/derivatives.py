@@ -43,7 +43,16 @@ from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
 
-from flexc.dialects.flex.facts import PairsOp, score_type, verify_rank
+from flexc.dialects.flex.derivative_types import (
+    named_value,
+    verify_along,
+    verify_cotangents,
+    verify_like,
+    verify_named,
+    verify_saved,
+    verify_tables,
+)
+from flexc.dialects.flex.facts import PairsOp, score_type, tensor_shape, verify_rank
 from flexc.dialects.mod_region import (
     MASK_RESULT,
     mod_args,
@@ -56,8 +65,8 @@ from flexc.dialects.mod_region import (
     verify_scalar_region,
 )
 
-NAMES = ("query", "key", "value", "d_out", "d_lse")
-CAPTURE = "capture "
+INPUTS = ("query", "key", "value")
+NAMES = (*INPUTS, "d_out", "d_lse")
 
 OWN_GROUPS = ("saved", "cotangents", "tangents")
 GROUPS = (*OWN_GROUPS, "scale", "captures", "tables", "column_tables")
@@ -115,14 +124,24 @@ class DerivativeOp(PairsOp):
     def mask_mod(self) -> Region:
         return self.regions[1]
 
+    @property
+    def moved(self) -> list[str]:
+        """What `along` names."""
+        return [] if self.along is None else [a.data for a in self.along]
+
     def tangent_of(self, name: str) -> SSAValue | None:
         """The tangent of what is named so, None for zero."""
-        named = [] if self.along is None else [a.data for a in self.along]
+        named = self.moved
         return self.tangents[named.index(name)] if name in named else None
 
     def verify_(self) -> None:
-        for name in ("query", "key", "value"):
+        for name in INPUTS:
             verify_rank(name, getattr(self, name).type, 4)
+        dims = tensor_shape(self.query)[3], tensor_shape(self.key)[3]
+        if dims[0] != dims[1]:
+            raise VerifyException(
+                f"key expects head dim {dims[0]} as the query has, got {dims[1]}"
+            )
         score = score_type(self.query.type)
         self.verify_scale_and_captures(score)
         self.verify_facts()
@@ -133,26 +152,8 @@ class DerivativeOp(PairsOp):
         verify_scalar_region(
             "mask_mod", self.mask_mod, mod_args(None, captures), MASK_RESULT
         )
-        if len(self.saved) not in (2, 3):
-            raise VerifyException(
-                "saved expects out, lse and, perhaps, lse_rest, got "
-                f"{len(self.saved)} values"
-            )
-        along = [] if self.along is None else list(self.along)
-        if len(along) != len(self.tangents):
-            raise VerifyException(
-                f"along expects {len(self.tangents)} names as there are tangents, got "
-                f"{len(along)}"
-            )
-        self.verify_names([a.data for a in along])
-
-    def verify_names(self, names: Sequence[str]) -> None:
-        known = [*NAMES, *(f"{CAPTURE}{i}" for i in range(len(self.captures)))]
-        for name in names:
-            if name not in known:
-                raise VerifyException(
-                    f"expects names among {', '.join(known)}, got {name!r}"
-                )
+        verify_saved(self)
+        verify_along(self, NAMES)
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
@@ -219,17 +220,9 @@ class AttentionBackwardOp(DerivativeOp):
 
     def verify_(self) -> None:
         super().verify_()
-        if len(self.cotangents) not in (1, 2):
-            raise VerifyException(
-                "cotangents expects those of out and, perhaps, of lse, got "
-                f"{len(self.cotangents)}"
-            )
-        if len(self.wrt) != len(self.derivatives):
-            raise VerifyException(
-                f"wrt expects {len(self.derivatives)} names as there are results, got "
-                f"{len(self.wrt)}"
-            )
-        self.verify_names(self.wanted())
+        verify_tables(self, both=True)
+        verify_cotangents(self)
+        verify_named(self, "wrt", self.wanted(), INPUTS, self.derivatives)
 
 
 @irdl_op_definition
@@ -245,3 +238,7 @@ class AttentionJvpOp(DerivativeOp):
         super().verify_()
         if len(self.derivatives) != 2 or self.cotangents:
             raise VerifyException("expects tangents of out and lse, and no cotangents")
+        verify_tables(self, both=False)
+        verify_along(self, INPUTS)
+        for name, result in zip(("out", "lse"), self.derivatives, strict=True):
+            verify_like(f"the tangent of {name}", result, named_value(self, name))
