@@ -102,8 +102,13 @@ def code_facts(code: CodeType) -> CodeFacts:
     return facts
 
 
-def trusted(module_name: str) -> bool:
-    """Whether what a module holds may be taken as constant."""
+def trusted(module_name: object) -> bool:
+    """Whether what a module holds may be taken as constant.
+
+    Some classes written in C have a descriptor for a `__module__`.
+    """
+    if not isinstance(module_name, str):
+        return True
     return module_name.partition(".")[0] in TRUSTED_PACKAGES
 
 

@@ -49,7 +49,8 @@ def _is_own(value: Any) -> bool:
         return False
     if isinstance(getattr(value, "__wrapped__", None), functools.partial):
         return False
-    return (value.__module__ or "").partition(".")[0] == "flexc"
+    module = value.__module__  # Classes written in C may have a descriptor here.
+    return isinstance(module, str) and module.partition(".")[0] == "flexc"
 
 
 class _Modules(Walk):

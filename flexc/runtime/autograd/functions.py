@@ -15,6 +15,7 @@ other Functions they have no derivative of their own.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -32,6 +33,13 @@ from flexc.runtime.transforms import is_transformed
 Maybe = Tensor | None
 
 
+def _signed(function: Any) -> Any:
+    """Keep what torch would find out at every call: the arguments of forward."""
+    function.forward.__signature__ = inspect.signature(function.forward)
+    return function
+
+
+@_signed
 class FlexAttentionFunction(torch.autograd.Function):
     """(template, *tensors) to out, lse and max_scores."""
 
@@ -68,6 +76,7 @@ class FlexAttentionFunction(torch.autograd.Function):
         )
 
 
+@_signed
 class FlexAttentionBackwardFunction(torch.autograd.Function):
     """(template, wanted, d_out, d_lse, *tensors, out, lse) to the wanted gradients."""
 
@@ -114,6 +123,7 @@ class FlexAttentionBackwardFunction(torch.autograd.Function):
         return map_slices(function, info, in_dims, kinds, args, folds)
 
 
+@_signed
 class FlexAttentionJvpFunction(torch.autograd.Function):
     """(template, *tangents, *tensors, out, lse) to the tangents of out and lse."""
 
@@ -159,6 +169,7 @@ class FlexAttentionJvpFunction(torch.autograd.Function):
         )
 
 
+@_signed
 class FlexAttentionBackwardJvpFunction(torch.autograd.Function):
     """The tangents of the gradients, the last that there is.
 
