@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import StringAttr, SymbolRefAttr, TensorType
-from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.dialects import func
+from xdsl.dialects.builtin import IntegerType, StringAttr, SymbolRefAttr, TensorType
+from xdsl.ir import Attribute, Operation, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
@@ -25,7 +26,7 @@ from xdsl.irdl import (
 )
 from xdsl.parser import Parser
 from xdsl.printer import Printer
-from xdsl.traits import IsolatedFromAbove, Pure
+from xdsl.traits import IsolatedFromAbove, Pure, SymbolTable, SymbolUserOpInterface
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.str_enum import StrEnum
 
@@ -38,6 +39,7 @@ from flexc.dialects.mod_region import (
     print_operand_group,
     print_properties,
     print_region_with_args,
+    verify_scalar_region,
 )
 
 
@@ -108,14 +110,38 @@ class ScatterSumsOp(IRDLOperation):
         return Coordinates(self.by.data)
 
     def verify_(self) -> None:
+        if self.by.data not in list(Coordinates):
+            known = ", ".join(Coordinates)
+            raise VerifyException(f"by expects one of {known}, got {self.by.data!r}")
+        is_large = self.coordinates in (Coordinates.DIAGONAL, Coordinates.PAIR)
+        verify_rank("sums", self.sums.type, 4 if is_large else 3)
+        if self.target not in self.captures:
+            raise VerifyException("target expects to be one of the captures")
+        if len(self.plus) > 1:
+            raise VerifyException(f"plus expects one gradient, got {len(self.plus)}")
+        for name, value in (("result", self.result), *(("plus", v) for v in self.plus)):
+            if value.type != self.target.type:
+                raise VerifyException(
+                    f"{name} expects {self.target.type} as the target is, got "
+                    f"{value.type}"
+                )
+        self.verify_index()
+
+    def verify_index(self) -> None:
         expected = mod_args(None, [c.type for c in self.captures])
         if list(self.index.block.arg_types) != expected:
             raise VerifyException("index expects b, h, q_idx, kv_idx and the captures")
         last = self.index.block.last_op
-        count = 0 if last is None else len(last.operands)
+        types = () if last is None else last.operand_types
         rank = len(tensor_shape(self.target))
-        if count != rank:
-            raise VerifyException(f"index expects to yield {rank} values, got {count}")
+        if len(types) != rank:
+            raise VerifyException(
+                f"index expects to yield {rank} values, got {len(types)}"
+            )
+        for type_ in types:
+            if not isinstance(type_, IntegerType):
+                raise VerifyException(f"index expects to yield integers, got {type_}")
+        verify_scalar_region("index", self.index, expected, types)
 
     def print(self, printer: Printer) -> None:
         printer.print_string(f" {self.by.data} ")
@@ -175,6 +201,14 @@ class CenterRowsOp(IRDLOperation):
     def verify_(self) -> None:
         for name, rank in (("sums", 4), ("total", 3), ("values", 4)):
             verify_rank(name, getattr(self, name).type, rank)
+        dims = tensor_shape(self.sums)[3], tensor_shape(self.values)[3]
+        if dims[0] != dims[1]:
+            raise VerifyException(f"sums and values expect equal head dims, got {dims}")
+        if self.result.type != self.values.type:
+            raise VerifyException(
+                f"result expects {self.values.type} as values are, got "
+                f"{self.result.type}"
+            )
 
 
 @irdl_op_definition
@@ -191,6 +225,29 @@ class ZerosLikeOp(IRDLOperation):
 
     def __init__(self, tensor: SSAValue):
         super().__init__(operands=[tensor], result_types=[tensor.type])
+
+    def verify_(self) -> None:
+        if self.result.type != self.tensor.type:
+            raise VerifyException(
+                f"result expects {self.tensor.type} as the tensor is, got "
+                f"{self.result.type}"
+            )
+
+
+class _Callee(SymbolUserOpInterface):
+    """What is launched is a function of these types, or the kernel of one."""
+
+    def verify(self, op: Operation) -> None:
+        assert isinstance(op, LaunchOp)
+        callee = SymbolTable.lookup_symbol(op, op.callee)
+        if callee is None:
+            raise VerifyException(f"callee {op.callee} expects to be in the module")
+        if not isinstance(callee, func.FuncOp):
+            return
+        type_ = callee.function_type
+        expected = tuple(type_.inputs), tuple(type_.outputs)
+        if expected != (tuple(op.inputs.types), tuple(op.outputs.types)):
+            raise VerifyException(f"callee {op.callee} expects types {type_}")
 
 
 @irdl_op_definition
@@ -209,7 +266,7 @@ class LaunchOp(IRDLOperation):
     inputs = var_operand_def()
     outputs = var_result_def()
 
-    traits = traits_def(Pure())
+    traits = traits_def(Pure(), _Callee())
     assembly_format = (
         "$callee `(` $inputs `)` attr-dict `:` type($inputs) `->` type($outputs)"
     )

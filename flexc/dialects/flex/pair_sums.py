@@ -224,6 +224,11 @@ class PairSumsLike(PairsOp):
         if not self.rows or len(self.first) not in (0, 3):
             raise VerifyException("expects rows, and first of none or three values")
         self.verify_scale_and_captures(self.score_type)
+        for flat in self.products:
+            if len(flat) % 2:
+                raise VerifyException(
+                    f"products expects pairs [row, column], got {flat}"
+                )
         for product in self.product_list():
             for row, column in product:
                 self.verify_product(row, column)
@@ -333,6 +338,10 @@ class PairSumsOp(PairSumsLike):
         verify_scalar_region(
             "mask_mod", self.mask_mod, mod_args(None, captures), MASK_RESULT
         )
+        if len(self.tables) not in (0, 2, 4):
+            raise VerifyException(
+                f"tables expects none, two or four tensors, got {len(self.tables)}"
+            )
         if bool(self.tables) != (self.sparse_block is not None):
             raise VerifyException("sparse_block expects tables, and tables expect it")
 

@@ -21,7 +21,7 @@ from xdsl.printer import Printer
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from flexc.dialects.flex.facts import verify_rank
+from flexc.dialects.flex.facts import tensor_shape, verify_rank
 from flexc.dialects.mod_region import (
     parse_operand_group,
     parse_properties,
@@ -83,6 +83,10 @@ class RowDotsOp(IRDLOperation):
                 "expects as many rhs as lhs, and minus at most once, got "
                 f"{len(self.lhs)}, {len(self.rhs)} and {len(self.minus)}"
             )
+        for lhs, rhs in zip(self.lhs, self.rhs, strict=True):
+            dims = tensor_shape(lhs)[3], tensor_shape(rhs)[3]
+            if dims[0] != dims[1]:
+                raise VerifyException(f"lhs and rhs expect equal head dims, got {dims}")
 
     def print(self, printer: Printer) -> None:
         for name in GROUPS:

@@ -74,5 +74,11 @@ class WeighRowsOp(IRDLOperation):
         if rank not in (3, 4):
             raise VerifyException(f"values expects 3 or 4 dimensions, got {rank}")
         verify_rank("result", self.result.type, rank)
+        if rank == 4:
+            dims = tensor_shape(self.values)[3], tensor_shape(self.result)[3]
+            if dims[0] != dims[1]:
+                raise VerifyException(
+                    f"result expects head dim {dims[0]} as values have, got {dims[1]}"
+                )
         for name in ("lse", "lse_rest"):
             verify_rank(name, getattr(self, name).type, 3)

@@ -282,6 +282,11 @@ class DiagonalsOp(IRDLOperation):
             raise VerifyException(
                 f"result expects {sum(shape)} elements, got {self.result.type}"
             )
+        if element_of(self.input.type) != element_of(self.result.type):
+            raise VerifyException(
+                f"result expects elements as {self.input.type} has, got "
+                f"{self.result.type}"
+            )
 
 
 @irdl_op_definition

@@ -258,7 +258,8 @@ func.func @dots(%q : tensor<?x?x?x8xf32>) {
 func.func @scatter(%s : tensor<?x?x?xf32>, %t : tensor<?x?xf32>) {
   // CHECK: index expects to yield 2 values, got 1
   %d = flex.scatter_sums head %s, %t : tensor<?x?x?xf32>, tensor<?x?xf32>
-      index(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+      captures(%t : tensor<?x?xf32>)
+      index(%b : i32, %h : i32, %qi : i32, %ki : i32, %t_ : tensor<?x?xf32>) {
     flex.yield %h : i32
   }
   func.return
@@ -282,5 +283,156 @@ func.func @center(%s : tensor<?x?x?xf32>, %o : tensor<?x?x?x8xf32>) {
   %d = flex.center_rows %o, %o, %o
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
       -> tensor<?x?x?x8xf32>
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+
+func.func @scatter_rank(%s : !r, %t : tensor<?xf32>) {
+  // CHECK: sums expects 4 dimensions, got tensor<?x?x?xf32>
+  %d = flex.scatter_sums pair %s, %t : !r, tensor<?xf32>
+      captures(%t : tensor<?xf32>)
+      index(%b : i32, %h : i32, %qi : i32, %ki : i32, %t_ : tensor<?xf32>) {
+    flex.yield %qi : i32
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+
+func.func @scatter_target(%s : !r, %t : tensor<?xf32>, %u : tensor<?xf32>) {
+  // CHECK: target expects to be one of the captures
+  %d = flex.scatter_sums row %s, %t : !r, tensor<?xf32>
+      captures(%u : tensor<?xf32>)
+      index(%b : i32, %h : i32, %qi : i32, %ki : i32, %t_ : tensor<?xf32>) {
+    flex.yield %qi : i32
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+
+func.func @scatter_plus(%s : !r, %t : tensor<?xf32>) {
+  // CHECK: plus expects one gradient, got 2
+  %d = flex.scatter_sums row %s, %t : !r, tensor<?xf32>
+      captures(%t : tensor<?xf32>) plus(%t, %t : tensor<?xf32>, tensor<?xf32>)
+      index(%b : i32, %h : i32, %qi : i32, %ki : i32, %t_ : tensor<?xf32>) {
+    flex.yield %qi : i32
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+
+func.func @scatter_plus_type(%s : !r, %t : tensor<?xf32>, %u : tensor<?xbf16>) {
+  // CHECK: plus expects tensor<?xf32> as the target is, got tensor<?xbf16>
+  %d = flex.scatter_sums row %s, %t : !r, tensor<?xf32>
+      captures(%t : tensor<?xf32>) plus(%u : tensor<?xbf16>)
+      index(%b : i32, %h : i32, %qi : i32, %ki : i32, %t_ : tensor<?xf32>) {
+    flex.yield %qi : i32
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+
+func.func @scatter_float(%s : !r, %t : tensor<?xf32>) {
+  // CHECK: index expects to yield integers, got f32
+  %d = flex.scatter_sums row %s, %t : !r, tensor<?xf32>
+      captures(%t : tensor<?xf32>)
+      index(%b : i32, %h : i32, %qi : i32, %ki : i32, %t_ : tensor<?xf32>) {
+    %x = arith.sitofp %qi : i32 to f32
+    flex.yield %x : f32
+  }
+  func.return
+}
+
+// -----
+
+func.func @center_dims(%s : tensor<?x?x?x8xf32>, %t : tensor<?x?x?xf32>,
+                       %o : tensor<?x?x?x4xf32>) {
+  // CHECK: sums and values expect equal head dims, got (8, 4)
+  %d = flex.center_rows %s, %t, %o
+      : tensor<?x?x?x8xf32>, tensor<?x?x?xf32>, tensor<?x?x?x4xf32>
+      -> tensor<?x?x?x4xf32>
+  func.return
+}
+
+// -----
+
+func.func @zeros(%s : tensor<?xf32>) {
+  // CHECK: result expects tensor<?xf32> as the tensor is, got tensor<?xbf16>
+  %d = flex.zeros_like %s : tensor<?xf32> -> tensor<?xbf16>
+  func.return
+}
+
+// -----
+
+func.func @launch(%s : tensor<?xf32>) {
+  // CHECK: callee @nothing expects to be in the module
+  %d = flex.launch @nothing(%s) : tensor<?xf32> -> tensor<?xf32>
+  func.return
+}
+
+// -----
+
+func.func @kernel(%s : tensor<?xf32>) -> tensor<?xf32> {
+  func.return %s : tensor<?xf32>
+}
+
+func.func @launch_types(%s : tensor<?xf32>) {
+  // CHECK: callee @kernel expects types (tensor<?xf32>) -> tensor<?xf32>
+  %d = flex.launch @kernel(%s, %s) : tensor<?xf32>, tensor<?xf32> -> tensor<?xf32>
+  func.return
+}
+
+// -----
+
+func.func @dots_dims(%q : tensor<?x?x?x8xf32>, %o : tensor<?x?x?x4xf32>) {
+  // CHECK: lhs and rhs expect equal head dims, got (8, 4)
+  %d = flex.row_dots lhs(%q : tensor<?x?x?x8xf32>) rhs(%o : tensor<?x?x?x4xf32>)
+      -> tensor<?x?x?xf32>
+  func.return
+}
+
+// -----
+
+func.func @weigh(%q : tensor<?x?x?x8xf32>, %l : tensor<?x?x?xf32>) {
+  // CHECK: result expects head dim 8 as values have, got 4
+  %d = flex.weigh_rows %q, %l, %l
+      : tensor<?x?x?x8xf32>, tensor<?x?x?xf32>, tensor<?x?x?xf32>
+      -> tensor<?x?x?x4xf32>
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+
+func.func @odd_products(%q : !m, %scale : f32) {
+  // CHECK: products expects pairs [row, column], got array<i32: 0>
+  %s = flex.pair_sums rows(%q : !m) columns(%q : !m) scale(%scale : f32) -> !m
+      {products = [array<i32: 0>], sums = [#flex.sum<matrix [[0, 0]]>]}
+      pairs(%x : f32, %c : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %x : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
   func.return
 }

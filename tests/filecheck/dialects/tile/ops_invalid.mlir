@@ -238,6 +238,16 @@ tile.kernel @diagonals(%z : f32 #tile.param<argument 0>)
 
 // -----
 
+tile.kernel @diagonals_elements(%z : f32 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: result expects elements as !tile.tile<4x8xf32> has, got !tile.tile<12xf16>
+  %d = tile.diagonals %x : !tile.tile<4x8xf32> -> !tile.tile<12xf16>
+  tile.return
+}
+
+// -----
+
 tile.kernel @diagonals_of_a_row(%z : f32 #tile.param<argument 0>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %x = tile.full %z : f32 -> !tile.tile<8xf32>
