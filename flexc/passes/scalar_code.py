@@ -90,6 +90,15 @@ class ScalarCode:
         extend = arith.ExtUIOp if value.type == i1 else arith.ExtSIOp
         return self.insert(extend(value, type_), value.name_hint)
 
+    def float_cast(self, value: SSAValue, type_: AnyFloat) -> SSAValue:
+        """Extend or round to `type_`."""
+        assert isinstance(value.type, AnyFloat)
+        if value.type == type_:
+            return value
+        narrower = type_.bitwidth < value.type.bitwidth
+        cast = arith.TruncFOp if narrower else arith.ExtFOp
+        return self.insert(cast(value, type_), value.name_hint)
+
     def yield_(self, *values: SSAValue) -> None:
         self.builder.insert(flex.YieldOp(*values))
 
