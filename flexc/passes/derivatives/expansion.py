@@ -1,0 +1,218 @@
+"""A derivative of attention as kernels and what finishes their results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects import func
+from xdsl.dialects.builtin import TensorType
+from xdsl.ir import Attribute, SSAValue
+from xdsl.utils.hints import isa
+
+from flexc.dialects import flex
+from flexc.dialects.flex import (
+    CAPTURE,
+    Coordinates,
+    DerivativeOp,
+    SumKind,
+    score_type,
+    tensor_shape,
+)
+from flexc.passes.derivatives.captured import CapturedGradients
+from flexc.passes.derivatives.kernels import HostFunction, Sum, fresh
+from flexc.passes.derivatives.pairs_code import (
+    PairsCode,
+    backward_code,
+    is_weighed,
+    jvp_code,
+)
+
+Terms = list[tuple[str, ...]]
+
+
+class Expansion:
+    """Expands one derivative op, which stays until it is replaced."""
+
+    def __init__(self, op: DerivativeOp, name: str):
+        self.op = op
+        self.host = HostFunction(op, name)
+        self.score_type = score_type(op.query.type)
+        named = self.host.named
+        named |= {"query": op.query, "key": op.key, "value": op.value}
+        named |= dict(zip(("out", "lse", "lse_rest"), op.saved, strict=False))
+        self.weighs = is_weighed(op)
+        named |= dict(zip(("d_out", "d_lse"), op.cotangents, strict=False))
+        if op.along is not None:
+            names = (f"t_{a.data}" for a in op.along)
+            named |= dict(zip(names, op.tangents, strict=True))
+
+    def run(self) -> list[func.FuncOp]:
+        """Put what it becomes in the op's place; the functions that this calls."""
+        if isinstance(self.op, flex.AttentionJvpOp):
+            results = self.jvp()
+        else:
+            assert isinstance(self.op, flex.AttentionBackwardOp)
+            results = self.backward(self.op)
+        for old, new in zip(self.op.results, results, strict=True):
+            old.replace_all_uses_with(new)
+        self.op.detach()
+        self.op.erase()
+        return self.host.functions
+
+    # Forward mode
+
+    def jvp(self) -> list[SSAValue]:
+        """Tangents of out and lse."""
+        code, named = jvp_code(self.op), self.host.named
+        out = named["out"]
+        terms: Terms = []
+        moved = "p_t_x" in code.yields
+        if moved:
+            terms.append(("p_t_x", "value"))
+        if "t_value" in named:
+            terms.append(("p", "t_value"))
+        dim = tensor_shape(out)[3]
+        sums = [Sum(SumKind.MATRIX, terms, self.score_type, dim, name="sums")]
+        # Where scores stay, a total is 0 and costs little: p - p.
+        total: Terms = [("p_t_x",)] if moved else []
+        sums.append(Sum(SumKind.TOTAL, total, self.score_type, name="t_lse"))
+        moved_sums, t_lse = self.host.pair_sums("tangents", code, sums)
+        if self.weighs:
+            moved_sums = self.weighed("sums", moved_sums)
+            t_lse = self.weighed("t_lse", t_lse)
+        (t_out,) = self.host.append(flex.CenterRowsOp(moved_sums, t_lse, out))
+        t_out.name_hint = "t_out"
+        return [t_out, t_lse]
+
+    def weighed(self, name: str, rows: SSAValue) -> SSAValue:
+        """Rows times what their probabilities leave out."""
+        named = self.host.named
+        element = rows.type
+        assert isa(element, TensorType[Attribute])
+        weigh = flex.WeighRowsOp(
+            rows, named["lse"], named["lse_rest"], element, self.facts_of_rows()
+        )
+        weigh.result.name_hint = name
+        return self.host.kernel(f"weighed_{name}", weigh)[0]
+
+    def facts_of_rows(self) -> dict[str, Attribute]:
+        facts = self.op.facts()
+        return {n: facts[n] for n in ("alignment", "max_length") if n in facts}
+
+    # Reverse mode
+
+    def backward(self, op: flex.AttentionBackwardOp) -> list[SSAValue]:
+        code, named = backward_code(op), self.host.named
+        for name in ("d_out", "d_lse", "t_d_out", "t_d_lse"):
+            if self.weighs and name in named:
+                named[name] = self.weighed(name, named[name])
+        named["delta"] = self.row_dots("delta", [("d_out", "out")], "d_lse")
+        prefix = ""
+        if op.tangents:
+            self.tangents_of_saved()
+            prefix = "t_"
+        captured = CapturedGradients(self.host, code, prefix)
+        found = self.of_query(code, prefix, captured)
+        found |= self.of_key_and_value(code, prefix, captured)
+        captured.add_pairs()
+        found |= captured.named()
+        return [
+            found[name] if name in found else self.zeros(name) for name in op.wanted()
+        ]
+
+    def zeros(self, name: str) -> SSAValue:
+        """The gradient of a captured tensor that no score depends on."""
+        capture = self.op.captures[int(name.removeprefix(CAPTURE))]
+        return self.host.append(flex.ZerosLikeOp(capture))[0]
+
+    def tangents_of_saved(self) -> None:
+        """Name the tangents of out and lse, and of delta, which follow from them."""
+        named = self.host.named
+        if "t_out" not in named:
+            named["t_out"], named["t_lse"] = self.jvp()
+        products = [
+            (left, right)
+            for left, right in (("t_d_out", "out"), ("d_out", "t_out"))
+            if left in named and right in named
+        ]
+        named["t_delta"] = self.row_dots("t_delta", products, "t_d_lse")
+
+    def row_dots(
+        self, name: str, products: Sequence[tuple[str, str]], minus: str
+    ) -> SSAValue:
+        """The dot products of rows, less a cotangent of lse if there is one."""
+        named = self.host.named
+        lhs, rhs = ([named[p[i]] for p in products] for i in (0, 1))
+        less = [named[minus]] if minus in named else []
+        dots = flex.RowDotsOp(
+            lhs,
+            rhs,
+            less,
+            fresh([None] * 3, self.score_type),
+            self.facts_of_rows(),
+        )
+        dots.result.name_hint = name
+        return self.host.kernel(name, dots)[0]
+
+    def matrix(self, wrt: str, terms: Terms, scaled: bool) -> Sum:
+        """The gradient of query, key or value."""
+        given = self.host.named[wrt]
+        assert isa(given.type, TensorType[Attribute])
+        name, dim = f"d_{wrt}", tensor_shape(given)[3]
+        element = given.type.element_type
+        return Sum(SumKind.MATRIX, terms, element, dim, scaled, name)
+
+    def terms(self, code: PairsCode, value: str, columns: str, prefix: str) -> Terms:
+        """value @ columns, or its tangent: one moves, then the other."""
+        found: Terms = []
+        if f"{prefix}{value}" in code.yields:
+            found.append((f"{prefix}{value}", columns))
+        if prefix and f"t_{columns}" in self.host.named and value in code.yields:
+            found.append((value, f"t_{columns}"))
+        return found
+
+    def of_query(
+        self, code: PairsCode, prefix: str, captured: CapturedGradients
+    ) -> dict[str, SSAValue]:
+        """Sums over the keys of each row."""
+        sums: list[Sum] = []
+        if "query" in self.wanted:
+            terms = self.terms(code, "ds", "key", prefix)
+            sums.append(self.matrix("query", terms, True))
+        by = (Coordinates.HEAD, Coordinates.ROW)
+        return self.finished("query", code, sums, captured, by, False)
+
+    def of_key_and_value(
+        self, code: PairsCode, prefix: str, captured: CapturedGradients
+    ) -> dict[str, SSAValue]:
+        """Sums over the queries of each key."""
+        sums: list[Sum] = []
+        if "key" in self.wanted:
+            terms = self.terms(code, "ds", "query", prefix)
+            sums.append(self.matrix("key", terms, True))
+        if "value" in self.wanted:
+            terms = self.terms(code, "p", "d_out", prefix)
+            sums.append(self.matrix("value", terms, False))
+        by = (Coordinates.COLUMN,)
+        return self.finished("key_value", code, sums, captured, by, True)
+
+    @property
+    def wanted(self) -> list[str]:
+        assert isinstance(self.op, flex.AttentionBackwardOp)
+        return self.op.wanted()
+
+    def finished(
+        self,
+        suffix: str,
+        code: PairsCode,
+        sums: list[Sum],
+        captured: CapturedGradients,
+        by: Sequence[Coordinates],
+        transposed: bool,
+    ) -> dict[str, SSAValue]:
+        """Results of a kernel by name; those of reads are added to what was found."""
+        names = [str(s.name).removeprefix("d_") for s in sums]
+        totals = captured.totals(by)
+        results = self.host.pair_sums(suffix, code, [*sums, *totals], transposed)
+        captured.add_totals(by, results[len(sums) :])
+        return dict(zip(names, results, strict=False))
