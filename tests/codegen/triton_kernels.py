@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
-from xdsl.dialects.builtin import UnitAttr
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.dialects.flex import AttentionOp
@@ -77,8 +77,8 @@ def vendor_of(target: str) -> Iterator[None]:
         yield
 
 
-def lower(variant: Variant) -> KernelSpec:
-    """The emitted kernel of a variant."""
+def call_of(variant: Variant) -> tuple[ModuleOp, driver.Build]:
+    """The `flex` module of a variant, and what its kernels are made for."""
     sizes = (1, HEADS, KV_HEADS, variant.length, variant.length)
     score_mod, mask_mod = CORPUS[variant.case].factory(*sizes)
     dtype, dim = DTYPES[variant.dtype], variant.head_dim
@@ -105,8 +105,14 @@ def lower(variant: Variant) -> KernelSpec:
         attention.captures_inside = attention.indices_fit = UnitAttr()
     values = {**vars(build), "device": "cuda"}
     values["shared_memory"] = SHARED_MEMORY[variant.target]
+    return module, driver.Build(**values)
+
+
+def lower(variant: Variant) -> KernelSpec:
+    """The emitted kernel of a variant."""
+    module, build = call_of(variant)
     with vendor_of(variant.target):
-        return driver.lower(module, driver.Build(**values))
+        return driver.lower(module, build)
 
 
 TRITON_TYPES = {"f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16"}

@@ -1,0 +1,104 @@
+"""Kernels of derivatives compile for every GPU, without one, and as C++.
+
+Every case of the corpus is lowered and its source looked at. Compilers take their
+time: some cases, of which each has what others have not, meet one of them each.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from flexc.runtime.kernel import Kernel
+from tests.codegen.derivative_kernels import cpp_kernels, triton_kernels
+from tests.codegen.triton_kernels import (
+    SHARED_MEMORY,
+    TARGETS,
+    Variant,
+    compile_spec,
+    has_mask,
+)
+from tests.corpus import CORPUS
+
+KINDS = ("backward", "jvp", "second")
+
+SOME = [
+    (Variant("alibi_captured", "sm90"), "backward"),
+    (Variant("relative_bias", "sm80", "fp16"), "backward"),
+    (Variant("clamped_relative_bias", "gfx942"), "backward"),
+    (Variant("soft_cap", "sm100", head_dim=128), "jvp"),
+    (Variant("documents", "sm90", tables=True), "backward"),
+    (Variant("graph_distance", "sm90", "fp32", length=200, trusted=False), "backward"),
+    (Variant("temperature", "sm90"), "second"),
+]
+"""Sums by head and by row, by distance, by pair; tables; ragged lengths."""
+
+ALL = list(product((Variant(case, t) for case in CORPUS for t in TARGETS), KINDS))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cache(tmp_path_factory: pytest.TempPathFactory):
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("FLEXC_CACHE_DIR", str(folder))
+        patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
+        yield
+
+
+def name(value: object) -> str:
+    return str(value)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("variant", "kind"), SOME, ids=name)
+def test_compiles(variant: Variant, kind: str) -> None:
+    binary = "hsaco" if variant.target == "gfx942" else "cubin"
+    for spec in triton_kernels(variant, kind):
+        compiled = compile_spec(spec, variant.target)
+        assert compiled.asm[binary]
+        assert compiled.metadata.shared <= SHARED_MEMORY[variant.target], spec.entry
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("variant", "kind"), ALL, ids=name)
+def test_the_whole_matrix_compiles(variant: Variant, kind: str) -> None:
+    test_compiles(variant, kind)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [("relative_bias", "backward"), ("t5_buckets", "jvp"), ("gates", "second")],
+)
+def test_compiles_as_cpp(case: str, kind: str) -> None:
+    for spec in cpp_kernels(Variant(case, "sm90"), kind):
+        Kernel(spec)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", CORPUS)
+def test_emitted_source_is_clean(case: str, tmp_path: Path) -> None:
+    """Undefined and unused names are bugs of the printer or of a pass."""
+    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))
+    if ruff is None:
+        pytest.skip("ruff is not installed")
+    specs = [s for kind in KINDS for s in triton_kernels(Variant(case, "sm90"), kind)]
+    if has_mask(case):
+        guarded = Variant(case, "sm90", tables=True, trusted=False)
+        specs += triton_kernels(guarded, "backward")
+    for i, spec in enumerate(specs):
+        (tmp_path / f"{i}.py").write_text(spec.source)
+    done = subprocess.run(
+        [ruff, "check", "--isolated", "--select", "F", "."],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
