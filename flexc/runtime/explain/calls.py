@@ -97,7 +97,8 @@ def explain(
 
     Returns:
         An `Explanation`, or for a function `Explanations`, a tuple of them. Print
-        it, read its attributes, or `save` its picture.
+        it, read its attributes, or `save` its picture. Of a call that autograd would
+        record, as something requires a gradient, it says how gradients are computed.
 
     Raises:
         FlexcError: one of the classes of `flexc.errors`.

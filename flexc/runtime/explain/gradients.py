@@ -97,11 +97,8 @@ class GradientFacts:
     """How the blocks of queries are found that a block of keys meets."""
     why: str
 
-    @property
-    def deterministic(self) -> bool:
-        """Whether all gradients that are asked for are equal bits at every run."""
-        wanted = [c for c in self.captured if c.wanted]
-        return not any(read.atomics for c in wanted for read in c.reads)
+    deterministic: bool
+    """Whether all gradients that are asked for are equal bits at every run."""
 
     @property
     def heading(self) -> str:
@@ -120,8 +117,10 @@ def gradients_of(subject: Subject) -> GradientFacts:
     """How the gradients of a call are computed."""
     if subject.call.backend == "eager":
         why = 'backend="eager" differentiates dense attention, by torch'
-        return GradientFacts((), "every pair", why)
-    return GradientFacts(tuple(captured_gradients(subject)), *queries_of_keys(subject))
+        return GradientFacts((), "every pair", why, subject.call.deterministic)
+    captured = tuple(captured_gradients(subject))
+    varies = any(read.atomics for c in captured if c.wanted for read in c.reads)
+    return GradientFacts(captured, *queries_of_keys(subject), not varies)
 
 
 def captured_gradients(subject: Subject) -> Iterator[CaptureGradient]:

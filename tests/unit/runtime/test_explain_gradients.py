@@ -172,6 +172,7 @@ def test_eager_attention_is_differentiated_by_torch() -> None:
     (found,) = flexc.explain(flexc.flex_attention, q, q, q, backend="eager")
     assert found.gradients is not None
     assert "by torch" in found.gradients.why
+    assert found.gradients.heading == VARY
 
 
 def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
