@@ -12,72 +12,30 @@ indices either way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import StringAttr, TensorType, i32
+from xdsl.dialects.builtin import StringAttr, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
-from xdsl.utils.hints import isa
 
-from flexc.dialects import blocksparse, flex, tile
-from flexc.dialects.blocksparse import SegmentKind, SegmentKindAttr, SegmentOp
+from flexc.dialects import tile
+from flexc.dialects.blocksparse import SegmentOp
 from flexc.dialects.flex import SumAttr, SumKind
 from flexc.dialects.tile import ReduceKind, TileType, element_of
 from flexc.passes.analysis.describe import describe
-from flexc.passes.map_builder import (
-    COLUMN,
-    FULL,
-    ROW,
-    UNIFORM,
-    Input,
-    build_map,
-    build_maps,
-)
 from flexc.passes.online_softmax import convert
 from flexc.passes.programs.builder import (
     Place,
-    ProgramBuilder,
     aligned,
-    guard_captures,
 )
-from flexc.passes.scalar_code import ScalarCode, inline_region
-from flexc.passes.tile_sizes import UNALIGNED_VALUE_DIM, padded_head_dim
-
-Body = Callable[..., Sequence[SSAValue]]
-
-
-@dataclass(frozen=True)
-class Side:
-    """Where the matrices of one side are read: batch, head, first position."""
-
-    b: SSAValue
-    h: SSAValue
-    start: SSAValue
-
-    @property
-    def where(self) -> list[SSAValue]:
-        return [self.b, self.h, self.start]
+from flexc.passes.programs.pair_tiles import Side
+from flexc.passes.programs.pair_values import PairValues
+from flexc.passes.scalar_code import ScalarCode
 
 
-class PairSumsProgram(ProgramBuilder):
+class PairSumsProgram(PairValues):
     """Builds the kernel of one `blocksparse.pair_sums`."""
-
-    op: blocksparse.PairSumsOp
-
-    def __init__(self, op: blocksparse.PairSumsOp, name: str, target: str):
-        super().__init__(op, name, target)
-        self.op = op
-        self.sums = list(zip(op.sums, op.sums_, strict=True))
-        self.matrices = self.of_kind(SumKind.MATRIX)
-        self.totals = self.of_kind(SumKind.TOTAL)
-        whole = op.length_multiple(of_rows=True) % self.block_m == 0
-        self.checked: list[int] = [] if whole else [0]
-        if op.is_transposed:
-            self.column_name = "q_start"
-
-    def of_kind(self, kind: SumKind) -> list[tuple[SumAttr, SSAValue]]:
-        return [(attr, value) for attr, value in self.sums if attr.sum_kind == kind]
 
     def build(self) -> tile.KernelOp:
         self.locate()
@@ -252,21 +210,6 @@ class PairSumsProgram(ProgramBuilder):
         self.store_pairs(start, values, checked)
         return new
 
-    def dots(self, columns: Sequence[SSAValue]) -> list[SSAValue]:
-        """The dot products that feed the region."""
-        code = self.code
-        zero = code.const(0.0, self.op.score_type)
-        type_ = TileType(self.op.score_type, [self.block_m, self.block_n])
-        found: list[SSAValue] = []
-        for product in self.op.product_list():
-            acc = code.insert(tile.FullOp(zero, type_), "zeros")
-            for row, column in product:
-                turned = code.insert(tile.TransposeOp(columns[column]))
-                turned.name_hint = f"{columns[column].name_hint}_t"
-                acc = code.insert(tile.DotOp(self.row_tiles[row], turned, acc), "dot")
-            found.append(acc)
-        return found
-
     def add_products(
         self,
         attr: SumAttr,
@@ -280,189 +223,3 @@ class PairSumsProgram(ProgramBuilder):
             weights = convert(self.code, values[number], element)
             acc = self.code.insert(tile.DotOp(weights, columns[column], acc), "acc")
         return acc
-
-    # Values of pairs
-
-    def values(
-        self,
-        segment: SegmentOp,
-        dots: Sequence[SSAValue],
-        masked: SSAValue | None,
-    ) -> list[SSAValue]:
-        """What the region yields, 0 for dead pairs."""
-        if masked is None:
-            return self.region_values(segment, dots, segment.mask_mod)
-        values = self.region_values(segment, dots, None)
-        then = Block()
-        outer, self.code = self.code, ScalarCode(then)
-        live = self.masked(segment, values)
-        self.code.builder.insert(scf.YieldOp(*live))
-        self.code = outer
-        otherwise = Block([scf.YieldOp(*values)])
-        types = [v.type for v in values]
-        branch = scf.IfOp(masked, types, Region(then), Region(otherwise))
-        branch.attributes["segment"] = SegmentKindAttr(SegmentKind.PARTIAL)
-        self.code.builder.insert(branch)
-        return list(branch.results)
-
-    def pair_inputs(self) -> list[Input]:
-        """What regions receive of a pair: lengths, indices and captures."""
-        captures = [self.args[c] for c in self.op.captures]
-        return [
-            (self.row_len, UNIFORM),
-            (self.column_len, UNIFORM),
-            (self.place.b, UNIFORM),
-            (self.place.h, UNIFORM),
-            (self.row_idx, ROW),
-            (self.column_idx, COLUMN),
-            *((c, UNIFORM) for c in captures),
-        ]
-
-    def region_values(
-        self, segment: SegmentOp, dots: Sequence[SSAValue], mask: Region | None
-    ) -> list[SSAValue]:
-        given: list[Input] = [
-            *((dot, FULL) for dot in dots),
-            (self.args[self.op.scale], UNIFORM),
-            *((v, ROW) for v in self.row_values),
-            *((v, COLUMN) for v in self.column_values),
-        ]
-
-        def body(code: ScalarCode, *args: SSAValue) -> list[SSAValue]:
-            own, pair = list(args[: len(given)]), args[len(given) :]
-            mod_args, inside = self.mod_args(code, segment, pair)
-            values = inline_region(self.op.pairs, [*own, *mod_args], code)
-            live = self.live(code, mask, inside, mod_args)
-            return [self.select(code, live, v) for v in values]
-
-        return self.map_of(segment, given, body)
-
-    def masked(self, segment: SegmentOp, values: list[SSAValue]) -> list[SSAValue]:
-        """Values of a block that the mask decides of, 0 for dead pairs."""
-
-        def body(code: ScalarCode, *args: SSAValue) -> list[SSAValue]:
-            own, pair = args[: len(values)], args[len(values) :]
-            mod_args, inside = self.mod_args(code, segment, pair)
-            live = self.live(code, segment.mask_mod, inside, mod_args)
-            return [self.select(code, live, v) for v in own]
-
-        return self.map_of(segment, [(v, FULL) for v in values], body)
-
-    def map_of(
-        self, segment: SegmentOp, given: list[Input], body: Body
-    ) -> list[SSAValue]:
-        last = self.op.pairs.block.last_op
-        assert last is not None
-        names = [v.name_hint or "value" for v in last.operands]
-        inputs = [*given, *self.pair_inputs()]
-        shape = (self.block_m, self.block_n)
-        results = build_maps(self.code, shape, inputs, body, names)
-        if segment.inside is None:
-            guard_captures(results[0])
-        return results
-
-    def mod_args(
-        self, code: ScalarCode, segment: SegmentOp, pair: Sequence[SSAValue]
-    ) -> tuple[list[SSAValue], SSAValue | None]:
-        """b, h, q_idx, kv_idx and captures, and whether the pair exists, if asked."""
-        row_len, column_len, b, h, row, column, *captured = pair
-        inside = None
-        if segment.inside is None:
-            inside = code.cmp("slt", column, column_len)
-        if self.checked and (self.needs_rows or self.trusts_captures):
-            if self.needs_rows:
-                exists = code.cmp("slt", row, row_len)
-                inside = exists if inside is None else code.and_(inside, exists)
-            # A captured tensor may have nothing to be read beyond the last row.
-            last = code.sub(row_len, code.const(1))
-            row = code.insert(arith.MinSIOp(row, last), row.name_hint)
-        q_idx, kv_idx = (column, row) if self.op.is_transposed else (row, column)
-        return [b, h, q_idx, kv_idx, *captured], inside
-
-    @property
-    def needs_rows(self) -> bool:
-        """Whether rows beyond the last would count: they are added to others."""
-        return bool(self.of_kind(SumKind.DIAGONAL))
-
-    @staticmethod
-    def select(code: ScalarCode, live: SSAValue | None, value: SSAValue) -> SSAValue:
-        if live is None:
-            return value
-        return code.select(live, value, code.const(0.0, value.type))
-
-    # Memory
-
-    def tile_shape(self, matrix: SSAValue, rows: int) -> tuple[int, int]:
-        least = 16 if self.op.alignment is not None else UNALIGNED_VALUE_DIM
-        dim = flex.tensor_shape(matrix)[3]
-        return rows, padded_head_dim(self.target, dim, least)
-
-    def load_matrix(
-        self,
-        matrix: SSAValue,
-        rows: int,
-        where: Sequence[SSAValue],
-        checked: Sequence[int],
-    ) -> SSAValue:
-        name = f"{matrix.name_hint or 'matrix'}_tile"
-        return self.load(matrix, self.tile_shape(matrix, rows), where, checked, name)
-
-    def load_values(
-        self, values: SSAValue, start: SSAValue, size: int, checked: Sequence[int]
-    ) -> SSAValue:
-        """Values of the query's rows, wherever those are."""
-        assert isa(values.type, TensorType[Attribute])
-        where = [self.place.b, self.place.h, start]
-        type_ = TileType(values.type.element_type, [size])
-        load = tile.LoadOp(self.args[values], where, checked, type_)
-        return self.code.insert(load, values.name_hint)
-
-    def zeros(self, result: SSAValue) -> SSAValue:
-        type_ = TileType(self.op.score_type, self.tile_shape(result, self.block_m))
-        zero = self.code.const(0.0, self.op.score_type)
-        return self.code.insert(tile.FullOp(zero, type_), "acc")
-
-    def add(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        def body(code: ScalarCode, x: SSAValue, y: SSAValue) -> SSAValue:
-            return code.insert(arith.AddfOp(x, y))
-
-        inputs: list[Input] = [(a, ROW), (b, ROW)]
-        return build_map(self.code, (self.block_m,), inputs, body, "total")
-
-    def store_matrix(self, attr: SumAttr, result: SSAValue, acc: SSAValue) -> None:
-        code = self.code
-        if attr.scaled:
-            scale = self.args[self.op.scale]
-
-            def body(code: ScalarCode, x: SSAValue, y: SSAValue) -> SSAValue:
-                return code.insert(arith.MulfOp(x, y))
-
-            inputs: list[Input] = [(acc, FULL), (scale, UNIFORM)]
-            acc = build_map(code, tile.shape_of(acc.type), inputs, body, "scaled")
-        assert isa(result.type, TensorType[Attribute])
-        rounded = convert(code, acc, result.type.element_type)
-        padded = tile.shape_of(acc.type)[1] != flex.tensor_shape(result)[3]
-        checked = [*self.checked, *([1] if padded else [])]
-        where = [*self.stored.where, code.const(0)]
-        code.builder.insert(tile.StoreOp(rounded, self.args[result], where, checked))
-
-    def store_pairs(
-        self, start: SSAValue, values: Sequence[SSAValue], checked: Sequence[int]
-    ) -> None:
-        """Write the values of this block of pairs, or add up their diagonals."""
-        code = self.code
-        for attr, result in self.of_kind(SumKind.PAIRS):
-            ((number,),) = attr.term_list()
-            dims = [*self.checked, *([1] if checked else [])]
-            where = [*self.stored.where, start]
-            store = tile.StoreOp(values[number], self.args[result], where, dims)
-            code.builder.insert(store)
-        for attr, result in self.of_kind(SumKind.DIAGONAL):
-            ((number,),) = attr.term_list()
-            sums = code.insert(tile.DiagonalsOp(values[number]), "diagonals")
-            unit = flex.DIAGONAL_UNIT
-            padded = code.mul(code.ceildiv(self.column_len, unit), code.const(unit))
-            place = code.sub(self.rows.start, start)
-            place = code.add(place, code.sub(padded, code.const(self.block_n)), "at")
-            where = [self.stored.b, self.stored.h, self.row_block, place]
-            code.builder.insert(tile.AddToOp(sums, self.args[result], where))
