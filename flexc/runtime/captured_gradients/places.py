@@ -83,7 +83,7 @@ class Places:
     def __init__(self, part: Part, axes: tuple[Along, ...]):
         self.part, self.axes = part, axes
         self.kept: dict[Hashable, Any] = {}
-        self.interpreters: dict[torch.device, Interpreter] = {}
+        self.interpreters: dict[Hashable, Interpreter] = {}
 
     @property
     def is_of_pairs(self) -> bool:
@@ -129,7 +129,10 @@ class Places:
         if self.reads:
             return self._flat(site, shape, runs)
         numbers = self._numbers(self.part.indices, site)
-        key = (site.device, *runs, *shape, *numbers)
+        stream = _stream_for_good(site.device)
+        if stream is None:
+            return self._flat(site, shape, runs)
+        key = (stream, *runs, *shape, *numbers)
         found = self.kept.get(key)
         if found is None:
             found = self._flat(site, shape, runs)
@@ -153,10 +156,13 @@ class Places:
         self, region: Region, at: dict[Along, Tensor], site: Site, device: torch.device
     ) -> tuple[Tensor, ...]:
         """What a region yields for positions that lie on a device."""
-        if device not in self.interpreters:
+        stream = _stream_for_good(device)
+        interpreter = self.interpreters.get(stream)
+        if interpreter is None:
             interpreter = Interpreter(ModuleOp([]))
             interpreter.register_implementations(ScalarsOnDevice(device))
-            self.interpreters[device] = interpreter
+            if stream is not None:
+                self.interpreters[stream] = interpreter
         args: list[Any] = [at[position] for position in POSITIONS]
         for arg, value in zip(
             region.block.args[len(args) :], site.captures, strict=True
@@ -166,7 +172,7 @@ class Places:
             else:
                 dtype = dtype_of(arg.type)
                 args.append(torch.full((), value, dtype=dtype, device=device))
-        return self.interpreters[device].run_ssacfg_region(region, tuple(args))
+        return interpreter.run_ssacfg_region(region, tuple(args))
 
     def _numbers(self, region: Region, site: Site) -> list[Hashable]:
         """All numbers of a call that a region which reads no tensor may depend on."""
@@ -181,6 +187,18 @@ class Places:
         if len(self.kept) >= MAX_KEPT:
             self.kept.clear()
         self.kept[key] = value
+
+
+def _stream_for_good(device: torch.device) -> Hashable | None:
+    """Where tensors that are kept are made: another stream would not wait for them.
+
+    None while a CUDA graph is captured: they would be there after a replay only.
+    """
+    if device.type != "cuda":
+        return device
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    return device, torch.cuda.current_stream(device).cuda_stream
 
 
 def coordinates(
