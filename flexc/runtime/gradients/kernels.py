@@ -282,7 +282,7 @@ def program_for(compiled: Compiled, proofs: Proofs, derivative: Derivative) -> P
         module = proofs.stated_in(compiled.attention.module)
         expanded = derivative_module(module, derivative)
         expand(expanded)
-        build = replace(compiled.build, tiles=NO_OPTIONS)
+        build = replace(compiled.build, tiles=NO_OPTIONS, derivative=True)
         program = Program(expanded, lambda m: kernel_for(m, build))
         program.compile()
         programs[key] = program
