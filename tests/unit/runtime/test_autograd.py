@@ -80,7 +80,13 @@ VARIANTS: dict[str, tuple[Callable[..., Mods], list[tuple[int, ...]]]] = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+CASES = [
+    *(("eager", variant) for variant in VARIANTS),
+    *(("cpp", variant) for variant in ("plain", "relative", "empty-rows")),
+]
+
+
+@pytest.mark.parametrize(("attend", "variant"), CASES, indirect=["attend"])
 def test_gradcheck(attend: Any, variant: str) -> None:
     mods, shapes = VARIANTS[variant]
     captured = [t for shape in shapes for t in tensors(*shape, count=1)]

@@ -1,0 +1,354 @@
+"""`flexc.flex_attention` in functions that torch.compile compiles, without a break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.fx import symbolic_trace
+from torch.nn.attention import flex_attention as torch_flex
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+from torch.utils.checkpoint import checkpoint
+
+import flexc
+from flexc.runtime.call import Outputs
+from flexc.runtime.graph_call import GraphCall, Operands
+from flexc.runtime.mod_graphs import ModGraphs
+from flexc.runtime.operators.traced import TracedAttention
+from flexc.runtime.options import Choices
+from tests.unit.runtime.training import causal, dense, gradients, tensors
+
+COMPILERS = ("eager", "aot_eager")
+
+BIAS = torch.randn(2, 12, 12, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    counters.clear()
+    yield
+    torch.compiler.reset()
+
+
+def attend(*args: Any, **kwargs: Any) -> Any:
+    return flexc.flex_attention(*args, backend="eager", **kwargs)
+
+
+def add_bias(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return s + BIAS[h, q, k]
+
+
+class Layer(nn.Module):
+    """Attention with a mod over what the module computes, and its own attributes."""
+
+    def __init__(self, attend: Callable[..., Any] = attend) -> None:
+        super().__init__()
+        self.attend = attend
+        self.project = nn.Linear(16, 48)
+        self.bias = nn.Parameter(torch.randn(2, 64) / 4)
+        self.window = 5
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shape = (x.size(0), x.size(1), 3, 2, 8)
+        heads = self.project(x).view(shape).permute(2, 0, 3, 1, 4)
+        table = self.bias.tanh()
+
+        def capped(limit: float) -> Any:
+            def score(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+                return torch.tanh(s / limit) * limit + table[h, (q - k).abs()]
+
+            return score
+
+        def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (q >= k) & (q - k < self.window)
+
+        out, aux = self.attend(
+            *heads.unbind(0),
+            capped(2.5),
+            mask_mod=mask,
+            return_aux=AuxRequest(lse=True),
+        )
+        return x + out.transpose(1, 2).flatten(2), aux.lse
+
+
+def check(
+    fn: Callable[..., Any],
+    *args: Any,
+    leaves: Any = (),
+    backend: Any = "aot_eager",
+    **options: Any,
+) -> None:
+    """Compiled whole, a function has the results and gradients that it has without."""
+    compiled: Any = torch.compile(fn, backend=backend, fullgraph=True, **options)
+    torch.testing.assert_close(compiled(*args), fn(*args))
+    leaves = [*leaves, *(a for a in args if isinstance(a, Tensor) and a.requires_grad)]
+    if leaves:
+        torch.testing.assert_close(
+            gradients(lambda: compiled(*args), leaves),
+            gradients(lambda: fn(*args), leaves),
+        )
+
+
+@pytest.mark.parametrize("backend", [*COMPILERS, "inductor"])
+def test_modules_train(backend: str) -> None:
+    layer = Layer()
+    x = torch.randn(2, 10, 16, requires_grad=True)
+    check(layer, x, leaves=layer.parameters(), backend=backend)
+
+
+def test_lengths_compile_once() -> None:
+    layer = Layer()
+    compiled: Any = torch.compile(
+        layer, backend="aot_eager", fullgraph=True, dynamic=True
+    )
+    for batch, length in ((2, 9), (3, 10), (2, 17), (4, 33)):
+        x = torch.randn(batch, length, 16)
+        found = gradients(lambda x=x: compiled(x), list(layer.parameters()))
+        expected = gradients(lambda x=x: layer(x), list(layer.parameters()))
+        torch.testing.assert_close(found, expected)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_numbers_compile_twice_at_most() -> None:
+    """Once as constants, once as what changes."""
+
+    def fn(q: Tensor, scale: float, slope: float, window: int) -> Any:
+        def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return (i - j).abs() <= window
+
+        score = lambda s, b, h, i, j: s + slope * (i - j)  # noqa: E731
+        return attend(q, q, q, score, mask_mod=mask, scale=scale)
+
+    (query,) = tensors(1, 2, 12, 4, count=1)
+    compiled: Any = torch.compile(fn, backend="aot_eager", fullgraph=True)
+    for step in range(4):
+        numbers = (0.5 + step, 0.25 * step - 1.0, step + 2)
+        found = gradients(lambda n=numbers: compiled(query, *n), [query])
+        expected = gradients(lambda n=numbers: fn(query, *n), [query])
+        torch.testing.assert_close(found, expected)
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_captures(backend: str) -> None:
+    query, key, value = tensors(1, 2, 12, 4)
+    sink = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    gates = torch.randn(2, dtype=torch.float64, requires_grad=True)
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, sink: Tensor, gates: Tensor) -> Tensor:
+        powers, doubled = gates.exp(), q * 2
+
+        def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return add_bias(s, b, h, i, j) * powers[h] + sink * doubled[b, h, i, 0]
+
+        def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return (i >= j) & (sink > -100)
+
+        return attend(doubled, k, v, score, mask_mod=mask)
+
+    check(fn, query, key, value, sink, gates, leaves=[BIAS], backend=backend)
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_block_masks(backend: str) -> None:
+    query, key, value = tensors(1, 2, 200, 4)
+    document = torch.arange(200) // 30
+
+    def same(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (document[q] == document[k]) & (q >= k)
+
+    outside = create_block_mask(same, None, None, 200, 200, "cpu", BLOCK_SIZE=64)
+    own = flexc.create_block_mask(same, None, None, 200, 200, "cpu")
+
+    def given(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Any:
+        return attend(q, k, v, block_mask=mask)
+
+    def made(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        size, kv_size = q.size(2), k.size(2)
+        mask = flexc.create_block_mask(same, None, None, size, kv_size, "cpu")
+        return attend(q, k, v, block_mask=mask)
+
+    def closed(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return attend(q, k, v, block_mask=outside)
+
+    check(given, query, key, value, outside, backend=backend)
+    check(given, query, key, value, own, backend=backend)
+    check(made, query, key, value, backend=backend)
+    check(closed, query, key, value, backend=backend)
+
+
+def test_groups_statistics_and_broadcast_keys() -> None:
+    (query,) = tensors(3, 4, 12, 4, count=1)
+    key, value = tensors(1, 2, 12, 4, count=2)
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        aux = AuxRequest(lse=True, max_scores=True)
+        out, found = attend(q, k, v, enable_gqa=True, return_aux=aux)
+        _, lse = attend(q, k, v, enable_gqa=True, return_lse=True, mask_mod=causal)
+        return out, found.lse, found.max_scores, lse
+
+    check(fn, query, key, value)
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_checkpoints(backend: str) -> None:
+    query, key, value = tensors(1, 2, 12, 4)
+
+    def block(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q * 2, k, v, add_bias).tanh()
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        out: Any = checkpoint(block, q, k, v, use_reentrant=False)
+        return out.sum(-1)
+
+    check(fn, query, key, value, leaves=[BIAS], backend=backend)
+
+
+def test_autocast() -> None:
+    query, key, value = tensors(1, 2, 12, 8, dtype=torch.float32)
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return attend(q * 2, k, v, mask_mod=causal)
+
+    check(fn, query, key, value)
+
+
+def test_transforms_of_torch_func() -> None:
+    query, key, value = (t.detach() for t in tensors(1, 2, 6, 4))
+
+    def total(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, mask_mod=causal).pow(2).sum()
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        tangent = torch.func.jvp(lambda k: attend(q, k, v), (k,), (v,))[1]
+        samples = torch.stack([q, k])
+        each = torch.vmap(torch.func.grad(total), (0, None, None))(samples, k, v)
+        return tangent, each, torch.func.grad(total, 2)(q, k, v)
+
+    check(fn, query, key, value)
+
+
+def test_backend_flexc_trains() -> None:
+    query, key, value = tensors(1, 2, 12, 4)
+    options = {"backend": "eager", "deterministic": True}
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return flexc.flex_attention(q, k, v, add_bias, mask_mod=causal)
+
+    check(fn, query, key, value, leaves=[BIAS], backend="flexc", options=options)
+
+
+def test_compiled_attention_in_compiled_code() -> None:
+    query, key, value = tensors(1, 2, 12, 4)
+    compiled: Any = flexc.compile(
+        torch_flex.flex_attention, backend="eager", options={"deterministic": True}
+    )
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return compiled(q, k, v, add_bias, kernel_options={"BLOCK_M": 16})
+
+    check(fn, query, key, value, leaves=[BIAS])
+
+
+def test_kernels_train() -> None:
+    layer = Layer(flexc.flex_attention)
+    x = torch.randn(2, 10, 16, requires_grad=True)
+    check(layer, x, leaves=layer.parameters())
+
+
+def test_export() -> None:
+    query, key, value = (t.detach() for t in tensors(1, 2, 12, 4))
+
+    class Module(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+            return attend(q, k, v, mask_mod=causal)
+
+    exported = torch.export.export(Module(), (query, key, value), strict=True)
+    found = exported.module()(query, key, value)
+    torch.testing.assert_close(found, dense(query, key, value, None, causal)[0])
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "heads": ("key expects 4 heads as the query has, got 2", {}),
+    "option": ("kernel_options expects keys among", {"kernel_options": {"X": 1}}),
+    "backend": ("backend expects one of auto", {"backend": "gpu"}),
+    "two-masks": (
+        "give block_mask or mask_mod, not both",
+        {
+            "mask_mod": causal,
+            "block_mask": create_block_mask(causal, None, None, 12, 12, "cpu"),
+        },
+    ),
+    "lengths": (
+        r"block_mask was made for \(q_len, kv_len\) = \(13, 12\)",
+        {"block_mask": create_block_mask(causal, None, None, 13, 12, "cpu")},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_say_why(case: str) -> None:
+    message, kwargs = REFUSED[case]
+    query, key = torch.randn(1, 4, 12, 8), torch.randn(1, 2, 12, 8)
+    group = {} if case == "heads" else {"enable_gqa": True}
+    fn: Any = torch.compile(
+        lambda q, k: flexc.flex_attention(q, k, k, **group, **kwargs),
+        backend="eager",
+        fullgraph=True,
+    )
+    with pytest.raises(Exception, match=message):
+        fn(query, key)
+
+
+def test_operators_keep_the_rules_of_torch() -> None:
+    query, key, value = tensors(1, 2, 6, 4, dtype=torch.float32)
+    table = torch.randn(2, requires_grad=True)
+    graph = symbolic_trace(lambda s, b, h, q, k, table: s * 2 + table[h] * (q - k))
+    outputs, choices = Outputs(lse=True), Choices("eager")
+    call = GraphCall(ModGraphs.of((graph, None), ((0,), ())), outputs, choices)
+    operands = Operands(query, key, value, None, (), (6, 6), (0, 0), (table,))
+    recorded = TracedAttention.of(call, operands).arguments()
+    ops = torch.ops.flexc
+    torch.library.opcheck(ops.attention.default, recorded)
+    detached = operands._replace(
+        query=query.detach(),
+        key=key.detach(),
+        value=value.detach(),
+        captures=(table.detach(),),
+    )
+    arguments = TracedAttention.of(call, detached).arguments()
+    out, lse, _ = ops.attention(*arguments)
+    point = (*arguments, out, lse)
+    d_out, along = torch.randn_like(out), [torch.randn(2)]
+    given, wanted = [False, False, False, True], [True, False, True, True]
+    for op, args in (
+        (ops.attention_backward, (*point, d_out, None, wanted)),
+        (ops.attention_jvp, (*point, along, given)),
+        (
+            ops.attention_backward_jvp,
+            (*point, d_out, None, d_out, lse, along, given, wanted),
+        ),
+    ):
+        torch.library.opcheck(op.default, args)
+
+
+def test_operators_are_differentiated_twice() -> None:
+    query, key, value = tensors(1, 2, 6, 4)
+    table = torch.randn(2, dtype=torch.float64, requires_grad=True)
+    graph = symbolic_trace(lambda s, b, h, q, k, table: s * table[h])
+    outputs, choices = Outputs(lse=True), Choices("eager")
+    call = GraphCall(ModGraphs.of((graph, None), ((0,), ())), outputs, choices)
+
+    def run(query: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        operands = Operands(query, key, value, None, (), (6, 6), (0, 0), (table,))
+        arguments = TracedAttention.of(call, operands).arguments()
+        return torch.ops.flexc.attention(*arguments)[:2]
+
+    assert torch.autograd.gradcheck(run, (query, table), fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, (query, table), fast_mode=True)
