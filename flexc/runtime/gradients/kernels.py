@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,11 +23,20 @@ from flexc.runtime.gradients.program import Point, Program, expand
 from flexc.runtime.options import NO_OPTIONS
 from flexc.runtime.planner.columns import column_tables
 from flexc.runtime.proofs import Proofs, attention_of
-from flexc.runtime.tensor_facts import MAX_NARROW_OFFSET, is_aligned, largest_offset
+from flexc.runtime.tensor_facts import (
+    MAX_NARROW_OFFSET,
+    MAX_TILE_STRIDE,
+    is_aligned,
+    largest_offset,
+)
 
 INPUTS = ("query", "key", "value")
 
 _programs: WeakKeyDictionary[Compiled, dict[Any, Program]] = WeakKeyDictionary()
+_moderate: WeakKeyDictionary[Compiled, dict[Any, bool]] = WeakKeyDictionary()
+
+MAX_KNOWN = 256
+"""Classes of calls whose scores were judged that are remembered."""
 """Programs of a compiled call, by what was proved and which derivative."""
 
 
@@ -207,7 +215,8 @@ class Run:
 
     def ready(self, tensor: Tensor) -> Tensor:
         """A tensor as the IR's types promise it: rows of adjacent elements, aligned."""
-        if tensor.dim() == 4 and self.aligned and not is_aligned(tensor):
+        moves = tensor.dim() == 4 and self.aligned and not is_aligned(tensor)
+        if moves or tensor.stride(2) > MAX_TILE_STRIDE:
             return tensor.clone(memory_format=torch.contiguous_format)
         return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
@@ -233,15 +242,14 @@ def is_moderate(call: Attention, compiled: Compiled) -> bool:
     captures = compiled.attention.arguments(call.signature.captures)
     numbers = tuple(c if isinstance(c, int | float) else None for c in captures)
     sizes = (*call.query.shape[:3], call.key.size(2))
-    return _is_moderate(compiled, tuple(map(_at_most, sizes)), numbers)
-
-
-@lru_cache(maxsize=256)
-def _is_moderate(
-    compiled: Compiled, sizes: tuple[int, ...], numbers: tuple[Any, ...]
-) -> bool:
-    attention = attention_of(compiled.attention.module)
-    return scores_stay_moderate(attention, sizes, numbers)
+    known = _moderate.setdefault(compiled, {})
+    key = tuple(map(_at_most, sizes)), numbers
+    if key not in known:
+        if len(known) >= MAX_KNOWN:
+            known.clear()
+        attention = attention_of(compiled.attention.module)
+        known[key] = scores_stay_moderate(attention, *key)
+    return known[key]
 
 
 def _at_most(size: int) -> int:

@@ -170,6 +170,8 @@ class Program:
             if isinstance(o, flex.ScatterSumsOp)
         }
 
+        self.done = _done(host)
+
     def compile(self) -> None:
         """Compile all kernels, side by side: a C++ compiler is a process of its own."""
         if not self.launches:  # All gradients are 0.
@@ -182,6 +184,8 @@ class Program:
         """What the function returns for its arguments."""
         values: Values = dict(zip(self.host.args, args, strict=True))
         for op in self.host.body.ops:
+            for value in self.done.get(op, ()):
+                del values[value]
             match op:
                 case flex.LaunchOp():
                     self.launch(op, values, point)
@@ -234,6 +238,21 @@ class Program:
             part = sums.launch.run_chunk(sums.args, point, chunk)
             gradient.add(scatter, part, chunk)
         return gradient
+
+
+def _done(host: func.FuncOp) -> dict[Operation, list[SSAValue]]:
+    """For each op, values made before it that nothing uses from there on.
+
+    They may be as large as the query: their memory goes to what comes next.
+    """
+    found: dict[Operation, list[SSAValue]] = {}
+    for op in host.body.ops:
+        for value in op.results:
+            users = {use.operation for use in value.uses}
+            last = next((o for o in reversed(list(host.body.ops)) if o in users), op)
+            if last.next_op is not None:
+                found.setdefault(last.next_op, []).append(value)
+    return found
 
 
 def _finished(value: Any) -> Tensor:
