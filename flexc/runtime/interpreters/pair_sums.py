@@ -101,7 +101,8 @@ class SumsProblem(Pairs):
 
     def verify(self, op: PairSumsLike) -> None:
         self.verify_lengths(op)
-        if op.paired_heads is not None and self.rows[0].shape[:2] != self.shape[:2]:
+        heads = [m.shape[:2] for m in (self.rows[0], self.columns[0])]
+        if op.paired_heads is not None and heads[0] != heads[1]:
             raise InterpretationError(
                 "paired_heads expects as many heads on both sides"
             )
