@@ -159,6 +159,7 @@ def backward(
     wanted: Wanted,
 ) -> Gradients:
     """The gradients of any call along cotangents."""
+    refuse_batched(d_out, d_lse)
     if not call.has_pairs or (d_out is None and d_lse is None):
         return zeros(call, wanted)
     of = derivatives_of(call.backend)
@@ -197,6 +198,18 @@ def backward_jvp(
     with _hidden(call):
         return of.backward_jvp(
             call, out, lse, d_out, d_lse, tangents, t_d_out, t_d_lse, wanted
+        )
+
+
+def refuse_batched(*tensors: Tensor | None) -> None:
+    """Refuse the batches of torch's older vmap, which no Function is asked about."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    is_batched = getattr(functorch, "is_legacy_batchedtensor", lambda _: False)
+    if any(t is not None and is_batched(t) for t in tensors):
+        raise GradientError(
+            "gradients of attention expect one cotangent at a time, got a batch of "
+            "them (is_grads_batched=True or vectorize=True); use torch.func.vmap, "
+            "torch.func.jacrev or torch.func.hessian"
         )
 
 

@@ -219,8 +219,9 @@ class FlexAttentionBackwardJvpFunction(torch.autograd.Function):
 def _third() -> GradientError:
     return GradientError(
         "flexc computes derivatives of attention up to the second order, a third was "
-        "asked for; detach() what needs none, or leave out create_graph=True where "
-        "the second is computed"
+        "asked for; detach() what needs none, leave out create_graph=True where the "
+        "second is computed, or, in place of torch.autograd.functional.hvp, take vhp "
+        "or torch.func.jvp of torch.func.grad"
     )
 
 
