@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -95,14 +95,22 @@ class Case:
         returned = ", ".join(n if mod is not None else "None" for n, mod in mods)
         return f"def make({names}):\n{''.join(bodies)}    return {returned}\n"
 
-    def mods(self, live: Callable[[Tensor, int], Tensor]) -> Mods:
-        """The functions; `live` is applied to indices that a mask must guard."""
+    def mods(
+        self,
+        live: Callable[[Tensor, int], Tensor],
+        captured: Mapping[str, Any] | None = None,
+    ) -> Mods:
+        """The functions; `live` is applied to indices that a mask must guard.
+
+        They close over what is `captured`, or over the case's own values.
+        """
         filename = f"<generated mods {next(_numbers)}>"
         lines = self.source.splitlines(keepends=True)
         linecache.cache[filename] = (len(self.source), None, lines, filename)
         scope: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
         exec(compile(self.source, filename, "exec"), scope)
-        return scope["make"](live, **self.captured_values)
+        values = self.captured_values if captured is None else captured
+        return scope["make"](live, **values)
 
     @cached_property
     def captured_values(self) -> dict[str, Any]:

@@ -1,71 +1,63 @@
-"""Emitted Triton source, run by Triton's interpreter, on generated mods.
-
-Triton decides when it is imported whether it interprets: the tests of this file run
-in a process of their own, which the one test that other runs see starts. That
-interpreter's matrix product knows no bfloat16.
-"""
+"""Emitted Triton source, run by Triton's interpreter, on generated mods."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.property.calls import check_backend
 from tests.property.cases import Case
+from tests.property.gradient_cases import GradientCase
+from tests.property.gradient_checks import check_gradients, check_tangents
+from tests.property.gradient_strategies import gradient_cases
+from tests.property.interpreted import (
+    DTYPES,
+    run_interpreted,
+    splats_of_comparisons,
+    starts_a_process,
+    within_the_process,
+)
 from tests.property.strategies import cases
 
-tl = pytest.importorskip("triton.language")
+pytest.importorskip("triton.language")
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
-DTYPES = (torch.float32, torch.float16)
+pytestmark = [
+    pytest.mark.timeout(7200),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of log(0)
+]
+
+LEVEL = settings().max_examples
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _splat_of_a_comparison() -> Iterator[None]:
-    """Triton's interpreter gives a splat of a condition its operands' type."""
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    original = InterpreterBuilder.create_splat
-
-    def create_splat(self: Any, ret_ty: Any, arg: Any) -> Any:
-        if arg.data.dtype != np.bool_:
-            return original(self, ret_ty, arg)
-        value = np.full(ret_ty.shape, arg.data.reshape(-1)[0])
-        return TensorHandle(value, tl.int1)
-
-    InterpreterBuilder.create_splat = create_splat
-    yield
-    InterpreterBuilder.create_splat = original
+def _splats() -> Iterator[None]:
+    with splats_of_comparisons():
+        yield
 
 
-@pytest.mark.timeout(3600)
-@pytest.mark.skipif(INTERPRETING, reason="this is that process")
+@starts_a_process
 def test_in_a_process_that_interprets() -> None:
-    profile = settings.get_current_profile_name()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += [f"--hypothesis-profile={profile}", __file__]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_interpreted(__file__)
 
 
-@pytest.mark.timeout(3600)
-@pytest.mark.skipif(not INTERPRETING, reason="runs in a process of its own")
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of log(0)
+@within_the_process
 @given(cases(DTYPES, longest=65), st.sampled_from((None, 16, 32)))
 def test_results_are_those_of_dense_attention(case: Case, block: int | None) -> None:
     check_backend(case, "triton", block)
+
+
+@within_the_process
+@settings(max_examples=max(1, LEVEL // 4))
+@given(gradient_cases(DTYPES, longest=33))
+def test_gradients(given: GradientCase) -> None:
+    check_gradients(given, "triton")
+
+
+@within_the_process
+@settings(max_examples=max(1, LEVEL // 12))
+@given(gradient_cases(DTYPES, longest=33))
+def test_tangents(given: GradientCase) -> None:
+    check_tangents(given, "triton")
