@@ -29,6 +29,7 @@ from flexc.runtime.function_trace import Trace, trace_function
 from flexc.runtime.interception import Scope, activate, current_scope
 from flexc.runtime.interface import flex_attention
 from flexc.runtime.options import Choices, kernel_options, read_choices_of_scope
+from flexc.runtime.transforms import is_transformed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -140,7 +141,8 @@ class CompiledFunction(Compiled):
         outer = current_scope()
         if outer is not None:
             return self._run(outer.within(self._scope), args, kwargs)
-        if torch._C._len_torch_dispatch_stack():  # A trace of somebody else's.
+        # A trace of somebody else's, or tensors that no capture can stand for.
+        if torch._C._len_torch_dispatch_stack() or is_transformed():
             return self._run(self._scope, args, kwargs)
         state = read_call(self.fn, args, kwargs)
         trace = self._trace(state) if state.sound else None

@@ -82,7 +82,7 @@ VARIANTS: dict[str, tuple[Callable[..., Mods], list[tuple[int, ...]]]] = {
 
 CASES = [
     *(("eager", variant) for variant in VARIANTS),
-    *(("cpp", variant) for variant in ("plain", "relative", "empty-rows")),
+    *(("cpp", variant) for variant in ("plain", "relative")),
 ]
 
 

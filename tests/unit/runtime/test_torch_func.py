@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import (
+    functional_call,
+    grad,
+    hessian,
+    jacfwd,
+    jacrev,
+    jvp,
+    stack_module_state,
+    vjp,
+    vmap,
+)
 
 import flexc
 from flexc import errors
@@ -228,3 +238,57 @@ def test_compiled_functions_with_transforms_run_as_they_are() -> None:
     found: Any = per_sample(query, key, value, bias)
     expected = vmap(grad(loss(reference), (0, 3)))(query, key, value, bias)
     torch.testing.assert_close(found, expected)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(3, 9, dtype=torch.float64)
+        self.bias = torch.nn.Parameter(torch.randn(2, 4, 4, dtype=torch.float64))
+        self.attend: Attend = attend_eagerly
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).chunk(3, -1)
+        return self.attend(query, key, value, self.bias)
+
+
+def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Any:
+    score = score_of(bias)
+    return flexc.flex_attention(
+        query, key, value, score, mask_mod=causal, backend="eager"
+    )
+
+
+def test_parameters_of_modules() -> None:
+    """Per-sample gradients, and an ensemble, of what a module's mods capture."""
+    layers = [Layer() for _ in range(3)]
+    (x,) = inputs()[:1]
+    stacked, _ = stack_module_state(cast(Any, layers))
+    parameters: Any = dict(layers[0].named_parameters())
+
+    def loss(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
+        return functional_call(layers[0], parameters, (sample[None],)).pow(2).sum()
+
+    def results() -> Any:
+        each = vmap(lambda p: functional_call(layers[0], p, (x,)))(stacked)
+        return each, vmap(grad(loss), (None, 0))(parameters, x)
+
+    found = results()
+    for layer in layers:
+        layer.attend = reference
+    torch.testing.assert_close(found, results())
+
+
+def test_transforms_of_compiled_functions() -> None:
+    layer = Layer()
+    x, tangent, *_ = inputs()
+    compiled: Any = flexc.compile(layer)
+
+    def results(fn: Any) -> Any:
+        total = grad(lambda x: fn(x).pow(2).sum())(x)
+        return total, jvp(fn, (x,), (tangent,)), vmap(fn)(x[:, None])
+
+    found = results(compiled)
+    assert compiled.graph(x) is not None
+    layer.attend = reference
+    torch.testing.assert_close(found, results(layer))
