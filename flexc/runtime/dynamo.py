@@ -1,8 +1,8 @@
 """The backend "flexc" of torch.compile: kernels for attention, the rest eagerly.
 
-Dynamo's graphs hold torch's FlexAttention operator, which a kernel takes the place
-of. torch itself refuses attention on a CPU where an input requires grad: detach
-the inputs, or call flexc's own function there.
+Dynamo's graphs hold torch's FlexAttention operator, or flexc's, which a kernel takes
+the place of. torch itself refuses its attention on a CPU where an input requires grad:
+detach the inputs, or call flexc's own function there.
 """
 
 from __future__ import annotations

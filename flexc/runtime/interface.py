@@ -54,6 +54,10 @@ def flex_attention(
     mods of equal code compiles nothing, whatever the lengths and the values of
     what the mods capture.
 
+    Out and lse have derivatives in query, key, value and every tensor of floats that
+    `score_mod` captures: in reverse and forward mode, to the second order, under
+    `torch.func` and in code that `torch.compile` compiles.
+
     Args:
         query: (B, Hq, Sq, E), float32, bfloat16 or float16, on a CPU also float64.
         key: (B or 1, Hkv, Skv, E), of the query's dtype and device.
