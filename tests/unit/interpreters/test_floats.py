@@ -236,3 +236,21 @@ def test_select_broadcasts():
         -1.0,
     )
     assert got.tolist() == [[0.0, 1.0, 2.0], [-1.0, -1.0, -1.0]]
+
+
+@pytest.mark.parametrize("op", ["maximumf", "minimumf"])
+@pytest.mark.parametrize(
+    ("ties", "expected"),
+    [
+        ("", (0.5, 0.5)),
+        (' {flex.ties = "lhs"}', (1.0, 0.0)),
+        (' {flex.ties = "rhs"}', (0.0, 1.0)),
+    ],
+    ids=["halves", "lhs", "rhs"],
+)
+def test_whose_derivative_equal_numbers_have(op: str, ties: str, expected: tuple):
+    a, b = (torch.tensor([2.0], requires_grad=True) for _ in range(2))
+    got = run_scalar(f"%r = arith.{op} %a, %b{ties} : f32", "f32, f32", "f32", a, b)
+    assert got.tolist() == [2.0]
+    got.sum().backward()
+    assert (a.grad, b.grad) == expected
