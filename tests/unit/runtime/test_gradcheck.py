@@ -1,0 +1,101 @@
+"""torch's own checks of derivatives, by finite differences in double precision, for the
+variants that are demonstrated, with what a user would train: tables, gates and slopes
+of heads, and sinks through lse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+import flexc
+from bench.variants import DEMO, Variant
+from tests.corpus import CORPUS, Mods, Problem
+
+HEADS, LENGTH, HEAD_DIM, VALUE_DIM = 2, 6, 3, 2
+
+# The others are left to `make test-long`: a dozen kernels each.
+QUICK = ("relative bias table",)
+VARIANTS = [
+    pytest.param(v, id=v.title, marks=[] if v.title in QUICK else [pytest.mark.slow])
+    for v in DEMO
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Thousands of tiny calls."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass
+class Trained(Problem):
+    """A problem whose captured floats are given, or else are drawn in f64."""
+
+    given: list[Tensor] = field(default_factory=list[Tensor])
+    taken: list[Tensor] = field(default_factory=list[Tensor])
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        drawn = super().normal(*shape, dtype=torch.float64).requires_grad_()
+        self.taken.append(self.given[len(self.taken)] if self.given else drawn)
+        return self.taken[-1]
+
+
+def mods_of(variant: Variant, given: list[Tensor]) -> tuple[Mods, list[Tensor]]:
+    """A variant's mods, and the tensors that they capture: what they learn."""
+    problem = Trained(1, HEADS, kv_heads(variant), LENGTH, LENGTH, "cpu", given=given)
+    score_mod, mask_mod = CORPUS[variant.case].build(problem)
+    gate, slope = problem.normal(HEADS), problem.normal(HEADS)
+
+    def trained(score, b, h, q_idx, kv_idx):
+        score = score * torch.exp(gate[h]) + slope[h] * (kv_idx - q_idx)
+        return score if score_mod is None else score_mod(score, b, h, q_idx, kv_idx)
+
+    problem.normal(HEADS)
+    return (trained, mask_mod), problem.taken
+
+
+def kv_heads(variant: Variant) -> int:
+    return HEADS if variant.kv_heads == 8 else 1
+
+
+def attend(variant: Variant, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention with a sink for each head, and lse."""
+    query, key, value, *learned = tensors
+    (score_mod, mask_mod), _ = mods_of(variant, learned)
+    result: Any = flexc.flex_attention(
+        query, key, value, score_mod, mask_mod=mask_mod, enable_gqa=True,
+        return_lse=True,
+    )  # fmt: skip
+    out, lse = result
+    lse = torch.where(lse.isinf(), 0.0, lse)
+    return out * torch.sigmoid(lse - learned[-1][:, None])[..., None], lse
+
+
+def inputs_of(variant: Variant) -> list[Tensor]:
+    shapes = [
+        (1, HEADS, LENGTH, HEAD_DIM),
+        (1, kv_heads(variant), LENGTH, HEAD_DIM),
+        (1, kv_heads(variant), LENGTH, VALUE_DIM),
+    ]
+    drawn = [torch.randn(s, dtype=torch.float64).requires_grad_() for s in shapes]
+    return [*drawn, *mods_of(variant, [])[1]]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_derivatives_are_those_of_differences(variant: Variant) -> None:
+    inputs = inputs_of(variant)
+
+    def function(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        return attend(variant, *tensors)
+
+    assert gradcheck(function, inputs, check_forward_ad=True)
+    assert gradgradcheck(function, inputs, check_fwd_over_rev=True, fast_mode=True)
