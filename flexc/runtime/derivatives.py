@@ -84,9 +84,8 @@ class Derivatives(Protocol):
     two parts, each has the cotangent of the sum); all may have any strides, 0 included,
     and None is zero. Calls have pairs: neither rows nor keys are empty.
 
-    A row with nothing to attend to (lse is -inf) is a constant. Its finite cotangents give
-    nothing to any gradient (NaN may spread, as in dense attention), and its tangents are
-    0. Where
+    A row with nothing to attend to (lse is -inf) is a constant: its cotangents, unless
+    they are NaN, give nothing to any gradient, and its tangents are 0. Where
     `call.deterministic`, equal calls give equal bits.
     """
 
