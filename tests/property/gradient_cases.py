@@ -114,6 +114,12 @@ class GradientCase:
         return {n: self.random(self.given[n], i) for i, n in enumerate(self.names)}
 
     @property
+    def has_floats32(self) -> bool:
+        """Whether the mod computes with numbers of single precision, or of half."""
+        types = {t.dtype for t in self.floats.values()}
+        return bool(types - {torch.float64}) or "torch.float32" in self.case.source
+
+    @property
     def score_dtype(self) -> torch.dtype:
         return torch.promote_types(self.case.dtype, torch.float32)
 

@@ -13,7 +13,8 @@ precision, every product and sum by the magnitudes of what goes into it:
     p = exp(x - lse)         relatively e^r - 1: r is the error of x, that of lse, and
                              the exponent's roundings
     dx = p (dp - delta)
-    ds = dx m'               m' is the mod's derivative, known as x is
+    ds = dx m'               m' is the mod's derivative, known as x is; what goes
+                             through a number of f32 is rounded to that
     dq = scale sum ds k      ds is rounded to h / 2, sums of n numbers are wrong by n u
 
 and so on for the tangents. Results are rounded to their own type.
@@ -34,6 +35,7 @@ from tests.property.cases import SCORE_BOUND
 from tests.property.gradient_cases import INPUTS, GradientCase
 from tests.property.mod_derivatives import size
 from tests.property.tolerance import SMALLEST_BLOCK
+from tests.property.values import EPS32
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -96,6 +98,7 @@ class Bounds:
         is_half = dtype in HALF
         self.half = torch.finfo(dtype).eps / 2 if is_half else 0.0
         self.tiny = smallest(dtype) if is_half else 0.0
+        self.mod_unit = 4 * max(self.unit, EPS32 if given.has_floats32 else 0.0)
         self.tensors = {n: given.leaves[n].detach() for n in INPUTS}
 
     def of(self, name: str) -> Known:
@@ -170,7 +173,7 @@ class Bounds:
 
     @cached_property
     def ds(self) -> Known:
-        return self.dx.times(self.mod[1], 4 * self.unit)
+        return self.dx.times(self.mod[1], self.mod_unit)
 
     def gradients(self) -> dict[str, Known]:
         """Of all tensors."""
@@ -184,7 +187,7 @@ class Bounds:
             "key": self.shared(scaled(by_key, scale)),
             "value": self.shared(p.mT.matmul(self.d_out, unit)),
         }
-        reads = [self.dx.times(j, 4 * unit) for j in self.mod[2:]]
+        reads = [self.dx.times(j, self.mod_unit) for j in self.mod[2:]]
         found |= self.captured(reads)
         return {n: self.finished(n, k) for n, k in found.items()}
 
@@ -239,7 +242,7 @@ class Bounds:
         terms: list[Known] = []
         if dots:
             t_s = scaled(added(dots, unit), self.case.scale_value).rounded(2 * unit)
-            terms.append(t_s.times(self.mod[1], 4 * unit))
+            terms.append(t_s.times(self.mod[1], self.mod_unit))
         terms += self.read_terms({n: k for n, k in moved.items() if n not in INPUTS})
         zeros = exactly(torch.zeros_like(self.pairs.weights))
         t_x = added([zeros, *terms], unit)
@@ -259,7 +262,7 @@ class Bounds:
             return []
         given = self.given.points.gathered({n: k.value for n, k in moved.items()})
         return [
-            exactly(t).times(j, 4 * self.unit)
+            exactly(t).times(j, self.mod_unit)
             for t, j in zip(given, self.mod[2:], strict=True)
         ]
 
