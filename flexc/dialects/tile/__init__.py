@@ -64,6 +64,7 @@ from flexc.dialects.tile.memory import (
     ScatterOp,
     StoreOp,
 )
+from flexc.dialects.tile.schedule import SCHEDULE_OPS, SCHEDULE_TYPES
 from flexc.dialects.tile.types import (
     ParamAttr,
     ParamKind,
@@ -134,6 +135,7 @@ Tile = Dialect(
         DotOp,
         TanhApproxOp,
         *HOST_OPS,
+        *SCHEDULE_OPS,
     ],
-    [TileType, ParamAttr, ReduceKindAttr, BufferAttr],
+    [TileType, ParamAttr, ReduceKindAttr, BufferAttr, *SCHEDULE_TYPES],
 )

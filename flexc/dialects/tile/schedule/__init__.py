@@ -1,0 +1,82 @@
+"""Ops of an explicit schedule: who computes what, when, and where operands lie.
+
+A schedule is written by passes (`tile-split-rows`, `tile-delay-products`,
+`tile-specialize-warps`, `tile-async-products`) and printed as Gluon.
+"""
+
+from __future__ import annotations
+
+from flexc.dialects.tile.schedule.barriers import (
+    ArriveOp,
+    AwaitOp,
+    BarriersOp,
+    ExpectOp,
+)
+from flexc.dialects.tile.schedule.memory import (
+    AwaitCopiesOp,
+    CopyInOp,
+    CopyOutOp,
+    FenceCopiesOp,
+    SharedOp,
+    SlotOp,
+    TransposeViewOp,
+    WriteViewOp,
+)
+from flexc.dialects.tile.schedule.products import AwaitDotOp, IssueDotOp
+from flexc.dialects.tile.schedule.roles import EndOp, PartsOp, RoleOp, RolesOp
+from flexc.dialects.tile.schedule.types import (
+    BarriersType,
+    PendingType,
+    SharedType,
+    ViewType,
+)
+
+SCHEDULE_OPS = (
+    PartsOp,
+    RolesOp,
+    RoleOp,
+    EndOp,
+    SharedOp,
+    SlotOp,
+    TransposeViewOp,
+    CopyInOp,
+    WriteViewOp,
+    FenceCopiesOp,
+    CopyOutOp,
+    AwaitCopiesOp,
+    BarriersOp,
+    ExpectOp,
+    ArriveOp,
+    AwaitOp,
+    IssueDotOp,
+    AwaitDotOp,
+)
+
+SCHEDULE_TYPES = (SharedType, ViewType, BarriersType, PendingType)
+
+__all__ = [
+    "SCHEDULE_OPS",
+    "SCHEDULE_TYPES",
+    "ArriveOp",
+    "AwaitCopiesOp",
+    "AwaitDotOp",
+    "AwaitOp",
+    "BarriersOp",
+    "BarriersType",
+    "CopyInOp",
+    "CopyOutOp",
+    "EndOp",
+    "ExpectOp",
+    "FenceCopiesOp",
+    "IssueDotOp",
+    "PartsOp",
+    "PendingType",
+    "RoleOp",
+    "RolesOp",
+    "SharedOp",
+    "SharedType",
+    "SlotOp",
+    "TransposeViewOp",
+    "ViewType",
+    "WriteViewOp",
+]

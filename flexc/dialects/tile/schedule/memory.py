@@ -1,0 +1,181 @@
+"""Shared memory: slots, views of them, and copies to and from global memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import I32, IntegerAttr, MemRefType, TensorType, i32
+from xdsl.ir import Attribute, SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    irdl_op_definition,
+    operand_def,
+    prop_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+)
+from xdsl.traits import MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, Pure
+
+from flexc.dialects.tile.compute import shape_of
+from flexc.dialects.tile.schedule.types import BarriersType, SharedType, ViewType
+from flexc.dialects.tile.types import TileType
+
+
+@irdl_op_definition
+class SharedOp(IRDLOperation):
+    """Slots in shared memory, for as long as the kernel runs."""
+
+    name = "tile.shared"
+
+    result = result_def(SharedType)
+
+    traits = traits_def(MemoryAllocEffect())
+    assembly_format = "attr-dict `:` type($result)"
+
+    def __init__(self, type_: SharedType):
+        super().__init__(result_types=[type_])
+
+
+@irdl_op_definition
+class SlotOp(IRDLOperation):
+    """The place of one slot's tile."""
+
+    name = "tile.slot"
+
+    shared = operand_def(SharedType)
+    index = operand_def(i32)
+    result = result_def(ViewType)
+
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$shared `[` $index `]` attr-dict `:` type($shared) `->` type($result)"
+    )
+
+    def __init__(self, shared: SSAValue, index: SSAValue):
+        assert isinstance(shared.type, SharedType)
+        super().__init__(
+            operands=[shared, index], result_types=[ViewType(shared.type.tile)]
+        )
+
+
+@irdl_op_definition
+class TransposeViewOp(IRDLOperation):
+    """A view whose rows are another's columns; nothing moves."""
+
+    name = "tile.transpose_view"
+
+    view = operand_def(ViewType)
+    result = result_def(ViewType)
+
+    traits = traits_def(Pure())
+    assembly_format = "$view attr-dict `:` type($view) `->` type($result)"
+
+    def __init__(self, view: SSAValue):
+        assert isinstance(view.type, ViewType)
+        tile = view.type.tile
+        turned = TileType(tile.element_type, shape_of(tile)[::-1])
+        super().__init__(operands=[view], result_types=[ViewType(turned)])
+
+
+@irdl_op_definition
+class CopyInOp(IRDLOperation):
+    """Start to copy a tile of a tensor's last dimensions to shared memory.
+
+    Elements outside the tensor are 0. The copy is complete when a phase of the
+    barrier `barriers[index]`, which was told to expect its bytes, is complete.
+
+    ```mlir
+    tile.copy_in %key[%b, %kv_h, %kv_start, %c0] to %view, %k_full[%stage]
+        : tensor<?x?x?x128xbf16>, !tile.view<!tile.tile<128x128xbf16>>, ...
+    ```
+    """
+
+    name = "tile.copy_in"
+
+    tensor = operand_def(TensorType[Attribute])
+    indices = var_operand_def(i32)
+    view = operand_def(ViewType)
+    barriers = operand_def(BarriersType)
+    index = operand_def(i32)
+
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    assembly_format = (
+        "$tensor `[` $indices `]` `to` $view `,` $barriers `[` $index `]` attr-dict "
+        "`:` type($tensor) `,` type($view) `,` type($barriers)"
+    )
+
+    def __init__(
+        self,
+        tensor: SSAValue,
+        indices: Sequence[SSAValue],
+        view: SSAValue,
+        barriers: SSAValue,
+        index: SSAValue,
+    ):
+        super().__init__(operands=[tensor, list(indices), view, barriers, index])
+
+
+@irdl_op_definition
+class WriteViewOp(IRDLOperation):
+    """Write a tile to its place in shared memory.
+
+    Copies out of there see it after `tile.fence_copies`.
+    """
+
+    name = "tile.write_view"
+
+    value = operand_def(TileType)
+    view = operand_def(ViewType)
+
+    traits = traits_def(MemoryWriteEffect())
+    assembly_format = "$value `,` $view attr-dict `:` type($value) `,` type($view)"
+
+    def __init__(self, value: SSAValue, view: SSAValue):
+        super().__init__(operands=[value, view])
+
+
+@irdl_op_definition
+class FenceCopiesOp(IRDLOperation):
+    """Make what this role wrote to shared memory visible to asynchronous copies."""
+
+    name = "tile.fence_copies"
+
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    assembly_format = "attr-dict"
+
+
+@irdl_op_definition
+class CopyOutOp(IRDLOperation):
+    """Start to copy a tile from shared memory to a memref, leaving out what lies
+    outside. It is complete after `tile.await_copies`."""
+
+    name = "tile.copy_out"
+
+    view = operand_def(ViewType)
+    memref = operand_def(MemRefType)
+    indices = var_operand_def(i32)
+
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    assembly_format = (
+        "$view `to` $memref `[` $indices `]` attr-dict "
+        "`:` type($view) `,` type($memref)"
+    )
+
+    def __init__(self, view: SSAValue, memref: SSAValue, indices: Sequence[SSAValue]):
+        super().__init__(operands=[view, memref, list(indices)])
+
+
+@irdl_op_definition
+class AwaitCopiesOp(IRDLOperation):
+    """Wait until at most `outstanding` copies out that this role started run."""
+
+    name = "tile.await_copies"
+
+    outstanding = prop_def(IntegerAttr[I32])
+
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    assembly_format = "`outstanding` $outstanding attr-dict"
+
+    def __init__(self, outstanding: int = 0):
+        super().__init__(properties={"outstanding": IntegerAttr(outstanding, i32)})
