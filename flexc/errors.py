@@ -74,6 +74,13 @@ class TracingError(FlexcError, RuntimeError):
     """Attention was called within a trace or transform that cannot record it."""
 
 
+class ScheduleError(FlexcError, NotImplementedError):
+    """A kernel cannot be given a schedule; the message says why.
+
+    Whoever asked for it records that and takes the next simpler schedule.
+    """
+
+
 class CompilerNotFoundError(FlexcError, RuntimeError):
     """No C++ compiler was found on this machine."""
 
