@@ -28,6 +28,7 @@ from xdsl.ir import Dialect
 
 from flexc.dialects.tile.approx import TanhApproxOp
 from flexc.dialects.tile.compute import (
+    ConvertLayoutOp,
     DiagonalsOp,
     DotOp,
     FullOp,
@@ -55,6 +56,12 @@ from flexc.dialects.tile.kernel import (
     ReturnOp,
     StrideOp,
 )
+from flexc.dialects.tile.layouts import (
+    AlongAttr,
+    LayoutAttr,
+    OperandAttr,
+    ProductAttr,
+)
 from flexc.dialects.tile.memory import (
     AddToOp,
     GatherOp,
@@ -77,7 +84,9 @@ __all__ = [
     "BUFFERS",
     "AddStridedOp",
     "AddToOp",
+    "AlongAttr",
     "BufferAttr",
+    "ConvertLayoutOp",
     "CopyOp",
     "DiagonalsOp",
     "DimOp",
@@ -86,12 +95,15 @@ __all__ = [
     "GatherOp",
     "IotaOp",
     "KernelOp",
+    "LayoutAttr",
     "LoadOp",
     "LoadStridedOp",
     "MapOp",
     "MatmulOp",
+    "OperandAttr",
     "ParamAttr",
     "ParamKind",
+    "ProductAttr",
     "ProgramIdOp",
     "ReadOp",
     "ReduceKind",
@@ -132,10 +144,20 @@ Tile = Dialect(
         ReduceOp,
         DiagonalsOp,
         TransposeOp,
+        ConvertLayoutOp,
         DotOp,
         TanhApproxOp,
         *HOST_OPS,
         *SCHEDULE_OPS,
     ],
-    [TileType, ParamAttr, ReduceKindAttr, BufferAttr, *SCHEDULE_TYPES],
+    [
+        TileType,
+        ProductAttr,
+        OperandAttr,
+        AlongAttr,
+        ParamAttr,
+        ReduceKindAttr,
+        BufferAttr,
+        *SCHEDULE_TYPES,
+    ],
 )

@@ -23,6 +23,7 @@ from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.mod_region import verify_scalar_region
+from flexc.dialects.tile.layouts import AlongAttr, LayoutAttr, ProductAttr
 from flexc.dialects.tile.types import ReduceKind, ReduceKindAttr, TileType
 
 
@@ -221,10 +222,14 @@ class ReduceOp(IRDLOperation):
     def __init__(self, kind: ReduceKind, input: SSAValue, dim: int):
         assert isinstance(input.type, TileType)
         shape = [n for i, n in enumerate(input.type.get_shape()) if i != dim]
+        layout = input.type.get_layout()
+        if layout is not None:
+            assert isinstance(layout, ProductAttr)
+            layout = AlongAttr(1 - dim, layout)
         super().__init__(
             operands=[input],
             properties={"kind": ReduceKindAttr(kind), "dim": IntegerAttr(dim, i32)},
-            result_types=[TileType(input.type.element_type, shape)],
+            result_types=[TileType(input.type.element_type, shape, layout)],
         )
 
     def print(self, printer: Printer) -> None:
@@ -307,6 +312,32 @@ class TransposeOp(IRDLOperation):
         super().__init__(
             operands=[input], result_types=[TileType(input.type.element_type, shape)]
         )
+
+
+@irdl_op_definition
+class ConvertLayoutOp(IRDLOperation):
+    """The same tile in another layout: its elements move between threads."""
+
+    name = "tile.convert_layout"
+
+    input = operand_def(TileType)
+    result = result_def(TileType)
+
+    traits = traits_def(Pure())
+    assembly_format = "$input attr-dict `:` type($input) `->` type($result)"
+
+    def __init__(self, input: SSAValue, layout: LayoutAttr):
+        assert isinstance(input.type, TileType)
+        super().__init__(
+            operands=[input], result_types=[input.type.with_layout(layout)]
+        )
+
+    def verify_(self) -> None:
+        source, result = self.input.type, self.result.type
+        assert isinstance(source, TileType)
+        assert isinstance(result, TileType)
+        if source.with_layout(None) != result.with_layout(None):
+            raise VerifyException(f"result expects a tile as {source}, got {result}")
 
 
 @irdl_op_definition
