@@ -110,9 +110,13 @@ def pairs_of(
     mask_mod: MaskMod | None,
     scale: float | None = None,
 ) -> Pairs:
-    """All pairs of calls of any float dtype; key heads are shared where there are
-    fewer."""
-    scores = query @ repeated(key, query).mT * scale_of(query, scale)
+    """All pairs; key heads are shared where there are fewer.
+
+    Scores of half precision are kept in float32, as their products are not.
+    """
+    dots = query @ repeated(key, query).mT
+    dots = dots.to(torch.promote_types(dots.dtype, torch.float32))
+    scores = dots * scale_of(query, scale)
     modified = modify(scores, score_mod)
     live = live_pairs(mask_mod, scores.shape, query.device)
     modified = torch.where(live, modified, -torch.inf)
@@ -142,7 +146,10 @@ def attention(
     *,
     scale: float | None = None,
 ) -> Results:
-    """Attention and lse, in the dtype of the inputs."""
+    """Attention and lse, with products of the dtype of the inputs.
+
+    In half precision, what torch's unfused code computes.
+    """
     pairs = pairs_of(query, key, score_mod, mask_mod, scale)
     weights, lse = softmax(pairs.modified)
-    return Results(weights @ repeated(value, query), lse)
+    return Results(weights.to(value.dtype) @ repeated(value, query), lse)

@@ -5,7 +5,6 @@ of heads, and sinks through lse."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -15,7 +14,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import flexc
 from bench.variants import DEMO, Variant
-from tests.corpus import CORPUS, Mods, Problem
+from tests.corpus import CORPUS, Mods
+from tests.learned import Learned
 
 HEADS, LENGTH, HEAD_DIM, VALUE_DIM = 2, 6, 3, 2
 
@@ -36,22 +36,9 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@dataclass
-class Trained(Problem):
-    """A problem whose captured floats are given, or else are drawn in f64."""
-
-    given: list[Tensor] = field(default_factory=list[Tensor])
-    taken: list[Tensor] = field(default_factory=list[Tensor])
-
-    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        drawn = super().normal(*shape, dtype=torch.float64).requires_grad_()
-        self.taken.append(self.given[len(self.taken)] if self.given else drawn)
-        return self.taken[-1]
-
-
 def mods_of(variant: Variant, given: list[Tensor]) -> tuple[Mods, list[Tensor]]:
     """A variant's mods, and the tensors that they capture: what they learn."""
-    problem = Trained(1, HEADS, kv_heads(variant), LENGTH, LENGTH, "cpu", given=given)
+    problem = Learned(1, HEADS, kv_heads(variant), LENGTH, LENGTH, "cpu", given=given)
     score_mod, mask_mod = CORPUS[variant.case].build(problem)
     gate, slope = problem.normal(HEADS), problem.normal(HEADS)
 
@@ -60,7 +47,7 @@ def mods_of(variant: Variant, given: list[Tensor]) -> tuple[Mods, list[Tensor]]:
         return score if score_mod is None else score_mod(score, b, h, q_idx, kv_idx)
 
     problem.normal(HEADS)
-    return (trained, mask_mod), problem.taken
+    return (trained, mask_mod), problem.tensors
 
 
 def kv_heads(variant: Variant) -> int:
@@ -87,7 +74,7 @@ def inputs_of(variant: Variant) -> list[Tensor]:
         (1, kv_heads(variant), LENGTH, VALUE_DIM),
     ]
     drawn = [torch.randn(s, dtype=torch.float64) for s in shapes]
-    return [*drawn, *(t.detach() for t in mods_of(variant, [])[1])]
+    return [*drawn, *(t.double() for t in mods_of(variant, [])[1])]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
