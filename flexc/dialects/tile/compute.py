@@ -24,6 +24,8 @@ from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.mod_region import verify_scalar_region
 from flexc.dialects.tile.layouts import AlongAttr, LayoutAttr, ProductAttr
+from flexc.dialects.tile.schedule.effects import ReadsViews
+from flexc.dialects.tile.schedule.types import ViewType, tile_of
 from flexc.dialects.tile.types import ReduceKind, ReduceKindAttr, TileType
 
 
@@ -342,16 +344,19 @@ class ConvertLayoutOp(IRDLOperation):
 
 @irdl_op_definition
 class DotOp(IRDLOperation):
-    """The matrix product lhs @ rhs + acc, summed in the type of `acc`."""
+    """The matrix product lhs @ rhs + acc, summed in the type of `acc`.
+
+    Each of lhs and rhs is a tile or lies in shared memory, where it is read at once.
+    """
 
     name = "tile.dot"
 
-    lhs = operand_def(TileType)
-    rhs = operand_def(TileType)
+    lhs = operand_def(TileType | ViewType)
+    rhs = operand_def(TileType | ViewType)
     acc = operand_def(TileType)
     result = result_def(TileType)
 
-    traits = traits_def(Pure())
+    traits = traits_def(ReadsViews())
     assembly_format = (
         "$lhs `,` $rhs `,` $acc attr-dict "
         "`:` type($lhs) `,` type($rhs) `,` type($acc) `->` type($result)"
@@ -361,7 +366,7 @@ class DotOp(IRDLOperation):
         super().__init__(operands=[lhs, rhs, acc], result_types=[acc.type])
 
     def verify_(self) -> None:
-        (m, k), (k2, n) = shape_of(self.lhs.type), shape_of(self.rhs.type)
+        (m, k), (k2, n) = (tile_of(v.type).get_shape() for v in (self.lhs, self.rhs))
         if k != k2:
             raise VerifyException(f"rhs expects {k} rows as lhs has columns, got {k2}")
         if shape_of(self.acc.type) != (m, n) or self.acc.type != self.result.type:

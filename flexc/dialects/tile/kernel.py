@@ -32,6 +32,7 @@ from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
+from flexc.dialects.tile.schedule.kernel_checks import verify_schedule
 from flexc.dialects.tile.types import ParamAttr
 
 
@@ -80,6 +81,7 @@ class KernelOp(IRDLOperation):
         last = self.body.block.last_op
         if not isinstance(last, ReturnOp):
             raise VerifyException("body expects tile.return as its last op")
+        verify_schedule(self.body)
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")

@@ -12,6 +12,11 @@ from flexc.dialects.tile.schedule.barriers import (
     BarriersOp,
     ExpectOp,
 )
+from flexc.dialects.tile.schedule.capacity import (
+    SHARED_BYTES,
+    shared_bytes,
+    tile_bytes,
+)
 from flexc.dialects.tile.schedule.memory import (
     AwaitCopiesOp,
     CopyInOp,
@@ -29,6 +34,7 @@ from flexc.dialects.tile.schedule.types import (
     PendingType,
     SharedType,
     ViewType,
+    tile_of,
 )
 
 SCHEDULE_OPS = (
@@ -57,6 +63,7 @@ SCHEDULE_TYPES = (SharedType, ViewType, BarriersType, PendingType)
 __all__ = [
     "SCHEDULE_OPS",
     "SCHEDULE_TYPES",
+    "SHARED_BYTES",
     "ArriveOp",
     "AwaitCopiesOp",
     "AwaitDotOp",
@@ -79,4 +86,7 @@ __all__ = [
     "TransposeViewOp",
     "ViewType",
     "WriteViewOp",
+    "shared_bytes",
+    "tile_bytes",
+    "tile_of",
 ]

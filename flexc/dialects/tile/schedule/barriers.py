@@ -13,7 +13,9 @@ from xdsl.irdl import (
     traits_def,
 )
 from xdsl.traits import MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect
+from xdsl.utils.exceptions import VerifyException
 
+from flexc.dialects.tile.schedule.shapes import verify_index
 from flexc.dialects.tile.schedule.types import BarriersType
 
 
@@ -40,6 +42,9 @@ class _BarrierOp(IRDLOperation):
 
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
 
+    def verify_(self) -> None:
+        verify_index(self.index, self.barriers.type)
+
 
 @irdl_op_definition
 class ExpectOp(_BarrierOp):
@@ -57,6 +62,13 @@ class ExpectOp(_BarrierOp):
         super().__init__(
             operands=[barriers, index], properties={"bytes": IntegerAttr(bytes, i32)}
         )
+
+    def verify_(self) -> None:
+        super().verify_()
+        if self.bytes.value.data < 1:
+            raise VerifyException(
+                f"expects a positive number of bytes, got {self.bytes.value.data}"
+            )
 
 
 @irdl_op_definition

@@ -16,9 +16,20 @@ from xdsl.irdl import (
     var_operand_def,
 )
 from xdsl.traits import MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, Pure
+from xdsl.utils.exceptions import VerifyException
 
-from flexc.dialects.tile.compute import shape_of
-from flexc.dialects.tile.schedule.types import BarriersType, SharedType, ViewType
+from flexc.dialects.tile.schedule.shapes import (
+    transposed,
+    verify_box,
+    verify_index,
+    verify_same_tile,
+)
+from flexc.dialects.tile.schedule.types import (
+    BarriersType,
+    SharedType,
+    ViewType,
+    tile_of,
+)
 from flexc.dialects.tile.types import TileType
 
 
@@ -58,6 +69,11 @@ class SlotOp(IRDLOperation):
             operands=[shared, index], result_types=[ViewType(shared.type.tile)]
         )
 
+    def verify_(self) -> None:
+        assert isinstance(self.shared.type, SharedType)
+        verify_same_tile("result", self.result.type, self.shared.type.tile)
+        verify_index(self.index, self.shared.type)
+
 
 @irdl_op_definition
 class TransposeViewOp(IRDLOperation):
@@ -73,21 +89,26 @@ class TransposeViewOp(IRDLOperation):
 
     def __init__(self, view: SSAValue):
         assert isinstance(view.type, ViewType)
-        tile = view.type.tile
-        turned = TileType(tile.element_type, shape_of(tile)[::-1])
-        super().__init__(operands=[view], result_types=[ViewType(turned)])
+        turned = ViewType(transposed(view.type.tile))
+        super().__init__(operands=[view], result_types=[turned])
+
+    def verify_(self) -> None:
+        expected = transposed(tile_of(self.view.type))
+        verify_same_tile("result", self.result.type, expected)
 
 
 @irdl_op_definition
 class CopyInOp(IRDLOperation):
     """Start to copy a tile of a tensor's last dimensions to shared memory.
 
-    Elements outside the tensor are 0. The copy is complete when a phase of the
-    barrier `barriers[index]`, which was told to expect its bytes, is complete.
+    Elements outside the tensor are 0. The copy is complete when the current phase
+    of the barrier `barriers[index]`, which was told to expect its bytes, is
+    complete. Until then the slot holds nothing.
 
     ```mlir
     tile.copy_in %key[%b, %kv_h, %kv_start, %c0] to %view, %k_full[%stage]
-        : tensor<?x?x?x128xbf16>, !tile.view<!tile.tile<128x128xbf16>>, ...
+        : tensor<?x?x?x128xbf16>, !tile.view<!tile.tile<128x128xbf16>>,
+          !tile.barriers<2, 1>
     ```
     """
 
@@ -115,12 +136,16 @@ class CopyInOp(IRDLOperation):
     ):
         super().__init__(operands=[tensor, list(indices), view, barriers, index])
 
+    def verify_(self) -> None:
+        verify_box(self.tensor.type, self.indices, self.view)
+        verify_index(self.index, self.barriers.type)
+
 
 @irdl_op_definition
 class WriteViewOp(IRDLOperation):
     """Write a tile to its place in shared memory.
 
-    Copies out of there see it after `tile.fence_copies`.
+    Copies out of there and products see it after `tile.fence_copies`.
     """
 
     name = "tile.write_view"
@@ -134,10 +159,16 @@ class WriteViewOp(IRDLOperation):
     def __init__(self, value: SSAValue, view: SSAValue):
         super().__init__(operands=[value, view])
 
+    def verify_(self) -> None:
+        verify_same_tile("view", self.view.type, tile_of(self.value.type))
+
 
 @irdl_op_definition
 class FenceCopiesOp(IRDLOperation):
-    """Make what this role wrote to shared memory visible to asynchronous copies."""
+    """Make what this role wrote to shared memory visible to what runs beside it.
+
+    That is copies out, and products, which read shared memory by themselves.
+    """
 
     name = "tile.fence_copies"
 
@@ -147,8 +178,16 @@ class FenceCopiesOp(IRDLOperation):
 
 @irdl_op_definition
 class CopyOutOp(IRDLOperation):
-    """Start to copy a tile from shared memory to a memref, leaving out what lies
-    outside. It is complete after `tile.await_copies`."""
+    """Start to copy a tile from shared memory to a memref's last dimensions.
+
+    Elements outside the memref are left out. The copy is complete after
+    `tile.await_copies`; until then the slot must stay what it is.
+
+    ```mlir
+    tile.copy_out %view to %out[%b, %h, %row, %c0]
+        : !tile.view<!tile.tile<64x128xbf16>>, memref<?x?x?x128xbf16>
+    ```
+    """
 
     name = "tile.copy_out"
 
@@ -165,6 +204,9 @@ class CopyOutOp(IRDLOperation):
     def __init__(self, view: SSAValue, memref: SSAValue, indices: Sequence[SSAValue]):
         super().__init__(operands=[view, memref, list(indices)])
 
+    def verify_(self) -> None:
+        verify_box(self.memref.type, self.indices, self.view)
+
 
 @irdl_op_definition
 class AwaitCopiesOp(IRDLOperation):
@@ -179,3 +221,9 @@ class AwaitCopiesOp(IRDLOperation):
 
     def __init__(self, outstanding: int = 0):
         super().__init__(properties={"outstanding": IntegerAttr(outstanding, i32)})
+
+    def verify_(self) -> None:
+        if self.outstanding.value.data < 0:
+            raise VerifyException(
+                f"outstanding expects 0 or more, got {self.outstanding.value.data}"
+            )

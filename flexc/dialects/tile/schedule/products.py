@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xdsl.dialects.builtin import I32, IntegerAttr, i32
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
@@ -14,8 +14,10 @@ from xdsl.irdl import (
     traits_def,
 )
 from xdsl.traits import MemoryReadEffect, MemoryWriteEffect
+from xdsl.utils.exceptions import VerifyException
 
-from flexc.dialects.tile.schedule.types import PendingType, ViewType
+from flexc.dialects.tile.schedule.shapes import verify_same_tile
+from flexc.dialects.tile.schedule.types import PendingType, ViewType, tile_of
 from flexc.dialects.tile.types import TileType
 
 
@@ -25,10 +27,12 @@ class IssueDotOp(IRDLOperation):
 
     Without `acc` the product alone. Products of a role complete in the order in
     which they were issued; until one has, its operands must stay what they are.
+    Each is awaited once, in the block that issues it: none is in flight over a
+    loop's back edge.
 
     ```mlir
-    %s = tile.issue_dot %q, %k_t : !tile.view<...>, !tile.view<...>
-         -> !tile.pending<!tile.tile<64x128xf32>>
+    %s = tile.issue_dot %q, %k_t of !tile.view<!tile.tile<64x128xbf16>>,
+         !tile.view<!tile.tile<128x64xbf16>> -> !tile.pending<!tile.tile<64x64xf32>>
     ```
     """
 
@@ -49,6 +53,50 @@ class IssueDotOp(IRDLOperation):
         self, lhs: SSAValue, rhs: SSAValue, acc: SSAValue | None, type_: TileType
     ):
         super().__init__(operands=[lhs, rhs, acc], result_types=[PendingType(type_)])
+
+    def verify_(self) -> None:
+        assert isinstance(self.result.type, PendingType)
+        lhs, rhs = tile_of(self.lhs.type), tile_of(self.rhs.type)
+        result = self.result.type.tile
+        (m, k), (rows, n) = matrix_shape("lhs", lhs), matrix_shape("rhs", rhs)
+        if rows != k:
+            raise VerifyException(
+                f"rhs expects {k} rows as lhs has columns, got {rows}"
+            )
+        if lhs.element_type != rhs.element_type:
+            raise VerifyException(f"rhs expects elements as {lhs} has, got {rhs}")
+        if result.get_shape() != (m, n):
+            raise VerifyException(f"result expects shape {(m, n)}, got {result}")
+        if self.acc is not None:
+            verify_same_tile("acc", self.acc.type, result)
+        self._verify_awaited()
+
+    def _verify_awaited(self) -> None:
+        users = [use.operation for use in self.result.uses]
+        here = [
+            user
+            for user in users
+            if isinstance(user, AwaitDotOp) and user.parent is self.parent
+        ]
+        if len(users) != 1 or len(here) != 1:
+            got = ", ".join(_place(user, self) for user in users)
+            raise VerifyException(
+                "result expects one use, a tile.await_dot in the same block, got "
+                + (got or "none")
+            )
+
+
+def matrix_shape(what: str, tile: TileType) -> tuple[int, int]:
+    """The rows and columns of an operand."""
+    if tile.get_num_dims() != 2:
+        raise VerifyException(f"{what} expects a matrix, got {tile}")
+    rows, columns = tile.get_shape()
+    return rows, columns
+
+
+def _place(user: Operation, issue: Operation) -> str:
+    where = "" if user.parent is issue.parent else " in another block"
+    return f"{user.name}{where}"
 
 
 @irdl_op_definition
@@ -77,3 +125,26 @@ class AwaitDotOp(IRDLOperation):
             properties={"outstanding": IntegerAttr(outstanding, i32)},
             result_types=[pending.type.tile],
         )
+
+    def verify_(self) -> None:
+        assert isinstance(self.pending.type, PendingType)
+        verify_same_tile("result", self.result.type, self.pending.type.tile)
+        if not isinstance(self.pending.owner, IssueDotOp):
+            raise VerifyException("pending expects the result of a tile.issue_dot")
+        later, outstanding = self._issued_since(), self.outstanding.value.data
+        if not 0 <= outstanding <= later:
+            raise VerifyException(
+                f"outstanding expects 0 to {later}, the products issued after this "
+                f"one, got {outstanding}"
+            )
+
+    def _issued_since(self) -> int:
+        """How many products were issued after this one.
+
+        Those of other blocks in between were awaited there.
+        """
+        count, op = 0, self.prev_op
+        while op is not None and op is not self.pending.owner:
+            count += isinstance(op, IssueDotOp)
+            op = op.prev_op
+        return count

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from xdsl.dialects.builtin import I32, IntegerAttr, StringAttr, i32
 from xdsl.ir import Region
 from xdsl.irdl import (
@@ -12,6 +14,14 @@ from xdsl.irdl import (
     traits_def,
 )
 from xdsl.traits import HasParent, IsTerminator, NoTerminator
+from xdsl.utils.exceptions import VerifyException
+
+from flexc.dialects.tile.schedule.capacity import (
+    Group,
+    verify_group,
+    verify_groups,
+)
+from flexc.dialects.tile.schedule.captures import verify_captures
 
 
 @irdl_op_definition
@@ -41,6 +51,13 @@ class PartsOp(IRDLOperation):
     def __init__(self, count: int, body: Region):
         super().__init__(properties={"count": IntegerAttr(count, i32)}, regions=[body])
 
+    def verify_(self) -> None:
+        if self.count.value.data < 1:
+            raise VerifyException(
+                f"expects one part or more, got {self.count.value.data}"
+            )
+        _verify_numbered(self.body)
+
 
 @irdl_op_definition
 class RolesOp(IRDLOperation):
@@ -60,6 +77,23 @@ class RolesOp(IRDLOperation):
 
     def __init__(self, body: Region):
         super().__init__(regions=[body])
+
+    @property
+    def roles(self) -> Sequence[RoleOp]:
+        """The roles in order."""
+        return [op for op in self.body.block.ops if isinstance(op, RoleOp)]
+
+    def verify_(self) -> None:
+        for op in self.body.block.ops:
+            if not isinstance(op, RoleOp):
+                raise VerifyException(f"expects tile.role ops only, got {op.name}")
+        labels = [role.label.data for role in self.roles]
+        if not labels or len(set(labels)) < len(labels):
+            raise VerifyException(
+                f"expects one role or more with labels that differ, got {labels}"
+            )
+        verify_captures(self.body)
+        verify_groups([role.group for role in self.roles])
 
 
 @irdl_op_definition
@@ -104,6 +138,17 @@ class RoleOp(IRDLOperation):
             regions=[body],
         )
 
+    @property
+    def group(self) -> Group:
+        """What the role takes of a multiprocessor."""
+        return Group(
+            self.copies.value.data, self.warps.value.data, self.registers.value.data
+        )
+
+    def verify_(self) -> None:
+        verify_group(self.group)
+        _verify_numbered(self.body)
+
 
 @irdl_op_definition
 class EndOp(IRDLOperation):
@@ -113,3 +158,13 @@ class EndOp(IRDLOperation):
 
     traits = traits_def(IsTerminator(), HasParent(PartsOp, RoleOp))
     assembly_format = "attr-dict"
+
+
+def _verify_numbered(body: Region) -> None:
+    """A body receives the number of its part or copy, and ends."""
+    types = [arg.type for arg in body.block.args]
+    if types != [i32]:
+        got = ", ".join(str(t) for t in types)
+        raise VerifyException(f"body expects one argument of type i32, got ({got})")
+    if not isinstance(body.block.last_op, EndOp):
+        raise VerifyException("body expects tile.end as its last op")

@@ -48,7 +48,10 @@ class SharedType(ParametrizedAttribute, TypeAttribute):
 
 @irdl_attr_definition
 class ViewType(ParametrizedAttribute, TypeAttribute):
-    """The tile in one slot of shared memory, or a transpose of it: no value, a place."""
+    """The tile in one slot of shared memory, or a transpose of it.
+
+    No value, but a place.
+    """
 
     name = "tile.view"
 
@@ -73,7 +76,10 @@ class BarriersType(ParametrizedAttribute, TypeAttribute):
 
     def verify(self) -> None:
         if min(self.count.data, self.arrivals.data) < 1:
-            raise VerifyException("expects one barrier and one arrival or more")
+            raise VerifyException(
+                "expects one barrier and one arrival or more, got "
+                f"{self.count.data} and {self.arrivals.data}"
+            )
 
     def print_parameters(self, printer: Printer) -> None:
         with printer.in_angle_brackets():
@@ -94,3 +100,12 @@ class PendingType(ParametrizedAttribute, TypeAttribute):
     name = "tile.pending"
 
     tile: TileType
+
+
+def tile_of(type_: Attribute) -> TileType:
+    """The tile that a value is, or that lies where a view says."""
+    if isinstance(type_, ViewType):
+        return type_.tile
+    if not isinstance(type_, TileType):
+        raise VerifyException(f"expects a tile or a view of one, got {type_}")
+    return type_

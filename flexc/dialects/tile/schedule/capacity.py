@@ -1,0 +1,91 @@
+"""What one multiprocessor of Hopper has room for.
+
+The figures are those of compute capability 9.0 in the CUDA programming guide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from xdsl.dialects.builtin import FixedBitwidthType
+from xdsl.ir import Operation, Region
+from xdsl.utils.exceptions import VerifyException
+
+from flexc.dialects.tile.schedule.barriers import BarriersOp
+from flexc.dialects.tile.schedule.memory import SharedOp
+from flexc.dialects.tile.schedule.types import BarriersType, SharedType
+from flexc.dialects.tile.types import TileType
+
+REGISTERS = 65536
+"""Registers of a multiprocessor, of 32 bits each."""
+
+THREADS = 1024
+"""The most threads that a program has."""
+
+SHARED_BYTES = 232448
+"""The most shared memory that a program has."""
+
+BARRIER_BYTES = 8
+
+WARP_GROUP = 4
+"""Warps are added, and registers given, by groups of so many."""
+
+
+class Group(NamedTuple):
+    """`copies` groups of warps, each thread of which may have so many registers."""
+
+    copies: int
+    warps: int
+    registers: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of all copies, those included that fill up a group of warps."""
+        return self.copies * -(-self.warps // WARP_GROUP) * WARP_GROUP * 32
+
+
+def verify_group(group: Group) -> None:
+    """One role's numbers, each for itself."""
+    if group.copies < 1:
+        raise VerifyException(f"copies expects 1 or more, got {group.copies}")
+    if group.warps < 1 or group.warps & (group.warps - 1):
+        raise VerifyException(f"warps expects a power of two, got {group.warps}")
+    if group.registers % 8 or not 24 <= group.registers <= 240:
+        raise VerifyException(
+            f"registers expects a multiple of 8 from 24 to 240, got {group.registers}"
+        )
+
+
+def verify_groups(groups: Sequence[Group]) -> None:
+    """All roles run at once."""
+    threads = sum(group.threads for group in groups)
+    if threads > THREADS:
+        raise VerifyException(f"expects at most {THREADS} threads, got {threads}")
+    registers = sum(group.threads * group.registers for group in groups)
+    if registers > REGISTERS:
+        raise VerifyException(
+            f"expects at most {REGISTERS} registers of all roles, got {registers}"
+        )
+
+
+def tile_bytes(tile: TileType) -> int:
+    """The memory that a tile takes."""
+    assert isinstance(tile.element_type, FixedBitwidthType)
+    count = 1
+    for size in tile.get_shape():
+        count *= size
+    return count * tile.element_type.size
+
+
+def shared_bytes(kernel: Operation | Region) -> int:
+    """The shared memory that a kernel's slots and barriers take."""
+    total = 0
+    for op in kernel.walk():
+        if isinstance(op, SharedOp):
+            assert isinstance(op.result.type, SharedType)
+            total += op.result.type.slots.data * tile_bytes(op.result.type.tile)
+        elif isinstance(op, BarriersOp):
+            assert isinstance(op.result.type, BarriersType)
+            total += op.result.type.count.data * BARRIER_BYTES
+    return total
