@@ -1,140 +1,37 @@
-"""Prints a kernel in Triton: one statement for each op.
-
-A `tile.map` prints the statements of its region, whose operands are spelled
-with the broadcast that their span asks for. A loop prints its carried values as
-variables that are assigned once before it and once at its end.
-"""
+"""Prints a kernel in Triton: one statement for each op."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Sequence
 from functools import singledispatchmethod
 from typing import ClassVar
 
-from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import IntegerAttr, StringAttr
+from xdsl.ir import Operation
 
-from flexc.codegen.source_printer import SourcePrinter
-from flexc.codegen.triton import scalar_rules
-from flexc.dialects import blocksparse, flex, tile
-from flexc.dialects.mod_region import is_scalar
-from flexc.dialects.tile import TileType, shape_of
-
-PYTHON_WORDS = (
-    "and as assert async await break class continue def del elif else except "
-    "finally for from global if import in is lambda None nonlocal not or pass "
-    "raise return True False try while with yield range float abs min max tl triton"
-)
-SUPPORT_WORDS = (
-    "add_to diagonals read_bf16 read_bf16_if read_f16 read_f16_if read_f32 read_f32_if "
-    "read_i32 read_i32_if tanh_approx"
-)
-
-LINE_LENGTH = 84
-HIDDEN_BLANK = "\0"
-
-BROADCASTS: dict[tuple[int, ...], str] = {(0,): "[:, None]", (1,): "[None, :]"}
-"""How a row or column value is spelled within a full tile."""
+from flexc.codegen.triton.scalar_rules import TRITON, Language
+from flexc.codegen.triton.tile_printer import TilePrinter
+from flexc.dialects import tile
 
 
-def annotation(arg: SSAValue) -> str:
-    """The annotation of a parameter: numbers have a dtype, pointers bring theirs."""
-    return f": {scalar_rules.dtype(arg.type)}" if is_scalar(arg.type) else ""
-
-
-class TritonPrinter(SourcePrinter):
+class TritonPrinter(TilePrinter):
     """Statements of a Triton kernel."""
 
-    reserved: ClassVar[frozenset[str]] = frozenset(
-        f"{PYTHON_WORDS} {SUPPORT_WORDS}".split()
-    )
+    reserved: ClassVar[frozenset[str]] = TilePrinter.reserved | {"add_to", "diagonals"}
+    language: ClassVar[Language] = TRITON
+    decorator: ClassVar[str] = "triton.jit"
 
-    def print_kernel(self, kernel: tile.KernelOp) -> str:
-        """Print the kernel's function; the name it got."""
-        entry = self.unique_name(kernel.sym_name.data)
-        args = kernel.body.block.args
-        names = [self.declare(arg) for arg in args]
-        numbers = [n for n, arg in zip(names, args, strict=True) if is_scalar(arg.type)]
-        aligned = kernel.attributes.get("aligned")
-        known = aligned.get_values() if isinstance(aligned, DenseArrayBase) else ()
-        unaligned = [
-            name
-            for i, (name, arg) in enumerate(zip(names, args, strict=True))
-            if i not in known and not is_scalar(arg.type)
-        ]
-        # One kernel for all lengths and addresses: Triton must not specialise.
-        self.print_wrapped("@triton.jit(do_not_specialize=[", map(repr, numbers), "],")
-        self.print_wrapped(
-            "do_not_specialize_on_alignment=[", map(repr, unaligned), "])"
-        )
-        # Types are spelled out: Triton must not guess them from values either.
-        params = [n + annotation(a) for n, a in zip(names, args, strict=True)]
-        self.print_wrapped(f"def {entry}(", params, "):")
-        self._indent += 1
-        self.print_block(kernel.body.block)
-        self._indent -= 1
-        return entry
-
-    def print_wrapped(self, opening: str, items: Iterable[str], closing: str) -> None:
-        """Print items in lines of bounded length."""
-        self.line(opening)
-        # An item is not broken: its own blanks are out of sight meanwhile.
-        text = ", ".join(item.replace(" ", HIDDEN_BLANK) for item in items)
-        for part in textwrap.wrap(text, LINE_LENGTH, break_long_words=False):
-            part = part.replace(HIDDEN_BLANK, " ")
-            self.line(" " * self.indent_num_spaces + part)
-        self.line(closing)
-
-    def print_block(self, block: Block) -> None:
-        for op in block.ops:
-            self.print_statement(op)
-
-    def assign(self, value: SSAValue, text: str) -> None:
-        self.line(f"{self.declare(value)} = {text}")
-
-    def args(self, *values: SSAValue) -> list[str]:
-        return [self.name(v) for v in values]
+    def loop_range(self, op: scf.ForOp) -> str:
+        stages = op.attributes.get("num_stages")
+        extra = ()
+        if isinstance(stages, IntegerAttr):
+            extra = (f"num_stages={stages.value.data}",)
+        return self.call("range", *self.args(op.lb, op.ub, op.step), *extra)
 
     @singledispatchmethod
     def print_statement(self, op: Operation) -> None:
-        """A scalar op: an assignment."""
-        self.assign(op.results[0], scalar_rules.expression(op, self.args(*op.operands)))
-
-    @print_statement.register
-    def _(self, op: arith.ConstantOp) -> None:
-        self.bind(op.result, scalar_rules.literal(op.value))
-
-    @print_statement.register
-    def _(self, op: tile.ProgramIdOp) -> None:
-        self.assign(op.result, f"tl.program_id({op.axis.value.data})")
-
-    @print_statement.register
-    def _(self, op: tile.IotaOp) -> None:
-        (size,) = shape_of(op.result.type)
-        self.assign(op.result, f"{self.name(op.start)} + tl.arange(0, {size})")
-
-    @print_statement.register
-    def _(self, op: tile.FullOp) -> None:
-        type_ = op.result.type
-        assert isinstance(type_, TileType)
-        shape, dtype = list(type_.get_shape()), scalar_rules.dtype(type_.element_type)
-        self.assign(op.result, f"tl.full({shape}, {self.name(op.value)}, {dtype})")
-
-    @print_statement.register
-    def _(self, op: tile.GatherOp) -> None:
-        tensor, base, offsets = self.args(op.tensor, op.base, op.offsets)
-        mask = "" if op.mask is None else f", mask={self.name(op.mask)}, other=0"
-        self.assign(op.result, f"tl.load({tensor} + {base} + {offsets}{mask})")
-
-    @print_statement.register
-    def _(self, op: tile.ScatterOp) -> None:
-        value, memref, base, offsets = self.args(
-            op.value, op.memref, op.base, op.offsets
-        )
-        mask = "" if op.mask is None else f", mask={self.name(op.mask)}"
-        self.line(f"tl.store({memref} + {base} + {offsets}, {value}{mask})")
+        """What Gluon prints too."""
+        super().print_statement(op)
 
     @print_statement.register
     def _(self, op: tile.ScatterAddOp) -> None:
@@ -142,101 +39,18 @@ class TritonPrinter(SourcePrinter):
         self.line(f"add_to({memref} + {base} + {offsets}, {value})")
 
     @print_statement.register
-    def _(self, op: tile.ReduceOp) -> None:
-        text = f"tl.{op.kind.data.value}({self.name(op.input)}, {op.dim.value.data})"
-        self.assign(op.result, text)
-
-    @print_statement.register
     def _(self, op: tile.DiagonalsOp) -> None:
         self.assign(op.result, f"diagonals({self.name(op.input)})")
 
     @print_statement.register
     def _(self, op: tile.TransposeOp) -> None:
-        self.assign(op.result, f"tl.trans({self.name(op.input)})")
+        self.assign(op.result, self.call("trans", self.name(op.input)))
 
     @print_statement.register
     def _(self, op: tile.DotOp) -> None:
-        lhs, rhs, acc = self.args(op.lhs, op.rhs, op.acc)
         precision = op.attributes.get("precision")
-        extra = ""
+        extra = ()
         if isinstance(precision, StringAttr):
-            extra = f', input_precision="{precision.data}"'
-        self.assign(op.result, f"tl.dot({lhs}, {rhs}, {acc}{extra})")
-
-    @print_statement.register
-    def _(self, op: tile.MapOp) -> None:
-        block, shape = op.body.block, list(op.shape)
-        for i, (arg, value) in enumerate(zip(block.args, op.inputs, strict=True)):
-            broadcast = BROADCASTS.get(op.span(i), "") if len(shape) == 2 else ""
-            self.bind(arg, self.name(value) + broadcast)
-        last = block.last_op
-        assert isinstance(last, flex.YieldOp)
-        hints = dict(zip(last.values, op.results, strict=True))
-        for inner in block.ops:
-            if inner is last:
-                continue
-            if inner.results[0] in hints:
-                inner.results[0].name_hint = hints[inner.results[0]].name_hint
-            self.print_statement(inner)
-        for result, value in zip(op.results, last.values, strict=True):
-            self.print_map_result(result, value, shape)
-
-    def print_map_result(
-        self, result: SSAValue, value: SSAValue, shape: list[int]
-    ) -> None:
-        """What a region computes has its shape; what it only passes on may not."""
-        owner = value.owner
-        if isinstance(owner, arith.ConstantOp):
-            self.assign(result, scalar_rules.typed_literal(owner.value, shape))
-        elif isinstance(owner, Operation) or not shape:
-            self.bind(result, self.name(value))
-        else:
-            self.assign(result, f"tl.broadcast_to({self.name(value)}, {shape})")
-
-    @print_statement.register
-    def _(self, op: scf.ForOp) -> None:
-        index, *carried = op.body.block.args
-        for arg, init in zip(carried, op.iter_args, strict=True):
-            self.assign(arg, self.name(init))
-        kind = op.attributes.get("segment")
-        if isinstance(kind, blocksparse.SegmentKindAttr):
-            self.comment(f"{kind.data} blocks")
-        bounds = ", ".join(self.args(op.lb, op.ub, op.step))
-        stages = op.attributes.get("num_stages")
-        extra = ""
-        if isinstance(stages, IntegerAttr):
-            extra = f", num_stages={stages.value.data}"
-        with self.block(f"for {self.declare(index)} in tl.range({bounds}{extra})"):
-            self.print_block(op.body.block)
-        # After the loop, what it carried holds its results.
-        for result, arg in zip(op.results, carried, strict=True):
-            self.bind(result, self.name(arg))
-
-    @print_statement.register
-    def _(self, op: scf.IfOp) -> None:
-        for result in op.results:
-            self.declare(result)
-        with self.block(f"if {self.name(op.cond)}"):
-            kind = op.attributes.get("segment")
-            if isinstance(kind, blocksparse.SegmentKindAttr):
-                self.comment(f"{kind.data} blocks")
-            self.print_block(op.true_region.block)
-        with self.block("else"):
-            self.print_block(op.false_region.block)
-
-    @print_statement.register
-    def _(self, op: scf.YieldOp) -> None:
-        parent = op.parent_op()
-        targets: Sequence[SSAValue] = ()
-        if isinstance(parent, scf.ForOp):
-            targets = parent.body.block.args[1:]
-        elif isinstance(parent, scf.IfOp):
-            targets = parent.results
-        carried = self.args(*targets)
-        values = self.args(*op.operands)
-        if carried:
-            self.line(f"{', '.join(carried)} = {', '.join(values)}")
-
-    @print_statement.register
-    def _(self, op: tile.ReturnOp) -> None:
-        pass
+            extra = (f'input_precision="{precision.data}"',)
+        args = self.args(op.lhs, op.rhs, op.acc)
+        self.assign(op.result, self.call("dot", *args, *extra))

@@ -1,0 +1,257 @@
+"""What printers of Triton and of Gluon share: one statement for each op.
+
+A `tile.map` prints the statements of its region, whose operands are spelled
+with the broadcast that their span asks for. A loop prints its carried values as
+variables that are assigned once before it and once at its end.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from functools import singledispatchmethod
+from typing import ClassVar
+
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import DenseArrayBase, StringAttr, f32, i32
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from flexc.codegen.source_printer import SourcePrinter
+from flexc.codegen.triton import scalar_rules
+from flexc.codegen.triton.scalar_rules import Language
+from flexc.dialects import blocksparse, flex, tile
+from flexc.dialects.mod_region import is_scalar
+from flexc.dialects.tile import TileType, shape_of
+
+PYTHON_WORDS = (
+    "and as assert async await break class continue def del elif else except "
+    "finally for from global if import in is lambda None nonlocal not or pass "
+    "raise return True False try while with yield range float abs min max tl triton"
+)
+READ_WORDS = (
+    "read_bf16 read_bf16_if read_f16 read_f16_if read_f32 read_f32_if read_i32 "
+    "read_i32_if tanh_approx"
+)
+
+LINE_LENGTH = 84
+HIDDEN_BLANK = "\0"
+
+BROADCASTS: dict[tuple[int, ...], str] = {(0,): "[:, None]", (1,): "[None, :]"}
+"""How a row or column value is spelled within a full tile."""
+
+
+class TilePrinter(SourcePrinter):
+    """Statements of a kernel in a language of Triton's functions."""
+
+    reserved: ClassVar[frozenset[str]] = frozenset(
+        f"{PYTHON_WORDS} {READ_WORDS}".split()
+    )
+    language: ClassVar[Language]
+    decorator: ClassVar[str]
+    """What makes a Python function a kernel."""
+
+    # What a language may spell differently
+
+    def layout_args(self, type_: Attribute) -> tuple[str, ...]:
+        """What a function that makes a tile is told of its layout."""
+        return ()
+
+    def loop_range(self, op: scf.ForOp) -> str:
+        """What a loop's index runs through."""
+        return f"range({', '.join(self.args(op.lb, op.ub, op.step))})"
+
+    # Functions
+
+    def print_kernel(self, kernel: tile.KernelOp) -> str:
+        """Print the kernel's function; the name it got."""
+        entry = self.unique_name(kernel.sym_name.data)
+        args = kernel.body.block.args
+        names = [self.declare(arg) for arg in args]
+        numbers = [n for n, arg in zip(names, args, strict=True) if is_scalar(arg.type)]
+        aligned = kernel.attributes.get("aligned")
+        known = aligned.get_values() if isinstance(aligned, DenseArrayBase) else ()
+        unaligned = [
+            name
+            for i, (name, arg) in enumerate(zip(names, args, strict=True))
+            if i not in known and not is_scalar(arg.type)
+        ]
+        # One kernel for all lengths and addresses: Triton must not specialise.
+        opening = f"@{self.decorator}(do_not_specialize=["
+        self.print_wrapped(opening, map(repr, numbers), "],")
+        self.print_wrapped(
+            "do_not_specialize_on_alignment=[", map(repr, unaligned), "])"
+        )
+        # Types are spelled out: Triton must not guess them from values either.
+        params = [n + self.annotation(a) for n, a in zip(names, args, strict=True)]
+        self.print_function(entry, params, kernel.body.block)
+        return entry
+
+    def annotation(self, arg: SSAValue) -> str:
+        """The annotation of a parameter: numbers have a dtype, others bring theirs."""
+        return f": {self.language.dtype(arg.type)}" if is_scalar(arg.type) else ""
+
+    def print_function(self, name: str, params: Iterable[str], body: Block) -> None:
+        self.print_wrapped(f"def {name}(", params, "):")
+        self._indent += 1
+        self.print_block(body)
+        self._indent -= 1
+
+    def print_wrapped(self, opening: str, items: Iterable[str], closing: str) -> None:
+        """Print items in lines of bounded length."""
+        self.line(opening)
+        # An item is not broken: its own blanks are out of sight meanwhile.
+        text = ", ".join(item.replace(" ", HIDDEN_BLANK) for item in items)
+        for part in textwrap.wrap(text, LINE_LENGTH, break_long_words=False):
+            part = part.replace(HIDDEN_BLANK, " ")
+            self.line(" " * self.indent_num_spaces + part)
+        self.line(closing)
+
+    # Statements
+
+    def print_block(self, block: Block) -> None:
+        for op in block.ops:
+            if isinstance(comment := op.attributes.get("comment"), StringAttr):
+                self.comment(comment.data)
+            self.print_statement(op)
+
+    def assign(self, value: SSAValue, text: str) -> None:
+        self.line(f"{self.declare(value)} = {text}")
+
+    def args(self, *values: SSAValue) -> list[str]:
+        return [self.name(v) for v in values]
+
+    def call(self, function: str, *args: object) -> str:
+        """A call of one of the language's functions."""
+        return self.language.call(function, *map(str, args))
+
+    @singledispatchmethod
+    def print_statement(self, op: Operation) -> None:
+        """A scalar op: an assignment."""
+        args = self.args(*op.operands)
+        self.assign(op.results[0], scalar_rules.expression(self.language, op, args))
+
+    @print_statement.register
+    def _(self, op: arith.ConstantOp) -> None:
+        self.bind(op.result, scalar_rules.literal(op.value))
+
+    @print_statement.register
+    def _(self, op: tile.ProgramIdOp) -> None:
+        self.assign(op.result, self.call("program_id", op.axis.value.data))
+
+    @print_statement.register
+    def _(self, op: tile.IotaOp) -> None:
+        (size,) = shape_of(op.result.type)
+        steps = self.call("arange", 0, size, *self.layout_args(op.result.type))
+        self.assign(op.result, f"{self.name(op.start)} + {steps}")
+
+    @print_statement.register
+    def _(self, op: tile.FullOp) -> None:
+        type_ = op.result.type
+        assert isinstance(type_, TileType)
+        self.assign(op.result, self.full(type_, self.name(op.value)))
+
+    def full(self, type_: TileType, value: str) -> str:
+        """A tile whose elements all are `value`."""
+        shape, dtype = list(type_.get_shape()), self.language.dtype(type_.element_type)
+        return self.call("full", shape, value, dtype, *self.layout_args(type_))
+
+    @print_statement.register
+    def _(self, op: tile.GatherOp) -> None:
+        place = " + ".join(self.args(op.tensor, op.base, op.offsets))
+        mask = () if op.mask is None else (f"mask={self.name(op.mask)}", "other=0")
+        self.assign(op.result, self.call("load", place, *mask))
+
+    @print_statement.register
+    def _(self, op: tile.ScatterOp) -> None:
+        place = " + ".join(self.args(op.memref, op.base, op.offsets))
+        mask = () if op.mask is None else (f"mask={self.name(op.mask)}",)
+        self.line(self.call("store", place, self.name(op.value), *mask))
+
+    @print_statement.register
+    def _(self, op: tile.ReduceOp) -> None:
+        dim = op.dim.value.data
+        self.assign(op.result, self.call(op.kind.data.value, self.name(op.input), dim))
+
+    @print_statement.register
+    def _(self, op: tile.MapOp) -> None:
+        block, shape = op.body.block, list(op.shape)
+        for i, (arg, value) in enumerate(zip(block.args, op.inputs, strict=True)):
+            broadcast = BROADCASTS.get(op.span(i), "") if len(shape) == 2 else ""
+            self.bind(arg, self.name(value) + broadcast)
+        last = block.last_op
+        assert isinstance(last, flex.YieldOp)
+        hints = dict(zip(last.values, op.results, strict=True))
+        for inner in block.ops:
+            if inner is last:
+                continue
+            if inner.results[0] in hints:
+                inner.results[0].name_hint = hints[inner.results[0]].name_hint
+            self.print_statement(inner)
+        for result, value in zip(op.results, last.values, strict=True):
+            self.print_map_result(result, value, shape)
+
+    def print_map_result(
+        self, result: SSAValue, value: SSAValue, shape: list[int]
+    ) -> None:
+        """What a region computes has its shape; what it only passes on may not."""
+        owner = value.owner
+        if isinstance(owner, arith.ConstantOp):
+            extra = self.layout_args(result.type)
+            text = self.language.typed_literal(owner.value, shape, *extra)
+            self.assign(result, text)
+        elif isinstance(owner, Operation) or not shape:
+            self.bind(result, self.name(value))
+        else:
+            self.assign(result, self.call("broadcast_to", self.name(value), shape))
+
+    @print_statement.register
+    def _(self, op: scf.ForOp) -> None:
+        index, *carried = op.body.block.args
+        for arg, init in zip(carried, op.iter_args, strict=True):
+            self.assign(arg, self.initial(init))
+        kind = op.attributes.get("segment")
+        if isinstance(kind, blocksparse.SegmentKindAttr):
+            self.comment(f"{kind.data} blocks")
+        steps = self.loop_range(op)
+        with self.block(f"for {self.declare(index)} in {steps}"):
+            self.print_block(op.body.block)
+        # After the loop, what it carried holds its results.
+        for result, arg in zip(op.results, carried, strict=True):
+            self.bind(result, self.name(arg))
+
+    def initial(self, value: SSAValue) -> str:
+        """What a variable starts as; a literal alone would be i32 or f32."""
+        owner = value.owner
+        if isinstance(owner, arith.ConstantOp) and value.type not in (i32, f32):
+            return self.language.typed_literal(owner.value, [])
+        return self.name(value)
+
+    @print_statement.register
+    def _(self, op: scf.IfOp) -> None:
+        for result in op.results:
+            self.declare(result)
+        with self.block(f"if {self.name(op.cond)}"):
+            kind = op.attributes.get("segment")
+            if isinstance(kind, blocksparse.SegmentKindAttr):
+                self.comment(f"{kind.data} blocks")
+            self.print_block(op.true_region.block)
+        if op.false_region.blocks:
+            with self.block("else"):
+                self.print_block(op.false_region.block)
+
+    @print_statement.register
+    def _(self, op: scf.YieldOp) -> None:
+        parent = op.parent_op()
+        targets: Sequence[SSAValue] = ()
+        if isinstance(parent, scf.ForOp):
+            targets = parent.body.block.args[1:]
+        elif isinstance(parent, scf.IfOp):
+            targets = parent.results
+        carried = self.args(*targets)
+        values = self.args(*op.operands)
+        if carried:
+            self.line(f"{', '.join(carried)} = {', '.join(values)}")
+
+    @print_statement.register
+    def _(self, op: tile.ReturnOp) -> None:
+        pass
