@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from xdsl.context import Context
@@ -23,7 +23,9 @@ class ParamSpec:
 
     `dtype` is the IR's name of a type ("f32", "bf16", "i64"): the element's for a
     tensor. `role` is "input" or "output" for tensors, "scalar" for numbers.
-    `kind`, `source`, `dim` and `unit` are those of `#tile.param`.
+    `kind`, `source`, `dim` and `unit` are those of `#tile.param`. `box` is a
+    descriptor's: sizes of what is copied at once, one for each of the tensor's
+    dimensions.
     """
 
     name: str
@@ -33,15 +35,17 @@ class ParamSpec:
     source: int
     dim: int = 0
     unit: int = 1
+    box: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, name: str, type_: Attribute, param: ParamAttr) -> ParamSpec:
         """The parameter for a kernel's argument of the given type."""
-        element, role = type_, "scalar"
-        if isa(type_, TensorType[Attribute]):
-            element, role = type_.element_type, "input"
-        elif isa(type_, MemRefType[Attribute]):
-            element, role = type_.element_type, "output"
+        element, role, box = type_, "scalar", param.get_box()
+        if isa(type_, TensorType[Attribute] | MemRefType[Attribute]):
+            is_input = isa(type_, TensorType[Attribute])
+            element, role = type_.element_type, "input" if is_input else "output"
+            if box:
+                box = (1,) * (type_.get_num_dims() - len(box)) + box
         return cls(
             name,
             str(element),
@@ -50,6 +54,7 @@ class ParamSpec:
             param.source.data,
             param.dim.data,
             param.unit.data,
+            box,
         )
 
 
@@ -64,11 +69,16 @@ class KernelSpec:
     source: str
     num_warps: int | None = None
     num_stages: int | None = None
+    schedule: str = ""
+    """How its warps share the work, where there was a choice."""
+    rejected: tuple[str, ...] = ()
+    """Which schedules were preferred to that, and why they were left."""
 
     @cached_property
     def digest(self) -> str:
         """A name for this kernel: equal for equal text, parameters and options."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        bare = replace(self, schedule="", rejected=())
+        return hashlib.sha256(bare.to_json().encode()).hexdigest()
 
     @cached_property
     def grid_function(self) -> Callable[[int, int, int], tuple[int, ...]]:
@@ -85,6 +95,7 @@ class KernelSpec:
     def from_json(cls, text: str) -> KernelSpec:
         data = json.loads(text)
         data["params"] = tuple(ParamSpec(**p) for p in data["params"])
+        data["rejected"] = tuple(data["rejected"])
         return cls(**data)
 
 
