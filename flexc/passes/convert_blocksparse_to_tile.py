@@ -41,7 +41,7 @@ class ConvertBlocksparseToTilePass(ModulePass):
 
     name = "convert-blocksparse-to-tile"
 
-    target: Literal["triton", "cpp"] = "triton"
+    target: Literal["triton", "gluon", "cpp"] = "triton"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in list(op.ops):

@@ -23,6 +23,11 @@ from xdsl.pattern_rewriter import (
 from flexc.dialects import blocksparse, flex
 from flexc.dialects.flex import SumKind
 from flexc.errors import OptionError
+from flexc.passes.hopper_sizes import (
+    check_hopper_sizes,
+    choose_hopper_sizes,
+    rows_per_part,
+)
 from flexc.passes.pair_sizes import PairDims, choose_pair_sizes
 from flexc.passes.segments.segment_builder import (
     build_segments,
@@ -91,6 +96,8 @@ class ConvertAttention(RewritePattern):
         sizes = self.options.tile_sizes(op, short_rows)
         segments = Region(Block(build_segments(subject, sizes)))
         properties = op.facts() | tiling(subject, sizes)
+        if (part := self.options.part_rows(op, sizes)) is not None:
+            properties["rows_per_part"] = IntegerAttr(part, i32)
         if short_rows:
             properties["short_rows"] = UnitAttr()
         new = blocksparse.AttentionOp(
@@ -158,7 +165,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
 
     name = "convert-flex-to-blocksparse"
 
-    target: Literal["triton", "cpp"] = "triton"
+    target: Literal["triton", "gluon", "cpp"] = "triton"
     block_m: int | None = None
     block_n: int | None = None
     num_warps: int | None = None
@@ -199,7 +206,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             self.num_stages or chosen.num_stages,
         )
         check_tiles_divide(sizes, subject.sparse_block)
-        if self.target == "triton":
+        if self.target != "cpp":
             check_triton_sizes(sizes)
         return sizes
 
@@ -216,13 +223,11 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         if op.sparse_block is not None:
             sparse_m, sparse_n = op.sparse_block.get_values()
             sparse = sparse_m, sparse_n
-        chosen = choose_tile_sizes(
-            self.target,
+        chosen = self.choose(
             element_width(op.query.type),
             flex.tensor_shape(op.query)[3],
             flex.tensor_shape(op.value)[3],
             sparse,
-            self.shared_memory,
             self.block_m is None and self.block_n is None and short_rows,
         )
         sizes = TileSizes(
@@ -234,4 +239,29 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         check_tiles_divide(sizes, sparse)
         if self.target == "triton":
             check_triton_sizes(sizes)
+        if self.target == "gluon":
+            check_hopper_sizes(sizes)
         return sizes
+
+    def choose(
+        self,
+        bits: int,
+        head_dim: int,
+        value_dim: int,
+        sparse_block: tuple[int, int] | None,
+        short_rows: bool,
+    ) -> TileSizes:
+        """The tile of attention on inputs of `bits` per element, without options."""
+        dims, memory = (head_dim, value_dim), self.shared_memory
+        if self.target == "gluon":
+            return choose_hopper_sizes(bits, *dims, sparse_block, memory)
+        return choose_tile_sizes(
+            self.target, bits, *dims, sparse_block, memory, short_rows
+        )
+
+    def part_rows(self, op: flex.AttentionOp, sizes: TileSizes) -> int | None:
+        """How many rows a part of a program has, for a target that has parts."""
+        if self.target != "gluon":
+            return None
+        dims = (flex.tensor_shape(v)[3] for v in (op.query, op.value))
+        return rows_per_part(sizes, element_width(op.query.type), max(dims))

@@ -41,7 +41,7 @@ from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.passes.tile_split_maps import TileSplitMapsPass
 from flexc.passes.tile_widen_floats import TileWidenFloatsPass
 
-Target = Literal["triton", "cpp"]
+Target = Literal["triton", "gluon", "cpp"]
 Tanh = Literal["exact", "nvidia", "exp2"]
 F32Precision = Literal["ieee", "tf32"]
 Reads = Literal["coalesced", "in_place"]
@@ -73,10 +73,17 @@ def to_blocksparse(convert: ConvertFlexToBlocksparsePass) -> Passes:
         FlexExpandDerivativesPass(),
         FlexSimplifyModsPass(),
         convert,
-        *([BlocksparseMergeSegmentsPass()] if convert.target == "triton" else []),
+        *merge_segments(convert.target),
         # Bounds are written with more care than many masks need.
         FlexSimplifyModsPass(),
     )
+
+
+def merge_segments(target: Target) -> Passes:
+    """Fewer loops, where a loop costs something; one, where it is scheduled as one."""
+    if target == "cpp":
+        return ()
+    return (BlocksparseMergeSegmentsPass(into_one=target == "gluon"),)
 
 
 def to_tile(target: Target) -> Passes:
@@ -88,7 +95,7 @@ def to_tile(target: Target) -> Passes:
         *TIDY,
         # Makes values of lower rank, which are then split off as well. A GPU's own
         # division has no better range; a CPU's is exact and stays so.
-        *([TileRelaxScoreMathPass()] if target == "triton" else []),
+        *([TileRelaxScoreMathPass()] if target != "cpp" else []),
         TileSplitMapsPass(),
         *TIDY,
         # Loads of a head's or a row's values now stand alone: out of the loop.
@@ -131,6 +138,17 @@ def to_triton(
         LoopInvariantCodeMotionPass(),
         TileMaterializeParamsPass(),
         *TIDY,
+    )
+
+
+def to_schedule(
+    tanh: Tanh = "exact",
+    reads: Reads = "coalesced",
+) -> Passes:
+    """From `tile` to programs in parts whose products overlap with what else they do."""
+    return (
+        TileExpandMathPass(tanh),
+        *([TileReadInPlacePass()] if reads == "in_place" else []),
     )
 
 

@@ -34,8 +34,8 @@ def largest_power_of_2_divisor(n: int) -> int:
 
 
 def padded_head_dim(target: str, head_dim: int, least: int = 16) -> int:
-    """Triton's tiles are powers of two and its matrix products at least 16 wide."""
-    return max(least, next_power_of_2(head_dim)) if target == "triton" else head_dim
+    """A GPU's tiles are powers of two and its matrix products at least 16 wide."""
+    return head_dim if target == "cpp" else max(least, next_power_of_2(head_dim))
 
 
 UNALIGNED_VALUE_DIM = 64
@@ -115,7 +115,7 @@ def _operand_bytes(sizes: TileSizes, bits: int, head_dim: int, value_dim: int) -
 
 def _divide(target: str, block: int, sparse: int) -> int:
     """The largest tile up to `block` that divides a sparse block."""
-    if target == "triton":
+    if target != "cpp":
         return min(block, largest_power_of_2_divisor(sparse))
     return gcd(block, sparse) if gcd(block, sparse) >= min(16, sparse) else sparse
 

@@ -55,8 +55,12 @@ def passes(
     """All passes from `flex` to what a printer takes."""
     convert = replace(ConvertFlexToBlocksparsePass(target), block_m=block_m)
     convert = replace(convert, block_n=block_n)
-    rest = pipelines.to_triton() if target == "triton" else pipelines.to_cpp()
-    return (*pipelines.to_blocksparse(convert), *pipelines.to_tile(target), *rest)
+    rest = {
+        "triton": pipelines.to_triton,
+        "gluon": pipelines.to_schedule,
+        "cpp": pipelines.to_cpp,
+    }[target]
+    return (*pipelines.to_blocksparse(convert), *pipelines.to_tile(target), *rest())
 
 
 def levels(

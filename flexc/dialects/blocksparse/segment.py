@@ -46,6 +46,10 @@ BLOCK_ARGS: tuple[IntegerType, ...] = (i32,) * 6
 """Types of (b, h, q_start, i, q_len, kv_len), which `block` receives first."""
 
 
+UNIT_PROPERTIES = ("inside", "nonempty", "padded")
+"""Properties of a segment that hold or do not."""
+
+
 class SegmentKind(StrEnum):
     """Whether every pair of a visited block is live, or the mask decides.
 
@@ -87,6 +91,8 @@ class SegmentOp(IRDLOperation):
     kv_len are never live. Of the others, a full segment visits all, a partial one
     those where its mask, if it has one, is true. A mixed segment is partial in the
     iterations where `masked_if`, which receives what `block` does, holds.
+
+    A loop over a `nonempty` or a `padded` segment runs once at least.
     """
 
     name = "blocksparse.segment"
@@ -96,6 +102,11 @@ class SegmentOp(IRDLOperation):
     kind = prop_def(SegmentKindAttr)
     inside = opt_prop_def(UnitAttr)
     """No visited block sticks out over kv_len: columns need no check."""
+    nonempty = opt_prop_def(UnitAttr)
+    """Bounds are known not to be empty."""
+    padded = opt_prop_def(UnitAttr)
+    """Where bounds are empty, their first iteration takes place all the same, of which
+    no pair is live. `block` gives a block that there is for it."""
     bounds = region_def("single_block")
     block = region_def("single_block")
     masked_if = opt_region_def("single_block")
@@ -112,13 +123,16 @@ class SegmentOp(IRDLOperation):
         inside: bool = False,
         attributes: Mapping[str, Attribute] | None = None,
         masked_if: Region | None = None,
+        facts: Sequence[str] = (),
     ):
+        """`facts` are properties that hold, besides `inside`."""
         if isinstance(kind, SegmentKind):
             kind = SegmentKindAttr(kind)
+        facts = [*facts, "inside"] if inside else facts
         mask = [] if mask_mod is None or not mask_mod.blocks else [mask_mod]
         choice = [] if masked_if is None or not masked_if.blocks else [masked_if]
         super().__init__(
-            properties={"kind": kind, "inside": UnitAttr() if inside else None},
+            properties={"kind": kind, **dict.fromkeys(facts, UnitAttr())},
             attributes=dict(attributes or {}),
             regions=[bounds, block, choice, mask],
         )
@@ -126,6 +140,11 @@ class SegmentOp(IRDLOperation):
     @property
     def is_full(self) -> bool:
         return self.kind.data == SegmentKind.FULL
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether a loop over it runs once at least."""
+        return self.nonempty is not None or self.padded is not None
 
     def verify_(self) -> None:
         attention = self.parent_op()
@@ -182,8 +201,9 @@ class SegmentOp(IRDLOperation):
         block = parse_region_with_args(parser, "block")
         masked_if = parse_optional_region_with_args(parser, "masked_if")
         mask = parse_optional_region_with_args(parser, "mask_mod")
-        inside = attributes.pop("inside", None)
-        if not isinstance(inside, UnitAttr | None):
-            parser.raise_error(f"inside expects no value, got {inside}")
-        named = inside is not None
-        return cls(kind, bounds, block, mask, named, attributes, masked_if)
+        facts = [name for name in UNIT_PROPERTIES if name in attributes]
+        for name in facts:
+            value = attributes.pop(name)
+            if not isinstance(value, UnitAttr):
+                parser.raise_error(f"{name} expects no value, got {value}")
+        return cls(kind, bounds, block, mask, False, attributes, masked_if, facts)

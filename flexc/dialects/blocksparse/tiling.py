@@ -11,7 +11,14 @@ from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.blocksparse.segment import SegmentOp, TileOrderAttr
 
-TILING = ("block_m", "block_n", "num_warps", "num_stages", "heads_per_group")
+TILING = (
+    "block_m",
+    "block_n",
+    "num_warps",
+    "num_stages",
+    "heads_per_group",
+    "rows_per_part",
+)
 """Properties that are numbers of something."""
 
 
@@ -26,6 +33,8 @@ class Tiled(IRDLOperation):
     """Warps of a program on a GPU."""
     num_stages = opt_prop_def(IntegerAttr)
     """Key blocks in flight on a GPU, the one being computed with included."""
+    rows_per_part = opt_prop_def(IntegerAttr)
+    """Rows of a tile that one group of warps computes: tiles are split by rows."""
     order = opt_prop_def(TileOrderAttr)
     heads_per_group = opt_prop_def(IntegerAttr)
     """Heads whose tiles are started together, so that the longest come first and

@@ -20,12 +20,13 @@ from xdsl.dialects.builtin import StringAttr, TensorType
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from flexc.dialects import blocksparse, flex, tile
-from flexc.dialects.blocksparse import SegmentKind, SegmentKindAttr, SegmentOp
+from flexc.dialects.blocksparse import SegmentKind, SegmentKindAttr
 from flexc.dialects.tile import TileType
 from flexc.passes.analysis.describe import describe
 from flexc.passes.map_builder import COLUMN, FULL, ROW, UNIFORM, Input, build_map
 from flexc.passes.online_softmax import OnlineSoftmax, SoftmaxState
 from flexc.passes.programs.builder import Place, ProgramBuilder, guard_captures
+from flexc.passes.programs.visits import Visit
 from flexc.passes.scalar_code import ScalarCode, inline_region
 from flexc.passes.score_factor import factor_score
 from flexc.passes.shifted_softmax import ShiftedSoftmax
@@ -64,14 +65,8 @@ class AttentionProgram(ProgramBuilder):
         softmax = self.softmax()
         state = softmax.initial(self.code).values()
 
-        def step(
-            segment: SegmentOp,
-            kv_start: SSAValue,
-            values: list[SSAValue],
-            masked: SSAValue | None,
-        ) -> Sequence[SSAValue]:
-            inner = SoftmaxState.of(values)
-            return self.step(segment, q, kv_start, softmax, inner, masked).values()
+        def step(visit: Visit, values: list[SSAValue]) -> Sequence[SSAValue]:
+            return self.step(visit, q, softmax, SoftmaxState.of(values)).values()
 
         for segment in self.segments():
             state = self.loop(segment, self.place, state, step)
@@ -133,18 +128,12 @@ class AttentionProgram(ProgramBuilder):
         )
 
     def step(
-        self,
-        segment: SegmentOp,
-        q: SSAValue,
-        kv_start: SSAValue,
-        softmax: OnlineSoftmax,
-        state: SoftmaxState,
-        masked: SSAValue | None,
+        self, visit: Visit, q: SSAValue, softmax: OnlineSoftmax, state: SoftmaxState
     ) -> SoftmaxState:
-        """One block of keys; of a mixed segment the mask decides if it is `masked`."""
-        code, checked = self.code, [] if segment.inside else [0]
-        kv_idx = code.insert(tile.IotaOp(kv_start, self.block_n), "kv_idx")
-        start = [self.place.b, self.kv_h, kv_start]
+        """One block of keys."""
+        code, checked = self.code, [0] if visit.sticks_out else []
+        kv_idx = code.insert(tile.IotaOp(visit.start, self.block_n), "kv_idx")
+        start = [self.place.b, self.kv_h, visit.start]
         shape = (self.block_n, self.d_tile)
         k = self.load(self.op.key, shape, start, checked, "k")
         k_t = code.insert(tile.TransposeOp(k), "k_t")
@@ -152,46 +141,43 @@ class AttentionProgram(ProgramBuilder):
         scores = TileType(self.op.score_type, [self.block_m, self.block_n])
         acc = code.insert(tile.FullOp(zero, scores), "zeros")
         s = code.insert(tile.DotOp(q, k_t, acc), "s")
-        x = self.modified(segment, kv_idx, s, masked)
+        x = self.modified(visit, kv_idx, s)
         shape = (self.block_n, self.dv_tile)
         v = self.load(self.op.value, shape, start, checked, "v")
         return softmax.update(code, state, x, v)
 
-    def modified(
-        self,
-        segment: SegmentOp,
-        kv_idx: SSAValue,
-        s: SSAValue,
-        masked: SSAValue | None,
-    ) -> SSAValue:
-        """Scores after the mod, -inf where the segment has no live pair."""
+    def modified(self, visit: Visit, kv_idx: SSAValue, s: SSAValue) -> SSAValue:
+        """Scores after the mod, -inf for dead pairs."""
         mod = None if self.score.is_raw else self.score.region
-        if masked is None:
-            return self.scores(segment, kv_idx, s, mod, segment.mask_mod)
-        x = self.scores(segment, kv_idx, s, mod, None)
+        doubtful = visit.doubtful(self.code, self.block_n, self.place.column_len)
+        if doubtful is None:
+            return self.scores(visit, kv_idx, s, mod)
+        x = self.scores(visit, kv_idx, s, mod, masks=False)
         then = Block()
         outer, self.code = self.code, ScalarCode(then)
-        live = self.scores(segment, kv_idx, x, None, segment.mask_mod)
+        live = self.scores(visit, kv_idx, x, None)
         self.code.builder.insert(scf.YieldOp(live))
         self.code = outer
         otherwise = Block([scf.YieldOp(x)])
-        branch = scf.IfOp(masked, [x.type], Region(then), Region(otherwise))
+        branch = scf.IfOp(doubtful, [x.type], Region(then), Region(otherwise))
         branch.attributes["segment"] = SegmentKindAttr(SegmentKind.PARTIAL)
         return self.code.insert(branch, "scores")
 
     def scores(
         self,
-        segment: SegmentOp,
+        visit: Visit,
         kv_idx: SSAValue,
         s: SSAValue,
         mod: Region | None,
-        mask: Region | None,
+        masks: bool = True,
     ) -> SSAValue:
-        """A map of scores by the mod, and to -inf by the mask and beyond the keys."""
-        if mod is None and mask is None and segment.inside:
+        """A map of scores by the mod; to -inf where pairs are dead, if it `masks`."""
+        flags = visit.flags if masks else []
+        has_mask = masks and visit.segment.mask_mod is not None
+        checks_columns = masks and visit.sticks_out
+        if mod is None and not (has_mask or checks_columns or flags):
             return s
-        place = self.place
-        captures = [self.args[c] for c in self.op.captures]
+        place, captures = self.place, [self.args[c] for c in self.op.captures]
         inputs: list[Input] = [
             (s, FULL),
             (self.args[self.op.scale], UNIFORM),
@@ -201,31 +187,29 @@ class AttentionProgram(ProgramBuilder):
             (place.h, UNIFORM),
             (self.q_idx, ROW),
             (kv_idx, COLUMN),
-            *((c, UNIFORM) for c in captures),
+            *((c, UNIFORM) for c in (*captures, *flags)),
         ]
 
         def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
-            score, scale, q_len, kv_len, b, h, q_idx, column, *captured = args
-            inside = None
-            if segment.inside is None:
-                inside = code.cmp("slt", column, kv_len)
-            elif self.trusts_captures:
-                # Rows beyond the last count for nothing, but a captured tensor
-                # may have nothing there to be read.
-                last = code.sub(q_len, code.const(1))
-                q_idx = code.insert(arith.MinSIOp(q_idx, last), "q_idx")
+            score, scale, q_len, kv_len, b, h, q_idx, column, *rest = args
+            captured, given = rest[: len(captures)], rest[len(captures) :]
+            inside = code.cmp("slt", column, kv_len) if checks_columns else None
+            if self.clamps(visit):
+                column = self.at_most_last(code, column, kv_len)
+            if self.trusts_captures and not self.guards(visit):
+                # Rows beyond the last count for nothing.
+                q_idx = self.at_most_last(code, q_idx, q_len)
             mod_args = [b, h, q_idx, column, *captured]
             if mod is not None:
                 (score,) = inline_region(mod, [score, scale, *mod_args], code)
-            live = self.live(code, mask, inside, mod_args)
+            live = visit.live(code, inside, mod_args, given) if masks else None
             if live is None:
                 return score
             return code.select(live, score, code.const(-math.inf, score.type))
 
-        result = build_map(
-            self.code, [self.block_m, self.block_n], inputs, body, "scores"
-        )
-        if segment.inside is None:
+        shape = [self.block_m, self.block_n]
+        result = build_map(self.code, shape, inputs, body, "scores")
+        if self.guards(visit):
             guard_captures(result)
         return result
 

@@ -13,6 +13,7 @@ from xdsl.dialects.builtin import (
     NoneAttr,
     StridedLayoutAttr,
     TensorType,
+    UnitAttr,
     i32,
     i64,
 )
@@ -23,15 +24,22 @@ from xdsl.utils.hints import isa
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.blocksparse import SegmentOp, TileOrder
 from flexc.dialects.tile import ParamAttr, ParamKind, TileType
+from flexc.passes.programs.visits import Visit
 from flexc.passes.scalar_code import ScalarCode, inline_region
 
-KEPT = ("num_warps", "num_stages", "alignment", "index_width", "max_length")
+KEPT = (
+    "num_warps",
+    "num_stages",
+    "rows_per_part",
+    "alignment",
+    "index_width",
+    "max_length",
+)
 """Properties of an op that its kernel says as well."""
 
-Step = Callable[
-    [SegmentOp, SSAValue, list[SSAValue], SSAValue | None], Sequence[SSAValue]
-]
-"""One iteration: the segment, the first column, the state, whether it is masked."""
+
+Step = Callable[[Visit, list[SSAValue]], Sequence[SSAValue]]
+"""One iteration: what is visited, and the state."""
 
 
 @dataclass(frozen=True)
@@ -163,41 +171,55 @@ class ProgramBuilder:
         ]
         begin, end = inline_region(segment.bounds, [*place.where, *trailing], self.code)
         body = Block(arg_types=[i32, *(v.type for v in state)])
-        body.args[0].name_hint = "i"
+        i = body.args[0]
+        i.name_hint = "i"
         one = self.code.const(1)
         outer, self.code = self.code, ScalarCode(body)
 
         def iteration(region: Region, name: str) -> SSAValue:
-            args = [*place.where, body.args[0], *trailing]
+            args = [*place.where, i, *trailing]
             varying = [len(place.where)]
             (value,) = inline_region(region, args, self.code, outer, varying)
             value.name_hint = name
             return value
 
         start = iteration(segment.block, self.column_name)
-        masked = None
+        masked = exists = None
         if segment.masked_if is not None:
             masked = iteration(segment.masked_if, "is_partial")
-        new = step(segment, start, list(body.args[1:]), masked)
+        if segment.padded is not None:
+            exists = self.code.cmp("slt", i, end)
+            end = outer.insert(arith.MaxSIOp(end, outer.add(begin, one)), "end")
+        visit = Visit(segment, start, masked, exists)
+        new = step(visit, list(body.args[1:]))
         self.code.builder.insert(scf.YieldOp(*new))
         self.code = outer
         loop = scf.ForOp(begin, end, one, list(state), Region(body))
         loop.attributes["segment"] = segment.kind
+        if segment.is_entered:
+            loop.attributes["nonempty"] = UnitAttr()
         self.code.builder.insert(loop)
         return list(loop.results)
 
+    def clamps(self, visit: Visit) -> bool:
+        """Whether mods receive the last column for those beyond it."""
+        return self.trusts_captures and visit.sticks_out and self.has_columns(visit)
+
+    def has_columns(self, visit: Visit) -> bool:
+        """Whether a loop that is entered finds a column there."""
+        op = self.op
+        of_keys = isinstance(op, blocksparse.AttentionOp) or not op.is_transposed
+        return visit.segment.is_entered and of_keys and op.has_keys is not None
+
+    def guards(self, visit: Visit) -> bool:
+        """Whether captured loads are guarded, as columns may be beyond the last."""
+        return visit.sticks_out and not self.clamps(visit)
+
     @staticmethod
-    def live(
-        code: ScalarCode,
-        mask: Region | None,
-        inside: SSAValue | None,
-        mod_args: Sequence[SSAValue],
-    ) -> SSAValue | None:
-        """Whether a pair counts; None if every pair does."""
-        if mask is None:
-            return inside
-        (live,) = inline_region(mask, mod_args, code)
-        return live if inside is None else code.and_(live, inside)
+    def at_most_last(code: ScalarCode, index: SSAValue, length: SSAValue) -> SSAValue:
+        """An index for captured tensors, which may have nothing beyond the last."""
+        last = code.sub(length, code.const(1))
+        return code.insert(arith.MinSIOp(index, last), index.name_hint)
 
 
 def rows_grid(block: int) -> AffineMapAttr:

@@ -20,7 +20,6 @@ from xdsl.dialects.builtin import StringAttr, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from flexc.dialects import tile
-from flexc.dialects.blocksparse import SegmentOp
 from flexc.dialects.flex import SumAttr, SumKind
 from flexc.dialects.tile import ReduceKind, TileType, element_of
 from flexc.passes.analysis.describe import describe
@@ -31,6 +30,7 @@ from flexc.passes.programs.builder import (
 )
 from flexc.passes.programs.pair_tiles import Side
 from flexc.passes.programs.pair_values import PairValues
+from flexc.passes.programs.visits import Visit
 from flexc.passes.scalar_code import ScalarCode
 
 
@@ -178,15 +178,10 @@ class PairSumsProgram(PairValues):
             self.code.builder.insert(store)
         return state[:count]
 
-    def step(
-        self,
-        segment: SegmentOp,
-        start: SSAValue,
-        state: list[SSAValue],
-        masked: SSAValue | None,
-    ) -> Sequence[SSAValue]:
+    def step(self, visit: Visit, state: list[SSAValue]) -> Sequence[SSAValue]:
         """One block of columns."""
-        code, checked = self.code, [] if segment.inside else [0]
+        code, start = self.code, visit.start
+        checked = [0] if visit.sticks_out else []
         self.column_idx = code.insert(tile.IotaOp(start, self.block_n), "columns")
         side = replace(self.columns, start=start)
         tiles = [
@@ -197,7 +192,7 @@ class PairSumsProgram(PairValues):
             self.load_values(v, start, self.block_n, checked)
             for v in self.op.column_values
         ]
-        values = self.values(segment, self.dots(tiles), masked)
+        values = self.values(visit, self.dots(tiles))
         new: list[SSAValue] = []
         count = len(self.matrices)
         for (attr, _), acc in zip(self.matrices, state[:count], strict=True):

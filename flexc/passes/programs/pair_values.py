@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from xdsl.dialects import arith, scf
+from xdsl.dialects import scf
 from xdsl.ir import Block, Region, SSAValue
 
 from flexc.dialects import tile
-from flexc.dialects.blocksparse import SegmentKind, SegmentKindAttr, SegmentOp
+from flexc.dialects.blocksparse import SegmentKind, SegmentKindAttr
 from flexc.dialects.flex import SumKind
 from flexc.dialects.tile import TileType
 from flexc.passes.map_builder import (
@@ -19,10 +19,9 @@ from flexc.passes.map_builder import (
     Input,
     build_maps,
 )
-from flexc.passes.programs.builder import (
-    guard_captures,
-)
+from flexc.passes.programs.builder import guard_captures
 from flexc.passes.programs.pair_tiles import PairTiles
+from flexc.passes.programs.visits import Visit
 from flexc.passes.scalar_code import ScalarCode, inline_region
 
 Body = Callable[..., Sequence[SSAValue]]
@@ -53,24 +52,20 @@ class PairValues(PairTiles):
             found.append(acc)
         return found
 
-    def values(
-        self,
-        segment: SegmentOp,
-        dots: Sequence[SSAValue],
-        masked: SSAValue | None,
-    ) -> list[SSAValue]:
+    def values(self, visit: Visit, dots: Sequence[SSAValue]) -> list[SSAValue]:
         """What the region yields, 0 for dead pairs."""
-        if masked is None:
-            return self.region_values(segment, dots, segment.mask_mod)
-        values = self.region_values(segment, dots, None)
+        doubtful = visit.doubtful(self.code, self.block_n, self.column_len)
+        if doubtful is None:
+            return self.region_values(visit, dots)
+        values = self.region_values(visit, dots, masks=False)
         then = Block()
         outer, self.code = self.code, ScalarCode(then)
-        live = self.masked(segment, values)
+        live = self.masked(visit, values)
         self.code.builder.insert(scf.YieldOp(*live))
         self.code = outer
         otherwise = Block([scf.YieldOp(*values)])
         types = [v.type for v in values]
-        branch = scf.IfOp(masked, types, Region(then), Region(otherwise))
+        branch = scf.IfOp(doubtful, types, Region(then), Region(otherwise))
         branch.attributes["segment"] = SegmentKindAttr(SegmentKind.PARTIAL)
         self.code.builder.insert(branch)
         return list(branch.results)
@@ -89,8 +84,9 @@ class PairValues(PairTiles):
         ]
 
     def region_values(
-        self, segment: SegmentOp, dots: Sequence[SSAValue], mask: Region | None
+        self, visit: Visit, dots: Sequence[SSAValue], masks: bool = True
     ) -> list[SSAValue]:
+        """What the region yields; 0 for dead pairs, if it `masks`."""
         given: list[Input] = [
             *((dot, FULL) for dot in dots),
             (self.args[self.op.scale], UNIFORM),
@@ -100,54 +96,61 @@ class PairValues(PairTiles):
 
         def body(code: ScalarCode, *args: SSAValue) -> list[SSAValue]:
             own, pair = list(args[: len(given)]), args[len(given) :]
-            mod_args, inside = self.mod_args(code, segment, pair)
+            mod_args, inside, flags = self.pair(code, visit, pair, masks)
             values = inline_region(self.op.pairs, [*own, *mod_args], code)
-            live = self.live(code, mask, inside, mod_args)
+            live = visit.live(code, inside, mod_args, flags) if masks else inside
             return [self.select(code, live, v) for v in values]
 
-        return self.map_of(segment, given, body)
+        return self.map_of(visit, given, body)
 
-    def masked(self, segment: SegmentOp, values: list[SSAValue]) -> list[SSAValue]:
-        """Values of a block that the mask decides of, 0 for dead pairs."""
+    def masked(self, visit: Visit, values: list[SSAValue]) -> list[SSAValue]:
+        """Values of a block that has dead pairs, 0 for these."""
 
         def body(code: ScalarCode, *args: SSAValue) -> list[SSAValue]:
             own, pair = args[: len(values)], args[len(values) :]
-            mod_args, inside = self.mod_args(code, segment, pair)
-            live = self.live(code, segment.mask_mod, inside, mod_args)
+            mod_args, inside, flags = self.pair(code, visit, pair)
+            live = visit.live(code, inside, mod_args, flags)
             return [self.select(code, live, v) for v in own]
 
-        return self.map_of(segment, [(v, FULL) for v in values], body)
+        return self.map_of(visit, [(v, FULL) for v in values], body)
 
-    def map_of(
-        self, segment: SegmentOp, given: list[Input], body: Body
-    ) -> list[SSAValue]:
+    def map_of(self, visit: Visit, given: list[Input], body: Body) -> list[SSAValue]:
         last = self.op.pairs.block.last_op
         assert last is not None
         names = [v.name_hint or "value" for v in last.operands]
-        inputs = [*given, *self.pair_inputs()]
+        flags: list[Input] = [(flag, UNIFORM) for flag in visit.flags]
+        inputs = [*given, *self.pair_inputs(), *flags]
         shape = (self.block_m, self.block_n)
         results = build_maps(self.code, shape, inputs, body, names)
-        if segment.inside is None:
+        if self.guards(visit):
             guard_captures(results[0])
         return results
 
-    def mod_args(
-        self, code: ScalarCode, segment: SegmentOp, pair: Sequence[SSAValue]
-    ) -> tuple[list[SSAValue], SSAValue | None]:
-        """b, h, q_idx, kv_idx and captures, and whether the pair exists, if asked."""
-        row_len, column_len, b, h, row, column, *captured = pair
+    def pair(
+        self,
+        code: ScalarCode,
+        visit: Visit,
+        args: Sequence[SSAValue],
+        masks: bool = True,
+    ) -> tuple[list[SSAValue], SSAValue | None, list[SSAValue]]:
+        """b, h, q_idx, kv_idx and captures; whether the pair exists, if asked; flags.
+
+        Columns are asked for where the map `masks`.
+        """
+        row_len, column_len, b, h, row, column, *rest = args
+        captured, flags = rest[: len(self.op.captures)], rest[len(self.op.captures) :]
         inside = None
-        if segment.inside is None:
+        if visit.sticks_out and masks:
             inside = code.cmp("slt", column, column_len)
         if self.checked and (self.needs_rows or self.trusts_captures):
             if self.needs_rows:
                 exists = code.cmp("slt", row, row_len)
                 inside = exists if inside is None else code.and_(inside, exists)
-            # A captured tensor may have nothing to be read beyond the last row.
-            last = code.sub(row_len, code.const(1))
-            row = code.insert(arith.MinSIOp(row, last), row.name_hint)
+            row = self.at_most_last(code, row, row_len)
+        if self.clamps(visit):
+            column = self.at_most_last(code, column, column_len)
         q_idx, kv_idx = (column, row) if self.op.is_transposed else (row, column)
-        return [b, h, q_idx, kv_idx, *captured], inside
+        return [b, h, q_idx, kv_idx, *captured], inside, flags
 
     @property
     def needs_rows(self) -> bool:

@@ -1,0 +1,179 @@
+"""Several segments as one: their iterations one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects import arith
+from xdsl.ir import Region, SSAValue
+
+from flexc.dialects import flex
+from flexc.dialects.blocksparse import SegmentKind, SegmentOp
+from flexc.passes.scalar_code import ScalarCode, inline_region, new_region
+
+Range = tuple[SSAValue, SSAValue]
+
+ITERATION = 3
+"""Where `block` has the iteration among its arguments, and `bounds` none."""
+
+
+@dataclass(frozen=True)
+class Merger:
+    """Merges segments that have one mask at most into one.
+
+    A partial segment without a mask visits what a full one does.
+    """
+
+    segments: Sequence[SegmentOp]
+    nonempty: bool = False
+    """One of the segments has an iteration, as is known."""
+    padded: bool = False
+    """If none has, a block that there is takes the place."""
+    has_columns: bool = True
+    """There is a block for that, and entries of tables to be read."""
+
+    def merge(self) -> SegmentOp:
+        mask = next((s.mask_mod for s in self.segments if is_masked(s)), None)
+        flags = {"nonempty": self.nonempty, "padded": self.padded}
+        return SegmentOp(
+            self.kind,
+            self.bounds(),
+            self.block(),
+            None if mask is None else mask.clone(),
+            inside=self.is_inside,
+            masked_if=self.masked_if() if self.kind == SegmentKind.MIXED else None,
+            facts=[name for name, holds in flags.items() if holds],
+        )
+
+    @property
+    def kind(self) -> SegmentKind:
+        kinds = {is_masked(s) for s in self.segments}
+        if len(kinds) > 1:
+            return SegmentKind.MIXED
+        return SegmentKind.PARTIAL if kinds == {True} else SegmentKind.FULL
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether no block sticks out; one that is made up does without columns."""
+        inside = all(s.inside is not None for s in self.segments)
+        return inside and (self.has_columns or not self.padded)
+
+    def bounds(self) -> Region:
+        """All iterations, counted from 0."""
+        region, code = self.like(self.segments[0].bounds)
+        ends = self.ends(code, self.ranges(code, region.block.args))
+        code.yield_(code.const(0), ends[-1])
+        return region
+
+    def block(self) -> Region:
+        """The block of the segment that the iteration falls to."""
+        region, code = self.like(self.segments[0].block)
+        args: list[SSAValue] = list(region.block.args)
+        i = args[ITERATION]
+        ranges = self.ranges(code, args[:ITERATION] + args[ITERATION + 1 :])
+        ends = self.ends(code, ranges)
+        start: SSAValue | None = None
+        for number, segment in enumerate(self.segments):
+            args[ITERATION] = self.own_iteration(code, number, i, ranges, ends)
+            (value,) = inline_region(segment.block, args, code)
+            if start is not None:
+                later = code.cmp("sge", i, ends[number - 1])
+                value = code.select(later, value, start)
+            start = value
+        assert start is not None
+        if self.padded:
+            start = self.existing(code, i, ends[-1], start)
+        code.yield_(start)
+        if self.padded and not self.has_columns:
+            guard_loads(region)
+        return region
+
+    def own_iteration(
+        self,
+        code: ScalarCode,
+        number: int,
+        i: SSAValue,
+        ranges: Sequence[Range],
+        ends: Sequence[SSAValue],
+    ) -> SSAValue:
+        """The segment's iteration; one of its own, for loads, if i is another's.
+
+        Its first if it has none: tables have an entry where there are columns.
+        """
+        begin, end = ranges[number]
+        before = ends[number - 1] if number else code.const(0)
+        own = code.add(begin, code.sub(i, before))
+        if not reads(self.segments[number].block):
+            return own
+        if number + 1 < len(ranges):
+            own = code.insert(arith.MinSIOp(own, code.sub(end, code.const(1))))
+        return code.insert(arith.MaxSIOp(own, begin), "i")
+
+    @staticmethod
+    def existing(
+        code: ScalarCode, i: SSAValue, end: SSAValue, start: SSAValue
+    ) -> SSAValue:
+        """The block, and the first of all for an iteration that there is not.
+
+        What a table has there may be anything.
+        """
+        return code.select(code.cmp("slt", i, end), start, code.const(0))
+
+    def masked_if(self) -> Region:
+        """Whether the iteration falls to a segment with a mask."""
+        region, code = self.like(self.segments[0].block)
+        args = list(region.block.args)
+        i = args.pop(ITERATION)
+        ends = self.ends(code, self.ranges(code, args))
+        masked: SSAValue | None = None
+        for number, segment in enumerate(self.segments):
+            if not is_masked(segment):
+                continue
+            within = code.cmp("slt", i, ends[number])
+            if number:
+                within = code.and_(within, code.cmp("sge", i, ends[number - 1]))
+            masked = within if masked is None else code.or_(masked, within)
+        assert masked is not None
+        code.yield_(masked)
+        return region
+
+    def ranges(self, code: ScalarCode, args: Sequence[SSAValue]) -> list[Range]:
+        found: list[Range] = []
+        for segment in self.segments:
+            begin, end = inline_region(segment.bounds, args, code)
+            found.append((begin, end))
+        return found
+
+    def ends(self, code: ScalarCode, ranges: Sequence[Range]) -> list[SSAValue]:
+        """The iterations that the segments end before; a range may be reversed."""
+        at, zero = code.const(0), code.const(0)
+        found: list[SSAValue] = []
+        for begin, end in ranges:
+            length = code.insert(arith.MaxSIOp(code.sub(end, begin), zero))
+            at = code.add(at, length)
+            found.append(at)
+        return found
+
+    @staticmethod
+    def like(region: Region) -> tuple[Region, ScalarCode]:
+        """An empty region with the arguments of another."""
+        args = region.block.args
+        new = new_region([a.type for a in args], [a.name_hint for a in args])
+        return new, ScalarCode(new.block)
+
+
+def is_masked(segment: SegmentOp) -> bool:
+    """Whether a mask decides of its pairs."""
+    return segment.mask_mod is not None
+
+
+def reads(block: Region) -> bool:
+    return any(isinstance(op, flex.LoadCaptureOp) for op in block.walk())
+
+
+def guard_loads(block: Region) -> None:
+    """Tables may have no entry at all."""
+    for op in block.walk():
+        if isinstance(op, flex.LoadCaptureOp):
+            op.inside = None
