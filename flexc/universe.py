@@ -60,6 +60,7 @@ PASSES: dict[str, Callable[[], Any]] = {
     "legalize-tile-for-triton": _pass(
         "legalize_tile_for_triton:LegalizeTileForTritonPass"
     ),
+    "tile-async-products": _pass("tile_async_products:TileAsyncProductsPass"),
     "tile-assign-buffers": _pass("tile_assign_buffers:TileAssignBuffersPass"),
     "tile-expand-captures": _pass("tile_expand_captures:TileExpandCapturesPass"),
     "tile-expand-math": _pass("tile_expand_math:TileExpandMathPass"),
@@ -69,6 +70,7 @@ PASSES: dict[str, Callable[[], Any]] = {
     ),
     "tile-read-in-place": _pass("tile_read_in_place:TileReadInPlacePass"),
     "tile-relax-score-math": _pass("tile_relax_score_math:TileRelaxScoreMathPass"),
+    "tile-specialize-warps": _pass("tile_specialize_warps:TileSpecializeWarpsPass"),
     "tile-split-maps": _pass("tile_split_maps:TileSplitMapsPass"),
     "tile-widen-floats": _pass("tile_widen_floats:TileWidenFloatsPass"),
     "flexc-to-blocksparse": _pass("pipelines:FlexcToBlocksparsePass"),

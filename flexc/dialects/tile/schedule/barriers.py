@@ -93,6 +93,9 @@ class AwaitOp(_BarrierOp):
 
     name = "tile.await"
 
+    # Again, as an op's operands come before those of its base class.
+    barriers = operand_def(BarriersType)
+    index = operand_def(i32)
     parity = operand_def(i32)
 
     assembly_format = (

@@ -1,0 +1,42 @@
+"""What a multiprocessor has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flexc.errors import ScheduleError
+from flexc.passes.specialize_warps.outputs import Output
+from flexc.passes.specialize_warps.rings import Ring
+
+REGISTERS = 65536 // 128
+"""Registers that the threads of one warp group may have, if there is no other."""
+
+PRODUCER_REGISTERS = 24
+"""As few as a role can have; it takes a warp group's, though it is one warp."""
+
+MOST_REGISTERS = 240
+"""As many as a thread can use; ptxas has 255, in steps of 8."""
+
+LEAST_REGISTERS = 128
+"""With fewer no accumulator of use fits."""
+
+
+def consumer_registers(consumers: int) -> int:
+    """Registers for each thread of a consumer: an equal share of what is left."""
+    share = (REGISTERS - PRODUCER_REGISTERS) // consumers // 8 * 8
+    if share < LEAST_REGISTERS:
+        raise ScheduleError(
+            f"{consumers} consumers have {share} registers each, which is too few"
+        )
+    return min(share, MOST_REGISTERS)
+
+
+def check_shared_memory(
+    rings: Iterable[Ring], outputs: Iterable[Output], limit: int
+) -> None:
+    """Raise if slots and barriers do not fit shared memory."""
+    needed = sum(r.bytes for r in rings) + sum(o.bytes for o in outputs)
+    if needed > limit:
+        raise ScheduleError(
+            f"the schedule needs {needed} bytes of shared memory, and there are {limit}"
+        )

@@ -1,0 +1,123 @@
+"""`tile-specialize-warps`: warps that copy tiles, and warps that compute.
+
+`tile.parts` become `tile.roles`. One consumer computes each part. A producer, one warp,
+copies the tiles that matrix products read to slots in shared memory, ahead of their
+use; barriers say when a slot is full, and when all consumers are done with it. Results
+in 16 bits leave through shared memory as well. A kernel for which this cannot be done
+is refused with `ScheduleError`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, i32
+from xdsl.ir import Block, Region
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint
+
+from flexc.dialects import tile
+from flexc.dialects.tile import shape_of
+from flexc.dialects.tile.schedule import PartsOp, RoleOp, RolesOp
+from flexc.errors import ScheduleError
+from flexc.passes.scalar_code import ScalarCode
+from flexc.passes.specialize_warps.consumer import ConsumerCode
+from flexc.passes.specialize_warps.copying import Plan
+from flexc.passes.specialize_warps.limits import (
+    PRODUCER_REGISTERS,
+    check_shared_memory,
+    consumer_registers,
+)
+from flexc.passes.specialize_warps.loads import check_products, staged_loads
+from flexc.passes.specialize_warps.outputs import assign_outputs
+from flexc.passes.specialize_warps.placing import move_to_products, released_after
+from flexc.passes.specialize_warps.producer import ProducerCode
+from flexc.passes.specialize_warps.rings import assign_rings
+from flexc.passes.specialize_warps.scalars import sink_into_roles
+from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
+
+CONSUMER_WARPS = 4
+"""A warp group: what issues one product."""
+
+DEFAULT_SLOTS = 2
+
+
+def specialize(kernel: tile.KernelOp, parts: PartsOp, slots: int, memory: int) -> None:
+    """Put roles in the place of a kernel's parts."""
+    plan = make_plan(kernel, parts, slots)
+    outputs = plan.outputs.values()
+    check_shared_memory(plan.all_rings(), outputs, memory)
+    registers = consumer_registers(plan.consumers)
+    code = ScalarCode(InsertPoint.before(parts))
+    for ring in plan.all_rings():
+        ring.allocate(code, plan.consumers)
+    for output in outputs:
+        output.allocate(code)
+    consumer, producer = ConsumerCode(plan).write(), ProducerCode(plan).write()
+    body = Block(
+        [
+            RoleOp("consumer", plan.consumers, CONSUMER_WARPS, registers, consumer),
+            RoleOp("producer", 1, 1, PRODUCER_REGISTERS, producer),
+        ]
+    )
+    roles = RolesOp(Region(body))
+    code.builder.insert(roles)
+    describe(kernel, plan, slots)
+    parts.detach()
+    parts.erase()
+    sink_into_roles(roles)
+
+
+def make_plan(kernel: tile.KernelOp, parts: PartsOp, slots: int) -> Plan:
+    """Which loads are copies, in what order, through which slots."""
+    staged = staged_loads(kernel, parts)
+    check_products(kernel, parts, staged)
+    if not staged:
+        raise ScheduleError("there is nothing to copy to shared memory")
+    move_to_products(parts, staged)
+    staged = staged_loads(kernel, parts)
+    rings = assign_rings(parts, staged, slots)
+    outputs = assign_outputs(kernel, parts, dict.fromkeys(rings.values()))
+    return Plan(parts, rings, outputs, released_after(staged))
+
+
+def describe(kernel: tile.KernelOp, plan: Plan, slots: int) -> None:
+    """Say in the kernel's attributes what it was made."""
+    dots = (o for o in plan.parts.body.walk() if isinstance(o, tile.DotOp))
+    rows = shape_of(next(dots).lhs.type)[0]
+    kernel.attributes["num_warps"] = IntegerAttr(CONSUMER_WARPS, i32)
+    plural = "s" if plan.consumers > 1 else ""
+    kernel.attributes["schedule"] = StringAttr(
+        f"{plan.consumers} consumer{plural} of {rows} rows, 1 producer, {slots} slots"
+    )
+
+
+@dataclass(frozen=True)
+class TileSpecializeWarpsPass(ModulePass):
+    """Give the parts of programs to consumers, and their loads to a producer.
+
+    `slots` is how many tiles of one tensor may be in shared memory at once, a power of
+    2; without it, what the kernel's `num_stages` says.
+    """
+
+    name = "tile-specialize-warps"
+
+    slots: int | None = None
+    shared_memory: int = HOPPER_SHARED_MEMORY
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for kernel in op.ops:
+            if not isinstance(kernel, tile.KernelOp):
+                continue
+            for parts in list(kernel.body.block.ops):
+                if isinstance(parts, PartsOp):
+                    slots = self.slots or stages(kernel)
+                    specialize(kernel, parts, slots, self.shared_memory)
+
+
+def stages(kernel: tile.KernelOp) -> int:
+    """The power of 2 that a kernel's `num_stages` has room for."""
+    attr = kernel.attributes.get("num_stages")
+    count = attr.value.data if isinstance(attr, IntegerAttr) else DEFAULT_SLOTS
+    return 1 << (max(count, 1).bit_length() - 1)
