@@ -30,9 +30,11 @@ from flexc.passes.specialize_warps.limits import (
     consumer_registers,
 )
 from flexc.passes.specialize_warps.loads import check_products, staged_loads
+from flexc.passes.specialize_warps.occupancy import check_slots
 from flexc.passes.specialize_warps.outputs import assign_outputs
 from flexc.passes.specialize_warps.placing import move_to_products, released_after
 from flexc.passes.specialize_warps.producer import ProducerCode
+from flexc.passes.specialize_warps.registers import check_registers
 from flexc.passes.specialize_warps.rings import assign_rings
 from flexc.passes.specialize_warps.scalars import sink_into_roles
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
@@ -49,6 +51,7 @@ def specialize(kernel: tile.KernelOp, parts: PartsOp, slots: int, memory: int) -
     outputs = plan.outputs.values()
     check_shared_memory(plan.all_rings(), outputs, memory)
     registers = consumer_registers(plan.consumers)
+    check_registers(parts, list(plan.rings), registers)
     code = ScalarCode(InsertPoint.before(parts))
     for ring in plan.all_rings():
         ring.allocate(code, plan.consumers)
@@ -79,7 +82,9 @@ def make_plan(kernel: tile.KernelOp, parts: PartsOp, slots: int) -> Plan:
     staged = staged_loads(kernel, parts)
     rings = assign_rings(parts, staged, slots)
     outputs = assign_outputs(kernel, parts, dict.fromkeys(rings.values()))
-    return Plan(parts, rings, outputs, released_after(staged))
+    released = released_after(staged)
+    check_slots(parts.body.block, rings, released)
+    return Plan(parts, rings, outputs, released)
 
 
 def describe(kernel: tile.KernelOp, plan: Plan, slots: int) -> None:
