@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,9 +15,9 @@ from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.pipelines import F32Precision
 from flexc.passes.score_factor import SAFE_FACTORS
-from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.runtime.arguments import Tables
-from flexc.runtime.driver import Build, Compiled, trace
+from flexc.runtime.build import Build, capability, shared_memory
+from flexc.runtime.driver import Compiled, trace
 from flexc.runtime.listed_blocks import check_listed
 from flexc.runtime.modes import unseen
 from flexc.runtime.options import TileOptions
@@ -222,6 +221,7 @@ class Attention:
             self.tiles,
             shared_memory(query.device),
             f32_precision(query),
+            capability=capability(query.device) if self.backend == "triton" else None,
         )
 
     def kv_len_multiple(self) -> int | None:
@@ -271,15 +271,6 @@ def run_eagerly(
         values = run_module(compiled.exact_module, args)
     for result, value in zip(results, values, strict=True):
         result.copy_(value)
-
-
-@cache
-def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that one program may have."""
-    if device.type != "cuda":
-        return HOPPER_SHARED_MEMORY
-    properties = torch.cuda.get_device_properties(device)
-    return properties.shared_memory_per_block_optin
 
 
 def f32_precision(query: Tensor) -> F32Precision:

@@ -7,9 +7,10 @@ call compiled nothing.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache, cached_property
 from importlib.metadata import version
 from io import StringIO
@@ -24,23 +25,21 @@ import flexc
 from flexc.codegen.cpp.target import emit_cpp
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.codegen.triton.target import emit_triton
+from flexc.errors import ScheduleError
 from flexc.frontend.capture import CapturedMods, capture_mods
 from flexc.frontend.closures import ModSignature
-from flexc.frontend.import_graph import (
-    AttentionCall,
-    AttentionModule,
-    build_attention_module,
-)
+from flexc.frontend.import_graph import AttentionModule, build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
-from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
+from flexc.runtime.build import Build
 from flexc.runtime.cache import load_text, store_text
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.mask_reading import MaskReading, read_mask
 from flexc.runtime.modes import unseen
-from flexc.runtime.options import TileOptions, is_interpreting
+from flexc.runtime.options import is_interpreting
 from flexc.runtime.proofs import Proofs, Prover
+from flexc.runtime.schedules import TRITON, Schedule, choose, preferred
 
 PACKAGE = Path(flexc.__file__).parent
 
@@ -48,22 +47,6 @@ counters: Counter[str] = Counter()
 """How often mods were traced, modules lowered and kernels built or loaded."""
 
 _kernels: dict[str, Kernel] = {}
-
-
-@dataclass(frozen=True)
-class Build:
-    """Everything but the mods that a kernel is made for."""
-
-    call: AttentionCall
-    backend: str
-    device: str
-    tiles: TileOptions
-    shared_memory: int = HOPPER_SHARED_MEMORY
-    """Bytes of shared memory that a program may have on a GPU."""
-    f32_precision: pipelines.F32Precision = "ieee"
-    """How a GPU computes products of fp32."""
-    derivative: bool = False
-    """The kernel is one of a derivative."""
 
 
 class Compiled:
@@ -126,6 +109,7 @@ def kernel_key(module: ModuleOp, build: Build) -> str:
     parts += [f"{k}={v}" for k, v in sorted(asdict(build.tiles).items())]
     if build.backend == "triton":
         parts += [build.f32_precision, reads_of(build), str(build.shared_memory)]
+        parts += [str(build.capability), str(build.derivative), assembler()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -151,10 +135,29 @@ def find_spec(module: ModuleOp, build: Build, key: str) -> KernelSpec:
     if spec is not None:
         counters["loaded"] += 1
         return spec
-    counters["lowered"] += 1
-    spec = lower(module.clone(), build)
+    spec = make_spec(module, build)
     store_text(name, spec.to_json())
     return spec
+
+
+def make_spec(module: ModuleOp, build: Build) -> KernelSpec:
+    """The printed kernel, on a GPU of the best schedule that it can have."""
+    counters["lowered"] += 1
+    if build.backend != "triton":
+        return lower(module.clone(), build)
+    return choose(
+        build,
+        lambda schedule: lower(module.clone(), build, schedule),
+        lambda spec: problems_of(spec, build),
+    )
+
+
+def problems_of(spec: KernelSpec, build: Build) -> list[str]:
+    """What is wrong with a kernel once it is compiled."""
+    from flexc.runtime.gluon_compiler import find_problems
+
+    counters["checked"] += 1
+    return find_problems(spec, build)
 
 
 def _read_spec(text: str | None) -> KernelSpec | None:
@@ -165,26 +168,33 @@ def _read_spec(text: str | None) -> KernelSpec | None:
         return None
 
 
-def convert_for(build: Build) -> ConvertFlexToBlocksparsePass:
-    """The pass that decides a build's tiles and segments."""
+def convert_for(
+    build: Build, schedule: Schedule | None = None
+) -> ConvertFlexToBlocksparsePass:
+    """The pass that decides tiles and segments, for a schedule or the best."""
     target = "cpp" if build.backend == "cpp" else "triton"
-    tiles, memory = asdict(build.tiles), build.shared_memory
-    return ConvertFlexToBlocksparsePass(target, **tiles, shared_memory=memory)
+    if build.backend == "triton":
+        target = (schedule or preferred(build)).target
+    sizes, memory = build.tiles.sizes, build.shared_memory
+    return ConvertFlexToBlocksparsePass(target, **sizes, shared_memory=memory)
 
 
-def lower(module: ModuleOp, build: Build) -> KernelSpec:
-    """Run the pipeline of a backend and print its kernel."""
-    convert = convert_for(build)
-    target = convert.target
-    passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile(target))
-    if target == "triton":
-        tanh, reads = tanh_of(build), reads_of(build)
-        passes += pipelines.to_triton(tanh, build.f32_precision, reads)
-    else:
-        passes += pipelines.to_cpp()
+def lower(module: ModuleOp, build: Build, schedule: Schedule = TRITON) -> KernelSpec:
+    """Run the pipeline of a backend, on a GPU that of a schedule; print its kernel."""
+    convert = convert_for(build, schedule)
+    passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile(convert.target))
+    match convert.target:
+        case "triton":
+            emit = emit_triton
+            tanh, reads = tanh_of(build), reads_of(build)
+            passes += pipelines.to_triton(tanh, build.f32_precision, reads)
+        case "gluon":
+            raise ScheduleError("is not there yet")
+        case "cpp":
+            emit = emit_cpp
+            passes += pipelines.to_cpp()
     pipelines.run(passes, Context(), module)
     module.verify()
-    emit = emit_triton if target == "triton" else emit_cpp
     return emit(module)[0]
 
 
@@ -203,6 +213,11 @@ def reads_of(build: Build) -> pipelines.Reads:
     """How gathers are loaded: by NVIDIA's own instructions, where they exist."""
     nvidia = build.backend == "triton" and not torch.version.hip
     return "in_place" if nvidia and not is_interpreting() else "coalesced"
+
+
+def assembler() -> str:
+    """The assembler that Triton is told to use, in the place of its own."""
+    return os.environ.get("TRITON_PTXAS_PATH", "")
 
 
 @cache

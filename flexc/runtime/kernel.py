@@ -66,6 +66,10 @@ def load(spec: KernelSpec) -> Callable[..., None]:
         from flexc.runtime.triton_loader import load_triton
 
         return load_triton(spec)
+    if spec.target == "gluon":
+        from flexc.runtime.gluon_loader import load_gluon
+
+        return load_gluon(spec)
     from flexc.runtime.cpp_loader import load_cpp
 
     return load_cpp(spec)

@@ -25,7 +25,7 @@ from flexc.passes.segments.subject import SegmentSubject
 from flexc.passes.tile_sizes import TileSizes
 from flexc.runtime.proofs import attention_of
 
-PLANNED_BLOCK = {"cpp": 128, "triton": 1}
+PLANNED_BLOCK = {"cpp": 128, "triton": 1, "gluon": 1}
 """Blocks that are planned have at least so many rows and columns, and are whole tiles.
 
 A GPU plans blocks of one tile: documents gain 15 % on an H100 from 64x64 in place of

@@ -52,15 +52,27 @@ IGNORED_OPTIONS = frozenset(
 
 MAX_OPTION = 1 << 20
 
+SCHEDULE = "schedule"
+"""The option that asks a GPU for one way to share a kernel's work among its warps."""
+
+SCHEDULE_NAMES = ("overlap", "simple", "triton")
+"""What it may be; `flexc.runtime.schedules` says what they are."""
+
 
 @dataclass(frozen=True)
 class TileOptions:
-    """A user's choice of tile; None leaves it to the compiler."""
+    """A user's choice of tile and schedule; None leaves it to the compiler."""
 
     block_m: int | None = None
     block_n: int | None = None
     num_warps: int | None = None
     num_stages: int | None = None
+    schedule: str | None = None
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """All but the schedule, as passes name them."""
+        return {name: getattr(self, name) for name in TILE_OPTIONS.values()}
 
 
 NO_OPTIONS = TileOptions()
@@ -99,7 +111,8 @@ def read_choices(backend: str, kernel_options: Mapping[str, Any] | None) -> Choi
 
 def kernel_options(choices: Choices) -> dict[str, Any]:
     """The options that `read_choices` reads these from, besides the backend."""
-    tiles = {k: getattr(choices.tiles, v) for k, v in TILE_OPTIONS.items()}
+    names = {**TILE_OPTIONS, SCHEDULE: SCHEDULE}
+    tiles = {k: getattr(choices.tiles, v) for k, v in names.items()}
     chosen: dict[str, Any] = {k: v for k, v in tiles.items() if v is not None}
     if choices.deterministic:
         chosen[DETERMINISTIC] = True
@@ -142,13 +155,17 @@ def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
     """Read torch's `kernel_options`, forward names first."""
     if not kernel_options:
         return NO_OPTIONS
-    chosen: dict[str, int] = {}
+    chosen: dict[str, Any] = {}
     for key, value in kernel_options.items():
         name = key.removeprefix("fwd_")
         if key.startswith("bwd_") or name in IGNORED_OPTIONS or key == DETERMINISTIC:
             continue
+        if key == SCHEDULE:
+            chosen[SCHEDULE] = read_schedule(value)
+            continue
         if name not in TILE_OPTIONS:
-            known = ", ".join([*TILE_OPTIONS, DETERMINISTIC, *sorted(IGNORED_OPTIONS)])
+            own = (*TILE_OPTIONS, SCHEDULE, DETERMINISTIC)
+            known = ", ".join([*own, *sorted(IGNORED_OPTIONS)])
             raise OptionError(f"kernel_options expects keys among {known}, got {key!r}")
         if type(value) is not int or not 1 <= value <= MAX_OPTION:
             raise OptionError(
@@ -158,6 +175,15 @@ def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
         if key.startswith("fwd_") or TILE_OPTIONS[name] not in chosen:
             chosen[TILE_OPTIONS[name]] = value
     return TileOptions(**chosen)
+
+
+def read_schedule(value: Any) -> str:
+    if not isinstance(value, str) or value not in SCHEDULE_NAMES:
+        raise OptionError(
+            f"kernel option {SCHEDULE} expects one of {', '.join(SCHEDULE_NAMES)}, got "
+            f"{value!r}"
+        )
+    return value
 
 
 def merge_tiles(base: TileOptions, own: TileOptions) -> TileOptions:

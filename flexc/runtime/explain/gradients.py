@@ -212,7 +212,8 @@ def queries_of_keys(subject: Subject) -> tuple[Way, str]:
             pass
     op = key_value_sums(subject)
     keys = SegmentSubject.of_sums(op)
-    convert = convert_for(replace(subject.compiled.build, tiles=NO_OPTIONS))
+    build = replace(subject.compiled.build, tiles=NO_OPTIONS, derivative=True)
+    convert = convert_for(build)
     tile = convert.pair_sums_sizes(op, keys)
     match keys.ranges(tile.block_m, tile.block_n):
         case Proven(found):

@@ -18,7 +18,7 @@ from flexc.passes.analysis.dependence import Along, Dependences, yielded
 from flexc.passes.analysis.proof import Proof, WhyNot
 from flexc.passes.analysis.ranges.intervals import Interval
 from flexc.passes.segments.subject import SegmentSubject
-from flexc.passes.tile_sizes import TileSizes, choose_tile_sizes
+from flexc.passes.tile_sizes import TileSizes
 from flexc.runtime.call import Attention
 from flexc.runtime.driver import Compiled, convert_for
 from flexc.runtime.mask_reading import MIN_PLANNED_PAIRS, MaskReading
@@ -147,16 +147,14 @@ class Subject:
         """The tile of the kernel that runs."""
         if self.way in ("no mask", "bounds", "every pair"):
             return self.reading.tile
-        convert, block = convert_for(self.compiled.build), self.block
         query, value = self.call.query, self.call.value
-        asked = {k: v for k, v in vars(self.call.tiles).items() if v is not None}
-        chosen = choose_tile_sizes(
-            convert.target,
+        sizes = self.call.tiles.sizes
+        asked = {k: v for k, v in sizes.items() if v is not None}
+        chosen = convert_for(self.compiled.build).choose(
             8 * query.element_size(),
             query.size(3),
             value.size(3),
-            block,
-            convert.shared_memory,
+            self.block,
             short_rows=not {"block_m", "block_n"} & asked.keys(),
         )
         return replace(chosen, **asked)

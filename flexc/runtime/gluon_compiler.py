@@ -1,0 +1,98 @@
+"""Compiling printed Gluon kernels, for a GPU that need not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from flexc.codegen.gluon.compiled_check import problems
+from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
+from flexc.errors import CompilationError
+from flexc.runtime.assembler_log import assembler_log
+from flexc.runtime.build import Build
+from flexc.runtime.triton_loader import load_jit_function
+
+WARP = 32
+
+TRITON_TYPES = {"f64": "fp64", "f32": "fp32", "f16": "fp16"}
+
+ELEMENTS = {"bf16": gl.bfloat16, "f16": gl.float16}
+"""Of tensors that are copied a tile at a time."""
+
+_checked: dict[tuple[str, int], Any] = {}
+"""Kernels that were compiled to be checked, until they are loaded."""
+
+
+def find_problems(spec: KernelSpec, build: Build) -> list[str]:
+    """What is wrong with the compiled kernel of a spec."""
+    assert build.capability is not None
+    with assembler_log() as said:
+        kernel = compile_kernel(spec, build.capability)
+    _checked[spec.digest, build.capability] = kernel
+    found = problems("\n".join(said))
+    if kernel.metadata.shared > build.shared_memory:
+        found.append(
+            f"needs {kernel.metadata.shared} bytes of shared memory, and "
+            f"{build.shared_memory} are there"
+        )
+    return found
+
+
+def take_kernel(spec: KernelSpec, capability: int) -> Any:
+    """The compiled kernel of a spec, nobody else's: it is loaded to one device."""
+    kernel = _checked.pop((spec.digest, capability), None)
+    return compile_kernel(spec, capability) if kernel is None else kernel
+
+
+def compile_kernel(spec: KernelSpec, capability: int) -> Any:
+    """Triton's kernel, compiled or found in Triton's cache."""
+    function = load_jit_function(spec)
+    names = [p.name for p in spec.params]
+    assert names == function.arg_names
+    signature = dict(zip(names, map(signature_type, spec.params), strict=True))
+    target = GPUTarget("cuda", capability, WARP)
+    source = GluonASTSource(function, signature)
+    try:
+        return triton.compile(source, target=target, options=options(spec))
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise CompilationError(
+            f"Triton refused an emitted kernel: {type(error).__name__}: {first}"
+        ) from error
+
+
+def options(spec: KernelSpec) -> Mapping[str, Any]:
+    return {"num_warps": spec.num_warps, "enable_fp_fusion": True}
+
+
+def signature_type(param: ParamSpec) -> str:
+    """A parameter's type, as Triton spells it."""
+    name = TRITON_TYPES.get(param.dtype, param.dtype)
+    if param.kind == "descriptor":
+        box, layouts = list(param.box), cast(Any, gl.NVMMASharedLayout)
+        layout = layouts.get_default_for(box, ELEMENTS[param.dtype])
+        return f"tensordesc<{name}{box},{layout!r}>"
+    return name if param.role == "scalar" else f"*{name}"
+
+
+def expanded(kernel: Any, spec: KernelSpec) -> Any:
+    """A kernel that takes maps, sizes and strides where it took descriptors.
+
+    So maps that were made before can be passed again: Triton's own launcher makes
+    them at every launch. The launcher is made when the kernel is first loaded.
+    """
+    types: list[str] = []
+    for param, type_ in zip(spec.params, kernel.src.signature.values(), strict=True):
+        rank = len(param.box)
+        of_map = ["nvTmaDesc", *["i32"] * rank, *["i64"] * rank]
+        types += of_map if param.kind == "descriptor" else [type_]
+    signature = {str(i): t for i, t in enumerate(types)}
+    kernel.src = SimpleNamespace(fn=kernel.src.fn, constants={}, signature=signature)
+    kernel.metadata = kernel.metadata._replace(tensordesc_meta=[])
+    return kernel
