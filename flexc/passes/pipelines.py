@@ -30,6 +30,7 @@ from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.legalize_tile_for_cpp import LegalizeTileForCppPass
 from flexc.passes.legalize_tile_for_triton import LegalizeTileForTritonPass
 from flexc.passes.tile_assign_buffers import TileAssignBuffersPass
+from flexc.passes.tile_delay_products import TileDelayProductsPass
 from flexc.passes.tile_expand_captures import TileExpandCapturesPass
 from flexc.passes.tile_expand_math import TileExpandMathPass
 from flexc.passes.tile_hoist_from_branches import TileHoistFromBranchesPass
@@ -39,6 +40,7 @@ from flexc.passes.tile_read_in_place import TileReadInPlacePass
 from flexc.passes.tile_relax_score_math import TileRelaxScoreMathPass
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.passes.tile_split_maps import TileSplitMapsPass
+from flexc.passes.tile_split_rows import TileSplitRowsPass
 from flexc.passes.tile_widen_floats import TileWidenFloatsPass
 
 Target = Literal["triton", "gluon", "cpp"]
@@ -145,10 +147,16 @@ def to_schedule(
     tanh: Tanh = "exact",
     reads: Reads = "coalesced",
 ) -> Passes:
-    """From `tile` to programs in parts whose products overlap with what else they do."""
+    """From `tile` to programs in parts, whose products overlap with other work."""
     return (
         TileExpandMathPass(tanh),
         *([TileReadInPlacePass()] if reads == "in_place" else []),
+        TileSplitRowsPass(),
+        TileDelayProductsPass(),
+        # The first iteration knows its index, and a part's rows begin at one place.
+        *TIDY,
+        LoopInvariantCodeMotionPass(),
+        *TIDY,
     )
 
 

@@ -188,7 +188,8 @@ class ProgramBuilder:
         if segment.masked_if is not None:
             masked = iteration(segment.masked_if, "is_partial")
         if segment.padded is not None:
-            exists = self.code.cmp("slt", i, end)
+            # If there is none, the first is all that takes place.
+            exists = outer.cmp("slt", begin, end)
             end = outer.insert(arith.MaxSIOp(end, outer.add(begin, one)), "end")
         visit = Visit(segment, start, masked, exists)
         new = step(visit, list(body.args[1:]))

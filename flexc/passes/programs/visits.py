@@ -77,8 +77,9 @@ class Visit:
             if self._unmasked is not None:
                 live = code.or_(live, _not(code, given.pop(0)))
             found.append(live)
-        found += [] if inside is None else [inside]
-        return _all(code, [*found, *given])
+        # Of columns alone, and so computed once for each.
+        exists = _all(code, [*([] if inside is None else [inside]), *given])
+        return _all(code, [*found, *([] if exists is None else [exists])])
 
 
 def _not(code: ScalarCode, flag: SSAValue) -> SSAValue:

@@ -83,7 +83,7 @@ class Merger:
             start = value
         assert start is not None
         if self.padded:
-            start = self.existing(code, i, ends[-1], start)
+            start = self.existing(code, ends[-1], start)
         code.yield_(start)
         if self.padded and not self.has_columns:
             guard_loads(region)
@@ -111,14 +111,13 @@ class Merger:
         return code.insert(arith.MaxSIOp(own, begin), "i")
 
     @staticmethod
-    def existing(
-        code: ScalarCode, i: SSAValue, end: SSAValue, start: SSAValue
-    ) -> SSAValue:
-        """The block, and the first of all for an iteration that there is not.
+    def existing(code: ScalarCode, count: SSAValue, start: SSAValue) -> SSAValue:
+        """A block's start, and the first of all if there are no blocks.
 
         What a table has there may be anything.
         """
-        return code.select(code.cmp("slt", i, end), start, code.const(0))
+        zero = code.const(0)
+        return code.select(code.cmp("slt", zero, count), start, zero)
 
     def masked_if(self) -> Region:
         """Whether the iteration falls to a segment with a mask."""
