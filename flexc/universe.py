@@ -61,6 +61,10 @@ PASSES: dict[str, Callable[[], Any]] = {
         "legalize_tile_for_triton:LegalizeTileForTritonPass"
     ),
     "tile-async-products": _pass("tile_async_products:TileAsyncProductsPass"),
+    "legalize-tile-for-gluon": _pass(
+        "legalize_tile_for_gluon:LegalizeTileForGluonPass"
+    ),
+    "tile-assign-layouts": _pass("tile_assign_layouts:TileAssignLayoutsPass"),
     "tile-assign-buffers": _pass("tile_assign_buffers:TileAssignBuffersPass"),
     "tile-delay-products": _pass("tile_delay_products:TileDelayProductsPass"),
     "tile-expand-captures": _pass("tile_expand_captures:TileExpandCapturesPass"),
@@ -83,5 +87,6 @@ PASSES: dict[str, Callable[[], Any]] = {
 
 TARGETS: dict[str, Callable[[], Any]] = {
     "cpp": lazy("flexc.codegen.cpp.target:CppTarget"),
+    "gluon": lazy("flexc.codegen.gluon.target:GluonTarget"),
     "triton": lazy("flexc.codegen.triton.target:TritonTarget"),
 }

@@ -94,9 +94,9 @@ class KernelSpec:
     @classmethod
     def from_json(cls, text: str) -> KernelSpec:
         data = json.loads(text)
-        data["params"] = tuple(
-            ParamSpec(**{**p, "box": tuple(p["box"])}) for p in data["params"]
-        )
+        for param in data["params"]:
+            param["box"] = tuple(param["box"])
+        data["params"] = tuple(ParamSpec(**p) for p in data["params"])
         data["rejected"] = tuple(data["rejected"])
         return cls(**data)
 

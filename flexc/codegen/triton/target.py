@@ -35,7 +35,7 @@ def emit_triton(module: ModuleOp) -> list[KernelSpec]:
 def _emit(kernel: tile.KernelOp) -> KernelSpec:
     stream = StringIO()
     printer = TritonPrinter(stream=stream)
-    for part in header(kernel):
+    for part in header(kernel, "Triton"):
         printer.comment(part)
     printer.line()
     printer.line("import triton")
@@ -72,12 +72,12 @@ def support_names(kernel: tile.KernelOp) -> list[str]:
     return sorted(names)
 
 
-def header(kernel: tile.KernelOp) -> list[str]:
+def header(kernel: tile.KernelOp, language: str) -> list[str]:
     """What the source says of itself first."""
-    lines = [f"{kernel.sym_name.data}, emitted by flexc for Triton"]
+    lines = [f"{kernel.sym_name.data}, emitted by flexc for {language}"]
     lines.append(f"grid: {kernel.grid.data}")
     warps, stages = _integer(kernel, "num_warps"), _integer(kernel, "num_stages")
-    if warps is not None:
+    if warps is not None and stages is not None:
         lines.append(f"num_warps: {warps}, num_stages: {stages}")
     for name, attr in kernel.attributes.items():
         if isinstance(attr, StringAttr):

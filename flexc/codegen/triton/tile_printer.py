@@ -21,7 +21,7 @@ from flexc.codegen.triton import scalar_rules
 from flexc.codegen.triton.scalar_rules import Language
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.mod_region import is_scalar
-from flexc.dialects.tile import TileType, shape_of
+from flexc.dialects.tile import ParamKind, TileType, shape_of
 
 PYTHON_WORDS = (
     "and as assert async await break class continue def del elif else except "
@@ -38,6 +38,11 @@ HIDDEN_BLANK = "\0"
 
 BROADCASTS: dict[tuple[int, ...], str] = {(0,): "[:, None]", (1,): "[None, :]"}
 """How a row or column value is spelled within a full tile."""
+
+
+def is_pointer(arg: SSAValue, param: tile.ParamAttr) -> bool:
+    """Whether an argument is the address of a tensor."""
+    return not is_scalar(arg.type) and param.kind.data == ParamKind.ARGUMENT
 
 
 class TilePrinter(SourcePrinter):
@@ -72,8 +77,8 @@ class TilePrinter(SourcePrinter):
         known = aligned.get_values() if isinstance(aligned, DenseArrayBase) else ()
         unaligned = [
             name
-            for i, (name, arg) in enumerate(zip(names, args, strict=True))
-            if i not in known and not is_scalar(arg.type)
+            for i, (name, param) in enumerate(zip(names, kernel.params, strict=True))
+            if i not in known and is_pointer(args[i], param)
         ]
         # One kernel for all lengths and addresses: Triton must not specialise.
         opening = f"@{self.decorator}(do_not_specialize=["
@@ -93,6 +98,7 @@ class TilePrinter(SourcePrinter):
     def print_function(self, name: str, params: Iterable[str], body: Block) -> None:
         self.print_wrapped(f"def {name}(", params, "):")
         self._indent += 1
+        self.print_prelude(body)
         self.print_block(body)
         self._indent -= 1
 
@@ -105,6 +111,9 @@ class TilePrinter(SourcePrinter):
             part = part.replace(HIDDEN_BLANK, " ")
             self.line(" " * self.indent_num_spaces + part)
         self.line(closing)
+
+    def print_prelude(self, body: Block) -> None:
+        """What stands first in a function, before its statements."""
 
     # Statements
 

@@ -1,0 +1,265 @@
+"""Prints a kernel in Gluon: one statement for each op.
+
+Each role becomes a function, whose arguments are what it uses of the numbers,
+tensors, slots and barriers that were made before; the kernel starts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import singledispatchmethod
+from io import StringIO
+from typing import ClassVar
+
+from xdsl.dialects import arith
+from xdsl.dialects.scf import ForOp
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from flexc.codegen.gluon.layout_names import (
+    layout_call,
+    layout_name,
+    layout_of,
+    layouts_of,
+)
+from flexc.codegen.triton.scalar_rules import GLUON, Language
+from flexc.codegen.triton.tile_printer import TilePrinter
+from flexc.dialects import tile
+from flexc.dialects.tile import schedule
+
+GLUON_WORDS = (
+    "barriers copy_in copy_out fence_async_shared gl gluon mbarrier tile_of tma "
+    "warpgroup_mma warpgroup_mma_wait"
+)
+
+COPIED_DIMS = 4
+"""Dimensions of the tensors that tiles are copied from and to."""
+
+
+@dataclass(eq=False, repr=False)
+class GluonPrinter(TilePrinter):
+    """Statements of a Gluon kernel and of its roles."""
+
+    reserved: ClassVar[frozenset[str]] = TilePrinter.reserved | set(GLUON_WORDS.split())
+    language: ClassVar[Language] = GLUON
+    decorator: ClassVar[str] = "gluon.jit"
+
+    _roles: list[str] = field(default_factory=list[str], init=False)
+    _entry: str = field(default="", init=False)
+
+    def layout_args(self, type_: Attribute) -> tuple[str, ...]:
+        layout = layout_of(type_)
+        return () if layout is None else (layout_name(layout),)
+
+    def loop_range(self, op: ForOp) -> str:
+        bounds = self.args(op.lb, op.ub)
+        step = self.name(op.step)
+        return f"range({', '.join(bounds if step == '1' else [*bounds, step])})"
+
+    # Functions
+
+    def print_kernel(self, kernel: tile.KernelOp) -> str:
+        self._entry = kernel.sym_name.data
+        with self.aside() as text:
+            entry = super().print_kernel(kernel)
+        for part in (*self._roles, text.getvalue()):
+            self.print_string(part, indent=0)
+        return entry
+
+    @contextmanager
+    def aside(self) -> Generator[StringIO]:
+        """Print to a text of its own, that begins at the left."""
+        outer, indent = self.stream, self._indent
+        self.stream, self._indent = StringIO(), 0
+        yield self.stream
+        self.stream, self._indent = outer, indent
+
+    def print_prelude(self, body: Block) -> None:
+        """The layouts that a function's statements name."""
+        role = body.parent_op()
+        if not isinstance(role, schedule.RoleOp):
+            return
+        for layout in layouts_of(body):
+            function, args = layout_call(layout, role.warps.value.data)
+            self.print_constant(layout_name(layout), function, args)
+
+    def print_constant(self, name: str, function: str, args: list[str]) -> None:
+        opening = f"{name}: gl.constexpr = {function}("
+        text = f"{opening}{', '.join(args)})"
+        if len(text) + self.indent_num_spaces <= 88:
+            self.line(text)
+        else:
+            self.print_wrapped(opening, args, ")")
+
+    def print_role(self, role: schedule.RoleOp) -> tuple[str, list[str]]:
+        """Print a role's function aside: its name, and what it is to be given."""
+        name = self.unique_name(f"{self._entry}_{role.label.data}")
+        given = self.captured(role)
+        used, self._used = self._used, set(given)
+        (part,) = role.body.block.args
+        first = [f"{self.declare(part)}: gl.constexpr"] if is_told_part(role) else []
+        with self.aside() as text:
+            self.line(f"@{self.decorator}")
+            self.print_function(name, [*first, *given], role.body.block)
+            self.line()
+            self.line()
+        self._roles.append(text.getvalue())
+        self._used = used
+        return name, given
+
+    def captured(self, role: schedule.RoleOp) -> list[str]:
+        """What a role uses of the values from before, as these are called there."""
+        names: dict[str, None] = {}
+        for op in role.walk():
+            for value in op.operands:
+                owner = value.owner
+                assert isinstance(owner, Operation | Block)
+                if not isinstance(owner, arith.ConstantOp) and not role.is_ancestor(
+                    owner
+                ):
+                    names.setdefault(self.name(value))
+        return [name for name in self._names.values() if names.pop(name, 0) is None]
+
+    # Statements
+
+    @singledispatchmethod
+    def print_statement(self, op: Operation) -> None:
+        """What Triton prints too."""
+        super().print_statement(op)
+
+    @print_statement.register
+    def _(self, op: tile.ConvertLayoutOp) -> None:
+        layout = self.layout_args(op.result.type)
+        self.assign(
+            op.result, self.call("convert_layout", self.name(op.input), *layout)
+        )
+
+    @print_statement.register
+    def _(self, op: schedule.RolesOp) -> None:
+        # Barriers are initialised by ordinary stores.
+        self.line("fence_async_shared()")
+        roles = [r for r in op.body.block.ops if isinstance(r, schedule.RoleOp)]
+        calls: list[tuple[str, list[str]]] = []
+        for role in roles:
+            name, given = self.print_role(role)
+            for part in range(role.copies.value.data):
+                first = [str(part)] if is_told_part(role) else []
+                calls.append((name, first + given))
+        groups = [role for role in roles for _ in range(role.copies.value.data)]
+        warps = [role.warps.value.data for role in groups[1:]]
+        registers = [role.registers.value.data for role in groups[1:]]
+        self.line("gl.warp_specialize(")
+        self._indent += 1
+        self.line("[")
+        self._indent += 1
+        for name, args in calls:
+            closing = ",))," if len(args) == 1 else ")),"
+            self.print_wrapped(f"({name}, (", args, closing)
+        self._indent -= 1
+        self.line("],")
+        self.line(f"{warps},")
+        self.line(f"{registers},")
+        self._indent -= 1
+        self.line(")")
+
+    @print_statement.register
+    def _(self, op: schedule.EndOp) -> None:
+        if op.prev_op is None:
+            self.line("pass")
+
+    @print_statement.register
+    def _(self, op: schedule.SharedOp) -> None:
+        type_ = op.result.type
+        assert isinstance(type_, schedule.SharedType)
+        box = list(type_.tile.get_shape())
+        box = [1] * (COPIED_DIMS - len(box)) + box
+        dtype = self.language.dtype(type_.tile.element_type)
+        layout = self.call("NVMMASharedLayout.get_default_for", box, dtype)
+        args = [dtype, str([type_.slots.data, *box]), layout]
+        self.print_wrapped(
+            f"{self.declare(op.result)} = gl.allocate_shared_memory(", args, ")"
+        )
+
+    @print_statement.register
+    def _(self, op: schedule.BarriersOp) -> None:
+        type_ = op.result.type
+        assert isinstance(type_, schedule.BarriersType)
+        text = f"barriers({type_.count.data}, {type_.arrivals.data})"
+        self.assign(op.result, text)
+
+    @print_statement.register
+    def _(self, op: schedule.SlotOp) -> None:
+        self.assign(op.result, self.at(op.shared, op.index))
+
+    def at(self, row: SSAValue, index: SSAValue) -> str:
+        """One of a row of slots or barriers."""
+        return f"{self.name(row)}.index({self.name(index)})"
+
+    def view(self, value: SSAValue) -> str:
+        """A tile in shared memory, as products and threads see it."""
+        name = self.name(value)
+        return f"tile_of({name})" if isinstance(value.owner, schedule.SlotOp) else name
+
+    @print_statement.register
+    def _(self, op: schedule.TransposeViewOp) -> None:
+        self.assign(op.result, f"{self.view(op.view)}.permute([1, 0])")
+
+    @print_statement.register
+    def _(self, op: schedule.CopyInOp) -> None:
+        barrier, view = self.at(op.barriers, op.index), self.name(op.view)
+        place = f"[{', '.join(self.args(*op.indices))}]"
+        self.line(f"copy_in({self.name(op.tensor)}, {place}, {barrier}, {view})")
+
+    @print_statement.register
+    def _(self, op: schedule.CopyOutOp) -> None:
+        place = f"[{', '.join(self.args(*op.indices))}]"
+        self.line(f"copy_out({self.name(op.memref)}, {place}, {self.name(op.view)})")
+
+    @print_statement.register
+    def _(self, op: schedule.AwaitCopiesOp) -> None:
+        self.line(f"tma.store_wait({op.outstanding.value.data})")
+
+    @print_statement.register
+    def _(self, op: schedule.WriteViewOp) -> None:
+        self.line(f"{self.view(op.view)}.store({self.name(op.value)})")
+
+    @print_statement.register
+    def _(self, op: schedule.FenceCopiesOp) -> None:
+        self.line("fence_async_shared()")
+
+    @print_statement.register
+    def _(self, op: schedule.ExpectOp) -> None:
+        barrier = self.at(op.barriers, op.index)
+        self.line(f"mbarrier.expect({barrier}, {op.bytes.value.data})")
+
+    @print_statement.register
+    def _(self, op: schedule.ArriveOp) -> None:
+        self.line(f"mbarrier.arrive({self.at(op.barriers, op.index)})")
+
+    @print_statement.register
+    def _(self, op: schedule.AwaitOp) -> None:
+        barrier = self.at(op.barriers, op.index)
+        self.line(f"mbarrier.wait({barrier}, {self.name(op.parity)})")
+
+    @print_statement.register
+    def _(self, op: schedule.IssueDotOp) -> None:
+        type_ = op.result.type
+        assert isinstance(type_, schedule.PendingType)
+        args = [self.view(op.lhs), self.view(op.rhs)]
+        if op.acc is None:
+            args += [self.full(type_.tile, "0.0"), "use_acc=False"]
+        else:
+            args.append(self.name(op.acc))
+        self.assign(op.result, f"warpgroup_mma({', '.join(args)}, is_async=True)")
+
+    @print_statement.register
+    def _(self, op: schedule.AwaitDotOp) -> None:
+        wait = f"{op.outstanding.value.data}, [{self.name(op.pending)}]"
+        self.assign(op.result, f"warpgroup_mma_wait({wait})")
+
+
+def is_told_part(role: schedule.RoleOp) -> bool:
+    """Whether a role's function receives the number of its copy."""
+    (part,) = role.body.block.args
+    return bool(part.uses.get_length()) or role.copies.value.data > 1

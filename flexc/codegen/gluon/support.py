@@ -1,0 +1,64 @@
+"""Functions that emitted Gluon kernels import; names that differ among versions of
+Triton are settled here, so that kernels are the same text for all of them.
+"""
+
+# pyright: basic
+# Triton, which has no stubs, types the arguments.
+
+from __future__ import annotations
+
+import triton.experimental.gluon.language as gl
+from triton.experimental import gluon
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from flexc.codegen.triton import support
+
+# Triton 3.6 has the former names.
+copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+@gluon.jit
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """A row of barriers, each of which completes a phase after some arrivals."""
+    row = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(row.index(i), count=ARRIVALS)
+    return row
+
+
+if hasattr(gl.shared_memory_descriptor, "reinterpret"):
+
+    @gluon.jit
+    def tile_of(slot):
+        """The tile in a slot: copies see it with leading dimensions of size 1."""
+        ROWS: gl.constexpr = slot.shape[slot.rank - 2]
+        COLUMNS: gl.constexpr = slot.shape[slot.rank - 1]
+        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(
+            [ROWS, COLUMNS], slot.dtype
+        )
+        return slot.reinterpret(slot.dtype, [ROWS, COLUMNS], layout)
+
+else:
+
+    @gluon.jit
+    def tile_of(slot):
+        """The tile in a slot: copies see it with leading dimensions of size 1."""
+        ROWS: gl.constexpr = slot.shape[slot.rank - 2]
+        COLUMNS: gl.constexpr = slot.shape[slot.rank - 1]
+        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(
+            [ROWS, COLUMNS], slot.dtype
+        )
+        return slot._reinterpret(slot.dtype, [ROWS, COLUMNS], layout)
+
+
+# Instructions of a thread, whatever the layout: the same code as Triton's.
+tanh_approx = gluon.jit(support.tanh_approx.fn)
+read_bf16 = gluon.jit(support.read_bf16.fn)
+read_f16 = gluon.jit(support.read_f16.fn)
+read_f32 = gluon.jit(support.read_f32.fn)
+read_i32 = gluon.jit(support.read_i32.fn)
+read_bf16_if = gluon.jit(support.read_bf16_if.fn)
+read_f16_if = gluon.jit(support.read_f16_if.fn)
+read_f32_if = gluon.jit(support.read_f32_if.fn)
+read_i32_if = gluon.jit(support.read_i32_if.fn)

@@ -1,0 +1,101 @@
+"""The `gluon` target: a module with scheduled kernels to Gluon source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import StringIO
+from typing import IO
+
+from xdsl.context import Context
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
+from xdsl.utils.target import Target
+
+from flexc.codegen.gluon.printer import GluonPrinter
+from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
+from flexc.codegen.requirements import require_kernels
+from flexc.codegen.triton.target import header, support_names
+from flexc.dialects import tile
+from flexc.dialects.tile import schedule
+from flexc.dialects.tile.schedule.capacity import shared_bytes
+
+SUPPORT = "flexc.codegen.gluon.support"
+NAN_OPS = arith.MaximumfOp | arith.MinimumfOp
+"""Ops that are spelled with Triton's enumeration."""
+
+HOPPER = "triton.experimental.gluon.language.nvidia.hopper"
+HOPPER_NAMES = (
+    "fence_async_shared", "mbarrier", "tma", "warpgroup_mma", "warpgroup_mma_wait"
+)  # fmt: skip
+
+SUPPORT_FUNCTIONS: dict[type[Operation], str] = {
+    schedule.BarriersOp: "barriers",
+    schedule.CopyInOp: "copy_in",
+    schedule.CopyOutOp: "copy_out",
+    schedule.SlotOp: "tile_of",
+}
+"""Ops that print as calls of functions of the support module."""
+
+
+def emit_gluon(module: ModuleOp) -> list[KernelSpec]:
+    """Print every kernel of a module."""
+    return [_emit(op) for op in module.ops if isinstance(op, tile.KernelOp)]
+
+
+def _emit(kernel: tile.KernelOp) -> KernelSpec:
+    stream = StringIO()
+    printer = GluonPrinter(stream=stream)
+    roles = [op for op in kernel.walk() if isinstance(op, schedule.RoleOp)]
+    for part in (*header(kernel, "Gluon"), *schedule_header(kernel, roles)):
+        printer.comment(part)
+    print_imports(printer, kernel)
+    entry = printer.print_kernel(kernel)
+    params = tuple(
+        ParamSpec.of(printer.name(arg), arg.type, param)
+        for arg, param in zip(kernel.body.block.args, kernel.params, strict=True)
+    )
+    warps = roles[0].warps.value.data if roles else None
+    grid, source = str(kernel.grid), stream.getvalue()
+    return KernelSpec("gluon", entry, params, grid, source, warps)
+
+
+def print_imports(printer: GluonPrinter, kernel: tile.KernelOp) -> None:
+    functions = {
+        SUPPORT_FUNCTIONS[type(op)]
+        for op in kernel.walk()
+        if type(op) in SUPPORT_FUNCTIONS
+    }
+    printer.line()
+    printer.line("import triton.experimental.gluon.language as gl")
+    if any(isinstance(op, NAN_OPS) for op in kernel.walk()):
+        printer.line("import triton.language as tl")
+    printer.line("from triton.experimental import gluon")
+    printer.print_wrapped(f"from {HOPPER} import (", HOPPER_NAMES, ")")
+    if names := sorted(functions | set(support_names(kernel))):
+        printer.line()
+        printer.print_wrapped(f"from {SUPPORT} import (", names, ")")
+    printer.line()
+    printer.line()
+
+
+def schedule_header(kernel: tile.KernelOp, roles: list[schedule.RoleOp]) -> list[str]:
+    """Who computes the kernel."""
+    lines = [
+        f"role {role.label.data}: {role.copies.value.data} x {role.warps.value.data} "
+        f"warps, {role.registers.value.data} registers"
+        for role in roles
+    ]
+    return [*lines, f"shared memory: {shared_bytes(kernel)} bytes"]
+
+
+@dataclass(frozen=True)
+class GluonTarget(Target):
+    """Gluon source of every kernel in a module."""
+
+    name = "gluon"
+
+    def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
+        require_kernels(module, self.name)
+        for spec in emit_gluon(module):
+            output.write(spec.source)

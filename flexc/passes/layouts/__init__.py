@@ -1,0 +1,1 @@
+"""What `tile-assign-layouts` is made of."""
