@@ -42,32 +42,39 @@ def interleaved_medians(
 
 
 def interleaved_gpu_medians(
-    runs: Mapping[str, Run], rounds: int = 40, warmup: int = 5
+    runs: Mapping[str, Run],
+    rounds: int = 40,
+    warmup: int = 2,
+    budget: float | None = None,
 ) -> dict[str, float]:
     """Median seconds of each run by CUDA events, with a cold cache every time.
 
     All rounds are queued before the first time is read, and the GPU sleeps before
     each run until the host has queued it: the host's own speed is not measured.
+    Rounds are fewer, but five at least, where all would take longer than `budget`.
     """
     flush = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
-    for run in runs.values():
-        for _ in range(warmup):
-            run()
-    torch.cuda.synchronize()
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]]
-    events = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            begin = torch.cuda.Event(enable_timing=True)
-            end = torch.cuda.Event(enable_timing=True)
-            flush.zero_()
-            torch.cuda._sleep(SLEEP_CYCLES)
-            begin.record()
-            run()
-            end.record()
-            events[name].append((begin, end))
-    torch.cuda.synchronize()
-    return {
-        name: statistics.median(b.elapsed_time(e) for b, e in pairs) / 1e3
-        for name, pairs in events.items()
-    }
+
+    def play(rounds: int) -> dict[str, list[float]]:
+        events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]]
+        events = {name: [] for name in runs}
+        for _ in range(rounds):
+            for name, run in runs.items():
+                begin = torch.cuda.Event(enable_timing=True)
+                end = torch.cuda.Event(enable_timing=True)
+                flush.zero_()
+                torch.cuda._sleep(SLEEP_CYCLES)
+                begin.record()
+                run()
+                end.record()
+                events[name].append((begin, end))
+        torch.cuda.synchronize()
+        return {n: [b.elapsed_time(e) for b, e in pairs] for n, pairs in events.items()}
+
+    play(warmup)
+    start = time.perf_counter()
+    play(1)
+    if budget is not None:
+        once = time.perf_counter() - start
+        rounds = max(min(rounds, int(budget / once)), min(rounds, 5))
+    return {name: statistics.median(ms) / 1e3 for name, ms in play(rounds).items()}

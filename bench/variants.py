@@ -64,13 +64,16 @@ class Anchor:
     """A variant of the GPU benchmark, whose definition must not change.
 
     `build(B, H, S, dtype, device)` gives its mods, with captured tensors there.
-    `sdpa` are the arguments with which `scaled_dot_product_attention`
-    computes the same, if it can.
+    `sdpa` and `fa4` are the arguments with which `scaled_dot_product_attention` and
+    FlashAttention-4 compute the same, if they can. A mask without bounds in closed form
+    is to be `planned` beforehand.
     """
 
     name: str
     build: Callable[..., Mods]
     sdpa: dict[str, Any] | None = None
+    fa4: dict[str, Any] | None = None
+    planned: bool = False
 
 
 def _window(
@@ -124,16 +127,17 @@ def _document(
 ANCHORS = {
     anchor.name: anchor
     for anchor in (
-        Anchor("dense", lambda *sizes: (None, None), {}),
+        Anchor("dense", lambda *sizes: (None, None), sdpa={}, fa4={}),
         Anchor(
             "causal",
             lambda *sizes: (None, causal_mask),
-            {"is_causal": True},
+            sdpa={"is_causal": True},
+            fa4={"causal": True},
         ),
-        Anchor("window", _window),
+        Anchor("window", _window, fa4={"window_size": (1024, 0)}),
         Anchor("alibi", _alibi),
         Anchor("softcap", _softcap),
-        Anchor("document", _document),
+        Anchor("document", _document, planned=True),
         Anchor("bias", _bias),
     )
 }

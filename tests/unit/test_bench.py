@@ -6,10 +6,8 @@ import pytest
 import torch
 
 import flexc
-from bench import gpu, gpu_backward, gpu_forward, minilm, train
+from bench import minilm, train
 from bench.byte_model import Corpus, Sizes
-from bench.gpu_table import Result, Setup, Table
-from bench.learned import LEARNED
 from bench.timing import interleaved_medians
 from bench.variants import ANCHORS, DEMO
 from tests.corpus import CORPUS
@@ -50,53 +48,6 @@ def test_padded_batches_run_too() -> None:
     ours, _ = minilm.Encoder("flexc").padded(sentences)
     own, _ = minilm.Encoder("sdpa").padded(sentences)
     torch.testing.assert_close(ours, own, rtol=0, atol=minilm.TOLERANCE)
-
-
-TINY = Setup(head_dim=16, seq=96, batch=1, heads=2, rounds=1, device="cpu")
-"""The benchmarks of a GPU, where only flexc runs: torch has no backward on a CPU."""
-
-
-def test_forward_is_checked_and_measured() -> None:
-    runs, error, unfused, pairs = gpu_forward.contestants(ANCHORS["document"], TINY)
-    assert list(runs) == ["flexc", "mask_mod", "tables", "torch"]
-    assert error <= 2 * unfused + 1e-6
-    assert pairs < 96 * 97 / 2
-    assert runs["mask_mod"]().shape == (1, 2, 96, 16)
-
-
-@pytest.mark.parametrize("name", ["dense", *LEARNED])
-def test_backward_is_checked(name: str) -> None:
-    problem = gpu_backward.Problem.of(gpu.VARIANTS[name], TINY)
-    found = gpu_backward.errors(problem)
-    assert len(found) == 3 + (name in LEARNED)
-    assert all(error <= 2 * peer + 2**-9 for error, peer in found.values())
-
-
-def test_backward_is_measured() -> None:
-    result = gpu_backward.measure(LEARNED["learned-t5"], TINY)
-    assert result.right
-    assert result.tflops.keys() == {"flexc", "mask_mod"}
-    assert "torch: NotImplementedError" in result.note
-    assert " - " in gpu_backward.TABLE.row(result)
-
-
-def test_table_of_results() -> None:
-    table = Table(("flexc", "torch", "cudnn"), "torch's")
-    row = table.row(Result("dense", {"flexc": 400, "torch": 200}, 3e-3, 1e-3))
-    assert " ".join(row.split()) == "dense 3.0e-03 1.0e-03 400 200 - 2.00 WRONG"
-    widths = {len(line) for line in table.header.splitlines()}
-    assert widths == {len(row.removesuffix("  WRONG"))}
-
-
-def test_arguments_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    options = gpu.parser().parse_args(["--head-dim", "256", "--variants", "dense"])
-    assert (options.direction, options.variants) == ("both", ["dense"])
-    assert gpu.setup_of(options) == Setup(head_dim=256, heads=8)
-    with pytest.raises(SystemExit):
-        gpu.main(["--direction", "sideways"])
-    if not torch.cuda.is_available():
-        assert gpu.main(["--direction", "bwd"]) == 2
-        assert "needs a GPU" in capsys.readouterr().err
 
 
 SMALL = Sizes(heads=2, width=32, window=20, length=90, batch=2)

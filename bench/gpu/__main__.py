@@ -1,0 +1,117 @@
+"""flexc beside its peers on a GPU: `make bench`.
+
+    python -m bench.gpu --direction fwd --head-dim 128 --seq 8192 --budget 120
+
+Every cell is written to `bench/results/<gpu>-<date>.json` as soon as it is measured,
+and takes the place of an earlier result of that day. The plot lies beside that file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from bench.gpu import report
+from bench.gpu.cells import Cell
+from bench.gpu.measure import Measured, measure
+from bench.gpu.options import cells_of, parser
+from bench.gpu.problem import DTYPES, Setup
+from bench.gpu.results import Results, machine, path_of, stored
+from bench.gpu.warm import warm_up
+
+WARMED = 0.6
+"""At most so much of a budget goes to compiling ahead."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure what is asked for; whether flexc was right everywhere."""
+    setup, cells = Setup(DTYPES[options.dtype]), cells_of(options)
+    path = path_of(machine(), options.results)
+    results = stored(path, machine()) if options.dtype == "bf16" else Results(machine())
+    deadline = time.perf_counter() + (options.budget or float("inf"))
+    print(f"{results.machine}, {options.dtype}, B=2 H=16 (8 above head dim 128)")
+    if options.jobs > 1 and len(cells) > 1:
+        limit = None if options.budget is None else WARMED * options.budget
+        taken = warm_up(cells, setup, options.systems, options.jobs, limit)
+        print(f"compiled ahead in {taken:.0f} s, by {options.jobs} processes")
+    print(f"\n{report.header(options.systems)}", flush=True)
+    told: set[str] = set()
+    failed: list[Cell] = []
+    for i, cell in enumerate(cells):
+        if time.perf_counter() > deadline:
+            print(f"the budget is spent: {len(cells) - i} cells are left out")
+            break
+        measured = measure(
+            cell,
+            setup,
+            options.systems,
+            rounds=options.rounds,
+            seconds=options.seconds,
+            check=not options.unchecked,
+        )
+        results = results.with_rows(measured.rows)
+        if options.dtype == "bf16":
+            results.save(path)
+        tell(report.line(results, cell, options.systems), measured, told)
+        failed += [cell] if measured.failed else []
+    if options.dtype == "bf16":
+        print(f"\nwritten to {path}")
+        draw(results, path)
+    for cell in failed:
+        print(f"FAILED: {cell}")
+    return 1 if failed else 0
+
+
+def tell(line: str, measured: Measured, told: set[str]) -> None:
+    """A line of the table, and what is new of why systems were left out."""
+    errors = f"  {measured.errors}" if measured.errors else ""
+    print(line + errors, flush=True)
+    for note in measured.notes:
+        if note not in told:
+            print(f"    {note}", flush=True)
+            told.add(note)
+
+
+def draw(results: Results, path: Path) -> None:
+    try:
+        from bench.gpu.plot import draw as draw_plot
+
+        draw_plot(results, path.with_suffix(".png"))
+    except ImportError as error:
+        print(f"no plot was drawn: {error}; `--plot {path}` draws it elsewhere")
+
+
+def show(path: Path) -> int:
+    """Print and draw what was measured before."""
+    results = Results.load(path)
+    print(report.table(results))
+    draw(results, path)
+    return 0
+
+
+def merge(source: Path, folder: Path) -> int:
+    """Add results from elsewhere to those that are kept."""
+    added, path = Results.load(source), folder / source.name
+    stored(path, added.machine).with_rows(added.rows).save(path)
+    return show(path)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(args)
+    if options.plot:
+        return show(options.plot)
+    if options.merge:
+        return merge(options.merge, options.results)
+    if not torch.cuda.is_available():
+        print("bench.gpu needs a GPU, and torch sees none here", file=sys.stderr)
+        return 2
+    return run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

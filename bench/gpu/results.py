@@ -1,0 +1,111 @@
+"""Results and the file that keeps them, `bench/results/<gpu>-<date>.json`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from bench.gpu.cells import Cell
+
+FOLDER = Path("bench/results")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system's result on one cell: TFLOP/s count unmasked pairs only."""
+
+    variant: str
+    head_dim: int
+    seq: int
+    direction: str
+    system: str
+    ms: float
+    tflops: float
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.variant, self.head_dim, self.seq, self.direction)
+
+
+class Key(NamedTuple):
+    """What there is one row of."""
+
+    cell: Cell
+    system: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """All rows of one machine and day."""
+
+    machine: str
+    rows: tuple[Row, ...] = ()
+
+    @property
+    def by_key(self) -> dict[Key, Row]:
+        return {Key(row.cell, row.system): row for row in self.rows}
+
+    @property
+    def cells(self) -> list[Cell]:
+        """In the order in which they were first measured."""
+        return list(dict.fromkeys(row.cell for row in self.rows))
+
+    def with_rows(self, rows: Iterable[Row]) -> Results:
+        """A row that was measured again takes the place of the old one."""
+        added = {Key(row.cell, row.system): row for row in rows}
+        return replace(self, rows=tuple((self.by_key | added).values()))
+
+    def tflops(self, cell: Cell, system: str) -> float | None:
+        row = self.by_key.get(Key(cell, system))
+        return None if row is None else row.tflops
+
+    def ratio(self, cell: Cell, system: str, other: str) -> float | None:
+        """How much faster one is than the other."""
+        a, b = self.tflops(cell, system), self.tflops(cell, other)
+        return None if a is None or b is None else a / b
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        data = json.loads(path.read_text())
+        return cls(data["machine"], tuple(Row(**row) for row in data["rows"]))
+
+    def save(self, path: Path) -> None:
+        """One row a line. The old file stays whole until the new one is."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = ",\n".join(f"  {json.dumps(asdict(row))}" for row in self.rows)
+        text = f'{{"machine": {json.dumps(self.machine)}, "rows": [\n{rows}\n]}}\n'
+        unfinished = path.with_suffix(".tmp")
+        unfinished.write_text(text)
+        unfinished.replace(path)
+
+
+def machine() -> str:
+    """The GPU, and the versions of what was measured on it."""
+    import triton
+
+    found = [torch.cuda.get_device_name(), f"torch {torch.__version__}"]
+    found.append(f"triton {triton.__version__}")
+    cudnn = torch.backends.cudnn.version()
+    if cudnn:
+        found.append(f"cuDNN {cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}")
+    return ", ".join(found)
+
+
+def path_of(machine: str, folder: Path = FOLDER, day: date | None = None) -> Path:
+    """`nvidia-h100-80gb-hbm3-2026-11-21.json`, say."""
+    gpu = re.sub(r"[^a-z0-9]+", "-", machine.split(",")[0].lower()).strip("-")
+    return folder / f"{gpu}-{(day or date.today()).isoformat()}.json"
+
+
+def stored(path: Path, machine: str) -> Results:
+    """What was measured here before, on the same day."""
+    if not path.exists():
+        return Results(machine)
+    return replace(Results.load(path), machine=machine)

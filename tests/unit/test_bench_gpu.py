@@ -1,0 +1,149 @@
+"""The benchmark of GPUs on a CPU, where only flexc has a backward, and its files."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.anchors import FA4, published
+from bench.gpu import checks, report
+from bench.gpu.__main__ import main
+from bench.gpu.cells import DIRECTIONS, HEAD_DIMS, SEQS, VARIANTS, Cell, cells
+from bench.gpu.checks import Errors, gradient_errors
+from bench.gpu.measure import measure
+from bench.gpu.options import cells_of, parser
+from bench.gpu.plot import draw
+from bench.gpu.problem import Problem, Setup
+from bench.gpu.results import Results, Row, path_of
+from bench.gpu.systems import MATMUL
+from bench.learned import LEARNED
+from bench.variants import ANCHORS
+
+TINY = Setup(device="cpu", dtype=torch.float16, batch=1, heads=2)
+OWN = ("flexc", "flexc-without-mod", "flexc-mask-mod", "flexc-tables", MATMUL)
+H100 = "NVIDIA H100 80GB HBM3, torch 2.11.0, triton 3.6.0, cuDNN 9.19.0"
+
+
+def test_what_matters_most_comes_first() -> None:
+    asked = cells(ANCHORS, HEAD_DIMS, SEQS, DIRECTIONS)
+    assert asked[0] == Cell("dense", 128, 8192, "fwd")
+    assert len(set(asked)) == len(asked) == 7 * 3 * 3 * 2
+    assert cells(LEARNED, (64,), (96,), DIRECTIONS) == [
+        Cell(name, 64, 96, "bwd") for name in LEARNED
+    ]
+
+
+def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    options = parser().parse_args(["--head-dim", "256", "--variants", "dense"])
+    assert [c.direction for c in cells_of(options)[:2]] == ["fwd", "bwd"]
+    assert len(cells_of(options)) == 2 * len(SEQS)
+    with pytest.raises(SystemExit):
+        main(["--direction", "sideways"])
+    if not torch.cuda.is_available():
+        assert main(["--direction", "bwd"]) == 2
+        assert "needs a GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["document", "softcap"])
+def test_forward_is_checked_and_measured(name: str) -> None:
+    cell = Cell(name, 16, 96, "fwd")
+    found = measure(cell, TINY, OWN, rounds=1)
+    planned = {"flexc", "flexc-mask-mod", "flexc-tables", MATMUL}
+    modified = {"flexc", "flexc-without-mod", "flexc-tables", MATMUL}
+    systems = {row.system for row in found.rows}
+    assert systems == (planned if name == "document" else modified)
+    assert found.errors is not None
+    assert found.errors.right
+    assert not found.failed
+    assert found.notes == []
+    assert all(row.cell == cell and row.ms > 0 for row in found.rows)
+
+
+@pytest.mark.parametrize("name", ["dense", "learned-bias"])
+def test_backward_is_checked(name: str) -> None:
+    setup = Setup(torch.float32, "cpu", batch=1, heads=2)
+    problem = Problem.of(Cell(name, 16, 96, "bwd"), setup)
+    found = gradient_errors(problem)
+    assert len(found) == 3 + (name in LEARNED)
+    assert all(error <= 2 * peer + 2**-9 for error, peer in found.values())
+
+
+def test_backward_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "SMALL_SEQ", 64)
+    cell = Cell("learned-t5", 16, 96, "bwd")
+    found = measure(cell, TINY, ("flexc", "torch-flex", "fa4", "cudnn"), rounds=1)
+    assert [row.system for row in found.rows] == ["flexc"]
+    assert any(note.startswith("torch-flex: ") for note in found.notes)
+    assert not found.failed
+
+
+def test_wrong_results_are_told() -> None:
+    assert "WRONG" in str(Errors(3e-3, 1e-3, 1e-6))
+    assert "WRONG" not in str(Errors(2e-3, 1e-3, 1e-6))
+
+
+def row(system: str, tflops: float, variant: str = "softcap") -> Row:
+    return Row(variant, 128, 8192, "fwd", system, 1.5, tflops)
+
+
+def test_rows_take_the_place_of_older_ones(tmp_path: Path) -> None:
+    path = path_of(H100, tmp_path, date(2026, 11, 21))
+    assert path.name == "nvidia-h100-80gb-hbm3-2026-11-21.json"
+    first = Results(H100).with_rows([row("flexc", 400), row("torch-flex", 200)])
+    first.save(path)
+    Results.load(path).with_rows([row("flexc", 500), row("cudnn", 600)]).save(path)
+    data = json.loads(path.read_text())
+    assert data["machine"] == H100
+    assert [(r["system"], r["tflops"]) for r in data["rows"]] == [
+        ("flexc", 500),
+        ("torch-flex", 200),
+        ("cudnn", 600),
+    ]
+    assert data["rows"][0].keys() == {
+        *("variant", "head_dim", "seq", "direction", "system", "ms", "tflops")
+    }
+
+
+def test_table() -> None:
+    found = Results(H100).with_rows(
+        [row("flexc", 500), row("torch-flex", 200), row("flexc-without-mod", 625)]
+    )
+    _, _, header, line = report.table(found).splitlines()
+    assert header.split()[4:] == [
+        *("flexc", "no", "mod", "torch", "/no", "mod", "/torch", "FA4", "pub.", "/pub.")
+    ]
+    assert line.split() == [
+        *("softcap", "128", "8192", "fwd", "500", "625", "200"),
+        *("0.80", "2.50", "325", "1.54"),
+    ]
+    assert len(header) == len(line)
+
+
+def test_published_figures_are_of_one_machine_and_length() -> None:
+    assert {variant for _, variant, _ in FA4} == set(ANCHORS) <= set(VARIANTS)
+    assert published(H100, 128, 8192, "dense", "bwd") == 615
+    assert published(H100, 128, 2048, "dense", "bwd") is None
+    assert published(H100, 256, 8192, "dense", "fwd") is None
+    assert published("NVIDIA H200", 128, 8192, "dense", "fwd") is None
+
+
+def test_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [row("flexc", 500), row(MATMUL, 800), row("cudnn", 600, "dense")]
+    draw(Results(H100).with_rows(rows), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_merging(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    source, kept = tmp_path / "new" / "a.json", tmp_path / "a.json"
+    Results(H100, (row("flexc", 500),)).save(source)
+    Results(H100, (row("flexc", 400), row("cudnn", 600))).save(kept)
+    assert main(["--merge", str(source), "--results", str(tmp_path)]) == 0
+    assert [r.tflops for r in Results.load(kept).rows] == [500, 600]
+    assert "softcap" in capsys.readouterr().out
+    assert kept.with_suffix(".png").exists()
