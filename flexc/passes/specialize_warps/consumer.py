@@ -30,6 +30,7 @@ class ConsumerCode(RoleCode):
     """Writes a consumer, which waits for tiles, uses them and gives slots back."""
 
     def __init__(self, plan: Plan):
+        self.staged = plan.rings
         writes = [o for o in plan.parts.body.walk() if writes_memory(o)]
         needed = Slice(plan.parts, self.operands).include([*plan.rings, *writes])
         super().__init__(plan, needed)
@@ -38,7 +39,7 @@ class ConsumerCode(RoleCode):
 
     def operands(self, op: Operation) -> Sequence[SSAValue]:
         """Consumers need not know where tiles come from."""
-        return () if isinstance(op, tile.LoadOp) else op.operands
+        return () if op in self.staged else op.operands
 
     def load(self, op: tile.LoadOp, ring: Ring) -> None:
         """Wait for a tile."""
