@@ -27,6 +27,7 @@ from flexc.runtime.interpreters.host import HostFunctions
 from flexc.runtime.interpreters.kernel import run_kernel
 from flexc.runtime.interpreters.pair_sums import PairSumsFunctions
 from flexc.runtime.interpreters.scalar import ScalarFunctions
+from flexc.runtime.interpreters.schedule import ScheduleFunctions, set_interleaving
 from flexc.runtime.interpreters.tile import TileFunctions
 from flexc.runtime.interpreters.tile_approx import TileApproxFunctions
 from flexc.runtime.interpreters.values import as_value
@@ -36,14 +37,18 @@ ENTRIES = ("attention", "attention_backward", "attention_jvp")
 
 
 def make_interpreter(
-    module: ModuleOp | None = None, compute_dtype: torch.dtype | None = None
+    module: ModuleOp | None = None,
+    compute_dtype: torch.dtype | None = None,
+    interleaving: int | None = None,
 ) -> Interpreter:
     """An interpreter of all levels.
 
     `compute_dtype` is what attention's products and softmax are computed in;
-    without it, in the type of the scores.
+    without it, in the type of the scores. `interleaving` is a seed that chooses in
+    which order the roles of a schedule go on; without it, each runs until it waits.
     """
     interpreter = Interpreter(ModuleOp([]) if module is None else module)
+    set_interleaving(interpreter, interleaving)
     for functions in (
         FuncFunctions(),
         ScalarFunctions(),
@@ -55,6 +60,7 @@ def make_interpreter(
         BlockSparseFunctions(compute_dtype),
         TileFunctions(compute_dtype),
         TileApproxFunctions(),
+        ScheduleFunctions(compute_dtype),
         HostFunctions(compute_dtype),
     ):
         interpreter.register_implementations(functions)
@@ -93,15 +99,17 @@ def run_module(
     args: Sequence[object],
     *,
     compute_dtype: torch.dtype | None = None,
+    interleaving: int | None = None,
 ) -> list[Tensor]:
     """Run a module's function or kernel, and return its outputs in order.
 
     `args` of attention are query, key, value, scale, captures and tables: tensors
     and numbers. A kernel's may go on with out, lse and max_scores, to be written in
     place; those not given are made. A derivative's function runs what it launches:
-    functions, or the kernels that these became.
+    functions, or the kernels that these became. `interleaving` is a seed for the
+    order in which a schedule's roles go on.
     """
-    interpreter = make_interpreter(module, compute_dtype)
+    interpreter = make_interpreter(module, compute_dtype, interleaving)
     for op in module.ops:
         if isinstance(op, func.FuncOp) and op.sym_name.data in ENTRIES:
             remember_sizes(interpreter, args)

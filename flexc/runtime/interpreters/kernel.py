@@ -13,6 +13,7 @@ from xdsl.ir import Attribute
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects.tile import KernelOp, ParamAttr, ParamKind
+from flexc.runtime.interpreters.schedule import program
 from flexc.runtime.interpreters.tile import PROGRAM, TileFunctions
 from flexc.runtime.interpreters.values import as_value, dtype_of
 
@@ -45,7 +46,8 @@ def run_programs(
     for position in product(*(range(n) for n in grid_of(kernel, first))):
         padded = (*position, *(0 for _ in range(3 - len(position))))
         interpreter.set_data(TileFunctions, PROGRAM, padded)
-        interpreter.run_ssacfg_region(kernel.body, values, "kernel")
+        with program(interpreter):
+            interpreter.run_ssacfg_region(kernel.body, values, "kernel")
 
 
 def grid_of(kernel: KernelOp, first: Tensor) -> tuple[int, ...]:

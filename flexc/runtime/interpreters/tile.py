@@ -27,6 +27,7 @@ from flexc.runtime.interpreters.memory import (
     store_tile,
     write_storage,
 )
+from flexc.runtime.interpreters.schedule import read_operand
 from flexc.runtime.interpreters.values import dense_array, dtype_of
 
 PROGRAM = "program"
@@ -175,7 +176,8 @@ class TileFunctions(InterpreterFunctions):
     def run_dot(
         self, interpreter: Interpreter, op: tile.DotOp, args: PythonValues
     ) -> PythonValues:
-        lhs, rhs, acc = args
+        lhs, rhs = (read_operand(interpreter, a, "tile.dot's read") for a in args[:2])
+        acc = args[2]
         dtype = self.compute_dtype or acc.dtype
         product = lhs.to(dtype) @ rhs.to(dtype) + acc.to(dtype)
         return (product.to(acc.dtype),)

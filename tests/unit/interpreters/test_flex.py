@@ -73,8 +73,10 @@ def inputs(
     return [query, key, torch.randn(2, kv_heads, kv_len, value_dim), torch.rand(heads)]
 
 
-def run(text: str, *args: object, **options: torch.dtype) -> list[Tensor]:
-    return run_module(parse(text), args, **options)
+def run(
+    text: str, *args: object, compute_dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    return run_module(parse(text), args, compute_dtype=compute_dtype)
 
 
 def close(got: list[Tensor], expected: tuple[Tensor, ...]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from xdsl.dialects import scf
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.tile.schedule.barriers import (
@@ -18,6 +18,7 @@ from flexc.dialects.tile.schedule.barriers import (
     ExpectOp,
 )
 from flexc.dialects.tile.schedule.capacity import tile_bytes
+from flexc.dialects.tile.schedule.dependence import depends_on
 from flexc.dialects.tile.schedule.memory import CopyInOp
 from flexc.dialects.tile.schedule.roles import RoleOp
 from flexc.dialects.tile.schedule.shapes import constant_of
@@ -81,32 +82,6 @@ def role_of(op: Operation) -> RoleOp | None:
     while parent is not None and not isinstance(parent, RoleOp):
         parent = parent.parent_op()
     return parent
-
-
-def depends_on(value: SSAValue, source: SSAValue) -> bool:
-    """Whether a value is computed from another, as far as operands say."""
-    seen: set[SSAValue] = set()
-    todo = [value]
-    while todo:
-        current = todo.pop()
-        if current is source:
-            return True
-        if current not in seen:
-            seen.add(current)
-            todo.extend(_sources(current))
-    return False
-
-
-def _sources(value: SSAValue) -> Iterator[SSAValue]:
-    """What a value is computed from: operands, and what regions yield."""
-    op = value.owner.parent_op() if isinstance(value.owner, Block) else value.owner
-    if op is None or isinstance(op, RoleOp):
-        return
-    yield from op.operands
-    for region in op.regions:
-        for block in region.blocks:
-            if isinstance(block.last_op, scf.YieldOp):
-                yield from block.last_op.operands
 
 
 def _is_conditional(signal: Signal) -> bool:

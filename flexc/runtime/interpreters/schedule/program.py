@@ -1,0 +1,140 @@
+"""One program while it runs: its roles, its shared memory, its copies in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+from xdsl.interpreter import Interpreter, InterpreterFunctions
+from xdsl.utils.exceptions import InterpretationError
+
+from flexc.runtime.interpreters.schedule.agents import Agent, Wait
+from flexc.runtime.interpreters.schedule.clocks import knows
+from flexc.runtime.interpreters.schedule.coroutines import Coroutine
+from flexc.runtime.interpreters.schedule.interleavings import (
+    InOrder,
+    Interleaving,
+    Shuffled,
+)
+from flexc.runtime.interpreters.schedule.slots import Slot, View
+from flexc.runtime.interpreters.schedule.transfers import CopyIn
+
+PROGRAM, SEED = "program", "seed"
+"""Keys of the interpreter's data."""
+
+
+class ScheduledProgram:
+    """Who runs, and what there is besides values."""
+
+    def __init__(self, interleaving: Interleaving):
+        self.interleaving = interleaving
+        self.main = Agent("the program")
+        self.current = self.main
+        self.slots: list[Slot] = []
+        self.copies: list[CopyIn] = []
+
+    def run(self, bodies: Sequence[tuple[str, Callable[[], object]]]) -> None:
+        """Run roles of these names side by side until all have ended."""
+        known = self.main.release()
+        agents = [Agent(name, dict(known)) for name, _ in bodies]
+        try:
+            for agent, (name, body) in zip(agents, bodies, strict=True):
+                agent.coroutine = Coroutine(body, name)
+            self._run_all(agents)
+        finally:
+            self.current = self.main
+            for agent in agents:
+                if agent.coroutine is not None:
+                    agent.coroutine.close()
+        for agent in agents:
+            self.main.acquire(agent.release())
+
+    def _run_all(self, agents: Sequence[Agent]) -> None:
+        left = list(agents)
+        while left:
+            self._step(left)
+            for agent in list(left):
+                if agent.coroutine is not None and agent.coroutine.done:
+                    agent.finish()
+                    left.remove(agent)
+
+    def _step(self, agents: Sequence[Agent]) -> None:
+        """Let one role go on, or one copy land."""
+        ready = [agent for agent in agents if agent.is_ready()]
+        if not ready and not self.copies:
+            raise InterpretationError(deadlock(agents))
+        chosen = self.interleaving.choose(ready, self.copies)
+        if isinstance(chosen, CopyIn):
+            self.copies.remove(chosen)
+            chosen.land()
+        elif chosen.coroutine is not None:
+            self.current = chosen
+            chosen.coroutine.resume()
+
+    def switch(self) -> None:
+        """Let others go on, if the interleaving is to be chosen here."""
+        if self.interleaving.eager and self.current.coroutine is not None:
+            self.current.coroutine.pause()
+
+    def wait(self, wait: Wait) -> None:
+        """Let the current role go on when a phase is over, and know what that says."""
+        agent = self.current
+        agent.wait = wait
+        while not wait.is_over():
+            if agent.coroutine is None:
+                self._step([agent])
+            else:
+                agent.coroutine.pause()
+        agent.wait = None
+        agent.acquire(wait.barrier.published)
+
+    def finish(self) -> None:
+        """A program ends when nothing is in flight and all copies are known of."""
+        self.main.finish()
+        for slot in self.slots:
+            write = slot.write
+            if write is not None and not knows(self.main.clock, write.stamp):
+                raise InterpretationError(
+                    f"expected a wait for {write.what} before the kernel ends, got none"
+                )
+
+
+def deadlock(agents: Sequence[Agent]) -> str:
+    """The message that says who waits for what."""
+    waits = "; ".join(f"{agent.name} waits for {agent.wait}" for agent in agents)
+    return f"expected a role that can go on, got a deadlock: {waits}"
+
+
+class _Data(InterpreterFunctions):
+    """Whose data a program is."""
+
+
+def set_interleaving(interpreter: Interpreter, seed: int | None) -> None:
+    """Choose orders by chance from a seed, or None: roles in order, copies late."""
+    interpreter.set_data(_Data, SEED, seed)
+
+
+@contextmanager
+def program(interpreter: Interpreter) -> Iterator[ScheduledProgram]:
+    """Run one program of a kernel's grid, and check how it leaves things."""
+    seed = interpreter.get_data(_Data, SEED, lambda: None)
+    running = ScheduledProgram(InOrder() if seed is None else Shuffled(seed))
+    interpreter.set_data(_Data, PROGRAM, running)
+    yield running
+    running.finish()
+
+
+def running_program(interpreter: Interpreter) -> ScheduledProgram:
+    """The program that runs."""
+    return interpreter.get_data(_Data, PROGRAM, lambda: ScheduledProgram(InOrder()))
+
+
+def read_operand(interpreter: Interpreter, value: Tensor | View, what: str) -> Tensor:
+    """A tile, read from shared memory now if it lies there."""
+    if isinstance(value, Tensor):
+        return value
+    agent = running_program(interpreter).current
+    what = f"{what} of {agent.name}"
+    value.slot.begin_read(agent, agent.clock, what).end(agent.stamp())
+    return value.tensor()

@@ -1,0 +1,50 @@
+"""Copies between global and shared memory, which run beside the roles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flexc.runtime.interpreters.memory import store_tile
+from flexc.runtime.interpreters.schedule.barriers import Barrier
+from flexc.runtime.interpreters.schedule.slots import Read, Slot, Write
+
+
+@dataclass(eq=False)
+class CopyIn:
+    """A tile on its way to a slot."""
+
+    tile: Tensor
+    slot: Slot
+    write: Write
+    barrier: Barrier
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole slot, those outside of the tensor included."""
+        return self.slot.data.numel() * self.slot.data.element_size()
+
+    def land(self) -> None:
+        """Have all bytes there; they are visible when the barrier's phase ends."""
+        self.barrier.land(self.size, self._deliver)
+
+    def _deliver(self) -> None:
+        self.slot.data.copy_(self.tile)
+        self.write.landed = True
+
+
+@dataclass(eq=False)
+class CopyOut:
+    """A slot's tile on its way to a memref."""
+
+    read: Read
+    tile: Tensor
+    memref: Tensor
+    indices: Sequence[Tensor]
+
+    def store(self) -> None:
+        """Write what lies inside the memref."""
+        checked = range(self.tile.dim())
+        store_tile(self.tile, self.memref, self.indices, tuple(checked))

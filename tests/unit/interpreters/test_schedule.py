@@ -1,0 +1,219 @@
+"""Schedules: a right one runs in any order, and wrong ones are found out."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+from xdsl.utils.exceptions import InterpretationError, VerifyException
+
+from flexc.runtime.interpreters import run_module
+from tests.unit.interpreters.ir import parse
+from tests.unit.interpreters.schedules import KERNEL, expected, inputs
+
+INTERLEAVINGS = [None, 0, 1, 2, 3]
+
+
+def run(text: str, args: list[Tensor], interleaving: int | None = None) -> Tensor:
+    """Run a kernel of query, key, value and out."""
+    out = torch.full_like(args[0], torch.nan)
+    run_module(parse(text), [*args, out], interleaving=interleaving)
+    return out
+
+
+def changed(old: str, new: str = "", text: str = KERNEL) -> str:
+    """The kernel with something in another way, in one place."""
+    assert text.count(old) == 1, f"{text.count(old)} times: {old}"
+    return text.replace(old, new)
+
+
+def line(beginning: str, text: str = KERNEL) -> str:
+    """The one line that begins so."""
+    (found,) = [
+        found for found in text.splitlines() if found.strip().startswith(beginning)
+    ]
+    return found
+
+
+def without(beginning: str) -> str:
+    """The kernel without the line that begins so."""
+    return changed(line(beginning) + "\n")
+
+
+def exchanged(first: str, second: str) -> str:
+    """The kernel with the lines that begin so in each other's place."""
+    text = changed(line(first), "<first>")
+    text = changed(line(second), line(first), text)
+    return changed("<first>", line(second), text)
+
+
+@pytest.mark.parametrize("interleaving", [None, *range(10)])
+def test_a_right_schedule_runs_in_any_order(interleaving: int | None):
+    args = inputs()
+    assert run(KERNEL, args, interleaving).equal(expected(*args))
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_short_loops(blocks: int):
+    args = inputs(blocks)
+    assert run(KERNEL, args).equal(expected(*args))
+
+
+@pytest.mark.parametrize("rows", [3, 13])
+def test_copies_leave_out_what_lies_outside(rows: int):
+    args = inputs(rows=rows)
+    assert run(KERNEL, args, 0).equal(expected(*args))
+
+
+RACES = {
+    "consumer-does-not-await-k": (
+        without("tile.await %k_full[%k_slot]"),
+        "a slot that was written, got a product's read by consumer . of %k_s"
+        "|(to be complete|a wait for).* got a product's read by consumer . of %k_s",
+    ),
+    "consumer-does-not-await-v": (
+        without("tile.await %v_full[%v_slot]"),
+        "got a product's read by consumer . of %v_s",
+    ),
+    "consumer-does-not-await-q": (
+        without("tile.await %q_full[%c0]"),
+        "got a product's read by consumer . of %q_s",
+    ),
+    "consumer-awaits-the-other-parity": (
+        changed(
+            "%k_parity = arith.andi %k_turn, %c1",
+            "%k_right = arith.andi %k_turn, %c1 : i32\n"
+            "%k_parity = arith.xori %k_right, %c1",
+        ),
+        "got a product's read by consumer . of %k_s|deadlock",
+    ),
+    "consumer-awaits-the-slot-before": (
+        changed("%v_full[%v_slot] parity", "%v_full[%k_slot] parity"),
+        "of %v_s|deadlock",
+    ),
+    "producer-does-not-await": (
+        without("tile.await %k_empty[%at_slot]"),
+        "got a copy of %key to %k_s|arrivals in phase|got a product's read",
+    ),
+    "producer-awaits-the-other-parity": (
+        changed("%k_empty[%at_slot] parity %parity", "%k_empty[%at_slot] parity %c0"),
+        r"deadlock: consumer 0 waits for .*; consumer 1 waits for .*; "
+        r"producer waits for %k_empty\[0\] with parity 0 \(phase 0 has 0 of 2",
+    ),
+    "producer-awaits-the-other-ring": (
+        changed("tile.await %v_empty[%at_slot]", "tile.await %k_empty[%at_slot]"),
+        "expected a product's read by consumer . of %v_s|expected a wait for"
+        "|arrivals in phase . of %v_full|deadlock",
+    ),
+    "no-arrive-in-the-loop": (
+        without("tile.arrive %k_empty[%k_slot]"),
+        r"deadlock: .*producer waits for %k_empty\[1\] with parity 0",
+    ),
+    "arrives-before-the-product-is-awaited": (
+        exchanged("%sum = tile.await_dot", "tile.arrive %v_empty[%v_slot]"),
+        "expected .*a product's read by consumer . of %v_s.*got a copy of %value",
+    ),
+    "one-slot-for-all": (
+        changed("tile.slot %k_s[%at_slot]", "tile.slot %k_s[%c0]"),
+        "got a copy of %key to %k_s|expected a slot that was written",
+    ),
+    "producer-copies-once-more": (
+        changed(
+            "%end = scf.for %i = %c0 to %n",
+            "%more = arith.addi %n, %c1 : i32\n%end = scf.for %i = %c0 to %more",
+        ),
+        "expected a wait for a copy of %key to .* before the kernel ends, got none",
+    ),
+    "result-over-the-other-part": (
+        changed(
+            "tile.write_view %result, %q",
+            "%other = arith.xori %part, %c1 : i32\n"
+            "%its = tile.slot %q_s[%other] : !slots -> !view\n"
+            "tile.write_view %result, %its",
+        ),
+        "of %q_s|a write to %q_s",
+    ),
+    "no-fence": (
+        without("tile.fence_copies"),
+        "expected a tile.fence_copies after a write to %q_s.* got a copy out",
+    ),
+    "copies-out-in-flight-at-the-end": (
+        without("tile.await_copies"),
+        "expected consumer . to end with all copies out awaited, got 1",
+    ),
+    "write-under-a-copy-out": (
+        changed(
+            "tile.await_copies outstanding 0",
+            "tile.write_view %result, %q : !tile.tile<4x8xbf16>, !view",
+        ),
+        "expected a copy out by consumer . of %q_s.* to be complete, got a write",
+    ),
+    "copy-before-its-bytes-are-expected": (
+        exchanged("%second =", "tile.expect %q_full").replace("128", "64"),
+        "expected a tile.expect for the bytes .* got 0 expected and 64 copied",
+    ),
+    "index-beyond-the-ring": (
+        changed("%v_to = tile.slot %v_s[%at_slot]", "%v_to = tile.slot %v_s[%i]"),
+        r"an index into %v_s from 0 to 1, got 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("interleaving", INTERLEAVINGS)
+@pytest.mark.parametrize("name", RACES)
+def test_wrong_schedules_are_found_in_any_order(name: str, interleaving: int | None):
+    text, message = RACES[name]
+    with pytest.raises(InterpretationError, match=message):
+        run(text, inputs(), interleaving)
+
+
+REFUSED = {
+    "never-signalled": (
+        changed(
+            line("tile.arrive %v_empty[%v_slot]"),
+            "",
+            without("tile.arrive %v_empty[%v_at_slot]"),
+        ),
+        "%v_empty expects a tile.expect or tile.arrive",
+    ),
+    "too-few-arrivals": (
+        changed("!empty = !tile.barriers<2, 2>", "!empty = !tile.barriers<2, 1>"),
+        "%k_empty expects 2 arrivals, as many as roles arrive, got 1",
+    ),
+    "too-many-arrivals": (
+        changed("!full = !tile.barriers<2, 1>", "!full = !tile.barriers<2, 2>"),
+        "%k_full expects 1 arrivals, as many as roles arrive, got 2",
+    ),
+    "too-many-outstanding": (
+        changed("await_dot %s outstanding 1", "await_dot %s outstanding 2"),
+        "outstanding expects 0 to 1, the products issued after this one, got 2",
+    ),
+    "fewer-bytes-than-copied": (
+        changed("bytes 128", "bytes 64"),
+        "%q_full expects 128 bytes, as the copies after it bring, got 64",
+    ),
+    "product-never-awaited": (
+        changed(
+            "tile.fence_copies",
+            "%lost = tile.issue_dot %p, %v_last of !p, !view -> !tile.pending<!acc>",
+        ),
+        "expects one use, a tile.await_dot in the same block, got none",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_schedules_are_refused(name: str):
+    text, message = REFUSED[name]
+    with pytest.raises(VerifyException, match=message):
+        parse(text)
+
+
+def test_no_thread_is_left_over():
+    before = threading.active_count()
+    with pytest.raises(InterpretationError, match="deadlock"):
+        run(without("tile.arrive %k_empty[%k_slot]"), inputs())
+    run(KERNEL, inputs())
+    assert threading.active_count() == before
