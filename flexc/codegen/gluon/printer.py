@@ -57,6 +57,14 @@ class GluonPrinter(TilePrinter):
         step = self.name(op.step)
         return f"range({', '.join(bounds if step == '1' else [*bounds, step])})"
 
+    def spread(self, value: str, type_: Attribute) -> str:
+        """Gluon has no broadcast, but that of arithmetic."""
+        assert isinstance(type_, tile.TileType)
+        everywhere = self.call(
+            "full", list(type_.get_shape()), "True", "gl.int1", *self.layout_args(type_)
+        )
+        return self.call("where", everywhere, value, value)
+
     # Functions
 
     def print_kernel(self, kernel: tile.KernelOp) -> str:

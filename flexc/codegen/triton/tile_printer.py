@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import DenseArrayBase, StringAttr, f32, i32
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from flexc.codegen.source_printer import SourcePrinter
 from flexc.codegen.triton import scalar_rules
@@ -197,21 +197,27 @@ class TilePrinter(SourcePrinter):
                 inner.results[0].name_hint = hints[inner.results[0]].name_hint
             self.print_statement(inner)
         for result, value in zip(op.results, last.values, strict=True):
-            self.print_map_result(result, value, shape)
+            self.print_map_result(op, result, value)
 
     def print_map_result(
-        self, result: SSAValue, value: SSAValue, shape: list[int]
+        self, op: tile.MapOp, result: SSAValue, value: SSAValue
     ) -> None:
         """What a region computes has its shape; what it only passes on may not."""
-        owner = value.owner
+        owner, shape = value.owner, list(op.shape)
         if isinstance(owner, arith.ConstantOp):
             extra = self.layout_args(result.type)
             text = self.language.typed_literal(owner.value, shape, *extra)
             self.assign(result, text)
-        elif isinstance(owner, Operation) or not shape:
-            self.bind(result, self.name(value))
+        elif isinstance(value, BlockArgument) and len(op.span(value.index)) < len(
+            shape
+        ):
+            self.assign(result, self.spread(self.name(value), result.type))
         else:
-            self.assign(result, self.call("broadcast_to", self.name(value), shape))
+            self.bind(result, self.name(value))
+
+    def spread(self, value: str, type_: Attribute) -> str:
+        """A tile of what has fewer dimensions, whose own are spelled already."""
+        return self.call("broadcast_to", value, list(shape_of(type_)))
 
     @print_statement.register
     def _(self, op: scf.ForOp) -> None:

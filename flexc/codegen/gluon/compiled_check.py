@@ -1,0 +1,43 @@
+"""What is wrong with a compiled kernel, by what ptxas says of it.
+
+Only in remarks does ptxas say that it put asynchronous products one after another, or
+that values did not fit registers: such a kernel is correct, and slow.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+STACK = re.compile(r"(\d+) bytes stack frame")
+REGISTERS = re.compile(r"Used (\d+) registers")
+SERIALISED = re.compile(r"^.*\((C75\d\d)\)(.*)$", re.MULTILINE)
+"""Remarks C7510 to C7517: products are waited for where they are issued."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a kernel may have of what slows it down."""
+
+    spilled_bytes: int = 0
+    """Stored to memory for lack of registers, by a thread."""
+
+
+NO_SPILLS = Limits()
+
+
+def problems(log: str, limits: Limits = NO_SPILLS) -> list[str]:
+    """What makes a kernel slow, of those that a log of `ptxas -v` is about."""
+    found: list[str] = []
+    if (spilled := spilled_bytes(log)) > limits.spilled_bytes:
+        used = max(map(int, REGISTERS.findall(log)), default=0)
+        found.append(f"{spilled} bytes spill to memory, with {used} registers")
+    for code, text in dict(SERIALISED.findall(log)).items():
+        found.append(f"products do not overlap: {code}{text}")
+    return found
+
+
+def spilled_bytes(log: str) -> int:
+    """The most that a function of a log stores for lack of registers."""
+    return max((int(stores) for stores, _ in SPILLS.findall(log)), default=0)
