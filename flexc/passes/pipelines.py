@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from xdsl.context import Context
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 from xdsl.transforms.canonicalize import CanonicalizePass
@@ -30,6 +31,7 @@ from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.legalize_tile_for_cpp import LegalizeTileForCppPass
 from flexc.passes.legalize_tile_for_triton import LegalizeTileForTritonPass
 from flexc.passes.tile_assign_buffers import TileAssignBuffersPass
+from flexc.passes.tile_async_products import TileAsyncProductsPass
 from flexc.passes.tile_delay_products import TileDelayProductsPass
 from flexc.passes.tile_expand_captures import TileExpandCapturesPass
 from flexc.passes.tile_expand_math import TileExpandMathPass
@@ -39,6 +41,7 @@ from flexc.passes.tile_materialize_params import TileMaterializeParamsPass
 from flexc.passes.tile_read_in_place import TileReadInPlacePass
 from flexc.passes.tile_relax_score_math import TileRelaxScoreMathPass
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
+from flexc.passes.tile_specialize_warps import TileSpecializeWarpsPass
 from flexc.passes.tile_split_maps import TileSplitMapsPass
 from flexc.passes.tile_split_rows import TileSplitRowsPass
 from flexc.passes.tile_widen_floats import TileWidenFloatsPass
@@ -49,7 +52,18 @@ F32Precision = Literal["ieee", "tf32"]
 Reads = Literal["coalesced", "in_place"]
 Passes = tuple[ModulePass, ...]
 
-TIDY: Passes = (CanonicalizePass(), CommonSubexpressionElimination())
+
+@dataclass(frozen=True)
+class FoldingCanonicalizePass(CanonicalizePass):
+    """xDSL's, in a context that knows how to write the constants that it folds to."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if ctx.get_optional_dialect(arith.Arith.name) is None:
+            ctx.load_dialect(arith.Arith)
+        super().apply(ctx, op)
+
+
+TIDY: Passes = (FoldingCanonicalizePass(), CommonSubexpressionElimination())
 """Drop what a pass left unused or doubled."""
 
 
@@ -146,16 +160,26 @@ def to_triton(
 def to_schedule(
     tanh: Tanh = "exact",
     reads: Reads = "coalesced",
+    overlap: bool = True,
+    shared_memory: int = HOPPER_SHARED_MEMORY,
 ) -> Passes:
-    """From `tile` to programs in parts, whose products overlap with other work."""
+    """From `tile` to programs of roles, whose products run beside other work.
+
+    Without `overlap` an iteration's products are done in the same.
+    """
     return (
         TileExpandMathPass(tanh),
         *([TileReadInPlacePass()] if reads == "in_place" else []),
         TileSplitRowsPass(),
-        TileDelayProductsPass(),
+        *([TileDelayProductsPass()] if overlap else []),
         # The first iteration knows its index, and a part's rows begin at one place.
         *TIDY,
         LoopInvariantCodeMotionPass(),
+        *TIDY,
+        # Loads and products are where they stay: who waits for what is written now.
+        TileSpecializeWarpsPass(shared_memory=shared_memory),
+        *TIDY,
+        TileAsyncProductsPass(),
         *TIDY,
     )
 
