@@ -128,6 +128,14 @@ def canonical_text(module: ModuleOp) -> str:
     return stream.getvalue()
 
 
+def known_spec(module: ModuleOp, build: Build) -> KernelSpec | None:
+    """The printed kernel of a module, if it was printed before."""
+    key = kernel_key(module, build)
+    if key in _kernels:
+        return _kernels[key].spec
+    return _read_spec(load_text(f"spec-{key}.json"))
+
+
 def find_spec(module: ModuleOp, build: Build, key: str) -> KernelSpec:
     """The printed kernel, from the disk or from the pipeline."""
     name = f"spec-{key}.json"

@@ -34,13 +34,14 @@ def find_problems(spec: KernelSpec, build: Build) -> list[str]:
     assert build.capability is not None
     with assembler_log() as said:
         kernel = compile_kernel(spec, build.capability)
-    _checked[spec.digest, build.capability] = kernel
     found = problems("\n".join(said))
     if kernel.metadata.shared > build.shared_memory:
         found.append(
             f"needs {kernel.metadata.shared} bytes of shared memory, and "
             f"{build.shared_memory} are there"
         )
+    if not found:
+        _checked[spec.digest, build.capability] = kernel
     return found
 
 

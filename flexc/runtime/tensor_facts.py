@@ -17,6 +17,9 @@ ALIGNMENT = 16
 FLOAT_LENGTH = 2**24
 """Positions up to this are exact as floats."""
 
+MAX_COPIED_STRIDE = 1 << 40
+"""Bytes that strides of what is copied asynchronously by tiles are less than."""
+
 MAX_NARROW_OFFSET = 2**31 - 1
 
 MAX_TILE_STRIDE = MAX_NARROW_OFFSET // 1024
@@ -45,16 +48,20 @@ def has_unit_stride(tensor: Tensor) -> bool:
 
 
 def is_aligned(tensor: Tensor) -> bool:
-    """Whether every row starts at an aligned address."""
+    """Whether every row starts at an aligned address, one that copies can reach."""
     size = tensor.element_size()
     return (
         has_unit_stride(tensor)
         and tensor.data_ptr() % ALIGNMENT == 0
         and all(
-            tensor.stride(d) * size % ALIGNMENT == 0 or tensor.size(d) == 1
-            for d in range(3)
+            tensor.size(d) == 1 or _reaches(tensor.stride(d) * size) for d in range(3)
         )
     )
+
+
+def _reaches(step: int) -> bool:
+    """Whether copies of tiles can take a stride of so many bytes; 0 they can."""
+    return step % ALIGNMENT == 0 and step < MAX_COPIED_STRIDE
 
 
 def largest_offset(tensor: Tensor) -> int:

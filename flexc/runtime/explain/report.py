@@ -18,6 +18,7 @@ from flexc.runtime.explain.counts import Counts, count
 from flexc.runtime.explain.facts import Fact, facts_of
 from flexc.runtime.explain.gradients import GradientFacts, gradients_of
 from flexc.runtime.explain.picture import draw_png, draw_svg
+from flexc.runtime.explain.schedules import ScheduleFacts, schedule_of
 from flexc.runtime.explain.subject import Subject, Way
 
 WIDTH = 92
@@ -54,6 +55,8 @@ class Explanation:
     """How often a function made this call."""
     gradients: GradientFacts | None = None
     """How gradients are computed, of a call that may be differentiated."""
+    schedule: ScheduleFacts | None = None
+    """How the warps of a GPU's kernel share its work."""
 
     @classmethod
     def of(
@@ -82,6 +85,7 @@ class Explanation:
             blocks=blocks,
             times=times,
             gradients=gradients_of(subject) if differentiated else None,
+            schedule=schedule_of(subject, differentiated),
         )
 
     @property
@@ -145,6 +149,9 @@ class Explanation:
             yield from _wrapped("  with  ", ", ".join(given))
         yield ""
         yield from self._block_lines()
+        if self.schedule is not None:
+            yield ""
+            yield from self._schedule_lines(self.schedule)
         for heading, proven in (("proved", True), ("not proved", False)):
             facts = [fact for fact in self.facts if fact.proven == proven]
             width = max(len(f.title) for f in self.facts) + 2
@@ -177,6 +184,11 @@ class Explanation:
             )
         live = "" if counts.live is None else f", {counts.live:.1%} are live"
         yield f"  {counts.computed:.1%} of all pairs are computed{live}"
+
+    def _schedule_lines(self, schedule: ScheduleFacts) -> Iterator[str]:
+        yield from _wrapped("schedule  ", schedule.about)
+        for name, why in schedule.lines():
+            yield from _wrapped(f"  {name}  ", why)
 
     def _gradient_lines(self, gradients: GradientFacts) -> Iterator[str]:
         yield from _wrapped("gradients  ", gradients.heading)

@@ -1,0 +1,73 @@
+"""How a GPU's kernel shares its work among its warps, as far as that is known.
+
+A kernel is not compiled to be explained: its schedule is known once it was run, here
+or by another process with the same cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from flexc.runtime.autograd.template import split
+from flexc.runtime.call import Attention
+from flexc.runtime.driver import Compiled, known_spec
+from flexc.runtime.explain.subject import Subject
+from flexc.runtime.schedules import SCHEDULES, candidates
+
+UNKNOWN = "the first call finds out"
+
+
+@dataclass(frozen=True)
+class ScheduleFacts:
+    """The schedule of a call's kernel, and why it has none that is preferred."""
+
+    name: str | None
+    """None if the kernel was not compiled yet."""
+    candidates: tuple[str, ...]
+    """The schedules that it may have, the preferred ones first."""
+    rejected: tuple[str, ...]
+    """Names of schedules, and why they were left."""
+
+    @property
+    def about(self) -> str:
+        if self.name is not None:
+            return f"{self.name}: {SCHEDULES[self.name].about}"
+        *others, last = self.candidates
+        return f"{', '.join(others)} or {last}: {UNKNOWN}"
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """What was left, and why."""
+        for reason in self.rejected:
+            names, _, why = reason.partition(": ")
+            yield f"not {names}", why
+
+
+def schedule_of(subject: Subject, differentiated: bool) -> ScheduleFacts | None:
+    """The schedule of a call's kernel; None where there is nothing to choose."""
+    call = subject.call
+    if call.backend != "triton":
+        return None
+    if differentiated:
+        call = replace(call, outputs=split(call)[0].blank.outputs)
+    compiled = compiled_for(subject, call)
+    build, captures = compiled.build, subject.captures
+    proofs = compiled.proofs(call.query, call.key, captures)
+    spec = known_spec(proofs.stated_in(compiled.attention.module), build)
+    found = candidates(build)
+    names = tuple(s.name for s in found.schedules)
+    if spec is not None:
+        return ScheduleFacts(spec.schedule, names, spec.rejected)
+    only = names[0] if len(names) == 1 else None
+    return ScheduleFacts(only, names, found.rejected)
+
+
+def compiled_for(subject: Subject, call: Attention) -> Compiled:
+    """What a call runs, with the blocks that are found for it."""
+    if subject.way == "tables":
+        return call.compiled()
+    compiled = replace(call, tables=None).compiled()
+    if subject.way != "planned":
+        return compiled
+    tabled = replace(compiled.build.call, sparse_block=subject.block, full_tables=True)
+    return Compiled(compiled.mods, replace(compiled.build, call=tabled))

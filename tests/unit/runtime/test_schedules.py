@@ -1,0 +1,272 @@
+"""Which schedules a call's kernel may have, which it gets, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from xdsl.dialects.builtin import ModuleOp
+
+import flexc
+from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
+from flexc.errors import CompilationError, OptionError, ScheduleError
+from flexc.frontend.import_graph import AttentionCall
+from flexc.runtime import build as builds
+from flexc.runtime import driver, schedules
+from flexc.runtime.build import HOPPER, Build
+from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.explain.calls import explain_mask
+from flexc.runtime.options import NO_OPTIONS, TileOptions, read_choices, tile_options
+from flexc.runtime.options import kernel_options as options_of
+from flexc.runtime.schedules import Schedule, candidates, choose
+from flexc.runtime.tensor_facts import is_aligned
+
+CALL = AttentionCall(torch.bfloat16, 128, 128, alignment=16)
+BUILD = Build(CALL, "triton", "cuda", TileOptions(), capability=HOPPER)
+NAMES = ("overlap", "simple", "triton")
+
+
+def test_an_h100_prefers_roles() -> None:
+    found = candidates(BUILD)
+    assert tuple(s.name for s in found.schedules) == NAMES
+    assert found.rejected == ()
+
+
+OBSTACLES: dict[str, tuple[Build, str]] = {
+    "older": (replace(BUILD, capability=80), "of capability 9.0, not one of 8.0"),
+    "newer": (replace(BUILD, capability=100), "not one of 10.0"),
+    "unknown": (replace(BUILD, capability=None), "not an unknown one"),
+    "fp32": (replace(BUILD, call=replace(CALL, dtype=torch.float32)), "float32"),
+    "wide": (replace(BUILD, call=replace(CALL, value_dim=320)), "up to 256"),
+    "unaligned": (replace(BUILD, call=replace(CALL, alignment=None)), "16 bytes"),
+    "derivative": (replace(BUILD, derivative=True), "derivatives"),
+    "warps": (replace(BUILD, tiles=TileOptions(num_warps=8)), "num_warps=8"),
+}
+
+
+@pytest.mark.parametrize("case", OBSTACLES)
+def test_what_cannot_have_roles_says_why(case: str) -> None:
+    build, why = OBSTACLES[case]
+    found = candidates(build)
+    assert found.schedules == (schedules.TRITON,)
+    (reason,) = found.rejected
+    assert reason.startswith("overlap, simple: ")
+    assert why in reason
+
+
+def test_other_makers_gpus_and_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.version, "hip", "6.4")
+        assert "AMD" in candidates(BUILD).rejected[0]
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert "TRITON_INTERPRET" in candidates(BUILD).rejected[0]
+
+
+def asking(name: str, build: Build = BUILD) -> Build:
+    return replace(build, tiles=TileOptions(schedule=name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_that_is_asked_for_is_the_only_one(name: str) -> None:
+    assert [s.name for s in candidates(asking(name)).schedules] == [name]
+
+
+def test_one_that_is_asked_for_in_vain() -> None:
+    with pytest.raises(ScheduleError, match=r'schedule="overlap" cannot .* not one of'):
+        candidates(asking("overlap", OBSTACLES["older"][0]))
+
+
+SPEC = KernelSpec(
+    "gluon",
+    "attention",
+    (ParamSpec("query", "bf16", "input", "descriptor", 0, box=(1, 1, 64, 128)),),
+    "affine_map<(d0, d1, d2) -> (d0)>",
+    "source",
+    num_warps=4,
+)
+
+
+def lower_as(**outcomes: str) -> Callable[[Schedule], KernelSpec]:
+    """Lowering that refuses schedules for the reasons given."""
+
+    def lower(schedule: Schedule) -> KernelSpec:
+        if schedule.name in outcomes:
+            raise ScheduleError(outcomes[schedule.name])
+        return replace(SPEC, target=schedule.target, source=schedule.name)
+
+    return lower
+
+
+def check_as(**outcomes: list[str]) -> Callable[[KernelSpec], list[str]]:
+    """A check that finds problems in the kernels of schedules."""
+    return lambda spec: outcomes.get(spec.source, [])
+
+
+def test_the_first_that_compiles_well_is_chosen() -> None:
+    spec = choose(BUILD, lower_as(), check_as())
+    assert (spec.schedule, spec.rejected) == ("overlap", ())
+
+
+def test_what_is_left_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "flexc")
+    lower = lower_as(overlap="a product cannot be delayed")
+    spec = choose(BUILD, lower, check_as(simple=["800 bytes spilled", "C7510"]))
+    assert spec.schedule == "triton"
+    assert spec.rejected == (
+        "overlap: a product cannot be delayed",
+        "simple: 800 bytes spilled; C7510",
+    )
+    for text in (*spec.rejected, "schedule triton"):
+        assert text in caplog.text
+
+
+def test_candidates_are_compiled_one_after_another() -> None:
+    seen: list[str] = []
+
+    def check(spec: KernelSpec) -> list[str]:
+        seen.append(spec.source)
+        return ["bad"] * (spec.source == "overlap")
+
+    assert choose(BUILD, lower_as(), check).schedule == "simple"
+    assert seen == ["overlap", "simple"]
+
+
+def test_what_does_not_compile_is_left() -> None:
+    def check(spec: KernelSpec) -> list[str]:
+        raise CompilationError(f"{spec.source} was refused")
+
+    spec = choose(BUILD, lower_as(), check)
+    assert spec.rejected == tuple(f"{n}: {n} was refused" for n in NAMES[:2])
+    with pytest.raises(ScheduleError, match="simple was refused"):
+        choose(asking("simple"), lower_as(), check)
+
+
+def test_one_that_is_asked_for_need_not_compile_well() -> None:
+    spec = choose(asking("simple"), lower_as(), check_as(simple=["spills"]))
+    assert (spec.schedule, spec.rejected) == ("simple", ("simple: spills",))
+    refused = lower_as(simple="a load depends on the part")
+    with pytest.raises(ScheduleError, match="a load depends on the part"):
+        choose(asking("simple"), refused, check_as())
+
+
+def test_specs_are_stored_with_their_choice() -> None:
+    spec = replace(SPEC, schedule="simple", rejected=("overlap: spills",))
+    again = KernelSpec.from_json(spec.to_json())
+    assert again == spec
+    assert again.digest == SPEC.digest
+
+
+def test_options() -> None:
+    assert tile_options({"schedule": "simple"}) == TileOptions(schedule="simple")
+    for value in ("fastest", None, 3, True):
+        with pytest.raises(OptionError, match="overlap, simple, triton, got"):
+            tile_options({"schedule": value})
+    choices = read_choices("auto", {"schedule": "triton", "BLOCK_M": 64})
+    assert options_of(choices) == {"BLOCK_M": 64, "schedule": "triton"}
+
+
+def test_a_cpu_has_no_use_for_schedules() -> None:
+    query = torch.randn(1, 1, 40, 16)
+    options = {"schedule": "overlap"}
+    got = flexc.flex_attention(query, query, query, kernel_options=options)
+    torch.testing.assert_close(got, flexc.flex_attention(query, query, query))
+
+
+def test_kernels_are_keyed_on_the_gpu_and_the_choice() -> None:
+    others = (asking("simple"), replace(BUILD, capability=80))
+    keys = {driver.kernel_key(ModuleOp([]), b) for b in (BUILD, *others)}
+    assert len(keys) == 3
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An empty cache, and which schedules are lowered for it."""
+    lowered: list[str] = []
+
+    def lower(_: ModuleOp, build: Build, schedule: Schedule) -> KernelSpec:
+        lowered.append(schedule.name)
+        return replace(SPEC, target=schedule.target, source=schedule.name)
+
+    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(driver, "lower", lower)
+    monkeypatch.setattr(
+        driver, "problems_of", lambda spec, _: ["spills"] * (spec.source == "overlap")
+    )
+    return lowered
+
+
+def test_the_next_process_makes_what_was_chosen(stored: list[str]) -> None:
+    module = ModuleOp([])
+    first = driver.find_spec(module, BUILD, "key")
+    assert stored == ["overlap", "simple"]
+    assert driver.find_spec(module, BUILD, "key") == first
+    assert stored == ["overlap", "simple"]
+    assert (first.schedule, first.rejected) == ("simple", ("overlap: spills",))
+
+
+CPU = torch.device("cpu")
+
+
+def causal(b, h, q_idx, kv_idx):
+    return q_idx >= kv_idx
+
+
+def call_of(query: Tensor, mask_mod: Callable[..., Any] | None = None) -> Attention:
+    """A call of the Triton backend."""
+    signature = read_signature(None, mask_mod, CPU)
+    return Attention(
+        query, query, query, 0.1, None, signature, Outputs(), "triton", NO_OPTIONS
+    )
+
+
+def explained(head_dim: int = 128) -> flexc.runtime.explain.Explanation:
+    return explain_mask(causal, Q_LEN=512, device="cuda", head_dim=head_dim)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="explains an absent GPU")
+def test_explain_tells_the_schedule(stored: list[str]) -> None:
+    assert explained().schedule is not None
+    assert "overlap, simple or triton: the first call finds out" in str(explained())
+    subject = call_of(torch.zeros(1, 1, 512, 128, dtype=torch.bfloat16), causal)
+    compiled = subject.compiled()
+    proofs = compiled.proofs(subject.query, subject.key, [])
+    module = proofs.stated_in(compiled.attention.module)
+    driver.find_spec(module, compiled.build, driver.kernel_key(module, compiled.build))
+    text = str(explained())
+    assert "schedule  simple: " in text
+    assert "not overlap  spills" in text
+    assert "not overlap, simple  needs head dims up to 256" in str(explained(320))
+
+
+def test_the_device_is_asked_what_it_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    builds.capability.cache_clear()
+    assert builds.capability(torch.device("cuda", 3)) == 86
+    builds.capability.cache_clear()
+    assert builds.capability(CPU) == HOPPER
+
+
+def aligned(query: Tensor) -> int | None:
+    return call_of(query).build().call.alignment
+
+
+def test_calls_whose_tiles_can_be_copied() -> None:
+    """Strides are multiples of 16 bytes, where there is more than one element."""
+    whole = torch.zeros(2, 3, 40, 64, dtype=torch.bfloat16)
+    assert aligned(whole) == 16
+    assert aligned(whole.transpose(1, 2).contiguous().transpose(1, 2)) == 16
+    assert aligned(whole[:1].expand(5, -1, -1, -1)) == 16
+    assert aligned(whole[:, :1].as_strided((2, 1, 40, 64), (7680, 3, 64, 1))) == 16
+    assert aligned(whole[..., 1:57]) is None
+    assert aligned(whole[..., ::2]) is None
+    assert aligned(torch.zeros(2, 3, 40, 60, dtype=torch.bfloat16)) is None
+    strides = (1 << 40, 2560, 64, 1)
+    far = torch.empty_strided((2, 3, 40, 64), strides, device="meta")
+    assert not is_aligned(far)
+    assert is_aligned(far[:1])
