@@ -29,8 +29,10 @@ from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.passes.flex_trust_captures import FlexTrustCapturesPass
 from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.legalize_tile_for_cpp import LegalizeTileForCppPass
+from flexc.passes.legalize_tile_for_gluon import LegalizeTileForGluonPass
 from flexc.passes.legalize_tile_for_triton import LegalizeTileForTritonPass
 from flexc.passes.tile_assign_buffers import TileAssignBuffersPass
+from flexc.passes.tile_assign_layouts import TileAssignLayoutsPass
 from flexc.passes.tile_async_products import TileAsyncProductsPass
 from flexc.passes.tile_delay_products import TileDelayProductsPass
 from flexc.passes.tile_expand_captures import TileExpandCapturesPass
@@ -181,6 +183,27 @@ def to_schedule(
         *TIDY,
         TileAsyncProductsPass(),
         *TIDY,
+    )
+
+
+def to_gluon(
+    tanh: Tanh = "exact",
+    reads: Reads = "coalesced",
+    overlap: bool = True,
+    shared_memory: int = HOPPER_SHARED_MEMORY,
+) -> Passes:
+    """From `tile` to what the Gluon printer can print."""
+    return (
+        *to_schedule(tanh, reads, overlap, shared_memory),
+        LegalizeTileForGluonPass(),
+        # Offsets of what is still loaded and stored by pointers.
+        TileSplitMapsPass(),
+        *TIDY,
+        LoopInvariantCodeMotionPass(),
+        TileMaterializeParamsPass(),
+        *TIDY,
+        # Last: layouts are of the tiles that are left.
+        TileAssignLayoutsPass(),
     )
 
 

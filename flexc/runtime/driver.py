@@ -23,9 +23,9 @@ from xdsl.printer import Printer
 
 import flexc
 from flexc.codegen.cpp.target import emit_cpp
+from flexc.codegen.gluon.target import emit_gluon
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.codegen.triton.target import emit_triton
-from flexc.errors import ScheduleError
 from flexc.frontend.capture import CapturedMods, capture_mods
 from flexc.frontend.closures import ModSignature
 from flexc.frontend.import_graph import AttentionModule, build_attention_module
@@ -197,7 +197,9 @@ def lower(module: ModuleOp, build: Build, schedule: Schedule = TRITON) -> Kernel
             tanh, reads = tanh_of(build), reads_of(build)
             passes += pipelines.to_triton(tanh, build.f32_precision, reads)
         case "gluon":
-            raise ScheduleError("is not there yet")
+            emit = emit_gluon
+            tanh, reads, memory = tanh_of(build), reads_of(build), build.shared_memory
+            passes += pipelines.to_gluon(tanh, reads, schedule.overlap, memory)
         case "cpp":
             emit = emit_cpp
             passes += pipelines.to_cpp()
