@@ -69,7 +69,7 @@ class Results:
     def ratio(self, cell: Cell, system: str, other: str) -> float | None:
         """How much faster one is than the other."""
         a, b = self.tflops(cell, system), self.tflops(cell, other)
-        return None if a is None or b is None else a / b
+        return a / b if a and b else None
 
     @classmethod
     def load(cls, path: Path) -> Results:

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import contextmanager
 
 from bench.gpu.cells import Cell
@@ -24,27 +23,35 @@ def warm_up(
     jobs: int,
     timeout: float | None,
 ) -> float:
-    """Run every cell once, in the given order; the seconds that it took.
+    """Run every cell once, in about the given order; the seconds that it took.
 
-    What is not begun when time is out is left for the benchmark to compile.
+    What is not done when time is out is left for the benchmark to compile.
     """
     start = time.perf_counter()
     context = multiprocessing.get_context("spawn")
-    with (
-        no_more_processes(),
-        ProcessPoolExecutor(min(jobs, len(cells)), context) as pool,
-    ):
-        begun = [pool.submit(run_once, cell, setup, tuple(systems)) for cell in cells]
-        wait(begun, timeout)
-        pool.shutdown(wait=True, cancel_futures=True)
+    jobs = min(jobs, len(cells))
+    shares = [tuple(cells[i::jobs]) for i in range(jobs)]
+    processes = [
+        context.Process(target=run_share, args=(share, setup, tuple(systems)))
+        for share in shares
+    ]
+    with no_more_processes():
+        for process in processes:
+            process.start()
+    for process in processes:
+        left = timeout and max(0.0, start + timeout - time.perf_counter())
+        process.join(left)
+        if process.is_alive():
+            process.kill()
     return time.perf_counter() - start
 
 
-def run_once(cell: Cell, setup: Setup, systems: Sequence[str]) -> None:
+def run_share(cells: Sequence[Cell], setup: Setup, systems: Sequence[str]) -> None:
     """What goes wrong is told by the benchmark itself."""
     from bench.gpu.measure import prepare
 
-    prepare(Problem.of(cell, setup), systems)
+    for cell in cells:
+        prepare(Problem.of(cell, setup), systems)
 
 
 @contextmanager
