@@ -7,8 +7,11 @@ import threading
 import pytest
 import torch
 from torch import Tensor
+from xdsl.traits import is_side_effect_free, is_speculatable
 from xdsl.utils.exceptions import InterpretationError, VerifyException
 
+from flexc.dialects import tile
+from flexc.dialects.tile.schedule import shared_bytes
 from flexc.runtime.interpreters import run_module
 from tests.unit.interpreters.ir import parse
 from tests.unit.interpreters.schedules import KERNEL, expected, inputs
@@ -217,3 +220,110 @@ def test_no_thread_is_left_over():
         run(without("tile.arrive %k_empty[%k_slot]"), inputs())
     run(KERNEL, inputs())
     assert threading.active_count() == before
+
+
+PARTS = """
+!data = tensor<?x?x?x8xf32>
+!out = memref<?x?x?x8xf32>
+tile.kernel @attention(
+    %query : !data #tile.param<argument 0>, %key : !data #tile.param<argument 1>,
+    %value : !data #tile.param<argument 2>, %out : !out #tile.param<argument 3>)
+    grid affine_map<(b, h, q_len) -> (q_len ceildiv 8, h, b)> {
+  %m = tile.program_id 0
+  %h = tile.program_id 1
+  %b = tile.program_id 2
+  %c0 = arith.constant 0 : i32
+  %c4 = arith.constant 4 : i32
+  %c8 = arith.constant 8 : i32
+  %first = arith.muli %m, %c8 : i32
+  tile.parts 2 {
+  ^bb0(%part : i32):
+    %rows = arith.muli %part, %c4 : i32
+    %row = arith.addi %first, %rows : i32
+    %x = tile.load %query[%b, %h, %row, %c0] checked [0]
+        : !data, i32, i32, i32, i32 -> !tile.tile<4x8xf32>
+    tile.store %x : !tile.tile<4x8xf32>, %out[%b, %h, %row, %c0] checked [0]
+        : !out, i32, i32, i32, i32
+    tile.end
+  }
+  tile.return
+}"""
+
+
+@pytest.mark.parametrize("interleaving", [None, 0, 1])
+def test_parts_run_once_each(interleaving: int | None):
+    args = [tensor.float() for tensor in inputs(rows=19)]
+    assert run(PARTS, args, interleaving).equal(args[0])
+
+
+COPY = """
+    %slots = tile.shared : !slots
+    %full = tile.barriers : !once
+    %place = tile.slot %slots[%c0] : !slots -> !view
+    tile.expect %full[%c0] bytes 64 : !once
+    tile.copy_in %key[%b, %h, %first, %c0] to %place, %full[%c0] : !data, !view, !once
+    tile.await %full[%c0] parity %c0 : !once
+    %x = tile.load %query[%b, %h, %first, %c0] checked [0]
+        : !data, i32, i32, i32, i32 -> !tile.tile<4x8xbf16>
+    %zero = arith.constant 0.0 : f32
+    %zeros = tile.full %zero : f32 -> !s
+    %place_t = tile.transpose_view %place : !view -> !turned
+    %s = tile.dot %x, %place_t, %zeros : !tile.tile<4x8xbf16>, !turned, !s -> !s
+    %p = tile.map(%e : f32 = %s [0, 1] : !s) {
+      %f = arith.truncf %e : f32 to bf16
+      flex.yield %f : bf16
+    } -> !p
+    %acc = tile.full %zero : f32 -> !acc
+    %o = tile.dot %p, %place, %acc : !p, !view, !acc -> !acc
+    %y = tile.map(%e : f32 = %o [0, 1] : !acc) {
+      %f = arith.truncf %e : f32 to bf16
+      flex.yield %f : bf16
+    } -> !tile.tile<4x8xbf16>
+    tile.store %y : !tile.tile<4x8xbf16>, %out[%b, %h, %first, %c0] checked [0]
+        : !out, i32, i32, i32, i32"""
+
+
+def one_role(body: str = COPY) -> str:
+    """A kernel without roles, where the whole program copies and waits."""
+    head, tail = KERNEL.index("  %q_s = tile.shared"), KERNEL.index("  tile.return")
+    return KERNEL[:head].replace("ceildiv 8", "ceildiv 4") + body + KERNEL[tail:]
+
+
+def test_a_program_without_roles_waits_too():
+    """And products that are not asynchronous read shared memory."""
+    q, k, v = inputs(blocks=1, rows=4)
+    p = (q.float() @ k.float().mT).bfloat16().float()
+    assert run(one_role(), [q, k, v]).equal((p @ k.float()).bfloat16())
+
+
+WRONG_WITHOUT_ROLES = {
+    "no-await": (
+        changed(line("tile.await", COPY), "", COPY),
+        "to be complete, got tile.dot's read of the program of %slots",
+    ),
+    "more-bytes-than-copied": (
+        changed(line("tile.copy_in", COPY), "", COPY),
+        r"deadlock: the program waits for %full\[0\] with parity 0 \(phase 0 has "
+        "1 of 1 arrivals and lacks 64 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_WITHOUT_ROLES)
+def test_wrong_programs_without_roles(name: str):
+    body, message = WRONG_WITHOUT_ROLES[name]
+    with pytest.raises(InterpretationError, match=message):
+        run(one_role(body), inputs(blocks=1, rows=4))
+
+
+def test_shared_bytes():
+    (kernel,) = parse(KERNEL).ops
+    # Six slots of 64 bytes, nine barriers.
+    assert shared_bytes(kernel) == 6 * 64 + 9 * 8
+
+
+def test_views_are_read_where_they_stand():
+    """Products of tiles are pure, those that read shared memory are not."""
+    dots = [op for op in parse(one_role()).walk() if isinstance(op, tile.DotOp)]
+    assert [is_side_effect_free(op) for op in dots] == [False, False]
+    assert [is_speculatable(op) for op in dots] == [False, False]

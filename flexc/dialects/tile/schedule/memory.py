@@ -138,7 +138,13 @@ class CopyInOp(IRDLOperation):
 
     def verify_(self) -> None:
         verify_box(self.tensor.type, self.indices, self.view)
+        _verify_whole(self.view)
         verify_index(self.index, self.barriers.type)
+
+
+def _verify_whole(view: SSAValue) -> None:
+    if isinstance(view.owner, TransposeViewOp):
+        raise VerifyException("expects a view of a slot as it is, got a transpose")
 
 
 @irdl_op_definition
@@ -206,6 +212,7 @@ class CopyOutOp(IRDLOperation):
 
     def verify_(self) -> None:
         verify_box(self.memref.type, self.indices, self.view)
+        _verify_whole(self.view)
 
 
 @irdl_op_definition

@@ -1,0 +1,107 @@
+// RUN: FLEXC_ROUNDTRIP
+
+// CHECK-LABEL: tile.kernel @parts
+tile.kernel @parts(%first : i32 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: tile.parts 2 {
+  // CHECK-NEXT: ^{{.*}}(%part: i32):
+  tile.parts 2 {
+  ^bb0(%part : i32):
+    %row = arith.addi %first, %part : i32
+    // CHECK: tile.end
+    tile.end
+  }
+  tile.return
+}
+
+// -----
+
+// CHECK-LABEL: tile.kernel @roles
+tile.kernel @roles(%key : tensor<?x?x64xbf16> #tile.param<argument 0>,
+                   %out : memref<?x?x64xbf16> #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %c0 = arith.constant 0 : i32
+  %c1 = arith.constant 1 : i32
+  // CHECK: %slots = tile.shared : !tile.shared<2, !tile.tile<64x64xbf16>>
+  %slots = tile.shared : !tile.shared<2, !tile.tile<64x64xbf16>>
+  // CHECK-NEXT: %full = tile.barriers : !tile.barriers<2, 1>
+  %full = tile.barriers : !tile.barriers<2, 1>
+  // CHECK-NEXT: %empty = tile.barriers : !tile.barriers<2, 2>
+  %empty = tile.barriers : !tile.barriers<2, 2>
+  // CHECK-NEXT: tile.roles {
+  tile.roles {
+    // CHECK-NEXT: tile.role "consumer" copies 2 warps 4 registers 240 {
+    // CHECK-NEXT: ^{{.*}}(%part: i32):
+    tile.role "consumer" copies 2 warps 4 registers 240 {
+    ^bb0(%part : i32):
+      // CHECK-NEXT: tile.await %full[%c0] parity %c0 : !tile.barriers<2, 1>
+      tile.await %full[%c0] parity %c0 : !tile.barriers<2, 1>
+      // CHECK-NEXT: %k = tile.slot %slots[%c0] : !tile.shared<2, !tile.tile<64x64xbf16>> -> !tile.view<!tile.tile<64x64xbf16>>
+      %k = tile.slot %slots[%c0] : !tile.shared<2, !tile.tile<64x64xbf16>> -> !tile.view<!tile.tile<64x64xbf16>>
+      // CHECK-NEXT: %k_t = tile.transpose_view %k : !tile.view<!tile.tile<64x64xbf16>> -> !tile.view<!tile.tile<64x64xbf16>>
+      %k_t = tile.transpose_view %k : !tile.view<!tile.tile<64x64xbf16>> -> !tile.view<!tile.tile<64x64xbf16>>
+      // CHECK-NEXT: %s = tile.issue_dot %k, %k_t of !tile.view<!tile.tile<64x64xbf16>>, !tile.view<!tile.tile<64x64xbf16>> -> !tile.pending<!tile.tile<64x64xf32>>
+      %s = tile.issue_dot %k, %k_t of !tile.view<!tile.tile<64x64xbf16>>, !tile.view<!tile.tile<64x64xbf16>> -> !tile.pending<!tile.tile<64x64xf32>>
+      // CHECK-NEXT: %x = tile.await_dot %s outstanding 0 : !tile.pending<!tile.tile<64x64xf32>> -> !tile.tile<64x64xf32>
+      %x = tile.await_dot %s outstanding 0 : !tile.pending<!tile.tile<64x64xf32>> -> !tile.tile<64x64xf32>
+      // CHECK-NEXT: %p = tile.map(
+      %p = tile.map(%e : f32 = %x [0, 1] : !tile.tile<64x64xf32>) {
+        %f = arith.truncf %e : f32 to bf16
+        flex.yield %f : bf16
+      } -> !tile.tile<64x64xbf16>
+      // CHECK: %o = tile.issue_dot %p, %k, %x : !tile.tile<64x64xf32>, of !tile.tile<64x64xbf16>, !tile.view<!tile.tile<64x64xbf16>> -> !tile.pending<!tile.tile<64x64xf32>>
+      %o = tile.issue_dot %p, %k, %x : !tile.tile<64x64xf32>, of !tile.tile<64x64xbf16>, !tile.view<!tile.tile<64x64xbf16>> -> !tile.pending<!tile.tile<64x64xf32>>
+      %y = tile.await_dot %o outstanding 0 : !tile.pending<!tile.tile<64x64xf32>> -> !tile.tile<64x64xf32>
+      // CHECK: %z = tile.dot %p, %k_t, %y : !tile.tile<64x64xbf16>, !tile.view<!tile.tile<64x64xbf16>>, !tile.tile<64x64xf32> -> !tile.tile<64x64xf32>
+      %z = tile.dot %p, %k_t, %y : !tile.tile<64x64xbf16>, !tile.view<!tile.tile<64x64xbf16>>, !tile.tile<64x64xf32> -> !tile.tile<64x64xf32>
+      // CHECK-NEXT: tile.arrive %empty[%c0] : !tile.barriers<2, 2>
+      tile.arrive %empty[%c0] : !tile.barriers<2, 2>
+      %to = tile.slot %slots[%part] : !tile.shared<2, !tile.tile<64x64xbf16>> -> !tile.view<!tile.tile<64x64xbf16>>
+      // CHECK: tile.write_view %p, %to : !tile.tile<64x64xbf16>, !tile.view<!tile.tile<64x64xbf16>>
+      tile.write_view %p, %to : !tile.tile<64x64xbf16>, !tile.view<!tile.tile<64x64xbf16>>
+      // CHECK-NEXT: tile.fence_copies
+      tile.fence_copies
+      // CHECK-NEXT: tile.copy_out %to to %out[%c0, %part, %c0] : !tile.view<!tile.tile<64x64xbf16>>, memref<?x?x64xbf16>
+      tile.copy_out %to to %out[%c0, %part, %c0] : !tile.view<!tile.tile<64x64xbf16>>, memref<?x?x64xbf16>
+      // CHECK-NEXT: tile.await_copies outstanding 0
+      tile.await_copies outstanding 0
+      // CHECK-NEXT: tile.end
+      tile.end
+    }
+    // CHECK: tile.role "producer" copies 1 warps 1 registers 24 {
+    tile.role "producer" copies 1 warps 1 registers 24 {
+    ^bb0(%copy : i32):
+      // CHECK: tile.await %empty[%c0] parity %c1 : !tile.barriers<2, 2>
+      tile.await %empty[%c0] parity %c1 : !tile.barriers<2, 2>
+      // CHECK-NEXT: tile.expect %full[%c0] bytes 8192 : !tile.barriers<2, 1>
+      tile.expect %full[%c0] bytes 8192 : !tile.barriers<2, 1>
+      %slot = tile.slot %slots[%c0] : !tile.shared<2, !tile.tile<64x64xbf16>> -> !tile.view<!tile.tile<64x64xbf16>>
+      // CHECK: tile.copy_in %key[%c0, %copy, %c0] to %slot, %full[%c0] : tensor<?x?x64xbf16>, !tile.view<!tile.tile<64x64xbf16>>, !tile.barriers<2, 1>
+      tile.copy_in %key[%c0, %copy, %c0] to %slot, %full[%c0] : tensor<?x?x64xbf16>, !tile.view<!tile.tile<64x64xbf16>>, !tile.barriers<2, 1>
+      tile.end
+    }
+  }
+  tile.return
+}
+
+// -----
+
+// A copy that chooses among the barriers by its number may be the only one.
+// CHECK-LABEL: tile.kernel @one_barrier_for_each_copy
+tile.kernel @one_barrier_for_each_copy(%c : i1 #tile.param<argument 0>,
+                                       %i : i32 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %own = tile.barriers : !tile.barriers<2, 1>
+  %one = tile.barriers : !tile.barriers<1, 1>
+  tile.roles {
+    tile.role "consumer" copies 2 warps 4 registers 240 {
+    ^bb0(%part : i32):
+      tile.arrive %own[%part] : !tile.barriers<2, 1>
+      scf.if %c {
+        tile.arrive %one[%i] : !tile.barriers<1, 1>
+      }
+      tile.end
+    }
+  }
+  tile.return
+}
