@@ -96,7 +96,7 @@ def kernel_argument(
 ) -> Tensor:
     """What `param` says of the call's arguments."""
     source = call[param.source.data]
-    if param.kind.data == ParamKind.ARGUMENT:
+    if param.kind.data in (ParamKind.ARGUMENT, ParamKind.DESCRIPTOR):
         return as_value(source, type_)
     assert isinstance(source, Tensor)
     if param.kind.data == ParamKind.DIM:
