@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flexc.runtime.driver import Build
 
 LEVELS = ("flex", "blocksparse", "tile", "source")
-TARGETS = ("cpp", "triton")
+TARGETS = ("cpp", "triton", "gluon")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 PACKAGES = ("flexc", "torch", "triton", "xdsl", "sympy", "numpy")
 VARIABLES = ("CXX", "FLEXC_CACHE_DIR", "OMP_NUM_THREADS", "TRITON_INTERPRET")
@@ -76,24 +76,25 @@ def emit(args: argparse.Namespace) -> None:
     signature = read_mods(load_function(args.score_mod), load_function(args.mask))
     mods = capture_mods(signature, _score_dtype(args.dtype))
     module = build_attention_module(mods.score, mods.mask, build.call).module
-    print(_printed(module, args.level, build).rstrip("\n"))
+    print(_printed(module, args.level, args.target, build).rstrip("\n"))
 
 
-def _printed(module: Any, level: str, build: Build) -> str:
+def _printed(module: Any, level: str, target: str, build: Build) -> str:
     """A flex module at a level, as text."""
     from xdsl.context import Context
 
     from flexc.passes import pipelines
     from flexc.runtime.driver import lower
+    from flexc.runtime.schedules import OVERLAP, TRITON
 
     if level == "source":
-        return lower(module, build).source
+        return lower(module, build, OVERLAP if target == "gluon" else TRITON).source
     if level != "flex":
         tiles: Any = {n: getattr(build.tiles, n) for n in TILE_ARGUMENTS}
         to_level = pipelines.FlexcToBlocksparsePass
         if level == "tile":
             to_level = pipelines.FlexcToTilePass
-        to_level(target=build.backend, **tiles).apply(Context(), module)  # pyright: ignore
+        to_level(target=target, **tiles).apply(Context(), module)  # pyright: ignore
     module.verify()
     return str(module)
 
@@ -121,7 +122,8 @@ def _build(args: argparse.Namespace) -> Build:
     )
     tiles = TileOptions(**{n: getattr(args, n) for n in TILE_ARGUMENTS})
     device = "cpu" if args.target == "cpp" else "cuda"
-    return Build(call, args.target, device, tiles)
+    backend = "cpp" if args.target == "cpp" else "triton"
+    return Build(call, backend, device, tiles)
 
 
 def _score_dtype(name: str) -> Any:

@@ -82,6 +82,7 @@ PASSES: dict[str, Callable[[], Any]] = {
     "flexc-to-blocksparse": _pass("pipelines:FlexcToBlocksparsePass"),
     "flexc-to-tile": _pass("pipelines:FlexcToTilePass"),
     "flexc-to-triton": _pass("pipelines:FlexcToTritonPass"),
+    "flexc-to-gluon": _pass("pipelines:FlexcToGluonPass"),
     "flexc-to-cpp": _pass("pipelines:FlexcToCppPass"),
 }
 

@@ -297,6 +297,26 @@ class FlexcToTritonPass(_Pipeline):
 
 
 @dataclass(frozen=True)
+class FlexcToGluonPass(_Pipeline):
+    """The pipeline from flex.attention to what `-t gluon` prints.
+
+    `overlap` says whether products run beside the softmax of another block; `tanh`
+    and `reads` are those of flexc-to-triton.
+    """
+
+    name = "flexc-to-gluon"
+
+    tanh: Tanh = "exact"
+    reads: Reads = "coalesced"
+    overlap: bool = True
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        schedule = to_gluon(self.tanh, self.reads, self.overlap, self.shared_memory)
+        convert = self.convert("gluon")
+        run((*to_blocksparse(convert), *to_tile("gluon"), *schedule), ctx, op)
+
+
+@dataclass(frozen=True)
 class FlexcToCppPass(_Pipeline):
     """The pipeline from flex.attention to what `-t cpp` prints."""
 

@@ -1,5 +1,7 @@
-"""Functions that emitted Gluon kernels import; names that differ among versions of
-Triton are settled here, so that kernels are the same text for all of them.
+"""Functions that emitted Gluon kernels import.
+
+Names that differ among versions of Triton are settled here, so that kernels are the
+same text for all of them.
 """
 
 # pyright: basic
@@ -13,7 +15,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from flexc.codegen.triton import support
 
-# Triton 3.6 has the former names.
+# Triton 3.6 has other names.
+HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
@@ -22,33 +25,22 @@ copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     """A row of barriers, each of which completes a phase after some arrivals."""
     row = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(COUNT):
+    for i in gl.static_range(COUNT):  # pyright: ignore
         mbarrier.init(row.index(i), count=ARRIVALS)
     return row
 
 
-if hasattr(gl.shared_memory_descriptor, "reinterpret"):
-
-    @gluon.jit
-    def tile_of(slot):
-        """The tile in a slot: copies see it with leading dimensions of size 1."""
-        ROWS: gl.constexpr = slot.shape[slot.rank - 2]
-        COLUMNS: gl.constexpr = slot.shape[slot.rank - 1]
-        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(
-            [ROWS, COLUMNS], slot.dtype
-        )
+@gluon.jit
+def tile_of(slot):
+    """The tile in a slot: copies see it with leading dimensions of size 1."""
+    ROWS: gl.constexpr = slot.shape[slot.rank - 2]
+    COLUMNS: gl.constexpr = slot.shape[slot.rank - 1]
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(  # pyright: ignore
+        [ROWS, COLUMNS], slot.dtype
+    )
+    if HAS_REINTERPRET:
         return slot.reinterpret(slot.dtype, [ROWS, COLUMNS], layout)
-
-else:
-
-    @gluon.jit
-    def tile_of(slot):
-        """The tile in a slot: copies see it with leading dimensions of size 1."""
-        ROWS: gl.constexpr = slot.shape[slot.rank - 2]
-        COLUMNS: gl.constexpr = slot.shape[slot.rank - 1]
-        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(
-            [ROWS, COLUMNS], slot.dtype
-        )
+    else:
         return slot._reinterpret(slot.dtype, [ROWS, COLUMNS], layout)
 
 

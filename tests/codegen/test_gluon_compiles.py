@@ -1,0 +1,79 @@
+"""Emitted Gluon kernels compile for Hopper, without a GPU, into what they are for.
+
+That is asynchronous products which overlap, and values that stay in registers.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from flexc.codegen.gluon.compiled_check import Limits, problems
+from flexc.errors import ScheduleError
+from tests.codegen.gluon_kernels import compiled, lower
+from tests.codegen.triton_kernels import Variant, has_mask
+from tests.corpus import CORPUS
+
+SOME = [
+    Variant("dense", "sm90", head_dim=128),
+    Variant("causal", "sm90", head_dim=128),
+    Variant("causal", "sm90", head_dim=256),
+    Variant("soft_cap", "sm90", head_dim=128),
+    Variant("soft_cap", "sm90", "fp16", head_dim=64),
+    Variant("alibi", "sm90", head_dim=64),
+    Variant("documents", "sm90", head_dim=128, tables=True),
+    Variant("relative_bias", "sm90", head_dim=128, length=200),
+    Variant("sliding_window", "sm90", head_dim=64, length=200),
+]
+
+MATRIX = [
+    Variant(case, "sm90", dtype, dim, tables)
+    for case, dtype, dim in product(CORPUS, ("bf16", "fp16"), (64, 128, 256))
+    for tables in ((False, True) if has_mask(case) else (False,))
+]
+
+LIMITS = Limits(spilled_bytes=256)
+"""A few values of the prologue cost nothing."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cache(tmp_path_factory: pytest.TempPathFactory):
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("FLEXC_CACHE_DIR", str(folder))
+        patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
+        yield
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("variant", SOME, ids=str)
+def test_products_overlap_and_nothing_spills(variant: Variant, tmp_path: Path) -> None:
+    kernel = compiled(variant)
+    assert problems(kernel.log, LIMITS) == []
+    assert "HGMMA" in kernel.sass(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("variant", MATRIX, ids=str)
+def test_matrix(variant: Variant, tmp_path: Path) -> None:
+    """What a schedule refuses, it refuses before anything is printed."""
+    try:
+        lower(variant)
+    except ScheduleError:
+        return
+    kernel = compiled(variant)
+    assert "HGMMA" in kernel.sass(tmp_path)
+
+
+@pytest.mark.timeout(600)
+def test_one_wait_leaves_a_product_running(tmp_path: Path) -> None:
+    """That of the loop; the first block and the last product stand alone."""
+    sass = compiled(Variant("dense", "sm90", head_dim=128)).sass(tmp_path)
+    waits = re.findall(r"DEPBAR\.LE gsb0, (0x\w+)", sass)
+    consumers = 2
+    assert waits.count("0x1") == consumers, waits
+    assert waits.count("0x0") == 3 * consumers, waits
