@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from xdsl.ir import Block, SSAValue
 
 from flexc.dialects import tile
-from flexc.dialects.tile import TileType
+from flexc.dialects.tile import TileType, shape_of
 from flexc.dialects.tile.schedule import PartsOp
 from flexc.dialects.tile.schedule.capacity import tile_bytes
 from flexc.errors import ScheduleError
@@ -35,7 +35,7 @@ def check_registers(parts: PartsOp, staged: list[tile.LoadOp], registers: int) -
 
 
 def peak_registers(parts: PartsOp, staged: list[tile.LoadOp]) -> int:
-    """The registers of each thread that hold tiles where most of them are alive.
+    """The registers of each thread that hold matrices where most of them are alive.
 
     What is in shared memory takes none, nor do tiles of one constant. A product's
     result takes the place of what it is added to.
@@ -60,11 +60,11 @@ def peak_registers(parts: PartsOp, staged: list[tile.LoadOp]) -> int:
 
 
 def tiles_of(block: Block) -> Iterator[SSAValue]:
-    """All tiles that are computed or carried within a block."""
+    """All matrices that are computed or carried within a block."""
     for op in block.walk():
         inner = (a for region in op.regions for b in region.blocks for a in b.args)
         for value in (*op.results, *inner):
-            if isinstance(value.type, TileType):
+            if len(shape_of(value.type)) == 2:
                 yield value
 
 
