@@ -181,7 +181,7 @@ class RoleCode:
             slot.name_hint = f"{name}_slot"
         turn = at
         if last:
-            turn = code.insert(arith.ShRUIOp(at, self.const(last.bit_length())))
+            turn = code.insert(arith.ShRSIOp(at, self.const(last.bit_length())))
         parity = code.and_(turn, self.const(1))
         parity.name_hint = f"{name}_parity"
         self.at[ring] = code.add(at, self.const(1), f"{name}_at")

@@ -19,7 +19,7 @@
 // CHECK-NEXT: %rows = tile.slot %rows_s[%c0]
 // CHECK: scf.for %h = %c0 to %heads step %c1 iter_args(%d_outer = %zeros, %w_at_1 = %c0, %q_at_1 = %c0)
 // CHECK-NEXT: %w_slot = arith.andi %w_at_1, %c3
-// CHECK-NEXT: [[TURN:%.*]] = arith.shrui %w_at_1, %c2
+// CHECK-NEXT: [[TURN:%.*]] = arith.shrsi %w_at_1, %c2
 // CHECK: tile.await %w_full[%w_slot] parity %w_parity
 // CHECK: scf.for %i = %c0 to %n step %c1 iter_args(%d_inner = %d_outer, %q_at_3 = %q_at_1)
 // CHECK: tile.load %sums

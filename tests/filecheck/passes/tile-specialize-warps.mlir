@@ -33,7 +33,7 @@
 // CHECK: scf.for %i = %c1 to %n step %c1 iter_args(%l_i = %l, %acc_i = %acc, %p_i = %p0, %k_at_1 = %c1, %v_at_1 = %c0)
 // CHECK-NEXT: %kv_start = arith.muli
 // CHECK-NEXT: %k_slot = arith.andi %k_at_1, %c1
-// CHECK-NEXT: [[TURN:%.*]] = arith.shrui %k_at_1, %c1
+// CHECK-NEXT: [[TURN:%.*]] = arith.shrsi %k_at_1, %c1
 // CHECK-NEXT: %k_parity = arith.andi [[TURN]], %c1
 // CHECK-NEXT: %k_at_2 = arith.addi %k_at_1, %c1
 // CHECK-NEXT: tile.await %k_full[%k_slot] parity %k_parity
