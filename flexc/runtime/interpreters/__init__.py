@@ -27,7 +27,7 @@ from flexc.runtime.interpreters.host import HostFunctions
 from flexc.runtime.interpreters.kernel import run_kernel
 from flexc.runtime.interpreters.pair_sums import PairSumsFunctions
 from flexc.runtime.interpreters.scalar import ScalarFunctions
-from flexc.runtime.interpreters.schedule import ScheduleFunctions, set_interleaving
+from flexc.runtime.interpreters.schedule import schedule_functions, set_interleaving
 from flexc.runtime.interpreters.tile import TileFunctions
 from flexc.runtime.interpreters.tile_approx import TileApproxFunctions
 from flexc.runtime.interpreters.values import as_value
@@ -60,7 +60,7 @@ def make_interpreter(
         BlockSparseFunctions(compute_dtype),
         TileFunctions(compute_dtype),
         TileApproxFunctions(),
-        ScheduleFunctions(compute_dtype),
+        *schedule_functions(compute_dtype),
         HostFunctions(compute_dtype),
     ):
         interpreter.register_implementations(functions)

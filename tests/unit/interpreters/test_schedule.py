@@ -7,11 +7,13 @@ import threading
 import pytest
 import torch
 from torch import Tensor
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation
 from xdsl.traits import is_side_effect_free, is_speculatable
 from xdsl.utils.exceptions import InterpretationError, VerifyException
 
 from flexc.dialects import tile
-from flexc.dialects.tile.schedule import shared_bytes
+from flexc.dialects.tile import schedule
 from flexc.runtime.interpreters import run_module
 from tests.unit.interpreters.ir import parse
 from tests.unit.interpreters.schedules import KERNEL, expected, inputs
@@ -319,11 +321,50 @@ def test_wrong_programs_without_roles(name: str):
 def test_shared_bytes():
     (kernel,) = parse(KERNEL).ops
     # Six slots of 64 bytes, nine barriers.
-    assert shared_bytes(kernel) == 6 * 64 + 9 * 8
+    assert schedule.shared_bytes(kernel) == 6 * 64 + 9 * 8
 
 
-def test_views_are_read_where_they_stand():
-    """Products of tiles are pure, those that read shared memory are not."""
+def test_products_that_read_shared_memory_are_not_moved():
     dots = [op for op in parse(one_role()).walk() if isinstance(op, tile.DotOp)]
     assert [is_side_effect_free(op) for op in dots] == [False, False]
     assert [is_speculatable(op) for op in dots] == [False, False]
+
+
+ORDERING = (
+    schedule.AwaitOp,
+    schedule.ArriveOp,
+    schedule.ExpectOp,
+    schedule.FenceCopiesOp,
+    schedule.AwaitCopiesOp,
+)
+
+
+def ordering_ops(module: ModuleOp) -> list[Operation]:
+    """All that waits and signals, in program order."""
+    return [op for op in module.walk() if isinstance(op, ORDERING)]
+
+
+# Nothing is copied over the last values, so that nobody waits for their readers.
+NEEDLESS = "tile.arrive %v_empty[%v_at_slot]"
+
+
+@pytest.mark.parametrize("index", range(len(ordering_ops(parse(KERNEL)))))
+def test_everything_that_waits_or_signals_is_needed(index: int):
+    module = parse(KERNEL)
+    op = ordering_ops(module)[index]
+    needless = str(op).startswith(NEEDLESS)
+    op.detach()
+    op.erase()
+    args = inputs()
+    out = torch.full_like(args[0], torch.nan)
+    if needless:
+        run_module(module, [*args, out])
+        assert out.equal(expected(*args))
+        return
+    with pytest.raises((VerifyException, InterpretationError), match="expect"):
+        verify_and_run(module, [*args, out])
+
+
+def verify_and_run(module: ModuleOp, args: list[Tensor]) -> None:
+    module.verify()
+    run_module(module, args)

@@ -9,11 +9,28 @@ chooses among the orders in which roles go on and copies land.
 
 from __future__ import annotations
 
-from flexc.runtime.interpreters.schedule.functions import ScheduleFunctions
+import torch
+from xdsl.interpreter import InterpreterFunctions
+
+from flexc.runtime.interpreters.schedule.memory import SharedMemoryFunctions
 from flexc.runtime.interpreters.schedule.program import (
     program,
     read_operand,
     set_interleaving,
 )
+from flexc.runtime.interpreters.schedule.roles import RoleFunctions
+from flexc.runtime.interpreters.schedule.waits import BarrierFunctions, ProductFunctions
 
-__all__ = ["ScheduleFunctions", "program", "read_operand", "set_interleaving"]
+__all__ = ["program", "read_operand", "schedule_functions", "set_interleaving"]
+
+
+def schedule_functions(
+    compute_dtype: torch.dtype | None = None,
+) -> tuple[InterpreterFunctions, ...]:
+    """The meaning of all ops of a schedule."""
+    return (
+        RoleFunctions(),
+        SharedMemoryFunctions(),
+        BarrierFunctions(),
+        ProductFunctions(compute_dtype),
+    )

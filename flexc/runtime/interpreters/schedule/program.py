@@ -17,7 +17,7 @@ from flexc.runtime.interpreters.schedule.interleavings import (
     Interleaving,
     Shuffled,
 )
-from flexc.runtime.interpreters.schedule.slots import Slot, View
+from flexc.runtime.interpreters.schedule.slots import Read, Slot, View
 from flexc.runtime.interpreters.schedule.transfers import CopyIn
 
 PROGRAM, SEED = "program", "seed"
@@ -130,11 +130,27 @@ def running_program(interpreter: Interpreter) -> ScheduledProgram:
     return interpreter.get_data(_Data, PROGRAM, lambda: ScheduledProgram(InOrder()))
 
 
+def at_switch(interpreter: Interpreter) -> ScheduledProgram:
+    """The program, once the current role is to go on."""
+    running = running_program(interpreter)
+    running.switch()
+    return running
+
+
 def read_operand(interpreter: Interpreter, value: Tensor | View, what: str) -> Tensor:
     """A tile, read from shared memory now if it lies there."""
     if isinstance(value, Tensor):
         return value
-    agent = running_program(interpreter).current
-    what = f"{what} of {agent.name}"
-    value.slot.begin_read(agent, agent.clock, what).end(agent.stamp())
+    running = running_program(interpreter)
+    (read,) = begin_reads(running, [value], what)
+    read.end(running.current.stamp())
     return value.tensor()
+
+
+def begin_reads(
+    running: ScheduledProgram, views: Sequence[View], what: str
+) -> list[Read]:
+    """Begin to read places until their reads are ended."""
+    agent = running.current
+    what = f"{what} by {agent.name}"
+    return [view.slot.begin_read(agent, agent.clock, what) for view in views]

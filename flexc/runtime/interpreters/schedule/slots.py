@@ -44,6 +44,11 @@ class Slot:
     write: Write | None = None
     reads: list[Read] = field(default_factory=list)
 
+    @property
+    def size(self) -> int:
+        """The slot's bytes, which a copy brings even where it lies outside."""
+        return self.data.numel() * self.data.element_size()
+
     def poison(self) -> None:
         """Let the slot hold nothing."""
         dtype = self.data.dtype

@@ -21,14 +21,9 @@ class CopyIn:
     write: Write
     barrier: Barrier
 
-    @property
-    def size(self) -> int:
-        """Bytes of the whole slot, those outside of the tensor included."""
-        return self.slot.data.numel() * self.slot.data.element_size()
-
     def land(self) -> None:
         """Have all bytes there; they are visible when the barrier's phase ends."""
-        self.barrier.land(self.size, self._deliver)
+        self.barrier.land(self.slot.size, self._deliver)
 
     def _deliver(self) -> None:
         self.slot.data.copy_(self.tile)
