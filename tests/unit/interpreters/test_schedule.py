@@ -301,7 +301,7 @@ def test_a_program_without_roles_waits_too():
 WRONG_WITHOUT_ROLES = {
     "no-await": (
         changed(line("tile.await", COPY), "", COPY),
-        "to be complete, got tile.dot's read of the program of %slots",
+        "to be complete, got tile.dot's read by the program of %slots",
     ),
     "more-bytes-than-copied": (
         changed(line("tile.copy_in", COPY), "", COPY),
