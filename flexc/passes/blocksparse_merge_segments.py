@@ -67,8 +67,8 @@ def may_be_merged(segments: Sequence[SegmentOp]) -> bool:
     """Whether one segment can say what several do: they have one mask at most."""
     if any(s.kind.data == SegmentKind.MIXED for s in segments):
         return False
-    first, *others = masks_of(segments) or [None]
-    return first is None or all(first.is_structurally_equivalent(m) for m in others)
+    masks = masks_of(segments)
+    return all(masks[0].is_structurally_equivalent(m) for m in masks[1:])
 
 
 def masks_of(segments: Sequence[SegmentOp]) -> list[Region]:

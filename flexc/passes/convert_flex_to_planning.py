@@ -29,14 +29,14 @@ LONGEST = 2**31 - 2
 
 
 def planning_kernels(
-    attention: flex.AttentionOp, target: Literal["triton", "cpp"]
+    attention: flex.AttentionOp, target: Literal["triton", "gluon", "cpp"]
 ) -> list[tile.KernelOp]:
     """The kernels for the mask of an attention op."""
     mask, length = attention.mask_mod, attention.max_length
     longest = LONGEST if length is None else length.value.data
     proof = build_classifier(mask, longest, attention.indices_fit is not None)
     classifier = proof.value if isinstance(proof, Proven) else None
-    samples = target == "triton"
+    samples = target != "cpp"
     kernels = [build_classify(mask, classifier, samples), build_refine(mask)]
     if not samples:
         kernels.insert(1, build_sample(mask))
@@ -54,7 +54,7 @@ class ConvertFlexToPlanningPass(ModulePass):
 
     name = "convert-flex-to-planning"
 
-    target: Literal["triton", "cpp"] = "triton"
+    target: Literal["triton", "gluon", "cpp"] = "triton"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         functions: dict[func.FuncOp, None] = {}

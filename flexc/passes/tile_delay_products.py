@@ -20,109 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from xdsl.context import Context
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Block, BlockArgument, Operation, Region, SSAValue
+from xdsl.dialects.builtin import ModuleOp, i1
+from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from flexc.dialects import tile
+from flexc.passes.analysis.later_iterations import known_later
+from flexc.passes.delaying.tails import Tail, tail_of
 from flexc.passes.scalar_code import ScalarCode
 
 Values = dict[SSAValue, SSAValue]
-
-
-@dataclass(frozen=True, eq=False)
-class Tail:
-    """A product that only the next iteration waits for, and what is loaded for it."""
-
-    loop: scf.ForOp
-    dot: tile.DotOp
-    number: int
-    """Of the loop's results, the one that the product is."""
-
-    @property
-    def block(self) -> Block:
-        return self.loop.body.block
-
-    @cached_property
-    def ops(self) -> list[Operation]:
-        """The product and its own loads and transposes, in program order."""
-        found: set[Operation] = {self.dot}
-        grown = True
-        while grown:
-            new = {
-                o.owner
-                for op in found
-                for o in op.operands
-                if isinstance(o.owner, tile.LoadOp | tile.TransposeOp)
-                and o.owner.parent is self.block
-                and all(use.operation in found for use in o.uses)
-            }
-            grown = not new <= found
-            found |= new
-        return [op for op in self.block.ops if op in found]
-
-    @cached_property
-    def rest(self) -> list[Operation]:
-        """What else an iteration does, but for its end."""
-        return [
-            op
-            for op in self.block.ops
-            if op not in self.ops and not isinstance(op, scf.YieldOp)
-        ]
-
-    @cached_property
-    def inputs(self) -> list[SSAValue]:
-        """What the product and its loads take from an iteration."""
-        own = {result for op in self.ops for result in op.results}
-        operands = (v for op in self.ops for v in op.operands)
-        return [v for v in dict.fromkeys(operands) if v not in own and self.varies(v)]
-
-    def varies(self, value: SSAValue) -> bool:
-        """Whether a value is an iteration's own."""
-        if isinstance(value, BlockArgument):
-            return value.block is self.block
-        return isinstance(value.owner, Operation) and value.owner.parent is self.block
-
-    @cached_property
-    def place(self) -> int:
-        """How many of `rest` come before the product of the iteration before.
-
-        It follows the last product that has no need of it. 0 if there is none.
-        """
-        total = self.block.args[1 + self.number]
-        before = 0
-        for count, op in enumerate(self.rest):
-            if any(total in inner.operands for inner in op.walk()):
-                break
-            if isinstance(op, tile.DotOp):
-                before = count + 1
-        return before
-
-    @property
-    def is_worth_it(self) -> bool:
-        """Whether its rhs comes from memory, and another product overlaps with it."""
-        rhs = self.dot.rhs
-        return self.place > 0 and (rhs not in self.inputs or not self.varies(rhs))
-
-
-def tail_of(loop: scf.ForOp) -> Tail | None:
-    """What may be done an iteration later, if the loop has such a thing."""
-    block = loop.body.block
-    last = block.last_op
-    if "nonempty" not in loop.attributes or not isinstance(last, scf.YieldOp):
-        return None
-    dots = [op for op in block.ops if isinstance(op, tile.DotOp)]
-    for dot in reversed(dots):
-        uses = list(dot.result.uses)
-        if len(uses) == 1 and uses[0].operation is last:
-            tail = Tail(loop, dot, uses[0].index)
-            return tail if tail.is_worth_it else None
-    return None
 
 
 class Delay:
@@ -177,7 +87,11 @@ class Delay:
         for arg, name in zip(block.args, names, strict=True):
             arg.name_hint = name
         code = ScalarCode(block)
-        values: Values = dict(zip([old[0], *kept], block.args, strict=False))
+        values: Values = {
+            value: code.const(holds, i1)
+            for value, holds in known_later(self.loop).items()
+        }
+        values.update(zip([old[0], *kept], block.args, strict=False))
         rest, place = self.tail.rest, self.tail.place
         clone_into(code, rest[:place], values)
         carried = block.args[1 + len(kept) :]

@@ -46,7 +46,7 @@ BLOCK_ARGS: tuple[IntegerType, ...] = (i32,) * 6
 """Types of (b, h, q_start, i, q_len, kv_len), which `block` receives first."""
 
 
-UNIT_PROPERTIES = ("inside", "nonempty", "padded")
+UNIT_PROPERTIES = ("inside", "full_inside", "nonempty", "padded")
 """Properties of a segment that hold or do not."""
 
 
@@ -102,6 +102,8 @@ class SegmentOp(IRDLOperation):
     kind = prop_def(SegmentKindAttr)
     inside = opt_prop_def(UnitAttr)
     """No visited block sticks out over kv_len: columns need no check."""
+    full_inside = opt_prop_def(UnitAttr)
+    """No visited block that is not masked sticks out, in a mixed segment."""
     nonempty = opt_prop_def(UnitAttr)
     """Bounds are known not to be empty."""
     padded = opt_prop_def(UnitAttr)

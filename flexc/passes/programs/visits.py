@@ -39,7 +39,12 @@ class Visit:
     def _unmasked(self) -> SSAValue | None:
         """`masked`, where the mask may be asked of blocks that it says nothing of."""
         has_mask = self.segment.mask_mod is not None
-        return self.masked if has_mask and self.sticks_out else None
+        return self.masked if has_mask and self._full_sticks_out else None
+
+    @property
+    def _full_sticks_out(self) -> bool:
+        """Whether columns may lie beyond the last though the block is not masked."""
+        return self.sticks_out and self.segment.full_inside is None
 
     def doubtful(
         self, code: ScalarCode, block_n: int, column_len: SSAValue
@@ -52,7 +57,7 @@ class Visit:
         if self.segment.kind.data == SegmentKind.PARTIAL:
             return None
         found = [] if self.masked is None else [self.masked]
-        if self.sticks_out and (found or self.segment.is_entered):
+        if self._full_sticks_out and (found or self.segment.is_entered):
             end = code.add(self.start, code.const(block_n))
             found.append(code.cmp("sgt", end, column_len))
         if self.exists is not None:

@@ -35,7 +35,11 @@ class Merger:
 
     def merge(self) -> SegmentOp:
         mask = next((s.mask_mod for s in self.segments if is_masked(s)), None)
-        flags = {"nonempty": self.nonempty, "padded": self.padded}
+        flags = {
+            "full_inside": self.kind == SegmentKind.MIXED and self.is_full_inside,
+            "nonempty": self.nonempty,
+            "padded": self.padded,
+        }
         return SegmentOp(
             self.kind,
             self.bounds(),
@@ -58,6 +62,12 @@ class Merger:
         """Whether no block sticks out; one that is made up does without columns."""
         inside = all(s.inside is not None for s in self.segments)
         return inside and (self.has_columns or not self.padded)
+
+    @property
+    def is_full_inside(self) -> bool:
+        """Whether blocks that only the mask's segments have may stick out."""
+        full = (s for s in self.segments if not is_masked(s))
+        return not self.is_inside and all(s.inside is not None for s in full)
 
     def bounds(self) -> Region:
         """All iterations, counted from 0."""

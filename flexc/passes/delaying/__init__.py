@@ -1,0 +1,1 @@
+"""What a loop may do an iteration later."""
