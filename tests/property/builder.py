@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
@@ -254,7 +254,7 @@ class Builder:
 
     def widened(self, x: Real) -> Real:
         """Of the score's type, as a choice between it and another is."""
-        return Real(x.text, x.bound, x.fixed, x.eps, x.lip, None, x.grain)
+        return replace(x, unit=None)
 
     def unary(self, x: Real) -> Real:
         if not x.is_wide:
@@ -262,11 +262,11 @@ class Builder:
         functions = [f for f in FUNCTIONS if x.bound <= f.limit]
         f = self.pick(functions)
         text = self.let(f.text.format(x=x.text))
-        return self.bounded(rounded(text, f.bound(x.bound), (x, f.derivative(x.bound))))
+        term, tanh = (x, f.derivative(x.bound)), f.tanh(x.bound)
+        return self.bounded(rounded(text, f.bound(x.bound), term, own_tanh=tanh))
 
     def wide(self, x: Real) -> Real:
-        text = self.let(f"{x.text}.to(torch.float32)")
-        return Real(text, x.bound, x.fixed, x.eps, x.lip, EPS32, x.grain)
+        return replace(x, text=self.let(f"{x.text}.to(torch.float32)"), unit=EPS32)
 
     def binary(self, x: Real, y: Real) -> Real:
         a, b = x.text, y.text
@@ -297,7 +297,7 @@ class Builder:
         limit = 8.0
         text = self.let(f"torch.clamp({x.text}, -{limit}, {limit})")
         if x.lip <= MAX_REAL:
-            return Real(text, limit, x.fixed, x.eps, x.lip, x.unit, x.grain)
-        scaled = Real(text, limit, x.fixed, x.eps, x.lip, x.unit, None)
+            return replace(x, text=text, bound=limit)
+        scaled = replace(x, text=text, bound=limit, grain=None)
         text = self.let(f"{text} * {1 / 64}")
         return rounded(text, limit / 64, (scaled, 1 / 64))

@@ -72,6 +72,14 @@ def laid_out(shape, layout, fill) -> Tensor:
             return fill((shape[0] + 2, *shape[1:]))[1:-1]
 
 
+def moved(x: Tensor, device: str) -> Tensor:
+    """On another device, lying in memory as it does here."""
+    if device == "cpu":
+        return x
+    storage = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage()).to(device)
+    return storage.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
 @dataclass
 class Captures:
     """What the mods of one case capture; drawn as they are built."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from tests import reference
-from tests.property.captures import TensorSpec, laid_out
+from tests.property.captures import TensorSpec, laid_out, moved
 from tests.property.values import Real
 
 _numbers = count()
@@ -71,6 +71,7 @@ class Case:
     tensors: dict[str, TensorSpec]
     numbers: dict[str, int | float]
     block_size: int | tuple[int, int] | None
+    device: str = "cpu"
 
     def __repr__(self) -> str:
         facts = f"{self.sizes}\n{self.dtype}, {self.layouts}, scale {self.scale}"
@@ -115,7 +116,10 @@ class Case:
     @cached_property
     def captured_values(self) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(self.seed)
-        tensors = {n: spec.make(generator) for n, spec in self.tensors.items()}
+        tensors = {
+            name: moved(spec.make(generator), self.device)
+            for name, spec in self.tensors.items()
+        }
         return tensors | self.numbers
 
     @cached_property
@@ -150,7 +154,7 @@ class Case:
             if i < 2:
                 norm = x.norm(dim=-1, keepdim=True)
                 x = x * (longest / norm.clamp(min=longest))
-            made.append(with_layout(x, shape, layout, self.dtype))
+            made.append(moved(with_layout(x, shape, layout, self.dtype), self.device))
         return made[0], made[1], made[2]
 
     @cached_property
@@ -162,7 +166,7 @@ class Case:
         _, mask = self.mods(reference_live)
         assert mask is not None
         made = create_block_mask(
-            mask, s.batch, s.heads, s.q_len, s.kv_len, "cpu", self.block_size
+            mask, s.batch, s.heads, s.q_len, s.kv_len, self.device, self.block_size
         )
         _, given = self.given_mods
         assert given is not None

@@ -12,6 +12,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from flexc import universe
+from flexc.errors import ScheduleError
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.import_graph import build_attention_module
 from flexc.passes import pipelines
@@ -69,12 +70,18 @@ def levels(
     block_m: int | None = None,
     block_n: int | None = None,
 ) -> Iterator[tuple[str, ModuleOp, list[Any]]]:
-    """The module as imported and after each pass, with what ran last."""
+    """The module as imported and after each pass, with what ran last.
+
+    Of a kernel without a schedule, up to the pass that refuses it.
+    """
     module, args = flex_module(case)
     ctx = context()
     module.verify()
     yield "import", module, args
     for number, each in enumerate(passes(target, block_m, block_n)):
-        each.apply(ctx, module)
+        try:
+            each.apply(ctx, module)
+        except ScheduleError:  # Not all kernels can be given one.
+            return
         module.verify()
         yield f"{number} {each.name} for {target}", module, args

@@ -7,6 +7,7 @@ score (they may be anything in the indices): no rounding error can flip them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,9 +47,10 @@ def cases(
     dtypes: tuple[torch.dtype, ...] = ALL_DTYPES,
     longest: int = 129,
     depth: int = 3,
+    shapes: st.SearchStrategy[Sizes] | None = None,
 ) -> Case:
     """A whole call of attention."""
-    shape = draw(sizes(longest))
+    shape = draw(sizes(longest) if shapes is None else shapes)
     captures = Captures(SCORE_BOUND, torch.bfloat16 in dtypes)
     counts = {
         "b": shape.batch,
@@ -136,7 +138,7 @@ def score_value(builder: Builder, depth: int, causal: bool) -> Real:
         # -inf from a score_mod masks a pair as well as a mask does.
         condition = builder.condition(1)
         text = builder.let(f'torch.where({condition.text}, {x.text}, -float("inf"))')
-        return Real(text, x.bound, x.fixed, x.eps, x.lip, None)
+        return replace(x, text=text, unit=None, grain=None)
     if kind == "dead" and causal:
         # Outside of the table wherever the mask is false.
         size = builder.sizes["q_idx"]
@@ -144,6 +146,6 @@ def score_value(builder: Builder, depth: int, causal: bool) -> Real:
         spec = TensorSpec((size,), torch.float32, "real", "contiguous")
         builder.captures.tensors[name] = spec
         text = builder.let(f"{x.text} + {name}[live(q_idx - kv_idx, {size})]")
-        own = 6 * (x.bound + 4)
-        return Real(text, x.bound + 4, x.fixed, x.eps + own, x.lip, None)
+        eps, bound = x.eps + 6 * (x.bound + 4), x.bound + 4
+        return replace(x, text=text, bound=bound, eps=eps, unit=None, grain=None)
     return x

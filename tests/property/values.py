@@ -3,13 +3,15 @@
 Every value knows its bounds and its error, so that a mod that is generated stays
 finite and its score can be held to a derived tolerance, whatever its shape.
 
-The error of a real value is `lip * d + eps * u + fixed`, where
+The error of a real value is `lip * d + eps * u + tanh * t + fixed`, where
 
 - d is the error of the score that the mod receives and `lip` bounds the
   derivative with respect to it;
 - u is the rounding unit of the scores' type and `eps` counts roundings of values
   that depend on the score, each weighted with the value's magnitude and with the
   derivatives of what is applied to it;
+- t is the error of a target's tanh where that is more than roundings, and `tanh`
+  counts those, weighted in the same way;
 - `fixed` is what two evaluations in float32 (or in half precision) of values
   that do not depend on the score may differ by.
 
@@ -62,15 +64,16 @@ class Real:
     """Of its type; None where it has the type of the score."""
     grain: int | None = None
     """Exact, and a multiple of 2**-grain; None where it is rounded."""
+    tanh: float = 0.0
 
     @property
     def is_wide(self) -> bool:
         """Not of half precision."""
         return self.unit is None or self.unit <= EPS32
 
-    def error(self, delta: float, unit: float) -> float:
-        """Given the error of the score and the unit of its type."""
-        return self.lip * delta + self.eps * unit + self.fixed
+    def error(self, delta: float, unit: float, tanh: float = 0.0) -> float:
+        """Given the error of the score, the unit of its type, and that of tanh."""
+        return self.lip * delta + self.eps * unit + self.tanh * tanh + self.fixed
 
 
 def common_unit(values: Sequence[Real]) -> float | None:
@@ -82,20 +85,20 @@ def common_unit(values: Sequence[Real]) -> float | None:
 
 
 def rounded(
-    text: str, bound: float, *terms: tuple[Real, float], grain: int | None = None
+    text: str, bound: float, *terms: tuple[Real, float], own_tanh: float = 0.0
 ) -> Real:
     """The result of an op; `terms` are operands with the derivatives by them."""
     unit = common_unit([v for v, _ in terms])
     fixed = sum(v.fixed * d for v, d in terms)
     eps = sum(v.eps * d for v, d in terms)
     lip = sum(v.lip * d for v, d in terms)
-    if grain is None:
-        own = ROUNDINGS * max(1.0, bound)
-        if unit is None:
-            eps += own
-        else:
-            fixed += own * unit
-    return Real(text, bound, fixed, eps, lip, unit, grain)
+    tanh = sum(v.tanh * d for v, d in terms) + own_tanh
+    own = ROUNDINGS * max(1.0, bound)
+    if unit is None:
+        eps += own
+    else:
+        fixed += own * unit
+    return Real(text, bound, fixed, eps, lip, unit, None, tanh)
 
 
 def either(text: str, *values: Real) -> Real:
@@ -110,6 +113,7 @@ def either(text: str, *values: Real) -> Real:
         max(v.lip for v in values),
         common_unit(values),
         max(exact) if len(exact) == len(grains) else None,
+        max(v.tanh for v in values),
     )
 
 
@@ -122,6 +126,8 @@ class Function:
     bound: Callable[[float], float]
     limit: float = MAX_REAL
     """Up to which b its values stay moderate."""
+    tanh: Callable[[float], float] = lambda b: 0.0
+    """Bounds its derivative by a tanh that its formula has."""
 
 
 def _const(x: float) -> Callable[[float], float]:
@@ -135,11 +141,11 @@ def _same(b: float) -> float:
 FUNCTIONS = (
     Function("-{x}", _const(1), _same),
     Function("{x}.abs()", _const(1), _same),
-    Function("torch.tanh({x})", _const(1), _const(1)),
+    Function("torch.tanh({x})", _const(1), _const(1), tanh=_const(1)),
     Function("torch.sigmoid({x})", _const(0.25), _const(1)),
     Function("torch.sin({x})", _const(1), _const(1)),
     Function("torch.cos({x})", _const(1), _const(1)),
-    Function("torch.tan(torch.tanh({x}))", _const(3.5), _const(1.6)),
+    Function("torch.tan(torch.tanh({x}))", _const(3.5), _const(1.6), tanh=_const(3.5)),
     Function("torch.exp({x})", exp, exp, 3),
     Function("torch.exp(-{x}.abs())", _const(1), _const(1)),
     Function("torch.exp2({x})", lambda b: 2**b, lambda b: 2**b, 4),
@@ -153,7 +159,8 @@ FUNCTIONS = (
     Function("torch.erf({x})", _const(1.2), _const(1)),
     Function("torch.erfc({x})", _const(1.2), _const(2)),
     Function("F.gelu({x})", _const(1.2), _same),
-    Function('F.gelu({x}, approximate="tanh")', _const(1.2), _same),
+    Function('F.gelu({x}, approximate="tanh")', _const(1.2), _same,
+             tanh=lambda b: b / 2),
     Function("F.silu({x})", _const(1.2), _same),
     Function("F.relu({x})", _const(1), _same),
     Function("F.relu6({x})", _const(1), _const(6)),
@@ -162,14 +169,17 @@ FUNCTIONS = (
     Function("F.softplus({x})", _const(1), lambda b: b + 1),
     Function("F.logsigmoid({x})", _const(1), lambda b: b + 1),
     Function("F.softsign({x})", _const(1), _const(1)),
-    Function("F.mish({x})", _const(1.2), _same),
+    Function("F.mish({x})", _const(1.2), _same, tanh=_same),
     Function("F.hardtanh({x})", _const(1), _const(1)),
     Function("F.hardswish({x})", _const(1.5), _same),
     Function("torch.atan({x})", _const(1), _const(1.6)),
     Function("torch.asinh({x})", _const(1), lambda b: log(2 * b + 2)),
-    Function("torch.asin(0.9 * torch.tanh({x}))", _const(2.1), _const(1.2)),
-    Function("torch.acos(0.9 * torch.tanh({x}))", _const(2.1), _const(2.8)),
-    Function("torch.atanh(0.9 * torch.tanh({x}))", _const(4.8), _const(1.5)),
+    Function("torch.asin(0.9 * torch.tanh({x}))", _const(2.1), _const(1.2),
+             tanh=_const(2.1)),
+    Function("torch.acos(0.9 * torch.tanh({x}))", _const(2.1), _const(2.8),
+             tanh=_const(2.1)),
+    Function("torch.atanh(0.9 * torch.tanh({x}))", _const(4.8), _const(1.5),
+             tanh=_const(4.8)),
     Function("torch.sinh({x})", cosh, cosh, 3),
     Function("torch.cosh({x})", cosh, cosh, 3),
     Function("torch.square({x})", lambda b: 2 * b, lambda b: b * b, 8),
@@ -189,7 +199,7 @@ FUNCTIONS = (
     Function("torch.addcmul({x}, {x}, {x}, value=0.5)", lambda b: 1 + b,
              lambda b: b + b * b / 2, 8),
     Function("torch.addcdiv({x}, {x}, {x}.abs() + 1)", _const(3), lambda b: b + 1),
-    Function("20 * torch.tanh({x} / 20)", _const(1), _const(20)),
+    Function("20 * torch.tanh({x} / 20)", _const(1), _const(20), tanh=_const(20)),
     Function("torch.where({x} > 0, {x}, torch.exp({x}) - 1)", _const(e), _same),
 )  # fmt: skip
 """Continuous everywhere, with derivatives that |x| <= b bounds."""
