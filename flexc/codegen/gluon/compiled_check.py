@@ -10,9 +10,8 @@ import re
 from dataclasses import dataclass
 
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
-STACK = re.compile(r"(\d+) bytes stack frame")
 REGISTERS = re.compile(r"Used (\d+) registers")
-SERIALISED = re.compile(r"^.*\((C75\d\d)\)(.*)$", re.MULTILINE)
+SERIALISED = re.compile(r"\((C75\d\d)\)\s*(.*)$", re.MULTILINE)
 """Remarks C7510 to C7517: products are waited for where they are issued."""
 
 
@@ -29,12 +28,14 @@ NO_SPILLS = Limits()
 
 def problems(log: str, limits: Limits = NO_SPILLS) -> list[str]:
     """What makes a kernel slow, of those that a log of `ptxas -v` is about."""
+    if not SPILLS.search(log):
+        return ["ptxas said nothing of the kernel"]
     found: list[str] = []
     if (spilled := spilled_bytes(log)) > limits.spilled_bytes:
         used = max(map(int, REGISTERS.findall(log)), default=0)
         found.append(f"{spilled} bytes spill to memory, with {used} registers")
     for code, text in dict(SERIALISED.findall(log)).items():
-        found.append(f"products do not overlap: {code}{text}")
+        found.append(f"products do not overlap: {code} {text}")
     return found
 
 

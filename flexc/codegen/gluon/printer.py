@@ -44,6 +44,7 @@ class GluonPrinter(TilePrinter):
     reserved: ClassVar[frozenset[str]] = TilePrinter.reserved | set(GLUON_WORDS.split())
     language: ClassVar[Language] = GLUON
     decorator: ClassVar[str] = "gluon.jit"
+    unnamed: ClassVar[str] = "x"
 
     _roles: list[str] = field(default_factory=list[str], init=False)
     _entry: str = field(default="", init=False)
@@ -56,6 +57,10 @@ class GluonPrinter(TilePrinter):
         bounds = self.args(op.lb, op.ub)
         step = self.name(op.step)
         return f"range({', '.join(bounds if step == '1' else [*bounds, step])})"
+
+    def loop_comment(self, op: ForOp, kind: str) -> str:
+        is_peeled = self.name(op.lb) == "1"
+        return f"{kind} blocks, after the first" if is_peeled else f"{kind} blocks"
 
     def spread(self, value: str, type_: Attribute) -> str:
         """Gluon has no broadcast, but that of arithmetic."""
@@ -90,15 +95,19 @@ class GluonPrinter(TilePrinter):
             return
         for layout in layouts_of(body):
             function, args = layout_call(layout, role.warps.value.data)
-            self.print_constant(layout_name(layout), function, args)
+            name = layout_name(layout)
+            self.print_call(f"{name}: gl.constexpr = {function}", args)
 
-    def print_constant(self, name: str, function: str, args: list[str]) -> None:
-        opening = f"{name}: gl.constexpr = {function}("
-        text = f"{opening}{', '.join(args)})"
-        if len(text) + self.indent_num_spaces <= 88:
+    def assign_call(self, value: SSAValue, function: str, args: list[str]) -> None:
+        self.print_call(f"{self.declare(value)} = {function}", args)
+
+    def print_call(self, opening: str, args: list[str]) -> None:
+        """A call in one line, or in several where that would be too long."""
+        text = f"{opening}({', '.join(args)})"
+        if len(text) + self._indent * self.indent_num_spaces <= 88:
             self.line(text)
         else:
-            self.print_wrapped(opening, args, ")")
+            self.print_wrapped(f"{opening}(", args, ")")
 
     def print_role(self, role: schedule.RoleOp) -> tuple[str, list[str]]:
         """Print a role's function aside: its name, and what it is to be given."""
@@ -185,9 +194,7 @@ class GluonPrinter(TilePrinter):
         dtype = self.language.dtype(type_.tile.element_type)
         layout = self.call("NVMMASharedLayout.get_default_for", box, dtype)
         args = [dtype, str([type_.slots.data, *box]), layout]
-        self.print_wrapped(
-            f"{self.declare(op.result)} = gl.allocate_shared_memory(", args, ")"
-        )
+        self.assign_call(op.result, "gl.allocate_shared_memory", args)
 
     @print_statement.register
     def _(self, op: schedule.BarriersOp) -> None:
@@ -259,7 +266,7 @@ class GluonPrinter(TilePrinter):
             args += [self.full(type_.tile, "0.0"), "use_acc=False"]
         else:
             args.append(self.name(op.acc))
-        self.assign(op.result, f"warpgroup_mma({', '.join(args)}, is_async=True)")
+        self.assign_call(op.result, "warpgroup_mma", [*args, "is_async=True"])
 
     @print_statement.register
     def _(self, op: schedule.AwaitDotOp) -> None:

@@ -65,6 +65,10 @@ class TilePrinter(SourcePrinter):
         """What a loop's index runs through."""
         return f"range({', '.join(self.args(op.lb, op.ub, op.step))})"
 
+    def loop_comment(self, op: scf.ForOp, kind: str) -> str:
+        """What is said of a loop over blocks."""
+        return f"{kind} blocks"
+
     # Functions
 
     def print_kernel(self, kernel: tile.KernelOp) -> str:
@@ -107,7 +111,8 @@ class TilePrinter(SourcePrinter):
         self.line(opening)
         # An item is not broken: its own blanks are out of sight meanwhile.
         text = ", ".join(item.replace(" ", HIDDEN_BLANK) for item in items)
-        for part in textwrap.wrap(text, LINE_LENGTH, break_long_words=False):
+        width = LINE_LENGTH - self._indent * self.indent_num_spaces
+        for part in textwrap.wrap(text, width, break_long_words=False):
             part = part.replace(HIDDEN_BLANK, " ")
             self.line(" " * self.indent_num_spaces + part)
         self.line(closing)
@@ -226,7 +231,7 @@ class TilePrinter(SourcePrinter):
             self.assign(arg, self.initial(init))
         kind = op.attributes.get("segment")
         if isinstance(kind, blocksparse.SegmentKindAttr):
-            self.comment(f"{kind.data} blocks")
+            self.comment(self.loop_comment(op, kind.data))
         steps = self.loop_range(op)
         with self.block(f"for {self.declare(index)} in {steps}"):
             self.print_block(op.body.block)
