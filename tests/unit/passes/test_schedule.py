@@ -1,0 +1,126 @@
+"""Kernels of roles compute what their programs did, in whatever order roles go on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+
+from flexc.dialects.tile.schedule import AwaitDotOp, RoleOp
+from flexc.errors import ScheduleError
+from flexc.frontend.capture import capture_mods
+from flexc.frontend.import_graph import build_attention_module
+from flexc.passes import pipelines
+from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.runtime.arguments import split_block_mask
+from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.interpreters import run_module
+from flexc.runtime.options import NO_OPTIONS
+from tests.corpus import CORPUS
+from tests.reference import attention
+
+QUERIES, KEYS = 200, 300
+"""Two blocks of rows with two or three parts each, and an edge in both lengths."""
+
+REFUSED = {"nothing"}
+"""There is nothing to load where nothing is seen."""
+
+
+def programs(
+    case: str, dims: tuple[int, int], tables: bool = False, heads: int = 1
+) -> tuple[ModuleOp, list[object], Tensor]:
+    """A case's tile programs for Hopper, their arguments, and what they compute."""
+    sizes = (1, heads, 1, QUERIES, KEYS)
+    score_mod, mask_mod = CORPUS[case].factory(*sizes)
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(heads, QUERIES, dims[0]), (1, KEYS, dims[0]), (1, KEYS, dims[1])]
+    query, key, value = (
+        torch.randn(1, *shape, generator=draw).to(torch.bfloat16) for shape in shapes
+    )
+    block_mask = None
+    if tables:
+        assert mask_mod is not None
+        block_mask = create_block_mask(mask_mod, 1, heads, QUERIES, KEYS, "cpu")
+    given = (block_mask, None) if tables else (None, mask_mod)
+    mask, found = split_block_mask(*given, query, key)
+    signature = read_signature(score_mod, mask, query.device)
+    call = Attention(
+        query, key, value, 0.125, found, signature, Outputs(lse=True), "triton",
+        NO_OPTIONS,
+    )  # fmt: skip
+    mods = capture_mods(signature, call.score_dtype)
+    made = build_attention_module(mods.score, mods.mask, call.build().call)
+    args = [query, key, value, 0.125, *made.arguments(signature.captures)]
+    args += found.tensors if found is not None else []
+    convert = ConvertFlexToBlocksparsePass("gluon")
+    passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile("gluon"))
+    pipelines.run(passes, Context(), made.module)
+    exact = attention(
+        query, key, value, score_mod, mask_mod, scale=0.125, enable_gqa=True
+    )
+    return made.module, args, exact.out
+
+
+def check(
+    case: str,
+    dims: tuple[int, int] = (64, 64),
+    overlap: bool = True,
+    tables: bool = False,
+    heads: int = 1,
+) -> ModuleOp:
+    """Run a case's kernel with roles beside its programs without; the kernel."""
+    module, args, exact = programs(case, dims, tables, heads)
+    wanted = run_module(module, args)
+    for each in pipelines.to_schedule(overlap=overlap):
+        each.apply(Context(), module)
+        module.verify()
+    assert sum(isinstance(op, RoleOp) for op in module.walk()) == 2
+    for interleaving in (None, 1):
+        out, lse = run_module(module, args, interleaving=interleaving)
+        close(out, wanted[0], 2e-2)
+        close(lse, wanted[1], 1e-4)
+        close(out, exact, 5e-2)
+    return module
+
+
+def close(got: Tensor, wanted: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(
+        got.double(), wanted.double(), atol=tolerance, rtol=tolerance, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("case", [c for c in CORPUS if c not in REFUSED])
+def test_the_corpus(case: str) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "simple"])
+@pytest.mark.parametrize(
+    "dims", [(128, 128), (256, 256), (96, 32), (16, 128)], ids="{0[0]}x{0[1]}".format
+)
+def test_head_dims(dims: tuple[int, int], overlap: bool) -> None:
+    check("sliding_window", dims, overlap, heads=2)
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "simple"])
+@pytest.mark.parametrize("case", ["causal", "documents", "some_rows_empty"])
+def test_tables(case: str, overlap: bool) -> None:
+    check(case, (64, 64), overlap, tables=True)
+
+
+def test_products_overlap() -> None:
+    """One is in flight while another's result is used, if that is asked for."""
+    for overlap in (True, False):
+        module = check("causal", overlap=overlap)
+        waits = [o for o in module.walk() if isinstance(o, AwaitDotOp)]
+        assert any(o.outstanding.value.data for o in waits) == overlap
+
+
+@pytest.mark.parametrize("case", sorted(REFUSED))
+def test_nothing_to_load(case: str) -> None:
+    module, _, _ = programs(case, (64, 64))
+    with pytest.raises(ScheduleError, match="nothing to copy"):
+        pipelines.run(pipelines.to_schedule(), Context(), module)
