@@ -180,10 +180,12 @@ def convert_for(
     build: Build, schedule: Schedule | None = None
 ) -> ConvertFlexToBlocksparsePass:
     """The pass that decides tiles and segments, for a schedule or the best."""
+    sizes, memory = build.tiles.sizes, build.shared_memory
     target = "cpp" if build.backend == "cpp" else "triton"
     if build.backend == "triton":
-        target = (schedule or preferred(build)).target
-    sizes, memory = build.tiles.sizes, build.shared_memory
+        schedule = schedule or preferred(build)
+        target = schedule.target
+        sizes["block_m"] = schedule.rows or sizes["block_m"]
     return ConvertFlexToBlocksparsePass(target, **sizes, shared_memory=memory)
 
 

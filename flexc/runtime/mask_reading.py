@@ -34,6 +34,9 @@ A GPU plans blocks of one tile: documents gain 15 % on an H100 from 64x64 in pla
 MAX_PLANNED_BLOCKS = 1 << 22
 """Blocks of a head that are planned; of greater lengths they are larger."""
 
+MAX_PLANNED_ROWS = 128
+"""Of a GPU's blocks: programs that own more rows skip less, and may own fewer."""
+
 MIN_PLANNED_PAIRS = 1 << 20
 """Pairs of a call below which planning costs more than it saves."""
 
@@ -89,4 +92,6 @@ def _planned_block(
 ) -> tuple[int, int]:
     tile, least = convert.tile_sizes(op, short_rows=True), PLANNED_BLOCK[convert.target]
     m, n = tile.block_m, tile.block_n
+    if convert.target == "gluon" and convert.block_m is None:
+        m = min(m, MAX_PLANNED_ROWS)
     return m * max(1, least // m), n * max(1, least // n)

@@ -18,7 +18,12 @@ import torch
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.errors import CompilationError, ScheduleError
-from flexc.passes.hopper_sizes import PART_WARPS, WIDEST
+from flexc.passes.hopper_sizes import (
+    PART_ROWS,
+    PART_WARPS,
+    WIDEST,
+    choose_hopper_sizes,
+)
 from flexc.runtime.build import HOPPER, Build
 from flexc.runtime.options import SCHEDULE, is_interpreting
 from flexc.runtime.tensor_facts import ALIGNMENT
@@ -35,6 +40,13 @@ class Schedule:
     about: str
     overlap: bool = False
     """Products run while the softmax of another block is computed."""
+    rows: int | None = None
+    """Rows of a program; None for as many as are best where registers suffice."""
+
+    @property
+    def label(self) -> str:
+        """Its name, and what else tells it from the other candidates."""
+        return self.name if self.rows is None else f"{self.name} of {self.rows} rows"
 
     @property
     def has_roles(self) -> bool:
@@ -60,6 +72,9 @@ SCHEDULES = {s.name: s for s in (OVERLAP, SIMPLE, TRITON)}
 
 WITH_ROLES = tuple(s for s in SCHEDULES.values() if s.has_roles)
 
+FEWER_ROWS = 2 * PART_ROWS
+"""Two groups of warps have 240 registers for each thread, three have 160."""
+
 DTYPES = (torch.bfloat16, torch.float16)
 """Of whose products asynchronous ones are made."""
 
@@ -77,13 +92,24 @@ def candidates(build: Build) -> Candidates:
     obstacle, asked = obstacle_to_roles(build), build.tiles.schedule
     if asked is None:
         if obstacle is None:
-            return Candidates(tuple(SCHEDULES.values()))
+            return Candidates(with_roles(build))
         names = ", ".join(s.name for s in WITH_ROLES)
         return Candidates((TRITON,), (f"{names}: {obstacle}",))
     schedule = SCHEDULES[asked]
     if schedule.has_roles and obstacle is not None:
         raise cannot_be_had(asked, obstacle)
     return Candidates((schedule,))
+
+
+def with_roles(build: Build) -> tuple[Schedule, ...]:
+    """All schedules, and those with roles for fewer rows where they may have more."""
+    call, tiles = build.call, build.tiles
+    dims, bits = (call.head_dim, call.value_dim), 8 * call.dtype.itemsize
+    sizes = choose_hopper_sizes(bits, *dims, call.sparse_block, build.shared_memory)
+    if tiles.block_m is not None or sizes.block_m <= FEWER_ROWS:
+        return OVERLAP, SIMPLE, TRITON
+    fewer = (replace(s, rows=FEWER_ROWS) for s in (OVERLAP, SIMPLE))
+    return OVERLAP, *fewer, TRITON
 
 
 def preferred(build: Build) -> Schedule:
@@ -159,7 +185,7 @@ def choose(build: Build, lower: Lower, check: Check) -> KernelSpec:
         if spec is None and asked is not None:
             raise cannot_be_had(asked, why)
         if why:
-            rejected.append(f"{schedule.name}: {why}")
+            rejected.append(f"{schedule.label}: {why}")
         if spec is not None and (asked is not None or not why):
             return chosen(spec, schedule, rejected)
     raise AssertionError("Triton's schedule serves every kernel")
@@ -180,5 +206,5 @@ def chosen(spec: KernelSpec, schedule: Schedule, rejected: Sequence[str]) -> Ker
     """A spec that says how it was chosen, as the log does."""
     for reason in rejected:
         log.info("%s: not %s", spec.entry, reason)
-    log.info("%s: schedule %s", spec.entry, schedule.name)
-    return replace(spec, schedule=schedule.name, rejected=tuple(rejected))
+    log.info("%s: schedule %s", spec.entry, schedule.label)
+    return replace(spec, schedule=schedule.label, rejected=tuple(rejected))

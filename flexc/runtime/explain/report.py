@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,9 @@ class Explanation:
     ) -> Explanation:
         """Explain a call, in blocks of a size or in its own."""
         subject = Subject.of(call)
+        schedule = schedule_of(subject, differentiated)
+        if schedule is not None:
+            subject = replace(subject, schedule=schedule.chosen)
         blocks = find_blocks(subject, block_size)
         score_mod, mask_mod = call.signature.mods
         simple, tile = subject.simple, subject.tile
@@ -85,7 +88,7 @@ class Explanation:
             blocks=blocks,
             times=times,
             gradients=gradients_of(subject) if differentiated else None,
-            schedule=schedule_of(subject, differentiated),
+            schedule=schedule,
         )
 
     @property

@@ -13,7 +13,7 @@ from flexc.runtime.autograd.template import split
 from flexc.runtime.call import Attention
 from flexc.runtime.driver import Compiled, known_spec
 from flexc.runtime.explain.subject import Subject
-from flexc.runtime.schedules import SCHEDULES, candidates
+from flexc.runtime.schedules import Schedule, candidates
 
 UNKNOWN = "the first call finds out"
 
@@ -24,7 +24,7 @@ class ScheduleFacts:
 
     name: str | None
     """None if the kernel was not compiled yet."""
-    candidates: tuple[str, ...]
+    candidates: tuple[Schedule, ...]
     """The schedules that it may have, the preferred ones first."""
     rejected: tuple[str, ...]
     """Names of schedules, and why they were left."""
@@ -32,9 +32,14 @@ class ScheduleFacts:
     @property
     def about(self) -> str:
         if self.name is not None:
-            return f"{self.name}: {SCHEDULES[self.name].about}"
-        *others, last = self.candidates
+            assert self.chosen is not None
+            return f"{self.name}: {self.chosen.about}"
+        *others, last = (s.label for s in self.candidates)
         return f"{', '.join(others)} or {last}: {UNKNOWN}"
+
+    @property
+    def chosen(self) -> Schedule | None:
+        return next((s for s in self.candidates if s.label == self.name), None)
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """What was left, and why."""
@@ -55,11 +60,11 @@ def schedule_of(subject: Subject, differentiated: bool) -> ScheduleFacts | None:
     proofs = compiled.proofs(call.query, call.key, captures)
     spec = known_spec(proofs.stated_in(compiled.attention.module), build)
     found = candidates(build)
-    names = tuple(s.name for s in found.schedules)
+    schedules = found.schedules
     if spec is not None:
-        return ScheduleFacts(spec.schedule, names, spec.rejected)
-    only = names[0] if len(names) == 1 else None
-    return ScheduleFacts(only, names, found.rejected)
+        return ScheduleFacts(spec.schedule, schedules, spec.rejected)
+    only = schedules[0].label if len(schedules) == 1 else None
+    return ScheduleFacts(only, schedules, found.rejected)
 
 
 def compiled_for(subject: Subject, call: Attention) -> Compiled:

@@ -23,6 +23,7 @@ from flexc.runtime.call import Attention
 from flexc.runtime.driver import Compiled, convert_for
 from flexc.runtime.mask_reading import MIN_PLANNED_PAIRS, MaskReading
 from flexc.runtime.proofs import Known, attention_of
+from flexc.runtime.schedules import Schedule
 
 Way = Literal["no mask", "bounds", "planned", "tables", "every pair"]
 """How the blocks to visit are found."""
@@ -42,6 +43,8 @@ class Subject:
     simple: flex.AttentionOp
     """As analyses read it."""
     reading: MaskReading
+    schedule: Schedule | None = None
+    """That of its kernel on a GPU, where it is known; else the best is taken."""
 
     @classmethod
     def of(cls, call: Attention) -> Subject:
@@ -91,7 +94,7 @@ class Subject:
     @cached_property
     def bounds(self) -> Proof[KeyRanges]:
         """The ranges of keys of the mask, in the values of `simple`."""
-        tile = self.reading.tile
+        tile = self.own_tile
         return SegmentSubject.of(self.simple).ranges(tile.block_m, tile.block_n)
 
     @cached_property
@@ -142,15 +145,23 @@ class Subject:
             f"{MIN_PLANNED_PAIRS:,} pairs costs more than it saves"
         )
 
+    @cached_property
+    def own_tile(self) -> TileSizes:
+        """The tile of the kernel for calls without tables."""
+        if self.schedule is None:
+            return self.reading.tile
+        convert = convert_for(self.compiled.build, self.schedule)
+        return convert.tile_sizes(self.simple)
+
     @property
     def tile(self) -> TileSizes:
         """The tile of the kernel that runs."""
         if self.way in ("no mask", "bounds", "every pair"):
-            return self.reading.tile
+            return self.own_tile
         query, value = self.call.query, self.call.value
         sizes = self.call.tiles.sizes
         asked = {k: v for k, v in sizes.items() if v is not None}
-        chosen = convert_for(self.compiled.build).choose(
+        chosen = convert_for(self.compiled.build, self.schedule).choose(
             8 * query.element_size(),
             query.size(3),
             value.size(3),
@@ -167,4 +178,4 @@ class Subject:
         if self.way == "tables":
             assert self.call.tables is not None
             return self.call.tables.block_size
-        return self.reading.tile.block_m, self.reading.tile.block_n
+        return self.own_tile.block_m, self.own_tile.block_n

@@ -38,6 +38,17 @@ def test_an_h100_prefers_roles() -> None:
     assert found.rejected == ()
 
 
+def test_narrow_heads_may_have_fewer_rows() -> None:
+    """Where three groups of warps spill, two have more registers."""
+    narrow = replace(BUILD, call=replace(CALL, head_dim=64, value_dim=64))
+    labels = [s.label for s in candidates(narrow).schedules]
+    assert labels == [NAMES[0], *(f"{n} of 128 rows" for n in NAMES[:2]), NAMES[2]]
+    convert = driver.convert_for(narrow, candidates(narrow).schedules[1])
+    assert convert.block_m == 128
+    asked = replace(narrow, tiles=TileOptions(block_m=64))
+    assert tuple(s.label for s in candidates(asked).schedules) == NAMES
+
+
 OBSTACLES: dict[str, tuple[Build, str]] = {
     "older": (replace(BUILD, capability=80), "of capability 9.0, not one of 8.0"),
     "newer": (replace(BUILD, capability=100), "not one of 10.0"),
@@ -241,6 +252,7 @@ def test_explain_tells_the_schedule(stored: list[str]) -> None:
     text = str(explained())
     assert "schedule  simple: " in text
     assert "not overlap  spills" in text
+    assert "tiles of 128 x 128" in text
     assert "not overlap, simple  needs head dims up to 256" in str(explained(320))
 
 
