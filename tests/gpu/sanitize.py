@@ -1,0 +1,164 @@
+"""A dozen small calls, for compute-sanitizer to look at.
+
+    python -m tests.gpu.sanitize                                  # the calls alone
+    python -m tests.gpu.sanitize --tools memcheck racecheck synccheck
+
+The calls cover head dims, masks by bounds and by tables, gathers, grouped heads,
+lengths that are no multiple of a tile, and gradients. Their results are checked on the
+CPU, so that few kernels but flexc's run. Without a cache of memory, what a kernel reads
+outside of a tensor is seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import flexc
+from tests.corpus import CORPUS, Mods
+from tests.dense_gradients import attention
+from tests.gpu.random_cases import counting
+
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+FOUND = 86
+"""The exit status by which compute-sanitizer says that it found something."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A call of a case of the corpus."""
+
+    case: str
+    head_dim: int
+    q_len: int
+    kv_len: int
+    dtype: torch.dtype = torch.bfloat16
+    value_dim: int | None = None
+    kv_heads: int = 2
+    tables: bool = False
+    backward: bool = False
+
+
+SAMPLES = (
+    Sample("dense", 128, 256, 384),
+    Sample("causal", 128, 300, 300),
+    Sample("causal", 64, 257, 257, torch.float16),
+    Sample("causal", 256, 200, 200),
+    Sample("sliding_window", 128, 400, 400, kv_heads=1),
+    Sample("alibi", 64, 333, 129),
+    Sample("soft_cap", 128, 130, 260),
+    Sample("relative_bias", 128, 190, 310),
+    Sample("documents", 128, 384, 384, tables=True),
+    Sample("documents", 64, 350, 350, kv_heads=1),
+    Sample("gates", 192, 100, 300, value_dim=128),
+    Sample("pair_bias", 96, 77, 140),
+    Sample("causal", 128, 200, 200, backward=True),
+    Sample("relative_bias", 64, 150, 170, backward=True),
+)
+
+
+def mods(sample: Sample, device: str) -> Mods:
+    sizes = (1, 2, sample.kv_heads, sample.q_len, sample.kv_len)
+    return CORPUS[sample.case].factory(*sizes, device)
+
+
+def inputs(sample: Sample) -> list[Tensor]:
+    value_dim = sample.value_dim or sample.head_dim
+    shapes = (
+        (1, 2, sample.q_len, sample.head_dim),
+        (1, sample.kv_heads, sample.kv_len, sample.head_dim),
+        (1, sample.kv_heads, sample.kv_len, value_dim),
+    )
+    return [torch.randn(shape).to(sample.dtype) for shape in shapes]
+
+
+def results(sample: Sample, given: Sequence[Tensor], dense: bool) -> list[Tensor]:
+    """The output, and gradients if they are asked for."""
+    device = given[0].device.type
+    leaves = [t.detach().requires_grad_(sample.backward) for t in given]
+    query, key, value = leaves
+    score_mod, mask_mod = mods(sample, device)
+    if dense:
+        out = attention(query, key, value, score_mod, mask_mod).out
+    else:
+        mask: dict[str, Any] = {"mask_mod": mask_mod}
+        if sample.tables:
+            make: Any = flexc.create_block_mask
+            made = make(mask_mod, None, None, sample.q_len, sample.kv_len, device)
+            mask = {"block_mask": made}
+        out: Any = flexc.flex_attention(
+            query, key, value, score_mod, enable_gqa=True, **mask
+        )
+    if not sample.backward:
+        return [out]
+    return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
+
+
+def error_of(sample: Sample, device: str) -> float:
+    """The largest error, relative to the largest element of each result."""
+    torch.manual_seed(0)
+    given = inputs(sample)
+    got = results(sample, [t.to(device) for t in given], dense=False)
+    exact = results(sample, [t.double() for t in given], dense=True)
+    return max(
+        relative_error(a.detach().cpu().double(), b.detach())
+        for a, b in zip(got, exact, strict=True)
+    )
+
+
+def relative_error(got: Tensor, exact: Tensor) -> float:
+    return float((got - exact).abs().max() / exact.abs().max().clamp(min=1e-3))
+
+
+ALLOWED = 2.0**-5
+"""Coarse: other tests are about digits. NaN is none of them."""
+
+
+def run_samples(device: str) -> int:
+    failed = 0
+    for sample in SAMPLES:
+        served: Counter[str] = Counter()
+        with counting(served):
+            error = error_of(sample, device)
+        right = error <= ALLOWED
+        failed += not right
+        print(f"{sample}\n  {dict(served)}, {error:.1e}{'' if right else ' WRONG'}")
+    return 1 if failed else 0
+
+
+def run_tool(tool: str) -> int:
+    """Again, under a tool of compute-sanitizer; kernels are in the caches by now."""
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        print("compute-sanitizer is not on the PATH", file=sys.stderr)
+        return 2
+    command = [program, "--tool", tool, "--error-exitcode", str(FOUND)]
+    command += ["--print-limit", "20", sys.executable, "-m", "tests.gpu.sanitize"]
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    status = subprocess.run(command, env=environment, check=False).returncode
+    print(f"{tool}: {'clean' if status == 0 else f'status {status}'}", flush=True)
+    return status
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="small calls for compute-sanitizer")
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=[])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    options = parser.parse_args(args)
+    done = [run_samples(options.device)]
+    done += [run_tool(tool) for tool in options.tools]
+    return max(done)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
