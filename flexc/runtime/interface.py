@@ -73,6 +73,8 @@ def flex_attention(
             output is 0). torch calls this way deprecated: use `return_aux`.
         kernel_options: torch's BLOCK_M, BLOCK_N, num_warps and num_stages choose
             the tile; options that steer torch's own templates are ignored.
+            `{"schedule": "overlap"}`, "simple" or "triton" asks a GPU for one way to
+            share the work among warps, or raises ScheduleError (see the README).
             `{"deterministic": True}` asks for gradients of equal bits at every run, as
             `torch.use_deterministic_algorithms(True)` does for all calls.
         return_aux: `AuxRequest(lse=..., max_scores=...)`: also return an AuxOutput.
