@@ -186,19 +186,21 @@ def test_shared_memory_is_limited() -> None:
         specialized(KERNEL, shared_memory=32_768)
 
 
+TWO_TILES_AT_ONCE = changed(
+    ("%k_t =", "%k2 = tile.load %key[%c0, %c0, %c1, %c0] : !t, i32, i32, i32, i32"
+     " -> !b\n      %k_t ="),
+    ("%p, %v, %acc", "%p, %k2, %e"),
+    ("%new =", "%e = tile.dot %p, %v, %acc : !b, !b, !f -> !f\n      %new ="),
+    ("%s = tile.dot %q, %k_t", "%z = tile.dot %q, %k2, %zeros : !b, !b, !f -> !f\n"
+     "      %s = tile.dot %q, %k_t"),
+)  # fmt: skip
+"""Two tiles of the keys, one of which is used after the other is."""
+
+
 def test_too_few_slots_are_refused() -> None:
-    """Two tiles of the keys are used by one product after the other."""
-    text = changed(
-        ("%k_t =", "%k2 = tile.load %key[%c0, %c0, %c1, %c0] : !t, i32, i32, i32, i32"
-         " -> !b\n      %k_t ="),
-        ("%p, %v, %acc", "%p, %k2, %e"),
-        ("%new =", "%e = tile.dot %p, %v, %acc : !b, !b, !f -> !f\n      %new ="),
-        ("%s = tile.dot %q, %k_t", "%z = tile.dot %q, %k2, %zeros : !b, !b, !f -> !f\n"
-         "      %s = tile.dot %q, %k_t"),
-    )  # fmt: skip
-    assert count(specialized(text, slots=2), SharedOp) == 3
+    assert count(specialized(TWO_TILES_AT_ONCE, slots=2), SharedOp) == 3
     with pytest.raises(ScheduleError, match="2 tiles of k"):
-        specialized(text, slots=1)
+        specialized(TWO_TILES_AT_ONCE, slots=1)
 
 
 def test_registers_are_shared_out() -> None:
