@@ -20,7 +20,7 @@ from xdsl.rewriter import InsertPoint
 from flexc.dialects import tile
 from flexc.dialects.tile import shape_of
 from flexc.dialects.tile.schedule import PartsOp, RoleOp, RolesOp
-from flexc.errors import ScheduleError
+from flexc.errors import OptionError, ScheduleError
 from flexc.passes.scalar_code import ScalarCode
 from flexc.passes.specialize_warps.consumer import ConsumerCode
 from flexc.passes.specialize_warps.copying import Plan
@@ -112,6 +112,8 @@ class TileSpecializeWarpsPass(ModulePass):
     shared_memory: int = HOPPER_SHARED_MEMORY
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if self.slots is not None and self.slots & (self.slots - 1):
+            raise OptionError(f"slots expects a power of 2, got {self.slots}")
         for kernel in op.ops:
             if not isinstance(kernel, tile.KernelOp):
                 continue

@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import (
     MemRefType,
     TensorType,
 )
-from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue, Use
 from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
@@ -64,11 +64,9 @@ def why_not_staged(kernel: tile.KernelOp, load: tile.LoadOp) -> str | None:
     """Why a load is no copy to shared memory; None if it is one."""
     if (why := why_not_tma(kernel, load.tensor, load.result.type)) is not None:
         return why
-    users = list(users_through_transposes(load.result))
-    if not users or not all(isinstance(o, tile.DotOp) for o in users):
+    uses = list(uses_through_transposes(load.result))
+    if not uses or not all(is_factor(use) for use in uses):
         return "is used by more than matrix products"
-    if any(u.operation for u in load.result.uses if _is_acc(u.operation, u.index)):
-        return "is an accumulator"
     return None
 
 
@@ -93,13 +91,19 @@ def why_not_tma(
     return None
 
 
-def users_through_transposes(value: SSAValue) -> Iterator[Operation]:
-    """The ops that use a value or a transpose of it."""
+def uses_through_transposes(value: SSAValue) -> Iterator[Use]:
+    """The uses of a value and of its transposes."""
     for use in value.uses:
         if isinstance(use.operation, tile.TransposeOp):
-            yield from users_through_transposes(use.operation.result)
+            yield from uses_through_transposes(use.operation.result)
         else:
-            yield use.operation
+            yield use
+
+
+def is_factor(use: Use) -> bool:
+    """Whether a use is as one of the two matrices that a product multiplies."""
+    dot = use.operation
+    return isinstance(dot, tile.DotOp) and dot.operands[use.index] is not dot.acc
 
 
 def transposed_source(value: SSAValue) -> SSAValue:
@@ -122,10 +126,6 @@ def in_branch(op: Operation, parts: PartsOp) -> bool:
 def name_of(load: tile.LoadOp) -> str:
     """What a load is called in messages."""
     return load.tensor.name_hint or "a tensor"
-
-
-def _is_acc(op: Operation, index: int) -> bool:
-    return isinstance(op, tile.DotOp) and index == 2
 
 
 def _what(dot: tile.DotOp) -> str:

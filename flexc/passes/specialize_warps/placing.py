@@ -8,7 +8,7 @@ from xdsl.ir import Operation
 
 from flexc.dialects import tile
 from flexc.dialects.tile.schedule import PartsOp
-from flexc.passes.specialize_warps.loads import users_through_transposes
+from flexc.passes.specialize_warps.loads import uses_through_transposes
 
 StagedOp = tile.LoadOp | tile.TransposeOp
 
@@ -54,4 +54,4 @@ def _users_in_block(op: StagedOp) -> list[Operation]:
 
 def users_of(op: StagedOp) -> list[Operation]:
     """What uses a tile or a transpose of it."""
-    return list(users_through_transposes(op.results[0]))
+    return [use.operation for use in uses_through_transposes(op.results[0])]
