@@ -60,6 +60,16 @@ def test_triton_source(mods: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "kv_num_blocks" in source
 
 
+def test_gluon_source(mods: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["emit", "-", "--mask", f"{mods}:causal", "--target", "gluon"]
+    assert main([*command, "--dtype", "bfloat16", "--lse"]) == 0
+    source = capsys.readouterr().out
+    compile(source, "emitted", "exec")
+    assert "def attention_consumer(" in source
+    assert main(command) == 1
+    assert capsys.readouterr().err.startswith("flexc: ")
+
+
 def test_a_module_in_the_current_directory(
     mods: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
