@@ -12,7 +12,7 @@ EXTRAS_bench := demo,bench
 EXTRAS_test := test,dev,demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-gpu filecheck triton36 lint format \
+.PHONY: help venv demo test test-long test-gpu random-gpu sanitize filecheck triton36 lint format \
 	typecheck bench clean
 
 help: ## show this list
@@ -44,13 +44,19 @@ test: venv ## linters, types, IR tests, emission under triton 3.6.0, then all te
 	@$(MAKE) --no-print-directory typecheck
 	@$(MAKE) --no-print-directory filecheck
 	@$(MAKE) --no-print-directory triton36
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=25
 
 test-long: venv ## the tests with thousands of generated examples, slow ones included
 	$(BIN)/python -m pytest -m '' --hypothesis-profile=long --timeout=3600
 
 test-gpu: venv ## the tests that need a GPU
 	$(BIN)/python -m pytest tests/gpu -m gpu
+
+random-gpu: venv ## two thousand random calls on a GPU against double precision
+	$(BIN)/python -m tests.gpu.random_cases
+
+sanitize: venv ## a dozen calls on a GPU under compute-sanitizer
+	$(BIN)/python -m tests.gpu.sanitize --tools memcheck racecheck synccheck
 
 filecheck: venv ## tests of printed IR and of emitted source, by lit
 	$(BIN)/lit -v tests/filecheck
@@ -74,7 +80,7 @@ format: venv ## let ruff mend what it can
 typecheck: venv ## pyright
 	$(BIN)/pyright
 
-bench: $(VENV)/installed-bench ## flexc beside torch and cuDNN on a GPU, forward and backward
+bench: $(VENV)/installed-bench ## flexc beside torch, cuDNN and FA4 on a GPU: a table, JSON and a plot
 	$(BIN)/python -m bench.gpu
 
 clean: ## remove .venv and everything that tools leave behind

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 def tell(line: str, measured: Measured, told: set[str]) -> None:
     """A line of the table, and what is new of why systems were left out."""
     errors = f"  {measured.errors}" if measured.errors else ""
-    print(line + errors, flush=True)
+    print(f"{line}{errors}  {measured.kernels}", flush=True)
     for note in measured.notes:
         if note not in told:
             print(f"    {note}", flush=True)

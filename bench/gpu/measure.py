@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,6 +18,7 @@ from bench.gpu.results import Row
 from bench.gpu.systems import MATMUL, SYSTEMS, Contest
 from bench.timing import interleaved_gpu_medians, interleaved_medians
 from tests.reference import visible_pairs
+from tests.served import counting
 
 MATMUL_SIZE = {"cuda": 8192, "cpu": 64}
 
@@ -33,6 +35,8 @@ class Measured:
     """flexc's; None if it was not checked."""
     notes: list[str] = field(default_factory=list[str])
     """Why systems were left out."""
+    kernels: str = ""
+    """What served flexc."""
     failed: bool = False
     """flexc has no result, or a wrong one."""
 
@@ -44,6 +48,7 @@ class Prepared:
     runs: dict[str, Run] = field(default_factory=dict[str, Run])
     outs: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     notes: list[str] = field(default_factory=list[str])
+    served: Counter[str] = field(default_factory=Counter[str])
 
 
 def prepare(problem: Problem, systems: Sequence[str]) -> Prepared:
@@ -55,9 +60,11 @@ def prepare(problem: Problem, systems: Sequence[str]) -> Prepared:
             continue
         try:
             contest = SYSTEMS[name](problem)
-            if contest is not None:
+            if contest is None:
+                continue
+            with counting(found.served if name == "flexc" else Counter()):
                 found.runs[name], out = started(contest, problem.backward)
-                found.outs[name] = contest.standard(out.detach())
+            found.outs[name] = contest.standard(out.detach())
         except Exception as error:  # the others' limits are part of the result
             reason = (str(error).strip() or "?").splitlines()[0]
             found.notes.append(f"{name}: {type(error).__name__}: {reason[:160]}")
@@ -89,6 +96,9 @@ def measure(
     problem = Problem.of(cell, setup)
     prepared = prepare(problem, systems)
     measured.notes = prepared.notes
+    told = [name for name in prepared.served if not name.startswith("not ")]
+    measured.kernels = ", ".join(told)
+    measured.notes += [f"flexc: {n}" for n in prepared.served if n not in told]
     if "flexc" in systems:
         examine(measured, problem, prepared, setup, check=check)
     runs = dict(prepared.runs)

@@ -24,6 +24,11 @@ MATMUL = "matmul"
 """Not attention: the rate at which the machine multiplies large matrices."""
 
 
+MAX_LISTED = 1 << 14
+"""Tokens up to which torch makes its own BlockMasks: for 32,768 that takes 10 GB, and
+flexc makes equal ones."""
+
+
 @dataclass(frozen=True)
 class Contest:
     """How a system computes attention of a problem."""
@@ -50,6 +55,8 @@ def block_mask(problem: Problem, make: Callable[..., Any]) -> Any:
     """The problem's mask, made by torch's or by flexc's `create_block_mask`."""
     mask_mod = problem.mods[1]
     device = problem.d_out.device.type
+    if max(problem.lengths) > MAX_LISTED:
+        make = flexc.create_block_mask
     return mask_mod and make(mask_mod, None, None, *problem.lengths, device=device)
 
 

@@ -20,15 +20,13 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from flexc.runtime.kernel import Kernel
 from tests.gpu.random_calls import CALLS, KINDS, Call, calls_of, check_call, family_of
+from tests.served import counting
 
 BACKENDS = {"cpu": "cpp", "cuda": "auto"}
 PER_FAMILY = KINDS * CALLS
@@ -36,26 +34,6 @@ PER_FAMILY = KINDS * CALLS
 
 def tell(**what: Any) -> None:
     print(json.dumps(what), flush=True)
-
-
-@contextmanager
-def counting(served: Counter[str]) -> Iterator[None]:
-    """Count the kernels that run, by target and schedule, and why others did not."""
-    own = Kernel.__call__
-
-    def counted(self: Kernel, query: Tensor, args: Sequence[Any]) -> None:
-        spec: Any = self.spec
-        schedule = getattr(spec, "schedule", None)
-        served[f"{spec.target} {schedule}" if schedule else spec.target] += 1
-        for reason in getattr(spec, "rejected", ()):
-            served[f"not {reason}"[:160]] += 1
-        own(self, query, args)
-
-    Kernel.__call__ = counted
-    try:
-        yield
-    finally:
-        Kernel.__call__ = own
 
 
 def run_family(number: int, first: int, device: str, patience: float) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 import flexc
 from tests.corpus import CORPUS, Mods
 from tests.dense_gradients import attention
-from tests.gpu.random_cases import counting
+from tests.served import counting
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 FOUND = 86

@@ -1,0 +1,35 @@
+"""Which kernels served calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from flexc.runtime.kernel import Kernel
+
+
+@contextmanager
+def counting(served: Counter[str]) -> Iterator[None]:
+    """Count attention's kernels that run, by target and schedule: "gluon overlap".
+
+    Why preferred schedules were left is counted too: "not overlap: spills 64 bytes".
+    """
+    own = Kernel.__call__
+
+    def counted(self: Kernel, query: Tensor, args: Sequence[Any]) -> None:
+        spec: Any = self.spec
+        schedule = getattr(spec, "schedule", None)
+        served[f"{spec.target} {schedule}" if schedule else spec.target] += 1
+        for reason in getattr(spec, "rejected", ()):
+            served[f"not {reason}"[:160]] += 1
+        own(self, query, args)
+
+    Kernel.__call__ = counted
+    try:
+        yield
+    finally:
+        Kernel.__call__ = own
