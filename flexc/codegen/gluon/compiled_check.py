@@ -19,14 +19,15 @@ SERIALISED = re.compile(r"\((C75\d\d)\)\s*(.*)$", re.MULTILINE)
 class Limits:
     """What a kernel may have of what slows it down."""
 
-    spilled_bytes: int = 0
-    """Stored to memory for lack of registers, by a thread."""
+    spilled_bytes: int = 128
+    """Stored to memory for lack of registers, by a thread: kernels of this size that
+    spilled so much ran as fast, as invariants are spilled first."""
 
 
-NO_SPILLS = Limits()
+LIMITS = Limits()
 
 
-def problems(log: str, limits: Limits = NO_SPILLS) -> list[str]:
+def problems(log: str, limits: Limits = LIMITS) -> list[str]:
     """What makes a kernel slow, of those that a log of `ptxas -v` is about."""
     if not SPILLS.search(log):
         return ["ptxas said nothing of the kernel"]
