@@ -12,8 +12,8 @@ EXTRAS_bench := demo,bench
 EXTRAS_test := test,dev,demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-gpu random-gpu sanitize filecheck triton36 lint format \
-	typecheck bench clean
+.PHONY: help venv demo test test-long test-gpu random-gpu sanitize filecheck \
+	triton36 lint format typecheck bench clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | \

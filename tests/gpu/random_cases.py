@@ -117,6 +117,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(args: Sequence[str] | None = None) -> int:
     options = parser().parse_args(args)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("random_cases needs a GPU, or --device cpu", file=sys.stderr)
+        return 2
     if options.only:
         return run_one(options.only, options.device)
     if options.family:

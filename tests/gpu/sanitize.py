@@ -155,6 +155,9 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=[])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args(args)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("sanitize needs a GPU, or --device cpu", file=sys.stderr)
+        return 2
     done = [run_samples(options.device)]
     done += [run_tool(tool) for tool in options.tools]
     return max(done)
