@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,3 +30,24 @@ def test_every_pass_preserves_the_meaning(
     for name, module, args in levels(case, target, *tiles(case, block)):
         # A kernel's outputs are made by the interpreter, filled with NaN.
         check(case, *run_module(module, args), what=name)
+
+
+@pytest.mark.timeout(3600)
+@settings(max_examples=settings().max_examples * 2 // 5)
+@given(
+    cases(dtypes=(torch.bfloat16, torch.float16)),
+    st.sampled_from((None, 64, 128)),
+    st.sampled_from((16, 64)),
+)
+def test_every_pass_of_a_schedule_preserves_the_meaning(
+    case: Case, block_m: int | None, block_n: int
+) -> None:
+    """One loop over all blocks, parts, delayed products, roles."""
+    sizes = (None, None) if case.block_size is not None else (block_m, block_n)
+    for name, module, args in levels(case, "gluon", *sizes):
+        if any(level in name for level in SCHEDULING):
+            check(case, *run_module(module, args), what=name)
+
+
+SCHEDULING = ("merge", "convert", "split-rows", "delay", "specialize", "async")
+"""Names of the passes after which a schedule's meaning may have changed."""
