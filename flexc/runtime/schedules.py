@@ -108,8 +108,9 @@ def with_roles(build: Build) -> tuple[Schedule, ...]:
     sizes = choose_hopper_sizes(bits, *dims, call.sparse_block, build.shared_memory)
     if tiles.block_m is not None or sizes.block_m <= FEWER_ROWS:
         return OVERLAP, SIMPLE, TRITON
-    fewer = (replace(s, rows=FEWER_ROWS) for s in (OVERLAP, SIMPLE))
-    return OVERLAP, *fewer, TRITON
+    block = FEWER_ROWS if call.sparse_block is None else call.sparse_block[0]
+    rows = FEWER_ROWS if block % FEWER_ROWS == 0 else PART_ROWS
+    return OVERLAP, replace(OVERLAP, rows=rows), replace(SIMPLE, rows=rows), TRITON
 
 
 def preferred(build: Build) -> Schedule:

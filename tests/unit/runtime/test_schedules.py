@@ -45,6 +45,9 @@ def test_narrow_heads_may_have_fewer_rows() -> None:
     assert labels == [NAMES[0], *(f"{n} of 128 rows" for n in NAMES[:2]), NAMES[2]]
     convert = driver.convert_for(narrow, candidates(narrow).schedules[1])
     assert convert.block_m == 128
+    tabled = replace(narrow.call, sparse_block=(192, 128))
+    _, second, *_ = candidates(replace(narrow, call=tabled)).schedules
+    assert second.rows == 64  # 128 rows would reach over the table's blocks.
     asked = replace(narrow, tiles=TileOptions(block_m=64))
     assert tuple(s.label for s in candidates(asked).schedules) == NAMES
 
