@@ -82,8 +82,7 @@ class Tail:
     @property
     def is_worth_it(self) -> bool:
         """Whether its rhs comes from memory, and another product overlaps with it."""
-        rhs = self.dot.rhs
-        return self.place > 0 and (rhs not in self.inputs or not self.varies(rhs))
+        return self.place > 0 and self.dot.rhs not in self.inputs
 
 
 def tail_of(loop: scf.ForOp) -> Tail | None:
