@@ -69,6 +69,8 @@ class KernelSpec:
     source: str
     num_warps: int | None = None
     num_stages: int | None = None
+    max_registers: int | None = None
+    """Registers that each thread may have when the kernel starts."""
     schedule: str = ""
     """How its warps share the work, where there was a choice."""
     rejected: tuple[str, ...] = ()

@@ -32,6 +32,7 @@ from flexc.passes.pair_sizes import PairDims, choose_pair_sizes
 from flexc.passes.segments.segment_builder import (
     build_segments,
     has_short_rows,
+    prefers_small_programs,
     order_of,
 )
 from flexc.passes.segments.subject import SegmentSubject
@@ -93,7 +94,7 @@ class ConvertAttention(RewritePattern):
     ) -> None:
         subject = SegmentSubject.of(op)
         short_rows = has_short_rows(subject)
-        sizes = self.options.tile_sizes(op, short_rows)
+        sizes = self.options.tile_sizes(op)
         segments = Region(Block(build_segments(subject, sizes)))
         properties = op.facts() | tiling(subject, sizes)
         if (part := self.options.part_rows(op, sizes)) is not None:
@@ -153,6 +154,8 @@ def tiling(subject: SegmentSubject, sizes: TileSizes) -> dict[str, Attribute]:
     if sizes.num_warps:
         properties["num_warps"] = IntegerAttr(sizes.num_warps, i32)
         properties["num_stages"] = IntegerAttr(sizes.num_stages, i32)
+    if sizes.residents > 1:
+        properties["residents"] = IntegerAttr(sizes.residents, i32)
     if (order := order_of(subject, sizes)) is not None:
         properties["order"] = blocksparse.TileOrderAttr(order)
         properties["heads_per_group"] = IntegerAttr(HEADS_PER_GROUP, i32)
@@ -218,7 +221,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         Whether rows may be short is found out, unless `short_rows` says so.
         """
         if short_rows is None:
-            short_rows = has_short_rows(SegmentSubject.of(op))
+            short_rows = self.expects_short_rows(op)
         sparse = None
         if op.sparse_block is not None:
             sparse_m, sparse_n = op.sparse_block.get_values()
@@ -235,6 +238,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             self.block_n or chosen.block_n,
             self.num_warps or chosen.num_warps,
             self.num_stages or chosen.num_stages,
+            chosen.residents,
         )
         check_tiles_divide(sizes, sparse)
         if self.target == "triton":
@@ -242,6 +246,14 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         if self.target == "gluon":
             check_hopper_sizes(sizes)
         return sizes
+
+    def expects_short_rows(self, op: flex.AttentionOp) -> bool:
+        """Whether tiles are chosen for rows of few keys."""
+        subject = SegmentSubject.of(op)
+        if self.target != "gluon":
+            return has_short_rows(subject)
+        widest = max(flex.tensor_shape(v)[3] for v in (op.query, op.value))
+        return prefers_small_programs(subject, widest)
 
     def choose(
         self,
@@ -254,7 +266,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         """The tile of attention on inputs of `bits` per element, without options."""
         dims, memory = (head_dim, value_dim), self.shared_memory
         if self.target == "gluon":
-            return choose_hopper_sizes(bits, *dims, sparse_block, memory)
+            return choose_hopper_sizes(bits, *dims, sparse_block, memory, short_rows)
         return choose_tile_sizes(
             self.target, bits, *dims, sparse_block, memory, short_rows
         )

@@ -13,12 +13,14 @@ from math import gcd
 
 @dataclass(frozen=True)
 class TileSizes:
-    """Tile of a program, and for a GPU its warps and pipeline stages."""
+    """Tile of a program; for a GPU its warps and stages, and how many share a
+    multiprocessor: `residents`, where registers are to be shared out for that."""
 
     block_m: int
     block_n: int
     num_warps: int = 0
     num_stages: int = 0
+    residents: int = 1
 
 
 HOPPER_SHARED_MEMORY = 232_448

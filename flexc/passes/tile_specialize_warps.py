@@ -28,6 +28,7 @@ from flexc.passes.specialize_warps.limits import (
     PRODUCER_REGISTERS,
     check_shared_memory,
     consumer_registers,
+    starting_registers,
 )
 from flexc.passes.specialize_warps.loads import check_products, staged_loads
 from flexc.passes.specialize_warps.occupancy import check_slots
@@ -50,7 +51,8 @@ def specialize(kernel: tile.KernelOp, parts: PartsOp, slots: int, memory: int) -
     plan = make_plan(kernel, parts, slots)
     outputs = plan.outputs.values()
     check_shared_memory(plan.all_rings(), outputs, memory)
-    registers = consumer_registers(plan.consumers)
+    residents = number(kernel, "residents", 1)
+    registers = consumer_registers(plan.consumers, residents)
     check_registers(parts, list(plan.rings), registers)
     code = ScalarCode(InsertPoint.before(parts))
     for ring in plan.all_rings():
@@ -67,6 +69,9 @@ def specialize(kernel: tile.KernelOp, parts: PartsOp, slots: int, memory: int) -
     roles = RolesOp(Region(body))
     code.builder.insert(roles)
     describe(kernel, plan, slots)
+    if residents > 1:
+        starting = starting_registers(plan.consumers, residents)
+        kernel.attributes["max_registers"] = IntegerAttr(starting, i32)
     parts.detach()
     parts.erase()
     sink_into_roles(roles)
@@ -125,6 +130,11 @@ class TileSpecializeWarpsPass(ModulePass):
 
 def stages(kernel: tile.KernelOp) -> int:
     """The power of 2 that a kernel's `num_stages` has room for."""
-    attr = kernel.attributes.get("num_stages")
-    count = attr.value.data if isinstance(attr, IntegerAttr) else DEFAULT_SLOTS
+    count = number(kernel, "num_stages", DEFAULT_SLOTS)
     return 1 << (max(count, 1).bit_length() - 1)
+
+
+def number(kernel: tile.KernelOp, name: str, default: int) -> int:
+    """What a kernel's attribute says, if it is there."""
+    attr = kernel.attributes.get(name)
+    return attr.value.data if isinstance(attr, IntegerAttr) else default

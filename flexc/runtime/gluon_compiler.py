@@ -72,7 +72,10 @@ def compile_kernel(spec: KernelSpec, capability: int) -> Any:
 
 
 def options(spec: KernelSpec) -> Mapping[str, Any]:
-    return {"num_warps": spec.num_warps, "enable_fp_fusion": True}
+    found = {"num_warps": spec.num_warps, "enable_fp_fusion": True}
+    if spec.max_registers is not None:
+        found["maxnreg"] = spec.max_registers
+    return found
 
 
 def signature_type(param: ParamSpec) -> str:

@@ -8,11 +8,11 @@ from typing import IO
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from xdsl.ir import Operation
 from xdsl.utils.target import Target
 
-from flexc.codegen.gluon.printer import GluonPrinter
+from flexc.codegen.gluon.printer import GluonPrinter, diagonals_function
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.codegen.requirements import require_kernels
 from flexc.codegen.triton.target import header, support_names
@@ -56,8 +56,12 @@ def _emit(kernel: tile.KernelOp) -> KernelSpec:
         for arg, param in zip(kernel.body.block.args, kernel.params, strict=True)
     )
     warps = roles[0].warps.value.data if roles else None
+    most = kernel.attributes.get("max_registers")
+    registers = most.value.data if isinstance(most, IntegerAttr) else None
     grid, source = str(kernel.grid), stream.getvalue()
-    return KernelSpec("gluon", entry, params, grid, source, warps)
+    return KernelSpec(
+        "gluon", entry, params, grid, source, warps, max_registers=registers
+    )
 
 
 def print_imports(printer: GluonPrinter, kernel: tile.KernelOp) -> None:
@@ -65,6 +69,11 @@ def print_imports(printer: GluonPrinter, kernel: tile.KernelOp) -> None:
         SUPPORT_FUNCTIONS[type(op)]
         for op in kernel.walk()
         if type(op) in SUPPORT_FUNCTIONS
+    }
+    functions |= {
+        diagonals_function(op)
+        for op in kernel.walk()
+        if isinstance(op, tile.ReadDiagonalsOp)
     }
     printer.line()
     printer.line("import triton.experimental.gluon.language as gl")
@@ -86,7 +95,11 @@ def schedule_header(kernel: tile.KernelOp, roles: list[schedule.RoleOp]) -> list
         f"warps, {role.registers.value.data} registers"
         for role in roles
     ]
-    return [*lines, f"shared memory: {shared_bytes(kernel)} bytes"]
+    lines.append(f"shared memory: {shared_bytes(kernel)} bytes")
+    residents = kernel.attributes.get("residents")
+    if isinstance(residents, IntegerAttr):
+        lines.append(f"programs on a multiprocessor: {residents.value.data}")
+    return lines
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ TILING = (
     "num_stages",
     "heads_per_group",
     "rows_per_part",
+    "residents",
 )
 """Properties that are numbers of something."""
 
@@ -35,6 +36,8 @@ class Tiled(IRDLOperation):
     """Key blocks in flight on a GPU, the one being computed with included."""
     rows_per_part = opt_prop_def(IntegerAttr)
     """Rows of a tile that one group of warps computes: tiles are split by rows."""
+    residents = opt_prop_def(IntegerAttr)
+    """Programs that are to share a multiprocessor, if more than one."""
     order = opt_prop_def(TileOrderAttr)
     heads_per_group = opt_prop_def(IntegerAttr)
     """Heads whose tiles are started together, so that the longest come first and

@@ -31,6 +31,7 @@ KEPT = (
     "num_warps",
     "num_stages",
     "rows_per_part",
+    "residents",
     "alignment",
     "index_width",
     "max_length",

@@ -58,6 +58,19 @@ def has_short_rows(subject: SegmentSubject) -> bool:
     return isinstance(ranges, Proven) and is_band(ranges.value)
 
 
+def prefers_small_programs(subject: SegmentSubject, widest: int) -> bool:
+    """Whether small programs on Hopper are worth it, for the wider head dim.
+
+    They are where rows see few columns: what tables list of a mask that nothing is
+    known of. In a band at head dim 128 two consumers are faster than two programs (439
+    TFLOP/s and 424 in one of 1024 keys), at 64 three programs are (341 and 280).
+    """
+    ranges = subject.ranges(PAIRED.block_m, PAIRED.block_n)
+    if not isinstance(ranges, Proven):
+        return bool(subject.tables)
+    return is_band(ranges.value) and widest <= PAIRED.block_m
+
+
 def range_segments(
     subject: SegmentSubject, n: int, mask: Region | None
 ) -> list[SegmentOp]:

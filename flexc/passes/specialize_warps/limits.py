@@ -9,7 +9,7 @@ from flexc.passes.specialize_warps.outputs import Output
 from flexc.passes.specialize_warps.rings import Ring
 
 REGISTERS = 65536 // 128
-"""Registers that the threads of one warp group may have, if there is no other."""
+"""Registers of a thread, if one warp group had all of a multiprocessor's."""
 
 PRODUCER_REGISTERS = 24
 """As few as a role can have; it takes a warp group's, though it is one warp."""
@@ -17,13 +17,23 @@ PRODUCER_REGISTERS = 24
 MOST_REGISTERS = 240
 """As many as a thread can use; ptxas has 255, in steps of 8."""
 
-LEAST_REGISTERS = 128
+LEAST_REGISTERS = 88
 """With fewer no accumulator of use fits."""
 
 
-def consumer_registers(consumers: int) -> int:
+def starting_registers(consumers: int, residents: int) -> int:
+    """Registers for each thread before roles give some up for others.
+
+    `residents` programs share a multiprocessor; each has a warp group for every
+    consumer and one for the producer.
+    """
+    return REGISTERS // residents // (consumers + 1) // 8 * 8
+
+
+def consumer_registers(consumers: int, residents: int = 1) -> int:
     """Registers for each thread of a consumer: an equal share of what is left."""
-    share = (REGISTERS - PRODUCER_REGISTERS) // consumers // 8 * 8
+    groups = starting_registers(consumers, residents) * (consumers + 1)
+    share = (groups - PRODUCER_REGISTERS) // consumers // 8 * 8
     if share < LEAST_REGISTERS:
         raise ScheduleError(
             f"{consumers} consumers have {share} registers each, which is too few"
