@@ -152,7 +152,7 @@ def test_kernels_without_parts_are_left_alone() -> None:
             id="read by a map",
         ),
         pytest.param(
-            [("tile.parts 2", "tile.parts 4")], "too few", id="many consumers"
+            [("tile.parts 2", "tile.parts 7")], "too few", id="many consumers"
         ),
     ],
 )  # fmt: skip
