@@ -12,18 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
+from math import gcd
 from typing import Literal
 
 import torch
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.errors import CompilationError, ScheduleError
-from flexc.passes.hopper_sizes import (
-    PART_ROWS,
-    PART_WARPS,
-    WIDEST,
-    choose_hopper_sizes,
-)
+from flexc.passes.hopper_sizes import PART_ROWS, PART_WARPS, WIDEST
 from flexc.runtime.build import HOPPER, Build
 from flexc.runtime.options import SCHEDULE, is_interpreting
 from flexc.runtime.tensor_facts import ALIGNMENT
@@ -73,7 +69,8 @@ SCHEDULES = {s.name: s for s in (OVERLAP, SIMPLE, TRITON)}
 WITH_ROLES = tuple(s for s in SCHEDULES.values() if s.has_roles)
 
 FEWER_ROWS = 2 * PART_ROWS
-"""Two groups of warps have 240 registers for each thread, three have 160."""
+"""Two groups of warps have 240 registers for each thread, three have 160, and so have
+those of several programs on a multiprocessor."""
 
 DTYPES = (torch.bfloat16, torch.float16)
 """Of whose products asynchronous ones are made."""
@@ -85,6 +82,13 @@ class Candidates:
 
     schedules: tuple[Schedule, ...]
     rejected: tuple[str, ...] = ()
+    fewer_rows: int | None = None
+    """Rows of a program with roles, if those that are chosen leave few registers."""
+
+    def labelled(self, label: str) -> Schedule | None:
+        """The one of a label."""
+        fewer = (replace(s, rows=self.fewer_rows) for s in self.schedules)
+        return next((s for s in (*self.schedules, *fewer) if s.label == label), None)
 
 
 def candidates(build: Build) -> Candidates:
@@ -92,7 +96,8 @@ def candidates(build: Build) -> Candidates:
     obstacle, asked = obstacle_to_roles(build), build.tiles.schedule
     if asked is None:
         if obstacle is None:
-            return Candidates(with_roles(build))
+            schedules = tuple(SCHEDULES.values())
+            return Candidates(schedules, fewer_rows=fewer_rows(build))
         names = ", ".join(s.name for s in WITH_ROLES)
         return Candidates((TRITON,), (f"{names}: {obstacle}",))
     schedule = SCHEDULES[asked]
@@ -101,16 +106,11 @@ def candidates(build: Build) -> Candidates:
     return Candidates((schedule,))
 
 
-def with_roles(build: Build) -> tuple[Schedule, ...]:
-    """All schedules, and those with roles for fewer rows where they may have more."""
-    call, tiles = build.call, build.tiles
-    dims, bits = (call.head_dim, call.value_dim), 8 * call.dtype.itemsize
-    sizes = choose_hopper_sizes(bits, *dims, call.sparse_block, build.shared_memory)
-    if tiles.block_m is not None or sizes.block_m <= FEWER_ROWS:
-        return OVERLAP, SIMPLE, TRITON
-    block = FEWER_ROWS if call.sparse_block is None else call.sparse_block[0]
-    rows = FEWER_ROWS if block % FEWER_ROWS == 0 else PART_ROWS
-    return OVERLAP, replace(OVERLAP, rows=rows), replace(SIMPLE, rows=rows), TRITON
+def fewer_rows(build: Build) -> int | None:
+    """As many rows as leave a thread most registers; None if the user chose."""
+    block = build.call.sparse_block
+    rows = FEWER_ROWS if block is None else gcd(FEWER_ROWS, block[0])
+    return None if build.tiles.block_m or rows % PART_ROWS else rows
 
 
 def preferred(build: Build) -> Schedule:
@@ -178,26 +178,35 @@ def choose(build: Build, lower: Lower, check: Check) -> KernelSpec:
     One that was asked for need not compile well: what is wrong with it is noted.
     """
     found, asked = candidates(build), build.tiles.schedule
-    rejected = list(found.rejected)
+    rejected, tried = list(found.rejected), set[str]()
+    fewer: int | None = None
     for schedule in found.schedules:
         if not schedule.has_roles:
             return chosen(lower(schedule), schedule, rejected)
-        spec, why = attempt(schedule, lower, check)
-        if spec is None and asked is not None:
-            raise cannot_be_had(asked, why)
-        if why:
-            rejected.append(f"{schedule.label}: {why}")
-        if spec is not None and (asked is not None or not why):
-            return chosen(spec, schedule, rejected)
+        for rows in dict.fromkeys((fewer, found.fewer_rows)):
+            variant = replace(schedule, rows=rows)
+            spec, why = attempt(variant, lower, check, tried)
+            if spec is None and asked is not None:
+                raise cannot_be_had(asked, why)
+            if why:
+                rejected.append(f"{variant.label}: {why}")
+            if spec is None:
+                break  # Fewer rows make no difference.
+            if asked is not None or not why:
+                return chosen(spec, variant, rejected)
+            fewer = rows
     raise AssertionError("Triton's schedule serves every kernel")
 
 
 def attempt(
-    schedule: Schedule, lower: Lower, check: Check
+    schedule: Schedule, lower: Lower, check: Check, tried: set[str]
 ) -> tuple[KernelSpec | None, str]:
-    """The kernel of a schedule, if there is one, and what is wrong with it."""
+    """The kernel of a schedule, if there is one that was not tried, and its faults."""
     try:
         spec = lower(schedule)
+        if spec.digest in tried:
+            return None, ""
+        tried.add(spec.digest)
         return spec, "; ".join(check(spec))
     except (ScheduleError, CompilationError) as error:
         return None, str(error)

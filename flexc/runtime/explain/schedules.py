@@ -13,7 +13,7 @@ from flexc.runtime.autograd.template import split
 from flexc.runtime.call import Attention
 from flexc.runtime.driver import Compiled, known_spec
 from flexc.runtime.explain.subject import Subject
-from flexc.runtime.schedules import Schedule, candidates
+from flexc.runtime.schedules import Candidates, Schedule, candidates
 
 UNKNOWN = "the first call finds out"
 
@@ -24,8 +24,8 @@ class ScheduleFacts:
 
     name: str | None
     """None if the kernel was not compiled yet."""
-    candidates: tuple[Schedule, ...]
-    """The schedules that it may have, the preferred ones first."""
+    candidates: Candidates
+    """The schedules that it may have."""
     rejected: tuple[str, ...]
     """Names of schedules, and why they were left."""
 
@@ -34,12 +34,12 @@ class ScheduleFacts:
         if self.name is not None:
             assert self.chosen is not None
             return f"{self.name}: {self.chosen.about}"
-        *others, last = (s.label for s in self.candidates)
+        *others, last = (s.name for s in self.candidates.schedules)
         return f"{', '.join(others)} or {last}: {UNKNOWN}"
 
     @property
     def chosen(self) -> Schedule | None:
-        return next((s for s in self.candidates if s.label == self.name), None)
+        return None if self.name is None else self.candidates.labelled(self.name)
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """What was left, and why."""
@@ -60,11 +60,10 @@ def schedule_of(subject: Subject, differentiated: bool) -> ScheduleFacts | None:
     proofs = compiled.proofs(call.query, call.key, captures)
     spec = known_spec(proofs.stated_in(compiled.attention.module), build)
     found = candidates(build)
-    schedules = found.schedules
     if spec is not None:
-        return ScheduleFacts(spec.schedule, schedules, spec.rejected)
-    only = schedules[0].label if len(schedules) == 1 else None
-    return ScheduleFacts(only, schedules, found.rejected)
+        return ScheduleFacts(spec.schedule, found, spec.rejected)
+    only = found.schedules[0].label if len(found.schedules) == 1 else None
+    return ScheduleFacts(only, found, found.rejected)
 
 
 def compiled_for(subject: Subject, call: Attention) -> Compiled:

@@ -38,18 +38,16 @@ def test_an_h100_prefers_roles() -> None:
     assert found.rejected == ()
 
 
-def test_narrow_heads_may_have_fewer_rows() -> None:
-    """Where three groups of warps spill, two have more registers."""
-    narrow = replace(BUILD, call=replace(CALL, head_dim=64, value_dim=64))
-    labels = [s.label for s in candidates(narrow).schedules]
-    assert labels == [NAMES[0], *(f"{n} of 128 rows" for n in NAMES[:2]), NAMES[2]]
-    convert = driver.convert_for(narrow, candidates(narrow).schedules[1])
-    assert convert.block_m == 128
-    tabled = replace(narrow.call, sparse_block=(192, 128))
-    _, second, *_ = candidates(replace(narrow, call=tabled)).schedules
-    assert second.rows == 64  # 128 rows would reach over the table's blocks.
-    asked = replace(narrow, tiles=TileOptions(block_m=64))
-    assert tuple(s.label for s in candidates(asked).schedules) == NAMES
+def test_where_registers_spill_programs_have_fewer_rows() -> None:
+    assert candidates(BUILD).fewer_rows == 128
+    for block, rows in (((128, 128), 128), ((192, 128), 64), ((32, 32), None)):
+        tabled = replace(BUILD, call=replace(CALL, sparse_block=block))
+        assert candidates(tabled).fewer_rows == rows
+    asked = replace(BUILD, tiles=TileOptions(block_m=64))
+    assert candidates(asked).fewer_rows is None
+    variant = candidates(BUILD).labelled("simple of 128 rows")
+    assert variant == replace(schedules.SIMPLE, rows=128)
+    assert driver.convert_for(BUILD, variant).block_m == 128
 
 
 OBSTACLES: dict[str, tuple[Build, str]] = {
@@ -107,7 +105,7 @@ SPEC = KernelSpec(
 
 
 def lower_as(**outcomes: str) -> Callable[[Schedule], KernelSpec]:
-    """Lowering that refuses schedules for the reasons given."""
+    """Lowering that refuses schedules for the reasons given, to tiles of 128 rows."""
 
     def lower(schedule: Schedule) -> KernelSpec:
         if schedule.name in outcomes:
@@ -149,6 +147,20 @@ def test_candidates_are_compiled_one_after_another() -> None:
 
     assert choose(BUILD, lower_as(), check).schedule == "simple"
     assert seen == ["overlap", "simple"]
+
+
+def test_fewer_rows_are_tried_where_they_make_a_difference() -> None:
+    def lower(schedule: Schedule) -> KernelSpec:
+        return replace(SPEC, target=schedule.target, source=schedule.label)
+
+    spills = ["500 bytes spill"]
+    spec = choose(BUILD, lower, check_as(overlap=spills))
+    assert spec.schedule == "overlap of 128 rows"
+    assert spec.rejected == ("overlap: 500 bytes spill",)
+    still = {"overlap": spills, "overlap of 128 rows": ["C7510"]}
+    spec = choose(BUILD, lower, check_as(**still))
+    assert spec.schedule == "simple of 128 rows"
+    assert [r.partition(":")[0] for r in spec.rejected] == list(still)
 
 
 def test_what_does_not_compile_is_left() -> None:
@@ -204,7 +216,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lowered: list[str] = []
 
     def lower(_: ModuleOp, build: Build, schedule: Schedule) -> KernelSpec:
-        lowered.append(schedule.name)
+        lowered.append(schedule.label)
         return replace(SPEC, target=schedule.target, source=schedule.name)
 
     monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path))
@@ -218,9 +230,10 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_next_process_makes_what_was_chosen(stored: list[str]) -> None:
     module = ModuleOp([])
     first = driver.find_spec(module, BUILD, "key")
-    assert stored == ["overlap", "simple"]
+    assert stored == ["overlap", "overlap of 128 rows", "simple"]
+    stored.clear()
     assert driver.find_spec(module, BUILD, "key") == first
-    assert stored == ["overlap", "simple"]
+    assert not stored
     assert (first.schedule, first.rejected) == ("simple", ("overlap: spills",))
 
 
