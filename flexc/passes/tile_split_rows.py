@@ -70,12 +70,16 @@ class RowSplitter:
         self.block.insert_op_before(PartsOp(parts, Region(body)), last)
 
     def row_class(self) -> Dim:
-        """The class of the rows: what all stores go along first."""
-        found = {
-            self.dims.find((op.value, 0))
-            for op in self.block.walk()
-            if isinstance(op, Stores)
-        }
+        """The class of the rows: what all stores go along first.
+
+        Stores that begin at one row go along the same rows, be it with constants.
+        """
+        stores = [op for op in self.block.walk() if isinstance(op, Stores)]
+        begun: dict[SSAValue, Dim] = {}
+        for op in stores:
+            start = op.operands[len(op.operands) - rank(op.value)]
+            self.dims.join(begun.setdefault(start, (op.value, 0)), (op.value, 0))
+        found = {self.dims.find((op.value, 0)) for op in stores}
         if len(found) != 1:
             raise ScheduleError(f"its stores go along {len(found)} kinds of rows")
         return found.pop()

@@ -252,6 +252,26 @@ def call_of(query: Tensor, mask_mod: Callable[..., Any] | None = None) -> Attent
     )
 
 
+def soft_cap(score, b, h, q_idx, kv_idx):
+    return 20 * torch.tanh(score / 20)
+
+
+def test_what_derivatives_save_is_computed_by_roles() -> None:
+    """Bounded scores are shifted by a constant, which is stored like any other row."""
+    query = torch.zeros(1, 1, 512, 128, dtype=torch.bfloat16)
+    signature = read_signature(soft_cap, None, CPU)
+    saved = Outputs(lse=True, lse_parts=True)
+    call = Attention(
+        query, query, query, 0.1, None, signature, saved, "triton", NO_OPTIONS
+    )
+    compiled = call.compiled()
+    for schedule in schedules.WITH_ROLES:
+        module = compiled.attention.module.clone()
+        spec = driver.lower(module, compiled.build, schedule)
+        assert spec.target == "gluon"
+        assert [p.kind for p in spec.params[:3]] == ["descriptor"] * 3
+
+
 def explained(head_dim: int = 128) -> flexc.runtime.explain.Explanation:
     return explain_mask(causal, Q_LEN=512, device="cuda", head_dim=head_dim)
 
