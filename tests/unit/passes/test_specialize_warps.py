@@ -205,8 +205,9 @@ def test_too_few_slots_are_refused() -> None:
 
 def test_registers_are_shared_out() -> None:
     assert [consumer_registers(n) for n in (1, 2, 3)] == [240, 240, 160]
-    with pytest.raises(ScheduleError, match="4 consumers have 120 registers"):
-        consumer_registers(4)
+    assert [consumer_registers(1, n) for n in (2, 3, 4)] == [232, 136, 104]
+    with pytest.raises(ScheduleError, match="6 consumers have 80 registers"):
+        consumer_registers(6)
 
 
 def test_wide_tiles_take_too_many_registers() -> None:
