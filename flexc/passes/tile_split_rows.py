@@ -72,13 +72,17 @@ class RowSplitter:
     def row_class(self) -> Dim:
         """The class of the rows: what all stores go along first.
 
-        Stores that begin at one row go along the same rows, be it with constants.
+        A constant goes along what is stored where it is, at the same first row.
         """
         stores = [op for op in self.block.walk() if isinstance(op, Stores)]
-        begun: dict[SSAValue, Dim] = {}
+        begun = {
+            start_of(op): (op.value, 0)
+            for op in stores
+            if not isinstance(op.value.owner, tile.FullOp)
+        }
         for op in stores:
-            start = op.operands[len(op.operands) - rank(op.value)]
-            self.dims.join(begun.setdefault(start, (op.value, 0)), (op.value, 0))
+            if isinstance(op.value.owner, tile.FullOp) and start_of(op) in begun:
+                self.dims.join((op.value, 0), begun[start_of(op)])
         found = {self.dims.find((op.value, 0)) for op in stores}
         if len(found) != 1:
             raise ScheduleError(f"its stores go along {len(found)} kinds of rows")
@@ -131,6 +135,11 @@ class RowSplitter:
         shape = list(shape_of(value.type))
         shape[cut[0]] = self.rows
         return TileType(value.type.element_type, shape)
+
+
+def start_of(op: Stores) -> SSAValue:
+    """The first of the rows that are stored to."""
+    return op.operands[len(op.operands) - rank(op.value)]
 
 
 def code_of_tiles(block: Block) -> list[Operation]:
