@@ -25,7 +25,7 @@ TRITON_TYPES = {"f64": "fp64", "f32": "fp32", "f16": "fp16"}
 ELEMENTS = {"bf16": gl.bfloat16, "f16": gl.float16}
 """Of tensors that are copied a tile at a time."""
 
-LIMITS = Limits(spilled_bytes=64)
+LIMITS = Limits(spilled_bytes=256)
 """A few values that are written to memory cost less than the next schedule does."""
 
 _checked: dict[tuple[str, int], Any] = {}
