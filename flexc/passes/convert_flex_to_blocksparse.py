@@ -32,7 +32,8 @@ from flexc.passes.pair_sizes import PairDims, choose_pair_sizes
 from flexc.passes.segments.segment_builder import (
     build_segments,
     has_short_rows,
-    prefers_small_programs,
+    is_banded,
+    is_listed,
     order_of,
 )
 from flexc.passes.segments.subject import SegmentSubject
@@ -80,6 +81,18 @@ def check_triton_sizes(sizes: TileSizes) -> None:
             f"{sizes.block_n}; where a BlockMask has such blocks, make it with a "
             f"multiple of {MIN_TRITON_BLOCK_N} as BLOCK_SIZE"
         )
+
+
+NARROW = 64
+"""Head dims up to which Hopper's exponentials take as long as its products."""
+
+
+def changes_scores(op: flex.AttentionOp) -> bool:
+    """Whether the score mod yields anything but the score."""
+    block = op.score_mod.block
+    last = block.last_op
+    assert isinstance(last, flex.YieldOp)
+    return last.values[0] is not block.args[0]
 
 
 @dataclass(frozen=True)
@@ -248,12 +261,18 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         return sizes
 
     def expects_short_rows(self, op: flex.AttentionOp) -> bool:
-        """Whether tiles are chosen for rows of few keys."""
+        """Whether tiles are chosen for rows of few keys.
+
+        On Hopper at head dim 64 also for a score mod's work; at 128 two consumers are
+        faster than two programs even in a band (439 TFLOP/s and 424, of 1024 keys).
+        """
         subject = SegmentSubject.of(op)
         if self.target != "gluon":
             return has_short_rows(subject)
         widest = max(flex.tensor_shape(v)[3] for v in (op.query, op.value))
-        return prefers_small_programs(subject, widest)
+        if widest > NARROW:
+            return is_listed(subject)
+        return is_listed(subject) or is_banded(subject) or changes_scores(op)
 
     def choose(
         self,

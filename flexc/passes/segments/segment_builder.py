@@ -52,23 +52,19 @@ def order_of(subject: SegmentSubject, sizes: TileSizes) -> TileOrder | None:
 
 def has_short_rows(subject: SegmentSubject) -> bool:
     """Whether rows may see few columns: by a table, or in a band of them."""
-    if subject.tables:
-        return True
+    return bool(subject.tables) or is_banded(subject)
+
+
+def is_listed(subject: SegmentSubject) -> bool:
+    """Whether only tables say what rows see: nothing is known of the mask."""
+    ranges = subject.ranges(PAIRED.block_m, PAIRED.block_n)
+    return bool(subject.tables) and not isinstance(ranges, Proven)
+
+
+def is_banded(subject: SegmentSubject) -> bool:
+    """Whether rows see a band of columns."""
     ranges = subject.ranges(PAIRED.block_m, PAIRED.block_n)
     return isinstance(ranges, Proven) and is_band(ranges.value)
-
-
-def prefers_small_programs(subject: SegmentSubject, widest: int) -> bool:
-    """Whether small programs on Hopper are worth it, for the wider head dim.
-
-    They are where rows see few columns: what tables list of a mask that nothing is
-    known of. In a band at head dim 128 two consumers are faster than two programs (439
-    TFLOP/s and 424 in one of 1024 keys), at 64 three programs are (341 and 280).
-    """
-    ranges = subject.ranges(PAIRED.block_m, PAIRED.block_n)
-    if not isinstance(ranges, Proven):
-        return bool(subject.tables)
-    return is_band(ranges.value) and widest <= PAIRED.block_m
 
 
 def range_segments(
