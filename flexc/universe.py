@@ -73,6 +73,7 @@ PASSES: dict[str, Callable[[], Any]] = {
     "tile-materialize-params": _pass(
         "tile_materialize_params:TileMaterializeParamsPass"
     ),
+    "tile-read-diagonals": _pass("tile_read_diagonals:TileReadDiagonalsPass"),
     "tile-read-in-place": _pass("tile_read_in_place:TileReadInPlacePass"),
     "tile-relax-score-math": _pass("tile_relax_score_math:TileRelaxScoreMathPass"),
     "tile-specialize-warps": _pass("tile_specialize_warps:TileSpecializeWarpsPass"),

@@ -40,6 +40,7 @@ from flexc.passes.tile_expand_math import TileExpandMathPass
 from flexc.passes.tile_hoist_from_branches import TileHoistFromBranchesPass
 from flexc.passes.tile_insert_copies import TileInsertCopiesPass
 from flexc.passes.tile_materialize_params import TileMaterializeParamsPass
+from flexc.passes.tile_read_diagonals import TileReadDiagonalsPass
 from flexc.passes.tile_read_in_place import TileReadInPlacePass
 from flexc.passes.tile_relax_score_math import TileRelaxScoreMathPass
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
@@ -173,6 +174,8 @@ def to_schedule(
         TileExpandMathPass(tanh),
         *([TileReadInPlacePass()] if reads == "in_place" else []),
         TileSplitRowsPass(),
+        # Of a part's rows, and before iterations are written more than once.
+        TileReadDiagonalsPass(),
         *([TileDelayProductsPass()] if overlap else []),
         # The first iteration knows its index, and a part's rows begin at one place.
         *TIDY,

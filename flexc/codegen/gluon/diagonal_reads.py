@@ -1,6 +1,15 @@
-"""Reading along the diagonals of a tile: functions that emitted kernels import."""
+"""Reading a tensor along the diagonals of a tile that lies as a product does.
 
-# pyright: basic
+Of such a tile with N columns a thread has N / 2 elements: the lowest bit of an
+element's number is a column further, the next one 8 rows, the others 8 columns each.
+Where elements are read depends on row - column alone, which is 8 a - 8 g - e relative
+to the thread's first element, for bits a and e and group g. So 2 (N / 8 + 1) loads
+serve them all, at known distances from one address. The first two serve the row 8
+further alone, and have an address of their own, as that row may not count.
+"""
+
+# pyright: basic, reportArgumentType=false, reportAssignmentType=false
+# pyright: reportAttributeAccessIssue=false
 # Triton, which has no stubs, types the arguments.
 
 from __future__ import annotations
@@ -9,106 +18,60 @@ import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 from triton.runtime.jit import constexpr_function
 
-from flexc.codegen.gluon.diagonal_ptx import (
-    MARGIN,
-    load_code,
-    load_constraints,
-    spread_code,
-    spread_constraints,
-)
+MARGIN = gl.constexpr(1024)
+"""More than any offset is below that of the tile's first element."""
 
 
 @constexpr_function
-def warps_of(layout):
-    """The warps that share the rows of a product, 16 rows each."""
-    assert isinstance(layout, gl.NVMMADistributedLayout)
-    rows, columns, _ = layout.instr_shape
-    warps, across = layout.warps_per_cta
-    assert layout.version == [3, 0] and rows == 16 and across == 1
-    assert columns % 16 == 0
-    return warps
+def slot_of(element):
+    """Which load an element of the thread gets."""
+    e, a, group = element & 1, element >> 1 & 1, element >> 2
+    return 2 * (group - a + 1) + e
 
 
-@gluon.jit
-def distances(LAYOUT: gl.constexpr):
-    """row - column for the elements of a tile."""
-    ROWS: gl.constexpr = 16 * warps_of(LAYOUT)
-    COLUMNS: gl.constexpr = LAYOUT.instr_shape[1]
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
-    return rows[:, None] - columns[None, :]
+@constexpr_function
+def read_code(kind, count, step, has_columns):
+    """PTX that gives a thread its elements.
+
+    Inputs, of which the first element's counts: the address of what it reads and of
+    what the row 8 further does, both MARGIN elements too far; and, where not all
+    columns count, how many do from its own on.
+    """
+    bits = 16 if kind in ("bf16", "f16") else 32
+    near, far, columns = f"${count}", f"${2 * count}", f"${3 * count}"
+    slots = count // 2 + 2
+    lines = ["{", ".reg .pred p;", ".reg .b16 zero;", "mov.b16 zero, 0;"]
+    lines += [f".reg .b{bits} x<{slots}>;", f".reg .b32 y<{slots}>;"]
+    for slot in range(slots):
+        group, e = slot // 2 - 1, slot % 2
+        column = 8 * max(group, 0) + e
+        offset = bits // 8 * (-step * column - MARGIN.value)
+        address = f"[{far if group < 0 else near} + {offset}]"
+        if has_columns:
+            lines.append(f"setp.gt.s32 p, {columns}, {column};")
+            lines.append(f"mov.b{bits} x{slot}, 0;")
+        guard = "@p " if has_columns else ""
+        lines.append(f"{guard}ld.global.nc.b{bits} x{slot}, {address};")
+        lines.append(widen(kind, slot))
+    lines += [f"mov.b32 ${i}, y{slot_of(i)};" for i in range(count)]
+    return "\n".join([*lines, "}"])
 
 
-@gluon.jit
-def addresses(tensor, first, distance, STEP: gl.constexpr):
-    """Where elements are, MARGIN elements too far: below that, offsets are negative."""
-    offsets = first + STEP * distance + MARGIN
-    if first.dtype == gl.int32:
-        offsets = offsets.to(gl.uint32)
-    return tensor + offsets.to(gl.int64)
+@constexpr_function
+def widen(kind, slot):
+    """The element of 32 bits that a load becomes."""
+    if kind == "bf16":
+        return f"mov.b32 y{slot}, {{zero, x{slot}}};"
+    cast = "cvt.f32.f16" if kind == "f16" else "mov.b32"
+    return f"{cast} y{slot}, x{slot};"
 
 
-@gluon.jit
-def load(
-    tensor, first, distance, STEP: gl.constexpr, KIND: gl.constexpr, DTYPE: gl.constexpr
-):
-    """What a thread's elements are made of."""
-    COUNT: gl.constexpr = distance.shape[1] // 2
-    CODE: gl.constexpr = load_code(KIND, COUNT, STEP, False)
-    CONSTRAINTS: gl.constexpr = load_constraints(KIND, COUNT, False)
-    return gl.inline_asm_elementwise(
-        CODE,
-        CONSTRAINTS,
-        [addresses(tensor, first, distance, STEP)],
-        dtype=DTYPE.value,
-        is_pure=True,
-        pack=COUNT,
-    )
-
-
-@gluon.jit
-def load_within(
-    tensor,
-    first,
-    distance,
-    low,
-    high,
-    STEP: gl.constexpr,
-    KIND: gl.constexpr,
-    DTYPE: gl.constexpr,
-):
-    """The same, and 0 where row - column is not from low to high."""
-    ROWS: gl.constexpr = distance.shape[0]
-    COLUMNS: gl.constexpr = distance.shape[1]
-    COUNT: gl.constexpr = COLUMNS // 2
-    if (low <= 1 - COLUMNS) & (high >= ROWS - 1):
-        loaded = load(tensor, first, distance, STEP, KIND, DTYPE)
-    else:
-        low = gl.maximum(low, 1 - COLUMNS)
-        above = distance - low
-        size = gl.maximum(gl.minimum(high, ROWS - 1) - low + 1, 0)
-        CODE: gl.constexpr = load_code(KIND, COUNT, STEP, True)
-        CONSTRAINTS: gl.constexpr = load_constraints(KIND, COUNT, True)
-        loaded = gl.inline_asm_elementwise(
-            CODE,
-            CONSTRAINTS,
-            [addresses(tensor, first, distance, STEP), above, size],
-            dtype=DTYPE.value,
-            is_pure=True,
-            pack=COUNT,
-        )
-    return loaded
-
-
-@gluon.jit
-def spread(loaded, KIND: gl.constexpr, DTYPE: gl.constexpr):
-    """The elements of a tile, of what was loaded for them."""
-    COUNT: gl.constexpr = loaded.shape[1] // 2
-    CODE: gl.constexpr = spread_code(KIND, COUNT)
-    CONSTRAINTS: gl.constexpr = spread_constraints(KIND, COUNT)
-    return gl.inline_asm_elementwise(
-        CODE, CONSTRAINTS, [loaded], dtype=DTYPE.value, is_pure=True, pack=COUNT
-    )
+@constexpr_function
+def read_constraints(kind, count, has_columns):
+    """The registers of the results, and of each of the inputs."""
+    result = "=&r" if kind == "i32" else "=&f"
+    inputs = ["l"] * (2 * count) + ["r"] * (count * has_columns)
+    return ",".join([result] * count + inputs)
 
 
 @constexpr_function
@@ -118,30 +81,64 @@ def kind_of(dtype):
 
 
 @constexpr_function
-def loaded_type(kind):
-    """What a tile of loads pretends to hold."""
-    return {"f32": gl.float32, "i32": gl.int32}.get(kind, gl.int16)
+def read_type(kind):
+    """The type that elements have once they are read."""
+    return gl.int32 if kind == "i32" else gl.float32
+
+
+@constexpr_function
+def lies_as_product(layout, columns):
+    """Whether a thread's elements are numbered as this file takes them to be."""
+    further = range((columns // 8).bit_length() - 1)
+    registers = [[0, 1], [8, 0], *([0, 8 << i] for i in further)]
+    lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
+    return (layout.reg_bases, layout.lane_bases) == (registers, lanes)
 
 
 @gluon.jit
-def read_diagonals(tensor, first, STEP: gl.constexpr, LAYOUT: gl.constexpr):
-    """Elements at first + STEP * (row - column), 16-bit ones as f32."""
-    KIND: gl.constexpr = kind_of(tensor.dtype.element_ty)
-    DTYPE: gl.constexpr = gl.int32 if KIND == "i32" else gl.float32
-    distance = distances(LAYOUT)
-    loaded = load(tensor, first, distance, STEP, KIND, loaded_type(KIND))
-    return spread(loaded, KIND, DTYPE)
+def addresses(tensor, first, row, column, STEP: gl.constexpr):
+    """Where elements are, MARGIN elements too far."""
+    offsets = first + STEP * (row[:, None] - column[None, :]) + MARGIN
+    if first.dtype == gl.int32:
+        # What lies before the tensor's first element is near it: a sum that seems to
+        # be negative is of 32 bits.
+        offsets = offsets.to(gl.uint32)
+    return tensor + offsets.to(gl.int64)
 
 
 @gluon.jit
-def read_diagonals_within(
-    tensor, first, low, high, STEP: gl.constexpr, LAYOUT: gl.constexpr
+def read_diagonals(
+    tensor, first, rows, columns, STEP: gl.constexpr, LAYOUT: gl.constexpr
 ):
-    """The same, and 0, unread, where row - column is not from low to high."""
+    """Elements at first + STEP * (row - column), those of 16 bits as f32.
+
+    If so many rows or columns count, others have any value.
+    """
+    ROWS: gl.constexpr = 16 * LAYOUT.warps_per_cta[0]
+    COLUMNS: gl.constexpr = LAYOUT.instr_shape[1]
+    bases: gl.constexpr = gl.to_linear_layout(LAYOUT, [ROWS, COLUMNS])
+    gl.static_assert(lies_as_product(bases, COLUMNS))
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+    near, far = row, row + 8
+    if rows is not None:
+        # Rows that do not count read what the last one that does reads.
+        near = gl.minimum(near, rows - 1)
+        far = gl.minimum(far, rows - 1)
+    near = addresses(tensor, first, near, column, STEP)
+    far = addresses(tensor, first, far, column, STEP)
+    inputs = (near, far)
+    if columns is not None:
+        inputs += ((columns - column)[None, :] + 0 * row[:, None],)
+    COUNT: gl.constexpr = COLUMNS // 2
     KIND: gl.constexpr = kind_of(tensor.dtype.element_ty)
-    DTYPE: gl.constexpr = gl.int32 if KIND == "i32" else gl.float32
-    distance = distances(LAYOUT)
-    loaded = load_within(
-        tensor, first, distance, low, high, STEP, KIND, loaded_type(KIND)
+    HAS_COLUMNS: gl.constexpr = columns is not None
+    DTYPE: gl.constexpr = read_type(KIND)
+    return gl.inline_asm_elementwise(
+        read_code(KIND, COUNT, STEP, HAS_COLUMNS),
+        read_constraints(KIND, COUNT, HAS_COLUMNS),
+        inputs,
+        dtype=DTYPE.value,
+        is_pure=True,
+        pack=COUNT,
     )
-    return spread(loaded, KIND, DTYPE)

@@ -29,8 +29,8 @@ from flexc.dialects import tile
 from flexc.dialects.tile import schedule
 
 GLUON_WORDS = (
-    "barriers copy_in copy_out fence_async_shared gl gluon mbarrier tile_of tma "
-    "warpgroup_mma warpgroup_mma_wait"
+    "barriers copy_in copy_out fence_async_shared gl gluon mbarrier read_diagonals "
+    "tile_of tma warpgroup_mma warpgroup_mma_wait"
 )
 
 COPIED_DIMS = 4
@@ -151,6 +151,13 @@ class GluonPrinter(TilePrinter):
         self.assign(
             op.result, self.call("convert_layout", self.name(op.input), *layout)
         )
+
+    @print_statement.register
+    def _(self, op: tile.ReadDiagonalsOp) -> None:
+        counts = ("None" if v is None else self.name(v) for v in (op.rows, op.columns))
+        args = [*self.args(op.tensor, op.first), *counts, str(op.step.value.data)]
+        args += self.layout_args(op.result.type)
+        self.assign_call(op.result, "read_diagonals", args)
 
     @print_statement.register
     def _(self, op: schedule.RolesOp) -> None:

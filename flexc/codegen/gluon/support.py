@@ -13,7 +13,10 @@ import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from flexc.codegen.gluon.diagonal_reads import read_diagonals
 from flexc.codegen.triton import support
+
+__all__ = ["read_diagonals"]
 
 # Triton 3.6 has other names.
 HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))

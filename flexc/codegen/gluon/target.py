@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from xdsl.ir import Operation
 from xdsl.utils.target import Target
 
-from flexc.codegen.gluon.printer import GluonPrinter, diagonals_function
+from flexc.codegen.gluon.printer import GluonPrinter
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.codegen.requirements import require_kernels
 from flexc.codegen.triton.target import header, support_names
@@ -34,6 +34,7 @@ SUPPORT_FUNCTIONS: dict[type[Operation], str] = {
     schedule.CopyInOp: "copy_in",
     schedule.CopyOutOp: "copy_out",
     schedule.SlotOp: "tile_of",
+    tile.ReadDiagonalsOp: "read_diagonals",
 }
 """Ops that print as calls of functions of the support module."""
 
@@ -69,11 +70,6 @@ def print_imports(printer: GluonPrinter, kernel: tile.KernelOp) -> None:
         SUPPORT_FUNCTIONS[type(op)]
         for op in kernel.walk()
         if type(op) in SUPPORT_FUNCTIONS
-    }
-    functions |= {
-        diagonals_function(op)
-        for op in kernel.walk()
-        if isinstance(op, tile.ReadDiagonalsOp)
     }
     printer.line()
     printer.line("import triton.experimental.gluon.language as gl")

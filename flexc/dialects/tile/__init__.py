@@ -39,6 +39,7 @@ from flexc.dialects.tile.compute import (
     element_of,
     shape_of,
 )
+from flexc.dialects.tile.diagonal_reads import IDLE_BEYOND, ReadDiagonalsOp
 from flexc.dialects.tile.host import (
     BUFFERS,
     HOST_OPS,
@@ -82,6 +83,7 @@ from flexc.dialects.tile.types import (
 
 __all__ = [
     "BUFFERS",
+    "IDLE_BEYOND",
     "AddStridedOp",
     "AddToOp",
     "AlongAttr",
@@ -105,6 +107,7 @@ __all__ = [
     "ParamKind",
     "ProductAttr",
     "ProgramIdOp",
+    "ReadDiagonalsOp",
     "ReadOp",
     "ReduceKind",
     "ReduceKindAttr",
@@ -140,6 +143,7 @@ Tile = Dialect(
         ScatterOp,
         ScatterAddOp,
         ReadOp,
+        ReadDiagonalsOp,
         MapOp,
         ReduceOp,
         DiagonalsOp,

@@ -17,13 +17,14 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import (
+    AttrSizedOperandSegments,
     IRDLOperation,
     irdl_op_definition,
     operand_def,
+    opt_operand_def,
     prop_def,
     result_def,
     traits_def,
-    var_operand_def,
 )
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
@@ -43,11 +44,14 @@ class ReadDiagonalsOp(IRDLOperation):
     """Elements of a tensor's storage that are the same along the tile's diagonals.
 
     Element [i, j] is that at `first + step * (i - j)`, a sum of `first`'s type, for
-    a step of 1 or -1. With bounds it is 0, and nothing is read, unless i - j is
-    between them or one of them. A 16-bit float is read as f32.
+    a step of 1 or -1. A 16-bit float is read as f32.
+
+    Where only so many `rows` or `columns` count, more or fewer than there are, nothing
+    is known of elements beyond them. Columns beyond the last are not read; rows may be
+    read as the last one that counts would be, if need be one before the tile's first.
 
     ```mlir
-    %b = tile.read_diagonals %table[%first] step 1 within %low, %high
+    %b = tile.read_diagonals %table[%first] step 1 rows %m columns %n
          : tensor<?xbf16>, i32 -> !tile.tile<64x128xf32>
     ```
     """
@@ -57,13 +61,15 @@ class ReadDiagonalsOp(IRDLOperation):
     tensor = operand_def(TensorType[Attribute])
     first = operand_def(IntegerType)
     step = prop_def(IntegerAttr[I32])
-    bounds = var_operand_def(i32)
+    rows = opt_operand_def(i32)
+    columns = opt_operand_def(i32)
     result = result_def(TileType)
 
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(Pure())
     assembly_format = (
-        "$tensor `[` $first `]` `step` $step (`within` $bounds^)? attr-dict "
-        "`:` type($tensor) `,` type($first) `->` type($result)"
+        "$tensor `[` $first `]` `step` $step (`rows` $rows^)? (`columns` $columns^)? "
+        "attr-dict `:` type($tensor) `,` type($first) `->` type($result)"
     )
 
     def __init__(
@@ -71,38 +77,33 @@ class ReadDiagonalsOp(IRDLOperation):
         tensor: SSAValue,
         first: SSAValue,
         step: int,
-        bounds: Sequence[SSAValue],
         shape: Sequence[int],
+        rows: SSAValue | None = None,
+        columns: SSAValue | None = None,
     ):
         assert isa(tensor.type, TensorType[Attribute])
         super().__init__(
-            operands=[tensor, first, list(bounds)],
+            operands=[tensor, first, rows, columns],
             properties={"step": IntegerAttr(step, i32)},
             result_types=[TileType(read_as(tensor.type.element_type), shape)],
         )
 
     def verify_(self) -> None:
         assert isa(self.tensor.type, TensorType[Attribute])
+        assert isinstance(self.result.type, TileType)
+        element, result = self.tensor.type.element_type, self.result.type
         if self.first.type not in (i32, i64):
             raise VerifyException(f"first expects type i32 or i64: {self.first.type}")
         if self.step.value.data not in (1, -1):
             raise VerifyException(f"step expects 1 or -1, got {self.step.value.data}")
-        if len(self.bounds) not in (0, 2):
-            raise VerifyException(f"expects no bounds or two, got {len(self.bounds)}")
-        element = self.tensor.type.element_type
         if element not in READABLE:
-            raise VerifyException(f"tensor expects elements of f32 and such: {element}")
-        if len(shape_of(self.result.type)) != 2:
-            raise VerifyException(f"result expects a matrix, got {self.result.type}")
-        if element_of(self.result.type) != read_as(element):
+            raise VerifyException(f"tensor expects numbers of 16 or 32 bits: {element}")
+        if len(shape_of(result)) != 2 or element_of(result) != read_as(element):
             raise VerifyException(
-                f"result expects elements of type {read_as(element)}, got "
-                f"{self.result.type}"
+                f"result expects a matrix of {read_as(element)}, got {result}"
             )
-        assert isinstance(self.result.type, TileType)
-        layout = self.result.type.get_layout()
-        if not isinstance(layout, ProductAttr | None):
-            raise VerifyException(f"result expects the layout of a product: {layout}")
+        if not isinstance(result.get_layout(), ProductAttr | None):
+            raise VerifyException(f"result expects the layout of a product: {result}")
 
 
 READABLE = (f32, i32, BFloat16Type(), Float16Type())

@@ -6,11 +6,10 @@ own type: modulo two to the power of its width, so that nothing need be known of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerType, i32
+from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, BlockArgument, OpResult, SSAValue
 
 from flexc.dialects import flex, tile
@@ -83,7 +82,7 @@ class Forms:
                 return _product(value.owner, a, b)
             case arith.TruncIOp(), [Form() as a]:
                 return a if width_of(value.type) >= self.width else None
-            case (arith.ExtSIOp() | arith.ExtUIOp() as extend), [Form() as a]:
+            case ((arith.ExtSIOp() | arith.ExtUIOp() as extend), [Form() as a]):
                 return self._extended(extend, a)
             case arith.MinSIOp() as least, [Form() as a, Form() as b]:
                 return self._lowered(least, a, b)
@@ -132,65 +131,6 @@ def _product_with(value: SSAValue, form: Form) -> Form | None:
     return Form(form.row * factor, form.column * factor, form.limits)
 
 
-@dataclass(frozen=True)
-class InRange:
-    """A test whether an integer, not negative, is below a uniform size."""
-
-    index: SSAValue
-    size: SSAValue
-    step: int
-    """What a step off the diagonal adds to the index."""
-    limits: tuple[Limit, ...]
-
-
-@dataclass(frozen=True)
-class Guard:
-    """A condition: some that are uniform, and some that are the same along diagonals."""
-
-    uniform: tuple[SSAValue, ...]
-    ranges: tuple[InRange, ...]
-
-
-NO_GUARD = Guard((), ())
-
-
-def guard_of(op: tile.MapOp, condition: SSAValue) -> Guard | None:
-    """A condition of a map's region taken apart; None if it has other parts."""
-    uniform: list[SSAValue] = []
-    ranges: list[InRange] = []
-    for part in _conjuncts(condition):
-        form = Forms(op, 1).of(part)
-        if form is not None and form.is_uniform:
-            uniform.append(part)
-        elif (found := _in_range(op, part)) is not None:
-            ranges.append(found)
-        else:
-            return None
-    return Guard(tuple(uniform), tuple(ranges))
-
-
-def _conjuncts(condition: SSAValue) -> Iterator[SSAValue]:
-    if isinstance(condition.owner, arith.AndIOp):
-        yield from _conjuncts(condition.owner.lhs)
-        yield from _conjuncts(condition.owner.rhs)
-    else:
-        yield condition
-
-
-def _in_range(op: tile.MapOp, test: SSAValue) -> InRange | None:
-    compare = test.owner
-    if not isinstance(compare, arith.CmpiOp):
-        return None
-    predicate = arith.CMPI_COMPARISON_OPERATIONS[compare.predicate.value.data]
-    forms = Forms(op, width_of(compare.lhs.type))
-    index, size = forms.of(compare.lhs), forms.of(compare.rhs)
-    if predicate != "ult" or index is None or size is None:
-        return None
-    if index.step is None or not size.is_uniform:
-        return None
-    return InRange(compare.lhs, compare.rhs, index.step, index.limits)
-
-
 def yielded(op: tile.MapOp, number: int) -> SSAValue:
     """What a map's region yields as one of its results."""
     last = op.body.block.last_op
@@ -200,6 +140,5 @@ def yielded(op: tile.MapOp, number: int) -> SSAValue:
 
 def diagonal(op: tile.MapOp, value: SSAValue) -> Form | None:
     """The form of a value that is the same along diagonals, and not uniform."""
-    assert isinstance(value.type, IntegerType)
     form = Forms(op, width_of(value.type)).of(value)
     return None if form is None or form.step is None else form

@@ -23,7 +23,7 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.blocksparse import SegmentOp, TileOrder
-from flexc.dialects.tile import ParamAttr, ParamKind, TileType
+from flexc.dialects.tile import IDLE_BEYOND, ParamAttr, ParamKind, TileType
 from flexc.passes.programs.visits import Visit
 from flexc.passes.scalar_code import ScalarCode, inline_region
 
@@ -221,7 +221,9 @@ class ProgramBuilder:
     def at_most_last(code: ScalarCode, index: SSAValue, length: SSAValue) -> SSAValue:
         """An index for captured tensors, which may have nothing beyond the last."""
         last = code.sub(length, code.const(1))
-        return code.insert(arith.MinSIOp(index, last), index.name_hint)
+        least = arith.MinSIOp(index, last)
+        least.attributes[IDLE_BEYOND] = UnitAttr()
+        return code.insert(least, index.name_hint)
 
 
 def rows_grid(block: int) -> AffineMapAttr:

@@ -105,6 +105,32 @@ def read_storage(tensor: Tensor, offsets: Tensor, valid: Tensor | None) -> Tenso
     return torch.where(valid, value, value.new_zeros(()))
 
 
+def read_diagonals(
+    tensor: Tensor,
+    first: Tensor,
+    step: int,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    rows: Tensor | None = None,
+    columns: Tensor | None = None,
+) -> Tensor:
+    """Elements at `first + step * (row - column)` where rows and columns count.
+
+    Others are numbers that show if they count for something after all.
+    """
+    row, column = (torch.arange(n, dtype=torch.int32) for n in shape)
+    row, column = row[:, None], column[None, :]
+    inside = torch.ones(tuple(shape), dtype=torch.bool)
+    if columns is not None:
+        inside = inside & (column < columns)
+    last = shape[0] - 1 if rows is None else rows - 1
+    offsets = first + step * (row.clamp(max=last) - column).to(first.dtype)
+    value = read_storage(tensor, offsets, inside).to(dtype)
+    poison = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).min
+    counts = inside & (row <= last)
+    return torch.where(counts, value, torch.tensor(poison, dtype=dtype))
+
+
 def write_storage(
     memref: Tensor, offsets: Tensor, valid: Tensor | None, value: Tensor
 ) -> None:

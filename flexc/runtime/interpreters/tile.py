@@ -23,6 +23,7 @@ from flexc.runtime.interpreters.memory import (
     add_tile,
     add_to_storage,
     load_tile,
+    read_diagonals,
     read_storage,
     store_tile,
     write_storage,
@@ -106,6 +107,17 @@ class TileFunctions(InterpreterFunctions):
         tensor, base, offsets, *mask = args
         offsets = base + offsets.to(torch.int64)
         return (read_storage(tensor, offsets, mask[0] if mask else None),)
+
+    @impl(tile.ReadDiagonalsOp)
+    def run_read_diagonals(
+        self, interpreter: Interpreter, op: tile.ReadDiagonalsOp, args: PythonValues
+    ) -> PythonValues:
+        tensor, first, *counts = args
+        shape, step = tile.shape_of(op.result.type), op.step.value.data
+        rows = None if op.rows is None else counts.pop(0)
+        columns = counts.pop(0) if counts else None
+        dtype = dtype_of(tile.element_of(op.result.type))
+        return (read_diagonals(tensor, first, step, shape, dtype, rows, columns),)
 
     @impl(tile.ScatterOp)
     def run_scatter(
