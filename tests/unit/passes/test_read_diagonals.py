@@ -1,0 +1,181 @@
+"""Biases by distance are read along diagonals, and mean what they did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
+
+from flexc.dialects import tile
+from flexc.dialects.flex import AttentionOp
+from flexc.frontend.capture import capture_mods
+from flexc.frontend.import_graph import build_attention_module
+from flexc.passes import pipelines
+from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.runtime.arguments import split_block_mask
+from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.interpreters import run_module
+from flexc.runtime.options import NO_OPTIONS
+from tests.reference import attention
+
+Mod = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call with a bias by distance whose table has just the elements it needs."""
+
+    bias: str
+    q_len: int = 200
+    kv_len: int = 130
+    heads: int = 2
+    masked: bool = False
+    dtype: torch.dtype = torch.float32
+    trusted: bool = True
+
+    def score_mod(self) -> Mod:
+        draw = torch.Generator().manual_seed(self.q_len)
+        distances = self.q_len + self.kv_len - 1
+        table = torch.randn(self.heads, distances, generator=draw)
+        if self.dtype == torch.int32:
+            table = table * 4
+        return BIASES[self.bias](table.to(self.dtype), self.q_len, self.kv_len)
+
+    def module(self) -> tuple[ModuleOp, list[Any], Tensor]:
+        """The `flex` module, its arguments, and what it computes."""
+        draw = torch.Generator().manual_seed(1)
+        heads = (self.heads, 1, 1)
+        lengths = (self.q_len, self.kv_len, self.kv_len)
+        query, key, value = (
+            torch.randn(1, h, n, 16, generator=draw).to(torch.float16)
+            for h, n in zip(heads, lengths, strict=True)
+        )
+        score_mod, mask_mod = self.score_mod(), causal if self.masked else None
+        mask, _ = split_block_mask(None, mask_mod, query, key)
+        signature = read_signature(score_mod, mask, query.device)
+        call = Attention(
+            query, key, value, 0.25, None, signature, Outputs(lse=True), "triton",
+            NO_OPTIONS,
+        )  # fmt: skip
+        mods = capture_mods(signature, call.score_dtype)
+        made = build_attention_module(mods.score, mods.mask, call.build().call)
+        op = next(o for o in made.module.walk() if isinstance(o, AttentionOp))
+        if self.trusted:
+            op.captures_inside = op.indices_fit = op.has_keys = UnitAttr()
+        args = [query, key, value, 0.25, *made.arguments(signature.captures)]
+        exact = attention(
+            query, key, value, score_mod, mask_mod, scale=0.25, enable_gqa=True
+        )
+        return made.module, args, exact.out
+
+
+def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return q_idx >= kv_idx
+
+
+def relative(table: Tensor, q_len: int, kv_len: int) -> Mod:
+    return lambda s, b, h, q, k: s + table[h, q - k + kv_len - 1]
+
+
+def backward(table: Tensor, q_len: int, kv_len: int) -> Mod:
+    return lambda s, b, h, q, k: s + table[h, k - q + q_len - 1] * 0.5
+
+
+def shared(table: Tensor, q_len: int, kv_len: int) -> Mod:
+    row = table[0].clone()
+    return lambda s, b, h, q, k: s + row[(q + kv_len) - (k + 1)]
+
+
+def absolute(table: Tensor, q_len: int, kv_len: int) -> Mod:
+    return lambda s, b, h, q, k: s + table[h, (q - k).abs()]
+
+
+def halves(table: Tensor, q_len: int, kv_len: int) -> Mod:
+    return lambda s, b, h, q, k: s + table[h, (q - k + kv_len - 1) // 2]
+
+
+def strided(table: Tensor, q_len: int, kv_len: int) -> Mod:
+    columns = table.T.contiguous()
+    return lambda s, b, h, q, k: s + columns[q - k + kv_len - 1, h]
+
+
+def pairs(table: Tensor, q_len: int, kv_len: int) -> Mod:
+    matrix = torch.randn(q_len, kv_len).to(table.dtype)
+    return lambda s, b, h, q, k: s + matrix[q, k]
+
+
+BIASES = {
+    f.__name__: f
+    for f in (relative, backward, shared, absolute, halves, strided, pairs)
+}
+DIAGONAL = ("relative", "backward", "shared")
+
+
+def scheduled(call: Call) -> tuple[ModuleOp, int]:
+    """Check a call's kernel before and after its passes; it, and its reads."""
+    module, args, exact = call.module()
+    convert = replace(ConvertFlexToBlocksparsePass("gluon"), block_m=128, block_n=64)
+    passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile("gluon"))
+    pipelines.run(passes, Context(), module)
+    close(run_module(module, args)[0], exact)
+    found = 0
+    for each in pipelines.to_schedule(reads="in_place"):
+        each.apply(Context(), module)
+        if each.name == "tile-read-diagonals":
+            module.verify()
+            found = reads(module, tile.ReadDiagonalsOp)
+            # What does not count is NaN.
+            close(run_module(module, args)[0], exact)
+    module.verify()
+    close(run_module(module, args)[0], exact)
+    return module, found
+
+
+def close(got: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(got.double(), wanted.double(), atol=4e-3, rtol=4e-3)
+
+
+def reads(module: ModuleOp, kind: type[Any]) -> int:
+    return sum(isinstance(op, kind) for op in module.walk())
+
+
+@pytest.mark.parametrize("bias", BIASES)
+def test_which_are_read_along_diagonals(bias: str) -> None:
+    _, found = scheduled(Call(bias))
+    assert found == (bias in DIAGONAL)
+
+
+def test_reads_with_guards_stay() -> None:
+    """Nothing says that they are inside."""
+    _, found = scheduled(Call("relative", trusted=False))
+    assert found == 0
+
+
+def test_what_is_read_before_the_first_block_and_in_the_loop() -> None:
+    module, _ = scheduled(Call("relative", masked=True))
+    assert reads(module, tile.ReadDiagonalsOp) == 2
+    assert reads(module, tile.ReadOp) == 0
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(
+    st.sampled_from(DIAGONAL),
+    st.integers(1, 300),
+    st.integers(1, 200),
+    st.booleans(),
+    st.sampled_from((torch.float32, torch.bfloat16, torch.float16, torch.int32)),
+)
+def test_any_lengths(
+    bias: str, q_len: int, kv_len: int, masked: bool, dtype: torch.dtype
+) -> None:
+    """The interpreter raises where a table is read outside."""
+    _, found = scheduled(Call(bias, q_len, kv_len, 2, masked, dtype))
+    assert found == 1
