@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import math
 import os
 import sys
 import time
@@ -36,13 +37,17 @@ def tell(**what: Any) -> None:
     print(json.dumps(what), flush=True)
 
 
-def run_family(number: int, first: int, device: str, patience: float) -> None:
-    """All calls of a family from the `first` on."""
+def run_family(
+    number: int, first: int, device: str, patience: float, until: float
+) -> None:
+    """All calls of a family from the `first` on, while there is time."""
     served: Counter[str] = Counter()
     begin(f"{number}.{first}", patience)
     for i, call in enumerate(calls_of(family_of(number, device), number)):
         if i < first:
             continue
+        if time.perf_counter() > until:
+            break
         name = f"{number}.{i}"
         begin(name, patience)
         with counting(served):
@@ -79,12 +84,10 @@ def run_families(options: argparse.Namespace) -> int:
     """What a process of its own does; `--family` may begin in the middle of one."""
     warnings.simplefilter("ignore")
     faulthandler.enable()
-    start = time.perf_counter()
+    until = time.perf_counter() + (options.seconds or math.inf)
     families = [tuple(map(int, name.split("."))) for name in options.family]
     for number, first in families:
-        if options.seconds and time.perf_counter() - start > options.seconds:
-            break
-        run_family(number, first, options.device, options.patience)
+        run_family(number, first, options.device, options.patience, until)
     faulthandler.cancel_dump_traceback_later()
     return 0
 
@@ -107,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
     add("--cases", type=int, default=2000, help="calls; whole families are run")
     add("--seed", type=int, default=0, help="number of the first family")
     add("--shards", type=int, help="processes; as many as there are cores on a GPU")
-    add("--seconds", type=float, default=0, help="begin no family after that long")
+    add("--seconds", type=float, default=0, help="begin no call after that long")
     add("--patience", type=float, default=60, help="seconds a call may take")
     add("--device", choices=BACKENDS, default="cuda")
     add("--only", metavar="FAMILY.CALL", help="run one call, and tell all about it")
