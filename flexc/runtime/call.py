@@ -24,12 +24,10 @@ from flexc.runtime.options import TileOptions
 from flexc.runtime.planner.finer import finer_tables
 from flexc.runtime.planner.tables import plan_tables
 from flexc.runtime.tensor_facts import (
-    ALIGNMENT,
     MAX_NARROW_OFFSET,
+    Placement,
     check_captures,
     check_strides,
-    has_unit_stride,
-    is_aligned,
     largest_offset,
     max_length,
 )
@@ -69,6 +67,9 @@ class Attention:
     """Equal bits at every run were asked for, for this call or by its scope."""
     traced: CapturedMods | None = None
     """What the mods were traced to, where the caller knows: they may be gone."""
+    placement: Placement | None = None
+    """How the tensors lie that query, key and value stand for, if they are not meant
+    themselves."""
 
     @property
     def deterministic(self) -> bool:
@@ -191,8 +192,7 @@ class Attention:
         query, key, value = self.query, self.key, self.value
         if self.backend == "triton":
             check_strides(query, key, value)
-        aligned = all(is_aligned(t) for t in (query, key, value))
-        aligned = aligned and value.size(3) * value.element_size() % ALIGNMENT == 0
+        placement = self.placement or Placement.of(query, key, value)
         call = AttentionCall(
             dtype=query.dtype,
             head_dim=query.size(3),
@@ -200,16 +200,12 @@ class Attention:
             lse=self.outputs.lse and not self.outputs.lse_parts,
             max_scores=self.outputs.max_scores,
             lse_parts=self.outputs.lse_parts,
-            unit_strides=(
-                has_unit_stride(query),
-                has_unit_stride(key),
-                has_unit_stride(value),
-            ),
+            unit_strides=placement.unit_strides,
             sparse_block=None if self.tables is None else self.tables.block_size,
             full_tables=self.tables is not None and len(self.tables.tensors) == 4,
             kv_len_multiple=self.kv_len_multiple(),
             scale_positive=SAFE_FACTORS[0] < self.scale < SAFE_FACTORS[1],
-            alignment=ALIGNMENT if aligned else None,
+            alignment=placement.alignment,
             index_width=32 if self.offsets_are_narrow() else 64,
             max_length=max_length(query.size(2), key.size(2)),
             has_keys=True,  # `run` sees to that.

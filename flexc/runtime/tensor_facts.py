@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -62,6 +63,25 @@ def is_aligned(tensor: Tensor) -> bool:
 def _reaches(step: int) -> bool:
     """Whether copies of tiles can take a stride of so many bytes; 0 they can."""
     return step % ALIGNMENT == 0 and step < MAX_COPIED_STRIDE
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How query, key and value lie in memory."""
+
+    unit_strides: tuple[bool, bool, bool]
+    """Which have elements that lie next to each other."""
+    alignment: int | None
+    """Of all rows of them, and of an output that is laid out as the query is."""
+
+    @classmethod
+    def of(cls, query: Tensor, key: Tensor, value: Tensor) -> Placement:
+        aligned = all(is_aligned(t) for t in (query, key, value))
+        aligned = aligned and value.size(3) * value.element_size() % ALIGNMENT == 0
+        return cls(
+            (has_unit_stride(query), has_unit_stride(key), has_unit_stride(value)),
+            ALIGNMENT if aligned else None,
+        )
 
 
 def largest_offset(tensor: Tensor) -> int:

@@ -21,6 +21,7 @@ from flexc.runtime.explain.report import Explanation, Explanations
 from flexc.runtime.interception import Results, Scope, activate
 from flexc.runtime.options import NO_OPTIONS, Choices, resolve_backend
 from flexc.runtime.planner.block_mask import checked_problem, default_device
+from flexc.runtime.tensor_facts import Placement
 
 Mod = Callable[..., Any]
 
@@ -273,7 +274,9 @@ def key_of(call: Attention) -> tuple[Any, ...]:
     mods = call.signature.key if call.signature.cacheable else id(call.signature)
     shapes = (call.query.shape, call.key.shape, call.value.shape)
     listed = tuple((t.data_ptr(), t.shape) for t in tables)
-    return mods, captures, shapes, listed, call.query.dtype, call.backend, call.tiles
+    placement = Placement.of(call.query, call.key, call.value)
+    kind = (call.query.dtype, call.backend, call.tiles)
+    return mods, captures, shapes, placement, listed, *kind
 
 
 def light(call: Attention) -> Attention:
@@ -283,7 +286,9 @@ def light(call: Attention) -> Attention:
     tensors = stand_ins(
         (b, h, q_len, kv_len), dims, query.dtype, query.device, kv_heads
     )
-    return replace(call, query=tensors[0], key=tensors[1], value=tensors[2])
+    placement = Placement.of(call.query, call.key, call.value)
+    query, key, value = tensors
+    return replace(call, query=query, key=key, value=value, placement=placement)
 
 
 def _kind(value: object) -> str:
