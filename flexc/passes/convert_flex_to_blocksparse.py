@@ -177,7 +177,11 @@ def tiling(subject: SegmentSubject, sizes: TileSizes) -> dict[str, Attribute]:
 
 @dataclass(frozen=True)
 class ConvertFlexToBlocksparsePass(ModulePass):
-    """Choose tiles and turn masks and block tables into segments."""
+    """Choose tiles and turn masks and block tables into segments.
+
+    For Gluon `overlap` says that products are to run beside the softmax of another
+    block, which takes registers.
+    """
 
     name = "convert-flex-to-blocksparse"
 
@@ -187,6 +191,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     num_warps: int | None = None
     num_stages: int | None = None
     shared_memory: int = HOPPER_SHARED_MEMORY
+    overlap: bool = True
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for pattern in (ConvertAttention(self), ConvertPairSums(self)):
@@ -285,7 +290,9 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         """The tile of attention on inputs of `bits` per element, without options."""
         dims, memory = (head_dim, value_dim), self.shared_memory
         if self.target == "gluon":
-            return choose_hopper_sizes(bits, *dims, sparse_block, memory, short_rows)
+            return choose_hopper_sizes(
+                bits, *dims, sparse_block, memory, short_rows, self.overlap
+            )
         return choose_tile_sizes(
             self.target, bits, *dims, sparse_block, memory, short_rows
         )

@@ -6,7 +6,7 @@ level, and what it prints goes on with the passes that are left.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from xdsl.context import Context
@@ -315,7 +315,7 @@ class FlexcToGluonPass(_Pipeline):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         schedule = to_gluon(self.tanh, self.reads, self.overlap, self.shared_memory)
-        convert = self.convert("gluon")
+        convert = replace(self.convert("gluon"), overlap=self.overlap)
         run((*to_blocksparse(convert), *to_tile("gluon"), *schedule), ctx, op)
 
 

@@ -38,8 +38,8 @@ from flexc.runtime.kernel import Kernel
 from flexc.runtime.mask_reading import MaskReading, read_mask
 from flexc.runtime.modes import unseen
 from flexc.runtime.options import is_interpreting
-from flexc.runtime.proofs import Proofs, Prover
-from flexc.runtime.schedules import TRITON, Schedule, choose, preferred
+from flexc.runtime.proofs import Proofs, Prover, attention_of
+from flexc.runtime.schedules import SIMPLE, TRITON, Schedule, choose, preferred
 
 PACKAGE = Path(flexc.__file__).parent
 
@@ -157,7 +157,15 @@ def make_spec(module: ModuleOp, build: Build) -> KernelSpec:
         build,
         lambda schedule: lower(module.clone(), build, schedule),
         lambda spec: problems_of(spec, build),
+        lambda: crowd_of(module, build),
     )
+
+
+def crowd_of(module: ModuleOp, build: Build) -> int:
+    """How many programs would share a multiprocessor if products do not overlap."""
+    simple = module.clone()
+    pipelines.run(pipelines.to_simple_flex(), Context(), simple)
+    return convert_for(build, SIMPLE).tile_sizes(attention_of(simple)).residents
 
 
 def problems_of(spec: KernelSpec, build: Build) -> list[str]:
@@ -181,12 +189,14 @@ def convert_for(
 ) -> ConvertFlexToBlocksparsePass:
     """The pass that decides tiles and segments, for a schedule or the best."""
     sizes, memory = build.tiles.sizes, build.shared_memory
-    target = "cpp" if build.backend == "cpp" else "triton"
-    if build.backend == "triton":
-        schedule = schedule or preferred(build)
-        target = schedule.target
-        sizes["block_m"] = schedule.rows or sizes["block_m"]
-    return ConvertFlexToBlocksparsePass(target, **sizes, shared_memory=memory)
+    if build.backend != "triton":
+        target = "cpp" if build.backend == "cpp" else "triton"
+        return ConvertFlexToBlocksparsePass(target, **sizes, shared_memory=memory)
+    schedule = schedule or preferred(build)
+    sizes["block_m"] = schedule.rows or sizes["block_m"]
+    return ConvertFlexToBlocksparsePass(
+        schedule.target, **sizes, shared_memory=memory, overlap=schedule.overlap
+    )
 
 
 def lower(module: ModuleOp, build: Build, schedule: Schedule = TRITON) -> KernelSpec:

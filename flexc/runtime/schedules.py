@@ -19,7 +19,12 @@ import torch
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.errors import CompilationError, ScheduleError
-from flexc.passes.hopper_sizes import PART_ROWS, PART_WARPS, WIDEST
+from flexc.passes.hopper_sizes import (
+    MOST_OVERLAPPING,
+    PART_ROWS,
+    PART_WARPS,
+    WIDEST,
+)
 from flexc.runtime.build import HOPPER, Build
 from flexc.runtime.options import SCHEDULE, is_interpreting
 from flexc.runtime.tensor_facts import ALIGNMENT
@@ -69,8 +74,8 @@ SCHEDULES = {s.name: s for s in (OVERLAP, SIMPLE, TRITON)}
 WITH_ROLES = tuple(s for s in SCHEDULES.values() if s.has_roles)
 
 FEWER_ROWS = 2 * PART_ROWS
-"""Two groups of warps have 240 registers for each thread, three have 160, and so have
-those of several programs on a multiprocessor."""
+"""Two groups of warps have 240 registers for each thread, three have 160; where many
+programs share a multiprocessor, each has as few as 104."""
 
 DTYPES = (torch.bfloat16, torch.float16)
 """Of whose products asynchronous ones are made."""
@@ -81,29 +86,56 @@ class Candidates:
     """The schedules to try, in order, and why others are not tried."""
 
     schedules: tuple[Schedule, ...]
+    """A name may be there twice, with fewer rows if registers do not suffice."""
     rejected: tuple[str, ...] = ()
-    fewer_rows: int | None = None
-    """Rows of a program with roles, if those that are chosen leave few registers."""
+    slower: tuple[str, ...] = ()
+    """Why others are slower than the first, and only tried if that cannot be had."""
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(s.name for s in self.schedules))
 
     def labelled(self, label: str) -> Schedule | None:
         """The one of a label."""
-        fewer = (replace(s, rows=self.fewer_rows) for s in self.schedules)
-        return next((s for s in (*self.schedules, *fewer) if s.label == label), None)
+        return next((s for s in self.schedules if s.label == label), None)
 
 
-def candidates(build: Build) -> Candidates:
+Crowd = Callable[[], int]
+"""How many programs would share a multiprocessor if products do not overlap."""
+
+
+def candidates(build: Build, crowd: Crowd = lambda: 1) -> Candidates:
     """The schedules that a build of the Triton backend may have."""
     obstacle, asked = obstacle_to_roles(build), build.tiles.schedule
     if asked is None:
         if obstacle is None:
-            schedules = tuple(SCHEDULES.values())
-            return Candidates(schedules, fewer_rows=fewer_rows(build))
+            return by_preference(fewer_rows(build), crowd())
         names = ", ".join(s.name for s in WITH_ROLES)
         return Candidates((TRITON,), (f"{names}: {obstacle}",))
     schedule = SCHEDULES[asked]
     if schedule.has_roles and obstacle is not None:
         raise cannot_be_had(asked, obstacle)
     return Candidates((schedule,))
+
+
+def by_preference(fewer: int | None, crowd: int) -> Candidates:
+    """All schedules, those with roles with fewer rows too if registers spill.
+
+    Where a crowd of programs is best, there are no registers for overlap in each.
+    """
+    found: list[Schedule] = []
+    for schedule in SCHEDULES.values():
+        found.append(schedule)
+        if schedule.has_roles and fewer is not None:
+            found.append(replace(schedule, rows=fewer))
+    if crowd <= MOST_OVERLAPPING:
+        return Candidates(tuple(found))
+    why = (
+        f"{crowd} programs without it share a multiprocessor and run beside each "
+        f"other, which is faster than {MOST_OVERLAPPING} with it"
+    )
+    first = (SIMPLE, *(s for s in found if s != SIMPLE))
+    return Candidates(first, slower=(f"{OVERLAP.name}: {why}",))
 
 
 def fewer_rows(build: Build) -> int | None:
@@ -172,29 +204,33 @@ Check = Callable[[KernelSpec], Sequence[str]]
 """What is wrong with the compiled kernel of a spec."""
 
 
-def choose(build: Build, lower: Lower, check: Check) -> KernelSpec:
+def choose(
+    build: Build, lower: Lower, check: Check, crowd: Crowd = lambda: 1
+) -> KernelSpec:
     """The kernel of the first schedule that can be had and that compiles well.
 
     One that was asked for need not compile well: what is wrong with it is noted.
     """
-    found, asked = candidates(build), build.tiles.schedule
-    rejected, tried = list(found.rejected), set[str]()
-    fewer: int | None = None
+    found, asked = candidates(build, crowd), build.tiles.schedule
+    rejected, tried, refused = list(found.rejected), set[str](), set[str]()
+    needs_fewer = False
     for schedule in found.schedules:
         if not schedule.has_roles:
             return chosen(lower(schedule), schedule, rejected)
-        for rows in dict.fromkeys((fewer, found.fewer_rows)):
-            variant = replace(schedule, rows=rows)
-            spec, why = attempt(variant, lower, check, tried)
-            if spec is None and asked is not None:
-                raise cannot_be_had(asked, why)
-            if why:
-                rejected.append(f"{variant.label}: {why}")
-            if spec is None:
-                break  # Fewer rows make no difference.
-            if asked is not None or not why:
-                return chosen(spec, variant, rejected)
-            fewer = rows
+        if schedule.name in refused or (needs_fewer and schedule.rows is None):
+            continue
+        spec, why = attempt(schedule, lower, check, tried)
+        if spec is None and asked is not None:
+            raise cannot_be_had(asked, why)
+        if why:
+            rejected.append(f"{schedule.label}: {why}")
+        if spec is None:
+            refused.add(schedule.name)  # Fewer rows make no difference.
+        elif asked is not None or not why:
+            is_first = schedule is found.schedules[0]
+            return chosen(spec, schedule, [*rejected, *found.slower * is_first])
+        elif schedule.rows is not None:
+            needs_fewer = True
     raise AssertionError("Triton's schedule serves every kernel")
 
 

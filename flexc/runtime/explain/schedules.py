@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from flexc.runtime.autograd.template import split
 from flexc.runtime.call import Attention
-from flexc.runtime.driver import Compiled, known_spec
+from flexc.runtime.driver import Compiled, crowd_of, known_spec
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.schedules import Candidates, Schedule, candidates
 
@@ -34,7 +34,7 @@ class ScheduleFacts:
         if self.name is not None:
             assert self.chosen is not None
             return f"{self.name}: {self.chosen.about}"
-        *others, last = (s.name for s in self.candidates.schedules)
+        *others, last = self.candidates.names
         return f"{', '.join(others)} or {last}: {UNKNOWN}"
 
     @property
@@ -58,8 +58,9 @@ def schedule_of(subject: Subject, differentiated: bool) -> ScheduleFacts | None:
     compiled = compiled_for(subject, call)
     build, captures = compiled.build, subject.captures
     proofs = compiled.proofs(call.query, call.key, captures)
-    spec = known_spec(proofs.stated_in(compiled.attention.module), build)
-    found = candidates(build)
+    module = proofs.stated_in(compiled.attention.module)
+    spec = known_spec(module, build)
+    found = candidates(build, lambda: crowd_of(module, build))
     if spec is not None:
         return ScheduleFacts(spec.schedule, found, spec.rejected)
     only = found.schedules[0].label if len(found.schedules) == 1 else None

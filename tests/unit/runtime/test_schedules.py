@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,8 @@ from flexc.runtime import build as builds
 from flexc.runtime import driver, schedules
 from flexc.runtime.build import HOPPER, Build
 from flexc.runtime.call import Attention, Outputs, read_signature
-from flexc.runtime.explain.calls import explain_mask
+from flexc.runtime.explain.calls import explain_mask, key_of, light
+from flexc.runtime.explain.report import Explanation
 from flexc.runtime.options import NO_OPTIONS, TileOptions, read_choices, tile_options
 from flexc.runtime.options import kernel_options as options_of
 from flexc.runtime.schedules import Schedule, candidates, choose
@@ -34,17 +36,31 @@ NAMES = ("overlap", "simple", "triton")
 
 def test_an_h100_prefers_roles() -> None:
     found = candidates(BUILD)
-    assert tuple(s.name for s in found.schedules) == NAMES
-    assert found.rejected == ()
+    assert tuple(found.names) == NAMES
+    assert found.rejected == found.slower == ()
+
+
+def test_a_crowd_of_programs_has_no_need_of_overlap() -> None:
+    assert candidates(BUILD, lambda: 3) == candidates(BUILD)
+    found = candidates(BUILD, lambda: 4)
+    labels = [s.label for s in found.schedules]
+    fewer = ["overlap of 128 rows", "simple of 128 rows"]
+    assert labels == ["simple", "overlap", *fewer, "triton"]
+    (why,) = found.slower
+    assert why.startswith("overlap: 4 programs without it share a multiprocessor")
 
 
 def test_where_registers_spill_programs_have_fewer_rows() -> None:
-    assert candidates(BUILD).fewer_rows == 128
-    for block, rows in (((128, 128), 128), ((192, 128), 64), ((32, 32), None)):
+    def rows_of(build: Build) -> list[int | None]:
+        return [s.rows for s in candidates(build).schedules]
+
+    assert rows_of(BUILD) == [None, 128, None, 128, None]
+    for block, rows in (((128, 128), 128), ((192, 128), 64)):
         tabled = replace(BUILD, call=replace(CALL, sparse_block=block))
-        assert candidates(tabled).fewer_rows == rows
+        assert rows_of(tabled) == [None, rows, None, rows, None]
+    tabled = replace(BUILD, call=replace(CALL, sparse_block=(32, 32)))
     asked = replace(BUILD, tiles=TileOptions(block_m=64))
-    assert candidates(asked).fewer_rows is None
+    assert rows_of(tabled) == rows_of(asked) == [None] * 3
     variant = candidates(BUILD).labelled("simple of 128 rows")
     assert variant == replace(schedules.SIMPLE, rows=128)
     assert driver.convert_for(BUILD, variant).block_m == 128
@@ -163,6 +179,26 @@ def test_fewer_rows_are_tried_where_they_make_a_difference() -> None:
     assert [r.partition(":")[0] for r in spec.rejected] == list(still)
 
 
+def test_overlap_is_not_tried_where_a_crowd_is_faster() -> None:
+    seen: list[str] = []
+
+    def lower(schedule: Schedule) -> KernelSpec:
+        seen.append(schedule.label)
+        return replace(SPEC, target=schedule.target, source=schedule.label)
+
+    def crowd() -> int:
+        return 4
+
+    spec = choose(BUILD, lower, check_as(), crowd)
+    assert (spec.schedule, seen) == ("simple", ["simple"])
+    assert spec.rejected == candidates(BUILD, crowd).slower
+    faults = {"simple": ["C7510"], "overlap": ["spills"]}
+    spec = choose(BUILD, lower, check_as(**faults), crowd)
+    assert spec.schedule == "overlap of 128 rows"
+    assert spec.rejected == ("simple: C7510", "overlap: spills")
+    assert choose(asking("overlap"), lower, check_as(), crowd).rejected == ()
+
+
 def test_what_does_not_compile_is_left() -> None:
     def check(spec: KernelSpec) -> list[str]:
         raise CompilationError(f"{spec.source} was refused")
@@ -228,7 +264,8 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_next_process_makes_what_was_chosen(stored: list[str]) -> None:
-    module = ModuleOp([])
+    query = torch.zeros(1, 1, 512, 128, dtype=torch.bfloat16)
+    module = call_of(query).compiled().attention.module
     first = driver.find_spec(module, BUILD, "key")
     assert stored == ["overlap", "overlap of 128 rows", "simple"]
     stored.clear()
@@ -242,6 +279,10 @@ CPU = torch.device("cpu")
 
 def causal(b, h, q_idx, kv_idx):
     return q_idx >= kv_idx
+
+
+def documents(b, h, q_idx, kv_idx):
+    return q_idx // 100 == kv_idx // 100
 
 
 def call_of(query: Tensor, mask_mod: Callable[..., Any] | None = None) -> Attention:
@@ -272,6 +313,24 @@ def test_what_derivatives_save_is_computed_by_roles() -> None:
         assert [p.kind for p in spec.params[:3]] == ["descriptor"] * 3
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", ["overlap", "simple"])
+def test_sizes_are_for_the_schedule_that_is_asked_for(name: str, head_dim: int) -> None:
+    query = torch.zeros(1, 1, 512, head_dim, dtype=torch.bfloat16)
+    signature = read_signature(soft_cap, documents, CPU)
+    compiled = Attention(
+        *(query, query, query, 0.1, None, signature, Outputs(), "triton"),
+        TileOptions(schedule=name),
+    ).compiled()
+    schedule = schedules.SCHEDULES[name]
+    module = compiled.attention.module
+    spec = driver.lower(module.clone(), compiled.build, schedule)
+    together = re.search(r"programs on a multiprocessor: (\d)", spec.source)
+    crowd = {("simple", 64): 4, ("overlap", 64): 3}.get((name, head_dim), 1)
+    assert int(together[1] if together else 1) == crowd
+    assert driver.crowd_of(module, compiled.build) == (4 if head_dim == 64 else 1)
+
+
 def explained(head_dim: int = 128) -> flexc.runtime.explain.Explanation:
     return explain_mask(causal, Q_LEN=512, device="cuda", head_dim=head_dim)
 
@@ -298,6 +357,25 @@ def test_the_device_is_asked_what_it_can_do(monkeypatch: pytest.MonkeyPatch) -> 
     assert builds.capability(torch.device("cuda", 3)) == 86
     builds.capability.cache_clear()
     assert builds.capability(CPU) == HOPPER
+
+
+@pytest.mark.parametrize("how", ["address", "rows", "elements"])
+def test_explain_tells_how_tensors_lie(how: str, stored: list[str]) -> None:
+    query = torch.zeros(1, 2, 40, 64, dtype=torch.bfloat16)
+    key = {
+        "address": torch.zeros(query.numel() + 1, dtype=query.dtype)[1:].view_as(query),
+        "rows": torch.zeros(1, 2, 40, 68, dtype=query.dtype)[..., :64],
+        "elements": torch.zeros(1, 2, 40, 64, 2, dtype=query.dtype)[..., 0],
+    }[how]
+    recorded = replace(call_of(query), key=key)
+    call = light(recorded)
+    assert call.key.untyped_storage().nbytes() == 128
+    assert call.build() == recorded.build() != call_of(query).build()
+    assert key_of(recorded) != key_of(call_of(query))
+    found = Explanation.of(call, None).schedule
+    assert found is not None
+    assert found.name == "triton"
+    assert "16 bytes" in found.rejected[0]
 
 
 def aligned(query: Tensor) -> int | None:
