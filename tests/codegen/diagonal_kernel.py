@@ -1,6 +1,6 @@
 """A kernel that reads one tile along diagonals, as emitted kernels do."""
 
-# pyright: basic, reportArgumentType=false
+# pyright: basic, reportArgumentType=false, reportAssignmentType=false
 
 from __future__ import annotations
 

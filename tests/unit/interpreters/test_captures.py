@@ -80,6 +80,50 @@ def test_read_out_of_bounds_is_an_error():
         run_scalar(code, "tensor<?xf32>, i64", "f32", torch.arange(3.0), 3)
 
 
+DIAGONALS = """%r = tile.read_diagonals %a[%b] step {step}
+    : tensor<?xf32>, {first} -> !tile.tile<2x3xf32>"""
+READ = "!tile.tile<2x3xf32>"
+
+
+@pytest.mark.parametrize("first", ["i32", "i64"])
+def test_diagonals_of_a_tensor(first: str):
+    args = (torch.arange(4.0), torch.tensor(2))
+    for step, rows in ((1, [[2, 1, 0], [3, 2, 1]]), (-1, [[2, 3, 4], [1, 2, 3]])):
+        code = DIAGONALS.format(step=step, first=first)
+        table = torch.arange(5.0) if step < 0 else args[0]
+        start = args[1].to(torch.int32 if first == "i32" else torch.int64)
+        got = run_scalar(code, f"tensor<?xf32>, {first}", READ, table, start)
+        assert got.tolist() == rows
+
+
+def test_diagonals_out_of_bounds_are_an_error():
+    code = DIAGONALS.format(step=1, first="i32")
+    first = torch.tensor(2, dtype=torch.int32)
+    with pytest.raises(InterpretationError, match="within 3 elements, got 3"):
+        run_scalar(code, "tensor<?xf32>, i32", READ, torch.arange(3.0), first)
+
+
+def test_diagonals_beyond_those_that_count_are_no_numbers():
+    code = """%r = tile.read_diagonals %a[%b] step 1 rows %c columns %c
+        : tensor<?xf32>, i32 -> !tile.tile<2x3xf32>"""
+    types, one = "tensor<?xf32>, i32, i32", torch.tensor(1, dtype=torch.int32)
+    got = run_scalar(code, types, READ, torch.arange(2.0), one, one)
+    assert got[0, 0] == 1
+    assert got.isnan().sum() == 5
+
+
+def test_rows_before_the_tile_may_be_read():
+    """None of its own counts: the last one that does is read, and must be there."""
+    code = """%r = tile.read_diagonals %a[%b] step 1 rows %c
+        : tensor<?xf32>, i32 -> !tile.tile<2x3xf32>"""
+    types = "tensor<?xf32>, i32, i32"
+    first, rows = (torch.tensor(n, dtype=torch.int32) for n in (6, -3))
+    got = run_scalar(code, types, READ, torch.arange(3.0), first, rows)
+    assert got.isnan().all()
+    with pytest.raises(InterpretationError, match="within 2 elements"):
+        run_scalar(code, types, READ, torch.arange(2.0), first, rows)
+
+
 def test_fmod_is_exact():
     code = "%r = flex.fmod %a, %b : f32"
     x = torch.tensor([7.5, -7.5, 1e30])

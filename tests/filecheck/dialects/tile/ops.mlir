@@ -74,6 +74,12 @@ tile.kernel @compute(%t : tensor<?xf32> #tile.param<argument 0>,
     %h = tile.tanh_approx %w : f32
     flex.yield %h, %k : f32, i1
   } -> !tile.tile<32x32xf32>, !tile.tile<32x32xi1>
+  // CHECK-NEXT: %bias = tile.read_diagonals %t[%base] step -1 : tensor<?xf32>, i64 -> !tile.tile<32x32xf32>
+  %bias = tile.read_diagonals %t[%base] step -1
+      : tensor<?xf32>, i64 -> !tile.tile<32x32xf32>
+  // CHECK-NEXT: %edge = tile.read_diagonals %t[%base] step 1 rows %c0 columns %c0 : tensor<?xf32>, i64 -> !tile.tile<32x32xf32>
+  %edge = tile.read_diagonals %t[%base] step 1 rows %c0 columns %c0
+      : tensor<?xf32>, i64 -> !tile.tile<32x32xf32>
   // CHECK-NEXT: %scalar = tile.map(%d : f32 = %z [] : f32) attributes {note = "x"} {
   // CHECK-NEXT: flex.yield
   // CHECK-NEXT: } -> f32

@@ -266,3 +266,57 @@ tile.kernel @add_to_indices(%z : f32 #tile.param<argument 0>,
   tile.add_to %x, %out[%i] : !tile.tile<8xf32>, memref<?x?xf32>
   tile.return
 }
+
+// -----
+
+tile.kernel @diagonal_step(%t : tensor<?xf32> #tile.param<argument 0>, %i : i32 #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: step expects 1 or -1, got 2
+  %x = tile.read_diagonals %t[%i] step 2 : tensor<?xf32>, i32 -> !tile.tile<64x32xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @diagonal_first(%t : tensor<?xf32> #tile.param<argument 0>, %i : i16 #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: first expects type i32 or i64: i16
+  %x = tile.read_diagonals %t[%i] step 1 : tensor<?xf32>, i16 -> !tile.tile<64x32xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @diagonal_element(%t : tensor<?xf64> #tile.param<argument 0>, %i : i32 #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: tensor expects numbers of 16 or 32 bits: f64
+  %x = tile.read_diagonals %t[%i] step 1 : tensor<?xf64>, i32 -> !tile.tile<64x32xf64>
+  tile.return
+}
+
+// -----
+
+tile.kernel @diagonal_result(%t : tensor<?xbf16> #tile.param<argument 0>, %i : i32 #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: result expects a matrix of f32, got !tile.tile<64x32xbf16>
+  %x = tile.read_diagonals %t[%i] step 1 : tensor<?xbf16>, i32 -> !tile.tile<64x32xbf16>
+  tile.return
+}
+
+// -----
+
+tile.kernel @diagonal_vector(%t : tensor<?xf32> #tile.param<argument 0>, %i : i32 #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: result expects a matrix of f32, got !tile.tile<64xf32>
+  %x = tile.read_diagonals %t[%i] step 1 : tensor<?xf32>, i32 -> !tile.tile<64xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @diagonal_layout(%t : tensor<?xf32> #tile.param<argument 0>, %i : i32 #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: result expects the layout of a product: 
+  %x = tile.read_diagonals %t[%i] step 1 : tensor<?xf32>, i32 -> !tile.tile<64x32xf32, #tile.operand<#tile.product<32>>>
+  tile.return
+}
