@@ -85,6 +85,7 @@ class AsyncProducts:
         assert isinstance(dot.result.type, TileType)
         acc = None if is_zeros(dot.acc) else dot.acc
         new = IssueDotOp(dot.lhs, dot.rhs, acc, dot.result.type)
+        new.attributes |= dot.attributes
         new.result.name_hint = f"{dot.result.name_hint or 'product'}_issued"
         ScalarCode(InsertPoint.before(dot)).builder.insert(new)
         self.in_flight.append(InFlight(new, dot.result))

@@ -23,11 +23,12 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp, i1
+from xdsl.dialects.builtin import ModuleOp, StringAttr, i1
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
+from flexc.dialects import tile
 from flexc.passes.analysis.later_iterations import known_later
 from flexc.passes.delaying.tails import Tail, tail_of
 from flexc.passes.scalar_code import ScalarCode
@@ -61,6 +62,7 @@ class Delay:
         kept = list(loop.results[: len(self.kept)])
         carried = loop.results[len(self.kept) :]
         total = self.tail_code(before, carried)
+        announce(total, "the last block's values")
         results = [*kept[: self.tail.number], total, *kept[self.tail.number :]]
         for new, old in zip(loop.results, self.carried(), strict=True):
             new.name_hint = old.name_hint
@@ -75,6 +77,8 @@ class Delay:
         inits = [self.loop.lb, *self.loop.iter_args]
         values: Values = dict(zip(self.block.args, inits, strict=True))
         clone_into(code, self.tail.rest, values)
+        first = next(o for o in self.tail.rest if isinstance(o, tile.DotOp))
+        announce(values[first.result], "the first block")
         return [values.get(v, v) for v in self.carried()]
 
     def body(self) -> Block:
@@ -105,6 +109,12 @@ class Delay:
         values: Values = dict(zip(self.tail.inputs, carried, strict=True))
         clone_into(code, self.tail.ops, values)
         return values[self.tail.dot.result]
+
+
+def announce(product: SSAValue, text: str) -> None:
+    """Say of a product, in a comment, what begins with it."""
+    assert isinstance(product.owner, tile.DotOp)
+    product.owner.attributes["comment"] = StringAttr(text)
 
 
 def clone_into(code: ScalarCode, ops: Sequence[Operation], values: Values) -> None:

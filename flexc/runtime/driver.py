@@ -189,13 +189,13 @@ def convert_for(
 ) -> ConvertFlexToBlocksparsePass:
     """The pass that decides tiles and segments, for a schedule or the best."""
     sizes, memory = build.tiles.sizes, build.shared_memory
-    if build.backend != "triton":
-        target = "cpp" if build.backend == "cpp" else "triton"
-        return ConvertFlexToBlocksparsePass(target, **sizes, shared_memory=memory)
-    schedule = schedule or preferred(build)
-    sizes["block_m"] = schedule.rows or sizes["block_m"]
+    target, overlap = "cpp" if build.backend == "cpp" else "triton", False
+    if build.backend == "triton":
+        schedule = schedule or preferred(build)
+        target, overlap = schedule.target, schedule.overlap
+        sizes["block_m"] = schedule.rows or sizes["block_m"]
     return ConvertFlexToBlocksparsePass(
-        schedule.target, **sizes, shared_memory=memory, overlap=schedule.overlap
+        target, **sizes, shared_memory=memory, overlap=overlap
     )
 
 

@@ -106,6 +106,11 @@ def is_factor(use: Use) -> bool:
     return isinstance(dot, tile.DotOp) and dot.operands[use.index] is not dot.acc
 
 
+def product_of(load: tile.LoadOp) -> Operation:
+    """A product that reads a staged load."""
+    return next(uses_through_transposes(load.result)).operation
+
+
 def transposed_source(value: SSAValue) -> SSAValue:
     """The value that another is a transpose of, if it is one."""
     while isinstance(value.owner, tile.TransposeOp):

@@ -12,7 +12,7 @@ from flexc.dialects.tile.schedule import AwaitOp, CopyInOp, ExpectOp, SlotOp
 from flexc.dialects.tile.schedule.capacity import tile_bytes
 from flexc.errors import ScheduleError
 from flexc.passes.specialize_warps.copying import Plan, RoleCode
-from flexc.passes.specialize_warps.loads import name_of
+from flexc.passes.specialize_warps.loads import name_of, product_of
 from flexc.passes.specialize_warps.rings import Ring
 from flexc.passes.specialize_warps.slices import Slice, dependent_on
 
@@ -53,7 +53,10 @@ class ProducerCode(RoleCode):
         slot, parity = self.take(ring)
         # A phase ends with the use of a slot's tile, and the first tile needs none.
         before = self.code.insert(arith.XOrIOp(parity, self.const(1)))
-        self.code.builder.insert(AwaitOp(ring.empty, slot, before))
+        wait = AwaitOp(ring.empty, slot, before)
+        if (comment := product_of(op).attributes.get("comment")) is not None:
+            wait.attributes["comment"] = comment
+        self.code.builder.insert(wait)
         self.code.builder.insert(ExpectOp(full, slot, tile_bytes(ring.type)))
         self.copy(op, ring, slot, slot, 0)
 

@@ -1,6 +1,7 @@
 // RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon}" | filecheck %s
 // RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon shared_memory=101376}" | filecheck %s --check-prefix=SMALL
 // RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon block_m=32}" | filecheck %s --check-prefix=NARROW
+// RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon overlap=false}" | filecheck %s --check-prefix=SIMPLE
 // RUN: not flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon block_m=96}" 2>&1 | filecheck %s --check-prefix=ODD
 
 // ODD: BLOCK_M expects a multiple of 64 or a power of 2, got 96
@@ -93,4 +94,24 @@ func.func @single(%q : !f, %scale : f32) -> !f {
     flex.yield %t : i1
   }
   func.return %out : !f
+}
+
+// A score mod's work is that of small programs. Of those whose products overlap fewer
+// share a multiprocessor, as each thread needs more registers.
+// CHECK-LABEL: @scored
+// CHECK: block_m = 64 : i32, block_n = 64 : i32, num_warps = 4 : i32, num_stages = 2 : i32
+// CHECK-SAME: residents = 3 : i32
+// SIMPLE-LABEL: @scored
+// SIMPLE: block_m = 64 : i32, block_n = 64 : i32, num_warps = 4 : i32, num_stages = 2 : i32
+// SIMPLE-SAME: residents = 4 : i32
+func.func @scored(%q : !n, %scale : f32) -> !n {
+  %out = flex.attention %q, %q, %q : !n, !n, !n scale(%scale : f32) -> out : !n
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %twice = arith.addf %s, %s : f32
+    flex.yield %twice : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return %out : !n
 }

@@ -2,7 +2,7 @@
 
 // A product of zeros is not added to anything; the first is waited for at once.
 // CHECK: tile.role "consumer"
-// CHECK: %s0_issued = tile.issue_dot %q, %k0_t of !tile.view
+// CHECK: %s0_issued = tile.issue_dot %q, %k0_t {comment = "the first block"} of !tile.view
 // CHECK-NEXT: %s0 = tile.await_dot %s0_issued outstanding 0
 // CHECK-NEXT: tile.arrive %k_empty[%c0]
 // CHECK: scf.for
@@ -55,7 +55,7 @@ tile.kernel @attention(%query : !q #tile.param<argument 0>, %key : !q #tile.para
     %q = tile.load %query[%b, %h, %first, %c0] : !q, i32, i32, i32, i32 -> !tile.tile<64x64xbf16>
     %k0 = tile.load %key[%b, %kv_h, %c0, %c0] : !q, i32, i32, i32, i32 -> !tile.tile<64x64xbf16>
     %k0_t = tile.transpose %k0 : !tile.tile<64x64xbf16> -> !tile.tile<64x64xbf16>
-    %s0 = tile.dot %q, %k0_t, %acc_0 : !tile.tile<64x64xbf16>, !tile.tile<64x64xbf16>, !tile.tile<64x64xf32> -> !tile.tile<64x64xf32>
+    %s0 = tile.dot %q, %k0_t, %acc_0 {comment = "the first block"} : !tile.tile<64x64xbf16>, !tile.tile<64x64xbf16>, !tile.tile<64x64xf32> -> !tile.tile<64x64xf32>
     %p0 = tile.map(%x : f32 = %s0 [0, 1] : !tile.tile<64x64xf32>, %c_ : f32 = %c [] : f32) {
       %y = arith.mulf %x, %c_ : f32
       %z = arith.truncf %y : f32 to bf16

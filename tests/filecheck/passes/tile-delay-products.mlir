@@ -9,7 +9,7 @@
 // CHECK-LABEL: tile.kernel @delayed(
 // CHECK: %[[AT0:.*]] = arith.muli %c0, %c16
 // CHECK-NEXT: tile.load %k[%[[AT0]], %c0]
-// CHECK: tile.dot %rows
+// CHECK: tile.dot %rows, {{.*}} {comment = "the first block"}
 // CHECK-NOT: tile.load
 // CHECK-NOT: tile.dot
 // CHECK: %[[FIRST:.*]] = arith.addi %c0, %c1
@@ -26,7 +26,7 @@
 // CHECK-NEXT: } {segment
 // CHECK-NOT: nonempty
 // CHECK: %[[V:.*]] = tile.load %v[
-// CHECK-NEXT: %[[LAST:.*]] = tile.dot %{{.*}}, %[[V]], %{{.*}}
+// CHECK-NEXT: %[[LAST:.*]] = tile.dot %{{.*}}, %[[V]], %{{.*}} {comment = "the last block's values"}
 // CHECK-NEXT: tile.store %[[LAST]]
 tile.kernel @delayed(%q : !t #tile.param<argument 0>, %k : !t #tile.param<argument 1>,
     %v : !t #tile.param<argument 2>, %n : i32 #tile.param<argument 3>, %out : !o #tile.param<argument 4>)

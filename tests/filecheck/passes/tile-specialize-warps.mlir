@@ -66,7 +66,7 @@
 // CHECK-NEXT: %first_1 = arith.addi %q_start, %c64
 // CHECK-NEXT: %q_2 = tile.slot %q_s[%c1]
 // CHECK-NEXT: tile.copy_in %query[%b, %h, %first_1, %c0] to %q_2, %q_full[%c0]
-// CHECK-NEXT: tile.await %k_empty[%c0] parity %c1
+// CHECK-NEXT: tile.await %k_empty[%c0] parity %c1 {comment = "the first block"}
 // CHECK-NEXT: tile.expect %k_full[%c0] bytes 8192
 // CHECK-NEXT: %k_1 = tile.slot %k_s[%c0]
 // CHECK-NEXT: tile.copy_in %key[%b, %kv_h, %c0, %c0] to %k_1, %k_full[%c0]
@@ -108,7 +108,7 @@ tile.kernel @attention(%query : !q #tile.param<argument 0>, %key : !q #tile.para
     %q = tile.load %query[%b, %h, %first, %c0] : !q, i32, i32, i32, i32 -> !tile.tile<64x64xbf16>
     %k0 = tile.load %key[%b, %kv_h, %c0, %c0] : !q, i32, i32, i32, i32 -> !tile.tile<64x64xbf16>
     %k0_t = tile.transpose %k0 : !tile.tile<64x64xbf16> -> !tile.tile<64x64xbf16>
-    %s0 = tile.dot %q, %k0_t, %acc_0 : !tile.tile<64x64xbf16>, !tile.tile<64x64xbf16>, !tile.tile<64x64xf32> -> !tile.tile<64x64xf32>
+    %s0 = tile.dot %q, %k0_t, %acc_0 {comment = "the first block"} : !tile.tile<64x64xbf16>, !tile.tile<64x64xbf16>, !tile.tile<64x64xf32> -> !tile.tile<64x64xf32>
     %p0 = tile.map(%x : f32 = %s0 [0, 1] : !tile.tile<64x64xf32>, %c_ : f32 = %c [] : f32) {
       %y = arith.mulf %x, %c_ : f32
       %z = arith.truncf %y : f32 to bf16

@@ -29,6 +29,7 @@
 // CHECK-NEXT: mbarrier.wait(k_full.index(0), 0)
 // CHECK-NEXT: k = k_s.index(0)
 // CHECK-NEXT: k_t = tile_of(k).permute([1, 0])
+// CHECK-NEXT: # the first block
 // CHECK-NEXT: s_issued = warpgroup_mma(
 // CHECK-NEXT: tile_of(q), k_t, gl.full([64, 64], 0.0, gl.float32, PRODUCT_64),
 // CHECK: s = warpgroup_mma_wait(0, [s_issued])
@@ -50,6 +51,9 @@
 // CHECK-NEXT: mbarrier.arrive(v_empty.index(v_slot))
 // CHECK-NEXT: alpha_3 = gl.convert_layout(alpha_2, ROWS_128)
 // CHECK: p_bf16_4 = gl.convert_layout(p_bf16_3, OPERAND_128)
+// CHECK: v_1 = v_s.index(v_slot_1)
+// CHECK-NEXT: # the last block's values
+// CHECK-NEXT: acc_next_issued_1 = warpgroup_mma(
 // CHECK: tile_of(q).store(o_bf16)
 // CHECK-NEXT: fence_async_shared()
 // CHECK-NEXT: copy_out(out, [b, h_1, q_start_1, 0], q)
@@ -59,9 +63,13 @@
 // CHECK-NEXT: query, key, value,
 // CHECK: mbarrier.expect(q_full.index(0), 32768)
 // CHECK: copy_in(query, [b, h_1, q_start, 0], q_full.index(0), q)
-// CHECK: mbarrier.wait(k_empty.index(0), 1)
+// CHECK: # the first block
+// CHECK-NEXT: mbarrier.wait(k_empty.index(0), 1)
 // CHECK-NEXT: mbarrier.expect(k_full.index(0), 16384)
-// CHECK: for i in range(1, end):
+// CHECK: # mixed blocks, after the first
+// CHECK-NEXT: for i in range(1, end):
+// CHECK: # the last block's values
+// CHECK-NEXT: mbarrier.wait(v_empty.index(v_slot_1), {{.*}})
 
 // The kernel makes what roles share, and starts them.
 // CHECK: @gluon.jit(do_not_specialize=[
