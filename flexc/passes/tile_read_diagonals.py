@@ -17,7 +17,7 @@ one read of each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -101,12 +101,11 @@ class Corner:
         assert isinstance(source.owner, tile.MapOp)
         return self.of(source.owner, yielded(source.owner, source.index))
 
-    def finish(self, *values: SSAValue) -> tile.MapOp:
-        """The map that yields these."""
-        self.code.yield_(*values)
+    def finish(self, value: SSAValue) -> tile.MapOp:
+        """The map that yields a value."""
+        self.code.yield_(value)
         spans = [()] * len(self.inputs)
-        types = [v.type for v in values]
-        return tile.MapOp(self.inputs, spans, types, Region(self.block))
+        return tile.MapOp(self.inputs, spans, [value.type], Region(self.block))
 
 
 class ReadAlongDiagonals(RewritePattern):
@@ -121,39 +120,33 @@ class ReadAlongDiagonals(RewritePattern):
         if form is None or not is_readable(op, parent):
             return
         code = ScalarCode(InsertPoint.before(parent))
-        first, rows, columns = place_of(code, parent, op.offset, form)
+        first = at_corner(code, "first", lambda c: c.of(parent, op.offset))
+        rows, columns = (count_along(code, form, dim) for dim in (0, 1))
         assert form.step is not None
-        assert first is not None
         assert isinstance(op.tensor, BlockArgument)
-        read = tile.ReadDiagonalsOp(
-            parent.inputs[op.tensor.index],
-            first,
-            form.step,
-            parent.shape,
-            rows,
-            columns,
-        )
+        tensor = parent.inputs[op.tensor.index]
+        shape = parent.shape
+        read = tile.ReadDiagonalsOp(tensor, first, form.step, shape, rows, columns)
         read.location = op.location
         value = code.insert(read, op.result.name_hint)
         rewriter.replace(op, [], [full_operand(parent, value)])
 
 
-def place_of(
-    code: ScalarCode, op: tile.MapOp, offset: SSAValue, form: Form
-) -> list[SSAValue | None]:
-    """The offset of a tile's first element, and how many rows and columns count."""
+def at_corner(
+    code: ScalarCode, name: str, write: Callable[[Corner], SSAValue]
+) -> SSAValue:
+    """Append a map of one value, which may leave a loop alone."""
     corner = Corner()
-    values = {"first": corner.of(op, offset)}
-    for dim, name in enumerate(("rows", "columns")):
-        limits = [limit for limit in form.limits if limit.dim == dim]
-        if limits:
-            values[name] = count_up_to(corner, limits)
-    place = corner.finish(*values.values())
-    code.builder.insert(place)
-    for result, name in zip(place.results, values, strict=True):
-        result.name_hint = name
-    found = dict(zip(values, place.results, strict=True))
-    return [found.get(name) for name in ("first", "rows", "columns")]
+    op = corner.finish(write(corner))
+    return code.insert(op, name)
+
+
+def count_along(code: ScalarCode, form: Form, dim: int) -> SSAValue | None:
+    """How many of a tile's rows or columns count, if not all do."""
+    limits = [limit for limit in form.limits if limit.dim == dim]
+    if not limits:
+        return None
+    return at_corner(code, ("rows", "columns")[dim], lambda c: count_up_to(c, limits))
 
 
 def count_up_to(corner: Corner, limits: Sequence[Limit]) -> SSAValue:

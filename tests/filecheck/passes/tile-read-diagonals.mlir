@@ -52,10 +52,14 @@ tile.kernel @edges(%t : tensor<?xf32> #tile.param<argument 0>, %q : i32 #tile.pa
     %m = arith.minsi %i, %l {idle_beyond} : i32
     flex.yield %m : i32
   } -> !rows
-  // CHECK: %first, %rows, %columns = tile.map(%[[Q:.*]] : i32 = %q [] : i32, %[[K:.*]] : i32 = %k [] : i32, %[[QL:.*]] : i32 = %q_last [] : i32, %[[KL:.*]] : i32 = %k_last [] : i32) {
-  // CHECK-DAG: arith.subi %[[Q]], %[[K]] : i32
-  // CHECK-DAG: arith.subi %[[QL]], %[[Q]] : i32
-  // CHECK-DAG: arith.subi %[[KL]], %[[K]] : i32
+  // CHECK: %first = tile.map(%[[Q:.*]] : i32 = %q [] : i32, %[[K:.*]] : i32 = %k [] : i32) {
+  // CHECK-NEXT: arith.subi %[[Q]], %[[K]] : i32
+  // CHECK: %rows = tile.map(%[[Q:.*]] : i32 = %q [] : i32, %[[L:.*]] : i32 = %q_last [] : i32) {
+  // CHECK-NEXT: %[[N:.*]] = arith.subi %[[L]], %[[Q]] : i32
+  // CHECK-NEXT: %[[ONE:.*]] = arith.constant 1 : i32
+  // CHECK-NEXT: arith.addi %[[N]], %[[ONE]] : i32
+  // CHECK: %columns = tile.map(%[[K:.*]] : i32 = %k [] : i32, %[[L:.*]] : i32 = %k_last [] : i32) {
+  // CHECK-NEXT: %[[N:.*]] = arith.subi %[[L]], %[[K]] : i32
   // CHECK: tile.read_diagonals %t[%first] step 1 rows %rows columns %columns : tensor<?xf32>, i32
   %a = tile.map(%i : i32 = %row_1 [0] : !rows, %j : i32 = %column [1] : !columns, %l : i32 = %k_last [] : i32, %u : tensor<?xf32> = %t [] : tensor<?xf32>) {
     %m = arith.minsi %j, %l {idle_beyond} : i32
