@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from flexc.codegen.gluon.compiled_check import Limits, problems
+from flexc.codegen.gluon.compiled_check import problems
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError
 from flexc.runtime.assembler_log import assembler_log
@@ -25,9 +25,6 @@ TRITON_TYPES = {"f64": "fp64", "f32": "fp32", "f16": "fp16"}
 ELEMENTS = {"bf16": gl.bfloat16, "f16": gl.float16}
 """Of tensors that are copied a tile at a time."""
 
-LIMITS = Limits(spilled_bytes=256)
-"""A few values that are written to memory cost less than the next schedule does."""
-
 _checked: dict[tuple[str, int], Any] = {}
 """Kernels that were compiled to be checked, until they are loaded."""
 
@@ -37,7 +34,7 @@ def find_problems(spec: KernelSpec, build: Build) -> list[str]:
     assert build.capability is not None
     with assembler_log() as said:
         kernel = compile_kernel(spec, build.capability)
-    found = problems("\n".join(said), LIMITS)
+    found = problems("\n".join(said))
     if kernel.metadata.shared > build.shared_memory:
         found.append(
             f"needs {kernel.metadata.shared} bytes of shared memory, and "

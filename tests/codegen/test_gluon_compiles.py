@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from flexc.codegen.gluon.compiled_check import Limits, problems
+from flexc.codegen.gluon.compiled_check import problems
 from flexc.errors import ScheduleError
+from flexc.runtime.schedules import SIMPLE
 from tests.codegen.gluon_kernels import compiled, lower
 from tests.codegen.triton_kernels import Variant, has_mask
 from tests.corpus import CORPUS
@@ -35,9 +36,6 @@ MATRIX = [
     for tables in ((False, True) if has_mask(case) else (False,))
 ]
 
-LIMITS = Limits(spilled_bytes=256)
-"""A few values of the prologue cost nothing."""
-
 
 @pytest.fixture(autouse=True, scope="module")
 def _cache(tmp_path_factory: pytest.TempPathFactory):
@@ -52,8 +50,24 @@ def _cache(tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.parametrize("variant", SOME, ids=str)
 def test_products_overlap_and_nothing_spills(variant: Variant, tmp_path: Path) -> None:
     kernel = compiled(variant)
-    assert problems(kernel.log, LIMITS) == []
+    assert problems(kernel.log) == []
     assert "HGMMA" in kernel.sass(tmp_path)
+
+
+CROWDS = [
+    Variant("soft_cap", "sm90", head_dim=64),
+    Variant("relative_bias", "sm90", head_dim=64, length=200),
+    Variant("sliding_window", "sm90", head_dim=64),
+]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("variant", CROWDS, ids=str)
+def test_few_registers_suffice_without_overlap(variant: Variant) -> None:
+    """Of four programs on a multiprocessor."""
+    kernel = compiled(variant, SIMPLE)
+    assert "# programs on a multiprocessor: 4" in lower(variant, SIMPLE).source
+    assert problems(kernel.log) == []
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ that values did not fit registers: such a kernel is correct, and slow.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
@@ -15,24 +14,16 @@ SERIALISED = re.compile(r"\((C75\d\d)\)\s*(.*)$", re.MULTILINE)
 """Remarks C7510 to C7517: products are waited for where they are issued."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a kernel may have of what slows it down."""
-
-    spilled_bytes: int = 128
-    """Stored to memory for lack of registers, by a thread: kernels of this size that
-    spilled so much ran as fast, as invariants are spilled first."""
+MOST_SPILLED = 256
+"""Bytes that a thread may store to memory for lack of registers."""
 
 
-LIMITS = Limits()
-
-
-def problems(log: str, limits: Limits = LIMITS) -> list[str]:
+def problems(log: str, most_spilled: int = MOST_SPILLED) -> list[str]:
     """What makes a kernel slow, of those that a log of `ptxas -v` is about."""
     if not SPILLS.search(log):
         return ["ptxas said nothing of the kernel"]
     found: list[str] = []
-    if (spilled := spilled_bytes(log)) > limits.spilled_bytes:
+    if (spilled := spilled_bytes(log)) > most_spilled:
         used = max(map(int, REGISTERS.findall(log)), default=0)
         found.append(f"{spilled} bytes spill to memory, with {used} registers")
     for code, text in dict(SERIALISED.findall(log)).items():
