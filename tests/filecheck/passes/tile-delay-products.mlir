@@ -5,7 +5,8 @@
 !o = memref<?x16xf32>
 
 // The first iteration comes before the loop, without its second product. Each goes on
-// with that of the one before: what it read for it is read at the place it left.
+// with that of the one before: what it read for it is read at the place it left, and
+// what is done to the sum that it adds to is done then.
 // CHECK-LABEL: tile.kernel @delayed(
 // CHECK: %[[AT0:.*]] = arith.muli %c0, %c16
 // CHECK-NEXT: tile.load %k[%[[AT0]], %c0]
@@ -13,20 +14,21 @@
 // CHECK-NOT: tile.load
 // CHECK-NOT: tile.dot
 // CHECK: %[[FIRST:.*]] = arith.addi %c0, %c1
-// CHECK: scf.for %i = %[[FIRST]] to %n step %c1 iter_args(%[[L:.*]] = %{{.*}}, %[[AT:.*]] = %[[AT0]], %[[P:.*]] = %{{.*}}, %[[A:.*]] = %{{.*}})
+// CHECK: scf.for %i = %[[FIRST]] to %n step %c1 iter_args(%[[L:.*]] = %{{.*}}, %[[AT:.*]] = %[[AT0]], %[[A:.*]] = %zeros, %[[C:.*]] = %l0, %[[P:.*]] = %{{.*}})
 // CHECK-NEXT: %[[NOW:.*]] = arith.muli %i, %c16
 // CHECK-NEXT: tile.load %k[%[[NOW]], %c0]
 // CHECK-NEXT: tile.transpose
 // CHECK-NEXT: tile.dot %rows
 // CHECK-NEXT: %[[V:.*]] = tile.load %v[%[[AT]], %c0]
-// CHECK-NEXT: %[[O:.*]] = tile.dot %[[P]], %[[V]], %[[A]]
+// CHECK-NEXT: %[[SCALED:.*]] = tile.map({{.*}} = %[[A]] [0, 1] {{.*}} = %[[C]] [0]
+// CHECK: %[[O:.*]] = tile.dot %[[P]], %[[V]], %[[SCALED]]
 // CHECK: tile.reduce
-// CHECK: %[[SCALED:.*]] = tile.map({{.*}} = %[[O]] [0, 1]
-// CHECK: scf.yield %{{.*}}, %[[NOW]], %{{.*}}, %[[SCALED]]
+// CHECK: scf.yield %{{.*}}, %[[NOW]], %[[O]], %[[L]], %{{.*}} :
 // CHECK-NEXT: } {segment
 // CHECK-NOT: nonempty
 // CHECK: %[[V:.*]] = tile.load %v[
-// CHECK-NEXT: %[[LAST:.*]] = tile.dot %{{.*}}, %[[V]], %{{.*}} {comment = "the last block's values"}
+// CHECK-NEXT: tile.map
+// CHECK: %[[LAST:.*]] = tile.dot %{{.*}}, %[[V]], %{{.*}} {comment = "the last block's values"}
 // CHECK-NEXT: tile.store %[[LAST]]
 tile.kernel @delayed(%q : !t #tile.param<argument 0>, %k : !t #tile.param<argument 1>,
     %v : !t #tile.param<argument 2>, %n : i32 #tile.param<argument 3>, %out : !o #tile.param<argument 4>)
