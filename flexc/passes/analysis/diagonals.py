@@ -56,35 +56,56 @@ def plus(a: Form, b: Form, sign: int = 1) -> Form:
     return Form(a.row + sign * b.row, a.column + sign * b.column, limits)
 
 
+Known = dict[tuple[SSAValue, tuple[int, ...]], Form | None]
+"""Forms that were found, of values of maps along these dimensions of the tile."""
+
+
 class Forms:
     """The forms of a map's integers modulo two to the power of some width."""
 
-    def __init__(self, op: tile.MapOp, width: int, dims: tuple[int, ...] = (0, 1)):
+    def __init__(
+        self,
+        op: tile.MapOp,
+        width: int,
+        dims: tuple[int, ...] = (0, 1),
+        known: Known | None = None,
+    ):
         self.op = op
         self.width = width
         self.dims = dims
         """Which dimensions of the tile the map goes along."""
+        self.known: Known = {} if known is None else known
 
     def of(self, value: SSAValue) -> Form | None:
         """The form of a value of the region; None if it is not known to have one."""
+        key = value, self.dims
+        if key not in self.known:
+            self.known[key] = self._found(value)
+        return self.known[key]
+
+    def _found(self, value: SSAValue) -> Form | None:
         if isinstance(value.owner, Block):
             assert isinstance(value, BlockArgument)
             return self._of_operand(value.index)
-        forms = [self.of(v) for v in value.owner.operands]
-        if all(f is not None and f.is_uniform for f in forms):
+        forms: list[Form] = []
+        for operand in value.owner.operands:
+            if (form := self.of(operand)) is None:
+                return None
+            forms.append(form)
+        if all(form.is_uniform for form in forms):
             return UNIFORM
         match value.owner, forms:
-            case arith.AddiOp(), [Form() as a, Form() as b]:
+            case arith.AddiOp(), [a, b]:
                 return plus(a, b)
-            case arith.SubiOp(), [Form() as a, Form() as b]:
+            case arith.SubiOp(), [a, b]:
                 return plus(a, b, -1)
-            case arith.MuliOp(), [Form() as a, Form() as b]:
+            case arith.MuliOp(), [a, b]:
                 return _product(value.owner, a, b)
-            case arith.TruncIOp(), [Form() as a]:
+            case arith.TruncIOp(), [a]:
                 return a if width_of(value.type) >= self.width else None
-            case ((arith.ExtSIOp() | arith.ExtUIOp() as extend), [Form() as a]):
+            case ((arith.ExtSIOp() | arith.ExtUIOp() as extend), [a]):
                 return self._extended(extend, a)
-            case arith.MinSIOp() as least, [Form() as a, Form() as b]:
+            case arith.MinSIOp() as least, [a, b]:
                 return self._lowered(least, a, b)
             case _:
                 return None
@@ -97,7 +118,7 @@ class Forms:
         if isinstance(source.owner, tile.IotaOp):
             return Form(int(span == (0,)), int(span == (1,)), is_index=True)
         if isinstance(source.owner, tile.MapOp) and isinstance(source, OpResult):
-            forms = Forms(source.owner, self.width, span)
+            forms = Forms(source.owner, self.width, span, self.known)
             return forms.of(yielded(source.owner, source.index))
         return None
 

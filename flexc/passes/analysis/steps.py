@@ -11,22 +11,39 @@ from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 
 from flexc.dialects import flex, tile
 
+Known = dict[tuple[SSAValue, int], int | None]
+"""Steps that were found, of values of maps along these dimensions."""
+
 
 def step_along(op: tile.MapOp, value: SSAValue, dim: int) -> int | None:
     """The step of a region's value along a dimension; None if unknown."""
+    return _step(op, value, dim, {})
+
+
+def _step(op: tile.MapOp, value: SSAValue, dim: int, known: Known) -> int | None:
+    key = value, dim
+    if key not in known:
+        known[key] = _found(op, value, dim, known)
+    return known[key]
+
+
+def _found(op: tile.MapOp, value: SSAValue, dim: int, known: Known) -> int | None:
     owner = value.owner
     if isinstance(owner, Block):
         assert isinstance(value, BlockArgument)
-        return _operand_step(op, value.index, dim)
-    if isinstance(owner, arith.ConstantOp):
-        return 0
-    steps = [step_along(op, v, dim) for v in owner.operands]
+        return _operand_step(op, value.index, dim, known)
+    steps: list[int | None] = []
+    for operand in owner.operands:
+        step = _step(op, operand, dim, known)
+        if step is None and not isinstance(owner, arith.SelectOp):
+            return None
+        steps.append(step)
     if all(step == 0 for step in steps):
         return 0
     return _combined(owner, steps)
 
 
-def _operand_step(op: tile.MapOp, index: int, dim: int) -> int | None:
+def _operand_step(op: tile.MapOp, index: int, dim: int, known: Known) -> int | None:
     span = op.span(index)
     if dim not in span:
         return 0
@@ -36,7 +53,8 @@ def _operand_step(op: tile.MapOp, index: int, dim: int) -> int | None:
     if isinstance(source.owner, tile.MapOp) and isinstance(source, OpResult):
         last = source.owner.body.block.last_op
         assert isinstance(last, flex.YieldOp)
-        return step_along(source.owner, last.values[source.index], span.index(dim))
+        value = last.values[source.index]
+        return _step(source.owner, value, span.index(dim), known)
     return None
 
 
