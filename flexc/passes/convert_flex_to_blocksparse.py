@@ -6,7 +6,7 @@ made from, a BlockMask's tables or the mask, `segment_builder` says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from xdsl.context import Context
@@ -43,6 +43,7 @@ from flexc.passes.tile_sizes import (
     TileSizes,
     choose_tile_sizes,
     largest_power_of_2_divisor,
+    smaller,
 )
 
 HEADS_PER_GROUP = 8
@@ -82,6 +83,9 @@ def check_triton_sizes(sizes: TileSizes) -> None:
             f"multiple of {MIN_TRITON_BLOCK_N} as BLOCK_SIZE"
         )
 
+
+SIZES = ("block_m", "block_n", "num_warps", "num_stages")
+"""Options that say how large tiles are."""
 
 NARROW = 64
 """Head dims up to which Hopper's exponentials take as long as its products."""
@@ -180,7 +184,8 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     """Choose tiles and turn masks and block tables into segments.
 
     For Gluon `overlap` says that products are to run beside the softmax of another
-    block, which takes registers.
+    block, which takes registers. For Triton tiles are `smaller` by so many steps than
+    the best, where that needs more shared memory than there is.
     """
 
     name = "convert-flex-to-blocksparse"
@@ -192,6 +197,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     num_stages: int | None = None
     shared_memory: int = HOPPER_SHARED_MEMORY
     overlap: bool = True
+    smaller: int = 0
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for pattern in (ConvertAttention(self), ConvertPairSums(self)):
@@ -220,16 +226,32 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             self.shared_memory,
             SumKind.DIAGONAL in kinds,
         )
-        sizes = TileSizes(
-            self.block_m or chosen.block_m,
-            self.block_n or chosen.block_n,
-            self.num_warps or chosen.num_warps,
-            self.num_stages or chosen.num_stages,
-        )
+        sizes = self.shrunk(self.with_options(chosen))
+        if SumKind.DIAGONAL in kinds and self.smaller:
+            side = min(sizes.block_m, sizes.block_n)
+            sizes = replace(sizes, block_m=side, block_n=side)
         check_tiles_divide(sizes, subject.sparse_block)
         if self.target != "cpp":
             check_triton_sizes(sizes)
         return sizes
+
+    def with_options(self, chosen: TileSizes) -> TileSizes:
+        """What the options say, and for the rest what was chosen.
+
+        Programs of other sizes than those that were chosen need not fit beside others.
+        """
+        sizes = replace(chosen, **{n: getattr(self, n) for n in self.given_sizes})
+        return sizes if sizes == chosen else replace(sizes, residents=1)
+
+    @property
+    def given_sizes(self) -> list[str]:
+        return [name for name in SIZES if getattr(self, name)]
+
+    def shrunk(self, sizes: TileSizes) -> TileSizes:
+        """As many steps smaller as is asked for; what the options say stays."""
+        if not self.smaller:
+            return sizes
+        return smaller(sizes, self.smaller, self.given_sizes)
 
     def tile_sizes(
         self, op: flex.AttentionOp, short_rows: bool | None = None
@@ -251,13 +273,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             sparse,
             self.block_m is None and self.block_n is None and short_rows,
         )
-        sizes = TileSizes(
-            self.block_m or chosen.block_m,
-            self.block_n or chosen.block_n,
-            self.num_warps or chosen.num_warps,
-            self.num_stages or chosen.num_stages,
-            chosen.residents,
-        )
+        sizes = self.shrunk(self.with_options(chosen))
         check_tiles_divide(sizes, sparse)
         if self.target == "triton":
             check_triton_sizes(sizes)

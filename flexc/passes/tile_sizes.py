@@ -6,7 +6,7 @@ is keyed on, never the lengths of a call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -88,6 +88,42 @@ def fitted(
     if sparse_block is not None:
         choices = [_within(target, sizes, sparse_block) for sizes in choices]
     return next((sizes for sizes in choices if fits(sizes)), choices[-1])
+
+
+STEPS = (
+    ("block_n", 64),
+    ("num_stages", 2),
+    ("block_n", 32),
+    ("block_m", 64),
+    ("num_stages", 1),
+    ("block_m", 32),
+    ("block_n", 16),
+    ("block_m", 16),
+)
+"""What is halved, and down to what, until a program fits shared memory.
+
+Nearly all that a program holds there is as large as its columns: keys, values and what
+a mod loads for each score, which Triton copies ahead for as many blocks as there are
+stages. With fewer columns than 64 or one stage only, products wait for their operands.
+"""
+
+MOST_STEPS = 12
+"""More than any choice of this table has."""
+
+
+def smaller(sizes: TileSizes, steps: int, given: Container[str] = ()) -> TileSizes:
+    """Sizes so many steps smaller, or as small as can be; `given` ones stay.
+
+    Triton's own copies, of gathers and between layouts, are only known once it has
+    compiled a kernel.
+    """
+    for name, least in STEPS:
+        number: int = getattr(sizes, name)
+        while name not in given and number > least and steps:
+            number, steps = max(least, number // 2), steps - 1
+        sizes = replace(sizes, **{name: number})
+    few_rows = sizes.block_m <= 64 and "num_warps" not in given
+    return replace(sizes, num_warps=min(sizes.num_warps, 4)) if few_rows else sizes
 
 
 PAIRED = TileSizes(64, 64, 4, 3)

@@ -170,9 +170,11 @@ def crowd_of(module: ModuleOp, build: Build) -> int:
 
 def problems_of(spec: KernelSpec, build: Build) -> list[str]:
     """What is wrong with a kernel once it is compiled."""
-    from flexc.runtime.gluon_compiler import find_problems
-
     counters["checked"] += 1
+    if spec.target == "triton":
+        from flexc.runtime.triton_compiler import find_problems
+    else:
+        from flexc.runtime.gluon_compiler import find_problems
     return find_problems(spec, build)
 
 
@@ -190,12 +192,14 @@ def convert_for(
     """The pass that decides tiles and segments, for a schedule or the best."""
     sizes, memory = build.tiles.sizes, build.shared_memory
     target, overlap = "cpp" if build.backend == "cpp" else "triton", False
+    steps = 0
     if build.backend == "triton":
         schedule = schedule or preferred(build)
         target, overlap = schedule.target, schedule.overlap
+        steps = schedule.smaller
         sizes["block_m"] = schedule.rows or sizes["block_m"]
     return ConvertFlexToBlocksparsePass(
-        target, **sizes, shared_memory=memory, overlap=overlap
+        target, **sizes, shared_memory=memory, overlap=overlap, smaller=steps
     )
 
 

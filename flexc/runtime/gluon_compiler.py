@@ -13,14 +13,16 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from flexc.codegen.gluon.compiled_check import problems
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
-from flexc.errors import CompilationError
+from flexc.runtime import triton_compiler
 from flexc.runtime.assembler_log import assembler_log
 from flexc.runtime.build import Build
-from flexc.runtime.triton_loader import load_jit_function
-
-WARP = 32
-
-TRITON_TYPES = {"f64": "fp64", "f32": "fp32", "f16": "fp16"}
+from flexc.runtime.triton_compiler import (
+    TRITON_TYPES,
+    WARP,
+    excess,
+    load_jit_function,
+    refusal,
+)
 
 ELEMENTS = {"bf16": gl.bfloat16, "f16": gl.float16}
 """Of tensors that are copied a tile at a time."""
@@ -34,12 +36,7 @@ def find_problems(spec: KernelSpec, build: Build) -> list[str]:
     assert build.capability is not None
     with assembler_log() as said:
         kernel = compile_kernel(spec, build.capability)
-    found = problems("\n".join(said))
-    if kernel.metadata.shared > build.shared_memory:
-        found.append(
-            f"needs {kernel.metadata.shared} bytes of shared memory, and "
-            f"{build.shared_memory} are there"
-        )
+    found = problems("\n".join(said)) + excess(kernel, build)
     if not found:
         _checked[spec.digest, build.capability] = kernel
     return found
@@ -62,10 +59,7 @@ def compile_kernel(spec: KernelSpec, capability: int) -> Any:
     try:
         return triton.compile(source, target=target, options=options(spec))
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        raise CompilationError(
-            f"Triton refused an emitted kernel: {type(error).__name__}: {first}"
-        ) from error
+        raise refusal(error) from error
 
 
 def options(spec: KernelSpec) -> Mapping[str, Any]:
@@ -77,12 +71,12 @@ def options(spec: KernelSpec) -> Mapping[str, Any]:
 
 def signature_type(param: ParamSpec) -> str:
     """A parameter's type, as Triton spells it."""
+    if param.kind != "descriptor":
+        return triton_compiler.signature_type(param)
     name = TRITON_TYPES.get(param.dtype, param.dtype)
-    if param.kind == "descriptor":
-        box, layouts = list(param.box), cast(Any, gl.NVMMASharedLayout)
-        layout = layouts.get_default_for(box, ELEMENTS[param.dtype])
-        return f"tensordesc<{name}{box},{layout!r}>"
-    return name if param.role == "scalar" else f"*{name}"
+    box, layouts = list(param.box), cast(Any, gl.NVMMASharedLayout)
+    layout = layouts.get_default_for(box, ELEMENTS[param.dtype])
+    return f"tensordesc<{name}{box},{layout!r}>"
 
 
 def expanded(kernel: Any, spec: KernelSpec) -> Any:

@@ -28,7 +28,7 @@ from flexc.runtime import driver
 from flexc.runtime.arguments import split_block_mask
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.options import NO_OPTIONS
-from flexc.runtime.triton_loader import load_jit_function
+from flexc.runtime.triton_compiler import load_jit_function
 from tests.corpus import CORPUS
 
 HEADS, KV_HEADS = 4, 2

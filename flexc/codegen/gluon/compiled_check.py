@@ -14,6 +14,8 @@ SERIALISED = re.compile(r"\((C75\d\d)\)\s*(.*)$", re.MULTILINE)
 """Remarks C7510 to C7517: products are waited for where they are issued."""
 
 
+SPILL_TO_MEMORY = " bytes spill to memory"
+
 MOST_SPILLED = 256
 """Bytes that a thread may store to memory for lack of registers."""
 
@@ -25,7 +27,7 @@ def problems(log: str, most_spilled: int = MOST_SPILLED) -> list[str]:
     found: list[str] = []
     if (spilled := spilled_bytes(log)) > most_spilled:
         used = max(map(int, REGISTERS.findall(log)), default=0)
-        found.append(f"{spilled} bytes spill to memory, with {used} registers")
+        found.append(f"{spilled}{SPILL_TO_MEMORY}, with {used} registers")
     for code, text in dict(SERIALISED.findall(log)).items():
         found.append(f"products do not overlap: {code} {text}")
     return found
@@ -34,3 +36,9 @@ def problems(log: str, most_spilled: int = MOST_SPILLED) -> list[str]:
 def spilled_bytes(log: str) -> int:
     """The most that a function of a log stores for lack of registers."""
     return max((int(stores) for stores, _ in SPILLS.findall(log)), default=0)
+
+
+def spilled_by(problem: str) -> int:
+    """How many bytes a problem says that spill; 0 if it is another."""
+    number, is_spill, _ = problem.partition(SPILL_TO_MEMORY)
+    return int(number) if is_spill else 0

@@ -199,8 +199,84 @@ def test_overlap_is_not_tried_where_a_crowd_is_faster() -> None:
     assert choose(asking("overlap"), lower, check_as(), crowd).rejected == ()
 
 
+def lower_labelled(schedule: Schedule) -> KernelSpec:
+    """A kernel of its own for every candidate."""
+    return replace(SPEC, target=schedule.target, source=schedule.label)
+
+
+OF_128 = " of 128 rows"
+
+
+@pytest.mark.parametrize(
+    ("spilled", "tried"),
+    {
+        1024: ["overlap", "overlap" + OF_128, "simple" + OF_128],
+        1028: ["overlap", "overlap" + OF_128],
+        2052: ["overlap"],
+    }.items(),
+)
+def test_what_is_hopeless_is_not_compiled(spilled: int, tried: list[str]) -> None:
+    """Where much spills, other schedules do not help, and then nor do fewer rows."""
+    seen: list[str] = []
+
+    def check(spec: KernelSpec) -> list[str]:
+        seen.append(spec.source)
+        problem = f"{spilled} bytes spill to memory, with 168 registers"
+        return [problem] * (spec.target == "gluon")
+
+    assert choose(BUILD, lower_labelled, check).schedule == "triton"
+    assert seen == [*tried, "triton"]
+
+
+def test_as_many_rows_are_not_fewer() -> None:
+    seen: list[str] = []
+
+    def check(spec: KernelSpec) -> list[str]:
+        seen.append(spec.source)
+        return ["1028 bytes spill to memory"] * (spec.target == "gluon")
+
+    assert choose(BUILD, lower_as(), check).schedule == "triton"
+    assert seen == ["overlap", "triton"]
+
+
+TOO_LARGE = "needs 300000 bytes of shared memory, and 232448 are there"
+
+
+def test_tiles_that_do_not_fit_are_made_smaller() -> None:
+    build, seen = asking("triton"), list[str]()
+
+    def check(spec: KernelSpec) -> list[str]:
+        seen.append(spec.source)
+        return [TOO_LARGE] * (len(seen) < 3)
+
+    spec = choose(build, lower_labelled, check)
+    assert spec.schedule == "triton in smaller tiles (2)"
+    assert [r.partition(": ") for r in spec.rejected] == [
+        ("triton", ": ", TOO_LARGE),
+        ("triton in smaller tiles (1)", ": ", TOO_LARGE),
+    ]
+    found = candidates(build).labelled(spec.schedule)
+    assert found == replace(schedules.TRITON, smaller=2)
+    assert driver.convert_for(build, found).smaller == 2
+
+
+def test_nothing_fits() -> None:
+    wide, tall = TileOptions(block_n=256, num_warps=4), TileOptions(512, num_stages=4)
+    for tiles, told in (
+        (wide, "kernel options BLOCK_N=256 needs 300000"),
+        (tall, "BLOCK_M=512, num_stages=4 needs"),
+    ):
+        build = replace(BUILD, tiles=replace(tiles, schedule="triton"))
+        with pytest.raises(OptionError, match=told):
+            choose(build, lower_as(), check_as(triton=[TOO_LARGE]))
+    with pytest.raises(CompilationError, match="smallest tiles do not fit"):
+        choose(asking("triton"), lower_as(), check_as(triton=[TOO_LARGE]))
+
+
 def test_what_does_not_compile_is_left() -> None:
     def check(spec: KernelSpec) -> list[str]:
+        if spec.target == "triton":
+            return []
         raise CompilationError(f"{spec.source} was refused")
 
     spec = choose(BUILD, lower_as(), check)

@@ -1,0 +1,120 @@
+"""From Triton source to compiled kernels, for a GPU that need not be there.
+
+Triton reads a kernel's source from its file, so the text goes to one, named
+after its digest, in the cache directory; that also makes it easy to look at.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
+from flexc.errors import CompilationError
+from flexc.runtime.build import Build
+from flexc.runtime.cache import store_text
+from flexc.runtime.options import is_interpreting
+
+WARP = 32
+
+TRITON_TYPES = {"f64": "fp64", "f32": "fp32", "f16": "fp16"}
+
+DIVISIBLE = [["tt.divisibility", 16]]
+"""How Triton is told that an address is a multiple of 16 bytes."""
+
+_checked: dict[tuple[str, int], Any] = {}
+"""Kernels that were compiled to be checked, until they are loaded."""
+
+
+def load_jit_function(spec: KernelSpec) -> Any:
+    """The `triton.JITFunction` of a printed kernel."""
+    path = store_text(f"{spec.entry}-{spec.digest[:32]}.py", spec.source)
+    name = f"flexc_kernel_{spec.digest[:32]}"
+    if name not in sys.modules:
+        module_spec = importlib.util.spec_from_file_location(name, path)
+        assert module_spec is not None
+        assert module_spec.loader is not None
+        module = importlib.util.module_from_spec(module_spec)
+        sys.modules[name] = module
+        module_spec.loader.exec_module(module)
+    return getattr(sys.modules[name], spec.entry)
+
+
+def options(spec: KernelSpec) -> dict[str, Any]:
+    return {
+        "num_warps": spec.num_warps,
+        "num_stages": spec.num_stages,
+        # Triton's default is about to change.
+        "enable_fp_fusion": True,
+    }
+
+
+def find_problems(spec: KernelSpec, build: Build) -> list[str]:
+    """Why a program of a kernel cannot run on the GPU that it is made for.
+
+    Of other makers' GPUs and of the interpreter, Triton's launch finds that out.
+    """
+    if build.capability is None or torch.version.hip or is_interpreting():
+        return []
+    kernel = compile_kernel(spec, build.capability)
+    found = excess(kernel, build)
+    if not found:
+        _checked[spec.digest, build.capability] = kernel
+    return found
+
+
+def excess(kernel: Any, build: Build) -> list[str]:
+    """What a program of a kernel needs more of than there is."""
+    needed, there = kernel.metadata.shared, build.shared_memory
+    if needed <= there:
+        return []
+    return [f"needs {needed} bytes of shared memory, and {there} are there"]
+
+
+def take_kernel(spec: KernelSpec, capability: int) -> Any:
+    """The compiled kernel of a spec, nobody else's: it is loaded to one device."""
+    kernel = _checked.pop((spec.digest, capability), None)
+    return compile_kernel(spec, capability) if kernel is None else kernel
+
+
+def compile_kernel(spec: KernelSpec, capability: int) -> Any:
+    """Triton's kernel, compiled or found in Triton's cache.
+
+    All that Triton's own launch would find out of arguments is known beforehand.
+    """
+    function = load_jit_function(spec)
+    names = [p.name for p in spec.params]
+    assert names == function.arg_names
+    signature = dict(zip(names, map(signature_type, spec.params), strict=True))
+    attributes = {
+        (i,): DIVISIBLE
+        for i, (param, known) in enumerate(
+            zip(spec.params, function.params, strict=True)
+        )
+        if param.role != "scalar" and not known.do_not_specialize_on_alignment
+    }
+    source = ASTSource(function, signature, {}, attributes)
+    target = GPUTarget("cuda", capability, WARP)
+    try:
+        return triton.compile(source, target=target, options=options(spec))
+    except Exception as error:
+        raise refusal(error) from error
+
+
+def refusal(error: Exception) -> CompilationError:
+    first = str(error).strip().partition("\n")[0]
+    return CompilationError(
+        f"Triton refused an emitted kernel: {type(error).__name__}: {first}"
+    )
+
+
+def signature_type(param: ParamSpec) -> str:
+    """A parameter's type, as Triton spells it."""
+    name = TRITON_TYPES.get(param.dtype, param.dtype)
+    return name if param.role == "scalar" else f"*{name}"

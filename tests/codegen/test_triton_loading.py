@@ -1,0 +1,89 @@
+"""Compiling and loading Triton kernels: what does not fit, and what is compiled once.
+
+Nothing is launched: kernels are compiled for a GPU that need not be there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flexc.codegen.kernel_spec import KernelSpec
+from flexc.errors import OptionError
+from flexc.runtime import driver, triton_compiler, triton_loader
+from flexc.runtime.build import HOPPER, Build
+from flexc.runtime.options import NO_OPTIONS, TileOptions
+from flexc.runtime.schedules import candidates
+from flexc.runtime.triton_compiler import find_problems, take_kernel
+from tests.codegen.triton_kernels import Variant, call_of
+
+VARIANT = Variant("soft_cap", "sm90", head_dim=64)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cache(tmp_path_factory: pytest.TempPathFactory):
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("FLEXC_CACHE_DIR", str(folder))
+        patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
+        yield
+
+
+def made(memory: int, tiles: TileOptions = NO_OPTIONS) -> tuple[KernelSpec, Build]:
+    """A kernel for a GPU whose programs have so many bytes of shared memory."""
+    module, build = call_of(VARIANT)
+    build = replace(build, capability=80, tiles=tiles)
+
+    def problems_of(spec: KernelSpec, build: Build) -> list[str]:
+        return find_problems(spec, replace(build, shared_memory=memory))
+
+    # Tiles are chosen as if there were more, as where Triton needs more than they do.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "problems_of", problems_of)
+        return driver.make_spec(module, build), build
+
+
+def shared_bytes(spec: KernelSpec) -> int:
+    return take_kernel(spec, 80).metadata.shared
+
+
+def test_a_kernel_that_fits_keeps_its_tiles() -> None:
+    spec, _ = made(100_000)
+    assert spec.schedule == "triton"
+    assert shared_bytes(spec) > 48_000
+
+
+@pytest.mark.parametrize("memory", [48_000, 24_000])
+def test_a_kernel_that_does_not_fit_gets_smaller_tiles(memory: int) -> None:
+    spec, build = made(memory)
+    assert spec.schedule.startswith("triton in smaller tiles")
+    assert shared_bytes(spec) <= memory
+    reason = next(r for r in spec.rejected if r.startswith("triton: "))
+    assert re.search(rf"needs \d+ bytes of shared memory, and {memory} are", reason)
+    schedule = candidates(build).labelled(spec.schedule)
+    assert schedule is not None
+    assert driver.lower(call_of(VARIANT)[0], build, schedule).digest == spec.digest
+
+
+def test_options_are_kept() -> None:
+    spec, _ = made(48_000, TileOptions(block_n=64, num_warps=8))
+    assert spec.num_warps == 8
+    with pytest.raises(OptionError, match="BLOCK_M=128, BLOCK_N=128, num_stages=3 n"):
+        made(48_000, TileOptions(128, 128, num_stages=3))
+
+
+def test_what_was_checked_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel is compiled once, also where Triton's cache is of no use."""
+    module, build = call_of(VARIANT)
+    spec = driver.lower(module, build)
+    assert find_problems(spec, replace(build, shared_memory=1)) != []
+    assert find_problems(spec, build) == []
+    monkeypatch.setattr(triton_loader, "capability", lambda _: HOPPER)
+    device = torch.device("cuda", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(triton_compiler, "compile_kernel", None)
+        first = triton_loader.compile_on(device, spec, [])
+    assert triton_loader.compile_on(device, spec, []) is not first
