@@ -18,6 +18,12 @@ So would p, by as much as half the distance of floats at m * c. Where that is
 large, as in a row of nothing but the -1e30 that people mask with, a power of two
 near c takes its place: m * c is exact, and scores below m have weight 0 by either.
 
+A term r that is added to all of a row's scores in a block is added to their maximum:
+
+    top   = rowmax(x) + r
+    m     = max(m_i, top)
+    p     = exp2(x * c + (top - m - rowmax(x)) * c)
+
 Where scores have a lower bound, m starts there: it is never -inf, also not after a
 first block that is wholly masked, nor large, and none of that is needed. Where they
 have close bounds there is no maximum at all: see `shifted_softmax`.
@@ -36,6 +42,7 @@ from xdsl.ir import Attribute, SSAValue
 
 from flexc.dialects import tile
 from flexc.dialects.tile import ReduceKind, TileType, element_of, shape_of
+from flexc.passes.analysis.ranges.float_values import FORMATS
 from flexc.passes.map_builder import (
     FULL,
     ROW,
@@ -95,13 +102,24 @@ class OnlineSoftmax:
         return SoftmaxState.of([maximum, total, code.insert(acc)])
 
     def update(
-        self, code: ScalarCode, state: SoftmaxState, x: SSAValue, v: SSAValue
+        self,
+        code: ScalarCode,
+        state: SoftmaxState,
+        x: SSAValue,
+        v: SSAValue,
+        term: SSAValue | None = None,
     ) -> SoftmaxState:
-        """Take in the scores of one block of keys and its values."""
+        """Take in the scores of one block of keys and its values.
+
+        `term`, if there is one, is to be added to each row of `x`.
+        """
         assert state.m_i is not None
         row_max = code.insert(tile.ReduceOp(ReduceKind.MAX, x, 1), "row_max")
-        m = build_row_map(code, [state.m_i, row_max], _maximum, "m")
-        p = self.weights(code, x, m)
+        if term is None:
+            m = build_row_map(code, [state.m_i, row_max], _maximum, "m")
+            p = self.weights(code, x, m)
+        else:
+            m, p = self.weights_with_term(code, x, row_max, state.m_i, term)
         guarded = self.facts.least is None
         rescale = _guarded_rescale if guarded else _rescale
         alpha = build_row_map(code, [state.m_i, m, self.factor], rescale, "alpha")
@@ -123,6 +141,30 @@ class OnlineSoftmax:
             shift = build_row_map(code, [m, self.factor], _shift, "shift")
         inputs = [(x, FULL), factor, (shift, ROW)]
         return build_map(code, shape_of(x.type), inputs, exp2_fma, "p")
+
+    def weights_with_term(
+        self,
+        code: ScalarCode,
+        x: SSAValue,
+        row_max: SSAValue,
+        m_i: SSAValue,
+        term: SSAValue,
+    ) -> tuple[SSAValue, SSAValue]:
+        """m, and exp2((x + term - m) * c), with nothing added to each score.
+
+        Both `term` and m may be so large that they hold nothing of x, and a rounded
+        sum with one of them might overflow as an exponent. So exponents are relative
+        to this block's own maximum, like those of `weights`, plus what that is below
+        m: no weight is above 1.
+        """
+        top = build_row_map(code, [row_max, term], _add, "block_max")
+        m = build_row_map(code, [m_i, top], _maximum, "m")
+        inputs = [row_max, self.factor, self.power]
+        factor = build_row_map(code, inputs, _factor, "factor")
+        inputs = [row_max, top, m_i, factor]
+        shift = build_row_map(code, inputs, _shift_below, "shift")
+        inputs = [(x, FULL), (factor, ROW), (shift, ROW)]
+        return m, build_map(code, shape_of(x.type), inputs, exp2_fma, "p")
 
     def product(
         self, code: ScalarCode, p: SSAValue, v: SSAValue, acc: SSAValue
@@ -217,6 +259,10 @@ def _maximum(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
     return code.insert(arith.MaxnumfOp(a, b))
 
 
+def _add(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
+    return code.insert(arith.AddfOp(a, b))
+
+
 def _mul(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
     return code.insert(arith.MulfOp(a, b))
 
@@ -277,6 +323,21 @@ def _guarded_rescale(
     """The same, and 0 while there is no maximum."""
     finite = code.select(_is_minus_inf(code, m), code.const(0.0, m.type), m)
     return _rescale(code, m_i, finite, c)
+
+
+def _shift_below(
+    code: ScalarCode, row_max: SSAValue, top: SSAValue, m_i: SSAValue, factor: SSAValue
+) -> SSAValue:
+    """(top - max(m_i, top) - row_max) * factor
+
+    Scores wait for this, and for as little as can be: m_i, known before, is kept
+    finite, and a row with nothing in the block, whose term may be any, comes last.
+    """
+    least = code.const(-FORMATS[m_i.type].largest, m_i.type)
+    m = _maximum(code, _maximum(code, m_i, least), top)
+    below = code.insert(arith.SubfOp(top, m))
+    shift = _mul(code, code.insert(arith.SubfOp(below, row_max)), factor)
+    return code.select(_is_minus_inf(code, row_max), code.const(0.0, m.type), shift)
 
 
 def _inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:

@@ -27,6 +27,7 @@ from flexc.passes.map_builder import COLUMN, FULL, ROW, UNIFORM, Input, build_ma
 from flexc.passes.online_softmax import OnlineSoftmax, SoftmaxState
 from flexc.passes.programs.builder import Place, ProgramBuilder, guard_captures
 from flexc.passes.programs.visits import Visit
+from flexc.passes.row_terms import SplitScore, split_score
 from flexc.passes.scalar_code import ScalarCode, inline_region
 from flexc.passes.score_factor import factor_score
 from flexc.passes.shifted_softmax import ShiftedSoftmax
@@ -53,6 +54,18 @@ class AttentionProgram(ProgramBuilder):
             op.score_type,
             op.scale_positive is not None and not exact,
         )
+        self.split = self.split_score(exact)
+
+    def split_score(self, exact: bool) -> SplitScore | None:
+        """Terms of rows apart from the scores, where that is worth it and as good.
+
+        Scores with close bounds have no maximum to add to, and exact parts of lse know
+        only of shifts by m * c.
+        """
+        facts = softmax_facts(self.op, self.score.factor)
+        if self.target != "gluon" or exact or facts.shift is not None:
+            return None
+        return split_score(self.score.region, self.op.fact("max_length", 1 << 31))
 
     def build(self) -> tile.KernelOp:
         self.place = self.locate()
@@ -144,11 +157,15 @@ class AttentionProgram(ProgramBuilder):
         x = self.modified(visit, kv_idx, s)
         shape = (self.block_n, self.dv_tile)
         v = self.load(self.op.value, shape, start, checked, "v")
-        return softmax.update(code, state, x, v)
+        if self.split is None:
+            return softmax.update(code, state, x, v)
+        return softmax.update(code, state, x, v, self.term(visit, self.split.term))
 
     def modified(self, visit: Visit, kv_idx: SSAValue, s: SSAValue) -> SSAValue:
         """Scores after the mod, -inf for dead pairs."""
         mod = None if self.score.is_raw else self.score.region
+        if self.split is not None:
+            mod = self.split.rest
         doubtful = visit.doubtful(self.code, self.block_n, self.place.column_len)
         if doubtful is None:
             return self.scores(visit, kv_idx, s, mod)
@@ -178,6 +195,7 @@ class AttentionProgram(ProgramBuilder):
         if mod is None and not (has_mask or checks_columns or flags):
             return s
         place, captures = self.place, [self.args[c] for c in self.op.captures]
+        offsets = [] if mod is None or self.split is None else [self.offset()]
         inputs: list[Input] = [
             (s, FULL),
             (self.args[self.op.scale], UNIFORM),
@@ -188,11 +206,13 @@ class AttentionProgram(ProgramBuilder):
             (self.q_idx, ROW),
             (kv_idx, COLUMN),
             *((c, UNIFORM) for c in (*captures, *flags)),
+            *((o, COLUMN) for o in offsets),
         ]
 
         def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
             score, scale, q_len, kv_len, b, h, q_idx, column, *rest = args
-            captured, given = rest[: len(captures)], rest[len(captures) :]
+            captured, rest = rest[: len(captures)], rest[len(captures) :]
+            given, offset = rest[: len(flags)], rest[len(flags) :]
             inside = code.cmp("slt", column, kv_len) if checks_columns else None
             if self.clamps(visit):
                 column = self.at_most_last(code, column, kv_len)
@@ -201,7 +221,8 @@ class AttentionProgram(ProgramBuilder):
                 q_idx = self.at_most_last(code, q_idx, q_len)
             mod_args = [b, h, q_idx, column, *captured]
             if mod is not None:
-                (score,) = inline_region(mod, [score, scale, *mod_args], code)
+                args = (score, scale, *mod_args, *offset)
+                (score,) = inline_region(mod, args, code)
             live = visit.live(code, inside, mod_args, given) if masks else None
             if live is None:
                 return score
@@ -209,6 +230,35 @@ class AttentionProgram(ProgramBuilder):
 
         shape = [self.block_m, self.block_n]
         result = build_map(self.code, shape, inputs, body, "scores")
+        if self.guards(visit):
+            guard_captures(result)
+        return result
+
+    def offset(self) -> SSAValue:
+        """Columns counted from the first of a block."""
+        zero = self.code.const(0)
+        return self.code.insert(tile.IotaOp(zero, self.block_n), "column_offset")
+
+    def term(self, visit: Visit, region: Region) -> SSAValue:
+        """What is added to each row of a block of scores."""
+        place, captures = self.place, [self.args[c] for c in self.op.captures]
+        inputs: list[Input] = [
+            (place.row_len, UNIFORM),
+            (self.args[self.op.scale], UNIFORM),
+            (place.b, UNIFORM),
+            (place.h, UNIFORM),
+            (self.q_idx, ROW),
+            *((c, UNIFORM) for c in captures),
+            (visit.start, UNIFORM),
+        ]
+
+        def body(code: ScalarCode, q_len: SSAValue, *args: SSAValue) -> SSAValue:
+            scale, b, h, q_idx, *rest = args
+            if self.trusts_captures and not self.guards(visit):
+                q_idx = self.at_most_last(code, q_idx, q_len)
+            return inline_region(region, [scale, b, h, q_idx, *rest], code)[0]
+
+        result = build_map(self.code, [self.block_m], inputs, body, "term")
         if self.guards(visit):
             guard_captures(result)
         return result
