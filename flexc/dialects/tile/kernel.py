@@ -42,7 +42,9 @@ class KernelOp(IRDLOperation):
 
     Arguments that are read are tensors and numbers, arguments that are written
     are memrefs; `params` says where each comes from. `grid` maps (B, Hq, Sq) to
-    the numbers of programs along up to three axes.
+    the numbers of programs along up to three axes. Of kernels with roles the attribute
+    `residents` says how many programs share a multiprocessor, and `max_registers` with
+    how many registers each thread starts.
     """
 
     name = "tile.kernel"
@@ -81,7 +83,7 @@ class KernelOp(IRDLOperation):
         last = self.body.block.last_op
         if not isinstance(last, ReturnOp):
             raise VerifyException("body expects tile.return as its last op")
-        verify_schedule(self.body)
+        verify_schedule(self.body, self.attributes)
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")

@@ -26,6 +26,12 @@ THREADS = 1024
 SHARED_BYTES = 232448
 """The most shared memory that a program has."""
 
+RESERVED_BYTES = 1024
+"""Shared memory that each program takes besides its own.
+
+What programs share a multiprocessor have the most of one program and this.
+"""
+
 BARRIER_BYTES = 8
 
 WARP_GROUP = 4
@@ -66,6 +72,37 @@ def verify_groups(groups: Sequence[Group]) -> None:
     if registers > REGISTERS:
         raise VerifyException(
             f"expects at most {REGISTERS} registers of all roles, got {registers}"
+        )
+
+
+def verify_starting_registers(groups: Sequence[Group], most: int) -> None:
+    """Roles share out what a program starts with: `most` for each thread.
+
+    A role that is to have more waits until others have given up as many.
+    """
+    started = sum(group.threads for group in groups) * most
+    wanted = sum(group.threads * group.registers for group in groups)
+    if wanted > started:
+        raise VerifyException(
+            f"max_registers expects as many registers as roles have, {wanted} in all, "
+            f"got {started}"
+        )
+
+
+def verify_residents(residents: int, registers: int, shared: int) -> None:
+    """Programs of so many registers and bytes fit a multiprocessor."""
+    if residents < 1:
+        raise VerifyException(f"residents expects 1 or more, got {residents}")
+    if residents * registers > REGISTERS:
+        raise VerifyException(
+            f"expects at most {REGISTERS} registers of {residents} programs, got "
+            f"{residents * registers}"
+        )
+    limit = SHARED_BYTES + RESERVED_BYTES
+    if residents * (shared + RESERVED_BYTES) > limit:
+        raise VerifyException(
+            f"expects at most {limit // residents - RESERVED_BYTES} bytes of shared "
+            f"memory, as {residents} programs are resident, got {shared}"
         )
 
 

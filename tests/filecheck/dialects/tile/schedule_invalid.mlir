@@ -382,6 +382,115 @@ tile.kernel @too_many_slots(%c : i1 #tile.param<argument 0>)
 
 // -----
 
+tile.kernel @starts_with_too_few(%c : i1 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> attributes {max_registers = 72 : i32} {
+  // CHECK: max_registers expects as many registers as roles have, 20480 in all, got 18432
+  tile.roles {
+    tile.role "a" copies 1 warps 4 registers 136 {
+    ^bb0(%part : i32):
+      tile.end
+    }
+    tile.role "b" copies 1 warps 1 registers 24 {
+    ^bb0(%part : i32):
+      tile.end
+    }
+  }
+  tile.return
+}
+
+// -----
+
+tile.kernel @starts_with_too_many(%c : i1 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> attributes {max_registers = 80 : i32, residents = 4 : i32} {
+  // CHECK: expects at most 65536 registers of 4 programs, got 81920
+  tile.roles {
+    tile.role "a" copies 1 warps 4 registers 136 {
+    ^bb0(%part : i32):
+      tile.end
+    }
+    tile.role "b" copies 1 warps 1 registers 24 {
+    ^bb0(%part : i32):
+      tile.end
+    }
+  }
+  tile.return
+}
+
+// -----
+
+tile.kernel @residents_without_registers(%c : i1 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> attributes {residents = 4 : i32} {
+  // CHECK: expects at most 65536 registers of 4 programs, got 81920
+  tile.roles {
+    tile.role "a" copies 1 warps 4 registers 136 {
+    ^bb0(%part : i32):
+      tile.end
+    }
+    tile.role "b" copies 1 warps 1 registers 24 {
+    ^bb0(%part : i32):
+      tile.end
+    }
+  }
+  tile.return
+}
+
+// -----
+
+tile.kernel @residents_without_memory(%c : i1 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> attributes {residents = 3 : i32} {
+  // CHECK: expects at most 76800 bytes of shared memory, as 3 programs are resident, got 81920
+  %slots = tile.shared : !tile.shared<10, !tile.tile<64x64xbf16>>
+  tile.roles {
+    tile.role "a" copies 1 warps 4 registers 136 {
+    ^bb0(%part : i32):
+      tile.end
+    }
+    tile.role "b" copies 1 warps 1 registers 24 {
+    ^bb0(%part : i32):
+      tile.end
+    }
+  }
+  tile.return
+}
+
+// -----
+
+tile.kernel @no_resident(%c : i1 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> attributes {residents = 0 : i32} {
+  // CHECK: residents expects 1 or more, got 0
+  tile.roles {
+    tile.role "a" copies 1 warps 4 registers 136 {
+    ^bb0(%part : i32):
+      tile.end
+    }
+    tile.role "b" copies 1 warps 1 registers 24 {
+    ^bb0(%part : i32):
+      tile.end
+    }
+  }
+  tile.return
+}
+
+// -----
+
+tile.kernel @no_number(%c : i1 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> attributes {max_registers = "all"} {
+  // CHECK: max_registers expects an integer, got "all"
+  tile.roles {
+    tile.role "a" copies 1 warps 4 registers 136 {
+    ^bb0(%part : i32):
+      tile.end
+    }
+    tile.role "b" copies 1 warps 1 registers 24 {
+    ^bb0(%part : i32):
+      tile.end
+    }
+  }
+  tile.return
+}
+
+// -----
+
 tile.kernel @products_of_one_warp(%c : i1 #tile.param<argument 0>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
   // CHECK: role "a" expects a multiple of 4 warps, as it issues products, got 1
