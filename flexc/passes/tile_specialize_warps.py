@@ -50,8 +50,8 @@ def specialize(kernel: tile.KernelOp, parts: PartsOp, slots: int, memory: int) -
     """Put roles in the place of a kernel's parts."""
     plan = make_plan(kernel, parts, slots)
     outputs = plan.outputs.values()
-    check_shared_memory(plan.all_rings(), outputs, memory)
-    residents = number(kernel, "residents", 1)
+    residents = max(number(kernel, "residents", 1), 1)
+    check_shared_memory(plan.all_rings(), outputs, memory, residents)
     registers = consumer_registers(plan.consumers, residents)
     check_registers(parts, list(plan.rings), registers)
     code = ScalarCode(InsertPoint.before(parts))

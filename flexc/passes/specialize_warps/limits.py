@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from flexc.dialects.tile.schedule.capacity import RESERVED_BYTES
 from flexc.errors import ScheduleError
 from flexc.passes.specialize_warps.outputs import Output
 from flexc.passes.specialize_warps.rings import Ring
@@ -42,11 +43,17 @@ def consumer_registers(consumers: int, residents: int = 1) -> int:
 
 
 def check_shared_memory(
-    rings: Iterable[Ring], outputs: Iterable[Output], limit: int
+    rings: Iterable[Ring], outputs: Iterable[Output], limit: int, residents: int = 1
 ) -> None:
-    """Raise if slots and barriers do not fit shared memory."""
+    """Raise if slots and barriers do not fit the share of a program.
+
+    `limit` is what one program has that is alone on a multiprocessor.
+    """
     needed = sum(r.bytes for r in rings) + sum(o.bytes for o in outputs)
-    if needed > limit:
+    share = (limit + RESERVED_BYTES) // residents - RESERVED_BYTES
+    if needed > share:
+        beside = f" for each of {residents} programs" if residents > 1 else ""
         raise ScheduleError(
-            f"the schedule needs {needed} bytes of shared memory, and there are {limit}"
+            f"the schedule needs {needed} bytes of shared memory, and there are "
+            f"{share}{beside}"
         )

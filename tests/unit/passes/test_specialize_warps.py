@@ -186,6 +186,17 @@ def test_shared_memory_is_limited() -> None:
         specialized(KERNEL, shared_memory=32_768)
 
 
+def test_shared_memory_is_that_of_all_resident_programs() -> None:
+    """A program has a tile of Q, and some of K and of V, of 8 KiB each."""
+    text = changed(
+        ("tile.parts 2", "tile.parts 1"),
+        ("alignment = 16 : i64", "alignment = 16 : i64, residents = 4 : i32"),
+    )
+    assert count(specialized(text, slots=2), RoleOp) == 2
+    with pytest.raises(ScheduleError, match="there are 57344 for each of 4 programs"):
+        specialized(text, slots=4)
+
+
 TWO_TILES_AT_ONCE = changed(
     ("%k_t =", "%k2 = tile.load %key[%c0, %c0, %c1, %c0] : !t, i32, i32, i32, i32"
      " -> !b\n      %k_t ="),
