@@ -2,6 +2,7 @@
 // RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon shared_memory=101376}" | filecheck %s --check-prefix=SMALL
 // RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon block_m=32}" | filecheck %s --check-prefix=NARROW
 // RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon overlap=false}" | filecheck %s --check-prefix=SIMPLE
+// RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon num_stages=4}" | filecheck %s --check-prefix=STAGES
 // RUN: not flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon block_m=96}" 2>&1 | filecheck %s --check-prefix=ODD
 
 // ODD: BLOCK_M expects a multiple of 64 or a power of 2, got 96
@@ -104,6 +105,11 @@ func.func @single(%q : !f, %scale : f32) -> !f {
 // SIMPLE-LABEL: @scored
 // SIMPLE: block_m = 64 : i32, block_n = 64 : i32, num_warps = 4 : i32, num_stages = 2 : i32
 // SIMPLE-SAME: residents = 4 : i32
+// With stages that were asked for it need not fit beside others.
+// STAGES-LABEL: @scored
+// STAGES: block_m = 64 : i32, block_n = 64 : i32, num_warps = 4 : i32, num_stages = 4 : i32
+// STAGES-NOT: residents
+// STAGES: score_mod
 func.func @scored(%q : !n, %scale : f32) -> !n {
   %out = flex.attention %q, %q, %q : !n, !n, !n scale(%scale : f32) -> out : !n
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
