@@ -72,6 +72,16 @@ def test_copies_leave_out_what_lies_outside(rows: int):
     assert run(KERNEL, args, 0).equal(expected(*args))
 
 
+def test_slots_are_free_when_copies_out_have_read_them():
+    args = inputs()
+    again = """tile.await_copies outstanding 0
+    %nothing = arith.constant 0.0 : bf16
+    %blank = tile.full %nothing : bf16 -> !tile.tile<4x8xbf16>
+    tile.write_view %blank, %q : !tile.tile<4x8xbf16>, !view"""
+    text = changed("tile.await_copies outstanding 0", again)
+    assert run(text, args).equal(expected(*args))
+
+
 RACES = {
     "consumer-does-not-await-k": (
         without("tile.await %k_full[%k_slot]"),

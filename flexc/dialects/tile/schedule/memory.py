@@ -186,8 +186,8 @@ class FenceCopiesOp(IRDLOperation):
 class CopyOutOp(IRDLOperation):
     """Start to copy a tile from shared memory to a memref's last dimensions.
 
-    Elements outside the memref are left out. The copy is complete after
-    `tile.await_copies`; until then the slot must stay what it is.
+    Elements outside the memref are left out. Until `tile.await_copies` the slot must
+    stay what it is; the memref has the tile when the kernel ends.
 
     ```mlir
     tile.copy_out %view to %out[%b, %h, %row, %c0]
@@ -217,7 +217,11 @@ class CopyOutOp(IRDLOperation):
 
 @irdl_op_definition
 class AwaitCopiesOp(IRDLOperation):
-    """Wait until at most `outstanding` copies out that this role started run."""
+    """Wait until at most `outstanding` copies out of this role still read their slots.
+
+    The slots of the others may be used again. What was copied is in global memory when
+    the kernel ends: nothing of this kernel may read it there.
+    """
 
     name = "tile.await_copies"
 

@@ -48,6 +48,7 @@ class Agent:
     wait: Wait | None = None
     products: list[Product] = field(default_factory=list)
     copies: list[CopyOut] = field(default_factory=list)
+    """Copies out that still read their slots."""
     unfenced: list[Write] = field(default_factory=list)
 
     def stamp(self) -> Stamp:
@@ -77,12 +78,15 @@ class Agent:
             for read in product.reads:
                 read.end(self.stamp())
 
-    def complete_copies(self, outstanding: int) -> None:
-        """Let the oldest copies out end, until so many are in flight."""
+    def end_copied_reads(self, outstanding: int) -> list[CopyOut]:
+        """Let the oldest copies out end their reads, until so many still read."""
+        ended: list[CopyOut] = []
         while len(self.copies) > outstanding:
             copy = self.copies.pop(0)
-            copy.store()
+            copy.take()
             copy.read.end(self.stamp())
+            ended.append(copy)
+        return ended
 
     def fence(self) -> None:
         """Make what was written visible to copies and products."""

@@ -109,5 +109,6 @@ class SharedMemoryFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: schedule.AwaitCopiesOp, args: PythonValues
     ) -> PythonValues:
         running = at_switch(interpreter)
-        running.current.complete_copies(op.outstanding.value.data)
+        ended = running.current.end_copied_reads(op.outstanding.value.data)
+        running.leaving += ended
         return ()

@@ -18,7 +18,7 @@ from flexc.runtime.interpreters.schedule.interleavings import (
     Shuffled,
 )
 from flexc.runtime.interpreters.schedule.slots import Read, Slot, View
-from flexc.runtime.interpreters.schedule.transfers import CopyIn
+from flexc.runtime.interpreters.schedule.transfers import CopyIn, CopyOut
 
 PROGRAM, SEED = "program", "seed"
 """Keys of the interpreter's data."""
@@ -33,6 +33,8 @@ class ScheduledProgram:
         self.current = self.main
         self.slots: list[Slot] = []
         self.copies: list[CopyIn] = []
+        self.leaving: list[CopyOut] = []
+        """Copies out that have read their slots, and land when the program ends."""
 
     def run(self, bodies: Sequence[tuple[str, Callable[[], object]]]) -> None:
         """Run roles of these names side by side until all have ended."""
@@ -92,6 +94,8 @@ class ScheduledProgram:
     def finish(self) -> None:
         """A program ends when nothing is in flight and all copies are known of."""
         self.main.finish()
+        for copy in self.leaving:
+            copy.store()
         for slot in self.slots:
             write = slot.write
             if write is not None and not knows(self.main.clock, write.stamp):

@@ -32,12 +32,16 @@ class CopyIn:
 
 @dataclass(eq=False)
 class CopyOut:
-    """A slot's tile on its way to a memref."""
+    """A slot's tile on its way to a memref, where it lands as late as it may."""
 
     read: Read
     tile: Tensor
     memref: Tensor
     indices: Sequence[Tensor]
+
+    def take(self) -> None:
+        """Read the slot, which may change from then on."""
+        self.tile = self.tile.clone()
 
     def store(self) -> None:
         """Write what lies inside the memref."""
