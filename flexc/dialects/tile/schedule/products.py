@@ -27,8 +27,9 @@ class IssueDotOp(IRDLOperation):
 
     Without `acc` the product alone. Products of a role complete in the order in
     which they were issued; until one has, its operands must stay what they are.
-    Each is awaited once, in the block that issues it: none is in flight over a
-    loop's back edge.
+    Each is awaited once, in the block that issues it. That none is in flight over a
+    loop's back edge is a choice: only where operands lie in registers would ptxas have
+    to make all products wait, but one rule for all is simple to check.
 
     ```mlir
     %s = tile.issue_dot %q, %k_t of !tile.view<!tile.tile<64x128xbf16>>,

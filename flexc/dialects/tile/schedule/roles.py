@@ -101,7 +101,8 @@ class RoleOp(IRDLOperation):
     """One role, taken by `copies` groups of `warps` warps.
 
     The region receives the number of its copy, an i32 that is known when the kernel
-    is compiled. `registers` is how many each thread may have.
+    is compiled. `registers` is how many each thread may have; the first copy of the
+    first role gets what the others leave, which may be a few more.
 
     ```mlir
     tile.role "consumer" copies 2 warps 4 registers 240 {
