@@ -26,4 +26,4 @@
 // HELP: passes of flexc:
 // HELP: tile-split-maps
 // HELP: targets of flexc:
-// HELP-NEXT: cpp, triton
+// HELP-NEXT: cpp, gluon, triton
