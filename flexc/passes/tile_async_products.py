@@ -13,12 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from xdsl.context import Context
-from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
-from xdsl.traits import IsTerminator
 
 from flexc.dialects import tile
 from flexc.dialects.tile import TileType
@@ -34,6 +32,7 @@ from flexc.dialects.tile.schedule import (
 )
 from flexc.dialects.tile.schedule.memory import CopyInOp, CopyOutOp
 from flexc.errors import ScheduleError
+from flexc.passes.analysis.products_in_flight import complete_before
 from flexc.passes.scalar_code import ScalarCode
 from flexc.passes.tile_access import is_zero
 
@@ -69,7 +68,9 @@ class AsyncProducts:
     def run(self, block: Block) -> None:
         """Make the products of a block asynchronous, and those of blocks within."""
         for op in list(block.ops):
-            self.complete_before(op)
+            results = [product.result for product in self.in_flight]
+            for _ in range(complete_before(op, results)):
+                self.complete_first(op)
             if isinstance(op, tile.DotOp) and isinstance(op.rhs.type, ViewType):
                 self.issue(op)
             elif isinstance(op, ArriveOp) and self.in_flight:
@@ -90,16 +91,6 @@ class AsyncProducts:
         ScalarCode(InsertPoint.before(dot)).builder.insert(new)
         self.in_flight.append(InFlight(new, dot.result))
 
-    def complete_before(self, op: Operation) -> None:
-        """Wait for the products that must be complete before an op."""
-        count = len(self.in_flight)
-        if not needs_all(op):
-            used = values_used_by(op)
-            while count and self.in_flight[count - 1].result not in used:
-                count -= 1
-        for _ in range(count):
-            self.complete_first(op)
-
     def complete_first(self, op: Operation) -> None:
         """Wait before an op for the product that was issued first."""
         first = self.in_flight.pop(0)
@@ -117,19 +108,6 @@ def code_result(done: AwaitDotOp, dot: tile.DotOp) -> SSAValue:
     """The result of a product that is complete, under the product's name."""
     done.result.name_hint = dot.result.name_hint
     return done.result
-
-
-def needs_all(op: Operation) -> bool:
-    """Whether nothing may be in flight when an op runs."""
-    if isinstance(op, scf.ForOp | WriteViewOp) or op.has_trait(IsTerminator):
-        return True
-    inside = (inner for inner in op.walk() if inner is not op)
-    return any(isinstance(inner, tile.DotOp | ArriveOp) for inner in inside)
-
-
-def values_used_by(op: Operation) -> set[SSAValue]:
-    """The values that an op or what is in it uses."""
-    return {value for inner in op.walk() for value in inner.operands}
 
 
 def is_zeros(value: SSAValue) -> bool:

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation
-from xdsl.traits import IsTerminator
 
 from flexc.dialects import tile
 from flexc.errors import ScheduleError
+from flexc.passes.analysis.products_in_flight import complete_before
 from flexc.passes.specialize_warps.rings import Ring
 
 Released = Mapping[Operation, Sequence[tile.LoadOp]]
@@ -64,31 +64,14 @@ class _Walk:
 
 
 def completions(ops: Sequence[Operation]) -> dict[Operation, int]:
-    """The place in a block's ops before which each is complete.
-
-    Products are by their first use, and by the completion of one that is issued later.
-    """
+    """The place in a block's ops before which each is complete."""
     found: dict[Operation, int] = {}
-    earliest = len(ops)
-    for i in range(len(ops) - 1, -1, -1):
-        op = ops[i]
-        if waits_for_all(op):
-            earliest = i
+    in_flight: list[tile.DotOp] = []
+    for i, op in enumerate(ops):
+        for _ in range(complete_before(op, [dot.result for dot in in_flight])):
+            found[in_flight.pop(0)] = i
         if isinstance(op, tile.DotOp):
-            uses = (j for j in range(i + 1, len(ops)) if _uses(ops[j], op))
-            earliest = min(earliest, next(uses, len(ops)))
-            found[op] = earliest
+            in_flight.append(op)
         else:
             found[op] = i + 1
-    return found
-
-
-def waits_for_all(op: Operation) -> bool:
-    """Whether no product is in flight while an op runs."""
-    if isinstance(op, scf.ForOp) or op.has_trait(IsTerminator):
-        return True
-    return any(isinstance(inner, tile.DotOp) for inner in op.walk() if inner is not op)
-
-
-def _uses(op: Operation, dot: tile.DotOp) -> bool:
-    return any(dot.result in inner.operands for inner in op.walk())
+    return found | {dot: len(ops) for dot in in_flight}
