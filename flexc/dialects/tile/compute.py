@@ -132,12 +132,26 @@ class MapOp(IRDLOperation):
                 raise VerifyException(
                     f"results expect shape {self.shape}, got {result.type}"
                 )
+        self._verify_layouts()
         verify_scalar_region(
             "tile.map",
             self.body,
             [element_of(v.type) for v in self.inputs],
             [element_of(r.type) for r in self.results],
         )
+
+    def _verify_layouts(self) -> None:
+        """Operands lie as a matrix that results, where its layout is decided."""
+        layout = layout_of(self.results[0].type)
+        if not isinstance(layout, ProductAttr) or len(self.shape) != 2:
+            return
+        for i, value in enumerate(self.inputs):
+            span = self.span(i)
+            expected = AlongAttr(span[0], layout) if len(span) == 1 else layout
+            if span and layout_of(value.type) != expected:
+                raise VerifyException(
+                    f"operand {i} expects layout {expected}, got {value.type}"
+                )
 
     def print(self, printer: Printer) -> None:
         printer.print_string("(")
@@ -198,6 +212,11 @@ def _print_map_input(
 def shape_of(type_: Attribute) -> tuple[int, ...]:
     """The shape of a tile; () for numbers and tensors, which a map takes whole."""
     return type_.get_shape() if isinstance(type_, TileType) else ()
+
+
+def layout_of(type_: Attribute) -> LayoutAttr | None:
+    """The layout of a tile, where it is decided."""
+    return type_.get_layout() if isinstance(type_, TileType) else None
 
 
 def element_of(type_: Attribute) -> Attribute:

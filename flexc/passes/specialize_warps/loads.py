@@ -14,6 +14,7 @@ from xdsl.dialects.builtin import (
     Float16Type,
     MemRefType,
     TensorType,
+    f32,
 )
 from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue, Use
 from xdsl.utils.hints import isa
@@ -58,6 +59,8 @@ def check_products(
             raise ScheduleError(f"{_what(dot)} has an lhs of {rows} x {width} elements")
         if element_of(dot.lhs.type) != element_of(dot.rhs.type):
             raise ScheduleError(f"{_what(dot)} has operands of different types")
+        if element_of(dot.result.type) != f32:
+            raise ScheduleError(f"{_what(dot)} is not summed in f32")
 
 
 def why_not_staged(kernel: tile.KernelOp, load: tile.LoadOp) -> str | None:

@@ -12,14 +12,16 @@ from xdsl.utils.hints import isa
 from flexc.dialects.tile.schedule.barriers import BarriersOp
 from flexc.dialects.tile.schedule.capacity import (
     SHARED_BYTES,
+    WARP_GROUP,
     shared_bytes,
     verify_residents,
     verify_starting_registers,
 )
 from flexc.dialects.tile.schedule.memory import SharedOp
-from flexc.dialects.tile.schedule.products import IssueDotOp
+from flexc.dialects.tile.schedule.products import ROWS, IssueDotOp
 from flexc.dialects.tile.schedule.roles import RolesOp
 from flexc.dialects.tile.schedule.signals import role_of, verify_signals
+from flexc.dialects.tile.schedule.types import PendingType
 
 
 def verify_schedule(body: Region, attributes: Mapping[str, Attribute]) -> None:
@@ -69,8 +71,17 @@ def _number(attributes: Mapping[str, Attribute], name: str) -> int | None:
 
 def _verify_warps(issue: IssueDotOp) -> None:
     role = role_of(issue)
-    if role is not None and role.group.warps % 4:
+    if role is not None and role.group.warps % WARP_GROUP:
         raise VerifyException(
             f"role {role.label} expects a multiple of 4 warps, as it issues "
             f"products, got {role.group.warps}"
         )
+    assert isinstance(issue.result.type, PendingType)
+    tile = issue.result.type.tile
+    if role is not None and tile.get_layout() is not None:
+        rows = ROWS * role.group.warps // WARP_GROUP
+        if tile.get_shape()[0] % rows:
+            raise VerifyException(
+                f"role {role.label} expects products of a multiple of {rows} rows, "
+                f"got {tile}"
+            )

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import I32, IntegerAttr, i32
-from xdsl.ir import Operation, SSAValue
+from xdsl.dialects.builtin import (
+    I32,
+    BFloat16Type,
+    Float16Type,
+    IntegerAttr,
+    f32,
+    i32,
+)
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
@@ -16,9 +23,15 @@ from xdsl.irdl import (
 from xdsl.traits import MemoryReadEffect, MemoryWriteEffect
 from xdsl.utils.exceptions import VerifyException
 
+from flexc.dialects.tile.layouts import OperandAttr, ProductAttr
 from flexc.dialects.tile.schedule.shapes import verify_same_tile
 from flexc.dialects.tile.schedule.types import PendingType, ViewType, tile_of
 from flexc.dialects.tile.types import TileType
+
+ROWS, DEPTH, COLUMNS = 64, 16, 8
+"""What rows, summed elements and columns of products are multiples of."""
+
+MOST_COLUMNS = 256
 
 
 @irdl_op_definition
@@ -30,6 +43,9 @@ class IssueDotOp(IRDLOperation):
     Each is awaited once, in the block that issues it. That none is in flight over a
     loop's back edge is a choice: only where operands lie in registers would ptxas have
     to make all products wait, but one rule for all is simple to check.
+
+    Elements have 16 bits, and are summed in f32. Once layouts are decided sizes are
+    those of wgmma, and the result lies as a product of its columns does.
 
     ```mlir
     %s = tile.issue_dot %q, %k_t of !tile.view<!tile.tile<64x128xbf16>>,
@@ -66,11 +82,29 @@ class IssueDotOp(IRDLOperation):
             )
         if lhs.element_type != rhs.element_type:
             raise VerifyException(f"rhs expects elements as {lhs} has, got {rhs}")
+        if not isinstance(lhs.element_type, BFloat16Type | Float16Type):
+            raise VerifyException(f"lhs expects elements of f16 or bf16, got {lhs}")
+        if result.element_type != f32:
+            raise VerifyException(f"result expects elements of f32, got {result}")
         if result.get_shape() != (m, n):
             raise VerifyException(f"result expects shape {(m, n)}, got {result}")
         if self.acc is not None:
             verify_same_tile("acc", self.acc.type, result)
+            _verify_same_layout("acc", self.acc.type, result)
+        if result.get_layout() is not None:
+            _verify_sizes(m, k, n)
+            self._verify_layouts(ProductAttr(n))
         self._verify_awaited()
+
+    def _verify_layouts(self, product: ProductAttr) -> None:
+        assert isinstance(self.result.type, PendingType)
+        layout = self.result.type.tile.get_layout()
+        if layout != product:
+            raise VerifyException(f"result expects layout {product}, got {layout}")
+        if isinstance(self.lhs.type, TileType):
+            got, expected = self.lhs.type.get_layout(), OperandAttr(product)
+            if got != expected:
+                raise VerifyException(f"lhs expects layout {expected}, got {got}")
 
     def _verify_awaited(self) -> None:
         users = [use.operation for use in self.result.uses]
@@ -85,6 +119,26 @@ class IssueDotOp(IRDLOperation):
                 "result expects one use, a tile.await_dot in the same block, got "
                 + (got or "none")
             )
+
+
+def _verify_sizes(m: int, k: int, n: int) -> None:
+    """An instruction's operands, or several's: 64 rows for each warp group."""
+    if m % ROWS or k % DEPTH:
+        raise VerifyException(
+            f"lhs expects multiples of {ROWS} rows and {DEPTH} columns, got {m} x {k}"
+        )
+    if n % COLUMNS or n > MOST_COLUMNS:
+        raise VerifyException(
+            f"rhs expects a multiple of {COLUMNS} columns up to {MOST_COLUMNS}, got {n}"
+        )
+
+
+def _verify_same_layout(what: str, type_: Attribute, expected: TileType) -> None:
+    got = tile_of(type_).get_layout()
+    if got != expected.get_layout():
+        raise VerifyException(
+            f"{what} expects layout {expected.get_layout()}, got {got}"
+        )
 
 
 def matrix_shape(what: str, tile: TileType) -> tuple[int, int]:
@@ -130,6 +184,7 @@ class AwaitDotOp(IRDLOperation):
     def verify_(self) -> None:
         assert isinstance(self.pending.type, PendingType)
         verify_same_tile("result", self.result.type, self.pending.type.tile)
+        _verify_same_layout("result", self.result.type, self.pending.type.tile)
         if not isinstance(self.pending.owner, IssueDotOp):
             raise VerifyException("pending expects the result of a tile.issue_dot")
         later, outstanding = self._issued_since(), self.outstanding.value.data

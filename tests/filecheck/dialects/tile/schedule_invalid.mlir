@@ -511,3 +511,91 @@ tile.kernel @products_of_one_warp(%c : i1 #tile.param<argument 0>)
 %a, %b, %c = "test.op"() : () -> (!tile.tile<64x64xbf16>, !tile.view<!tile.tile<32x64xbf16>>, !tile.tile<64x64xf32>)
 // CHECK: rhs expects 64 rows as lhs has columns, got 32
 %s = tile.dot %a, %b, %c : !tile.tile<64x64xbf16>, !tile.view<!tile.tile<32x64xbf16>>, !tile.tile<64x64xf32> -> !tile.tile<64x64xf32>
+
+// -----
+
+%a, %b = "test.op"() : () -> (!tile.tile<64x64xf32>, !tile.view<!tile.tile<64x64xf32>>)
+// CHECK: lhs expects elements of f16 or bf16, got !tile.tile<64x64xf32>
+%s = tile.issue_dot %a, %b of !tile.tile<64x64xf32>, !tile.view<!tile.tile<64x64xf32>> -> !tile.pending<!tile.tile<64x64xf32>>
+
+// -----
+
+%a, %b = "test.op"() : () -> (!tile.tile<64x64xbf16>, !tile.view<!tile.tile<64x64xbf16>>)
+// CHECK: result expects elements of f32, got !tile.tile<64x64xbf16>
+%s = tile.issue_dot %a, %b of !tile.tile<64x64xbf16>, !tile.view<!tile.tile<64x64xbf16>> -> !tile.pending<!tile.tile<64x64xbf16>>
+
+// -----
+
+%a, %b = "test.op"() : () -> (!tile.view<!tile.tile<32x64xbf16>>, !tile.view<!tile.tile<64x64xbf16>>)
+// CHECK: lhs expects multiples of 64 rows and 16 columns, got 32 x 64
+%s = tile.issue_dot %a, %b of !tile.view<!tile.tile<32x64xbf16>>, !tile.view<!tile.tile<64x64xbf16>> -> !tile.pending<!tile.tile<32x64xf32, #tile.product<64>>>
+
+// -----
+
+%a, %b = "test.op"() : () -> (!tile.view<!tile.tile<64x8xbf16>>, !tile.view<!tile.tile<8x64xbf16>>)
+// CHECK: lhs expects multiples of 64 rows and 16 columns, got 64 x 8
+%s = tile.issue_dot %a, %b of !tile.view<!tile.tile<64x8xbf16>>, !tile.view<!tile.tile<8x64xbf16>> -> !tile.pending<!tile.tile<64x64xf32, #tile.product<64>>>
+
+// -----
+
+%a, %b = "test.op"() : () -> (!tile.view<!tile.tile<64x64xbf16>>, !tile.view<!tile.tile<64x512xbf16>>)
+// CHECK: rhs expects a multiple of 8 columns up to 256, got 512
+%s = tile.issue_dot %a, %b of !tile.view<!tile.tile<64x64xbf16>>, !tile.view<!tile.tile<64x512xbf16>> -> !tile.pending<!tile.tile<64x512xf32, #tile.product<512>>>
+
+// -----
+
+%a, %b = "test.op"() : () -> (!tile.view<!tile.tile<64x64xbf16>>, !tile.view<!tile.tile<64x64xbf16>>)
+// CHECK: result expects layout #tile.product<64>, got #tile.product<32>
+%s = tile.issue_dot %a, %b of !tile.view<!tile.tile<64x64xbf16>>, !tile.view<!tile.tile<64x64xbf16>> -> !tile.pending<!tile.tile<64x64xf32, #tile.product<32>>>
+
+// -----
+
+%a, %b = "test.op"() : () -> (!tile.tile<64x32xbf16, #tile.operand<#tile.product<32>>>, !tile.view<!tile.tile<32x64xbf16>>)
+// CHECK: lhs expects layout #tile.operand<#tile.product<64>>, got #tile.operand<#tile.product<32>>
+%s = tile.issue_dot %a, %b of !tile.tile<64x32xbf16, #tile.operand<#tile.product<32>>>, !tile.view<!tile.tile<32x64xbf16>> -> !tile.pending<!tile.tile<64x64xf32, #tile.product<64>>>
+
+// -----
+
+%a, %b, %c = "test.op"() : () -> (!tile.view<!tile.tile<64x64xbf16>>, !tile.view<!tile.tile<64x64xbf16>>, !tile.tile<64x64xf32>)
+// CHECK: acc expects layout #tile.product<64>, got None
+%s = tile.issue_dot %a, %b, %c : !tile.tile<64x64xf32>, of !tile.view<!tile.tile<64x64xbf16>>, !tile.view<!tile.tile<64x64xbf16>> -> !tile.pending<!tile.tile<64x64xf32, #tile.product<64>>>
+
+// -----
+
+%a, %b = "test.op"() : () -> (!tile.view<!tile.tile<64x64xbf16>>, !tile.view<!tile.tile<64x64xbf16>>)
+%s = tile.issue_dot %a, %b of !tile.view<!tile.tile<64x64xbf16>>, !tile.view<!tile.tile<64x64xbf16>> -> !tile.pending<!tile.tile<64x64xf32, #tile.product<64>>>
+// CHECK: result expects layout #tile.product<64>, got None
+%x = tile.await_dot %s outstanding 0 : !tile.pending<!tile.tile<64x64xf32, #tile.product<64>>> -> !tile.tile<64x64xf32>
+
+// -----
+
+%m = "test.op"() : () -> !tile.tile<64xf32, #tile.along<1, #tile.product<64>>>
+// CHECK: operand 0 expects layout #tile.along<0, #tile.product<64>>, got !tile.tile<64xf32, #tile.along<1, #tile.product<64>>>
+%y = tile.map(%e : f32 = %m [0] : !tile.tile<64xf32, #tile.along<1, #tile.product<64>>>) {
+  flex.yield %e : f32
+} -> !tile.tile<64x64xf32, #tile.product<64>>
+
+// -----
+
+%m = "test.op"() : () -> !tile.tile<64x64xf32, #tile.operand<#tile.product<64>>>
+// CHECK: operand 0 expects layout #tile.product<64>, got !tile.tile<64x64xf32, #tile.operand<#tile.product<64>>>
+%y = tile.map(%e : f32 = %m [0, 1] : !tile.tile<64x64xf32, #tile.operand<#tile.product<64>>>) {
+  flex.yield %e : f32
+} -> !tile.tile<64x64xf32, #tile.product<64>>
+
+// -----
+
+tile.kernel @rows_of_two_groups(%c : i1 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: role "a" expects products of a multiple of 128 rows, got !tile.tile<64x64xf32, #tile.product<64>>
+  tile.roles {
+    tile.role "a" copies 1 warps 8 registers 24 {
+    ^bb0(%part : i32):
+      %a, %b = "test.op"() : () -> (!tile.view<!tile.tile<64x64xbf16>>, !tile.view<!tile.tile<64x64xbf16>>)
+      %s = tile.issue_dot %a, %b of !tile.view<!tile.tile<64x64xbf16>>, !tile.view<!tile.tile<64x64xbf16>> -> !tile.pending<!tile.tile<64x64xf32, #tile.product<64>>>
+      %x = tile.await_dot %s outstanding 0 : !tile.pending<!tile.tile<64x64xf32, #tile.product<64>>> -> !tile.tile<64x64xf32, #tile.product<64>>
+      tile.end
+    }
+  }
+  tile.return
+}
