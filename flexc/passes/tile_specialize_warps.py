@@ -38,6 +38,7 @@ from flexc.passes.specialize_warps.producer import ProducerCode
 from flexc.passes.specialize_warps.registers import check_registers
 from flexc.passes.specialize_warps.rings import assign_rings
 from flexc.passes.specialize_warps.scalars import sink_into_roles
+from flexc.passes.specialize_warps.slices import check_control_flow
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 
 CONSUMER_WARPS = 4
@@ -79,6 +80,7 @@ def specialize(kernel: tile.KernelOp, parts: PartsOp, slots: int, memory: int) -
 
 def make_plan(kernel: tile.KernelOp, parts: PartsOp, slots: int) -> Plan:
     """Which loads are copies, in what order, through which slots."""
+    check_control_flow(parts)
     staged = staged_loads(kernel, parts)
     check_products(kernel, parts, staged)
     if not staged:
@@ -95,7 +97,9 @@ def make_plan(kernel: tile.KernelOp, parts: PartsOp, slots: int) -> Plan:
 def describe(kernel: tile.KernelOp, plan: Plan, slots: int) -> None:
     """Say in the kernel's attributes what it was made."""
     dots = (o for o in plan.parts.body.walk() if isinstance(o, tile.DotOp))
-    rows = shape_of(next(dots).lhs.type)[0]
+    if (dot := next(dots, None)) is None:
+        raise ScheduleError("there are no products")
+    rows = shape_of(dot.lhs.type)[0]
     kernel.attributes["num_warps"] = IntegerAttr(CONSUMER_WARPS, i32)
     plural = "s" if plan.consumers > 1 else ""
     kernel.attributes["schedule"] = StringAttr(

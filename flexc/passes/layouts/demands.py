@@ -17,6 +17,7 @@ from flexc.dialects.tile import (
     schedule,
     shape_of,
 )
+from flexc.errors import ScheduleError
 
 Layouts = Mapping[SSAValue, LayoutAttr]
 
@@ -55,7 +56,8 @@ def carried_into(use: Use) -> SSAValue | None:
     parent = op.parent_op()
     if isinstance(parent, scf.ForOp):
         return parent.body.block.args[1 + use.index]
-    assert isinstance(parent, scf.IfOp)
+    if not isinstance(parent, scf.IfOp):
+        raise ScheduleError("a tile is carried by what is no loop or branch")
     return parent.results[use.index]
 
 

@@ -71,7 +71,11 @@ class ProducerCode(RoleCode):
         self.code.builder.insert(copy)
 
     def at_part(
-        self, value: SSAValue, part: int, known: dict[SSAValue, SSAValue], op: Operation
+        self,
+        value: SSAValue,
+        part: int,
+        known: dict[SSAValue, SSAValue],
+        op: tile.LoadOp,
     ) -> SSAValue:
         """What a value is for one part, computed anew if it depends on the part."""
         if value not in self.varying:
@@ -81,7 +85,6 @@ class ProducerCode(RoleCode):
         if value not in known:
             owner = value.owner
             if isinstance(owner, Block | scf.ForOp | scf.IfOp):
-                assert isinstance(op, tile.LoadOp)
                 raise ScheduleError(f"the place of {name_of(op)} depends on the part")
             for operand in owner.operands:
                 known[operand] = self.at_part(operand, part, known, op)

@@ -7,10 +7,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from xdsl.dialects import scf
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
+from flexc.dialects import tile
 from flexc.dialects.tile.schedule import PartsOp
+from flexc.errors import ScheduleError
 
 Operands = Callable[[Operation], Sequence[SSAValue]]
 """The operands of an op that a role uses."""
+
+
+def check_control_flow(parts: PartsOp) -> None:
+    """Raise if there is more to a program's parts than loops, branches and maps."""
+    for op in parts.body.walk():
+        if op.regions and not isinstance(op, scf.ForOp | scf.IfOp | tile.MapOp):
+            raise ScheduleError(f"{op.name} is no loop or branch that roles can have")
 
 
 class Slice:

@@ -22,6 +22,7 @@ from flexc.dialects.tile.schedule import (
 )
 from flexc.errors import ScheduleError
 from flexc.passes.specialize_warps.limits import consumer_registers
+from flexc.passes.tile_assign_layouts import TileAssignLayoutsPass
 from flexc.passes.tile_async_products import TileAsyncProductsPass
 from flexc.passes.tile_specialize_warps import TileSpecializeWarpsPass
 
@@ -179,6 +180,38 @@ def test_a_load_in_a_branch_is_refused() -> None:
     )
     with pytest.raises(ScheduleError, match="key is in a branch"):
         specialized(text)
+
+
+def test_loops_without_a_count_are_refused() -> None:
+    loop = """scf.while () : () -> () {
+      scf.condition(%on)
+    } do {
+      scf.yield
+    }
+    tile.store"""
+    with pytest.raises(ScheduleError, match=r"scf\.while is no loop"):
+        specialized(changed(("tile.store", loop)))
+
+
+def test_tiles_that_other_loops_carry_have_no_layout() -> None:
+    module = parse("""
+    tile.roles {
+      tile.role "a" copies 1 warps 4 registers 240 {
+      ^bb0(%part : i32):
+        %on = arith.constant true
+        %zero = arith.constant 0.0 : f32
+        %v = tile.full %zero : f32 -> !tile.tile<64xf32>
+        %w = scf.while (%x = %v) : (!tile.tile<64xf32>) -> !tile.tile<64xf32> {
+          scf.condition(%on) %x : !tile.tile<64xf32>
+        } do {
+        ^bb1(%y : !tile.tile<64xf32>):
+          scf.yield %y : !tile.tile<64xf32>
+        }
+        tile.end
+      }
+    }""")
+    with pytest.raises(ScheduleError, match="carried by what is no loop"):
+        TileAssignLayoutsPass().apply(Context(), module)
 
 
 def test_shared_memory_is_limited() -> None:
