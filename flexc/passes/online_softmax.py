@@ -176,12 +176,17 @@ class OnlineSoftmax:
     def output(
         self, code: ScalarCode, state: SoftmaxState, element: Attribute
     ) -> SSAValue:
-        """acc / l, and 0 for a row with nothing to attend to."""
-        invert = _inverse if self.facts.never_empty else _safe_inverse
-        inverse = build_row_map(code, [state.l_i], invert, "inverse")
-        out = build_map(
-            code, self.shape, [(state.acc, FULL), (inverse, ROW)], _mul, "o"
-        )
+        """acc / l, and 0 for a row with nothing to attend to.
+
+        Also where values that have no weight are infinite: their products are NaN.
+        """
+        inverse = build_row_map(code, [state.l_i], _inverse, "inverse")
+        inputs: list[Input] = [(state.acc, FULL), (inverse, ROW)]
+        if self.facts.never_empty:
+            out = build_map(code, self.shape, inputs, _mul, "o")
+        else:
+            inputs.append((state.l_i, ROW))
+            out = build_map(code, self.shape, inputs, _mul_unless_empty, "o")
         return convert(code, out, element)
 
     def max_scores(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
@@ -348,9 +353,11 @@ def _is_empty(code: ScalarCode, l_i: SSAValue) -> SSAValue:
     return code.cmpf("oeq", l_i, code.const(0.0, l_i.type))
 
 
-def _safe_inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:
-    one = code.const(1.0, l_i.type)
-    return _inverse(code, code.select(_is_empty(code, l_i), one, l_i))
+def _mul_unless_empty(
+    code: ScalarCode, acc: SSAValue, inverse: SSAValue, l_i: SSAValue
+) -> SSAValue:
+    zero = code.const(0.0, acc.type)
+    return code.select(_is_empty(code, l_i), zero, _mul(code, acc, inverse))
 
 
 def _unless_empty(code: ScalarCode, maximum: SSAValue, l_i: SSAValue) -> SSAValue:
