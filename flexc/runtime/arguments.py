@@ -279,5 +279,8 @@ def broadcast_tables(
         table = table.to(torch.int32)
         if table.stride(-1) != 1:
             table = table.contiguous()
+        if table.size(-1) == 0:
+            # Nothing is listed; kernels that begin with some block read an entry.
+            table = table.new_zeros(*table.shape[:-1], 1)
         expanded.append(table.expand(b, h, *table.shape[2:]))
     return tuple(expanded)
