@@ -118,7 +118,7 @@ def to_tile(target: Target) -> Passes:
         TileSplitMapsPass(),
         *TIDY,
         # Loads of a head's or a row's values now stand alone: out of the loop.
-        TileHoistFromBranchesPass(reads=target == "gluon"),
+        TileHoistFromBranchesPass(),
         LoopInvariantCodeMotionPass(),
         *TIDY,
     )
