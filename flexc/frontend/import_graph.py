@@ -61,6 +61,9 @@ class AttentionCall:
     max_scores: bool = False
     lse_parts: bool = False
     """Log-sum-exp in two parts, for derivatives."""
+    split: bool = False
+    """Rows are split along their keys: into how many splits, the kernel is told. It
+    gives them as `flex.attention` says, whatever else is asked for."""
     unit_strides: tuple[bool, bool, bool] = (True, True, True)
     """Whether elements of a head lie side by side, of query, key and value."""
     sparse_block: tuple[int, int] | None = None
@@ -114,7 +117,7 @@ def build_attention_module(
     types = [_capture_type(i) for i in inputs]
     element = element_type(call.dtype)
     qkv = [
-        _strided([None, None, None, dim], element, unit)
+        strided([None, None, None, dim], element, unit)
         for dim, unit in zip(
             (call.head_dim, call.head_dim, call.value_dim),
             call.unit_strides,
@@ -123,25 +126,16 @@ def build_attention_module(
     ]
     scale = score_type(qkv[0])
     tables = _table_types(call)
-    arg_types = [*qkv, scale, *types, *tables]
+    arg_types = [*qkv, scale, *types, *tables, *[i32] * call.split]
     block = Block(arg_types=arg_types)
     names = ("query", "key", "value", "scale", *(i.name for i in inputs))
-    _name_args(block, [*names, *TABLES[: len(tables)]])
+    _name_args(block, [*names, *TABLES[: len(tables)], *["splits"] * call.split])
     args = block.args
-    captured, tabled = args[4 : 4 + len(types)], args[4 + len(types) :]
-    # The runtime makes the outputs, so it can promise how they lie in memory.
-    out = _strided([None, None, None, call.value_dim], element, unit_stride=True)
-    row = _strided([None, None, None], scale, unit_stride=True)
-    # The runtime lays the two parts out side by side.
-    part = _strided([None] * 3, scale, unit_stride=False)
+    captured, rest = args[4 : 4 + len(types)], args[4 + len(types) :]
+    tabled, splits = rest[: len(tables)], rest[len(tables) :]
     attention = AttentionOp(
-        [args[0], args[1], args[2], args[3], captured, tabled],
-        [
-            [out],
-            [row] * call.lse,
-            [row] * call.max_scores,
-            *([[part] * call.lse_parts] * 2),
-        ],
+        [args[0], args[1], args[2], args[3], captured, tabled, splits],
+        _result_types(call, element, scale),
         build_region("score_mod", score, inputs, types, scale),
         build_region("mask_mod", mask, inputs, types, None),
         call.facts(),
@@ -155,7 +149,29 @@ def build_attention_module(
     return AttentionModule(module, tuple(inputs))
 
 
+def _result_types(
+    call: AttentionCall, element: Attribute, score: Attribute
+) -> Sequence[Sequence[Attribute]]:
+    """The runtime makes the outputs, so it can promise how they lie in memory."""
+    if call.split:
+        element = score
+    out = strided([None] * 3 + [call.value_dim], element, unit_stride=True)
+    row = strided([None] * 3, score, unit_stride=True)
+    if call.split:
+        return [[out], [], [], [row], [row]]
+    # The runtime lays the two parts out side by side.
+    part = strided([None] * 3, score, unit_stride=False)
+    return [
+        [out],
+        [row] * call.lse,
+        [row] * call.max_scores,
+        *([[part] * call.lse_parts] * 2),
+    ]
+
+
 def _result_names(call: AttentionCall) -> list[str]:
+    if call.split:
+        return ["out", "row_shift", "log_sum"]
     return [
         "out",
         *["lse"] * call.lse,
@@ -180,7 +196,7 @@ def _identity(given: CaptureInput) -> Any:
 def _table_types(call: AttentionCall) -> list[TensorType]:
     if call.sparse_block is None:
         return []
-    pair = [_strided([None] * rank, i32, unit_stride=True) for rank in (3, 4)]
+    pair = [strided([None] * rank, i32, unit_stride=True) for rank in (3, 4)]
     return pair * (1 + call.full_tables)
 
 
@@ -191,7 +207,7 @@ def _tensor(
     return TensorType(element, dims, layout or NoneAttr())
 
 
-def _strided(
+def strided(
     shape: Sequence[int | None], element: Attribute, unit_stride: bool
 ) -> TensorType:
     """A tensor of any strides, the last known to be 1 or not."""
@@ -205,7 +221,7 @@ def _capture_type(given: CaptureInput) -> Attribute:
     element = element_type(given.dtype)
     if given.rank is None:
         return element
-    return _strided([None] * given.rank, element, given.unit_stride)
+    return strided([None] * given.rank, element, given.unit_stride)
 
 
 def _name_args(block: Block, names: Sequence[str]) -> None:

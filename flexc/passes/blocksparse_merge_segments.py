@@ -104,7 +104,7 @@ class MergeIntoOne(RewritePattern):
         segments = segments_of(op)
         if not segments or not may_be_merged(segments) or stores_blocks(op):
             return
-        if op.rows_never_empty is None or is_transposed(op):
+        if op.rows_never_empty is None or is_transposed(op) or is_split(op):
             has_columns = op.has_keys is not None and not is_transposed(op)
             merged = Merger(segments, padded=True, has_columns=has_columns).merge()
             replace(segments, merged, rewriter)
@@ -122,6 +122,11 @@ def segments_of(op: AttentionOp | PairSumsOp) -> list[SegmentOp]:
 
 def is_transposed(op: AttentionOp | PairSumsOp) -> bool:
     return isinstance(op, PairSumsOp) and op.is_transposed
+
+
+def is_split(op: AttentionOp | PairSumsOp) -> bool:
+    """Whether programs visit a share of the blocks, of which there may be none."""
+    return isinstance(op, AttentionOp) and op.splits is not None
 
 
 def stores_blocks(op: AttentionOp | PairSumsOp) -> bool:

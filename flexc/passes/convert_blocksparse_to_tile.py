@@ -18,6 +18,7 @@ from flexc.dialects import blocksparse, flex, tile
 from flexc.passes.programs.attention import AttentionProgram
 from flexc.passes.programs.pair_sums import PairSumsProgram
 from flexc.passes.programs.rows import dots_kernel, weights_kernel
+from flexc.passes.programs.splits import combine_kernel
 
 
 def kernel_of(op: Operation, name: str, target: str) -> tile.KernelOp | None:
@@ -31,6 +32,8 @@ def kernel_of(op: Operation, name: str, target: str) -> tile.KernelOp | None:
             return dots_kernel(op, name, target)
         case flex.WeighRowsOp():
             return weights_kernel(op, name, target)
+        case flex.CombineSplitsOp():
+            return combine_kernel(op, name, target)
         case _:
             return None
 

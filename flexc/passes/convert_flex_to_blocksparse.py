@@ -119,7 +119,10 @@ class ConvertAttention(RewritePattern):
         if short_rows:
             properties["short_rows"] = UnitAttr()
         new = blocksparse.AttentionOp(
-            [op.query, op.key, op.value, op.scale, op.captures, op.tables],
+            [
+                *(op.query, op.key, op.value, op.scale, op.captures, op.tables),
+                op.split_groups,
+            ],
             op.result_groups(),
             op.detach_region(op.score_mod),
             segments,

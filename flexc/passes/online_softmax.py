@@ -360,6 +360,11 @@ def _mul_unless_empty(
     return code.select(_is_empty(code, l_i), zero, _mul(code, acc, inverse))
 
 
+def safe_inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:
+    one = code.const(1.0, l_i.type)
+    return _inverse(code, code.select(_is_empty(code, l_i), one, l_i))
+
+
 def _unless_empty(code: ScalarCode, maximum: SSAValue, l_i: SSAValue) -> SSAValue:
     minus_inf = code.const(-math.inf, maximum.type)
     return code.select(_is_empty(code, l_i), minus_inf, maximum)

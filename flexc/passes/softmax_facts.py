@@ -70,7 +70,9 @@ class SoftmaxFacts:
 def softmax_facts(op: flex.AttentionLike, factor: Factor) -> SoftmaxFacts:
     """What the facts of an op say of the softmax of scores over `factor`."""
     # A row that no mask hides is as empty if all its scores are -inf.
+    # And a split of one that is not may have none of its keys.
     full = op.rows_never_empty is not None and op.scores_finite is not None
+    full = full and op.splits is None
     if op.score_range is None:
         return SoftmaxFacts(never_empty=full)
     lo, hi = op.score_range.get_values()

@@ -44,6 +44,14 @@ def shared_memory(device: torch.device) -> int:
 
 
 @cache
+def multiprocessors(device: torch.device) -> int:
+    """How many programs a GPU runs at a time, at least; an H100, without one."""
+    if device.type != "cuda":
+        return 132
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
 def capability(device: torch.device) -> int:
     """What a GPU can do; an H100's, where kernels for a GPU are made without one."""
     if device.type != "cuda":

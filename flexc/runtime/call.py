@@ -16,13 +16,15 @@ from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.pipelines import F32Precision
 from flexc.passes.score_factor import SAFE_FACTORS
 from flexc.runtime.arguments import Tables
-from flexc.runtime.build import Build, capability, shared_memory
+from flexc.runtime.build import Build, capability, multiprocessors, shared_memory
 from flexc.runtime.driver import Compiled, trace
 from flexc.runtime.listed_blocks import check_listed
 from flexc.runtime.modes import unseen
 from flexc.runtime.options import TileOptions
 from flexc.runtime.planner.finer import finer_tables
 from flexc.runtime.planner.tables import plan_tables
+from flexc.runtime.proofs import Proofs
+from flexc.runtime.splits import Gpu, choose_splits
 from flexc.runtime.tensor_facts import (
     MAX_NARROW_OFFSET,
     Placement,
@@ -114,8 +116,56 @@ class Attention:
         if self.backend == "eager":
             run_eagerly(compiled, args, wanted)
             return
-        kernel = compiled.kernel(compiled.proofs(self.query, self.key, captures))
+        proofs = compiled.proofs(self.query, self.key, captures)
+        splits = self.splits(compiled, proofs)
+        if splits > 1:
+            self.execute_split(compiled, proofs, args, results, splits)
+            return
+        kernel = compiled.kernel(proofs)
         kernel(self.query, [*args, *wanted])
+
+    def splits(self, compiled: Compiled, proofs: Proofs) -> int:
+        """Into how many splits the keys of each row are divided; 1 if they are not.
+
+        Derivatives need more of lse than is left of it, and the largest score is not
+        known of a split.
+        """
+        asked = self.outputs.max_scores or self.outputs.lse_parts
+        if self.backend != "triton" or asked:
+            return 1
+        b, h, q_len, _ = self.query.shape
+        count = multiprocessors(self.query.device)
+        if b * h >= count or self.key.size(2) <= LENGTH_MULTIPLE:
+            return 1
+        tile = compiled.tile(proofs)
+        return choose_splits(
+            b * h * -(-q_len // tile.block_m),
+            Gpu(count, tile.residents),
+            -(-self.key.size(2) // tile.block_n),
+            b * h * q_len * self.value.size(3) * self.score_dtype.itemsize,
+        )
+
+    def execute_split(
+        self,
+        compiled: Compiled,
+        proofs: Proofs,
+        args: Sequence[Any],
+        results: Sequence[Tensor | None],
+        splits: int,
+    ) -> None:
+        """Run on splits of the keys, and combine what they give."""
+        out, lse, _ = results
+        assert out is not None
+        b, h, q_len, value_dim = out.shape
+        rows = (splits * b, h, q_len)
+
+        def empty(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=self.score_dtype, device=out.device)
+
+        parts = [empty(*rows, value_dim), empty(*rows), empty(*rows)]
+        compiled.split.kernel(proofs).run(*rows, [*args, splits, *parts])
+        lse = empty(b, h, q_len) if lse is None else lse
+        compiled.combine.run(b, h, q_len, [*parts, splits, out, lse])
 
     def with_blocks(self, both: bool = False) -> tuple[Attention, Compiled]:
         """This call with the blocks found that its mask leaves, and its kernels.

@@ -10,7 +10,7 @@ import hashlib
 import os
 import platform
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, cached_property
 from importlib.metadata import version
 from io import StringIO
@@ -28,16 +28,22 @@ from flexc.codegen.kernel_spec import KernelSpec
 from flexc.codegen.triton.target import emit_triton
 from flexc.frontend.capture import CapturedMods, capture_mods
 from flexc.frontend.closures import ModSignature
-from flexc.frontend.import_graph import AttentionModule, build_attention_module
+from flexc.frontend.combine_module import build_combine_module
+from flexc.frontend.import_graph import (
+    AttentionCall,
+    AttentionModule,
+    build_attention_module,
+)
 from flexc.passes import pipelines
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
+from flexc.passes.tile_sizes import TileSizes
 from flexc.runtime.build import Build
 from flexc.runtime.cache import load_text, store_text
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.mask_reading import MaskReading, read_mask
 from flexc.runtime.modes import unseen
-from flexc.runtime.options import is_interpreting
+from flexc.runtime.options import NO_OPTIONS, is_interpreting
 from flexc.runtime.proofs import Proofs, Prover, attention_of
 from flexc.runtime.schedules import SIMPLE, TRITON, Schedule, choose, preferred
 
@@ -62,6 +68,7 @@ class Compiled:
         """What is proved of a call with a query, a key and capture arguments."""
         self._kernels: dict[Proofs, Kernel] = {}
         self._masks: dict[Proofs, MaskReading] = {}
+        self._tiles: dict[Proofs, TileSizes] = {}
 
     def kernel(self, proofs: Proofs) -> Kernel:
         """The kernel for calls of which that was proved."""
@@ -77,12 +84,39 @@ class Compiled:
             self._masks[proofs] = read_mask(module, convert_for(self.build))
         return self._masks[proofs]
 
+    def tile(self, proofs: Proofs) -> TileSizes:
+        """The tile of the kernel for such calls, if the best schedule can be had."""
+        if proofs not in self._tiles:
+            module = proofs.stated_in(self.attention.module)
+            pipelines.run(pipelines.to_simple_flex(), Context(), module)
+            convert = convert_for(self.build)
+            self._tiles[proofs] = convert.tile_sizes(attention_of(module))
+        return self._tiles[proofs]
+
+    @cached_property
+    def split(self) -> Compiled:
+        """The same mods, for rows that are split along their keys."""
+        build = replace(self.build, call=split_call(self.build.call))
+        return Compiled(self.mods, build)
+
+    @cached_property
+    def combine(self) -> Kernel:
+        """The kernel that combines the splits of rows."""
+        tiles = replace(NO_OPTIONS, schedule=TRITON.name)
+        build = replace(self.build, tiles=tiles)
+        return kernel_for(build_combine_module(build.call), build)
+
     @cached_property
     def exact_module(self) -> ModuleOp:
         """The `flex` module with indices that do not overflow, to be run itself."""
         module = self.attention.module.clone()
         FlexWidenIndicesPass().apply(Context(), module)
         return module
+
+
+def split_call(call: AttentionCall) -> AttentionCall:
+    """The same call, split along its keys: its kernel gives what is combined."""
+    return replace(call, split=True, lse=False, max_scores=False, lse_parts=False)
 
 
 def trace(

@@ -6,7 +6,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,11 @@ def vendor_of(target: str) -> Iterator[None]:
         yield
 
 
-def call_of(variant: Variant) -> tuple[ModuleOp, driver.Build]:
-    """The `flex` module of a variant, and what its kernels are made for."""
+def call_of(variant: Variant, split: bool = False) -> tuple[ModuleOp, driver.Build]:
+    """The `flex` module of a variant, and what its kernels are made for.
+
+    Those of a call that is `split` along its keys, if that is said.
+    """
     sizes = (1, HEADS, KV_HEADS, variant.length, variant.length)
     score_mod, mask_mod = CORPUS[variant.case].factory(*sizes)
     dtype, dim = DTYPES[variant.dtype], variant.head_dim
@@ -99,6 +102,8 @@ def call_of(variant: Variant) -> tuple[ModuleOp, driver.Build]:
     )  # fmt: skip
     mods = capture_mods(signature, torch.float32)
     build = call.build()
+    if split:
+        build = replace(build, call=driver.split_call(build.call))
     module = build_attention_module(mods.score, mods.mask, build.call).module
     if variant.trusted:
         attention = next(o for o in module.walk() if isinstance(o, AttentionOp))

@@ -25,7 +25,7 @@ from flexc.dialects.blocksparse.tiling import (
     print_segments,
     verify_segments,
 )
-from flexc.dialects.flex import AttentionLike
+from flexc.dialects.flex import AttentionLike, operand_groups
 from flexc.dialects.mod_region import (
     parse_properties,
     parse_region_with_args,
@@ -41,7 +41,8 @@ class AttentionOp(AttentionLike, Tiled):
     No pair may be visited twice. `tables` are tensors that only the segments'
     `bounds` and `block` regions read. `order` and `heads_per_group` are hints on
     which tiles to start first: masks that give later rows more work start with
-    the last rows, of several heads at a time.
+    the last rows, of several heads at a time. Split s of n visits its share of each
+    segment's iterations: as many as the others or, if s is among the last, one more.
     """
 
     name = "blocksparse.attention"
@@ -60,7 +61,7 @@ class AttentionOp(AttentionLike, Tiled):
         properties: Mapping[str, Attribute],
     ):
         super().__init__(
-            operands=operands,
+            operands=operand_groups(operands),
             result_types=result_types,
             regions=[score_mod, segments],
             properties=dict(properties),

@@ -29,7 +29,13 @@ from __future__ import annotations
 
 from xdsl.ir import Dialect
 
-from flexc.dialects.flex.attention import RESULTS, AttentionLike, AttentionOp
+from flexc.dialects.flex.attention import (
+    RESULTS,
+    AttentionLike,
+    AttentionOp,
+    operand_groups,
+)
+from flexc.dialects.flex.combine_splits import CombineSplitsOp
 from flexc.dialects.flex.derivative_types import CAPTURE
 from flexc.dialects.flex.derivatives import (
     AttentionBackwardOp,
@@ -72,6 +78,7 @@ __all__ = [
     "AttentionLike",
     "AttentionOp",
     "CenterRowsOp",
+    "CombineSplitsOp",
     "Coordinates",
     "DerivativeOp",
     "DimOp",
@@ -90,6 +97,7 @@ __all__ = [
     "WithMods",
     "YieldOp",
     "ZerosLikeOp",
+    "operand_groups",
     "print_indexed",
     "score_type",
     "tensor_shape",
@@ -107,6 +115,7 @@ Flex = Dialect(
         PairSumsOp,
         RowDotsOp,
         WeighRowsOp,
+        CombineSplitsOp,
         ScatterSumsOp,
         CenterRowsOp,
         ZerosLikeOp,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from xdsl.dialects.builtin import AnyFloat, DenseArrayBase, TensorType, i64
+from xdsl.dialects.builtin import AnyFloat, DenseArrayBase, TensorType, i32, i64
 from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     AttrSizedResultSegments,
+    IRDLOperation,
     ParsePropInAttrDict,
     irdl_op_definition,
     operand_def,
+    opt_operand_def,
     opt_prop_def,
     opt_result_def,
     region_def,
@@ -22,6 +24,7 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.hints import isa
 
 from flexc.dialects.flex.facts import PairsOp, score_type, tensor_shape, verify_rank
 from flexc.dialects.mod_region import (
@@ -37,7 +40,17 @@ from flexc.dialects.mod_region import (
 )
 
 
-class AttentionLike(PairsOp):
+class Split(IRDLOperation):
+    """An op whose rows may be split along their keys.
+
+    A base of its own, so that its operand comes last.
+    """
+
+    splits = opt_operand_def(i32)
+    """Into how many splits; results then have a batch for each split of each batch."""
+
+
+class AttentionLike(PairsOp, Split):
     """Operands, results and facts shared by the attention ops of two dialects.
 
     `query` is (B, Hq, Sq, E), `key` (B, Hkv, Skv, E) and `value` (B, Hkv, Skv,
@@ -48,6 +61,12 @@ class AttentionLike(PairsOp):
     for together, are log-sum-exp in two parts: a number near the row's largest score,
     and the logarithm of the sum of exp(score - row_shift). Beside a large shift lse
     would have no room for that; derivatives need both.
+
+    With `splits` n, results have B * n batches: batch b * n + s is of split s of batch
+    b, attention over some of the keys that its rows see. Each such key is in one split;
+    in which, a lowering chooses. `out` then has the type of the scores, and `row_shift`
+    and `log_sum` are all that is asked for besides: `flex.combine_splits` makes of
+    these what attention over all keys is.
     """
 
     query = operand_def(TensorType[Attribute])
@@ -70,6 +89,11 @@ class AttentionLike(PairsOp):
     @property
     def score_type(self) -> AnyFloat:
         return score_type(self.query.type)
+
+    @property
+    def split_groups(self) -> list[SSAValue]:
+        """The operand group of `splits`."""
+        return [] if self.splits is None else [self.splits]
 
     def result_groups(self) -> list[list[Attribute]]:
         """Types of the results, an empty list for one that is not asked for."""
@@ -96,6 +120,21 @@ class AttentionLike(PairsOp):
             mod_args(self.score_type, [c.type for c in self.captures]),
             [self.score_type],
         )
+        if self.splits is not None:
+            self.verify_splits()
+
+    def verify_splits(self) -> None:
+        assert isa(self.out.type, TensorType[Attribute])
+        element = self.out.type.element_type
+        if element != self.score_type:
+            raise VerifyException(
+                f"out expects elements of {self.score_type} with splits, got {element}"
+            )
+        if self.row_shift is None or self.log_sum is None:
+            raise VerifyException("splits expects row_shift and log_sum among results")
+        for name in ("lse", "max_scores"):
+            if getattr(self, name) is not None:
+                raise VerifyException(f"splits expects no {name} among results")
 
     def print_head(self, printer: Printer) -> None:
         """Print the operands and the result types, up to the first region."""
@@ -108,6 +147,7 @@ class AttentionLike(PairsOp):
         print_operand_group(printer, "scale", [self.scale])
         print_operand_group(printer, "captures", self.captures)
         print_operand_group(printer, "tables", self.tables)
+        print_operand_group(printer, "splits", self.split_groups)
         printer.print_string(" -> ")
         printer.print_list(
             [(n, r) for n in RESULTS if (r := getattr(self, n)) is not None],
@@ -132,7 +172,7 @@ class AttentionLike(PairsOp):
         ]
         operands += [
             parse_operand_group(parser, group)
-            for group in ("scale", "captures", "tables")
+            for group in ("scale", "captures", "tables", "splits")
         ]
         parser.parse_punctuation("->")
         named = dict(
@@ -141,6 +181,17 @@ class AttentionLike(PairsOp):
             )
         )
         return operands, [[named[n]] if n in named else [] for n in RESULTS]
+
+
+GROUPS = 7
+"""Groups of operands: query, key, value, scale, captures, tables, splits."""
+
+
+def operand_groups(
+    operands: Sequence[SSAValue | Sequence[SSAValue]],
+) -> list[SSAValue | Sequence[SSAValue]]:
+    """All groups; the last ones may be left out."""
+    return [*operands, *[()] * (GROUPS - len(operands))]
 
 
 RESULTS = ("out", "lse", "max_scores", "row_shift", "log_sum")
@@ -186,7 +237,7 @@ class AttentionOp(AttentionLike):
         properties: Mapping[str, Attribute] | None = None,
     ):
         super().__init__(
-            operands=operands,
+            operands=operand_groups(operands),
             result_types=result_types,
             regions=[score_mod, mask_mod],
             properties=dict(properties or {}),

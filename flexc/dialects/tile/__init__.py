@@ -51,6 +51,7 @@ from flexc.dialects.tile.host import (
     StoreStridedOp,
 )
 from flexc.dialects.tile.kernel import (
+    GRID_OF,
     DimOp,
     KernelOp,
     ProgramIdOp,
@@ -83,6 +84,7 @@ from flexc.dialects.tile.types import (
 
 __all__ = [
     "BUFFERS",
+    "GRID_OF",
     "IDLE_BEYOND",
     "AddStridedOp",
     "AddToOp",

@@ -35,6 +35,10 @@ from xdsl.utils.exceptions import VerifyException
 from flexc.dialects.tile.schedule.kernel_checks import verify_schedule
 from flexc.dialects.tile.types import ParamAttr
 
+GRID_OF = "grid_of"
+"""The attribute of a kernel that says which of the call's arguments has the sizes
+(B, Hq, Sq) that its grid is for; without it, it is the first."""
+
 
 @irdl_op_definition
 class KernelOp(IRDLOperation):

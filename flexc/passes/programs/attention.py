@@ -26,6 +26,7 @@ from flexc.passes.analysis.describe import describe
 from flexc.passes.map_builder import COLUMN, FULL, ROW, UNIFORM, Input, build_map
 from flexc.passes.online_softmax import OnlineSoftmax, SoftmaxState
 from flexc.passes.programs.builder import Place, ProgramBuilder, guard_captures
+from flexc.passes.programs.splits import Split, grid_of
 from flexc.passes.programs.visits import Visit
 from flexc.passes.row_terms import SplitScore, split_score
 from flexc.passes.scalar_code import ScalarCode, inline_region
@@ -40,6 +41,9 @@ class AttentionProgram(ProgramBuilder):
 
     op: blocksparse.AttentionOp
 
+    split: Split | None = None
+    """Which keys of its rows this program sees, if not all."""
+
     def __init__(self, op: blocksparse.AttentionOp, name: str, target: str):
         super().__init__(op, name, target)
         self.op = op
@@ -48,7 +52,9 @@ class AttentionProgram(ProgramBuilder):
         least = 16 if op.alignment is not None else UNALIGNED_VALUE_DIM
         self.dv_tile = padded_head_dim(target, self.value_dim, least)
         # A maximum is rounded when a factor is put back, which matters if it is large.
+        # The scores of splits are as inexact then, and so may be what they weigh.
         exact = op.row_shift is not None and op.score_range is None
+        exact = exact and op.splits is None
         self.score = factor_score(
             op.score_mod,
             op.score_type,
@@ -84,7 +90,8 @@ class AttentionProgram(ProgramBuilder):
         for segment in self.segments():
             state = self.loop(segment, self.place, state, step)
         self.store(checked, softmax, SoftmaxState.of(state))
-        return self.kernel(self.summary())
+        split = {} if self.split is None else grid_of(self.op.out, self.op)
+        return self.kernel(self.summary() | split)
 
     def summary(self) -> dict[str, Attribute]:
         """What the header of the emitted source says that it computes."""
@@ -107,10 +114,20 @@ class AttentionProgram(ProgramBuilder):
         q_heads = code.insert(tile.DimOp(query, 1), "q_heads")
         kv_heads = code.insert(tile.DimOp(key, 1), "kv_heads")
         b, h, m_block = self.tile_position(q_len, q_heads)
+        self.result_b = b
+        if self.op.splits is not None:
+            self.split = Split.of(code, b, self.args[self.op.splits])
+            b = self.split.b
         # As h / (q_heads / kv_heads), with one division in place of two.
         self.kv_h = code.div(code.mul(h, kv_heads), q_heads, "kv_h")
         q_start = code.mul(m_block, code.const(self.block_m), "q_start")
         return Place(b, h, q_start, q_len, kv_len)
+
+    def share(self, begin: SSAValue, end: SSAValue) -> tuple[SSAValue, SSAValue]:
+        """The iterations of a segment that this program runs: its split's, if any."""
+        if self.split is None:
+            return begin, end
+        return self.split.share(self.code, begin, end)
 
     def softmax(self) -> OnlineSoftmax:
         """The softmax takes in the factor that the scores left out."""
@@ -271,7 +288,7 @@ class AttentionProgram(ProgramBuilder):
     ) -> None:
         """Normalise, and write what the call asked for."""
         code, op = self.code, self.op
-        start = self.place.where
+        start = [self.result_b, *self.place.where[1:]]
         assert isinstance(op.out.type, TensorType)
         out = softmax.output(code, state, op.out.type.element_type)
         columns = [] if self.dv_tile == self.value_dim else [1]

@@ -170,7 +170,9 @@ class ProgramBuilder:
             *place.lengths,
             *(self.args[v] for v in (*self.op.captures, *self.op.tables)),
         ]
-        begin, end = inline_region(segment.bounds, [*place.where, *trailing], self.code)
+        begin, end = self.share(
+            *inline_region(segment.bounds, [*place.where, *trailing], self.code)
+        )
         body = Block(arg_types=[i32, *(v.type for v in state)])
         i = body.args[0]
         i.name_hint = "i"
@@ -202,6 +204,10 @@ class ProgramBuilder:
             loop.attributes["nonempty"] = UnitAttr()
         self.code.builder.insert(loop)
         return list(loop.results)
+
+    def share(self, begin: SSAValue, end: SSAValue) -> tuple[SSAValue, SSAValue]:
+        """The iterations of a segment that this program runs: all of them."""
+        return begin, end
 
     def clamps(self, visit: Visit) -> bool:
         """Whether mods receive the last column for those beyond it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import AnyFloat, TensorType
 from xdsl.ir import Attribute, Region, SSAValue
@@ -19,62 +21,81 @@ from flexc.passes.tile_sizes import padded_head_dim
 BLOCK = 64
 """Rows of a program: memory is all that counts here."""
 
+OverRows = flex.RowDotsOp | flex.WeighRowsOp | flex.CombineSplitsOp
+
 
 class RowsProgram:
     """Builds the kernel of one op over rows."""
 
-    def __init__(self, op: flex.RowDotsOp | flex.WeighRowsOp, name: str, target: str):
+    def __init__(self, op: OverRows, name: str, target: str, rows: int = BLOCK):
         self.op = op
         self.name = name
         self.target = target
+        self.rows = rows
         self.block = entry_block(op)
         values = [*op.operands, *op.results]
         self.args = dict(zip(values, self.block.args, strict=True))
         self.code = ScalarCode(self.block)
         axes = [self.code.insert(tile.ProgramIdOp(i)) for i in (2, 1, 0)]
-        start = self.code.mul(axes[2], self.code.const(BLOCK), "start")
+        start = self.code.mul(axes[2], self.code.const(rows), "start")
         self.start = [*axes[:2], start]
 
-    def load(self, tensor: SSAValue) -> SSAValue:
-        """The program's rows of a matrix, or its numbers of a vector."""
+    def load(
+        self, tensor: SSAValue, start: Sequence[SSAValue] | None = None
+    ) -> SSAValue:
+        """The program's rows of a matrix, or its numbers of a vector.
+
+        They begin at (b, h, row), unless a `start` is given.
+        """
         assert isa(tensor.type, TensorType[Attribute])
-        shape, checked = tile_of(tensor.type, self.target)
+        shape, checked = self.tile_of(tensor.type)
         type_ = TileType(tensor.type.element_type, shape)
-        load = tile.LoadOp(self.args[tensor], self.at(tensor), checked, type_)
+        where = self.at(tensor, start or self.start)
+        load = tile.LoadOp(self.args[tensor], where, checked, type_)
         return self.code.insert(load, tensor.name_hint)
 
-    def at(self, tensor: SSAValue) -> list[SSAValue]:
+    def at(self, tensor: SSAValue, start: Sequence[SSAValue]) -> list[SSAValue]:
         is_matrix = len(flex.tensor_shape(tensor)) > 3
-        return [*self.start, *([self.code.const(0)] if is_matrix else [])]
+        return [*start, *([self.code.const(0)] if is_matrix else [])]
+
+    def store(self, value: SSAValue, result: SSAValue) -> None:
+        """Store the program's rows of a result, in its type."""
+        code = self.code
+        assert isa(result.type, TensorType[Attribute])
+        value = convert(code, value, result.type.element_type)
+        _, checked = self.tile_of(result.type)
+        where = self.at(result, self.start)
+        code.builder.insert(tile.StoreOp(value, self.args[result], where, checked))
 
     def finish(self, value: SSAValue) -> tile.KernelOp:
-        """Store the result, and the kernel that does."""
-        op, code = self.op, self.code
-        assert isa(op.result.type, TensorType[Attribute])
-        value = convert(code, value, op.result.type.element_type)
-        _, checked = tile_of(op.result.type, self.target)
-        where = self.at(op.result)
-        code.builder.insert(tile.StoreOp(value, self.args[op.result], where, checked))
-        code.builder.insert(tile.ReturnOp())
+        """Store the one result, and the kernel that does."""
+        (result,) = self.op.results
+        self.store(value, result)
+        values = [*self.op.operands, result]
+        return self.kernel([v for v in values if len(flex.tensor_shape(v)) > 3], {})
+
+    def kernel(
+        self, matrices: Sequence[SSAValue], attributes: dict[str, Attribute]
+    ) -> tile.KernelOp:
+        """The kernel around what was built, with what is known of its matrices."""
+        self.code.builder.insert(tile.ReturnOp())
         params = [ParamAttr(ParamKind.ARGUMENT, i) for i in range(len(self.block.args))]
-        known, facts = op.properties, ("alignment", "max_length")
-        attributes = {name: known[name] for name in facts if name in known}
-        values = [*op.operands, op.result]
-        attributes |= aligned(op, [v for v in values if len(flex.tensor_shape(v)) > 3])
+        known, facts = self.op.properties, ("alignment", "max_length")
+        attributes |= {name: known[name] for name in facts if name in known}
+        attributes |= aligned(self.op, matrices)
         return tile.KernelOp(
-            self.name, rows_grid(BLOCK), params, Region(self.block), attributes
+            self.name, rows_grid(self.rows), params, Region(self.block), attributes
         )
 
-
-def tile_of(
-    type_: TensorType[Attribute], target: str
-) -> tuple[tuple[int, ...], list[int]]:
-    """The tile of a program's rows, and along what it may stick out."""
-    if type_.get_num_dims() == 3:
-        return (BLOCK,), [0]
-    dim = type_.get_shape()[3]
-    padded = padded_head_dim(target, dim)
-    return (BLOCK, padded), [0] if padded == dim else [0, 1]
+    def tile_of(
+        self, type_: TensorType[Attribute]
+    ) -> tuple[tuple[int, ...], list[int]]:
+        """The tile of a program's rows, and along what it may stick out."""
+        if type_.get_num_dims() == 3:
+            return (self.rows,), [0]
+        dim = type_.get_shape()[3]
+        padded = padded_head_dim(self.target, dim)
+        return (self.rows, padded), [0] if padded == dim else [0, 1]
 
 
 def dots_kernel(op: flex.RowDotsOp, name: str, target: str) -> tile.KernelOp:

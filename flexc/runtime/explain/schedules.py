@@ -17,6 +17,11 @@ from flexc.runtime.schedules import Candidates, Schedule, candidates
 
 UNKNOWN = "the first call finds out"
 
+SPLIT = (
+    "the keys of each row are shared out among {} programs, as there are too few rows "
+    "to keep the GPU busy; a second kernel combines what they give"
+)
+
 
 @dataclass(frozen=True)
 class ScheduleFacts:
@@ -28,6 +33,8 @@ class ScheduleFacts:
     """The schedules that it may have."""
     rejected: tuple[str, ...]
     """Names of schedules, and why they were left."""
+    splits: int = 1
+    """Among how many programs the keys of each row are split."""
 
     @property
     def about(self) -> str:
@@ -42,7 +49,9 @@ class ScheduleFacts:
         return None if self.name is None else self.candidates.labelled(self.name)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """What was left, and why."""
+        """Whether keys are split, and what was left, and why."""
+        if self.splits > 1:
+            yield "split", SPLIT.format(self.splits)
         for reason in self.rejected:
             names, _, why = reason.partition(": ")
             yield f"not {names}", why
@@ -58,13 +67,17 @@ def schedule_of(subject: Subject, differentiated: bool) -> ScheduleFacts | None:
     compiled = compiled_for(subject, call)
     build, captures = compiled.build, subject.captures
     proofs = compiled.proofs(call.query, call.key, captures)
+    splits = call.splits(compiled, proofs)
+    if splits > 1:
+        compiled = compiled.split
+        build = compiled.build
     module = proofs.stated_in(compiled.attention.module)
     spec = known_spec(module, build)
     found = candidates(build, lambda: crowd_of(module, build))
     if spec is not None:
-        return ScheduleFacts(spec.schedule, found, spec.rejected)
+        return ScheduleFacts(spec.schedule, found, spec.rejected, splits)
     only = found.schedules[0].label if len(found.schedules) == 1 else None
-    return ScheduleFacts(only, found, found.rejected)
+    return ScheduleFacts(only, found, found.rejected, splits)
 
 
 def compiled_for(subject: Subject, call: Attention) -> Compiled:

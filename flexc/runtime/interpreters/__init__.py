@@ -32,7 +32,12 @@ from flexc.runtime.interpreters.tile import TileFunctions
 from flexc.runtime.interpreters.tile_approx import TileApproxFunctions
 from flexc.runtime.interpreters.values import as_value
 
-ENTRIES = ("attention", "attention_backward", "attention_jvp")
+ENTRIES = (
+    "attention",
+    "attention_backward",
+    "attention_jvp",
+    "combine_splits",
+)
 """The names of functions to run."""
 
 

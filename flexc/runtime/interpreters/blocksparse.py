@@ -22,10 +22,19 @@ from xdsl.ir import Region
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import blocksparse
-from flexc.runtime.interpreters.dense import Pairs, Problem, attend, evaluate_mask
+from flexc.runtime.interpreters.dense import (
+    Pairs,
+    Problem,
+    Share,
+    attend_splits,
+    evaluate_mask,
+)
 from flexc.runtime.interpreters.pair_sums import SumsProblem, sum_pairs
 
 OverSegments = blocksparse.AttentionOp | blocksparse.PairSumsOp
+
+
+WHOLE = Share()
 
 
 @register_impls
@@ -40,8 +49,11 @@ class BlockSparseFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: blocksparse.AttentionOp, args: PythonValues
     ) -> PythonValues:
         problem = Problem.of(op, args)
-        live = visited_pairs(interpreter, op, problem)
-        return attend(interpreter, op, problem, live, self.compute_dtype)
+
+        def live(share: Share) -> Tensor:
+            return visited_pairs(interpreter, op, problem, share=share)
+
+        return attend_splits(interpreter, op, problem, live, self.compute_dtype)
 
     @impl(blocksparse.PairSumsOp)
     def run_pair_sums(
@@ -59,13 +71,16 @@ def visited_pairs(
     problem: Pairs,
     transposed: bool = False,
     first_row: int = 0,
+    share: Share = WHOLE,
 ) -> Tensor:
-    """Where segments let a pair count."""
+    """Where segments let a pair count, those of a share of their iterations."""
     visits = torch.zeros(problem.shape, dtype=torch.int32)
     live = torch.zeros(problem.shape, dtype=torch.bool)
     for segment in op.segments.block.ops:
         assert isinstance(segment, blocksparse.SegmentOp)
-        run = SegmentRun(interpreter, op, segment, problem, transposed, first_row)
+        run = SegmentRun(
+            interpreter, op, segment, problem, transposed, first_row, share
+        )
         visited = run.visits()
         visits = visits + visited
         within = visited > 0
@@ -100,8 +115,10 @@ class SegmentRun:
         problem: Pairs,
         transposed: bool = False,
         first_row: int = 0,
+        share: Share = WHOLE,
     ):
         """Rows are keys if `transposed`; they start at `first_row`."""
+        self.share = share
         self.interpreter = interpreter
         self.segment = segment
         self.problem = problem
@@ -128,7 +145,7 @@ class SegmentRun:
     def columns(self, masked: bool | None) -> Tensor:
         """The columns that each block of rows visits, their number for none."""
         column_len = self.lengths[1]
-        begin, end = self.run(self.segment.bounds, 3)
+        begin, end = self.share.of(*self.run(self.segment.bounds, 3))
         count = int((end - begin).clamp(min=0).max()) if begin.numel() else 0
         i = begin[..., None] + torch.arange(count, dtype=torch.int32)
         used = (i < end[..., None])[..., None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -63,6 +63,26 @@ LENGTH_FACTS = ("q_len_multiple", "kv_len_multiple")
 
 
 @dataclass(frozen=True)
+class Share:
+    """One of several equal shares of a range; of what is left, the last have more."""
+
+    number: int = 0
+    count: int = 1
+
+    def of(self, begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+        """This share of ranges, which may be reversed: then there is nothing."""
+        length = (end - begin).clamp(min=0)
+        size, left = length // self.count, length % self.count
+        extra = self.number - (self.count - left)
+        first = begin + self.number * size + extra.clamp(min=0)
+        return first, first + size + (extra >= 0)
+
+
+def shares(count: int) -> list[Share]:
+    return [Share(number, count) for number in range(count)]
+
+
+@dataclass(frozen=True)
 class Problem(Pairs):
     """The operands of one attention op."""
 
@@ -72,12 +92,15 @@ class Problem(Pairs):
     scale: Tensor
     captures: Sequence[Tensor]
     tables: Sequence[Tensor]
+    splits: int | None = None
+    """Into how many splits the keys of each row are divided, if they are."""
 
     @classmethod
     def of(cls, op: AttentionLike, args: Sequence[Tensor]) -> Problem:
         query, key, value, scale, *rest = args
+        splits = None if op.splits is None else int(rest.pop())
         n = len(op.captures)
-        problem = cls(query, key, value, scale, rest[:n], rest[n:])
+        problem = cls(query, key, value, scale, rest[:n], rest[n:], splits)
         problem.verify_facts(op)
         return problem
 
@@ -104,6 +127,25 @@ def evaluate_mask(interpreter: Interpreter, mask_mod: Region, problem: Pairs) ->
     args = (*problem.indices, *problem.captures)
     (mask,) = interpreter.run_ssacfg_region(mask_mod, args, "mask_mod")
     return mask
+
+
+def attend_splits(
+    interpreter: Interpreter,
+    op: AttentionLike,
+    problem: Problem,
+    live: Callable[[Share], Tensor],
+    compute_dtype: torch.dtype | None,
+) -> tuple[Tensor, ...]:
+    """The op's results, of all splits: `live` says where pairs of a share count."""
+    if problem.splits is None:
+        return attend(interpreter, op, problem, live(Share()), compute_dtype)
+    found = [
+        attend(interpreter, op, problem, live(share), compute_dtype)
+        for share in shares(problem.splits)
+    ]
+    return tuple(
+        torch.stack(each, 1).flatten(0, 1) for each in zip(*found, strict=True)
+    )
 
 
 def attend(

@@ -15,8 +15,14 @@ from xdsl.interpreter import (
 )
 
 from flexc.dialects import flex
-from flexc.runtime.interpreters.dense import Pairs, Problem, attend, evaluate_mask
-from flexc.runtime.interpreters.values import dense_array
+from flexc.runtime.interpreters.dense import (
+    Pairs,
+    Problem,
+    Share,
+    attend_splits,
+    evaluate_mask,
+)
+from flexc.runtime.interpreters.values import dense_array, dtype_of
 
 
 @register_impls
@@ -31,8 +37,40 @@ class FlexFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: flex.AttentionOp, args: PythonValues
     ) -> PythonValues:
         problem = Problem.of(op, args)
-        live = live_pairs(interpreter, op, problem)
-        return attend(interpreter, op, problem, live, self.compute_dtype)
+        pairs = live_pairs(interpreter, op, problem)
+
+        def live(share: Share) -> Tensor:
+            # A lowering may share keys out in another way.
+            kv_idx = problem.indices[3]
+            ends = (torch.tensor(n, dtype=kv_idx.dtype) for n in (0, problem.shape[3]))
+            first, end = share.of(*ends)
+            return pairs & (kv_idx >= first) & (kv_idx < end)
+
+        return attend_splits(interpreter, op, problem, live, self.compute_dtype)
+
+    @impl(flex.CombineSplitsOp)
+    def run_combine_splits(
+        self, interpreter: Interpreter, op: flex.CombineSplitsOp, args: PythonValues
+    ) -> PythonValues:
+        outs, row_shift, log_sum, splits = args
+        outs, row_shift, log_sum = (
+            t.to(self.compute_dtype or t.dtype).unflatten(0, (-1, int(splits)))
+            for t in (outs, row_shift, log_sum)
+        )
+        # A split without pairs has any shift, and -inf for the logarithm.
+        lse = row_shift + log_sum
+        total = lse.logsumexp(1)
+        largest = torch.where(log_sum == -torch.inf, -torch.inf, row_shift).amax(1)
+        largest = torch.where(largest == -torch.inf, 0.0, largest)
+        weights = (row_shift - largest[:, None] + log_sum).exp()[..., None]
+        sums = torch.where(weights == 0, 0.0, weights * outs).sum(1)
+        whole = weights.sum(1)
+        out = sums / torch.where(whole == 0, 1.0, whole)
+        types = (op.out.type, op.lse.type)
+        return tuple(
+            result.to(dtype_of(type_.element_type))
+            for result, type_ in zip((out, total), types, strict=True)
+        )
 
 
 def live_pairs(

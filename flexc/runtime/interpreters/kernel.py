@@ -7,12 +7,12 @@ from itertools import product
 
 import torch
 from torch import Tensor
-from xdsl.dialects.builtin import MemRefType
+from xdsl.dialects.builtin import IntegerAttr, MemRefType
 from xdsl.interpreter import Interpreter
 from xdsl.ir import Attribute
 from xdsl.utils.exceptions import InterpretationError
 
-from flexc.dialects.tile import KernelOp, ParamAttr, ParamKind
+from flexc.dialects.tile import GRID_OF, KernelOp, ParamAttr, ParamKind
 from flexc.runtime.interpreters.schedule import program
 from flexc.runtime.interpreters.tile import PROGRAM, TileFunctions
 from flexc.runtime.interpreters.values import as_value, dtype_of
@@ -35,8 +35,12 @@ def run_kernel(
 def run_programs(
     interpreter: Interpreter, kernel: KernelOp, call: Sequence[object]
 ) -> None:
-    """Run every program, one after the other; the grid is that of the first tensor."""
-    first = call[0]
+    """Run every program, one after the other.
+
+    The grid is that of the first tensor, or of the one that `grid_of` says.
+    """
+    number = kernel.attributes.get(GRID_OF)
+    first = call[number.value.data if isinstance(number, IntegerAttr) else 0]
     if not isinstance(first, Tensor):
         raise InterpretationError("expected a tensor as the first argument")
     values = tuple(

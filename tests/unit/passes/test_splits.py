@@ -1,0 +1,197 @@
+"""Rows that are split along their keys, and combined, mean what whole ones did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
+
+from flexc.dialects.tile import KernelOp
+from flexc.frontend.capture import capture_mods
+from flexc.frontend.combine_module import build_combine_module
+from flexc.frontend.import_graph import AttentionCall, build_attention_module
+from flexc.passes import pipelines
+from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.pipelines import Target
+from flexc.runtime.arguments import split_block_mask
+from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.interpreters import run_module
+from flexc.runtime.options import NO_OPTIONS
+from tests.reference import Reference, attention
+from tests.unit.passes.test_one_loop import MASKS, SCORES, Call
+
+BLOCK_N = 32
+
+HUGE = {"masked": lambda s, b, h, q, k: torch.where(k % 7 == q % 7, s, -1e30)}
+"""A mod that people mask with: some rows have nothing but that."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A call that is split: how it is lowered, and what it should give."""
+
+    attention: ModuleOp
+    combine: ModuleOp
+    args: list[Any]
+    exact: Reference
+
+    @classmethod
+    def of(cls, call: Call) -> Split:
+        query, key, value = call.inputs()
+        score_mod, mask_mod = {**SCORES, **HUGE}[call.score], MASKS[call.mask]
+        block_mask = None
+        if call.tables:
+            assert mask_mod is not None
+            block_mask = create_block_mask(
+                mask_mod, 2, None, call.q_len, call.kv_len, "cpu", BLOCK_SIZE=128
+            )
+        given = (block_mask, None) if call.tables else (None, mask_mod)
+        mask, tables = split_block_mask(*given, query, key)
+        signature = read_signature(score_mod, mask, query.device)
+        made = Attention(
+            query, key, value, 0.25, tables, signature, Outputs(), "triton", NO_OPTIONS
+        )
+        mods = capture_mods(signature, made.score_dtype)
+        build = replace(made.build().call, split=True)
+        found = build_attention_module(mods.score, mods.mask, build)
+        args = [query, key, value, 0.25, *found.arguments(signature.captures)]
+        args += [] if tables is None else tables.tensors
+        exact = attention(
+            query, key, value, score_mod, mask_mod, scale=0.25, enable_gqa=True
+        )
+        return cls(found.module, build_combine_module(build), args, exact)
+
+    def results(self, splits: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Room for the outputs of splits, and for those of the call."""
+        query, _, value = self.args[:3]
+        b, h, q_len = query.shape[:3]
+        shape = (b * splits, h, q_len)
+        parts = [filled(*shape, value.size(3)), filled(*shape), filled(*shape)]
+        out = filled(b, h, q_len, value.size(3)).to(query.dtype)
+        return parts, [out, filled(b, h, q_len)]
+
+    def run(self, splits: int) -> list[Tensor]:
+        """What splits give, combined; each as a function or as a kernel."""
+        parts, results = self.results(splits)
+        found = run_module(self.attention, self.given(self.attention, splits, parts))
+        assert not any(t.isnan().any() for t in found)
+        combined = [*found, splits, *(results if has_kernel(self.combine) else [])]
+        return run_module(self.combine, combined)
+
+    def given(self, module: ModuleOp, splits: int, parts: list[Tensor]) -> list[Any]:
+        return [*self.args, splits, *(parts if has_kernel(module) else [])]
+
+    def check(self, splits: int) -> None:
+        out, lse = self.run(splits)
+        for got, want in ((out, self.exact.out), (lse, self.exact.lse)):
+            torch.testing.assert_close(got.double(), want, atol=4e-3, rtol=4e-3)
+
+
+def has_kernel(module: ModuleOp) -> bool:
+    return any(isinstance(op, KernelOp) for op in module.ops)
+
+
+def filled(*shape: int) -> Tensor:
+    return torch.full(shape, torch.nan)
+
+
+def lowering(target: Target) -> tuple[ModulePass, ...]:
+    """All passes up to kernels that are interpreted."""
+    convert = ConvertFlexToBlocksparsePass(target, block_m=128, block_n=BLOCK_N)
+    common = (*pipelines.to_blocksparse(convert), *pipelines.to_tile(target))
+    return (*common, *rest(target))
+
+
+def rest(target: Target) -> tuple[ModulePass, ...]:
+    return pipelines.to_schedule() if target == "gluon" else pipelines.to_triton()
+
+
+CALLS = {
+    "dense": Call("none"),
+    "dense-odd": Call("none", q_len=130, kv_len=333),
+    "one-key": Call("none", "cap", q_len=3, kv_len=1),
+    "one-query": Call("none", "bias", q_len=1, kv_len=300),
+    "causal": Call("causal"),
+    "causal-odd": Call("causal", "bias", q_len=200, kv_len=301),
+    "causal-tables-odd": Call("causal", "cap", q_len=333, kv_len=333, tables=True),
+    "window": Call("window", q_len=384, kv_len=384),
+    "sinks": Call("sinks", q_len=384, kv_len=384),
+    "documents": Call("documents", q_len=384, kv_len=384, tables=True),
+    "captured-tables": Call("captured", q_len=200, kv_len=301, tables=True),
+    "lengths": Call("lengths", q_len=200, kv_len=301),
+    "empty-rows": Call("empty_rows", q_len=390, kv_len=384),
+    "empty-rows-tables": Call("empty_rows", q_len=390, kv_len=399, tables=True),
+    "scores-that-mask": Call("none", "masked", q_len=9, kv_len=300),
+    "head-dims": Call("causal", head_dim=96, value_dim=64, dtype=torch.bfloat16),
+}
+
+LOWERED = (
+    "one-query",
+    "causal-odd",
+    "causal-tables-odd",
+    "lengths",
+    "empty-rows-tables",
+    "scores-that-mask",
+    "head-dims",
+)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_before_lowering(call: Call) -> None:
+    split = Split.of(call)
+    for splits in (1, 2, 7, 40):
+        split.check(splits)
+
+
+@pytest.mark.parametrize("target", ["triton", "gluon"])
+@pytest.mark.parametrize("name", LOWERED)
+def test_lowered(name: str, target: Target) -> None:
+    """With more splits than blocks, too: some see none of a row's keys."""
+    split = Split.of(CALLS[name])
+    for each in lowering(target):
+        each.apply(Context(), split.attention)
+        split.attention.verify()
+        if each.name == "blocksparse-merge-segments":
+            split.check(13)
+    split.check(7)
+
+
+@pytest.mark.parametrize("splits", [1, 5, 8, 19])
+def test_combining_kernel(splits: int) -> None:
+    """Some rows are empty, some splits of others are."""
+    call = replace(CALLS["empty-rows"], q_len=230, kv_len=300, value_dim=24)
+    split = Split.of(call)
+    pipelines.run(lowering("triton"), Context(), split.combine)
+    split.combine.verify()
+    split.check(splits)
+
+
+def test_splits_without_pairs_weigh_nothing() -> None:
+    """Whatever their output and their shift are."""
+    call = AttentionCall(torch.float32, 8, 8, split=True)
+    outs, shift, log_sum = (
+        torch.randn(3, 1, 4, 8),
+        torch.randn(3, 1, 4),
+        torch.randn(3, 1, 4),
+    )
+    log_sum[1], outs[1] = -torch.inf, torch.nan
+    shift[1, :, :2], shift[1, :, 2:] = -torch.inf, -50.0
+    log_sum[:, :, 3] = -torch.inf
+    for passes in ((), lowering("triton")):
+        module = build_combine_module(call)
+        pipelines.run(passes, Context(), module)
+        room = [filled(1, 1, 4, 8), filled(1, 1, 4)] if passes else []
+        out, lse = run_module(module, [outs, shift, log_sum, 3, *room])
+        want = (shift + log_sum)[::2].logsumexp(0, keepdim=True)
+        torch.testing.assert_close(lse, want)
+        weights = (shift + log_sum - want).exp()[::2, ..., None]
+        found = (weights * outs[::2]).sum(0, keepdim=True)
+        torch.testing.assert_close(out[:, :, :3], found[:, :, :3])
+        assert (out[:, :, 3] == 0).all()

@@ -1,0 +1,125 @@
+"""Which calls are split along their keys, into how many splits, and who is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.explain.calls import explain_mask
+from flexc.runtime.options import NO_OPTIONS
+from flexc.runtime.splits import MAX_BYTES, MIN_BLOCKS, Gpu, choose_splits, cost
+
+H100 = Gpu(132)
+CPU = torch.device("cpu")
+
+
+def splits(tiles: int, blocks: int, bytes_each: int = 1) -> int:
+    return choose_splits(tiles, H100, blocks, bytes_each)
+
+
+def test_calls_that_fill_the_gpu_are_left_alone() -> None:
+    for tiles in (132, 133, 1320):
+        assert splits(tiles, 1 << 20) == 1
+
+
+def test_few_tiles_of_many_blocks_are_shared_out() -> None:
+    assert splits(32, 1024) == 4
+    assert splits(8, 1024) == 16
+    assert 33 <= splits(1, 1024) <= 132
+
+
+def test_more_rounds_may_leave_less_idle() -> None:
+    """70 tiles in two rounds of three splits, of which only the last has room."""
+    found = splits(70, 1024)
+    assert found > 2
+    assert cost(70, H100, 1024, found) < cost(70, H100, 1024, 2)
+
+
+def test_programs_that_share_a_multiprocessor() -> None:
+    """They are as many as have room; one for each is enough not to be split."""
+    assert choose_splits(32, Gpu(132, residents=4), 1024, 1) == 16
+    assert choose_splits(132, Gpu(132, residents=4), 1024, 1) == 1
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 4, 7, 8, 12])
+def test_few_blocks_are_not_worth_a_second_kernel(blocks: int) -> None:
+    assert splits(4, blocks) == 1
+
+
+@pytest.mark.parametrize("tiles", [1, 5, 60, 131])
+@pytest.mark.parametrize("blocks", [8, 50, 333, 5000])
+def test_the_best_that_is_allowed(tiles: int, blocks: int) -> None:
+    found = splits(tiles, blocks)
+    assert found == 1 or blocks // found >= MIN_BLOCKS
+    assert cost(tiles, H100, blocks, found) <= cost(tiles, H100, blocks, 1)
+
+
+def test_memory_is_bounded() -> None:
+    assert splits(8, 1024, MAX_BYTES // 3) <= 3
+    assert splits(8, 1024, 2 * MAX_BYTES) == 1
+
+
+def call(
+    q_len: int = 1, kv_len: int = 8192, heads: int = 32, **changes: Any
+) -> Attention:
+    """A call of the Triton backend, of zeros that take no memory."""
+
+    def zeros(length: int) -> torch.Tensor:
+        zero = torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16)
+        return zero.expand(1, heads, length, 128)
+
+    key = zeros(kv_len)
+    made = Attention(
+        zeros(q_len), key, key, 0.1, None, read_signature(None, None, CPU), Outputs(),
+        "triton", NO_OPTIONS,
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def splits_of(made: Attention) -> int:
+    compiled = made.compiled()
+    captures = compiled.attention.arguments(made.signature.captures)
+    return made.splits(compiled, compiled.proofs(made.query, made.key, captures))
+
+
+def test_decoding_is_split() -> None:
+    assert splits_of(call()) == 4
+    assert splits_of(call(heads=8)) > 4
+    assert splits_of(call(outputs=Outputs(lse=True))) == 4
+
+
+def test_what_is_not_split() -> None:
+    assert splits_of(call(heads=132)) == 1
+    assert splits_of(call(q_len=8192)) == 1
+    assert splits_of(call(kv_len=512)) == 1
+    assert splits_of(call(backend="cpp")) == 1
+    assert splits_of(call(outputs=Outputs(max_scores=True))) == 1
+    assert splits_of(call(outputs=Outputs(lse=True, lse_parts=True))) == 1
+
+
+def test_one_kernel_serves_any_number_of_splits() -> None:
+    """And calls that ask for log-sum-exp, which the second kernel writes."""
+    few, many = call(), call(q_len=3, kv_len=131_072, heads=4)
+    assert few.compiled().split.build == many.compiled().split.build
+    asking = call(outputs=Outputs(lse=True))
+    assert asking.compiled().split.build == few.compiled().split.build
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="explains an absent GPU")
+def test_explain_tells_of_splits() -> None:
+    def everything(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return kv_idx >= 0
+
+    sizes: dict[str, Any] = {"H": 8, "device": "cuda", "head_dim": 128}
+    few = explain_mask(everything, Q_LEN=1, KV_LEN=65_536, **sizes)
+    assert few.schedule is not None
+    assert few.schedule.splits == 16
+    assert "shared out among 16 programs" in str(few).replace("\n", " ")
+    many = explain_mask(everything, Q_LEN=8192, KV_LEN=8192, **sizes)
+    assert many.schedule is not None
+    assert many.schedule.splits == 1
+    assert "shared out" not in str(many)
