@@ -45,7 +45,14 @@ from flexc.runtime.mask_reading import MaskReading, read_mask
 from flexc.runtime.modes import unseen
 from flexc.runtime.options import NO_OPTIONS, is_interpreting
 from flexc.runtime.proofs import Proofs, Prover, attention_of
-from flexc.runtime.schedules import SIMPLE, TRITON, Schedule, choose, preferred
+from flexc.runtime.schedules import (
+    SIMPLE,
+    TRITON,
+    Schedule,
+    candidates,
+    choose,
+    preferred,
+)
 
 PACKAGE = Path(flexc.__file__).parent
 
@@ -85,11 +92,12 @@ class Compiled:
         return self._masks[proofs]
 
     def tile(self, proofs: Proofs) -> TileSizes:
-        """The tile of the kernel for such calls, if the best schedule can be had."""
+        """The tile of a GPU's kernel for such calls, if the best can be had."""
         if proofs not in self._tiles:
-            module = proofs.stated_in(self.attention.module)
+            module = proofs.stated_in(self.attention.module).clone()
             pipelines.run(pipelines.to_simple_flex(), Context(), module)
-            convert = convert_for(self.build)
+            found = candidates(self.build, lambda: crowd_of(module, self.build))
+            convert = convert_for(self.build, found.schedules[0])
             self._tiles[proofs] = convert.tile_sizes(attention_of(module))
         return self._tiles[proofs]
 
