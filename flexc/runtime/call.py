@@ -117,7 +117,7 @@ class Attention:
             run_eagerly(compiled, args, wanted)
             return
         proofs = compiled.proofs(self.query, self.key, captures)
-        splits = self.splits(compiled, proofs)
+        splits = call.splits(compiled, proofs)
         if splits > 1:
             self.execute_split(compiled, proofs, args, results, splits)
             return
@@ -128,7 +128,8 @@ class Attention:
         """Into how many splits the keys of each row are divided; 1 if they are not.
 
         Derivatives need more of lse than is left of it, and the largest score is not
-        known of a split.
+        known of a split. How many blocks a band has is not known here, and they are
+        few.
         """
         asked = self.outputs.max_scores or self.outputs.lse_parts
         if self.backend != "triton" or asked:
@@ -137,13 +138,24 @@ class Attention:
         count = multiprocessors(self.query.device)
         if b * h >= count or self.key.size(2) <= LENGTH_MULTIPLE:
             return 1
-        tile = compiled.tile(proofs)
+        rows = compiled.rows(proofs)
+        if rows.banded and self.tables is None:
+            return 1
+        tile = rows.tile
         return choose_splits(
             b * h * -(-q_len // tile.block_m),
             Gpu(count, tile.residents),
-            -(-self.key.size(2) // tile.block_n),
+            -(-self.most_keys() // tile.block_n),
             b * h * q_len * self.value.size(3) * self.score_dtype.itemsize,
         )
+
+    def most_keys(self) -> int:
+        """How many keys a row may see: those that its tables have room for."""
+        kv_len = self.key.size(2)
+        if self.tables is None:
+            return kv_len
+        blocks = sum(indices.size(-1) for indices in self.tables.tensors[1::2])
+        return min(kv_len, blocks * self.tables.block_size[1])
 
     def execute_split(
         self,

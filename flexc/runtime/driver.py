@@ -10,7 +10,7 @@ import hashlib
 import os
 import platform
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from importlib.metadata import version
 from io import StringIO
@@ -37,6 +37,8 @@ from flexc.frontend.import_graph import (
 from flexc.passes import pipelines
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
+from flexc.passes.segments.segment_builder import has_band
+from flexc.passes.segments.subject import SegmentSubject
 from flexc.passes.tile_sizes import TileSizes
 from flexc.runtime.build import Build
 from flexc.runtime.cache import load_text, store_text
@@ -62,6 +64,16 @@ counters: Counter[str] = Counter()
 _kernels: dict[str, Kernel] = {}
 
 
+@dataclass(frozen=True)
+class Rows:
+    """What a program of a GPU's kernel does, as far as that is known before it runs."""
+
+    tile: TileSizes
+    """Its tile, if the best schedule can be had."""
+    banded: bool
+    """Its rows see a band of columns, however many there are, and few besides."""
+
+
 class Compiled:
     """Traced mods, their `flex` module, and kernels for what is proved of calls."""
 
@@ -75,7 +87,7 @@ class Compiled:
         """What is proved of a call with a query, a key and capture arguments."""
         self._kernels: dict[Proofs, Kernel] = {}
         self._masks: dict[Proofs, MaskReading] = {}
-        self._tiles: dict[Proofs, TileSizes] = {}
+        self._rows: dict[Proofs, Rows] = {}
 
     def kernel(self, proofs: Proofs) -> Kernel:
         """The kernel for calls of which that was proved."""
@@ -91,15 +103,17 @@ class Compiled:
             self._masks[proofs] = read_mask(module, convert_for(self.build))
         return self._masks[proofs]
 
-    def tile(self, proofs: Proofs) -> TileSizes:
-        """The tile of a GPU's kernel for such calls, if the best can be had."""
-        if proofs not in self._tiles:
+    def rows(self, proofs: Proofs) -> Rows:
+        """What a program of a GPU's kernel does for such calls."""
+        if proofs not in self._rows:
             module = proofs.stated_in(self.attention.module).clone()
             pipelines.run(pipelines.to_simple_flex(), Context(), module)
             found = candidates(self.build, lambda: crowd_of(module, self.build))
             convert = convert_for(self.build, found.schedules[0])
-            self._tiles[proofs] = convert.tile_sizes(attention_of(module))
-        return self._tiles[proofs]
+            op = attention_of(module)
+            banded = has_band(SegmentSubject.of(op))
+            self._rows[proofs] = Rows(convert.tile_sizes(op), banded)
+        return self._rows[proofs]
 
     @cached_property
     def split(self) -> Compiled:

@@ -36,11 +36,12 @@ def tile_order(ranges: KeyRanges) -> TileOrder | None:
 
 def is_band(ranges: KeyRanges) -> bool:
     """Whether both ends of what rows see move with them, as those of a window do."""
-    return tile_order(ranges) is None and all(
-        any(direction(e.term) for e in ends)
-        for r in ranges.live
-        for ends in (r.lows, r.highs)
-    )
+    return tile_order(ranges) is None and all(moves(r) for r in ranges.live)
+
+
+def moves(keys: KeyRange) -> bool:
+    """Whether both ends of a range move with the rows."""
+    return all(any(direction(e.term) for e in ends) for ends in (keys.lows, keys.highs))
 
 
 def _growth(keys: KeyRange) -> int:

@@ -19,7 +19,12 @@ from flexc.dialects import flex
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
 from flexc.passes.analysis.proof import Proven
 from flexc.passes.scalar_code import ScalarCode
-from flexc.passes.segments.mask_segments import MaskSegments, is_band, tile_order
+from flexc.passes.segments.mask_segments import (
+    MaskSegments,
+    is_band,
+    moves,
+    tile_order,
+)
 from flexc.passes.segments.subject import SegmentSubject
 from flexc.passes.tile_sizes import PAIRED, TileSizes
 
@@ -65,6 +70,12 @@ def is_banded(subject: SegmentSubject) -> bool:
     """Whether rows see a band of columns."""
     ranges = subject.ranges(PAIRED.block_m, PAIRED.block_n)
     return isinstance(ranges, Proven) and is_band(ranges.value)
+
+
+def has_band(subject: SegmentSubject) -> bool:
+    """Whether a band is among what rows see, as the window beside sinks is."""
+    ranges = subject.ranges(PAIRED.block_m, PAIRED.block_n)
+    return isinstance(ranges, Proven) and any(moves(r) for r in ranges.value.live)
 
 
 def range_segments(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from flexc.runtime.arguments import Tables
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.explain.calls import explain_mask
 from flexc.runtime.options import NO_OPTIONS
@@ -99,6 +100,19 @@ def test_what_is_not_split() -> None:
     assert splits_of(call(backend="cpp")) == 1
     assert splits_of(call(outputs=Outputs(max_scores=True))) == 1
     assert splits_of(call(outputs=Outputs(lse=True, lse_parts=True))) == 1
+
+
+def test_rows_that_see_few_keys_are_not_split() -> None:
+    """Of a band; and of tables that have no room for more."""
+
+    def window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (kv_idx >= q_idx + 8000) & (kv_idx <= q_idx + 8100)
+
+    assert splits_of(call(signature=read_signature(None, window, CPU))) == 1
+    num, wide = torch.ones(1, 32, 1).int(), torch.zeros(1, 32, 1, 64).int()
+    for columns, splits in ((1, 1), (64, 4)):
+        tables = Tables((num, wide[..., :columns]), (128, 128))
+        assert splits_of(call(tables=tables)) == splits
 
 
 def test_one_kernel_serves_any_number_of_splits() -> None:
