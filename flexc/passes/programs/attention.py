@@ -41,7 +41,7 @@ class AttentionProgram(ProgramBuilder):
 
     op: blocksparse.AttentionOp
 
-    split: Split | None = None
+    key_split: Split | None = None
     """Which keys of its rows this program sees, if not all."""
 
     def __init__(self, op: blocksparse.AttentionOp, name: str, target: str):
@@ -60,7 +60,7 @@ class AttentionProgram(ProgramBuilder):
             op.score_type,
             op.scale_positive is not None and not exact,
         )
-        self.split = self.split_score(exact)
+        self.split = self.split_score(exact or op.splits is not None)
 
     def split_score(self, exact: bool) -> SplitScore | None:
         """Terms of rows apart from the scores, where that is worth it and as good.
@@ -90,8 +90,8 @@ class AttentionProgram(ProgramBuilder):
         for segment in self.segments():
             state = self.loop(segment, self.place, state, step)
         self.store(checked, softmax, SoftmaxState.of(state))
-        split = {} if self.split is None else grid_of(self.op.out, self.op)
-        return self.kernel(self.summary() | split)
+        grid = {} if self.key_split is None else grid_of(self.op.out, self.op)
+        return self.kernel(self.summary() | grid)
 
     def summary(self) -> dict[str, Attribute]:
         """What the header of the emitted source says that it computes."""
@@ -116,8 +116,8 @@ class AttentionProgram(ProgramBuilder):
         b, h, m_block = self.tile_position(q_len, q_heads)
         self.result_b = b
         if self.op.splits is not None:
-            self.split = Split.of(code, b, self.args[self.op.splits])
-            b = self.split.b
+            self.key_split = Split.of(code, b, self.args[self.op.splits])
+            b = self.key_split.b
         # As h / (q_heads / kv_heads), with one division in place of two.
         self.kv_h = code.div(code.mul(h, kv_heads), q_heads, "kv_h")
         q_start = code.mul(m_block, code.const(self.block_m), "q_start")
@@ -125,9 +125,9 @@ class AttentionProgram(ProgramBuilder):
 
     def share(self, begin: SSAValue, end: SSAValue) -> tuple[SSAValue, SSAValue]:
         """The iterations of a segment that this program runs: its split's, if any."""
-        if self.split is None:
+        if self.key_split is None:
             return begin, end
-        return self.split.share(self.code, begin, end)
+        return self.key_split.share(self.code, begin, end)
 
     def softmax(self) -> OnlineSoftmax:
         """The softmax takes in the factor that the scores left out."""
