@@ -21,7 +21,7 @@ from bench.gpu.cells import Cell
 from bench.gpu.measure import Measured, measure
 from bench.gpu.options import cells_of, parser
 from bench.gpu.problem import DTYPES, Setup
-from bench.gpu.results import Results, machine, path_of, stored
+from bench.gpu.results import FOLDER, Results, machine, path_of, stored
 from bench.gpu.warm import warm_up
 
 WARMED = 0.6
@@ -86,10 +86,13 @@ def draw(results: Results, path: Path) -> None:
         print(f"no plot was drawn: {error}; `--plot {path}` draws it elsewhere")
 
 
-def show(path: Path) -> int:
-    """Print and draw what was measured before."""
+def show(path: Path, folder: Path | None = None) -> int:
+    """Print what was measured before, and draw it: beside its file, or in a folder."""
     results = Results.load(path)
     print(report.table(results))
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / path.name
     draw(results, path)
     return 0
 
@@ -104,7 +107,8 @@ def merge(source: Path, folder: Path) -> int:
 def main(args: Sequence[str] | None = None) -> int:
     options = parser().parse_args(args)
     if options.plot:
-        return show(options.plot)
+        elsewhere = options.results != FOLDER
+        return show(options.plot, options.results if elsewhere else None)
     if options.merge:
         return merge(options.merge, options.results)
     if not torch.cuda.is_available():
