@@ -48,9 +48,15 @@ class ShiftedSoftmax(OnlineSoftmax):
         return SoftmaxState.of([code.insert(rows), code.insert(acc)])
 
     def update(
-        self, code: ScalarCode, state: SoftmaxState, x: SSAValue, v: SSAValue
+        self,
+        code: ScalarCode,
+        state: SoftmaxState,
+        x: SSAValue,
+        v: SSAValue,
+        term: SSAValue | None = None,
     ) -> SoftmaxState:
-        """Take in the scores of one block of keys and its values."""
+        """Take in the scores of one block of keys, terms of rows included."""
+        assert term is None
 
         def weight(c: ScalarCode, x: SSAValue, factor: SSAValue) -> SSAValue:
             return exp2_fma(c, x, factor, c.const(self.shift, x.type))
