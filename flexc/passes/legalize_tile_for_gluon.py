@@ -105,7 +105,14 @@ class LegalizeTileForGluonPass(ModulePass):
 
 
 def legalize(kernel: tile.KernelOp) -> None:
+    """Refuse what was given no schedule; then spell what is left."""
+    has_roles = any(isinstance(op, schedule.RolesOp) for op in kernel.walk())
     for op in kernel.walk():
+        if isinstance(op, UNSCHEDULED) and not has_roles:
+            raise ScheduleError(
+                "the kernel has no roles: these need inputs of 16 bits, head dims up "
+                f"to 256 and rows in parts of 64; without them {op.name} has no place"
+            )
         if isinstance(op, UNSCHEDULED):
             raise ScheduleError(f"a schedule has no place for {op.name}")
     DescriptorMaker(kernel).run()
