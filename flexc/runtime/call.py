@@ -127,12 +127,12 @@ class Attention:
     def splits(self, compiled: Compiled, proofs: Proofs) -> int:
         """Into how many splits the keys of each row are divided; 1 if they are not.
 
-        Derivatives need more of lse than is left of it, and the largest score is not
-        known of a split. How many blocks a band has is not known here, and they are
-        few.
+        They are where that is asked for and gains something. Derivatives need more of
+        lse than is left of it, and the largest score is not known of a split. How many
+        blocks a band has is not known here, and they are few.
         """
         asked = self.outputs.max_scores or self.outputs.lse_parts
-        if self.backend != "triton" or asked:
+        if self.backend != "triton" or asked or not self.tiles.split_keys:
             return 1
         b, h, q_len, _ = self.query.shape
         count = multiprocessors(self.query.device)

@@ -75,6 +75,8 @@ def flex_attention(
             the tile; options that steer torch's own templates are ignored.
             `{"schedule": "overlap"}`, "simple" or "triton" asks a GPU for one way to
             share the work among warps, or raises ScheduleError (see the README).
+            `{"split_keys": True}` lets a GPU share out a row's keys among programs
+            where a call has too few to fill it, as in decoding.
             `{"deterministic": True}` asks for gradients of equal bits at every run, as
             `torch.use_deterministic_algorithms(True)` does for all calls.
         return_aux: `AuxRequest(lse=..., max_scores=...)`: also return an AuxOutput.

@@ -59,6 +59,13 @@ SCHEDULE_NAMES = ("overlap", "simple", "triton")
 """What it may be; `flexc.runtime.schedules` says what they are."""
 
 
+SPLIT_KEYS = "split_keys"
+"""The option that lets a GPU share out a row's keys among programs.
+
+It is off unless asked for: the kernels were checked without a GPU only.
+"""
+
+
 @dataclass(frozen=True)
 class TileOptions:
     """A user's choice of tile and schedule; None leaves it to the compiler."""
@@ -68,10 +75,11 @@ class TileOptions:
     num_warps: int | None = None
     num_stages: int | None = None
     schedule: str | None = None
+    split_keys: bool | None = None
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """All but the schedule, as passes name them."""
+        """Those that are sizes, as passes name them."""
         return {name: getattr(self, name) for name in TILE_OPTIONS.values()}
 
 
@@ -111,7 +119,7 @@ def read_choices(backend: str, kernel_options: Mapping[str, Any] | None) -> Choi
 
 def kernel_options(choices: Choices) -> dict[str, Any]:
     """The options that `read_choices` reads these from, besides the backend."""
-    names = {**TILE_OPTIONS, SCHEDULE: SCHEDULE}
+    names = {**TILE_OPTIONS, SCHEDULE: SCHEDULE, SPLIT_KEYS: SPLIT_KEYS}
     tiles = {k: getattr(choices.tiles, v) for k, v in names.items()}
     chosen: dict[str, Any] = {k: v for k, v in tiles.items() if v is not None}
     if choices.deterministic:
@@ -163,8 +171,11 @@ def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
         if key == SCHEDULE:
             chosen[SCHEDULE] = read_schedule(value)
             continue
+        if key == SPLIT_KEYS:
+            chosen[SPLIT_KEYS] = read_flag(SPLIT_KEYS, value)
+            continue
         if name not in TILE_OPTIONS:
-            own = (*TILE_OPTIONS, SCHEDULE, DETERMINISTIC)
+            own = (*TILE_OPTIONS, SCHEDULE, SPLIT_KEYS, DETERMINISTIC)
             known = ", ".join([*own, *sorted(IGNORED_OPTIONS)])
             raise OptionError(f"kernel_options expects keys among {known}, got {key!r}")
         if type(value) is not int or not 1 <= value <= MAX_OPTION:

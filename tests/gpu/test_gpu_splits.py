@@ -19,6 +19,8 @@ from tests.reference import attention
 
 pytestmark = pytest.mark.gpu
 
+SPLIT: dict[str, Any] = {"split_keys": True}
+
 QKV = tuple[Tensor, Tensor, Tensor]
 
 DECODING = Sizes(batch=2, heads=8, kv_heads=2, q_len=1, kv_len=5000, head_dim=128)
@@ -54,8 +56,7 @@ def attend(
         assert mask_mod is not None
         made = create_block_mask(mask_mod, b, h, q_len, qkv[1].size(2), "cuda")
         given = {"block_mask": made}
-    if schedule is not None:
-        given["kernel_options"] = {"schedule": schedule}
+    given["kernel_options"] = SPLIT | ({"schedule": schedule} if schedule else {})
     with torch.no_grad(), poisoned():
         result: Any = flexc.flex_attention(
             *qkv, score_mod, enable_gqa=True, return_aux=AuxRequest(lse=True), **given
@@ -150,10 +151,12 @@ def test_what_is_differentiated(chosen: list[int]) -> None:
     """Where there is a score mod, derivatives need lse in two parts."""
     qkv, mods = inputs(DECODING, torch.bfloat16), mods_of("alibi", DECODING)
     q, k, v = (x.clone().requires_grad_() for x in qkv)
-    out: Any = flexc.flex_attention(q, k, v, mods[0], enable_gqa=True)
+    out: Any = flexc.flex_attention(
+        q, k, v, mods[0], enable_gqa=True, kernel_options=SPLIT
+    )
     assert not chosen
     torch.autograd.grad(out.float().square().sum(), (q, k, v))
-    out = flexc.flex_attention(q, k, v, enable_gqa=True)
+    out = flexc.flex_attention(q, k, v, enable_gqa=True, kernel_options=SPLIT)
     assert chosen[-1] > 1
     got = torch.autograd.grad(out.float().square().sum(), (q, k, v))
     wide = [x.double().requires_grad_() for x in qkv]
@@ -171,7 +174,9 @@ def test_graphs_of_launches(chosen: list[int]) -> None:
 
     def run() -> Any:
         with torch.no_grad():
-            return flexc.flex_attention(*qkv, mask_mod=mods[1], enable_gqa=True)
+            return flexc.flex_attention(
+                *qkv, mask_mod=mods[1], enable_gqa=True, kernel_options=SPLIT
+            )
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -194,7 +199,7 @@ def test_explain_tells() -> None:
 
     def run() -> Any:
         with torch.no_grad():
-            return flexc.flex_attention(*qkv, enable_gqa=True)
+            return flexc.flex_attention(*qkv, enable_gqa=True, kernel_options=SPLIT)
 
     run()
     (found,) = flexc.explain(run)

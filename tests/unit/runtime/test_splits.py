@@ -10,8 +10,9 @@ import torch
 
 from flexc.runtime.arguments import Tables
 from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.explain import calls as explain_calls
 from flexc.runtime.explain.calls import explain_mask
-from flexc.runtime.options import NO_OPTIONS
+from flexc.runtime.options import NO_OPTIONS, TileOptions
 from flexc.runtime.splits import MAX_BYTES, MIN_BLOCKS, Gpu, choose_splits, cost
 
 H100 = Gpu(132)
@@ -76,7 +77,7 @@ def call(
     key = zeros(kv_len)
     made = Attention(
         zeros(q_len), key, key, 0.1, None, read_signature(None, None, CPU), Outputs(),
-        "triton", NO_OPTIONS,
+        "triton", TileOptions(split_keys=True),
     )  # fmt: skip
     return replace(made, **changes)
 
@@ -98,6 +99,7 @@ def test_what_is_not_split() -> None:
     assert splits_of(call(q_len=8192)) == 1
     assert splits_of(call(kv_len=512)) == 1
     assert splits_of(call(backend="cpp")) == 1
+    assert splits_of(call(tiles=NO_OPTIONS)) == 1
     assert splits_of(call(outputs=Outputs(max_scores=True))) == 1
     assert splits_of(call(outputs=Outputs(lse=True, lse_parts=True))) == 1
 
@@ -124,7 +126,9 @@ def test_one_kernel_serves_any_number_of_splits() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="explains an absent GPU")
-def test_explain_tells_of_splits() -> None:
+def test_explain_tells_of_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain_calls, "NO_OPTIONS", TileOptions(split_keys=True))
+
     def everything(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return kv_idx >= 0
 

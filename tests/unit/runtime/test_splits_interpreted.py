@@ -62,6 +62,7 @@ def test_split_and_combined(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 enable_gqa=True,
                 return_aux=AuxRequest(lse=True),
                 backend="triton",
+                kernel_options={"split_keys": True},
             )
         out, extra = result
         for got, want in ((out, exact.out), (extra.lse, exact.lse)):
