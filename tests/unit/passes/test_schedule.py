@@ -22,8 +22,8 @@ from flexc.runtime.options import NO_OPTIONS
 from tests.corpus import CORPUS
 from tests.reference import attention
 
-QUERIES, KEYS = 200, 300
-"""Two blocks of rows with two or three parts each, and an edge in both lengths."""
+QUERIES, KEYS = 200, 700
+"""Two blocks of rows of two or three parts, more keys than slots, edges in both."""
 
 REFUSED = {"nothing"}
 """There is nothing to load where nothing is seen."""
