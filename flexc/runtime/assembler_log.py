@@ -97,5 +97,6 @@ def _print(*args: Any, **kwargs: Any) -> None:
     parts = getattr(_collecting, "parts", None)
     if parts is not None:
         parts.append(" ".join(map(str, args)))
-    if _before and _before[0][2]:  # The user asked for it.
+    before = list(_before)  # Another thread may be about to end.
+    if before and before[0][2]:  # The user asked for it.
         builtins.print(*args, **kwargs)
