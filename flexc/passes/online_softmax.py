@@ -180,7 +180,8 @@ class OnlineSoftmax:
 
         Also where values that have no weight are infinite: their products are NaN.
         """
-        inverse = build_row_map(code, [state.l_i], _inverse, "inverse")
+        invert = _inverse if self.facts.never_empty else safe_inverse
+        inverse = build_row_map(code, [state.l_i], invert, "inverse")
         inputs: list[Input] = [(state.acc, FULL), (inverse, ROW)]
         if self.facts.never_empty:
             out = build_map(code, self.shape, inputs, _mul, "o")
