@@ -25,6 +25,7 @@ from flexc.dialects.flex import SumKind
 from flexc.errors import OptionError
 from flexc.passes.hopper_sizes import (
     check_hopper_sizes,
+    check_hopper_warps,
     choose_hopper_sizes,
     rows_per_part,
 )
@@ -282,6 +283,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             check_triton_sizes(sizes)
         if self.target == "gluon":
             check_hopper_sizes(sizes)
+            check_hopper_warps(self.num_warps)
         return sizes
 
     def expects_short_rows(self, op: flex.AttentionOp) -> bool:

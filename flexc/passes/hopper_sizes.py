@@ -149,3 +149,12 @@ def check_hopper_sizes(sizes: TileSizes) -> None:
             f"BlockMask has such blocks, make it with a multiple of {MIN_BLOCK_N} as "
             f"BLOCK_SIZE"
         )
+
+
+def check_hopper_warps(num_warps: int | None) -> None:
+    """A user has no choice of warps: a product is computed by a group of four."""
+    if num_warps not in (None, PART_WARPS):
+        raise OptionError(
+            f"num_warps expects {PART_WARPS} where warps have roles, got {num_warps}; "
+            "leave it out, or take the target of Triton"
+        )

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp, StringAttr, i1
+from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr, i1
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
@@ -58,6 +58,7 @@ class Delay:
         loop.attributes = {
             k: v for k, v in self.loop.attributes.items() if k != "nonempty"
         }
+        loop.attributes["peeled"] = UnitAttr()
         before.builder.insert(loop)
         kept = list(loop.results[: len(self.kept)])
         carried = loop.results[len(self.kept) :]

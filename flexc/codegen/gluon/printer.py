@@ -58,10 +58,6 @@ class GluonPrinter(TilePrinter):
         step = self.name(op.step)
         return f"range({', '.join(bounds if step == '1' else [*bounds, step])})"
 
-    def loop_comment(self, op: ForOp, kind: str) -> str:
-        is_peeled = self.name(op.lb) == "1"
-        return f"{kind} blocks, after the first" if is_peeled else f"{kind} blocks"
-
     def spread(self, value: str, type_: Attribute) -> str:
         """Gluon has no broadcast, but that of arithmetic."""
         assert isinstance(type_, tile.TileType)
@@ -161,8 +157,6 @@ class GluonPrinter(TilePrinter):
 
     @print_statement.register
     def _(self, op: schedule.RolesOp) -> None:
-        # Barriers are initialised by ordinary stores.
-        self.line("fence_async_shared()")
         roles = [r for r in op.body.block.ops if isinstance(r, schedule.RoleOp)]
         calls: list[tuple[str, list[str]]] = []
         for role in roles:

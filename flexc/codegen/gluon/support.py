@@ -11,7 +11,11 @@ from __future__ import annotations
 
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+)
 
 from flexc.codegen.gluon.diagonal_reads import read_diagonals
 from flexc.codegen.triton import support
@@ -30,6 +34,8 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     row = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):  # pyright: ignore
         mbarrier.init(row.index(i), count=ARRIVALS)
+    # They are initialised by ordinary stores, and copies arrive at them.
+    fence_async_shared()
     return row
 
 

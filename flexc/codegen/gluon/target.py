@@ -8,14 +8,14 @@ from typing import IO
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 from xdsl.utils.target import Target
 
 from flexc.codegen.gluon.printer import GluonPrinter
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.codegen.requirements import require_kernels
-from flexc.codegen.triton.target import header, support_names
+from flexc.codegen.triton.target import header, integer_attribute, support_names
 from flexc.dialects import tile
 from flexc.dialects.tile import schedule
 from flexc.dialects.tile.schedule.capacity import shared_bytes
@@ -57,8 +57,7 @@ def _emit(kernel: tile.KernelOp) -> KernelSpec:
         for arg, param in zip(kernel.body.block.args, kernel.params, strict=True)
     )
     warps = roles[0].warps.value.data if roles else None
-    most = kernel.attributes.get("max_registers")
-    registers = most.value.data if isinstance(most, IntegerAttr) else None
+    registers = integer_attribute(kernel, "max_registers")
     grid, source = str(kernel.grid), stream.getvalue()
     return KernelSpec(
         "gluon", entry, params, grid, source, warps, max_registers=registers
@@ -92,9 +91,8 @@ def schedule_header(kernel: tile.KernelOp, roles: list[schedule.RoleOp]) -> list
         for role in roles
     ]
     lines.append(f"shared memory: {shared_bytes(kernel)} bytes")
-    residents = kernel.attributes.get("residents")
-    if isinstance(residents, IntegerAttr):
-        lines.append(f"programs on a multiprocessor: {residents.value.data}")
+    if residents := integer_attribute(kernel, "residents"):
+        lines.append(f"programs on a multiprocessor: {residents}")
     return lines
 
 

@@ -56,8 +56,8 @@ def _emit(kernel: tile.KernelOp) -> KernelSpec:
         params,
         str(kernel.grid),
         stream.getvalue(),
-        _integer(kernel, "num_warps"),
-        _integer(kernel, "num_stages"),
+        integer_attribute(kernel, "num_warps"),
+        integer_attribute(kernel, "num_stages"),
     )
 
 
@@ -76,7 +76,10 @@ def header(kernel: tile.KernelOp, language: str) -> list[str]:
     """What the source says of itself first."""
     lines = [f"{kernel.sym_name.data}, emitted by flexc for {language}"]
     lines.append(f"grid: {kernel.grid.data}")
-    warps, stages = _integer(kernel, "num_warps"), _integer(kernel, "num_stages")
+    warps, stages = (
+        integer_attribute(kernel, "num_warps"),
+        integer_attribute(kernel, "num_stages"),
+    )
     if warps is not None and stages is not None:
         lines.append(f"num_warps: {warps}, num_stages: {stages}")
     for name, attr in kernel.attributes.items():
@@ -86,7 +89,8 @@ def header(kernel: tile.KernelOp, language: str) -> list[str]:
     return lines
 
 
-def _integer(kernel: tile.KernelOp, name: str) -> int | None:
+def integer_attribute(kernel: tile.KernelOp, name: str) -> int | None:
+    """The number that a kernel's attribute says, if it is there."""
     attr = kernel.attributes.get(name)
     return attr.value.data if isinstance(attr, IntegerAttr) else None
 

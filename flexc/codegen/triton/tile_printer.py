@@ -67,7 +67,8 @@ class TilePrinter(SourcePrinter):
 
     def loop_comment(self, op: scf.ForOp, kind: str) -> str:
         """What is said of a loop over blocks."""
-        return f"{kind} blocks"
+        is_peeled = "peeled" in op.attributes
+        return f"{kind} blocks, after the first" if is_peeled else f"{kind} blocks"
 
     # Functions
 

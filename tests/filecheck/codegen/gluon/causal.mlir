@@ -80,7 +80,7 @@
 // CHECK-NEXT: gl.NVMMASharedLayout.get_default_for([1, 1, 64, 128], gl.bfloat16)
 // CHECK: q_full = barriers(1, 1)
 // CHECK: k_empty = barriers(2, 2)
-// CHECK: fence_async_shared()
+// CHECK: v_empty = barriers(2, 2)
 // CHECK-NEXT: gl.warp_specialize(
 // CHECK-NEXT: [
 // CHECK-NEXT: (attention_consumer, (
