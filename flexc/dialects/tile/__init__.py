@@ -73,6 +73,12 @@ from flexc.dialects.tile.memory import (
     ScatterOp,
     StoreOp,
 )
+from flexc.dialects.tile.panels import (
+    PANEL_OPS,
+    PanelMapOp,
+    RegisterProductOp,
+    RegisterTileAttr,
+)
 from flexc.dialects.tile.schedule import SCHEDULE_OPS, SCHEDULE_TYPES
 from flexc.dialects.tile.types import (
     ParamAttr,
@@ -105,6 +111,7 @@ __all__ = [
     "MapOp",
     "MatmulOp",
     "OperandAttr",
+    "PanelMapOp",
     "ParamAttr",
     "ParamKind",
     "ProductAttr",
@@ -114,6 +121,8 @@ __all__ = [
     "ReduceKind",
     "ReduceKindAttr",
     "ReduceOp",
+    "RegisterProductOp",
+    "RegisterTileAttr",
     "ReturnOp",
     "ScatterAddOp",
     "ScatterOp",
@@ -154,6 +163,7 @@ Tile = Dialect(
         DotOp,
         TanhApproxOp,
         *HOST_OPS,
+        *PANEL_OPS,
         *SCHEDULE_OPS,
     ],
     [
@@ -164,6 +174,7 @@ Tile = Dialect(
         ParamAttr,
         ReduceKindAttr,
         BufferAttr,
+        RegisterTileAttr,
         *SCHEDULE_TYPES,
     ],
 )

@@ -10,6 +10,7 @@ from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
     operand_def,
+    opt_operand_def,
     prop_def,
     region_def,
     result_def,
@@ -23,6 +24,7 @@ from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.mod_region import verify_scalar_region
+from flexc.dialects.tile.counts import parse_count, print_count
 from flexc.dialects.tile.layouts import AlongAttr, LayoutAttr, ProductAttr
 from flexc.dialects.tile.schedule.effects import ReadsViews
 from flexc.dialects.tile.schedule.types import ViewType, tile_of
@@ -226,21 +228,28 @@ def element_of(type_: Attribute) -> Attribute:
 
 @irdl_op_definition
 class ReduceOp(IRDLOperation):
-    """Combine a tile's elements along one dimension.
+    """Combine a tile's elements along one dimension: the first `count`, or all.
 
-    The maximum or minimum of NaN and anything is unspecified.
+    The maximum or minimum of NaN and anything is unspecified. A count is 1 at least.
     """
 
     name = "tile.reduce"
 
     kind = prop_def(ReduceKindAttr)
     input = operand_def(TileType)
+    count = opt_operand_def(i32)
     dim = prop_def(IntegerAttr[I32])
     result = result_def(TileType)
 
     traits = traits_def(Pure())
 
-    def __init__(self, kind: ReduceKind, input: SSAValue, dim: int):
+    def __init__(
+        self,
+        kind: ReduceKind,
+        input: SSAValue,
+        dim: int,
+        count: SSAValue | None = None,
+    ):
         assert isinstance(input.type, TileType)
         shape = [n for i, n in enumerate(input.type.get_shape()) if i != dim]
         layout = input.type.get_layout()
@@ -248,7 +257,7 @@ class ReduceOp(IRDLOperation):
             assert isinstance(layout, ProductAttr)
             layout = AlongAttr(1 - dim, layout)
         super().__init__(
-            operands=[input],
+            operands=[input, count],
             properties={"kind": ReduceKindAttr(kind), "dim": IntegerAttr(dim, i32)},
             result_types=[TileType(input.type.element_type, shape, layout)],
         )
@@ -257,6 +266,7 @@ class ReduceOp(IRDLOperation):
         printer.print_string(f" {self.kind.data} ")
         printer.print_ssa_value(self.input)
         printer.print_string(f" along {self.dim.value.data}")
+        print_count(printer, self.count)
         printer.print_op_attributes(self.attributes)
         printer.print_string(" : ")
         printer.print_attribute(self.input.type)
@@ -267,9 +277,10 @@ class ReduceOp(IRDLOperation):
         name = parser.parse_unresolved_operand()
         parser.parse_keyword("along")
         dim = parser.parse_integer()
+        count = parse_count(parser)
         attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
-        op = cls(kind, parser.resolve_operand(name, parser.parse_type()), dim)
+        op = cls(kind, parser.resolve_operand(name, parser.parse_type()), dim, count)
         op.attributes = attributes
         return op
 
@@ -366,6 +377,7 @@ class DotOp(IRDLOperation):
     """The matrix product lhs @ rhs + acc, summed in the type of `acc`.
 
     Each of lhs and rhs is a tile or lies in shared memory, where it is read at once.
+    With a `count` the sum is over so many columns of lhs and rows of rhs, the first.
     """
 
     name = "tile.dot"
@@ -373,16 +385,23 @@ class DotOp(IRDLOperation):
     lhs = operand_def(TileType | ViewType)
     rhs = operand_def(TileType | ViewType)
     acc = operand_def(TileType)
+    count = opt_operand_def(i32)
     result = result_def(TileType)
 
     traits = traits_def(ReadsViews())
     assembly_format = (
-        "$lhs `,` $rhs `,` $acc attr-dict "
+        "$lhs `,` $rhs `,` $acc (`count` $count^)? attr-dict "
         "`:` type($lhs) `,` type($rhs) `,` type($acc) `->` type($result)"
     )
 
-    def __init__(self, lhs: SSAValue, rhs: SSAValue, acc: SSAValue):
-        super().__init__(operands=[lhs, rhs, acc], result_types=[acc.type])
+    def __init__(
+        self,
+        lhs: SSAValue,
+        rhs: SSAValue,
+        acc: SSAValue,
+        count: SSAValue | None = None,
+    ):
+        super().__init__(operands=[lhs, rhs, acc, count], result_types=[acc.type])
 
     def verify_(self) -> None:
         (m, k), (k2, n) = (tile_of(v.type).get_shape() for v in (self.lhs, self.rhs))

@@ -19,6 +19,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import (
+    AttrSizedOperandSegments,
     IRDLOperation,
     irdl_op_definition,
     operand_def,
@@ -28,13 +29,14 @@ from xdsl.irdl import (
     traits_def,
     var_operand_def,
 )
-from xdsl.parser import Parser
+from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
 from flexc.dialects.flex import print_indexed
+from flexc.dialects.tile.counts import parse_count, print_count
 from flexc.dialects.tile.types import TileType
 
 
@@ -45,8 +47,13 @@ class LoadOp(IRDLOperation):
     Elements outside the tensor are 0. `checked` lists the tile's dimensions
     along which that can happen; along the others the tile is known to fit.
 
+    With a `count` only so many elements of the tile's first dimension are read, all
+    of them inside the tensor; the others are unspecified.
+
     ```mlir
     %k = tile.load %key[%b, %h, %n, %c0] checked [0] : tensor<?x?x?x64xbf16>,
+         i32, i32, i32, i32 -> !tile.tile<128x64xbf16>
+    %v = tile.load %value[%b, %h, %n, %c0] count %left : tensor<?x?x?x64xbf16>,
          i32, i32, i32, i32 -> !tile.tile<128x64xbf16>
     ```
     """
@@ -55,9 +62,11 @@ class LoadOp(IRDLOperation):
 
     tensor = operand_def(TensorType[Attribute])
     indices = var_operand_def(i32)
+    count = opt_operand_def(i32)
     checked = prop_def(DenseArrayBase.constr(i32))
     result = result_def(TileType)
 
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(Pure())
 
     def __init__(
@@ -66,9 +75,10 @@ class LoadOp(IRDLOperation):
         indices: Sequence[SSAValue],
         checked: Sequence[int],
         type_: Attribute,
+        count: SSAValue | None = None,
     ):
         super().__init__(
-            operands=[tensor, indices],
+            operands=[tensor, indices, count],
             properties={"checked": DenseArrayBase.from_list(i32, checked)},
             result_types=[type_],
         )
@@ -80,16 +90,20 @@ class LoadOp(IRDLOperation):
         printer.print_string(" ")
         print_indexed(printer, self.tensor, self.indices)
         _print_checked(printer, self.checked)
+        print_count(printer, self.count)
         printer.print_string(" : ")
-        printer.print_list(self.operand_types, printer.print_attribute)
+        types = [self.tensor.type, *(i.type for i in self.indices)]
+        printer.print_list(types, printer.print_attribute)
         printer.print_string(" -> ")
         printer.print_attribute(self.result.type)
 
     @classmethod
     def parse(cls, parser: Parser) -> LoadOp:
-        tensor, indices, checked = _parse_access(parser)
+        names, checked = _parse_place(parser)
+        count = parse_count(parser)
+        tensor, *indices = _parse_types(parser, names)
         parser.parse_punctuation("->")
-        return cls(tensor, indices, checked, parser.parse_type())
+        return cls(tensor, indices, checked, parser.parse_type(), count)
 
 
 @irdl_op_definition
@@ -184,7 +198,12 @@ def _print_checked(printer: Printer, checked: DenseArrayBase[I32]) -> None:
 
 
 def _parse_access(parser: Parser) -> tuple[SSAValue, list[SSAValue], list[int]]:
-    pos = parser.pos
+    names, checked = _parse_place(parser)
+    tensor, *indices = _parse_types(parser, names)
+    return tensor, list(indices), checked
+
+
+def _parse_place(parser: Parser) -> tuple[list[UnresolvedOperand], list[int]]:
     names = [parser.parse_unresolved_operand()]
     names += parser.parse_comma_separated_list(
         parser.Delimiter.SQUARE, parser.parse_unresolved_operand
@@ -194,10 +213,16 @@ def _parse_access(parser: Parser) -> tuple[SSAValue, list[SSAValue], list[int]]:
         checked = parser.parse_comma_separated_list(
             parser.Delimiter.SQUARE, parser.parse_integer
         )
+    return names, checked
+
+
+def _parse_types(
+    parser: Parser, names: Sequence[UnresolvedOperand]
+) -> Sequence[SSAValue]:
+    pos = parser.pos
     parser.parse_punctuation(":")
     types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
-    tensor, *indices = parser.resolve_operands(names, types, pos)
-    return tensor, list(indices), checked
+    return parser.resolve_operands(names, types, pos)
 
 
 def _verify_access(

@@ -26,6 +26,7 @@ from flexc.runtime.interpreters.flex import FlexFunctions
 from flexc.runtime.interpreters.host import HostFunctions
 from flexc.runtime.interpreters.kernel import run_kernel
 from flexc.runtime.interpreters.pair_sums import PairSumsFunctions
+from flexc.runtime.interpreters.panels import PanelFunctions
 from flexc.runtime.interpreters.scalar import ScalarFunctions
 from flexc.runtime.interpreters.schedule import schedule_functions, set_interleaving
 from flexc.runtime.interpreters.tile import TileFunctions
@@ -67,6 +68,7 @@ def make_interpreter(
         TileApproxFunctions(),
         *schedule_functions(compute_dtype),
         HostFunctions(compute_dtype),
+        PanelFunctions(compute_dtype),
     ):
         interpreter.register_implementations(functions)
     return interpreter

@@ -28,6 +28,29 @@ def load_tile(
     return result
 
 
+def load_some(
+    tensor: Tensor,
+    indices: Sequence[Tensor],
+    shape: Sequence[int],
+    checked: Sequence[int],
+    count: int,
+) -> Tensor:
+    """A tile of which so many first rows are read; nobody is to look at the others."""
+    some = load_tile(tensor, indices, [count, *shape[1:]], checked)
+    result = unspecified(shape, some.dtype)
+    result[:count] = some
+    return result
+
+
+def unspecified(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """What shows if it is used: NaN, or a number far from all that occur."""
+    if dtype.is_floating_point:
+        return torch.full(shape, torch.nan, dtype=dtype)
+    return torch.full(shape, torch.iinfo(dtype).min if dtype != torch.bool else 1).to(
+        dtype
+    )
+
+
 def store_tile(
     value: Tensor, memref: Tensor, indices: Sequence[Tensor], checked: Sequence[int]
 ) -> None:

@@ -22,6 +22,7 @@ from flexc.dialects.tile.types import ReduceKind
 from flexc.runtime.interpreters.memory import (
     add_tile,
     add_to_storage,
+    load_some,
     load_tile,
     read_diagonals,
     read_storage,
@@ -90,7 +91,10 @@ class TileFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: tile.LoadOp, args: PythonValues
     ) -> PythonValues:
         shape, checked = tile.shape_of(op.result.type), dense_array(op.checked)
-        return (load_tile(args[0], args[1:], shape, checked),)
+        if op.count is None:
+            return (load_tile(args[0], args[1:], shape, checked),)
+        tensor, *indices, count = args
+        return (load_some(tensor, indices, shape, checked, int(count)),)
 
     @impl(tile.StoreOp)
     def run_store(
@@ -161,12 +165,11 @@ class TileFunctions(InterpreterFunctions):
     def run_reduce(
         self, interpreter: Interpreter, op: tile.ReduceOp, args: PythonValues
     ) -> PythonValues:
+        value, *count = args
         dim = op.dim.value.data
-        if op.kind.data == ReduceKind.MAX:
-            return (args[0].amax(dim),)
-        if op.kind.data == ReduceKind.MIN:
-            return (args[0].amin(dim),)
-        return (args[0].sum(dim, dtype=args[0].dtype),)
+        if count:
+            value = value.narrow(dim, 0, int(count[0]))
+        return (reduced(op.kind.data, value, dim),)
 
     @impl(tile.DiagonalsOp)
     def run_diagonals(
@@ -196,10 +199,21 @@ class TileFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: tile.DotOp, args: PythonValues
     ) -> PythonValues:
         lhs, rhs = (read_operand(interpreter, a, "tile.dot's read") for a in args[:2])
-        acc = args[2]
+        acc, *count = args[2:]
+        if count:
+            lhs, rhs = lhs[:, : int(count[0])], rhs[: int(count[0])]
         dtype = self.compute_dtype or acc.dtype
         product = lhs.to(dtype) @ rhs.to(dtype) + acc.to(dtype)
         return (product.to(acc.dtype),)
+
+
+def reduced(kind: ReduceKind, value: Tensor, dim: int) -> Tensor:
+    """A tile combined along a dimension."""
+    if kind == ReduceKind.MAX:
+        return value.amax(dim)
+    if kind == ReduceKind.MIN:
+        return value.amin(dim)
+    return value.sum(dim, dtype=value.dtype)
 
 
 def broadcast(span: tuple[int, ...], rank: int) -> Broadcast:

@@ -1,0 +1,78 @@
+"""The meaning of the tile ops on panels: what a count leaves out is never computed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from xdsl.interpreter import (
+    Interpreter,
+    InterpreterFunctions,
+    PythonValues,
+    impl,
+    register_impls,
+)
+
+from flexc.dialects import tile
+from flexc.runtime.interpreters.host import strided
+from flexc.runtime.interpreters.memory import read_storage, unspecified
+from flexc.runtime.interpreters.tile import broadcast, reduced
+from flexc.runtime.interpreters.values import dtype_of
+
+
+@register_impls
+class PanelFunctions(InterpreterFunctions):
+    """Products whose left operand lies in memory, and maps that combine rows."""
+
+    def __init__(self, compute_dtype: torch.dtype | None = None):
+        self.compute_dtype = compute_dtype
+
+    @impl(tile.RegisterProductOp)
+    def run_product(
+        self, interpreter: Interpreter, op: tile.RegisterProductOp, args: PythonValues
+    ) -> PythonValues:
+        given = dict(zip(op.operands, args, strict=True))
+        m, k = tile.shape_of(op.result.type)[0], tile.shape_of(op.rhs.type)[0]
+        rows = m if op.rows is None else int(given[op.rows])
+        inner = k if op.inner is None else int(given[op.inner])
+        lhs = given[op.lhs]
+        if op.base is not None:
+            strides = [given[s] for s in op.strides]
+            place = [*strides, torch.tensor(rows), torch.tensor(inner)]
+            lhs = read_storage(lhs, *strided(given[op.base], place, (rows, inner)))
+        result_dtype = dtype_of(tile.element_of(op.result.type))
+        dtype = self.compute_dtype or result_dtype
+        lhs, rhs = lhs[:rows, :inner].to(dtype), given[op.rhs][:inner].to(dtype)
+        product = lhs @ rhs
+        if op.acc is not None:
+            product = product + given[op.acc][:rows].to(dtype)
+        return (_padded(product.to(result_dtype), m),)
+
+    @impl(tile.PanelMapOp)
+    def run_map(
+        self, interpreter: Interpreter, op: tile.PanelMapOp, args: PythonValues
+    ) -> PythonValues:
+        values = list(args)
+        count = op.shape[0] if op.count is None else int(values.pop(0))
+        shape = (count, op.shape[1])
+        inputs: list[Tensor] = []
+        for i, value in enumerate(values):
+            span = op.span(i)
+            some = value[:count] if span and span[0] == 0 else value
+            inputs.append(broadcast(span, 2)(some))
+        found = interpreter.run_ssacfg_region(op.body, tuple(inputs), "panel_map")
+        results: list[Tensor] = []
+        for i, value in enumerate(found):
+            kind, whole = op.outcome(i), value.expand(shape)
+            results.append(
+                _padded(whole, op.shape[0]) if kind is None else reduced(kind, whole, 0)
+            )
+        return tuple(results)
+
+
+def _padded(some: Tensor, rows: int) -> Tensor:
+    """The first rows of a tile, of which nobody is to look at the others."""
+    if len(some) == rows:
+        return some
+    result = unspecified([rows, *some.shape[1:]], some.dtype)
+    result[: len(some)] = some
+    return result
