@@ -48,6 +48,7 @@ from flexc.passes.tile_specialize_warps import TileSpecializeWarpsPass
 from flexc.passes.tile_split_maps import TileSplitMapsPass
 from flexc.passes.tile_split_rows import TileSplitRowsPass
 from flexc.passes.tile_widen_floats import TileWidenFloatsPass
+from flexc.passes.vector_machine import MachineName
 
 Target = Literal["triton", "gluon", "cpp"]
 Tanh = Literal["exact", "nvidia", "exp2"]
@@ -210,8 +211,8 @@ def to_gluon(
     )
 
 
-def to_cpp() -> Passes:
-    """From `tile` to what the C++ printer can print."""
+def to_cpp(machine: MachineName = "avx2") -> Passes:
+    """From `tile` to what the C++ printer can print, for a machine's vectors."""
     return (
         LegalizeTileForCppPass(),
         # Before hoisting: what is widened for every block may not need to be.
@@ -241,6 +242,8 @@ class _Pipeline(ModulePass):
     num_warps: int | None = None
     num_stages: int | None = None
     shared_memory: int = HOPPER_SHARED_MEMORY
+    machine: MachineName = "avx2"
+    """Whose vectors a CPU's kernel is for."""
 
     def convert(self, target: Target) -> ConvertFlexToBlocksparsePass:
         return ConvertFlexToBlocksparsePass(
@@ -327,4 +330,4 @@ class FlexcToCppPass(_Pipeline):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         convert = self.convert("cpp")
-        run((*to_blocksparse(convert), *to_tile("cpp"), *to_cpp()), ctx, op)
+        run((*to_blocksparse(convert), *to_tile("cpp"), *to_cpp(self.machine)), ctx, op)
