@@ -7,7 +7,10 @@ namespace flexc {
 
 // ---- vectors: one register of the machine ----
 
-#if defined(__AVX512F__)
+// A kernel that was made for a machine says how wide; any other machine runs it too.
+#if defined(FLEXC_VECTOR_BYTES)
+constexpr int vector_bytes = FLEXC_VECTOR_BYTES;
+#elif defined(__AVX512F__)
 constexpr int vector_bytes = 64;
 #elif defined(__AVX__)
 constexpr int vector_bytes = 32;

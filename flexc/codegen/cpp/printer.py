@@ -17,6 +17,7 @@ from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
+    IntegerAttr,
     MemRefType,
     StringAttr,
     TensorType,
@@ -90,6 +91,9 @@ class CppPrinter(SourcePrinter):
             if isinstance(value, StringAttr):
                 self.comment(f"{name}: {value.data}")
         self.comment(f"digest: {ir_digest(op)}")
+        vector_bytes = op.attributes.get(tile.VECTOR_BYTES)
+        if isa(vector_bytes, IntegerAttr):
+            self.line(f"#define FLEXC_VECTOR_BYTES {vector_bytes.value.data}")
         self.line('#include "flexc_support.h"')
         self.line()
         self.line("using namespace flexc;")

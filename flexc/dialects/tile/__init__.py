@@ -75,6 +75,7 @@ from flexc.dialects.tile.memory import (
 )
 from flexc.dialects.tile.panels import (
     PANEL_OPS,
+    VECTOR_BYTES,
     PanelMapOp,
     RegisterProductOp,
     RegisterTileAttr,
@@ -92,6 +93,7 @@ __all__ = [
     "BUFFERS",
     "GRID_OF",
     "IDLE_BEYOND",
+    "VECTOR_BYTES",
     "AddStridedOp",
     "AddToOp",
     "AlongAttr",

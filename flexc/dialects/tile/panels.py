@@ -44,6 +44,9 @@ from flexc.dialects.mod_region import verify_scalar_region
 from flexc.dialects.tile.compute import element_of, shape_of
 from flexc.dialects.tile.types import ReduceKind, TileType
 
+VECTOR_BYTES = "vector_bytes"
+"""The attribute of a kernel that says how wide the vectors are that it is made for."""
+
 KEPT = "tile"
 """What becomes of a value that a panel map yields: a tile, or a ReduceKind's value."""
 
