@@ -13,15 +13,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flexc.errors import FlexcError, OptionError
+from flexc.passes.vector_machine import MACHINES
 
 if TYPE_CHECKING:
-    from flexc.runtime.driver import Build
+    from flexc.runtime.build import Build
 
 LEVELS = ("flex", "blocksparse", "tile", "source")
 TARGETS = ("cpp", "triton", "gluon")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 PACKAGES = ("flexc", "torch", "triton", "xdsl", "sympy", "numpy")
-VARIABLES = ("CXX", "FLEXC_CACHE_DIR", "OMP_NUM_THREADS", "TRITON_INTERPRET")
+VARIABLES = (
+    "CXX",
+    "FLEXC_CACHE_DIR",
+    "FLEXC_MACHINE",
+    "FLEXC_SANITIZE",
+    "OMP_NUM_THREADS",
+    "TRITON_INTERPRET",
+)
 
 SPEC = "as MODULE:NAME or FILE.py:NAME, - for none"
 
@@ -91,10 +99,11 @@ def _printed(module: Any, level: str, target: str, build: Build) -> str:
         return lower(module, build, OVERLAP if target == "gluon" else TRITON).source
     if level != "flex":
         tiles: Any = {n: getattr(build.tiles, n) for n in TILE_ARGUMENTS}
-        to_level = pipelines.FlexcToBlocksparsePass
+        to_level: Any = pipelines.FlexcToBlocksparsePass
         if level == "tile":
             to_level = pipelines.FlexcToTilePass
-        to_level(target=target, **tiles).apply(Context(), module)  # pyright: ignore
+        at_level = to_level(target=target, machine=build.machine, **tiles)
+        at_level.apply(Context(), module)
     module.verify()
     return str(module)
 
@@ -103,7 +112,7 @@ def _build(args: argparse.Namespace) -> Build:
     import torch
 
     from flexc.frontend.import_graph import AttentionCall
-    from flexc.runtime.driver import Build
+    from flexc.runtime.build import Build, machine_for
     from flexc.runtime.options import TileOptions
 
     call = AttentionCall(
@@ -123,7 +132,8 @@ def _build(args: argparse.Namespace) -> Build:
     tiles = TileOptions(**{n: getattr(args, n) for n in TILE_ARGUMENTS})
     device = "cpu" if args.target == "cpp" else "cuda"
     backend = "cpp" if args.target == "cpp" else "triton"
-    return Build(call, backend, device, tiles)
+    machine = args.machine or machine_for(backend)
+    return Build(call, backend, device, tiles, machine=machine)
 
 
 def _score_dtype(name: str) -> Any:
@@ -189,7 +199,7 @@ def _version(package: str) -> str:
 
 
 def _compiler() -> str:
-    from flexc.runtime.cpp_loader import find_compiler
+    from flexc.runtime.cpp_compiler import find_compiler
 
     try:
         found = find_compiler()
@@ -201,7 +211,12 @@ def _compiler() -> str:
 def _cpu() -> str:
     import torch
 
-    kind = torch.backends.cpu.get_cpu_capability()
+    from flexc.runtime.cpp_compiler import host_machine
+
+    try:
+        kind = host_machine()
+    except FlexcError as error:
+        kind = str(error)
     return f"{platform.machine()}, {kind}, {torch.get_num_threads()} threads"
 
 
@@ -256,6 +271,9 @@ def _add_emit(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--mask", default="-", metavar="MASK_MOD", help=f"a mask, {SPEC}")
     sub.add_argument("--level", choices=LEVELS, default="source")
     sub.add_argument("--target", choices=TARGETS, default="cpp")
+    sub.add_argument(
+        "--machine", choices=MACHINES, help="whose vectors cpp is for; else this one's"
+    )
     sub.add_argument("--dtype", choices=DTYPES, default="float32")
     sub.add_argument("--head-dim", type=_head_dim, default=64, metavar="E")
     sub.add_argument(

@@ -10,6 +10,8 @@ import torch
 from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.pipelines import F32Precision
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
+from flexc.passes.vector_machine import MachineName
+from flexc.runtime.cpp_compiler import host_machine
 from flexc.runtime.options import TileOptions
 
 HOPPER = 90
@@ -32,6 +34,8 @@ class Build:
     """The kernel is one of a derivative."""
     capability: int | None = None
     """What a GPU can do; None for one of which that is not asked."""
+    machine: MachineName = "avx2"
+    """Whose vectors a CPU's kernel is for."""
 
 
 @cache
@@ -58,3 +62,8 @@ def capability(device: torch.device) -> int:
         return HOPPER
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+def machine_for(backend: str) -> MachineName:
+    """The machine that a backend's kernels are for: other than a CPU's ask for none."""
+    return host_machine() if backend == "cpp" else Build.machine

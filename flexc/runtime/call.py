@@ -16,7 +16,13 @@ from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.pipelines import F32Precision
 from flexc.passes.score_factor import SAFE_FACTORS
 from flexc.runtime.arguments import Tables
-from flexc.runtime.build import Build, capability, multiprocessors, shared_memory
+from flexc.runtime.build import (
+    Build,
+    capability,
+    machine_for,
+    multiprocessors,
+    shared_memory,
+)
 from flexc.runtime.driver import Compiled, trace
 from flexc.runtime.listed_blocks import check_listed
 from flexc.runtime.modes import unseen
@@ -280,6 +286,7 @@ class Attention:
             shared_memory(query.device),
             f32_precision(query),
             capability=capability(query.device) if self.backend == "triton" else None,
+            machine=machine_for(self.backend),
         )
 
     def kv_len_multiple(self) -> int | None:

@@ -1,4 +1,4 @@
-"""From C++ source to a function: the machine's compiler, a cache, ctypes.
+"""From C++ source to a function: a compiler, a cache, ctypes.
 
 A shared object is named after all that it depends on: its source, the support
 headers, the compiler and its flags, and the machine's instruction set. It is
@@ -11,14 +11,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import platform
-import shlex
-import shutil
 import stat
-import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,29 +21,19 @@ from typing import Any
 # Loaded first, so that kernels share torch's OpenMP threads.
 import torch
 
-from flexc.codegen import cpp
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
-from flexc.errors import CompilationError, CompilerNotFoundError
 from flexc.runtime.cache import cache_dir, load_text, store_bytes, store_text
+from flexc.runtime.cpp_compiler import (
+    INCLUDE_DIR,
+    Compiler,
+    find_compiler,
+    flags,
+    processor,
+)
 
 Launcher = Callable[..., None]
 """Takes a grid, arguments and, if there is one, a limit on threads."""
 
-INCLUDE_DIR = Path(cpp.__path__[0])
-COMPILERS = ("g++", "c++", "clang++")
-FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-march=native",
-    "-fopenmp",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=fast",
-    "-fwrapv",
-    "-fvisibility=hidden",
-    "-fPIC",
-    "-shared",
-)
 CTYPES: dict[str, Any] = {
     "i1": ctypes.c_bool,
     "i8": ctypes.c_int8,
@@ -58,64 +43,6 @@ CTYPES: dict[str, Any] = {
     "f32": ctypes.c_float,
     "f64": ctypes.c_double,
 }
-
-
-@dataclass(frozen=True)
-class Compiler:
-    """A C++ compiler: how it is called, and what it calls itself."""
-
-    command: tuple[str, ...]
-    version: str
-
-    def build(self, source: Path, output: Path) -> None:
-        include = f"-I{INCLUDE_DIR}"
-        command = [*self.command, *FLAGS, include, str(source), "-o", str(output)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode != 0:
-            raise CompilationError(
-                f"the C++ compiler refused an emitted kernel; {shlex.join(command)} "
-                f"said:\n{result.stderr}"
-            )
-
-
-def find_compiler() -> Compiler:
-    """`$CXX`, or the first of the usual compilers that is installed."""
-    chosen = os.environ.get("CXX")
-    try:
-        given = [tuple(shlex.split(chosen))] if chosen else []
-    except ValueError:  # A quotation that does not end.
-        given = [()]
-    candidates = given or [(c,) for c in COMPILERS]
-    for command in candidates:
-        if command and (path := shutil.which(command[0])) is not None:
-            return _describe((path, *command[1:]))
-    wanted = f"CXX={chosen}" if chosen else ", ".join(COMPILERS)
-    raise CompilerNotFoundError(
-        f"attention on a CPU needs a C++ compiler, and none was found ({wanted}): "
-        "install one (apt install g++, dnf install gcc-c++, conda install "
-        "cxx-compiler) or set CXX to it"
-    )
-
-
-@cache
-def _describe(command: tuple[str, ...]) -> Compiler:
-    result = subprocess.run(
-        [*command, "--version"], capture_output=True, text=True, check=False
-    )
-    return Compiler(command, result.stdout)
-
-
-@cache
-def machine() -> str:
-    """What `-march=native` depends on."""
-    try:
-        info = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    kinds = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(
-        sorted({line for line in info.splitlines() if line.startswith(kinds)})
-    )
 
 
 @cache
@@ -128,10 +55,10 @@ def library_name(spec: KernelSpec, compiler: Compiler) -> str:
     parts = (
         spec.source,
         support_headers(),
-        machine(),
+        processor(),
         *compiler.command,
         compiler.version,
-        *FLAGS,
+        *flags(),
     )
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return f"{spec.entry}-{digest[:32]}"

@@ -166,6 +166,8 @@ def kernel_key(module: ModuleOp, build: Build) -> str:
     if build.backend == "triton":
         parts += [build.f32_precision, reads_of(build), str(build.shared_memory)]
         parts += [str(build.capability), str(build.derivative), assembler()]
+    if build.backend == "cpp":
+        parts.append(build.machine)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -274,7 +276,7 @@ def lower(module: ModuleOp, build: Build, schedule: Schedule = TRITON) -> Kernel
             passes += pipelines.to_gluon(tanh, reads, schedule.overlap, memory)
         case "cpp":
             emit = emit_cpp
-            passes += pipelines.to_cpp()
+            passes += pipelines.to_cpp(build.machine)
     pipelines.run(passes, Context(), module)
     module.verify()
     return emit(module)[0]

@@ -10,7 +10,7 @@ import torch
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError, CompilerNotFoundError
-from flexc.runtime import cpp_loader
+from flexc.runtime.cpp_compiler import Compiler
 from flexc.runtime.cpp_loader import build, load_cpp
 
 SPEC = KernelSpec(
@@ -41,13 +41,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The sources that were compiled."""
     compiled: list[Path] = []
-    original = cpp_loader.Compiler.build
+    original = Compiler.build
 
-    def counted(self: cpp_loader.Compiler, source: Path, output: Path) -> None:
+    def counted(self: Compiler, source: Path, output: Path) -> None:
         compiled.append(source)
         original(self, source, output)
 
-    monkeypatch.setattr(cpp_loader.Compiler, "build", counted)
+    monkeypatch.setattr(Compiler, "build", counted)
     return compiled
 
 

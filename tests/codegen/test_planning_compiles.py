@@ -41,7 +41,7 @@ def specs_of(case: str) -> list[KernelSpec]:
     problem = checked_problem((2, 2, 256, 256), 128)
     build = build_for(signature, problem, CPU, "triton")
     plan = Plan(trace(signature, CPU), build)
-    return lower(plan.attention.module, "triton")
+    return lower(plan.attention.module, plan.build)
 
 
 @pytest.mark.skipif(INTERPRETING, reason="nothing is compiled there")

@@ -13,6 +13,7 @@ from torch import Tensor
 from flexc.errors import OptionError
 from flexc.passes.analysis.readable import describe_mod
 from flexc.runtime.call import Attention
+from flexc.runtime.cpp_compiler import host_machine
 from flexc.runtime.explain.blocks import Blocks, Rows, Run, find_blocks
 from flexc.runtime.explain.counts import Counts, count
 from flexc.runtime.explain.facts import Fact, facts_of
@@ -232,9 +233,11 @@ def title_of(subject: Subject) -> str:
     score_mod, mask_mod = call.signature.mods
     names = [name_of(mod) for mod in (mask_mod, score_mod) if mod is not None]
     dtype = str(call.query.dtype).removeprefix("torch.")
+    machine = f" for {host_machine()}" if call.backend == "cpp" else ""
     return (
         f"{' with '.join(names) or 'dense'}: {q_len:,} queries x {kv_len:,} keys, "
         f"B={batch}, H={heads}, {dtype}, head dim {call.query.size(3)}, {call.backend}"
+        f"{machine}"
     )
 
 

@@ -153,8 +153,11 @@ class SegmentRun:
             assert self.segment.masked_if is not None
             (choice,) = self.run(self.segment.masked_if, 4, i)
             used = used & (choice.to(torch.bool) == masked)[..., None]
-        (start,) = self.run(self.segment.block, 4, i)
+        start, *counts = self.run(self.segment.block, 4, i)
         columns = start.to(torch.int64)[..., None] + torch.arange(self.block_n)
+        for visited in counts:
+            self.verify_counts(used, start, visited)
+            used = used & (torch.arange(self.block_n) < visited[..., None])
         self.verify(used, columns)
         columns = torch.where(used & (columns < column_len), columns, column_len)
         return columns.flatten(-2)
@@ -170,6 +173,19 @@ class SegmentRun:
         results = self.interpreter.run_ssacfg_region(region, args, "segment")
         shape = (*self.shape, *(n.shape[-1] for n in i))
         return [r.expand(shape) for r in results]
+
+    def verify_counts(self, used: Tensor, start: Tensor, counts: Tensor) -> None:
+        """What the iterations of a trimmed segment say of their columns."""
+        used, skips = used[..., 0], self.segment.may_skip is not None
+        wrong = used & ((counts > self.block_n) | (counts < 1) & (not skips))
+        if wrong.any():
+            raise InterpretationError(
+                f"expected 1 to {self.block_n} columns, got {counts[wrong][0]}"
+            )
+        if (used & ((start < 0) | (start >= self.lengths[1]))).any():
+            raise InterpretationError(
+                f"expected a first column among {self.lengths[1]}, got none"
+            )
 
     def verify(self, used: Tensor, columns: Tensor) -> None:
         if (used & (columns < 0)).any():

@@ -15,6 +15,8 @@ from flexc.codegen.cpp.target import emit_cpp
 from flexc.passes import pipelines
 from flexc.passes.planning.ordering import KINDS, build_order
 from flexc.passes.tile_expand_captures import TileExpandCapturesPass
+from flexc.passes.vector_machine import MachineName
+from flexc.runtime.cpp_compiler import host_machine
 from flexc.runtime.kernel import Kernel
 
 Table = tuple[Tensor, Tensor]
@@ -52,7 +54,7 @@ def ordered(classes: Tensor, backend: str, both: bool = False) -> list[Tensor]:
         args = [lines.contiguous(), *tables[4 * i : 4 * i + 4]]
         threads = threads_for(classes.numel() // BLOCKS_OF_A_PROGRAM)
         b, h, n = lines.shape[:3]
-        order_kernel().run(b, h, n, args, threads=threads)
+        order_kernel(host_machine()).run(b, h, n, args, threads=threads)
     return tables
 
 
@@ -94,10 +96,10 @@ class TablesLayout:
 
 
 @cache
-def order_kernel() -> Kernel:
+def order_kernel(machine: MachineName) -> Kernel:
     """The CPU's kernel; it is the same for all masks."""
     module = ModuleOp([build_order()])
-    passes = (TileExpandCapturesPass(), *pipelines.TIDY, *pipelines.to_cpp())
+    passes = (TileExpandCapturesPass(), *pipelines.TIDY, *pipelines.to_cpp(machine))
     pipelines.run(passes, Context(), module)
     module.verify()
     return Kernel(emit_cpp(module)[0])

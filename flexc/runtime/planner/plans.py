@@ -23,8 +23,9 @@ from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.analysis.dependence import Along, Dependences, yielded
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
+from flexc.runtime.build import Build, machine_for
 from flexc.runtime.cache import load_text, store_text
-from flexc.runtime.driver import Build, counters, kernel_key
+from flexc.runtime.driver import counters, kernel_key
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.options import NO_OPTIONS
 from flexc.runtime.proofs import Proofs, Prover, attention_of
@@ -169,7 +170,8 @@ def build_for(
         index_width=32 if is_narrow else 64,
         max_length=max_length(problem.q_len, problem.kv_len),
     )
-    return Build(call, backend, device.type, NO_OPTIONS)
+    machine = machine_for(backend)
+    return Build(call, backend, device.type, NO_OPTIONS, machine=machine)
 
 
 def find_specs(module: ModuleOp, build: Build) -> list[KernelSpec]:
@@ -180,7 +182,7 @@ def find_specs(module: ModuleOp, build: Build) -> list[KernelSpec]:
         counters["loaded"] += 1
         return specs
     counters["lowered"] += 1
-    specs = lower(module.clone(), build.backend)
+    specs = lower(module.clone(), build)
     store_text(name, json.dumps([asdict(spec) for spec in specs]))
     return specs
 
@@ -195,12 +197,12 @@ def _read_specs(text: str | None) -> list[KernelSpec] | None:
         return None
 
 
-def lower(module: ModuleOp, backend: str) -> list[KernelSpec]:
+def lower(module: ModuleOp, build: Build) -> list[KernelSpec]:
     """Run the pipeline of a backend and print a plan's kernels."""
-    if backend == "cpp":
-        passes = (*pipelines.to_planning("cpp"), *pipelines.to_cpp())
+    if build.backend == "cpp":
+        passes = (*pipelines.to_planning("cpp"), *pipelines.to_cpp(build.machine))
     else:
         passes = (*pipelines.to_planning("triton"), *pipelines.to_triton())
     pipelines.run(passes, Context(), module)
     module.verify()
-    return emit_cpp(module) if backend == "cpp" else emit_triton(module)
+    return emit_cpp(module) if build.backend == "cpp" else emit_triton(module)

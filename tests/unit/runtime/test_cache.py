@@ -16,6 +16,7 @@ import flexc
 from flexc.errors import CompilerNotFoundError, OptionError
 from flexc.runtime import cache, call, cpp_loader, driver
 from flexc.runtime.cache import cache_dir, clear_cache, load_text, store_text
+from flexc.runtime.cpp_compiler import find_compiler
 from flexc.runtime.driver import counters
 
 
@@ -197,7 +198,7 @@ def test_a_compiler_that_cannot_be_read_is_said(
     for chosen in ("g++ '", "/no/such/g++"):
         monkeypatch.setenv("CXX", chosen)
         with pytest.raises(CompilerNotFoundError, match="CXX="):
-            cpp_loader.find_compiler()
+            find_compiler()
 
 
 def test_a_directory_of_somebody_else_is_refused(

@@ -1,0 +1,103 @@
+"""The machine that kernels are for: the host's, or the one that is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import flexc
+from flexc.codegen.kernel_spec import KernelSpec
+from flexc.errors import OptionError
+from flexc.runtime.cpp_compiler import (
+    FLAGS,
+    Compiler,
+    find_compiler,
+    flags,
+    host_machine,
+    machines_of,
+    sanitizer_flags,
+)
+from flexc.runtime.cpp_loader import library_name
+from tests.reference import attention
+
+HERE = machines_of(find_compiler())
+SPEC = KernelSpec("cpp", "entry", (), "affine_map<(b, h, q) -> (q, h, b)>", "")
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FLEXC_MACHINE", "FLEXC_SANITIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_host_is_its_widest_machine() -> None:
+    assert host_machine() == HERE[0]
+    assert HERE[-1] == "portable"
+    assert flags() == FLAGS
+
+
+def predefining(monkeypatch: pytest.MonkeyPatch, *names: str) -> Compiler:
+    """A compiler that predefines these names."""
+    text = "\n".join(f"#define {name} 1" for name in names)
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 0, text, "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return Compiler(("c++", *names), "")
+
+
+def test_machines_by_what_is_predefined(monkeypatch: pytest.MonkeyPatch) -> None:
+    x86 = ("__AVX2__", "__FMA__", "__F16C__", "__AVX512F__")
+    whole = ("__AVX512BW__", "__AVX512DQ__", "__AVX512VL__")
+    for names, found in (
+        ((*x86, *whole), ("avx512", "avx2", "portable")),
+        (x86, ("avx2", "portable")),
+        (("__AVX2__",), ("portable",)),
+        (("__aarch64__",), ("neon", "portable")),
+    ):
+        assert machines_of(predefining(monkeypatch, *names)) == found
+
+
+def test_no_compiler_no_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert host_machine() == "portable"
+
+
+@pytest.mark.parametrize("machine", HERE)
+def test_machine_that_is_asked_for(
+    machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain_name = library_name(SPEC, find_compiler())
+    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("FLEXC_MACHINE", machine)
+    query, key, value = torch.randn(3, 1, 2, 70, 16).unbind()
+    out = flexc.flex_attention(query, key, value)
+    assert isinstance(out, torch.Tensor)
+    expected = attention(query, key, value, None, None).out
+    torch.testing.assert_close(out.double(), expected.double(), rtol=0, atol=1e-5)
+    if machine != HERE[0] and "avx2" in HERE:
+        assert library_name(SPEC, find_compiler()) != plain_name
+        (library,) = tmp_path.glob("*.so")
+        code = subprocess.run(["objdump", "-d", library], capture_output=True)
+        wide = b"zmm" if machine == "avx2" else b"ymm"
+        assert wide not in code.stdout
+
+
+def test_machine_that_the_host_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEXC_MACHINE", "z80")
+    with pytest.raises(OptionError, match=r"expects one of .*portable here, got 'z80'"):
+        host_machine()
+
+
+def test_sanitizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = library_name(SPEC, find_compiler())
+    monkeypatch.setenv("FLEXC_SANITIZE", "address,undefined")
+    assert sanitizer_flags()[-1] == "-fsanitize=address,undefined"
+    assert library_name(SPEC, find_compiler()) != name
+    monkeypatch.setenv("FLEXC_SANITIZE", "thread")
+    with pytest.raises(OptionError, match="expects names among address, undefined"):
+        sanitizer_flags()
