@@ -3,7 +3,8 @@
 1. `tile.load`, `tile.store` and `tile.add_to` become strided accesses: a 64-bit
    base, a stride and an extent for each dimension. What a checked dimension leaves
    out is what lies beyond its extent.
-2. The transpose of a loaded tile is a load with strides exchanged.
+2. The transpose of a loaded tile is a load with strides exchanged, and so is what is
+   stored or added of a transpose.
 3. A product onto zeros needs no accumulator.
 """
 
@@ -84,9 +85,11 @@ class StoreToStrided(RewritePattern):
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.StoreOp, rewriter: PatternRewriter) -> None:
         access = StridedAccess.of_store(op)
-        store = tile.StoreStridedOp(
-            op.value, op.memref, access.base(), access.strides(), access.extents()
-        )
+        strides, extents = access.strides(), access.extents()
+        value = op.value
+        if isinstance(value.owner, tile.TransposeOp):
+            value, strides, extents = value.owner.input, strides[::-1], extents[::-1]
+        store = tile.StoreStridedOp(value, op.memref, access.base(), strides, extents)
         rewriter.replace(op, store)
 
 
@@ -96,7 +99,10 @@ class AddToStrided(RewritePattern):
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.AddToOp, rewriter: PatternRewriter) -> None:
         access = StridedAccess.of_add(op)
-        add = tile.AddStridedOp(op.value, op.memref, access.base(), access.strides())
+        value, strides = op.value, access.strides()
+        if isinstance(value.owner, tile.TransposeOp):
+            value, strides = value.owner.input, strides[::-1]
+        add = tile.AddStridedOp(value, op.memref, access.base(), strides)
         rewriter.replace(op, add)
 
 

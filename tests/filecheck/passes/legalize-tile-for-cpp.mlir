@@ -63,3 +63,20 @@ tile.kernel @adds(%sums : memref<?x?xf32, strided<[?, 1]>> #tile.param<argument 
   tile.add_to %x, %sums[%n, %n] : !tile.tile<8xf32>, memref<?x?xf32, strided<[?, 1]>>
   tile.return
 }
+
+// Transposes are stored and added to with strides exchanged.
+// CHECK-LABEL: tile.kernel @transposed_stores
+// CHECK: tile.store_strided %x, %out[%{{.*}}] strides[%[[S1:.*]], %[[S0:.*]]] extents[%[[E1:.*]], %[[E0:.*]]] : !tile.tile<16x8xf32>
+// CHECK: tile.add_strided %x, %out[%{{.*}}] strides[%{{.*}}, %{{.*}}] : !tile.tile<16x8xf32>
+tile.kernel @transposed_stores(
+    %out : memref<?x16xf32, strided<[16, 1]>> #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %n = tile.program_id 0
+  %c0 = arith.constant 0 : i32
+  %one = arith.constant 1.0 : f32
+  %x = tile.full %one : f32 -> !tile.tile<16x8xf32>
+  %y = tile.transpose %x : !tile.tile<16x8xf32> -> !tile.tile<8x16xf32>
+  tile.store %y : !tile.tile<8x16xf32>, %out[%n, %c0] checked [0] : memref<?x16xf32, strided<[16, 1]>>, i32, i32
+  tile.add_to %y, %out[%c0, %c0] : !tile.tile<8x16xf32>, memref<?x16xf32, strided<[16, 1]>>
+  tile.return
+}
