@@ -1,83 +1,183 @@
-// Register-tiled matrix products of tiles of float or double.
+// Matrix products in registers.
 //
-// A block of R rows by V vectors of the result stays in registers while one number
-// of lhs per row and V vectors of rhs are read for each step along the inner
-// dimension. Six rows by two vectors fill sixteen registers, twelve by two
-// thirty-two.
+// A block of R rows by V vectors of the result stays in registers, while V vectors of
+// rhs and one number of lhs for each row are read for each step along the inner
+// dimension. Numbers of lhs are read wherever they lie, and widened there: no operand
+// is copied, transposed or packed.
 #pragma once
 
 #include "flexc_tile.h"
 
 namespace flexc {
 
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int register_rows = 12;
+// ---- left operands ----
+
+// A number that is part of a type.
+template <int64_t N> struct Fixed {
+    FLEXC_INLINE constexpr operator int64_t() const { return N; }
+};
+template <int64_t N> constexpr Fixed<N> fixed{};
+
+// Element (i, k) is data[i * row + k * inner].
+template <class S, class Row, class Inner>
+struct Strided {
+    const S* data;
+    Row row;
+    Inner inner;
+    FLEXC_INLINE const S* at(int64_t i) const { return data + i * row; }
+    FLEXC_INLINE Strided from(int64_t i) const { return {at(i), row, inner}; }
+};
+template <class S, class Row, class Inner>
+FLEXC_INLINE Strided<S, Row, Inner> strided(const S* data, Row row, Inner inner) {
+    return {data, row, inner};
+}
+template <class T, int M, int K>
+FLEXC_INLINE Strided<T, Fixed<pitch<T>(K)>, Fixed<1>> strided(Tile<T, M, K> tile) {
+    return {tile.data, {}, {}};
+}
+
+// A number in all lanes.
+template <class T, class S>
+FLEXC_INLINE Vector<T> spread(const S* x) {
+    return static_cast<T>(*x) - Vector<T>{};
+}
+// One load and one operation, in vector units only: as fast as a load of a float.
+template <>
+FLEXC_INLINE Vector<float> spread<float>(const bfloat16* x) {
+    typedef uint16_t Words __attribute__((vector_size(vector_bytes)));
+    const Vector<int32_t> twice = (Vector<int32_t>)(x->raw - Words{});
+    return (Vector<float>)(twice & -0x10000);
+}
+#if defined(__F16C__)
+template <>
+FLEXC_INLINE Vector<float> spread<float>(const half* x) {
+#if FLEXC_VECTOR_BYTES == 64 && defined(__AVX512F__)
+    typedef short Shorts __attribute__((vector_size(32)));
+    const Shorts all = static_cast<short>(x->raw) - Shorts{};
+    return __builtin_ia32_vcvtph2ps512_mask(all, Vector<float>{}, -1, 4);
+#elif FLEXC_VECTOR_BYTES == 32
+    typedef short Shorts __attribute__((vector_size(16)));
+    return __builtin_ia32_vcvtph2ps256(static_cast<short>(x->raw) - Shorts{});
 #else
-constexpr int register_rows = 6;
+    typedef short Shorts __attribute__((vector_size(16)));
+    return __builtin_ia32_vcvtph2ps(Shorts{static_cast<short>(x->raw)})[0] - Vector<float>{};
+#endif
+}
 #endif
 
-template <bool Accumulate, int R, int V, int K, int LhsPitch, int RhsPitch, class T>
-FLEXC_INLINE void product_block(T* out, const T* lhs, const T* rhs) {
+// ---- blocks ----
+
+template <class T>
+FLEXC_INLINE Vector<T>& vector_at(T* p) { return *reinterpret_cast<Vector<T>*>(p); }
+template <class T>
+FLEXC_INLINE const Vector<T>& vector_at(const T* p) {
+    return *reinterpret_cast<const Vector<T>*>(p);
+}
+
+// R rows of V vectors each, `inner` steps.
+template <bool Accumulate, int R, int V, int Pitch, class T, class L>
+FLEXC_INLINE void product_block(T* out, L lhs, const T* rhs, int inner) {
     Vector<T> sum[R][V];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int i = 0; i < R; ++i)
-#pragma GCC unroll 16
+#pragma GCC unroll 8
         for (int v = 0; v < V; ++v)
-            sum[i][v] = Accumulate
-                ? *reinterpret_cast<Vector<T>*>(out + i * RhsPitch + v * lanes<T>)
-                : Vector<T>{};
+            sum[i][v] = Accumulate ? vector_at(out + i * Pitch + v * lanes<T>) : Vector<T>{};
 #pragma GCC unroll 1
-    for (int k = 0; k < K; ++k) {
+    for (int k = 0; k < inner; ++k) {
         Vector<T> row[V];
-#pragma GCC unroll 16
-        for (int v = 0; v < V; ++v)
-            row[v] = *reinterpret_cast<const Vector<T>*>(rhs + k * RhsPitch + v * lanes<T>);
-#pragma GCC unroll 16
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) row[v] = vector_at(rhs + v * lanes<T>);
+#pragma GCC unroll 32
         for (int i = 0; i < R; ++i) {
-            const Vector<T> x = lhs[i * LhsPitch + k] - Vector<T>{};
-#pragma GCC unroll 16
+            const Vector<T> x = spread<T>(lhs.at(i));
+#pragma GCC unroll 8
             for (int v = 0; v < V; ++v) sum[i][v] += x * row[v];
         }
+        lhs.data += lhs.inner;
+        rhs += Pitch;
     }
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int i = 0; i < R; ++i)
-#pragma GCC unroll 16
-        for (int v = 0; v < V; ++v)
-            *reinterpret_cast<Vector<T>*>(out + i * RhsPitch + v * lanes<T>) = sum[i][v];
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) vector_at(out + i * Pitch + v * lanes<T>) = sum[i][v];
 }
 
-// All rows of V vectors of columns.
-template <bool Accumulate, int V, class T, int M, int N, int K>
-FLEXC_INLINE void product_panel(
-    Tile<T, M, N> out, Tile<T, M, K> lhs, Tile<T, K, N> rhs, int column) {
-    constexpr int R = register_rows, whole = M / R * R, rest = M - whole;
-    constexpr int lhs_pitch = pitch<T>(K), rhs_pitch = pitch<T>(N);
-    for (int i = 0; i < whole; i += R)
-        product_block<Accumulate, R, V, K, lhs_pitch, rhs_pitch>(
-            out[i] + column, lhs[i], rhs.data + column);
-    if constexpr (rest > 0)
-        product_block<Accumulate, rest, V, K, lhs_pitch, rhs_pitch>(
-            out[whole] + column, lhs[whole], rhs.data + column);
+// ---- all rows of a result ----
+
+// M rows. With fewer than 8 sums a block waits for its own additions, so that a small
+// rest is shared with the block before it.
+template <bool Accumulate, int R, int V, int Pitch, class T, class L, int64_t M>
+FLEXC_INLINE void product_rows(T* out, L lhs, const T* rhs, Fixed<M>, int inner) {
+    constexpr int rest = M % R;
+    constexpr bool shared = rest > 0 && rest * V < 8 && M > R;
+    constexpr int end = M - rest - (shared ? R : 0), left = M - end;
+    constexpr int first = shared ? (left + 1) / 2 : left, second = left - first;
+    for (int i = 0; i < end; i += R)
+        product_block<Accumulate, R, V, Pitch>(out + i * Pitch, lhs.from(i), rhs, inner);
+    if constexpr (first > 0)
+        product_block<Accumulate, first, V, Pitch>(out + end * Pitch, lhs.from(end), rhs, inner);
+    if constexpr (second > 0) {
+        constexpr int at = end + first;
+        product_block<Accumulate, second, V, Pitch>(out + at * Pitch, lhs.from(at), rhs, inner);
+    }
 }
 
-template <bool Accumulate, class T, int M, int N, int K>
-__attribute__((noinline)) void product(
-    Tile<T, M, N> out, Tile<T, M, K> lhs, Tile<T, K, N> rhs) {
-    constexpr int width = 2 * lanes<T>, end = pitch<T>(N), whole = end / width * width;
-    for (int j = 0; j < whole; j += width) product_panel<Accumulate, 2>(out, lhs, rhs, j);
-    if constexpr (whole < end) product_panel<Accumulate, 1>(out, lhs, rhs, whole);
+// As many rows as there are, from row i on.
+template <bool Accumulate, int R, int V, int Pitch, class T, class L>
+FLEXC_INLINE void product_rows(
+    T* out, L lhs, const T* rhs, int32_t rows, int inner, int i = 0) {
+    for (; i + R <= rows; i += R)
+        product_block<Accumulate, R, V, Pitch>(out + i * Pitch, lhs.from(i), rhs, inner);
+    if (!Accumulate && i < rows && rows >= R) {
+        // To compute some rows again costs less than small blocks do.
+        i = rows - R;
+        product_block<Accumulate, R, V, Pitch>(out + i * Pitch, lhs.from(i), rhs, inner);
+    } else if constexpr (R > 1) {
+        constexpr int fewer = R > 4 ? 4 : R > 2 ? 2 : 1;
+        if (i < rows) product_rows<Accumulate, fewer, V, Pitch>(out, lhs, rhs, rows, inner, i);
+    }
 }
 
-// out = lhs @ rhs
-template <class T, int M, int N, int K>
-FLEXC_INLINE void matmul(Tile<T, M, N> out, Tile<T, M, K> lhs, Tile<T, K, N> rhs) {
-    product<false>(out, lhs, rhs);
+// A function of its own for each kind of product, whatever the number of its uses.
+template <bool Accumulate, int R, int V, int Pitch, class T, class L, class Rows>
+__attribute__((noinline)) void product_panel(
+    T* out, L lhs, const T* rhs, Rows rows, int inner) {
+    product_rows<Accumulate, R, V, Pitch>(out, lhs, rhs, rows, inner);
+}
+
+template <bool Accumulate, int R, int V, class T, int M, int N, int K, class L, class Rows>
+FLEXC_INLINE void product_panels(
+    Tile<T, M, N> out, L lhs, Tile<T, K, N> rhs, Rows rows, int inner) {
+    constexpr int width = V * lanes<T>, end = pitch<T>(N), whole = end / width * width;
+    for (int j = 0; j < whole; j += width)
+        product_panel<Accumulate, R, V, end>(out.data + j, lhs, rhs.data + j, rows, inner);
+    if constexpr (whole < end)
+        product_panel<Accumulate, R, (end - whole) / lanes<T>, end>(
+            out.data + whole, lhs, rhs.data + whole, rows, inner);
+}
+
+// out = lhs @ rhs: the first rows of it, and of the sums the first `inner` terms
+template <int R, int V, class T, int M, int N, int K, class L, class Rows>
+FLEXC_INLINE void product(
+    Tile<T, M, N> out, L lhs, Tile<T, K, N> rhs, Rows rows, int32_t inner) {
+    product_panels<false, R, V>(out, lhs, rhs, rows, inner);
 }
 
 // out += lhs @ rhs
+template <int R, int V, class T, int M, int N, int K, class L, class Rows>
+FLEXC_INLINE void add_product(
+    Tile<T, M, N> out, L lhs, Tile<T, K, N> rhs, Rows rows, int32_t inner) {
+    product_panels<true, R, V>(out, lhs, rhs, rows, inner);
+}
+
+template <class T, int M, int N, int K>
+FLEXC_INLINE void matmul(Tile<T, M, N> out, Tile<T, M, K> lhs, Tile<T, K, N> rhs) {
+    product<6, 2>(out, strided(lhs), rhs, fixed<M>, K);
+}
 template <class T, int M, int N, int K>
 FLEXC_INLINE void dot(Tile<T, M, N> out, Tile<T, M, K> lhs, Tile<T, K, N> rhs) {
-    product<true>(out, lhs, rhs);
+    add_product<6, 2>(out, strided(lhs), rhs, fixed<M>, K);
 }
 
 }  // namespace flexc

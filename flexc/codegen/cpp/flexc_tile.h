@@ -8,15 +8,16 @@ namespace flexc {
 // ---- vectors: one register of the machine ----
 
 // A kernel that was made for a machine says how wide; any other machine runs it too.
-#if defined(FLEXC_VECTOR_BYTES)
-constexpr int vector_bytes = FLEXC_VECTOR_BYTES;
-#elif defined(__AVX512F__)
-constexpr int vector_bytes = 64;
+#if !defined(FLEXC_VECTOR_BYTES)
+#if defined(__AVX512F__)
+#define FLEXC_VECTOR_BYTES 64
 #elif defined(__AVX__)
-constexpr int vector_bytes = 32;
+#define FLEXC_VECTOR_BYTES 32
 #else
-constexpr int vector_bytes = 16;
+#define FLEXC_VECTOR_BYTES 16
 #endif
+#endif
+constexpr int vector_bytes = FLEXC_VECTOR_BYTES;
 
 template <class T> struct VectorOf;
 template <> struct VectorOf<float> {
