@@ -40,6 +40,7 @@ from flexc.passes.tile_expand_math import TileExpandMathPass
 from flexc.passes.tile_hoist_from_branches import TileHoistFromBranchesPass
 from flexc.passes.tile_insert_copies import TileInsertCopiesPass
 from flexc.passes.tile_materialize_params import TileMaterializeParamsPass
+from flexc.passes.tile_put_rows_in_lanes import TilePutRowsInLanesPass
 from flexc.passes.tile_read_diagonals import TileReadDiagonalsPass
 from flexc.passes.tile_read_in_place import TileReadInPlacePass
 from flexc.passes.tile_relax_score_math import TileRelaxScoreMathPass
@@ -214,6 +215,8 @@ def to_gluon(
 def to_cpp(machine: MachineName = "avx2") -> Passes:
     """From `tile` to what the C++ printer can print, for a machine's vectors."""
     return (
+        # Before loads and stores have strides, which then need no transposes.
+        TilePutRowsInLanesPass(machine),
         LegalizeTileForCppPass(),
         # Before hoisting: what is widened for every block may not need to be.
         TileWidenFloatsPass(),

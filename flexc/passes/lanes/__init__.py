@@ -1,0 +1,1 @@
+"""What `tile-put-rows-in-lanes` is made of."""

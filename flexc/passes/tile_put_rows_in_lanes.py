@@ -1,0 +1,141 @@
+"""`tile-put-rows-in-lanes`: a program's rows along the last dimension of its tiles.
+
+A vector is then a number of each of so many rows: what is known of a row alone is a
+tile of vectors, reductions over columns combine vectors, and products read keys and
+values as they lie in memory.
+
+1. A product s = a @ b of rows becomes s^T = b^T @ a^T, and so does all that is made
+   of it: maps exchange their dimensions, reductions go along the other one, loops and
+   branches carry transposes.
+2. Other tiles have the form that is asked for, or both: a load is a load or the
+   transpose of one, which `legalize-tile-for-cpp` reads transposed; two transposes are
+   none; what cannot be had transposed otherwise is transposed.
+3. What is stored, added to memory or summed along diagonals is transposed back.
+
+A program's rows are what most of its products have as rows. Kernels without products
+stay as they are, and those with fewer rows than a vector has lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IntegerAttr, ModuleOp, i32
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import Rewriter
+from xdsl.transforms.dead_code_elimination import region_dce
+
+from flexc.dialects import tile
+from flexc.passes.analysis.tile_dims import rank
+from flexc.passes.lanes.forms import TileForms, transposed_type
+from flexc.passes.lanes.rows import RowTiles
+from flexc.passes.vector_machine import MACHINES, MachineName
+
+
+class LaneRewriter:
+    """Transposes the tiles of rows of one kernel."""
+
+    def __init__(self, block: Block, rows: RowTiles):
+        self.block = block
+        self.ops = list(block.walk())
+        self.of_rows = {v for op in self.ops for v in tiles_of(op) if v in rows}
+        """Tiles that are best transposed, by what they are now."""
+        self.turned = {v for op in self.ops for v in rows.turned(op)}
+        self.forms = TileForms(self.turned)
+
+    def run(self) -> None:
+        # First all types: an op's operands are then looked up by what they are now.
+        for value in list(self.turned):
+            new = Rewriter.replace_value_with_new_type(value, transposed_type(value))
+            for group in (self.turned, self.of_rows):
+                group.remove(value)
+                group.add(new)
+        for op in self.ops:
+            self.rewrite(op)
+
+    def rewrite(self, op: Operation) -> None:
+        """Give an op the forms of its operands that it is to work on."""
+        match op:
+            case tile.MapOp():
+                self.rewrite_map(op)
+            case tile.DotOp():
+                self.rewrite_product(op)
+            case tile.ReduceOp():
+                self.rewrite_reduction(op)
+            case scf.ForOp():
+                self.hand_over(op, 3, op.body.block.args[1:])
+                self.hand_over(op.body.block.last_op, 0, op.body.block.args[1:])
+            case scf.IfOp():
+                for region in op.regions:
+                    for block in region.blocks:
+                        self.hand_over(block.last_op, 0, op.results)
+            case scf.YieldOp() | tile.TransposeOp():
+                pass
+            case _:
+                self.give(op, dict.fromkeys(range(len(op.operands)), False))
+
+    def give(self, op: Operation, forms: dict[int, bool]) -> None:
+        """Replace operands by their transposes, or by what they were."""
+        for index, transposed in forms.items():
+            if rank(op.operands[index]) == 2:
+                op.operands[index] = self.forms.get(op.operands[index], transposed)
+
+    def hand_over(
+        self, op: Operation | None, first: int, targets: Sequence[SSAValue]
+    ) -> None:
+        """Give operands from `first` on the forms of what they become."""
+        assert op is not None
+        self.give(op, {first + i: v in self.turned for i, v in enumerate(targets)})
+
+    def rewrite_map(self, op: tile.MapOp) -> None:
+        """Exchange the dimensions, and have whole operands span them in order."""
+        if len(op.shape) != 2:
+            return
+        turned = op.results[0] in self.turned
+        spans = [op.span(i) for i in range(len(op.inputs))]
+        self.give(op, {i: turned != (s == (1, 0)) for i, s in enumerate(spans)})
+        if turned:
+            spans = [tuple(1 - d for d in s) for s in spans]
+        # Operands that span both dimensions now do so in order.
+        entries = [DenseArrayBase.from_list(i32, sorted(s)) for s in spans]
+        op.spans = ArrayAttr(entries)
+
+    def rewrite_product(self, op: tile.DotOp) -> None:
+        """a @ b + c, or b^T @ a^T + c^T."""
+        turned = op.result in self.turned
+        if turned:
+            op.operands[0], op.operands[1] = op.rhs, op.lhs
+        self.give(op, dict.fromkeys(range(3), turned))
+
+    def rewrite_reduction(self, op: tile.ReduceOp) -> None:
+        """Along the other dimension, where the transpose is what there is."""
+        if rank(op.input) == 2 and op.input in self.of_rows:
+            self.give(op, {0: True})
+            op.dim = IntegerAttr(1 - op.dim.value.data, i32)
+        else:
+            self.give(op, {0: False})
+
+
+def tiles_of(op: Operation) -> Iterable[SSAValue]:
+    """The tiles that an op defines, or that blocks inside begin with."""
+    args = [arg for r in op.regions for b in r.blocks for arg in b.args]
+    return [value for value in (*op.results, *args) if rank(value)]
+
+
+@dataclass(frozen=True)
+class TilePutRowsInLanesPass(ModulePass):
+    """Transpose the tiles of programs with matrix products."""
+
+    name = "tile-put-rows-in-lanes"
+
+    machine: MachineName = "avx2"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for kernel in [o for o in op.ops if isinstance(o, tile.KernelOp)]:
+            block = kernel.body.block
+            LaneRewriter(block, RowTiles(block, MACHINES[self.machine])).run()
+        region_dce(op.body)
