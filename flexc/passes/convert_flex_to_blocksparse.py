@@ -44,19 +44,25 @@ from flexc.passes.tile_sizes import (
     TileSizes,
     choose_tile_sizes,
     largest_power_of_2_divisor,
+    panel_sizes,
     smaller,
 )
+from flexc.passes.vector_machine import MachineName
 
 HEADS_PER_GROUP = 8
 """Keys and values of so many heads of 8,192 tokens fit the cache of an H100."""
 
 
-def check_tiles_divide(sizes: TileSizes, sparse: tuple[int, ...] | None) -> None:
-    """A tile must not reach over the blocks of a table."""
+def check_tiles_divide(
+    sizes: TileSizes, sparse: tuple[int, int] | None, trimmed: bool = False
+) -> None:
+    """A tile must not reach over the blocks of a table; columns may be trimmed."""
     tile_sizes = (sizes.block_m, sizes.block_n)
     for name, tile, block in zip(
         ("BLOCK_M", "BLOCK_N"), tile_sizes, sparse or tile_sizes, strict=True
     ):
+        if trimmed and name == "BLOCK_N":
+            continue
         if block % tile:
             raise OptionError(
                 f"{name} expects a divisor of the BlockMask's block size {block}, got "
@@ -113,7 +119,7 @@ class ConvertAttention(RewritePattern):
         subject = SegmentSubject.of(op)
         short_rows = has_short_rows(subject)
         sizes = self.options.tile_sizes(op)
-        segments = Region(Block(build_segments(subject, sizes)))
+        segments = Region(Block(build_segments(subject, sizes, self.options.trims)))
         properties = op.facts() | tiling(subject, sizes)
         if (part := self.options.part_rows(op, sizes)) is not None:
             properties["rows_per_part"] = IntegerAttr(part, i32)
@@ -150,7 +156,7 @@ class ConvertPairSums(RewritePattern):
             ],
             op.result_types,
             op.detach_region(op.pairs),
-            Region(Block(build_segments(subject, sizes))),
+            Region(Block(build_segments(subject, sizes, self.options.trims_sums(op)))),
             kept_properties(op) | tiling(subject, sizes),
         )
         new.attributes |= op.attributes
@@ -189,7 +195,9 @@ class ConvertFlexToBlocksparsePass(ModulePass):
 
     For Gluon `overlap` says that products are to run beside the softmax of another
     block, which takes registers. For Triton tiles are `smaller` by so many steps than
-    the best, where that needs more shared memory than there is.
+    the best, where that needs more shared memory than there is. For C++ a program owns
+    a panel of the `machine`, and segments are `trimmed`, where it is not needed that
+    blocks of columns begin at multiples of their size.
     """
 
     name = "convert-flex-to-blocksparse"
@@ -202,6 +210,8 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     shared_memory: int = HOPPER_SHARED_MEMORY
     overlap: bool = True
     smaller: int = 0
+    machine: MachineName = "avx2"
+    trimmed: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for pattern in (ConvertAttention(self), ConvertPairSums(self)):
@@ -211,9 +221,16 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         self, op: flex.PairSumsOp, subject: SegmentSubject
     ) -> TileSizes:
         """The tile of sums over pairs: what the options say, the rest chosen."""
+        sparse = subject.sparse_block
         matrices = (op.rows, op.columns)
         rows, columns = ([flex.tensor_shape(m)[3] for m in side] for side in matrices)
         kinds = [attr.sum_kind for attr in op.sums]
+        if self.trims_sums(op):
+            bits = max(32, op.score_type.bitwidth)
+            chosen = panel_sizes(self.machine, bits, max(*rows, *columns), sparse)
+            sizes = self.with_options(chosen)
+            check_tiles_divide(sizes, sparse, self.trims)
+            return sizes
         chosen = choose_pair_sizes(
             self.target,
             element_width(op.rows[0].type),
@@ -226,7 +243,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
                     if k == SumKind.MATRIX
                 ],
             ),
-            subject.sparse_block,
+            sparse,
             self.shared_memory,
             SumKind.DIAGONAL in kinds,
         )
@@ -234,10 +251,21 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         if SumKind.DIAGONAL in kinds and self.smaller:
             side = min(sizes.block_m, sizes.block_n)
             sizes = replace(sizes, block_m=side, block_n=side)
-        check_tiles_divide(sizes, subject.sparse_block)
+        check_tiles_divide(sizes, sparse)
         if self.target != "cpp":
             check_triton_sizes(sizes)
         return sizes
+
+    @property
+    def trims(self) -> bool:
+        """Whether iterations visit no column that is dead for all of a program's rows,
+        as far as bounds are known, and none beyond the last."""
+        return self.target == "cpp" and self.trimmed
+
+    def trims_sums(self, op: flex.PairSumsOp) -> bool:
+        """The same for sums over pairs; what is kept of blocks needs whole ones."""
+        whole = {SumKind.DIAGONAL, SumKind.PAIRS}
+        return self.trims and not any(attr.sum_kind in whole for attr in op.sums)
 
     def with_options(self, chosen: TileSizes) -> TileSizes:
         """What the options say, and for the rest what was chosen.
@@ -278,7 +306,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             self.block_m is None and self.block_n is None and short_rows,
         )
         sizes = self.shrunk(self.with_options(chosen))
-        check_tiles_divide(sizes, sparse)
+        check_tiles_divide(sizes, sparse, self.trims)
         if self.target == "triton":
             check_triton_sizes(sizes)
         if self.target == "gluon":
@@ -310,6 +338,8 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     ) -> TileSizes:
         """The tile of attention on inputs of `bits` per element, without options."""
         dims, memory = (head_dim, value_dim), self.shared_memory
+        if self.trims:
+            return panel_sizes(self.machine, max(32, bits), max(dims), sparse_block)
         if self.target == "gluon":
             return choose_hopper_sizes(
                 bits, *dims, sparse_block, memory, short_rows, self.overlap

@@ -108,13 +108,15 @@ class OnlineSoftmax:
         x: SSAValue,
         v: SSAValue,
         term: SSAValue | None = None,
+        count: SSAValue | None = None,
     ) -> SoftmaxState:
         """Take in the scores of one block of keys and its values.
 
-        `term`, if there is one, is to be added to each row of `x`.
+        `term`, if there is one, is to be added to each row of `x`. Only the first
+        `count` of its columns are keys, if that is given.
         """
         assert state.m_i is not None
-        row_max = code.insert(tile.ReduceOp(ReduceKind.MAX, x, 1), "row_max")
+        row_max = code.insert(tile.ReduceOp(ReduceKind.MAX, x, 1, count), "row_max")
         if term is None:
             m = build_row_map(code, [state.m_i, row_max], _maximum, "m")
             p = self.weights(code, x, m)
@@ -123,12 +125,12 @@ class OnlineSoftmax:
         guarded = self.facts.least is None
         rescale = _guarded_rescale if guarded else _rescale
         alpha = build_row_map(code, [state.m_i, m, self.factor], rescale, "alpha")
-        row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1), "row_sum")
+        row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1, count), "row_sum")
         l_i = build_row_map(code, [state.l_i, alpha, row_sum], _fma, "l")
         acc = build_map(
             code, self.shape, [(state.acc, FULL), (alpha, ROW)], _mul, "acc_scaled"
         )
-        return SoftmaxState(m, l_i, self.product(code, p, v, acc))
+        return SoftmaxState(m, l_i, self.product(code, p, v, acc, count))
 
     def weights(self, code: ScalarCode, x: SSAValue, m: SSAValue) -> SSAValue:
         """exp2((x - m) * c)"""
@@ -167,11 +169,16 @@ class OnlineSoftmax:
         return m, build_map(code, shape_of(x.type), inputs, exp2_fma, "p")
 
     def product(
-        self, code: ScalarCode, p: SSAValue, v: SSAValue, acc: SSAValue
+        self,
+        code: ScalarCode,
+        p: SSAValue,
+        v: SSAValue,
+        acc: SSAValue,
+        count: SSAValue | None,
     ) -> SSAValue:
-        """acc + p @ v"""
+        """acc + p @ v, over the first `count` keys, or all."""
         weights = convert(code, p, element_of(v.type))
-        return code.insert(tile.DotOp(weights, v, acc), "acc_next")
+        return code.insert(tile.DotOp(weights, v, acc, count), "acc_next")
 
     def output(
         self, code: ScalarCode, state: SoftmaxState, element: Attribute

@@ -54,6 +54,7 @@ class ShiftedSoftmax(OnlineSoftmax):
         x: SSAValue,
         v: SSAValue,
         term: SSAValue | None = None,
+        count: SSAValue | None = None,
     ) -> SoftmaxState:
         """Take in the scores of one block of keys, terms of rows included."""
         assert term is None
@@ -63,9 +64,9 @@ class ShiftedSoftmax(OnlineSoftmax):
 
         inputs = [(x, FULL), (self.factor, UNIFORM)]
         p = build_map(code, shape_of(x.type), inputs, weight, "p")
-        row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1), "row_sum")
+        row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1, count), "row_sum")
         l_i = build_row_map(code, [state.l_i, row_sum], _add, "l")
-        return SoftmaxState(None, l_i, self.product(code, p, v, state.acc))
+        return SoftmaxState(None, l_i, self.product(code, p, v, state.acc, count))
 
     def lse(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
         """The logarithm of the sum of exponentials, in natural units."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
+from flexc.passes.vector_machine import MACHINES, MachineName
+
 
 @dataclass(frozen=True)
 class TileSizes:
@@ -155,7 +157,11 @@ def _divide(target: str, block: int, sparse: int) -> int:
     """The largest tile up to `block` that divides a sparse block."""
     if target != "cpp":
         return min(block, largest_power_of_2_divisor(sparse))
-    return gcd(block, sparse) if gcd(block, sparse) >= min(16, sparse) else sparse
+    least = min(16, sparse)
+    if (common := gcd(block, sparse)) >= least:
+        return common
+    divisors = (n for n in range(block, 0, -1) if sparse % n == 0)
+    return n if (n := next(divisors)) >= least else sparse
 
 
 def _triton_choices(bits: int, widest: int) -> list[TileSizes]:
@@ -199,3 +205,38 @@ def _triton_choices(bits: int, widest: int) -> list[TileSizes]:
 def _cpu_sizes(widest: int) -> TileSizes:
     """Q, K^T, V, scores and accumulator stay in the second-level cache."""
     return TileSizes(64, 128 if widest <= 64 else 64)
+
+
+CPU_COLUMNS = 96
+"""Columns that a CPU visits at a time: whole register tiles of 6 and of 8 rows."""
+
+LISTED_COLUMNS = 128
+"""Listed blocks of up to so many columns are visited at once."""
+
+CPU_TILE_BYTES = 1 << 18
+"""Of a tile of keys or values: about half of a second-level cache."""
+
+
+def panel_sizes(
+    machine: MachineName,
+    bits: int,
+    widest: int,
+    sparse_block: tuple[int, int] | None = None,
+) -> TileSizes:
+    """The tile of a program on a CPU, which owns one panel of rows.
+
+    `bits` are those of what it computes with. Rows divide the blocks of a table;
+    columns need not, as iterations are trimmed.
+    """
+    panel = MACHINES[machine].panel(bits)
+    room = CPU_TILE_BYTES * 8 // (widest * bits)
+    columns = min(CPU_COLUMNS, max(8, room // 8 * 8))
+    if sparse_block is None:
+        return TileSizes(panel, columns)
+    sparse_m, sparse_n = sparse_block
+    if sparse_n <= min(LISTED_COLUMNS, room):
+        return TileSizes(_divide("cpp", panel, sparse_m), sparse_n)
+    # About as many in each iteration.
+    times = -(-sparse_n // columns)
+    even = min(columns, -(-sparse_n // times // 8) * 8)
+    return TileSizes(_divide("cpp", panel, sparse_m), even)

@@ -46,7 +46,7 @@ BLOCK_ARGS: tuple[IntegerType, ...] = (i32,) * 6
 """Types of (b, h, q_start, i, q_len, kv_len), which `block` receives first."""
 
 
-UNIT_PROPERTIES = ("inside", "full_inside", "nonempty", "padded")
+UNIT_PROPERTIES = ("inside", "full_inside", "nonempty", "padded", "may_skip")
 """Properties of a segment that hold or do not."""
 
 
@@ -93,6 +93,16 @@ class SegmentOp(IRDLOperation):
     iterations where `masked_if`, which receives what `block` does, holds.
 
     A loop over a `nonempty` or a `padded` segment runs once at least.
+
+    In a *trimmed* segment `block` also yields how many columns the iteration visits,
+    1 to block_n: runs of columns are exact to one column, and nothing sticks out.
+
+    ```mlir
+    block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
+      ...
+      flex.yield %kv_start, %count : i32, i32
+    }
+    ```
     """
 
     name = "blocksparse.segment"
@@ -109,6 +119,9 @@ class SegmentOp(IRDLOperation):
     padded = opt_prop_def(UnitAttr)
     """Where bounds are empty, their first iteration takes place all the same, of which
     no pair is live. `block` gives a block that there is for it."""
+    may_skip = opt_prop_def(UnitAttr)
+    """Iterations of a trimmed segment may visit nothing: their count is 0 or less, and
+    `block` gives a column that there is for them."""
     bounds = region_def("single_block")
     block = region_def("single_block")
     masked_if = opt_region_def("single_block")
@@ -144,6 +157,12 @@ class SegmentOp(IRDLOperation):
         return self.kind.data == SegmentKind.FULL
 
     @property
+    def is_trimmed(self) -> bool:
+        """Whether iterations have a number of columns each."""
+        last = self.block.block.last_op
+        return last is not None and len(last.operands) > 1
+
+    @property
     def is_entered(self) -> bool:
         """Whether a loop over it runs once at least."""
         return self.nonempty is not None or self.padded is not None
@@ -157,7 +176,9 @@ class SegmentOp(IRDLOperation):
         verify_scalar_region(
             "bounds", self.bounds, [*BOUNDS_ARGS, *trailing], [i32, i32]
         )
-        verify_scalar_region("block", self.block, [*BLOCK_ARGS, *trailing], [i32])
+        found = [i32] * (1 + self.is_trimmed)
+        verify_scalar_region("block", self.block, [*BLOCK_ARGS, *trailing], found)
+        self.verify_trimmed()
         self.verify_choice(trailing)
         if self.mask_mod is None:
             return
@@ -166,6 +187,16 @@ class SegmentOp(IRDLOperation):
         verify_scalar_region(
             "mask_mod", self.mask_mod, mod_args(None, captures), MASK_RESULT
         )
+
+    def verify_trimmed(self) -> None:
+        if not self.is_trimmed:
+            if self.may_skip is not None:
+                raise VerifyException("a segment that may_skip expects a count")
+            return
+        if self.inside is None:
+            raise VerifyException("a trimmed segment expects to be inside")
+        if self.padded is not None or self.masked_if is not None:
+            raise VerifyException("a trimmed segment is neither padded nor mixed")
 
     def verify_choice(self, trailing: Sequence[Attribute]) -> None:
         if self.kind.data != SegmentKind.MIXED:

@@ -165,7 +165,7 @@ class AttentionProgram(ProgramBuilder):
         kv_idx = code.insert(tile.IotaOp(visit.start, self.block_n), "kv_idx")
         start = [self.place.b, self.kv_h, visit.start]
         shape = (self.block_n, self.d_tile)
-        k = self.load(self.op.key, shape, start, checked, "k")
+        k = self.load(self.op.key, shape, start, checked, "k", visit.count)
         k_t = code.insert(tile.TransposeOp(k), "k_t")
         zero = code.const(0.0, self.op.score_type)
         scores = TileType(self.op.score_type, [self.block_m, self.block_n])
@@ -173,10 +173,9 @@ class AttentionProgram(ProgramBuilder):
         s = code.insert(tile.DotOp(q, k_t, acc), "s")
         x = self.modified(visit, kv_idx, s)
         shape = (self.block_n, self.dv_tile)
-        v = self.load(self.op.value, shape, start, checked, "v")
-        if self.split is None:
-            return softmax.update(code, state, x, v)
-        return softmax.update(code, state, x, v, self.term(visit, self.split.term))
+        v = self.load(self.op.value, shape, start, checked, "v", visit.count)
+        term = None if self.split is None else self.term(visit, self.split.term)
+        return softmax.update(code, state, x, v, term, visit.count)
 
     def modified(self, visit: Visit, kv_idx: SSAValue, s: SSAValue) -> SSAValue:
         """Scores after the mod, -inf for dead pairs."""

@@ -9,6 +9,7 @@ from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import (
     AffineMapAttr,
     DenseArrayBase,
+    IntegerAttr,
     MemRefType,
     NoneAttr,
     StridedLayoutAttr,
@@ -152,14 +153,18 @@ class ProgramBuilder:
         start: Sequence[SSAValue],
         checked: Sequence[int],
         name: str,
+        count: SSAValue | None = None,
     ) -> SSAValue:
-        """The tile of rows that starts at (b, h, row), padded in the head dim."""
+        """The tile of rows that starts at (b, h, row), padded in the head dim.
+
+        Of its rows only the first `count` are read, if that is given.
+        """
         assert isa(tensor.type, TensorType[Attribute])
         checked = [*checked, 1] if shape[1] != flex.tensor_shape(tensor)[3] else checked
         type_ = TileType(tensor.type.element_type, shape)
         indices = [*start, self.code.const(0)]
         return self.code.insert(
-            tile.LoadOp(self.args[tensor], indices, checked, type_), name
+            tile.LoadOp(self.args[tensor], indices, checked, type_, count), name
         )
 
     def loop(
@@ -179,22 +184,28 @@ class ProgramBuilder:
         one = self.code.const(1)
         outer, self.code = self.code, ScalarCode(body)
 
-        def iteration(region: Region, name: str) -> SSAValue:
+        def iteration(region: Region, *names: str) -> list[SSAValue]:
             args = [*place.where, i, *trailing]
             varying = [len(place.where)]
-            (value,) = inline_region(region, args, self.code, outer, varying)
-            value.name_hint = name
-            return value
+            values = inline_region(region, args, self.code, outer, varying)
+            for value, name in zip(values, names, strict=False):
+                value.name_hint = name
+            return values
 
-        start = iteration(segment.block, self.column_name)
-        masked = exists = None
+        start, *counts = iteration(segment.block, self.column_name, "count")
+        masked = exists = count = None
         if segment.masked_if is not None:
-            masked = iteration(segment.masked_if, "is_partial")
+            (masked,) = iteration(segment.masked_if, "is_partial")
+        if counts and not self.is_block(*counts):
+            (count,) = counts
+        if count is not None and segment.may_skip is not None:
+            exists = self.code.cmp("sgt", count, self.code.const(0))
+            count = self.code.insert(arith.MaxSIOp(count, self.code.const(1)), "count")
         if segment.padded is not None:
             # If there is none, the first is all that takes place.
             exists = outer.cmp("slt", begin, end)
             end = outer.insert(arith.MaxSIOp(end, outer.add(begin, one)), "end")
-        visit = Visit(segment, start, masked, exists)
+        visit = Visit(segment, start, masked, exists, count)
         new = step(visit, list(body.args[1:]))
         self.code.builder.insert(scf.YieldOp(*new))
         self.code = outer
@@ -209,8 +220,20 @@ class ProgramBuilder:
         """The iterations of a segment that this program runs: all of them."""
         return begin, end
 
+    def is_block(self, count: SSAValue) -> bool:
+        """Whether a number of columns is known to be that of a block."""
+        owner = count.owner
+        if not isinstance(owner, arith.ConstantOp):
+            return False
+        return owner.value == IntegerAttr(self.block_n, i32)
+
     def clamps(self, visit: Visit) -> bool:
-        """Whether mods receive the last column for those beyond it."""
+        """Whether mods receive the last column for those beyond it.
+
+        What is visited with a count has a column, and tiles have more than that.
+        """
+        if visit.count is not None:
+            return self.trusts_captures
         return self.trusts_captures and visit.sticks_out and self.has_columns(visit)
 
     def has_columns(self, visit: Visit) -> bool:

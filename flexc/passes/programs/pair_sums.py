@@ -180,26 +180,26 @@ class PairSumsProgram(PairValues):
 
     def step(self, visit: Visit, state: list[SSAValue]) -> Sequence[SSAValue]:
         """One block of columns."""
-        code, start = self.code, visit.start
+        code, start, visited = self.code, visit.start, visit.count
         checked = [0] if visit.sticks_out else []
         self.column_idx = code.insert(tile.IotaOp(start, self.block_n), "columns")
         side = replace(self.columns, start=start)
         tiles = [
-            self.load_matrix(m, self.block_n, side.where, checked)
+            self.load_matrix(m, self.block_n, side.where, checked, visited)
             for m in self.op.columns
         ]
         self.column_values = [
-            self.load_values(v, start, self.block_n, checked)
+            self.load_values(v, start, self.block_n, checked, visited)
             for v in self.op.column_values
         ]
         values = self.values(visit, self.dots(tiles))
         new: list[SSAValue] = []
         count = len(self.matrices)
         for (attr, _), acc in zip(self.matrices, state[:count], strict=True):
-            new.append(self.add_products(attr, values, tiles, acc))
+            new.append(self.add_products(attr, values, tiles, acc, visited))
         for (attr, _), total in zip(self.totals, state[count:], strict=True):
             for (number,) in attr.term_list():
-                row_sum = tile.ReduceOp(ReduceKind.SUM, values[number], 1)
+                row_sum = tile.ReduceOp(ReduceKind.SUM, values[number], 1, visited)
                 total = self.add(total, code.insert(row_sum, "row_sum"))
             new.append(total)
         self.store_pairs(start, values, checked)
@@ -211,10 +211,13 @@ class PairSumsProgram(PairValues):
         values: Sequence[SSAValue],
         columns: Sequence[SSAValue],
         acc: SSAValue,
+        count: SSAValue | None,
     ) -> SSAValue:
-        """acc + values @ columns, of all terms."""
+        """acc + values @ columns, of all terms and the first `count` columns."""
         for number, column in attr.term_list():
             element = element_of(columns[column].type)
             weights = convert(self.code, values[number], element)
-            acc = self.code.insert(tile.DotOp(weights, columns[column], acc), "acc")
+            acc = self.code.insert(
+                tile.DotOp(weights, columns[column], acc, count), "acc"
+            )
         return acc

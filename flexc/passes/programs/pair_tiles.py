@@ -82,18 +82,25 @@ class PairTiles(ProgramBuilder):
         rows: int,
         where: Sequence[SSAValue],
         checked: Sequence[int],
+        count: SSAValue | None = None,
     ) -> SSAValue:
         name = f"{matrix.name_hint or 'matrix'}_tile"
-        return self.load(matrix, self.tile_shape(matrix, rows), where, checked, name)
+        shape = self.tile_shape(matrix, rows)
+        return self.load(matrix, shape, where, checked, name, count)
 
     def load_values(
-        self, values: SSAValue, start: SSAValue, size: int, checked: Sequence[int]
+        self,
+        values: SSAValue,
+        start: SSAValue,
+        size: int,
+        checked: Sequence[int],
+        count: SSAValue | None = None,
     ) -> SSAValue:
         """Values of the query's rows, wherever those are."""
         assert isa(values.type, TensorType[Attribute])
         where = [self.place.b, self.place.h, start]
         type_ = TileType(values.type.element_type, [size])
-        load = tile.LoadOp(self.args[values], where, checked, type_)
+        load = tile.LoadOp(self.args[values], where, checked, type_, count)
         return self.code.insert(load, values.name_hint)
 
     def zeros(self, result: SSAValue) -> SSAValue:

@@ -23,7 +23,10 @@ class Visit:
     masked: SSAValue | None = None
     """Whether the mask decides of it, in a mixed segment."""
     exists: SSAValue | None = None
-    """Whether it is more than what a padded segment visits in place of none."""
+    """Whether it is more than what is visited in place of nothing, where there may be
+    nothing: in padded segments, and in those that may skip."""
+    count: SSAValue | None = None
+    """How many columns of the block are visited, the first ones, if not all."""
 
     @property
     def sticks_out(self) -> bool:
@@ -52,9 +55,10 @@ class Visit:
         """Whether pairs may be dead; None if blocks do not differ in that.
 
         Full segments that need not be entered have few blocks, or others beside them:
-        there a branch does not pay for the sake of the columns beyond the last.
+        there a branch does not pay for the sake of the columns beyond the last. Nor
+        does it for the few iterations of trimmed segments that are skipped.
         """
-        if self.segment.kind.data == SegmentKind.PARTIAL:
+        if self.segment.kind.data == SegmentKind.PARTIAL or self.segment.is_trimmed:
             return None
         found = [] if self.masked is None else [self.masked]
         if self._full_sticks_out and (found or self.segment.is_entered):

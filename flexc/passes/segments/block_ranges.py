@@ -142,6 +142,8 @@ class RangeCode:
     def _blocks_of(self, high: SSAValue) -> SSAValue:
         """How many blocks hold the keys up to `high`, which may be -1."""
         code = self.code
+        if self.block_n == 1:
+            return code.add(high, code.const(1))
         last = arith.FloorDivSIOp(high, code.const(self.block_n))
         return code.add(code.insert(last), code.const(1))
 
@@ -150,9 +152,16 @@ class RangeCode:
         low, _ = self._ends(keys)
         assert low is not None
         code, lengths = self.code, self.lengths
+        if self.block_n == 1:
+            return low
         none = code.cmp("sge", low, lengths.kv_len)
-        block = code.div(low, code.const(self.block_n))
-        return code.select(none, lengths.blocks, block)
+        return code.select(none, lengths.blocks, self._block_of(low))
+
+    def _block_of(self, low: SSAValue) -> SSAValue:
+        """The block that holds a key."""
+        if self.block_n == 1:
+            return low
+        return self.code.div(low, self.code.const(self.block_n))
 
     def _between(self, keys: KeyRange) -> tuple[SSAValue, SSAValue]:
         """The run of a range with both ends; that of an empty one is before all."""
@@ -161,7 +170,7 @@ class RangeCode:
         assert high is not None
         code, zero = self.code, self.code.const(0)
         some = code.cmp("sle", low, high)
-        begin = code.div(low, code.const(self.block_n))
+        begin = self._block_of(low)
         end = code.select(some, self._blocks_of(high), zero)
         return code.select(some, begin, zero), end
 

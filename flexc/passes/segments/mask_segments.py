@@ -3,6 +3,8 @@
 A full segment visits the blocks that no dead range meets, a partial one the rest
 of those that a live range meets. Each is one loop, whatever the number of its runs:
 `block` maps the iteration to a block of one run after another.
+
+Trimmed segments are of blocks of one column, and visit some of them at a time.
 """
 
 from __future__ import annotations
@@ -20,10 +22,9 @@ from flexc.passes.analysis.bounds.key_ranges import KeyRange, KeyRanges
 from flexc.passes.analysis.bounds.terms import direction
 from flexc.passes.scalar_code import ScalarCode
 from flexc.passes.segments.block_ranges import Lengths, RangeCode, Run
+from flexc.passes.segments.steps import Pieces, columns_of, iterations, limits
 from flexc.passes.segments.subject import SegmentSubject
 from flexc.passes.segments.term_code import TermCode
-
-Pieces = list[tuple[SSAValue, SSAValue]]
 
 
 def tile_order(ranges: KeyRanges) -> TileOrder | None:
@@ -58,11 +59,19 @@ class MaskSegments:
     ranges: KeyRanges
     block_m: int
     block_n: int
+    step: int | None = None
+    """Of trimmed segments: columns of an iteration at most, where block_n is 1."""
 
     @property
     def is_whole(self) -> bool:
         """Whether no block of columns sticks out."""
         return self.subject.column_multiple % self.block_n == 0
+
+    @property
+    def visits_all(self) -> bool:
+        """Whether one run has all columns."""
+        one = self.ranges.never_full or not self.ranges.dead
+        return one and any(r.is_everything for r in self.ranges.live)
 
     def segments(self) -> list[SegmentOp]:
         """Partial blocks first, then full ones."""
@@ -70,6 +79,8 @@ class MaskSegments:
             return []
         if self.ranges.never_full:
             return self.all_partial()
+        if not self.ranges.dead:
+            return [self.segment(SegmentKind.FULL, self.all_live, True)]
         partial = self.segment(
             SegmentKind.PARTIAL,
             lambda c: c.overlaps(
@@ -104,6 +115,9 @@ class MaskSegments:
             found.append(self.segment(SegmentKind.PARTIAL, pieces(False), False))
         return found
 
+    def all_live(self, c: RangeCode) -> Pieces:
+        return c.overlaps(c.runs(self.ranges.live), [Run(None, None)])
+
     def segment(
         self,
         kind: SegmentKind,
@@ -113,19 +127,36 @@ class MaskSegments:
         bounds = self.subject.bounds_region()
         code = ScalarCode(bounds.block)
         pieces = build(self.range_code(code, bounds.block, 3))
-        code.yield_(pieces[0][0], limits(code, pieces)[-1])
+        if self.step is not None:
+            code.yield_(code.const(0), iterations(code, pieces, self.step)[-1])
+        else:
+            code.yield_(pieces[0][0], ends_of(code, pieces)[-1])
 
         block = self.subject.block_region()
         code = ScalarCode(block.block)
-        number = block.block.args[3]
-        if len(pieces) > 1:
-            pieces = build(self.range_code(code, block.block, 4))
-            number = block_of(code, number, pieces)
         name = f"{self.subject.axes[1]}_start"
-        code.yield_(code.mul(number, code.const(self.block_n), name))
+        i = block.block.args[3]
+        if self.step is not None:
+            pieces = build(self.range_code(code, block.block, 4))
+            code.yield_(*self.some_columns(code, i, pieces, self.step))
+        else:
+            if len(pieces) > 1:
+                pieces = build(self.range_code(code, block.block, 4))
+                i = block_of(code, i, pieces)
+            code.yield_(code.mul(i, code.const(self.block_n), name))
 
         mask = None if kind == SegmentKind.FULL else self.subject.mask.clone()
         return SegmentOp(kind, bounds, block, mask, inside)
+
+    def some_columns(
+        self, code: ScalarCode, i: SSAValue, pieces: Pieces, step: int
+    ) -> tuple[SSAValue, SSAValue]:
+        """First column and number of those of an iteration."""
+        first, count = columns_of(code, i, pieces, step)
+        if self.visits_all and self.subject.column_multiple % step == 0:
+            count = code.const(step)
+        first.name_hint, count.name_hint = f"{self.subject.axes[1]}_start", "count"
+        return first, count
 
     def range_code(self, code: ScalarCode, block: Block, lengths: int) -> RangeCode:
         """A writer of ranges, for a region whose lengths start at an argument."""
@@ -151,6 +182,8 @@ class MaskSegments:
         if self.subject.row_multiple % self.block_m:
             end = code.insert(arith.MinSIOp(end, row_len))
         last = code.sub(end, one, f"{self.subject.axes[0]}_last")
+        if self.block_n == 1:
+            return Lengths(start, last, column_len, column_len, column_len)
         whole = code.div(column_len, code.const(self.block_n), "whole")
         blocks = whole
         if not self.is_whole:
@@ -158,21 +191,17 @@ class MaskSegments:
         return Lengths(start, last, column_len, blocks, whole)
 
 
-def limits(code: ScalarCode, pieces: Pieces) -> list[SSAValue]:
+def ends_of(code: ScalarCode, pieces: Pieces) -> list[SSAValue]:
     """For each run the iteration it ends at; the first starts at its own begin."""
-    at = pieces[0][1]
-    found = [at]
-    for begin, end in pieces[1:]:
-        at = code.add(at, code.sub(end, begin))
-        found.append(at)
-    return found
+    rest = [code.sub(end, begin) for begin, end in pieces[1:]]
+    return limits(code, [pieces[0][1], *rest])
 
 
 def block_of(code: ScalarCode, i: SSAValue, pieces: Pieces) -> SSAValue:
     """The block of an iteration: those of a run follow those of the one before."""
     assert i.type == i32
     number, zero = i, code.const(0)
-    ends = limits(code, pieces)
+    ends = ends_of(code, pieces)
     for limit, (_, end), (begin, _) in zip(ends, pieces, pieces[1:], strict=False):
         jump = code.select(code.cmp("sge", i, limit), code.sub(begin, end), zero)
         number = code.add(number, jump)

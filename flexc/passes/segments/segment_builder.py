@@ -6,17 +6,19 @@
    segment with computed bounds (see `mask_segments`).
 3. Anything else becomes a segment over the whole blocks, full if there is no mask,
    and a partial one over the rest.
+
+Where segments are trimmed, runs of columns are exact: bounds are those of blocks of
+one column, which are visited up to block_n at a time, and there is no rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.ir import Region, SSAValue
 
-from flexc.dialects import flex
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
+from flexc.passes.analysis.bounds.key_ranges import KeyRange, KeyRanges
 from flexc.passes.analysis.proof import Proven
 from flexc.passes.scalar_code import ScalarCode
 from flexc.passes.segments.mask_segments import (
@@ -26,23 +28,42 @@ from flexc.passes.segments.mask_segments import (
     tile_order,
 )
 from flexc.passes.segments.subject import SegmentSubject
+from flexc.passes.segments.table_segments import TableSegments, TrimmedTableSegments
 from flexc.passes.tile_sizes import PAIRED, TileSizes
 
-PARTIAL_TABLES, FULL_TABLES = 0, 2
-"""The first of a pair of tables among all tables."""
 
-
-def build_segments(subject: SegmentSubject, sizes: TileSizes) -> list[SegmentOp]:
+def build_segments(
+    subject: SegmentSubject, sizes: TileSizes, trimmed: bool = False
+) -> list[SegmentOp]:
     """Segments that visit each live pair of an op once, in tiles of a size."""
     mask = subject.mask if subject.has_mask else None
     if subject.tables:
-        return TableSegments(subject, sizes.block_n).segments(mask)
+        kind = TrimmedTableSegments if trimmed else TableSegments
+        return kind(subject, sizes.block_n).segments(mask)
+    if trimmed:
+        ranges, step = ranges_of(subject, sizes), sizes.block_n
+        return MaskSegments(subject, ranges, sizes.block_m, 1, step).segments()
     if mask is not None:
         ranges = subject.ranges(sizes.block_m, sizes.block_n)
         if isinstance(ranges, Proven):
             block = sizes.block_m, sizes.block_n
             return MaskSegments(subject, ranges.value, *block).segments()
     return range_segments(subject, sizes.block_n, mask)
+
+
+def ranges_of(subject: SegmentSubject, sizes: TileSizes) -> KeyRanges:
+    """The ranges of columns of a mask; all of them if there is none, or no bounds.
+
+    Ranges hold for blocks of any size: what the size decides is whether a test that
+    has none, as one that holds in every other column, may be left to the mask.
+    """
+    everything = (KeyRange(),)
+    if not subject.has_mask:
+        return KeyRanges(everything, ())
+    ranges = subject.ranges(sizes.block_m, sizes.block_n)
+    if isinstance(ranges, Proven):
+        return ranges.value
+    return KeyRanges(everything, everything)
 
 
 def order_of(subject: SegmentSubject, sizes: TileSizes) -> TileOrder | None:
@@ -120,63 +141,3 @@ def range_segment(
     code.yield_(code.mul(block.block.args[3], code.const(n)))
     clone = None if mask is None else mask.clone()
     return SegmentOp(kind, bounds, block, clone, inside)
-
-
-@dataclass(frozen=True)
-class TableSegments:
-    """Builds segments over the blocks that tables list, in tiles of `block_n`."""
-
-    subject: SegmentSubject
-    block_n: int
-
-    def segments(self, mask: Region | None) -> list[SegmentOp]:
-        """Partial blocks first, then full ones."""
-        found = [self.segment(SegmentKind.PARTIAL, PARTIAL_TABLES, mask)]
-        if len(self.subject.tables) == 4:
-            found.append(self.segment(SegmentKind.FULL, FULL_TABLES, None))
-        return found
-
-    def segment(self, kind: SegmentKind, table: int, mask: Region | None) -> SegmentOp:
-        """A segment over one pair of tables."""
-        assert self.subject.sparse_block is not None
-        sparse_m, sparse_n = self.subject.sparse_block
-        ratio = sparse_n // self.block_n
-        row_name, column_name = self.subject.axes
-
-        bounds = self.subject.bounds_region()
-        b, h, start = bounds.block.args[:3]
-        code = ScalarCode(bounds.block)
-        row = code.div(start, code.const(sparse_m), f"{row_name}_block")
-        count = self.load(code, bounds.block, table, [b, h, row], "num_blocks")
-        code.yield_(code.const(0), code.mul(count, code.const(ratio)))
-
-        block = self.subject.block_region()
-        b, h, start, i = block.block.args[:4]
-        code = ScalarCode(block.block)
-        row = code.div(start, code.const(sparse_m), f"{row_name}_block")
-        entry = i if ratio == 1 else code.div(i, code.const(ratio))
-        where = [b, h, row, entry]
-        name = f"{column_name}_start"
-        column = self.load(code, block.block, table + 1, where, f"{column_name}_block")
-        first = code.mul(column, code.const(sparse_n), name)
-        if ratio > 1:
-            within = code.rem(i, code.const(ratio))
-            within = code.mul(within, code.const(self.block_n))
-            first = code.add(first, within, name)
-        code.yield_(first)
-
-        # Blocks past the last whole one stick out unless there is none such.
-        inside = self.subject.column_multiple % sparse_n == 0
-        clone = None if mask is None else mask.clone()
-        return SegmentOp(kind, bounds, block, clone, inside)
-
-    def load(
-        self,
-        code: ScalarCode,
-        block: Block,
-        table: int,
-        indices: list[SSAValue],
-        name: str,
-    ) -> SSAValue:
-        tensor = block.args[len(block.args) - len(self.subject.tables) + table]
-        return code.insert(flex.LoadCaptureOp(tensor, indices, inside=True), name)

@@ -72,6 +72,17 @@ func.func @every_part(%q : tensor<?x?x?x64xf32>, %scale : f32, %slopes : tensor<
       %c = arith.cmpi sge, %qi, %ki : i32
       flex.yield %c : i1
     }
+    // CHECK: blocksparse.segment full {inside, may_skip} bounds(
+    blocksparse.segment full {inside, may_skip} bounds(%b : i32, %h : i32,
+        %q_start : i32, %q_len : i32, %kv_len : i32, %slopes_ : tensor<?xf32>,
+        %num_ : tensor<?x?x?xi32>, %idx_ : tensor<?x?x?x?xi32>) {
+      flex.yield %kv_len, %kv_len : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32,
+            %kv_len : i32, %slopes_ : tensor<?xf32>, %num_ : tensor<?x?x?xi32>,
+            %idx_ : tensor<?x?x?x?xi32>) {
+      // CHECK: flex.yield %i, %kv_len : i32, i32
+      flex.yield %i, %kv_len : i32, i32
+    }
   }
   func.return
 }

@@ -77,7 +77,7 @@ func.func @bounds_result(%q : tensor<?x?x?x8xf32>, %scale : f32) {
 // -----
 
 func.func @block_result(%q : tensor<?x?x?x8xf32>, %scale : f32) {
-  // CHECK: block expects to yield (i32), got (i32, i32)
+  // CHECK: block expects to yield (i32, i32), got (i32, i32, i32)
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
       scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
@@ -88,7 +88,67 @@ func.func @block_result(%q : tensor<?x?x?x8xf32>, %scale : f32) {
     blocksparse.segment full bounds(%b : i32, %h : i32, %s : i32, %m : i32, %n : i32) {
       flex.yield %n, %n : i32, i32
     } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
-      flex.yield %i, %i : i32, i32
+      flex.yield %i, %i, %i : i32, i32, i32
+    }
+  }
+  func.return
+}
+
+// -----
+
+func.func @trimmed_sticks_out(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: a trimmed segment expects to be inside
+  %out = blocksparse.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      {block_m = 16 : i32, block_n = 16 : i32}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } segments {
+    blocksparse.segment full bounds(%b : i32, %h : i32, %s : i32, %m : i32, %n : i32) {
+      flex.yield %n, %n : i32, i32
+    } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
+      flex.yield %i, %n : i32, i32
+    }
+  }
+  func.return
+}
+
+// -----
+
+func.func @trimmed_and_padded(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: a trimmed segment is neither padded nor mixed
+  %out = blocksparse.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      {block_m = 16 : i32, block_n = 16 : i32}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } segments {
+    blocksparse.segment full {inside, padded} bounds(%b : i32, %h : i32, %s : i32, %m : i32, %n : i32) {
+      flex.yield %n, %n : i32, i32
+    } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
+      flex.yield %i, %n : i32, i32
+    }
+  }
+  func.return
+}
+
+// -----
+
+func.func @skips_without_count(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: a segment that may_skip expects a count
+  %out = blocksparse.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      {block_m = 16 : i32, block_n = 16 : i32}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } segments {
+    blocksparse.segment full {may_skip} bounds(%b : i32, %h : i32, %s : i32, %m : i32, %n : i32) {
+      flex.yield %n, %n : i32, i32
+    } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {
+      flex.yield %i : i32
     }
   }
   func.return

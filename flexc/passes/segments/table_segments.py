@@ -1,0 +1,145 @@
+"""The segments of block tables: loops over the blocks that are listed for a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.dialects import arith
+from xdsl.ir import Block, Region, SSAValue
+
+from flexc.dialects import flex
+from flexc.dialects.blocksparse import SegmentKind, SegmentOp
+from flexc.passes.scalar_code import ScalarCode
+from flexc.passes.segments.subject import SegmentSubject
+
+PARTIAL_TABLES, FULL_TABLES = 0, 2
+"""The first of a pair of tables among all tables."""
+
+
+@dataclass(frozen=True)
+class TableSegments:
+    """Builds segments over the blocks that tables list, in tiles of `block_n`."""
+
+    subject: SegmentSubject
+    block_n: int
+
+    def segments(self, mask: Region | None) -> list[SegmentOp]:
+        """Partial blocks first, then full ones."""
+        found = [self.segment(SegmentKind.PARTIAL, PARTIAL_TABLES, mask)]
+        if len(self.subject.tables) == 4:
+            found.append(self.segment(SegmentKind.FULL, FULL_TABLES, None))
+        return found
+
+    def segment(self, kind: SegmentKind, table: int, mask: Region | None) -> SegmentOp:
+        """A segment over one pair of tables."""
+        row_name, _ = self.subject.axes
+        bounds = self.subject.bounds_region()
+        b, h, start = bounds.block.args[:3]
+        code = ScalarCode(bounds.block)
+        row = code.div(start, code.const(self.sparse[0]), f"{row_name}_block")
+        count = self.load(code, bounds.block, table, [b, h, row], "num_blocks")
+        code.yield_(code.const(0), code.mul(count, code.const(self.ratio)))
+
+        block = self.subject.block_region()
+        code = ScalarCode(block.block)
+        code.yield_(*self.visited(code, block.block, table + 1))
+        clone = None if mask is None else mask.clone()
+        return SegmentOp(kind, bounds, block, clone, facts=self.facts)
+
+    @property
+    def sparse(self) -> tuple[int, int]:
+        """Rows and columns of a block of the tables."""
+        assert self.subject.sparse_block is not None
+        return self.subject.sparse_block
+
+    @property
+    def ratio(self) -> int:
+        """Iterations for each block that is listed."""
+        return self.sparse[1] // self.block_n
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no block sticks out: those past the last whole one do."""
+        return self.subject.column_multiple % self.sparse[1] == 0
+
+    @property
+    def facts(self) -> list[str]:
+        """Properties of the segments."""
+        return ["inside"] if self.is_whole else []
+
+    def visited(self, code: ScalarCode, block: Block, table: int) -> list[SSAValue]:
+        """What an iteration visits: its first column."""
+        first, _ = self.place(code, block, table)
+        return [first]
+
+    def place(
+        self, code: ScalarCode, block: Block, table: int
+    ) -> tuple[SSAValue, SSAValue | None]:
+        """The first column of an iteration, and where in its block that is, if known.
+
+        An iteration of whole blocks begins where its block does.
+        """
+        b, h, start, i = block.args[:4]
+        row_name, column_name = self.subject.axes
+        ratio, (sparse_m, sparse_n) = self.ratio, self.sparse
+        row = code.div(start, code.const(sparse_m), f"{row_name}_block")
+        entry = i if ratio == 1 else code.div(i, code.const(ratio))
+        where = [b, h, row, entry]
+        name = f"{column_name}_start"
+        column = self.load(code, block, table, where, f"{column_name}_block")
+        first = code.mul(column, code.const(sparse_n), name)
+        if ratio == 1:
+            return first, None
+        within = code.rem(i, code.const(ratio))
+        within = code.mul(within, code.const(self.block_n))
+        return code.add(first, within, name), within
+
+    def load(
+        self,
+        code: ScalarCode,
+        block: Block,
+        table: int,
+        indices: list[SSAValue],
+        name: str,
+    ) -> SSAValue:
+        tensor = block.args[len(block.args) - len(self.subject.tables) + table]
+        return code.insert(flex.LoadCaptureOp(tensor, indices, inside=True), name)
+
+
+@dataclass(frozen=True)
+class TrimmedTableSegments(TableSegments):
+    """The same, of up to `block_n` columns of a block at a time.
+
+    The block over the last column has fewer, and iterations of it may have none.
+    """
+
+    @property
+    def step(self) -> int:
+        """The most columns of an iteration."""
+        return min(self.block_n, self.sparse[1])
+
+    @property
+    def ratio(self) -> int:
+        return -(-self.sparse[1] // self.step)
+
+    @property
+    def facts(self) -> list[str]:
+        skips = self.ratio > 1 and not self.is_whole
+        return ["inside", *(["may_skip"] if skips else [])]
+
+    def visited(self, code: ScalarCode, block: Block, table: int) -> list[SSAValue]:
+        """The first column of an iteration, and how many it has."""
+        first, within = self.place(code, block, table)
+        column_len, step = block.args[5], code.const(self.step)
+        left: list[SSAValue] = []
+        if within is not None and self.sparse[1] % self.step:
+            left.append(code.sub(code.const(self.sparse[1]), within))
+        if not self.is_whole:
+            left.append(code.sub(column_len, first))
+        count = step
+        for most in left:
+            count = code.insert(arith.MinSIOp(count, most), "count")
+        if "may_skip" in self.facts:
+            last = code.sub(column_len, code.const(1))
+            first = code.insert(arith.MinSIOp(first, last), first.name_hint)
+        return [first, count]
