@@ -95,6 +95,11 @@ CASES = {
     )
     + store("u", "out")
     + store("p", "out2"),
+    "initial-value-used-inside": loop(
+        "%u", "%m = %p", T, add("t", "m", "p") + f"scf.yield %t : {T}"
+    )
+    + store("u", "out")
+    + store("q", "out2"),
     "one-initial-value-twice": loop(
         "%u, %w",
         "%m = %p, %n = %p",
@@ -143,14 +148,16 @@ CASES = {
     + store("u", "out")
     + store("q", "out2"),
     "accumulator-used-later": load("zt", "z", R)
-    + f"""%s = tile.matmul %p, %zt : {T}, {R} -> {S}
-    %d = tile.dot %s, %q, %p : {S}, {T}, {T} -> {T}
+    + f"""%s = tile.register_product %p, %zt by <6 x 2> : {T}, {R} -> {S}
+    %d = tile.register_product %s, %q onto %p by <6 x 2>
+        : {S}, {T} onto {T} -> {T}
     """
     + store("d", "out")
     + store("p", "out2"),
     "accumulator-is-an-operand": load("zt", "z", R)
-    + f"""%s = tile.matmul %p, %zt : {T}, {R} -> {S}
-    %d = tile.dot %s, %q, %q : {S}, {T}, {T} -> {T}
+    + f"""%s = tile.register_product %p, %zt by <6 x 2> : {T}, {R} -> {S}
+    %d = tile.register_product %s, %q onto %q by <6 x 2>
+        : {S}, {T} onto {T} -> {T}
     """
     + store("d", "out")
     + store("d", "out2"),

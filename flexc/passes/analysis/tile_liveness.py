@@ -46,11 +46,18 @@ def overwrites(op: Operation, value: SSAValue) -> bool:
 
 
 def dies_at(value: SSAValue, op: Operation) -> bool:
-    """Whether an op beside a value's definition is the last to use it."""
+    """Whether an op beside a value's definition is the last to use it.
+
+    A loop that uses it inside does so again and again.
+    """
     block = home(value)
     if op.parent_block() is not block:
         return False
-    return all(not op.is_before_in_block(user_in(block, u)) for u in value.uses)
+    users = [(u.operation, user_in(block, u)) for u in value.uses]
+    return all(
+        not op.is_before_in_block(outer) and (outer is not op or inner is op)
+        for inner, outer in users
+    )
 
 
 @dataclass
