@@ -65,8 +65,12 @@ class Visits:
     `given` are the arguments for its captures and then for its tables.
     """
 
-    def __init__(self, segments: Sequence[SegmentOp], given: list[Any], s: Sizes):
+    def __init__(
+        self, segments: Sequence[SegmentOp], given: list[Any], s: Sizes, step: int = 1
+    ):
+        """`step` is how many columns an iteration of a trimmed segment may visit."""
         self.segments, self.given, self.sizes = segments, given, s
+        self.step = step
 
     def run(self, region: Region, *i: Tensor) -> list[Tensor]:
         """Run bounds, or, of the iterations i, what says their blocks."""
@@ -85,15 +89,30 @@ class Visits:
         begin, end = self.run(segment.bounds)
         count = int((end - begin).max().clamp(min=0))
         i = begin + torch.arange(count, dtype=torch.int32)
-        (start,) = self.run(segment.block, i)
+        start, *counts = self.run(segment.block, i)
         used = i < end
         assert (~used | (start >= 0) & (start < length)).all()
+        if counts:
+            start, used = self.some_columns(segment, start, counts[0], used)
         assert not start[used].remainder(s.block_n).any()
         assert segment.inside is None or (start + s.block_n <= length)[used].all()
         column = torch.where(used, start // s.block_n, columns).to(torch.int64)
         marks = torch.zeros((*s.shape[:3], columns + 1), dtype=torch.int64)
         marks.scatter_add_(-1, column, used.to(torch.int64))
         return marks[..., :columns]
+
+    def some_columns(
+        self, segment: SegmentOp, start: Tensor, count: Tensor, used: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The columns of the iterations of a trimmed segment; blocks are of one."""
+        assert self.sizes.block_n == 1
+        assert (~used | (count <= self.step)).all()
+        assert segment.may_skip is not None or (~used | (count > 0)).all()
+        within = torch.arange(self.step, dtype=torch.int32)
+        columns = start[..., None] + within
+        return columns.flatten(-2), (
+            used[..., None] & (within < count[..., None])
+        ).flatten(-2)
 
     def classes(self) -> Tensor:
         """The class of every block; none is visited twice."""

@@ -84,6 +84,26 @@ def check(
     return found, exact
 
 
+def check_trimmed(
+    mask: Mask, s: Sizes, multiples: tuple[int, int] = (1, 1), proved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The same of trimmed segments, for each column."""
+    op, captures = simplified(mask, s, proved)
+    row_multiple, column_multiple = multiples
+    subject = replace(
+        SegmentSubject.of(op, s.transposed),
+        row_multiple=row_multiple,
+        column_multiple=column_multiple,
+    )
+    segments = build_segments(subject, TileSizes(s.block_m, s.block_n), trimmed=True)
+    assert all(segment.is_trimmed for segment in segments)
+    single = replace(s, block_n=1)
+    found = Visits(segments, captures, single, s.block_n).classes()
+    exact = brute_force(mask, single)
+    verify(found, exact)
+    return found, exact
+
+
 def is_solved(mask: Mask, s: Sizes, transposed: bool) -> bool:
     subject = SegmentSubject.of(simplified(mask, s)[0], transposed)
     return isinstance(subject.ranges(s.block_m, s.block_n), Proven)
@@ -101,10 +121,23 @@ SIZES = [
 ]
 
 
+@given(masks, st.booleans().flatmap(sizes), st.booleans())
+def test_trimmed_bounds_are_never_wrong(mask: Spelled, s: Sizes, proved: bool) -> None:
+    check_trimmed(mask.function, s, proved=proved)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("s", SIZES)
 def test_families_are_exact(name: str, s: Sizes) -> None:
     found, exact = check(FAMILIES[name], s)
+    assert torch.equal(found, exact)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("s", SIZES)
+def test_trimmed_families_are_exact(name: str, s: Sizes, transposed: bool) -> None:
+    found, exact = check_trimmed(FAMILIES[name], replace(s, transposed=transposed))
     assert torch.equal(found, exact)
 
 
@@ -113,6 +146,7 @@ def test_families_are_exact(name: str, s: Sizes) -> None:
 def test_large_numbers(name: str, s: Sizes) -> None:
     check(HARD[name], s)
     check(HARD[name], s, proved=True)
+    check_trimmed(HARD[name], s)
 
 
 def corpus_mask(name: str, s: Sizes) -> Mask:
@@ -142,20 +176,24 @@ def test_corpus_is_exact(name: str, s: Sizes) -> None:
     found, exact = check(corpus_mask(name, s), s)
     assert is_solved(corpus_mask(name, s), s, True)
     assert name in REMAINDERS or torch.equal(found, exact)
+    found, exact = check_trimmed(corpus_mask(name, s), s)
+    assert name in REMAINDERS or torch.equal(found, exact)
 
 
 @pytest.mark.parametrize("name", [n for n in MASKED if n not in SOLVED])
 def test_other_masks_visit_every_block(name: str) -> None:
     s = Sizes(130, 97, 32, 16, True, batches=2)
     assert check(corpus_mask(name, s), s)[0].bool().all()
+    assert check_trimmed(corpus_mask(name, s), s)[0].bool().all()
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_whole_blocks_need_no_test(transposed: bool) -> None:
     s = Sizes(192, 128, 32, 64, transposed)
     for name in ("causal", "window", "chunks", "prefix"):
-        found, exact = check(FAMILIES[name], s, multiples=(64, 64))
-        assert torch.equal(found, exact)
+        for checked in (check, check_trimmed):
+            found, exact = checked(FAMILIES[name], s, multiples=(64, 64))
+            assert torch.equal(found, exact)
 
 
 STRIDE, WIDTH = 3, 20
@@ -249,6 +287,36 @@ def test_tables_are_read_by_blocks_of_keys(
     expected = expected.repeat_interleave(16 // tile[1], 3)[:, :, :rows, :blocks]
     found = Visits(segments, list(columns.tensors), s).classes()
     assert torch.equal(found, expected.expand(found.shape).to(found.dtype))
+
+
+@pytest.mark.parametrize("step", [5, 8, 16, 96])
+@pytest.mark.parametrize("multiple", [1, 64])
+@pytest.mark.parametrize("block", [(16, 32), (64, 16), (32, 1024)])
+def test_listed_blocks_are_trimmed(
+    step: int, multiple: int, block: tuple[int, int]
+) -> None:
+    """The block over the last key has fewer, and some iterations of it none."""
+    s = Sizes(150, 192 if multiple > 1 else 131, 16, 1, batches=2)
+    mask = corpus_mask("documents_per_batch", s)
+    query, key = (torch.zeros(2, s.heads, n, 16) for n in (s.q_len, s.kv_len))
+    made = torch_block_mask(mask, 2, None, s.q_len, s.kv_len, "cpu", block)
+    _, tables = split_block_mask(made, None, query, key)
+    assert tables is not None
+    call = AttentionCall(torch.float32, 16, 16, sparse_block=block, full_tables=True)
+    module = build_attention_module(None, None, call).module
+    subject = SegmentSubject.of(attention_of(module))
+    subject = replace(subject, column_multiple=multiple)
+    segments = build_segments(subject, TileSizes(16, step), trimmed=True)
+    skips = step < block[1] and multiple % block[1] > 0
+    assert [segment.may_skip is not None for segment in segments] == [skips] * 2
+    columns = -(-s.kv_len // block[1])
+    classes = classes_of(pairs_of(tables.tensors), columns, (PARTIAL, FULL))
+    expected = classes.repeat_interleave(block[0] // 16, 2)
+    expected = expected.repeat_interleave(block[1], 3)
+    _, _, rows, _ = s.shape
+    found = Visits(segments, list(tables.tensors), s, step).classes()
+    expected = expected[:, :, :rows, : s.kv_len].expand(found.shape)
+    assert torch.equal(found, expected.to(found.dtype))
 
 
 def test_keys_with_most_queries_come_first() -> None:

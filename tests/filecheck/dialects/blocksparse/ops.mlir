@@ -80,7 +80,7 @@ func.func @every_part(%q : tensor<?x?x?x64xf32>, %scale : f32, %slopes : tensor<
     } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32,
             %kv_len : i32, %slopes_ : tensor<?xf32>, %num_ : tensor<?x?x?xi32>,
             %idx_ : tensor<?x?x?x?xi32>) {
-      // CHECK: flex.yield %i, %kv_len : i32, i32
+      // CHECK: flex.yield %i{{.*}}, %kv_len{{.*}} : i32, i32
       flex.yield %i, %kv_len : i32, i32
     }
   }
