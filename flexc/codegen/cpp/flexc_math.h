@@ -1,95 +1,109 @@
-// Elementary functions. Those of float that attention uses are branch-free
-// polynomials, which the compiler vectorises in plain loops; the rest are libm's.
+// Elementary functions of numbers and of vectors. Those of float that attention uses
+// are polynomials without branches; the rest are libm's, lane by lane.
 //
 // Largest errors over all floats, in units in the last place of the result, as
 // tests/codegen/test_cpp_math.py measures: exp2 1.2, exp 1.2, expm1 2, log 1, log2 2,
-// log1p 3, tanh 3. Infinities, NaN, zeros and subnormal arguments are as in libm;
-// exp2 and exp give 0 below 2^-125, because masked scores must not go through
+// log1p 3, tanh 3, erf 2. Infinities, NaN, zeros and subnormal arguments are as in
+// libm; exp2 and exp give 0 below 2^-125, because masked scores must not go through
 // subnormal numbers, which are slow.
 #pragma once
 
-#include "flexc_scalar.h"
+#include "flexc_arithmetic.h"
 
 namespace flexc {
 
-// x 2^n for n in [-125, 129].
-FLEXC_INLINE float scale(float x, int32_t n) {
-    return (x + x) * bits<float>((n + 126) << 23);
+template <class V>
+FLEXC_INLINE V absf(V x) {
+    using I = typename IntegerOf<sizeof(Element<V>)>::type;
+    return bits<Element<V>>(bits<I>(x) & I(~(I(1) << (sizeof(I) * 8 - 1))));
+}
+template <class V>
+FLEXC_INLINE V copysign(V x, V y) {
+    using I = typename IntegerOf<sizeof(Element<V>)>::type;
+    constexpr I sign = I(1) << (sizeof(I) * 8 - 1);
+    return bits<Element<V>>((bits<I>(x) & I(~sign)) | (bits<I>(y) & sign));
 }
 
-// x rounded to an integer, for |x| < 2^22, as bits above those of this number.
+// Of float, and of vectors of it.
+namespace polynomial {
+
+// x rounded to an integer, for |x| < 2^22, is in the low bits of x plus this.
 constexpr float round_magic = 0x1.8p23f;
 
-FLEXC_INLINE int32_t rounded(float shifted) {
-    return bits<int32_t>(shifted) - bits<int32_t>(round_magic);
+// NaN stays.
+template <class V>
+FLEXC_INLINE V clamp(V x, float low, float high) {
+    return smaller(V{} + high, larger(V{} + low, x));
 }
 
-FLEXC_INLINE float clamp(float x, float low, float high) {
-    x = x < low ? low : x;  // NaN stays
-    return x > high ? high : x;
-}
-
-FLEXC_INLINE float exp2(float x) {
-    const float inside = clamp(x, -125.0f, 129.0f);
-    const float shifted = inside + round_magic;
-    const float r = inside - (shifted - round_magic);
-    float q = 1.5353323e-4f;
-    q = q * r + 1.33989495e-3f;
-    q = q * r + 9.61843785e-3f;
-    q = q * r + 5.55033237e-2f;
-    q = q * r + 2.40226477e-1f;
-    q = q * r + 6.93147182e-1f;
-    const float result = scale(q * r + 1.0f, rounded(shifted));
-    return x < -125.0f ? 0.0f : result;
+template <class V>
+FLEXC_INLINE V exp2(V x) {
+    // The exponent, biased for a half of 2^n, ends up in the low bits.
+    constexpr float magic = round_magic + 126;
+    const V inside = smaller(V{} + 129.0f, x);
+    const V shifted = inside + magic;
+    const V r = inside - (shifted - magic);
+    V q = r * 3.0706646e-4f + 2.6797899e-3f;
+    q = q * r + 1.92368757e-2f;
+    q = q * r + 1.110066474e-1f;
+    q = q * r + 4.80452954e-1f;
+    q = q * r + 1.386294364f;
+    q = q * r + 2.0f;
+    // Below, what the rest computes is of no use, and replaced.
+    const V result = q * bits<float>(bits<int32_t>(shifted) << 23);
+    return select(mask(x < -125.0f), V{}, result);
 }
 
 // What exp and expm1 share: x = n ln 2 + r, and r + r^2 q(r) = e^r - 1.
-struct ReducedExp {
-    float r, q;
-    int32_t n;
+template <class V> struct ReducedExp {
+    V r, q;
+    Like<int32_t, V> half_power;  // bits of 2^(n - 1), as 2^n may be too large
 };
 
-FLEXC_INLINE ReducedExp reduce_exp(float x) {
-    const float shifted = x * 1.44269504f + round_magic;
-    const float n = shifted - round_magic;
-    float r = x - n * 0.693359375f;
-    r = r + n * 2.12194440e-4f;
-    float q = 1.38827646e-3f;
-    q = q * r + 8.36652610e-3f;
+template <class V>
+FLEXC_INLINE ReducedExp<V> reduce_exp(V x) {
+    constexpr float magic = round_magic + 126;
+    const V shifted = x * 1.44269504f + magic;
+    const V n = shifted - magic;
+    const V r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    V q = r * 1.38827646e-3f + 8.36652610e-3f;
     q = q * r + 4.16671969e-2f;
     q = q * r + 1.66665435e-1f;
     q = q * r + 4.99999970e-1f;
-    return {r, q, rounded(shifted)};
+    return {r, q, bits<int32_t>(shifted) << 23};
 }
 
-FLEXC_INLINE float exp(float x) {
-    const ReducedExp e = reduce_exp(clamp(x, -86.643f, 89.0f));
-    const float result = scale(e.r * e.r * e.q + e.r + 1.0f, e.n);
-    return x < -86.643f ? 0.0f : result;
+template <class V>
+FLEXC_INLINE V exp(V x) {
+    const ReducedExp<V> e = reduce_exp(clamp(x, -86.643f, 89.0f));
+    const V q = e.r * e.r * e.q + e.r + 1.0f;
+    const V result = (q + q) * bits<float>(e.half_power);
+    return select(mask(x < -86.643f), V{}, result);
 }
 
-FLEXC_INLINE float expm1(float x) {
-    const ReducedExp e = reduce_exp(clamp(x, -30.0f, 89.0f));
-    // Half of 2^n, which may be too large for a float.
-    const float power = bits<float>((e.n - 1 + 127) << 23);
-    const float m = e.r * e.r * e.q + e.r;
-    const float result = 2.0f * (power * m + (power - 0.5f));
-    return x == 0.0f ? x : result;
+template <class V>
+FLEXC_INLINE V expm1(V x) {
+    const ReducedExp<V> e = reduce_exp(clamp(x, -30.0f, 89.0f));
+    const V power = bits<float>(e.half_power);
+    const V m = e.r * e.r * e.q + e.r;
+    const V result = 2.0f * (power * m + (power - 0.5f));
+    return select(mask(x == 0.0f), x, result);
 }
 
 // log(x) = e ln 2 + log(1 + f), with 1 + f in [sqrt(1/2), sqrt(2)).
-struct ReducedLog {
-    float f, q, e;  // log(1 + f) = f - f^2 / 2 + f^3 q
+template <class V> struct ReducedLog {
+    V f, q, e;  // log(1 + f) = f - f^2 / 2 + f^3 q
 };
 
-FLEXC_INLINE ReducedLog reduce_log(float x) {
-    const bool tiny = x < 0x1p-126f;
-    const int32_t u = bits<int32_t>(tiny ? x * 0x1p25f : x);
-    const int32_t above = u - 0x3f3504f3;  // bits of sqrt(1/2)
-    const int32_t e = (above >> 23) - (tiny ? 25 : 0);
-    const float f = bits<float>((above & 0x7fffff) + 0x3f3504f3) - 1.0f;
-    float q = 7.0376836292e-2f;
-    q = q * f - 1.1514610310e-1f;
+template <class V>
+FLEXC_INLINE ReducedLog<V> reduce_log(V x) {
+    using I = Like<int32_t, V>;
+    const auto is_tiny = mask(x < 0x1p-126f);
+    const I u = bits<int32_t>(select(is_tiny, x * 0x1p25f, x));
+    const I above = u - 0x3f3504f3;  // bits of sqrt(1/2)
+    const I e = (above >> 23) - select(is_tiny, I{} + 25, I{});
+    const V f = bits<float>((above & 0x7fffff) + 0x3f3504f3) - 1.0f;
+    V q = f * 7.0376836292e-2f - 1.1514610310e-1f;
     q = q * f + 1.1676998740e-1f;
     q = q * f - 1.2420140846e-1f;
     q = q * f + 1.4249322787e-1f;
@@ -97,47 +111,144 @@ FLEXC_INLINE ReducedLog reduce_log(float x) {
     q = q * f + 2.0000714765e-1f;
     q = q * f - 2.4999993993e-1f;
     q = q * f + 3.3333331174e-1f;
-    return {f, q, static_cast<float>(e)};
+    return {f, q, convert<float>(e)};
 }
 
 // The logarithm's value where the polynomial does not hold.
-FLEXC_INLINE float log_special(float x, float value) {
-    value = x == 0.0f ? -inf_f32 : value;
-    value = x < 0.0f ? nan_f32 : value;
-    return (x != x) | (x == inf_f32) ? x : value;
+template <class V>
+FLEXC_INLINE V log_special(V x, V value) {
+    value = select(mask(x == 0.0f), V{} - inf_f32, value);
+    value = select(mask(x < 0.0f), V{} + nan_f32, value);
+    return select(mask((x != x) | (x == inf_f32)), x, value);
 }
 
-FLEXC_INLINE float log(float x) {
-    const ReducedLog l = reduce_log(x);
-    const float f2 = l.f * l.f;
-    const float low = l.f * f2 * l.q - l.e * 2.12194440e-4f - 0.5f * f2;
+template <class V>
+FLEXC_INLINE V log(V x) {
+    const ReducedLog<V> l = reduce_log(x);
+    const V f2 = l.f * l.f;
+    const V low = l.f * f2 * l.q - l.e * 2.12194440e-4f - 0.5f * f2;
     return log_special(x, l.e * 0.693359375f + (l.f + low));
 }
 
-FLEXC_INLINE float log2(float x) {
-    const ReducedLog l = reduce_log(x);
-    const float f2 = l.f * l.f;
-    const float low = l.f * f2 * l.q - 0.5f * f2;
+template <class V>
+FLEXC_INLINE V log2(V x) {
+    const ReducedLog<V> l = reduce_log(x);
+    const V f2 = l.f * l.f;
+    const V low = l.f * f2 * l.q - 0.5f * f2;
     // log2(e) in two parts, of which the first is exact in few bits.
-    const float tail = low * 1.44269504f + l.f * 0.44269504f;
+    const V tail = low * 1.44269504f + l.f * 0.44269504f;
     return log_special(x, l.e + (l.f + tail));
 }
 
 // log(1 + x) = log(u) x / (u - 1) for u = 1 + x rounded (Kahan).
-FLEXC_INLINE float log1p(float x) {
-    const float u = 1.0f + x, d = u - 1.0f;
-    const float quotient = log(u) * (x / d);
-    return (d == 0.0f) | (x == inf_f32) ? x : quotient;
+template <class V>
+FLEXC_INLINE V log1p(V x) {
+    const V u = 1.0f + x, d = u - 1.0f;
+    const V quotient = log(u) * (x / d);
+    return select(mask((d == 0.0f) | (x == inf_f32)), x, quotient);
 }
-
-FLEXC_INLINE float absf(float x) { return __builtin_fabsf(x); }
-FLEXC_INLINE float copysign(float x, float y) { return __builtin_copysignf(x, y); }
 
 // tanh|x| = -t / (t + 2) for t = expm1(-2|x|)
-FLEXC_INLINE float tanh(float x) {
-    const float t = expm1(-2.0f * absf(x));
+template <class V>
+FLEXC_INLINE V tanh(V x) {
+    const V t = expm1(-2.0f * absf(x));
     return copysign(-t / (t + 2.0f), x);
 }
+
+// Near 0 an odd polynomial; else 1 - e^p(|x|).
+template <class V>
+FLEXC_INLINE V erf(V x) {
+    const V t = absf(x), s = x * x;
+    V p = t * -1.72853470e-5f + 3.83197126e-4f;
+    p = p * s + (t * -3.88396438e-3f + 2.42546219e-2f);
+    p = p * t - 1.06777877e-1f;
+    p = p * t - 6.34846687e-1f;
+    p = p * t - 1.28717512e-1f;
+    p = p * t - t;
+    const V far = copysign(1.0f - exp(p), x);
+    V q = s * -5.96761703e-4f + 4.99119423e-3f;
+    q = q * s - 2.67681349e-2f;
+    q = q * s + 1.12819925e-1f;
+    q = q * s - 3.76125336e-1f;
+    q = q * s + 1.28379166e-1f;
+    const V near = q * x + x;
+    return select(mask(t > 0.927734375f), far, near);
+}
+
+}  // namespace polynomial
+
+// ---- of any floats ----
+
+// name(x) of vectors of either type, by way of numbers.
+#define FLEXC_LANES(name)                                                         \
+    template <class V, IfVector<V> = 0>                                           \
+    FLEXC_INLINE V name(V x) {                                                    \
+        return each_lane([](auto lane) { return name(lane); }, x);                \
+    }
+// A polynomial of float and of vectors of float, libm's function of double.
+#define FLEXC_POLYNOMIAL(name)                                                    \
+    FLEXC_INLINE float name(float x) { return polynomial::name(x); }              \
+    FLEXC_INLINE double name(double x) { return __builtin_##name(x); }            \
+    template <class V, IfVector<V> = 0>                                           \
+    FLEXC_INLINE V name(V x) {                                                    \
+        if constexpr (sizeof(Element<V>) == 4)                                    \
+            return polynomial::name(x);                                           \
+        else                                                                      \
+            return each_lane([](double lane) { return name(lane); }, x);          \
+    }
+#define FLEXC_LIBM(name)                                                          \
+    FLEXC_INLINE float name(float x) { return __builtin_##name##f(x); }           \
+    FLEXC_INLINE double name(double x) { return __builtin_##name(x); }            \
+    FLEXC_LANES(name)
+#define FLEXC_LIBM_2(name)                                                        \
+    FLEXC_INLINE float name(float x, float y) { return __builtin_##name##f(x, y); } \
+    FLEXC_INLINE double name(double x, double y) { return __builtin_##name(x, y); } \
+    template <class V, IfVector<V> = 0>                                           \
+    FLEXC_INLINE V name(V x, V y) {                                               \
+        return each_lane([](auto a, auto b) { return name(a, b); }, x, y);        \
+    }
+
+FLEXC_POLYNOMIAL(exp)
+FLEXC_POLYNOMIAL(exp2)
+FLEXC_POLYNOMIAL(expm1)
+FLEXC_POLYNOMIAL(log)
+FLEXC_POLYNOMIAL(log2)
+FLEXC_POLYNOMIAL(log1p)
+FLEXC_POLYNOMIAL(tanh)
+FLEXC_POLYNOMIAL(erf)
+FLEXC_LIBM(acos)
+FLEXC_LIBM(acosh)
+FLEXC_LIBM(asin)
+FLEXC_LIBM(asinh)
+FLEXC_LIBM(atan)
+FLEXC_LIBM(atanh)
+FLEXC_LIBM(cbrt)
+FLEXC_LIBM(ceil)
+FLEXC_LIBM(cos)
+FLEXC_LIBM(cosh)
+FLEXC_LIBM(floor)
+FLEXC_LIBM(log10)
+// Rounding is to nearest even wherever these run.
+FLEXC_LIBM(rint)
+FLEXC_LIBM(round)
+FLEXC_LIBM(sin)
+FLEXC_LIBM(sinh)
+FLEXC_LIBM(sqrt)
+FLEXC_LIBM(tan)
+FLEXC_LIBM(trunc)
+FLEXC_LIBM_2(atan2)
+FLEXC_LIBM_2(fmod)
+FLEXC_LIBM_2(pow)
+
+#undef FLEXC_LANES
+#undef FLEXC_POLYNOMIAL
+#undef FLEXC_LIBM
+#undef FLEXC_LIBM_2
+
+template <class V>
+FLEXC_INLINE V roundeven(V x) { return rint(x); }
+template <class V>
+FLEXC_INLINE V rsqrt(V x) { return Element<V>(1) / sqrt(x); }
 
 FLEXC_INLINE float fma(float a, float b, float c) {
 #ifdef __FMA__
@@ -153,57 +264,7 @@ FLEXC_INLINE double fma(double a, double b, double c) {
     return a * b + c;
 #endif
 }
-
-FLEXC_INLINE float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
-FLEXC_INLINE double rsqrt(double x) { return 1.0 / __builtin_sqrt(x); }
-
-// Rounding is to nearest even wherever these run.
-FLEXC_INLINE float roundeven(float x) { return __builtin_rintf(x); }
-FLEXC_INLINE double roundeven(double x) { return __builtin_rint(x); }
-FLEXC_INLINE double absf(double x) { return __builtin_fabs(x); }
-FLEXC_INLINE double copysign(double x, double y) { return __builtin_copysign(x, y); }
-
-#define FLEXC_LIBM(name)                                                          \
-    FLEXC_INLINE float name(float x) { return __builtin_##name##f(x); }           \
-    FLEXC_INLINE double name(double x) { return __builtin_##name(x); }
-#define FLEXC_LIBM_F64(name)                                                      \
-    FLEXC_INLINE double name(double x) { return __builtin_##name(x); }
-#define FLEXC_LIBM_2(name)                                                        \
-    FLEXC_INLINE float name(float x, float y) { return __builtin_##name##f(x, y); } \
-    FLEXC_INLINE double name(double x, double y) { return __builtin_##name(x, y); }
-
-FLEXC_LIBM_F64(exp)
-FLEXC_LIBM_F64(exp2)
-FLEXC_LIBM_F64(expm1)
-FLEXC_LIBM_F64(log)
-FLEXC_LIBM_F64(log2)
-FLEXC_LIBM_F64(log1p)
-FLEXC_LIBM_F64(tanh)
-FLEXC_LIBM(acos)
-FLEXC_LIBM(acosh)
-FLEXC_LIBM(asin)
-FLEXC_LIBM(asinh)
-FLEXC_LIBM(atan)
-FLEXC_LIBM(atanh)
-FLEXC_LIBM(cbrt)
-FLEXC_LIBM(ceil)
-FLEXC_LIBM(cos)
-FLEXC_LIBM(cosh)
-FLEXC_LIBM(erf)
-FLEXC_LIBM(floor)
-FLEXC_LIBM(log10)
-FLEXC_LIBM(round)
-FLEXC_LIBM(sin)
-FLEXC_LIBM(sinh)
-FLEXC_LIBM(sqrt)
-FLEXC_LIBM(tan)
-FLEXC_LIBM(trunc)
-FLEXC_LIBM_2(atan2)
-FLEXC_LIBM_2(fmod)
-FLEXC_LIBM_2(pow)
-
-#undef FLEXC_LIBM
-#undef FLEXC_LIBM_F64
-#undef FLEXC_LIBM_2
+template <class V, IfVector<V> = 0>
+FLEXC_INLINE V fma(V a, V b, V c) { return a * b + c; }
 
 }  // namespace flexc

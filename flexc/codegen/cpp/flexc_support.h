@@ -6,8 +6,6 @@
 // NaN, infinities and signed zeros behave as IEEE 754 says.
 #pragma once
 
-#include "flexc_scalar.h"
-
 #include "flexc_math.h"
 
 #include "flexc_tile.h"

@@ -1,45 +1,23 @@
 // Tiles in fast memory: what holds them, and whole-tile operations.
 #pragma once
 
-#include "flexc_scalar.h"
+#include "flexc_arithmetic.h"
 
 namespace flexc {
 
-// ---- vectors: one register of the machine ----
+// One register of the machine.
+template <class T> using Vector = Vec<T, lanes<T>>;
 
-// A kernel that was made for a machine says how wide; any other machine runs it too.
-#if !defined(FLEXC_VECTOR_BYTES)
-#if defined(__AVX512F__)
-#define FLEXC_VECTOR_BYTES 64
-#elif defined(__AVX__)
-#define FLEXC_VECTOR_BYTES 32
-#else
-#define FLEXC_VECTOR_BYTES 16
-#endif
-#endif
-constexpr int vector_bytes = FLEXC_VECTOR_BYTES;
-
-template <class T> struct VectorOf;
-template <> struct VectorOf<float> {
-    typedef float type __attribute__((vector_size(vector_bytes), may_alias));
-};
-template <> struct VectorOf<double> {
-    typedef double type __attribute__((vector_size(vector_bytes), may_alias));
-};
-template <> struct VectorOf<int32_t> {
-    typedef int32_t type __attribute__((vector_size(vector_bytes), may_alias));
-};
-template <> struct VectorOf<int64_t> {
-    typedef int64_t type __attribute__((vector_size(vector_bytes), may_alias));
-};
-template <class T> using Vector = typename VectorOf<T>::type;
-template <class T> constexpr int lanes = vector_bytes / static_cast<int>(sizeof(T));
-
-// Distance between rows: whole vectors, so that products need no masks.
+// Distance between rows: whole vectors of whatever else is computed with, so that
+// neither products nor maps need masks.
 template <class T>
 constexpr int pitch(int columns) {
-    return (columns + lanes<T> - 1) / lanes<T> * lanes<T>;
+    return (columns + lanes<float> - 1) / lanes<float> * lanes<float>;
 }
+
+// Maps take a few vectors of each row at a time, so that their computations overlap.
+template <int N, int L> constexpr int vectors_at_once = (N + L - 1) / L % 2 ? 1 : 2;
+template <int N, int L> constexpr int columns_at_once = vectors_at_once<N, L> * L;
 
 // ---- tiles: views of a buffer; columns beyond the last hold anything ----
 
@@ -88,8 +66,8 @@ FLEXC_INLINE void fill(Tile<T, Shape...> out, V value) {
 
 template <int N>
 FLEXC_INLINE void iota(Tile<int32_t, N> out, int32_t start) {
-#pragma omp simd
-    for (int i = 0; i < N; ++i) out.data[i] = start + i;
+    for (int i = 0; i < N; i += lanes<int32_t>)
+        store_vector(out.data + i, lane_numbers<int32_t>() + (start + i));
 }
 
 template <class T, int... Shape>
@@ -106,19 +84,22 @@ void transpose(Tile<T, N, M> out, Tile<T, M, N> in) {
 // ---- reductions ----
 
 template <class T> constexpr T largest = T(__builtin_inff());
+template <> constexpr int8_t largest<int8_t> = __SCHAR_MAX__;
+template <> constexpr int16_t largest<int16_t> = __SHRT_MAX__;
 template <> constexpr int32_t largest<int32_t> = __INT32_MAX__;
 template <> constexpr int64_t largest<int64_t> = __INT64_MAX__;
 
+// Of numbers, and of vectors.
 struct Max {
-    template <class T> static FLEXC_INLINE T combine(T a, T b) { return a > b ? a : b; }
+    template <class V> static FLEXC_INLINE V combine(V a, V b) { return larger(a, b); }
     template <class T> static constexpr T identity = static_cast<T>(-largest<T> - 1);
 };
 struct Min {
-    template <class T> static FLEXC_INLINE T combine(T a, T b) { return a < b ? a : b; }
+    template <class V> static FLEXC_INLINE V combine(V a, V b) { return smaller(a, b); }
     template <class T> static constexpr T identity = largest<T>;
 };
 struct Sum {
-    template <class T> static FLEXC_INLINE T combine(T a, T b) { return a + b; }
+    template <class V> static FLEXC_INLINE V combine(V a, V b) { return a + b; }
     template <class T> static constexpr T identity = 0;
 };
 
@@ -139,10 +120,10 @@ FLEXC_INLINE T reduce_row(const T* row) {
     constexpr int whole = N / lanes<T>;
     T result = Kind::template identity<T>;
     if (whole > 0) {
-        Vector<T> v = *reinterpret_cast<const Vector<T>*>(row);
+        Vector<T> v = load_vector<lanes<T>>(row);
 #pragma GCC unroll 4
         for (int i = 1; i < whole; ++i)
-            v = Kind::combine(v, reinterpret_cast<const Vector<T>*>(row)[i]);
+            v = Kind::combine(v, load_vector<lanes<T>>(row + i * lanes<T>));
         result = combine_lanes<Kind, T>(v);
     }
     for (int j = whole * lanes<T>; j < N; ++j)
@@ -158,12 +139,19 @@ FLEXC_INLINE void reduce_rows(Tile<T, M> out, Tile<T, M, N> in) {
 
 // Combine each column: one number per column.
 template <class Kind, class T, int M, int N>
-FLEXC_INLINE void reduce_columns(Tile<T, N> out, Tile<T, M, N> in) {
-    for (int j = 0; j < N; ++j) out[j] = in[0][j];
-    for (int i = 1; i < M; ++i) {
-        const T* row = in[i];
-#pragma omp simd
-        for (int j = 0; j < N; ++j) out.data[j] = Kind::template combine<T>(out.data[j], row[j]);
+FLEXC_INLINE void reduce_columns(Tile<T, N> out, Tile<T, M, N> in, int count = M) {
+    constexpr int L = lanes<T>, size = pitch<T>(N);
+    constexpr int together = size / L % 2 ? 1 : 2;
+    for (int j = 0; j < size; j += together * L) {
+        Vector<T> v[together];
+#pragma GCC unroll 2
+        for (int k = 0; k < together; ++k) v[k] = load_vector<L>(in[0] + j + k * L);
+        for (int i = 1; i < count; ++i)
+#pragma GCC unroll 2
+            for (int k = 0; k < together; ++k)
+                v[k] = Kind::combine(v[k], load_vector<L>(in[i] + j + k * L));
+#pragma GCC unroll 2
+        for (int k = 0; k < together; ++k) store_vector(out.data + j + k * L, v[k]);
     }
 }
 

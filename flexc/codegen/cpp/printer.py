@@ -25,19 +25,16 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.utils.hints import isa
 
+from flexc.codegen.cpp.map_printer import COMBINE, MapPlan, MapPrinter
 from flexc.codegen.cpp.reserved import RESERVED
-from flexc.codegen.cpp.scalar_rules import SCALAR_RULES
 from flexc.codegen.cpp.spelling import (
     buffer_type,
-    from_memory,
-    literal,
     memory_type,
     scalar_type,
 )
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec, ir_digest
-from flexc.codegen.source_printer import SourcePrinter
 from flexc.dialects import flex, tile
-from flexc.dialects.tile import BUFFERS, BufferAttr, ReduceKind, TileType
+from flexc.dialects.tile import BUFFERS, BufferAttr, TileType
 from flexc.errors import UnsupportedOpError
 
 _PROGRAM_ID = (
@@ -45,12 +42,11 @@ _PROGRAM_ID = (
     "program / grid_0 % grid_1",
     "program / (grid_0 * grid_1)",
 )
-_REDUCE = {ReduceKind.MAX: "Max", ReduceKind.MIN: "Min", ReduceKind.SUM: "Sum"}
 _REDUCE_ALONG = ("reduce_columns", "reduce_rows")
 
 
 @dataclass(eq=False, repr=False)
-class CppPrinter(SourcePrinter):
+class CppPrinter(MapPrinter):
     """Prints one kernel."""
 
     _buffers: list[str] = field(default_factory=list[str], init=False)
@@ -117,9 +113,6 @@ class CppPrinter(SourcePrinter):
         for op in block.ops:
             self.print_op(op)
 
-    def names(self, values: Sequence[SSAValue]) -> list[str]:
-        return [self.name(v) for v in values]
-
     def bind_tiles(self, op: Operation) -> list[str]:
         """Spell the tiles that an op defines as their buffers."""
         indices = op.attributes[BUFFERS]
@@ -132,24 +125,11 @@ class CppPrinter(SourcePrinter):
     def call(self, function: str, *args: str) -> None:
         self.line(f"{function}({', '.join(args)});")
 
-    def constant(self, value: SSAValue, expression: str) -> None:
-        """Define a scalar."""
-        type_ = scalar_type(value.type)
-        self.line(f"const {type_} {self.declare(value)} = {expression};")
-
     # Ops
 
     @singledispatchmethod
     def print_op(self, op: Operation) -> None:
-        """One scalar op: a constant with an expression."""
-        rule = SCALAR_RULES.get(type(op))
-        if rule is None:
-            raise UnsupportedOpError(f"the C++ target has no rule for {op.name}")
-        self.constant(op.results[0], rule(op, self.names(op.operands)))
-
-    @print_op.register
-    def _(self, op: arith.ConstantOp) -> None:
-        self.bind(op.result, literal(op.value))
+        self.print_number(op)
 
     @print_op.register
     def _(self, op: scf.ForOp) -> None:
@@ -258,19 +238,38 @@ class CppPrinter(SourcePrinter):
         self.call("add_to", target, self.name(op.value), *self.names(op.strides))
 
     @print_op.register
-    def _(self, op: tile.MatmulOp) -> None:
-        self.call("matmul", *self.bind_tiles(op), *self.names([op.lhs, op.rhs]))
-
-    @print_op.register
-    def _(self, op: tile.DotOp) -> None:
+    def _(self, op: tile.RegisterProductOp) -> None:
         """The accumulator's buffer is the result's."""
-        self.call("dot", *self.bind_tiles(op), *self.names([op.lhs, op.rhs]))
+        rows, inner = tile.shape_of(op.result.type)[0], tile.shape_of(op.rhs.type)[0]
+        lhs = [self.name(op.lhs)]
+        if op.base is not None:
+            places = [self.stride(s) for s in op.strides]
+            lhs = [f"{self.name(op.lhs)} + {self.name(op.base)}", *places]
+        function = "product" if op.acc is None else "add_product"
+        tile_ = f"{op.register_tile.rows.data}, {op.register_tile.vectors.data}"
+        self.call(
+            f"{function}<{tile_}>",
+            *self.bind_tiles(op),
+            f"strided({', '.join(lhs)})",
+            self.name(op.rhs),
+            f"fixed<{rows}>" if op.rows is None else self.name(op.rows),
+            str(inner) if op.inner is None else self.name(op.inner),
+        )
+
+    def stride(self, value: SSAValue) -> str:
+        """A stride; where it is constant the compiler is to know it."""
+        owner = value.owner
+        if isinstance(owner, arith.ConstantOp) and isa(owner.value, IntegerAttr):
+            return f"fixed<{owner.value.value.data}>"
+        return self.name(value)
 
     @print_op.register
     def _(self, op: tile.ReduceOp) -> None:
         function = _REDUCE_ALONG[op.dim.value.data]
-        kind = _REDUCE[op.kind.data]
-        self.call(f"{function}<{kind}>", *self.bind_tiles(op), self.name(op.input))
+        kind = COMBINE[op.kind.data]
+        count = [] if op.count is None else [self.name(op.count)]
+        args = [*self.bind_tiles(op), self.name(op.input), *count]
+        self.call(f"{function}<{kind}>", *args)
 
     @print_op.register
     def _(self, op: tile.DiagonalsOp) -> None:
@@ -278,50 +277,18 @@ class CppPrinter(SourcePrinter):
 
     @print_op.register
     def _(self, op: tile.MapOp) -> None:
-        """A loop for each dimension; operands are read where they start to vary."""
-        labels = self.bind_tiles(op) if op.shape else []
-        for index, arg in enumerate(op.body.block.args):
-            if not op.span(index):
-                self.bind(arg, self.name(op.inputs[index]))
-        self.print_map_loops(op, labels, 0)
-
-    def print_map_loops(
-        self, op: tile.MapOp, labels: Sequence[str], depth: int
-    ) -> None:
-        rank = len(op.shape)
-        if depth == rank:
-            self.print_map_body(op, labels)
-            return
-        if depth == rank - 1:
-            self.line("#pragma omp simd")
-        i = _LOOP_VARIABLES[rank][depth]
-        with self.block(f"for (int {i} = 0; {i} < {op.shape[depth]}; ++{i})"):
-            for index, arg in enumerate(op.body.block.args):
-                span = op.span(index)
-                if span and max(span) == depth:
-                    element = _element(self.name(op.inputs[index]), span, rank)
-                    self.constant(arg, from_memory(arg.type, element))
-            self.print_map_loops(op, labels, depth + 1)
-
-    def print_map_body(self, op: tile.MapOp, labels: Sequence[str]) -> None:
-        self.print_block(op.body.block)
-        last = op.body.block.last_op
-        assert isinstance(last, flex.YieldOp)
         if not op.shape:
-            for result, value in zip(op.results, last.values, strict=True):
-                self.bind(result, self.name(value))
-        rank = len(op.shape)
-        for label, value in zip(labels, last.values, strict=bool(rank)):
-            element = _element(label, range(rank), rank)
-            self.line(f"{element} = {self.name(value)};")
+            self.print_scalar_map(op)
+            return
+        rows = str(op.shape[0]) if len(op.shape) > 1 else None
+        plan = MapPlan(op, rows, (None,) * len(op.results))
+        self.print_tile_map(plan, self.bind_tiles(op))
 
-
-_LOOP_VARIABLES: dict[int, tuple[str, ...]] = {1: ("at",), 2: ("row", "col")}
-
-
-def _element(tile_name: str, span: Sequence[int], rank: int) -> str:
-    """The element of a tile that spans some dimensions of a loop nest."""
-    return tile_name + "".join(f"[{_LOOP_VARIABLES[rank][d]}]" for d in span)
+    @print_op.register
+    def _(self, op: tile.PanelMapOp) -> None:
+        rows = str(op.shape[0]) if op.count is None else self.name(op.count)
+        outcomes = tuple(op.outcome(i) for i in range(len(op.results)))
+        self.print_tile_map(MapPlan(op, rows, outcomes), self.bind_tiles(op))
 
 
 def _plain(attr: Attribute) -> str:

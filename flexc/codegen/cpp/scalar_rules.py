@@ -1,7 +1,8 @@
 """How scalar ops are spelled as C++ expressions: one row for each op.
 
 A rule takes the op and the spellings of its operands. Each expression becomes
-one statement, `const T name = expression;`, so that rules need no precedence.
+one statement, `const T name = expression;`, so that rules need no precedence. The
+same expression computes vectors where operands are vectors.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import BFloat16Type, Float16Type, i1
+from xdsl.dialects.builtin import BFloat16Type, Float16Type, TensorType, i1
 from xdsl.ir import Attribute, Operation
+from xdsl.utils.hints import isa
 
 from flexc.codegen.cpp.spelling import from_memory, scalar_type
 from flexc.dialects import flex, tile
@@ -42,17 +44,18 @@ def _negate(op: Operation, args: list[str]) -> str:
 
 
 def _cast(op: Operation, args: list[str]) -> str:
-    return f"static_cast<{scalar_type(op.results[0].type)}>({args[0]})"
+    return f"convert<{scalar_type(op.results[0].type)}>({args[0]})"
 
 
 def _signed_cast(op: Operation, args: list[str]) -> str:
-    """A single bit that is set means -1; one that is not must not give -0.0."""
-    minus = "-" if op.operands[0].type == i1 else ""
-    return _cast(op, [minus + args[0]])
+    """A single bit that is set means -1."""
+    is_bit = op.operands[0].type == i1
+    return _cast(op, [f"minus_one_if({args[0]})"] if is_bit else args)
 
 
 def _unsigned_cast(op: Operation, args: list[str]) -> str:
-    return _cast(op, [f"to_unsigned({args[0]})"])
+    is_bit = op.operands[0].type == i1
+    return _cast(op, [f"{'one_if' if is_bit else 'to_unsigned'}({args[0]})"])
 
 
 def _truncate(op: Operation, args: list[str]) -> str:
@@ -64,14 +67,22 @@ def _is_narrow(type_: Attribute) -> bool:
     return isinstance(type_, BFloat16Type | Float16Type)
 
 
-def _to_integer(function: str) -> Rule:
-    def rule(op: Operation, args: list[str]) -> str:
-        (value,) = args
-        if _is_narrow(op.operands[0].type):
-            value = f"static_cast<float>({value})"
-        return f"{function}<{scalar_type(op.results[0].type)}>({value})"
+def _widened(rule: Rule) -> Rule:
+    """16-bit floats are computed with as 32-bit ones, and rounded."""
 
-    return rule
+    def widened(op: Operation, args: list[str]) -> str:
+        args = [
+            f"convert<float>({a})" if _is_narrow(v.type) else a
+            for a, v in zip(args, op.operands, strict=True)
+        ]
+        text, type_ = rule(op, args), op.results[0].type
+        return f"convert<{scalar_type(type_)}>({text})" if _is_narrow(type_) else text
+
+    return widened
+
+
+def _to_integer(function: str) -> Rule:
+    return lambda op, args: f"{function}<{scalar_type(op.results[0].type)}>({args[0]})"
 
 
 def _bitcast(op: Operation, args: list[str]) -> str:
@@ -79,17 +90,29 @@ def _bitcast(op: Operation, args: list[str]) -> str:
 
 
 _CMPI = ("==", "!=", "<", "<=", ">", ">=", "<", "<=", ">", ">=")
-_FIRST_SIGNED, _FIRST_UNSIGNED = 2, 6
+_FIRST_UNSIGNED = 6
+# A single bit that is set means -1 to signed comparisons.
+_CMPI_BITS = (
+    "{0} == {1}",
+    "{0} != {1}",
+    "{0} & !{1}",
+    "{0} | !{1}",
+    "!{0} & {1}",
+    "!{0} | {1}",
+    "!{0} & {1}",
+    "!{0} | {1}",
+    "{0} & !{1}",
+    "{0} | !{1}",
+)
 
 
 def _cmpi(op: Operation, args: list[str]) -> str:
     assert isinstance(op, arith.CmpiOp)
     predicate = op.predicate.value.data
+    if op.lhs.type == i1:
+        return _CMPI_BITS[predicate].format(*args)
     if predicate >= _FIRST_UNSIGNED:
         args = [f"to_unsigned({a})" for a in args]
-    elif predicate >= _FIRST_SIGNED and op.lhs.type == i1:
-        # A single bit that is set means -1: the order of bool is the opposite.
-        args = args[::-1]
     return f"{args[0]} {_CMPI[predicate]} {args[1]}"
 
 
@@ -120,24 +143,26 @@ def _cmpf(op: Operation, args: list[str]) -> str:
     return _CMPF[op.predicate.value.data].format(*args)
 
 
-def _select(op: Operation, args: list[str]) -> str:
-    return f"{args[0]} ? {args[1]} : {args[2]}"
-
-
 def _read(op: Operation, args: list[str]) -> str:
+    """Its arguments are the op's and, if not all lanes exist, how many do."""
     assert isinstance(op, tile.ReadOp)
-    element = f"read({args[0]}, {args[1]})"
+    assert isa(op.tensor.type, TensorType[Attribute])
+    function = "read"
     if op.valid is not None:
-        element = f"read_if({args[2]}, {args[0]}, {args[1]})"
+        function, args = "read_if", [args[2], *args[:2], *args[3:]]
+    element = f"{function}({', '.join(args)})"
+    if op.result.type != op.tensor.type.element_type:
+        return _cast(op, [element])
     return from_memory(op.result.type, element)
 
 
 def _integer_power(op: Operation, args: list[str]) -> str:
-    exponent = f"static_cast<{scalar_type(op.results[0].type)}>({args[1]})"
-    return f"pow({args[0]}, {exponent})"
+    type_ = op.results[0].type
+    exponent = "float" if _is_narrow(type_) else scalar_type(type_)
+    return f"pow({args[0]}, convert<{exponent}>({args[1]}))"
 
 
-SCALAR_RULES: dict[type[Operation], Rule] = {
+_RULES: dict[type[Operation], Rule] = {
     arith.AddiOp: _wrapping("+", "^"),
     arith.SubiOp: _wrapping("-", "^"),
     arith.MuliOp: _wrapping("*", "&"),
@@ -169,7 +194,7 @@ SCALAR_RULES: dict[type[Operation], Rule] = {
     arith.MaxnumfOp: call("maxnumf"),
     arith.CmpiOp: _cmpi,
     arith.CmpfOp: _cmpf,
-    arith.SelectOp: _select,
+    arith.SelectOp: call("select"),
     arith.BitcastOp: _bitcast,
     arith.IndexCastOp: _cast,
     arith.ExtFOp: _cast,
@@ -218,4 +243,11 @@ SCALAR_RULES: dict[type[Operation], Rule] = {
     math.TruncOp: call("trunc"),
     flex.FmodOp: call("fmod"),
     tile.ReadOp: _read,
+}
+
+_EXACT = (arith.SelectOp, arith.BitcastOp, arith.ExtFOp, arith.TruncFOp, tile.ReadOp)
+"""What 16-bit floats need not be widened for."""
+
+SCALAR_RULES: dict[type[Operation], Rule] = {
+    op: rule if op in _EXACT else _widened(rule) for op, rule in _RULES.items()
 }

@@ -43,6 +43,16 @@ def scalar_type(type_: Attribute) -> str:
     return name
 
 
+def is_wide(type_: Attribute) -> bool:
+    """Whether a number is of 64 bits: a vector then has fewer lanes."""
+    return scalar_type(type_) in ("int64_t", "double")
+
+
+def vector_type(type_: Attribute, is_wide: bool) -> str:
+    """The C++ type of a vector of numbers, `is_wide` if some beside it are."""
+    return f"Vec<{scalar_type(type_)}{', lanes<double>' if is_wide else ''}>"
+
+
 def memory_type(type_: Attribute) -> str:
     """The C++ type of one number in memory. GCC vectorises no loads of bool."""
     name = scalar_type(type_)
@@ -52,6 +62,12 @@ def memory_type(type_: Attribute) -> str:
 def from_memory(type_: Attribute, element: str) -> str:
     """The number that an element of memory is."""
     return f"{element} != 0" if scalar_type(type_) == "bool" else element
+
+
+def to_memory(type_: Attribute, vector: str) -> str:
+    """A vector as memory holds it."""
+    is_bool = scalar_type(type_) == "bool"
+    return f"convert<int8_t>(one_if({vector}))" if is_bool else vector
 
 
 def buffer_type(type_: TileType) -> str:

@@ -1,0 +1,269 @@
+// Vectors: as many numbers as a register of the machine has floats, or fewer.
+//
+// What is computed with numbers is computed with vectors by the same text: templates
+// here and in the headers that follow take either. A condition on vectors is a mask, a
+// vector of integers that are 0 or -1.
+#pragma once
+
+#include "flexc_scalar.h"
+
+// Vectors are passed to functions, but all of these are inline.
+#pragma GCC diagnostic ignored "-Wpsabi"
+#pragma GCC diagnostic ignored "-Wignored-attributes"
+
+#ifndef FLEXC_VECTOR_BYTES
+#if defined(__AVX512F__)
+#define FLEXC_VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define FLEXC_VECTOR_BYTES 32
+#else
+#define FLEXC_VECTOR_BYTES 16
+#endif
+#endif
+
+namespace flexc {
+
+constexpr int vector_bytes = FLEXC_VECTOR_BYTES;
+
+// Numbers of a type that fill a register.
+template <class T> constexpr int lanes = vector_bytes / static_cast<int>(sizeof(T));
+
+// ---- types ----
+
+template <class T, int L> struct VectorOf {
+    typedef T type __attribute__((vector_size(L * sizeof(T))));
+    typedef T stored __attribute__((vector_size(L * sizeof(T)), aligned(alignof(T)), may_alias));
+};
+
+// L numbers. Where some are of 64 bits, L is lanes<double>: nothing is wider than a
+// register, as GCC compares wider vectors number by number.
+template <class T, int L = lanes<float>> using Vec = typename VectorOf<T, L>::type;
+
+// 16-bit floats, as bits.
+template <class T, int L> struct NarrowVector { Vec<uint16_t, L> raw; };
+template <int L> struct VectorOf<bfloat16, L> { using type = NarrowVector<bfloat16, L>; };
+template <int L> struct VectorOf<half, L> { using type = NarrowVector<half, L>; };
+
+template <int Bytes> struct IntegerOf;
+template <> struct IntegerOf<1> { using type = int8_t; };
+template <> struct IntegerOf<2> { using type = int16_t; };
+template <> struct IntegerOf<4> { using type = int32_t; };
+template <> struct IntegerOf<8> { using type = int64_t; };
+
+template <int L> struct VectorOf<bool, L> {
+    using type = Vec<typename IntegerOf<L == lanes<double> ? 8 : 4>::type, L>;
+};
+template <int L = lanes<float>> using Mask = Vec<bool, L>;
+
+// Of a number or a vector V: the type of its elements, and how many it has.
+template <class T> struct Plain { using type = T; };
+template <class T> struct Plain<T&> { using type = T; };
+template <class V> struct Shape {
+    using element = typename Plain<decltype(V{}[0])>::type;
+    static constexpr int count = sizeof(V) / sizeof(element);
+    static constexpr bool is_vector = true;
+};
+template <class T, int L> struct Shape<NarrowVector<T, L>> {
+    using element = T;
+    static constexpr int count = L;
+    static constexpr bool is_vector = true;
+};
+#define FLEXC_NUMBER(T)                                                                 \
+    template <> struct Shape<T> {                                                       \
+        using element = T;                                                              \
+        static constexpr int count = 1;                                                 \
+        static constexpr bool is_vector = false;                                        \
+    };
+FLEXC_NUMBER(bool)
+FLEXC_NUMBER(int8_t)
+FLEXC_NUMBER(int16_t)
+FLEXC_NUMBER(int32_t)
+FLEXC_NUMBER(int64_t)
+FLEXC_NUMBER(uint8_t)
+FLEXC_NUMBER(uint16_t)
+FLEXC_NUMBER(uint32_t)
+FLEXC_NUMBER(uint64_t)
+FLEXC_NUMBER(bfloat16)
+FLEXC_NUMBER(half)
+FLEXC_NUMBER(float)
+FLEXC_NUMBER(double)
+#undef FLEXC_NUMBER
+
+template <class V> using Element = typename Shape<V>::element;
+template <class V> constexpr bool is_vector = Shape<V>::is_vector;
+template <class V, bool> struct Rebound { template <class T> using type = T; };
+template <class V> struct Rebound<V, true> {
+    template <class T> using type = Vec<T, Shape<V>::count>;
+};
+// A number of type T, or a vector of as many as V has.
+template <class T, class V>
+using Like = typename Rebound<V, is_vector<V>>::template type<T>;
+
+template <bool> struct EnableIf {};
+template <> struct EnableIf<true> { using type = int; };
+template <class V> using IfVector = typename EnableIf<is_vector<V>>::type;
+
+// ---- bits, conditions ----
+
+template <class T, class V>
+FLEXC_INLINE auto bits(V x) {
+    return __builtin_bit_cast(Like<T, V>, x);
+}
+template <class V>
+FLEXC_INLINE auto to_unsigned(V x) {
+    return Like<typename Unsigned<Element<V>>::type, V>(x);
+}
+
+// What a comparison gives, as a bool or a mask.
+FLEXC_INLINE bool mask(bool x) { return x; }
+template <class V, IfVector<V> = 0>
+FLEXC_INLINE auto mask(V x) {
+    return __builtin_convertvector(x, Mask<Shape<V>::count>);
+}
+
+template <class V>
+FLEXC_INLINE V select(bool condition, V a, V b) { return condition ? a : b; }
+template <class V, IfVector<V> = 0>
+FLEXC_INLINE V select(Mask<Shape<V>::count> condition, V a, V b) {
+    using T = Element<V>;
+    constexpr int L = Shape<V>::count;
+    return __builtin_convertvector(condition, Vec<typename IntegerOf<sizeof(T)>::type, L>)
+        ? a : b;
+}
+template <class T, int L>
+FLEXC_INLINE NarrowVector<T, L> select(
+    Mask<L> condition, NarrowVector<T, L> a, NarrowVector<T, L> b) {
+    return {select(condition, a.raw, b.raw)};
+}
+
+// 1, or -1, where a condition holds, else 0.
+FLEXC_INLINE int32_t one_if(bool x) { return x; }
+FLEXC_INLINE int32_t minus_one_if(bool x) { return -int32_t(x); }
+template <class V> FLEXC_INLINE V one_if(V x) { return -x; }
+template <class V> FLEXC_INLINE V minus_one_if(V x) { return x; }
+
+// ---- vectors of one number, of successive numbers, in memory ----
+
+template <int L = lanes<float>, class T>
+FLEXC_INLINE Vec<T, L> splat(T x) {
+    return x - Vec<T, L>{};
+}
+template <int L = lanes<float>>
+FLEXC_INLINE Mask<L> splat(bool x) { return Mask<L>{} - Element<Mask<L>>(x); }
+template <int L = lanes<float>>
+FLEXC_INLINE Vec<bfloat16, L> splat(bfloat16 x) { return {splat<L>(x.raw)}; }
+template <int L = lanes<float>>
+FLEXC_INLINE Vec<half, L> splat(half x) { return {splat<L>(x.raw)}; }
+
+template <class T, int L = lanes<float>>
+FLEXC_INLINE Vec<T, L> lane_numbers() {
+    Vec<T, L> result{};
+#pragma GCC unroll 64
+    for (int i = 0; i < L; ++i) result[i] = i;
+    return result;
+}
+
+template <int L = lanes<float>, class T>
+FLEXC_INLINE Vec<T, L> load_vector(const T* p) {
+    return *reinterpret_cast<const typename VectorOf<T, L>::stored*>(p);
+}
+template <int L = lanes<float>>
+FLEXC_INLINE Vec<bfloat16, L> load_vector(const bfloat16* p) {
+    return {load_vector<L>(&p->raw)};
+}
+template <int L = lanes<float>>
+FLEXC_INLINE Vec<half, L> load_vector(const half* p) { return {load_vector<L>(&p->raw)}; }
+
+template <class T, class V>
+FLEXC_INLINE void store_vector(T* p, V x) {
+    *reinterpret_cast<typename VectorOf<T, Shape<V>::count>::stored*>(p) = x;
+}
+template <class T, int L>
+FLEXC_INLINE void store_vector(T* p, NarrowVector<T, L> x) { store_vector(&p->raw, x.raw); }
+
+// f of each number of vectors.
+template <class F, class V>
+FLEXC_INLINE V each_lane(F f, V x) {
+    constexpr int L = Shape<V>::count;
+    Element<V> in[L], out[L];
+    store_vector(in, x);
+    for (int i = 0; i < L; ++i) out[i] = f(in[i]);
+    return load_vector<L>(out);
+}
+template <class F, class V>
+FLEXC_INLINE V each_lane(F f, V x, V y) {
+    constexpr int L = Shape<V>::count;
+    Element<V> in[L], second[L], out[L];
+    store_vector(in, x);
+    store_vector(second, y);
+    for (int i = 0; i < L; ++i) out[i] = f(in[i], second[i]);
+    return load_vector<L>(out);
+}
+
+// ---- conversions ----
+
+// Bits of 16-bit floats, rounded to nearest even, in 32-bit integers.
+template <class V>
+FLEXC_INLINE auto round_to(const bfloat16*, V x) {
+    using U = Like<uint32_t, V>;
+    const U u = bits<uint32_t>(x);
+    const U rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    return select(mask(x != x), U{} + 0x7fc0, rounded);
+}
+template <class V>
+FLEXC_INLINE auto round_to(const half*, V x) {
+    using U = Like<uint32_t, V>;
+    const U u = bits<uint32_t>(x), magnitude = u & 0x7fffffff;
+    // Adding 1/2 leaves a subnormal's significand, rounded, in the low bits.
+    const U small = bits<uint32_t>(bits<float>(magnitude) + 0.5f) - 0x3f000000;
+    const U odd = (magnitude >> 13) & 1;
+    const U normal = (magnitude - 0x38000000 + 0xfff + odd) >> 13;
+    const U large = select(mask(magnitude > 0x7f800000), U{} + 0x7e00, U{} + 0x7c00);
+    const U finite = select(mask(magnitude < 0x38800000), small, normal);
+    return ((u >> 16) & 0x8000) | select(mask(magnitude >= 0x47800000), large, finite);
+}
+
+template <class V>
+FLEXC_INLINE auto widen_from(const bfloat16*, V raw) { return bits<float>(raw << 16); }
+template <class V>
+FLEXC_INLINE auto widen_from(const half*, V raw) {
+    const V magnitude = raw & 0x7fff, sign = (raw & 0x8000) << 16;
+    const V finite = bits<uint32_t>(bits<float>(magnitude << 13) * 0x1p112f);
+    const V special = 0x7f800000 | (magnitude << 13);
+    return bits<float>(select(mask(magnitude >= 0x7c00), special, finite) | sign);
+}
+
+FLEXC_INLINE bfloat16::bfloat16(float x)
+    : raw(static_cast<uint16_t>(round_to(static_cast<bfloat16*>(nullptr), x))) {}
+FLEXC_INLINE half::half(float x)
+    : raw(static_cast<uint16_t>(round_to(static_cast<half*>(nullptr), x))) {}
+FLEXC_INLINE bfloat16::operator float() const {
+    return widen_from(static_cast<bfloat16*>(nullptr), static_cast<uint32_t>(raw));
+}
+FLEXC_INLINE half::operator float() const {
+    return widen_from(static_cast<half*>(nullptr), static_cast<uint32_t>(raw));
+}
+
+template <class T> constexpr bool is_narrow = false;
+template <> constexpr bool is_narrow<bfloat16> = true;
+template <> constexpr bool is_narrow<half> = true;
+template <class A, class B> constexpr bool is_same = false;
+template <class A> constexpr bool is_same<A, A> = true;
+
+// A number, or each of a vector, as a T.
+template <class T, class V>
+FLEXC_INLINE Like<T, V> convert(V x) {
+    if constexpr (is_same<T, Element<V>>)
+        return x;
+    else if constexpr (!is_vector<V>)
+        return static_cast<T>(x);
+    else if constexpr (is_narrow<Element<V>>)
+        return convert<T>(widen_from(
+            static_cast<Element<V>*>(nullptr), convert<uint32_t>(x.raw)));
+    else if constexpr (is_narrow<T>)
+        return {convert<uint16_t>(round_to(static_cast<T*>(nullptr), convert<float>(x)))};
+    else
+        return __builtin_convertvector(x, Like<T, V>);
+}
+
+}  // namespace flexc

@@ -1,0 +1,342 @@
+"""Prints maps of tiles: loops over vectors of columns, and over rows.
+
+A value of a map's region is computed where all that it depends on is known: before
+the loops; once for some columns; once for a row; or for each row of some columns.
+What depends on columns is a vector, anything else a number. Columns are taken a few
+vectors at a time, whose computations overlap; within them all rows are gone through, so
+that what is combined over rows stays in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import i1
+from xdsl.ir import Operation, SSAValue
+
+from flexc.codegen.cpp.scalar_rules import SCALAR_RULES, Rule
+from flexc.codegen.cpp.spelling import (
+    from_memory,
+    is_wide,
+    literal,
+    scalar_type,
+    to_memory,
+    vector_type,
+)
+from flexc.codegen.source_printer import SourcePrinter
+from flexc.dialects import flex, tile
+from flexc.dialects.tile import ReduceKind
+from flexc.errors import UnsupportedOpError
+
+COMBINE = {ReduceKind.MAX: "Max", ReduceKind.MIN: "Min", ReduceKind.SUM: "Sum"}
+MOST_LANES = 16
+"""A width that is a multiple of this has whole vectors on any machine."""
+
+_MIXED = (
+    arith.AddiOp,
+    arith.SubiOp,
+    arith.MuliOp,
+    arith.AndIOp,
+    arith.OrIOp,
+    arith.XOrIOp,
+    arith.AddfOp,
+    arith.SubfOp,
+    arith.MulfOp,
+    arith.DivfOp,
+    arith.CmpiOp,
+    arith.CmpfOp,
+)
+"""Operators of C++, which take a vector and a number of 32 bits or more."""
+
+_BY_NUMBERS = (
+    arith.DivSIOp,
+    arith.DivUIOp,
+    arith.FloorDivSIOp,
+    arith.CeilDivSIOp,
+    arith.CeilDivUIOp,
+    arith.RemSIOp,
+    arith.RemUIOp,
+)
+"""Functions that know what to do with a divisor that is a number."""
+
+ORDERED, UNORDERED, NEVER, ALWAYS = 7, 14, 0, 15
+"""Predicates of `arith.cmpf` that ask of each operand, or of none."""
+
+
+@dataclass(frozen=True)
+class MapPlan:
+    """A map of one dimension or two, and where its values are computed.
+
+    A map of one dimension has columns only.
+    """
+
+    op: tile.MapOp | tile.PanelMapOp
+    rows: str | None
+    """How many rows there are, as text; None for a map of one dimension."""
+    outcomes: tuple[ReduceKind | None, ...]
+    depends: dict[SSAValue, frozenset[int]] = field(
+        default_factory=dict[SSAValue, frozenset[int]]
+    )
+    """The dimensions on which a value depends."""
+
+    def __post_init__(self) -> None:
+        for i, arg in enumerate(self.op.body.block.args):
+            self.depends[arg] = frozenset(self.op.span(i))
+        for op in self.op.body.block.ops:
+            known = [self.depends[v] for v in op.operands if not _asks_none(op)]
+            for result in op.results:
+                self.depends[result] = frozenset[int]().union(*known)
+
+    def results(self) -> list[tuple[SSAValue, ReduceKind | None, SSAValue]]:
+        """Results, how their rows are combined, and the values that are."""
+        values = _yielded(self.op)
+        return list(zip(self.op.results, self.outcomes, values, strict=True))
+
+    def computed(self) -> Iterable[Operation]:
+        """The ops of the region, in order."""
+        return (op for op in self.op.body.block.ops if not isinstance(op, flex.YieldOp))
+
+    @property
+    def column_dim(self) -> int:
+        return len(self.op.shape) - 1
+
+    @property
+    def columns(self) -> int:
+        return self.op.shape[-1]
+
+    def is_vector(self, value: SSAValue) -> bool:
+        return self.column_dim in self.depends[value]
+
+    def in_rows(self, value: SSAValue) -> bool:
+        """Whether a value is computed within the loop over rows."""
+        return self.column_dim == 0 or 0 in self.depends[value]
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a vector has numbers of 64 bits."""
+        block = self.op.body.block
+        inner = [r for op in block.ops for r in op.results]
+        return any(is_wide(v.type) for v in [*block.args, *inner] if self.is_vector(v))
+
+    @property
+    def lanes(self) -> str:
+        return "lanes<double>" if self.is_wide else "lanes<float>"
+
+
+def _asks_none(op: Operation) -> bool:
+    """Whether a comparison's result is the same for all operands."""
+    is_cmpf = isinstance(op, arith.CmpfOp)
+    return is_cmpf and op.predicate.value.data in (NEVER, ALWAYS)
+
+
+def _keeps_number(op: Operation, index: int) -> bool:
+    """Whether an op on vectors takes a number for an operand as it is."""
+    type_ = op.operands[index].type
+    if isinstance(op, arith.CmpfOp) and op.predicate.value.data in (ORDERED, UNORDERED):
+        return False
+    if isinstance(op, _MIXED):
+        return scalar_type(type_) in ("int32_t", "int64_t", "float", "double")
+    if isinstance(op, arith.SelectOp):
+        return index == 0
+    if isinstance(op, tile.ReadOp):
+        return True
+    return isinstance(op, _BY_NUMBERS) and index == 1
+
+
+@dataclass(eq=False, repr=False)
+class MapPrinter(SourcePrinter):
+    """Prints the regions of maps, as numbers and as vectors."""
+
+    def names(self, values: Iterable[SSAValue]) -> list[str]:
+        return [self.name(v) for v in values]
+
+    def constant(self, value: SSAValue, expression: str) -> None:
+        """Define a scalar."""
+        type_ = scalar_type(value.type)
+        self.line(f"const {type_} {self.declare(value)} = {expression};")
+
+    def print_number(self, op: Operation) -> None:
+        """One scalar op: a constant with an expression."""
+        if isinstance(op, arith.ConstantOp):
+            self.bind(op.result, literal(op.value))
+        elif _asks_none(op):
+            self.bind(op.results[0], _rule(op)(op, ["", ""]))
+        else:
+            self.constant(op.results[0], _rule(op)(op, self.names(op.operands)))
+
+    def print_vector(self, op: Operation, plan: MapPlan) -> None:
+        """One scalar op of vectors."""
+        (result,) = op.results
+        args = [
+            self.name(v)
+            if plan.is_vector(v) or _keeps_number(op, i)
+            else self.splat(self.name(v), plan)
+            for i, v in enumerate(op.operands)
+        ]
+        if isinstance(op, tile.ReadOp) and plan.columns % MOST_LANES:
+            args.append(f"{plan.columns} - at")
+        text = _rule(op)(op, args)
+        if result.type == i1 and any(v.type != i1 for v in op.operands):
+            text = f"mask({text})"
+        self.define(result, text, plan)
+
+    def splat(self, number: str, plan: MapPlan) -> str:
+        """A vector of one number."""
+        return f"splat<lanes<double>>({number})" if plan.is_wide else f"splat({number})"
+
+    def define(self, value: SSAValue, text: str, plan: MapPlan) -> None:
+        """Define a vector, or one of those that outlive a row."""
+        if plan.in_rows(value):
+            type_ = vector_type(value.type, plan.is_wide)
+            self.line(f"const {type_} {self.declare(value)} = {text};")
+        else:
+            self.line(f"{self.name(value)} = {text};")
+
+    # Maps
+
+    def print_scalar_map(self, op: tile.MapOp) -> None:
+        """A map that yields numbers."""
+        for arg, value in zip(op.body.block.args, op.inputs, strict=True):
+            self.bind(arg, self.name(value))
+        for inner in op.body.block.ops:
+            if not isinstance(inner, flex.YieldOp):
+                self.print_number(inner)
+        for result, value in zip(op.results, _yielded(op), strict=True):
+            self.bind(result, self.name(value))
+
+    def print_tile_map(self, plan: MapPlan, labels: Sequence[str]) -> None:
+        """A map of tiles into buffers."""
+        self.print_numbers(plan, frozenset())
+        lanes = plan.lanes
+        if plan.rows is None:
+            header = f"for (int at = 0; at < {plan.columns}; at += {lanes})"
+            with self.unrolled(header):
+                self.print_row(plan, labels)
+            return
+        step = f"columns_at_once<{plan.columns}, {lanes}>"
+        with self.block(f"for (int col = 0; col < {plan.columns}; col += {step})"):
+            partial = self.open_columns(plan)
+            with self.block(f"for (int row = 0; row < {plan.rows}; ++row)"):
+                self.print_numbers(plan, frozenset({0}))
+                with self.vectors(plan):
+                    self.print_row(plan, labels, partial)
+            if partial:
+                with self.vectors(plan):
+                    for label, name in zip(labels, partial, strict=True):
+                        if name:
+                            self.line(f"store_vector({label}.data + at, {name}[v]);")
+
+    @contextmanager
+    def unrolled(self, header: str) -> Generator[None]:
+        self.line("#pragma GCC unroll 4")
+        with self.block(header):
+            yield
+
+    @contextmanager
+    def vectors(self, plan: MapPlan) -> Generator[None]:
+        """A loop over the vectors of some columns."""
+        count = f"vectors_at_once<{plan.columns}, {plan.lanes}>"
+        header = f"for (int v = 0, at = col; v < {count}; ++v, at += {plan.lanes})"
+        with self.unrolled(header):
+            yield
+
+    def print_numbers(self, plan: MapPlan, depends: frozenset[int]) -> None:
+        """What is a number, and depends on just so much."""
+        for i, arg in enumerate(plan.op.body.block.args):
+            if plan.is_vector(arg) or plan.depends[arg] != depends:
+                continue
+            source = self.name(plan.op.inputs[i])
+            if depends:
+                self.constant(arg, from_memory(arg.type, f"{source}[row]"))
+            else:
+                self.bind(arg, source)
+        for op in plan.computed():
+            (result,) = op.results
+            if not plan.is_vector(result) and plan.depends[result] == depends:
+                self.print_number(op)
+
+    def open_columns(self, plan: MapPlan) -> list[str]:
+        """Arrays of what outlives a row: values of columns, and what is combined.
+
+        The names of the latter, "" for a result that is a tile.
+        """
+        arrays: list[tuple[SSAValue, str]] = []
+        block, count = plan.op.body.block, f"vectors_at_once<{plan.columns}, "
+        count += f"{plan.lanes}>"
+        values = [*block.args, *(op.results[0] for op in plan.computed())]
+        for value in values:
+            if plan.is_vector(value) and not plan.in_rows(value):
+                name = self.unique_name(value.name_hint)
+                self.bind(value, f"{name}[v]")
+                arrays.append((value, name))
+        partial: list[str] = []
+        for result, kind, value in plan.results():
+            partial.append("" if kind is None else self.unique_name(result.name_hint))
+            if kind is not None:
+                arrays.append((value, partial[-1]))
+        for value, name in arrays:
+            type_ = vector_type(value.type, plan.is_wide)
+            self.line(f"{type_} {name}[{count}];")
+        if arrays:
+            with self.vectors(plan):
+                self.print_columns(plan, partial)
+        return partial
+
+    def print_columns(self, plan: MapPlan, partial: Sequence[str]) -> None:
+        """What is known before the rows are."""
+        self.load_args(plan, in_rows=False)
+        for op in plan.computed():
+            if plan.is_vector(op.results[0]) and not plan.in_rows(op.results[0]):
+                self.print_vector(op, plan)
+        for name, (_, kind, value) in zip(partial, plan.results(), strict=True):
+            if kind is not None:
+                type_ = scalar_type(value.type)
+                identity = f"{COMBINE[kind]}::identity<{type_}>"
+                self.line(f"{name}[v] = {self.splat(identity, plan)};")
+
+    def load_args(self, plan: MapPlan, in_rows: bool) -> None:
+        for i, arg in enumerate(plan.op.body.block.args):
+            if plan.is_vector(arg) and plan.in_rows(arg) == in_rows:
+                source = self.name(plan.op.inputs[i])
+                place = "[row]" if plan.rows and in_rows else ".data"
+                lanes = "<lanes<double>>" if plan.is_wide else ""
+                text = from_memory(
+                    arg.type, f"load_vector{lanes}({source}{place} + at)"
+                )
+                self.define(arg, f"mask({text})" if arg.type == i1 else text, plan)
+
+    def print_row(
+        self, plan: MapPlan, labels: Sequence[str], partial: Sequence[str] = ()
+    ) -> None:
+        """A vector of a row: what it is computed from, and what becomes of it."""
+        self.load_args(plan, in_rows=True)
+        for op in plan.computed():
+            if plan.is_vector(op.results[0]) and plan.in_rows(op.results[0]):
+                self.print_vector(op, plan)
+        place = "[row]" if plan.rows else ".data"
+        for index, (_, kind, value) in enumerate(plan.results()):
+            name = self.name(value)
+            vector = name if plan.is_vector(value) else self.splat(name, plan)
+            if kind is None:
+                target = f"{labels[index]}{place} + at"
+                self.line(f"store_vector({target}, {to_memory(value.type, vector)});")
+            else:
+                total = f"{partial[index]}[v]"
+                combined = f"{COMBINE[kind]}::combine({total}, {vector})"
+                self.line(f"{total} = {combined};")
+
+
+def _yielded(op: tile.MapOp | tile.PanelMapOp) -> Sequence[SSAValue]:
+    last = op.body.block.last_op
+    assert isinstance(last, flex.YieldOp)
+    return last.values
+
+
+def _rule(op: Operation) -> Rule:
+    rule = SCALAR_RULES.get(type(op))
+    if rule is None:
+        raise UnsupportedOpError(f"the C++ target has no rule for {op.name}")
+    return rule
