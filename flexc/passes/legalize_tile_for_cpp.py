@@ -2,10 +2,9 @@
 
 1. `tile.load`, `tile.store` and `tile.add_to` become strided accesses: a 64-bit
    base, a stride and an extent for each dimension. What a checked dimension leaves
-   out is what lies beyond its extent.
+   out is what lies beyond its extent; beyond a load's count elements are unspecified.
 2. The transpose of a loaded tile is a load with strides exchanged, and so is what is
    stored or added of a transpose.
-3. A product onto zeros needs no accumulator.
 """
 
 from __future__ import annotations
@@ -72,9 +71,11 @@ class LoadToStrided(RewritePattern):
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.LoadOp, rewriter: PatternRewriter) -> None:
         access, type_ = StridedAccess.of_load(op), op.result.type
-        load = tile.LoadStridedOp(
-            op.tensor, access.base(), access.strides(), access.extents(), type_
-        )
+        base, strides, extents = access.base(), access.strides(), access.extents()
+        counted = None if op.count is None else 0
+        if op.count is not None:
+            extents[0] = op.count
+        load = tile.LoadStridedOp(op.tensor, base, strides, extents, type_, counted)
         load.result.name_hint = op.result.name_hint
         rewriter.replace(op, load)
 
@@ -117,28 +118,14 @@ class TransposeOfLoad(RewritePattern):
         if not isinstance(load, tile.LoadStridedOp):
             return
         strides, extents = load.strides[::-1], load.extents[::-1]
+        counted = None if load.counted_dim is None else 1 - load.counted_dim
         transposed = tile.LoadStridedOp(
-            load.tensor, load.base, strides, extents, op.result.type
+            load.tensor, load.base, strides, extents, op.result.type, counted
         )
         transposed.result.name_hint = op.result.name_hint
         rewriter.replace(op, transposed)
         if not load.result.uses:
             rewriter.erase(load)
-
-
-class DotOntoZeros(RewritePattern):
-    """dot(a, b, full(0)) -> matmul(a, b)."""
-
-    @op_type_rewrite_pattern
-    def match_and_rewrite(self, op: tile.DotOp, rewriter: PatternRewriter) -> None:
-        full = op.acc.owner
-        if not isinstance(full, tile.FullOp) or not is_zero(full.value):
-            return
-        product = tile.MatmulOp(op.lhs, op.rhs, op.result.type)
-        product.result.name_hint = op.result.name_hint
-        rewriter.replace(op, product)
-        if not full.result.uses:
-            rewriter.erase(full)
 
 
 @dataclass(frozen=True)
@@ -153,7 +140,6 @@ class LegalizeTileForCppPass(ModulePass):
             StoreToStrided(),
             AddToStrided(),
             TransposeOfLoad(),
-            DotOntoZeros(),
         ]
         PatternRewriteWalker(
             GreedyRewritePatternApplier(patterns), apply_recursively=False

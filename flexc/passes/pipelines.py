@@ -43,6 +43,7 @@ from flexc.passes.tile_materialize_params import TileMaterializeParamsPass
 from flexc.passes.tile_put_rows_in_lanes import TilePutRowsInLanesPass
 from flexc.passes.tile_read_diagonals import TileReadDiagonalsPass
 from flexc.passes.tile_read_in_place import TileReadInPlacePass
+from flexc.passes.tile_register_products import TileRegisterProductsPass
 from flexc.passes.tile_relax_score_math import TileRelaxScoreMathPass
 from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.passes.tile_specialize_warps import TileSpecializeWarpsPass
@@ -224,6 +225,8 @@ def to_cpp(machine: MachineName = "avx2") -> Passes:
         LoopInvariantCodeMotionPass(),
         TileMaterializeParamsPass(),
         *TIDY,
+        # After hoisting: what is loaded before a loop is worth a tile.
+        TileRegisterProductsPass(machine),
         # Last: buffers are assigned to the tiles that are left.
         TileInsertCopiesPass(),
         TileAssignBuffersPass(),
@@ -256,6 +259,7 @@ class _Pipeline(ModulePass):
             self.num_warps,
             self.num_stages,
             self.shared_memory,
+            machine=self.machine,
         )
 
 

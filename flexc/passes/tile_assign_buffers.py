@@ -82,7 +82,7 @@ class BufferClasses:
                 self.visit_loop(op)
             elif isinstance(op, scf.IfOp):
                 self.visit_branches(op)
-            elif isinstance(op, tile.DotOp):
+            elif isinstance(op, tile.RegisterProductOp) and op.acc is not None:
                 self.unite(op.acc, op.result)
 
     def visit_loop(self, op: scf.ForOp) -> None:

@@ -48,10 +48,18 @@ def duplicate(value: SSAValue, before: Operation) -> SSAValue:
     return code.insert(tile.CopyOp(value), value.name_hint)
 
 
-def copy_overwritten(op: scf.ForOp | tile.DotOp) -> None:
+def written_over(op: Operation) -> range:
+    """The operands of an op whose buffers it updates."""
+    end = len(op.operands)
+    if isinstance(op, scf.ForOp):
+        return range(3, end)
+    accumulates = isinstance(op, tile.RegisterProductOp) and op.acc is not None
+    return range(end - accumulates, end)
+
+
+def copy_overwritten(op: Operation) -> None:
     """Give an op operands that die there, where it writes over them."""
-    indices = range(3, len(op.operands)) if isinstance(op, scf.ForOp) else (2,)
-    for index in indices:
+    for index in written_over(op):
         value = op.operands[index]
         if is_tile(value) and not (dies_at(value, op) and overwrites(op, value)):
             op.operands[index] = duplicate(value, op)
@@ -92,11 +100,9 @@ class TileInsertCopiesPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for inner in list(op.walk()):
+            copy_overwritten(inner)
             if isinstance(inner, scf.ForOp):
-                copy_overwritten(inner)
                 copy_yielded(inner.body.block, inner.body.block.args[1:])
             elif isinstance(inner, scf.IfOp) and inner.results:
                 for region in inner.regions:
                     copy_yielded(region.block, [None] * len(inner.results))
-            elif isinstance(inner, tile.DotOp):
-                copy_overwritten(inner)

@@ -1,8 +1,9 @@
 """`tile-widen-floats`: compute with 32-bit floats where memory holds 16.
 
 A machine without 16-bit arithmetic multiplies matrices of 32-bit floats. Values
-are widened where they are read, once for each block, and rounded where they are
-written; what was rounded in between, only to be multiplied, is not.
+are widened where they are read, by a load once for each block or by a product that
+reads in place, and rounded where they are written; what was rounded in between, only
+to be multiplied, is not.
 
 1. A 16-bit operand of a product is read as, or was computed from, a tile of
    32-bit floats: that takes its place. Any other is widened by a map.
@@ -74,7 +75,9 @@ def loaded(value: SSAValue, code: ScalarCode) -> SSAValue | None:
     if not isinstance(op, tile.LoadStridedOp):
         return None
     type_ = TileType(f32, shape_of(op.result.type))
-    wide = tile.LoadStridedOp(op.tensor, op.base, op.strides, op.extents, type_)
+    wide = tile.LoadStridedOp(
+        op.tensor, op.base, op.strides, op.extents, type_, op.counted_dim
+    )
     return code.insert(wide, value.name_hint)
 
 
@@ -99,9 +102,7 @@ class WidenProduct(RewritePattern):
     """Multiply 32-bit floats."""
 
     @op_type_rewrite_pattern
-    def match_and_rewrite(
-        self, op: tile.DotOp | tile.MatmulOp, rewriter: PatternRewriter
-    ) -> None:
+    def match_and_rewrite(self, op: tile.DotOp, rewriter: PatternRewriter) -> None:
         # One entry, and one widening, where both operands are the same.
         operands = dict.fromkeys((op.lhs, op.rhs))
         narrow = {v: widened(v) for v in operands if is_narrow(v)}

@@ -27,6 +27,8 @@ class VectorMachine:
     vector_bytes: int
     register_rows: int
     vectors: int
+    widens_half: bool = False
+    """Whether an instruction widens a vector of fp16."""
 
     def lanes(self, bits: int) -> int:
         """Elements of a vector."""
@@ -40,8 +42,8 @@ class VectorMachine:
 MACHINES: dict[MachineName, VectorMachine] = {
     machine.name: machine
     for machine in (
-        VectorMachine("avx512", 64, 8, 2),
-        VectorMachine("avx2", 32, 6, 2),
+        VectorMachine("avx512", 64, 8, 2, widens_half=True),
+        VectorMachine("avx2", 32, 6, 2, widens_half=True),
         VectorMachine("neon", 16, 6, 4),
         VectorMachine("portable", 16, 6, 2),
     )

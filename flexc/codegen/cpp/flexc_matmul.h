@@ -171,13 +171,4 @@ FLEXC_INLINE void add_product(
     product_panels<true, R, V>(out, lhs, rhs, rows, inner);
 }
 
-template <class T, int M, int N, int K>
-FLEXC_INLINE void matmul(Tile<T, M, N> out, Tile<T, M, K> lhs, Tile<T, K, N> rhs) {
-    product<6, 2>(out, strided(lhs), rhs, fixed<M>, K);
-}
-template <class T, int M, int N, int K>
-FLEXC_INLINE void dot(Tile<T, M, N> out, Tile<T, M, K> lhs, Tile<T, K, N> rhs) {
-    add_product<6, 2>(out, strided(lhs), rhs, fixed<M>, K);
-}
-
 }  // namespace flexc

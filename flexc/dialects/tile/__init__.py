@@ -47,7 +47,6 @@ from flexc.dialects.tile.host import (
     BufferAttr,
     CopyOp,
     LoadStridedOp,
-    MatmulOp,
     StoreStridedOp,
 )
 from flexc.dialects.tile.kernel import (
@@ -111,7 +110,6 @@ __all__ = [
     "LoadOp",
     "LoadStridedOp",
     "MapOp",
-    "MatmulOp",
     "OperandAttr",
     "PanelMapOp",
     "ParamAttr",

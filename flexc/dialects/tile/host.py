@@ -1,4 +1,4 @@
-"""Tile ops of a CPU: strided memory, products without an accumulator, buffers.
+"""Tile ops of a CPU: strided memory, buffers.
 
 On a CPU a tile lives in a buffer of fast memory. `tile-assign-buffers` says in
 which: `tile.buffers` lists, on a kernel, the buffers of each thread and, on an
@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from xdsl.dialects.builtin import MemRefType, StringAttr, TensorType, i32, i64
+from xdsl.dialects.builtin import (
+    I32,
+    IntegerAttr,
+    MemRefType,
+    StringAttr,
+    TensorType,
+    i32,
+    i64,
+)
 from xdsl.ir import Attribute, ParametrizedAttribute, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -21,6 +29,7 @@ from xdsl.irdl import (
     irdl_attr_definition,
     irdl_op_definition,
     operand_def,
+    opt_prop_def,
     result_def,
     traits_def,
     var_operand_def,
@@ -75,14 +84,17 @@ def _verify_strided(tile: Attribute, **groups: Sequence[SSAValue]) -> None:
 class LoadStridedOp(IRDLOperation):
     """The tile of elements `base + i * strides[0] + j * strides[1]` of a tensor.
 
-    Elements beyond `extents` along a dimension (none if negative) are 0 and not
-    read. Offsets count elements from the tensor's first. The elements are
-    converted to the tile's type, which holds them exactly. Exchanged strides and
-    extents give the transpose.
+    Elements beyond `extents` along a dimension (none if negative) are not read. They
+    are 0, but along the dimension `counted` they are unspecified, and its extent is no
+    larger than the tile. Offsets count elements from the tensor's first. The
+    elements are converted to the tile's type, which holds them exactly. Exchanged
+    strides and extents give the transpose.
 
     ```mlir
     %k_t = tile.load_strided %key[%base] strides [%c1, %s2] extents [%c64, %rows]
          : tensor<?x?x?x64xbf16> -> !tile.tile<64x128xf32>
+    %v = tile.load_strided %value[%base] strides [%s2, %c1] extents [%n, %c64]
+         counted 0 : tensor<?x?x?x64xbf16> -> !tile.tile<128x64xf32>
     ```
     """
 
@@ -92,13 +104,14 @@ class LoadStridedOp(IRDLOperation):
     base = operand_def(i64)
     strides = var_operand_def(i64)
     extents = var_operand_def(i32)
+    counted = opt_prop_def(IntegerAttr[I32])
     result = result_def(TileType)
 
     traits = traits_def(Pure())
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     assembly_format = (
         "$tensor `[` $base `]` `strides` `[` $strides `]` `extents` `[` $extents `]` "
-        "attr-dict `:` type($tensor) `->` type($result)"
+        "(`counted` $counted^)? attr-dict `:` type($tensor) `->` type($result)"
     )
 
     def __init__(
@@ -108,10 +121,19 @@ class LoadStridedOp(IRDLOperation):
         strides: Sequence[SSAValue],
         extents: Sequence[SSAValue],
         type_: Attribute,
+        counted: int | None = None,
     ):
+        dim = None if counted is None else IntegerAttr(counted, i32)
         super().__init__(
-            operands=[tensor, base, strides, extents], result_types=[type_]
+            operands=[tensor, base, strides, extents],
+            properties={"counted": dim},
+            result_types=[type_],
         )
+
+    @property
+    def counted_dim(self) -> int | None:
+        """The dimension beyond whose extent elements are unspecified, not 0."""
+        return None if self.counted is None else self.counted.value.data
 
     def verify_(self) -> None:
         _verify_strided(self.result.type, strides=self.strides, extents=self.extents)
@@ -188,34 +210,6 @@ class AddStridedOp(IRDLOperation):
 
 
 @irdl_op_definition
-class MatmulOp(IRDLOperation):
-    """The matrix product lhs @ rhs: `tile.dot` onto zeros, which need no storage."""
-
-    name = "tile.matmul"
-
-    lhs = operand_def(TileType)
-    rhs = operand_def(TileType)
-    result = result_def(TileType)
-
-    traits = traits_def(Pure())
-    assembly_format = (
-        "$lhs `,` $rhs attr-dict `:` type($lhs) `,` type($rhs) `->` type($result)"
-    )
-
-    def __init__(self, lhs: SSAValue, rhs: SSAValue, type_: Attribute):
-        super().__init__(operands=[lhs, rhs], result_types=[type_])
-
-    def verify_(self) -> None:
-        (m, k), (k2, n) = shape_of(self.lhs.type), shape_of(self.rhs.type)
-        if k != k2:
-            raise VerifyException(f"rhs expects {k} rows as lhs has columns, got {k2}")
-        if shape_of(self.result.type) != (m, n):
-            raise VerifyException(
-                f"result expects shape {(m, n)}, got {self.result.type}"
-            )
-
-
-@irdl_op_definition
 class CopyOp(IRDLOperation):
     """The same tile, in another buffer."""
 
@@ -232,4 +226,4 @@ class CopyOp(IRDLOperation):
         super().__init__(operands=[input], result_types=[input.type])
 
 
-HOST_OPS = (LoadStridedOp, StoreStridedOp, AddStridedOp, MatmulOp, CopyOp)
+HOST_OPS = (LoadStridedOp, StoreStridedOp, AddStridedOp, CopyOp)

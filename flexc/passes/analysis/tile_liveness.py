@@ -40,7 +40,7 @@ def overwrites(op: Operation, value: SSAValue) -> bool:
         whole = tuple(range(len(op.shape)))
         spans = {op.span(i) for i, v in enumerate(op.inputs) if v is value}
         return spans == {whole}
-    if isinstance(op, tile.DotOp):
+    if isinstance(op, tile.RegisterProductOp):
         return value is op.acc and value not in (op.lhs, op.rhs)
     return isinstance(op, scf.ForOp) and list(op.operands).count(value) == 1
 

@@ -67,7 +67,7 @@ def make_interpreter(
         TileFunctions(compute_dtype),
         TileApproxFunctions(),
         *schedule_functions(compute_dtype),
-        HostFunctions(compute_dtype),
+        HostFunctions(),
         PanelFunctions(compute_dtype),
     ):
         interpreter.register_implementations(functions)

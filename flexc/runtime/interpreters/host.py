@@ -18,6 +18,7 @@ from flexc.dialects import tile
 from flexc.runtime.interpreters.memory import (
     add_to_storage,
     read_storage,
+    unspecified,
     write_storage,
 )
 from flexc.runtime.interpreters.values import dtype_of
@@ -25,10 +26,7 @@ from flexc.runtime.interpreters.values import dtype_of
 
 @register_impls
 class HostFunctions(InterpreterFunctions):
-    """Strided memory, products without an accumulator, copies."""
-
-    def __init__(self, compute_dtype: torch.dtype | None = None):
-        self.compute_dtype = compute_dtype
+    """Strided memory, copies."""
 
     @impl(tile.LoadStridedOp)
     def run_load(
@@ -38,7 +36,11 @@ class HostFunctions(InterpreterFunctions):
         shape = tile.shape_of(op.result.type)
         offsets, inside = strided(base, place, shape)
         dtype = dtype_of(tile.element_of(op.result.type))
-        return (read_storage(tensor, offsets, inside).to(dtype),)
+        value = read_storage(tensor, offsets, inside).to(dtype)
+        if (dim := op.counted_dim) is not None:
+            given = _index(shape, dim) < place[len(shape) + dim]
+            value = torch.where(given, value, unspecified(shape, dtype))
+        return (value,)
 
     @impl(tile.StoreStridedOp)
     def run_store(
@@ -58,19 +60,17 @@ class HostFunctions(InterpreterFunctions):
         add_to_storage(memref, offsets, value)
         return ()
 
-    @impl(tile.MatmulOp)
-    def run_matmul(
-        self, interpreter: Interpreter, op: tile.MatmulOp, args: PythonValues
-    ) -> PythonValues:
-        result_dtype = dtype_of(tile.element_of(op.result.type))
-        dtype = self.compute_dtype or result_dtype
-        return ((args[0].to(dtype) @ args[1].to(dtype)).to(result_dtype),)
-
     @impl(tile.CopyOp)
     def run_copy(
         self, interpreter: Interpreter, op: tile.CopyOp, args: PythonValues
     ) -> PythonValues:
         return args
+
+
+def _index(shape: Sequence[int], dim: int) -> Tensor:
+    """0, 1, ... along a dimension."""
+    sizes = [shape[dim] if d == dim else 1 for d in range(len(shape))]
+    return torch.arange(shape[dim]).view(sizes)
 
 
 def strided(
@@ -82,8 +82,8 @@ def strided(
     """
     offsets, inside = base, torch.ones((), dtype=torch.bool)
     rank = len(shape)
-    for dim, size in enumerate(shape):
-        index = torch.arange(size).view([size if d == dim else 1 for d in range(rank)])
+    for dim in range(rank):
+        index = _index(shape, dim)
         offsets = offsets + index * place[dim]
         inside = inside & (index < place[rank + dim])
     return offsets, inside

@@ -33,20 +33,20 @@ tile.kernel @transposed_load(
   tile.return
 }
 
-// CHECK-LABEL: tile.kernel @products
-// CHECK: %s = tile.matmul %a, %b : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
-// CHECK-NEXT: %t = tile.dot %a, %b, %s
-tile.kernel @products(%out : memref<?x?xf32> #tile.param<argument 0>)
+// Elements beyond a count are unspecified, also of the transpose.
+// CHECK-LABEL: tile.kernel @counted_loads
+// CHECK: %k = tile.load_strided %key[%{{.*}}] strides[%[[S0:.*]], %[[S1:.*]]] extents[%n, %[[C64:.*]]] counted 0 : tensor<?x64xf32, strided<[64, 1]>> -> !tile.tile<32x64xf32>
+// CHECK: %k_t = tile.load_strided %key[%{{.*}}] strides[%{{.*}}, %{{.*}}] extents[%{{.*}}, %n] counted 1 : tensor<?x64xf32, strided<[64, 1]>> -> !tile.tile<64x32xf32>
+tile.kernel @counted_loads(
+    %key : tensor<?x64xf32, strided<[64, 1]>> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
+  %n = tile.program_id 0
   %c0 = arith.constant 0 : i32
-  %one = arith.constant 1.0 : f32
-  %zero = arith.constant 0.0 : f32
-  %a = tile.full %one : f32 -> !tile.tile<8x8xf32>
-  %b = tile.full %one : f32 -> !tile.tile<8x8xf32>
-  %zeros = tile.full %zero : f32 -> !tile.tile<8x8xf32>
-  %s = tile.dot %a, %b, %zeros : !tile.tile<8x8xf32>, !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
-  %t = tile.dot %a, %b, %s : !tile.tile<8x8xf32>, !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
-  tile.store %t : !tile.tile<8x8xf32>, %out[%c0, %c0] : memref<?x?xf32>, i32, i32
+  %k = tile.load %key[%c0, %c0] count %n : tensor<?x64xf32, strided<[64, 1]>>, i32, i32 -> !tile.tile<32x64xf32>
+  %k_t = tile.transpose %k : !tile.tile<32x64xf32> -> !tile.tile<64x32xf32>
+  tile.store %k : !tile.tile<32x64xf32>, %out[%c0, %c0] : memref<?x?xf32>, i32, i32
+  tile.store %k_t : !tile.tile<64x32xf32>, %out[%c0, %c0] : memref<?x?xf32>, i32, i32
   tile.return
 }
 

@@ -6,12 +6,12 @@
 // CHECK-SAME: attributes {tile.buffers = [#tile.buffer<"a", !tile.tile<8x8xf32>>, #tile.buffer<"acc", !tile.tile<8x8xf32>>, #tile.buffer<"p", !tile.tile<8x8xf32>>, #tile.buffer<"row", !tile.tile<8xf32>>]}
 // CHECK: %a = tile.full %zero {tile.buffers = array<i32: 0>}
 // CHECK: %acc = tile.full %zero {tile.buffers = array<i32: 1>}
-// CHECK: %p = tile.matmul %a, %a {tile.buffers = array<i32: 2>}
+// CHECK: %p = tile.register_product %a, %a by <6 x 2> {tile.buffers = array<i32: 2>}
 // CHECK: %e = tile.map
 // CHECK-SAME: attributes {tile.buffers = array<i32: 2>}
 // CHECK: %scaled = tile.map
 // CHECK-SAME: attributes {tile.buffers = array<i32: 1>}
-// CHECK: %next = tile.dot %e, %a, %scaled {tile.buffers = array<i32: 1>}
+// CHECK: %next = tile.register_product %e, %a onto %scaled by <6 x 2> {tile.buffers = array<i32: 1>}
 // CHECK: %row = tile.reduce sum %r along 1 {tile.buffers = array<i32: 3>}
 tile.kernel @loop(%n : i32 #tile.param<argument 0>) grid affine_map<(b, h, q_len) -> (1)> {
   %c0 = arith.constant 0 : i32
@@ -20,7 +20,7 @@ tile.kernel @loop(%n : i32 #tile.param<argument 0>) grid affine_map<(b, h, q_len
   %a = tile.full %zero : f32 -> !tile.tile<8x8xf32>
   %acc = tile.full %zero : f32 -> !tile.tile<8x8xf32>
   %r = scf.for %i = %c0 to %n step %c1 iter_args(%acc_i = %acc) -> (!tile.tile<8x8xf32>) : i32 {
-    %p = tile.matmul %a, %a : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
+    %p = tile.register_product %a, %a by <6 x 2> : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
     %e = tile.map(%x : f32 = %p [0, 1] : !tile.tile<8x8xf32>) {
       %y = math.exp2 %x : f32
       flex.yield %y : f32
@@ -29,7 +29,7 @@ tile.kernel @loop(%n : i32 #tile.param<argument 0>) grid affine_map<(b, h, q_len
       %y = arith.addf %x, %x : f32
       flex.yield %y : f32
     } -> !tile.tile<8x8xf32>
-    %next = tile.dot %e, %a, %scaled : !tile.tile<8x8xf32>, !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
+    %next = tile.register_product %e, %a onto %scaled by <6 x 2> : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> onto !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
     scf.yield %next : !tile.tile<8x8xf32>
   }
   %row = tile.reduce sum %r along 1 : !tile.tile<8x8xf32>

@@ -14,7 +14,7 @@ tile.kernel @in_place(%n : i32 #tile.param<argument 0>) grid affine_map<(b, h, q
       %y = arith.addf %x, %x : f32
       flex.yield %y : f32
     } -> !tile.tile<8x8xf32>
-    %next = tile.dot %a, %a, %scaled : !tile.tile<8x8xf32>, !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
+    %next = tile.register_product %a, %a onto %scaled by <6 x 2> : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> onto !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
     scf.yield %next : !tile.tile<8x8xf32>
   }
   tile.return

@@ -5,7 +5,8 @@
 // CHECK-LABEL: tile.kernel @widen
 // CHECK: %v = tile.load_strided %{{.*}} : tensor<?x?xbf16> -> !tile.tile<8x8xf32>
 // CHECK-NEXT: %p = tile.full
-// CHECK-NEXT: %s = tile.matmul %p, %v : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
+// CHECK: %zeros = tile.full
+// CHECK-NEXT: %s = tile.dot %p, %v, %zeros : !tile.tile<8x8xf32>, !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
 // CHECK-NEXT: %bias = tile.load_strided %{{.*}} : tensor<?x?xbf16> -> !tile.tile<8x8xbf16>
 // CHECK-NEXT: %o = tile.map(
 // CHECK: arith.extf %y : bf16 to f32
@@ -24,7 +25,9 @@ tile.kernel @widen(%x : tensor<?x?xbf16> #tile.param<argument 0>,
     %r = arith.truncf %a : f32 to bf16
     flex.yield %r : bf16
   } -> !tile.tile<8x8xbf16>
-  %s = tile.matmul %p_bf16, %v : !tile.tile<8x8xbf16>, !tile.tile<8x8xbf16> -> !tile.tile<8x8xf32>
+  %zero = arith.constant 0.0 : f32
+  %zeros = tile.full %zero : f32 -> !tile.tile<8x8xf32>
+  %s = tile.dot %p_bf16, %v, %zeros : !tile.tile<8x8xbf16>, !tile.tile<8x8xbf16>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
   %bias = tile.load_strided %x[%s0] strides [%s1, %s1] extents [%c8, %c8] : tensor<?x?xbf16> -> !tile.tile<8x8xbf16>
   %o = tile.map(%a : f32 = %s [0, 1] : !tile.tile<8x8xf32>, %y : bf16 = %bias [0, 1] : !tile.tile<8x8xbf16>) {
     %e = arith.extf %y : bf16 to f32
@@ -43,14 +46,16 @@ tile.kernel @widen(%x : tensor<?x?xbf16> #tile.param<argument 0>,
 // CHECK-LABEL: tile.kernel @widen_others
 // CHECK: %x_f32 = tile.map(
 // CHECK-NEXT: arith.extf %{{.*}} : f16 to f32
-// CHECK: tile.matmul %x_f32, %x_f32
+// CHECK: tile.dot %x_f32, %x_f32, %zeros
 tile.kernel @widen_others(%out : memref<?x?xf32> #tile.param<argument 0>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %s0 = arith.constant 0 : i64
   %c8 = arith.constant 8 : i32
   %one = arith.constant 1.0 : f16
   %x = tile.full %one : f16 -> !tile.tile<8x8xf16>
-  %s = tile.matmul %x, %x : !tile.tile<8x8xf16>, !tile.tile<8x8xf16> -> !tile.tile<8x8xf32>
+  %zero = arith.constant 0.0 : f32
+  %zeros = tile.full %zero : f32 -> !tile.tile<8x8xf32>
+  %s = tile.dot %x, %x, %zeros : !tile.tile<8x8xf16>, !tile.tile<8x8xf16>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
   tile.store_strided %s, %out[%s0] strides [%s0, %s0] extents [%c8, %c8] : !tile.tile<8x8xf32>, memref<?x?xf32>
   tile.return
 }

@@ -41,8 +41,7 @@
 // CPP-SAME: tile.buffers = [
 // CPP: tile.load_strided %query
 // CPP: scf.for
-// CPP: tile.load_strided %key
-// CPP: tile.matmul
+// CPP: tile.register_product
 // CPP: tile.store_strided
 func.func @attention(%query : !t, %key : !t, %value : !t, %scale : f32) -> !t {
   %out = flex.attention %query, %key, %value : !t, !t, !t scale(%scale : f32)

@@ -259,12 +259,13 @@ def test_strided_access():
     assert out.equal(args[0])
 
 
-@pytest.mark.parametrize("product", ["dot", "matmul"])
+@pytest.mark.parametrize("product", ["dot", "register_product"])
 def test_attention_by_hand(product: str):
     square = "!tile.tile<4x4xf32>"
     matrices = {
         "dot": f"tile.dot %x, %k_t, %zeros : {TILE}, !tile.tile<8x4xf32>, {square}",
-        "matmul": f"tile.matmul %x, %k_t : {TILE}, !tile.tile<8x4xf32>",
+        "register_product": f"tile.register_product %x, %k_t by <6 x 2> : {TILE}, "
+        "!tile.tile<8x4xf32>",
     }
     body = f"""{LOAD}
     %zero = arith.constant 0.0 : f32

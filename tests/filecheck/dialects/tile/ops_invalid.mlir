@@ -148,26 +148,26 @@ tile.kernel @dot_acc(%t : tensor<?x?xf32> #tile.param<argument 0>,
 
 // -----
 
-tile.kernel @matmul_inner(%t : tensor<?x?xf32> #tile.param<argument 0>,
+tile.kernel @product_inner(%t : tensor<?x?xf32> #tile.param<argument 0>,
     %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
     %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
-  // CHECK: rhs expects 8 rows as lhs has columns, got 4
-  %d = tile.matmul %x, %x : !tile.tile<4x8xf32>, !tile.tile<4x8xf32> -> !tile.tile<4x8xf32>
+  // CHECK: lhs expects shape (4, 4), got !tile.tile<4x8xf32>
+  %d = tile.register_product %x, %x by <4 x 1> : !tile.tile<4x8xf32>, !tile.tile<4x8xf32> -> !tile.tile<4x8xf32>
   tile.return
 }
 
 // -----
 
-tile.kernel @matmul_result(%t : tensor<?x?xf32> #tile.param<argument 0>,
+tile.kernel @product_result(%t : tensor<?x?xf32> #tile.param<argument 0>,
     %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
     %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
   %y = tile.full %z : f32 -> !tile.tile<8x4xf32>
-  // CHECK: result expects shape (4, 4), got !tile.tile<4x8xf32>
-  %d = tile.matmul %x, %y : !tile.tile<4x8xf32>, !tile.tile<8x4xf32> -> !tile.tile<4x8xf32>
+  // CHECK: result expects 4 columns as rhs has, got 8
+  %d = tile.register_product %x, %y by <4 x 1> : !tile.tile<4x8xf32>, !tile.tile<8x4xf32> -> !tile.tile<4x8xf32>
   tile.return
 }
 
