@@ -211,7 +211,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     overlap: bool = True
     smaller: int = 0
     machine: MachineName = "avx2"
-    trimmed: bool = False
+    trimmed: bool = True
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for pattern in (ConvertAttention(self), ConvertPairSums(self)):

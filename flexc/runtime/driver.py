@@ -257,7 +257,12 @@ def convert_for(
         steps = schedule.smaller
         sizes["block_m"] = schedule.rows or sizes["block_m"]
     return ConvertFlexToBlocksparsePass(
-        target, **sizes, shared_memory=memory, overlap=overlap, smaller=steps
+        target,
+        **sizes,
+        shared_memory=memory,
+        overlap=overlap,
+        smaller=steps,
+        machine=build.machine,
     )
 
 

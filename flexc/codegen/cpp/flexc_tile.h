@@ -137,6 +137,17 @@ FLEXC_INLINE void reduce_rows(Tile<T, M> out, Tile<T, M, N> in) {
     for (int i = 0; i < M; ++i) out[i] = reduce_row<Kind, N>(in[i]);
 }
 
+// Of the first columns only.
+template <class Kind, class T, int M, int N>
+FLEXC_INLINE void reduce_rows(Tile<T, M> out, Tile<T, M, N> in, int count) {
+    for (int i = 0; i < M; ++i) {
+        T result = in[i][0];
+        for (int j = 1; j < count; ++j)
+            result = Kind::template combine<T>(result, in[i][j]);
+        out[i] = result;
+    }
+}
+
 // Combine each column: one number per column.
 template <class Kind, class T, int M, int N>
 FLEXC_INLINE void reduce_columns(Tile<T, N> out, Tile<T, M, N> in, int count = M) {

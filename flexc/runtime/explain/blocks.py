@@ -125,7 +125,7 @@ def lead_of(subject: Subject) -> tuple[int, int]:
 def by_segments(subject: Subject, size: tuple[int, int]) -> Tensor:
     """Run the bounds of the segments of a kernel with tiles of a size."""
     module = subject.module.clone()
-    convert = ConvertFlexToBlocksparsePass("cpp", *size)
+    convert = ConvertFlexToBlocksparsePass("cpp", *size, trimmed=False)
     pipelines.run(pipelines.to_blocksparse(convert), Context(), module)
     segments = [o for o in module.walk() if isinstance(o, blocksparse.SegmentOp)]
     (q_len, kv_len), lead = subject.sizes[2:], lead_of(subject)
