@@ -39,7 +39,7 @@ FLEXC_INLINE Strided<T, Fixed<pitch<T>(K)>, Fixed<1>> strided(Tile<T, M, K> tile
 // A number in all lanes.
 template <class T, class S>
 FLEXC_INLINE Vector<T> spread(const S* x) {
-    return static_cast<T>(*x) - Vector<T>{};
+    return splat<lanes<T>>(convert<T>(*x));
 }
 // One load and one operation, in vector units only: as fast as a load of a float.
 template <>
@@ -67,13 +67,6 @@ FLEXC_INLINE Vector<float> spread<float>(const half* x) {
 
 // ---- blocks ----
 
-template <class T>
-FLEXC_INLINE Vector<T>& vector_at(T* p) { return *reinterpret_cast<Vector<T>*>(p); }
-template <class T>
-FLEXC_INLINE const Vector<T>& vector_at(const T* p) {
-    return *reinterpret_cast<const Vector<T>*>(p);
-}
-
 // R rows of V vectors each, `inner` steps.
 template <bool Accumulate, int R, int V, int Pitch, class T, class L>
 FLEXC_INLINE void product_block(T* out, L lhs, const T* rhs, int inner) {
@@ -82,12 +75,14 @@ FLEXC_INLINE void product_block(T* out, L lhs, const T* rhs, int inner) {
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v)
-            sum[i][v] = Accumulate ? vector_at(out + i * Pitch + v * lanes<T>) : Vector<T>{};
+            sum[i][v] = Accumulate
+                ? load_vector<lanes<T>>(out + i * Pitch + v * lanes<T>)
+                : Vector<T>{};
 #pragma GCC unroll 1
     for (int k = 0; k < inner; ++k) {
         Vector<T> row[V];
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) row[v] = vector_at(rhs + v * lanes<T>);
+        for (int v = 0; v < V; ++v) row[v] = load_vector<lanes<T>>(rhs + v * lanes<T>);
 #pragma GCC unroll 32
         for (int i = 0; i < R; ++i) {
             const Vector<T> x = spread<T>(lhs.at(i));
@@ -100,7 +95,7 @@ FLEXC_INLINE void product_block(T* out, L lhs, const T* rhs, int inner) {
 #pragma GCC unroll 32
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) vector_at(out + i * Pitch + v * lanes<T>) = sum[i][v];
+        for (int v = 0; v < V; ++v) store_vector(out + i * Pitch + v * lanes<T>, sum[i][v]);
 }
 
 // ---- all rows of a result ----
@@ -149,11 +144,12 @@ __attribute__((noinline)) void product_panel(
 template <bool Accumulate, int R, int V, class T, int M, int N, int K, class L, class Rows>
 FLEXC_INLINE void product_panels(
     Tile<T, M, N> out, L lhs, Tile<T, K, N> rhs, Rows rows, int inner) {
-    constexpr int width = V * lanes<T>, end = pitch<T>(N), whole = end / width * width;
+    constexpr int width = V * lanes<T>, whole = N / width * width;
+    constexpr int rest = (N - whole + lanes<T> - 1) / lanes<T>, P = pitch<T>(N);
     for (int j = 0; j < whole; j += width)
-        product_panel<Accumulate, R, V, end>(out.data + j, lhs, rhs.data + j, rows, inner);
-    if constexpr (whole < end)
-        product_panel<Accumulate, R, (end - whole) / lanes<T>, end>(
+        product_panel<Accumulate, R, V, P>(out.data + j, lhs, rhs.data + j, rows, inner);
+    if constexpr (rest > 0)
+        product_panel<Accumulate, R, rest, P>(
             out.data + whole, lhs, rhs.data + whole, rows, inner);
 }
 

@@ -5,66 +5,95 @@
 
 namespace flexc {
 
-// From storage to a tile; the tile's type holds what is stored exactly.
+// Numbers of types T and S that are moved at a time: no vector is wider than a register.
 template <class T, class S>
-FLEXC_INLINE T convert_in(S x) { return static_cast<T>(x); }
-template <class T, class S>
-FLEXC_INLINE void convert_out(S& to, T x) { to = static_cast<S>(x); }
-// Assigning the bits, not the object, lets loops vectorise.
-FLEXC_INLINE void convert_out(bfloat16& to, float x) { to.raw = bfloat16(x).raw; }
-FLEXC_INLINE void convert_out(half& to, float x) { to.raw = half(x).raw; }
-FLEXC_INLINE void convert_out(bfloat16& to, bfloat16 x) { to.raw = x.raw; }
-FLEXC_INLINE void convert_out(half& to, half x) { to.raw = x.raw; }
+constexpr int moved_lanes = sizeof(T) == 8 || sizeof(S) == 8 ? lanes<double> : lanes<float>;
 
 FLEXC_INLINE int clip(int extent, int size) {
     return extent < 0 ? 0 : extent < size ? extent : size;
 }
 
+// Where a block of L begins, if there are that many: the last overlaps the one before.
+FLEXC_INLINE int block_start(int at, int end, int L) { return at + L <= end ? at : end - L; }
+
+// The last vector overlaps the one before.
 template <class T, class S>
-FLEXC_INLINE void load_row(T* out, const S* in, int64_t stride, int count, int end) {
-    if (stride == 1) {
-#pragma omp simd
-        for (int j = 0; j < count; ++j) convert_out(out[j], convert_in<T>(in[j]));
-    } else {
-        for (int j = 0; j < count; ++j) convert_out(out[j], convert_in<T>(in[j * stride]));
+FLEXC_INLINE void move_row(T* out, const S* in, int count) {
+    constexpr int L = moved_lanes<T, S>;
+    for (int at = 0; count >= L && at < count; at += L) {
+        const int j = block_start(at, count, L);
+        store_vector(out + j, convert<T>(load_vector<L>(in + j)));
     }
-    for (int j = count; j < end; ++j) convert_out(out[j], T(0));
+    for (int j = 0; count < L && j < count; ++j) out[j] = convert<T>(in[j]);
 }
+
+// ---- squares, transposed in registers ----
+
+template <int... I> struct Lanes {};
+template <int N, int... I> struct LanesUpTo : LanesUpTo<N - 1, N - 1, I...> {};
+template <int... I> struct LanesUpTo<0, I...> { using type = Lanes<I...>; };
+
+// Of two rows of blocks of D lanes each, exchange b's even blocks and a's odd ones.
+template <int D, class V, int... I>
+FLEXC_INLINE void exchange(V& a, V& b, Lanes<I...>) {
+    constexpr int L = sizeof...(I);
+    const V first = __builtin_shufflevector(a, b, (I & D ? L + I - D : I)...);
+    b = __builtin_shufflevector(a, b, (I & D ? L + I : I + D)...);
+    a = first;
+}
+
+// Transpose the 2 x 2 blocks of ever larger squares.
+template <int D, class V, int L>
+FLEXC_INLINE void transpose_square(V (&rows)[L]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i)
+        if (!(i & D)) exchange<D>(rows[i], rows[i + D], typename LanesUpTo<L>::type{});
+    if constexpr (2 * D < L) transpose_square<2 * D>(rows);
+}
+
+// to[i * to_pitch + j] = from[j * from_pitch + i] for L x L numbers. Only so many rows
+// are read, others being 0, and so many written. In between they are of type W.
+template <int L, class W, class T, class S>
+FLEXC_INLINE void move_square(
+    T* to, int64_t to_pitch, const S* from, int64_t from_pitch, int read, int written) {
+    Vec<W, L> rows[L];
+#pragma GCC unroll 16
+    for (int j = 0; j < L; ++j)
+        rows[j] = j < read ? convert<W>(load_vector<L>(from + j * from_pitch)) : Vec<W, L>{};
+    transpose_square<1>(rows);
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i)
+        if (i < written) store_vector(to + i * to_pitch, convert<T>(rows[i]));
+}
+
+// ---- loads ----
 
 // out[i] = in[i * stride], 0 from `extent` on
 template <class T, int N, class S>
 FLEXC_INLINE void load(Tile<T, N> out, const S* in, int64_t stride, int32_t extent) {
-    load_row(out.data, in, stride, clip(extent, N), N);
+    const int count = clip(extent, N);
+    if (stride == 1)
+        move_row(out.data, in, count);
+    else
+        for (int j = 0; j < count; ++j) out[j] = convert<T>(in[j * stride]);
+    for (int j = count; j < N; ++j) out[j] = T(0);
 }
 
-// A square of a transposing load: rows of the input are columns of the tile.
-template <int B, class T, class S>
-FLEXC_INLINE void load_transposed_block(T* out, int out_pitch, const S* in, int64_t in_pitch) {
-    T block[B][B];
-#pragma GCC unroll 16
-    for (int j = 0; j < B; ++j)
-#pragma GCC unroll 16
-        for (int i = 0; i < B; ++i) convert_out(block[i][j], convert_in<T>(in[j * in_pitch + i]));
-#pragma GCC unroll 16
-    for (int i = 0; i < B; ++i) __builtin_memcpy(out + i * out_pitch, block[i], sizeof(block[i]));
-}
-
+// out[i][j] = in[i + j * in_pitch] within rows and columns, 0 in columns beyond
 template <class T, int M, int N, class S>
-FLEXC_INLINE void load_transposed(
+__attribute__((noinline)) void load_transposed(
     Tile<T, M, N> out, const S* in, int64_t in_pitch, int rows, int columns) {
-    constexpr int B = 8;
-    int j = 0;
-    for (; j + B <= columns; j += B) {
-        int i = 0;
-        for (; i + B <= rows; i += B)
-            load_transposed_block<B>(out[i] + j, pitch<T>(N), in + j * in_pitch + i, in_pitch);
-        for (; i < rows; ++i)
-            for (int jj = j; jj < j + B; ++jj)
-                convert_out(out[i][jj], convert_in<T>(in[jj * in_pitch + i]));
+    constexpr int L = moved_lanes<T, S>, to_pitch = pitch<T>(N);
+    for (int j = 0; j < N; j += L) {
+        const int read = clip(columns - j, L);
+        for (int at = 0; rows >= L && at < rows; at += L) {
+            const int i = block_start(at, rows, L);
+            move_square<L, T>(out[i] + j, to_pitch, in + j * in_pitch + i, in_pitch, read, L);
+        }
+        for (int i = 0; rows < L && i < rows; ++i)
+            for (int lane = 0; lane < L; ++lane)
+                out[i][j + lane] = lane < read ? convert<T>(in[(j + lane) * in_pitch + i]) : T(0);
     }
-    for (; j < columns; ++j)
-        for (int i = 0; i < rows; ++i)
-            convert_out(out[i][j], convert_in<T>(in[j * in_pitch + i]));
 }
 
 // out[i][j] = in[i * stride_0 + j * stride_1], 0 outside the extents
@@ -73,31 +102,50 @@ FLEXC_INLINE void load(
     Tile<T, M, N> out, const S* in, int64_t stride_0, int64_t stride_1,
     int32_t extent_0, int32_t extent_1) {
     const int rows = clip(extent_0, M), columns = clip(extent_1, N);
-    const bool transposed = stride_0 == 1 && stride_1 != 1;
-    if (transposed) load_transposed(out, in, stride_1, rows, columns);
-    for (int i = 0; i < rows; ++i) {
+    const bool transposed = sizeof(T) >= 4 && stride_0 == 1 && stride_1 != 1;
+    if constexpr (sizeof(T) >= 4)
+        if (transposed) load_transposed(out, in, stride_1, rows, columns);
+    for (int i = 0; !transposed && i < rows; ++i) {
         T* row = out[i];
-        if (!transposed) load_row(row, in + i * stride_0, stride_1, columns, columns);
-        for (int j = columns; j < N; ++j) convert_out(row[j], T(0));
+        const S* from = in + i * stride_0;
+        if (stride_1 == 1)
+            move_row(row, from, columns);
+        else
+            for (int j = 0; j < columns; ++j) row[j] = convert<T>(from[j * stride_1]);
+        for (int j = columns; j < N; ++j) row[j] = T(0);
     }
     for (int i = rows; i < M; ++i)
-        for (int j = 0; j < N; ++j) convert_out(out[i][j], T(0));
+        for (int j = 0; j < N; ++j) out[i][j] = T(0);
 }
 
-template <class T, class S>
-FLEXC_INLINE void store_row(S* out, const T* in, int64_t stride, int count) {
-    if (stride == 1) {
-#pragma omp simd
-        for (int j = 0; j < count; ++j) convert_out(out[j], in[j]);
-    } else {
-        for (int j = 0; j < count; ++j) convert_out(out[j * stride], in[j]);
-    }
-}
+// ---- stores ----
 
 // out[i * stride] = in[i] within the extent
 template <class T, int N, class S>
 FLEXC_INLINE void store(S* out, Tile<T, N> in, int64_t stride, int32_t extent) {
-    store_row(out, in.data, stride, clip(extent, N));
+    const int count = clip(extent, N);
+    if (stride == 1)
+        move_row(out, in.data, count);
+    else
+        for (int j = 0; j < count; ++j) out[j * stride] = convert<S>(in[j]);
+}
+
+// out[i + j * out_pitch] = in[i][j] within rows and columns
+template <class T, int M, int N, class S>
+__attribute__((noinline)) void store_transposed(
+    S* out, Tile<T, M, N> in, int64_t out_pitch, int rows, int columns) {
+    constexpr int L = moved_lanes<T, S>, from_pitch = pitch<T>(N);
+    for (int j = 0; j < columns; j += L) {
+        const int written = clip(columns - j, L);
+        S* to = out + j * out_pitch;
+        for (int at = 0; rows >= L && at < rows; at += L) {
+            const int i = block_start(at, rows, L);
+            move_square<L, T>(to + i, out_pitch, in[i] + j, from_pitch, L, written);
+        }
+        for (int i = 0; rows < L && i < rows; ++i)
+            for (int lane = 0; lane < written; ++lane)
+                to[lane * out_pitch + i] = convert<S>(in[i][j + lane]);
+    }
 }
 
 template <class T, int M, int N, class S>
@@ -105,7 +153,16 @@ FLEXC_INLINE void store(
     S* out, Tile<T, M, N> in, int64_t stride_0, int64_t stride_1,
     int32_t extent_0, int32_t extent_1) {
     const int rows = clip(extent_0, M), columns = clip(extent_1, N);
-    for (int i = 0; i < rows; ++i) store_row(out + i * stride_0, in[i], stride_1, columns);
+    if constexpr (sizeof(T) >= 4)
+        if (stride_0 == 1 && stride_1 != 1)
+            return store_transposed(out, in, stride_1, rows, columns);
+    for (int i = 0; i < rows; ++i) {
+        S* to = out + i * stride_0;
+        if (stride_1 == 1)
+            move_row(to, in[i], columns);
+        else
+            for (int j = 0; j < columns; ++j) to[j * stride_1] = convert<S>(in[i][j]);
+    }
 }
 
 // out[i * stride] += in[i]
