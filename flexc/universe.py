@@ -73,6 +73,7 @@ PASSES: dict[str, Callable[[], Any]] = {
     "tile-materialize-params": _pass(
         "tile_materialize_params:TileMaterializeParamsPass"
     ),
+    "tile-panel-maps": _pass("tile_panel_maps:TilePanelMapsPass"),
     "tile-put-rows-in-lanes": _pass("tile_put_rows_in_lanes:TilePutRowsInLanesPass"),
     "tile-read-diagonals": _pass("tile_read_diagonals:TileReadDiagonalsPass"),
     "tile-read-in-place": _pass("tile_read_in_place:TileReadInPlacePass"),

@@ -40,6 +40,7 @@ from flexc.passes.tile_expand_math import TileExpandMathPass
 from flexc.passes.tile_hoist_from_branches import TileHoistFromBranchesPass
 from flexc.passes.tile_insert_copies import TileInsertCopiesPass
 from flexc.passes.tile_materialize_params import TileMaterializeParamsPass
+from flexc.passes.tile_panel_maps import TilePanelMapsPass
 from flexc.passes.tile_put_rows_in_lanes import TilePutRowsInLanesPass
 from flexc.passes.tile_read_diagonals import TileReadDiagonalsPass
 from flexc.passes.tile_read_in_place import TileReadInPlacePass
@@ -227,6 +228,8 @@ def to_cpp(machine: MachineName = "avx2") -> Passes:
         *TIDY,
         # After hoisting: what is loaded before a loop is worth a tile.
         TileRegisterProductsPass(machine),
+        # After products, which say how many rows they look at.
+        TilePanelMapsPass(),
         # Last: buffers are assigned to the tiles that are left.
         TileInsertCopiesPass(),
         TileAssignBuffersPass(),

@@ -155,7 +155,7 @@ class BufferScan:
 def definer(group: BufferClass) -> Operation | None:
     """The op that defines a class of one value, or its first."""
     owner = group.values[0].owner
-    is_plain = isinstance(owner, tile.MapOp)
+    is_plain = isinstance(owner, tile.MapOp | tile.PanelMapOp)
     return owner if isinstance(owner, Operation) and is_plain else None
 
 

@@ -73,6 +73,7 @@ from flexc.dialects.tile.memory import (
     StoreOp,
 )
 from flexc.dialects.tile.panels import (
+    KEPT,
     PANEL_OPS,
     VECTOR_BYTES,
     PanelMapOp,
@@ -92,6 +93,7 @@ __all__ = [
     "BUFFERS",
     "GRID_OF",
     "IDLE_BEYOND",
+    "KEPT",
     "VECTOR_BYTES",
     "AddStridedOp",
     "AddToOp",

@@ -156,10 +156,7 @@ class MapOp(IRDLOperation):
                 )
 
     def print(self, printer: Printer) -> None:
-        printer.print_string("(")
-        rows = zip(self.body.block.args, self.inputs, self.spans.data, strict=True)
-        printer.print_list(rows, lambda row: _print_map_input(printer, *row))
-        printer.print_string(")")
+        print_map_inputs(printer, self.body, self.inputs, self.spans)
         if self.attributes:
             printer.print_op_attributes(self.attributes, print_keyword=True)
         printer.print_string(" ")
@@ -169,22 +166,7 @@ class MapOp(IRDLOperation):
 
     @classmethod
     def parse(cls, parser: Parser) -> MapOp:
-        args: list[Parser.Argument] = []
-        inputs: list[SSAValue] = []
-        spans: list[list[int]] = []
-        parser.parse_punctuation("(")
-        while parser.parse_optional_punctuation(")") is None:
-            args.append(parser.parse_argument())
-            parser.parse_punctuation("=")
-            name = parser.parse_unresolved_operand()
-            spans.append(
-                parser.parse_comma_separated_list(
-                    parser.Delimiter.SQUARE, parser.parse_integer
-                )
-            )
-            parser.parse_punctuation(":")
-            inputs.append(parser.resolve_operand(name, parser.parse_type()))
-            parser.parse_optional_punctuation(",")
+        args, inputs, spans = parse_map_inputs(parser)
         attributes = parser.parse_optional_attr_dict_with_keyword()
         body = parser.parse_region(args)
         parser.parse_punctuation("->")
@@ -194,6 +176,42 @@ class MapOp(IRDLOperation):
         op = cls(inputs, spans, types, body)
         op.attributes = {} if attributes is None else dict(attributes.data)
         return op
+
+
+def print_map_inputs(
+    printer: Printer,
+    body: Region,
+    inputs: Sequence[SSAValue],
+    spans: ArrayAttr[DenseArrayBase[I32]],
+) -> None:
+    """A map's operands, each after the argument of the region that it is."""
+    printer.print_string("(")
+    rows = zip(body.block.args, inputs, spans.data, strict=True)
+    printer.print_list(rows, lambda row: _print_map_input(printer, *row))
+    printer.print_string(")")
+
+
+def parse_map_inputs(
+    parser: Parser,
+) -> tuple[list[Parser.Argument], list[SSAValue], list[list[int]]]:
+    """Arguments of a map's region, its operands, what these span."""
+    args: list[Parser.Argument] = []
+    inputs: list[SSAValue] = []
+    spans: list[list[int]] = []
+    parser.parse_punctuation("(")
+    while parser.parse_optional_punctuation(")") is None:
+        args.append(parser.parse_argument())
+        parser.parse_punctuation("=")
+        name = parser.parse_unresolved_operand()
+        spans.append(
+            parser.parse_comma_separated_list(
+                parser.Delimiter.SQUARE, parser.parse_integer
+            )
+        )
+        parser.parse_punctuation(":")
+        inputs.append(parser.resolve_operand(name, parser.parse_type()))
+        parser.parse_optional_punctuation(",")
+    return args, inputs, spans
 
 
 def _print_map_input(

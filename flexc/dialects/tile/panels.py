@@ -35,13 +35,19 @@ from xdsl.irdl import (
     var_operand_def,
     var_result_def,
 )
-from xdsl.parser import AttrParser
+from xdsl.parser import AttrParser, Parser
 from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.mod_region import verify_scalar_region
-from flexc.dialects.tile.compute import element_of, shape_of
+from flexc.dialects.tile.compute import (
+    element_of,
+    parse_map_inputs,
+    print_map_inputs,
+    shape_of,
+)
+from flexc.dialects.tile.counts import parse_count, print_count
 from flexc.dialects.tile.types import ReduceKind, TileType
 
 VECTOR_BYTES = "vector_bytes"
@@ -154,8 +160,9 @@ class PanelMapOp(IRDLOperation):
     one value for each column. A count is 1 at least where rows are combined.
 
     ```mlir
-    %p, %sum = tile.panel_map count %n (%x : f32 = %s [0, 1] : !tile.tile<96x32xf32>,
-                                        %m : f32 = %shift [1] : !tile.tile<32xf32>) {
+    %p, %sum = tile.panel_map [96, 32] count %n (
+        %x : f32 = %s [0, 1] : !tile.tile<96x32xf32>,
+        %m : f32 = %shift [1] : !tile.tile<32xf32>) {
       %d = arith.addf %x, %m : f32
       %e = math.exp2 %d : f32
       flex.yield %e, %e : f32, f32
@@ -217,6 +224,47 @@ class PanelMapOp(IRDLOperation):
         """How the rows of a yielded value are combined; None if it stays a tile."""
         word = self.outcomes.data[index].data
         return None if word == KEPT else ReduceKind(word)
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" ")
+        with printer.in_square_brackets():
+            printer.print_list(self.shape, lambda n: printer.print_string(str(n)))
+        print_count(printer, self.count)
+        printer.print_string(" ")
+        print_map_inputs(printer, self.body, self.inputs, self.spans)
+        if self.attributes:
+            printer.print_op_attributes(self.attributes, print_keyword=True)
+        printer.print_string(" ")
+        printer.print_region(self.body, print_entry_block_args=False)
+        printer.print_string(" as ")
+        with printer.in_square_brackets():
+            printer.print_list(self.outcomes, lambda o: printer.print_string(o.data))
+        printer.print_string(" -> ")
+        printer.print_list(self.result_types, printer.print_attribute)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> PanelMapOp:
+        square = parser.Delimiter.SQUARE
+        rows, columns = parser.parse_comma_separated_list(square, parser.parse_integer)
+        count = parse_count(parser)
+        args, inputs, spans = parse_map_inputs(parser)
+        attributes = parser.parse_optional_attr_dict_with_keyword()
+        body = parser.parse_region(args)
+        parser.parse_keyword("as")
+        words = [KEPT, *(k.value for k in ReduceKind)]
+        outcomes = parser.parse_comma_separated_list(
+            square, lambda: parser.parse_keyword_in(words)
+        )
+        parser.parse_punctuation("->")
+        pos = parser.pos
+        types = parser.parse_comma_separated_list(
+            parser.Delimiter.NONE, parser.parse_type
+        )
+        op = cls((rows, columns), count, inputs, spans, outcomes, body)
+        if list(op.result_types) != types:
+            parser.raise_error("the types are not those that are yielded", pos)
+        op.attributes = {} if attributes is None else dict(attributes.data)
+        return op
 
     def verify_(self) -> None:
         words = [KEPT, *(k.value for k in ReduceKind)]

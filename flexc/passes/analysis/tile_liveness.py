@@ -36,7 +36,7 @@ def overwrites(op: Operation, value: SSAValue) -> bool:
     A map may, where it reads an element before it writes the same; a product
     may over its accumulator; a loop does over what it starts from.
     """
-    if isinstance(op, tile.MapOp):
+    if isinstance(op, tile.MapOp | tile.PanelMapOp):
         whole = tuple(range(len(op.shape)))
         spans = {op.span(i) for i, v in enumerate(op.inputs) if v is value}
         return spans == {whole}

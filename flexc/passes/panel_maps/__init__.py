@@ -1,0 +1,1 @@
+"""What `tile-panel-maps` is made of."""
