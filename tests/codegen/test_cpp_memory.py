@@ -1,0 +1,84 @@
+"""Tiles loaded and stored at any strides and extents, in C++, against torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexc.passes.vector_machine import MACHINES, MachineName
+from flexc.runtime.kernel import Kernel
+from tests.codegen.cpp_kernels import ELEMENTS, PREPARE, parse, run_passes
+
+PLACES = ((70, 1), (1, 70), (2, 71), (-70, 1), (1, -70), (-1, 70), (0, 1), (1, 1))
+"""Strides; those that are told apart are 1."""
+
+
+def kernel(dtype: torch.dtype, shape: tuple[int, int], bits: int) -> str:
+    """A tile is loaded at some strides and extents, and stored at others."""
+    m, n = shape
+    stored = ELEMENTS[dtype]
+    computed = {64: "f64", 32: "f32", 16: stored}[bits]
+    tile = f"!tile.tile<{m}x{n}x{computed}>"
+    numbers = ", ".join(
+        f"%{name} : {'i32' if name[0] == 'e' else 'i64'} #tile.param<argument {i + 2}>"
+        for i, name in enumerate(("s0", "s1", "e0", "e1", "t0", "t1", "e2", "e3"))
+    )
+    return f"""
+tile.kernel @move(%a : tensor<?x?x?x{stored}> #tile.param<argument 0>,
+    %out : memref<?x?x?x{stored}> #tile.param<argument 1>, {numbers})
+    grid affine_map<(b, h, q_len) -> (1, 1, 1)> {{
+  %middle = arith.constant 6000 : i64
+  %x = tile.load_strided %a[%middle] strides [%s0, %s1] extents [%e0, %e1]
+      : tensor<?x?x?x{stored}> -> {tile}
+  tile.store_strided %x, %out[%middle] strides [%t0, %t1] extents [%e2, %e3]
+      : {tile}, memref<?x?x?x{stored}>
+  tile.return
+}}
+"""
+
+
+def places(strides: tuple[int, int], extents: tuple[int, int]) -> Tensor:
+    """Where the elements of a tile are within the extents."""
+    i, j = (torch.arange(max(0, n)) for n in extents)
+    return 6000 + i[:, None] * strides[0] + j[None, :] * strides[1]
+
+
+@pytest.mark.parametrize("machine", [m for m in MACHINES if m != "neon"])
+@pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [
+        (torch.float64, 64),
+        (torch.float32, 32),
+        (torch.bfloat16, 32),
+        (torch.float16, 32),
+        (torch.bfloat16, 16),
+    ],
+    ids=["f64", "f32", "bf16-as-f32", "f16-as-f32", "bf16"],
+)
+@pytest.mark.parametrize("shape", [(40, 32), (3, 21)], ids=["40x32", "3x21"])
+def test_tiles_are_loaded_and_stored(
+    dtype: torch.dtype, bits: int, machine: MachineName, shape: tuple[int, int]
+) -> None:
+    text = kernel(dtype, shape, bits)
+    width = f"attributes {{vector_bytes = {MACHINES[machine].vector_bytes} : i32}} {{"
+    ctx, module = parse(text.replace("(1, 1, 1)> {", f"(1, 1, 1)> {width}"))
+    run = Kernel(run_passes(ctx, module, PREPARE))
+    m, n = shape
+    a = torch.randn(1, 1, 1, 12000).to(dtype)
+    extents = ((m, n), (m - 1, n - 3), (m + 5, 0), (-1, n), (2, 5), (m, n + 1))
+    for number, given in enumerate(PLACES):
+        for turn, some in enumerate(extents):
+            kept = extents[(number + turn) % len(extents)]
+            to = PLACES[(number + turn) % 4]
+            read = tuple(min(x, size) for x, size in zip(some, shape, strict=True))
+            written = tuple(min(x, size) for x, size in zip(kept, shape, strict=True))
+            where = places(given, (read[0], read[1]))
+            tile = a.new_zeros(m, n)
+            tile[: where.shape[0], : where.shape[1]] = a.view(-1)[where]
+            want = torch.full_like(a, 3)
+            there = places(to, (written[0], written[1]))
+            want.view(-1)[there] = tile[: there.shape[0], : there.shape[1]]
+            got = torch.full_like(a, 3)
+            run(a, [a, got, *given, *some, *to, *kept])
+            assert got.equal(want), (given, some, to, kept)
