@@ -14,6 +14,10 @@ SLEEP_CYCLES = 3_000_000
 """Some 1.5 ms of a GPU: no call of attention takes the host that long."""
 
 
+LONG = 0.2
+"""Seconds beside which it is nothing to wake threads."""
+
+
 def seconds_of(run: Run) -> float:
     """Wall time of one call, on the CPU."""
     start = time.perf_counter()
@@ -21,14 +25,15 @@ def seconds_of(run: Run) -> float:
     return time.perf_counter() - start
 
 
-def interleaved_medians(
+def interleaved_seconds(
     runs: Mapping[str, Run], rounds: int = 15, budget: float = 2.0
-) -> dict[str, float]:
-    """Median seconds of each run on the CPU; all take turns, round by round.
+) -> dict[str, list[float]]:
+    """Seconds of each run on the CPU; all take turns, round by round.
 
     In each round a contestant runs twice and the second run counts: the first
-    wakes its own threads and puts those of the one before it to sleep. Rounds
-    end early, but not before the third, when `budget` seconds are spent.
+    wakes its own threads and puts those of the one before it to sleep. That is
+    nothing to a run that takes `LONG`, which runs once. Rounds end early, but not
+    before the third, when `budget` seconds are spent.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     start = time.perf_counter()
@@ -36,8 +41,16 @@ def interleaved_medians(
         if i >= 3 and time.perf_counter() - start > budget:
             break
         for name, run in runs.items():
-            run()
-            times[name].append(seconds_of(run))
+            taken = seconds_of(run)
+            times[name].append(taken if taken > LONG else seconds_of(run))
+    return times
+
+
+def interleaved_medians(
+    runs: Mapping[str, Run], rounds: int = 15, budget: float = 2.0
+) -> dict[str, float]:
+    """Median seconds of each run on the CPU, see `interleaved_seconds`."""
+    times = interleaved_seconds(runs, rounds, budget)
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import torch
 
+from bench.files import FOLDER, path_of
 from bench.gpu import report
 from bench.gpu.cells import Cell
 from bench.gpu.measure import Measured, measure
 from bench.gpu.options import cells_of, parser
 from bench.gpu.problem import DTYPES, Setup
-from bench.gpu.results import FOLDER, Results, machine, path_of, stored
+from bench.gpu.results import Results, machine, stored
 from bench.gpu.warm import warm_up
 
 WARMED = 0.6

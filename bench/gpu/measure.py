@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 from torch._functorch import config as functorch_config
 
+from bench.errors import Errors, agrees, forward_errors
 from bench.gpu.cells import Cell
-from bench.gpu.checks import Errors, agrees, backward_errors, forward_errors
-from bench.gpu.problem import Problem, Setup, gradients
+from bench.gpu.checks import backward_errors
+from bench.gpu.problem import Setup, problem_of
 from bench.gpu.results import Row
 from bench.gpu.systems import MATMUL, SYSTEMS, Contest
+from bench.problem import Problem, gradients
 from bench.timing import interleaved_gpu_medians, interleaved_medians
 from tests.reference import visible_pairs
 from tests.served import counting
@@ -93,7 +95,7 @@ def measure(
 ) -> Measured:
     """Check a cell and let all systems take turns, for about so many seconds."""
     measured = Measured(cell)
-    problem = Problem.of(cell, setup)
+    problem = problem_of(cell, setup)
     prepared = prepare(problem, systems)
     measured.notes = prepared.notes
     told = [name for name in prepared.served if not name.startswith("not ")]
@@ -169,5 +171,5 @@ def flops_of(cell: Cell, system: str, setup: Setup) -> float:
 def pairs_of(variant: str, seq: int, setup: Setup) -> int:
     """Unmasked ones of a head; no mask of the benchmark looks at the head."""
     small = Setup(setup.dtype, setup.device, batch=1, heads=1)
-    problem = Problem.of(Cell(variant, 8, seq, "fwd"), small)
+    problem = problem_of(Cell(variant, 8, seq, "fwd"), small)
     return visible_pairs(problem.mods[1], 0, *problem.lengths, setup.device)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.files import FOLDER
 from bench.gpu.cells import DIRECTIONS, HEAD_DIMS, SEQS, VARIANTS, Cell, cells
 from bench.gpu.problem import DTYPES
-from bench.gpu.results import FOLDER
 from bench.gpu.systems import DEFAULT, MATMUL, SYSTEMS
 from bench.variants import ANCHORS
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from bench import files
 from bench.gpu.cells import Cell
-
-FOLDER = Path("bench/results")
 
 
 @dataclass(frozen=True)
@@ -73,17 +69,11 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        data = json.loads(path.read_text())
-        return cls(data["machine"], tuple(Row(**row) for row in data["rows"]))
+        machine, rows = files.load(path)
+        return cls(machine, tuple(Row(**row) for row in rows))
 
     def save(self, path: Path) -> None:
-        """One row a line. The old file stays whole until the new one is."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rows = ",\n".join(f"  {json.dumps(asdict(row))}" for row in self.rows)
-        text = f'{{"machine": {json.dumps(self.machine)}, "rows": [\n{rows}\n]}}\n'
-        unfinished = path.with_suffix(".tmp")
-        unfinished.write_text(text)
-        unfinished.replace(path)
+        files.save(path, self.machine, map(asdict, self.rows))
 
 
 def machine() -> str:
@@ -96,12 +86,6 @@ def machine() -> str:
     if cudnn:
         found.append(f"cuDNN {cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}")
     return ", ".join(found)
-
-
-def path_of(machine: str, folder: Path = FOLDER, day: date | None = None) -> Path:
-    """`nvidia-h100-80gb-hbm3-2026-11-21.json`, say."""
-    gpu = re.sub(r"[^a-z0-9]+", "-", machine.split(",")[0].lower()).strip("-")
-    return folder / f"{gpu}-{(day or date.today()).isoformat()}.json"
 
 
 def stored(path: Path, machine: str) -> Results:

@@ -18,7 +18,7 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.functional import scaled_dot_product_attention
 
 import flexc
-from bench.gpu.problem import Problem, leaves
+from bench.problem import Problem, leaves
 
 MATMUL = "matmul"
 """Not attention: the rate at which the machine multiplies large matrices."""

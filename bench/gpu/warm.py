@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from bench.gpu.cells import Cell
-from bench.gpu.problem import Problem, Setup
+from bench.gpu.problem import Setup, problem_of
 
 
 def warm_up(
@@ -51,7 +51,7 @@ def run_share(cells: Sequence[Cell], setup: Setup, systems: Sequence[str]) -> No
     from bench.gpu.measure import prepare
 
     for cell in cells:
-        prepare(Problem.of(cell, setup), systems)
+        prepare(problem_of(cell, setup), systems)
 
 
 @contextmanager

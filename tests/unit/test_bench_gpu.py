@@ -10,16 +10,17 @@ import pytest
 import torch
 
 from bench.anchors import FA4, published
+from bench.errors import Errors, gradient_errors
+from bench.files import path_of
 from bench.gpu import checks, report
 from bench.gpu.__main__ import main
 from bench.gpu.cells import DIRECTIONS, HEAD_DIMS, SEQS, VARIANTS, Cell, cells
-from bench.gpu.checks import Errors, gradient_errors
 from bench.gpu.measure import measure
 from bench.gpu.options import cells_of, parser
 from bench.gpu.plot import draw
-from bench.gpu.problem import Problem, Setup
-from bench.gpu.results import Results, Row, path_of
-from bench.gpu.systems import MATMUL
+from bench.gpu.problem import Setup, problem_of
+from bench.gpu.results import Results, Row
+from bench.gpu.systems import MATMUL, by_flexc
 from bench.learned import LEARNED
 from bench.variants import ANCHORS
 
@@ -66,8 +67,8 @@ def test_forward_is_checked_and_measured(name: str) -> None:
 @pytest.mark.parametrize("name", ["dense", "learned-bias"])
 def test_backward_is_checked(name: str) -> None:
     setup = Setup(torch.float32, "cpu", batch=1, heads=2)
-    problem = Problem.of(Cell(name, 16, 96, "bwd"), setup)
-    found = gradient_errors(problem)
+    problem = problem_of(Cell(name, 16, 96, "bwd"), setup)
+    found = gradient_errors(problem, by_flexc(problem).forward())
     assert len(found) == 3 + (name in LEARNED)
     assert all(error <= 2 * peer + 2**-9 for error, peer in found.values())
 
