@@ -1,4 +1,4 @@
-"""The support header's scalar functions, called one by one."""
+"""The support header's functions of numbers and of vectors, called one by one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,82 @@ from torch import Tensor
 
 from flexc.runtime.cpp_compiler import find_compiler
 
-UNARY = ("exp2", "exp", "expm1", "log", "log2", "log1p", "tanh")
+UNARY = ("exp2", "exp", "expm1", "log", "log2", "log1p", "tanh", "erf")
+WIDTHS = (0, 16, 32, 64)
+"""Bytes of a vector; 0 for numbers."""
 SIGNED = ("divsi", "remsi", "floordivsi", "ceildivsi", "min", "max", "shrsi")
 UNSIGNED = ("divui", "remui", "minui", "maxui", "shli", "shrui")
 INTEGER = (*SIGNED, *UNSIGNED)
 SMALLEST = 2.0**-125
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """A shared object with a loop around each function."""
-    lines = ['#include "flexc_support.h"', "using namespace flexc;"]
+VECTOR_LOOP = "for (int64_t i = 0; i + lanes<{0}> <= n; i += lanes<{0}>)"
+
+
+def load(type_: str, name: str) -> str:
+    return f"load_vector<lanes<{type_}>>({name} + i)"
+
+
+@pytest.fixture(scope="module", params=WIDTHS)
+def library(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ctypes.CDLL:
+    """A shared object with a loop around each function, of one width."""
+    width: int = request.param
+    folder: Path = tmp_path_factory.mktemp("math")
+    source = folder / "math.cpp"
+    lines = [f"#define FLEXC_VECTOR_BYTES {width or 16}"]
+    lines += ['#include "flexc_support.h"', "using namespace flexc;"]
+    lines += vector_loops() if width else number_loops()
+    source.write_text("\n".join(lines))
+    find_compiler().build(source, folder / "math.so")
+    return ctypes.CDLL(str(folder / "math.so"))
+
+
+def vector_loops() -> list[str]:
+    """The same functions of vectors. What is left of a vector is done by numbers."""
+    lines: list[str] = []
+    x = load("float", "x")
+    for name in UNARY:
+        lines += [
+            f"FLEXC_KERNEL void {name}_f32(const float* x, float* y, int64_t n) {{",
+            f"{VECTOR_LOOP.format('float')} store_vector(y + i, {name}({x}));",
+            f"for (int64_t i = n / lanes<float> * lanes<float>; i < n; ++i) y[i] = "
+            f"{name}(x[i]); }}",
+        ]
+    for name in INTEGER:
+        for width in (8, 32, 64):
+            t, lanes = f"int{width}_t", "double" if width == 64 else "float"
+            a, b = load(lanes, "x"), load(lanes, "y")
+            lines += [
+                f"FLEXC_KERNEL void {name}_i{width}("
+                f"const {t}* x, const {t}* y, {t}* z, int64_t n) {{",
+                f"{VECTOR_LOOP.format(lanes)} store_vector(z + i, {name}({a}, {b}));",
+                f"for (int64_t i = n / lanes<{lanes}> * lanes<{lanes}>; i < n; ++i) "
+                f"z[i] = {name}(x[i], y[i]); }}",
+            ]
+    for name in ("half", "bfloat16"):
+        loop, a = VECTOR_LOOP.format("float"), load("float", "x")
+        rest = "for (int64_t i = n / lanes<float> * lanes<float>; i < n; ++i)"
+        lines += [
+            f"FLEXC_KERNEL void to_{name}(const float* x, {name}* y, int64_t n) {{",
+            f"{loop} store_vector(y + i, convert<{name}>({a}));",
+            f"{rest} y[i] = {name}(x[i]); }}",
+            f"FLEXC_KERNEL void from_{name}(const {name}* x, float* y, int64_t n) {{",
+            f"{loop} store_vector(y + i, convert<float>({a}));",
+            f"{rest} y[i] = float(x[i]); }}",
+        ]
+    return [
+        *lines,
+        "FLEXC_KERNEL void to_i32(const float* x, int32_t* y, int64_t n) {",
+        "float some[lanes<float>] = {}; int32_t to[lanes<float>];",
+        "for (int64_t i = 0; i < n; ++i) { some[0] = x[i];",
+        "store_vector(to, fptosi<int32_t>(load_vector(some))); y[i] = to[0]; } }",
+    ]
+
+
+def number_loops() -> list[str]:
+    lines: list[str] = []
     for name in UNARY:
         lines += [
             f"FLEXC_KERNEL void {name}_f32(const float* x, float* y, int64_t n) {{",
@@ -43,15 +108,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
             f"FLEXC_KERNEL void from_{name}(const {name}* x, float* y, int64_t n) {{",
             "for (int64_t i = 0; i < n; ++i) y[i] = float(x[i]); }",
         ]
-    lines += [
+    return [
+        *lines,
         "FLEXC_KERNEL void to_i32(const float* x, int32_t* y, int64_t n) {",
         "for (int64_t i = 0; i < n; ++i) y[i] = fptosi<int32_t>(x[i]); }",
     ]
-    folder: Path = tmp_path_factory.mktemp("math")
-    source = folder / "math.cpp"
-    source.write_text("\n".join(lines))
-    find_compiler().build(source, folder / "math.so")
-    return ctypes.CDLL(str(folder / "math.so"))
 
 
 def apply(library: ctypes.CDLL, name: str, *tensors: Tensor) -> None:
@@ -83,6 +144,7 @@ def ulps(got: Tensor, want: Tensor) -> Tensor:
         ("log2", 2.0),
         ("log1p", 3.0),
         ("tanh", 3.0),
+        ("erf", 2.0),
     ],
 )
 def test_error(library: ctypes.CDLL, name: str, limit: float) -> None:

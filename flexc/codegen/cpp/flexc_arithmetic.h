@@ -114,7 +114,7 @@ template <class V>
 FLEXC_INLINE V larger(V a, V b) { return a > b ? a : b; }
 template <class V>
 FLEXC_INLINE V smaller(V a, V b) { return a < b ? a : b; }
-#ifdef __AVX512F__
+#ifdef FLEXC_AVX512
 using Float16Lanes = Vec<float, 16>;
 FLEXC_INLINE Float16Lanes larger(Float16Lanes a, Float16Lanes b) {
     return __builtin_ia32_maxps512_mask(a, b, a, -1, 4);
@@ -172,7 +172,7 @@ FLEXC_INLINE bool all(M condition) {
     for (int64_t part : parts) both &= part;
     return both == -1;
 }
-#ifdef __AVX512F__
+#ifdef FLEXC_AVX512
 FLEXC_INLINE bool all(Vec<int32_t, 16> condition) {
     return __builtin_ia32_ptestmd512(condition, condition, -1) == 0xffff;
 }
@@ -181,7 +181,7 @@ FLEXC_INLINE bool all(Vec<int64_t, 8> condition) {
     return __builtin_ia32_ptestmq512(lanes, lanes, -1) == 0xff;
 }
 #endif
-#ifdef __AVX__
+#ifdef FLEXC_AVX
 FLEXC_INLINE bool all(Vec<int32_t, 8> condition) {
     return __builtin_ia32_movmskps256(bits<float>(condition)) == 0xff;
 }

@@ -21,6 +21,14 @@
 #endif
 #endif
 
+// Where GCC's names of instructions are known.
+#if defined(__AVX512F__) && !defined(__clang__)
+#define FLEXC_AVX512
+#endif
+#if defined(__AVX__) && !defined(__clang__)
+#define FLEXC_AVX
+#endif
+
 namespace flexc {
 
 constexpr int vector_bytes = FLEXC_VECTOR_BYTES;

@@ -223,7 +223,7 @@ class MapPrinter(SourcePrinter):
                 self.print_numbers(plan, frozenset({0}))
                 with self.vectors(plan):
                     self.print_row(plan, labels, partial)
-            if partial:
+            if any(partial):
                 with self.vectors(plan):
                     for label, name in zip(labels, partial, strict=True):
                         if name:

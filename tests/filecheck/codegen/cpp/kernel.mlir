@@ -25,27 +25,35 @@
 // CHECK-NEXT: iota(col_1, h);
 // CHECK-NEXT: // full blocks
 // CHECK-NEXT: for (int32_t i = 0; i < n; i += 1) {
+// CHECK-NEXT: for (int col = 0; col < 4; col += columns_at_once<4, lanes<float>>) {
+// CHECK-NEXT: Vec<int32_t> k[vectors_at_once<4, lanes<float>>];
+// CHECK-NEXT: Vec<bool> valid[vectors_at_once<4, lanes<float>>];
+// CHECK-NEXT: Vec<bool> b[vectors_at_once<4, lanes<float>>];
+// CHECK-NEXT: #pragma GCC unroll 4
+// CHECK-NEXT: for (int v = 0, at = col; v < vectors_at_once<4, lanes<float>>; ++v, at += lanes<float>) {
+// CHECK-NEXT: k[v] = load_vector(col_1.data + at);
+// CHECK-NEXT: valid[v] = mask(k[v] < n);
+// CHECK-NEXT: b[v] = mask(read_if(valid[v], keep, k[v], 4 - at) != 0);
+// CHECK-NEXT: }
 // CHECK-NEXT: for (int row = 0; row < 8; ++row) {
 // CHECK-NEXT: const float m = m_i[row];
-// CHECK-NEXT: #pragma omp simd
-// CHECK-NEXT: for (int col = 0; col < 4; ++col) {
-// CHECK-NEXT: const float x = q[row][col];
-// CHECK-NEXT: const int32_t k = col_1[col];
-// CHECK-NEXT: const bool valid = k < n;
-// CHECK-NEXT: const bool b = read_if(valid, keep, k) != 0;
-// CHECK-NEXT: const float d = x - m;
-// CHECK-NEXT: const float e = exp2(d);
-// CHECK-NEXT: const float s = b ? e : -inf_f32;
-// CHECK-NEXT: q[row][col] = s;
+// CHECK-NEXT: #pragma GCC unroll 4
+// CHECK-NEXT: for (int v = 0, at = col; v < vectors_at_once<4, lanes<float>>; ++v, at += lanes<float>) {
+// CHECK-NEXT: const Vec<float> x = load_vector(q[row] + at);
+// CHECK-NEXT: const Vec<float> d = x - m;
+// CHECK-NEXT: const Vec<float> e = exp2(d);
+// CHECK-NEXT: const Vec<float> s = select(b[v], e, splat(-inf_f32));
+// CHECK-NEXT: store_vector(q[row] + at, s);
+// CHECK-NEXT: }
 // CHECK-NEXT: }
 // CHECK-NEXT: }
 // CHECK-NEXT: }
 // CHECK-NEXT: reduce_rows<Max>(m_i, q);
-// CHECK-NEXT: #pragma omp simd
-// CHECK-NEXT: for (int at = 0; at < 8; ++at) {
-// CHECK-NEXT: const float y = m_i[at];
-// CHECK-NEXT: const float z = y * scale;
-// CHECK-NEXT: m_i[at] = z;
+// CHECK-NEXT: #pragma GCC unroll 4
+// CHECK-NEXT: for (int at = 0; at < 8; at += lanes<float>) {
+// CHECK-NEXT: const Vec<float> y = load_vector(m_i.data + at);
+// CHECK-NEXT: const Vec<float> z = y * scale;
+// CHECK-NEXT: store_vector(m_i.data + at, z);
 // CHECK-NEXT: }
 // CHECK-NEXT: store(out + int64_t(0), q, int64_t(1), int64_t(1), n, n);
 tile.kernel @attention(
@@ -101,5 +109,53 @@ tile.kernel @sums(%z : f32 #tile.param<argument 0>,
   %x = tile.full %z : f32 -> !tile.tile<8x8xf32>
   %diagonals = tile.diagonals %x : !tile.tile<8x8xf32> -> !tile.tile<16xf32>
   tile.add_strided %diagonals, %out[%s0] strides [%s1] : !tile.tile<16xf32>, memref<?xf32>
+  tile.return
+}
+
+// A map of panels combines rows in registers; numbers of 64 bits have vectors of their own.
+// CHECK: #define FLEXC_VECTOR_BYTES 32
+// CHECK: FLEXC_KERNEL void panels(
+// CHECK: for (int col = 0; col < 16; col += columns_at_once<16, lanes<float>>) {
+// CHECK-NEXT: Vec<float> sums_1[vectors_at_once<16, lanes<float>>];
+// CHECK-NEXT: #pragma GCC unroll 4
+// CHECK-NEXT: for (int v = 0, at = col;
+// CHECK-NEXT: sums_1[v] = splat(Sum::identity<float>);
+// CHECK-NEXT: }
+// CHECK-NEXT: for (int row = 0; row < n; ++row) {
+// CHECK-NEXT: #pragma GCC unroll 4
+// CHECK-NEXT: for (int v = 0, at = col;
+// CHECK-NEXT: const Vec<float> a = load_vector(x[row] + at);
+// CHECK-NEXT: const Vec<float> e = exp2(a);
+// CHECK-NEXT: store_vector(x[row] + at, e);
+// CHECK-NEXT: sums_1[v] = Sum::combine(sums_1[v], e);
+// CHECK-NEXT: }
+// CHECK-NEXT: }
+// CHECK-NEXT: #pragma GCC unroll 4
+// CHECK-NEXT: for (int v = 0, at = col;
+// CHECK-NEXT: store_vector(sums.data + at, sums_1[v]);
+// CHECK: for (int at = 0; at < 16; at += lanes<double>) {
+// CHECK-NEXT: const Vec<float, lanes<double>> f = load_vector<lanes<double>>(sums.data + at);
+// CHECK-NEXT: const Vec<double, lanes<double>> g = convert<double>(f);
+// CHECK-NEXT: const Vec<bool, lanes<double>> h = mask(g < 0.5);
+// CHECK-NEXT: const Vec<float, lanes<double>> w = select(h, f, splat<lanes<double>>(1.0f));
+tile.kernel @panels(%z : f32 #tile.param<argument 0>, %n : i32 #tile.param<argument 1>,
+                    %out : memref<?xf32> #tile.param<argument 2>)
+    grid affine_map<(b, h, q_len) -> (q_len)> attributes {vector_bytes = 32 : i32} {
+  %s0 = arith.constant 0 : i64
+  %s1 = arith.constant 1 : i64
+  %x = tile.full %z : f32 -> !tile.tile<8x16xf32>
+  %p, %sums = tile.panel_map [8, 16] count %n (%a : f32 = %x [0, 1] : !tile.tile<8x16xf32>) {
+    %e = math.exp2 %a : f32
+    flex.yield %e, %e : f32, f32
+  } as [tile, sum] -> !tile.tile<8x16xf32>, !tile.tile<16xf32>
+  %y = tile.map(%f : f32 = %sums [0] : !tile.tile<16xf32>) {
+    %one = arith.constant 1.0 : f32
+    %half = arith.constant 0.5 : f64
+    %g = arith.extf %f : f32 to f64
+    %h = arith.cmpf olt, %g, %half : f64
+    %w = arith.select %h, %f, %one : f32
+    flex.yield %w : f32
+  } -> !tile.tile<16xf32>
+  tile.add_strided %y, %out[%s0] strides [%s1] : !tile.tile<16xf32>, memref<?xf32>
   tile.return
 }
