@@ -41,12 +41,11 @@ template <class T, class S>
 FLEXC_INLINE Vector<T> spread(const S* x) {
     return splat<lanes<T>>(convert<T>(*x));
 }
-// One load and one operation, in vector units only: as fast as a load of a float.
+// In vector units only.
 template <>
 FLEXC_INLINE Vector<float> spread<float>(const bfloat16* x) {
-    typedef uint16_t Words __attribute__((vector_size(vector_bytes)));
-    const Vector<int32_t> twice = (Vector<int32_t>)(x->raw - Words{});
-    return (Vector<float>)(twice & -0x10000);
+    const auto twice = __builtin_bit_cast(Vector<int32_t>, splat<lanes<uint16_t>>(x->raw));
+    return bits<float>(twice & -0x10000);
 }
 #if defined(__F16C__)
 template <>
@@ -65,11 +64,29 @@ FLEXC_INLINE Vector<float> spread<float>(const half* x) {
 }
 #endif
 
+// One of two neighbours: a load and one operation, as fast as a load of a float. They
+// are loaded as a float, as GCC would shift an integer before it goes to all lanes.
+FLEXC_INLINE Vector<float> spread_of_two(const bfloat16* two, bool second) {
+    float both;
+    __builtin_memcpy(&both, two, sizeof(both));
+    const Vector<int32_t> all = bits<int32_t>(splat<lanes<float>>(both));
+    return bits<float>(second ? all & -0x10000 : all << 16);
+}
+
 // ---- blocks ----
 
+// Element (i, 0) of R rows, in all lanes.
+template <class T, int R, class S, class Row, class Inner>
+FLEXC_INLINE Vector<T> spread_row(Strided<S, Row, Inner> lhs, int i) {
+    if constexpr (is_same<S, bfloat16> && is_same<Row, Fixed<1>>)
+        if (i % 2 || i + 1 < R) return spread_of_two(lhs.at(i - i % 2), i % 2);
+    return spread<T>(lhs.at(i));
+}
+
 // R rows of V vectors each, `inner` steps.
-template <bool Accumulate, int R, int V, int Pitch, class T, class L>
-FLEXC_INLINE void product_block(T* out, L lhs, const T* rhs, int inner) {
+template <bool Accumulate, int R, int V, int Pitch, class T, class S, class Row, class Inner>
+FLEXC_INLINE void product_block(
+    T* out, Strided<S, Row, Inner> lhs, const T* rhs, int inner) {
     Vector<T> sum[R][V];
 #pragma GCC unroll 32
     for (int i = 0; i < R; ++i)
@@ -85,7 +102,7 @@ FLEXC_INLINE void product_block(T* out, L lhs, const T* rhs, int inner) {
         for (int v = 0; v < V; ++v) row[v] = load_vector<lanes<T>>(rhs + v * lanes<T>);
 #pragma GCC unroll 32
         for (int i = 0; i < R; ++i) {
-            const Vector<T> x = spread<T>(lhs.at(i));
+            const Vector<T> x = spread_row<T, R>(lhs, i);
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) sum[i][v] += x * row[v];
         }
@@ -95,7 +112,8 @@ FLEXC_INLINE void product_block(T* out, L lhs, const T* rhs, int inner) {
 #pragma GCC unroll 32
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) store_vector(out + i * Pitch + v * lanes<T>, sum[i][v]);
+        for (int v = 0; v < V; ++v)
+            store_vector(out + i * Pitch + v * lanes<T>, sum[i][v]);
 }
 
 // ---- all rows of a result ----
