@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from flexc.errors import OptionError
 from flexc.runtime.arguments import NO_BLOCKS
-from flexc.runtime.autograd import Results, run_attention
+from flexc.runtime.autograd import Results
 from flexc.runtime.call import Outputs
 from flexc.runtime.graph_call import (
     BACKEND_OPTION,  # noqa: F401  (for captures)
@@ -47,7 +47,7 @@ class AttentionKernel(torch.nn.Module):
         self.stats_are_log2 = stats_are_log2
 
     def forward(self, *operands: Any) -> Results:
-        out, lse, max_scores = run_attention(self.call.prepare(Operands(*operands)))
+        out, lse, max_scores = self.call.run(Operands(*operands))
         if not self.stats_are_log2:
             return out, lse, max_scores
         return (

@@ -26,7 +26,7 @@ from torch.nn.attention import flex_attention as torch_flex
 from flexc.errors import OptionError
 from flexc.runtime.function_state import CallState, Compiled, read_call
 from flexc.runtime.function_trace import Trace, trace_function
-from flexc.runtime.interception import Scope, activate, current_scope
+from flexc.runtime.interception import Scope, activate, call_within, current_scope
 from flexc.runtime.interface import flex_attention
 from flexc.runtime.options import Choices, kernel_options, read_choices_of_scope
 from flexc.runtime.transforms import is_transformed
@@ -104,8 +104,8 @@ def _compiled_attention(fn: Any, choices: Choices) -> Any:
             kwargs["kernel_options"] = {**own["kernel_options"], **asked}
             return call(*args, **{"backend": own["backend"], **kwargs})
         outer = current_scope()
-        with activate(scope if outer is None else outer.within(scope)):
-            return call(*args, **kwargs)
+        inner = scope if outer is None else outer.within(scope)
+        return call_within(inner, call, args, kwargs)
 
     name = {"__name__": "flex_attention", "__doc__": flex_attention.__doc__}
     vars(compiled).update(__wrapped__=fn, __signature__=inspect.signature(call))

@@ -14,6 +14,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,6 @@ from flexc.runtime.cpp_compiler import (
     flags,
     processor,
 )
-
-Launcher = Callable[..., None]
-"""Takes a grid, arguments and, if there is one, a limit on threads."""
 
 CTYPES: dict[str, Any] = {
     "i1": ctypes.c_bool,
@@ -97,25 +95,42 @@ def ctype(param: ParamSpec) -> Any:
     return CTYPES[param.dtype] if param.role == "scalar" else ctypes.c_void_p
 
 
-def load_cpp(spec: KernelSpec) -> Launcher:
-    """A function that runs a kernel over a grid with its arguments.
+@dataclass(frozen=True)
+class CppFunction:
+    """A kernel of a loaded library.
 
-    It runs on as many threads as torch would use.
+    It runs on as many threads as torch would use, and on one where it has but one
+    program.
     """
+
+    function: Callable[..., None]
+    tensors: tuple[int, ...]
+    """Which arguments are tensors, passed as their addresses."""
+
+    def __call__(
+        self, grid: tuple[int, ...], args: Sequence[Any], threads: int | None = None
+    ) -> None:
+        values = list(args)
+        for i in self.tensors:
+            values[i] = values[i].data_ptr()
+        self.launch(grid, values, threads)
+
+    def launch(
+        self, grid: tuple[int, ...], values: Sequence[Any], threads: int | None = None
+    ) -> None:
+        """Run on a grid with arguments that are addresses already."""
+        x, y, z = grid
+        limit = min(torch.get_num_threads(), x * y * z)
+        if threads is not None:
+            limit = min(limit, threads)
+        self.function(*values, x, y, z, max(limit, 1))
+
+
+def load_cpp(spec: KernelSpec) -> CppFunction:
+    """A function that runs a kernel over a grid with its arguments."""
     function = getattr(ctypes.CDLL(str(build(spec))), spec.entry)
     grid_types = [ctypes.c_int64] * 3 + [ctypes.c_int32]
     function.argtypes = [*(ctype(p) for p in spec.params), *grid_types]
     function.restype = None
     tensors = tuple(i for i, p in enumerate(spec.params) if p.role != "scalar")
-
-    def launch(
-        grid: tuple[int, ...], args: Sequence[Any], threads: int | None = None
-    ) -> None:
-        values = list(args)
-        for i in tensors:
-            values[i] = values[i].data_ptr()
-        available = torch.get_num_threads()
-        limit = available if threads is None else min(threads, available)
-        function(*values, *grid, limit)
-
-    return launch
+    return CppFunction(function, tensors)

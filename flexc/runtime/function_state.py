@@ -31,6 +31,7 @@ UNKEYED_ATTRIBUTES = frozenset(
 """Properties of tensors that a capture would freeze and no key tells apart."""
 
 PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+PLAIN = frozenset({*PLAIN_TENSORS, int, float, str, type(None), tuple, list, dict})
 
 
 class Compiled:
@@ -57,6 +58,8 @@ class _Modules(Walk):
     """Adds modules and BlockMasks to a walk or a rebuild."""
 
     def visit(self, value: Any) -> Any:
+        if type(value) in PLAIN:  # Most of what is met, and nothing of the following.
+            return super().visit(value)
         if isinstance(value, torch.nn.Module):
             if isinstance(value, torch.jit.ScriptModule):
                 return self.unknown(value)
@@ -151,12 +154,12 @@ def read_call(
     walk = _Modules()
     walk.run(parts)  # pyright: ignore[reportArgumentType]
     captures = tuple(walk.captures)
-    sound = walk.sound and not walk._attributes & UNKEYED_ATTRIBUTES
-    sound = sound and all(_is_plain(c) for c in captures if isinstance(c, Tensor))
+    sound = walk.sound and walk._attributes.isdisjoint(UNKEYED_ATTRIBUTES)
+    sound = sound and all([_is_plain(c) for c in captures if isinstance(c, Tensor)])
     structure = tuple(walk.key)
     if not sound:
         return CallState(parts, (), captures, False, structure)
-    key = (structure, tuple(map(_facts, captures)), global_state())
+    key = (structure, tuple([_facts(c) for c in captures]), global_state())
     return CallState(parts, key, captures, True, structure)
 
 
@@ -178,10 +181,12 @@ def _facts(capture: Capture) -> Any:
 
 def global_state() -> tuple[Any, ...]:
     """Settings of torch that change what a function means."""
-    casts = [
-        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        for device in ("cpu", "cuda")
-    ]
+    casts: list[Any] = [None, None]
+    if torch._C._is_any_autocast_enabled():
+        casts = [
+            torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None
+            for d in ("cpu", "cuda")
+        ]
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),

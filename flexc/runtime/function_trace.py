@@ -69,9 +69,15 @@ class Trace:
     """Leaves of the result: a place among the graph's outputs, or a constant."""
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        with _without_autocast():
-            outputs = self.graph(*tensors)
+        # Nobody can hook this graph, so the module's own call would find no hooks.
+        if torch._C._is_any_autocast_enabled():
+            with _without_autocast():
+                outputs = self.graph.forward(*tensors)
+        else:
+            outputs = self.graph.forward(*tensors)
         leaves = [outputs[r.place] if type(r) is _Place else r for r in self.results]
+        if self.spec.is_leaf():
+            return leaves[0]
         return pytree.tree_unflatten(leaves, self.spec)
 
 

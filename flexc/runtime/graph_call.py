@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -15,7 +16,9 @@ from flexc.runtime.arguments import (
     check_lengths,
     make_tables,
 )
+from flexc.runtime.autograd import Results, run_attention
 from flexc.runtime.call import Attention, Outputs
+from flexc.runtime.launches import attend, is_plain
 from flexc.runtime.mod_graphs import ModGraphs
 from flexc.runtime.options import Choices, read_choices, resolve_backend
 from flexc.runtime.tensor_facts import check_captures
@@ -70,6 +73,16 @@ class GraphCall:
     outputs: Outputs
     choices: Choices
     enable_gqa: bool = True
+
+    def run(self, operands: Operands) -> Results:
+        """The results of operands that have data."""
+        query, key, value, scale, *_ = operands
+        if operands.tables or not is_plain(query):
+            return run_attention(self.prepare(operands))
+        signature = self.mods.signature(operands.captures)
+        rest = (self.choices, self.outputs, scale, self.enable_gqa)
+        prepare = partial(self.prepare, operands)
+        return attend((query, key, value), signature, rest, prepare)
 
     def prepare(self, operands: Operands) -> Attention:
         """The call of operands that have data, ready to run."""

@@ -74,6 +74,16 @@ def activate(scope: Scope) -> Iterator[None]:
         _current.scope = before
 
 
+def call_within(scope: Scope, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call flexc's own `flex_attention` under a scope."""
+    before = _current.scope
+    _current.scope = scope
+    try:
+        return fn(*args, **kwargs)
+    finally:
+        _current.scope = before
+
+
 def _attention_code(
     query,
     key,

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from flexc.errors import OptionError
+from flexc.frontend.closures import read_mods
 from flexc.runtime.arguments import cast_and_check, split_block_mask
 from flexc.runtime.autograd import run_attention
 from flexc.runtime.call import Attention, Outputs, read_signature
@@ -20,6 +21,7 @@ from flexc.runtime.interception import (
     check_not_transformed,
     current_scope,
 )
+from flexc.runtime.launches import attend, is_plain
 from flexc.runtime.operators.call import traced_attention
 from flexc.runtime.operators.higher_order import DYNAMO_KNOWS
 from flexc.runtime.options import Choices, read_choices, resolve_backend
@@ -124,18 +126,27 @@ def _run(
     choices = read_choices(backend, kernel_options)
     if scope is not None:
         choices = scope.choices.merge(choices)
-    if scope is None or not scope.tracing:
-        check_not_traced(query)
-    else:
-        check_not_transformed()
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     wants_max = return_aux is not None and return_aux.max_scores
     outputs = Outputs(wants_lse, wants_max)
-    tensors = cast_and_check(query, key, value, enable_gqa)
-    mods = (score_mod, block_mask, mask_mod)
-    call = _prepare(tensors, mods, scale, outputs, choices)
     run = run_attention if scope is None else scope.run
-    out, lse, max_scores = run(call)
+
+    def prepare() -> Attention:
+        if scope is None or not scope.tracing:
+            check_not_traced(query)
+        else:
+            check_not_transformed()
+        tensors = cast_and_check(query, key, value, enable_gqa)
+        mods = (score_mod, block_mask, mask_mod)
+        return _prepare(tensors, mods, scale, outputs, choices)
+
+    if block_mask is None and run is run_attention and is_plain(query):
+        signature = read_mods(score_mod, mask_mod)
+        rest = (choices, outputs, scale, enable_gqa)
+        found = attend((query, key, value), signature, rest, prepare)
+    else:
+        found = run(prepare())
+    out, lse, max_scores = found
     if return_aux is not None:
         return out, AuxOutput(lse=lse, max_scores=max_scores)
     if return_lse:

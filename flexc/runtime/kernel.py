@@ -33,7 +33,7 @@ class Kernel:
     def __init__(self, spec: KernelSpec):
         self.spec = spec
         self._getters = tuple(getter(p) for p in spec.params)
-        self._launch = load(spec)
+        self.launcher = load(spec)
         self.grid = lru_cache(maxsize=1024)(spec.grid_function)
 
     def __call__(self, query: Tensor, args: Sequence[Any]) -> None:
@@ -51,16 +51,16 @@ class Kernel:
         """
         values = self.values(args)
         if threads is None:
-            self._launch(self.grid(b, h, n), values)
+            self.launcher(self.grid(b, h, n), values)
         else:
-            self._launch(self.grid(b, h, n), values, threads)
+            self.launcher(self.grid(b, h, n), values, threads)
 
     def values(self, args: Sequence[Any]) -> list[Any]:
         """What its parameters ask for."""
         return [get(args) for get in self._getters]
 
 
-def load(spec: KernelSpec) -> Callable[..., None]:
+def load(spec: KernelSpec) -> Any:
     """Compile and load a kernel with the loader of its target."""
     if spec.target == "triton":
         from flexc.runtime.triton_loader import load_triton

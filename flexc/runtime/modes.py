@@ -15,8 +15,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 _NOTHING = nullcontext()
 
 
+def is_watched() -> bool:
+    """Whether some mode sees operations."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def unseen() -> AbstractContextManager[Any]:
     """Where no mode sees the operations that a call is computed by."""
-    return (
-        _disable_current_modes() if torch._C._len_torch_dispatch_stack() else _NOTHING
-    )
+    return _disable_current_modes() if is_watched() else _NOTHING

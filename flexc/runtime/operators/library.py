@@ -8,6 +8,7 @@ A gradient lies in memory as `torch.empty_like` of its input does.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -20,6 +21,7 @@ from flexc.runtime.autograd.functions import gradients_of_tensors
 from flexc.runtime.autograd.template import split
 from flexc.runtime.call import Attention, Outputs
 from flexc.runtime.derivatives import Gradients, Wanted, inputs_of
+from flexc.runtime.launches import attend, is_plain
 from flexc.runtime.operators.derivatives import gradients
 from flexc.runtime.operators.traced import (
     Arguments,
@@ -49,7 +51,14 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 def attention(*arguments: Any) -> Triple:
     """Out, and lse and max_scores where the handle asks for them; else no elements."""
-    return _filled(arguments[0], bind(arguments).run())
+    query, key, value, _, tables, _, scale, handle = arguments
+    if tables or scale is None or not is_plain(query):
+        return _filled(query, bind(arguments).run())
+    constants = lookup(handle)
+    signature = constants.mods.signature(captures_of(arguments))
+    prepare = partial(bind, arguments)
+    found = attend((query, key, value), signature, (handle, scale), prepare)
+    return _filled(query, found)
 
 
 def attention_fake(*arguments: Any) -> Triple:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import flexc
 from flexc.errors import CompilerNotFoundError, OptionError
-from flexc.runtime import cache, call, cpp_loader, driver
+from flexc.runtime import cache, call, cpp_loader, driver, launches
 from flexc.runtime.cache import cache_dir, clear_cache, load_text, store_text
 from flexc.runtime.cpp_compiler import find_compiler
 from flexc.runtime.driver import counters
@@ -32,6 +32,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty the caches in memory."""
     monkeypatch.setattr(driver, "_kernels", {})
     monkeypatch.setattr(call, "_compiled", {})
+    monkeypatch.setattr(launches, "_launches", {})
 
 
 def made() -> dict[str, int]:

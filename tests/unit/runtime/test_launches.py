@@ -1,0 +1,165 @@
+"""Calls that are remembered: equal facts run the same, other facts are looked at."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flexc
+from flexc.runtime import launches
+from flexc.runtime.call import Attention
+from tests.reference import attention
+
+attend: Any = flexc.flex_attention
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+    """What is remembered, nothing at first."""
+    found: dict[Any, Any] = {}
+    monkeypatch.setattr(launches, "_launches", found)
+    return found
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[Attention]:
+    """The calls that were looked at."""
+    calls: list[Attention] = []
+    own = Attention.execute
+
+    def execute(self: Attention, results: Any) -> None:
+        calls.append(self)
+        own(self, results)
+
+    monkeypatch.setattr(Attention, "execute", execute)
+    return calls
+
+
+def qkv(length: int = 40, heads: int = 2, **options: Any) -> list[Tensor]:
+    return [torch.randn(1, heads, length, 16, **options) for _ in range(3)]
+
+
+def check(tensors: list[Tensor], score: Any = None, mask: Any = None) -> None:
+    query, key, value = tensors
+    out, lse = attend(query, key, value, score, mask_mod=mask, return_lse=True)
+    expected = attention(query, key, value, score, mask)
+    torch.testing.assert_close(out, expected.out.to(out.dtype), rtol=0, atol=2e-6)
+    torch.testing.assert_close(lse, expected.lse.to(torch.float32), rtol=0, atol=1e-5)
+
+
+def test_an_equal_call_is_not_looked_at(executed: list[Attention]) -> None:
+    slopes = torch.randn(2)
+
+    def score(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return s + slopes[h] * (k - q)
+
+    for _ in range(3):
+        check(qkv(), score, lambda b, h, q, k: q >= k)
+        slopes = torch.randn(2)  # Another tensor of the same shape.
+    assert len(executed) == 1
+
+
+def test_query_that_was_the_key(executed: list[Attention]) -> None:
+    query, key, value = qkv()
+    check([query, query, value])
+    check([query, key, value])
+    assert len(executed) == 1
+
+
+def test_other_facts_are_looked_at(executed: list[Attention]) -> None:
+    query, key, value = qkv()
+    others = [
+        [query, key, value],
+        qkv(41),
+        [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (query, key, value)],
+        [query, key[..., :20, :], value[..., :20, :]],
+    ]
+    for i, tensors in enumerate(others):
+        check(tensors)
+        assert len(executed) == i + 1
+    for window in (3, 9):
+        check(others[0], None, lambda b, h, q, k, n=window: q - k <= n)
+    assert len(executed) == 6
+
+
+def test_what_torch_watches_is_looked_at(executed: list[Attention]) -> None:
+    query, key, value = qkv()
+    check([query, key, value])
+    recorded = attend(query.requires_grad_(), key, value)
+    assert isinstance(recorded, Tensor)
+    assert recorded.requires_grad
+    with torch.no_grad():
+        assert not attend(query, key, value).requires_grad
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attend(query, key, value).dtype is torch.bfloat16
+    check([query.detach(), key, value])
+    assert len(executed) == 4
+
+
+def test_planned_masks_are_planned_anew() -> None:
+    ids = torch.arange(40) // 7
+
+    def documents(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return ids[q] == ids[k]
+
+    for _ in range(3):
+        check(qkv(), None, documents)
+        ids = torch.randint(4, (40,)).sort().values
+
+
+def test_few_are_remembered(
+    known: dict[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launches, "MAX_LAUNCHES", 2)
+    for length in (5, 6, 7):
+        attend(*qkv(length))
+    assert len(known) == 1
+
+
+def test_compiled_functions(executed: list[Attention]) -> None:
+    compiled: Any = flexc.compile(lambda q, k, v: attend(q, k, v) * 2)
+    for _ in range(3):
+        query, key, value = qkv()
+        expected = attention(query, key, value, None, None).out * 2
+        torch.testing.assert_close(
+            compiled(query, key, value).double(), expected.double(), rtol=0, atol=2e-6
+        )
+    assert len(executed) == 1
+
+
+COUNT_THREADS = """
+import os
+import torch
+import flexc
+
+torch.set_num_threads(2)
+query, key, value = torch.randn(3, 1, 4, 512, 32).unbind()
+query @ key.mT
+torch.exp(torch.randn(1 << 20))
+before = len(os.listdir("/proc/self/task"))
+flexc.flex_attention(query, key, value)
+torch.exp(torch.randn(1 << 20))
+print(before, len(os.listdir("/proc/self/task")))
+torch.set_num_threads(1)
+flexc.flex_attention(query, key, value)
+print(before, len(os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="asks Linux")
+def test_kernels_share_the_threads_of_torch() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", COUNT_THREADS],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for line in result.stdout.splitlines():
+        before, after = map(int, line.split())
+        assert before == after >= 2
