@@ -12,8 +12,8 @@ EXTRAS_bench := demo,bench
 EXTRAS_test := test,dev,demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-gpu random-gpu sanitize filecheck \
-	triton36 lint format typecheck bench clean
+.PHONY: help venv demo test test-long test-gpu random-gpu sanitize sanitize-cpu filecheck \
+	triton36 lint format typecheck bench bench-cpu clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | \
@@ -54,6 +54,12 @@ test-gpu: venv ## the tests that need a GPU
 
 random-gpu: venv ## two thousand random calls on a GPU against double precision
 	$(BIN)/python -m tests.gpu.random_cases
+
+sanitize-cpu: venv ## calls of a CPU whose kernels check themselves (gcc's sanitizers)
+	$(BIN)/python -m tests.sanitize --all
+
+bench-cpu: $(VENV)/installed-bench ## flexc beside torch on a CPU: a table, JSON and a plot
+	$(BIN)/python -m bench.cpu
 
 sanitize: venv ## a dozen calls on a GPU under compute-sanitizer
 	$(BIN)/python -m tests.gpu.sanitize --tools memcheck racecheck synccheck

@@ -18,35 +18,15 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 
-import flexc
-from tests.corpus import CORPUS, Mods
-from tests.dense_gradients import attention
+from tests.samples import ALLOWED, Sample, error_of
 from tests.served import counting
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 FOUND = 86
 """The exit status by which compute-sanitizer says that it found something."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A call of a case of the corpus."""
-
-    case: str
-    head_dim: int
-    q_len: int
-    kv_len: int
-    dtype: torch.dtype = torch.bfloat16
-    value_dim: int | None = None
-    kv_heads: int = 2
-    tables: bool = False
-    backward: bool = False
 
 
 SAMPLES = (
@@ -65,63 +45,6 @@ SAMPLES = (
     Sample("causal", 128, 200, 200, backward=True),
     Sample("relative_bias", 64, 150, 170, backward=True),
 )
-
-
-def mods(sample: Sample, device: str) -> Mods:
-    sizes = (1, 2, sample.kv_heads, sample.q_len, sample.kv_len)
-    return CORPUS[sample.case].factory(*sizes, device)
-
-
-def inputs(sample: Sample) -> list[Tensor]:
-    value_dim = sample.value_dim or sample.head_dim
-    shapes = (
-        (1, 2, sample.q_len, sample.head_dim),
-        (1, sample.kv_heads, sample.kv_len, sample.head_dim),
-        (1, sample.kv_heads, sample.kv_len, value_dim),
-    )
-    return [torch.randn(shape).to(sample.dtype) for shape in shapes]
-
-
-def results(sample: Sample, given: Sequence[Tensor], dense: bool) -> list[Tensor]:
-    """The output, and gradients if they are asked for."""
-    device = given[0].device.type
-    leaves = [t.detach().requires_grad_(sample.backward) for t in given]
-    query, key, value = leaves
-    score_mod, mask_mod = mods(sample, device)
-    if dense:
-        out = attention(query, key, value, score_mod, mask_mod).out
-    else:
-        mask: dict[str, Any] = {"mask_mod": mask_mod}
-        if sample.tables:
-            make: Any = flexc.create_block_mask
-            made = make(mask_mod, None, None, sample.q_len, sample.kv_len, device)
-            mask = {"block_mask": made}
-        out: Any = flexc.flex_attention(
-            query, key, value, score_mod, enable_gqa=True, **mask
-        )
-    if not sample.backward:
-        return [out]
-    return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
-
-
-def error_of(sample: Sample, device: str) -> float:
-    """The largest error, relative to the largest element of each result."""
-    torch.manual_seed(0)
-    given = inputs(sample)
-    got = results(sample, [t.to(device) for t in given], dense=False)
-    exact = results(sample, [t.double() for t in given], dense=True)
-    return max(
-        relative_error(a.detach().cpu().double(), b.detach())
-        for a, b in zip(got, exact, strict=True)
-    )
-
-
-def relative_error(got: Tensor, exact: Tensor) -> float:
-    return float((got - exact).abs().max() / exact.abs().max().clamp(min=1e-3))
-
-
-ALLOWED = 2.0**-5
-"""Coarse: other tests are about digits. NaN is none of them."""
 
 
 def run_samples(device: str) -> int:
