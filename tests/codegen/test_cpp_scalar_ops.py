@@ -28,6 +28,8 @@ DTYPES = {
     "f64": torch.float64,
 }
 N = 64
+ODD = 37
+"""No multiple of a vector's lanes: the last vector has lanes that do not exist."""
 Line = tuple[str, str]
 """The type of a result, and the op that gives it from %x and %y, generic syntax."""
 
@@ -123,38 +125,41 @@ def lines_of(type_: str) -> list[Line]:
     return float_lines(type_) if "f" in type_ else integer_lines(type_)
 
 
-def kernel_text(type_: str, lines: Sequence[Line]) -> str:
+def kernel_text(
+    type_: str, lines: Sequence[Line], n: int = N, vector_bytes: int = 0
+) -> str:
     """A kernel of one map with a result for each line, all of which it stores."""
-    data = f"tensor<1x1x1x{N}x{type_}>"
+    data = f"tensor<1x1x1x{n}x{type_}>"
+    wide = f"attributes {{vector_bytes = {vector_bytes} : i32}}" if vector_bytes else ""
     count = len(lines)
     outs = "".join(
-        f", %out{i} : memref<1x1x1x{N}x{t}> #tile.param<argument {i + 2}>"
+        f", %out{i} : memref<1x1x1x{n}x{t}> #tile.param<argument {i + 2}>"
         for i, (t, _) in enumerate(lines)
     )
     body = "\n".join(f"%r{i} = {text}" for i, (_, text) in enumerate(lines))
     results = ", ".join(f"%r{i}" for i in range(count))
     types = ", ".join(t for t, _ in lines)
-    tiles = ", ".join(f"!tile.tile<{N}x{t}>" for t, _ in lines)
+    tiles = ", ".join(f"!tile.tile<{n}x{t}>" for t, _ in lines)
     loads = "\n".join(
         f"%{v} = tile.load_strided %{a}[%s0] strides [%s1] extents [%n] : {data} "
-        f"-> !tile.tile<{N}x{type_}>"
+        f"-> !tile.tile<{n}x{type_}>"
         for v, a in (("tx", "a"), ("ty", "b"))
     )
     stores = "\n".join(
         f"tile.store_strided %m#{i}, %out{i}[%s0] strides [%s1] extents [%n] : "
-        f"!tile.tile<{N}x{t}>, memref<1x1x1x{N}x{t}>"
+        f"!tile.tile<{n}x{t}>, memref<1x1x1x{n}x{t}>"
         for i, (t, _) in enumerate(lines)
     )
     return f"""
 tile.kernel @scalars(%a : {data} #tile.param<argument 0>,
     %b : {data} #tile.param<argument 1>{outs})
-    grid affine_map<(b, h, q_len) -> (1, 1, 1)> {{
+    grid affine_map<(b, h, q_len) -> (1, 1, 1)> {wide} {{
   %s0 = arith.constant 0 : i64
   %s1 = arith.constant 1 : i64
-  %n = arith.constant {N} : i32
+  %n = arith.constant {n} : i32
   {loads}
-  %m:{count} = tile.map(%x : {type_} = %tx [0] : !tile.tile<{N}x{type_}>,
-      %y : {type_} = %ty [0] : !tile.tile<{N}x{type_}>) {{
+  %m:{count} = tile.map(%x : {type_} = %tx [0] : !tile.tile<{n}x{type_}>,
+      %y : {type_} = %ty [0] : !tile.tile<{n}x{type_}>) {{
     %true = arith.constant true
     {body}
     flex.yield {results} : {types}
@@ -182,22 +187,22 @@ def values(type_: str) -> tuple[Tensor, Tensor]:
     return x.to(dtype), y.to(dtype)
 
 
-def check(type_: str, lines: Sequence[Line]) -> None:
-    ctx, module = parse(kernel_text(type_, lines))
+def check(type_: str, lines: Sequence[Line], n: int = N, vector_bytes: int = 0) -> None:
+    ctx, module = parse(kernel_text(type_, lines, n, vector_bytes))
     (region,) = (op.body for op in module.walk() if isinstance(op, tile.MapOp))
-    x, y = values(type_)
+    x, y = (v[:n] for v in values(type_))
     want = run_region(region, [x, y])
-    got = [torch.empty(1, 1, 1, N, dtype=DTYPES[t]) for t, _ in lines]
-    data = [v.reshape(1, 1, 1, N) for v in (x, y)]
+    got = [torch.empty(1, 1, 1, n, dtype=DTYPES[t]) for t, _ in lines]
+    data = [v.reshape(1, 1, 1, n) for v in (x, y)]
     spec = run_passes(ctx, module, PREPARE)
     Kernel(spec)(data[0], [*data, *got])
     tolerance = {"f16": 2e-3, "bf16": 1e-2, "f64": 1e-13}.get(type_, 2e-6)
     for (t, text), ours, theirs in zip(lines, got, want, strict=True):
         exact = not DTYPES[t].is_floating_point
-        keep = x.abs() < 1e9 if "fptosi" in text else torch.ones(N, dtype=torch.bool)
+        keep = x.abs() < 1e9 if "fptosi" in text else torch.ones(n, dtype=torch.bool)
         torch.testing.assert_close(
-            ours.reshape(N)[keep],
-            theirs.expand(N)[keep],
+            ours.reshape(n)[keep],
+            theirs.expand(n)[keep],
             atol=0 if exact else tolerance,
             rtol=0 if exact else tolerance,
             equal_nan=True,
@@ -208,6 +213,21 @@ def check(type_: str, lines: Sequence[Line]) -> None:
 @pytest.mark.parametrize("type_", DTYPES)
 def test_same_as_the_interpreter(type_: str) -> None:
     check(type_, lines_of(type_))
+
+
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+@pytest.mark.parametrize("type_", DTYPES)
+def test_vectors_of_any_width(type_: str, vector_bytes: int) -> None:
+    check(type_, lines_of(type_), ODD, vector_bytes)
+
+
+@pytest.mark.parametrize("type_", [t for t in DTYPES if t not in ("i64", "f64")])
+def test_vectors_without_wide_numbers(type_: str) -> None:
+    """What is computed with 64 bits leaves other maps fewer lanes."""
+    lines = [
+        line for line in lines_of(type_) if "64" not in line[1].rsplit(" : ", 1)[1]
+    ]
+    check(type_, lines, ODD)
 
 
 def test_every_op_has_a_rule() -> None:

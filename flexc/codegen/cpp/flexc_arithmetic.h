@@ -230,6 +230,10 @@ FLEXC_INLINE auto read_if(M valid, const T* p, I offset, int count = Shape<I>::c
         if (valid[i]) lane[i] = p[offset[i]];
     return load_vector<L>(lane);
 }
+template <class M, class T, class I, IfVector<M> = 0, typename EnableIf<!is_vector<I>>::type = 0>
+FLEXC_INLINE auto read_if(M valid, const T* p, I offset, int count = Shape<M>::count) {
+    return read_if(valid, p, splat<Shape<M>::count>(offset), count);
+}
 template <class T, class I, IfVector<I> = 0>
 FLEXC_INLINE auto read_if(bool valid, const T* p, I offset, int count = Shape<I>::count) {
     return read_if(splat<Shape<I>::count>(valid), p, offset, count);
