@@ -1,4 +1,4 @@
-// RUN: not flexc-opt %s -p 'convert-flex-to-blocksparse{target=cpp block-n=64}' 2>&1 | filecheck %s
+// RUN: not flexc-opt %s -p 'convert-flex-to-blocksparse{target=triton block-n=64}' 2>&1 | filecheck %s
 // RUN: not flexc-opt %s -p 'convert-flex-to-blocksparse{target=cpp block-m=256}' 2>&1 | filecheck %s --check-prefix=ROWS
 // RUN: not flexc-opt %s -p 'convert-flex-to-blocksparse{target=triton num-warps=3}' 2>&1 | filecheck %s --check-prefix=WARPS
 // RUN: not flexc-opt %s -p 'convert-flex-to-blocksparse{target=triton block-n=8}' 2>&1 | filecheck %s --check-prefix=NARROW

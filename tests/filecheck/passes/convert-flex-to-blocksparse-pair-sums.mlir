@@ -8,10 +8,10 @@
 // Queries see the keys up to their own, the last of them most.
 // CHECK-LABEL: @causal
 // CHECK: %dq, %total = blocksparse.pair_sums rows(%q : {{[^)]*}}) columns(%k : {{[^)]*}}) row_values(%lse : {{[^)]*}}) scale(%scale : f32)
-// CHECK-SAME: {scale_positive, products = [array<i32: 0, 0>], sums = [#flex.sum<matrix {{\[\[}}0, 0]] scaled>, #flex.sum<total {{\[\[}}0]]>], block_m = 64 : i32, block_n = 64 : i32, order = #blocksparse<order descending>, heads_per_group = 8 : i32}
+// CHECK-SAME: {scale_positive, products = [array<i32: 0, 0>], sums = [#flex.sum<matrix {{\[\[}}0, 0]] scaled>, #flex.sum<total {{\[\[}}0]]>], block_m = 16 : i32, block_n = 96 : i32, order = #blocksparse<order descending>, heads_per_group = 8 : i32}
 // CHECK-SAME: pairs(%qk: f32
 // CHECK: segments {
-// CHECK-NEXT: blocksparse.segment partial bounds(%{{.*}}, %{{.*}}, %q_start: i32, %q_len: i32, %kv_len: i32) {
+// CHECK-NEXT: blocksparse.segment partial {inside} bounds(%{{.*}}, %{{.*}}, %q_start: i32, %q_len: i32, %kv_len: i32) {
 // CHECK: } mask_mod(
 // CHECK: blocksparse.segment full {inside} bounds(
 // TRITON-LABEL: @causal
@@ -34,10 +34,12 @@ func.func @causal(%q : !m, %k : !m, %lse : !r, %scale : f32) -> (!m, !r) {
 // Keys are seen by the queries from their own on, the first of them by most.
 // CHECK-LABEL: @transposed
 // CHECK: %dk = blocksparse.pair_sums rows(%k : {{[^)]*}}) columns(%q : {{[^)]*}}) column_values(%lse : {{[^)]*}})
-// CHECK-SAME: transposed, block_m = 64 : i32, block_n = 64 : i32, order = #blocksparse<order ascending>
-// CHECK: blocksparse.segment partial bounds(%{{.*}}, %{{.*}}, %kv_start: i32, %kv_len: i32, %q_len: i32) {
+// CHECK-SAME: transposed, block_m = 16 : i32, block_n = 96 : i32, order = #blocksparse<order ascending>
+// CHECK: blocksparse.segment partial {inside} bounds(%{{.*}}, %{{.*}}, %kv_start: i32, %kv_len: i32, %q_len: i32) {
 // CHECK: } block(%{{.*}}, %{{.*}}, %{{.*}}, %i: i32, %{{.*}}, %{{.*}}) {
-// CHECK: %q_start = arith.muli
+// CHECK: %q_start = arith.addi
+// CHECK: %count = arith.minsi
+// CHECK: flex.yield %q_start, %count : i32, i32
 // CHECK: } mask_mod(
 // CHECK-NEXT: %c = arith.cmpi sge, %qi_1, %ki_1 : i32
 // CHECK: blocksparse.segment full {inside} bounds(
@@ -59,7 +61,7 @@ func.func @transposed(%q : !m, %k : !m, %lse : !r, %scale : f32) -> !m {
 // CHECK-LABEL: @tables
 // CHECK: blocksparse.pair_sums {{.*}} tables(%num, %idx : {{[^)]*}})
 // CHECK-SAME: order = #blocksparse<order ascending>
-// CHECK: blocksparse.segment partial bounds(%{{.*}}, %{{.*}}, %kv_start: i32, %kv_len: i32, %q_len: i32, %num_1: {{.*}}, %idx_1: {{.*}}) {
+// CHECK: blocksparse.segment partial {inside} bounds(%{{.*}}, %{{.*}}, %kv_start: i32, %kv_len: i32, %q_len: i32, %num_1: {{.*}}, %idx_1: {{.*}}) {
 // CHECK: %kv_block = arith.divsi %kv_start, %{{.*}} : i32
 // CHECK-NEXT: %num_blocks = flex.load_capture %num_1[%b_1, %h_1, %kv_block] inside
 // CHECK: %q_block = flex.load_capture

@@ -1,5 +1,5 @@
 // RUN: flexc-opt %s -p 'convert-flex-to-blocksparse{target=triton block-m=64 block-n=32}' | filecheck %s
-// RUN: flexc-opt %s -p 'convert-flex-to-blocksparse{target=cpp}' | filecheck %s --check-prefix=CHOSEN
+// RUN: flexc-opt %s -p 'convert-flex-to-blocksparse{target=cpp machine=avx512}' | filecheck %s --check-prefix=CHOSEN
 
 !t = tensor<?x?x?x8xf32>
 !num = tensor<?x?x?xi32>
@@ -20,7 +20,7 @@ func.func @no_mask(%q : !t, %scale : f32) {
   // CHECK: flex.yield [[START]] : i32
   // CHECK: blocksparse.segment partial bounds(
   // CHECK-NOT: mask_mod
-  // CHOSEN: block_m = 64 : i32, block_n = 128 : i32
+  // CHOSEN: block_m = 32 : i32, block_n = 96 : i32
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32) -> out : !t
       {scale_positive}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -94,7 +94,7 @@ func.func @tables(%q : !t, %scale : f32, %num : !num, %idx : !idx) {
   // CHECK-NOT: blocksparse.segment
   // CHECK: func.return
   // CHOSEN-LABEL: @tables
-  // CHOSEN: block_m = 64 : i32, block_n = 128 : i32
+  // CHOSEN: block_m = 32 : i32, block_n = 128 : i32
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
       tables(%num, %idx : !num, !idx) -> out : !t
       {sparse_block = array<i64: 128, 128>}
@@ -120,7 +120,7 @@ func.func @full_tables(%q : !t, %scale : f32, %num : !num, %idx : !idx,
   // CHECK: func.return
   // CHOSEN-LABEL: @full_tables
   // A tile divides the blocks of the table.
-  // CHOSEN: block_m = 64 : i32, block_n = 32 : i32
+  // CHOSEN: block_m = 32 : i32, block_n = 32 : i32
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
       tables(%num, %idx, %fnum, %fidx : !num, !idx, !num, !idx) -> out : !t
       {sparse_block = array<i64: 64, 32>}

@@ -16,7 +16,7 @@ from flexc.runtime.mask_reading import MAX_PLANNED_BLOCKS, MaskReading
 from flexc.runtime.options import NO_OPTIONS
 from tests.reference import attention
 
-LENGTH, COARSE = 1024, 512
+LENGTH, COARSE, FINE = 1024, 512, (32, 64)
 
 
 def documents(ids: Tensor, window: list[int] | None = None) -> Any:
@@ -56,7 +56,7 @@ def test_finer_blocks_are_planned_once() -> None:
     first, _ = call_of(block_mask).with_blocks()
     second, _ = call_of(block_mask).with_blocks()
     assert first.tables is not None
-    assert first.tables.block_size == (128, 128)
+    assert first.tables.block_size == FINE
     assert second.tables is first.tables
 
 
@@ -70,7 +70,7 @@ def test_the_result_is_the_masks() -> None:
 def test_written_captures_keep_the_blocks_that_were_found() -> None:
     captured = ids()
     block_mask = coarse_mask(documents(captured))
-    assert block_size(block_mask) == (128, 128)
+    assert block_size(block_mask) == FINE
     captured[0] = 7
     assert block_size(block_mask) == (COARSE, COARSE)
 
@@ -78,7 +78,7 @@ def test_written_captures_keep_the_blocks_that_were_found() -> None:
 def test_changed_numbers_keep_the_blocks_that_were_found() -> None:
     window = [300]
     block_mask = coarse_mask(documents(ids(), window))
-    assert block_size(block_mask) == (128, 128)
+    assert block_size(block_mask) == FINE
     window[0] = 200
     assert block_size(block_mask) == (COARSE, COARSE)
 
@@ -91,7 +91,8 @@ def test_tensors_of_inference_mode_keep_the_blocks_that_were_found() -> None:
 
 def test_blocks_of_the_same_size_stay() -> None:
     mask_mod = documents(ids())
-    block_mask = flexc.create_block_mask(mask_mod, None, None, LENGTH, LENGTH, "cpu")
+    lengths = LENGTH, LENGTH
+    block_mask = flexc.create_block_mask(mask_mod, None, None, *lengths, "cpu", FINE)
     call, _ = call_of(block_mask).with_blocks()
     assert call.tables is not None
     assert call.tables.tensors[1].data_ptr() == block_mask.kv_indices.data_ptr()
