@@ -30,6 +30,8 @@ UNKEYED_ATTRIBUTES = frozenset(
 )
 """Properties of tensors that a capture would freeze and no key tells apart."""
 
+CPU = torch.device("cpu")
+
 PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 PLAIN = frozenset({*PLAIN_TENSORS, int, float, str, type(None), tuple, list, dict})
 
@@ -187,10 +189,12 @@ def global_state() -> tuple[Any, ...]:
             torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None
             for d in ("cpu", "cuda")
         ]
+    # A default device is a mode of functions; to ask for it takes a microsecond.
+    modes = torch._C._len_torch_function_stack()
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
-        torch.get_default_device(),
+        torch.get_default_device() if modes else CPU,
         *casts,
     )

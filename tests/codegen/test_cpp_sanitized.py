@@ -1,4 +1,4 @@
-"""Kernels that check themselves on a short sample; `make sanitize-cpu` has a long one."""
+"""Kernels that check themselves: a short sample of what `make sanitize-cpu` runs."""
 
 from __future__ import annotations
 
