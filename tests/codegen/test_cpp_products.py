@@ -125,3 +125,23 @@ def test_products_of_elements_at_any_stride(
                 got = out.view(ROWS, columns)
                 torch.testing.assert_close(got[: len(right)], right)
                 assert got[len(right) :].isnan().all()
+
+
+@pytest.mark.parametrize("unit", [0, 1], ids=["unit-rows", "unit-k"])
+def test_infinities_beside_others_stay_infinite(unit: int) -> None:
+    """Neighbours in bf16 are read together: as one float, they may be a NaN."""
+    names = ["%s0", "%s1"]
+    names[unit] = "%one"
+    ctx, module = parse(kernel(torch.bfloat16, 32, *names))
+    TileRegisterProductsPass("avx512").apply(ctx, module)
+    run = Kernel(run_passes(ctx, module, PREPARE))
+    a = torch.rand(3000).add(1).bfloat16()
+    a[::2] = torch.inf
+    ones, zeros = torch.ones(INNER * 32), torch.zeros(ROWS * 32)
+    strides = (1, 40) if unit == 0 else (41, 1)
+    out = [torch.empty(ROWS * 32) for _ in range(2)]
+    run(a[None, None, None], [a, ones, zeros, ROWS, INNER, 8, *strides, *out])
+    for got, right in zip(
+        out, expected((a, ones, zeros), (ROWS, INNER), strides, 8), strict=True
+    ):
+        assert got.view(ROWS, 32).equal(right)

@@ -18,22 +18,38 @@ template <int64_t N> struct Fixed {
 };
 template <int64_t N> constexpr Fixed<N> fixed{};
 
-// Element (i, k) is data[i * row + k * inner].
-template <class S, class Row, class Inner>
+// Element (i, k) is data[i * row + k * inner]. What lies `next` further is read soon.
+template <class S, class Row, class Inner, class Next>
 struct Strided {
     const S* data;
     Row row;
     Inner inner;
+    Next next;
     FLEXC_INLINE const S* at(int64_t i) const { return data + i * row; }
-    FLEXC_INLINE Strided from(int64_t i) const { return {at(i), row, inner}; }
+    FLEXC_INLINE Strided from(int64_t i) const { return {at(i), row, inner, next}; }
+
+    static constexpr bool is_followed = !is_same<Next, Fixed<0>>;
+    // Ask for what follows some rows of neighbours.
+    FLEXC_INLINE void prefetch_rows(int rows, int count) const {
+        if constexpr (is_followed && is_same<Inner, Fixed<1>>)
+            for (int i = 0; i < rows && next != 0; ++i)
+                for (int k = 0; k < count; k += 64 / int(sizeof(S)))
+                    __builtin_prefetch(at(i) + next + k, 0, 2);
+    }
+    // Ask for what follows a column of neighbours.
+    FLEXC_INLINE void prefetch_column() const {
+        if constexpr (is_followed && is_same<Row, Fixed<1>>)
+            __builtin_prefetch(data + next, 0, 2);
+    }
 };
-template <class S, class Row, class Inner>
-FLEXC_INLINE Strided<S, Row, Inner> strided(const S* data, Row row, Inner inner) {
-    return {data, row, inner};
+template <class S, class Row, class Inner, class Next = Fixed<0>>
+FLEXC_INLINE Strided<S, Row, Inner, Next> strided(
+    const S* data, Row row, Inner inner, Next next = {}) {
+    return {data, row, inner, next};
 }
 template <class T, int M, int K>
-FLEXC_INLINE Strided<T, Fixed<pitch<T>(K)>, Fixed<1>> strided(Tile<T, M, K> tile) {
-    return {tile.data, {}, {}};
+FLEXC_INLINE auto strided(Tile<T, M, K> tile) {
+    return strided(static_cast<const T*>(tile.data), fixed<pitch<T>(K)>, fixed<1>);
 }
 
 // A number in all lanes.
@@ -76,17 +92,17 @@ FLEXC_INLINE Vector<float> spread_of_two(const bfloat16* two, bool second) {
 // ---- blocks ----
 
 // Element (i, 0) of R rows, in all lanes.
-template <class T, int R, class S, class Row, class Inner>
-FLEXC_INLINE Vector<T> spread_row(Strided<S, Row, Inner> lhs, int i) {
+template <class T, int R, class S, class Row, class Inner, class Next>
+FLEXC_INLINE Vector<T> spread_row(Strided<S, Row, Inner, Next> lhs, int i) {
     if constexpr (is_same<S, bfloat16> && is_same<Row, Fixed<1>>)
         if (i % 2 || i + 1 < R) return spread_of_two(lhs.at(i - i % 2), i % 2);
     return spread<T>(lhs.at(i));
 }
 
 // R rows of V vectors each, `inner` steps.
-template <bool Accumulate, int R, int V, int Pitch, class T, class S, class Row, class Inner>
-FLEXC_INLINE void product_block(
-    T* out, Strided<S, Row, Inner> lhs, const T* rhs, int inner) {
+template <bool Accumulate, int R, int V, int Pitch, class T, class L>
+FLEXC_INLINE void product_block(T* out, L lhs, const T* rhs, int inner) {
+    lhs.prefetch_rows(R, inner);
     Vector<T> sum[R][V];
 #pragma GCC unroll 32
     for (int i = 0; i < R; ++i)
@@ -106,6 +122,7 @@ FLEXC_INLINE void product_block(
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) sum[i][v] += x * row[v];
         }
+        lhs.prefetch_column();
         lhs.data += lhs.inner;
         rhs += Pitch;
     }

@@ -245,6 +245,7 @@ class CppPrinter(MapPrinter):
         if op.base is not None:
             places = [self.stride(s) for s in op.strides]
             lhs = [f"{self.name(op.lhs)} + {self.name(op.base)}", *places]
+            lhs += [] if op.next is None else [self.name(op.next)]
         function = "product" if op.acc is None else "add_product"
         tile_ = f"{op.register_tile.rows.data}, {op.register_tile.vectors.data}"
         self.call(

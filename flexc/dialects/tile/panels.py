@@ -87,10 +87,12 @@ class RegisterProductOp(IRDLOperation):
     lhs is a tile, or a tensor's elements `base + i * strides[0] + k * strides[1]`, read
     where they lie and widened exactly to the result's type. Of the result only the
     first `rows` rows are computed, or all; the others are unspecified. The sum is over
-    the first `inner` columns of lhs, or all. Nothing else of lhs is read.
+    the first `inner` columns of lhs, or all. Nothing else of lhs is read. `next` is a
+    hint and changes no result: what lies so much further in memory, unless it is 0, is
+    about to be read.
 
     ```mlir
-    %s = tile.register_product %key[%base] strides [%s2, %c1] rows %n, %q_t
+    %s = tile.register_product %key[%base] strides [%s2, %c1] rows %n next %far, %q_t
          by <8 x 2> : tensor<?x?x?x64xbf16>, !tile.tile<64x32xf32>
          -> !tile.tile<96x32xf32>
     %o = tile.register_product %value[%base] strides [%c1, %s2] inner %n, %p onto %acc
@@ -106,6 +108,7 @@ class RegisterProductOp(IRDLOperation):
     strides = var_operand_def(i64)
     rows = opt_operand_def(i32)
     inner = opt_operand_def(i32)
+    next = opt_operand_def(i64)
     rhs = operand_def(TileType)
     acc = opt_operand_def(TileType)
     register_tile = prop_def(RegisterTileAttr)
@@ -115,7 +118,8 @@ class RegisterProductOp(IRDLOperation):
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     assembly_format = (
         "$lhs (`[` $base^ `]` `strides` `[` $strides `]`)? (`rows` $rows^)? "
-        "(`inner` $inner^)? `,` $rhs (`onto` $acc^)? `by` $register_tile attr-dict "
+        "(`inner` $inner^)? (`next` $next^)? `,` $rhs (`onto` $acc^)? "
+        "`by` $register_tile attr-dict "
         "`:` type($lhs) `,` type($rhs) (`onto` type($acc)^)? `->` type($result)"
     )
 
@@ -130,9 +134,10 @@ class RegisterProductOp(IRDLOperation):
         strides: Sequence[SSAValue] = (),
         rows: SSAValue | None = None,
         inner: SSAValue | None = None,
+        next: SSAValue | None = None,
     ):
         super().__init__(
-            operands=[lhs, base, strides, rows, inner, rhs, acc],
+            operands=[lhs, base, strides, rows, inner, next, rhs, acc],
             properties={"register_tile": register_tile},
             result_types=[type_],
         )
@@ -146,6 +151,8 @@ class RegisterProductOp(IRDLOperation):
         in_memory = not isinstance(self.lhs.type, TileType)
         if in_memory != (self.base is not None) or len(self.strides) != 2 * in_memory:
             raise VerifyException("expects a base and two strides for a tensor only")
+        if self.next is not None and not in_memory:
+            raise VerifyException("next expects a tensor")
         if not in_memory and shape_of(self.lhs.type) != (m, k):
             raise VerifyException(f"lhs expects shape {(m, k)}, got {self.lhs.type}")
 

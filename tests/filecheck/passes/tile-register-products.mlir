@@ -4,14 +4,17 @@
 
 !k = tensor<?x64xbf16, strided<[?, 1]>>
 
-// Keys and values are read where they lie, as far as they are counted; zeros that are
-// added to are no accumulator.
+// Keys and values are read where they lie, as far as they are counted, and those of the
+// next block are asked for; zeros that are added to are no accumulator.
 // CHECK-LABEL: tile.kernel @attention
 // CHECK-SAME: attributes {vector_bytes = 64 : i32}
 // CHECK: scf.for
 // CHECK-NOT: tile.load_strided
-// CHECK: %s = tile.register_product %k[%base] strides[%stride, %one] rows %n, %q_t by <8 x 2> : tensor<?x64xbf16, strided<[?, 1]>>, !tile.tile<64x32xf32> -> !tile.tile<96x32xf32>
-// CHECK-NEXT: %o = tile.register_product %k[%base] strides[%one, %stride] inner %n, %s onto %acc by <8 x 2> : tensor<?x64xbf16, strided<[?, 1]>>, !tile.tile<96x32xf32> onto !tile.tile<64x32xf32> -> !tile.tile<64x32xf32>
+// CHECK: %further = arith.muli %stride, %[[C96:.*]] : i64
+// CHECK: %is_full = arith.cmpi eq, %n
+// CHECK: %next = arith.select %is_full, %further, %{{.*}} : i64
+// CHECK-NEXT: %s = tile.register_product %k[%base] strides[%stride, %one] rows %n next %next, %q_t by <8 x 2> : tensor<?x64xbf16, strided<[?, 1]>>, !tile.tile<64x32xf32> -> !tile.tile<96x32xf32>
+// CHECK: %o = tile.register_product %k[%base] strides[%one, %stride] inner %n next %{{.*}}, %s onto %acc by <8 x 2> : tensor<?x64xbf16, strided<[?, 1]>>, !tile.tile<96x32xf32> onto !tile.tile<64x32xf32> -> !tile.tile<64x32xf32>
 // AVX2-LABEL: tile.kernel @attention
 // AVX2-SAME: attributes {vector_bytes = 32 : i32}
 // AVX2: by <6 x 2>
