@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.cpu.cells import SHAPES, Cell
 from bench.cpu.results import Results
+from bench.plots import add_legend
 
 STYLES = {
     "flexc": ("flexc", "#c8102e"),
@@ -46,7 +47,7 @@ def draw(results: Results, path: Path) -> None:
             found = [c for c in results.cells if c[1:] == kind]
             draw_panel(panel, results, found, kind)
     figure.suptitle(f"{results.machine}, {threads} threads", fontsize=10)
-    add_legend(figure, axes)
+    add_legend(figure, axes, [name for name, _ in STYLES.values()])
     figure.savefig(path)
 
 
@@ -73,19 +74,3 @@ def draw_panel(
     panel.set_ylabel("GB/s" if decodes else "GFLOP/s", fontsize=8)
     panel.set_xticks(range(len(cells)), [c.variant for c in cells], fontsize=7)
     panel.tick_params(axis="y", labelsize=7)
-
-
-def add_legend(figure: Any, axes: Any) -> None:
-    """One for all panels."""
-    found: dict[str, Any] = {}
-    for panel in axes.flat:
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    figure.legend(
-        list(found.values()),
-        list(found),
-        loc="outside lower center",
-        ncols=len(found) or 1,
-        fontsize=8,
-        frameon=False,
-    )

@@ -14,6 +14,7 @@ from typing import Any
 from bench.anchors import published
 from bench.gpu.cells import VARIANTS, Cell
 from bench.gpu.results import Results
+from bench.plots import add_legend
 
 STYLES = {
     "flexc": ("flexc", "#c8102e"),
@@ -64,7 +65,7 @@ def draw(results: Results, path: Path) -> None:
     figure.suptitle(
         f"{results.machine}\nTFLOP/s over unmasked pairs, higher is better", fontsize=10
     )
-    add_legend(figure, axes)
+    add_legend(figure, axes, [name for name, _ in STYLES.values()])
     figure.savefig(path)
 
 
@@ -132,21 +133,3 @@ def draw_marks(panel: Any, results: Results, cells: Sequence[Cell]) -> None:
         if figure is not None:
             ends = (i - 0.4, i + 0.4)
             panel.hlines(figure, *ends, color="black", linewidth=1.1, label=PUBLISHED)
-
-
-def add_legend(figure: Any, axes: Any) -> None:
-    """One for all panels."""
-    found: dict[str, Any] = {}
-    for panel in axes.flat:
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    order = [name for name, _ in STYLES.values() if name in found]
-    order += [name for name in found if name not in order]
-    figure.legend(
-        [found[name] for name in order],
-        order,
-        loc="outside lower center",
-        ncols=min(8, len(found)),
-        fontsize=9,
-        frameon=False,
-    )
