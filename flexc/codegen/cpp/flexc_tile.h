@@ -151,10 +151,11 @@ FLEXC_INLINE void reduce_rows(Tile<T, M> out, Tile<T, M, N> in, int count) {
 // Combine each column: one number per column.
 template <class Kind, class T, int M, int N>
 FLEXC_INLINE void reduce_columns(Tile<T, N> out, Tile<T, M, N> in, int count = M) {
-    constexpr int L = lanes<T>, size = pitch<T>(N);
-    constexpr int together = size / L % 2 ? 1 : 2;
-    for (int j = 0; j < size; j += together * L) {
-        Vector<T> v[together];
+    // Rows have room for so many: vectors of small numbers do not fill a register.
+    constexpr int L = sizeof(T) > 4 ? lanes<double> : lanes<float>;
+    constexpr int together = vectors_at_once<N, L>;
+    for (int j = 0; j < N; j += together * L) {
+        Vec<T, L> v[together];
 #pragma GCC unroll 2
         for (int k = 0; k < together; ++k) v[k] = load_vector<L>(in[0] + j + k * L);
         for (int i = 1; i < count; ++i)
@@ -164,6 +165,17 @@ FLEXC_INLINE void reduce_columns(Tile<T, N> out, Tile<T, M, N> in, int count = M
 #pragma GCC unroll 2
         for (int k = 0; k < together; ++k) store_vector(out.data + j + k * L, v[k]);
     }
+}
+
+// The smallest range of the first flags that holds all that are set.
+template <int N>
+FLEXC_INLINE void live_range(
+    int32_t& first, int32_t& length, Tile<int8_t, N> flags, int count = N) {
+    int begin = 0, end = count;
+    while (begin < end && !flags[begin]) ++begin;
+    while (begin < end && !flags[end - 1]) --end;
+    length = end - begin;
+    first = length ? begin : 0;
 }
 
 // Sum each diagonal: out[c] is the sum of all in[i][j] with i - j + N = c.

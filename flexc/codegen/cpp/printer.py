@@ -273,6 +273,13 @@ class CppPrinter(MapPrinter):
         self.call(f"{function}<{kind}>", *args)
 
     @print_op.register
+    def _(self, op: tile.LiveRangeOp) -> None:
+        first, length = (self.declare(r) for r in op.results)
+        operands = self.names([op.flags, *([op.count] if op.count else [])])
+        self.line(f"int32_t {first}, {length};")
+        self.call("live_range", first, length, *operands)
+
+    @print_op.register
     def _(self, op: tile.DiagonalsOp) -> None:
         self.call("diagonals", *self.bind_tiles(op), self.name(op.input))
 

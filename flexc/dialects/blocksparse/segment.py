@@ -46,7 +46,9 @@ BLOCK_ARGS: tuple[IntegerType, ...] = (i32,) * 6
 """Types of (b, h, q_start, i, q_len, kv_len), which `block` receives first."""
 
 
-UNIT_PROPERTIES = ("inside", "full_inside", "nonempty", "padded", "may_skip")
+UNIT_PROPERTIES = (
+    *("inside", "full_inside", "nonempty", "padded", "may_skip", "narrowed"),
+)
 """Properties of a segment that hold or do not."""
 
 
@@ -122,6 +124,9 @@ class SegmentOp(IRDLOperation):
     may_skip = opt_prop_def(UnitAttr)
     """Iterations of a trimmed segment may visit nothing: their count is 0 or less, and
     `block` gives a column that there is for them."""
+    narrowed = opt_prop_def(UnitAttr)
+    """In an iteration of a trimmed segment, columns before the first and after the last
+    that the mask keeps for any row are left out: a program looks before it computes."""
     bounds = region_def("single_block")
     block = region_def("single_block")
     masked_if = opt_region_def("single_block")
@@ -192,7 +197,11 @@ class SegmentOp(IRDLOperation):
         if not self.is_trimmed:
             if self.may_skip is not None:
                 raise VerifyException("a segment that may_skip expects a count")
+            if self.narrowed is not None:
+                raise VerifyException("a narrowed segment expects a count")
             return
+        if self.narrowed is not None and self.mask_mod is None:
+            raise VerifyException("a narrowed segment expects a mask_mod, got none")
         if self.inside is None:
             raise VerifyException("a trimmed segment expects to be inside")
         if self.padded is not None or self.masked_if is not None:

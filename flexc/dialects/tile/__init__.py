@@ -63,6 +63,7 @@ from flexc.dialects.tile.layouts import (
     OperandAttr,
     ProductAttr,
 )
+from flexc.dialects.tile.live import LiveRangeOp
 from flexc.dialects.tile.memory import (
     AddToOp,
     GatherOp,
@@ -109,6 +110,7 @@ __all__ = [
     "IotaOp",
     "KernelOp",
     "LayoutAttr",
+    "LiveRangeOp",
     "LoadOp",
     "LoadStridedOp",
     "MapOp",
@@ -159,6 +161,7 @@ Tile = Dialect(
         ReadDiagonalsOp,
         MapOp,
         ReduceOp,
+        LiveRangeOp,
         DiagonalsOp,
         TransposeOp,
         ConvertLayoutOp,

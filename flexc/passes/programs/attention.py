@@ -26,6 +26,7 @@ from flexc.passes.analysis.describe import describe
 from flexc.passes.map_builder import COLUMN, FULL, ROW, UNIFORM, Input, build_map
 from flexc.passes.online_softmax import OnlineSoftmax, SoftmaxState
 from flexc.passes.programs.builder import Place, ProgramBuilder, guard_captures
+from flexc.passes.programs.narrowing import narrowed
 from flexc.passes.programs.splits import Split, grid_of
 from flexc.passes.programs.visits import Visit
 from flexc.passes.row_terms import SplitScore, split_score
@@ -161,6 +162,7 @@ class AttentionProgram(ProgramBuilder):
         self, visit: Visit, q: SSAValue, softmax: OnlineSoftmax, state: SoftmaxState
     ) -> SoftmaxState:
         """One block of keys."""
+        visit = narrowed(self, visit, self.place, self.q_idx)
         code, checked = self.code, [0] if visit.sticks_out else []
         kv_idx = code.insert(tile.IotaOp(visit.start, self.block_n), "kv_idx")
         start = [self.place.b, self.kv_h, visit.start]

@@ -44,7 +44,8 @@ class TableSegments:
         code = ScalarCode(block.block)
         code.yield_(*self.visited(code, block.block, table + 1))
         clone = None if mask is None else mask.clone()
-        return SegmentOp(kind, bounds, block, clone, facts=self.facts)
+        facts = self.facts if clone is None else [*self.facts, *self.masked_facts]
+        return SegmentOp(kind, bounds, block, clone, facts=facts)
 
     @property
     def sparse(self) -> tuple[int, int]:
@@ -66,6 +67,11 @@ class TableSegments:
     def facts(self) -> list[str]:
         """Properties of the segments."""
         return ["inside"] if self.is_whole else []
+
+    @property
+    def masked_facts(self) -> list[str]:
+        """More properties, of segments with a mask."""
+        return []
 
     def visited(self, code: ScalarCode, block: Block, table: int) -> list[SSAValue]:
         """What an iteration visits: its first column."""
@@ -126,6 +132,11 @@ class TrimmedTableSegments(TableSegments):
     def facts(self) -> list[str]:
         skips = self.ratio > 1 and not self.is_whole
         return ["inside", *(["may_skip"] if skips else [])]
+
+    @property
+    def masked_facts(self) -> list[str]:
+        """What is live of a listed block is for the mask to say."""
+        return ["narrowed"]
 
     def visited(self, code: ScalarCode, block: Block, table: int) -> list[SSAValue]:
         """The first column of an iteration, and how many it has."""

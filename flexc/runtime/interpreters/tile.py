@@ -171,6 +171,18 @@ class TileFunctions(InterpreterFunctions):
             value = value.narrow(dim, 0, int(count[0]))
         return (reduced(op.kind.data, value, dim),)
 
+    @impl(tile.LiveRangeOp)
+    def run_live_range(
+        self, interpreter: Interpreter, op: tile.LiveRangeOp, args: PythonValues
+    ) -> PythonValues:
+        flags, *count = args
+        found = flags[: int(count[0])] if count else flags
+        (live,) = found.nonzero(as_tuple=True)
+        first, length = 0, 0
+        if len(live):
+            first, length = int(live[0]), int(live[-1]) - int(live[0]) + 1
+        return tuple(torch.tensor(n, dtype=torch.int32) for n in (first, length))
+
     @impl(tile.DiagonalsOp)
     def run_diagonals(
         self, interpreter: Interpreter, op: tile.DiagonalsOp, args: PythonValues

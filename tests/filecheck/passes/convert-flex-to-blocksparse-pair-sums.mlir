@@ -61,7 +61,7 @@ func.func @transposed(%q : !m, %k : !m, %lse : !r, %scale : f32) -> !m {
 // CHECK-LABEL: @tables
 // CHECK: blocksparse.pair_sums {{.*}} tables(%num, %idx : {{[^)]*}})
 // CHECK-SAME: order = #blocksparse<order ascending>
-// CHECK: blocksparse.segment partial {inside} bounds(%{{.*}}, %{{.*}}, %kv_start: i32, %kv_len: i32, %q_len: i32, %num_1: {{.*}}, %idx_1: {{.*}}) {
+// CHECK: blocksparse.segment partial {inside, narrowed} bounds(%{{.*}}, %{{.*}}, %kv_start: i32, %kv_len: i32, %q_len: i32, %num_1: {{.*}}, %idx_1: {{.*}}) {
 // CHECK: %kv_block = arith.divsi %kv_start, %{{.*}} : i32
 // CHECK-NEXT: %num_blocks = flex.load_capture %num_1[%b_1, %h_1, %kv_block] inside
 // CHECK: %q_block = flex.load_capture
