@@ -256,14 +256,14 @@ def convert_for(
         target, overlap = schedule.target, schedule.overlap
         steps = schedule.smaller
         sizes["block_m"] = schedule.rows or sizes["block_m"]
-    return ConvertFlexToBlocksparsePass(
+    chosen = ConvertFlexToBlocksparsePass(
         target,
-        **sizes,
         shared_memory=memory,
         overlap=overlap,
         smaller=steps,
         machine=build.machine,
     )
+    return replace(chosen, **sizes)
 
 
 def lower(module: ModuleOp, build: Build, schedule: Schedule = TRITON) -> KernelSpec:
