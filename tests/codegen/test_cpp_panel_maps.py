@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from flexc.runtime.cpp_compiler import find_compiler
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernel import Kernel
 from tests.codegen.cpp_kernels import PREPARE, parse, run_passes
@@ -137,3 +140,27 @@ def test_reads_of_some_lanes(name: str, columns: int, valid: str, place: str) ->
     %s = arith.addf %x, %e : f32
     flex.yield %s : f32"""
     check("f32", columns, body, ["tile"], vector_bytes=64)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.float32, torch.int64])
+@pytest.mark.parametrize("columns", [5, 16, 32, 40])
+def test_reductions_stay_within_their_row(
+    tmp_path: Path, columns: int, dtype: torch.dtype
+) -> None:
+    """Vectors of bytes have room for more than a row of a tile."""
+    name = {torch.float32: "float"}.get(dtype, f"{dtype}_t".removeprefix("torch."))
+    source = tmp_path / "reduce.cpp"
+    source.write_text(f"""#include "flexc_support.h"
+using namespace flexc;
+FLEXC_KERNEL int pitch_of() {{ return pitch<{name}>({columns}); }}
+FLEXC_KERNEL void combine({name}* out, {name}* in) {{
+    reduce_columns<Max>(Tile<{name}, {columns}>{{out}}, Tile<{name}, 3, {columns}>{{in}});
+}}""")
+    find_compiler().build(source, tmp_path / "reduce.so")
+    library = ctypes.CDLL(str(tmp_path / "reduce.so"))
+    pitch: int = library.pitch_of()
+    rows = torch.randint(-9, 9, (3, pitch)).to(dtype)
+    out = torch.full((4 * pitch,), 77, dtype=dtype)
+    library.combine(*(ctypes.c_void_p(t.data_ptr()) for t in (out, rows)))
+    assert torch.equal(out[:columns], rows.amax(0)[:columns])
+    assert (out[pitch:] == 77).all()
