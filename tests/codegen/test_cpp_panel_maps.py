@@ -154,7 +154,8 @@ def test_reductions_stay_within_their_row(
 using namespace flexc;
 FLEXC_KERNEL int pitch_of() {{ return pitch<{name}>({columns}); }}
 FLEXC_KERNEL void combine({name}* out, {name}* in) {{
-    reduce_columns<Max>(Tile<{name}, {columns}>{{out}}, Tile<{name}, 3, {columns}>{{in}});
+    const Tile<{name}, 3, {columns}> tile{{in}};
+    reduce_columns<Max>(Tile<{name}, {columns}>{{out}}, tile);
 }}""")
     find_compiler().build(source, tmp_path / "reduce.so")
     library = ctypes.CDLL(str(tmp_path / "reduce.so"))
