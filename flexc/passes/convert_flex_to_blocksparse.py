@@ -50,7 +50,10 @@ from flexc.passes.tile_sizes import (
 from flexc.passes.vector_machine import MachineName
 
 HEADS_PER_GROUP = 8
-"""Keys and values of so many heads of 8,192 tokens fit the cache of an H100."""
+"""Keys and values of so many heads of 8,192 tokens fit the cache of an H100.
+
+A core of a CPU has no room for those of two: its programs stay with one head.
+"""
 
 
 def check_tiles_divide(
@@ -120,7 +123,7 @@ class ConvertAttention(RewritePattern):
         short_rows = has_short_rows(subject)
         sizes = self.options.tile_sizes(op)
         segments = Region(Block(build_segments(subject, sizes, self.options.trims)))
-        properties = op.facts() | tiling(subject, sizes)
+        properties = op.facts() | self.options.tiling(subject, sizes)
         if (part := self.options.part_rows(op, sizes)) is not None:
             properties["rows_per_part"] = IntegerAttr(part, i32)
         if short_rows:
@@ -157,7 +160,7 @@ class ConvertPairSums(RewritePattern):
             op.result_types,
             op.detach_region(op.pairs),
             Region(Block(build_segments(subject, sizes, self.options.trims_sums(op)))),
-            kept_properties(op) | tiling(subject, sizes),
+            kept_properties(op) | self.options.tiling(subject, sizes),
         )
         new.attributes |= op.attributes
         for old, result in zip(op.results, new.results, strict=True):
@@ -170,23 +173,6 @@ def kept_properties(op: flex.PairSumsOp) -> dict[str, Attribute]:
     own = ("products", "sums", "transposed")
     known = op.properties
     return op.facts() | {name: known[name] for name in own if name in known}
-
-
-def tiling(subject: SegmentSubject, sizes: TileSizes) -> dict[str, Attribute]:
-    """The properties that say which tiles, and in what order they start."""
-    properties: dict[str, Attribute] = {
-        "block_m": IntegerAttr(sizes.block_m, i32),
-        "block_n": IntegerAttr(sizes.block_n, i32),
-    }
-    if sizes.num_warps:
-        properties["num_warps"] = IntegerAttr(sizes.num_warps, i32)
-        properties["num_stages"] = IntegerAttr(sizes.num_stages, i32)
-    if sizes.residents > 1:
-        properties["residents"] = IntegerAttr(sizes.residents, i32)
-    if (order := order_of(subject, sizes)) is not None:
-        properties["order"] = blocksparse.TileOrderAttr(order)
-        properties["heads_per_group"] = IntegerAttr(HEADS_PER_GROUP, i32)
-    return properties
 
 
 @dataclass(frozen=True)
@@ -216,6 +202,23 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for pattern in (ConvertAttention(self), ConvertPairSums(self)):
             PatternRewriteWalker(pattern, apply_recursively=False).rewrite_module(op)
+
+    def tiling(self, subject: SegmentSubject, sizes: TileSizes) -> dict[str, Attribute]:
+        """The properties that say which tiles, and in what order they start."""
+        properties: dict[str, Attribute] = {
+            "block_m": IntegerAttr(sizes.block_m, i32),
+            "block_n": IntegerAttr(sizes.block_n, i32),
+        }
+        if sizes.num_warps:
+            properties["num_warps"] = IntegerAttr(sizes.num_warps, i32)
+            properties["num_stages"] = IntegerAttr(sizes.num_stages, i32)
+        if sizes.residents > 1:
+            properties["residents"] = IntegerAttr(sizes.residents, i32)
+        if (order := order_of(subject, sizes)) is not None:
+            properties["order"] = blocksparse.TileOrderAttr(order)
+            if self.target != "cpp":
+                properties["heads_per_group"] = IntegerAttr(HEADS_PER_GROUP, i32)
+        return properties
 
     def pair_sums_sizes(
         self, op: flex.PairSumsOp, subject: SegmentSubject
