@@ -8,7 +8,7 @@
 // Queries see the keys up to their own, the last of them most.
 // CHECK-LABEL: @causal
 // CHECK: %dq, %total = blocksparse.pair_sums rows(%q : {{[^)]*}}) columns(%k : {{[^)]*}}) row_values(%lse : {{[^)]*}}) scale(%scale : f32)
-// CHECK-SAME: {scale_positive, products = [array<i32: 0, 0>], sums = [#flex.sum<matrix {{\[\[}}0, 0]] scaled>, #flex.sum<total {{\[\[}}0]]>], block_m = 16 : i32, block_n = 96 : i32, order = #blocksparse<order descending>, heads_per_group = 8 : i32}
+// CHECK-SAME: {scale_positive, products = [array<i32: 0, 0>], sums = [#flex.sum<matrix {{\[\[}}0, 0]] scaled>, #flex.sum<total {{\[\[}}0]]>], block_m = 16 : i32, block_n = 96 : i32, order = #blocksparse<order descending>}
 // CHECK-SAME: pairs(%qk: f32
 // CHECK: segments {
 // CHECK-NEXT: blocksparse.segment partial {inside} bounds(%{{.*}}, %{{.*}}, %q_start: i32, %q_len: i32, %kv_len: i32) {
