@@ -15,7 +15,10 @@ from xdsl.ir import Operation
 from xdsl.passes import ModulePass
 
 from flexc.dialects import blocksparse, flex, tile
+from flexc.dialects.flex import SumKind
+from flexc.errors import UnsupportedOpError
 from flexc.passes.programs.attention import AttentionProgram
+from flexc.passes.programs.one_pass import OnePassProgram
 from flexc.passes.programs.pair_sums import PairSumsProgram
 from flexc.passes.programs.rows import dots_kernel, weights_kernel
 from flexc.passes.programs.splits import combine_kernel
@@ -26,6 +29,13 @@ def kernel_of(op: Operation, name: str, target: str) -> tile.KernelOp | None:
     match op:
         case blocksparse.AttentionOp():
             return AttentionProgram(op, name, target).build()
+        case blocksparse.PairSumsOp() if has_column_sums(op):
+            if target != "cpp":
+                raise UnsupportedOpError(
+                    f"{target} has no {op.name} with sums by column: programs would "
+                    "add to the same memory"
+                )
+            return OnePassProgram(op, name, target).build()
         case blocksparse.PairSumsOp():
             return PairSumsProgram(op, name, target).build()
         case flex.RowDotsOp():
@@ -36,6 +46,10 @@ def kernel_of(op: Operation, name: str, target: str) -> tile.KernelOp | None:
             return combine_kernel(op, name, target)
         case _:
             return None
+
+
+def has_column_sums(op: blocksparse.PairSumsOp) -> bool:
+    return any(attr.sum_kind == SumKind.COLUMN_MATRIX for attr in op.sums)
 
 
 @dataclass(frozen=True)

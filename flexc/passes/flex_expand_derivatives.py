@@ -8,6 +8,10 @@ kernels, each a function with one op, and what finishes their results:
 - those of key and value, transposed, with the row sums of what was read by column;
 - one more for each read by distance or by pair;
 - `flex.scatter_sums` for each read.
+
+With `one_pass` the gradients of query, key and value are sums of one kernel, which
+visits each pair once: five products in place of seven. It adds to what belongs to keys
+in memory, `flex.sum_parts` adds that up. Reads by column keep a kernel of their own.
 """
 
 from __future__ import annotations
@@ -25,12 +29,12 @@ from flexc.dialects.flex import DerivativeOp
 from flexc.passes.derivatives.expansion import Expansion
 
 
-def expanded(function: func.FuncOp) -> list[func.FuncOp]:
+def expanded(function: func.FuncOp, one_pass: bool = False) -> list[func.FuncOp]:
     """Expand the derivatives in a function, in place; the kernels that it launches."""
     name, kernels = function.sym_name.data, list[func.FuncOp]()
     derivatives = [o for o in function.body.ops if isinstance(o, DerivativeOp)]
     for i, op in enumerate(derivatives):
-        kernels += Expansion(op, f"{name}_{i}" if i else name).run()
+        kernels += Expansion(op, f"{name}_{i}" if i else name, one_pass).run()
     if derivatives:
         # Not every derivative needs delta.
         region_dce(function.body)
@@ -47,7 +51,10 @@ class FlexExpandDerivativesPass(ModulePass):
 
     name = "flex-expand-derivatives"
 
+    one_pass: bool = False
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in list(op.ops):
             if isinstance(function, func.FuncOp):
-                op.body.block.insert_ops_before(expanded(function), function)
+                kernels = expanded(function, self.one_pass)
+                op.body.block.insert_ops_before(kernels, function)

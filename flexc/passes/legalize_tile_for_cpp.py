@@ -101,9 +101,11 @@ class AddToStrided(RewritePattern):
     def match_and_rewrite(self, op: tile.AddToOp, rewriter: PatternRewriter) -> None:
         access = StridedAccess.of_add(op)
         value, strides = op.value, access.strides()
-        if isinstance(value.owner, tile.TransposeOp):
+        # A count is one of rows.
+        if isinstance(value.owner, tile.TransposeOp) and op.count is None:
             value, strides = value.owner.input, strides[::-1]
-        add = tile.AddStridedOp(value, op.memref, access.base(), strides)
+        base = access.base()
+        add = tile.AddStridedOp(value, op.memref, base, strides, op.count)
         rewriter.replace(op, add)
 
 

@@ -93,13 +93,21 @@ def to_blocksparse(convert: ConvertFlexToBlocksparsePass) -> Passes:
         # Of no use but to what follows.
         FlexInferFactsPass(),
         # Of mods in their simplest form, whose derivatives are simpler for it.
-        FlexExpandDerivativesPass(),
+        FlexExpandDerivativesPass(one_pass=in_one_pass(convert.target)),
         FlexSimplifyModsPass(),
         convert,
         *merge_segments(convert.target),
         # Bounds are written with more care than many masks need.
         FlexSimplifyModsPass(),
     )
+
+
+def in_one_pass(target: Target) -> bool:
+    """Whether gradients of all inputs are made in one visit to each pair.
+
+    It adds to memory that no other program may touch: a CPU has few programs.
+    """
+    return target == "cpp"
 
 
 def merge_segments(target: Target) -> Passes:

@@ -176,10 +176,19 @@ FLEXC_INLINE void add_to(T* out, Tile<T, N> in, int64_t stride) {
     }
 }
 
+// out[i * stride_0 + j * stride_1] += in[i][j] of the first rows
 template <class T, int M, int N>
-FLEXC_INLINE void add_to(T* out, Tile<T, M, N> in, int64_t stride_0, int64_t stride_1) {
-    for (int i = 0; i < M; ++i)
-        for (int j = 0; j < N; ++j) out[i * stride_0 + j * stride_1] += in[i][j];
+FLEXC_INLINE void add_to(
+    T* out, Tile<T, M, N> in, int64_t stride_0, int64_t stride_1, int32_t rows = M) {
+    for (int i = 0; i < rows; ++i) {
+        T* row = out + i * stride_0;
+        if (stride_1 == 1) {
+#pragma omp simd
+            for (int j = 0; j < N; ++j) row[j] += in[i][j];
+        } else {
+            for (int j = 0; j < N; ++j) row[j * stride_1] += in[i][j];
+        }
+    }
 }
 
 }  // namespace flexc

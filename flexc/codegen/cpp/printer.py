@@ -235,7 +235,9 @@ class CppPrinter(MapPrinter):
     @print_op.register
     def _(self, op: tile.AddStridedOp) -> None:
         target = f"{self.name(op.memref)} + {self.name(op.base)}"
-        self.call("add_to", target, self.name(op.value), *self.names(op.strides))
+        count = [] if op.count is None else [op.count]
+        where = self.names([*op.strides, *count])
+        self.call("add_to", target, self.name(op.value), *where)
 
     @print_op.register
     def _(self, op: tile.RegisterProductOp) -> None:

@@ -48,6 +48,7 @@ from flexc.dialects.flex.finish import (
     Coordinates,
     LaunchOp,
     ScatterSumsOp,
+    SumPartsOp,
     ZerosLikeOp,
 )
 from flexc.dialects.flex.pair_sums import (
@@ -93,6 +94,7 @@ __all__ = [
     "ScatterSumsOp",
     "SumAttr",
     "SumKind",
+    "SumPartsOp",
     "WeighRowsOp",
     "WithMods",
     "YieldOp",
@@ -118,6 +120,7 @@ Flex = Dialect(
         CombineSplitsOp,
         ScatterSumsOp,
         CenterRowsOp,
+        SumPartsOp,
         ZerosLikeOp,
         LaunchOp,
         LoadCaptureOp,

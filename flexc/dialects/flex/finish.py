@@ -212,6 +212,27 @@ class CenterRowsOp(IRDLOperation):
 
 
 @irdl_op_definition
+class SumPartsOp(IRDLOperation):
+    """The sum over the first dimension, rounded to the type of the result."""
+
+    name = "flex.sum_parts"
+
+    parts = operand_def(TensorType[Attribute])
+    result = result_def(TensorType[Attribute])
+
+    traits = traits_def(Pure())
+    assembly_format = "$parts attr-dict `:` type($parts) `->` type($result)"
+
+    def __init__(self, parts: SSAValue, type_: Attribute):
+        super().__init__(operands=[parts], result_types=[type_])
+
+    def verify_(self) -> None:
+        shapes = tensor_shape(self.parts), tensor_shape(self.result)
+        if shapes[0][1:] != shapes[1]:
+            raise VerifyException(f"result expects shape {shapes[0][1:]}")
+
+
+@irdl_op_definition
 class ZerosLikeOp(IRDLOperation):
     """Zeros of a tensor's shape and type."""
 

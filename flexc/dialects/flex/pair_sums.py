@@ -82,21 +82,32 @@ class SumKind(StrEnum):
             difference, where U is Skv and L is Sq + Skv, both lengths rounded up to
             DIAGONAL_UNIT; the sum over N, a number of the lowering's choice, counts.
     PAIRS   (B, Hq, rows, columns): the values themselves, 0 where a pair is dead.
+    COLUMN_MATRIX (N, B, H, columns, D): for each column the sum over rows of value *
+            matrix row, and over all heads and batches that share the column's; the
+            sum over N, a number of the lowering's choice, counts.
     """
 
     MATRIX = "matrix"
+    COLUMN_MATRIX = "column_matrix"
     TOTAL = "total"
     DIAGONAL = "diagonal"
     PAIRS = "pairs"
+
+
+MATRICES = (SumKind.MATRIX, SumKind.COLUMN_MATRIX)
+"""Sums of rows of matrices."""
+
+RANKS = {SumKind.TOTAL: 3, SumKind.COLUMN_MATRIX: 5}
+"""Dimensions of results; 4 of all others."""
 
 
 @irdl_attr_definition
 class SumAttr(ParametrizedAttribute):
     """One result: its kind, and what it takes of the values that `pairs` yields.
 
-    `terms` are [value] or, for a matrix, [value, columns matrix] each; they add up.
-    Sums along diagonals, and pairs, have one. `scaled` says that a matrix is
-    multiplied by the op's scale.
+    `terms` are [value] or, for a matrix, [value, matrix] each; they add up: matrices
+    of the columns, or of the rows for a column matrix. Sums along diagonals, and pairs,
+    have one. `scaled` says that a matrix is multiplied by the op's scale.
     """
 
     name = "flex.sum"
@@ -257,23 +268,39 @@ class PairSumsLike(PairsOp):
 
     def verify_sum(self, attr: SumAttr, result: SSAValue, values: int) -> None:
         kind = attr.sum_kind
-        verify_rank(f"{kind} sum", result.type, 3 if kind == SumKind.TOTAL else 4)
-        if attr.scaled and kind != SumKind.MATRIX:
+        verify_rank(f"{kind} sum", result.type, RANKS.get(kind, 4))
+        if attr.scaled and kind not in MATRICES:
             raise VerifyException(f"{attr} expects a matrix, as it is scaled")
         if kind in (SumKind.DIAGONAL, SumKind.PAIRS) and len(attr.terms) != 1:
             raise VerifyException(f"{attr} expects one value, got {len(attr.terms)}")
         for term in attr.term_list():
-            if len(term) != 1 + (kind == SumKind.MATRIX) or not 0 <= term[0] < values:
+            if len(term) != 1 + (kind in MATRICES) or not 0 <= term[0] < values:
                 raise VerifyException(f"{attr} names no value of {values}")
-            if kind != SumKind.MATRIX:
-                continue
-            if not 0 <= term[1] < len(self.columns):
-                raise VerifyException(f"{attr} names no matrix of {len(self.columns)}")
-            dim = tensor_shape(self.columns[term[1]])[3]
-            if dim != tensor_shape(result)[3]:
-                raise VerifyException(
-                    f"{attr} expects head dim {dim}, got {result.type}"
-                )
+            if kind in MATRICES:
+                self.verify_matrix(attr, term[1], result)
+        if kind == SumKind.COLUMN_MATRIX:
+            self.verify_column_matrix(attr, result)
+
+    def verify_matrix(self, attr: SumAttr, number: int, result: SSAValue) -> None:
+        """A matrix that a sum names is there, and as wide as the result."""
+        matrices = self.matrices_of(attr)
+        if not 0 <= number < len(matrices):
+            raise VerifyException(f"{attr} names no matrix of {len(matrices)}")
+        dim = tensor_shape(matrices[number])[3]
+        if dim != tensor_shape(result)[-1]:
+            raise VerifyException(f"{attr} expects head dim {dim}, got {result.type}")
+
+    def verify_column_matrix(self, attr: SumAttr, result: SSAValue) -> None:
+        if self.is_transposed or self.first:
+            raise VerifyException(f"{attr} expects all queries as rows")
+        if element_of(result) != self.score_type:
+            raise VerifyException(
+                f"{attr} expects sums of {self.score_type}, got {result.type}"
+            )
+
+    def matrices_of(self, attr: SumAttr) -> Sequence[SSAValue]:
+        """The matrices that the terms of a sum name."""
+        return self.rows if attr.sum_kind == SumKind.COLUMN_MATRIX else self.columns
 
     def print_head(self, printer: Printer) -> None:
         for name in GROUPS:

@@ -29,6 +29,7 @@ from xdsl.irdl import (
     irdl_attr_definition,
     irdl_op_definition,
     operand_def,
+    opt_operand_def,
     opt_prop_def,
     result_def,
     traits_def,
@@ -180,7 +181,8 @@ class StoreStridedOp(IRDLOperation):
 class AddStridedOp(IRDLOperation):
     """Add a tile to the elements `base + i * strides[0] + ...` of a memref.
 
-    All of it is within: `tile.add_to` at a stride. The memref has the tile's type.
+    All of it is within, or the first `count` rows: `tile.add_to` at a stride. The
+    memref has the tile's type.
     """
 
     name = "tile.add_strided"
@@ -189,11 +191,13 @@ class AddStridedOp(IRDLOperation):
     memref = operand_def(MemRefType)
     base = operand_def(i64)
     strides = var_operand_def(i64)
+    count = opt_operand_def(i32)
 
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
     assembly_format = (
         "$value `,` $memref `[` $base `]` `strides` `[` $strides `]` "
-        "attr-dict `:` type($value) `,` type($memref)"
+        "(`count` $count^)? attr-dict `:` type($value) `,` type($memref)"
     )
 
     def __init__(
@@ -202,8 +206,9 @@ class AddStridedOp(IRDLOperation):
         memref: SSAValue,
         base: SSAValue,
         strides: Sequence[SSAValue],
+        count: SSAValue | None = None,
     ):
-        super().__init__(operands=[value, memref, base, strides])
+        super().__init__(operands=[value, memref, base, strides, count])
 
     def verify_(self) -> None:
         _verify_strided(self.value.type, strides=self.strides)

@@ -164,10 +164,12 @@ class StoreOp(IRDLOperation):
 class AddToOp(IRDLOperation):
     """Add a tile to a memref's last dimensions, all of it within.
 
-    No other program reads or writes what is added to.
+    No other program reads or writes what is added to. With a `count` only so many
+    elements of the tile's first dimension are added, all of them within.
 
     ```mlir
     tile.add_to %d, %sums[%b, %h, %m, %at] : !tile.tile<128xf32>, memref<...>
+    tile.add_to %w, %dk[%p, %b, %h, %n, %c0] count %left : !tile.tile<64x64xf32>, ...
     ```
     """
 
@@ -176,15 +178,23 @@ class AddToOp(IRDLOperation):
     value = operand_def(TileType)
     memref = operand_def(MemRefType)
     indices = var_operand_def(i32)
+    count = opt_operand_def(i32)
 
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
     assembly_format = (
-        "$value `,` $memref `[` $indices `]` attr-dict "
+        "$value `,` $memref `[` $indices `]` (`count` $count^)? attr-dict "
         "`:` type($value) `,` type($memref)"
     )
 
-    def __init__(self, value: SSAValue, memref: SSAValue, indices: Sequence[SSAValue]):
-        super().__init__(operands=[value, memref, indices])
+    def __init__(
+        self,
+        value: SSAValue,
+        memref: SSAValue,
+        indices: Sequence[SSAValue],
+        count: SSAValue | None = None,
+    ):
+        super().__init__(operands=[value, memref, indices, count])
 
     def verify_(self) -> None:
         _verify_access(self.memref.type, self.indices, self.value.type)

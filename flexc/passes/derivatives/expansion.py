@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from xdsl.dialects import func
 from xdsl.dialects.builtin import TensorType
@@ -33,8 +34,8 @@ Terms = list[tuple[str, ...]]
 class Expansion:
     """Expands one derivative op, which stays until it is replaced."""
 
-    def __init__(self, op: DerivativeOp, name: str):
-        self.op = op
+    def __init__(self, op: DerivativeOp, name: str, one_pass: bool = False):
+        self.op, self.one_pass = op, one_pass
         self.host = HostFunction(op, name)
         self.score_type = score_type(op.query.type)
         named = self.host.named
@@ -112,8 +113,11 @@ class Expansion:
             self.tangents_of_saved()
             prefix = "t_"
         captured = CapturedGradients(self.host, code, prefix)
-        found = self.of_query(code, prefix, captured)
-        found |= self.of_key_and_value(code, prefix, captured)
+        if self.one_pass and self.has_both_sides:
+            found = self.of_all(code, prefix, captured)
+        else:
+            found = self.of_query(code, prefix, captured)
+            found |= self.of_key_and_value(code, prefix, captured)
         captured.add_pairs()
         found |= captured.named()
         return [
@@ -175,10 +179,7 @@ class Expansion:
         self, code: PairsCode, prefix: str, captured: CapturedGradients
     ) -> dict[str, SSAValue]:
         """Sums over the keys of each row."""
-        sums: list[Sum] = []
-        if "query" in self.wanted:
-            terms = self.terms(code, "ds", "key", prefix)
-            sums.append(self.matrix("query", terms, True))
+        sums = self.query_sums(code, prefix)
         by = (Coordinates.HEAD, Coordinates.ROW)
         return self.finished("query", code, sums, captured, by, False)
 
@@ -186,6 +187,37 @@ class Expansion:
         self, code: PairsCode, prefix: str, captured: CapturedGradients
     ) -> dict[str, SSAValue]:
         """Sums over the queries of each key."""
+        sums = self.key_value_sums(code, prefix)
+        by = (Coordinates.COLUMN,)
+        return self.finished("key_value", code, sums, captured, by, True)
+
+    def of_all(
+        self, code: PairsCode, prefix: str, captured: CapturedGradients
+    ) -> dict[str, SSAValue]:
+        """All of these, of one visit to each pair; but reads by column."""
+        rounded = self.key_value_sums(code, prefix)
+        sums = [
+            *self.query_sums(code, prefix),
+            *(replace(s, kind=SumKind.COLUMN_MATRIX, element=self.score_type)
+              for s in rounded),
+        ]  # fmt: skip
+        by = (Coordinates.HEAD, Coordinates.ROW)
+        found = self.finished("gradients", code, sums, captured, by, False)
+        for s in rounded:
+            name = str(s.name).removeprefix("d_")
+            sum_parts = flex.SumPartsOp(found[name], s.type)
+            sum_parts.result.name_hint = s.name
+            (found[name],) = self.host.append(sum_parts)
+        by = (Coordinates.COLUMN,)
+        self.finished("key_value", code, [], captured, by, True)
+        return found
+
+    def query_sums(self, code: PairsCode, prefix: str) -> list[Sum]:
+        if "query" not in self.wanted:
+            return []
+        return [self.matrix("query", self.terms(code, "ds", "key", prefix), True)]
+
+    def key_value_sums(self, code: PairsCode, prefix: str) -> list[Sum]:
         sums: list[Sum] = []
         if "key" in self.wanted:
             terms = self.terms(code, "ds", "query", prefix)
@@ -193,8 +225,12 @@ class Expansion:
         if "value" in self.wanted:
             terms = self.terms(code, "p", "d_out", prefix)
             sums.append(self.matrix("value", terms, False))
-        by = (Coordinates.COLUMN,)
-        return self.finished("key_value", code, sums, captured, by, True)
+        return sums
+
+    @property
+    def has_both_sides(self) -> bool:
+        """Whether what is wanted belongs to queries and to keys."""
+        return "query" in self.wanted and not {"key", "value"}.isdisjoint(self.wanted)
 
     @property
     def wanted(self) -> list[str]:

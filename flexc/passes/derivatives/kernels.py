@@ -29,7 +29,10 @@ from flexc.passes.scalar_code import ScalarCode, inline_region, new_region
 
 @dataclass(frozen=True)
 class Sum:
-    """One result: terms name values of the code, and for a matrix the columns'."""
+    """One result: terms name values of the code, and for a matrix the columns'.
+
+    Those of a column matrix name the rows'.
+    """
 
     kind: SumKind
     terms: Sequence[tuple[str, ...]]
@@ -44,6 +47,8 @@ class Sum:
         match self.kind:
             case SumKind.MATRIX:
                 return fresh([None, None, None, self.dim], self.element)
+            case SumKind.COLUMN_MATRIX:
+                return fresh([None, None, None, None, self.dim], self.element)
             case SumKind.TOTAL:
                 return fresh([None] * 3, self.element)
             case _:
@@ -158,10 +163,13 @@ class PairSumsWriter:
         pairs = [p for product in dots.values() for p in product]
         query, key = ([p[i] for p in pairs] for i in (0, 1))
         rows, columns = (key, query) if self.transposed else (query, key)
-        columns += [
-            t[1] for s in self.sums if s.kind == SumKind.MATRIX for t in s.terms
-        ]
+        rows += self.summed(SumKind.COLUMN_MATRIX)
+        columns += self.summed(SumKind.MATRIX)
         return list(dict.fromkeys(rows)), list(dict.fromkeys(columns))
+
+    def summed(self, kind: SumKind) -> list[str]:
+        """Names of the matrices whose rows sums of a kind add up."""
+        return [t[1] for s in self.sums if s.kind == kind for t in s.terms]
 
     def product(self, product: Product) -> DenseArrayBase:
         flat: list[int] = []
@@ -171,8 +179,9 @@ class PairSumsWriter:
         return DenseArrayBase.from_list(i32, flat)
 
     def attribute(self, s: Sum) -> SumAttr:
+        names = self.rows if s.kind == SumKind.COLUMN_MATRIX else self.columns
         terms = [
-            [self.yields.index(t[0]), *(self.columns.index(name) for name in t[1:])]
+            [self.yields.index(t[0]), *(names.index(name) for name in t[1:])]
             for t in s.terms
         ]
         return SumAttr.of(s.kind, terms, s.scaled)

@@ -39,12 +39,7 @@ class PairSumsProgram(PairValues):
 
     def build(self) -> tile.KernelOp:
         self.locate()
-        code = self.code
-        self.row_idx = code.insert(tile.IotaOp(self.rows.start, self.block_m), "rows")
-        self.row_tiles = [
-            self.load_matrix(m, self.block_m, self.rows.where, self.checked)
-            for m in self.op.rows
-        ]
+        self.load_rows()
         state = [self.zeros(value) for _, value in self.matrices]
         if self.op.paired_heads is not None or not self.op.is_transposed:
             state = self.visit(self.own_place(), state)
@@ -54,6 +49,15 @@ class PairSumsProgram(PairValues):
             self.store_matrix(attr, result, acc)
         matrices = [*self.op.rows, *self.op.columns, *(v for _, v in self.matrices)]
         return self.kernel(self.summary() | aligned(self.op, matrices))
+
+    def load_rows(self) -> None:
+        """Load the rows' matrices."""
+        start = self.rows.start
+        self.row_idx = self.code.insert(tile.IotaOp(start, self.block_m), "rows")
+        self.row_tiles = [
+            self.load_matrix(m, self.block_m, self.rows.where, self.checked)
+            for m in self.op.rows
+        ]
 
     def summary(self) -> dict[str, Attribute]:
         """What the header of the emitted source says that it computes."""

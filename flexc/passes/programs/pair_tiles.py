@@ -73,7 +73,7 @@ class PairTiles(ProgramBuilder):
 
     def tile_shape(self, matrix: SSAValue, rows: int) -> tuple[int, int]:
         least = 16 if self.op.alignment is not None else UNALIGNED_VALUE_DIM
-        dim = flex.tensor_shape(matrix)[3]
+        dim = flex.tensor_shape(matrix)[-1]
         return rows, padded_head_dim(self.target, dim, least)
 
     def load_matrix(

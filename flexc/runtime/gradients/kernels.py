@@ -289,7 +289,7 @@ def program_for(compiled: Compiled, proofs: Proofs, derivative: Derivative) -> P
     if key not in programs:
         module = proofs.stated_in(compiled.attention.module)
         expanded = derivative_module(module, derivative)
-        expand(expanded)
+        expand(expanded, compiled.build.backend == "cpp")
         build = replace(compiled.build, tiles=NO_OPTIONS, derivative=True)
         program = Program(expanded, lambda m: kernel_for(m, build))
         program.compile()

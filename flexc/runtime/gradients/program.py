@@ -17,7 +17,7 @@ from xdsl.ir import Operation, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.flex import DIAGONAL_UNIT, SumAttr, SumKind
-from flexc.dialects.flex.pair_sums import element_of
+from flexc.dialects.flex.pair_sums import MATRICES, element_of
 from flexc.passes import pipelines
 from flexc.passes.analysis.reads.capture_index import read_of_index
 from flexc.passes.analysis.reads.captured_read import CapturedRead, IndexClass
@@ -31,6 +31,7 @@ from flexc.runtime.captured_gradients import (
     Sizes,
     chunks_for,
 )
+from flexc.runtime.gradients.parts import parts_for
 from flexc.runtime.interpreters.values import dtype_of
 from flexc.runtime.kernel import Kernel
 
@@ -40,12 +41,12 @@ CHUNK_ROWS = 128
 Values = dict[SSAValue, Any]
 
 
-def expand(module: ModuleOp) -> None:
+def expand(module: ModuleOp, one_pass: bool) -> None:
     """Take a module's derivatives apart, in place."""
     passes = (
         *pipelines.to_simple_flex(),
         FlexInferFactsPass(),
-        FlexExpandDerivativesPass(),
+        FlexExpandDerivativesPass(one_pass),
         FlexSimplifyModsPass(),
     )
     pipelines.run(passes, Context(), module)
@@ -83,12 +84,37 @@ class Launch:
 
     def run(self, args: Sequence[Any], point: Point) -> list[Tensor]:
         """Launch it for whole tensors."""
+        if self.columns:
+            return self.run_in_parts(args, point)
         outputs = [
             torch.empty(shape, dtype=dtype, device=point.device)
             for shape, dtype in self.outputs(args, point.sizes)
         ]
         b, h, n = args[0].shape[:3]
         self.kernel.run(b, h, n, [*args, *outputs])
+        return outputs
+
+    @property
+    def columns(self) -> list[int]:
+        """Which outputs are sums by column, to which a kernel adds."""
+        if not isinstance(self.op, flex.PairSumsOp):
+            return []
+        kinds = [attr.sum_kind for attr in self.op.sums]
+        return [i for i, kind in enumerate(kinds) if kind == SumKind.COLUMN_MATRIX]
+
+    def run_in_parts(self, args: Sequence[Any], point: Point) -> list[Tensor]:
+        """Launch a kernel that adds to sums by column, each part to its own."""
+        assert isinstance(self.op, flex.PairSumsOp)
+        key = args[len(self.op.rows)]
+        parts = parts_for(key.size(0) * key.size(1), torch.get_num_threads())
+        outputs: list[Tensor] = []
+        for i, (shape, dtype) in enumerate(self.outputs(args, point.sizes)):
+            if i in self.columns:
+                shape = (parts, *key.shape[:3], shape[-1])
+                outputs.append(torch.zeros(shape, dtype=dtype, device=point.device))
+            else:
+                outputs.append(torch.empty(shape, dtype=dtype, device=point.device))
+        self.kernel.run(*outputs[self.columns[0]].shape[:3], [*args, *outputs])
         return outputs
 
     def outputs(
@@ -100,8 +126,8 @@ class Launch:
             return [(tuple(rows.shape[:rank]), dtype_of(element_of(self.op.result)))]
         found: list[tuple[tuple[int, ...], torch.dtype]] = []
         for attr, result in zip(self.op.sums, self.op.sums_, strict=True):
-            if attr.sum_kind == SumKind.MATRIX:
-                shape = (*rows.shape[:3], flex.tensor_shape(result)[3])
+            if attr.sum_kind in MATRICES:
+                shape = (*rows.shape[:3], flex.tensor_shape(result)[-1])
             else:
                 shape = (sizes.batch, sizes.heads, rows.size(2))
             found.append((shape, dtype_of(element_of(result))))
@@ -194,6 +220,10 @@ class Program:
                 case flex.CenterRowsOp():
                     given = (values[v] for v in op.operands)
                     values[op.result] = center_rows(*given)
+                case flex.SumPartsOp():
+                    values[op.result] = sum_parts(
+                        values[op.parts], dtype_of(element_of(op.result))
+                    )
                 case flex.ZerosLikeOp():
                     values[op.result] = torch.zeros_like(values[op.tensor])
                 case arith.ConstantOp():
@@ -262,6 +292,12 @@ def _finished(value: Any) -> Tensor:
 def center_rows(sums: Tensor, total: Tensor, values: Tensor) -> Tensor:
     """sums - total * values, in the type of the values."""
     return torch.addcmul(sums, total[..., None], values, value=-1).to(values.dtype)
+
+
+def sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum over the first dimension, in the given type."""
+    total = parts[0] if parts.size(0) == 1 else parts.sum(0)
+    return total.to(dtype)
 
 
 def _captured_read(op: flex.ScatterSumsOp) -> CapturedRead:

@@ -21,10 +21,17 @@ from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import flex
 from flexc.dialects.flex import Coordinates, SumKind
+from flexc.dialects.flex.pair_sums import element_of
 from flexc.dialects.tile import KernelOp
 from flexc.runtime.interpreters.kernel import grid_of, run_programs, written_types
 from flexc.runtime.interpreters.pair_sums import padded
 from flexc.runtime.interpreters.values import dtype_of
+
+KEY_HEADS = "key_heads"
+"""Key of the interpreter's data that holds the batches and heads of its keys."""
+
+PARTS = 3
+"""Into how many parts kernels are asked to take sums by column."""
 
 SIZES = "sizes"
 """Key of the interpreter's data that holds (B, Hq, Sq, Skv) of a derivative."""
@@ -47,7 +54,8 @@ class FinishFunctions(InterpreterFunctions):
         if isinstance(callee, func.FuncOp):
             return interpreter.call_op(callee, args)
         assert isinstance(callee, KernelOp)
-        outputs = kernel_outputs(callee, args, sizes_of(interpreter))
+        sizes, keys = sizes_of(interpreter), key_heads_of(interpreter)
+        outputs = kernel_outputs(callee, args, sizes, keys)
         run_programs(interpreter, callee, [*args, *outputs])
         return tuple(outputs)
 
@@ -76,6 +84,13 @@ class FinishFunctions(InterpreterFunctions):
         moved = total.to(dtype)[..., None] * values.to(dtype)
         return ((sums.to(dtype) - moved).to(values.dtype),)
 
+    @impl(flex.SumPartsOp)
+    def run_sum_parts(
+        self, interpreter: Interpreter, op: flex.SumPartsOp, args: PythonValues
+    ) -> PythonValues:
+        parts = args[0].to(self.compute_dtype or args[0].dtype)
+        return (parts.sum(0).to(dtype_of(element_of(op.result))),)
+
     @impl(flex.ZerosLikeOp)
     def run_zeros_like(
         self, interpreter: Interpreter, op: flex.ZerosLikeOp, args: PythonValues
@@ -89,17 +104,23 @@ def remember_sizes(interpreter: Interpreter, args: Sequence[object]) -> None:
     if isinstance(query, Tensor) and isinstance(key, Tensor):
         sizes = (*query.shape[:3], key.shape[2])
         interpreter.set_data(FinishFunctions, SIZES, sizes)
+        interpreter.set_data(FinishFunctions, KEY_HEADS, tuple(key.shape[:2]))
+
+
+def missing() -> Sizes:
+    raise InterpretationError("expected to run in a function of query and key")
 
 
 def sizes_of(interpreter: Interpreter) -> Sizes:
-    def missing() -> Sizes:
-        raise InterpretationError("expected to run in a function of query and key")
-
     return interpreter.get_data(FinishFunctions, SIZES, missing)
 
 
+def key_heads_of(interpreter: Interpreter) -> tuple[int, int]:
+    return interpreter.get_data(FinishFunctions, KEY_HEADS, missing)
+
+
 def kernel_outputs(
-    kernel: KernelOp, args: Sequence[Tensor], sizes: Sizes
+    kernel: KernelOp, args: Sequence[Tensor], sizes: Sizes, key_heads: tuple[int, int]
 ) -> list[Tensor]:
     """Room for a kernel's results, which are of the kinds that it says.
 
@@ -111,12 +132,14 @@ def kernel_outputs(
         SumKind.DIAGONAL: diagonal_shape(grid_of(kernel, args[0])[0], sizes),
         SumKind.PAIRS: (*sizes[:2], rows[2], sizes[3 if is_by_query(kernel) else 2]),
     }
+    columns = (PARTS, *key_heads, sizes[3])
     outputs: list[Tensor] = []
     types = list(written_types(kernel).values())
     for kind, type_ in zip(kinds_of(kernel, types), types, strict=True):
         dtype = dtype_of(type_.element_type)
-        shape = shapes.get(kind, (*rows[:3], type_.get_shape()[-1]))
-        fill = 0.0 if kind in (SumKind.DIAGONAL, SumKind.PAIRS) else torch.nan
+        above = columns if kind == SumKind.COLUMN_MATRIX else rows[:3]
+        shape = shapes.get(kind, (*above, type_.get_shape()[-1]))
+        fill = torch.nan if kind in (SumKind.MATRIX, SumKind.TOTAL) else 0.0
         outputs.append(torch.full(shape, fill, dtype=dtype))
     return outputs
 

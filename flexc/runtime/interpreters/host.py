@@ -56,6 +56,8 @@ class HostFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: tile.AddStridedOp, args: PythonValues
     ) -> PythonValues:
         value, memref, base, *strides = args
+        if op.count is not None:
+            value = value[: int(strides.pop())]
         offsets, _ = strided(base, [*strides, *value.shape], value.shape)
         add_to_storage(memref, offsets, value)
         return ()

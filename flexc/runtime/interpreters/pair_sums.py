@@ -172,10 +172,11 @@ def sum_pairs(
         if attr.scaled:
             total = total * problem.scale.to(dtype)
         b, h, row = problem.first
-        part = (
-            total[b:, h:] if attr.sum_kind == SumKind.DIAGONAL else total[b:, h:, row:]
-        )
-        results.append(part.to(dtype_of(element_of(result))))
+        if attr.sum_kind == SumKind.DIAGONAL:
+            total = total[b:, h:]
+        elif attr.sum_kind != SumKind.COLUMN_MATRIX:
+            total = total[b:, h:, row:]
+        results.append(total.to(dtype_of(element_of(result))))
     return tuple(results)
 
 
@@ -201,6 +202,8 @@ def sum_of(
     match attr.sum_kind:
         case SumKind.MATRIX:
             return matrix_sum(attr, problem, values, dim)
+        case SumKind.COLUMN_MATRIX:
+            return column_sum(attr, problem, values, dim)
         case SumKind.TOTAL:
             return problem.by_rows(added(attr, values)).sum(-1)
         case SumKind.DIAGONAL:
@@ -221,9 +224,29 @@ def matrix_sum(
         total = total + problem.by_rows(values[number]) @ matrix
     if not problem.transposed:
         return total
-    own_batch, own_heads = problem.rows[0].shape[:2]
-    by_head = total.unflatten(1, (own_heads, heads // own_heads)).sum(2)
-    return by_head.unflatten(0, (own_batch, batch // own_batch)).sum(1)
+    return sum_of_shared(total, problem.rows[0])
+
+
+def column_sum(
+    attr: SumAttr, problem: SumsProblem, values: Sequence[Tensor], dim: int
+) -> Tensor:
+    """For each column the sum of value * matrix row, of all heads that share it.
+
+    All of it in one part.
+    """
+    batch, heads, _, columns = problem.shape
+    total = values[0].new_zeros((batch, heads, columns, dim))
+    for number, row in attr.term_list():
+        matrix = problem.rows[row].to(total.dtype)
+        total = total + values[number].transpose(-1, -2) @ matrix
+    return sum_of_shared(total, problem.columns[0])[None]
+
+
+def sum_of_shared(total: Tensor, own: Tensor) -> Tensor:
+    """The sum over the query's heads and batches that share one of `own`."""
+    batch, heads = own.shape[:2]
+    by_head = total.unflatten(1, (heads, total.shape[1] // heads)).sum(2)
+    return by_head.unflatten(0, (batch, total.shape[0] // batch)).sum(1)
 
 
 def diagonal_sum(problem: SumsProblem, values: Tensor) -> Tensor:

@@ -137,6 +137,8 @@ class TileFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: tile.AddToOp, args: PythonValues
     ) -> PythonValues:
         value, memref, *indices = args
+        if op.count is not None:
+            value = value[: int(indices.pop())]
         add_tile(value, memref, indices)
         return ()
 
