@@ -26,13 +26,14 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IntegerAttr, ModuleOp, i32
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
-from xdsl.rewriter import Rewriter
+from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.transforms.dead_code_elimination import region_dce
 
 from flexc.dialects import tile
 from flexc.passes.analysis.tile_dims import rank
 from flexc.passes.lanes.forms import TileForms, transposed_type
 from flexc.passes.lanes.rows import RowTiles
+from flexc.passes.scalar_code import ScalarCode
 from flexc.passes.vector_machine import MACHINES, MachineName
 
 
@@ -120,6 +121,16 @@ class LaneRewriter:
             self.give(op, {0: False})
 
 
+def split_constants(block: Block) -> None:
+    """A constant tile of its own for each use: two uses may go along other dimensions."""
+    for op in [o for o in block.walk() if isinstance(o, tile.FullOp)]:
+        for use in list(op.result.uses)[1:]:
+            code = ScalarCode(InsertPoint.after(op))
+            use.operation.operands[use.index] = code.insert(
+                op.clone(), op.result.name_hint
+            )
+
+
 def tiles_of(op: Operation) -> Iterable[SSAValue]:
     """The tiles that an op defines, or that blocks inside begin with."""
     args = [arg for r in op.regions for b in r.blocks for arg in b.args]
@@ -137,5 +148,6 @@ class TilePutRowsInLanesPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for kernel in [o for o in op.ops if isinstance(o, tile.KernelOp)]:
             block = kernel.body.block
+            split_constants(block)
             LaneRewriter(block, RowTiles(block, MACHINES[self.machine])).run()
         region_dce(op.body)

@@ -32,6 +32,7 @@ from flexc.passes.programs.builder import Place, aligned
 from flexc.passes.programs.pair_sums import PairSumsProgram
 from flexc.passes.programs.pair_tiles import Side
 from flexc.passes.programs.splits import grid_of
+from flexc.passes.programs.visits import Visit
 from flexc.passes.scalar_code import ScalarCode
 
 PART, HEAD, BATCH = range(3)
@@ -142,12 +143,16 @@ class OnePassProgram(PairSumsProgram):
 
         return build_map(self.code, shape_of(rows.type), inputs, body, "scaled")
 
+    def step(self, visit: Visit, state: list[SSAValue]) -> Sequence[SSAValue]:
+        self.visited = visit
+        return super().step(visit, state)
+
     def store_pairs(
         self, start: SSAValue, values: Sequence[SSAValue], checked: Sequence[int]
     ) -> None:
         super().store_pairs(start, values, checked)
-        count = None
-        if checked:
+        count = self.visited.count
+        if count is None and checked:
             left = self.code.sub(self.column_len, start)
             size = arith.MinSIOp(left, self.code.const(self.block_n))
             count = self.code.insert(size, "column_count")
