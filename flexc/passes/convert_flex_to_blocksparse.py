@@ -230,7 +230,8 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         kinds = [attr.sum_kind for attr in op.sums]
         if self.trims_sums(op):
             bits = max(32, op.score_type.bitwidth)
-            chosen = panel_sizes(self.machine, bits, max(*rows, *columns), sparse)
+            widest, sums_columns = max(*rows, *columns), SumKind.COLUMN_MATRIX in kinds
+            chosen = panel_sizes(self.machine, bits, widest, sparse, sums_columns)
             sizes = self.with_options(chosen)
             check_tiles_divide(sizes, sparse, self.trims)
             return sizes

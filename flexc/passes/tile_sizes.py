@@ -213,6 +213,13 @@ CPU_COLUMNS = 96
 LISTED_COLUMNS = 128
 """Listed blocks of up to so many columns are visited at once."""
 
+SUMMED = 64
+"""Rows, and columns, of a tile of pairs whose sums by column lie in memory.
+
+One thread of Zen 5, fp32, head dim 64, length 4,096: 64x64 reaches 85 % of the FMA peak
+dense and 81 % causal, 32x64 83 and 77 %, 32x96 81 and 76 %, 128x64 86 and 80 %.
+"""
+
 CPU_TILE_BYTES = 1 << 18
 """Of a tile of keys or values: about half of a second-level cache."""
 
@@ -222,19 +229,24 @@ def panel_sizes(
     bits: int,
     widest: int,
     sparse_block: tuple[int, int] | None = None,
+    sums_columns: bool = False,
 ) -> TileSizes:
     """The tile of a program on a CPU, which owns one panel of rows.
 
     `bits` are those of what it computes with. Rows divide the blocks of a table;
-    columns need not, as iterations are trimmed.
+    columns need not, as iterations are trimmed. What also `sums_columns` reads and
+    writes these sums for each tile, which is worth more rows.
     """
     panel = MACHINES[machine].panel(bits)
+    most = SUMMED if sums_columns else CPU_COLUMNS
     room = CPU_TILE_BYTES * 8 // (widest * bits)
-    columns = min(CPU_COLUMNS, max(8, room // 8 * 8))
+    columns = min(most, max(8, room // 8 * 8))
+    if sums_columns:
+        panel = max(panel, SUMMED // panel * panel)
     if sparse_block is None:
         return TileSizes(panel, columns)
     sparse_m, sparse_n = sparse_block
-    if sparse_n <= min(LISTED_COLUMNS, room):
+    if sparse_n <= min(LISTED_COLUMNS, room) and not sums_columns:
         return TileSizes(_divide("cpp", panel, sparse_m), sparse_n)
     # About as many in each iteration.
     times = -(-sparse_n // columns)
