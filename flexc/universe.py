@@ -77,6 +77,7 @@ PASSES: dict[str, Callable[[], Any]] = {
     "tile-put-rows-in-lanes": _pass("tile_put_rows_in_lanes:TilePutRowsInLanesPass"),
     "tile-read-diagonals": _pass("tile_read_diagonals:TileReadDiagonalsPass"),
     "tile-read-in-place": _pass("tile_read_in_place:TileReadInPlacePass"),
+    "tile-add-products": _pass("tile_add_products:TileAddProductsPass"),
     "tile-register-products": _pass("tile_register_products:TileRegisterProductsPass"),
     "tile-relax-score-math": _pass("tile_relax_score_math:TileRelaxScoreMathPass"),
     "tile-specialize-warps": _pass("tile_specialize_warps:TileSpecializeWarpsPass"),

@@ -31,6 +31,7 @@ from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.legalize_tile_for_cpp import LegalizeTileForCppPass
 from flexc.passes.legalize_tile_for_gluon import LegalizeTileForGluonPass
 from flexc.passes.legalize_tile_for_triton import LegalizeTileForTritonPass
+from flexc.passes.tile_add_products import TileAddProductsPass
 from flexc.passes.tile_assign_buffers import TileAssignBuffersPass
 from flexc.passes.tile_assign_layouts import TileAssignLayoutsPass
 from flexc.passes.tile_async_products import TileAsyncProductsPass
@@ -236,6 +237,7 @@ def to_cpp(machine: MachineName = "avx2") -> Passes:
         *TIDY,
         # After hoisting: what is loaded before a loop is worth a tile.
         TileRegisterProductsPass(machine),
+        TileAddProductsPass(machine),
         # After products, which say how many rows they look at.
         TilePanelMapsPass(),
         # Last: buffers are assigned to the tiles that are left.

@@ -122,7 +122,7 @@ class LaneRewriter:
 
 
 def split_constants(block: Block) -> None:
-    """A constant tile of its own for each use: two uses may go along other dimensions."""
+    """A constant tile of its own for each use, which may go along other dimensions."""
     for op in [o for o in block.walk() if isinstance(o, tile.FullOp)]:
         for use in list(op.result.uses)[1:]:
             code = ScalarCode(InsertPoint.after(op))

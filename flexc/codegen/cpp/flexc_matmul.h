@@ -91,6 +91,21 @@ FLEXC_INLINE Vector<float> spread_of_two(const bfloat16* two, bool second) {
 
 // ---- blocks ----
 
+// Where a result lies: its rows are apart by a number that is part of a type in a tile,
+// and by any number in memory.
+template <class T, class Pitch>
+struct Result {
+    T* data;
+    Pitch pitch;
+    FLEXC_INLINE T* at(int64_t i) const { return data + i * pitch; }
+    FLEXC_INLINE Result from(int64_t i) const { return {at(i), pitch}; }
+    FLEXC_INLINE Result after(int columns) const { return {data + columns, pitch}; }
+};
+template <class T, int M, int N>
+FLEXC_INLINE Result<T, Fixed<pitch<T>(N)>> result(Tile<T, M, N> tile) {
+    return {tile.data, {}};
+}
+
 // Element (i, 0) of R rows, in all lanes.
 template <class T, int R, class S, class Row, class Inner, class Next>
 FLEXC_INLINE Vector<T> spread_row(Strided<S, Row, Inner, Next> lhs, int i) {
@@ -100,8 +115,8 @@ FLEXC_INLINE Vector<T> spread_row(Strided<S, Row, Inner, Next> lhs, int i) {
 }
 
 // R rows of V vectors each, `inner` steps.
-template <bool Accumulate, int R, int V, int Pitch, class T, class L>
-FLEXC_INLINE void product_block(T* out, L lhs, const T* rhs, int inner) {
+template <bool Accumulate, int R, int V, int Pitch, class T, class O, class L>
+FLEXC_INLINE void product_block(O out, L lhs, const T* rhs, int inner) {
     lhs.prefetch_rows(R, inner);
     Vector<T> sum[R][V];
 #pragma GCC unroll 32
@@ -109,7 +124,7 @@ FLEXC_INLINE void product_block(T* out, L lhs, const T* rhs, int inner) {
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v)
             sum[i][v] = Accumulate
-                ? load_vector<lanes<T>>(out + i * Pitch + v * lanes<T>)
+                ? load_vector<lanes<T>>(out.at(i) + v * lanes<T>)
                 : Vector<T>{};
 #pragma GCC unroll 1
     for (int k = 0; k < inner; ++k) {
@@ -130,39 +145,39 @@ FLEXC_INLINE void product_block(T* out, L lhs, const T* rhs, int inner) {
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v)
-            store_vector(out + i * Pitch + v * lanes<T>, sum[i][v]);
+            store_vector(out.at(i) + v * lanes<T>, sum[i][v]);
 }
 
 // ---- all rows of a result ----
 
 // M rows. With fewer than 8 sums a block waits for its own additions, so that a small
 // rest is shared with the block before it.
-template <bool Accumulate, int R, int V, int Pitch, class T, class L, int64_t M>
-FLEXC_INLINE void product_rows(T* out, L lhs, const T* rhs, Fixed<M>, int inner) {
+template <bool Accumulate, int R, int V, int Pitch, class T, class O, class L, int64_t M>
+FLEXC_INLINE void product_rows(O out, L lhs, const T* rhs, Fixed<M>, int inner) {
     constexpr int rest = M % R;
     constexpr bool shared = rest > 0 && rest * V < 8 && M > R;
     constexpr int end = M - rest - (shared ? R : 0), left = M - end;
     constexpr int first = shared ? (left + 1) / 2 : left, second = left - first;
     for (int i = 0; i < end; i += R)
-        product_block<Accumulate, R, V, Pitch>(out + i * Pitch, lhs.from(i), rhs, inner);
+        product_block<Accumulate, R, V, Pitch>(out.from(i), lhs.from(i), rhs, inner);
     if constexpr (first > 0)
-        product_block<Accumulate, first, V, Pitch>(out + end * Pitch, lhs.from(end), rhs, inner);
+        product_block<Accumulate, first, V, Pitch>(out.from(end), lhs.from(end), rhs, inner);
     if constexpr (second > 0) {
         constexpr int at = end + first;
-        product_block<Accumulate, second, V, Pitch>(out + at * Pitch, lhs.from(at), rhs, inner);
+        product_block<Accumulate, second, V, Pitch>(out.from(at), lhs.from(at), rhs, inner);
     }
 }
 
 // As many rows as there are, from row i on.
-template <bool Accumulate, int R, int V, int Pitch, class T, class L>
+template <bool Accumulate, int R, int V, int Pitch, class T, class O, class L>
 FLEXC_INLINE void product_rows(
-    T* out, L lhs, const T* rhs, int32_t rows, int inner, int i = 0) {
+    O out, L lhs, const T* rhs, int32_t rows, int inner, int i = 0) {
     for (; i + R <= rows; i += R)
-        product_block<Accumulate, R, V, Pitch>(out + i * Pitch, lhs.from(i), rhs, inner);
+        product_block<Accumulate, R, V, Pitch>(out.from(i), lhs.from(i), rhs, inner);
     if (!Accumulate && i < rows && rows >= R) {
         // To compute some rows again costs less than small blocks do.
         i = rows - R;
-        product_block<Accumulate, R, V, Pitch>(out + i * Pitch, lhs.from(i), rhs, inner);
+        product_block<Accumulate, R, V, Pitch>(out.from(i), lhs.from(i), rhs, inner);
     } else if constexpr (R > 1) {
         constexpr int fewer = R > 4 ? 4 : R > 2 ? 2 : 1;
         if (i < rows) product_rows<Accumulate, fewer, V, Pitch>(out, lhs, rhs, rows, inner, i);
@@ -170,36 +185,46 @@ FLEXC_INLINE void product_rows(
 }
 
 // A function of its own for each kind of product, whatever the number of its uses.
-template <bool Accumulate, int R, int V, int Pitch, class T, class L, class Rows>
+template <
+    bool Accumulate, int R, int V, int Pitch, class T, class O, class L, class Rows>
 __attribute__((noinline)) void product_panel(
-    T* out, L lhs, const T* rhs, Rows rows, int inner) {
+    O out, L lhs, const T* rhs, Rows rows, int inner) {
     product_rows<Accumulate, R, V, Pitch>(out, lhs, rhs, rows, inner);
 }
 
-template <bool Accumulate, int R, int V, class T, int M, int N, int K, class L, class Rows>
+template <
+    bool Accumulate, int R, int V, class T, int N, int K, class O, class L, class Rows>
 FLEXC_INLINE void product_panels(
-    Tile<T, M, N> out, L lhs, Tile<T, K, N> rhs, Rows rows, int inner) {
+    O out, L lhs, Tile<T, K, N> rhs, Rows rows, int inner) {
     constexpr int width = V * lanes<T>, whole = N / width * width;
     constexpr int rest = (N - whole + lanes<T> - 1) / lanes<T>, P = pitch<T>(N);
     for (int j = 0; j < whole; j += width)
-        product_panel<Accumulate, R, V, P>(out.data + j, lhs, rhs.data + j, rows, inner);
+        product_panel<Accumulate, R, V, P>(out.after(j), lhs, rhs.data + j, rows, inner);
     if constexpr (rest > 0)
         product_panel<Accumulate, R, rest, P>(
-            out.data + whole, lhs, rhs.data + whole, rows, inner);
+            out.after(whole), lhs, rhs.data + whole, rows, inner);
 }
 
 // out = lhs @ rhs: the first rows of it, and of the sums the first `inner` terms
 template <int R, int V, class T, int M, int N, int K, class L, class Rows>
 FLEXC_INLINE void product(
     Tile<T, M, N> out, L lhs, Tile<T, K, N> rhs, Rows rows, int32_t inner) {
-    product_panels<false, R, V>(out, lhs, rhs, rows, inner);
+    product_panels<false, R, V>(result(out), lhs, rhs, rows, inner);
 }
 
 // out += lhs @ rhs
 template <int R, int V, class T, int M, int N, int K, class L, class Rows>
 FLEXC_INLINE void add_product(
     Tile<T, M, N> out, L lhs, Tile<T, K, N> rhs, Rows rows, int32_t inner) {
-    product_panels<true, R, V>(out, lhs, rhs, rows, inner);
+    product_panels<true, R, V>(result(out), lhs, rhs, rows, inner);
+}
+
+// The same in memory: element (i, j) is out[i * stride + j]
+template <int R, int V, class T, int N, int K, class L, class Rows>
+FLEXC_INLINE void add_product(
+    T* out, int64_t stride, L lhs, Tile<T, K, N> rhs, Rows rows, int32_t inner) {
+    static_assert(N % lanes<T> == 0, "memory has no columns beyond the last");
+    product_panels<true, R, V>(Result<T, int64_t>{out, stride}, lhs, rhs, rows, inner);
 }
 
 }  // namespace flexc

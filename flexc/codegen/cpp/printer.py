@@ -259,6 +259,21 @@ class CppPrinter(MapPrinter):
             str(inner) if op.inner is None else self.name(op.inner),
         )
 
+    @print_op.register
+    def _(self, op: tile.AddRegisterProductOp) -> None:
+        """Rows of what is added to are apart by a stride."""
+        rows, inner = tile.shape_of(op.lhs.type)
+        tile_ = f"{op.register_tile.rows.data}, {op.register_tile.vectors.data}"
+        self.call(
+            f"add_product<{tile_}>",
+            f"{self.name(op.memref)} + {self.name(op.base)}",
+            self.name(op.stride),
+            f"strided({self.name(op.lhs)})",
+            self.name(op.rhs),
+            f"fixed<{rows}>" if op.rows is None else self.name(op.rows),
+            str(inner) if op.inner is None else self.name(op.inner),
+        )
+
     def stride(self, value: SSAValue) -> str:
         """A stride; where it is constant the compiler is to know it."""
         owner = value.owner

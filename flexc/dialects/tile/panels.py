@@ -15,6 +15,7 @@ from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
     IntAttr,
+    MemRefType,
     StringAttr,
     TensorType,
     i32,
@@ -37,7 +38,7 @@ from xdsl.irdl import (
 )
 from xdsl.parser import AttrParser, Parser
 from xdsl.printer import Printer
-from xdsl.traits import IsolatedFromAbove, Pure
+from xdsl.traits import IsolatedFromAbove, MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.mod_region import verify_scalar_region
@@ -155,6 +156,64 @@ class RegisterProductOp(IRDLOperation):
             raise VerifyException("next expects a tensor")
         if not in_memory and shape_of(self.lhs.type) != (m, k):
             raise VerifyException(f"lhs expects shape {(m, k)}, got {self.lhs.type}")
+
+
+@irdl_op_definition
+class AddRegisterProductOp(IRDLOperation):
+    """Add the matrix product lhs @ rhs to a memref: a register product in memory.
+
+    Element (i, j) is added to the memref's element `base + i * stride + j`, of the
+    first `rows` rows, or all. The sum is over the first `inner` columns of lhs, or all.
+    No other program reads or writes what is added to.
+
+    ```mlir
+    tile.add_register_product %dk[%base] stride %s3 rows %n, %w inner %m, %q by <8 x 2>
+        : memref<?x?x?x64xf32>, !tile.tile<96x32xf32>, !tile.tile<32x64xf32>
+    ```
+    """
+
+    name = "tile.add_register_product"
+
+    memref = operand_def(MemRefType)
+    base = operand_def(i64)
+    stride = operand_def(i64)
+    rows = opt_operand_def(i32)
+    lhs = operand_def(TileType)
+    inner = opt_operand_def(i32)
+    rhs = operand_def(TileType)
+    register_tile = prop_def(RegisterTileAttr)
+
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    assembly_format = (
+        "$memref `[` $base `]` `stride` $stride (`rows` $rows^)? `,` $lhs "
+        "(`inner` $inner^)? `,` $rhs `by` $register_tile attr-dict "
+        "`:` type($memref) `,` type($lhs) `,` type($rhs)"
+    )
+
+    def __init__(
+        self,
+        memref: SSAValue,
+        base: SSAValue,
+        stride: SSAValue,
+        lhs: SSAValue,
+        rhs: SSAValue,
+        register_tile: RegisterTileAttr,
+        rows: SSAValue | None = None,
+        inner: SSAValue | None = None,
+    ):
+        super().__init__(
+            operands=[memref, base, stride, rows, lhs, inner, rhs],
+            properties={"register_tile": register_tile},
+        )
+
+    def verify_(self) -> None:
+        (_, k), (k2, _) = shape_of(self.lhs.type), shape_of(self.rhs.type)
+        if k != k2:
+            raise VerifyException(f"rhs expects {k} rows as lhs has columns, got {k2}")
+        assert isinstance(self.memref.type, MemRefType)
+        if self.memref.type.element_type != element_of(self.rhs.type):
+            raise VerifyException(f"memref expects elements as {self.rhs.type} has")
 
 
 @irdl_op_definition
@@ -305,4 +364,4 @@ class PanelMapOp(IRDLOperation):
         )
 
 
-PANEL_OPS = (RegisterProductOp, PanelMapOp)
+PANEL_OPS = (RegisterProductOp, AddRegisterProductOp, PanelMapOp)

@@ -17,7 +17,7 @@ from xdsl.ir import Operation, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.flex import DIAGONAL_UNIT, SumAttr, SumKind
-from flexc.dialects.flex.pair_sums import MATRICES, element_of
+from flexc.dialects.flex.pair_sums import element_of
 from flexc.passes import pipelines
 from flexc.passes.analysis.reads.capture_index import read_of_index
 from flexc.passes.analysis.reads.captured_read import CapturedRead, IndexClass
@@ -82,56 +82,46 @@ class Launch:
         """Whether what it makes is larger than all else, and made part by part."""
         return isinstance(self.op, flex.PairSumsOp) and bool(self.op.first)
 
+    @cached_property
+    def results(self) -> list[tuple[SumKind, torch.dtype, int]]:
+        """The kind, type and last static size of what it makes."""
+        if isinstance(self.op, flex.PairSumsOp):
+            kinds = [attr.sum_kind for attr in self.op.sums]
+        else:
+            is_matrix = len(flex.tensor_shape(self.op.result)) == 4
+            kinds = [SumKind.MATRIX if is_matrix else SumKind.TOTAL]
+        found: list[tuple[SumKind, torch.dtype, int]] = []
+        for kind, result in zip(kinds, self.op.results, strict=True):
+            dim = flex.tensor_shape(result)[-1]
+            found.append((kind, dtype_of(element_of(result)), dim))
+        return found
+
+    @cached_property
+    def key(self) -> int | None:
+        """Which argument says whose sums by column there are, if there are any."""
+        if all(kind != SumKind.COLUMN_MATRIX for kind, *_ in self.results):
+            return None
+        assert isinstance(self.op, flex.PairSumsOp)
+        return len(self.op.rows)
+
     def run(self, args: Sequence[Any], point: Point) -> list[Tensor]:
         """Launch it for whole tensors."""
-        if self.columns:
-            return self.run_in_parts(args, point)
-        outputs = [
-            torch.empty(shape, dtype=dtype, device=point.device)
-            for shape, dtype in self.outputs(args, point.sizes)
-        ]
-        b, h, n = args[0].shape[:3]
+        rows = args[0].shape[:3]
+        columns = () if self.key is None else in_parts(args[self.key])
+        shapes = {
+            SumKind.MATRIX: rows,
+            SumKind.COLUMN_MATRIX: columns,
+            SumKind.TOTAL: (point.sizes.batch, point.sizes.heads, rows[2]),
+        }
+        outputs: list[Tensor] = []
+        for kind, dtype, dim in self.results:
+            shape = shapes[kind] if kind == SumKind.TOTAL else (*shapes[kind], dim)
+            # A kernel adds to sums by column.
+            make = torch.zeros if kind == SumKind.COLUMN_MATRIX else torch.empty
+            outputs.append(make(shape, dtype=dtype, device=point.device))
+        b, h, n = rows if self.key is None else columns[:3]
         self.kernel.run(b, h, n, [*args, *outputs])
         return outputs
-
-    @property
-    def columns(self) -> list[int]:
-        """Which outputs are sums by column, to which a kernel adds."""
-        if not isinstance(self.op, flex.PairSumsOp):
-            return []
-        kinds = [attr.sum_kind for attr in self.op.sums]
-        return [i for i, kind in enumerate(kinds) if kind == SumKind.COLUMN_MATRIX]
-
-    def run_in_parts(self, args: Sequence[Any], point: Point) -> list[Tensor]:
-        """Launch a kernel that adds to sums by column, each part to its own."""
-        assert isinstance(self.op, flex.PairSumsOp)
-        key = args[len(self.op.rows)]
-        parts = parts_for(key.size(0) * key.size(1), torch.get_num_threads())
-        outputs: list[Tensor] = []
-        for i, (shape, dtype) in enumerate(self.outputs(args, point.sizes)):
-            if i in self.columns:
-                shape = (parts, *key.shape[:3], shape[-1])
-                outputs.append(torch.zeros(shape, dtype=dtype, device=point.device))
-            else:
-                outputs.append(torch.empty(shape, dtype=dtype, device=point.device))
-        self.kernel.run(*outputs[self.columns[0]].shape[:3], [*args, *outputs])
-        return outputs
-
-    def outputs(
-        self, args: Sequence[Any], sizes: Sizes
-    ) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        rows = args[0]
-        if not isinstance(self.op, flex.PairSumsOp):
-            rank = len(flex.tensor_shape(self.op.result))
-            return [(tuple(rows.shape[:rank]), dtype_of(element_of(self.op.result)))]
-        found: list[tuple[tuple[int, ...], torch.dtype]] = []
-        for attr, result in zip(self.op.sums, self.op.sums_, strict=True):
-            if attr.sum_kind in MATRICES:
-                shape = (*rows.shape[:3], flex.tensor_shape(result)[-1])
-            else:
-                shape = (sizes.batch, sizes.heads, rows.size(2))
-            found.append((shape, dtype_of(element_of(result))))
-        return found
 
     def run_chunk(self, args: Sequence[Any], point: Point, chunk: Chunk) -> Tensor:
         """Launch it for some batches, heads and rows; their sums."""
@@ -171,6 +161,12 @@ class Launch:
         )
 
 
+def in_parts(key: Tensor) -> tuple[int, ...]:
+    """(N, B, H, Skv) of sums by column, of N parts for the threads that there are."""
+    batch, heads, length = key.shape[:3]
+    return parts_for(batch * heads, torch.get_num_threads()), batch, heads, length
+
+
 def _padded(length: int) -> int:
     return -(-length // DIAGONAL_UNIT) * DIAGONAL_UNIT
 
@@ -195,7 +191,11 @@ class Program:
             for o in host.body.ops
             if isinstance(o, flex.ScatterSumsOp)
         }
-
+        self.rounded: dict[Operation, torch.dtype] = {
+            o: dtype_of(element_of(o.result))
+            for o in host.body.ops
+            if isinstance(o, flex.SumPartsOp)
+        }
         self.done = _done(host)
 
     def compile(self) -> None:
@@ -221,9 +221,7 @@ class Program:
                     given = (values[v] for v in op.operands)
                     values[op.result] = center_rows(*given)
                 case flex.SumPartsOp():
-                    values[op.result] = sum_parts(
-                        values[op.parts], dtype_of(element_of(op.result))
-                    )
+                    values[op.result] = sum_parts(values[op.parts], self.rounded[op])
                 case flex.ZerosLikeOp():
                     values[op.result] = torch.zeros_like(values[op.tensor])
                 case arith.ConstantOp():

@@ -14,7 +14,11 @@ from xdsl.interpreter import (
 
 from flexc.dialects import tile
 from flexc.runtime.interpreters.host import strided
-from flexc.runtime.interpreters.memory import read_storage, unspecified
+from flexc.runtime.interpreters.memory import (
+    add_to_storage,
+    read_storage,
+    unspecified,
+)
 from flexc.runtime.interpreters.tile import broadcast, reduced
 from flexc.runtime.interpreters.values import dtype_of
 
@@ -46,6 +50,26 @@ class PanelFunctions(InterpreterFunctions):
         if op.acc is not None:
             product = product + given[op.acc][:rows].to(dtype)
         return (_padded(product.to(result_dtype), m),)
+
+    @impl(tile.AddRegisterProductOp)
+    def run_add_product(
+        self,
+        interpreter: Interpreter,
+        op: tile.AddRegisterProductOp,
+        args: PythonValues,
+    ) -> PythonValues:
+        given = dict(zip(op.operands, args, strict=True))
+        m, k = tile.shape_of(op.lhs.type)
+        rows = m if op.rows is None else int(given[op.rows])
+        inner = k if op.inner is None else int(given[op.inner])
+        memref, one = given[op.memref], torch.ones((), dtype=torch.int64)
+        dtype = self.compute_dtype or memref.dtype
+        lhs, rhs = given[op.lhs][:rows, :inner], given[op.rhs][:inner]
+        product = (lhs.to(dtype) @ rhs.to(dtype)).to(memref.dtype)
+        place = [given[op.stride], one, *product.shape]
+        offsets, _ = strided(given[op.base], place, product.shape)
+        add_to_storage(memref, offsets, product)
+        return ()
 
     @impl(tile.PanelMapOp)
     def run_map(
