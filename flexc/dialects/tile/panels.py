@@ -40,6 +40,7 @@ from xdsl.parser import AttrParser, Parser
 from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.hints import isa
 
 from flexc.dialects.mod_region import verify_scalar_region
 from flexc.dialects.tile.compute import (
@@ -211,7 +212,7 @@ class AddRegisterProductOp(IRDLOperation):
         (_, k), (k2, _) = shape_of(self.lhs.type), shape_of(self.rhs.type)
         if k != k2:
             raise VerifyException(f"rhs expects {k} rows as lhs has columns, got {k2}")
-        assert isinstance(self.memref.type, MemRefType)
+        assert isa(self.memref.type, MemRefType[Attribute])
         if self.memref.type.element_type != element_of(self.rhs.type):
             raise VerifyException(f"memref expects elements as {self.rhs.type} has")
 

@@ -47,7 +47,8 @@ class OnePassProgram(PairSumsProgram):
         self.locate()
         self.each_block_of_rows()
         matrices = [*self.op.rows, *self.op.columns, *(v for _, v in self.matrices)]
-        result = self.op.sums_[self.sums.index(self.by_column[0])]
+        kinds = [attr.sum_kind for attr in self.op.sums]
+        result = self.op.sums_[kinds.index(SumKind.COLUMN_MATRIX)]
         return self.kernel(
             self.summary() | aligned(self.op, matrices) | grid_of(result, self.op)
         )
