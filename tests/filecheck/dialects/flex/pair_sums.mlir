@@ -38,6 +38,25 @@ func.func @every_part(%q : !m, %k : !m, %v : !m, %lse : !r, %zero : i32, %scale 
   func.return
 }
 
+// CHECK-LABEL: @both_sides
+func.func @both_sides(%q : !m, %k : !m, %v : !m, %scale : f32) {
+  // CHECK: %dq, %dk = flex.pair_sums rows(%q, %v : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>) columns(%k : tensor<?x?x?x8xf32>) scale(%scale : f32) -> tensor<?x?x?x8xf32>, tensor<?x?x?x?x8xf32>
+  // CHECK-SAME: sums = [#flex.sum<matrix {{\[\[}}0, 0]]>, #flex.sum<column_matrix {{\[\[}}0, 0], [0, 1]] scaled>]
+  %dq, %dk = flex.pair_sums rows(%q, %v : !m, !m) columns(%k : !m) scale(%scale : f32)
+      -> !m, tensor<?x?x?x?x8xf32>
+      {products = [array<i32: 0, 0>],
+       sums = [#flex.sum<matrix [[0, 0]]>, #flex.sum<column_matrix [[0, 0], [0, 1]] scaled>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.cmpi sge, %qi, %ki : i32
+    flex.yield %c : i1
+  }
+  // CHECK: %sum = flex.sum_parts %dk : tensor<?x?x?x?x8xf32> -> tensor<?x?x?x8xbf16>
+  %sum = flex.sum_parts %dk : tensor<?x?x?x?x8xf32> -> tensor<?x?x?x8xbf16>
+  func.return
+}
+
 // CHECK-LABEL: @rows
 func.func @rows(%q : !m, %lse : !r, %rest : !r) {
   // CHECK: %delta = flex.row_dots lhs(%q, %q : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>) rhs(%q, %q : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>) minus(%lse : tensor<?x?x?xf32>) -> tensor<?x?x?xf32> {alignment = 16 : i64}

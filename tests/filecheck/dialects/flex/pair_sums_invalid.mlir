@@ -436,3 +436,113 @@ func.func @odd_products(%q : !m, %scale : f32) {
   }
   func.return
 }
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+
+func.func @column_rank(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32) {
+  // CHECK: column_matrix sum expects 5 dimensions, got tensor<?x?x?x8xf32>
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
+      scale(%scale : f32) -> !m {products = [array<i32: 0, 0>], sums = [#flex.sum<column_matrix [[0, 0]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+
+func.func @column_matrix(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32) {
+  // CHECK: names no matrix of 1
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
+      scale(%scale : f32) -> tensor<?x?x?x?x8xf32> {products = [array<i32: 0, 0>], sums = [#flex.sum<column_matrix [[0, 1]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+
+func.func @column_dim(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32) {
+  // CHECK: expects head dim 8, got tensor<?x?x?x?x4xf32>
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
+      scale(%scale : f32) -> tensor<?x?x?x?x4xf32> {products = [array<i32: 0, 0>], sums = [#flex.sum<column_matrix [[0, 0]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+
+func.func @column_type(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32) {
+  // CHECK: expects sums of f32, got tensor<?x?x?x?x8xbf16>
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
+      scale(%scale : f32) -> tensor<?x?x?x?x8xbf16> {products = [array<i32: 0, 0>], sums = [#flex.sum<column_matrix [[0, 0]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+
+func.func @column_of_keys(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32) {
+  // CHECK: expects all queries as rows
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
+      scale(%scale : f32) -> tensor<?x?x?x?x8xf32> {products = [array<i32: 0, 0>], sums = [#flex.sum<column_matrix [[0, 0]]>], transposed}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+!m = tensor<?x?x?x8xf32>
+
+func.func @column_of_part(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32) {
+  // CHECK: expects all queries as rows
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) first(%i, %i, %i : i32, i32, i32)
+      scale(%scale : f32) -> tensor<?x?x?x?x8xf32> {products = [array<i32: 0, 0>], sums = [#flex.sum<column_matrix [[0, 0]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @parts(%x : tensor<?x?x?x?x8xf32>) {
+  // CHECK: result expects shape
+  %y = flex.sum_parts %x : tensor<?x?x?x?x8xf32> -> tensor<?x?x?x4xf32>
+  func.return
+}

@@ -26,5 +26,11 @@ tile.kernel @strided(%k : tensor<?x?xbf16> #tile.param<argument 0>,
   %r = tile.reduce sum %tile along 1 : !tile.tile<8x4xf32>
   // CHECK: tile.add_strided %r, %sums[%base] strides[%one] : !tile.tile<8xf32>, memref<?xf32>
   tile.add_strided %r, %sums[%base] strides [%one] : !tile.tile<8xf32>, memref<?xf32>
+  // CHECK: tile.add_strided %r, %sums[%base] strides[%one] count %n : !tile.tile<8xf32>, memref<?xf32>
+  tile.add_strided %r, %sums[%base] strides [%one] count %n : !tile.tile<8xf32>, memref<?xf32>
+  // CHECK: tile.add_register_product %sums[%base] stride %one rows %n, %tile inner %n, %t by <8 x 2> : memref<?xf32>, !tile.tile<8x4xf32>, !tile.tile<4x8xf32>
+  tile.add_register_product %sums[%base] stride %one rows %n, %tile inner %n, %t by <8 x 2> : memref<?xf32>, !tile.tile<8x4xf32>, !tile.tile<4x8xf32>
+  // CHECK: tile.add_register_product %sums[%base] stride %one, %tile, %t by <8 x 2>
+  tile.add_register_product %sums[%base] stride %one, %tile, %t by <8 x 2> : memref<?xf32>, !tile.tile<8x4xf32>, !tile.tile<4x8xf32>
   tile.return
 }

@@ -108,5 +108,7 @@ tile.kernel @compute(%t : tensor<?xf32> #tile.param<argument 0>,
   %d = tile.diagonals %acc : !tile.tile<32x16xf32> -> !tile.tile<48xf32>
   // CHECK-NEXT: tile.add_to %d, %out[%c0] : !tile.tile<48xf32>, memref<?xf32>
   tile.add_to %d, %out[%c0] : !tile.tile<48xf32>, memref<?xf32>
+  // CHECK-NEXT: tile.add_to %d, %out[%c0] count %c0 : !tile.tile<48xf32>, memref<?xf32>
+  tile.add_to %d, %out[%c0] count %c0 : !tile.tile<48xf32>, memref<?xf32>
   tile.return
 }

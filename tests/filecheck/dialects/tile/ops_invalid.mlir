@@ -320,3 +320,26 @@ tile.kernel @diagonal_layout(%t : tensor<?xf32> #tile.param<argument 0>, %i : i3
   %x = tile.read_diagonals %t[%i] step 1 : tensor<?xf32>, i32 -> !tile.tile<64x32xf32, #tile.operand<#tile.product<32>>>
   tile.return
 }
+
+// -----
+
+tile.kernel @add_register_product_rows(%z : f32 #tile.param<argument 0>,
+    %i : i64 #tile.param<argument 1>, %out : memref<?x?xf32> #tile.param<argument 2>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<8x8xf32>
+  %y = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: rhs expects 8 rows as lhs has columns, got 4
+  tile.add_register_product %out[%i] stride %i, %x, %y by <8 x 2> : memref<?x?xf32>, !tile.tile<8x8xf32>, !tile.tile<4x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @add_register_product_type(%z : f32 #tile.param<argument 0>,
+    %i : i64 #tile.param<argument 1>, %out : memref<?x?xbf16> #tile.param<argument 2>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<8x8xf32>
+  // CHECK: memref expects elements as !tile.tile<8x8xf32> has
+  tile.add_register_product %out[%i] stride %i, %x, %x by <8 x 2> : memref<?x?xbf16>, !tile.tile<8x8xf32>, !tile.tile<8x8xf32>
+  tile.return
+}

@@ -1,0 +1,216 @@
+"""Sums by row and by column of one visit to each pair, in C++: in any number of parts,
+and gradients that are made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flexc
+from flexc.dialects import flex
+from flexc.dialects.flex import SumKind
+from flexc.passes import pipelines
+from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.vector_machine import MachineName
+from flexc.runtime.gradients import program
+from flexc.runtime.gradients.parts import parts_for
+from flexc.runtime.interpreters import run_module
+from flexc.runtime.kernel import Kernel
+from tests.codegen.cpp_kernels import parse, run_passes
+
+DIMS = pytest.mark.parametrize("dim", [8, 32, 40])
+MACHINES = pytest.mark.parametrize("machine", ["avx2", "portable"])
+
+
+def text(dim: int) -> str:
+    """Pairs with a lower key, and what they are worth: more beyond the last row."""
+    matrix, sums = f"tensor<?x?x?x{dim}xf32>", f"tensor<?x?x?x?x{dim}xf32>"
+    indices = "%b : i32, %h : i32, %qi : i32, %ki : i32"
+    return f"""
+func.func @attention_backward(%q : {matrix}, %k : {matrix}, %d : tensor<?x?x?xf32>,
+                              %scale : f32) -> ({matrix}, {sums}, tensor<?x?x?xf32>) {{
+  %dq, %dk, %rows = flex.pair_sums rows(%q : {matrix}) columns(%k : {matrix})
+      row_values(%d : tensor<?x?x?xf32>) scale(%scale : f32)
+      -> {matrix}, {sums}, tensor<?x?x?xf32>
+      {{products = [array<i32: 0, 0>],
+        sums = [#flex.sum<matrix [[0, 0]] scaled>,
+                #flex.sum<column_matrix [[0, 0], [1, 0]] scaled>,
+                #flex.sum<total [[1]]>]}}
+      pairs(%qk : f32, %s : f32, %d_ : f32, {indices}) {{
+    %one = arith.constant 1.0 : f32
+    %inverse = arith.divf %one, %d_ : f32
+    %w = arith.addf %qk, %inverse : f32
+    %place = arith.subi %qi, %h : i32
+    %x = arith.sitofp %place : i32 to f32
+    flex.yield %w, %x : f32, f32
+  }} mask_mod({indices}) {{
+    %c = arith.cmpi sge, %qi, %ki : i32
+    flex.yield %c : i1
+  }}
+  func.return %dq, %dk, %rows : {matrix}, {sums}, tensor<?x?x?xf32>
+}}
+"""
+
+
+def kernel_of(dim: int, machine: MachineName) -> Kernel:
+    ctx, module = parse(text(dim))
+    passes = (
+        *pipelines.to_blocksparse(ConvertFlexToBlocksparsePass("cpp")),
+        *pipelines.to_tile("cpp"),
+        *pipelines.to_cpp(machine),
+    )
+    return Kernel(run_passes(ctx, module, passes))
+
+
+def whole_numbers(*shape: int) -> Tensor:
+    """Whose products and sums are exact."""
+    return torch.randint(-2, 3, shape).float()
+
+
+@DIMS
+@MACHINES
+def test_parts_are_exact_sums(dim: int, machine: MachineName) -> None:
+    """Of heads and batches that share keys, ragged blocks, and as many parts as there
+    may be. Rows beyond the last would be worth infinity."""
+    kernel = kernel_of(dim, machine)
+    for (batch, heads, q_len), (kv_batch, kv_heads, kv_len) in (
+        ((1, 1, 70), (1, 1, 75)),
+        ((2, 4, 33), (2, 2, 130)),
+        ((3, 6, 130), (1, 2, 20)),
+    ):
+        q = whole_numbers(batch, heads, q_len, dim)
+        k = whole_numbers(kv_batch, kv_heads, kv_len, dim)
+        d = 2.0 ** whole_numbers(batch, heads, q_len)
+        want = run_module(parse(text(dim))[1], [q, k, d, 0.5])
+        for parts in range(1, 6):
+            rows, totals = torch.full_like(q, torch.nan), torch.full_like(d, torch.nan)
+            sums = torch.zeros(parts, *k.shape)
+            kernel.run(*sums.shape[:3], [q, k, d, 0.5, rows, sums, totals])
+            for got, exact in zip((rows, sums.sum(0), totals), want, strict=True):
+                assert torch.equal(got, exact.reshape(got.shape))
+
+
+def test_threads_have_work() -> None:
+    """Whatever the heads, and no more parts than that takes."""
+    for heads, threads in product(range(1, 70), range(1, 33)):
+        parts = parts_for(heads, threads)
+        programs = heads * parts
+        assert programs >= threads
+        assert parts == 1 or programs <= max(3 * threads, heads + threads)
+    assert [parts_for(h, 2) for h in (1, 2, 3, 8, 9)] == [2, 1, 2, 1, 1]
+    assert parts_for(0, 4) >= 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """Inputs of attention, as they are given."""
+
+    heads: int
+    kv_heads: int
+    kv_batch: int
+    q_len: int
+    kv_len: int
+    dtype: torch.dtype = torch.float32
+
+    def inputs(self) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        shapes = (
+            (2, self.heads, self.q_len, 24),
+            *[(self.kv_batch, self.kv_heads, self.kv_len, 24)] * 2,
+            (2, self.heads, self.q_len, 24),
+        )
+        drawn = (torch.randn(s, generator=generator) for s in shapes)
+        return [t.to(self.dtype) for t in drawn]
+
+
+CALLS = [
+    Call(2, 2, 2, 70, 75),
+    Call(4, 2, 2, 130, 33),
+    Call(6, 1, 1, 65, 140),
+    Call(4, 2, 1, 67, 100, torch.bfloat16),
+]
+MASKS = {
+    "none": None,
+    "causal": lambda b, h, q, k: q >= k,
+    "window": lambda b, h, q, k: (q >= k) & (q - k < 20),
+    "some rows are empty": lambda b, h, q, k: (q % 3 > 0) & (q + h > k),
+}
+
+
+def gradients(call: Call, mask: Any, threads: int) -> list[Tensor]:
+    *inputs, d_out = call.inputs()
+    inputs = [t.requires_grad_() for t in inputs]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        out = flexc.flex_attention(
+            *inputs, score_mod=bias, mask_mod=mask, enable_gqa=True
+        )
+        return list(torch.autograd.grad(out, inputs, d_out))
+    finally:
+        torch.set_num_threads(before)
+
+
+def bias(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return score + 0.1 * (k - q)
+
+
+def exact(call: Call, mask: Any) -> list[Tensor]:
+    *inputs, d_out = (t.double() for t in call.inputs())
+    inputs = [t.requires_grad_() for t in inputs]
+    query, key, value = inputs
+    group = call.heads // call.kv_heads
+    key, value = (t.repeat_interleave(group, 1).expand(2, -1, -1, -1)
+                  for t in (key, value))  # fmt: skip
+    b, h, q, k = torch.meshgrid(
+        *map(torch.arange, (2, call.heads, call.q_len, call.kv_len)), indexing="ij"
+    )
+    scores = bias(query @ key.transpose(-1, -2) / 24**0.5, b, h, q, k)
+    live = torch.ones_like(q, dtype=torch.bool) if mask is None else mask(b, h, q, k)
+    weights = scores.masked_fill(~live, -torch.inf).softmax(-1)
+    weights = torch.where(live.any(-1, keepdim=True), weights, 0.0)
+    return list(torch.autograd.grad(weights @ value, inputs, d_out))
+
+
+@pytest.mark.parametrize("mask", list(MASKS))
+@pytest.mark.parametrize("call", CALLS)
+def test_gradients(call: Call, mask: str) -> None:
+    want = exact(call, MASKS[mask])
+    for threads in (1, 2, 5):
+        got = gradients(call, MASKS[mask], threads)
+        for a, b in zip(got, want, strict=True):
+            assert a.dtype == call.dtype
+            assert (a - b).abs().max() <= TOLERANCE[call.dtype] * b.abs().max()
+
+
+TOLERANCE = {torch.float32: 2.0**-18, torch.bfloat16: 2.0**-6}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_bits_are_the_same_at_every_run(threads: int) -> None:
+    call = Call(2, 1, 1, 200, 150)
+    first = gradients(call, MASKS["causal"], threads)
+    for _ in range(3):
+        again = gradients(call, MASKS["causal"], threads)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_pairs_are_visited_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel of sums over pairs for query, key and value."""
+    kinds: list[list[SumKind]] = []
+    run = program.Launch.run
+
+    def noting(launch: program.Launch, *args: Any) -> list[Tensor]:
+        if isinstance(launch.op, flex.PairSumsOp):
+            kinds.append([kind for kind, *_ in launch.results])
+        return run(launch, *args)
+
+    monkeypatch.setattr(program.Launch, "run", noting)
+    gradients(CALLS[0], None, 1)
+    by_column = SumKind.COLUMN_MATRIX
+    assert kinds == [[SumKind.MATRIX, by_column, by_column]]

@@ -1,0 +1,57 @@
+// RUN: flexc-opt %s -p 'convert-blocksparse-to-tile{target=cpp}' --split-input-file | filecheck %s
+// RUN: flexc-opt %s -p 'convert-blocksparse-to-tile{target=triton}' --verify-diagnostics --split-input-file | filecheck %s --check-prefix=TRITON
+
+!m = tensor<?x?x?x64xbf16>
+!r = tensor<?x?x?xf32>
+!c = tensor<?x?x?x?x64xf32>
+
+// A program for each part of each head of the keys. It goes over its blocks of rows,
+// those of all heads of the query that share its own, and adds to columns in memory:
+// of the rows those that exist, scaled beforehand, to the columns that exist.
+// TRITON: triton has no blocksparse.pair_sums with sums by column
+// CHECK-LABEL: tile.kernel @both
+// CHECK-SAME: grid affine_map<(d0, d1, d2) -> (d0, d2, d1)> attributes {sums = "#flex.sum<matrix {{\[\[}}0, 0]]>, #flex.sum<column_matrix {{\[\[}}0, 0]] scaled>", rows = "queries", {{.*}}grid_of = 5 : i32
+// CHECK: %part = tile.program_id 0
+// CHECK-NEXT: %kv_h = tile.program_id 1
+// CHECK-NEXT: %kv_b = tile.program_id 2
+// CHECK: %parts = tile.dim %dk, 0
+// CHECK: %group = arith.divsi %q_heads, %kv_heads
+// CHECK: %shared_batches = arith.divsi %q_batches, %kv_batches
+// CHECK: %blocks = arith.muli %{{.*}}, %row_blocks
+// CHECK: %own_blocks = arith.divsi
+// CHECK: scf.for %n = %{{.*}} to %own_blocks
+// CHECK: %number = arith.addi %part,
+// CHECK: %shared = arith.divsi %number, %row_blocks
+// CHECK-NEXT: %m_block = arith.remsi %number, %row_blocks
+// CHECK: %row_count = arith.minsi
+// CHECK: %q_tile = tile.load %q[%q_b, %q_h, %row_start, %{{.*}}] checked [0]
+// CHECK: %scaled = tile.map(%q_tile_1 : bf16 = %q_tile [0, 1]
+// CHECK: scf.for %i =
+// CHECK: %k_tile = tile.load %k[%kv_b, %kv_h, %kv_start, %{{.*}}] checked [0]
+// CHECK: %column_count = arith.minsi
+// CHECK: %turned = tile.transpose %w : !tile.tile<64x32xf32> -> !tile.tile<32x64xf32>
+// CHECK-NEXT: %dk_sums = tile.dot %turned, %scaled, %{{.*}} count %row_count : !tile.tile<32x64xf32>, !tile.tile<64x64xf32>, !tile.tile<32x64xf32> -> !tile.tile<32x64xf32>
+// CHECK: tile.add_to %dk_sums, %dk[%part, %kv_b, %kv_h, %kv_start, %{{.*}}] count %column_count
+// CHECK: tile.store %{{.*}} : !tile.tile<64x64xbf16>, %dq[%q_b, %q_h, %row_start, %{{.*}}] checked [0]
+func.func @both(%q : !m, %k : !m, %lse : !r, %scale : f32) -> (!m, !c) {
+  %dq, %dk = blocksparse.pair_sums rows(%q : !m) columns(%k : !m)
+      row_values(%lse : !r) scale(%scale : f32) -> !m, !c
+      {block_m = 64 : i32, block_n = 32 : i32, products = [array<i32: 0, 0>],
+       sums = [#flex.sum<matrix [[0, 0]]>, #flex.sum<column_matrix [[0, 0]] scaled>]}
+      pairs(%qk : f32, %s : f32, %l : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %w = arith.subf %qk, %l : f32
+    flex.yield %w : f32
+  } segments {
+    blocksparse.segment partial bounds(%b : i32, %h : i32, %q_start : i32,
+        %q_len : i32, %kv_len : i32) {
+      %zero = arith.constant 0 : i32
+      %one = arith.constant 1 : i32
+      flex.yield %zero, %one : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
+      %n = arith.constant 32 : i32
+      %kv_start = arith.muli %i, %n : i32
+      flex.yield %kv_start : i32
+    }
+  }
+  func.return %dq, %dk : !m, !c
+}

@@ -1,0 +1,65 @@
+// RUN: flexc-opt %s -p 'flex-expand-derivatives{one_pass=true}' | filecheck %s
+
+!m = tensor<?x?x?x8xbf16>
+!r = tensor<?x?x?xf32>
+
+// One kernel for all of query, key and value, and for what is read by row; sums by
+// column are rounded once all their parts are added up. What is read by column has a
+// kernel of its own.
+// CHECK-LABEL: func.func @all_delta
+// CHECK-LABEL: func.func @all_gradients(
+// CHECK: %d_query, %d_key, %d_value, %sums = flex.pair_sums rows(%q, %do : {{[^)]*}}) columns(%k, %v : {{[^)]*}}) row_values(%lse, %delta : {{[^)]*}})
+// CHECK-SAME: -> tensor<?x?x?x8xbf16, strided<[?, ?, ?, 1]>>, tensor<?x?x?x?x8xf32, strided<[?, ?, ?, ?, 1]>>, tensor<?x?x?x?x8xf32, strided<[?, ?, ?, ?, 1]>>, tensor<?x?x?xf32, strided<[?, ?, 1]>>
+// CHECK-SAME: sums = [#flex.sum<matrix {{\[\[}}0, 0]] scaled>, #flex.sum<column_matrix {{\[\[}}0, 0]] scaled>, #flex.sum<column_matrix {{\[\[}}1, 1]]>, #flex.sum<total {{\[\[}}2]]>]}
+// CHECK-LABEL: func.func @all_key_value(
+// CHECK: flex.pair_sums rows(%k, %v : {{[^)]*}}) columns(%q, %do : {{[^)]*}})
+// CHECK-SAME: sums = [#flex.sum<total {{\[\[}}0]]>], transposed}
+// CHECK-LABEL: func.func @all(
+// CHECK: %d_query, %d_key, %d_value, %sums = flex.launch @all_gradients(
+// CHECK-NEXT: %d_rows = flex.scatter_sums row %sums, %rows
+// CHECK: %d_key_1 = flex.sum_parts %d_key : {{.*}} -> tensor<?x?x?x8xbf16, strided<[?, ?, ?, 1]>>
+// CHECK-NEXT: %d_value_1 = flex.sum_parts %d_value
+// CHECK-NEXT: %[[SUMS:.*]] = flex.launch @all_key_value(
+// CHECK-NEXT: %d_columns = flex.scatter_sums column %[[SUMS]], %columns
+// CHECK: func.return %d_query, %d_key_1, %d_value_1, %d_rows, %d_columns
+func.func @all(%q : !m, %k : !m, %v : !m, %scale : f32, %rows : tensor<?xf32>,
+    %columns : tensor<?xf32>, %out : !m, %lse : !r, %do : !m)
+    -> (!m, !m, !m, tensor<?xf32>, tensor<?xf32>) {
+  %dq, %dk, %dv, %dr, %dc = flex.attention_backward %q, %k, %v : !m, !m, !m
+      saved(%out, %lse : !m, !r) cotangents(%do : !m) scale(%scale : f32)
+      captures(%rows, %columns : tensor<?xf32>, tensor<?xf32>)
+      -> !m, !m, !m, tensor<?xf32>, tensor<?xf32>
+      {wrt = ["query", "key", "value", "capture 0", "capture 1"]}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32,
+                %rows_ : tensor<?xf32>, %columns_ : tensor<?xf32>) {
+    %r = flex.load_capture %rows_[%qi] : tensor<?xf32>, i32
+    %x = arith.addf %s, %r : f32
+    %c = flex.load_capture %columns_[%ki] : tensor<?xf32>, i32
+    %y = arith.mulf %x, %c : f32
+    flex.yield %y : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %rows_ : tensor<?xf32>,
+             %columns_ : tensor<?xf32>) {
+    %c = arith.cmpi sge, %qi, %ki : i32
+    flex.yield %c : i1
+  }
+  func.return %dq, %dk, %dv, %dr, %dc : !m, !m, !m, tensor<?xf32>, tensor<?xf32>
+}
+
+// If only one side is wanted, no more is visited than that takes.
+// CHECK-LABEL: func.func @one_side_key_value(
+// CHECK: %d_key = flex.pair_sums rows(%k, %v : {{.*}} sums = [#flex.sum<matrix {{\[\[}}0, 0]] scaled>], transposed}
+// CHECK-LABEL: func.func @one_side(
+// CHECK-NOT: flex.sum_parts
+func.func @one_side(%q : !m, %k : !m, %v : !m, %scale : f32, %out : !m, %lse : !r,
+    %do : !m) -> !m {
+  %dk = flex.attention_backward %q, %k, %v : !m, !m, !m
+      saved(%out, %lse : !m, !r) cotangents(%do : !m) scale(%scale : f32)
+      -> !m {wrt = ["key"]}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.cmpi sge, %qi, %ki : i32
+    flex.yield %c : i1
+  }
+  func.return %dk : !m
+}
