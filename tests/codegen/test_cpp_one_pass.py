@@ -151,6 +151,7 @@ def gradients(call: Call, mask: Any, threads: int) -> list[Tensor]:
         out = flexc.flex_attention(
             *inputs, score_mod=bias, mask_mod=mask, enable_gqa=True
         )
+        assert isinstance(out, Tensor)
         return list(torch.autograd.grad(out, inputs, d_out))
     finally:
         torch.set_num_threads(before)
