@@ -90,7 +90,7 @@ def test_parts_are_exact_sums(dim: int, machine: MachineName) -> None:
         for parts in range(1, 6):
             rows, totals = torch.full_like(q, torch.nan), torch.full_like(d, torch.nan)
             sums = torch.zeros(parts, *k.shape)
-            kernel.run(*sums.shape[:3], [q, k, d, 0.5, rows, sums, totals])
+            kernel.run(parts, kv_batch, kv_heads, [q, k, d, 0.5, rows, sums, totals])
             for got, exact in zip((rows, sums.sum(0), totals), want, strict=True):
                 assert torch.equal(got, exact.reshape(got.shape))
 

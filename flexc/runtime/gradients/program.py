@@ -119,7 +119,8 @@ class Launch:
             # A kernel adds to sums by column.
             make = torch.zeros if kind == SumKind.COLUMN_MATRIX else torch.empty
             outputs.append(make(shape, dtype=dtype, device=point.device))
-        self.kernel.run(*(columns or rows)[:3], [*args, *outputs])
+        b, h, n = (columns or rows)[:3]
+        self.kernel.run(b, h, n, [*args, *outputs])
         return outputs
 
     def run_chunk(self, args: Sequence[Any], point: Point, chunk: Chunk) -> Tensor:
