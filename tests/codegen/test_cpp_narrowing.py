@@ -41,3 +41,31 @@ def test_listed_blocks_equal_the_mask(mask_mod, kv_len, block):
     scores = (q.double() @ k.double().mT / 4).masked_fill(~live, -torch.inf)
     expected = torch.softmax(scores, -1).nan_to_num(0) @ v.double()
     torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("mask_mod", [scattered, corners])
+@pytest.mark.parametrize(
+    "wants", [(True, True, True), (True, False, False), (False, True, True)]
+)
+def test_gradients_of_listed_blocks(mask_mod, wants):
+    """In one pass, by rows alone and by columns alone."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = [
+        torch.randn(1, 2, length, 16, generator=generator, requires_grad=wanted)
+        for length, wanted in zip((130, 200, 200), wants, strict=True)
+    ]
+    blocks = create_block_mask(mask_mod, 1, 1, 130, 200, device="cpu", BLOCK_SIZE=48)
+    out = flexc.flex_attention(*inputs, block_mask=blocks)
+    cotangent = torch.randn(out.shape, generator=generator)
+    out.backward(cotangent)
+
+    exact = [t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
+    live = mask_mod(0, 0, torch.arange(130)[:, None], torch.arange(200)[None])
+    scores = (exact[0] @ exact[1].mT / 4).masked_fill(~live, -torch.inf)
+    weights = torch.softmax(scores, -1).masked_fill(~live.any(-1)[:, None], 0)
+    (weights.masked_fill(~live, 0) @ exact[2]).backward(cotangent.double())
+    for found, expected in zip(inputs, exact, strict=True):
+        if found.requires_grad:
+            torch.testing.assert_close(
+                found.grad.double(), expected.grad.nan_to_num(0), atol=5e-6, rtol=5e-6
+            )

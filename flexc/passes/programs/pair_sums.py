@@ -28,6 +28,7 @@ from flexc.passes.programs.builder import (
     Place,
     aligned,
 )
+from flexc.passes.programs.narrowing import narrowed
 from flexc.passes.programs.pair_tiles import Side
 from flexc.passes.programs.pair_values import PairValues
 from flexc.passes.programs.visits import Visit
@@ -172,7 +173,7 @@ class PairSumsProgram(PairValues):
         ]
         state = [*matrices, *totals]
         for segment in self.segments():
-            state = self.loop(segment, place, state, self.step)
+            state = self.loop(segment, place, state, self.narrowed_step)
         count = len(matrices)
         for (_, result), total in zip(self.totals, state[count:], strict=True):
             where = [place.b, place.h, place.start]
@@ -181,6 +182,10 @@ class PairSumsProgram(PairValues):
             store = tile.StoreOp(total, self.args[result], where, self.checked)
             self.code.builder.insert(store)
         return state[:count]
+
+    def narrowed_step(self, visit: Visit, state: list[SSAValue]) -> Sequence[SSAValue]:
+        """One block of columns, or what the mask keeps of it."""
+        return self.step(narrowed(self, visit, self.place, self.row_idx), state)
 
     def step(self, visit: Visit, state: list[SSAValue]) -> Sequence[SSAValue]:
         """One block of columns."""
