@@ -33,7 +33,12 @@ VARIABLES = (
 
 SPEC = "as MODULE:NAME or FILE.py:NAME, - for none"
 
-TILE_ARGUMENTS = ("block_m", "block_n", "num_warps", "num_stages")
+TILE_ARGUMENTS = {
+    "block_m": "queries of a tile (chosen by the compiler)",
+    "block_n": "keys of a tile (chosen by the compiler)",
+    "num_warps": "warps of a program, on GPUs (chosen by the compiler)",
+    "num_stages": "tiles of keys in flight, on GPUs (chosen by the compiler)",
+}
 
 
 def load_function(spec: str) -> Callable[..., Any] | None:
@@ -162,7 +167,10 @@ def explain(args: argparse.Namespace) -> None:
     )
     print(explanation)
     if args.svg is not None:
-        explanation.save(args.svg)
+        try:
+            explanation.save(args.svg)
+        except OSError as error:
+            raise OptionError(f"cannot write {args.svg}: {error.strerror}") from error
 
 
 def cache(args: argparse.Namespace) -> None:
@@ -251,6 +259,18 @@ def _head_dim(text: str) -> int:
     return int(text)
 
 
+def _device(text: str) -> str:
+    import torch
+
+    try:
+        kind = torch.device(text).type
+    except RuntimeError:
+        kind = text
+    if kind not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"expects cpu or cuda, got {text!r}")
+    return text
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     main_parser = argparse.ArgumentParser("flexc", description=__doc__)
@@ -269,18 +289,34 @@ def parser() -> argparse.ArgumentParser:
 def _add_emit(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("score_mod", metavar="SCORE_MOD", help=f"the score mod, {SPEC}")
     sub.add_argument("--mask", default="-", metavar="MASK_MOD", help=f"a mask, {SPEC}")
-    sub.add_argument("--level", choices=LEVELS, default="source")
-    sub.add_argument("--target", choices=TARGETS, default="cpp")
     sub.add_argument(
-        "--machine", choices=MACHINES, help="whose vectors cpp is for; else this one's"
+        "--level",
+        choices=LEVELS,
+        default="source",
+        help="how far down: a dialect, or the source that is compiled (%(default)s)",
     )
-    sub.add_argument("--dtype", choices=DTYPES, default="float32")
-    sub.add_argument("--head-dim", type=_head_dim, default=64, metavar="E")
     sub.add_argument(
-        "--value-dim", type=_head_dim, metavar="EV", help="that of E if absent"
+        "--target",
+        choices=TARGETS,
+        default="cpp",
+        help="C++ for a CPU, Triton or Gluon for a GPU (%(default)s)",
     )
-    sub.add_argument("--lse", action="store_true", help="also compute log-sum-exp")
-    sub.add_argument("--max-scores", action="store_true")
+    sub.add_argument(
+        "--machine", choices=MACHINES, help="whose vectors cpp is for (this one's)"
+    )
+    _add_inputs(sub, "float32")
+    sub.add_argument(
+        "--value-dim",
+        type=_head_dim,
+        metavar="EV",
+        help="head dim of value (that of query)",
+    )
+    sub.add_argument(
+        "--lse", action="store_true", help="also compute each row's log-sum-exp"
+    )
+    sub.add_argument(
+        "--max-scores", action="store_true", help="also compute each row's maximum"
+    )
     sub.add_argument(
         "--block-mask",
         type=_block_size,
@@ -293,31 +329,60 @@ def _add_emit(sub: argparse.ArgumentParser) -> None:
         metavar="N",
         help="assume that lengths are multiples of N",
     )
-    for name in TILE_ARGUMENTS:
-        sub.add_argument(f"--{name.replace('_', '-')}", type=_positive, metavar="N")
+    for name, about in TILE_ARGUMENTS.items():
+        option = f"--{name.replace('_', '-')}"
+        sub.add_argument(option, type=_positive, metavar="N", help=about)
     sub.set_defaults(run=emit)
 
 
 def _add_explain(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("mask_mod", metavar="MASK_MOD", help=f"the mask, {SPEC}")
-    sub.add_argument("--score-mod", default="-", metavar="SCORE_MOD", help=SPEC)
-    sub.add_argument("--q-len", type=_positive, required=True, metavar="N")
     sub.add_argument(
-        "--kv-len", type=_positive, metavar="N", help="that of Q if absent"
+        "--score-mod", default="-", metavar="SCORE_MOD", help=f"a score mod, {SPEC}"
     )
-    sub.add_argument("--batch", type=_positive, default=1, metavar="B")
-    sub.add_argument("--heads", type=_positive, default=1, metavar="H")
-    sub.add_argument("--device", metavar="DEVICE", help="cpu or cuda, present or not")
-    sub.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    sub.add_argument("--head-dim", type=_head_dim, default=64, metavar="E")
+    sub.add_argument(
+        "--q-len", type=_positive, required=True, metavar="N", help="number of queries"
+    )
+    sub.add_argument(
+        "--kv-len", type=_positive, metavar="N", help="number of keys (as queries)"
+    )
+    sub.add_argument(
+        "--batch", type=_positive, default=1, metavar="B", help="batch size (1)"
+    )
+    sub.add_argument(
+        "--heads", type=_positive, default=1, metavar="H", help="number of heads (1)"
+    )
+    sub.add_argument(
+        "--device",
+        type=_device,
+        metavar="DEVICE",
+        help="cpu or cuda, present or not (that of captured tensors, or torch's own)",
+    )
+    _add_inputs(sub, "bfloat16")
     sub.add_argument(
         "--block-size",
         type=_block_size,
         metavar="Q,KV",
         help="count blocks of these sizes",
     )
-    sub.add_argument("--svg", metavar="FILE", help="also draw the blocks")
+    sub.add_argument("--svg", metavar="FILE", help="also draw the blocks, .svg or .png")
     sub.set_defaults(run=explain)
+
+
+def _add_inputs(sub: argparse.ArgumentParser, dtype: str) -> None:
+    sub.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default=dtype,
+        help="dtype of query, key and value (%(default)s)",
+    )
+    sub.add_argument(
+        "--head-dim",
+        type=_head_dim,
+        default=64,
+        metavar="E",
+        help="head dim of query and key (%(default)s)",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

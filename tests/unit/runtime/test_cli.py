@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flexc.cli import main
+from flexc.cli import main, parser
 
 MODS = """
 import torch
@@ -116,6 +116,30 @@ def test_numbers_out_of_range(
     with pytest.raises(SystemExit):
         main(["emit", "-", *options])
     assert f"argument {options[0]}: expects" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["emit", "explain"])
+def test_every_option_has_a_help_text(command: str) -> None:
+    (commands,) = (a for a in parser()._actions if isinstance(a.choices, dict))
+    found = commands.choices
+    assert isinstance(found, dict)
+    assert all(action.help for action in found[command]._actions)
+
+
+@pytest.mark.parametrize("device", ["tpu", "meta"])
+def test_other_devices(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["explain", "-", "--q-len", "8", "--device", device])
+    assert "--device: expects cpu or cuda, got" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "absent" / "blocks.svg"
+    assert main(["explain", "-", "--q-len", "8", "--svg", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert said == f"flexc: cannot write {path}: No such file or directory\n"
 
 
 def test_cache(
