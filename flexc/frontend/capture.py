@@ -130,6 +130,10 @@ def _check_arity(kind: ModKind, mod: Mod | None) -> None:
     if mod is None:
         return
     names = ", ".join(MOD_ARGS[kind])
+    if not callable(mod):
+        raise ModSignatureError(
+            f"{kind} expects a function of ({names}), got {type(mod).__name__}"
+        )
     try:
         signature = inspect.signature(mod)
     except (TypeError, ValueError):
@@ -297,7 +301,7 @@ def _check_result(kind: ModKind, result: Any, location: SourceLocation | None) -
     numbers = (bool,) if kind == "mask_mod" else (int, float, torch.SymInt)
     if isinstance(result, torch.Tensor):
         if result.dim() != 0:
-            got = f"a tensor of shape {tuple(result.shape)}: index it"
+            got = f"a tensor of shape {_sizes(result)}: index it"
         elif kind == "mask_mod" and result.dtype is not torch.bool:
             got = f"{result.dtype}: compare it, as in `x != 0`"
         elif result.dtype.is_complex:
@@ -309,6 +313,13 @@ def _check_result(kind: ModKind, result: Any, location: SourceLocation | None) -
     else:
         got = f"{type(result).__name__}"
     raise ModSignatureError(f"a {kind} returns {expected}, got {got}", location)
+
+
+def _sizes(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The shape, with the numbers that symbolic sizes stand for."""
+    return tuple(
+        n.node.hint if isinstance(n, torch.SymInt) else n for n in tensor.shape
+    )
 
 
 def _check_graph(kind: ModKind, gm: GraphModule) -> None:

@@ -87,7 +87,7 @@ def returns_nothing(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:  # here
         (sizes_from_data, UnsupportedOpError, "nonzero"),
         (masks_a_table, UnsupportedOpError, "aten"),
         (takes_four, ModSignatureError, "score, b, h, q_idx, kv_idx"),
-        (returns_a_table, ModSignatureError, "shape"),
+        (returns_a_table, ModSignatureError, r"a tensor of shape \(4, 8\): index it"),
         (returns_nothing, ModSignatureError, "NoneType"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
@@ -107,6 +107,14 @@ def test_refusals(mod: Any, error: type[FlexcError], says: str) -> None:
 def test_masks_return_booleans() -> None:
     with pytest.raises(ModSignatureError, match="boolean scalar, got"):
         import_mods(None, lambda b, h, q, k: q - k)
+
+
+def test_mods_are_functions() -> None:
+    with pytest.raises(ModSignatureError, match=r"score_mod expects .* got float"):
+        import_mods(0.5)
+    says = r"mask_mod expects a function of \(b, h, q_idx, kv_idx\), got Tensor"
+    with pytest.raises(ModSignatureError, match=says):
+        import_mods(None, TABLE > 0)
 
 
 def test_exceptions_of_the_user_pass() -> None:
