@@ -144,7 +144,8 @@ def check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
         if not 1 <= dim <= MAX_HEAD_DIM:
             raise ShapeError(f"{name} expects a head dim of 1 to 512, got {dim}")
     if bk not in (bq, 1):
-        raise ShapeError(f"key expects batch {bq} or 1, got {bk}")
+        expected = "1 as the query has" if bq == 1 else f"{bq} or 1"
+        raise ShapeError(f"key expects batch {expected}, got {bk}")
     if hq == hkv:
         return
     if not enable_gqa:

@@ -194,6 +194,12 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
         (torch.randn(3, 2, 16, 8), K, V),
         {},
     ),
+    "batch-1": (
+        errors.ShapeError,
+        "key expects batch 1 as the query has, got 2",
+        (Q[:1], K, V),
+        {},
+    ),
     "heads": (
         errors.ShapeError,
         "key expects 4 heads as the query has, got 2; pass enable_gqa=True",
