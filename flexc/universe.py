@@ -46,6 +46,7 @@ PASSES: dict[str, Callable[[], Any]] = {
     "flex-expand-derivatives": _pass(
         "flex_expand_derivatives:FlexExpandDerivativesPass"
     ),
+    "flex-fold-heads": _pass("flex_fold_heads:FlexFoldHeadsPass"),
     "flex-infer-facts": _pass("flex_infer_facts:FlexInferFactsPass"),
     "flex-simplify-mods": _pass("flex_simplify_mods:FlexSimplifyModsPass"),
     "blocksparse-merge-segments": _pass(
@@ -83,6 +84,7 @@ PASSES: dict[str, Callable[[], Any]] = {
     "tile-specialize-warps": _pass("tile_specialize_warps:TileSpecializeWarpsPass"),
     "tile-split-maps": _pass("tile_split_maps:TileSplitMapsPass"),
     "tile-split-rows": _pass("tile_split_rows:TileSplitRowsPass"),
+    "tile-stream-products": _pass("tile_stream_products:TileStreamProductsPass"),
     "tile-widen-floats": _pass("tile_widen_floats:TileWidenFloatsPass"),
     "flexc-to-blocksparse": _pass("pipelines:FlexcToBlocksparsePass"),
     "flexc-to-tile": _pass("pipelines:FlexcToTilePass"),

@@ -75,6 +75,9 @@ class AttentionCall:
     index_width: int | None = None
     max_length: int | None = None
     has_keys: bool = False
+    few_rows: tuple[int, int] | None = None
+    """Query heads that share a key head, and queries: a program owns them all, as
+    `flex-fold-heads` says."""
 
     def facts(self) -> dict[str, Attribute]:
         """The properties of `flex.attention`."""

@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, i32
+from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
+    IntegerAttr,
+    ModuleOp,
+    UnitAttr,
+    i32,
+)
 from xdsl.ir import Attribute, Block, Region
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
@@ -99,6 +105,12 @@ SIZES = ("block_m", "block_n", "num_warps", "num_stages")
 
 NARROW = 64
 """Head dims up to which Hopper's exponentials take as long as its products."""
+
+
+def known_rows(op: flex.AttentionOp) -> int | None:
+    """How many rows a head has, if its query's type says so."""
+    rows = flex.tensor_shape(op.query)[2]
+    return None if rows == DYNAMIC_INDEX else rows
 
 
 def changes_scores(op: flex.AttentionOp) -> bool:
@@ -308,6 +320,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             flex.tensor_shape(op.value)[3],
             sparse,
             self.block_m is None and self.block_n is None and short_rows,
+            known_rows(op),
         )
         sizes = self.shrunk(self.with_options(chosen))
         check_tiles_divide(sizes, sparse, self.trims)
@@ -339,11 +352,16 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         value_dim: int,
         sparse_block: tuple[int, int] | None,
         short_rows: bool,
+        rows: int | None = None,
     ) -> TileSizes:
-        """The tile of attention on inputs of `bits` per element, without options."""
+        """The tile of attention on inputs of `bits` per element, without options.
+
+        Of `rows` rows in all, where that is known.
+        """
         dims, memory = (head_dim, value_dim), self.shared_memory
         if self.trims:
-            return panel_sizes(self.machine, max(32, bits), max(dims), sparse_block)
+            bits = max(32, bits)
+            return panel_sizes(self.machine, bits, max(dims), sparse_block, rows=rows)
         if self.target == "gluon":
             return choose_hopper_sizes(
                 bits, *dims, sparse_block, memory, short_rows, self.overlap

@@ -51,6 +51,7 @@ from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.passes.tile_specialize_warps import TileSpecializeWarpsPass
 from flexc.passes.tile_split_maps import TileSplitMapsPass
 from flexc.passes.tile_split_rows import TileSplitRowsPass
+from flexc.passes.tile_stream_products import TileStreamProductsPass
 from flexc.passes.tile_widen_floats import TileWidenFloatsPass
 from flexc.passes.vector_machine import MachineName
 
@@ -236,6 +237,7 @@ def to_cpp(machine: MachineName = "avx2") -> Passes:
         TileMaterializeParamsPass(),
         *TIDY,
         # After hoisting: what is loaded before a loop is worth a tile.
+        TileStreamProductsPass(machine),
         TileRegisterProductsPass(machine),
         TileAddProductsPass(machine),
         # After products, which say how many rows they look at.

@@ -26,7 +26,12 @@ from xdsl.passes import ModulePass
 
 from flexc.dialects import tile
 from flexc.dialects.tile import BUFFERS, BufferAttr, TileType
-from flexc.passes.analysis.tile_liveness import Lifetimes, is_tile, overwrites
+from flexc.passes.analysis.tile_liveness import (
+    ACCUMULATING,
+    Lifetimes,
+    is_tile,
+    overwrites,
+)
 
 
 @dataclass(eq=False)
@@ -82,7 +87,7 @@ class BufferClasses:
                 self.visit_loop(op)
             elif isinstance(op, scf.IfOp):
                 self.visit_branches(op)
-            elif isinstance(op, tile.RegisterProductOp) and op.acc is not None:
+            elif isinstance(op, ACCUMULATING) and op.acc is not None:
                 self.unite(op.acc, op.result)
 
     def visit_loop(self, op: scf.ForOp) -> None:

@@ -30,6 +30,7 @@ from xdsl.rewriter import InsertPoint
 
 from flexc.dialects import tile
 from flexc.passes.analysis.tile_liveness import (
+    ACCUMULATING,
     dies_at,
     home,
     is_tile,
@@ -53,7 +54,7 @@ def written_over(op: Operation) -> range:
     end = len(op.operands)
     if isinstance(op, scf.ForOp):
         return range(3, end)
-    accumulates = isinstance(op, tile.RegisterProductOp) and op.acc is not None
+    accumulates = isinstance(op, ACCUMULATING) and op.acc is not None
     return range(end - accumulates, end)
 
 

@@ -82,14 +82,18 @@ def feeds_products_alone(load: tile.LoadStridedOp) -> bool:
     )
 
 
+def number(value: SSAValue) -> int | None:
+    """A constant integer's value."""
+    owner = value.owner
+    if isinstance(owner, arith.ConstantOp) and isa(owner.value, IntegerAttr):
+        return owner.value.value.data
+    return None
+
+
 def is_whole(extent: SSAValue, size: int) -> bool:
     """Whether an extent is known to hold all of a tile's dimension."""
-    owner = extent.owner
-    return (
-        isinstance(owner, arith.ConstantOp)
-        and isa(owner.value, IntegerAttr)
-        and owner.value.value.data >= size
-    )
+    known = number(extent)
+    return known is not None and known >= size
 
 
 def counts_of(load: tile.LoadStridedOp) -> list[SSAValue | None] | None:

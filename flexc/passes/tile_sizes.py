@@ -223,6 +223,12 @@ dense and 81 % causal, 32x64 83 and 77 %, 32x96 81 and 76 %, 128x64 86 and 80 %.
 CPU_TILE_BYTES = 1 << 18
 """Of a tile of keys or values: about half of a second-level cache."""
 
+FEW_ROWS = 16
+"""Programs of no more rows own just these."""
+
+FEW_ROWS_COLUMNS = 256
+"""Columns that they visit at a time: nothing of keys and values is kept."""
+
 
 def panel_sizes(
     machine: MachineName,
@@ -230,12 +236,14 @@ def panel_sizes(
     widest: int,
     sparse_block: tuple[int, int] | None = None,
     sums_columns: bool = False,
+    rows: int | None = None,
 ) -> TileSizes:
     """The tile of a program on a CPU, which owns one panel of rows.
 
-    `bits` are those of what it computes with. Rows divide the blocks of a table;
-    columns need not, as iterations are trimmed. What also `sums_columns` reads and
-    writes these sums for each tile, which is worth more rows.
+    `bits` are those of what it computes with, `rows` how many rows there are in all,
+    where that is known. Rows divide the blocks of a table; columns need not, as
+    iterations are trimmed. What also `sums_columns` reads and writes these sums for
+    each tile, which is worth more rows.
     """
     panel = MACHINES[machine].panel(bits)
     most = SUMMED if sums_columns else CPU_COLUMNS
@@ -243,12 +251,16 @@ def panel_sizes(
     columns = min(most, max(8, room // 8 * 8))
     if sums_columns:
         panel = max(panel, SUMMED // panel * panel)
+    if rows is not None and rows <= FEW_ROWS:
+        panel, columns = rows, FEW_ROWS_COLUMNS
     if sparse_block is None:
         return TileSizes(panel, columns)
     sparse_m, sparse_n = sparse_block
+    if sparse_m % panel:
+        panel = _divide("cpp", panel, sparse_m)
     if sparse_n <= min(LISTED_COLUMNS, room) and not sums_columns:
-        return TileSizes(_divide("cpp", panel, sparse_m), sparse_n)
+        return TileSizes(panel, sparse_n)
     # About as many in each iteration.
     times = -(-sparse_n // columns)
     even = min(columns, -(-sparse_n // times // 8) * 8)
-    return TileSizes(_divide("cpp", panel, sparse_m), even)
+    return TileSizes(panel, even)

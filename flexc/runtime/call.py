@@ -24,6 +24,7 @@ from flexc.runtime.build import (
     shared_memory,
 )
 from flexc.runtime.driver import Compiled, trace
+from flexc.runtime.few_rows import few_rows, fold, hand_back
 from flexc.runtime.listed_blocks import check_listed
 from flexc.runtime.modes import unseen
 from flexc.runtime.options import TileOptions
@@ -78,6 +79,8 @@ class Attention:
     placement: Placement | None = None
     """How the tensors lie that query, key and value stand for, if they are not meant
     themselves."""
+    few_rows: tuple[int, int] | None = None
+    """Of how many heads and queries the rows of the query are, if it was folded."""
 
     @property
     def deterministic(self) -> bool:
@@ -110,6 +113,15 @@ class Attention:
         return results
 
     def execute(self, results: Sequence[Tensor | None]) -> None:
+        rows = few_rows(self)
+        if rows is None:
+            return self.launch(results)
+        call, folded = fold(self, rows, results)
+        call.launch(folded)
+        hand_back(results, folded)
+
+    def launch(self, results: Sequence[Tensor | None]) -> None:
+        """Run the kernel of these rows."""
         call, compiled = self.with_blocks()
         captures = compiled.attention.arguments(self.signature.captures)
         args = [self.query, self.key, self.value, self.scale, *captures]
@@ -204,10 +216,17 @@ class Attention:
             return bare, compiled
         call = self
         sizes = (*self.query.shape[:3], self.key.size(2))
-        if mask.is_planned(sizes):
+        if self.may_plan and mask.is_planned(sizes):
             block = mask.block_for(*sizes[2:])
             call = replace(self, tables=self.plan(compiled.mods, block, both))
         return call, call.compiled(compiled.mods)
+
+    @property
+    def may_plan(self) -> bool:
+        """Whether blocks are planned for the rows that the call has."""
+        if self.few_rows is None:
+            return True
+        return self.few_rows[0] == 1 and self.tables is None
 
     def plan(self, mods: CapturedMods, block: tuple[int, int], both: bool) -> Tables:
         """The blocks that a mask without bounds leaves, from what it captures."""
@@ -277,6 +296,7 @@ class Attention:
             index_width=32 if self.offsets_are_narrow() else 64,
             max_length=max_length(query.size(2), key.size(2)),
             has_keys=True,  # `run` sees to that.
+            few_rows=self.few_rows,
         )
         return Build(
             call,

@@ -36,6 +36,7 @@ from flexc.frontend.import_graph import (
 )
 from flexc.passes import pipelines
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.flex_fold_heads import FlexFoldHeadsPass
 from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.segments.segment_builder import has_band
 from flexc.passes.segments.subject import SegmentSubject
@@ -82,6 +83,9 @@ class Compiled:
         self.attention: AttentionModule = build_attention_module(
             mods.score, mods.mask, build.call
         )
+        if build.call.few_rows is not None:
+            fold = FlexFoldHeadsPass(*build.call.few_rows)
+            fold.apply(Context(), self.attention.module)
         self.build = build
         self.proofs = Prover(self.attention.module, build.backend)
         """What is proved of a call with a query, a key and capture arguments."""

@@ -24,6 +24,7 @@ from flexc.frontend.closures import ModSignature
 from flexc.runtime.autograd import Results, run_attention
 from flexc.runtime.call import Attention
 from flexc.runtime.cpp_loader import CppFunction
+from flexc.runtime.few_rows import fold_in_place
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.modes import is_watched
 from flexc.runtime.tensor_facts import ALIGNMENT
@@ -164,6 +165,10 @@ def launch_of(call: Attention, results: Results) -> Launch | None:
     plain = call.backend == "cpp" and call.tables is None
     if not plain or call.outputs.lse_parts or not call.has_pairs:
         return None
+    folded = fold_in_place(call, results)
+    if folded is None:
+        return None
+    call, places = folded
     compiled, captures = call.compiled(), call.signature.captures
     slots = [i.slot for i in compiled.attention.inputs]
     if None in slots:
@@ -172,10 +177,10 @@ def launch_of(call: Attention, results: Results) -> Launch | None:
     proofs = compiled.proofs(call.query, call.key, arguments)
     mask = compiled.mask(proofs)
     sizes = (*call.query.shape[:3], call.key.size(2))
-    if not mask.has_bounds and mask.is_planned(sizes):
+    if not mask.has_bounds and call.may_plan and mask.is_planned(sizes):
         return None
     # As `call` passes them on; where each is found among operands and captures.
-    wanted = [r for r in results if r is not None]
+    wanted = [r for r in places if r is not None]
     args = [call.query, call.key, call.value, call.scale, *arguments, *wanted]
     sources = [0, 1, 2, None, *(3 + s for s in slots if s is not None)]
     kernel = compiled.kernel(proofs)

@@ -13,3 +13,5 @@
 #include "flexc_memory.h"
 
 #include "flexc_matmul.h"
+
+#include "flexc_stream.h"

@@ -140,10 +140,20 @@ FLEXC_INLINE void reduce_rows(Tile<T, M> out, Tile<T, M, N> in) {
 // Of the first columns only.
 template <class Kind, class T, int M, int N>
 FLEXC_INLINE void reduce_rows(Tile<T, M> out, Tile<T, M, N> in, int count) {
+    constexpr int L = lanes<T>;
     for (int i = 0; i < M; ++i) {
-        T result = in[i][0];
-        for (int j = 1; j < count; ++j)
-            result = Kind::template combine<T>(result, in[i][j]);
+        T result = Kind::template identity<T>;
+        if constexpr (sizeof(T) >= 4) {
+            const Vector<T> none = splat<L>(result);
+            Vector<T> v = none;
+            int j = 0;
+            for (; j + L <= count; j += L) v = Kind::combine(v, load_vector<L>(in[i] + j));
+            const auto inside = mask(lane_numbers<int32_t, L>() < count - j);
+            if (j < count) v = Kind::combine(v, select(inside, load_vector<L>(in[i] + j), none));
+            result = combine_lanes<Kind, T>(v);
+        } else {
+            for (int j = 0; j < count; ++j) result = Kind::combine(result, in[i][j]);
+        }
         out[i] = result;
     }
 }

@@ -274,6 +274,23 @@ class CppPrinter(MapPrinter):
             str(inner) if op.inner is None else self.name(op.inner),
         )
 
+    @print_op.register
+    def _(self, op: tile.StreamProductOp) -> None:
+        """The accumulator's buffer is the result's."""
+        block = op.register_tile
+        sizes = (block.rows.data, block.vectors.data, op.ahead.value.data)
+        function = "stream_sums" if op.transposed is None else "stream_dots"
+        onto = [] if op.transposed else ["false" if op.acc is None else "true"]
+        self.call(
+            f"{function}<{', '.join(map(str, sizes))}>",
+            *self.bind_tiles(op),
+            self.name(op.lhs),
+            f"{self.name(op.rhs)} + {self.name(op.base)}",
+            self.name(op.stride),
+            self.name(op.count),
+            *onto,
+        )
+
     def stride(self, value: SSAValue) -> str:
         """A stride; where it is constant the compiler is to know it."""
         owner = value.owner

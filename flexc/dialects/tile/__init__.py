@@ -83,6 +83,7 @@ from flexc.dialects.tile.panels import (
     RegisterTileAttr,
 )
 from flexc.dialects.tile.schedule import SCHEDULE_OPS, SCHEDULE_TYPES
+from flexc.dialects.tile.streams import STREAM_OPS, StreamProductOp
 from flexc.dialects.tile.types import (
     ParamAttr,
     ParamKind,
@@ -134,6 +135,7 @@ __all__ = [
     "ScatterOp",
     "StoreOp",
     "StoreStridedOp",
+    "StreamProductOp",
     "StrideOp",
     "TanhApproxOp",
     "Tile",
@@ -171,6 +173,7 @@ Tile = Dialect(
         TanhApproxOp,
         *HOST_OPS,
         *PANEL_OPS,
+        *STREAM_OPS,
         *SCHEDULE_OPS,
     ],
     [

@@ -10,6 +10,9 @@ from xdsl.ir import Block, Operation, SSAValue, Use
 from flexc.dialects import tile
 from flexc.dialects.tile import TileType
 
+ACCUMULATING = (tile.RegisterProductOp, tile.StreamProductOp)
+"""Products, whose buffer is that of what they are added to."""
+
 
 def is_tile(value: SSAValue) -> bool:
     return isinstance(value.type, TileType)
@@ -40,7 +43,7 @@ def overwrites(op: Operation, value: SSAValue) -> bool:
         whole = tuple(range(len(op.shape)))
         spans = {op.span(i) for i, v in enumerate(op.inputs) if v is value}
         return spans == {whole}
-    if isinstance(op, tile.RegisterProductOp):
+    if isinstance(op, ACCUMULATING):
         return value is op.acc and value not in (op.lhs, op.rhs)
     return isinstance(op, scf.ForOp) and list(op.operands).count(value) == 1
 

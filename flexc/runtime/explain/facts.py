@@ -46,6 +46,7 @@ class Fact:
 
 
 TITLES = {
+    "few_rows": "few rows",
     "bounds": "bounds in closed form",
     "classified": "blocks classified",
     "rows_never_empty": "no empty row",
@@ -61,6 +62,16 @@ TITLES = {
 def facts_of(subject: Subject) -> tuple[Fact, ...]:
     """All facts, in the order in which they are printed."""
     return tuple(fact for find in FINDERS for fact in find(subject))
+
+
+def rows(subject: Subject) -> Iterator[Fact]:
+    """Whose rows a program owns, where it owns all that there are."""
+    if subject.few_rows is None:
+        return
+    heads, queries = subject.few_rows
+    whose = "one head" if heads == 1 else f"{heads} heads, which share a key head"
+    times = "query" if queries == 1 else f"{queries} queries"
+    yield Fact("few_rows", True, f"a program's rows are the {times} of {whose}")
 
 
 def bounds(subject: Subject) -> Iterator[Fact]:
@@ -252,6 +263,7 @@ def regions(subject: Subject) -> tuple[Region, Region]:
 
 
 FINDERS: tuple[Callable[[Subject], Iterator[Fact]], ...] = (
+    rows,
     bounds,
     classified,
     rows_never_empty,

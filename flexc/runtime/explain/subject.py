@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any, Literal
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from flexc.passes.segments.subject import SegmentSubject
 from flexc.passes.tile_sizes import TileSizes
 from flexc.runtime.call import Attention
 from flexc.runtime.driver import Compiled, convert_for
+from flexc.runtime.few_rows import few_rows
 from flexc.runtime.mask_reading import MIN_PLANNED_PAIRS, MaskReading
 from flexc.runtime.proofs import Known, attention_of
 from flexc.runtime.schedules import Schedule
@@ -57,6 +59,11 @@ class Subject:
         pipelines.run(pipelines.to_simple_flex(), Context(), simple)
         reading = compiled.mask(proofs)
         return cls(call, compiled, captures, module, attention_of(simple), reading)
+
+    @cached_property
+    def few_rows(self) -> tuple[int, int] | None:
+        """Of how many heads and queries the rows of a program are, if these are few."""
+        return few_rows(self.call)
 
     @property
     def written(self) -> flex.AttentionOp:
@@ -116,7 +123,9 @@ class Subject:
             return "bounds"
         if tables is not None:
             return "tables"
-        return "planned" if reading.is_planned(self.sizes) else "every pair"
+        may_plan = replace(self.call, few_rows=self.few_rows).may_plan
+        planned = may_plan and reading.is_planned(self.sizes)
+        return "planned" if planned else "every pair"
 
     @property
     def why(self) -> str:
@@ -147,7 +156,9 @@ class Subject:
 
     @cached_property
     def own_tile(self) -> TileSizes:
-        """The tile of the kernel for calls without tables."""
+        """The tile of the kernel for calls without tables, of rows of one head."""
+        if self.few_rows is not None:
+            return replace(self.tile_of(None), block_m=self.few_rows[1])
         if self.schedule is None:
             return self.reading.tile
         convert = convert_for(self.compiled.build, self.schedule)
@@ -156,8 +167,15 @@ class Subject:
     @property
     def tile(self) -> TileSizes:
         """The tile of the kernel that runs."""
-        if self.way in ("no mask", "bounds", "every pair"):
+        if self.few_rows is None and self.way in ("no mask", "bounds", "every pair"):
             return self.own_tile
+        if self.way not in ("planned", "tables"):
+            return self.tile_of(None)
+        rows, columns = self.block
+        return self.tile_of((prod(self.few_rows or (rows,)), columns))
+
+    def tile_of(self, block: tuple[int, int] | None) -> TileSizes:
+        """The tile of a kernel for tables of such blocks, or without tables."""
         query, value = self.call.query, self.call.value
         sizes = self.call.tiles.sizes
         asked = {k: v for k, v in sizes.items() if v is not None}
@@ -165,8 +183,9 @@ class Subject:
             8 * query.element_size(),
             query.size(3),
             value.size(3),
-            self.block,
-            short_rows=not {"block_m", "block_n"} & asked.keys(),
+            block,
+            not {"block_m", "block_n"} & asked.keys(),
+            self.few_rows and prod(self.few_rows),
         )
         return replace(chosen, **asked)
 

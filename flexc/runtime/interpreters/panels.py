@@ -71,6 +71,26 @@ class PanelFunctions(InterpreterFunctions):
         add_to_storage(memref, offsets, product)
         return ()
 
+    @impl(tile.StreamProductOp)
+    def run_stream(
+        self, interpreter: Interpreter, op: tile.StreamProductOp, args: PythonValues
+    ) -> PythonValues:
+        given = dict(zip(op.operands, args, strict=True))
+        count, size = int(given[op.count]), op.row_size
+        place = [given[op.stride], *map(torch.tensor, (1, count, size))]
+        where = strided(given[op.base], place, (count, size))
+        result_dtype = dtype_of(tile.element_of(op.result.type))
+        dtype = self.compute_dtype or result_dtype
+        rows = read_storage(given[op.rhs], *where).to(dtype)
+        lhs = given[op.lhs].to(dtype)
+        if op.transposed is not None:
+            dots = (lhs @ rows.mT).to(result_dtype)
+            return (_padded(dots.mT, op.most_rows).mT,)
+        product = lhs[:, :count] @ rows
+        if op.acc is not None:
+            product = product + given[op.acc].to(dtype)
+        return (product.to(result_dtype),)
+
     @impl(tile.PanelMapOp)
     def run_map(
         self, interpreter: Interpreter, op: tile.PanelMapOp, args: PythonValues

@@ -69,7 +69,7 @@ def test_second_calls_do_nothing(folder: Path) -> None:
     assert new_work(lambda: attend(with_slope(0.5)))["built"] == 1
     assert not new_work(lambda: attend(with_slope(0.5)))
     assert not new_work(lambda: attend(with_slope(0.25), length=57))
-    assert not new_work(lambda: attend(with_slope(-3.0), length=1))
+    assert not new_work(lambda: attend(with_slope(-3.0), length=31))
 
 
 def test_other_captured_tensors_do_nothing(folder: Path) -> None:

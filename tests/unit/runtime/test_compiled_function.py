@@ -50,7 +50,7 @@ def test_attention_itself() -> None:
 
 
 def test_function_runs_the_kernels_of_direct_calls() -> None:
-    tensors = qkv()
+    tensors = qkv(length=24)
 
     def twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return flex_attention(flex_attention(q, k, v), k, v)  # pyright: ignore
