@@ -12,9 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects import arith
-from xdsl.dialects.builtin import FixedBitwidthType, IntegerAttr, ModuleOp
-from xdsl.ir import SSAValue
+from xdsl.dialects.builtin import FixedBitwidthType, ModuleOp
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
     PatternRewriter,
@@ -25,14 +23,8 @@ from xdsl.pattern_rewriter import (
 
 from flexc.dialects import tile
 from flexc.dialects.tile import element_of, shape_of
+from flexc.dialects.tile.schedule.shapes import constant_of
 from flexc.passes.vector_machine import MACHINES, MachineName, VectorMachine
-
-
-def is_one(value: SSAValue) -> bool:
-    owner = value.owner
-    if not isinstance(owner, arith.ConstantOp):
-        return False
-    return isinstance(owner.value, IntegerAttr) and owner.value.value.data == 1
 
 
 @dataclass(frozen=True)
@@ -49,6 +41,9 @@ class AddProduct(RewritePattern):
         if not isinstance(product, tile.RegisterProductOp):
             return
         if not (self.is_only_added(product) and self.is_whole(op)):
+            return
+        # Never in a loop that the product is not in.
+        if product.parent is not op.parent:
             return
         add = tile.AddRegisterProductOp(
             op.memref,
@@ -73,7 +68,11 @@ class AddProduct(RewritePattern):
         element, shape = element_of(op.value.type), shape_of(op.value.type)
         assert isinstance(element, FixedBitwidthType)
         lanes = self.machine.lanes(element.bitwidth)
-        return len(shape) == 2 and shape[1] % lanes == 0 and is_one(op.strides[1])
+        return (
+            len(shape) == 2
+            and shape[1] % lanes == 0
+            and constant_of(op.strides[1]) == 1
+        )
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ def limit_rows(op: tile.RegisterProductOp, rows: SSAValue) -> None:
         op.strides,
         rows,
         op.inner,
+        op.next,
     )
     new.result.name_hint = op.result.name_hint
     Rewriter.replace_op(op, new)

@@ -43,6 +43,7 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
 from flexc.dialects.tile import VECTOR_BYTES, RegisterTileAttr, shape_of
+from flexc.dialects.tile.schedule.shapes import constant_of
 from flexc.passes.scalar_code import ScalarCode
 from flexc.passes.tile_access import is_zero
 from flexc.passes.vector_machine import MACHINES, MachineName, VectorMachine
@@ -82,18 +83,10 @@ def feeds_products_alone(load: tile.LoadStridedOp) -> bool:
     )
 
 
-def number(value: SSAValue) -> int | None:
-    """A constant integer's value."""
-    owner = value.owner
-    if isinstance(owner, arith.ConstantOp) and isa(owner.value, IntegerAttr):
-        return owner.value.value.data
-    return None
-
-
 def is_whole(extent: SSAValue, size: int) -> bool:
     """Whether an extent is known to hold all of a tile's dimension."""
-    known = number(extent)
-    return known is not None and known >= size
+    number = constant_of(extent)
+    return number is not None and number >= size
 
 
 def counts_of(load: tile.LoadStridedOp) -> list[SSAValue | None] | None:
@@ -157,6 +150,9 @@ class DotInRegisters(RewritePattern):
         if counts is None or not is_readable(self.machine, load):
             return None
         rows, inner = counts
+        # A product that sums over more than was read would read beyond it.
+        if inner is not None and op.count not in (None, inner):
+            return None
         return tile.RegisterProductOp(
             load.tensor,
             op.rhs,
@@ -164,7 +160,7 @@ class DotInRegisters(RewritePattern):
             base=load.base,
             strides=load.strides,
             rows=rows,
-            inner=inner if op.count is None else op.count,
+            inner=op.count if inner is None else inner,
             next=place_of_next(load, ScalarCode(InsertPoint.before(op))),
         )
 

@@ -30,10 +30,10 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
 from flexc.dialects.tile import RegisterTileAttr, shape_of
+from flexc.dialects.tile.schedule.shapes import constant_of
 from flexc.passes.tile_register_products import (
     is_whole,
     is_zeros,
-    number,
     runs_as_often,
 )
 from flexc.passes.vector_machine import MACHINES, MachineName, VectorMachine
@@ -107,12 +107,12 @@ class Rows:
         sizes = shape_of(load.result.type)
         for dim in (0, 1):
             inner = 1 - dim
-            if number(load.strides[inner]) != 1:
+            if constant_of(load.strides[inner]) != 1:
                 continue
             if not is_whole(load.extents[inner], sizes[inner]):
                 continue
             extent = load.extents[dim]
-            if load.counted_dim == dim or number(extent) == sizes[dim]:
+            if load.counted_dim == dim or constant_of(extent) == sizes[dim]:
                 return cls(load.strides[dim], extent, dim == 1)
         return None
 
@@ -134,6 +134,9 @@ class DotOfStream(RewritePattern):
         if rows is None:
             return
         if rows.transposed and (acc is not None or op.count is not None):
+            return
+        # A product that sums over more than was read would read beyond it.
+        if load.counted_dim == 0 and op.count not in (None, rows.count):
             return
         count = rows.count if op.count is None else op.count
         size = shape_of(load.result.type)[0 if rows.transposed else 1]

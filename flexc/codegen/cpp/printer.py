@@ -1,8 +1,8 @@
 """Prints `tile` kernels, legalized for C++, as C++: one op, one statement.
 
 A tile is spelled as the buffer that `tile-assign-buffers` gave it, so that an
-op that updates its operand's buffer prints as an update. Scalars are constants
-of their own; loops over a tile's elements are left to the compiler to vectorise.
+op that updates its operand's buffer prints as an update. Scalars are constants of
+their own, vectors are explicit: GCC vectorises few of such loops by itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import singledispatchmethod
 from io import StringIO
 from typing import ClassVar
 
-from xdsl.dialects import arith, scf
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
@@ -35,6 +35,7 @@ from flexc.codegen.cpp.spelling import (
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec, ir_digest
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import BUFFERS, BufferAttr, TileType
+from flexc.dialects.tile.schedule.shapes import constant_of
 from flexc.errors import UnsupportedOpError
 
 _PROGRAM_ID = (
@@ -293,10 +294,8 @@ class CppPrinter(MapPrinter):
 
     def stride(self, value: SSAValue) -> str:
         """A stride; where it is constant the compiler is to know it."""
-        owner = value.owner
-        if isinstance(owner, arith.ConstantOp) and isa(owner.value, IntegerAttr):
-            return f"fixed<{owner.value.value.data}>"
-        return self.name(value)
+        number = constant_of(value)
+        return self.name(value) if number is None else f"fixed<{number}>"
 
     @print_op.register
     def _(self, op: tile.ReduceOp) -> None:

@@ -9,7 +9,6 @@ from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import (
     AffineMapAttr,
     DenseArrayBase,
-    IntegerAttr,
     MemRefType,
     NoneAttr,
     StridedLayoutAttr,
@@ -25,6 +24,7 @@ from xdsl.utils.hints import isa
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.blocksparse import SegmentOp, TileOrder
 from flexc.dialects.tile import IDLE_BEYOND, ParamAttr, ParamKind, TileType
+from flexc.dialects.tile.schedule.shapes import constant_of
 from flexc.passes.programs.visits import Visit
 from flexc.passes.scalar_code import ScalarCode, inline_region
 
@@ -222,10 +222,7 @@ class ProgramBuilder:
 
     def is_block(self, count: SSAValue) -> bool:
         """Whether a number of columns is known to be that of a block."""
-        owner = count.owner
-        if not isinstance(owner, arith.ConstantOp):
-            return False
-        return owner.value == IntegerAttr(self.block_n, i32)
+        return constant_of(count) == self.block_n
 
     def clamps(self, visit: Visit) -> bool:
         """Whether mods receive the last column for those beyond it.

@@ -21,7 +21,8 @@ tile.kernel @adds(%z : f32 #tile.param<argument 0>, %n : i32 #tile.param<argumen
 }
 
 // A tile stays one if rows are no whole vectors, or not of adjacent elements; if the
-// product adds to something itself; and if something else needs it.
+// product adds to something itself; if something else needs it; and in a loop that the
+// product is not in.
 // CHECK-LABEL: tile.kernel @tiles
 // CHECK-NOT: tile.add_register_product
 // AVX2-LABEL: tile.kernel @tiles
@@ -43,5 +44,9 @@ tile.kernel @tiles(%z : f32 #tile.param<argument 0>, %n : i32 #tile.param<argume
   %d = tile.register_product %x, %y by <8 x 2> : !tile.tile<24x32xf32>, !tile.tile<32x16xf32> -> !tile.tile<24x16xf32>
   tile.add_strided %d, %out[%base] strides [%stride, %one] : !tile.tile<24x16xf32>, memref<?x?xf32>
   tile.store_strided %d, %out[%base] strides [%stride, %one] extents [%n, %n] : !tile.tile<24x16xf32>, memref<?x?xf32>
+  %e = tile.register_product %x, %y by <8 x 2> : !tile.tile<24x32xf32>, !tile.tile<32x16xf32> -> !tile.tile<24x16xf32>
+  scf.for %i = %n to %n step %n : i32 {
+    tile.add_strided %e, %out[%base] strides [%stride, %one] : !tile.tile<24x16xf32>, memref<?x?xf32>
+  }
   tile.return
 }

@@ -7,7 +7,7 @@
 // The scores' maximum is found as they are made, and what is summed as it is; a count
 // says how many rows of all of it are needed, those of the product too.
 // CHECK-LABEL: tile.kernel @softmax
-// CHECK: %s = tile.register_product %v[%zero] strides[%s1, %s1] rows %n, %q_t by <8 x 2>
+// CHECK: %s = tile.register_product %v[%zero] strides[%s1, %s1] rows %n next %zero, %q_t by <8 x 2>
 // CHECK-NEXT: %scores, %max = tile.panel_map [96, 32] count %n (%x : f32 = %s [0, 1] : !tile.tile<96x32xf32>) {
 // CHECK-NEXT: %t = math.tanh %x : f32
 // CHECK-NEXT: flex.yield %t, %t : f32, f32
@@ -23,7 +23,7 @@ tile.kernel @softmax(%v : !v #tile.param<argument 0>, %q : f32 #tile.param<argum
   %s1 = arith.constant 1 : i64
   %c64 = arith.constant 64 : i32
   %q_t = tile.full %q : f32 -> !tile.tile<64x32xf32>
-  %s = tile.register_product %v[%zero] strides [%s1, %s1], %q_t by <8 x 2> : !v, !tile.tile<64x32xf32> -> !s
+  %s = tile.register_product %v[%zero] strides [%s1, %s1] next %zero, %q_t by <8 x 2> : !v, !tile.tile<64x32xf32> -> !s
   %scores = tile.map(%x : f32 = %s [0, 1] : !s) {
     %t = math.tanh %x : f32
     flex.yield %t : f32

@@ -42,7 +42,7 @@ tile.kernel @attention(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim
 }
 
 // A tile stays one if it is loaded less often than it is read, if what lies beyond its
-// extents is 0, and if something else needs it.
+// extents is 0, if something else needs it, and if a product sums over more than is read.
 // CHECK-LABEL: tile.kernel @tiles
 // CHECK: %before = tile.load_strided
 // CHECK: scf.for
@@ -51,8 +51,11 @@ tile.kernel @attention(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim
 // CHECK-NEXT: tile.register_product %zero_beyond, %r by <8 x 2>
 // CHECK: %needed = tile.load_strided
 // CHECK-NEXT: tile.register_product %needed, %needed by <8 x 2>
+// CHECK: %fewer = tile.load_strided
+// CHECK-NEXT: tile.register_product %fewer inner %m, %r by <8 x 2>
 tile.kernel @tiles(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 0>,
-    %base : i64 #tile.param<argument 1>, %out : memref<?x?xf32> #tile.param<argument 2>)
+    %base : i64 #tile.param<argument 1>, %out : memref<?x?xf32> #tile.param<argument 2>,
+    %m : i32 #tile.param<argument 3>)
     grid affine_map<(b, h, q_len) -> (1)> {
   %one = arith.constant 1 : i64
   %c1 = arith.constant 1 : i32
@@ -72,6 +75,9 @@ tile.kernel @tiles(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 
   %needed = tile.load_strided %k[%base] strides [%one, %one] extents [%c32, %c32] : !k -> !tile.tile<32x32xf32>
   %f = tile.dot %needed, %needed, %zeros : !tile.tile<32x32xf32>, !tile.tile<32x32xf32>, !tile.tile<32x32xf32> -> !tile.tile<32x32xf32>
   tile.store_strided %f, %out[%base] strides [%one, %one] extents [%n, %n] : !tile.tile<32x32xf32>, memref<?x?xf32>
+  %fewer = tile.load_strided %k[%base] strides [%one, %one] extents [%c32, %n] counted 1 : !k -> !tile.tile<32x32xf32>
+  %g = tile.dot %fewer, %r, %zeros count %m : !tile.tile<32x32xf32>, !tile.tile<32x32xf32>, !tile.tile<32x32xf32> -> !tile.tile<32x32xf32>
+  tile.store_strided %g, %out[%base] strides [%one, %one] extents [%n, %n] : !tile.tile<32x32xf32>, memref<?x?xf32>
   tile.return
 }
 
