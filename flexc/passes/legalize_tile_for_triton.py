@@ -3,7 +3,7 @@
 A tile of a tensor is read at `base + offsets`. The base, a 64-bit scalar, takes
 in the leading indices and the tile's start; the offsets within the tile are 32
 bits wide and, once hoisted, computed once for a whole loop. Along a checked
-dimension indices are compared with the size.
+dimension indices are compared with the size. Ops with a count are refused.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from xdsl.pattern_rewriter import (
 
 from flexc.dialects import tile
 from flexc.dialects.tile import element_of
+from flexc.errors import UnsupportedOpError
 from flexc.passes.map_builder import UNIFORM, Input, build_map
 from flexc.passes.scalar_code import ScalarCode
-from flexc.passes.tile_access import TileAccess, is_zero
+from flexc.passes.tile_access import TileAccess, has_count, is_zero
 from flexc.passes.tile_shapes import static_stride
 
 
@@ -182,6 +183,11 @@ class LegalizeTileForTritonPass(ModulePass):
     f32_precision: Literal["ieee", "tf32"] = "ieee"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for counted in filter(has_count, op.walk()):
+            raise UnsupportedOpError(
+                f"{counted.name} has a count, which Triton's tiles have none of: "
+                "segments that are trimmed are for C++"
+            )
         patterns: list[RewritePattern] = [
             LoadToGather(),
             StoreToScatter(),

@@ -8,7 +8,7 @@ from typing import Self
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.rewriter import InsertPoint
 from xdsl.utils.hints import isa
 
@@ -26,6 +26,13 @@ def is_zero(value: SSAValue) -> bool:
     if isa(constant, IntegerAttr):
         return constant.value.data == 0
     return isinstance(constant, FloatAttr) and str(constant.value.data) == "0.0"
+
+
+def has_count(op: Operation) -> bool:
+    """Whether an op takes the first elements of a dimension only, as on a CPU."""
+    if isinstance(op, tile.LoadOp | tile.AddToOp | tile.ReduceOp | tile.DotOp):
+        return op.count is not None
+    return False
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from flexc.passes.analysis.tile_dims import (
     summed_dims,
 )
 from flexc.passes.scalar_code import ScalarCode
+from flexc.passes.tile_access import has_count
 
 Stores = tile.StoreOp | tile.AddToOp
 Accesses = tile.LoadOp | tile.StoreOp | tile.AddToOp
@@ -99,6 +100,8 @@ class RowSplitter:
         """Raise if parts would not compute what the whole did."""
         check_known(self.block.walk())
         for op in self.block.walk():
+            if has_count(op):
+                raise ScheduleError(f"{op.name} has a count")
             if any(self.dims.find(dim) == self.row for dim in summed_dims(op)):
                 raise ScheduleError(f"{op.name} goes over all rows at once")
             values = [*op.results, *(a for r in op.regions for a in args_of(r))]

@@ -39,6 +39,10 @@ REFUSED = {
         "%r = tile.reduce sum %x along 0 : !tile.tile<128x128xf32>",
         "tile.reduce goes over all rows at once",
     ),
+    "count": (
+        "%r = tile.reduce sum %x along 1 count %c : !tile.tile<128x128xf32>",
+        "tile.reduce has a count",
+    ),
     "sum-of-products-over-rows": (
         PRODUCT.format("x"),
         "pairs rows with rows",
