@@ -16,6 +16,7 @@ def print_count(printer: Printer, count: SSAValue | None) -> None:
 
 
 def parse_count(parser: Parser) -> SSAValue | None:
+    """What `print_count` printed."""
     if parser.parse_optional_keyword("count") is None:
         return None
     return parser.resolve_operand(parser.parse_unresolved_operand(), i32)

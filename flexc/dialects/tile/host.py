@@ -138,6 +138,11 @@ class LoadStridedOp(IRDLOperation):
 
     def verify_(self) -> None:
         _verify_strided(self.result.type, strides=self.strides, extents=self.extents)
+        dim, rank = self.counted_dim, len(self.strides)
+        if dim is not None and not 0 <= dim < rank:
+            raise VerifyException(
+                f"counted expects a dimension below {rank}, got {dim}"
+            )
 
 
 @irdl_op_definition

@@ -148,6 +148,9 @@ class RegisterProductOp(IRDLOperation):
         (k, n), (m, n2) = shape_of(self.rhs.type), shape_of(self.result.type)
         if n != n2:
             raise VerifyException(f"result expects {n} columns as rhs has, got {n2}")
+        element = element_of(self.result.type)
+        if element_of(self.rhs.type) != element:
+            raise VerifyException(f"rhs expects elements of {element}")
         if self.acc is not None and self.acc.type != self.result.type:
             raise VerifyException(f"acc expects type {self.result.type}")
         in_memory = not isinstance(self.lhs.type, TileType)
@@ -157,6 +160,8 @@ class RegisterProductOp(IRDLOperation):
             raise VerifyException("next expects a tensor")
         if not in_memory and shape_of(self.lhs.type) != (m, k):
             raise VerifyException(f"lhs expects shape {(m, k)}, got {self.lhs.type}")
+        if not in_memory and element_of(self.lhs.type) != element:
+            raise VerifyException(f"lhs expects elements of {element}")
 
 
 @irdl_op_definition
@@ -212,6 +217,8 @@ class AddRegisterProductOp(IRDLOperation):
         (_, k), (k2, _) = shape_of(self.lhs.type), shape_of(self.rhs.type)
         if k != k2:
             raise VerifyException(f"rhs expects {k} rows as lhs has columns, got {k2}")
+        if element_of(self.lhs.type) != element_of(self.rhs.type):
+            raise VerifyException(f"lhs expects elements as {self.rhs.type} has")
         assert isa(self.memref.type, MemRefType[Attribute])
         if self.memref.type.element_type != element_of(self.rhs.type):
             raise VerifyException(f"memref expects elements as {self.rhs.type} has")

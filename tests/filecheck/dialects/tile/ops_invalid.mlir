@@ -343,3 +343,47 @@ tile.kernel @add_register_product_type(%z : f32 #tile.param<argument 0>,
   tile.add_register_product %out[%i] stride %i, %x, %x by <8 x 2> : memref<?x?xbf16>, !tile.tile<8x8xf32>, !tile.tile<8x8xf32>
   tile.return
 }
+
+// -----
+
+tile.kernel @add_register_product_lhs(%z : f32 #tile.param<argument 0>, %w : f64 #tile.param<argument 3>,
+    %i : i64 #tile.param<argument 1>, %out : memref<?x?xf32> #tile.param<argument 2>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<8x8xf32>
+  %y = tile.full %w : f64 -> !tile.tile<8x8xf64>
+  // CHECK: lhs expects elements as !tile.tile<8x8xf32> has
+  tile.add_register_product %out[%i] stride %i, %y, %x by <8 x 2> : memref<?x?xf32>, !tile.tile<8x8xf64>, !tile.tile<8x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @register_product_rhs(%z : f32 #tile.param<argument 0>, %w : f64 #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<8x8xf32>
+  %y = tile.full %w : f64 -> !tile.tile<8x8xf64>
+  // CHECK: rhs expects elements of f32
+  %p = tile.register_product %x, %y by <8 x 2> : !tile.tile<8x8xf32>, !tile.tile<8x8xf64> -> !tile.tile<8x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @register_product_lhs(%z : f32 #tile.param<argument 0>, %w : f64 #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<8x8xf32>
+  %y = tile.full %w : f64 -> !tile.tile<8x8xf64>
+  // CHECK: lhs expects elements of f32
+  %p = tile.register_product %y, %x by <8 x 2> : !tile.tile<8x8xf64>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @counted(%k : tensor<?x8xf32> #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 0>,
+    %i : i64 #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: counted expects a dimension below 2, got 2
+  %x = tile.load_strided %k[%i] strides [%i, %i] extents [%n, %n] counted 2 : tensor<?x8xf32> -> !tile.tile<8x8xf32>
+  tile.return
+}
