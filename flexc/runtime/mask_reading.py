@@ -30,8 +30,8 @@ CPU_BLOCK = 32, 64
 
 Of eight documents in 4,096 tokens, programs of 32 rows then visit 14 % more pairs than
 are live, in place of 35 % by blocks of 128x128. With fewer columns there are more
-iterations, each of which costs about as much as ten columns. A GPU plans blocks of one
-tile: documents gain 15 % on an H100 from 64x64 in place of 128x128."""
+iterations, each of which costs about as much as two to four columns. A GPU plans blocks
+of one tile: documents gain 15 % on an H100 from 64x64 in place of 128x128."""
 
 MAX_PLANNED_BLOCKS = 1 << 22
 """Blocks of a head that are planned; of greater lengths they are larger."""
