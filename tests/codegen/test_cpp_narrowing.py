@@ -57,7 +57,8 @@ def test_gradients_of_listed_blocks(mask_mod, wants):
         for length, wanted in zip((130, 200, 200), wants, strict=True)
     ]
     blocks = create_block_mask(mask_mod, 1, 1, 130, 200, device="cpu", BLOCK_SIZE=48)
-    out = flexc.flex_attention(*inputs, block_mask=blocks)
+    query, key, value = inputs
+    out = flexc.flex_attention(query, key, value, block_mask=blocks)
     assert isinstance(out, Tensor)
     cotangent = torch.randn(out.shape, generator=generator)
     out.backward(cotangent)
