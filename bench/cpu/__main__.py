@@ -31,16 +31,32 @@ QUICK = {"shapes": ["s1k", "decode"], "rounds": 3, "seconds": 1.0}
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="bench.cpu", description=__doc__)
     found.formatter_class = argparse.RawDescriptionHelpFormatter
+    shapes = [f"  {name:10} {shape.described}" for name, shape in SHAPES.items()]
+    found.epilog = "\n".join(["shapes, queries x keys:", *shapes])
     add = found.add_argument
-    add("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    add("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    add("--dtypes", nargs="+", choices=DTYPES, default=["fp32", "bf16"])
-    add("--direction", choices=[*DIRECTIONS, "both"], default="both")
-    add("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    for option, names, default in (
+        ("--variants", VARIANTS, list(VARIANTS)),
+        ("--shapes", SHAPES, list(SHAPES)),
+        ("--dtypes", DTYPES, ["fp32", "bf16"]),
+        ("--systems", SYSTEMS, list(SYSTEMS)),
+    ):
+        about = f"of {' '.join(names)}"
+        if len(default) < len(names):
+            about += f" (by default {' '.join(default)})"
+        add(
+            option,
+            nargs="+",
+            metavar="NAME",
+            choices=names,
+            default=default,
+            help=about,
+        )
+    both = [*DIRECTIONS, "both"]
+    add("--direction", choices=both, default="both", help="forward, gradients or both")
     add("--threads", type=int, help="torch's own number if absent")
-    add("--rounds", type=int, default=7, help="at most, of each cell")
-    add("--seconds", type=float, default=15.0, help="about, of each cell's rounds")
-    add("--quick", action="store_true", help="short calls and few rounds")
+    add("--rounds", type=int, default=7, help="at most, of each cell (%(default)s)")
+    add("--seconds", type=float, default=15.0, help="about, of each cell (%(default)s)")
+    add("--quick", action="store_true", help="short calls and few rounds: some minutes")
     add("--memory", action="store_true", help="measure memory at s16k; no times")
     add("--results", type=Path, default=FOLDER, help="folder of the JSON and the plot")
     add("--show", type=Path, metavar="JSON", help="print and draw a file; run nothing")
@@ -52,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
     path = path_of(machine(), options.results)
     results = stored(path, machine())
     threads = torch.get_num_threads()
-    print(f"{results.machine}, {threads} threads\n\n{report.header()}", flush=True)
+    print(f"{results.machine}, {threads} threads\n\n{report.LEGEND}\n")
+    print(report.header(), flush=True)
     wrong: list[Cell] = []
     told: set[str] = set()
     both = options.direction == "both"
@@ -119,6 +136,8 @@ def show(path: Path) -> int:
 def main(args: Sequence[str] | None = None) -> int:
     options = parser().parse_args(args)
     if options.show:
+        if not options.show.is_file():
+            parser().error(f"argument --show: no file {options.show}")
         return show(options.show)
     if options.quick:
         vars(options).update(QUICK)

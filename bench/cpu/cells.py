@@ -37,6 +37,13 @@ class Shape(NamedTuple):
         """Few queries: how fast keys and values are read is what counts."""
         return self.q_len < 16
 
+    @property
+    def described(self) -> str:
+        """For people who do not know its name."""
+        shared = f" ({self.kv_heads} of keys)" if self.kv_heads < self.heads else ""
+        lengths = f"{self.q_len:,} x {self.kv_len:,}"
+        return f"{self.heads} heads{shared}, {lengths}, head dim {self.head_dim}"
+
 
 def square(heads: int, length: int, head_dim: int) -> Shape:
     return Shape(heads, heads, length, length, head_dim)

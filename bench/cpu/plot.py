@@ -1,7 +1,7 @@
 """Results as a picture: a panel for each dtype, direction and shape.
 
 Bars are GFLOP/s from 0 on (of decoding GB/s); the dashed line is the machine's own
-limit in the same run.
+limit in the same run, and the numbers on flexc's bars its part of it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def draw(results: Results, path: Path) -> None:
             kind = (shape, dtype, direction)
             found = [c for c in results.cells if c[1:] == kind]
             draw_panel(panel, results, found, kind)
-    figure.suptitle(f"{results.machine}, {threads} threads", fontsize=10)
+    about = "numbers on flexc's bars: its part of the machine's limit"
+    title = f"{results.machine}, {threads} threads\n{about}"
+    figure.suptitle(title, fontsize=10)
     add_legend(figure, axes, [name for name, _ in STYLES.values()])
     figure.savefig(path)
 
@@ -65,12 +67,18 @@ def draw_panel(
         start = place - (len(known) - 1) * BAR / 2
         for i, (system, height) in enumerate(known):
             name, colour = STYLES[system]
-            panel.bar(start + i * BAR, height, BAR * 0.94, color=colour, label=name)
+            bar = panel.bar(
+                start + i * BAR, height, BAR * 0.94, color=colour, label=name
+            )
+            fraction = results.fraction(cell, system)
+            if system == "flexc" and fraction is not None:
+                text = f"{100 * fraction:.0f} %"
+                panel.bar_label(bar, [text], fontsize=6, padding=1)
     if limit is not None:
         height = limit.gbytes if decodes else limit.gflops
         label = "FMA peak; fastest read"
         panel.axhline(height, color="#555555", linestyle="--", linewidth=1, label=label)
-    panel.set_title(" ".join(kind), fontsize=9)
+    panel.set_title(f"{' '.join(kind)}: {cells[0].sizes.described}", fontsize=9)
     panel.set_ylabel("GB/s" if decodes else "GFLOP/s", fontsize=8)
     panel.set_xticks(range(len(cells)), [c.variant for c in cells], fontsize=7)
     panel.tick_params(axis="y", labelsize=7)

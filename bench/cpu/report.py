@@ -1,6 +1,6 @@
 """Results as a table: GFLOP/s of each system (of decoding GB/s) and what they say.
 
-`peak` is flexc's part of the highest burst of fused multiply-adds of all cells, of
+`of peak` is flexc's part of the highest burst of fused multiply-adds of all cells, of
 decoding that of the fastest read of memory. `plan` plans its mask at each
 call. `/torch`, `/blocks` and `/SDPA` are flexc's speed by theirs, of the same run, and
 geometric means of them are at the end.
@@ -23,6 +23,14 @@ NAMES = {
 }
 """Of columns, by system."""
 
+LEGEND = """\
+flexc, plan, torch, blocks, SDPA: GFLOP/s over unmasked pairs; of decoding, GB/s
+  plan    flexc, planning a mask that reads tensors at each call, not once before
+  torch   torch.compile(flex_attention); blocks: with a BlockMask of all blocks
+ms, of peak: flexc's, and its part of the fastest FMAs here; of decoding, of reads
+/plan, /torch, /blocks, /SDPA: how many times as fast flexc is
+last, while it runs: flexc's largest error (that of unfused attention of the dtype)"""
+
 OTHERS = [system for system in NAMES if system != "flexc"]
 PEERS = [system for system in OTHERS if not system.startswith("flexc")]
 WIDTH = 9
@@ -30,7 +38,7 @@ WIDTH = 9
 
 def table(results: Results) -> str:
     """A line for each cell, and means; a table for each number of threads."""
-    parts = [results.machine]
+    parts = [results.machine, "", LEGEND]
     for threads in results.threads:
         found = results.of_threads(threads)
         parts += ["", f"{threads} threads", header()]
@@ -40,7 +48,7 @@ def table(results: Results) -> str:
 
 
 def header() -> str:
-    names = [*NAMES.values(), "ms", "peak", *(f"/{NAMES[s]}" for s in OTHERS)]
+    names = [*NAMES.values(), "ms", "of peak", *(f"/{NAMES[s]}" for s in OTHERS)]
     cell = f"{'dtype':5} {'dir':3} {'shape':9} {'variant':9}"
     return cell + "".join(f"{name:>{WIDTH}}" for name in names)
 
@@ -80,8 +88,9 @@ def _means(
         known = [ratio for ratio in found if ratio is not None]
         if known:
             yield (
-                f"{dtype} {what}: {geometric_mean(known):.2f} times {NAMES[other]} in "
-                f"the geometric mean of {len(known)}, {min(known):.2f} at least"
+                f"{dtype} {what}: flexc is {geometric_mean(known):.2f} times as fast "
+                f"as {NAMES[other]} in the geometric mean of {len(known)}, "
+                f"{min(known):.2f} at least"
             )
 
 

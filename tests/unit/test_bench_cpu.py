@@ -120,7 +120,9 @@ ROWS = (
 
 def test_table() -> None:
     text = report.table(Results(MACHINE, ROWS))
-    header, causal, dense, _, *means = text.splitlines()[3:]
+    above, _, below = text.partition("\n2 threads\n")
+    assert all(name in above for name in report.NAMES.values())
+    header, causal, dense, _, *means = below.splitlines()
     assert header.split()[4:9] == ["flexc", "plan", "torch", "blocks", "SDPA"]
     assert causal.split() == [
         *("fp32", "fwd", "s4k", "causal", "400", "-", "133", "-", "320"),
@@ -129,8 +131,10 @@ def test_table() -> None:
     assert dense.split()[9:12] == ["20.00", "60", "%"]
     assert len(header) == len(causal) == len(dense)
     assert means == [
-        "fp32 fwd: 3.46 times torch in the geometric mean of 2, 3.00 at least",
-        "fp32 fwd: 1.25 times SDPA in the geometric mean of 1, 1.25 at least",
+        "fp32 fwd: flexc is 3.46 times as fast as torch in the geometric mean of 2, "
+        "3.00 at least",
+        "fp32 fwd: flexc is 1.25 times as fast as SDPA in the geometric mean of 1, "
+        "1.25 at least",
     ]
 
 
@@ -150,6 +154,20 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = tmp_path.glob("*.json")
     assert {r["threads"] for r in json.loads(path.read_text())["rows"]} == {1}
     assert "causal" in capsys.readouterr().out
+
+
+def test_help_says_what_shapes_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert "s4k128     8 heads, 4,096 x 4,096, head dim 128\n" in said
+    assert "decode128  32 heads (8 of keys), 1 x 8,192, head dim 128" in said
+
+
+def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--show", "absent.json"])
+    assert "argument --show: no file absent.json" in capsys.readouterr().err
 
 
 def test_plot(tmp_path: Path) -> None:
