@@ -73,12 +73,11 @@ from flexc.dialects.tile.memory import (
     ScatterOp,
     StoreOp,
 )
-from flexc.dialects.tile.panels import (
-    KEPT,
-    PANEL_OPS,
+from flexc.dialects.tile.panels import KEPT, PANEL_OPS, PanelMapOp
+from flexc.dialects.tile.register_products import (
+    REGISTER_PRODUCT_OPS,
     VECTOR_BYTES,
     AddRegisterProductOp,
-    PanelMapOp,
     RegisterProductOp,
     RegisterTileAttr,
 )
@@ -173,6 +172,7 @@ Tile = Dialect(
         TanhApproxOp,
         *HOST_OPS,
         *PANEL_OPS,
+        *REGISTER_PRODUCT_OPS,
         *STREAM_OPS,
         *SCHEDULE_OPS,
     ],

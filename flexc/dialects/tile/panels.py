@@ -1,46 +1,30 @@
-"""Work on panels of a CPU: as many columns as a few vector registers hold.
+"""Maps on panels of a CPU: as many columns as a few vector registers hold.
 
-A panel is a tile whose rows are vectors. Products keep a block of the result in
-registers, and read their left operand one number at a time, wherever it lies: neither
-keys nor values are copied, transposed or packed. Maps run over the rows of a panel, and
-combine them on the way.
+A panel is a tile whose rows are vectors. Maps run over its rows, and combine them on
+the way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import (
-    I32,
-    ArrayAttr,
-    DenseArrayBase,
-    IntAttr,
-    MemRefType,
-    StringAttr,
-    TensorType,
-    i32,
-    i64,
-)
-from xdsl.ir import Attribute, ParametrizedAttribute, Region, SSAValue
+from xdsl.dialects.builtin import I32, ArrayAttr, DenseArrayBase, StringAttr, i32
+from xdsl.ir import Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
-    irdl_attr_definition,
     irdl_op_definition,
-    operand_def,
     opt_operand_def,
     prop_def,
     region_def,
-    result_def,
     traits_def,
     var_operand_def,
     var_result_def,
 )
-from xdsl.parser import AttrParser, Parser
+from xdsl.parser import Parser
 from xdsl.printer import Printer
-from xdsl.traits import IsolatedFromAbove, MemoryReadEffect, MemoryWriteEffect, Pure
+from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
-from xdsl.utils.hints import isa
 
 from flexc.dialects.mod_region import verify_scalar_region
 from flexc.dialects.tile.compute import (
@@ -52,176 +36,8 @@ from flexc.dialects.tile.compute import (
 from flexc.dialects.tile.counts import parse_count, print_count
 from flexc.dialects.tile.types import ReduceKind, TileType
 
-VECTOR_BYTES = "vector_bytes"
-"""The attribute of a kernel that says how wide the vectors are that it is made for."""
-
 KEPT = "tile"
 """What becomes of a value that a panel map yields: a tile, or a ReduceKind's value."""
-
-
-@irdl_attr_definition
-class RegisterTileAttr(ParametrizedAttribute):
-    """The block of a product that stays in registers: rows, and vectors in each."""
-
-    name = "tile.register_tile"
-
-    rows: IntAttr
-    vectors: IntAttr
-
-    def __init__(self, rows: int, vectors: int):
-        super().__init__(IntAttr(rows), IntAttr(vectors))
-
-    def print_parameters(self, printer: Printer) -> None:
-        printer.print_string(f"<{self.rows.data} x {self.vectors.data}>")
-
-    @classmethod
-    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
-        with parser.in_angle_brackets():
-            rows = parser.parse_integer()
-            parser.parse_keyword("x")
-            return [IntAttr(rows), IntAttr(parser.parse_integer())]
-
-
-@irdl_op_definition
-class RegisterProductOp(IRDLOperation):
-    """The matrix product lhs @ rhs, added to `acc` if there is one.
-
-    lhs is a tile, or a tensor's elements `base + i * strides[0] + k * strides[1]`, read
-    where they lie and widened exactly to the result's type. Of the result only the
-    first `rows` rows are computed, or all; the others are unspecified. The sum is over
-    the first `inner` columns of lhs, or all. Nothing else of lhs is read. `next` is a
-    hint and changes no result: what lies so much further in memory, unless it is 0, is
-    about to be read.
-
-    ```mlir
-    %s = tile.register_product %key[%base] strides [%s2, %c1] rows %n next %far, %q_t
-         by <8 x 2> : tensor<?x?x?x64xbf16>, !tile.tile<64x32xf32>
-         -> !tile.tile<96x32xf32>
-    %o = tile.register_product %value[%base] strides [%c1, %s2] inner %n, %p onto %acc
-         by <8 x 2> : tensor<?x?x?x64xbf16>, !tile.tile<96x32xf32>
-         -> !tile.tile<64x32xf32>
-    ```
-    """
-
-    name = "tile.register_product"
-
-    lhs = operand_def(TileType | TensorType)
-    base = opt_operand_def(i64)
-    strides = var_operand_def(i64)
-    rows = opt_operand_def(i32)
-    inner = opt_operand_def(i32)
-    next = opt_operand_def(i64)
-    rhs = operand_def(TileType)
-    acc = opt_operand_def(TileType)
-    register_tile = prop_def(RegisterTileAttr)
-    result = result_def(TileType)
-
-    traits = traits_def(Pure())
-    irdl_options = (AttrSizedOperandSegments(as_property=True),)
-    assembly_format = (
-        "$lhs (`[` $base^ `]` `strides` `[` $strides `]`)? (`rows` $rows^)? "
-        "(`inner` $inner^)? (`next` $next^)? `,` $rhs (`onto` $acc^)? "
-        "`by` $register_tile attr-dict "
-        "`:` type($lhs) `,` type($rhs) (`onto` type($acc)^)? `->` type($result)"
-    )
-
-    def __init__(
-        self,
-        lhs: SSAValue,
-        rhs: SSAValue,
-        acc: SSAValue | None,
-        type_: Attribute,
-        register_tile: RegisterTileAttr,
-        base: SSAValue | None = None,
-        strides: Sequence[SSAValue] = (),
-        rows: SSAValue | None = None,
-        inner: SSAValue | None = None,
-        next: SSAValue | None = None,
-    ):
-        super().__init__(
-            operands=[lhs, base, strides, rows, inner, next, rhs, acc],
-            properties={"register_tile": register_tile},
-            result_types=[type_],
-        )
-
-    def verify_(self) -> None:
-        (k, n), (m, n2) = shape_of(self.rhs.type), shape_of(self.result.type)
-        if n != n2:
-            raise VerifyException(f"result expects {n} columns as rhs has, got {n2}")
-        element = element_of(self.result.type)
-        if element_of(self.rhs.type) != element:
-            raise VerifyException(f"rhs expects elements of {element}")
-        if self.acc is not None and self.acc.type != self.result.type:
-            raise VerifyException(f"acc expects type {self.result.type}")
-        in_memory = not isinstance(self.lhs.type, TileType)
-        if in_memory != (self.base is not None) or len(self.strides) != 2 * in_memory:
-            raise VerifyException("expects a base and two strides for a tensor only")
-        if self.next is not None and not in_memory:
-            raise VerifyException("next expects a tensor")
-        if not in_memory and shape_of(self.lhs.type) != (m, k):
-            raise VerifyException(f"lhs expects shape {(m, k)}, got {self.lhs.type}")
-        if not in_memory and element_of(self.lhs.type) != element:
-            raise VerifyException(f"lhs expects elements of {element}")
-
-
-@irdl_op_definition
-class AddRegisterProductOp(IRDLOperation):
-    """Add the matrix product lhs @ rhs to a memref: a register product in memory.
-
-    Element (i, j) is added to the memref's element `base + i * stride + j`, of the
-    first `rows` rows, or all. The sum is over the first `inner` columns of lhs, or all.
-    No other program reads or writes what is added to.
-
-    ```mlir
-    tile.add_register_product %dk[%base] stride %s3 rows %n, %w inner %m, %q by <8 x 2>
-        : memref<?x?x?x64xf32>, !tile.tile<96x32xf32>, !tile.tile<32x64xf32>
-    ```
-    """
-
-    name = "tile.add_register_product"
-
-    memref = operand_def(MemRefType)
-    base = operand_def(i64)
-    stride = operand_def(i64)
-    rows = opt_operand_def(i32)
-    lhs = operand_def(TileType)
-    inner = opt_operand_def(i32)
-    rhs = operand_def(TileType)
-    register_tile = prop_def(RegisterTileAttr)
-
-    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
-    irdl_options = (AttrSizedOperandSegments(as_property=True),)
-    assembly_format = (
-        "$memref `[` $base `]` `stride` $stride (`rows` $rows^)? `,` $lhs "
-        "(`inner` $inner^)? `,` $rhs `by` $register_tile attr-dict "
-        "`:` type($memref) `,` type($lhs) `,` type($rhs)"
-    )
-
-    def __init__(
-        self,
-        memref: SSAValue,
-        base: SSAValue,
-        stride: SSAValue,
-        lhs: SSAValue,
-        rhs: SSAValue,
-        register_tile: RegisterTileAttr,
-        rows: SSAValue | None = None,
-        inner: SSAValue | None = None,
-    ):
-        super().__init__(
-            operands=[memref, base, stride, rows, lhs, inner, rhs],
-            properties={"register_tile": register_tile},
-        )
-
-    def verify_(self) -> None:
-        (_, k), (k2, _) = shape_of(self.lhs.type), shape_of(self.rhs.type)
-        if k != k2:
-            raise VerifyException(f"rhs expects {k} rows as lhs has columns, got {k2}")
-        if element_of(self.lhs.type) != element_of(self.rhs.type):
-            raise VerifyException(f"lhs expects elements as {self.rhs.type} has")
-        assert isa(self.memref.type, MemRefType[Attribute])
-        if self.memref.type.element_type != element_of(self.rhs.type):
-            raise VerifyException(f"memref expects elements as {self.rhs.type} has")
 
 
 @irdl_op_definition
@@ -372,4 +188,4 @@ class PanelMapOp(IRDLOperation):
         )
 
 
-PANEL_OPS = (RegisterProductOp, AddRegisterProductOp, PanelMapOp)
+PANEL_OPS = (PanelMapOp,)

@@ -23,8 +23,8 @@ from xdsl.irdl import (
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from flexc.dialects.tile.compute import shape_of
-from flexc.dialects.tile.panels import RegisterTileAttr
+from flexc.dialects.tile.compute import element_of, shape_of
+from flexc.dialects.tile.register_products import RegisterTileAttr
 from flexc.dialects.tile.types import TileType
 
 
@@ -114,6 +114,8 @@ class StreamProductOp(IRDLOperation):
         rows, got = shape_of(self.lhs.type)[0], shape_of(self.result.type)[0]
         if rows != got:
             raise VerifyException(f"result expects {rows} rows as lhs has, got {got}")
+        if element_of(self.lhs.type) != (element := element_of(self.result.type)):
+            raise VerifyException(f"lhs expects elements of {element}")
         if self.acc is not None and self.acc.type != self.result.type:
             raise VerifyException(f"acc expects type {self.result.type}")
         if self.acc is not None and self.transposed is not None:

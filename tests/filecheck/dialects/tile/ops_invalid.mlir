@@ -387,3 +387,14 @@ tile.kernel @counted(%k : tensor<?x8xf32> #tile.param<argument 0>, %n : i32 #til
   %x = tile.load_strided %k[%i] strides [%i, %i] extents [%n, %n] counted 2 : tensor<?x8xf32> -> !tile.tile<8x8xf32>
   tile.return
 }
+
+// -----
+
+tile.kernel @stream_product_lhs(%k : tensor<?x8xf32> #tile.param<argument 0>, %w : f64 #tile.param<argument 1>,
+    %i : i64 #tile.param<argument 2>, %n : i32 #tile.param<dim 0, 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %w : f64 -> !tile.tile<4x8xf64>
+  // CHECK: lhs expects elements of f32
+  %p = tile.stream_product %x, %k[%i] stride %i count %n transposed ahead 0 by <4 x 4> : !tile.tile<4x8xf64>, tensor<?x8xf32> -> !tile.tile<4x64xf32>
+  tile.return
+}
