@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import torch
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import (
@@ -287,6 +288,8 @@ def _lift_constants(gm: GraphModule) -> list[CaptureInput]:
 
 def _make_fx(fn: Callable[..., Any], args: Sequence[Any]) -> GraphModule:
     with ExitStack() as stack:
+        # `make_fx` sets flags of the process, which two threads would leave set.
+        stack.enter_context(compile_lock)
         # Nothing that is traced requires grad; a mod's own `no_grad` shows so.
         stack.enter_context(torch.enable_grad())
         stack.enter_context(DetachWithoutGrad())

@@ -100,8 +100,10 @@ def read_mods(*mods: Mod | None) -> ModSignature:
     """Walk mods together: a tensor that two of them capture is one capture."""
     walk = Walk()
     walk.run(mods)
+    # Quotients of positions are of the default dtype.
+    key = (torch.get_default_dtype(), *walk.key)
     return ModSignature(
-        mods, tuple(walk.key), tuple(walk.captures), walk.sound, walk.static_numbers
+        mods, key, tuple(walk.captures), walk.sound, walk.static_numbers
     )
 
 

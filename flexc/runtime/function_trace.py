@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo import config as dynamo_config
+from torch._dynamo.convert_frame import compile_lock
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -160,7 +161,7 @@ def _capture(call: Any, fakes: list[Any], scope: Scope, watch: Any) -> GraphModu
     try:
         # A function of torch.compile is captured as the function that it wraps.
         inline = dynamo_config.patch(error_on_nested_fx_trace=False)
-        with activate(scope), watch, inline:
+        with compile_lock, activate(scope), watch, inline:
             return trace(*fakes)
     except FlexcError:
         raise

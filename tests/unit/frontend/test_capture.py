@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from torch.fx._symbolic_trace import is_fx_tracing
 
 from flexc.frontend.capture import CapturedMods, capture_mods
 from flexc.frontend.closures import read_mods
@@ -59,6 +62,19 @@ def test_other_numbers_are_constants(by: Any) -> None:
     signature = read_mods(mod, None)
     assert signature.captures == ()
     check_score(mod)
+
+
+def test_threads_may_trace_at_once() -> None:
+    begin = threading.Barrier(4)
+
+    def trace(by: int) -> int:
+        begin.wait()
+        return sum([placeholders(capture(shifted(by))) for _ in range(10)])
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(trace, range(4))) == [60] * 4
+    # A tracer says so to all of the process.
+    assert not is_fx_tracing()
 
 
 def test_unused_captures_are_dropped() -> None:

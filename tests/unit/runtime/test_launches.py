@@ -113,6 +113,21 @@ def test_planned_masks_are_planned_anew() -> None:
         ids = torch.randint(4, (40,)).sort().values
 
 
+def test_the_default_dtype_is_a_fact() -> None:
+    query, key, value = qkv(dtype=torch.float64)
+
+    def score(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return s + (k / 3) * (q / 7)  # In the default dtype.
+
+    try:
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            expected = attention(query, key, value, score).out
+            torch.testing.assert_close(attend(query, key, value, score), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_few_are_remembered(
     known: dict[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
