@@ -12,12 +12,12 @@ EXTRAS_bench := demo,bench
 EXTRAS_test := test,dev,demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-gpu random-gpu sanitize sanitize-cpu filecheck \
+.PHONY: help venv demo test checks emission test-long test-gpu random-gpu sanitize sanitize-cpu filecheck \
 	triton36 lint format typecheck bench bench-cpu clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | \
-		sed -E 's/^([a-z0-9-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 14
+		sed -E 's/^([a-z0-9-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 16
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("flexc needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -40,11 +40,17 @@ demo: $(VENV)/installed-demo ## compile a dozen attention variants, run a real m
 	$(BIN)/python -m bench.demo
 
 test: venv ## linters, types, IR tests, emission under triton 3.6.0, then all tests
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory typecheck
-	@$(MAKE) --no-print-directory filecheck
-	@$(MAKE) --no-print-directory triton36
-	$(BIN)/python -m pytest --durations=25
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks emission
+	$(BIN)/python -m pytest --durations=25 --ignore=tests/codegen
+
+checks: venv ## linters, types, IR tests, emission under triton 3.6.0
+	@$(MAKE) --no-print-directory --jobs=1 lint
+	@$(MAKE) --no-print-directory --jobs=1 typecheck
+	@$(MAKE) --no-print-directory --jobs=1 filecheck
+	@$(MAKE) --no-print-directory --jobs=1 triton36
+
+emission: venv ## tests of emitted kernels: compiled, and run on a CPU
+	$(BIN)/python -m pytest --durations=25 tests/codegen
 
 test-long: venv ## the tests with thousands of generated examples, slow ones included
 	$(BIN)/python -m pytest -m '' --hypothesis-profile=long --timeout=3600
