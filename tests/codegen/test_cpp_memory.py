@@ -82,3 +82,31 @@ def test_tiles_are_loaded_and_stored(
             got = torch.full_like(a, 3)
             run(a, [a, got, *given, *some, *to, *kept])
             assert got.equal(want), (given, some, to, kept)
+
+
+ADDED = """
+tile.kernel @add(%a : f32 #tile.param<argument 0>,
+    %out : memref<?xf32> #tile.param<argument 1>,
+    %n : i32 #tile.param<argument 2>, %s : i64 #tile.param<argument 3>)
+    grid affine_map<(b, h, q_len) -> (1, 1, 1)> {{
+  %zero = arith.constant 0 : i64
+  %x = tile.full %a : f32 -> {tile}
+  tile.add_strided %x, %out[%zero] strides [{strides}] count %n : {tile}, memref<?xf32>
+  tile.return
+}}
+"""
+
+
+@pytest.mark.parametrize("stride", [1, 40])
+def test_no_more_is_added_than_a_count_says(stride: int) -> None:
+    cases = (("%s", "!tile.tile<12xf32>", 1), ("%s, %s", "!tile.tile<12x3xf32>", 3))
+    for strides, tile, columns in cases:
+        ctx, module = parse(ADDED.format(strides=strides, tile=tile))
+        run = Kernel(run_passes(ctx, module, PREPARE))
+        for count in (12, 7, 0):
+            got, want = torch.ones(2000), torch.ones(2000)
+            run(torch.empty(1, 1, 1, 1), [2.0, got, count, stride])
+            for i in range(count):
+                for j in range(columns):
+                    want[(i + j) * stride] += 2
+            assert got.equal(want), (tile, count)

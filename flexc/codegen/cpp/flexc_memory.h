@@ -165,14 +165,14 @@ FLEXC_INLINE void store(
     }
 }
 
-// out[i * stride] += in[i]
+// out[i * stride] += in[i] of the first `count`
 template <class T, int N>
-FLEXC_INLINE void add_to(T* out, Tile<T, N> in, int64_t stride) {
+FLEXC_INLINE void add_to(T* out, Tile<T, N> in, int64_t stride, int32_t count = N) {
     if (stride == 1) {
 #pragma omp simd
-        for (int i = 0; i < N; ++i) out[i] += in.data[i];
+        for (int i = 0; i < count; ++i) out[i] += in.data[i];
     } else {
-        for (int i = 0; i < N; ++i) out[i * stride] += in.data[i];
+        for (int i = 0; i < count; ++i) out[i * stride] += in.data[i];
     }
 }
 

@@ -9,8 +9,7 @@ from xdsl.ir import Block, Region, SSAValue
 
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import element_of
-
-FULL = (0, 1)
+from flexc.passes.map_builder import FULL
 
 
 def sole_reader(op: tile.PanelMapOp) -> tile.PanelMapOp | None:
