@@ -13,12 +13,13 @@ from bench.cpu import measure as measuring
 from bench.cpu import report
 from bench.cpu.__main__ import main
 from bench.cpu.cells import DIRECTIONS, SHAPES, VARIANTS, Cell, Shape, cells, pairs_of
-from bench.cpu.contest import SYSTEMS, attn_mask
+from bench.cpu.contest import SYSTEMS, attn_mask, by_flexc
 from bench.cpu.measure import PEAK, READ, backward_errors, measure
 from bench.cpu.memory import growth
 from bench.cpu.peak import fma_burst, read_burst
 from bench.cpu.plot import draw
 from bench.cpu.results import Results, Row
+from bench.errors import forward_errors
 from bench.timing import seconds_of
 
 MACHINE = "Some CPU, avx2, torch 2.13.0"
@@ -71,6 +72,14 @@ def test_decoding_is_measured_by_what_it_reads() -> None:
     assert not found.failed
     read = next(row for row in found.rows if row.system == READ)
     assert read.gbytes > 0 == read.gflops
+
+
+def test_errors_of_few_rows_are_of_all_heads() -> None:
+    problem = all_cells.make_problem("alibi", SHAPES["decode"], torch.float32, "fwd")
+    out = by_flexc(problem)().clone()
+    assert forward_errors(problem, out).right
+    out[0, 1] += 1
+    assert not forward_errors(problem, out).right
 
 
 def test_what_a_system_cannot_do_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
