@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
+from flexc.errors import OptionError
 from flexc.runtime.cache import cache_dir, load_text, store_bytes, store_text
 from flexc.runtime.cpp_compiler import (
     INCLUDE_DIR,
@@ -126,8 +127,21 @@ class CppFunction:
         self.function(*values, x, y, z, max(limit, 1))
 
 
+def check_sanitizer() -> None:
+    """Whether kernels can be loaded: AddressSanitizer would end the process if not."""
+    names = os.environ.get("FLEXC_SANITIZE", "").split(",")
+    if "address" in names and not hasattr(ctypes.CDLL(None), "__asan_init"):
+        raise OptionError(
+            "FLEXC_SANITIZE=address expects a process that loads AddressSanitizer "
+            "before anything else; start it with OMP_STACKSIZE=64M "
+            "ASAN_OPTIONS=detect_leaks=0 "
+            "LD_PRELOAD=$(g++ -print-file-name=libasan.so)"
+        )
+
+
 def load_cpp(spec: KernelSpec) -> CppFunction:
     """A function that runs a kernel over a grid with its arguments."""
+    check_sanitizer()
     function = getattr(ctypes.CDLL(str(build(spec))), spec.entry)
     grid_types = [ctypes.c_int64] * 3 + [ctypes.c_int32]
     function.argtypes = [*(ctype(p) for p in spec.params), *grid_types]

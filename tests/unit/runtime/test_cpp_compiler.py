@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from flexc.runtime.cpp_compiler import (
     machines_of,
     sanitizer_flags,
 )
-from flexc.runtime.cpp_loader import library_name
+from flexc.runtime.cpp_loader import check_sanitizer, library_name
 from tests.reference import attention
 
 HERE = machines_of(find_compiler())
@@ -101,3 +102,14 @@ def test_sanitizers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXC_SANITIZE", "thread")
     with pytest.raises(OptionError, match="expects names among address, undefined"):
         sanitizer_flags()
+
+
+@pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="it may be loaded")
+def test_address_sanitizer_has_to_be_loaded_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLEXC_SANITIZE", "undefined")
+    check_sanitizer()
+    monkeypatch.setenv("FLEXC_SANITIZE", "address,undefined")
+    with pytest.raises(OptionError, match="LD_PRELOAD="):
+        check_sanitizer()
