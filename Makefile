@@ -41,16 +41,21 @@ demo: $(VENV)/installed-demo ## compile a dozen attention variants, run a real m
 
 test: venv ## linters, types, IR tests, emission under triton 3.6.0, then all tests
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks emission
-	$(BIN)/python -m pytest --durations=25 --ignore=tests/codegen
+	$(BIN)/python -m pytest --durations=25 $(addprefix --ignore=,$(CHECKED) $(EMISSION))
 
-checks: venv ## linters, types, IR tests, emission under triton 3.6.0
+# What runs side by side, two processes that take about as long; the rest comes last.
+CHECKED = tests/property
+EMISSION = tests/codegen tests/unit/passes tests/unit/frontend tests/unit/interpreters
+
+checks: venv ## linters, types, IR tests, emission under triton 3.6.0, generated examples
 	@$(MAKE) --no-print-directory --jobs=1 lint
 	@$(MAKE) --no-print-directory --jobs=1 typecheck
 	@$(MAKE) --no-print-directory --jobs=1 filecheck
 	@$(MAKE) --no-print-directory --jobs=1 triton36
+	$(BIN)/python -m pytest --durations=25 $(CHECKED)
 
-emission: venv ## tests of emitted kernels: compiled, and run on a CPU
-	$(BIN)/python -m pytest --durations=25 tests/codegen
+emission: venv ## tests of emitted kernels, compiled and run on a CPU, and of passes
+	$(BIN)/python -m pytest --durations=25 $(EMISSION)
 
 test-long: venv ## the tests with thousands of generated examples, slow ones included
 	$(BIN)/python -m pytest -m '' --hypothesis-profile=long --timeout=3600
