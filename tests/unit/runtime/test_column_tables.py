@@ -19,6 +19,7 @@ from flexc.frontend.closures import read_mods
 from flexc.runtime.arguments import Tables, split_block_mask
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.listed_blocks import classes_of, pairs_of
+from flexc.runtime.mask_reading import CPU_BLOCK
 from flexc.runtime.options import NO_OPTIONS
 from flexc.runtime.planner.columns import KINDS, column_tables, transposed
 from flexc.runtime.planner.ordering import ordered
@@ -188,7 +189,7 @@ def test_finer_tables_are_planned_for_both() -> None:
     )
     planned, _ = call.with_blocks(both=True)
     assert planned.tables is not None
-    assert planned.tables.block_size == (128, 128)
+    assert planned.tables.block_size == CPU_BLOCK
     assert planned.tables.columns is not None
     again, _ = call.with_blocks()
     assert again.tables is planned.tables
