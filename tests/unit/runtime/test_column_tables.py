@@ -193,8 +193,10 @@ def test_finer_tables_are_planned_for_both() -> None:
     assert planned.tables.columns is not None
     again, _ = call.with_blocks()
     assert again.tables is planned.tables
-    sides = (planned.tables, planned.tables.columns)
-    for a, b in zip(*(listed(t.tensors, 16, 16) for t in sides), strict=True):
+    rows, columns = (length // size for size in CPU_BLOCK)
+    seen = listed(planned.tables.tensors, rows, columns)
+    turned = listed(planned.tables.columns.tensors, columns, rows)
+    for a, b in zip(seen, turned, strict=True):
         assert torch.equal(a, b.transpose(-1, -2))
 
 
