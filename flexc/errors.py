@@ -46,6 +46,14 @@ class ModSignatureError(FlexcError, TypeError):
     """A mod takes the wrong number of arguments or returns no scalar."""
 
 
+class StateError(FlexcError, ValueError):
+    """A mod or a compiled function reaches too many Python objects to key a call."""
+
+
+class RandomNumberError(UnsupportedOpError):
+    """A mod draws random numbers."""
+
+
 class ShapeError(FlexcError, ValueError):
     """Shapes of query, key, value or of a captured tensor do not fit."""
 

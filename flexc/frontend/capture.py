@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -37,6 +37,7 @@ from flexc.errors import (
     FlexcError,
     ModSignatureError,
     MutationError,
+    RandomNumberError,
     SourceLocation,
     UnsupportedOpError,
 )
@@ -50,6 +51,7 @@ from flexc.frontend.locations import (
     mod_location,
     node_location,
 )
+from flexc.frontend.reads import CallWatch, TensorWatch
 
 ModKind = Literal["score_mod", "mask_mod"]
 
@@ -65,7 +67,8 @@ class CaptureInput:
 
     name: str
     slot: int | None
-    """Its place among the captures of the signature, None for a constant."""
+    """Its place among the captures of the signature, and behind them those that tracing
+    found; None for a constant."""
     dtype: torch.dtype
     """int64 for a Python int, float64 for a Python float."""
     rank: int | None
@@ -100,6 +103,16 @@ class CapturedMods:
     score: CapturedMod | None
     mask: CapturedMod | None
     guards: Guards
+    found: tuple[torch.Tensor, ...] = ()
+    """Tensors that the walk did not find: captures behind those of the signature."""
+    unread: str | None = None
+    """Something the mods read that their key does not tell: equal keys mean nothing."""
+    reads_state: bool = False
+    """The guards ask for more than numbers, shapes and strides."""
+    custom_gradient: SourceLocation | None = None
+    """Where a torch.autograd.Function was applied, whose backward was not traced."""
+    compiled: dict[Any, Any] = field(default_factory=dict)
+    """What was made of these mods, for each kind of call."""
 
     def guards_hold(self, captures: Sequence[Any]) -> bool:
         """Whether the graphs are right for other captured values."""
@@ -111,20 +124,46 @@ def capture_mods(
     score_dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> CapturedMods:
-    """Trace `(score_mod, mask_mod)`, as given to `read_mods`."""
+    """Trace `(score_mod, mask_mod)`, as given to `read_mods`.
+
+    Raises:
+        FlexcError: where a mod is no function of one pair that kernels can compute.
+    """
     score_mod, mask_mod = signature.mods
     _check_arity("score_mod", score_mod)
     _check_arity("mask_mod", mask_mod)
+    found = _trace(signature, score_dtype, device, gradients=True)
+    if found.asks_grad_mode:
+        enabled = torch.is_grad_enabled()
+        if not enabled:
+            found = _trace(signature, score_dtype, device, gradients=False)
+        found.assume(f"torch.is_grad_enabled() is {enabled}")
+    return found.mods
+
+
+def _trace(
+    signature: ModSignature,
+    score_dtype: torch.dtype,
+    device: torch.device | str,
+    gradients: bool,
+) -> _Tracer:
+    """Trace with numbers as symbols or, where a mod needs Python's, as they are."""
+    args = (signature, score_dtype, device, gradients)
     if not signature.static_numbers:
         try:
-            return _Tracer(signature, score_dtype, device, symbolic=True).run()
+            tracer = _Tracer(*args, symbolic=True)
+            tracer.run()
+            if not tracer.spells_numbers:
+                return tracer
         except FlexcError:
             raise
         except Exception:
             # Python code that wants a true number, say a dict lookup. What is
             # wrong for another reason fails again.
             pass
-    return _Tracer(signature, score_dtype, device, symbolic=False).run()
+    tracer = _Tracer(*args, symbolic=False)
+    tracer.run()
+    return tracer
 
 
 def _check_arity(kind: ModKind, mod: Mod | None) -> None:
@@ -156,14 +195,17 @@ class _Tracer:
         signature: ModSignature,
         score_dtype: torch.dtype,
         device: torch.device | str,
+        gradients: bool,
         symbolic: bool,
     ):
         self.shape_env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
         self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.signature = signature
+        self.gradients = gradients
         self.symbolic = symbolic
         self.names = signature.capture_names()
         self.sources: dict[str, str] = {}
+        self.found: list[torch.Tensor] = []
         self.fakes = [self._fake(i, v) for i, v in enumerate(signature.captures)]
         with self.mode:
             self.score = torch.empty((), dtype=score_dtype, device=device)
@@ -201,17 +243,43 @@ class _Tracer:
                         self.sources.setdefault(symbol.name, f"v[{slot}].{what}[{d}]")
         return fake
 
-    def run(self) -> CapturedMods:
-        score_mod, mask_mod = self.signature.rebuild(self.fakes)
+    def run(self) -> None:
+        """Make `mods`."""
+        (score_mod, mask_mod), codes = self.signature.rebuild_with_codes(self.fakes)
         values = self.signature.captures
-        score = mask = None
+        self.calls = CallWatch(codes)
+        self.tensors = TensorWatch(self.fakes, values)
+        score = mask = custom_gradient = None
         if score_mod is not None:
             score = self._trace("score_mod", score_mod, self.signature.mods[0])
+            custom_gradient = self.calls.custom_gradient
         if mask_mod is not None:
             mask = self._trace("mask_mod", mask_mod, self.signature.mods[1])
         pinned = () if self.symbolic else number_guards(values)
         guards = read_guards(self.shape_env, self.sources, values, pinned)
-        return CapturedMods(score, mask, guards)
+        self.mods = CapturedMods(
+            score,
+            mask,
+            guards,
+            tuple(self.found),
+            self.calls.unread or ("a tensor" if self.found else None),
+            custom_gradient=custom_gradient,
+        )
+        for condition in self.tensors.conditions:
+            self.assume(condition)
+
+    @property
+    def asks_grad_mode(self) -> bool:
+        return self.calls.asks_grad_mode
+
+    @property
+    def spells_numbers(self) -> bool:
+        return self.calls.spells_numbers
+
+    def assume(self, condition: str) -> None:
+        """Let the mods serve calls only of which a condition holds."""
+        conditions = (*self.mods.guards.conditions, condition)
+        self.mods = replace(self.mods, guards=Guards(conditions), reads_state=True)
 
     def _trace(self, kind: ModKind, mod: Mod, original: Any) -> CapturedMod:
         args = [self.score, *self.indices] if kind == "score_mod" else self.indices
@@ -221,16 +289,23 @@ class _Tracer:
         def call(*inputs: Any) -> Any:
             # The rebuilt mod closes over self.fakes themselves, which is what
             # the tracer knows as its inputs.
-            result = mod(*inputs[:arity])
+            with self.tensors, self.calls:
+                result = mod(*inputs[:arity])
             _check_result(kind, result, location)
             return result
 
         try:
-            graph = _make_fx(call, [*args, *self.fakes])
+            graph = _make_fx(call, [*args, *self.fakes], self.gradients)
         except FlexcError:
             raise
         except Exception as error:
             _raise_typed(kind, error, location)
+        if self.calls.drew_random_numbers:
+            raise RandomNumberError(
+                f"a {kind} must not draw random numbers: draw them outside of it, into "
+                "a tensor that it reads",
+                location,
+            )
         _check_graph(kind, graph)
         return self._captured(kind, graph, arity, location)
 
@@ -246,9 +321,37 @@ class _Tracer:
                 inputs.append(self._input(slot))
             else:
                 gm.graph.erase_node(node)
-        inputs += _lift_constants(gm)
+        inputs += self._lift_tensors(gm)
         gm.recompile()
         return CapturedMod(kind, gm, tuple(inputs), where)
+
+    def _lift_tensors(self, gm: GraphModule) -> list[CaptureInput]:
+        """Make inputs of the tensors that a trace met or made of Python numbers.
+
+        A constant of one number stays one.
+        """
+        inputs = []
+        for node in [n for n in gm.graph.nodes if n.op == "get_attr"]:
+            tensor = getattr(gm, node.target)
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            found = self.tensors.found(tensor)
+            if found or tensor.dim() > 0:
+                _make_placeholder(gm, node, tensor)
+                inputs.append(self._lifted(tensor, found))
+        return inputs
+
+    def _lifted(self, tensor: torch.Tensor, found: bool) -> CaptureInput:
+        rank = tensor.dim()
+        unit = rank > 0 and tensor.stride(-1) == 1
+        if not found:
+            return CaptureInput("constant", None, tensor.dtype, rank, unit, tensor)
+        known = [t is tensor for t in self.found]
+        if not any(known):
+            self.found.append(tensor)
+        place = known.index(True) if any(known) else len(known)
+        slot = len(self.signature.captures) + place
+        return CaptureInput("tensor", slot, tensor.dtype, rank, unit)
 
     def _input(self, slot: int) -> CaptureInput:
         value, name = self.signature.captures[slot], self.names[slot]
@@ -260,39 +363,26 @@ class _Tracer:
         return CaptureInput(name, slot, dtype, None)
 
 
-def _lift_constants(gm: GraphModule) -> list[CaptureInput]:
-    """Tensors of rank one and more that a mod made itself become inputs."""
-    inputs = []
-    for node in [n for n in gm.graph.nodes if n.op == "get_attr"]:
-        tensor = getattr(gm, node.target)
-        if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
-            continue
-        last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1]
-        with gm.graph.inserting_after(last):
-            placeholder = gm.graph.placeholder(node.name)
-        placeholder.meta["val"] = tensor
-        node.replace_all_uses_with(placeholder)
-        gm.graph.erase_node(node)
-        inputs.append(
-            CaptureInput(
-                "constant",
-                None,
-                tensor.dtype,
-                tensor.dim(),
-                constant=tensor,
-                unit_stride=tensor.stride(-1) == 1,
-            )
-        )
-    return inputs
+def _make_placeholder(gm: GraphModule, node: Node, tensor: torch.Tensor) -> None:
+    """Have a graph take a tensor that it holds."""
+    last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1]
+    with gm.graph.inserting_after(last):
+        placeholder = gm.graph.placeholder(node.name)
+    placeholder.meta["val"] = tensor
+    node.replace_all_uses_with(placeholder)
+    gm.graph.erase_node(node)
 
 
-def _make_fx(fn: Callable[..., Any], args: Sequence[Any]) -> GraphModule:
+def _make_fx(
+    fn: Callable[..., Any], args: Sequence[Any], gradients: bool
+) -> GraphModule:
     with ExitStack() as stack:
         # `make_fx` sets flags of the process, which two threads would leave set.
         stack.enter_context(compile_lock)
         # Nothing that is traced requires grad; a mod's own `no_grad` shows so.
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(DetachWithoutGrad())
+        stack.enter_context(torch.set_grad_enabled(gradients))
+        if gradients:
+            stack.enter_context(DetachWithoutGrad())
         stack.enter_context(IndexByScalars())
         stack.enter_context(fx_traceback.preserve_node_meta())
         stack.enter_context(RecordLines())

@@ -8,65 +8,22 @@ bound methods and objects, and yields
 - the *captures*, in a stable order: tensors, Python ints and floats, which
   become kernel arguments;
 - whether the key is sound. Where it is not (`getattr`, an unknown C object), the
-  mod is traced at every call: slow, but never stale.
+  mod is traced at every call: slow, but never stale. Tracing checks this: see
+  `reads`.
 """
 
 from __future__ import annotations
 
-import enum
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
-from types import (
-    BuiltinFunctionType,
-    CellType,
-    FunctionType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-    SimpleNamespace,
-)
-from typing import Any, Generic, Protocol
+from types import CodeType
+from typing import Any
 
 import torch
 
-from flexc.frontend.code_facts import CodeFacts, code_facts, trusted
-from flexc.frontend.special_methods import (
-    C_DESCRIPTORS,
-    MISSING,
-    MODULE_CALLS,
-    MODULE_LISTS,
-    READING_METHODS,
-    has_getattr,
-    implicit_methods,
-    leaks_self,
-    static_lookup,
-    uses_self,
-)
-
-Capture = torch.Tensor | int | float
-Mod = Callable[..., Any]
-
-_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-
-_BY_VALUE: tuple[type, ...] = (
-    bool,
-    bytes,
-    complex,
-    range,
-    str,
-    type(None),
-    type(...),
-    torch.device,
-    torch.dtype,
-    torch.layout,
-    torch.memory_format,
-)
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-"""Where a torch.nn.Module keeps what `__getattr__` finds."""
+from flexc.errors import StateError
+from flexc.frontend.rebuild import Rebuild
+from flexc.frontend.walk import Capture, Mod, Walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,428 +40,38 @@ class ModSignature:
 
     def rebuild(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The mods with `values` in place of their captures; theirs are kept."""
-        from flexc.frontend.rebuild import Rebuild
+        return self.rebuild_with_codes(values)[0]
 
-        return Rebuild(values).run(self.mods)
+    def rebuild_with_codes(
+        self, values: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], set[CodeType]]:
+        """The same, and the code of all functions that were read."""
+        rebuild = Rebuild(values)
+        try:
+            return rebuild.run(self.mods), rebuild.codes
+        except StateError:
+            return self.mods, set()
 
     def capture_names(self) -> tuple[str, ...]:
         """The user's name for each capture: of a variable or an attribute."""
-        from flexc.frontend.rebuild import Rebuild
-
         rebuild = Rebuild(self.captures)
-        rebuild.run(self.mods)
+        if self.captures:
+            rebuild.run(self.mods)
         return tuple(rebuild.names)
 
 
 def read_mods(*mods: Mod | None) -> ModSignature:
-    """Walk mods together: a tensor that two of them capture is one capture."""
+    """Walk mods together: a tensor that two of them capture is one capture.
+
+    Mods that reach too much to be read have no captures, until they are traced.
+    """
     walk = Walk()
-    walk.run(mods)
+    try:
+        walk.run(mods)
+    except StateError:
+        return ModSignature(mods, (), (), False, False)
     # Quotients of positions are of the default dtype.
     key = (torch.get_default_dtype(), *walk.key)
     return ModSignature(
         mods, key, tuple(walk.captures), walk.sound, walk.static_numbers
     )
-
-
-class Walk:
-    """One walk. Every `visit` returns the value; `Rebuild` returns another."""
-
-    def __init__(self) -> None:
-        self.key: list[Any] = []
-        self.captures: list[Capture] = []
-        self.sound = True
-        self.static_numbers = False
-        self.name = ""
-        self._frozen = False
-        self._slots: dict[int, int] = {}
-        self._seen: dict[int, tuple[int, Any]] = {}
-        self._objects: list[tuple[Any, Any, bool, set[str]]] = []
-        self._attributes: set[str] = set()
-        self._methods: dict[int, frozenset[str]] = {}
-        self._used_attributes: set[str] = set()
-        self._only_read: list[tuple[str, Any]] = []
-
-    def run(self, mods: Sequence[Mod | None]) -> tuple[Mod | None, ...]:
-        results = tuple([self.visit(mod) for mod in mods])
-        if self._objects:
-            self._visit_attributes()
-        return results
-
-    # What a rebuild does otherwise.
-
-    def slot(self, slot: int, value: Capture) -> Any:
-        return value
-
-    def remake(self, value: Any, parts: Any) -> Any:
-        """A container or partial of other parts."""
-        return value
-
-    def begin(self, value: Any) -> Any:
-        """A function or object to be filled in later: they may be cyclic."""
-        return value
-
-    def fill_function(
-        self, copy: Any, cells: Any, globals_: Any, defaults: Any
-    ) -> None:
-        """Give a begun function its parts."""
-
-    def fill_attribute(self, copy: Any, name: str, value: Any, table: str) -> None:
-        """Give a begun object one attribute."""
-
-    # The walk.
-
-    def visit(self, value: Any) -> Any:
-        handler = _HANDLERS.get(type(value))
-        return (handler or _handler(value))(self, value)
-
-    def visit_read(self, value: Any) -> Any:
-        """Visit what is used for nothing but reading its attributes."""
-        handler = _HANDLERS.get(type(value)) or _handler(value)
-        if handler is Walk.object:
-            return self.object(value, used=False)
-        if handler is Walk.cls:
-            return self.cls(value, used=False)
-        return self.visit(value)
-
-    def visit_frozen(self, value: Any) -> Any:
-        """Visit what cannot be replaced: numbers are keyed by their values."""
-        before, self._frozen = self._frozen, True
-        self.visit(value)
-        self._frozen = before
-        return value
-
-    def by_value(self, value: Any) -> Any:
-        self.key.append((type(value), value))
-        return value
-
-    def by_identity(self, value: Any) -> Any:
-        self.key.append(value)
-        return value
-
-    def unknown(self, value: Any) -> Any:
-        self.sound = False
-        self.key.append(type(value))
-        return value
-
-    def number(self, value: int | float) -> Any:
-        kind = type(value)
-        plain = _INT64_MIN <= value <= _INT64_MAX if kind is int else isfinite(value)
-        if self._frozen or not plain:
-            return self.by_value(value)
-        self.key.append(kind)
-        self.captures.append(value)
-        return self.slot(len(self.captures) - 1, value)
-
-    def tensor(self, value: torch.Tensor) -> Any:
-        if self._frozen:
-            return self.unknown(value)
-        slot = self._slots.get(id(value))
-        if slot is None:
-            slot = self._slots[id(value)] = len(self.captures)
-            self.captures.append(value)
-        rank = value.dim()
-        unit = rank == 0 or value.stride(-1) == 1
-        self.key.append((slot, value.dtype, rank, value.device.type, unit))
-        return self.slot(slot, value)
-
-    def function(self, fn: FunctionType) -> Any:
-        if (known := self._known(fn)) is not None:
-            return known
-        closure = fn.__closure__
-        foreign = trusted(fn.__module__ or "")
-        if foreign and closure is None:
-            return self.by_identity(fn)
-        code = fn.__code__
-        facts = code_facts(code)
-        self.key.append(code)
-        copy = self._begin(fn)
-        if not foreign:
-            self.sound &= facts.sound
-            self.static_numbers |= facts.inspects_types
-            self._attributes |= facts.attributes
-            self._used_attributes |= facts.used_attributes
-        used = None if foreign else facts.used
-        cells = self._cells(code.co_freevars, closure, used) if closure else ()
-        globals_ = {} if foreign else self._globals(fn, facts)
-        defaults = fn.__defaults__ and self.visit(fn.__defaults__)
-        if fn.__kwdefaults__:
-            defaults = (defaults, self.visit(fn.__kwdefaults__))
-        else:
-            defaults = (defaults, None)
-        self.fill_function(copy, cells, globals_, defaults)
-        return copy
-
-    def _cells(
-        self,
-        names: Sequence[str],
-        cells: Sequence[CellType],
-        used: frozenset[str] | None,
-    ) -> list[Any]:
-        values = []
-        for name, cell in zip(names, cells, strict=True):
-            self.name = name
-            try:
-                content = cell.cell_contents
-            except ValueError:  # A variable that has no value yet.
-                self.key.append(CellType)
-                values.append(CellType)
-                continue
-            visit = self.visit if used is None or name in used else self.visit_read
-            values.append(visit(content))
-        return values
-
-    def _globals(self, fn: FunctionType, facts: CodeFacts) -> dict[str, Any]:
-        scope = fn.__globals__
-        values: dict[str, Any] = {}
-        for name in facts.globals:
-            if name in scope:
-                self.name = name
-                visit = self.visit if name in facts.used else self.visit_read
-                values[name] = visit(scope[name])
-            else:
-                self.key.append(None)
-        return values
-
-    def _known(self, value: Any) -> Any:
-        """What was made of a value that was met before, and a key that says so."""
-        seen = self._seen.get(self._id(value))
-        if seen is None:
-            return None
-        self.key.append(seen[0])
-        return seen[1]
-
-    def _begin(self, value: Any) -> Any:
-        copy = self.begin(value)
-        self._seen[self._id(value)] = (len(self._seen), copy)
-        return copy
-
-    def _id(self, value: Any) -> int:
-        """A frozen value is another one: it keeps its numbers."""
-        return ~id(value) if self._frozen else id(value)
-
-    def sequence(self, value: Sequence[Any]) -> Any:
-        self.key.append((type(value), len(value)))
-        if not self._enter(value):
-            return value
-        parts = [self.visit(part) for part in value]
-        return self._leave(value, parts)
-
-    def dictionary(self, value: dict[Any, Any]) -> Any:
-        plain = all(type(k) in _KEY_TYPES or isinstance(k, enum.Enum) for k in value)
-        if not plain or not self._enter(value):
-            return self.unknown(value)
-        self.key.append((dict, tuple([(type(k), k) for k in value])))
-        parts = {}
-        for name, part in value.items():
-            self.name = str(name)
-            parts[name] = self.visit(part)
-        return self._leave(value, parts)
-
-    def set(self, value: Any) -> Any:
-        if not all(type(v) in _KEY_TYPES for v in value):
-            return self.unknown(value)
-        self.key.append((type(value), frozenset((type(v), v) for v in value)))
-        return value
-
-    def _enter(self, container: Any) -> bool:
-        """False within a container that holds itself."""
-        if self._seen.setdefault(id(container), (-1, container))[0] == -2:
-            self.sound = False
-            return False
-        self._seen[id(container)] = (-2, container)
-        return True
-
-    def _leave(self, container: Any, parts: Any) -> Any:
-        del self._seen[id(container)]
-        return self.remake(container, parts)
-
-    def partial(self, value: functools.partial[Any]) -> Any:
-        self.key.append(functools.partial)
-        parts = (
-            self.visit(value.func),
-            self.visit(value.args),
-            self.visit(value.keywords),
-        )
-        return self.remake(value, parts)
-
-    def method(self, value: MethodType) -> Any:
-        self.key.append(MethodType)
-        visit = self.visit if uses_self(value.__func__) else self.visit_read
-        return self.remake(value, (self.visit(value.__func__), visit(value.__self__)))
-
-    def builtin(self, value: BuiltinFunctionType) -> Any:
-        owner = value.__self__
-        if owner is None or isinstance(owner, ModuleType | type):
-            return self.by_identity(value)
-        if trusted(type(owner).__module__) and not isinstance(owner, torch.Tensor):
-            return self.by_identity(value)
-        return self.unknown(value)
-
-    def module(self, value: ModuleType) -> Any:
-        if trusted(value.__name__):
-            return self.by_identity(value)
-        return self.object(value)
-
-    def cls(self, value: type, used: bool = True) -> Any:
-        if trusted(value.__module__):
-            return self.by_identity(value)
-        if used:
-            self._use(value)
-        if (known := self._known(value)) is not None:
-            return known
-        self.by_identity(value)
-        self._seen[self._id(value)] = (len(self._seen), value)
-        self._objects.append((value, value, True, set()))
-        return value
-
-    def object(self, value: Any, used: bool = True) -> Any:
-        if used:
-            self._use(value)
-        if (known := self._known(value)) is not None:
-            return known
-        self.by_identity(type(value))
-        copy = self._begin(value)
-        self._objects.append((value, copy, self._frozen, set()))
-        return copy
-
-    def _use(self, value: Any) -> None:
-        """Note that more is done with an object than reading attributes."""
-        self._methods[id(value)] = implicit_methods(value)
-        if isinstance(value, torch.nn.Module):
-            self.sound &= not any(vars(value).get(hooks) for hooks in _HOOKS)
-
-    # Objects are read through the names that any code met so far uses, until
-    # no new code and hence no new name is met.
-
-    def _visit_attributes(self) -> None:
-        grown = True
-        while grown:
-            grown = False
-            for name, value in self._only_read:
-                if name in self._used_attributes:
-                    self._use(value)
-            for i, (value, copy, frozen, done) in enumerate(self._objects):
-                methods = self._methods.get(id(value), READING_METHODS)
-                names = sorted((self._attributes | methods) - done)
-                done.update(names)
-                grown |= bool(names)
-                self._frozen = frozen
-                for name in names:
-                    self.name = name
-                    self._attribute(i, value, copy, name)
-
-    def _attribute(self, i: int, value: Any, copy: Any, name: str) -> None:
-        mark = len(self.key)
-        self.key.append((i, name))
-        if not isinstance(value, type) and self._own(value, copy, name):
-            return
-        scope = value if isinstance(value, type) else type(value)
-        found = static_lookup(scope, name)
-        if found is MISSING:
-            del self.key[mark:]
-            if has_getattr(value):
-                self.sound = False
-            return
-        self._class_attribute(value, copy, name, found)
-
-    def _own(self, value: Any, copy: Any, name: str) -> bool:
-        """Visit an attribute of the object itself, if it has it."""
-        scope = getattr(value, "__dict__", {})
-        if name in scope:
-            self.fill_attribute(copy, name, self._part(name, scope[name]), "")
-            return True
-        if isinstance(value, torch.nn.Module):
-            for table in _MODULE_TABLES:
-                if name in (held := scope.get(table, ())):
-                    part = self._part(name, held[name])
-                    self.fill_attribute(copy, name, part, table)
-                    return True
-        return False
-
-    def _part(self, name: str, value: Any) -> Any:
-        """Visit the value of an attribute."""
-        if name in self._used_attributes:
-            return self.visit(value)
-        self._only_read.append((name, value))
-        return self.visit_read(value)
-
-    def _class_attribute(self, value: Any, copy: Any, name: str, found: Any) -> None:
-        if leaks_self(found):
-            self._use(value)
-        if isinstance(value, torch.nn.Module):
-            if name in MODULE_CALLS & self._used_attributes:
-                self._use(value)
-            self.sound &= name not in MODULE_LISTS
-        match found:
-            case MemberDescriptorType() if not isinstance(value, type):
-                if hasattr(value, name):
-                    part = self._part(name, getattr(value, name))
-                    self.fill_attribute(copy, name, part, "")
-            case property():
-                self.visit_frozen(found.fget)
-            case staticmethod() | classmethod():
-                self.visit_frozen(found.__func__)
-            case functools.cached_property():
-                self.visit_frozen(found.func)
-            case _ if type(found) in C_DESCRIPTORS:
-                self.key.append(None)
-            case _:
-                self.visit_frozen(found)
-
-
-_KEY_TYPES = (bool, bytes, float, int, str, type(None), torch.dtype, torch.device)
-
-
-_HANDLERS: dict[type, Callable[[Walk, Any], Any]] = {
-    **dict.fromkeys(_BY_VALUE, Walk.by_value),
-    int: Walk.number,
-    float: Walk.number,
-    torch.Tensor: Walk.tensor,
-    torch.nn.Parameter: Walk.tensor,
-    torch.nn.Buffer: Walk.tensor,
-    FunctionType: Walk.function,
-    BuiltinFunctionType: Walk.builtin,
-    MethodType: Walk.method,
-    ModuleType: Walk.module,
-    functools.partial: Walk.partial,
-    tuple: Walk.sequence,
-    list: Walk.sequence,
-    dict: Walk.dictionary,
-    set: Walk.set,
-    frozenset: Walk.set,
-}
-
-HEAP_TYPE = 1 << 9
-
-
-def _handler(value: Any) -> Callable[[Walk, Any], Any]:
-    """The handler of a type that the table does not name."""
-    cls = type(value)
-    if isinstance(value, enum.Enum):
-        return Walk.by_value
-    if isinstance(value, torch.Tensor):
-        return Walk.tensor
-    if isinstance(value, type):
-        return Walk.cls
-    if isinstance(value, ModuleType):
-        return Walk.module
-    if isinstance(value, tuple) and hasattr(cls, "_make"):
-        return Walk.sequence
-    if isinstance(value, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-        return Walk.by_identity
-    return Walk.object if cls is SimpleNamespace or _is_plain(cls) else Walk.unknown
-
-
-def _is_plain(cls: type) -> bool:
-    """A class of Python code, all of which the walk can read.
-
-    What an object of torch's own classes reads of itself is not known, but a
-    Module's tables are.
-    """
-    return bool(cls.__flags__ & HEAP_TYPE) and not any(
-        trusted(base.__module__) and base not in _KNOWN_BASES for base in cls.__mro__
-    )
-
-
-_KNOWN_BASES = (object, torch.nn.Module, Generic, Protocol)

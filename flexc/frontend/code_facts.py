@@ -109,14 +109,15 @@ def trusted(module_name: object) -> bool:
     """
     if not isinstance(module_name, str):
         return True
-    return module_name.partition(".")[0] in TRUSTED_PACKAGES
+    return module_name.partition(".")[0].lstrip("_") in TRUSTED_PACKAGES
 
 
-def _nested(code: CodeType) -> Iterator[CodeType]:
+def nested(code: CodeType) -> Iterator[CodeType]:
+    """A code object and those within it."""
     yield code
     for const in code.co_consts:
         if isinstance(const, CodeType):
-            yield from _nested(const)
+            yield from nested(const)
 
 
 def _read(code: CodeType) -> CodeFacts:
@@ -125,7 +126,7 @@ def _read(code: CodeType) -> CodeFacts:
     used: set[str] = set()
     used_attributes: set[str] = set()
     sound = True
-    for ins, then in (pair for c in _nested(code) for pair in _steps(c)):
+    for ins, then in (pair for c in nested(code) for pair in _steps(c)):
         only_read = then is not None and then.opname in _READS_ATTRIBUTE
         if ins.opname in _READS_GLOBAL:
             names[ins.argval] = None

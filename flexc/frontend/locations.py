@@ -41,7 +41,8 @@ def mod_location(mod: Any) -> SourceLocation | None:
     return SourceLocation(code.co_filename, code.co_firstlineno)
 
 
-def _is_user_file(filename: str) -> bool:
+def is_user_file(filename: str) -> bool:
+    """Whether a file is neither Python's, nor torch's, nor flexc's."""
     in_site = "site-packages" in filename
     ours = filename.startswith(_NOT_USER_CODE[:2])
     return not ours and (in_site or not filename.startswith(_NOT_USER_CODE[2:]))
@@ -52,7 +53,7 @@ def error_location(error: BaseException) -> SourceLocation | None:
     found = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
-        if _is_user_file(trace.tb_frame.f_code.co_filename):
+        if is_user_file(trace.tb_frame.f_code.co_filename):
             found = SourceLocation(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
         trace = trace.tb_next
     return found
@@ -77,7 +78,7 @@ class RecordLines(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not _is_user_file(frame.f_code.co_filename):
+        while frame is not None and not is_user_file(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is not None:
             code = frame.f_code

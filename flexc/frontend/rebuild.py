@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from flexc.frontend.closures import HEAP_TYPE, Capture, Walk
+from flexc.frontend.special_methods import HEAP_TYPE
+from flexc.frontend.walk import Capture, Walk
 
 
 class Rebuild(Walk):
@@ -17,6 +18,8 @@ class Rebuild(Walk):
         super().__init__()
         self._values = values
         self.names: list[str] = []
+        self.codes: set[CodeType] = set()
+        """Of all functions that were met."""
 
     def slot(self, slot: int, value: Capture) -> Any:
         if slot == len(self.names):
@@ -37,6 +40,7 @@ class Rebuild(Walk):
 
     def begin(self, value: Any) -> Any:
         if isinstance(value, FunctionType):
+            self.codes.add(value.__code__)
             return _copy_function(value)
         if isinstance(value, ModuleType):
             module = ModuleType(value.__name__)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import functools
+import sys
+import typing
+from abc import ABCMeta
+from collections.abc import Sequence
 from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
@@ -60,6 +65,33 @@ C_DESCRIPTORS = (
 )
 
 
+HEAP_TYPE = 1 << 9
+KNOWN_METACLASSES = (type, ABCMeta, enum.EnumMeta, type(typing.Protocol))
+
+
+@functools.lru_cache(4096)
+def trusted_class(cls: type) -> bool:
+    """Whether a class is one of a trusted package, not only called so.
+
+    Its module has it: a class made by code there, or renamed, does not count.
+    """
+    module = cls.__module__
+    if not trusted(module) or not cls.__flags__ & HEAP_TYPE:
+        return trusted(module)
+    found: Any = sys.modules.get(module)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is cls
+
+
+def scopes_of(value: Any) -> Sequence[type]:
+    """The classes in which an attribute of a value is looked up."""
+    cls = type(value)
+    if not isinstance(value, type):
+        return (cls,)
+    return (value,) if cls in KNOWN_METACLASSES else (value, cls)
+
+
 def static_lookup(cls: type, name: str) -> Any:
     for base in cls.__mro__:
         if name in base.__dict__:
@@ -68,14 +100,19 @@ def static_lookup(cls: type, name: str) -> Any:
 
 
 def has_getattr(value: Any) -> bool:
-    if isinstance(value, torch.nn.Module | type):
-        return False
+    """Whether code decides what attributes a value has."""
     if isinstance(value, ModuleType):
         return "__getattr__" in vars(value)
     cls = type(value)
-    return static_lookup(cls, "__getattr__") is not MISSING or isinstance(
-        static_lookup(cls, "__getattribute__"), FunctionType
-    )
+    found = static_lookup(cls, "__getattr__")
+    if found is not MISSING and found is not torch.nn.Module.__getattr__:
+        return True
+    return isinstance(static_lookup(cls, "__getattribute__"), FunctionType)
+
+
+def is_trusted(fn: Any) -> bool:
+    """Whether a function is of a trusted package, by what it reads."""
+    return isinstance(fn, FunctionType) and trusted(fn.__globals__.get("__name__"))
 
 
 def uses_self(fn: Any) -> bool:
@@ -87,9 +124,9 @@ def leaks_self(found: Any) -> bool:
     """Whether reading, or calling, a class's attribute does so to its object."""
     match found:
         case FunctionType():
-            return not trusted(found.__module__ or "") and uses_self(found)
+            return not is_trusted(found) and uses_self(found)
         case property():
-            return uses_self(found.fget)
+            return is_trusted(found.fget) or uses_self(found.fget)
         case functools.cached_property():
             return uses_self(found.func)
         case staticmethod() | classmethod():
@@ -114,7 +151,9 @@ def implicit_methods(value: Any) -> frozenset[str]:
 
 
 def _methods_of_class(cls: type) -> frozenset[str]:
-    return _special_methods(cls) & MAKING_METHODS
+    own = _special_methods(cls) & MAKING_METHODS
+    meta = type(cls)
+    return own if meta in KNOWN_METACLASSES else own | _special_methods(meta)
 
 
 def _methods_of(cls: type) -> frozenset[str]:
@@ -128,7 +167,7 @@ def _special_methods(cls: type) -> frozenset[str]:
     return frozenset(
         name
         for base in cls.__mro__
-        if not trusted(base.__module__)
+        if not trusted_class(base)
         for name, value in vars(base).items()
         if name[:2] == "__" and isinstance(value, FunctionType | staticmethod)
     )

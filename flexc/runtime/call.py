@@ -23,7 +23,7 @@ from flexc.runtime.build import (
     multiprocessors,
     shared_memory,
 )
-from flexc.runtime.driver import Compiled, trace
+from flexc.runtime.driver import Compiled
 from flexc.runtime.few_rows import few_rows, fold, hand_back
 from flexc.runtime.listed_blocks import check_listed
 from flexc.runtime.modes import unseen
@@ -40,12 +40,10 @@ from flexc.runtime.tensor_facts import (
     largest_offset,
     max_length,
 )
+from flexc.runtime.traces import trace_mods
 
 LENGTH_MULTIPLE = 128
 """torch's own block size: lengths that are multiples of it have whole blocks."""
-
-_compiled: dict[Any, list[Compiled]] = {}
-_traced: dict[Any, list[CapturedMods]] = {}
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Attention:
     asks_determinism: bool = False
     """Equal bits at every run were asked for, for this call or by its scope."""
     traced: CapturedMods | None = None
-    """What the mods were traced to, where the caller knows: they may be gone."""
+    """What the mods were traced to, if they were yet: they may be gone."""
     placement: Placement | None = None
     """How the tensors lie that query, key and value stand for, if they are not meant
     themselves."""
@@ -242,33 +240,26 @@ class Attention:
 
         `mods` are the traced mods, where the caller has them.
         """
-        mods = mods or self.traced
+        mods = mods or self.trace()
         build = self.build()
-        captures = self.signature.captures
-        entries: list[Compiled] = []
-        if self.signature.cacheable:
-            entries = _compiled.setdefault((self.signature.key, build), entries)
-        for entry in entries:
-            if entry.mods.guards_hold(captures):
-                return entry
-        entry = Compiled(mods or self.trace(), build)
-        entries.append(entry)
-        return entry
+        if build not in mods.compiled:
+            mods.compiled[build] = Compiled(mods, build)
+        return mods.compiled[build]
 
     def trace(self) -> CapturedMods:
-        """What the mods are traced to, for this call or for an earlier one."""
+        """What the mods are traced to."""
+        call = self.with_traced()
+        assert call.traced is not None
+        return call.traced
+
+    def with_traced(self) -> Attention:
+        """This call with its mods traced, and all tensors that these read."""
         if self.traced is not None:
-            return self.traced
-        signature, device = self.signature, self.query.device.type
-        found: list[CapturedMods] = []
-        if signature.cacheable:
-            key = (signature.key, self.score_dtype, device)
-            found = _traced.setdefault(key, found)
-        for mods in found:
-            if mods.guards_hold(signature.captures):
-                return mods
-        found.append(trace(signature, self.score_dtype, device))
-        return found[-1]
+            return self
+        signature, mods = trace_mods(
+            self.signature, self.score_dtype, self.query.device
+        )
+        return replace(self, signature=signature, traced=mods)
 
     @property
     def score_dtype(self) -> torch.dtype:

@@ -8,7 +8,7 @@ user's module its tables and the attributes that its code names.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
@@ -17,12 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from flexc.frontend.closures import Capture, Walk
-from flexc.frontend.code_facts import trusted
 from flexc.frontend.rebuild import Rebuild
+from flexc.frontend.walk import MODULE_TABLES, Capture, Walk, has_unread_code
 from flexc.runtime.options import Choices
-
-TABLES = ("_parameters", "_buffers", "_modules")
 
 UNKEYED_ATTRIBUTES = frozenset(
     {"data_ptr", "grad", "grad_fn", "is_leaf", "storage_offset", "untyped_storage"}
@@ -63,11 +60,9 @@ class _Modules(Walk):
         if type(value) in PLAIN:  # Most of what is met, and nothing of the following.
             return super().visit(value)
         if isinstance(value, torch.nn.Module):
-            if isinstance(value, torch.jit.ScriptModule):
-                return self.unknown(value)
             return self.module_object(value)
         if type(value) is BlockMask:
-            return self.whole(value)
+            return self.block_mask(value)
         if isinstance(value, Compiled):
             self.key.append((type(value), value.choices))
             return self.remake(value, self.visit(value.fn))
@@ -78,39 +73,27 @@ class _Modules(Walk):
     def visit_read(self, value: Any) -> Any:
         return self.visit(value)
 
-    def whole(self, value: Any) -> Any:
-        """An object of torch's, with all its attributes."""
+    def block_mask(self, value: BlockMask) -> Any:
+        """A BlockMask, with all its attributes."""
         if (known := self._known(value)) is not None:
             return known
-        self.key.append((type(value), tuple(vars(value))))
+        self.key.append((BlockMask, tuple(vars(value))))
         copy = self._begin(value)
         for name, part in vars(value).items():
             self.fill_attribute(copy, name, self.visit(part), "")
         return copy
 
     def module_object(self, value: torch.nn.Module) -> Any:
-        if (known := self._known(value)) is not None:
-            return known
-        cls = type(value)
-        self.key.append((cls, value.training))
-        foreign = trusted(cls.__module__)
-        copy = self._begin(value) if foreign else self.object(value)
-        for name, part in vars(value).items():
-            if name in TABLES:
-                self._table(copy, name, part)
-            elif "hooks" in name:
-                # Those of loading and saving are no part of a call.
-                self.sound &= "state_dict" in name or not part
-            elif foreign and name != "_non_persistent_buffers_set":
-                self.key.append(name)
-                self.fill_attribute(copy, name, self.visit(part), "")
+        """A module, with all that a search of it may find."""
+        if isinstance(value, torch.jit.ScriptModule):
+            return self.unknown(value)
+        is_new = self._id(value) not in self._seen
+        copy = self.object(value)
+        if is_new and not has_unread_code(type(value)):
+            self.key.append(value.training)
+            for name in MODULE_TABLES:
+                self.table(copy, name, vars(value)[name])
         return copy
-
-    def _table(self, copy: Any, table: str, parts: Mapping[str, Any]) -> None:
-        self.key.append((table, tuple(parts)))
-        for name, part in parts.items():
-            self.name = name
-            self.fill_attribute(copy, name, self.visit(part), table)
 
 
 class _Rebuild(_Modules, Rebuild):

@@ -162,6 +162,9 @@ def remember(facts: Hashable, call: Attention, results: Results) -> None:
 
 def launch_of(call: Attention, results: Results) -> Launch | None:
     """How a call is launched; None if it takes more than one launch, or none."""
+    call = call.with_traced()
+    if not call.signature.cacheable or call.trace().reads_state:
+        return None
     plain = call.backend == "cpp" and call.tables is None
     if not plain or call.outputs.lse_parts or not call.has_pairs:
         return None

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -26,11 +27,14 @@ class GraphSignature(ModSignature):
     slots: Slots = ((), ())
     """For score and mask: which captures their graphs take, in order."""
 
-    def rebuild(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(
+    def rebuild_with_codes(
+        self, values: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], set[CodeType]]:
+        mods = tuple(
             None if graph is None else _bind(graph, [values[s] for s in slots])
             for graph, slots in zip(self.mods, self.slots, strict=True)
         )
+        return mods, set()
 
     def capture_names(self) -> tuple[str, ...]:
         names = ["capture"] * len(self.captures)

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
+from flexc.errors import GradientError
+from flexc.frontend.capture import CapturedMods
 from flexc.runtime.autograd.functions import FlexAttentionFunction
 from flexc.runtime.autograd.template import Template, split
 from flexc.runtime.call import Attention
-from flexc.runtime.transforms import is_transformed, plain
+from flexc.runtime.transforms import is_transformed
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 def run_attention(call: Attention) -> Results:
     """Run a call, recorded by autograd where an input asks for it."""
-    transformed = is_transformed()
-    if not transformed and not is_differentiated(call):
+    call = call.with_traced()
+    if not is_transformed() and not is_differentiated(call):
         return call.run()
-    if transformed:
-        call = _traced_plainly(call)
+    _check_gradient(call.trace())
     return run_template(call, *split(call))
 
 
@@ -41,6 +40,16 @@ def run_template(
     return out, lse.sum(-1) if has_parts else lse, max_scores
 
 
+def _check_gradient(mods: CapturedMods) -> None:
+    if mods.custom_gradient is not None:
+        raise GradientError(
+            "a score_mod applies a torch.autograd.Function, whose backward flexc does "
+            "not trace: write what it computes with torch's operations, or call "
+            "attention under torch.no_grad()",
+            mods.custom_gradient,
+        )
+
+
 def is_differentiated(call: Attention) -> bool:
     """Whether derivatives may be asked for, as far as torch has been told."""
     if forward_ad._current_level >= 0:
@@ -51,16 +60,3 @@ def is_differentiated(call: Attention) -> bool:
         return True
     captures = call.signature.captures
     return any(isinstance(c, Tensor) and c.requires_grad for c in captures)
-
-
-def _traced_plainly(call: Attention) -> Attention:
-    """The call with its mods traced for what is within torch.func's tensors."""
-    if call.traced is not None:
-        return call
-    signature = call.signature
-    captures = tuple(
-        plain(c) if isinstance(c, Tensor) else c for c in signature.captures
-    )
-    with temporarily_clear_interpreter_stack():
-        traced = replace(call, signature=replace(signature, captures=captures)).trace()
-    return replace(call, traced=traced)

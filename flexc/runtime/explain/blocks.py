@@ -186,7 +186,7 @@ def by_planning(subject: Subject, size: tuple[int, int]) -> Tensor:
     problem = Problem(*subject.sizes, *size)
     device = call.query.device
     backend = "cpp" if device.type == "cpu" else "triton"
-    plan = find_plan(call.signature, problem, device, backend, subject.compiled.mods)
+    plan = find_plan(call.signature, subject.compiled.mods, problem, device, backend)
     whole = (problem.rows, problem.kv_len // problem.kv_block)
     planning = Planning.start(plan, call.signature, problem, device, whole)
     classes = planning.classify(0, problem.rows, refine=False).cpu()

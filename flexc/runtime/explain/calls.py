@@ -160,7 +160,7 @@ def explain_mask(
         outputs=Outputs(),
         backend=backend,
         tiles=NO_OPTIONS,
-    )
+    ).with_traced()
     return Explanation.of(call, block, differentiated=is_differentiated(call))
 
 
@@ -244,6 +244,7 @@ class Recorder:
         self.seen: dict[Any, Seen] = {}
 
     def run(self, call: Attention) -> Results:
+        call = call.with_traced()
         if call.query.numel() and call.key.size(2):
             differentiated = is_differentiated(call)
             key = (differentiated, call.deterministic, *key_of(call))

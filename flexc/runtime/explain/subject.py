@@ -50,8 +50,8 @@ class Subject:
 
     @classmethod
     def of(cls, call: Attention) -> Subject:
-        bare = replace(call, tables=None)
-        compiled = bare.compiled()
+        call = call.with_traced()
+        compiled = replace(call, tables=None).compiled()
         captures = compiled.attention.arguments(call.signature.captures)
         proofs = compiled.proofs(call.query, call.key, captures)
         module = proofs.stated_in(compiled.attention.module)

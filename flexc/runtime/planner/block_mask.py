@@ -10,12 +10,14 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import BlockMask
 
 from flexc.errors import ModSignatureError, OptionError, ShapeError
+from flexc.frontend.capture import CapturedMods
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.runtime.options import is_interpreting, resolve_backend
 from flexc.runtime.origin import sign
 from flexc.runtime.planner.classes import Planning, expanded, whole_blocks
 from flexc.runtime.planner.ordering import ordered
 from flexc.runtime.planner.plans import Problem, find_plan
+from flexc.runtime.traces import trace_mods
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -100,29 +102,31 @@ def plan_block_mask(
             "mask_mod expects a function of (b, h, q_idx, kv_idx), got "
             f"{type(mask_mod).__name__}"
         )
-    signature = read_mods(None, mask_mod)
+    signature, mods = trace_mods(read_mods(None, mask_mod), torch.float32, device)
     backend = resolve_backend(backend, device)
     if device.type == "cuda" and not torch.version.hip and not is_interpreting():
         from flexc.runtime.planner.recording import replayed_tables
 
-        tables = replayed_tables(signature, problem, device, refine)
+        tables = replayed_tables(signature, mods, problem, device, refine)
     else:
-        tables = planned_tables(signature, problem, device, backend, refine)
+        tables = planned_tables(signature, mods, problem, device, backend, refine)
     sizes = (problem.q_len, problem.kv_len)
     blocks = (problem.q_block, problem.kv_block)
     made = BlockMask(sizes, *tables, BLOCK_SIZE=blocks, mask_mod=mask_mod)
-    return sign(made, signature.captures)
+    # What a mask reads that nothing tells may be something else at the call.
+    return sign(made, signature.captures) if signature.cacheable else made
 
 
 def planned_tables(
     signature: ModSignature,
+    mods: CapturedMods,
     problem: Problem,
     device: torch.device,
     backend: str,
     refine: bool,
 ) -> list[Tensor]:
     """The eight tables, by kernels that are called one after another."""
-    plan = find_plan(signature, problem, device, backend)
+    plan = find_plan(signature, mods, problem, device, backend)
     planning = Planning.start(plan, signature, problem, device, whole_blocks(problem))
     classes = planning.classify(0, problem.rows, refine)
     return expanded(ordered(classes, backend, both=True), problem)

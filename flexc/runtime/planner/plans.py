@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import ModuleOp
 from flexc.codegen.cpp.target import emit_cpp
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.codegen.triton.target import emit_triton
-from flexc.frontend.capture import CapturedMods, capture_mods
+from flexc.frontend.capture import CapturedMods
 from flexc.frontend.closures import ModSignature
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
@@ -38,8 +38,6 @@ from flexc.runtime.tensor_facts import (
 
 FIRST = ("summarize", "classify", "sample")
 """Kernels that almost every mask needs: they are compiled together."""
-
-_plans: dict[Any, list[Plan]] = {}
 
 
 @dataclass(frozen=True)
@@ -128,30 +126,20 @@ class Plan:
 
 def find_plan(
     signature: ModSignature,
+    mods: CapturedMods,
     problem: Problem,
     device: torch.device,
     backend: str,
-    mods: CapturedMods | None = None,
 ) -> Plan:
     """What an earlier call made that this one may use, or something new.
 
-    `mods` are the traced mods of the signature, where the caller has them.
+    `mods` is what the signature was traced to.
     """
     check_captures(signature.captures, device)
     build = build_for(signature, problem, device, backend)
-    if not signature.cacheable:
-        return Plan(mods or trace(signature, device), build)
-    plans = _plans.setdefault((signature.key, build), [])
-    for plan in plans:
-        if plan.mods.guards_hold(signature.captures):
-            return plan
-    plans.append(Plan(mods or trace(signature, device), build))
-    return plans[-1]
-
-
-def trace(signature: ModSignature, device: torch.device) -> CapturedMods:
-    counters["traced"] += 1
-    return capture_mods(signature, torch.float32, device.type)
+    if (Plan, build) not in mods.compiled:
+        mods.compiled[Plan, build] = Plan(mods, build)
+    return mods.compiled[Plan, build]
 
 
 def build_for(

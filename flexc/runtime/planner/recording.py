@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexc.frontend.capture import CapturedMods
 from flexc.frontend.closures import ModSignature
 from flexc.frontend.import_graph import AttentionModule
 from flexc.runtime.kernel import Kernel
@@ -96,17 +97,21 @@ class Recording:
 
 
 def replayed_tables(
-    signature: ModSignature, problem: Problem, device: torch.device, refine: bool
+    signature: ModSignature,
+    mods: CapturedMods,
+    problem: Problem,
+    device: torch.device,
+    refine: bool,
 ) -> list[Tensor]:
     """The eight tables, by launches that were recorded before or are now."""
     captures = signature.captures
     check_captures(captures, device)
     if not signature.cacheable:
-        return record(signature, problem, device, refine).replay(captures)
-    key = (signature.key, problem, device, refine, *map(_kind, captures))
+        return record(signature, mods, problem, device, refine).replay(captures)
+    key = (mods, problem, device, refine, *map(_kind, captures))
     recording = _recordings.get(key)
     if recording is None:
-        recording = record(signature, problem, device, refine)
+        recording = record(signature, mods, problem, device, refine)
         if len(_recordings) >= MAX_RECORDINGS:
             _recordings.clear()
         _recordings[key] = recording
@@ -135,13 +140,17 @@ class Recorder(Planning):
 
 
 def record(
-    signature: ModSignature, problem: Problem, device: torch.device, refine: bool
+    signature: ModSignature,
+    mods: CapturedMods,
+    problem: Problem,
+    device: torch.device,
+    refine: bool,
 ) -> Recording:
     """Lower and compile what a call needs, side by side where it can be."""
     with ThreadPoolExecutor(4) as pool:
-        # Compiled while the mask is traced and lowered.
+        # Compiled while the mask is lowered.
         order = pool.submit(load_order, device)
-        plan = find_plan(signature, problem, device, "triton")
+        plan = find_plan(signature, mods, problem, device, "triton")
         recorder = Recorder.start(plan, signature, problem, META, whole_blocks(problem))
         assert isinstance(recorder, Recorder)
         classes = recorder.classify(0, problem.rows, refine)

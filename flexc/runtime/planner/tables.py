@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from flexc.frontend.capture import CapturedMods
@@ -15,6 +16,7 @@ from flexc.runtime.planner.columns import transposed
 from flexc.runtime.planner.compaction import listed, stacked
 from flexc.runtime.planner.ordering import Table, ordered
 from flexc.runtime.planner.plans import Problem, find_plan
+from flexc.runtime.traces import trace_mods
 
 MAX_CLASSES = 1 << 24
 """Classes that a CPU holds at once; tables are made from them rows by rows."""
@@ -44,7 +46,9 @@ def plan_tables(
     problem = Problem(b, h, q_len, key.size(2), *block_size)
     device = query.device
     backend = resolve_backend(backend, device)
-    plan = find_plan(signature, problem, device, backend, mods)
+    if mods is None:
+        signature, mods = trace_mods(signature, torch.float32, device)
+    plan = find_plan(signature, mods, problem, device, backend)
     whole = (problem.rows, problem.kv_len // problem.kv_block)
     planning = Planning.start(plan, signature, problem, device, whole)
     if device.type == "cpu":

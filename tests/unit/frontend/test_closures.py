@@ -304,14 +304,31 @@ def test_attributes_of_a_module_are_keyed_without_its_forward(
         lambda s, b, h, q, k: LAYER.__call__(s),
         lambda s, b, h, q, k: (lambda f: f(s))(LAYER),
         lambda s, b, h, q, k: LAYER.project(s),
+        LAYER,
+    ],
+)
+def test_calls_of_a_module_read_the_layers_that_it_calls(mod: Any) -> None:
+    before = read_mods(mod)
+    assert before.cacheable
+    held = {id(p) for p in LAYER.project.parameters()}
+    assert held <= {id(c) for c in before.captures}
+    LAYER.project.out_features = 2
+    try:
+        assert read_mods(mod).captures != before.captures
+    finally:
+        LAYER.project.out_features = 1
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
         lambda s, b, h, q, k: s + LAYER.get_parameter("slopes")[h],
         lambda s, b, h, q, k: s + next(LAYER.buffers())[h, 0],
         lambda s, b, h, q, k: s if hasattr(LAYER, "later") else -s,
         lambda s, b, h, q, k: s if super(Layer, LAYER).training else -s,
-        LAYER,
     ],
 )
-def test_calls_of_a_module_are_not_keyed(mod: Any) -> None:
+def test_searches_of_a_module_are_not_keyed(mod: Any) -> None:
     assert not read_mods(mod).cacheable
 
 
@@ -370,7 +387,6 @@ def test_names_of_captures() -> None:
         window_of(object()),
         window_of(torch.ones(2).numpy()),
         functools.lru_cache(causal),
-        window_of(torch.nn.Linear(1, 1)),
     ],
 )
 def test_what_cannot_be_keyed_is_said(mod: Any) -> None:

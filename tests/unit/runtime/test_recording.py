@@ -15,6 +15,7 @@ from flexc.runtime.planner.plans import Problem
 pytest.importorskip("triton")
 
 from flexc.runtime.planner import recording
+from flexc.runtime.traces import trace_mods
 
 CPU = torch.device("cpu")
 PROBLEM = Problem(1, 1, 300, 520, 32, 64)
@@ -47,8 +48,8 @@ def near(ids: torch.Tensor, window: float) -> Any:
 
 
 def tables_of(ids: torch.Tensor, window: float = 3) -> list[torch.Tensor]:
-    signature = read_mods(None, near(ids, window))
-    return recording.replayed_tables(signature, PROBLEM, CPU, refine=True)
+    signature, mods = trace_mods(read_mods(None, near(ids, window)), torch.float32, CPU)
+    return recording.replayed_tables(signature, mods, PROBLEM, CPU, refine=True)
 
 
 def test_each_call_launches_anew_with_its_own_addresses(launches: Launches) -> None:

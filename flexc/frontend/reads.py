@@ -1,0 +1,273 @@
+"""What a mod reads while it is traced, held against what the walk has read.
+
+The walk goes by code that has not run, so that a call can be keyed in microseconds.
+While a mod is traced all that it does is seen: functions it calls, and tensors it
+meets. What the walk did not read makes the mod one that is traced at every call, and a
+tensor that the walk did not find becomes a capture like others.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.overrides import TorchFunctionMode
+
+from flexc.errors import MutationError, SourceLocation, UnsupportedOpError
+from flexc.frontend.code_facts import DYNAMIC_NAMES, nested, trusted
+from flexc.frontend.locations import is_user_file
+
+_OPERATORS = ("_nn", "_special", "_linalg", "_fft")
+_PURE_MODULES = frozenset(
+    {"math", "cmath", "_operator", "_functools"}
+    | {f"torch._C.{name}" for name in _OPERATORS}
+)
+"""Modules written in C whose functions read nothing but their arguments."""
+
+_IMPURE_BUILTINS = DYNAMIC_NAMES | {"dir", "id"}
+
+_INTERNAL = frozenset({"flexc", "mpmath", "sympy"})
+
+_SPELLED = frozenset(
+    method.__code__
+    for cls in (torch.SymInt, torch.SymFloat, torch.SymBool)
+    for name in ("__repr__", "__str__", "__format__")
+    if hasattr(method := getattr(cls, name), "__code__")
+)
+"""What writes a symbolic number as text, where a mod expects digits."""
+
+_APPLY = torch.autograd.Function.apply.__func__.__code__
+
+
+class CallWatch:
+    """Sees each function that a mod calls, in Python and in C.
+
+    `codes` are those of the functions that the walk has read.
+    """
+
+    def __init__(self, codes: Iterable[CodeType]):
+        self._read = {inner for code in codes for inner in nested(code)}
+        self.unread: str | None = None
+        """Something that was called and that the walk did not read."""
+        self.asks_grad_mode = False
+        self.spells_numbers = False
+        self.custom_gradient: SourceLocation | None = None
+        """Where a torch.autograd.Function was applied."""
+        self._watching = False
+
+    def __enter__(self) -> CallWatch:
+        self._random = _random_state()
+        self._watching = sys.getprofile() is None
+        if self._watching:
+            sys.setprofile(self._event)
+        else:  # There is one profiler at a time.
+            self._note("a profiler was active")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._watching:
+            sys.setprofile(None)
+        self.drew_random_numbers = _random_state() != self._random
+
+    def _note(self, what: str) -> None:
+        self.unread = self.unread or what
+
+    def _event(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event == "c_call":
+            if not _is_internal(frame):
+                self._called(arg, frame)
+        elif event == "call":
+            if not _is_internal(frame):
+                self._entered(frame)
+            elif frame.f_code in _SPELLED and not _is_internal(frame.f_back):
+                self.spells_numbers = True
+            elif frame.f_code is _APPLY:
+                self.custom_gradient = _where(frame.f_back)
+
+    def _entered(self, frame: FrameType) -> None:
+        code = frame.f_code
+        if code not in self._read and not self._serves_torch(frame):
+            self._note(f"{code.co_qualname} ({_where(frame)})")
+
+    def _called(self, function: Any, frame: FrameType) -> None:
+        if function is torch.is_grad_enabled:
+            self.asks_grad_mode = True
+        elif not _is_pure(function) and not self._serves_torch(frame):
+            self._note(f"{function.__qualname__}()")
+
+
+    def _serves_torch(self, frame: FrameType) -> bool:
+        """Whether code of a library runs for torch, not for a mod."""
+        while frame.f_back is not None and not _is_internal(frame.f_back):
+            frame = frame.f_back
+        code = frame.f_code
+        return code not in self._read and _is_library(code.co_filename)
+
+
+def _is_library(filename: str) -> bool:
+    in_site = "site-packages" in filename or filename == "<string>"
+    return in_site or not is_user_file(filename)
+
+
+def _where(frame: FrameType | None) -> SourceLocation | None:
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame and SourceLocation(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _is_internal(frame: FrameType | None) -> bool:
+    return frame is None or _is_internal_module(frame.f_globals.get("__name__"))
+
+
+@lru_cache(4096)
+def _is_internal_module(name: object) -> bool:
+    if not isinstance(name, str):
+        return False
+    return trusted(name) or name.partition(".")[0] in _INTERNAL
+
+
+def _is_pure(function: Any) -> bool:
+    """Whether a function written in C reads nothing but its arguments."""
+    owner = function.__self__
+    if isinstance(owner, ModuleType):
+        if owner.__name__ == "builtins":
+            return function.__name__ not in _IMPURE_BUILTINS
+        return owner.__name__ in _PURE_MODULES
+    if owner is None:
+        return trusted(function.__module__)
+    cls = owner if isinstance(owner, type) else type(owner)
+    return isinstance(owner, Tensor) or trusted(cls.__module__)
+
+
+def _random_state() -> Any:
+    """The state of Python's and NumPy's own generators of random numbers."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return random.getstate()
+    _, keys, *rest = numpy.random.get_state()
+    return random.getstate(), keys.tobytes(), rest
+
+
+_STATE: dict[Any, str] = {
+    Tensor.device.__get__: "{}.device",  # pyright: ignore
+    Tensor.is_contiguous: "{}.is_contiguous()",
+    Tensor.is_leaf.__get__: "{}.is_leaf",  # pyright: ignore
+    Tensor.is_pinned: "{}.is_pinned()",
+    Tensor.requires_grad.__get__: "{}.requires_grad",  # pyright: ignore
+    Tensor.storage_offset: "{}.storage_offset()",
+    Tensor.data_ptr: "{}.data_ptr()",
+    Tensor._version.__get__: "{}._version",  # pyright: ignore
+}
+"""What may be asked of a captured tensor and that its stand-in does not know."""
+
+_GRADIENTS = (
+    Tensor.grad.__get__,  # pyright: ignore
+    Tensor.grad_fn.__get__,  # pyright: ignore
+)
+_ABOUT_GRADIENTS = (
+    *_GRADIENTS,
+    Tensor.is_leaf.__get__,  # pyright: ignore
+    Tensor.requires_grad.__get__,  # pyright: ignore
+)
+
+
+class TensorWatch(TorchFunctionMode):
+    """Sees each tensor that a mod meets, and what the mod asks of captured ones.
+
+    `captures` are what `fakes` stand for. What is computed from tensors that the walk
+    did not find alone is computed, as the user's code does it, and not traced: torch
+    records its derivative.
+    """
+
+    def __init__(self, fakes: Sequence[Any], captures: Sequence[Any]):
+        super().__init__()
+        self.conditions: dict[str, None] = {}
+        """Expressions over `v`, the captures, whose values tracing relied on."""
+        self._slots = {id(f): i for i, f in enumerate(fakes)}
+        self._captures = captures
+        self._made: dict[int, Tensor] = {}
+        self._met: dict[int, Tensor] = {}
+
+    def found(self, tensor: Tensor) -> bool:
+        """Whether a tensor was there before the trace and the walk missed it."""
+        return id(tensor) in self._met or tensor.requires_grad
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        # torch's own calls are many, and of no interest.
+        profiler = sys.getprofile()
+        sys.setprofile(None)
+        try:
+            return self._call(func, args, kwargs or {})
+        finally:
+            sys.setprofile(profiler)
+
+    def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        tensors = list(_tensors((*args, *kwargs.values())))
+        if func in _STATE or func in _GRADIENTS:
+            asked = self._asked(func, args)
+            if asked is not None:
+                return asked[0]
+        missed = [t for t in tensors if self._is_missed(t)]
+        if not missed or len(missed) < len(tensors):
+            result = func(*args, **kwargs)
+            self._made.update((id(t), t) for t in _tensors((result,)))
+            return result
+        if _writes(func, kwargs):
+            raise MutationError(
+                f"a mod must not write to what it reads, as {func.__name__} does: use "
+                "an out-of-place operation"
+            )
+        with disable_proxy_modes_tracing():
+            return func(*args, **kwargs)
+
+    def _is_missed(self, tensor: Tensor) -> bool:
+        if isinstance(tensor, FakeTensor) or id(tensor) in self._made:
+            return False
+        self._met[id(tensor)] = tensor
+        return True
+
+    def _asked(self, func: Any, args: Sequence[Any]) -> tuple[Any] | None:
+        """What the captured tensor says that a stand-in is asked for."""
+        slot = self._slots.get(id(args[0]))
+        if slot is None:
+            if isinstance(args[0], FakeTensor) and func in _ABOUT_GRADIENTS:
+                raise UnsupportedOpError(
+                    "a mod must not ask a tensor that it computed for its gradient"
+                )
+            return None
+        value = func(self._captures[slot], *args[1:])
+        if func in _STATE and len(args) == 1:
+            self.conditions[f"{_STATE[func].format(f'v[{slot}]')} == {value!r}"] = None
+        else:
+            self.conditions["False"] = None
+        return (value,)
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+_AUGMENTED = "add and div floordiv lshift mod mul or pow rshift sub truediv xor"
+_WRITING_METHODS = frozenset(
+    {"__set__", "__setitem__"} | {f"__i{name}__" for name in _AUGMENTED.split()}
+)
+
+
+def _writes(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name in _WRITING_METHODS or "out" in kwargs

@@ -1,0 +1,554 @@
+"""The walk over what mods are made of: functions, objects, and what these hold.
+
+It yields a key and the captures, in a stable order. A value is visited by a handler
+of its type; an object through the names that any code met so far uses of it, and
+what torch's own modules hold is visited whole, as their code is not read.
+"""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import functools
+from abc import ABC
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    DynamicClassAttribute,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any, Generic, Protocol
+
+import torch
+
+from flexc.errors import StateError
+from flexc.frontend.code_facts import CodeFacts, code_facts, trusted
+from flexc.frontend.special_methods import (
+    C_DESCRIPTORS,
+    HEAP_TYPE,
+    MISSING,
+    MODULE_CALLS,
+    MODULE_LISTS,
+    READING_METHODS,
+    has_getattr,
+    implicit_methods,
+    is_trusted,
+    leaks_self,
+    scopes_of,
+    static_lookup,
+    trusted_class,
+    uses_self,
+)
+
+Capture = torch.Tensor | int | float
+Mod = Callable[..., Any]
+
+MAX_OBJECTS = 10_000
+"""Python objects that one walk may meet."""
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+
+_BY_VALUE: tuple[type, ...] = (
+    bool,
+    bytes,
+    complex,
+    range,
+    str,
+    type(None),
+    type(...),
+    torch.device,
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+)
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+"""Where a torch.nn.Module keeps what `__getattr__` finds."""
+
+
+class Walk:
+    """One walk. Every `visit` returns the value; `Rebuild` returns another."""
+
+    def __init__(self) -> None:
+        self.key: list[Any] = []
+        self.captures: list[Capture] = []
+        self.sound = True
+        self.static_numbers = False
+        self.name = ""
+        self._frozen = False
+        self._slots: dict[int, int] = {}
+        self._seen: dict[int, tuple[int, Any]] = {}
+        self._objects: list[tuple[Any, Any, bool, set[str]]] = []
+        self._attributes: set[str] = set()
+        self._methods: dict[int, frozenset[str]] = {}
+        self._used_attributes: set[str] = set()
+        self._only_read: list[tuple[str, Any]] = []
+
+    def run(self, mods: Sequence[Mod | None]) -> tuple[Mod | None, ...]:
+        results = tuple([self.visit(mod) for mod in mods])
+        if self._objects:
+            self._visit_attributes()
+        return results
+
+    # What a rebuild does otherwise.
+
+    def slot(self, slot: int, value: Capture) -> Any:
+        return value
+
+    def remake(self, value: Any, parts: Any) -> Any:
+        """A container or partial of other parts."""
+        return value
+
+    def begin(self, value: Any) -> Any:
+        """A function or object to be filled in later: they may be cyclic."""
+        return value
+
+    def fill_function(
+        self, copy: Any, cells: Any, globals_: Any, defaults: Any
+    ) -> None:
+        """Give a begun function its parts."""
+
+    def fill_attribute(self, copy: Any, name: str, value: Any, table: str) -> None:
+        """Give a begun object one attribute."""
+
+    # The walk.
+
+    def visit(self, value: Any) -> Any:
+        handler = _HANDLERS.get(type(value))
+        return (handler or _handler(value))(self, value)
+
+    def visit_read(self, value: Any) -> Any:
+        """Visit what is used for nothing but reading its attributes."""
+        handler = _HANDLERS.get(type(value)) or _handler(value)
+        if handler is Walk.object:
+            return self.object(value, used=False)
+        if handler is Walk.cls:
+            return self.cls(value, used=False)
+        return self.visit(value)
+
+    def visit_frozen(self, value: Any) -> Any:
+        """Visit what cannot be replaced: numbers are keyed by their values."""
+        before, self._frozen = self._frozen, True
+        self.visit(value)
+        self._frozen = before
+        return value
+
+    def by_value(self, value: Any) -> Any:
+        self.key.append(exact(value))
+        return value
+
+    def by_identity(self, value: Any) -> Any:
+        self.key.append(value)
+        return value
+
+    def unknown(self, value: Any) -> Any:
+        self.sound = False
+        self.key.append(type(value))
+        return value
+
+    def number(self, value: int | float) -> Any:
+        kind = type(value)
+        plain = _INT64_MIN <= value <= _INT64_MAX if kind is int else isfinite(value)
+        if self._frozen or not plain:
+            return self.by_value(value)
+        self.key.append(kind)
+        self.captures.append(value)
+        return self.slot(len(self.captures) - 1, value)
+
+    def tensor(self, value: torch.Tensor) -> Any:
+        if self._frozen:
+            return self.unknown(value)
+        slot = self._slots.get(id(value))
+        if slot is None:
+            slot = self._slots[id(value)] = len(self.captures)
+            self.captures.append(value)
+        rank = value.dim()
+        unit = rank == 0 or value.stride(-1) == 1
+        self.key.append((slot, value.dtype, rank, value.device.type, unit))
+        return self.slot(slot, value)
+
+    def function(self, fn: FunctionType) -> Any:
+        if (known := self._known(fn)) is not None:
+            return known
+        closure = fn.__closure__
+        # Its globals, as `functools.wraps` copies the name of another's module.
+        foreign = is_trusted(fn)
+        if foreign and closure is None:
+            return self.by_identity(fn)
+        code = fn.__code__
+        facts = code_facts(code)
+        self.key.append(code)
+        copy = self._begin(fn)
+        if fn.__dict__:
+            self._objects.append((fn, copy, self._frozen, set()))
+        if not foreign:
+            self.sound &= facts.sound
+            self.static_numbers |= facts.inspects_types
+            self._attributes |= facts.attributes
+            self._used_attributes |= facts.used_attributes
+        used = None if foreign else facts.used
+        cells = self._cells(code.co_freevars, closure, used) if closure else ()
+        globals_ = {} if foreign else self._globals(fn, facts)
+        defaults = fn.__defaults__ and self.visit(fn.__defaults__)
+        if fn.__kwdefaults__:
+            defaults = (defaults, self.visit(fn.__kwdefaults__))
+        else:
+            defaults = (defaults, None)
+        self.fill_function(copy, cells, globals_, defaults)
+        return copy
+
+    def _cells(
+        self,
+        names: Sequence[str],
+        cells: Sequence[CellType],
+        used: frozenset[str] | None,
+    ) -> list[Any]:
+        values = []
+        for name, cell in zip(names, cells, strict=True):
+            self.name = name
+            try:
+                content = cell.cell_contents
+            except ValueError:  # A variable that has no value yet.
+                self.key.append(CellType)
+                values.append(CellType)
+                continue
+            visit = self.visit if used is None or name in used else self.visit_read
+            values.append(visit(content))
+        return values
+
+    def _globals(self, fn: FunctionType, facts: CodeFacts) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for name in facts.globals:
+            scope = fn.__globals__
+            if name not in scope:
+                scope = vars(builtins)
+            if name in scope:
+                self.name = name
+                visit = self.visit if name in facts.used else self.visit_read
+                values[name] = visit(scope[name])
+            else:
+                self.key.append(None)
+        return values
+
+    def _known(self, value: Any) -> Any:
+        """What was made of a value that was met before, and a key that says so."""
+        seen = self._seen.get(self._id(value))
+        if seen is None:
+            return None
+        self.key.append(seen[0])
+        return seen[1]
+
+    def _begin(self, value: Any) -> Any:
+        return self._note(value, self.begin(value))
+
+    def _note(self, value: Any, copy: Any) -> Any:
+        if len(self._seen) >= MAX_OBJECTS:
+            raise StateError(
+                f"reading it meets more than {MAX_OBJECTS:,} Python objects, the last "
+                f"of them {self.name!r}, an object of {_name(type(value))}: pass or "
+                "capture only what it computes with"
+            )
+        self._seen[self._id(value)] = (len(self._seen), copy)
+        return copy
+
+    def _id(self, value: Any) -> int:
+        """A frozen value is another one: it keeps its numbers."""
+        return ~id(value) if self._frozen else id(value)
+
+    def sequence(self, value: Sequence[Any]) -> Any:
+        self.key.append((type(value), len(value)))
+        if not self._enter(value):
+            return value
+        parts = [self.visit(part) for part in value]
+        return self._leave(value, parts)
+
+    def dictionary(self, value: dict[Any, Any]) -> Any:
+        plain = all(type(k) in _KEY_TYPES or isinstance(k, enum.Enum) for k in value)
+        if not plain or not self._enter(value):
+            return self.unknown(value)
+        self.key.append((dict, tuple([exact(k) for k in value])))
+        parts = {}
+        for name, part in value.items():
+            self.name = str(name)
+            parts[name] = self.visit(part)
+        return self._leave(value, parts)
+
+    def set(self, value: Any) -> Any:
+        if not all(type(v) in _KEY_TYPES for v in value):
+            return self.unknown(value)
+        self.key.append((type(value), frozenset(map(exact, value))))
+        return value
+
+    def _enter(self, container: Any) -> bool:
+        """False within a container that holds itself."""
+        if self._seen.setdefault(id(container), (-1, container))[0] == -2:
+            self.sound = False
+            return False
+        self._seen[id(container)] = (-2, container)
+        return True
+
+    def _leave(self, container: Any, parts: Any) -> Any:
+        del self._seen[id(container)]
+        return self.remake(container, parts)
+
+    def partial(self, value: functools.partial[Any]) -> Any:
+        self.key.append(functools.partial)
+        parts = (
+            self.visit(value.func),
+            self.visit(value.args),
+            self.visit(value.keywords),
+        )
+        return self.remake(value, parts)
+
+    def method(self, value: MethodType) -> Any:
+        self.key.append(MethodType)
+        visit = self.visit if uses_self(value.__func__) else self.visit_read
+        return self.remake(value, (self.visit(value.__func__), visit(value.__self__)))
+
+    def builtin(self, value: BuiltinFunctionType) -> Any:
+        owner = value.__self__
+        if isinstance(owner, ModuleType):
+            known = trusted(owner.__name__)
+            return self.by_identity(value) if known else self.unknown(value)
+        if owner is None or isinstance(owner, type):
+            return self.by_identity(value)
+        if trusted(type(owner).__module__) and not isinstance(owner, torch.Tensor):
+            return self.by_identity(value)
+        return self.unknown(value)
+
+    def module(self, value: ModuleType) -> Any:
+        if trusted(value.__name__):
+            return self.by_identity(value)
+        return self.object(value)
+
+    def cls(self, value: type, used: bool = True) -> Any:
+        if trusted_class(value):
+            return self.by_identity(value)
+        return self._keyed(value, value, used)
+
+    def member(self, value: enum.Enum) -> Any:
+        """A member of an enumeration: there is one of it, whose state may change."""
+        known = id(value) in self._seen or ~id(value) in self._seen
+        self._keyed(value, (type(value), value._name_), True)
+        if not known:
+            for name, part in vars(value).items():
+                self.key.append(name)
+                if name not in _MEMBERS_OWN:
+                    self.visit_frozen(part)
+        return value
+
+    def _keyed(self, value: Any, key: Any, used: bool) -> Any:
+        """What is never copied: its attributes are keyed by their values."""
+        if (known := self._known(value)) is None:
+            known = value
+            self.by_identity(key)
+            self._note(value, value)
+            self._objects.append((value, value, True, set()))
+        if used:
+            self._use(value)
+        return known
+
+    def object(self, value: Any, used: bool = True) -> Any:
+        if (copy := self._known(value)) is None:
+            self.by_identity(type(value))
+            copy = self._begin(value)
+            # Of torch's own modules all is read at once, by no names.
+            if trusted_class(type(value)):
+                used = True
+            else:
+                self._objects.append((value, copy, self._frozen, set()))
+        if used:
+            self._use(value)
+        return copy
+
+    def _use(self, value: Any) -> None:
+        """Note that more is done with an object than reading attributes."""
+        if id(value) in self._methods:
+            return
+        self._methods[id(value)] = implicit_methods(value)
+        if isinstance(value, torch.nn.Module):
+            self.sound &= not any(vars(value).get(hooks) for hooks in _HOOKS)
+            if has_unread_code(type(value)):
+                self.whole(value, self._seen[self._id(value)][1])
+
+    def whole(self, module: torch.nn.Module, copy: Any) -> None:
+        """Visit all that a module holds, for code that is not read."""
+        for name, part in vars(module).items():
+            self.key.append(name)
+            if name in MODULE_TABLES:
+                self.table(copy, name, part)
+            elif "hooks" in name:
+                # Those of loading and saving are no part of a call.
+                self.sound &= "state_dict" in name or not part
+            elif name != "_non_persistent_buffers_set":
+                self.name = name
+                self.fill_attribute(copy, name, self.visit(part), "")
+
+    def table(self, copy: Any, table: str, parts: Mapping[str, Any]) -> None:
+        """Visit parameters, buffers or modules."""
+        self.key.append((table, tuple(parts)))
+        for name, part in parts.items():
+            self.name = name
+            self.fill_attribute(copy, name, self.visit(part), table)
+
+    # Objects are read through the names that any code met so far uses, until
+    # no new code and hence no new name is met.
+
+    def _visit_attributes(self) -> None:
+        grown = True
+        while grown:
+            grown = False
+            for name, value in self._only_read:
+                if name in self._used_attributes and self._id(value) in self._seen:
+                    self._use(value)
+            for i, (value, copy, frozen, done) in enumerate(self._objects):
+                methods = self._methods.get(id(value), READING_METHODS)
+                names = sorted((self._attributes | methods) - done)
+                done.update(names)
+                grown |= bool(names)
+                self._frozen = frozen
+                for name in names:
+                    self.name = name
+                    self._attribute(i, value, copy, name)
+
+    def _attribute(self, i: int, value: Any, copy: Any, name: str) -> None:
+        mark = len(self.key)
+        self.key.append((i, name))
+        own = not isinstance(value, type) and self._own(value, copy, name)
+        # What the class has counts too: `type(x).a`, and properties come first.
+        found = [
+            f for s in scopes_of(value) if (f := static_lookup(s, name)) is not MISSING
+        ]
+        for part in found:
+            self._class_attribute(value, copy, name, part)
+        if not own and not found:
+            del self.key[mark:]
+            self.sound &= not has_getattr(value)
+
+    def _own(self, value: Any, copy: Any, name: str) -> bool:
+        """Visit an attribute of the object itself, if it has it."""
+        scope = getattr(value, "__dict__", {})
+        if name in scope:
+            self.fill_attribute(copy, name, self._part(name, scope[name]), "")
+            return True
+        if isinstance(value, torch.nn.Module):
+            for table in MODULE_TABLES:
+                if name in (held := scope.get(table, ())):
+                    part = self._part(name, held[name])
+                    self.fill_attribute(copy, name, part, table)
+                    return True
+        return False
+
+    def _part(self, name: str, value: Any) -> Any:
+        """Visit the value of an attribute."""
+        if name in self._used_attributes:
+            return self.visit(value)
+        self._only_read.append((name, value))
+        return self.visit_read(value)
+
+    def _class_attribute(self, value: Any, copy: Any, name: str, found: Any) -> None:
+        if leaks_self(found):
+            self._use(value)
+        if isinstance(value, torch.nn.Module):
+            if is_trusted(found) and found is not vars(torch.nn.Module).get(name):
+                self._use(value)
+            if name in MODULE_CALLS & self._used_attributes:
+                self._use(value)
+            self.sound &= name not in MODULE_LISTS
+        match found:
+            case MemberDescriptorType() if not isinstance(value, type):
+                if hasattr(value, name):
+                    part = self._part(name, getattr(value, name))
+                    self.fill_attribute(copy, name, part, "")
+            case property() | DynamicClassAttribute():
+                self.visit_frozen(found.fget)
+            case staticmethod() | classmethod():
+                self.visit_frozen(found.__func__)
+            case functools.cached_property():
+                self.visit_frozen(found.func)
+            case _ if type(found) in C_DESCRIPTORS:
+                self.key.append(None)
+            case _:
+                self.visit_frozen(found)
+
+
+_KEY_TYPES = (bool, bytes, float, int, str, type(None), torch.dtype, torch.device)
+
+
+_HANDLERS: dict[type, Callable[[Walk, Any], Any]] = {
+    **dict.fromkeys(_BY_VALUE, Walk.by_value),
+    int: Walk.number,
+    float: Walk.number,
+    torch.Tensor: Walk.tensor,
+    torch.nn.Parameter: Walk.tensor,
+    torch.nn.Buffer: Walk.tensor,
+    FunctionType: Walk.function,
+    BuiltinFunctionType: Walk.builtin,
+    MethodType: Walk.method,
+    ModuleType: Walk.module,
+    functools.partial: Walk.partial,
+    tuple: Walk.sequence,
+    list: Walk.sequence,
+    dict: Walk.dictionary,
+    set: Walk.set,
+    frozenset: Walk.set,
+}
+
+
+def exact(value: Any) -> Any:
+    """A key that tells -0.0 from 0.0, and is equal for two that are no numbers."""
+    match value:
+        case float():
+            return type(value), value.hex()
+        case complex():
+            return complex, value.real.hex(), value.imag.hex()
+        case _:
+            return type(value), value
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _handler(value: Any) -> Callable[[Walk, Any], Any]:
+    """The handler of a type that the table does not name."""
+    cls = type(value)
+    if isinstance(value, enum.Enum):
+        return Walk.member
+    if isinstance(value, torch.Tensor):
+        return Walk.tensor
+    if isinstance(value, type):
+        return Walk.cls
+    if isinstance(value, ModuleType):
+        return Walk.module
+    if isinstance(value, tuple) and hasattr(cls, "_make"):
+        return Walk.sequence
+    if isinstance(value, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return Walk.by_identity
+    if isinstance(value, torch.nn.Module):
+        scripted = isinstance(value, torch.jit.ScriptModule)
+        return Walk.unknown if scripted else Walk.object
+    return Walk.object if cls is SimpleNamespace or _is_plain(cls) else Walk.unknown
+
+
+def _is_plain(cls: type) -> bool:
+    """A class of Python code, all of which the walk can read."""
+    return bool(cls.__flags__ & HEAP_TYPE) and not has_unread_code(cls)
+
+
+@functools.lru_cache(4096)
+def has_unread_code(cls: type) -> bool:
+    """Whether some of a class's code is not read: what it reads is not known."""
+    bases = (base for base in cls.__mro__ if base not in _KNOWN_BASES)
+    return any(map(trusted_class, bases))
+
+
+_KNOWN_BASES = (object, torch.nn.Module, Generic, Protocol, ABC)
+_MEMBERS_OWN = frozenset({"_name_", "__objclass__", "_sort_order_"})

@@ -1,0 +1,80 @@
+"""Mods that were traced before, and what serves calls whose mods are equal."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+from flexc.frontend.capture import CapturedMods
+from flexc.frontend.closures import ModSignature
+from flexc.runtime.driver import trace
+from flexc.runtime.tensor_facts import check_captures
+from flexc.runtime.transforms import is_transformed, plain
+
+MAX_TRACED = 1024
+"""Kinds of mods remembered, with their kernels; the least recently used one goes."""
+
+_traced: OrderedDict[Hashable, list[CapturedMods]] = OrderedDict()
+
+
+def trace_mods(
+    signature: ModSignature, score_dtype: torch.dtype, device: torch.device
+) -> tuple[ModSignature, CapturedMods]:
+    """What mods are traced to, by an earlier call or now.
+
+    The signature that comes back has, behind its captures, the tensors that only the
+    trace has found. It is not cacheable where the trace read what no key tells.
+    """
+    mods = _find(signature, score_dtype, device)
+    if mods is None:
+        mods = _trace(signature, score_dtype, device)
+        if signature.cacheable and mods.unread is None:
+            _remember((signature.key, score_dtype, device.type), mods)
+    if mods.unread is not None:
+        check_captures(mods.found, device)
+        captures = (*signature.captures, *mods.found)
+        signature = replace(signature, captures=captures, cacheable=False)
+    return signature, mods
+
+
+def _find(
+    signature: ModSignature, score_dtype: torch.dtype, device: torch.device
+) -> CapturedMods | None:
+    if not signature.cacheable:
+        return None
+    key = (signature.key, score_dtype, device.type)
+    for mods in _traced.get(key, ()):
+        if mods.guards_hold(signature.captures):
+            _traced.move_to_end(key)
+            return mods
+    return None
+
+
+def _remember(key: Hashable, mods: CapturedMods) -> None:
+    variants = _traced.setdefault(key, [])
+    variants.append(mods)
+    del variants[:-MAX_VARIANTS]
+    if len(_traced) > MAX_TRACED:
+        _traced.popitem(last=False)
+
+
+MAX_VARIANTS = 64
+"""Traces of one kind, for what their guards tell apart."""
+
+
+def _trace(
+    signature: ModSignature, score_dtype: torch.dtype, device: torch.device
+) -> CapturedMods:
+    """Trace mods; within torch.func's transforms, for the tensors that these wrap."""
+    if not is_transformed():
+        return trace(signature, score_dtype, device.type)
+    captures = tuple(
+        plain(c) if isinstance(c, Tensor) else c for c in signature.captures
+    )
+    with temporarily_clear_interpreter_stack():
+        return trace(replace(signature, captures=captures), score_dtype, device.type)
