@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -52,6 +53,7 @@ from flexc.frontend.locations import (
     node_location,
 )
 from flexc.frontend.reads import CallWatch, TensorWatch
+from flexc.frontend.rules import is_known
 
 ModKind = Literal["score_mod", "mask_mod"]
 
@@ -114,6 +116,12 @@ class CapturedMods:
     compiled: dict[Any, Any] = field(default_factory=dict)
     """What was made of these mods, for each kind of call."""
 
+    @cached_property
+    def slots(self) -> frozenset[int]:
+        """Which captures are read."""
+        mods = (m for m in (self.score, self.mask) if m is not None)
+        return frozenset(i.slot for m in mods for i in m.inputs if i.slot is not None)
+
     def guards_hold(self, captures: Sequence[Any]) -> bool:
         """Whether the graphs are right for other captured values."""
         return self.guards.hold(captures)
@@ -132,12 +140,14 @@ def capture_mods(
     score_mod, mask_mod = signature.mods
     _check_arity("score_mod", score_mod)
     _check_arity("mask_mod", mask_mod)
-    found = _trace(signature, score_dtype, device, gradients=True)
-    if found.asks_grad_mode:
-        enabled = torch.is_grad_enabled()
-        if not enabled:
-            found = _trace(signature, score_dtype, device, gradients=False)
-        found.assume(f"torch.is_grad_enabled() is {enabled}")
+    args = (signature, score_dtype, device)
+    found = _trace(*args, gradients=True)
+    if not found.calls.asks_grad_mode:
+        return found.mods
+    enabled = torch.is_grad_enabled()
+    if not enabled:
+        found = _trace(*args, gradients=False)
+    found.assume(f"torch.is_grad_enabled() is {enabled}")
     return found.mods
 
 
@@ -147,13 +157,13 @@ def _trace(
     device: torch.device | str,
     gradients: bool,
 ) -> _Tracer:
-    """Trace with numbers as symbols or, where a mod needs Python's, as they are."""
+    """Trace with as few values as the mods let be: symbols, numbers, or tensors too."""
     args = (signature, score_dtype, device, gradients)
     if not signature.static_numbers:
         try:
-            tracer = _Tracer(*args, symbolic=True)
+            tracer = _Tracer(*args, "symbols")
             tracer.run()
-            if not tracer.spells_numbers:
+            if not (tracer.calls.spells_numbers or tracer.needs_tensors):
                 return tracer
         except FlexcError:
             raise
@@ -161,8 +171,11 @@ def _trace(
             # Python code that wants a true number, say a dict lookup. What is
             # wrong for another reason fails again.
             pass
-    tracer = _Tracer(*args, symbolic=False)
+    tracer = _Tracer(*args, "numbers")
     tracer.run()
+    if tracer.needs_tensors:
+        tracer = _Tracer(*args, "tensors")
+        tracer.run()
     return tracer
 
 
@@ -196,13 +209,16 @@ class _Tracer:
         score_dtype: torch.dtype,
         device: torch.device | str,
         gradients: bool,
-        symbolic: bool,
+        given: Literal["symbols", "numbers", "tensors"],
     ):
         self.shape_env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
         self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.signature = signature
         self.gradients = gradients
-        self.symbolic = symbolic
+        self.symbolic = given == "symbols"
+        self.keeps_tensors = given == "tensors"
+        self.needs_tensors = False
+        """Some op has no meaning for one pair, and takes captured tensors alone."""
         self.names = signature.capture_names()
         self.sources: dict[str, str] = {}
         self.found: list[torch.Tensor] = []
@@ -215,7 +231,7 @@ class _Tracer:
 
     def _fake(self, slot: int, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return self._fake_tensor(slot, value)
+            return value if self.keeps_tensors else self._fake_tensor(slot, value)
         if not self.symbolic:
             return value
         source = ConstantSource(f"n{slot}")
@@ -248,7 +264,8 @@ class _Tracer:
         (score_mod, mask_mod), codes = self.signature.rebuild_with_codes(self.fakes)
         values = self.signature.captures
         self.calls = CallWatch(codes)
-        self.tensors = TensorWatch(self.fakes, values)
+        fakes = [] if self.keeps_tensors else self.fakes
+        self.tensors = TensorWatch(fakes, values)
         score = mask = custom_gradient = None
         if score_mod is not None:
             score = self._trace("score_mod", score_mod, self.signature.mods[0])
@@ -267,14 +284,6 @@ class _Tracer:
         )
         for condition in self.tensors.conditions:
             self.assume(condition)
-
-    @property
-    def asks_grad_mode(self) -> bool:
-        return self.calls.asks_grad_mode
-
-    @property
-    def spells_numbers(self) -> bool:
-        return self.calls.spells_numbers
 
     def assume(self, condition: str) -> None:
         """Let the mods serve calls only of which a condition holds."""
@@ -295,7 +304,8 @@ class _Tracer:
             return result
 
         try:
-            graph = _make_fx(call, [*args, *self.fakes], self.gradients)
+            inputs = [] if self.keeps_tensors else self.fakes
+            graph = _make_fx(call, [*args, *inputs], self.gradients)
         except FlexcError:
             raise
         except Exception as error:
@@ -307,6 +317,7 @@ class _Tracer:
                 location,
             )
         _check_graph(kind, graph)
+        self.needs_tensors |= _computes_of_captures_alone(graph, arity)
         return self._captured(kind, graph, arity, location)
 
     def _captured(
@@ -335,20 +346,22 @@ class _Tracer:
             tensor = getattr(gm, node.target)
             if not isinstance(tensor, torch.Tensor):
                 continue
-            found = self.tensors.found(tensor)
-            if found or tensor.dim() > 0:
+            missed = self.tensors.missed(tensor)
+            if missed is not None or tensor.dim() > 0:
                 _make_placeholder(gm, node, tensor)
-                inputs.append(self._lifted(tensor, found))
+                inputs.append(self._lifted(tensor, missed))
         return inputs
 
-    def _lifted(self, tensor: torch.Tensor, found: bool) -> CaptureInput:
+    def _lifted(
+        self, tensor: torch.Tensor, missed: torch.Tensor | None
+    ) -> CaptureInput:
         rank = tensor.dim()
         unit = rank > 0 and tensor.stride(-1) == 1
-        if not found:
+        if missed is None:
             return CaptureInput("constant", None, tensor.dtype, rank, unit, tensor)
-        known = [t is tensor for t in self.found]
+        known = [t is missed for t in self.found]
         if not any(known):
-            self.found.append(tensor)
+            self.found.append(missed)
         place = known.index(True) if any(known) else len(known)
         slot = len(self.signature.captures) + place
         return CaptureInput("tensor", slot, tensor.dtype, rank, unit)
@@ -361,6 +374,23 @@ class _Tracer:
             return CaptureInput(name, slot, value.dtype, rank, unit)
         dtype = torch.int64 if isinstance(value, int) else torch.float64
         return CaptureInput(name, slot, dtype, None)
+
+
+def _computes_of_captures_alone(gm: GraphModule, arity: int) -> bool:
+    """Whether an op that mods lack is applied to captured tensors and nothing else."""
+    nodes = list(gm.graph.nodes)
+    varying = set(nodes[:arity])
+    for node in nodes:
+        if varying.intersection(node.all_input_nodes):
+            varying.add(node)
+        elif node.op == "call_function" and node.all_input_nodes:
+            is_number = isinstance(node.meta.get("val"), _SYMBOLS)
+            if not is_number and not is_known(node.target):
+                return True
+    return False
+
+
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _make_placeholder(gm: GraphModule, node: Node, tensor: torch.Tensor) -> None:

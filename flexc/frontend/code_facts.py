@@ -33,18 +33,16 @@ DYNAMIC_NAMES = frozenset(
 )
 """Functions that read or write what the bytecode does not name."""
 
+_DYNAMIC = """
+    annotations base bases builtins class closure code defaults dict doc func
+    getattribute globals kwdefaults members module mro name qualname self slots
+    subclasses weakref wrapped
+"""
 DYNAMIC_ATTRIBUTES = frozenset(
-    {
-        "__builtins__",
-        "__closure__",
-        "__code__",
-        "__dict__",
-        "__getattribute__",
-        "__globals__",
-        "attrgetter",
-        "methodcaller",
-    }
+    {f"__{name}__" for name in _DYNAMIC.split()}
+    | {"attrgetter", "methodcaller", "f_globals", "f_locals", "gi_frame", "mro"}
 )
+"""Attributes of functions, classes and frames that lead to what no name says."""
 
 INSPECTING_NAMES = frozenset({"isinstance", "issubclass", "type"})
 """Builtins that tell a symbolic number from a Python one."""
@@ -125,7 +123,7 @@ def _read(code: CodeType) -> CodeFacts:
     attributes: set[str] = set()
     used: set[str] = set()
     used_attributes: set[str] = set()
-    sound = True
+    sound, matches = True, False
     for ins, then in (pair for c in nested(code) for pair in _steps(c)):
         only_read = then is not None and then.opname in _READS_ATTRIBUTE
         if ins.opname in _READS_GLOBAL:
@@ -133,7 +131,8 @@ def _read(code: CodeType) -> CodeFacts:
         if ins.opname in _READS_ATTRIBUTE:
             attributes.add(name := _attribute_name(ins))
             used_attributes |= set() if only_read else {name}
-        elif ins.opname == "IMPORT_NAME":
+        matches |= ins.opname == "MATCH_CLASS"
+        if ins.opname == "IMPORT_NAME":
             sound &= trusted(ins.argval)
         elif ins.opname in _WRITES_STATE | _READS_UNNAMED or _writes_free_variable(
             ins, code
@@ -148,7 +147,7 @@ def _read(code: CodeType) -> CodeFacts:
         frozenset(used),
         frozenset(used_attributes),
         sound and not dynamic,
-        bool(INSPECTING_NAMES & names.keys()),
+        bool(INSPECTING_NAMES & names.keys()) or matches,
         code.co_argcount == 0 or code.co_varnames[0] in used,
     )
 

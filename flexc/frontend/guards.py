@@ -23,7 +23,9 @@ class Guards:
 
     def __post_init__(self) -> None:
         text = " and ".join(f"({c})" for c in self.conditions) or "True"
-        check = eval(f"lambda v: {text}", {"math": math, "torch": torch})
+        check = eval(
+            f"lambda v: {text}", {"device": torch.device, "math": math, "torch": torch}
+        )
         object.__setattr__(self, "_check", check)
 
     def hold(self, values: Sequence[Any]) -> bool:

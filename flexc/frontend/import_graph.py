@@ -46,7 +46,7 @@ from flexc.frontend.fields import (
     pointwise,
 )
 from flexc.frontend.locations import node_location
-from flexc.frontend.rules import RULES, Entry
+from flexc.frontend.rules import RULES, Entry, op_name
 from flexc.frontend.scalars import Emitter, Scalar, element_type, number
 
 
@@ -238,7 +238,7 @@ def _name_args(block: Block, names: Sequence[str]) -> None:
 def _hint(name: str) -> str:
     """A name that an SSA value may have."""
     name = re.sub(r"\W", "_", name, flags=re.ASCII).strip("_") or "capture"
-    return f"_{name}" if name[0].isdigit() else name
+    return f"capture{name}" if name[0].isdigit() else name
 
 
 def build_region(
@@ -375,7 +375,7 @@ class _Importer:
         kwargs = {k: self._argument(v) for k, v in node.kwargs.items()}
         if node.target is operator.getitem:
             return args[0]  # Of log_sigmoid_forward, whose second result is scratch.
-        entry = RULES.get(name := _op_name(node.target))
+        entry = RULES.get(name := op_name(node.target))
         if entry is None:
             raise UnsupportedOpError(
                 f"{node.target} has no meaning for one score ({name}): mods compute "
@@ -478,12 +478,3 @@ def _constant(tensor: Any) -> Scalar:
         raise UnsupportedOpError(f"a constant of type {type(tensor).__name__}")
     value = tensor.item()
     return Scalar(tensor.dtype, None, value, False, value >= 0)
-
-
-def _op_name(target: Any) -> str:
-    if isinstance(target, torch._ops.OpOverload):
-        name = target._schema.name.partition("::")[2]
-        in_place = name.endswith("_") and not name.endswith("__")
-        return name.removesuffix("_") if in_place else name
-    name = getattr(target, "__name__", str(target)).strip("_")
-    return name if name.startswith("sym_") else f"_operator_{name}"

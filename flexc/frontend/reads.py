@@ -20,6 +20,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from flexc.errors import MutationError, SourceLocation, UnsupportedOpError
 from flexc.frontend.code_facts import DYNAMIC_NAMES, nested, trusted
@@ -103,7 +104,6 @@ class CallWatch:
         elif not _is_pure(function) and not self._serves_torch(frame):
             self._note(f"{function.__qualname__}()")
 
-
     def _serves_torch(self, frame: FrameType) -> bool:
         """Whether code of a library runs for torch, not for a mod."""
         while frame.f_back is not None and not _is_internal(frame.f_back):
@@ -157,14 +157,15 @@ def _random_state() -> Any:
 
 
 _STATE: dict[Any, str] = {
-    Tensor.device.__get__: "{}.device",  # pyright: ignore
-    Tensor.is_contiguous: "{}.is_contiguous()",
-    Tensor.is_leaf.__get__: "{}.is_leaf",  # pyright: ignore
-    Tensor.is_pinned: "{}.is_pinned()",
-    Tensor.requires_grad.__get__: "{}.requires_grad",  # pyright: ignore
-    Tensor.storage_offset: "{}.storage_offset()",
-    Tensor.data_ptr: "{}.data_ptr()",
-    Tensor._version.__get__: "{}._version",  # pyright: ignore
+    Tensor.device.__get__: "device",  # pyright: ignore
+    Tensor.is_contiguous: "is_contiguous({})",
+    Tensor.is_leaf.__get__: "is_leaf",  # pyright: ignore
+    Tensor.is_pinned: "is_pinned({})",
+    Tensor.requires_grad.__get__: "requires_grad",  # pyright: ignore
+    Tensor.storage_offset: "storage_offset()",
+    Tensor.stride: "stride({})",
+    Tensor.data_ptr: "data_ptr()",
+    Tensor._version.__get__: "_version",  # pyright: ignore
 }
 """What may be asked of a captured tensor and that its stand-in does not know."""
 
@@ -194,11 +195,13 @@ class TensorWatch(TorchFunctionMode):
         self._slots = {id(f): i for i, f in enumerate(fakes)}
         self._captures = captures
         self._made: dict[int, Tensor] = {}
-        self._met: dict[int, Tensor] = {}
+        self._stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def found(self, tensor: Tensor) -> bool:
-        """Whether a tensor was there before the trace and the walk missed it."""
-        return id(tensor) in self._met or tensor.requires_grad
+    def missed(self, tensor: Tensor) -> Tensor | None:
+        """The tensor, missed by the walk, that one in a graph stands for."""
+        pairs = self._stand_ins.values()
+        found = [given for given, stand_in in pairs if stand_in is tensor]
+        return found[0] if found else tensor if tensor.requires_grad else None
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -212,53 +215,58 @@ class TensorWatch(TorchFunctionMode):
             sys.setprofile(profiler)
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        tensors = list(_tensors((*args, *kwargs.values())))
         if func in _STATE or func in _GRADIENTS:
-            asked = self._asked(func, args)
-            if asked is not None:
-                return asked[0]
-        missed = [t for t in tensors if self._is_missed(t)]
-        if not missed or len(missed) < len(tensors):
-            result = func(*args, **kwargs)
-            self._made.update((id(t), t) for t in _tensors((result,)))
-            return result
-        if _writes(func, kwargs):
-            raise MutationError(
-                f"a mod must not write to what it reads, as {func.__name__} does: use "
-                "an out-of-place operation"
-            )
-        with disable_proxy_modes_tracing():
-            return func(*args, **kwargs)
-
-    def _is_missed(self, tensor: Tensor) -> bool:
-        if isinstance(tensor, FakeTensor) or id(tensor) in self._made:
-            return False
-        self._met[id(tensor)] = tensor
-        return True
-
-    def _asked(self, func: Any, args: Sequence[Any]) -> tuple[Any] | None:
-        """What the captured tensor says that a stand-in is asked for."""
-        slot = self._slots.get(id(args[0]))
-        if slot is None:
+            slot = self._slots.get(id(args[0]))
+            if slot is not None:
+                return self._asked(slot, func, args[1:], kwargs)
             if isinstance(args[0], FakeTensor) and func in _ABOUT_GRADIENTS:
                 raise UnsupportedOpError(
                     "a mod must not ask a tensor that it computed for its gradient"
                 )
-            return None
-        value = func(self._captures[slot], *args[1:])
-        if func in _STATE and len(args) == 1:
-            self.conditions[f"{_STATE[func].format(f'v[{slot}]')} == {value!r}"] = None
-        else:
-            self.conditions["False"] = None
-        return (value,)
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if _is_tensor(x)]
+        missed = list(filter(self._is_missed, tensors))
+        if missed and _writes(func, kwargs):
+            raise MutationError(
+                f"a mod must not write to what it reads, as {func.__name__} does: use "
+                "an out-of-place operation"
+            )
+        if missed and len(missed) == len(tensors):
+            with disable_proxy_modes_tracing():
+                return func(*args, **kwargs)
+        if missed:
+            args, kwargs = pytree.tree_map(self._stand_in, (args, kwargs))
+        result = func(*args, **kwargs)
+        made = filter(_is_tensor, pytree.tree_leaves(result))
+        self._made.update((id(t), t) for t in made)
+        return result
+
+    def _is_missed(self, value: Any) -> bool:
+        met = isinstance(value, FakeTensor) or id(value) in self._made
+        return _is_tensor(value) and not met
+
+    def _stand_in(self, value: Any) -> Any:
+        if not self._is_missed(value):
+            return value
+        if id(value) not in self._stand_ins:
+            with disable_proxy_modes_tracing():
+                self._stand_ins[id(value)] = value, value.detach()
+        return self._stand_ins[id(value)][1]
+
+    def _asked(
+        self, slot: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """What a captured tensor says that its stand-in is asked for."""
+        value = func(self._captures[slot], *args, **kwargs)
+        condition = "False"
+        if func in _STATE and not kwargs:
+            asked = _STATE[func].format(", ".join(map(repr, args)))
+            condition = f"v[{slot}].{asked} == {value!r}"
+        self.conditions[condition] = None
+        return value
 
 
-def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
 _AUGMENTED = "add and div floordiv lshift mod mul or pow rshift sub truediv xor"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from flexc.frontend.special_methods import HEAP_TYPE
+from flexc.frontend.special_methods import HEAP_TYPE, own_attributes
 from flexc.frontend.walk import Capture, Walk
 
 
@@ -81,8 +81,7 @@ def _copy_object(value: Any) -> Any:
     cls = type(value)
     heap = cls.__flags__ & HEAP_TYPE
     copy: Any = object.__new__(cls) if heap else cls()
-    if hasattr(value, "__dict__"):
-        vars(copy).update(vars(value))
+    own_attributes(copy).update(own_attributes(value))
     for base in cls.__mro__:
         slots = base.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:

@@ -6,9 +6,12 @@ Python's operators on captured numbers share the rules of the aten ops.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 Rule = Callable[..., Any]
 """`rule(emitter, result dtype, *args, **kwargs)`, arguments as aten's, with every
@@ -45,3 +48,18 @@ def structural(*names: str) -> Callable[[Rule], Rule]:
         return fn
 
     return register
+
+
+def op_name(target: Any) -> str:
+    """The name of what an FX node calls, as rules have it."""
+    if isinstance(target, torch._ops.OpOverload):
+        name = target._schema.name.partition("::")[2]
+        in_place = name.endswith("_") and not name.endswith("__")
+        return name.removesuffix("_") if in_place else name
+    name = getattr(target, "__name__", str(target)).strip("_")
+    return name if name.startswith("sym_") else f"_operator_{name}"
+
+
+def is_known(target: Any) -> bool:
+    """Whether some rule says what an FX node calls."""
+    return target is operator.getitem or op_name(target) in RULES

@@ -92,6 +92,14 @@ def scopes_of(value: Any) -> Sequence[type]:
     return (value,) if cls in KNOWN_METACLASSES else (value, cls)
 
 
+def own_attributes(value: Any) -> dict[str, Any]:
+    """An object's attributes, without running code of its class."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+
+
 def static_lookup(cls: type, name: str) -> Any:
     for base in cls.__mro__:
         if name in base.__dict__:

@@ -12,7 +12,7 @@ import enum
 import functools
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
+from math import copysign, isfinite
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -40,6 +40,7 @@ from flexc.frontend.special_methods import (
     implicit_methods,
     is_trusted,
     leaks_self,
+    own_attributes,
     scopes_of,
     static_lookup,
     trusted_class,
@@ -155,8 +156,7 @@ class Walk:
 
     def number(self, value: int | float) -> Any:
         kind = type(value)
-        plain = _INT64_MIN <= value <= _INT64_MAX if kind is int else isfinite(value)
-        if self._frozen or not plain:
+        if self._frozen or not _is_symbol(value):
             return self.by_value(value)
         self.key.append(kind)
         self.captures.append(value)
@@ -319,8 +319,6 @@ class Walk:
             return self.by_identity(value) if known else self.unknown(value)
         if owner is None or isinstance(owner, type):
             return self.by_identity(value)
-        if trusted(type(owner).__module__) and not isinstance(owner, torch.Tensor):
-            return self.by_identity(value)
         return self.unknown(value)
 
     def module(self, value: ModuleType) -> Any:
@@ -360,7 +358,7 @@ class Walk:
             self.by_identity(type(value))
             copy = self._begin(value)
             # Of torch's own modules all is read at once, by no names.
-            if trusted_class(type(value)):
+            if isinstance(value, torch.nn.Module) and trusted_class(type(value)):
                 used = True
             else:
                 self._objects.append((value, copy, self._frozen, set()))
@@ -434,7 +432,7 @@ class Walk:
 
     def _own(self, value: Any, copy: Any, name: str) -> bool:
         """Visit an attribute of the object itself, if it has it."""
-        scope = getattr(value, "__dict__", {})
+        scope = own_attributes(value)
         if name in scope:
             self.fill_attribute(copy, name, self._part(name, scope[name]), "")
             return True
@@ -502,6 +500,13 @@ _HANDLERS: dict[type, Callable[[Walk, Any], Any]] = {
 }
 
 
+def _is_symbol(value: int | float) -> bool:
+    """Whether a symbol of torch may stand for a number: it has no sign of a zero."""
+    if type(value) is int:
+        return _INT64_MIN <= value <= _INT64_MAX
+    return isfinite(value) and (value != 0 or copysign(1, value) > 0)
+
+
 def exact(value: Any) -> Any:
     """A key that tells -0.0 from 0.0, and is equal for two that are no numbers."""
     match value:
@@ -540,7 +545,18 @@ def _handler(value: Any) -> Callable[[Walk, Any], Any]:
 
 def _is_plain(cls: type) -> bool:
     """A class of Python code, all of which the walk can read."""
-    return bool(cls.__flags__ & HEAP_TYPE) and not has_unread_code(cls)
+    if not cls.__flags__ & HEAP_TYPE or cls.__flags__ & _NEVER_MADE:
+        return False
+    reads = static_lookup(cls, "__getattribute__")
+    return not (
+        isinstance(reads, FunctionType) or has_unread_code(cls) or _is_made_in_c(cls)
+    )
+
+
+def _is_made_in_c(cls: type) -> bool:
+    """Whether objects of a class hold what only code in C can read."""
+    makers = (vars(base).get("__new__") for base in cls.__mro__ if base is not object)
+    return any(m is not None and not isinstance(m, staticmethod) for m in makers)
 
 
 @functools.lru_cache(4096)
@@ -549,6 +565,9 @@ def has_unread_code(cls: type) -> bool:
     bases = (base for base in cls.__mro__ if base not in _KNOWN_BASES)
     return any(map(trusted_class, bases))
 
+
+_NEVER_MADE = 1 << 7
+"""The flag of a type in C that makes no objects of itself."""
 
 _KNOWN_BASES = (object, torch.nn.Module, Generic, Protocol, ABC)
 _MEMBERS_OWN = frozenset({"_name_", "__objclass__", "_sort_order_"})

@@ -39,7 +39,21 @@ def trace_mods(
         check_captures(mods.found, device)
         captures = (*signature.captures, *mods.found)
         signature = replace(signature, captures=captures, cacheable=False)
-    return signature, mods
+    return _without_gradients(signature, mods), mods
+
+
+def _without_gradients(signature: ModSignature, mods: CapturedMods) -> ModSignature:
+    """What no mod reads of the captures has no part in derivatives."""
+    captures = signature.captures
+    idle = [
+        isinstance(c, Tensor) and c.requires_grad and i not in mods.slots
+        for i, c in enumerate(captures)
+    ]
+    if not any(idle):
+        return signature
+    pairs = zip(captures, idle, strict=True)
+    kept = [c.detach() if i and isinstance(c, Tensor) else c for c, i in pairs]
+    return replace(signature, captures=tuple(kept))
 
 
 def _find(
