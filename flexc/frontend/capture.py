@@ -111,8 +111,8 @@ class CapturedMods:
     """Something the mods read that their key does not tell: equal keys mean nothing."""
     reads_state: bool = False
     """The guards ask for more than numbers, shapes and strides."""
-    custom_gradient: SourceLocation | None = None
-    """Where a torch.autograd.Function was applied, whose backward was not traced."""
+    custom_gradient: bool = False
+    """The score applies a torch.autograd.Function, whose backward was not traced."""
     compiled: dict[Any, Any] = field(default_factory=dict)
     """What was made of these mods, for each kind of call."""
 
@@ -266,7 +266,8 @@ class _Tracer:
         self.calls = CallWatch(codes)
         fakes = [] if self.keeps_tensors else self.fakes
         self.tensors = TensorWatch(fakes, values)
-        score = mask = custom_gradient = None
+        score = mask = None
+        custom_gradient = False
         if score_mod is not None:
             score = self._trace("score_mod", score_mod, self.signature.mods[0])
             custom_gradient = self.calls.custom_gradient

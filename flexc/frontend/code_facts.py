@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from types import CodeType
 
@@ -89,15 +90,8 @@ class CodeFacts:
     """Of a method: more is done with its object than reading attributes."""
 
 
-_FACTS: dict[CodeType, CodeFacts] = {}
-
-
-def code_facts(code: CodeType) -> CodeFacts:
-    """The facts of a code object, from a cache."""
-    facts = _FACTS.get(code)
-    if facts is None:
-        facts = _FACTS[code] = _read(code)
-    return facts
+MAX_CODES = 16_384
+"""Code objects whose facts are remembered."""
 
 
 def trusted(module_name: object) -> bool:
@@ -118,7 +112,9 @@ def nested(code: CodeType) -> Iterator[CodeType]:
             yield from nested(const)
 
 
-def _read(code: CodeType) -> CodeFacts:
+@lru_cache(MAX_CODES)
+def code_facts(code: CodeType) -> CodeFacts:
+    """The facts of a code object."""
     names: dict[str, None] = {}
     attributes: set[str] = set()
     used: set[str] = set()

@@ -60,22 +60,21 @@ class CallWatch:
         """Something that was called and that the walk did not read."""
         self.asks_grad_mode = False
         self.spells_numbers = False
-        self.custom_gradient: SourceLocation | None = None
-        """Where a torch.autograd.Function was applied."""
-        self._watching = False
+        self.custom_gradient = False
+        """A torch.autograd.Function was applied."""
 
     def __enter__(self) -> CallWatch:
         self._random = _random_state()
-        self._watching = sys.getprofile() is None
-        if self._watching:
+        self._outer = sys.getprofile()
+        if isinstance(getattr(self._outer, "__self__", self), CallWatch):
             sys.setprofile(self._event)
         else:  # There is one profiler at a time.
             self._note("a profiler was active")
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._watching:
-            sys.setprofile(None)
+        if sys.getprofile() == self._event:
+            sys.setprofile(self._outer)
         self.drew_random_numbers = _random_state() != self._random
 
     def _note(self, what: str) -> None:
@@ -91,7 +90,7 @@ class CallWatch:
             elif frame.f_code in _SPELLED and not _is_internal(frame.f_back):
                 self.spells_numbers = True
             elif frame.f_code is _APPLY:
-                self.custom_gradient = _where(frame.f_back)
+                self.custom_gradient = True
 
     def _entered(self, frame: FrameType) -> None:
         code = frame.f_code

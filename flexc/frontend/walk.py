@@ -50,7 +50,7 @@ from flexc.frontend.special_methods import (
 Capture = torch.Tensor | int | float
 Mod = Callable[..., Any]
 
-MAX_OBJECTS = 10_000
+MAX_OBJECTS = 5_000
 """Python objects that one walk may meet."""
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
@@ -83,6 +83,7 @@ class Walk:
         self.sound = True
         self.static_numbers = False
         self.name = ""
+        self._owner = ""
         self._frozen = False
         self._slots: dict[int, int] = {}
         self._seen: dict[int, tuple[int, Any]] = {}
@@ -251,9 +252,8 @@ class Walk:
     def _note(self, value: Any, copy: Any) -> Any:
         if len(self._seen) >= MAX_OBJECTS:
             raise StateError(
-                f"reading it meets more than {MAX_OBJECTS:,} Python objects, the last "
-                f"of them {self.name!r}, an object of {_name(type(value))}: pass or "
-                "capture only what it computes with"
+                f"more than {MAX_OBJECTS:,} Python objects are within reach, the last "
+                f"of them {self.name!r}{self._owner} ({_name(type(value))})"
             )
         self._seen[self._id(value)] = (len(self._seen), copy)
         return copy
@@ -412,6 +412,7 @@ class Walk:
                 done.update(names)
                 grown |= bool(names)
                 self._frozen = frozen
+                self._owner = f" of an object of {_name(type(value))}"
                 for name in names:
                     self.name = name
                     self._attribute(i, value, copy, name)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from flexc.errors import GradientError
+from flexc.frontend.capture import CapturedMods
 from flexc.runtime.call import Attention
 from flexc.runtime.modes import unseen
 
@@ -135,8 +136,11 @@ IMPLEMENTATIONS = {
 """The module that implements `Derivatives` for a backend."""
 
 
-def derivatives_of(backend: str) -> Derivatives:
-    """The derivatives of a backend's attention."""
+def derivatives_of(call: Attention) -> Derivatives:
+    """The derivatives of a call, by its backend."""
+    backend = call.backend
+    if backend != OPERATORS:
+        check_gradient(call.trace())
     if backend not in IMPLEMENTATIONS:
         raise GradientError(
             f'backend "{backend}" computes the forward of attention only, so far; wrap '
@@ -144,6 +148,17 @@ def derivatives_of(backend: str) -> Derivatives:
             "memory of order Sq * Skv"
         )
     return cast(Derivatives, import_module(IMPLEMENTATIONS[backend]))
+
+
+def check_gradient(mods: CapturedMods) -> None:
+    """Refuse derivatives of code that says itself what these are."""
+    if mods.custom_gradient:
+        raise GradientError(
+            "a score_mod applies a torch.autograd.Function, whose backward flexc does "
+            "not trace: write what it computes with torch's operations, or call "
+            "attention under torch.no_grad()",
+            mods.score and mods.score.location,
+        )
 
 
 def _hidden(call: Attention) -> AbstractContextManager[Any]:
@@ -162,7 +177,7 @@ def backward(
     refuse_batched(d_out, d_lse)
     if not call.has_pairs or (d_out is None and d_lse is None):
         return zeros(call, wanted)
-    of = derivatives_of(call.backend)
+    of = derivatives_of(call)
     with _hidden(call):
         return of.backward(call, out, lse, d_out, d_lse, wanted)
 
@@ -173,7 +188,7 @@ def jvp(
     """The tangents of any call's out and lse along tangents of its inputs."""
     if not call.has_pairs or is_zero(tangents):
         return torch.zeros_like(out), torch.zeros_like(lse)
-    of = derivatives_of(call.backend)
+    of = derivatives_of(call)
     with _hidden(call):
         return of.jvp(call, out, lse, tangents)
 
@@ -194,7 +209,7 @@ def backward_jvp(
         return zeros(call, wanted)
     if is_zero(tangents) or (d_out is None and d_lse is None):
         return backward(call, out, lse, t_d_out, t_d_lse, wanted)
-    of = derivatives_of(call.backend)
+    of = derivatives_of(call)
     with _hidden(call):
         return of.backward_jvp(
             call, out, lse, d_out, d_lse, tangents, t_d_out, t_d_lse, wanted

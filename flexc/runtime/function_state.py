@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from flexc.errors import StateError
 from flexc.frontend.rebuild import Rebuild
 from flexc.frontend.walk import MODULE_TABLES, Capture, Walk, has_unread_code
 from flexc.runtime.options import Choices
@@ -126,9 +127,13 @@ class CallState:
     def numbers(self) -> list[int | float]:
         return [c for c in self.captures if not isinstance(c, Tensor)]
 
-    def rebuild(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """(function, args, kwargs) with `values` in place of the captures."""
-        return _Rebuild(values).run(self.parts)
+    def rebuild(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], set[CodeType]]:
+        """(function, args, kwargs) with `values` in place of the captures.
+
+        And the code of all functions that were read.
+        """
+        rebuild = _Rebuild(values)
+        return rebuild.run(self.parts), rebuild.codes
 
 
 def read_call(
@@ -137,7 +142,15 @@ def read_call(
     """Walk a call; equal keys mean that one capture serves both calls."""
     parts = (fn, args, kwargs)
     walk = _Modules()
-    walk.run(parts)  # pyright: ignore[reportArgumentType]
+    try:
+        walk.run(parts)  # pyright: ignore[reportArgumentType]
+    except StateError as error:
+        name = getattr(fn, "__qualname__", type(fn).__qualname__)
+        raise StateError(
+            f"flexc.compile({name}) cannot read what a call depends on: {error}; "
+            "compile a part of it, such as its attention, or use "
+            'torch.compile(..., backend="flexc")'
+        ) from None
     captures = tuple(walk.captures)
     sound = walk.sound and walk._attributes.isdisjoint(UNKEYED_ATTRIBUTES)
     sound = sound and all([_is_plain(c) for c in captures if isinstance(c, Tensor)])

@@ -39,6 +39,7 @@ from flexc.errors import (
 from flexc.frontend.capture import CapturedMod, CapturedMods, capture_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.frontend.locations import error_location
+from flexc.frontend.reads import CallWatch
 from flexc.runtime.arguments import NO_BLOCKS
 from flexc.runtime.attention_nodes import (
     BACKEND_OPTION,
@@ -50,7 +51,7 @@ from flexc.runtime.attention_nodes import (
 from flexc.runtime.call import Attention, Outputs
 from flexc.runtime.driver import counters
 from flexc.runtime.function_state import CallState, read_call
-from flexc.runtime.interception import Results, Scope, TransformedError, activate
+from flexc.runtime.interception import OnlyRunError, Results, Scope, activate
 from flexc.runtime.options import Choices, kernel_options
 
 STATIC_RESULTS = (bool, bytes, complex, float, int, str, type(None))
@@ -110,24 +111,26 @@ def trace_function(state: CallState, choices: Choices) -> Trace | None:
     fakes = [mode.from_tensor(t) for t in state.tensors]
     remaining = iter(fakes)
     values = [next(remaining) if isinstance(c, Tensor) else c for c in state.captures]
-    parts = state.rebuild(values)
-    watch = WatchAutograd()
+    parts, codes = state.rebuild(values)
+    watch, calls = WatchAutograd(), CallWatch(codes)
     scope = Scope(choices, lambda call: emit(call, watch), tracing=True)
     flat: list[Any] = []
 
     def call(*_: Tensor) -> list[Tensor]:
         fn, args, kwargs = parts
-        leaves, spec = pytree.tree_flatten(fn(*args, **kwargs))
+        with calls:
+            result = fn(*args, **kwargs)
+        leaves, spec = pytree.tree_flatten(result)
         flat[:] = [leaves, spec]
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     try:
         with mode:
             source = _capture(call, fakes, scope, watch)
-    except TransformedError:
+    except OnlyRunError:
         return None
     leaves, spec = flat
-    if not _is_pure(parts, state, leaves):
+    if calls.unread is not None or not _is_pure(parts, state, leaves):
         return None
     records_grad = torch.is_grad_enabled() and any(f.requires_grad for f in fakes)
     if records_grad and (watch.seen or any(map(_has_custom_gradient, leaves))):
@@ -293,6 +296,8 @@ def _capture_mods(call: Attention) -> CapturedMods:
     """Trace a call's mods, and import them now: errors then name the user's line."""
     device = call.query.device.type
     mods = capture_mods(call.signature, call.score_dtype, device)
+    if mods.unread is not None or mods.custom_gradient:
+        raise OnlyRunError(f"a mod reads {mods.unread or 'a Function of torch'}")
     dims = (call.query.size(3), call.value.size(3))
     build_attention_module(
         mods.score, mods.mask, AttentionCall(call.query.dtype, *dims)

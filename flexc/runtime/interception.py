@@ -152,14 +152,14 @@ def check_not_traced(query: Tensor) -> None:
         raise _refusal(got)
 
 
-class TransformedError(TracingError):
-    """A capture meets a transform of torch.func, which only a run can follow."""
+class OnlyRunError(TracingError):
+    """A capture meets what only a run can follow, such as a transform of torch.func."""
 
 
 def check_not_transformed() -> None:
     """Refuse the batched and dual tensors of torch.func."""
     if is_transformed():
-        raise TransformedError("attention under a torch.func transform is not captured")
+        raise OnlyRunError("attention under a torch.func transform is not captured")
 
 
 def _refusal(got: str) -> TracingError:

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flexc.errors import GradientError
-from flexc.frontend.capture import CapturedMods
 from flexc.runtime.autograd.functions import FlexAttentionFunction
 from flexc.runtime.autograd.template import Template, split
 from flexc.runtime.call import Attention
+from flexc.runtime.derivatives import check_gradient
 from flexc.runtime.transforms import is_transformed
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
@@ -24,7 +23,7 @@ def run_attention(call: Attention) -> Results:
     call = call.with_traced()
     if not is_transformed() and not is_differentiated(call):
         return call.run()
-    _check_gradient(call.trace())
+    check_gradient(call.trace())
     return run_template(call, *split(call))
 
 
@@ -38,16 +37,6 @@ def run_template(
         return out, None, max_scores
     has_parts = template.blank.outputs.lse_parts
     return out, lse.sum(-1) if has_parts else lse, max_scores
-
-
-def _check_gradient(mods: CapturedMods) -> None:
-    if mods.custom_gradient is not None:
-        raise GradientError(
-            "a score_mod applies a torch.autograd.Function, whose backward flexc does "
-            "not trace: write what it computes with torch's operations, or call "
-            "attention under torch.no_grad()",
-            mods.custom_gradient,
-        )
 
 
 def is_differentiated(call: Attention) -> bool:
