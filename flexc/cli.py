@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from flexc.errors import FlexcError, OptionError
 from flexc.passes.vector_machine import MACHINES
 
 if TYPE_CHECKING:
+    from flexc.frontend.signatures import ModKind
     from flexc.runtime.build import Build
 
 LEVELS = ("flex", "blocksparse", "tile", "source")
@@ -51,11 +53,37 @@ def load_function(spec: str) -> Callable[..., Any] | None:
     found: Any = _load_module(where)
     for part in name.split("."):
         if not hasattr(found, part):
-            raise OptionError(f"{where} has no {name!r}")
+            raise OptionError(f"{where} has no {name!r}{_alike(part, dir(found))}")
         found = getattr(found, part)
     if not callable(found):
         raise OptionError(f"{spec} expects a function, got {type(found).__name__}")
     return found
+
+
+def _alike(name: str, names: Sequence[str]) -> str:
+    """The question whether a name was meant that is spelled alike."""
+    found = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _load_mods(args: argparse.Namespace, usage: Mapping[ModKind, str]) -> list[Any]:
+    """The score mod and the mask, neither in the other's place.
+
+    `usage` says how the command is given each alone.
+    """
+    from flexc.frontend.signatures import takes
+
+    mods = []
+    pairs: list[tuple[ModKind, ModKind]]
+    pairs = [("score_mod", "mask_mod"), ("mask_mod", "score_mod")]
+    for kind, other in pairs:
+        spec = getattr(args, kind)
+        mod = load_function(spec)
+        if mod is not None and takes(mod, other) and not takes(mod, kind):
+            command = usage[other].format(spec)
+            raise OptionError(f"{spec} has the arguments of a {other}: {command}")
+        mods.append(mod)
+    return mods
 
 
 def _load_module(where: str) -> Any:
@@ -86,7 +114,9 @@ def emit(args: argparse.Namespace) -> None:
     from flexc.frontend.import_graph import build_attention_module
 
     build = _build(args)
-    signature = read_mods(load_function(args.score_mod), load_function(args.mask))
+    usage: dict[ModKind, str]
+    usage = {"score_mod": "flexc emit {}", "mask_mod": "flexc emit - --mask {}"}
+    signature = read_mods(*_load_mods(args, usage))
     mods = capture_mods(signature, _score_dtype(args.dtype))
     module = build_attention_module(mods.score, mods.mask, build.call).module
     print(_printed(module, args.level, args.target, build).rstrip("\n"))
@@ -153,13 +183,18 @@ def explain(args: argparse.Namespace) -> None:
 
     from flexc.runtime.explain.calls import explain_mask
 
+    usage: dict[ModKind, str] = {
+        "score_mod": "flexc explain - --score-mod {}",
+        "mask_mod": "flexc explain {}",
+    }
+    score_mod, mask_mod = _load_mods(args, usage)
     explanation = explain_mask(
-        load_function(args.mask_mod),
+        mask_mod,
         args.batch,
         args.heads,
         args.q_len,
         args.kv_len,
-        score_mod=load_function(args.score_mod),
+        score_mod=score_mod,
         device=args.device,
         dtype=getattr(torch, args.dtype),
         head_dim=args.head_dim,
@@ -288,7 +323,13 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_emit(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("score_mod", metavar="SCORE_MOD", help=f"the score mod, {SPEC}")
-    sub.add_argument("--mask", default="-", metavar="MASK_MOD", help=f"a mask, {SPEC}")
+    sub.add_argument(
+        "--mask",
+        dest="mask_mod",
+        default="-",
+        metavar="MASK_MOD",
+        help=f"a mask, {SPEC}",
+    )
     sub.add_argument(
         "--level",
         choices=LEVELS,

@@ -8,59 +8,35 @@ values is a constant of the graph, Python's promotion rules hold, and a Python
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
 from torch.fx import GraphModule, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
-    GuardOnDataDependentSymNode,
     ShapeEnv,
     StatelessSymbolicContext,
 )
 
-from flexc.errors import (
-    DataDependentControlFlowError,
-    FlexcError,
-    ModSignatureError,
-    MutationError,
-    RandomNumberError,
-    SourceLocation,
-    UnsupportedOpError,
-)
+from flexc.errors import FlexcError, SourceLocation
 from flexc.frontend.closures import Mod, ModSignature
 from flexc.frontend.grad_modes import DetachWithoutGrad
 from flexc.frontend.guards import Guards, number_guards, read_guards
 from flexc.frontend.indexing import IndexByScalars
-from flexc.frontend.locations import (
-    RecordLines,
-    error_location,
-    mod_location,
-    node_location,
-)
+from flexc.frontend.locations import RecordLines, mod_location
+from flexc.frontend.mistakes import check_graph, mistake_of, random_numbers
 from flexc.frontend.reads import CallWatch, TensorWatch
 from flexc.frontend.rules import is_known
-
-ModKind = Literal["score_mod", "mask_mod"]
-
-MOD_ARGS: dict[ModKind, tuple[str, ...]] = {
-    "score_mod": ("score", "b", "h", "q_idx", "kv_idx"),
-    "mask_mod": ("b", "h", "q_idx", "kv_idx"),
-}
+from flexc.frontend.signatures import ModKind, check_arity, check_result
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,8 +114,8 @@ def capture_mods(
         FlexcError: where a mod is no function of one pair that kernels can compute.
     """
     score_mod, mask_mod = signature.mods
-    _check_arity("score_mod", score_mod)
-    _check_arity("mask_mod", mask_mod)
+    check_arity("score_mod", score_mod)
+    check_arity("mask_mod", mask_mod)
     args = (signature, score_dtype, device)
     found = _trace(*args, gradients=True)
     if not found.calls.asks_grad_mode:
@@ -173,31 +149,10 @@ def _trace(
             pass
     tracer = _Tracer(*args, "numbers")
     tracer.run()
-    if tracer.needs_tensors:
+    if tracer.needs_tensors and signature.can_grow:
         tracer = _Tracer(*args, "tensors")
         tracer.run()
     return tracer
-
-
-def _check_arity(kind: ModKind, mod: Mod | None) -> None:
-    if mod is None:
-        return
-    names = ", ".join(MOD_ARGS[kind])
-    if not callable(mod):
-        raise ModSignatureError(
-            f"{kind} expects a function of ({names}), got {type(mod).__name__}"
-        )
-    try:
-        signature = inspect.signature(mod)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*MOD_ARGS[kind])
-    except TypeError:
-        raise ModSignatureError(
-            f"a {kind} is called with ({names}), but this one takes {signature}",
-            mod_location(mod),
-        ) from None
 
 
 class _Tracer:
@@ -280,11 +235,16 @@ class _Tracer:
             mask,
             guards,
             tuple(self.found),
-            self.calls.unread or ("a tensor" if self.found else None),
+            self.calls.unread or self._unread_tensor(),
             custom_gradient=custom_gradient,
         )
         for condition in self.tensors.conditions:
             self.assume(condition)
+
+    def _unread_tensor(self) -> str | None:
+        if self.keeps_tensors:
+            return "a result of captured tensors alone"
+        return "a tensor" if self.found else None
 
     def assume(self, condition: str) -> None:
         """Let the mods serve calls only of which a condition holds."""
@@ -301,23 +261,23 @@ class _Tracer:
             # the tracer knows as its inputs.
             with self.tensors, self.calls:
                 result = mod(*inputs[:arity])
-            _check_result(kind, result, location)
+            check_result(kind, result, location)
             return result
 
         try:
             inputs = [] if self.keeps_tensors else self.fakes
             graph = _make_fx(call, [*args, *inputs], self.gradients)
-        except FlexcError:
-            raise
+        except FlexcError as error:
+            raise error.with_traceback(None) from None
         except Exception as error:
-            _raise_typed(kind, error, location)
+            # What wants a true number is no mistake: the other attempt decides.
+            mistake = None if self.symbolic else mistake_of(kind, error, location)
+            if mistake is None:
+                raise
+            raise mistake from None
         if self.calls.drew_random_numbers:
-            raise RandomNumberError(
-                f"a {kind} must not draw random numbers: draw them outside of it, into "
-                "a tensor that it reads",
-                location,
-            )
-        _check_graph(kind, graph)
+            raise random_numbers(kind, "random or numpy.random", location)
+        check_graph(kind, graph)
         self.needs_tensors |= _computes_of_captures_alone(graph, arity)
         return self._captured(kind, graph, arity, location)
 
@@ -418,92 +378,3 @@ def _make_fx(
         stack.enter_context(fx_traceback.preserve_node_meta())
         stack.enter_context(RecordLines())
         return make_fx(fn, tracing_mode="real", _allow_non_fake_inputs=True)(*args)
-
-
-def _check_result(kind: ModKind, result: Any, location: SourceLocation | None) -> None:
-    expected = "a boolean scalar" if kind == "mask_mod" else "a scalar"
-    numbers = (bool,) if kind == "mask_mod" else (int, float, torch.SymInt)
-    if isinstance(result, torch.Tensor):
-        if result.dim() != 0:
-            got = f"a tensor of shape {_sizes(result)}: index it"
-        elif kind == "mask_mod" and result.dtype is not torch.bool:
-            got = f"{result.dtype}: compare it, as in `x != 0`"
-        elif result.dtype.is_complex:
-            got = f"{result.dtype}"
-        else:
-            return
-    elif isinstance(result, (*numbers, torch.SymBool, torch.SymFloat)):
-        return
-    else:
-        got = f"{type(result).__name__}"
-    raise ModSignatureError(f"a {kind} returns {expected}, got {got}", location)
-
-
-def _sizes(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The shape, with the numbers that symbolic sizes stand for."""
-    return tuple(
-        n.node.hint if isinstance(n, torch.SymInt) else n for n in tensor.shape
-    )
-
-
-def _check_graph(kind: ModKind, gm: GraphModule) -> None:
-    fresh: set[Node] = set()
-    for node in gm.graph.nodes:
-        if node.target is torch.ops.aten._local_scalar_dense.default:
-            raise _data_dependent(kind, node_location(node))
-        if is_in_place(node) and not _writes_own_scalar(node, fresh):
-            raise MutationError(
-                f"a {kind} must not write to what it is given or captures, as "
-                f"{node.target} does: use an out-of-place operation, as in "
-                "`score = score + x`",
-                node_location(node),
-            )
-        if node.op == "call_function" and not _is_view(node):
-            fresh.add(node)
-
-
-def is_in_place(node: Node) -> bool:
-    """Whether a node writes to its first argument."""
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
-
-
-def _is_view(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    aliases = schema is not None and any(r.alias_info for r in schema.returns)
-    return aliases and not is_in_place(node)
-
-
-def _writes_own_scalar(node: Node, fresh: set[Node]) -> bool:
-    """In-place ops on scalars that a mod made itself are as good as others."""
-    written = node.args[0]
-    assert isinstance(written, Node)
-    if written not in fresh or any(map(_is_view, written.users)):
-        return False
-    return written.meta["val"].dim() == 0 and "_." in str(node.target)
-
-
-def _data_dependent(kind: ModKind, where: SourceLocation | None) -> FlexcError:
-    return DataDependentControlFlowError(
-        f"a {kind} runs on symbolic positions, so Python cannot branch on or convert "
-        "a value computed from them: use torch.where(condition, a, b), & and |",
-        where,
-    )
-
-
-def _raise_typed(
-    kind: ModKind, error: Exception, location: SourceLocation | None
-) -> NoReturn:
-    """Raise what a user can act on; their own exceptions pass as they are."""
-    where = error_location(error) or location
-    text = str(error)
-    if (
-        isinstance(error, DataDependentOutputException | GuardOnDataDependentSymNode)
-        or "value out of a tracing tensor" in text
-    ):
-        raise _data_dependent(kind, where) from error
-    if isinstance(error, DynamicOutputShapeException):
-        raise UnsupportedOpError(
-            f"{error.func} has a result whose size depends on data", where
-        ) from error
-    raise error

@@ -38,6 +38,11 @@ class ModSignature:
     static_numbers: bool
     """Numbers must stay Python numbers in the trace: the mod looks at types."""
 
+    @property
+    def can_grow(self) -> bool:
+        """Whether tensors that tracing finds may become captures."""
+        return True
+
     def rebuild(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The mods with `values` in place of their captures; theirs are kept."""
         return self.rebuild_with_codes(values)[0]

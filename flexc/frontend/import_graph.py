@@ -35,9 +35,9 @@ from xdsl.rewriter import InsertPoint
 
 from flexc.dialects.flex import AttentionOp, YieldOp, score_type
 from flexc.dialects.mod_region import mod_args
-from flexc.errors import FlexcError, SourceLocation, UnsupportedOpError
+from flexc.errors import DtypeError, FlexcError, SourceLocation, UnsupportedOpError
 from flexc.frontend import aten_float, aten_views  # noqa: F401  (register rules)
-from flexc.frontend.capture import MOD_ARGS, CapturedMod, CaptureInput, ModKind
+from flexc.frontend.capture import CapturedMod, CaptureInput
 from flexc.frontend.fields import (
     Field,
     Value,
@@ -46,8 +46,10 @@ from flexc.frontend.fields import (
     pointwise,
 )
 from flexc.frontend.locations import node_location
+from flexc.frontend.mistakes import unsupported_op
 from flexc.frontend.rules import RULES, Entry, op_name
 from flexc.frontend.scalars import Emitter, Scalar, element_type, number
+from flexc.frontend.signatures import MOD_ARGS, ModKind
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,11 @@ def strided(
 
 
 def _capture_type(given: CaptureInput) -> Attribute:
-    element = element_type(given.dtype)
+    try:
+        element = element_type(given.dtype)
+    except DtypeError as error:
+        said = f"captured {given.name}: {error}; convert it before the call"
+        raise DtypeError(said) from None
     if given.rank is None:
         return element
     return strided([None] * given.rank, element, given.unit_stride)
@@ -364,7 +370,7 @@ class _Importer:
         except FlexcError as error:
             if error.location is not None or where is None:
                 raise
-            raise type(error)(str(error), where) from error
+            raise type(error)(str(error), where) from None
         except TypeError as error:  # A rule that does not know some argument.
             raise UnsupportedOpError(
                 f"{node.target} cannot be imported with these arguments: {error}", where
@@ -377,10 +383,7 @@ class _Importer:
             return args[0]  # Of log_sigmoid_forward, whose second result is scratch.
         entry = RULES.get(name := op_name(node.target))
         if entry is None:
-            raise UnsupportedOpError(
-                f"{node.target} has no meaning for one score ({name}): mods compute "
-                "with single numbers, by pointwise ops and indexing"
-            )
+            raise unsupported_op(node, name)
         meta = node.meta.get("val")
         out = _value_dtype(meta[0] if isinstance(meta, tuple) else meta)
         result = self._run(entry, out, args, kwargs)

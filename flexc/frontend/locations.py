@@ -48,15 +48,23 @@ def is_user_file(filename: str) -> bool:
     return not ours and (in_site or not filename.startswith(_NOT_USER_CODE[2:]))
 
 
-def error_location(error: BaseException) -> SourceLocation | None:
-    """The innermost line of user code that an exception passed through."""
+def user_trace(error: BaseException) -> TracebackType | None:
+    """The innermost frame of user code that an exception passed through."""
     found = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         if is_user_file(trace.tb_frame.f_code.co_filename):
-            found = SourceLocation(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+            found = trace
         trace = trace.tb_next
     return found
+
+
+def error_location(error: BaseException) -> SourceLocation | None:
+    """The innermost line of user code that an exception passed through."""
+    trace = user_trace(error)
+    if trace is None:
+        return None
+    return SourceLocation(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
 
 
 def node_location(node: Node) -> SourceLocation | None:

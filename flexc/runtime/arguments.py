@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,7 @@ from flexc.errors import (
     OptionError,
     ShapeError,
 )
+from flexc.frontend.signatures import described
 from flexc.runtime.notes import Source
 from flexc.runtime.origin import Origin, origin_of
 
@@ -127,36 +129,79 @@ def check_dtypes(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
 
 
+Shapes = tuple[torch.Size | Sequence[int], ...]
+"""Those of query, key and value."""
+
+
 def check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    (bq, hq, _, e), (bk, hkv, kv_len, ek), (bv, hv, v_len, ev) = (
-        query.shape,
-        key.shape,
-        value.shape,
-    )
+    """Check that shapes fit each other; a swapped layout is named where it would."""
+    shapes = (query.shape, key.shape, value.shape)
+    fault = _shape_fault(shapes, enable_gqa)
+    if fault is not None:
+        raise ShapeError(fault + _layout_hint(shapes, enable_gqa))
+
+
+def _shape_fault(shapes: Shapes, enable_gqa: bool) -> str | None:
+    """What does not fit, None where all does."""
+    (bq, hq, _, e), (bk, hkv, kv_len, ek), (bv, hv, v_len, ev) = shapes
     if e != ek:
-        raise ShapeError(f"key expects head dim {e} as the query has, got {ek}")
+        return f"key expects head dim {e} as the query has, got {ek}"
     if (bk, hkv, kv_len) != (bv, hv, v_len):
-        raise ShapeError(
+        return (
             f"value expects batch, heads and length {(bk, hkv, kv_len)} as the key "
             f"has, got {(bv, hv, v_len)}"
         )
     for name, dim in (("query", e), ("value", ev)):
         if not 1 <= dim <= MAX_HEAD_DIM:
-            raise ShapeError(f"{name} expects a head dim of 1 to 512, got {dim}")
+            return f"{name} expects a head dim of 1 to 512, got {dim}"
     if bk not in (bq, 1):
         expected = "1 as the query has" if bq == 1 else f"{bq} or 1"
-        raise ShapeError(f"key expects batch {expected}, got {bk}")
+        return f"key expects batch {expected}, got {bk}"
     if hq == hkv:
-        return
+        return None
+    shared = hkv != 0 and hq % hkv == 0
     if not enable_gqa:
-        raise ShapeError(
-            f"key expects {hq} heads as the query has, got {hkv}; pass "
-            "enable_gqa=True to share key heads among query heads"
-        )
-    if hkv == 0 or hq % hkv:
-        raise ShapeError(
-            f"query expects a multiple of the key's {hkv} heads, got {hq} heads"
-        )
+        hint = "; pass enable_gqa=True to share key heads among query heads" * shared
+        return f"key expects {hq} heads as the query has, got {hkv}{hint}"
+    if not shared:
+        return f"query expects a multiple of the key's {hkv} heads, got {hq} heads"
+    return None
+
+
+NAMES = ("query", "key", "value")
+
+
+def _layout_hint(shapes: Shapes, enable_gqa: bool) -> str:
+    """Which tensors would fit with heads and length swapped, as others lay them out."""
+    for names in (NAMES, NAMES[1:], *((name,) for name in NAMES)):
+        swaps = [name in names for name in NAMES]
+        given = list(zip(swaps, shapes, strict=True))
+        turned = tuple((s[0], s[2], s[1], s[3]) if w else s for w, s in given)
+        # Heads outnumber positions rarely, but of a query where one token is decoded.
+        many = [s[1] > s[2] for w, s in given[names == NAMES :] if w]
+        if all(many) and _shape_fault(turned, enable_gqa) is None:
+            said = " and ".join([", ".join(names[:-1]), names[-1]][len(names) == 1 :])
+            return f"; {swapped_layout(said)}"
+    return ""
+
+
+def swapped_layout(what: str) -> str:
+    """The question whether something was given in the layout of other libraries."""
+    return (
+        f"expected (B, H, S, E): did you pass {what} as (B, S, H, E)? Call "
+        "transpose(1, 2)"
+    )
+
+
+def read_scale(scale: Any, query: Tensor) -> float:
+    """The factor on scores as a number, torch's own where none is given."""
+    if scale is None:
+        return 1.0 / math.sqrt(query.size(3))
+    try:
+        return float(scale)
+    except (TypeError, ValueError, RuntimeError):
+        got = described(scale).partition(":")[0]
+        raise OptionError(f"scale expects a number, got {got}") from None
 
 
 def autocast(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -186,10 +231,11 @@ def split_block_mask(
     if block_mask is None:
         return mask_mod, None
     if not isinstance(block_mask, BlockMask):
+        got = described(block_mask, (*query.shape[:3], key.size(2)))
         hint = "; pass a function as mask_mod=" if callable(block_mask) else ""
         raise BlockMaskError(
             "block_mask expects torch.nn.attention.flex_attention.BlockMask, got "
-            f"{type(block_mask).__name__}{hint}"
+            f"{got}{hint}"
         )
     if mask_mod is not None:
         raise OptionError(
@@ -216,10 +262,12 @@ def check_lengths(
     """Check what a BlockMask was made for, and where."""
     expected = (query.size(2), key.size(2))
     if lengths != expected:
+        instead = "make one for these lengths, or pass its mask_mod as mask_mod="
+        if lengths == (query.size(1), key.size(1)):
+            instead = swapped_layout("query, key and value")
         raise BlockMaskError(
             f"block_mask was made for (q_len, kv_len) = {lengths}, got tensors with "
-            f"{expected}; make one for these lengths, or pass its mask_mod as "
-            "mask_mod="
+            f"{expected}; {instead}"
         )
     if device != query.device:
         raise BlockMaskError(

@@ -13,10 +13,7 @@ from torch import Tensor
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.convert_frame import compile_lock
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.autograd.function import BackwardCFunction
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import (
@@ -25,7 +22,6 @@ from torch.fx.experimental.proxy_tensor import (
     make_fx,
     track_tensor_tree,
 )
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -40,6 +36,7 @@ from flexc.frontend.capture import CapturedMod, CapturedMods, capture_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.frontend.locations import error_location
 from flexc.frontend.reads import CallWatch
+from flexc.frontend.value_reads import is_value_read
 from flexc.runtime.arguments import NO_BLOCKS
 from flexc.runtime.attention_nodes import (
     BACKEND_OPTION,
@@ -170,20 +167,15 @@ def _capture(call: Any, fakes: list[Any], scope: Scope, watch: Any) -> GraphModu
         raise
     except Exception as error:
         where = error_location(error)
-        if _is_data_dependent(error):
-            raise _control_flow(where) from error
+        if is_value_read(error):
+            raise _control_flow(where) from None
         if isinstance(error, DynamicOutputShapeException):
             raise UnsupportedOpError(
                 f"{error.func} has a result whose size depends on data: move it out "
                 "of the function that flexc compiles",
                 where,
-            ) from error
+            ) from None
         raise
-
-
-def _is_data_dependent(error: Exception) -> bool:
-    kinds = (DataDependentOutputException, GuardOnDataDependentSymNode)
-    return isinstance(error, kinds) or "value out of a tracing tensor" in str(error)
 
 
 def _control_flow(where: SourceLocation | None) -> DataDependentControlFlowError:

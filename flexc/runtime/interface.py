@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from flexc.errors import OptionError
 from flexc.frontend.closures import read_mods
-from flexc.runtime.arguments import cast_and_check, split_block_mask
+from flexc.runtime.arguments import cast_and_check, read_scale, split_block_mask
 from flexc.runtime.autograd import run_attention
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.dynamo import register as register_backend
@@ -122,6 +121,8 @@ def _run(
         raise OptionError(
             "give return_lse or return_aux, not both: return_aux=AuxRequest(lse=True)"
         )
+    if return_aux is not None and not isinstance(return_aux, AuxRequest):
+        raise OptionError(f"return_aux expects an AuxRequest, got {return_aux!r}")
     scope = current_scope()
     choices = read_choices(backend, kernel_options)
     if scope is not None:
@@ -173,7 +174,7 @@ def _prepare(
         query,
         key,
         value,
-        1.0 / math.sqrt(query.size(3)) if scale is None else float(scale),
+        read_scale(scale, query),
         tables,
         read_signature(score_mod, mask, query.device),
         outputs,

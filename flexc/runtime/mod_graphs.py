@@ -27,6 +27,10 @@ class GraphSignature(ModSignature):
     slots: Slots = ((), ())
     """For score and mask: which captures their graphs take, in order."""
 
+    @property
+    def can_grow(self) -> bool:
+        return False
+
     def rebuild_with_codes(
         self, values: Sequence[Any]
     ) -> tuple[tuple[Any, ...], set[CodeType]]:

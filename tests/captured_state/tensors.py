@@ -226,3 +226,53 @@ def items_of_a_tensor_by_getattr() -> Any:
     held = types.SimpleNamespace(scale=torch.tensor(2.0))
     change = lambda: held.scale.fill_(3.0)
     return lambda s, b, h, q, k: s * getattr(held, "scale").item(), change  # noqa: B009
+
+
+@kind
+def address_of_a_tensor() -> Any:
+    whole = torch.rand(8)
+    held = types.SimpleNamespace(x=whole[:2])
+    change = lambda: setattr(held, "x", whole[4:6])
+    first = whole.data_ptr()
+    return lambda s, b, h, q, k: s * (2 if held.x.data_ptr() == first else 3), change
+
+
+@kind
+def sum_of_a_tensor() -> Any:
+    table = learned(5)
+    return lambda s, b, h, q, k: s * table.sum(), lambda: table.data.add_(1), [table]
+
+
+@kind
+def sorted_tensor() -> Any:
+    table = learned(5)
+    mod = lambda s, b, h, q, k: s * table.sort()[0][k]
+    return mod, lambda: table.data.add_(1), [table]
+
+
+@kind
+def running_sum_of_a_tensor() -> Any:
+    table = learned(5)
+    mod = lambda s, b, h, q, k: s * table.cumsum(0)[k]
+    return mod, lambda: table.data.add_(1), [table]
+
+
+@kind
+def product_of_matrices() -> Any:
+    left, right = learned(5, 2), learned(2, 5)
+    mod = lambda s, b, h, q, k: s + (left @ right)[q, k]
+    return mod, lambda: left.data.mul_(-2), [left, right]
+
+
+@kind
+def positions_of_values_that_are_not_zero() -> Any:
+    table = torch.tensor([0.0, 0.0, 1.0, 1.0])
+    change = lambda: table[1].fill_(1.0)
+    return lambda s, b, h, q, k: s * torch.nonzero(table)[0, 0], change
+
+
+@kind
+def triangle_of_a_tensor() -> Any:
+    table = torch.rand(5, 5)
+    change = lambda: table.mul_(-2)
+    return lambda s, b, h, q, k: s + table.tril()[q, k], change

@@ -11,8 +11,9 @@ from typing import Any, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from flexc.errors import DtypeError, ModSignatureError, OptionError
+from flexc.errors import DtypeError, OptionError
 from flexc.frontend.closures import read_mods
+from flexc.frontend.signatures import check_callable
 from flexc.runtime.arguments import DTYPES, MAX_HEAD_DIM
 from flexc.runtime.autograd import run_attention
 from flexc.runtime.autograd.run import is_differentiated
@@ -138,11 +139,8 @@ def explain_mask(
     BLOCK_SIZE: int | tuple[int, int] | None = None,
 ) -> Explanation:
     """Explain the call that these mods and sizes describe."""
-    if mask_mod is not None and not callable(mask_mod):
-        raise ModSignatureError(
-            "mask_mod expects a function of (b, h, q_idx, kv_idx), got "
-            f"{_kind(mask_mod)}"
-        )
+    if mask_mod is not None:
+        check_callable("mask_mod", mask_mod)
     Q_LEN = KV_LEN if Q_LEN is None else Q_LEN
     KV_LEN = Q_LEN if KV_LEN is None else KV_LEN
     if Q_LEN is None or KV_LEN is None:

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import BlockMask
 
-from flexc.errors import ModSignatureError, OptionError, ShapeError
+from flexc.errors import OptionError, ShapeError
 from flexc.frontend.capture import CapturedMods
 from flexc.frontend.closures import ModSignature, read_mods
+from flexc.frontend.signatures import check_callable
 from flexc.runtime.options import is_interpreting, resolve_backend
 from flexc.runtime.origin import sign
 from flexc.runtime.planner.classes import Planning, expanded, whole_blocks
@@ -97,11 +98,8 @@ def plan_block_mask(
     refine: bool = True,
 ) -> BlockMask:
     """The BlockMask of checked arguments."""
-    if not callable(mask_mod):
-        raise ModSignatureError(
-            "mask_mod expects a function of (b, h, q_idx, kv_idx), got "
-            f"{type(mask_mod).__name__}"
-        )
+    sizes = (problem.batches, problem.heads, problem.q_len, problem.kv_len)
+    check_callable("mask_mod", mask_mod, sizes)
     signature, mods = trace_mods(read_mods(None, mask_mod), torch.float32, device)
     backend = resolve_backend(backend, device)
     if device.type == "cuda" and not torch.version.hip and not is_interpreting():
@@ -110,9 +108,8 @@ def plan_block_mask(
         tables = replayed_tables(signature, mods, problem, device, refine)
     else:
         tables = planned_tables(signature, mods, problem, device, backend, refine)
-    sizes = (problem.q_len, problem.kv_len)
     blocks = (problem.q_block, problem.kv_block)
-    made = BlockMask(sizes, *tables, BLOCK_SIZE=blocks, mask_mod=mask_mod)
+    made = BlockMask(sizes[2:], *tables, BLOCK_SIZE=blocks, mask_mod=mask_mod)
     # What a mask reads that nothing tells may be something else at the call.
     return sign(made, signature.captures) if signature.cacheable else made
 

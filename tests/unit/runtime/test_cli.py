@@ -83,6 +83,8 @@ def test_a_module_in_the_current_directory(
     [
         ("{mods}:branches", "user_mods.py:13: a score_mod runs on symbolic positions"),
         ("{mods}:absent", "has no 'absent'"),
+        ("{mods}:alibbi", "has no 'alibbi'; did you mean 'alibi'?"),
+        ("{mods}:causal", "has the arguments of a mask_mod: flexc emit - --mask "),
         ("{mods}:number", "expects a function, got int"),
         ("alibi", "a mod expects MODULE:NAME, FILE.py:NAME or -, got 'alibi'"),
         ("no_such_module:f", "cannot import 'no_such_module'"),
@@ -97,6 +99,12 @@ def test_refusals(
     assert message in said.err
     assert said.err.startswith("flexc: ")
     assert not said.out
+
+
+def test_a_score_mod_to_explain(mods: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{mods}:alibi", "--q-len", "8"]) == 1
+    said = capsys.readouterr().err
+    assert "arguments of a score_mod: flexc explain - --score-mod " in said
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,11 @@ def good(b, h, q_idx, kv_idx):
 
 ERRORS: list[tuple[type[FlexcError], str, dict[str, Any]]] = [
     (ModSignatureError, "mask_mod expects a function", {"mask_mod": 3}),
+    (
+        ModSignatureError,
+        r"pass mask_mod=lambda .*: mask\[q_idx, kv_idx\]",
+        {"mask_mod": torch.ones(9, 9, dtype=torch.bool)},
+    ),
     (ModSignatureError, "is called with", {"mask_mod": bad_five}),
     (DataDependentControlFlowError, "torch.where", {"mask_mod": bad_branch}),
     (ShapeError, "Q_LEN expects", {"Q_LEN": 0}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -46,6 +47,10 @@ def block_mask(length: int, batch: int | None = None) -> BlockMask:
 
 def run(*args: Any, **kwargs: Any) -> Any:
     return flexc.flex_attention(*args, **kwargs)
+
+
+def swapped(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t.transpose(1, 2) for t in tensors]
 
 
 Q, K, V = triple()
@@ -211,6 +216,84 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
         "query expects a multiple of the key's 2 heads, got 3 heads",
         triple(heads=3),
         {"enable_gqa": True},
+    ),
+    "swapped-layout": (
+        errors.ShapeError,
+        r"has, got 24; expected \(B, H, S, E\): did you pass query, key and value as",
+        swapped(triple(kv_len=24)),
+        {},
+    ),
+    "swapped-decoding": (
+        errors.ShapeError,
+        "key expects 1 heads as the query has, got 24; expected .*query, key and value",
+        swapped(triple(q_len=1, kv_len=24)),
+        {},
+    ),
+    "swapped-keys": (
+        errors.ShapeError,
+        "got 24; expected .* did you pass key and value as .* transpose",
+        (Q, *swapped(triple(kv_len=24)[1:])),
+        {},
+    ),
+    "swapped-value": (
+        errors.ShapeError,
+        r"got \(2, 24, 2\); expected .* did you pass value as",
+        (*triple(kv_len=24)[:2], *swapped(triple(kv_len=24)[2:])),
+        {},
+    ),
+    "swapped-block-mask": (
+        errors.BlockMaskError,
+        r"\(16, 16\), got tensors with \(2, 2\); expected .* query, key and value",
+        swapped((Q, K, V)),
+        {"block_mask": block_mask(16)},
+    ),
+    "heads-not-swapped": (
+        errors.ShapeError,
+        "query expects a multiple of the key's 3 heads, got 4 heads$",
+        triple(heads=4, kv_heads=3, q_len=33, kv_len=33),
+        {"enable_gqa": True},
+    ),
+    "dense-mask": (
+        errors.BlockMaskError,
+        r"got a tensor of shape \(2, 16\): pass mask_mod=lambda .*: mask\[b, kv_idx\]",
+        (Q, K, V),
+        {"block_mask": torch.ones(2, 16, dtype=torch.bool)},
+    ),
+    "dense-mask-mod": (
+        errors.ModSignatureError,
+        r"pass mask_mod=lambda .*: mask\[q_idx, kv_idx\]",
+        (Q, K, V),
+        {"mask_mod": torch.ones(16, 16, dtype=torch.bool)},
+    ),
+    "dense-bias": (
+        errors.ModSignatureError,
+        r"pass score_mod=lambda .*: score \+ bias\[q_idx, kv_idx\]",
+        (Q, K, V, torch.zeros(16, 16)),
+        {},
+    ),
+    "block-mask-as-score-mod": (
+        errors.ModSignatureError,
+        "got a BlockMask: pass it as block_mask=",
+        (Q, K, V, block_mask(16)),
+        {},
+    ),
+    "mask-as-score-mod": (
+        errors.ModSignatureError,
+        "these are the arguments of a mask_mod, pass it as mask_mod=",
+        (Q, K, V, causal),
+        {},
+    ),
+    "scale": (
+        errors.OptionError,
+        r"scale expects a number, got a tensor of shape \(2,\)",
+        (Q, K, V),
+        {"scale": torch.ones(2)},
+    ),
+    "aux": (
+        errors.OptionError,
+        "return_aux expects an AuxRequest, got True",
+        (Q, K, V),
+        {"return_aux": True},
     ),
     "backend": (
         errors.OptionError,
