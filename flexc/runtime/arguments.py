@@ -66,7 +66,7 @@ DENSE = "a tensor with its elements in memory"
 
 def is_lazy(tensor: Tensor) -> bool:
     """Whether the elements are not what lies in memory at the strides."""
-    strided = tensor.layout is torch.strided
+    strided = tensor.layout is torch.strided and not tensor.is_quantized
     return not strided or tensor.is_neg() or tensor._is_zerotensor()
 
 
@@ -74,6 +74,8 @@ def describe(tensor: Tensor) -> str:
     """What a lazy tensor is, and what to do."""
     if tensor.layout is not torch.strided:
         return f"one of layout {tensor.layout}; make it dense with to_dense()"
+    if tensor.is_quantized:
+        return "a quantized one; make it one of floats with dequantize()"
     if tensor.is_neg():
         return "one that is negated when it is read; call resolve_neg()"
     return "zeros that have no memory; call clone()"
@@ -318,6 +320,8 @@ def broadcast_tables(
     expanded: list[Tensor] = []
     for rank, table in zip((3, 4, 3, 4), tables, strict=False):
         assert table is not None
+        if is_lazy(table):
+            raise BlockMaskError(f"block_mask expects {DENSE}, got {describe(table)}")
         while table.dim() < rank:
             table = table.unsqueeze(0)
         for name, have, want in (("B", table.size(0), b), ("H", table.size(1), h)):

@@ -19,8 +19,10 @@ from torch import Tensor
 
 from flexc.errors import GradientError
 from flexc.frontend.capture import CapturedMods
+from flexc.runtime.arguments import is_lazy
 from flexc.runtime.call import Attention
 from flexc.runtime.modes import unseen
+from flexc.runtime.wrappers import check_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +180,7 @@ def backward(
     if not call.has_pairs or (d_out is None and d_lse is None):
         return zeros(call, wanted)
     of = derivatives_of(call)
+    d_out, d_lse = _readable(call, d_out, d_lse)
     with _hidden(call):
         return of.backward(call, out, lse, d_out, d_lse, wanted)
 
@@ -189,6 +192,7 @@ def jvp(
     if not call.has_pairs or is_zero(tangents):
         return torch.zeros_like(out), torch.zeros_like(lse)
     of = derivatives_of(call)
+    tangents = Gradients.of(_readable(call, *tangents.flat))
     with _hidden(call):
         return of.jvp(call, out, lse, tangents)
 
@@ -210,10 +214,28 @@ def backward_jvp(
     if is_zero(tangents) or (d_out is None and d_lse is None):
         return backward(call, out, lse, t_d_out, t_d_lse, wanted)
     of = derivatives_of(call)
+    cotangents = _readable(call, d_out, d_lse, t_d_out, t_d_lse)
+    d_out, d_lse, t_d_out, t_d_lse = cotangents
+    tangents = Gradients.of(_readable(call, *tangents.flat))
     with _hidden(call):
         return of.backward_jvp(
             call, out, lse, d_out, d_lse, tangents, t_d_out, t_d_lse, wanted
         )
+
+
+def _readable(call: Attention, *tensors: Tensor | None) -> list[Tensor | None]:
+    """Cotangents or tangents of autograd's making, with their elements in memory."""
+    if call.backend == OPERATORS:
+        return list(tensors)
+    return [None if t is None else _in_memory(t) for t in tensors]
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    check_tensor("a cotangent or a tangent", tensor, GradientError)
+    if not is_lazy(tensor):
+        return tensor
+    tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+    return torch.empty_like(tensor).copy_(tensor)
 
 
 def refuse_batched(*tensors: Tensor | None) -> None:

@@ -162,7 +162,8 @@ def read_call(
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided
+    is_strided = tensor.layout is torch.strided and not tensor.is_quantized
+    return type(tensor) in PLAIN_TENSORS and is_strided
 
 
 def _facts(capture: Capture) -> Any:

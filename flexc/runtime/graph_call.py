@@ -22,6 +22,7 @@ from flexc.runtime.launches import attend, is_plain
 from flexc.runtime.mod_graphs import ModGraphs
 from flexc.runtime.options import Choices, read_choices, resolve_backend
 from flexc.runtime.tensor_facts import check_captures
+from flexc.runtime.wrappers import check_memory
 
 BACKEND_OPTION = "FLEXC_BACKEND"
 """The kernel option that carries a call's own backend."""
@@ -90,7 +91,7 @@ class GraphCall:
         query, key, value, *_ = operands
         signature = self.mods.signature(operands.captures)
         check_captures(signature.captures, query.device)
-        return Attention(
+        call = Attention(
             query,
             key,
             value,
@@ -102,6 +103,8 @@ class GraphCall:
             self.choices.tiles,
             self.choices.deterministic,
         )
+        check_memory(call)
+        return call
 
 
 def read_graph_options(options: Mapping[str, Any]) -> Choices:

@@ -24,6 +24,7 @@ from flexc.runtime.launches import attend, is_plain
 from flexc.runtime.operators.call import traced_attention
 from flexc.runtime.operators.higher_order import DYNAMO_KNOWS
 from flexc.runtime.options import Choices, read_choices, resolve_backend
+from flexc.runtime.wrappers import check_memory
 
 register_backend()
 
@@ -133,13 +134,17 @@ def _run(
     run = run_attention if scope is None else scope.run
 
     def prepare() -> Attention:
-        if scope is None or not scope.tracing:
-            check_not_traced(query)
-        else:
+        traced = scope is not None and scope.tracing
+        if traced:
             check_not_transformed()
+        else:
+            check_not_traced(query)
         tensors = cast_and_check(query, key, value, enable_gqa)
         mods = (score_mod, block_mask, mask_mod)
-        return _prepare(tensors, mods, scale, outputs, choices)
+        call = _prepare(tensors, mods, scale, outputs, choices)
+        if not traced:
+            check_memory(call)
+        return call
 
     if block_mask is None and run is run_attention and is_plain(query):
         signature = read_mods(score_mod, mask_mod)

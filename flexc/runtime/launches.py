@@ -137,7 +137,13 @@ def facts_of(
             continue
         if (recording and tensor.requires_grad) or not is_dense(tensor):
             return None
-        aligned = tensor.data_ptr() % ALIGNMENT == 0
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:  # It holds another tensor, and no elements.
+            return None
+        if not address and tensor.numel():
+            return None
+        aligned = address % ALIGNMENT == 0
         facts += (tensor.shape, tensor.stride(), tensor.dtype, aligned)
     return tuple(facts)
 

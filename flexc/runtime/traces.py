@@ -15,6 +15,7 @@ from flexc.frontend.closures import ModSignature
 from flexc.runtime.driver import trace
 from flexc.runtime.tensor_facts import check_captures
 from flexc.runtime.transforms import is_transformed, plain
+from flexc.runtime.wrappers import check_captured
 
 MAX_TRACED = 1024
 """Kinds of mods remembered, with their kernels; the least recently used one goes."""
@@ -36,6 +37,7 @@ def trace_mods(
         if signature.cacheable and mods.unread is None:
             _remember((signature.key, score_dtype, device.type), mods)
     if mods.unread is not None:
+        check_captured(mods.found)
         check_captures(mods.found, device)
         captures = (*signature.captures, *mods.found)
         signature = replace(signature, captures=captures, cacheable=False)

@@ -23,6 +23,7 @@ from flexc.runtime.interception import Results, Scope, activate
 from flexc.runtime.options import NO_OPTIONS, Choices, resolve_backend
 from flexc.runtime.planner.block_mask import checked_problem, default_device
 from flexc.runtime.tensor_facts import Placement
+from flexc.runtime.wrappers import check_captured
 
 Mod = Callable[..., Any]
 
@@ -175,6 +176,7 @@ def where(
 ) -> tuple[torch.device, str]:
     """Where stand-ins for query and key are, and the backend that is explained."""
     captured = read_mods(score_mod, mask_mod).captures
+    check_captured(captured)
     tensors = [c for c in captured if isinstance(c, Tensor)]
     if device is None and tensors:
         device = tensors[0].device

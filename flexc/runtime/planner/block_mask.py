@@ -18,7 +18,9 @@ from flexc.runtime.origin import sign
 from flexc.runtime.planner.classes import Planning, expanded, whole_blocks
 from flexc.runtime.planner.ordering import ordered
 from flexc.runtime.planner.plans import Problem, find_plan
+from flexc.runtime.tensor_facts import check_captures
 from flexc.runtime.traces import trace_mods
+from flexc.runtime.wrappers import check_captured
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -100,7 +102,10 @@ def plan_block_mask(
     """The BlockMask of checked arguments."""
     sizes = (problem.batches, problem.heads, problem.q_len, problem.kv_len)
     check_callable("mask_mod", mask_mod, sizes)
-    signature, mods = trace_mods(read_mods(None, mask_mod), torch.float32, device)
+    signature = read_mods(None, mask_mod)
+    check_captured(signature.captures)
+    check_captures(signature.captures, device)
+    signature, mods = trace_mods(signature, torch.float32, device)
     backend = resolve_backend(backend, device)
     if device.type == "cuda" and not torch.version.hip and not is_interpreting():
         from flexc.runtime.planner.recording import replayed_tables

@@ -1,0 +1,79 @@
+"""Tensors that hold others, which kernels would read as if the memory were theirs.
+
+Classes with a `__torch_dispatch__`, fake and functional tensors, and what left a
+transform of torch.func have a shape and a dtype, but no elements at their address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from flexc.errors import BlockMaskError, FlexcError, ShapeError
+from flexc.runtime.arguments import DENSE
+from flexc.runtime.transforms import is_transformed, plain
+
+if TYPE_CHECKING:
+    from flexc.runtime.call import Attention
+
+_Key: Any = torch._C.DispatchKey  # pyright: ignore[reportAttributeAccessIssue]
+_keys_of: Any = torch._C._dispatch_keys  # pyright: ignore[reportAttributeAccessIssue]
+
+LEFT_A_TRANSFORM = (_Key.FuncTorchGradWrapper, _Key.FuncTorchBatched)
+
+
+def check_memory(call: Attention) -> None:
+    """Check that a call that is to run has tensors that kernels can read."""
+    check_tensor("query", call.query)
+    check_tensor("key", call.key)
+    check_tensor("value", call.value)
+    check_captured(call.signature.captures)
+    if call.tables is not None:
+        for table in call.tables.tensors:
+            check_tensor("block_mask", table, BlockMaskError)
+
+
+def check_captured(captures: Sequence[Any]) -> None:
+    """Check the tensors among what mods capture."""
+    for capture in captures:
+        if isinstance(capture, Tensor):
+            check_tensor("a mod's capture", capture)
+
+
+def check_tensor(
+    name: str, tensor: Tensor, error: type[FlexcError] = ShapeError
+) -> None:
+    """Refuse a tensor that holds others, but for those of transforms that are on."""
+    got = wrapper(tensor)
+    if got is not None:
+        raise error(f"{name} expects {DENSE}, got {got}")
+
+
+def wrapper(tensor: Tensor) -> str | None:
+    """What holds the elements of a tensor, and what to do; None if it does itself."""
+    keys = _keys_of(tensor)
+    if keys.has(_Key.Functionalize) or isinstance(tensor, FunctionalTensor):
+        return "a functional tensor; call flexc outside of functionalize"
+    if is_transformed():
+        keys = _keys_of(tensor := plain(tensor))
+    elif any(map(keys.has, LEFT_A_TRANSFORM)):
+        return "one that left its torch.func transform; return it from there"
+    return _of_a_class(tensor) if keys.has(_Key.Python) else None
+
+
+def _of_a_class(tensor: Tensor) -> str:
+    if isinstance(tensor, FakeTensor):
+        return "a fake tensor, which has no data; give it real ones"
+    name = type(tensor).__name__
+    if hasattr(tensor, "to_local"):
+        advice = "call to_local(), or let local_map run attention on each part"
+    elif hasattr(tensor, "get_data"):
+        advice = "call get_data(), and say what is masked by a mask_mod"
+    else:
+        advice = "pass the tensors that it holds"
+    return f"a {name}, whose operations its __torch_dispatch__ computes; {advice}"
