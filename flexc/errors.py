@@ -38,6 +38,10 @@ class DataDependentControlFlowError(FlexcError, TypeError):
     """A mod branches in Python on a value only known on the device."""
 
 
+class DivisionByZeroError(FlexcError, ZeroDivisionError, RuntimeError):
+    """A mod divides integers by a captured number that is 0, or by a constant 0."""
+
+
 class MutationError(FlexcError, TypeError):
     """A mod writes to a tensor."""
 

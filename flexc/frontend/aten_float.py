@@ -56,6 +56,7 @@ UNARY: dict[str, type[Operation]] = {
 
 ROUNDING: dict[str, type[Operation]] = {
     "ceil": math.CeilOp,
+    "fix": math.TruncOp,
     "floor": math.FloorOp,
     "trunc": math.TruncOp,
 }
@@ -70,20 +71,18 @@ def _unary(op: type[Operation]) -> Any:
 
 def _rounding(op: type[Operation]) -> Any:
     def apply(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
-        # Of a captured Python float the result is a Python int.
-        return e.cast(e.op(op, x.dtype, x) if x.dtype.is_floating_point else x, out)
+        return e.op(op, out, x) if out.is_floating_point else e.cast(x, out)
 
     return apply
 
 
 for _name, _op in UNARY.items():
-    rule(_name, f"special_{_name}", f"_sym_{_name}")(_unary(_op))
+    rule(_name, f"special_{_name}")(_unary(_op))
 for _name, _op in ROUNDING.items():
-    rule(_name, f"_operator_{_name}")(_rounding(_op))
-rule("fix", "_operator_int", "sym_int")(_rounding(math.TruncOp))
+    rule(_name)(_rounding(_op))
 
 
-@rule("round", "_operator_round")
+@rule("round")
 def _round(
     e: Emitter, out: torch.dtype, x: Scalar, *, decimals: Scalar | None = None
 ) -> Scalar:

@@ -62,14 +62,14 @@ def _arith(e: Emitter, op: Any, out: torch.dtype, a: Scalar, b: Scalar) -> Scala
     return e.cast(result, out)
 
 
-@rule("add", "_operator_add")
+@rule("add")
 def _add(
     e: Emitter, out: torch.dtype, a: Scalar, b: Scalar, *, alpha: Scalar = ONE
 ) -> Scalar:
     return add(e, out, a, scaled(e, out, b, alpha))
 
 
-@rule("sub", "_operator_sub")
+@rule("sub")
 def _sub(
     e: Emitter, out: torch.dtype, a: Scalar, b: Scalar, *, alpha: Scalar = ONE
 ) -> Scalar:
@@ -91,12 +91,12 @@ def scaled(e: Emitter, out: torch.dtype, x: Scalar, by: Scalar) -> Scalar:
     return mul(e, into, e.cast(x, into), by)
 
 
-@rule("mul", "_operator_mul")
+@rule("mul")
 def _mul(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     return mul(e, out, a, b)
 
 
-@rule("div", "true_divide", "_operator_truediv")
+@rule("div", "true_divide")
 def _div(
     e: Emitter,
     out: torch.dtype,
@@ -120,7 +120,7 @@ def by_sign(dtype: torch.dtype, signed: Any, unsigned: Any) -> Any:
     return signed if dtype.is_signed else unsigned
 
 
-@rule("floor_divide", "_operator_floordiv")
+@rule("floor_divide")
 def floor_divide(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     if not out.is_floating_point:
         return e.op(by_sign(out, arith.FloorDivSIOp, arith.DivUIOp), out, a, b)
@@ -151,7 +151,7 @@ def _signs_differ(e: Emitter, mod: Scalar, b: Scalar) -> Scalar:
     return e.both(e.compare("ne", mod, zero), differ)
 
 
-@rule("remainder", "_operator_mod")
+@rule("remainder")
 def _remainder(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     if not out.is_floating_point and not out.is_signed:
         return e.op(arith.RemUIOp, out, a, b)
@@ -171,14 +171,14 @@ def _fmod(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     return e.op(op, out, a, b)
 
 
-@rule("neg", "_operator_neg", "negative")
+@rule("neg", "negative")
 def neg(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
     if out.is_floating_point:
         return e.op(arith.NegfOp, out, x)
     return sub(e, out, number(0), x)
 
 
-@rule("abs", "_operator_abs")
+@rule("abs")
 def absolute(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
     if out.is_floating_point:
         return e.op(math.AbsFOp, out, x)
@@ -204,7 +204,7 @@ def _comparison(predicate: str) -> Any:
 
 
 for _predicate in ("eq", "ne", "lt", "le", "gt", "ge"):
-    rule(_predicate, f"_operator_{_predicate}")(_comparison(_predicate))
+    rule(_predicate)(_comparison(_predicate))
 
 rule("less")(_comparison("lt"))
 rule("greater")(_comparison("gt"))
@@ -218,7 +218,7 @@ def _bitwise(op: Any, logical: bool) -> Any:
 
 
 for _name, _op in (("and", arith.AndIOp), ("or", arith.OrIOp), ("xor", arith.XOrIOp)):
-    rule(f"bitwise_{_name}", f"__{_name}__", f"_operator_{_name}")(_bitwise(_op, False))
+    rule(f"bitwise_{_name}", f"__{_name}__")(_bitwise(_op, False))
     rule(f"logical_{_name}")(_bitwise(_op, True))
 
 
@@ -227,21 +227,21 @@ def _logical_not(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
     return e.negate(e.cast(x, torch.bool))
 
 
-@rule("bitwise_not", "_operator_invert")
+@rule("bitwise_not")
 def _bitwise_not(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
     if out is torch.bool:
         return e.negate(x)
     return e.op(arith.XOrIOp, out, x, number(-1))
 
 
-@rule("bitwise_left_shift", "__lshift__", "_operator_lshift")
+@rule("bitwise_left_shift", "__lshift__")
 def _left_shift(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     amount, valid = _shift_amount(e, out, b)
     shifted = e.op(arith.ShLIOp, out, a, amount)
     return e.select(valid, shifted, number(0), out) if valid else shifted
 
 
-@rule("bitwise_right_shift", "__rshift__", "_operator_rshift")
+@rule("bitwise_right_shift", "__rshift__")
 def _right_shift(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     amount, valid = _shift_amount(e, out, b)
     op = by_sign(out, arith.ShRSIOp, arith.ShRUIOp)
@@ -275,11 +275,6 @@ def _where(e: Emitter, out: torch.dtype, c: Scalar, a: Scalar, b: Scalar) -> Sca
     return e.select(c, a, b, out)
 
 
-@rule("sym_ite")
-def _ite(e: Emitter, out: torch.dtype, c: Scalar, a: Scalar, b: Scalar) -> Scalar:
-    return e.select(c, a, b, out)
-
-
 @rule("masked_fill")
 def _masked_fill(
     e: Emitter, out: torch.dtype, x: Scalar, mask: Scalar, value: Scalar
@@ -287,7 +282,7 @@ def _masked_fill(
     return e.select(mask, value, x, out)
 
 
-@rule("maximum", "sym_max")
+@rule("maximum")
 def maximum(
     e: Emitter, out: torch.dtype, a: Scalar, b: Scalar, ties: Ties = Ties.HALVES
 ) -> Scalar:
@@ -296,7 +291,7 @@ def maximum(
     return e.op(op, out, a, b, ties=ties)
 
 
-@rule("minimum", "sym_min")
+@rule("minimum")
 def minimum(
     e: Emitter, out: torch.dtype, a: Scalar, b: Scalar, ties: Ties = Ties.HALVES
 ) -> Scalar:
@@ -378,17 +373,10 @@ def detach(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
     "lift_fresh_copy",
     "lift_fresh",
     "positive",
-    "sym_float",
     "to",
-    "_operator_pos",
 )
 def _convert(e: Emitter, out: torch.dtype, x: Scalar, *args: Any, **kw: Any) -> Scalar:
     return e.cast(x, out)
-
-
-@rule("sym_not")
-def _sym_not(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
-    return e.negate(x)
 
 
 @rule("copysign")
@@ -429,7 +417,7 @@ def _addcdiv(
     return e.cast(add(e, into, x, div(e, into, scaled(e, into, a, value), b)), out)
 
 
-@rule("pow", "_operator_pow", "float_power")
+@rule("pow", "float_power")
 def _pow(e: Emitter, out: torch.dtype, base: Scalar, exponent: Scalar) -> Scalar:
     if not out.is_floating_point:
         return _int_pow(e, out, base, exponent)

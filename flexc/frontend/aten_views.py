@@ -146,9 +146,6 @@ def _view(e: Emitter, out: torch.dtype, x: Value, sizes: Any) -> Field:
 def _quotient(total: Size, known: Size) -> Size:
     """The extent that -1 stands for."""
 
-    if known.is_one:
-        return total
-
     def emit(e: Emitter, dtype: torch.dtype) -> Scalar:
         parts = total.emit(e, torch.int64), known.emit(e, torch.int64)
         return e.cast(e.op(arith.DivUIOp, torch.int64, *parts), dtype)

@@ -30,7 +30,15 @@ from torch.fx.experimental.symbolic_shapes import (
 from flexc.errors import FlexcError, SourceLocation
 from flexc.frontend.closures import Mod, ModSignature
 from flexc.frontend.grad_modes import DetachWithoutGrad
-from flexc.frontend.guards import Guards, number_guards, read_guards
+from flexc.frontend.guards import (
+    ExactShapeEnv,
+    Guards,
+    SourcePrinter,
+    number_guards,
+    read_guards,
+    rounded,
+)
+from flexc.frontend.host_numbers import Assumption, HostNumber, HostNumbers
 from flexc.frontend.indexing import IndexByScalars
 from flexc.frontend.locations import RecordLines, mod_location
 from flexc.frontend.mistakes import check_graph, mistake_of, random_numbers
@@ -46,7 +54,7 @@ class CaptureInput:
     name: str
     slot: int | None
     """Its place among the captures of the signature, and behind them those that tracing
-    found; None for a constant."""
+    found; None for what is made of them."""
     dtype: torch.dtype
     """int64 for a Python int, float64 for a Python float."""
     rank: int | None
@@ -55,8 +63,12 @@ class CaptureInput:
     """The elements of the last dimension lie next to each other."""
     constant: torch.Tensor | None = None
     """A tensor that the mod made itself from Python numbers."""
+    number: HostNumber | None = None
+    """A number that Python computes of captured ones."""
 
     def value(self, captures: Sequence[Any]) -> Any:
+        if self.number is not None:
+            return self.number(captures)
         return self.constant if self.slot is None else captures[self.slot]
 
 
@@ -166,7 +178,8 @@ class _Tracer:
         gradients: bool,
         given: Literal["symbols", "numbers", "tensors"],
     ):
-        self.shape_env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+        env = ExactShapeEnv if given == "symbols" else ShapeEnv
+        self.shape_env = env(duck_shape=False, specialize_zero_one=False)
         self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.signature = signature
         self.gradients = gradients
@@ -177,6 +190,7 @@ class _Tracer:
         self.names = signature.capture_names()
         self.sources: dict[str, str] = {}
         self.found: list[torch.Tensor] = []
+        self.assumptions: list[Assumption] = []
         self.fakes = [self._fake(i, v) for i, v in enumerate(signature.captures)]
         with self.mode:
             self.score = torch.empty((), dtype=score_dtype, device=device)
@@ -228,8 +242,12 @@ class _Tracer:
             custom_gradient = self.calls.custom_gradient
         if mask_mod is not None:
             mask = self._trace("mask_mod", mask_mod, self.signature.mods[1])
+        for assumption in rounded(self.shape_env, self.sources):
+            self._assume(assumption)
         pinned = () if self.symbolic else number_guards(values)
-        guards = read_guards(self.shape_env, self.sources, values, pinned)
+        guards = read_guards(
+            self.shape_env, self.sources, values, pinned, self.assumptions
+        )
         self.mods = CapturedMods(
             score,
             mask,
@@ -248,8 +266,9 @@ class _Tracer:
 
     def assume(self, condition: str) -> None:
         """Let the mods serve calls only of which a condition holds."""
-        conditions = (*self.mods.guards.conditions, condition)
-        self.mods = replace(self.mods, guards=Guards(conditions), reads_state=True)
+        guards = self.mods.guards
+        guards = replace(guards, conditions=(*guards.conditions, condition))
+        self.mods = replace(self.mods, guards=guards, reads_state=True)
 
     def _trace(self, kind: ModKind, mod: Mod, original: Any) -> CapturedMod:
         args = [self.score, *self.indices] if kind == "score_mod" else self.indices
@@ -284,18 +303,41 @@ class _Tracer:
     def _captured(
         self, kind: ModKind, gm: GraphModule, arity: int, where: SourceLocation | None
     ) -> CapturedMod:
-        """Drop the captures that the graph does not read."""
+        """Lift arithmetic on numbers, and drop the captures that are not read."""
+        placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        lifted = self._lift_numbers(kind, gm, placeholders[arity:])
         gm.graph.eliminate_dead_code()
         inputs = []
-        placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         for slot, node in enumerate(placeholders[arity:]):
             if node.users:
                 inputs.append(self._input(slot))
             else:
                 gm.graph.erase_node(node)
-        inputs += self._lift_tensors(gm)
+        inputs += [*lifted, *self._lift_tensors(gm)]
         gm.recompile()
         return CapturedMod(kind, gm, tuple(inputs), where)
+
+    def _lift_numbers(
+        self, kind: ModKind, gm: GraphModule, captures: Sequence[Node]
+    ) -> list[CaptureInput]:
+        """What is computed of numbers and sizes alone becomes inputs."""
+        leaves = {n: (f"v[{i}]", self.names[i]) for i, n in enumerate(captures)}
+        numbers = HostNumbers(gm, leaves, SourcePrinter(self.sources).spell)
+        for assumption in numbers.assumptions(kind):
+            self._assume(assumption)
+        return [
+            CaptureInput(one.name, None, one.dtype, None, number=one.number)
+            for one in numbers.lift()
+        ]
+
+    def _assume(self, assumption: Assumption) -> None:
+        """Note what the trace is right for."""
+        if not assumption.holds(self.signature.captures):
+            raise assumption.error or OverflowError(
+                "mods compute with integers of 64 bits and finite numbers, got "
+                f"{assumption.number(self.signature.captures)}"
+            )
+        self.assumptions.append(assumption)
 
     def _lift_tensors(self, gm: GraphModule) -> list[CaptureInput]:
         """Make inputs of the tensors that a trace met or made of Python numbers.

@@ -28,7 +28,12 @@ class Size:
     """The extent of a dimension, emitted as the integer dtype it meets."""
 
     emit: Callable[[Emitter, torch.dtype], Scalar]
-    is_one: bool = False
+    known: int | None = None
+    """The extent, where tracing knows it; a guard says so where it was a symbol."""
+
+    @property
+    def is_one(self) -> bool:
+        return self.known == 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,29 +53,48 @@ Value = Scalar | Field
 
 
 def constant_size(n: int) -> Size:
-    return Size(lambda e, dtype: e.constant(n, dtype), n == 1)
+    return Size(lambda e, dtype: e.constant(n, dtype), n)
 
 
 def scalar_size(n: Scalar) -> Size:
     """A size that the mod computed."""
-    return Size(lambda e, dtype: e.cast(n, dtype), n.const == 1)
+    return Size(lambda e, dtype: e.cast(n, dtype))
+
+
+def traced_sizes(sizes: Sequence[Size], shape: Sequence[Any]) -> tuple[Size, ...]:
+    """The sizes of a tensor of that traced shape, which tells those that are known.
+
+    Which dimensions are repeated was decided by it when the mod was traced.
+    """
+    known = [_known(extent) for extent in shape]
+    return tuple(
+        size if n is None else constant_size(n)
+        for size, n in zip(sizes, known, strict=True)
+    )
+
+
+def _known(extent: Any) -> int | None:
+    if isinstance(extent, int):
+        return extent
+    return 1 if statically_known_true(extent == 1) else None
 
 
 def captured_field(tensor: SSAValue, dtype: torch.dtype, shape: Sequence[Any]) -> Field:
     """A captured tensor; `shape` is the traced one."""
 
-    def size(d: int, extent: Any) -> Size:
+    def size(d: int) -> Size:
         def emit(e: Emitter, index: torch.dtype) -> Scalar:
             type_ = element_type(index)
             return Scalar(index, e.insert(DimOp(tensor, d, type_)), nonnegative=True)
 
-        return Size(emit, statically_known_true(extent == 1))
+        return Size(emit)
 
     def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
         values = [e.ssa(as_index(e, i)) for i in indices]
         return Scalar(dtype, e.insert(LoadCaptureOp(tensor, values)))
 
-    return Field(dtype, tuple(size(d, n) for d, n in enumerate(shape)), load)
+    sizes = [size(d) for d in range(len(shape))]
+    return Field(dtype, traced_sizes(sizes, shape), load)
 
 
 def as_field(value: Value) -> Field:
@@ -290,7 +314,7 @@ def product(sizes: Sequence[Size]) -> Size:
             total = e.op(arith.MuliOp, dtype, total, size.emit(e, dtype))
         return e.cast(total, dtype)
 
-    return Size(emit, all(s.is_one for s in sizes))
+    return Size(emit)
 
 
 def arange(start: Scalar, step: Scalar, n: Size, dtype: torch.dtype) -> Field:

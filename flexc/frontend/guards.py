@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
+from torch.fx.experimental import sym_node
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.functions import ToFloat
 from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from flexc.frontend.host_numbers import Assumption, HostNumber, is_exact
+from flexc.frontend.locations import is_user_file
 
 
 @dataclass(frozen=True)
@@ -19,6 +27,8 @@ class Guards:
 
     conditions: tuple[str, ...] = ()
     """Python expressions over `v`, the captured values in order."""
+    assumptions: tuple[Assumption, ...] = ()
+    """What Python's arithmetic on them has to give."""
     _check: Callable[[Sequence[Any]], bool] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -29,38 +39,100 @@ class Guards:
         object.__setattr__(self, "_check", check)
 
     def hold(self, values: Sequence[Any]) -> bool:
-        """Whether a trace that made these guards is right for `values`."""
-        return bool(self._check(values))
+        """Whether a trace that made these guards is right for `values`.
+
+        It is not where Python raises: tracing anew does so at the user's line.
+        """
+        try:
+            computed = all(a.holds(values) for a in self.assumptions)
+            return computed and bool(self._check(values))
+        except Exception:
+            return False
 
 
-def equal_guards(values: Sequence[Any]) -> Guards:
-    """Guards that pin every number and the sizes of every tensor."""
-    return Guards(
-        tuple(
-            f"tuple(v[{i}].shape) == {tuple(value.shape)!r}"
-            if isinstance(value, torch.Tensor)
-            else f"v[{i}] == {value!r}"
-            for i, value in enumerate(values)
-        )
+def equal_guards(values: Sequence[Any]) -> tuple[str, ...]:
+    """Conditions that pin every number and the sizes of every tensor."""
+    sizes = tuple(
+        f"tuple(v[{i}].shape) == {tuple(value.shape)!r}"
+        for i, value in enumerate(values)
+        if isinstance(value, torch.Tensor)
     )
+    return sizes + number_guards(values)
 
 
 def number_guards(values: Sequence[Any]) -> tuple[str, ...]:
-    """Conditions that pin every number."""
+    """Conditions that pin every number; -0.0 is not 0.0."""
     return tuple(
-        f"v[{i}] == {value!r}"
+        f"repr(v[{i}]) == {repr(value)!r}" if value == 0 else f"v[{i}] == {value!r}"
         for i, value in enumerate(values)
         if not isinstance(value, torch.Tensor)
     )
 
 
-class _GuardPrinter(PythonPrinter):
+class InexactError(Exception):
+    """A branch on what torch simplifies as if floats were real numbers."""
+
+
+class ExactShapeEnv(ShapeEnv):
+    """Decides branches as Python does; which it cannot, it refuses.
+
+    Floats are compared as they were captured: sums and products of them are simplified
+    where they should be rounded.
+    """
+
+    def evaluate_sym_node(self, node: SymNode, *args: Any, **kwargs: Any) -> Any:
+        if self._may_be_rounded(node):
+            raise InexactError(str(node))
+        return super().evaluate_sym_node(node, *args, **kwargs)
+
+    def _may_be_rounded(self, node: SymNode) -> bool:
+        expression, written = cast("tuple[Any, Any]", (node.expr, node._expr))
+        if node.pytype is float:  # And a guard takes -0.0 for 0.0.
+            return not expression.is_Symbol or node.hint == 0
+        if any(map(_is_float, expression.free_symbols)):
+            return not all(a.is_Atom or isinstance(a, ToFloat) for a in expression.args)
+        # Nothing is left of a comparison: of floats, perhaps.
+        vanished = node.pytype is bool and not written.free_symbols
+        return vanished and any(map(_is_float, self.var_to_range)) and _asked_by_mod()
+
+
+def _is_float(symbol: Any) -> bool:
+    return symbol_is_type(symbol, SymT.FLOAT)
+
+
+def _asked_by_mod() -> bool:
+    """Whether a mod's own Python asks for a condition, not torch's code."""
+    frame, asking = sys._getframe(), ""
+    while frame.f_code.co_filename in _ASKING and frame.f_back is not None:
+        frame, asking = frame.f_back, frame.f_code.co_name
+    return asking == "__bool__" and is_user_file(frame.f_code.co_filename)
+
+
+_ASKING = (__file__, torch.__file__, sym_node.__file__)
+
+
+class SourcePrinter(PythonPrinter):
+    """Prints expressions of symbols as Python over the captured values."""
+
     def __init__(self, sources: dict[str, str]):
         super().__init__()
         self._sources = sources
 
+    def spell(self, number: Any) -> str:
+        """A symbolic number."""
+        return self.doprint(number.node.expr)
+
     def _print_Symbol(self, expr: sympy.Symbol) -> str:
         return self._sources[expr.name]
+
+
+def rounded(shape_env: ShapeEnv, sources: dict[str, str]) -> Iterator[Assumption]:
+    """Guards compare integers with floats as floats, Python does exactly."""
+    printer = SourcePrinter(sources)
+    for guard in shape_env.guards:
+        for conversion in guard.expr.atoms(ToFloat):
+            text = f"return {printer.doprint(conversion.args[0])}"
+            yield Assumption(HostNumber((text,), ()), is_exact)
 
 
 def read_guards(
@@ -68,14 +140,16 @@ def read_guards(
     sources: dict[str, str],
     values: Sequence[Any],
     extra: Sequence[str] = (),
+    assumptions: Sequence[Assumption] = (),
 ) -> Guards:
     """The guards that tracing recorded; if they cannot be spelled, all values."""
-    printer = _GuardPrinter(sources)
+    printer = SourcePrinter(sources)
     try:
         conditions = [printer.doprint(guard.expr) for guard in shape_env.guards]
-        guards = Guards(tuple(dict.fromkeys([*conditions, *extra])))
+        texts = tuple(dict.fromkeys([*conditions, *extra]))
+        guards = Guards(texts, tuple(assumptions))
         if guards.hold(values):
             return guards
     except Exception:  # An expression the printer does not know.
-        return equal_guards(values)
-    return equal_guards(values)
+        pass
+    return Guards(equal_guards(values), tuple(assumptions))

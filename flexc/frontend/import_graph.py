@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ from flexc.frontend.fields import (
     as_value,
     captured_field,
     pointwise,
+    traced_sizes,
 )
 from flexc.frontend.locations import node_location
 from flexc.frontend.mistakes import unsupported_op
@@ -195,7 +196,8 @@ def _shared_inputs(*mods: CapturedMod | None) -> list[CaptureInput]:
 
 
 def _identity(given: CaptureInput) -> Any:
-    return id(given.constant) if given.slot is None else (given.slot,)
+    made = given.number or id(given.constant)
+    return made if given.slot is None else (given.slot,)
 
 
 def _table_types(call: AttentionCall) -> list[TensorType]:
@@ -337,10 +339,11 @@ def _position(node: Node, arg: SSAValue) -> Scalar:
 
 
 def _capture_value(e: Emitter, node: Node, arg: SSAValue, dtype: torch.dtype) -> Value:
-    if not isinstance(arg.type, TensorType):
-        return Scalar(dtype, arg, weak=True)
-    shape = node.meta["val"].shape
-    return as_value(e, captured_field(arg, dtype, shape))
+    value = node.meta["val"]
+    if isinstance(arg.type, TensorType):
+        return as_value(e, captured_field(arg, dtype, value.shape))
+    number = Scalar(dtype, arg, weak=True)
+    return e.cast(number, torch.bool) if isinstance(value, torch.SymBool) else number
 
 
 @dataclass
@@ -384,15 +387,13 @@ class _Importer:
         entry = RULES.get(name := op_name(node.target))
         if entry is None:
             raise unsupported_op(node, name)
-        meta = node.meta.get("val")
-        out = _value_dtype(meta[0] if isinstance(meta, tuple) else meta)
-        result = self._run(entry, out, args, kwargs)
+        meta: Any = node.meta.get("val")
+        meta = meta[0] if isinstance(meta, tuple) else meta
+        result = self._run(entry, _value_dtype(meta), args, kwargs)
+        if isinstance(result, Field):
+            return replace(result, sizes=traced_sizes(result.sizes, meta.shape))
         if isinstance(result, Scalar):
             _name(result, node.name)
-            if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool):
-                return Scalar(
-                    result.dtype, result.ssa, result.const, True, result.nonnegative
-                )
         return result
 
     def _run(

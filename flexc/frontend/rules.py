@@ -1,7 +1,6 @@
 """The table of what the frontend can import: op name -> builder of scalar ops.
 
-A name is an aten overload packet's, without the underscore of in-place variants;
-Python's operators on captured numbers share the rules of the aten ops.
+A name is an aten overload packet's, without the underscore of in-place variants.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ def op_name(target: Any) -> str:
         name = target._schema.name.partition("::")[2]
         in_place = name.endswith("_") and not name.endswith("__")
         return name.removesuffix("_") if in_place else name
-    name = getattr(target, "__name__", str(target)).strip("_")
-    return name if name.startswith("sym_") else f"_operator_{name}"
+    return getattr(target, "__name__", str(target))
 
 
 def is_known(target: Any) -> bool:

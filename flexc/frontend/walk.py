@@ -12,7 +12,7 @@ import enum
 import functools
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
-from math import copysign, isfinite
+from math import isfinite
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -157,7 +157,8 @@ class Walk:
 
     def number(self, value: int | float) -> Any:
         kind = type(value)
-        if self._frozen or not _is_symbol(value):
+        plain = _INT64_MIN <= value <= _INT64_MAX if kind is int else isfinite(value)
+        if self._frozen or not plain:
             return self.by_value(value)
         self.key.append(kind)
         self.captures.append(value)
@@ -499,13 +500,6 @@ _HANDLERS: dict[type, Callable[[Walk, Any], Any]] = {
     set: Walk.set,
     frozenset: Walk.set,
 }
-
-
-def _is_symbol(value: int | float) -> bool:
-    """Whether a symbol of torch may stand for a number: it has no sign of a zero."""
-    if type(value) is int:
-        return _INT64_MIN <= value <= _INT64_MAX
-    return isfinite(value) and (value != 0 or copysign(1, value) > 0)
 
 
 def exact(value: Any) -> Any:

@@ -179,8 +179,8 @@ def launch_of(call: Attention, results: Results) -> Launch | None:
         return None
     call, places = folded
     compiled, captures = call.compiled(), call.signature.captures
-    slots = [i.slot for i in compiled.attention.inputs]
-    if None in slots:
+    given = compiled.attention.inputs
+    if any(i.constant is not None for i in given):
         return None
     arguments = compiled.attention.arguments(captures)
     proofs = compiled.proofs(call.query, call.key, arguments)
@@ -191,7 +191,8 @@ def launch_of(call: Attention, results: Results) -> Launch | None:
     # As `call` passes them on; where each is found among operands and captures.
     wanted = [r for r in places if r is not None]
     args = [call.query, call.key, call.value, call.scale, *arguments, *wanted]
-    sources = [0, 1, 2, None, *(3 + s for s in slots if s is not None)]
+    slots = [None if i.slot is None else 3 + i.slot for i in given]
+    sources = [0, 1, 2, None, *slots]
     kernel = compiled.kernel(proofs)
     values, inputs, outputs = kernel.values(args), [], {}
     for place, param in enumerate(kernel.spec.params):

@@ -43,7 +43,7 @@ def windowed(table: torch.Tensor) -> Callable[..., Any]:
     return lambda s, b, h, q, k: s + table[h] * table.shape[0]
 
 
-@pytest.mark.parametrize("by", [-3, 0, 1, 2, 10**6, 0.0, 1.0, 0.1, -2.5e-8])
+@pytest.mark.parametrize("by", [-3, 0, 1, 2, 10**6, 0.0, -0.0, 1.0, 0.1, -2.5e-8])
 def test_numbers_are_inputs(by: Any) -> None:
     mods = capture(shifted(by))
     assert mods.score is not None
