@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -28,91 +27,24 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from flexc.errors import FlexcError, SourceLocation
+from flexc.frontend.call_watch import CallWatch
+from flexc.frontend.captured import CapturedMod, CapturedMods, CaptureInput
 from flexc.frontend.closures import Mod, ModSignature
 from flexc.frontend.grad_modes import DetachWithoutGrad
 from flexc.frontend.guards import (
     ExactShapeEnv,
-    Guards,
     SourcePrinter,
     number_guards,
     read_guards,
     rounded,
 )
-from flexc.frontend.host_numbers import Assumption, HostNumber, HostNumbers
+from flexc.frontend.host_numbers import Assumption, HostNumbers
 from flexc.frontend.indexing import IndexByScalars
 from flexc.frontend.locations import RecordLines, mod_location
 from flexc.frontend.mistakes import check_graph, mistake_of, random_numbers
-from flexc.frontend.reads import CallWatch, TensorWatch
 from flexc.frontend.rules import is_known
 from flexc.frontend.signatures import ModKind, check_arity, check_result
-
-
-@dataclass(frozen=True, eq=False)
-class CaptureInput:
-    """One captured value that a graph reads."""
-
-    name: str
-    slot: int | None
-    """Its place among the captures of the signature, and behind them those that tracing
-    found; None for what is made of them."""
-    dtype: torch.dtype
-    """int64 for a Python int, float64 for a Python float."""
-    rank: int | None
-    """None for a Python number."""
-    unit_stride: bool = False
-    """The elements of the last dimension lie next to each other."""
-    constant: torch.Tensor | None = None
-    """A tensor that the mod made itself from Python numbers."""
-    number: HostNumber | None = None
-    """A number that Python computes of captured ones."""
-
-    def value(self, captures: Sequence[Any]) -> Any:
-        if self.number is not None:
-            return self.number(captures)
-        return self.constant if self.slot is None else captures[self.slot]
-
-
-@dataclass(frozen=True, eq=False)
-class CapturedMod:
-    """A traced mod.
-
-    Placeholders of `graph` are the mod's arguments, as `MOD_ARGS` names them, and
-    then one for each of `inputs`. Its result is a 0-d tensor or a number.
-    """
-
-    kind: ModKind
-    graph: GraphModule
-    inputs: tuple[CaptureInput, ...]
-    location: SourceLocation | None
-
-
-@dataclass(frozen=True, eq=False)
-class CapturedMods:
-    """The mods of one call, None where there is none, and what they assumed."""
-
-    score: CapturedMod | None
-    mask: CapturedMod | None
-    guards: Guards
-    found: tuple[torch.Tensor, ...] = ()
-    """Tensors that the walk did not find: captures behind those of the signature."""
-    unread: str | None = None
-    """Something the mods read that their key does not tell: equal keys mean nothing."""
-    reads_state: bool = False
-    """The guards ask for more than numbers, shapes and strides."""
-    custom_gradient: bool = False
-    """The score applies a torch.autograd.Function, whose backward was not traced."""
-    compiled: dict[Any, Any] = field(default_factory=dict)
-    """What was made of these mods, for each kind of call."""
-
-    @cached_property
-    def slots(self) -> frozenset[int]:
-        """Which captures are read."""
-        mods = (m for m in (self.score, self.mask) if m is not None)
-        return frozenset(i.slot for m in mods for i in m.inputs if i.slot is not None)
-
-    def guards_hold(self, captures: Sequence[Any]) -> bool:
-        """Whether the graphs are right for other captured values."""
-        return self.guards.hold(captures)
+from flexc.frontend.tensor_watch import TensorWatch
 
 
 def capture_mods(
@@ -151,7 +83,7 @@ def _trace(
         try:
             tracer = _Tracer(*args, "symbols")
             tracer.run()
-            if not (tracer.calls.spells_numbers or tracer.needs_tensors):
+            if not (tracer.calls.wants_numbers or tracer.needs_tensors):
                 return tracer
         except FlexcError:
             raise

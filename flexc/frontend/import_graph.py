@@ -37,7 +37,7 @@ from flexc.dialects.flex import AttentionOp, YieldOp, score_type
 from flexc.dialects.mod_region import mod_args
 from flexc.errors import DtypeError, FlexcError, SourceLocation, UnsupportedOpError
 from flexc.frontend import aten_float, aten_views  # noqa: F401  (register rules)
-from flexc.frontend.capture import CapturedMod, CaptureInput
+from flexc.frontend.captured import CapturedMod, CaptureInput
 from flexc.frontend.fields import (
     Field,
     Value,

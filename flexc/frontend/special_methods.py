@@ -6,7 +6,7 @@ import enum
 import functools
 import sys
 import typing
-from abc import ABCMeta
+from abc import ABC, ABCMeta
 from collections.abc import Sequence
 from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
@@ -179,3 +179,32 @@ def _special_methods(cls: type) -> frozenset[str]:
         for name, value in vars(base).items()
         if name[:2] == "__" and isinstance(value, FunctionType | staticmethod)
     )
+
+
+def is_plain(cls: type) -> bool:
+    """A class of Python code, all of which the walk can read."""
+    if not cls.__flags__ & HEAP_TYPE or cls.__flags__ & _NEVER_MADE:
+        return False
+    reads = static_lookup(cls, "__getattribute__")
+    return not (
+        isinstance(reads, FunctionType) or has_unread_code(cls) or _is_made_in_c(cls)
+    )
+
+
+def _is_made_in_c(cls: type) -> bool:
+    """Whether objects of a class hold what only code in C can read."""
+    makers = (vars(base).get("__new__") for base in cls.__mro__ if base is not object)
+    return any(m is not None and not isinstance(m, staticmethod) for m in makers)
+
+
+@functools.lru_cache(4096)
+def has_unread_code(cls: type) -> bool:
+    """Whether some of a class's code is not read: what it reads is not known."""
+    bases = (base for base in cls.__mro__ if base not in _KNOWN_BASES)
+    return any(map(trusted_class, bases))
+
+
+_NEVER_MADE = 1 << 7
+"""The flag of a type in C that makes no objects of itself."""
+
+_KNOWN_BASES = (object, torch.nn.Module, typing.Generic, typing.Protocol, ABC)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 import enum
 import functools
-from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from types import (
@@ -23,7 +22,7 @@ from types import (
     ModuleType,
     SimpleNamespace,
 )
-from typing import Any, Generic, Protocol
+from typing import Any
 
 import torch
 
@@ -31,13 +30,14 @@ from flexc.errors import StateError
 from flexc.frontend.code_facts import CodeFacts, code_facts, trusted
 from flexc.frontend.special_methods import (
     C_DESCRIPTORS,
-    HEAP_TYPE,
     MISSING,
     MODULE_CALLS,
     MODULE_LISTS,
     READING_METHODS,
     has_getattr,
+    has_unread_code,
     implicit_methods,
+    is_plain,
     is_trusted,
     leaks_self,
     own_attributes,
@@ -535,34 +535,7 @@ def _handler(value: Any) -> Callable[[Walk, Any], Any]:
     if isinstance(value, torch.nn.Module):
         scripted = isinstance(value, torch.jit.ScriptModule)
         return Walk.unknown if scripted else Walk.object
-    return Walk.object if cls is SimpleNamespace or _is_plain(cls) else Walk.unknown
+    return Walk.object if cls is SimpleNamespace or is_plain(cls) else Walk.unknown
 
 
-def _is_plain(cls: type) -> bool:
-    """A class of Python code, all of which the walk can read."""
-    if not cls.__flags__ & HEAP_TYPE or cls.__flags__ & _NEVER_MADE:
-        return False
-    reads = static_lookup(cls, "__getattribute__")
-    return not (
-        isinstance(reads, FunctionType) or has_unread_code(cls) or _is_made_in_c(cls)
-    )
-
-
-def _is_made_in_c(cls: type) -> bool:
-    """Whether objects of a class hold what only code in C can read."""
-    makers = (vars(base).get("__new__") for base in cls.__mro__ if base is not object)
-    return any(m is not None and not isinstance(m, staticmethod) for m in makers)
-
-
-@functools.lru_cache(4096)
-def has_unread_code(cls: type) -> bool:
-    """Whether some of a class's code is not read: what it reads is not known."""
-    bases = (base for base in cls.__mro__ if base not in _KNOWN_BASES)
-    return any(map(trusted_class, bases))
-
-
-_NEVER_MADE = 1 << 7
-"""The flag of a type in C that makes no objects of itself."""
-
-_KNOWN_BASES = (object, torch.nn.Module, Generic, Protocol, ABC)
 _MEMBERS_OWN = frozenset({"_name_", "__objclass__", "_sort_order_"})

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexc.frontend.capture import CapturedMods
+from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.pipelines import F32Precision

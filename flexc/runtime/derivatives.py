@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flexc.errors import GradientError
-from flexc.frontend.capture import CapturedMods
+from flexc.frontend.captured import CapturedMods
 from flexc.runtime.arguments import is_lazy
 from flexc.runtime.call import Attention
 from flexc.runtime.modes import unseen

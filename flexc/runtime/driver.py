@@ -26,7 +26,8 @@ from flexc.codegen.cpp.target import emit_cpp
 from flexc.codegen.gluon.target import emit_gluon
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.codegen.triton.target import emit_triton
-from flexc.frontend.capture import CapturedMods, capture_mods
+from flexc.frontend.capture import capture_mods
+from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
 from flexc.frontend.combine_module import build_combine_module
 from flexc.frontend.import_graph import (

@@ -32,10 +32,11 @@ from flexc.errors import (
     SourceLocation,
     UnsupportedOpError,
 )
-from flexc.frontend.capture import CapturedMod, CapturedMods, capture_mods
+from flexc.frontend.call_watch import CallWatch
+from flexc.frontend.capture import capture_mods
+from flexc.frontend.captured import CapturedMod, CapturedMods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.frontend.locations import error_location
-from flexc.frontend.reads import CallWatch
 from flexc.frontend.value_reads import is_value_read
 from flexc.runtime.arguments import NO_BLOCKS
 from flexc.runtime.attention_nodes import (

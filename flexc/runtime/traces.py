@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from flexc.frontend.capture import CapturedMods
+from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
 from flexc.runtime.driver import trace
 from flexc.runtime.tensor_facts import check_captures

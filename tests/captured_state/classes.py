@@ -1,6 +1,8 @@
 """State of objects and classes: attributes, properties, methods, metaclasses."""
 
 # ruff: noqa: E731
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 from __future__ import annotations
 
 import abc

@@ -1,6 +1,8 @@
 """State in containers and values of the standard library."""
 
 # ruff: noqa: E731
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 from __future__ import annotations
 
 import array

@@ -1,6 +1,8 @@
 """State of functions: closures, defaults, globals, attributes, partials."""
 
 # ruff: noqa: E731
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 from __future__ import annotations
 
 import builtins

@@ -1,6 +1,8 @@
 """State of layers: parameters, buffers, containers, parametrizations, hooks."""
 
 # ruff: noqa: E731
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 from __future__ import annotations
 
 import warnings

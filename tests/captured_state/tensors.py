@@ -1,6 +1,8 @@
 """State of tensors: values, shapes, strides, flags, views."""
 
 # ruff: noqa: E731
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 from __future__ import annotations
 
 import types

@@ -20,7 +20,8 @@ from torch.nn.attention.flex_attention import create_block_mask
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.frontend.closures import read_mods
 from flexc.runtime.planner.block_mask import checked_problem, plan_block_mask
-from flexc.runtime.planner.plans import Plan, build_for, lower, trace
+from flexc.runtime.planner.plans import Plan, build_for, lower
+from flexc.runtime.traces import trace_mods
 from tests.block_tables import differences
 from tests.corpus import CORPUS
 
@@ -37,10 +38,10 @@ CPU = torch.device("cpu")
 
 def specs_of(case: str) -> list[KernelSpec]:
     mask_mod = CORPUS[case].factory(2, 2, 2, 256, 256)[1]
-    signature = read_mods(None, mask_mod)
+    signature, mods = trace_mods(read_mods(None, mask_mod), torch.float32, CPU)
     problem = checked_problem((2, 2, 256, 256), 128)
     build = build_for(signature, problem, CPU, "triton")
-    plan = Plan(trace(signature, CPU), build)
+    plan = Plan(mods, build)
     return lower(plan.attention.module, plan.build)
 
 

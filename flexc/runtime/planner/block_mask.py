@@ -10,7 +10,7 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import BlockMask
 
 from flexc.errors import OptionError, ShapeError
-from flexc.frontend.capture import CapturedMods
+from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.signatures import check_callable
 from flexc.runtime.options import is_interpreting, resolve_backend

@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import ModuleOp
 from flexc.codegen.cpp.target import emit_cpp
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.codegen.triton.target import emit_triton
-from flexc.frontend.capture import CapturedMods
+from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexc.frontend.capture import CapturedMods
+from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
 from flexc.frontend.import_graph import AttentionModule
 from flexc.runtime.kernel import Kernel

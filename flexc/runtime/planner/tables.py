@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flexc.frontend.capture import CapturedMods
+from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
 from flexc.runtime.arguments import Tables, make_tables
 from flexc.runtime.options import resolve_backend

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.fx._symbolic_trace import is_fx_tracing
 
-from flexc.frontend.capture import CapturedMods, capture_mods
+from flexc.frontend.capture import capture_mods
+from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import read_mods
 from tests.unit.frontend.evaluate import check_score, run_imported
 

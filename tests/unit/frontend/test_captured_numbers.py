@@ -11,7 +11,8 @@ import torch
 
 import flexc
 from flexc.errors import DivisionByZeroError
-from flexc.frontend.capture import CapturedMods, capture_mods
+from flexc.frontend.capture import capture_mods
+from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import read_mods
 from flexc.runtime.driver import counters
 from tests.reference import attention
@@ -119,6 +120,7 @@ INTERPRETED: dict[str, tuple[Build, list[tuple[Any, ...]]]] = {
         score(lambda n, m: math.floor(n * m) + round(n) + int(m)),
         [(2.5, 3.25), (3.5, -3.25), (4.5, 2.0)],
     ),
+    "rounded to tens": (score(lambda n: round(n, -1)), [(3,), (15,), (25,), (-12,)]),
     "a branch on a rounded product": (
         score(lambda n: 1.0 if n * 10.0 * 0.1 == n else 2.0),
         [(3.0,), (0.3,), (0.7,), (1.1,)],

@@ -1,0 +1,150 @@
+"""The functions that a mod calls while it is traced, held against what the walk read.
+
+The walk goes by code that has not run, so that a call can be keyed in microseconds. A
+mod that calls what the walk did not read is traced at every call.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable
+from functools import lru_cache
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexc.errors import SourceLocation
+from flexc.frontend.code_facts import DYNAMIC_NAMES, nested, trusted
+from flexc.frontend.locations import is_user_file
+
+_OPERATORS = ("_nn", "_special", "_linalg", "_fft")
+_PURE_MODULES = frozenset(
+    {"math", "cmath", "_operator", "_functools"}
+    | {f"torch._C.{name}" for name in _OPERATORS}
+)
+"""Modules written in C whose functions read nothing but their arguments."""
+
+_IMPURE_BUILTINS = DYNAMIC_NAMES | {"dir", "id"}
+
+_INTERNAL = frozenset({"flexc", "mpmath", "sympy"})
+
+_NOT_SYMBOLIC = frozenset(
+    method.__code__
+    for cls in (torch.SymInt, torch.SymFloat, torch.SymBool)
+    for name in ("__repr__", "__str__", "__format__", "__round__")
+    if isinstance(method := getattr(cls, name, None), FunctionType)
+)
+"""What a symbolic number does otherwise than a number: a name in place of digits."""
+
+_APPLY = torch.autograd.Function.apply.__func__.__code__
+
+
+class CallWatch:
+    """Sees each function that a mod calls, in Python and in C.
+
+    `codes` are those of the functions that the walk has read.
+    """
+
+    def __init__(self, codes: Iterable[CodeType]):
+        self._read = {inner for code in codes for inner in nested(code)}
+        self.unread: str | None = None
+        """Something that was called and that the walk did not read."""
+        self.asks_grad_mode = False
+        self.wants_numbers = False
+        """Something was done to a symbolic number that takes a true one."""
+        self.custom_gradient = False
+        """A torch.autograd.Function was applied."""
+
+    def __enter__(self) -> CallWatch:
+        self._random = _random_state()
+        self._outer = sys.getprofile()
+        if isinstance(getattr(self._outer, "__self__", self), CallWatch):
+            sys.setprofile(self._event)
+        else:  # There is one profiler at a time.
+            self._note("a profiler was active")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if sys.getprofile() == self._event:
+            sys.setprofile(self._outer)
+        self.drew_random_numbers = _random_state() != self._random
+
+    def _note(self, what: str) -> None:
+        self.unread = self.unread or what
+
+    def _event(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event == "c_call":
+            if not _is_internal(frame):
+                self._called(arg, frame)
+        elif event == "call":
+            if not _is_internal(frame):
+                self._entered(frame)
+            elif frame.f_code in _NOT_SYMBOLIC and not _is_internal(frame.f_back):
+                self.wants_numbers = True
+            elif frame.f_code is _APPLY:
+                self.custom_gradient = True
+
+    def _entered(self, frame: FrameType) -> None:
+        code = frame.f_code
+        if code not in self._read and not self._serves_torch(frame):
+            self._note(f"{code.co_qualname} ({_where(frame)})")
+
+    def _called(self, function: Any, frame: FrameType) -> None:
+        if function is torch.is_grad_enabled:
+            self.asks_grad_mode = True
+        elif not _is_pure(function) and not self._serves_torch(frame):
+            self._note(f"{function.__qualname__}()")
+
+    def _serves_torch(self, frame: FrameType) -> bool:
+        """Whether code of a library runs for torch, not for a mod."""
+        while frame.f_back is not None and not _is_internal(frame.f_back):
+            frame = frame.f_back
+        code = frame.f_code
+        return code not in self._read and _is_library(code.co_filename)
+
+
+def _is_library(filename: str) -> bool:
+    in_site = "site-packages" in filename or filename == "<string>"
+    return in_site or not is_user_file(filename)
+
+
+def _where(frame: FrameType | None) -> SourceLocation | None:
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame and SourceLocation(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _is_internal(frame: FrameType | None) -> bool:
+    return frame is None or _is_internal_module(frame.f_globals.get("__name__"))
+
+
+@lru_cache(4096)
+def _is_internal_module(name: object) -> bool:
+    if not isinstance(name, str):
+        return False
+    return trusted(name) or name.partition(".")[0] in _INTERNAL
+
+
+def _is_pure(function: Any) -> bool:
+    """Whether a function written in C reads nothing but its arguments."""
+    owner = function.__self__
+    if isinstance(owner, ModuleType):
+        if owner.__name__ == "builtins":
+            return function.__name__ not in _IMPURE_BUILTINS
+        return owner.__name__ in _PURE_MODULES
+    if owner is None:
+        return trusted(function.__module__)
+    cls = owner if isinstance(owner, type) else type(owner)
+    return isinstance(owner, Tensor) or trusted(cls.__module__)
+
+
+def _random_state() -> Any:
+    """The state of Python's and NumPy's own generators of random numbers."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return random.getstate()
+    _, keys, *rest = numpy.random.get_state()
+    return random.getstate(), keys.tobytes(), rest
