@@ -12,12 +12,18 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import shutil
+import signal
 import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
 
 from flexc.codegen import cpp
 from flexc.errors import CompilationError, CompilerNotFoundError, OptionError
@@ -57,6 +63,78 @@ WITHOUT: dict[MachineName, tuple[str, ...]] = {
 SANITIZERS = ("address", "undefined")
 SANITIZE_FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 
+SECONDS_TO_ANSWER = 60
+SECONDS_TO_BUILD = 900
+"""After which a compiler is taken to hang."""
+
+MOST_SAID = 1 << 20
+"""Bytes of what a compiler prints that are read: more than any of them prints."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed, and what went wrong with it."""
+
+    text: str
+    fault: str | None = None
+
+
+def ask(command: Sequence[str], seconds: float, **variables: str) -> Answer:
+    """Run what is said to be a compiler, and end it with all that it started."""
+    told = shlex.join(command)
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | variables,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        return Answer("", f"{told} cannot be run: {error}")
+    with process:
+        try:
+            said, errors = _listen(process, time.monotonic() + seconds)
+        except subprocess.TimeoutExpired:
+            return Answer("", f"{told} did not end in {seconds:g} seconds")
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode == 0:
+        return Answer(said)
+    return Answer(said, f"{told} {_ending(process.returncode)}, and said:\n{errors}")
+
+
+def _listen(process: subprocess.Popen[bytes], until: float) -> tuple[str, str]:
+    """What a process prints and complains of, until it ends."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    pipes = (process.stdout, process.stderr)
+    heard = [bytearray() for _ in pipes]
+    with DefaultSelector() as selector:
+        for pipe, said in zip(pipes, heard, strict=True):
+            selector.register(pipe, EVENT_READ, said)
+        while selector.get_map() and max(map(len, heard)) < MOST_SAID:
+            for key, _ in selector.select(max(until - time.monotonic(), 0)):
+                if chunk := os.read(key.fd, MOST_SAID):
+                    key.data.extend(chunk)
+                else:
+                    selector.unregister(key.fileobj)
+            if time.monotonic() > until:
+                break
+    for pipe in pipes:
+        pipe.close()  # Who still prints ends.
+    process.wait(max(until - time.monotonic(), 0))
+    out, errors = (said.decode(errors="replace") for said in heard)
+    return out, errors
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    return f"was killed by signal {-status}"
+
 
 @dataclass(frozen=True)
 class Compiler:
@@ -66,13 +144,15 @@ class Compiler:
     version: str
 
     def build(self, source: Path, output: Path) -> None:
+        """Compile a kernel; what the compiler leaves behind is beside the output."""
         include = f"-I{INCLUDE_DIR}"
         command = [*self.command, *flags(), include, str(source), "-o", str(output)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode != 0:
+        answer = ask(command, SECONDS_TO_BUILD, TMPDIR=str(output.parent))
+        if answer.fault is not None:
             raise CompilationError(
-                f"the C++ compiler refused an emitted kernel; {shlex.join(command)} "
-                f"said:\n{result.stderr}"
+                f"the C++ compiler does not compile an emitted kernel: {answer.fault}"
+                f"\nsee that it has memory, and room in {output.parent.parent}; if it "
+                "has, this is a bug of flexc"
             )
 
 
@@ -97,10 +177,19 @@ def find_compiler() -> Compiler:
 
 @cache
 def _describe(command: tuple[str, ...]) -> Compiler:
-    result = subprocess.run(
-        [*command, "--version"], capture_output=True, text=True, check=False
+    answer = ask([*command, "--version"], SECONDS_TO_ANSWER)
+    if answer.fault is not None:
+        raise no_compiler(command, answer.fault)
+    compiler = Compiler(command, answer.text)
+    machines_of(compiler)  # What prints a version need not know C++.
+    return compiler
+
+
+def no_compiler(command: Sequence[str], why: str) -> CompilerNotFoundError:
+    return CompilerNotFoundError(
+        f"{shlex.join(command)} is no C++ compiler that works: {why}\nset CXX to one "
+        "that does"
     )
-    return Compiler(command, result.stdout)
 
 
 def host_machine() -> MachineName:
@@ -109,16 +198,22 @@ def host_machine() -> MachineName:
     Without a compiler it is "portable": code can be looked at then, but not built.
     """
     variables = ("FLEXC_MACHINE", "CXX", "PATH")
-    return _machine(*(os.environ.get(name) for name in variables))
+    asked, *rest = (os.environ.get(name) for name in variables)
+    try:
+        return _machine(asked, *rest)
+    except CompilerNotFoundError:
+        # Not remembered: the next call may find one.
+        return _among(("portable",), asked)
 
 
 @cache
 def _machine(asked: str | None, *_: str | None) -> MachineName:
     """That for values of the variables that it depends on."""
-    try:
-        found = machines_of(find_compiler())
-    except CompilerNotFoundError:
-        found: tuple[MachineName, ...] = ("portable",)
+    return _among(machines_of(find_compiler()), asked)
+
+
+def _among(found: Sequence[MachineName], asked: str | None) -> MachineName:
+    """The machine that was asked for, or the widest."""
     if not asked:
         return found[0]
     for name in found:
@@ -134,13 +229,13 @@ def _machine(asked: str | None, *_: str | None) -> MachineName:
 def machines_of(compiler: Compiler) -> tuple[MachineName, ...]:
     """The machines that the host is one of, widest vectors first."""
     command = [*compiler.command, NATIVE, "-dM", "-E", "-x", "c++", os.devnull]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise CompilationError(
-            f"the C++ compiler does not say what it predefines; {shlex.join(command)} "
-            f"said:\n{result.stderr}"
-        )
-    defined = {line.split()[1] for line in result.stdout.splitlines() if line}
+    answer = ask(command, SECONDS_TO_ANSWER)
+    if answer.fault is not None:
+        raise no_compiler(compiler.command, answer.fault)
+    defined = set(re.findall(r"^#define (\w+)", answer.text, re.MULTILINE))
+    if not defined:
+        why = f"{shlex.join(command)} does not print what it predefines"
+        raise no_compiler(compiler.command, why)
     return tuple(n for n in MACHINES if defined.issuperset(NEEDS[n]))
 
 

@@ -1,9 +1,8 @@
 """From C++ source to a function: a compiler, a cache, ctypes.
 
 A shared object is named after all that it depends on: its source, the support
-headers, the compiler and its flags, and the machine's instruction set. It is
-loaded only if it is the owner's and as it was written, which a digest beside it
-says; else it is compiled again.
+headers, the compiler and its flags, and the machine's instruction set. It is loaded
+only if the cache knows it for what it compiled; else it is compiled again.
 """
 
 from __future__ import annotations
@@ -11,8 +10,11 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import stat
-import tempfile
+import shlex
+import struct
+import sys
+import weakref
+from _ctypes import dlclose
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -23,8 +25,8 @@ from typing import Any
 import torch
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
-from flexc.errors import OptionError
-from flexc.runtime.cache import cache_dir, load_text, store_bytes, store_text
+from flexc.errors import CompilationError, OptionError
+from flexc.runtime.cache import cache_dir, load, store, workspace
 from flexc.runtime.cpp_compiler import (
     INCLUDE_DIR,
     Compiler,
@@ -63,32 +65,39 @@ def library_name(spec: KernelSpec, compiler: Compiler) -> str:
     return f"{spec.entry}-{digest[:32]}"
 
 
-def is_trusted(library: Path, digest: str | None) -> bool:
-    """Whether a file is this user's alone, and has the digest noted for it."""
-    try:
-        info = library.stat()
-    except FileNotFoundError:
-        return False
-    if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o022:
-        return False
-    return hashlib.sha256(library.read_bytes()).hexdigest() == digest
-
-
 def build(spec: KernelSpec) -> Path:
     """The shared object of a kernel, compiled unless it is in the cache."""
     compiler = find_compiler()
-    name = library_name(spec, compiler)
-    library = cache_dir() / f"{name}.so"
-    if is_trusted(library, load_text(f"{name}.so.sha256")):
-        return library
-    source = store_text(f"{name}.cpp", spec.source)
-    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".build-") as directory:
-        output = Path(directory) / "kernel.so"
+    name = f"{library_name(spec, compiler)}.so"
+    if load(name) is not None:
+        return cache_dir() / name
+    with workspace() as directory:
+        source, output = directory / "kernel.cpp", directory / "kernel.so"
+        source.write_text(spec.source)
         compiler.build(source, output)
-        data = output.read_bytes()
-    library.unlink(missing_ok=True)
-    store_text(f"{name}.so.sha256", hashlib.sha256(data).hexdigest())
-    return store_bytes(f"{name}.so", data)
+        data = output.read_bytes() if output.is_file() else b""
+    if not is_whole(data):
+        raise CompilationError(
+            f"the C++ compiler {shlex.join(compiler.command)} wrote no shared object, "
+            "or half of one, and did not say why; set CXX to another"
+        )
+    return store(name, data)
+
+
+ELF = b"\x7fELF\x02\x01"
+"""How an object of 64 bits begins on Linux, its lowest bytes first."""
+
+
+def is_whole(data: bytes) -> bool:
+    """Whether an object ends where it says: the loader does not ask before it reads."""
+    if not data.startswith(ELF):
+        return bool(data) and not sys.platform.startswith("linux")
+    try:
+        (start,) = struct.unpack_from("<Q", data, 0x28)
+        size, count = struct.unpack_from("<HH", data, 0x3A)
+    except struct.error:
+        return False
+    return start + size * count <= len(data)
 
 
 def ctype(param: ParamSpec) -> Any:
@@ -139,12 +148,57 @@ def check_sanitizer() -> None:
         )
 
 
+def open_library(path: Path, entry: str) -> tuple[int, Any]:
+    """A library's handle, to be closed in the end, and its function."""
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise not_loaded(path, error) from error
+    try:
+        function = getattr(library, entry)
+    except AttributeError as error:
+        dlclose(library._handle)
+        raise not_loaded(path, error) from error
+    compiler = find_compiler()
+    if compiler not in _held:
+        _held[compiler] = ctypes.CDLL(str(path))
+        end_threads_before_forks(_held[compiler])
+    return library._handle, function
+
+
+_held: dict[Compiler, ctypes.CDLL] = {}
+"""A library of each compiler that stays open: with the last one its OpenMP would be
+closed too, whose threads wait for work."""
+
+
+def end_threads_before_forks(library: ctypes.CDLL) -> None:
+    """A child would wait for threads of OpenMP that it does not have.
+
+    They start again when they are needed, in the child and in its parent.
+    """
+    pause = getattr(library, "omp_pause_resource_all", None)
+    if pause is not None:
+        soft = 1
+        os.register_at_fork(before=lambda: pause(soft))
+
+
+def not_loaded(path: Path, error: Exception) -> CompilationError:
+    """What was compiled is of no use, and is not kept."""
+    path.unlink(missing_ok=True)
+    return CompilationError(
+        f"a kernel cannot be loaded: {error}; it is compiled again at the next call, "
+        "and if that is said again: set CXX to another C++ compiler"
+    )
+
+
 def load_cpp(spec: KernelSpec) -> CppFunction:
     """A function that runs a kernel over a grid with its arguments."""
     check_sanitizer()
-    function = getattr(ctypes.CDLL(str(build(spec))), spec.entry)
+    library, function = open_library(build(spec), spec.entry)
     grid_types = [ctypes.c_int64] * 3 + [ctypes.c_int32]
     function.argtypes = [*(ctype(p) for p in spec.params), *grid_types]
     function.restype = None
     tensors = tuple(i for i, p in enumerate(spec.params) if p.role != "scalar")
-    return CppFunction(function, tensors)
+    found = CppFunction(function, tensors)
+    weakref.finalize(found, dlclose, library).atexit = False
+    return found

@@ -43,12 +43,13 @@ from flexc.passes.segments.segment_builder import has_band
 from flexc.passes.segments.subject import SegmentSubject
 from flexc.passes.tile_sizes import TileSizes
 from flexc.runtime.build import Build
-from flexc.runtime.cache import load_text, store_text
+from flexc.runtime.cache import load, store
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.mask_reading import MaskReading, read_mask
 from flexc.runtime.modes import unseen
 from flexc.runtime.options import NO_OPTIONS, is_interpreting
 from flexc.runtime.proofs import Proofs, Prover, attention_of
+from flexc.runtime.recent import Recent
 from flexc.runtime.schedules import (
     SIMPLE,
     TRITON,
@@ -63,7 +64,7 @@ PACKAGE = Path(flexc.__file__).parent
 counters: Counter[str] = Counter()
 """How often mods were traced, modules lowered and kernels built or loaded."""
 
-_kernels: dict[str, Kernel] = {}
+_kernels: Recent[Kernel] = Recent()
 
 
 @dataclass(frozen=True)
@@ -158,10 +159,11 @@ def trace(
 def kernel_for(module: ModuleOp, build: Build) -> Kernel:
     """The kernel of a `flex` module; equal modules share one."""
     key = kernel_key(module, build)
-    if key not in _kernels:
-        _kernels[key] = Kernel(find_spec(module, build, key))
+    kernel = _kernels.find(key)
+    if kernel is None:
+        kernel = _kernels.add(key, Kernel(find_spec(module, build, key)))
         counters["built"] += 1
-    return _kernels[key]
+    return kernel
 
 
 def kernel_key(module: ModuleOp, build: Build) -> str:
@@ -194,20 +196,18 @@ def canonical_text(module: ModuleOp) -> str:
 def known_spec(module: ModuleOp, build: Build) -> KernelSpec | None:
     """The printed kernel of a module, if it was printed before."""
     key = kernel_key(module, build)
-    if key in _kernels:
-        return _kernels[key].spec
-    return _read_spec(load_text(f"spec-{key}.json"))
+    kernel = _kernels.find(key)
+    return kernel.spec if kernel is not None else _stored_spec(key)
 
 
 def find_spec(module: ModuleOp, build: Build, key: str) -> KernelSpec:
     """The printed kernel, from the disk or from the pipeline."""
-    name = f"spec-{key}.json"
-    spec = _read_spec(load_text(name))
+    spec = _stored_spec(key)
     if spec is not None:
         counters["loaded"] += 1
         return spec
     spec = make_spec(module, build)
-    store_text(name, spec.to_json())
+    store(_spec_name(key), spec.to_json().encode())
     return spec
 
 
@@ -241,12 +241,13 @@ def problems_of(spec: KernelSpec, build: Build) -> list[str]:
     return find_problems(spec, build)
 
 
-def _read_spec(text: str | None) -> KernelSpec | None:
-    """A stored spec; None for a file that is not whole."""
-    try:
-        return None if text is None else KernelSpec.from_json(text)
-    except (ValueError, TypeError, KeyError):
-        return None
+def _stored_spec(key: str) -> KernelSpec | None:
+    data = load(_spec_name(key))
+    return None if data is None else KernelSpec.from_json(data.decode())
+
+
+def _spec_name(key: str) -> str:
+    return f"spec-{key}.json"
 
 
 def convert_for(

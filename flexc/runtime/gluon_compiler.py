@@ -16,6 +16,7 @@ from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.runtime import triton_compiler
 from flexc.runtime.assembler_log import assembler_log
 from flexc.runtime.build import Build
+from flexc.runtime.recent import Recent
 from flexc.runtime.triton_compiler import (
     TRITON_TYPES,
     WARP,
@@ -27,7 +28,7 @@ from flexc.runtime.triton_compiler import (
 ELEMENTS = {"bf16": gl.bfloat16, "f16": gl.float16}
 """Of tensors that are copied a tile at a time."""
 
-_checked: dict[tuple[str, int], Any] = {}
+_checked: Recent[Any] = Recent()
 """Kernels that were compiled to be checked, until they are loaded."""
 
 
@@ -38,13 +39,13 @@ def find_problems(spec: KernelSpec, build: Build) -> list[str]:
         kernel = compile_kernel(spec, build.capability)
     found = problems("\n".join(said)) + excess(kernel, build)
     if not found:
-        _checked[spec.digest, build.capability] = kernel
+        _checked.add((spec.digest, build.capability), kernel)
     return found
 
 
 def take_kernel(spec: KernelSpec, capability: int) -> Any:
     """The compiled kernel of a spec, nobody else's: it is loaded to one device."""
-    kernel = _checked.pop((spec.digest, capability), None)
+    kernel = _checked.take((spec.digest, capability))
     return compile_kernel(spec, capability) if kernel is None else kernel
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable
 from dataclasses import replace
 
 import torch
@@ -13,14 +11,12 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
 from flexc.runtime.driver import trace
+from flexc.runtime.recent import Recent
 from flexc.runtime.tensor_facts import check_captures
 from flexc.runtime.transforms import is_transformed, plain
 from flexc.runtime.wrappers import check_captured
 
-MAX_TRACED = 1024
-"""Kinds of mods remembered, with their kernels; the least recently used one goes."""
-
-_traced: OrderedDict[Hashable, list[CapturedMods]] = OrderedDict()
+_traced: Recent[CapturedMods] = Recent()
 
 
 def trace_mods(
@@ -31,11 +27,13 @@ def trace_mods(
     The signature that comes back has, behind its captures, the tensors that only the
     trace has found. It is not cacheable where the trace read what no key tells.
     """
-    mods = _find(signature, score_dtype, device)
+    key, mods = (signature.key, score_dtype, device.type), None
+    if signature.cacheable:
+        mods = _traced.find(key, lambda mods: mods.guards_hold(signature.captures))
     if mods is None:
         mods = _trace(signature, score_dtype, device)
         if signature.cacheable and mods.unread is None:
-            _remember((signature.key, score_dtype, device.type), mods)
+            _traced.add(key, mods)
     if mods.unread is not None:
         check_captured(mods.found)
         check_captures(mods.found, device)
@@ -56,31 +54,6 @@ def _without_gradients(signature: ModSignature, mods: CapturedMods) -> ModSignat
     pairs = zip(captures, idle, strict=True)
     kept = [c.detach() if i and isinstance(c, Tensor) else c for c, i in pairs]
     return replace(signature, captures=tuple(kept))
-
-
-def _find(
-    signature: ModSignature, score_dtype: torch.dtype, device: torch.device
-) -> CapturedMods | None:
-    if not signature.cacheable:
-        return None
-    key = (signature.key, score_dtype, device.type)
-    for mods in _traced.get(key, ()):
-        if mods.guards_hold(signature.captures):
-            _traced.move_to_end(key)
-            return mods
-    return None
-
-
-def _remember(key: Hashable, mods: CapturedMods) -> None:
-    variants = _traced.setdefault(key, [])
-    variants.append(mods)
-    del variants[:-MAX_VARIANTS]
-    if len(_traced) > MAX_TRACED:
-        _traced.popitem(last=False)
-
-
-MAX_VARIANTS = 64
-"""Traces of one kind, for what their guards tell apart."""
 
 
 def _trace(

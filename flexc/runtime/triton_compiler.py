@@ -1,13 +1,16 @@
 """From Triton source to compiled kernels, for a GPU that need not be there.
 
-Triton reads a kernel's source from its file, so the text goes to one, named
-after its digest, in the cache directory; that also makes it easy to look at.
+A kernel's source goes to a file, named after its digest, in the cache directory:
+profilers and people look there. Python and Triton have the text itself, whatever
+becomes of the file.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import linecache
 import sys
+from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,8 +21,9 @@ from triton.compiler import ASTSource
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError
 from flexc.runtime.build import Build
-from flexc.runtime.cache import store_text
+from flexc.runtime.cache import store
 from flexc.runtime.options import is_interpreting
+from flexc.runtime.recent import MOST, Recent
 
 WARP = 32
 
@@ -28,22 +32,26 @@ TRITON_TYPES = {"f64": "fp64", "f32": "fp32", "f16": "fp16"}
 DIVISIBLE = [["tt.divisibility", 16]]
 """How Triton is told that an address is a multiple of 16 bytes."""
 
-_checked: dict[tuple[str, int], Any] = {}
+_checked: Recent[Any] = Recent()
 """Kernels that were compiled to be checked, until they are loaded."""
 
 
+@lru_cache(MOST)
 def load_jit_function(spec: KernelSpec) -> Any:
     """The `triton.JITFunction` of a printed kernel."""
-    path = store_text(f"{spec.entry}-{spec.digest[:32]}.py", spec.source)
-    name = f"flexc_kernel_{spec.digest[:32]}"
-    if name not in sys.modules:
-        module_spec = importlib.util.spec_from_file_location(name, path)
-        assert module_spec is not None
-        assert module_spec.loader is not None
-        module = importlib.util.module_from_spec(module_spec)
-        sys.modules[name] = module
-        module_spec.loader.exec_module(module)
-    return getattr(sys.modules[name], spec.entry)
+    name, source = f"{spec.entry}-{spec.digest[:32]}.py", spec.source
+    path = str(store(name, source.encode()))
+    linecache.cache[path] = (len(source), None, source.splitlines(True), path)
+    module = ModuleType(f"flexc_kernel_{spec.digest[:32]}")
+    module.__file__ = path
+    # Not imported: Python would look for bytecode beside the file, and run that.
+    code = compile(source, path, "exec", dont_inherit=True)
+    sys.modules[module.__name__] = module
+    try:
+        exec(code, vars(module))
+    finally:
+        del sys.modules[module.__name__]
+    return getattr(module, spec.entry)
 
 
 def options(spec: KernelSpec) -> dict[str, Any]:
@@ -65,7 +73,7 @@ def find_problems(spec: KernelSpec, build: Build) -> list[str]:
     kernel = compile_kernel(spec, build.capability)
     found = excess(kernel, build)
     if not found:
-        _checked[spec.digest, build.capability] = kernel
+        _checked.add((spec.digest, build.capability), kernel)
     return found
 
 
@@ -79,7 +87,7 @@ def excess(kernel: Any, build: Build) -> list[str]:
 
 def take_kernel(spec: KernelSpec, capability: int) -> Any:
     """The compiled kernel of a spec, nobody else's: it is loaded to one device."""
-    kernel = _checked.pop((spec.digest, capability), None)
+    kernel = _checked.take((spec.digest, capability))
     return compile_kernel(spec, capability) if kernel is None else kernel
 
 

@@ -10,8 +10,9 @@ import torch
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError, CompilerNotFoundError
-from flexc.runtime.cpp_compiler import Compiler
-from flexc.runtime.cpp_loader import build, load_cpp
+from flexc.runtime import cpp_compiler
+from flexc.runtime.cpp_compiler import Compiler, find_compiler
+from flexc.runtime.cpp_loader import build, is_whole, load_cpp
 
 SPEC = KernelSpec(
     target="cpp",
@@ -30,6 +31,8 @@ FLEXC_KERNEL void twice(const float* x, float* out, const int32_t n,
 """,
 )
 
+REAL = find_compiler().command[0]
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -38,13 +41,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The sources that were compiled."""
-    compiled: list[Path] = []
+    compiled: list[str] = []
     original = Compiler.build
 
     def counted(self: Compiler, source: Path, output: Path) -> None:
-        compiled.append(source)
+        compiled.append(source.read_text())
         original(self, source, output)
 
     monkeypatch.setattr(Compiler, "build", counted)
@@ -57,21 +60,21 @@ def test_run() -> None:
     assert torch.equal(out, 2 * x)
 
 
-def test_compiled_once(builds: list[Path], cache: Path) -> None:
+def test_compiled_once(builds: list[str], cache: Path) -> None:
     assert build(SPEC) == build(SPEC)
     assert len(builds) == 1
     assert cache.stat().st_mode & 0o777 == 0o700
-    assert builds[0].read_text() == SPEC.source
+    assert builds == [SPEC.source]
 
 
-def test_other_source_is_compiled(builds: list[Path]) -> None:
+def test_other_source_is_compiled(builds: list[str]) -> None:
     other = dataclasses.replace(SPEC, source=SPEC.source.replace("2 *", "3 *"))
     assert build(SPEC) != build(other)
     assert len(builds) == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF and something else"])
-def test_what_was_changed_is_not_loaded(builds: list[Path], content: bytes) -> None:
+def test_what_was_changed_is_not_loaded(builds: list[str], content: bytes) -> None:
     library = build(SPEC)
     library.write_bytes(content)
     build(SPEC)
@@ -79,7 +82,7 @@ def test_what_was_changed_is_not_loaded(builds: list[Path], content: bytes) -> N
     test_run()
 
 
-def test_what_others_may_write_is_not_loaded(builds: list[Path]) -> None:
+def test_what_others_may_write_is_not_loaded(builds: list[str]) -> None:
     library = build(SPEC)
     library.chmod(0o666)
     build(SPEC)
@@ -103,3 +106,103 @@ def test_chosen_compiler_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compiler_refuses() -> None:
     with pytest.raises(CompilationError, match="does not name a type"):
         build(dataclasses.replace(SPEC, source="FLEXC_KERNEL void"))
+
+
+FAULTS = {
+    "exit 3": "ended with status 3",
+    "kill -9 $$": "was killed by signal 9",
+    "echo '\\377\\376junk'": "does not print what it predefines",
+    ":": "does not print what it predefines",
+    "exec yes": "was killed by signal 13",
+    "cat": "does not print what it predefines",
+    "sleep 100 & wait": "did not end in 1 seconds",
+}
+"""What a compiler does instead, and what is said of it."""
+
+
+@pytest.fixture
+def impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script that is given as the compiler."""
+    path = tmp_path / "the compiler"
+    monkeypatch.setenv("CXX", f"'{path}'")
+    return path
+
+
+def write_script(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+
+
+@pytest.mark.parametrize("action", FAULTS)
+def test_what_is_no_compiler(
+    action: str, impostor: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        cpp_compiler, "SECONDS_TO_ANSWER", 1 if "wait" in action else 60
+    )
+    write_script(impostor, action)
+    with pytest.raises(CompilerNotFoundError, match=FAULTS[action]) as caught:
+        build(SPEC)
+    assert str(caught.value).endswith("set CXX to one that does")
+
+
+def test_what_cannot_be_run(impostor: Path) -> None:
+    impostor.mkdir()
+    with pytest.raises(CompilerNotFoundError, match="set CXX to it"):
+        build(SPEC)
+    impostor.rmdir()
+    impostor.write_text("int main() {}")
+    with pytest.raises(CompilerNotFoundError, match="set CXX to it"):
+        build(SPEC)
+    impostor.chmod(0o700)
+    impostor.write_bytes(b"\x7fELF")
+    with pytest.raises(CompilerNotFoundError, match=r"cannot be run: .*Exec format"):
+        build(SPEC)
+
+
+WRITES = {
+    ":": "wrote no shared object",
+    'echo junk > "$out"': "wrote no shared object",
+    'mkdir "$out"': "wrote no shared object",
+    f'{REAL} "$@"; head -c 9000 "$out" > "$out.2"; mv "$out.2" "$out"': "or half of",
+    f'echo "int a;" | {REAL} -x c++ -shared -o "$out" -': "cannot be loaded",
+    "echo '\\377' >&2; exit 1": "ended with status 1",
+    "sleep 100": "did not end in 1 seconds",
+    "kill -9 $$": "was killed by signal 9",
+}
+"""What a compiler does when it is to compile, and what is said of it."""
+
+
+@pytest.mark.parametrize("action", WRITES)
+def test_what_does_not_compile(
+    action: str, impostor: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        cpp_compiler, "SECONDS_TO_BUILD", 1 if "sleep" in action else 60
+    )
+    (real,) = Compiler(("g++",), "").command
+    lines = (
+        f'real={real}; for out; do :; done\n[ "$1" = -std=c++17 ] || exec {REAL} "$@"'
+    )
+    write_script(impostor, f"{lines}\n{action}")
+    for _ in range(2):
+        with pytest.raises(CompilationError, match=WRITES[action]):
+            load_cpp(SPEC)
+    assert not list(cache.iterdir())
+    # The same compiler, in another mood: nothing of what it did before is left.
+    write_script(impostor, f'exec {REAL} "$@"')
+    test_run()
+
+
+def test_a_cut_object_is_told() -> None:
+    data = build(SPEC).read_bytes()
+    assert is_whole(data)
+    assert not any(is_whole(data[:n]) for n in (0, 4, 50, 63, len(data) // 2))
+
+
+@pytest.mark.parametrize("directory", ["/no/such/directory", "/proc"])
+def test_no_directory_for_temporary_files(
+    directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", directory)
+    test_run()

@@ -24,7 +24,7 @@ from flexc.passes import pipelines
 from flexc.passes.analysis.dependence import Along, Dependences, yielded
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.runtime.build import Build, machine_for
-from flexc.runtime.cache import load_text, store_text
+from flexc.runtime.cache import load, store
 from flexc.runtime.driver import counters, kernel_key
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.options import NO_OPTIONS
@@ -165,24 +165,14 @@ def build_for(
 def find_specs(module: ModuleOp, build: Build) -> list[KernelSpec]:
     """The printed kernels of a plan, from the disk or from the pipeline."""
     name = f"plan-{kernel_key(module, build)}.json"
-    specs = _read_specs(load_text(name))
-    if specs is not None:
+    data = load(name)
+    if data is not None:
         counters["loaded"] += 1
-        return specs
+        return [KernelSpec.from_json(json.dumps(s)) for s in json.loads(data)]
     counters["lowered"] += 1
     specs = lower(module.clone(), build)
-    store_text(name, json.dumps([asdict(spec) for spec in specs]))
+    store(name, json.dumps([asdict(spec) for spec in specs]).encode())
     return specs
-
-
-def _read_specs(text: str | None) -> list[KernelSpec] | None:
-    """Stored specs; None for a file that is not whole."""
-    try:
-        if text is None:
-            return None
-        return [KernelSpec.from_json(json.dumps(s)) for s in json.loads(text)]
-    except (ValueError, TypeError, KeyError):
-        return None
 
 
 def lower(module: ModuleOp, build: Build) -> list[KernelSpec]:

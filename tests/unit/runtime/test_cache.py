@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +18,11 @@ from torch import Tensor
 
 import flexc
 from flexc.errors import CompilerNotFoundError, OptionError
-from flexc.runtime import cache, call, cpp_loader, driver, launches
-from flexc.runtime.cache import cache_dir, clear_cache, load_text, store_text
+from flexc.runtime import driver, launches
+from flexc.runtime.cache import cache_dir, clear_cache, load, store, workspace
 from flexc.runtime.cpp_compiler import find_compiler
 from flexc.runtime.driver import counters
+from flexc.runtime.recent import Recent
 
 
 @pytest.fixture
@@ -30,8 +35,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty the caches in memory."""
-    monkeypatch.setattr(driver, "_kernels", {})
-    monkeypatch.setattr(call, "_compiled", {})
+    monkeypatch.setattr(driver, "_kernels", Recent())
+    traces._traced.clear()
     monkeypatch.setattr(launches, "_launches", {})
 
 
@@ -132,7 +137,7 @@ def test_disk_serves_a_second_process(folder: Path) -> None:
     assert folder.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("pattern", ["spec-*.json", "*.so", "*.sha256", "*.cpp"])
+@pytest.mark.parametrize("pattern", ["spec-*.json", "*.so"])
 @pytest.mark.parametrize("content", [b"", b"\xff{", b"{}"], ids=str)
 def test_damaged_files_are_made_again(
     folder: Path, pattern: str, content: bytes, monkeypatch: pytest.MonkeyPatch
@@ -149,30 +154,183 @@ def test_damaged_files_are_made_again(
         assert damaged.read_bytes() == whole
 
 
-def test_files_of_others_are_not_loaded(folder: Path) -> None:
+def test_a_spec_that_is_another_ones_is_not_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = attend(with_slope(0.5))
+    (own,) = folder.glob("spec-*.json")
     attend()
-    (library,) = folder.glob("*.so")
-    digest = load_text(f"{library.name}.sha256")
-    assert cpp_loader.is_trusted(library, digest)
-    library.chmod(0o722)
-    assert not cpp_loader.is_trusted(library, digest)
+    (other,) = set(folder.glob("spec-*.json")) - {own}
+    shutil.copy(other, own)
+    forget(monkeypatch)
+    torch.testing.assert_close(attend(with_slope(0.5)), expected)
+
+
+def test_threads_compile_the_same_kernel(folder: Path) -> None:
+    slopes = [0.0, 0.25, 0.5, 1.0] * 2
+    with ThreadPoolExecutor(8) as pool:
+        outs = list(pool.map(lambda slope: attend(with_slope(slope)), slopes))
+    for slope, out in zip(slopes, outs, strict=True):
+        torch.testing.assert_close(out, attend(with_slope(slope)))
+    assert not [p for p in folder.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_its_parents_threads(folder: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        expected = attend(length=300)
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(60)
+            os._exit(0 if torch.equal(attend(length=300), expected) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert torch.equal(attend(length=300), expected)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_store_load_and_clear(folder: Path) -> None:
-    assert load_text("a.txt") is None
-    path = store_text("a.txt", "one")
-    assert store_text("a.txt", "two") == path
-    assert load_text("a.txt") == "two"
+    assert load("a.txt") is None
+    path = store("a.txt", b"one")
+    assert store("a.txt", b"two") == path
+    assert load("a.txt") == b"two"
     (cache_dir() / "folder").mkdir()
+    (cache_dir() / "link").symlink_to(folder)
     clear_cache()
     assert list(folder.iterdir()) == []
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def replaced(path: Path, make: Callable[[], None]) -> None:
+    path.unlink()
+    make()
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "empty": lambda p: p.write_bytes(b""),
+    "half": lambda p: p.write_bytes(p.read_bytes()[: p.stat().st_size // 2]),
+    "flipped": flipped,
+    "longer": lambda p: p.write_bytes(p.read_bytes() + b"junk"),
+    "directory": lambda p: replaced(p, lambda: (p / "full").mkdir(parents=True)),
+    "another": lambda p: p.write_bytes((p.parent / "b.txt").read_bytes()),
+    "loop": lambda p: replaced(p, lambda: p.symlink_to(p)),
+    "link": lambda p: (
+        p.rename(p.parent / "c.txt").with_name(p.name).symlink_to("c.txt")
+    ),
+    "pipe": lambda p: replaced(p, lambda: os.mkfifo(p, 0o600)),
+    "writable": lambda p: p.chmod(0o620),
+    "unreadable": lambda p: p.chmod(0o200),
+    "gone": lambda p: p.unlink(),
+}
+"""What may become of an entry."""
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_made_again(folder: Path, damage: str) -> None:
+    path = store("a.txt", b"one")
+    store("b.txt", b"two")
+    entry = path.read_bytes()
+    DAMAGES[damage](path)
+    if damage != "unreadable" or os.geteuid():
+        assert load("a.txt") is None
+    store("a.txt", b"one")
+    assert load("a.txt") == b"one"
+    assert path.read_bytes() == entry
+    assert not [p for p in folder.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_entries_of_others_are_not_trusted(folder: Path) -> None:
+    path = store("a.txt", b"one")
+    os.chown(path, 12345, -1)
+    assert load("a.txt") is None
+    store("a.txt", b"one")
+    assert path.stat().st_uid == 0
+    os.chown(folder, 12345, -1)
+    with pytest.raises(OptionError, match="belongs to another user; set FLEXC_CACHE"):
+        load("a.txt")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give links away")
+def test_links_of_others_are_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("own")
+    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "link" / "cache"))
+    assert cache_dir() == tmp_path / "own" / "cache"
+    os.chown(tmp_path / "link", 12345, -1, follow_symlinks=False)
+    with pytest.raises(OptionError, match=r"another user's symbolic link .*link; set"):
+        cache_dir()
+
+
+def test_what_anyone_may_write_entries_are_planted_in(folder: Path) -> None:
+    """The directory is made private; what lies there is trusted by its seal alone."""
+    folder.mkdir(mode=0o700)
+    folder.chmod(0o777)
+    (folder / "a.txt").write_bytes(b"planted")
+    assert load("a.txt") is None
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_entries_are_private_whatever_the_umask(folder: Path) -> None:
+    before = os.umask(0)
+    try:
+        path = store("a.txt", b"one")
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert load("a.txt") == b"one"
+
+
+def test_a_directory_that_is_removed_is_made_again(folder: Path) -> None:
+    store("a.txt", b"one")
+    shutil.rmtree(folder)
+    assert load("a.txt") is None
+    store("a.txt", b"one")
+    assert load("a.txt") == b"one"
+
+
+def test_what_the_dead_left_is_removed(folder: Path) -> None:
+    with workspace() as old, workspace() as young:
+        os.utime(old, (0, 0))
+        store("a.txt", b"one")
+        assert not old.exists()
+        clear_cache()
+        assert list(folder.iterdir()) == [young]
+
+
+@pytest.mark.parametrize(
+    "name", ["with space", "größe", "a'b;c", "re/la/tive", "\udcff"], ids=ascii
+)
+def test_any_name_will_do(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLEXC_CACHE_DIR", name)
+    forget(monkeypatch)
+    attend()
+    forget(monkeypatch)
+    assert new_work(attend)["loaded"] == 1
+    assert len(list((tmp_path / name).glob("*.so"))) == 1
 
 
 def test_a_directory_that_cannot_be_made_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "file" / "cache", Path("/proc/cache")):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "broken").symlink_to(tmp_path / "file" / "cache")
+    names = ("file", "file/cache", "loop", "loop/cache", "broken")
+    for path in (*(tmp_path / name for name in names), Path("/proc/cache")):
         monkeypatch.setenv("FLEXC_CACHE_DIR", str(path))
         with pytest.raises(OptionError, match=r"cannot be made .* set FLEXC_CACHE_DIR"):
             cache_dir()
@@ -181,16 +339,40 @@ def test_a_directory_that_cannot_be_made_is_refused(
     assert cache_dir() == tmp_path / "flexc"
 
 
-def test_a_directory_that_cannot_be_written_to_is_said(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_home_that_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(**_: object) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("FLEXC_CACHE_DIR", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_dir() == tmp_path / ".cache" / "flexc"
+    monkeypatch.setenv("FLEXC_CACHE_DIR", "~/here")
+    assert cache_dir() == tmp_path / "here"
+    monkeypatch.setenv("FLEXC_CACHE_DIR", "~nobody-of-this-name/here")
+    with pytest.raises(OptionError, match=r"not known; set FLEXC_CACHE_DIR"):
+        cache_dir()
+
+
+def test_a_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setenv("FLEXC_CACHE_DIR", "cache")
+    with pytest.raises(OptionError, match=r"cannot be made .* set FLEXC_CACHE_DIR"):
+        cache_dir()
+
+
+@pytest.mark.parametrize("failing", ["tempfile.mkdtemp", "pathlib.Path.write_bytes"])
+def test_a_directory_that_cannot_be_written_to_is_said(
+    folder: Path, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    cache_dir()
-    monkeypatch.setattr("tempfile.mkstemp", fail)
+    monkeypatch.setattr(failing, fail)
     with pytest.raises(OptionError, match=r"cannot be written to \(No space left"):
-        store_text("a.txt", "one")
+        store("a.txt", b"one")
+    assert list(folder.iterdir()) == []
 
 
 def test_a_compiler_that_cannot_be_read_is_said(
@@ -200,13 +382,3 @@ def test_a_compiler_that_cannot_be_read_is_said(
         monkeypatch.setenv("CXX", chosen)
         with pytest.raises(CompilerNotFoundError, match="CXX="):
             find_compiler()
-
-
-def test_a_directory_of_somebody_else_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache._private_dir.cache_clear()
-    monkeypatch.setattr("os.getuid", lambda: 12345)
-    with pytest.raises(OptionError, match="belongs to another user; set FLEXC_CACHE"):
-        cache_dir()
-    cache._private_dir.cache_clear()

@@ -12,8 +12,10 @@ import torch
 import flexc
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.errors import OptionError
+from flexc.runtime import cpp_compiler
 from flexc.runtime.cpp_compiler import (
     FLAGS,
+    Answer,
     Compiler,
     find_compiler,
     flags,
@@ -24,6 +26,7 @@ from flexc.runtime.cpp_compiler import (
 from flexc.runtime.cpp_loader import check_sanitizer, library_name
 from tests.reference import attention
 
+REAL = find_compiler().command[0]
 HERE = machines_of(find_compiler())
 SPEC = KernelSpec("cpp", "entry", (), "affine_map<(b, h, q) -> (q, h, b)>", "")
 
@@ -43,11 +46,7 @@ def test_the_host_is_its_widest_machine() -> None:
 def predefining(monkeypatch: pytest.MonkeyPatch, *names: str) -> Compiler:
     """A compiler that predefines these names."""
     text = "\n".join(f"#define {name} 1" for name in names)
-
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, 0, text, "")
-
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(cpp_compiler, "ask", lambda *_: Answer(text))
     return Compiler(("c++", *names), "")
 
 
@@ -66,6 +65,17 @@ def test_machines_by_what_is_predefined(monkeypatch: pytest.MonkeyPatch) -> None
 def test_no_compiler_no_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert host_machine() == "portable"
+
+
+def test_a_compiler_that_appears_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "c++"
+    monkeypatch.setenv("CXX", str(compiler))
+    assert host_machine() == "portable"
+    compiler.write_text(f'#!/bin/sh\nexec {REAL} "$@"\n')
+    compiler.chmod(0o700)
+    assert host_machine() == HERE[0]
 
 
 @pytest.mark.parametrize("machine", HERE)

@@ -1,0 +1,162 @@
+"""What is kept in a process, and what goes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import flexc
+from flexc.runtime import cpp_loader, driver, launches
+from flexc.runtime.cpp_loader import load_cpp
+from flexc.runtime.recent import Recent
+from tests.codegen.test_cpp_loader import SPEC
+
+
+def test_what_was_used_last_is_kept() -> None:
+    recent = Recent[str](3)
+    for key in "abc":
+        assert recent.add(key, key.upper()) == key.upper()
+    assert recent.find("a") == "A"
+    recent.add("d", "D")
+    assert [recent.find(key) for key in "abcd"] == ["A", None, "C", "D"]
+    assert len(recent) == 3
+
+
+def test_values_of_a_key_are_told_apart() -> None:
+    recent = Recent[int](3)
+    for n in (1, 2, 3):
+        recent.add("n", n)
+    assert recent.find("n", lambda n: n > 1) == 2
+    assert recent.find("n", lambda n: n > 3) is None
+    recent.add("other", 4)
+    assert recent.find("n", lambda n: n == 1) is None  # The oldest of them.
+    assert recent.find("other") == 4
+    assert [recent.take("n") for _ in range(3)] == [2, 3, None]
+    assert len(recent) == 1
+    recent.clear()
+    assert len(recent) == 0
+    assert recent.find("other") is None
+
+
+def test_one_key_has_no_more_than_all() -> None:
+    recent = Recent[int](3)
+    for n in range(10):
+        recent.add("n", n)
+    assert len(recent) == 3
+    assert recent.find("n") == 7
+
+
+def test_what_goes_is_freed() -> None:
+    class Thing:
+        pass
+
+    recent = Recent[Thing](1)
+    gone = weakref.ref(recent.add("a", Thing()))
+    recent.add("b", Thing())
+    gc.collect()
+    assert gone() is None
+
+
+def test_many_threads() -> None:
+    recent = Recent[int](50)
+
+    def work(seed: int) -> None:
+        for n in range(2000):
+            key = n * seed % 100
+            found = recent.find(key)
+            assert found in (None, key)
+            if found is None:
+                recent.add(key, key)
+            if n % 7 == 0:
+                assert recent.take(key) in (None, key)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, (3, 7, 11, 13, 17, 19, 23, 29)))
+    assert len(recent) <= 50
+    assert len(recent) == sum(len(v) for v in recent._values.values())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_in_the_middle_of_an_access() -> None:
+    recent, stop = Recent[int](5), threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            recent.add(1, 1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                os._exit(recent.find(1) or recent.add(1, 1))
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    finally:
+        stop.set()
+        thread.join()
+
+
+def mapped(path: Path) -> bool:
+    return str(path) in Path("/proc/self/maps").read_text()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/maps").exists(), reason="there are no maps to look at"
+)
+
+
+@needs_proc
+def test_a_library_is_closed_with_the_last_that_runs_it(folder: Path) -> None:
+    load_cpp(SPEC)  # One stays open.
+    spec = replace(SPEC, source=SPEC.source + "// Another.")
+    first, second = load_cpp(spec), load_cpp(spec)
+    library = cpp_loader.build(spec)
+    assert mapped(library)
+    del first
+    assert mapped(library)
+    x, out = torch.randn(5), torch.empty(5)
+    second((1, 1, 1), [x, out, 5])
+    assert torch.equal(out, 2 * x)
+    del second
+    gc.collect()
+    assert not mapped(library)
+    load_cpp(spec)((1, 1, 1), [x, out, 5])
+
+
+def scaled(factor: int) -> Any:
+    """A mod whose code is its own: the number is a constant of it."""
+    scope: dict[str, Any] = {}
+    exec(f"def score_mod(s, b, h, q, k): return s * {factor}", scope)
+    return scope["score_mod"]
+
+
+def test_kernels_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call is right when its kernel is gone, or held by nothing but its launch."""
+    monkeypatch.setattr(driver, "_kernels", Recent(2))
+    monkeypatch.setattr(launches, "_launches", {})
+    x = torch.randn(1, 2, 8, 8)
+    zeros = torch.zeros_like(x)
+    for factor in (2, 3, 4, 5, 2, 3):
+        # Scores are captured: with weights of one key they are lse.
+        _, lse = flexc.flex_attention(
+            x[:, :, :1], x[:, :, :1], zeros[:, :, :1], scaled(factor), return_lse=True
+        )
+        score = (x[:, :, :1] ** 2).sum(-1) / 8**0.5
+        torch.testing.assert_close(lse, score * factor)
+    assert len(driver._kernels) == 2
