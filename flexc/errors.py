@@ -62,6 +62,14 @@ class ShapeError(FlexcError, ValueError):
     """Shapes of query, key, value or of a captured tensor do not fit."""
 
 
+class CapturedIndexError(FlexcError, IndexError):
+    """A mod reads outside of a captured tensor at a pair that counts."""
+
+    def __init__(self, message: str, location: SourceLocation | None = None):
+        self.what = message
+        super().__init__(message, location)
+
+
 class DtypeError(FlexcError, TypeError):
     """A dtype is not supported, or query, key and value disagree."""
 

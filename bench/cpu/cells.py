@@ -85,8 +85,16 @@ def _window(B: int, H: int, S: int, dtype: torch.dtype, device: Device) -> Mods:
 
 
 def _alibi(B: int, H: int, S: int, dtype: torch.dtype, device: Device) -> Mods:
-    slopes = torch.exp2(-8 * torch.arange(1, H + 1, device=device) / H)
+    return _with_slopes(torch.exp2(-8 * torch.arange(1, H + 1, device=device) / H))
 
+
+def _steep_alibi(B: int, H: int, S: int, dtype: torch.dtype, device: Device) -> Mods:
+    """Slopes of 1/16 to 1: most weights are too small to count."""
+    steps = torch.arange(H, device=device) / max(H - 1, 1)
+    return _with_slopes(torch.exp2(-4 * steps))
+
+
+def _with_slopes(slopes: Tensor) -> Mods:
     def score_mod(score, b, h, q_idx, kv_idx):
         return score + slopes[h] * (kv_idx - q_idx)
 
@@ -119,6 +127,7 @@ VARIANTS = {
         Anchor("causal", lambda *sizes: (None, causal_mask), sdpa={"is_causal": True}),
         Anchor("window", _window),
         Anchor("alibi", _alibi),
+        Anchor("steep-alibi", _steep_alibi),
         Anchor("softcap", _softcap),
         Anchor("documents", _documents, planned=True),
     )

@@ -27,7 +27,7 @@ System = Callable[[Problem], Forward | None]
 MAX_BIAS = 1 << 30
 """Bytes of a mask or bias for SDPA; a larger one is left out."""
 
-ADDITIVE = ("alibi",)
+ADDITIVE = ("alibi", "steep-alibi")
 """Variants whose scores are those of a bias."""
 
 

@@ -9,10 +9,13 @@ For each block of keys (Milakov and Gimelshein, 2018; Dao et al., 2022):
     acc   = acc * alpha + p @ v
 
 c turns scores into exponents of 2; one fused multiply-add per score does all
-the scaling there is. c is positive, so the maximum may be taken before it. A row
-whose maximum is -inf uses 0 in its place: exp2 then sees -inf and never NaN.
+the scaling there is. c is positive, so the maximum may be taken before it.
 alpha is exactly 1 where the maximum stays: a fused m_i * c - m * c would leave
 the rounding of m * c, which adds up over the blocks.
+
+A row whose maximum is beyond a limit, as the score of which it is a part is infinite,
+uses 0 in its place: exp2 sees no NaN but that of a score. At -inf all weights are 0,
+at inf they are of no use: at the end such a row's sum is inf, and its result NaN.
 
 So would p, by as much as half the distance of floats at m * c. Where that is
 large, as in a row of nothing but the -1e30 that people mask with, a power of two
@@ -80,16 +83,17 @@ class SoftmaxState:
 class OnlineSoftmax:
     """Builds the softmax of rows whose scores have type `score_type`.
 
-    `factor` is c and `power` a power of two near it. `unit` is what turns a maximum
-    into natural units (the scale where c took it in), or None where it is in natural
-    units already. `facts` says what may be left out.
+    `factor` is c and `power` a power of two near it. `units` are what turns a maximum
+    into natural units, one after another (the scale where c took it in). Scores beyond
+    `limit` are infinite in these. `facts` says what may be left out.
     """
 
     score_type: AnyFloat
     shape: tuple[int, int]
     factor: SSAValue
     power: SSAValue
-    unit: SSAValue | None
+    units: Sequence[SSAValue]
+    limit: SSAValue
     facts: SoftmaxFacts
 
     def initial(self, code: ScalarCode) -> SoftmaxState:
@@ -122,9 +126,11 @@ class OnlineSoftmax:
             p = self.weights(code, x, m)
         else:
             m, p = self.weights_with_term(code, x, row_max, state.m_i, term)
-        guarded = self.facts.least is None
-        rescale = _guarded_rescale if guarded else _rescale
-        alpha = build_row_map(code, [state.m_i, m, self.factor], rescale, "alpha")
+        rescale, limits = _rescale, list[SSAValue]()
+        if self.facts.least is None:
+            rescale, limits = _guarded_rescale, [self.limit]
+        inputs = [state.m_i, m, self.factor, *limits]
+        alpha = build_row_map(code, inputs, rescale, "alpha")
         row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1, count), "row_sum")
         l_i = build_row_map(code, [state.l_i, alpha, row_sum], _fma, "l")
         acc = build_map(
@@ -138,6 +144,7 @@ class OnlineSoftmax:
         if self.facts.least is None:
             inputs = [m, self.factor, self.power]
             factor = build_row_map(code, inputs, _factor, "factor"), ROW
+            inputs.append(self.limit)
             shift = build_row_map(code, inputs, _guarded_shift, "shift")
         else:
             shift = build_row_map(code, [m, self.factor], _shift, "shift")
@@ -163,7 +170,7 @@ class OnlineSoftmax:
         m = build_row_map(code, [m_i, top], _maximum, "m")
         inputs = [row_max, self.factor, self.power]
         factor = build_row_map(code, inputs, _factor, "factor")
-        inputs = [row_max, top, m_i, factor]
+        inputs = [row_max, top, m_i, factor, self.limit]
         shift = build_row_map(code, inputs, _shift_below, "shift")
         inputs = [(x, FULL), (factor, ROW), (shift, ROW)]
         return m, build_map(code, shape_of(x.type), inputs, exp2_fma, "p")
@@ -187,34 +194,46 @@ class OnlineSoftmax:
 
         Also where values that have no weight are infinite: their products are NaN.
         """
+        total = self.total(code, state)
         invert = _inverse if self.facts.never_empty else safe_inverse
-        inverse = build_row_map(code, [state.l_i], invert, "inverse")
+        if self.facts.least is None:
+            invert = _inverse_unless_infinite
+        inverse = build_row_map(code, [total], invert, "inverse")
         inputs: list[Input] = [(state.acc, FULL), (inverse, ROW)]
         if self.facts.never_empty:
             out = build_map(code, self.shape, inputs, _mul, "o")
         else:
-            inputs.append((state.l_i, ROW))
+            inputs.append((total, ROW))
             out = build_map(code, self.shape, inputs, _mul_unless_empty, "o")
         return convert(code, out, element)
 
+    def total(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
+        """l; inf for a row with an infinite score, NaN for one with NaN."""
+        if state.m_i is None or self.facts.least is not None:
+            return state.l_i
+        inputs = [state.l_i, state.m_i, self.limit]
+        return build_row_map(code, inputs, _total, "total")
+
     def max_scores(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
         """The largest score of each row, in natural units."""
-        maximum = self.natural_maximum(code, state)
-        if self.facts.least is None or self.facts.never_empty:
-            return maximum
-        return build_row_map(code, [maximum, state.l_i], _unless_empty, "max_scores")
+        rows = [self.natural_maximum(code, state), state.l_i]
+        choose = _unless_nan
+        if self.facts.least is not None and not self.facts.never_empty:
+            choose = _unless_nan_or_empty
+        return build_row_map(code, rows, choose, "max_scores")
 
     def natural_maximum(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
         """The running maximum; that of an empty row may be any."""
         assert state.m_i is not None
-        if self.unit is None:
-            return state.m_i
-        return build_row_map(code, [state.m_i, self.unit], _mul, "max_scores")
+        maximum = state.m_i
+        for unit in self.units:
+            maximum = build_row_map(code, [maximum, unit], _mul, "max_scores")
+        return maximum
 
     def lse(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
         """The logarithm of the sum of exponentials, in natural units."""
-        maximum = self.natural_maximum(code, state)
-        return build_row_map(code, [maximum, state.l_i], log_sum, "lse")
+        rows = [self.natural_maximum(code, state), self.total(code, state)]
+        return build_row_map(code, rows, log_sum, "lse")
 
     def lse_parts(
         self, code: ScalarCode, state: SoftmaxState
@@ -232,17 +251,19 @@ class OnlineSoftmax:
             l_i: SSAValue,
             factor: SSAValue,
             power: SSAValue,
+            limit: SSAValue,
         ) -> SSAValue:
             used, shift = factor, _shift(c, m, factor)
             if guarded:
                 used = _factor(c, m, factor, power)
-                shift = _guarded_shift(c, m, factor, power)
+                shift = _guarded_shift(c, m, factor, power, limit)
             lost = _fma(c, m, used, shift)
-            lost = c.select(_is_minus_inf(c, m), c.const(0.0, m.type), lost)
+            lost = c.select(_is_within(c, m, limit), lost, c.const(0.0, m.type))
             lost = _mul(c, lost, c.const(math.log(2), m.type))
             return c.insert(arith.SubfOp(log(c, l_i), lost))
 
-        rows = [state.m_i, state.l_i, self.factor, self.power]
+        total = self.total(code, state)
+        rows = [state.m_i, total, self.factor, self.power, self.limit]
         log_sum = build_row_map(code, rows, body, "log_sum")
         return self.natural_maximum(code, state), log_sum
 
@@ -293,6 +314,11 @@ def _is_minus_inf(code: ScalarCode, m: SSAValue) -> SSAValue:
     return code.cmpf("oeq", m, code.const(-math.inf, m.type))
 
 
+def _is_within(code: ScalarCode, m: SSAValue, limit: SSAValue) -> SSAValue:
+    """Whether a score is finite."""
+    return code.cmpf("ole", code.insert(math_dialect.AbsFOp(m)), limit)
+
+
 def _is_small(code: ScalarCode, product: SSAValue) -> SSAValue:
     """Whether what rounding took from m * c is nothing to an exponent."""
     size = code.insert(math_dialect.AbsFOp(product))
@@ -311,15 +337,15 @@ def _shift(code: ScalarCode, m: SSAValue, c: SSAValue) -> SSAValue:
 
 
 def _guarded_shift(
-    code: ScalarCode, m: SSAValue, c: SSAValue, power: SSAValue
+    code: ScalarCode, m: SSAValue, c: SSAValue, power: SSAValue, limit: SSAValue
 ) -> SSAValue:
-    """-m times the factor, and 0 for m = -inf.
+    """-m times the factor, and 0 where m is infinite.
 
     Both products are formed at once: scores wait for this.
     """
     product = _mul(code, m, c)
     exact = code.insert(arith.NegfOp(_mul(code, m, power)))
-    exact = code.select(_is_minus_inf(code, m), code.const(0.0, m.type), exact)
+    exact = code.select(_is_within(code, m, limit), exact, code.const(0.0, m.type))
     negated = code.insert(arith.NegfOp(product))
     return code.select(_is_small(code, product), negated, exact)
 
@@ -331,26 +357,36 @@ def _rescale(code: ScalarCode, m_i: SSAValue, m: SSAValue, c: SSAValue) -> SSAVa
 
 
 def _guarded_rescale(
-    code: ScalarCode, m_i: SSAValue, m: SSAValue, c: SSAValue
+    code: ScalarCode, m_i: SSAValue, m: SSAValue, c: SSAValue, limit: SSAValue
 ) -> SSAValue:
-    """The same, and 0 while there is no maximum."""
-    finite = code.select(_is_minus_inf(code, m), code.const(0.0, m.type), m)
-    return _rescale(code, m_i, finite, c)
+    """The same, and 1 while there is no maximum, and once it is infinite."""
+    finite = code.insert(arith.MinnumfOp(m, limit))
+    exponent = _mul(code, code.insert(arith.SubfOp(m_i, finite)), c)
+    exponent = code.insert(arith.MinnumfOp(exponent, code.const(0.0, m.type)))
+    return code.insert(math_dialect.Exp2Op(exponent))
 
 
 def _shift_below(
-    code: ScalarCode, row_max: SSAValue, top: SSAValue, m_i: SSAValue, factor: SSAValue
+    code: ScalarCode,
+    row_max: SSAValue,
+    top: SSAValue,
+    m_i: SSAValue,
+    factor: SSAValue,
+    limit: SSAValue,
 ) -> SSAValue:
     """(top - max(m_i, top) - row_max) * factor
 
     Scores wait for this, and for as little as can be: m_i, known before, is kept
-    finite, and a row with nothing in the block, whose term may be any, comes last.
+    finite, and a row with nothing in the block, whose term may be any, comes last, as
+    does one with an infinite score.
     """
     least = code.const(-FORMATS[m_i.type].largest, m_i.type)
     m = _maximum(code, _maximum(code, m_i, least), top)
     below = code.insert(arith.SubfOp(top, m))
     shift = _mul(code, code.insert(arith.SubfOp(below, row_max)), factor)
-    return code.select(_is_minus_inf(code, row_max), code.const(0.0, m.type), shift)
+    infinite = code.cmpf("ogt", top, limit)
+    unused = code.insert(arith.OrIOp(_is_minus_inf(code, row_max), infinite))
+    return code.select(unused, code.const(0.0, m.type), shift)
 
 
 def _inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:
@@ -373,9 +409,31 @@ def safe_inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:
     return _inverse(code, code.select(_is_empty(code, l_i), one, l_i))
 
 
-def _unless_empty(code: ScalarCode, maximum: SSAValue, l_i: SSAValue) -> SSAValue:
+def _inverse_unless_infinite(code: ScalarCode, total: SSAValue) -> SSAValue:
+    """1 / total, 1 for a row with nothing to attend to, NaN for an infinite one."""
+    infinity = code.const(math.inf, total.type)
+    infinite = code.cmpf("oeq", total, infinity)
+    nan = code.const(math.nan, total.type)
+    return code.select(infinite, nan, safe_inverse(code, total))
+
+
+def _total(code: ScalarCode, l_i: SSAValue, m: SSAValue, limit: SSAValue) -> SSAValue:
+    """l, and inf where m is: NaN stays."""
+    infinite = code.insert(arith.AddfOp(l_i, code.const(math.inf, l_i.type)))
+    return code.select(code.cmpf("ogt", m, limit), infinite, l_i)
+
+
+def _unless_nan(code: ScalarCode, maximum: SSAValue, l_i: SSAValue) -> SSAValue:
+    """A row's maximum, which is found without its NaN."""
+    return code.select(code.cmpf("uno", l_i, l_i), l_i, maximum)
+
+
+def _unless_nan_or_empty(
+    code: ScalarCode, maximum: SSAValue, l_i: SSAValue
+) -> SSAValue:
     minus_inf = code.const(-math.inf, maximum.type)
-    return code.select(_is_empty(code, l_i), minus_inf, maximum)
+    maximum = code.select(_is_empty(code, l_i), minus_inf, maximum)
+    return _unless_nan(code, maximum, l_i)
 
 
 def log_sum(code: ScalarCode, maximum: SSAValue, l_i: SSAValue) -> SSAValue:

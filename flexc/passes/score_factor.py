@@ -7,9 +7,14 @@ multiply-add that the online softmax does for each score anyhow:
 
 - the score itself is scale * (q . k): plain attention multiplies nothing else;
 - a constant factor, as in c * tanh(x / c), costs nothing;
-- f * x + l * z, with l of lower rank than z, is f * (x + (l / f) * z).
+- f * x + l * z, with l of lower rank than z, is f * (x + (l / f) * z);
+- the scale joins a constant within tanh, which is as good as 1 before the product with
+  either overflows.
 
-In floating point, x differs from f * x / f by roundings of relative size 2^-24.
+In floating point, x differs from f * x / f by roundings of relative size 2^-24. That
+is all it may differ by: where f * x or a part of it is infinite, so is the score. A
+`Factor` knows of a limit for x, beyond which the score is infinite; and what is added
+to f * x has to be bounded, so that it makes nothing of that finite.
 """
 
 from __future__ import annotations
@@ -18,15 +23,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith
+from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import AnyFloat, FloatAttr
 from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.rewriter import InsertPoint
 
 from flexc.dialects import flex
+from flexc.passes.analysis.ranges.float_values import FloatRanges
+from flexc.passes.analysis.ranges.intervals import Interval
+from flexc.passes.analysis.ranges.value_ranges import ValueRanges
+from flexc.passes.flex_simplify_mods import INDEX
 from flexc.passes.map_builder import COLUMN, FULL, ROW, UNIFORM
 from flexc.passes.scalar_code import ScalarCode, inline_region
 
-SAFE_FACTORS = (1e-20, 1e20)
-"""Constants outside of this stay where they are, for fear of overflow."""
+SAFE_FACTORS = (2.0**-30, 2.0**30)
+"""A scale, or a product of constants, outside of this stays where it is."""
+
+LARGEST_TERM = 2.0**40
+"""What is added to scores and divided by a factor is at most this.
+
+Over the least factor, 2^-60, it is less than half a unit in the last place of the
+largest number: where a score overflows with such a term, it does without it.
+"""
 
 MOD_SPANS = (UNIFORM, UNIFORM, ROW, COLUMN)
 """What (b, h, q_idx, kv_idx) vary along."""
@@ -34,13 +52,28 @@ MOD_SPANS = (UNIFORM, UNIFORM, ROW, COLUMN)
 
 @dataclass(frozen=True)
 class Factor:
-    """constant, or constant * scale."""
+    """constant, or constant * scale.
+
+    The score was computed one factor after another; `peak` is the largest of the
+    products on the way, the scale apart. Where |x| times that overflows the score is
+    infinite.
+    """
 
     constant: float = 1.0
     has_scale: bool = False
+    peak: float = 1.0
 
-    def times(self, constant: float) -> Factor:
-        return replace(self, constant=self.constant * constant)
+    def times(self, constant: float) -> Factor | None:
+        """None if the product is not safe."""
+        product = self.constant * constant
+        if not SAFE_FACTORS[0] < product < SAFE_FACTORS[1]:
+            return None
+        return replace(self, constant=product, peak=max(self.peak, product))
+
+    @property
+    def units(self) -> tuple[float, float]:
+        """Factors of the constant; a product with the first overflows if any does."""
+        return self.peak, self.constant / self.peak
 
     @property
     def is_one(self) -> bool:
@@ -66,9 +99,12 @@ class FactoredScore:
 
 
 def factor_score(
-    score_mod: Region, score_type: AnyFloat, scale_positive: bool
+    score_mod: Region, score_type: AnyFloat, scale_positive: bool, max_length: int
 ) -> FactoredScore:
-    """Take out of a score region what factor there is."""
+    """Take out of a score region what factor there is.
+
+    Positions are below `max_length`.
+    """
     mod_args = score_mod.block.args[1:]
     types: list[Attribute] = [score_type, score_type, *(a.type for a in mod_args)]
     block = Block(arg_types=types)
@@ -79,19 +115,42 @@ def factor_score(
     code = ScalarCode(block)
     score = code.insert(arith.MulfOp(raw, scale), "score")
     (value,) = inline_region(score_mod, [score, *rest], code)
-    extractor = Extractor(code, block, scale_positive)
+    extractor = Extractor(code, block, scale_positive, max_length)
+    if scale_positive:
+        join_factors(block)
     factor, value = extractor.extract(value)
     code.yield_(value)
     return FactoredScore(Region(block), factor)
 
 
+def join_factors(block: Block) -> None:
+    """tanh((raw * scale) / c) -> tanh(raw * (scale / c)), for constants c."""
+    raw, scale = block.args[:2]
+    for op in list(block.ops):
+        inner = op.operands[0].owner if isinstance(op, math_dialect.TanhOp) else None
+        if not isinstance(inner, arith.MulfOp | arith.DivfOp):
+            continue
+        constant, score = constant_of(inner.rhs), inner.lhs.owner
+        if constant is None or not SAFE_FACTORS[0] < abs(constant) < SAFE_FACTORS[1]:
+            continue
+        if isinstance(score, arith.MulfOp) and set(score.operands) == {raw, scale}:
+            before = ScalarCode(InsertPoint.before(op))
+            factor = before.insert(type(inner)(scale, inner.rhs), "factor")
+            op.operands[0] = before.insert(arith.MulfOp(raw, factor))
+
+
 class Extractor:
     """Splits values of a score region into factor and rest."""
 
-    def __init__(self, code: ScalarCode, block: Block, scale_positive: bool):
+    def __init__(
+        self, code: ScalarCode, block: Block, scale_positive: bool, max_length: int
+    ):
         self.code = code
         self.scale = block.args[1]
         self.scale_positive = scale_positive
+        position = Interval(0, max_length - 1)
+        indices = zip(block.args[2:], (INDEX, INDEX, position, position), strict=False)
+        self.ranges = FloatRanges(ValueRanges(dict(indices)), {})
         spans: Sequence[Sequence[int]] = (FULL, UNIFORM, *MOD_SPANS)
         rest = len(block.args) - len(spans)
         self.spans: dict[SSAValue, frozenset[int]] = {
@@ -124,9 +183,14 @@ class Extractor:
             if u is self.scale and self.scale_positive:
                 return Factor(has_scale=True), x
             constant = constant_of(u)
-            if constant and SAFE_FACTORS[0] < constant < SAFE_FACTORS[1]:
-                factor, rest = self.extract(x)
-                return factor.times(constant), rest
+            if constant is None or not SAFE_FACTORS[0] < constant < SAFE_FACTORS[1]:
+                continue
+            factor, rest = self.extract(x)
+            product = factor.times(constant)
+            if product is None:
+                product, rest = Factor().times(constant), x
+            assert product is not None
+            return product, rest
         return Factor(), value
 
     def extract_sum(self, value: SSAValue, op: arith.AddfOp) -> tuple[Factor, SSAValue]:
@@ -140,14 +204,14 @@ class Extractor:
         return Factor(), value
 
     def divided(self, value: SSAValue, factor: Factor) -> SSAValue | None:
-        """value / factor, if the division happens at lower rank than the value."""
+        """value / factor, where that saves a product for each pair."""
         owner = value.owner
-        if self.span(value) < frozenset(FULL):
-            return self.divide(value, factor)
         if not isinstance(owner, arith.MulfOp):
             return None
+        if not self.ranges[value].size <= LARGEST_TERM:
+            return None
         for low, z in ((owner.lhs, owner.rhs), (owner.rhs, owner.lhs)):
-            if self.span(low) < self.span(z):
+            if self.span(low) < self.span(z) == frozenset(FULL):
                 return self.code.insert(arith.MulfOp(self.divide(low, factor), z))
         return None
 

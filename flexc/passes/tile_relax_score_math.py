@@ -7,10 +7,9 @@ and stays as exact as the user wrote it. In maps over scores, of f32:
 1. x / u, with u of lower rank than x, becomes x * (1 / u), whose reciprocal is
    then computed once: an error of 1.5 units in the last place in place of 0.5, for
    2^-126 <= |u| <= 2^126, beyond which PTX's `div.full.f32` gives 0 as well.
-2. (x * u) * w, with u and w of lower rank, becomes x * (u * w).
-3. Other divisions of score-dependent values get the `arcp` and `afn` flags:
+2. Other divisions of score-dependent values get the `arcp` and `afn` flags:
    a target may approximate them.
-4. float(i - j), with positions i and j along different dimensions, becomes
+3. float(i - j), with positions i and j along different dimensions, becomes
    float(i) - float(j), where `max_length` says that floats hold positions
    exactly: conversions are slow, and there are fewer of them by rows and columns.
 """
@@ -72,9 +71,6 @@ class MapRelaxer:
                 self.relax_division(op)
             elif isinstance(op, arith.SIToFPOp) and self.positions_are_floats:
                 self.split_difference(op)
-        for op in list(self.op.body.block.ops):
-            if isinstance(op, arith.MulfOp):
-                self.gather_factors(op)
 
     def is_lower(self, value: SSAValue, than: SSAValue) -> bool:
         return self.spans[value] < self.spans[than]
@@ -90,26 +86,6 @@ class MapRelaxer:
         code.insert(inverse, "inverse")
         product = arith.MulfOp(op.lhs, inverse.result)
         self.replace(op, [inverse], product)
-
-    def gather_factors(self, op: arith.MulfOp) -> None:
-        """(x * u) * w -> x * (u * w)"""
-        for product, factor in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
-            inner = product.owner
-            if not isinstance(inner, arith.MulfOp) or product not in self.scores:
-                continue
-            if not self.is_lower(factor, product) or not product.has_one_use():
-                continue
-            for x, u in ((inner.lhs, inner.rhs), (inner.rhs, inner.lhs)):
-                if x in self.scores and self.is_lower(u, x) and u not in self.scores:
-                    self.merge(op, x, u, factor)
-                    return
-
-    def merge(
-        self, op: arith.MulfOp, x: SSAValue, u: SSAValue, factor: SSAValue
-    ) -> None:
-        factors = arith.MulfOp(u, factor)
-        ScalarCode(InsertPoint.before(op)).insert(factors, "factor")
-        self.replace(op, [factors], arith.MulfOp(x, factors.result))
 
     def split_difference(self, op: arith.SIToFPOp) -> None:
         """float(i - j) -> float(i) - float(j)"""
@@ -153,7 +129,7 @@ class MapRelaxer:
 
 @dataclass(frozen=True)
 class TileRelaxScoreMathPass(ModulePass):
-    """Reassociate and approximate arithmetic on scores, within stated errors."""
+    """Approximate arithmetic on scores, within stated errors."""
 
     name = "tile-relax-score-math"
 

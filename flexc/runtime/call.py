@@ -122,6 +122,9 @@ class Attention:
         """Run the kernel of these rows."""
         call, compiled = self.with_blocks()
         captures = compiled.attention.arguments(self.signature.captures)
+        if self.tables is None or self.tables.replaceable:
+            sizes = (*self.query.shape[:3], self.key.size(2))
+            compiled.reads.check(sizes, captures)
         args = [self.query, self.key, self.value, self.scale, *captures]
         if call.tables is not None:
             args += call.tables.tensors

@@ -44,6 +44,7 @@ from flexc.passes.segments.subject import SegmentSubject
 from flexc.passes.tile_sizes import TileSizes
 from flexc.runtime.build import Build
 from flexc.runtime.cache import load, store
+from flexc.runtime.captured_reads import CapturedReads
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.mask_reading import MaskReading, read_mask
 from flexc.runtime.modes import unseen
@@ -91,6 +92,7 @@ class Compiled:
         self.build = build
         self.proofs = Prover(self.attention.module, build.backend)
         """What is proved of a call with a query, a key and capture arguments."""
+        self.reads = CapturedReads(self.attention.module)
         self._kernels: dict[Proofs, Kernel] = {}
         self._masks: dict[Proofs, MaskReading] = {}
         self._rows: dict[Proofs, Rows] = {}

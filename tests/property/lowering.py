@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from xdsl.context import Context
 from xdsl.dialects import get_all_dialects
 from xdsl.dialects.builtin import ModuleOp
@@ -32,19 +34,29 @@ def context() -> Context:
 
 def flex_module(case: Case) -> tuple[ModuleOp, list[Any]]:
     """What the frontend makes of a case, and the arguments to run it with."""
-    query, key, value = case.inputs
     score_mod, mask_mod = case.given_mods
     given = (case.block_mask, None) if case.block_mask is not None else (None, mask_mod)
-    mask, tables = split_block_mask(*given, query, key)
+    return attention_module(case.inputs, score_mod, *given, case.scale_value)
+
+
+def attention_module(
+    inputs: Sequence[Tensor],
+    score_mod: Any,
+    block_mask: BlockMask | None,
+    mask_mod: Any,
+    scale: float,
+) -> tuple[ModuleOp, list[Any]]:
+    """The same of a call of attention for out, lse and max_scores."""
+    query, key, value = inputs
+    mask, tables = split_block_mask(block_mask, mask_mod, query, key)
     signature = read_signature(score_mod, mask, query.device)
     outputs = Outputs(lse=True, max_scores=True)
     call = Attention(
-        query, key, value, case.scale_value, tables, signature, outputs, "cpp",
-        NO_OPTIONS,
-    )  # fmt: skip
+        query, key, value, scale, tables, signature, outputs, "cpp", NO_OPTIONS
+    )
     mods = capture_mods(signature, call.score_dtype)
     made = build_attention_module(mods.score, mods.mask, call.build().call)
-    args = [query, key, value, case.scale_value, *made.arguments(signature.captures)]
+    args = [query, key, value, scale, *made.arguments(signature.captures)]
     if tables is not None:
         args += tables.tensors
     return made.module, args
@@ -70,11 +82,21 @@ def levels(
     block_m: int | None = None,
     block_n: int | None = None,
 ) -> Iterator[tuple[str, ModuleOp, list[Any]]]:
-    """The module as imported and after each pass, with what ran last.
+    """The module as imported and after each pass, with what ran last."""
+    return lowered(*flex_module(case), target, block_m, block_n)
+
+
+def lowered(
+    module: ModuleOp,
+    args: list[Any],
+    target: pipelines.Target,
+    block_m: int | None = None,
+    block_n: int | None = None,
+) -> Iterator[tuple[str, ModuleOp, list[Any]]]:
+    """A `flex` module and what passes make of it, each with its arguments.
 
     Of a kernel without a schedule, up to the pass that refuses it.
     """
-    module, args = flex_module(case)
     ctx = context()
     module.verify()
     yield "import", module, args

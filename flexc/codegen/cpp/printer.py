@@ -75,6 +75,7 @@ class CppPrinter(MapPrinter):
         with self.block(""):
             self.line("#pragma omp parallel num_threads(threads)")
             with self.block(""):
+                self.line("const FlushSubnormals flush;")
                 self.print_buffers(op)
                 self.line("#pragma omp for schedule(dynamic)")
                 programs = "program < grid_0 * grid_1 * grid_2"

@@ -151,7 +151,7 @@ def write_backward(writer: _Writer) -> tuple[dict[str, SSAValue | None], list[in
     wanted = [s, *(tensors[i] for i in wanted_captures(op))]
     body = writer.ops()
     # A score of -inf weighs nothing, whatever the derivative of what it came from.
-    counts = code.cmpf("ogt", p, code.const(0.0, writer.type))
+    counts = code.cmpf("une", p, code.const(0.0, writer.type))
     adjoints = pull_back(code, body, {x: dx}, wanted=wanted, where=counts)
     loads = [o for o in body if isinstance(o, flex.LoadCaptureOp)]
     found: dict[str, SSAValue | None] = {"ds": adjoints[s], "p": p}

@@ -23,6 +23,7 @@ from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.blocksparse import SegmentKind, SegmentKindAttr
 from flexc.dialects.tile import TileType
 from flexc.passes.analysis.describe import describe
+from flexc.passes.analysis.ranges.float_values import FORMATS
 from flexc.passes.map_builder import COLUMN, FULL, ROW, UNIFORM, Input, build_map
 from flexc.passes.online_softmax import OnlineSoftmax, SoftmaxState
 from flexc.passes.programs.builder import Place, ProgramBuilder, guard_captures
@@ -60,6 +61,7 @@ class AttentionProgram(ProgramBuilder):
             op.score_mod,
             op.score_type,
             op.scale_positive is not None and not exact,
+            self.max_length,
         )
         self.split = self.split_score(exact or op.splits is not None)
 
@@ -72,7 +74,12 @@ class AttentionProgram(ProgramBuilder):
         facts = softmax_facts(self.op, self.score.factor)
         if self.target != "gluon" or exact or facts.shift is not None:
             return None
-        return split_score(self.score.region, self.op.fact("max_length", 1 << 31))
+        return split_score(self.score.region, self.max_length)
+
+    @property
+    def max_length(self) -> int:
+        """Positions are below this."""
+        return self.op.fact("max_length", 1 << 31)
 
     def build(self) -> tile.KernelOp:
         self.place = self.locate()
@@ -134,22 +141,32 @@ class AttentionProgram(ProgramBuilder):
         """The softmax takes in the factor that the scores left out."""
         code, factor, type_ = self.code, self.score.factor, self.op.score_type
         exponent = code.const(factor.constant * LOG2_E, type_)
-        power = code.const(
-            2.0 ** math.floor(math.log2(factor.constant * LOG2_E)), type_
-        )
-        unit = None if factor.is_one else code.const(factor.constant, type_)
+        # Not above the factor: its product overflows only where the score does.
+        power = code.const(2.0 ** math.floor(math.log2(factor.constant)), type_)
+        limit = code.const(FORMATS[type_].largest / factor.peak, type_)
+        units = [code.const(u, type_) for u in factor.units if u != 1.0]
         if factor.has_scale:
             scale = self.args[self.op.scale]
             exponent = code.insert(arith.MulfOp(scale, exponent), "qk_scale")
-            power = self.power_of_two(exponent)
-            if factor.constant != 1.0:
-                assert unit is not None
-                scale = code.insert(arith.MulfOp(scale, unit), "unit")
-            unit = scale
+            power = self.power_of_two(self.scaled(scale, factor.constant))
+            limit = self.scaled_limit(limit, scale)
+            units.insert(0, scale)
         shape = (self.block_m, self.dv_tile)
         facts = softmax_facts(self.op, factor)
         kind = OnlineSoftmax if facts.shift is None else ShiftedSoftmax
-        return kind(type_, shape, exponent, power, unit, facts)
+        return kind(type_, shape, exponent, power, units, limit, facts)
+
+    def scaled(self, scale: SSAValue, constant: float) -> SSAValue:
+        if constant == 1.0:
+            return scale
+        number = self.code.const(constant, self.op.score_type)
+        return self.code.insert(arith.MulfOp(scale, number), "unit")
+
+    def scaled_limit(self, limit: SSAValue, scale: SSAValue) -> SSAValue:
+        """What dot products overflow beyond when they are scaled, or before that."""
+        largest = self.code.const(FORMATS[self.op.score_type].largest, limit.type)
+        quotient = self.code.insert(arith.DivfOp(limit, scale))
+        return self.code.insert(arith.MinnumfOp(quotient, largest), "limit")
 
     def power_of_two(self, value: SSAValue) -> SSAValue:
         """The largest power of two that is not above a positive number."""

@@ -182,9 +182,10 @@ def _maximum(code: ScalarCode, *values: SSAValue) -> SSAValue:
 
 
 def _finite(code: ScalarCode, m: SSAValue) -> SSAValue:
-    """A maximum, and 0 while there is none: exponents are then -inf and not NaN."""
-    is_none = code.cmpf("oeq", m, code.const(-math.inf, m.type))
-    return code.select(is_none, code.const(0.0, m.type), m)
+    """A maximum, and 0 where it is infinite: exponents are then so and not NaN."""
+    size = code.insert(math_dialect.AbsFOp(m))
+    is_finite = code.cmpf("olt", size, code.const(math.inf, m.type))
+    return code.select(is_finite, m, code.const(0.0, m.type))
 
 
 def _exp(code: ScalarCode, x: SSAValue) -> SSAValue:

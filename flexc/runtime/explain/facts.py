@@ -196,7 +196,8 @@ def captures_inside(subject: Subject) -> Iterator[Fact]:
                 why = "is itself loaded"
             else:
                 why = f"may be {found.found.lo:,} to {found.found.hi:,}"
-            text = f"{what} {why}, and the size there is {found.size:,}: it is guarded"
+            text = f"{what} {why}, and the size there is {found.size:,}: suspicious; "
+            text += "it is guarded, and reads 0 outside"
             yield Fact(name, False, text)
             return
     names = dict.fromkeys(spell(load.tensor) for load in loads)

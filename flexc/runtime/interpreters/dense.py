@@ -175,7 +175,7 @@ def attend(
         lse,
         maximum,
         maximum,
-        torch.where(lse == -torch.inf, lse, lse - maximum),
+        torch.where(lse.isinf(), lse, lse - maximum),
     )
     wanted = (op.out, op.lse, op.max_scores, op.row_shift, op.log_sum)
     return tuple(
@@ -188,7 +188,8 @@ def attend(
 def softmax(scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Weighted values, logsumexp and maximum of each row.
 
-    A row whose scores are all -inf, or that has none, yields 0, -inf and -inf.
+    A row whose scores are all -inf, or that has none, yields 0, -inf and -inf, one
+    with an infinite score NaN, inf and inf, and one with NaN nothing else.
     """
     if scores.shape[-1] == 0:
         maximum = scores.new_full(scores.shape[:-1], -torch.inf)
@@ -198,4 +199,5 @@ def softmax(scores: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     weights = (scores - torch.where(empty, 0.0, maximum)[..., None]).exp()
     total = weights.sum(-1)
     out = weights @ value / torch.where(empty, 1.0, total)[..., None]
-    return out, torch.where(empty, 0.0, maximum) + total.log(), maximum
+    lse = torch.where(empty, 0.0, maximum) + total.log()
+    return out, torch.where(maximum == torch.inf, maximum, lse), maximum

@@ -25,6 +25,7 @@ from flexc.passes.analysis.dependence import Along, Dependences, yielded
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.runtime.build import Build, machine_for
 from flexc.runtime.cache import load, store
+from flexc.runtime.captured_reads import CapturedReads
 from flexc.runtime.driver import counters, kernel_key
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.options import NO_OPTIONS
@@ -105,6 +106,7 @@ class Plan:
         self.build = build
         self.attention = build_attention_module(None, mods.mask, build.call)
         self._prove = Prover(self.attention.module, build.backend)
+        self._reads = CapturedReads(self.attention.module)
         self._kernels: dict[Proofs, PlanKernels] = {}
 
     @cached_property
@@ -117,6 +119,7 @@ class Plan:
 
     def kernels(self, problem: Problem, captures: Sequence[Any]) -> PlanKernels:
         sizes = (problem.batches, problem.heads, problem.q_len, problem.kv_len)
+        self._reads.check(sizes, captures)
         proofs = self._prove.of_sizes(sizes, captures)
         if proofs not in self._kernels:
             module = proofs.stated_in(self.attention.module)

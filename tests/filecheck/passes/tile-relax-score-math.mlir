@@ -6,10 +6,11 @@ tile.kernel @relaxed(%start : i32 #tile.param<dim 0, 0>, %cap : f32 #tile.param<
   %s = tile.full %zero : f32 -> !tile.tile<64x32xf32>
   %q = tile.iota %start : !tile.tile<64xi32>
   %k = tile.iota %start : !tile.tile<32xi32>
-  // A score by a scalar: the reciprocal is that of a scalar, and factors meet.
+  // A score by a scalar: the reciprocal is that of a scalar. Factors do not meet: their
+  // product may overflow where the scores do not, and the other way around.
+  // CHECK: [[SCALED:%.*]] = arith.mulf %x{{.*}}, %scale
   // CHECK: [[INVERSE:%.*]] = arith.divf %{{.*}}, %cap
-  // CHECK: [[FACTOR:%.*]] = arith.mulf %scale{{.*}}, [[INVERSE]]
-  // CHECK: arith.mulf %x{{.*}}, [[FACTOR]]
+  // CHECK: arith.mulf [[SCALED]], [[INVERSE]]
   %a = tile.map(%x : f32 = %s [0, 1] : !tile.tile<64x32xf32>, %cap_ : f32 = %cap [] : f32, %scale_ : f32 = %scale [] : f32) {
     %scaled = arith.mulf %x, %scale_ : f32
     %r = arith.divf %scaled, %cap_ : f32

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import flexc
 from flexc.errors import CompilerNotFoundError, OptionError
-from flexc.runtime import driver, launches
+from flexc.runtime import driver, launches, traces
 from flexc.runtime.cache import cache_dir, clear_cache, load, store, workspace
 from flexc.runtime.cpp_compiler import find_compiler
 from flexc.runtime.driver import counters

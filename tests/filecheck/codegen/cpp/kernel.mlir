@@ -14,6 +14,7 @@
 // CHECK-NEXT: {
 // CHECK-NEXT: #pragma omp parallel num_threads(threads)
 // CHECK-NEXT: {
+// CHECK-NEXT: const FlushSubnormals flush;
 // CHECK-NEXT: Buffer<float, 8, 4> q;
 // CHECK-NEXT: Buffer<float, 8> m_i;
 // CHECK-NEXT: Buffer<int32_t, 4> col_1;

@@ -1,0 +1,65 @@
+"""Infinite scores in emitted Triton source, run by Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import AuxRequest
+
+import flexc
+from tests.infinite_scores import MODS, SCALES, Results, check, expected, tensors
+from tests.property.interpreted import (
+    run_interpreted,
+    splats_of_comparisons,
+    starts_a_process,
+    within_the_process,
+)
+
+pytest.importorskip("triton.language")
+
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of log(0)
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _splats() -> Iterator[None]:
+    with splats_of_comparisons():
+        yield
+
+
+@starts_a_process
+def test_in_a_process_that_interprets() -> None:
+    run_interpreted(__file__)
+
+
+@within_the_process
+@pytest.mark.parametrize("name", MODS)
+def test_mods(name: str) -> None:
+    inputs = tensors()
+    aux = AuxRequest(lse=True, max_scores=True)
+    with torch.no_grad():
+        out, rest = flexc.flex_attention(
+            *inputs, MODS[name], scale=0.25, return_aux=aux, backend="triton",
+            kernel_options={"BLOCK_M": 16, "BLOCK_N": 16},
+        )  # fmt: skip
+    found = Results(out, rest.lse, rest.max_scores)
+    check(found, expected(*inputs, MODS[name], 0.25))
+
+
+@within_the_process
+@pytest.mark.parametrize("scale", SCALES)
+def test_scales(scale: float) -> None:
+    query, key, value = tensors()
+    query, key = query * 1e15, key * 1e15
+    aux = AuxRequest(lse=True, max_scores=True)
+    with torch.no_grad():
+        out, rest = flexc.flex_attention(
+            query, key, value, scale=scale, return_aux=aux, backend="triton",
+            kernel_options={"BLOCK_M": 16, "BLOCK_N": 16},
+        )  # fmt: skip
+    found = Results(out, rest.lse, rest.max_scores)
+    check(found, expected(query, key, value, None, scale))
