@@ -102,8 +102,9 @@ def expected(
         torch.stack([apply_mods(products[b, h], mod, None, b, h, 0) for h in heads])
         for b in batches
     ])  # fmt: skip
-    out = torch._safe_softmax(scores, -1) @ value.to(wide)
-    return Results(out, scores.logsumexp(-1), scores.amax(-1))
+    masked = (scores == -INF).all(-1, keepdim=True)
+    weights = torch.where(masked, 0.0, scores.softmax(-1))
+    return Results(weights @ value.to(wide), scores.logsumexp(-1), scores.amax(-1))
 
 
 def check(found: Results, want: Results, what: str = "", tol: float = 3e-5) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from flexc.passes.analysis.reads.slices import location_of
 from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
 from flexc.runtime.captured_gradients.places import ScalarsOnDevice
 from flexc.runtime.interpreters.values import dtype_of
+from flexc.runtime.proofs import at_most
 
 MAX_KNOWN = 4096
 """Kinds of calls whose outcome is remembered."""
@@ -49,7 +50,7 @@ class CapturedReads:
 
     def __init__(self, module: ModuleOp):
         self.module = module
-        self.outcomes: dict[Hashable, tuple[CapturedIndexError | None]] = {}
+        self.outcomes: dict[Hashable, CapturedIndexError | None] = {}
 
     @cached_property
     def attention(self) -> flex.AttentionOp:
@@ -71,19 +72,28 @@ class CapturedReads:
         if not self.any:
             return
         known = tuple(map(_known, captures))
-        key = (*sizes, known)
+        # What is in range at greater lengths is at these: decoding has new ones always.
+        if self.remembered(tuple(map(at_most, sizes)), known) is None:
+            return
+        error = self.remembered(tuple(sizes), known)
+        if error is not None:
+            raise CapturedIndexError(error.what, error.location)
+
+    def remembered(
+        self, sizes: tuple[int, ...], known: tuple[Known, ...]
+    ) -> CapturedIndexError | None:
+        """What a call of these sizes raises."""
+        key = (sizes, known)
         if key not in self.outcomes:
             if len(self.outcomes) >= MAX_KNOWN:
                 self.outcomes.clear()
-            self.outcomes[key] = (self.find(sizes, known),)
-        (error,) = self.outcomes[key]
-        if error is not None:
-            raise CapturedIndexError(error.what, error.location)
+            self.outcomes[key] = self.find(sizes, known)
+        return self.outcomes[key]
 
     def find(
         self, sizes: Sequence[int], known: Sequence[Known]
     ) -> CapturedIndexError | None:
-        """What a call raises."""
+        """What a call raises, by evaluation."""
         op, positions = self.attention, [Interval(0, n - 1) for n in sizes]
         mods = (op.mask_mod, op.score_mod)
         if all(captures_inside(mod, positions, known) for mod in mods):
@@ -127,6 +137,13 @@ class Outside:
         )
 
 
+@cache
+def scalar_interpreter() -> Interpreter:
+    interpreter = Interpreter(ModuleOp([]))
+    interpreter.register_implementations(ScalarsOnDevice(HOST))
+    return interpreter
+
+
 class Evaluation:
     """The integers of a mod's region at some pairs, as far as they are known.
 
@@ -155,8 +172,7 @@ class Evaluation:
         return last.values[0]
 
     def _evaluate(self) -> None:
-        interpreter = Interpreter(ModuleOp([]))
-        interpreter.register_implementations(ScalarsOnDevice(HOST))
+        interpreter = scalar_interpreter()
         for op in self.region.block.ops:
             if isinstance(op, flex.DimOp):
                 size = torch.tensor(self.shapes[op.tensor][op.dim.value.data])

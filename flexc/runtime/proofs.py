@@ -165,7 +165,7 @@ class Prover:
         if not self.proofs:
             return Proofs()
         facts = [_describe(c) for c in captures]
-        proofs = self.remembered(map(_at_most, sizes), map(_about, facts))
+        proofs = self.remembered(map(at_most, sizes), map(_about, facts))
         if all(getattr(proofs, name) for name in self.about_sizes):
             return proofs
         return self.remembered(sizes, facts)
@@ -194,7 +194,7 @@ def attention_of(module: ModuleOp) -> flex.AttentionOp:
     return next(op for op in module.walk() if isinstance(op, flex.AttentionOp))
 
 
-def _at_most(size: int) -> int:
+def at_most(size: int) -> int:
     """The next power of two."""
     return 1 << max(size - 1, 0).bit_length()
 

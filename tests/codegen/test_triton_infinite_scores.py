@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest
 
 import flexc
@@ -36,17 +38,23 @@ def test_in_a_process_that_interprets() -> None:
     run_interpreted(__file__)
 
 
+def results(query: Tensor, key: Tensor, value: Tensor, mod: Any, scale: float) -> Any:
+    aux = AuxRequest(lse=True, max_scores=True)
+    tiles = {"BLOCK_M": 16, "BLOCK_N": 16}
+    with torch.no_grad():
+        result: Any = flexc.flex_attention(
+            query, key, value, mod, scale=scale, return_aux=aux, backend="triton",
+            kernel_options=tiles,
+        )  # fmt: skip
+    out, rest = result
+    return Results(out, rest.lse, rest.max_scores)
+
+
 @within_the_process
 @pytest.mark.parametrize("name", MODS)
 def test_mods(name: str) -> None:
     inputs = tensors()
-    aux = AuxRequest(lse=True, max_scores=True)
-    with torch.no_grad():
-        out, rest = flexc.flex_attention(
-            *inputs, MODS[name], scale=0.25, return_aux=aux, backend="triton",
-            kernel_options={"BLOCK_M": 16, "BLOCK_N": 16},
-        )  # fmt: skip
-    found = Results(out, rest.lse, rest.max_scores)
+    found = results(*inputs, MODS[name], 0.25)
     check(found, expected(*inputs, MODS[name], 0.25))
 
 
@@ -55,11 +63,5 @@ def test_mods(name: str) -> None:
 def test_scales(scale: float) -> None:
     query, key, value = tensors()
     query, key = query * 1e15, key * 1e15
-    aux = AuxRequest(lse=True, max_scores=True)
-    with torch.no_grad():
-        out, rest = flexc.flex_attention(
-            query, key, value, scale=scale, return_aux=aux, backend="triton",
-            kernel_options={"BLOCK_M": 16, "BLOCK_N": 16},
-        )  # fmt: skip
-    found = Results(out, rest.lse, rest.max_scores)
+    found = results(query, key, value, None, scale)
     check(found, expected(query, key, value, None, scale))

@@ -34,9 +34,10 @@ SCALE = 0.25
 def results(*inputs: Any, backend: str = "cpp", **kwargs: Any) -> Results:
     aux = AuxRequest(lse=True, max_scores=True)
     with torch.no_grad():
-        out, rest = flexc.flex_attention(
+        result: Any = flexc.flex_attention(
             *inputs, return_aux=aux, backend=backend, **kwargs
         )
+    out, rest = result
     return Results(out, rest.lse, rest.max_scores)
 
 
@@ -102,12 +103,14 @@ def test_infinities_of_torch() -> None:
 @pytest.mark.parametrize("name", ["infinity", "NaN", "constants", "rows", "chosen"])
 def test_gradients(name: str) -> None:
     """Of such rows, and of what they see, they are NaN: none is a zero."""
-    inputs = [t.requires_grad_() for t in tensors()]
+    query, key, value = inputs = [t.requires_grad_() for t in tensors()]
     mod = MODS[name]
-    found: Any = flexc.flex_attention(*inputs, mod, mask_mod=causal, scale=SCALE)
+    found: Any = flexc.flex_attention(
+        query, key, value, mod, mask_mod=causal, scale=SCALE
+    )
     d_out = torch.randn_like(found)
     got = torch.autograd.grad(found, inputs, d_out)
-    dense = attention(*inputs, mod, causal, scale=SCALE)
+    dense = attention(query, key, value, mod, causal, scale=SCALE)
     want = torch.autograd.grad(dense.out, inputs, d_out)
     for one, other in zip(got[:2], want[:2], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3, equal_nan=True)
