@@ -11,7 +11,8 @@ a term r of each row need not be added to each score. So a score region is split
 
 Distances are split where all integers are floats: positions stay exact. Other sums are
 reassociated. y is rounded to half a unit in the last place of itself, at most of the
-larger of score and slope * (columns of a block); before it was one of y + r.
+larger of score and slope * (columns of a block); before it was one of y + r. A multiple
+of a distance may overflow in parts, to NaN, where slopes are above 1e36.
 """
 
 from __future__ import annotations
