@@ -101,6 +101,10 @@ class ScheduleError(FlexcError, NotImplementedError):
     """
 
 
+class PassResultError(FlexcError, RuntimeError):
+    """A pass made IR that does not verify of IR that did: a bug in flexc."""
+
+
 class CompilerNotFoundError(FlexcError, RuntimeError):
     """No C++ compiler was found on this machine."""
 

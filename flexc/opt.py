@@ -5,30 +5,74 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from textwrap import fill
 from typing import IO
 
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.parser import Parser
+from xdsl.passes import ModulePass, PassPipelineCallbackType
 from xdsl.utils.arg_spec import parse_pipeline
-from xdsl.utils.exceptions import ArgSpecParseError, DiagnosticException, ParseError
+from xdsl.utils.exceptions import (
+    ArgSpecParseError,
+    DiagnosticException,
+    ParseError,
+    VerifyException,
+)
+from xdsl.utils.lexer import Input
 from xdsl.xdsl_opt_main import xDSLOptMain
 
 from flexc import universe
-from flexc.errors import FlexcError, OptionError
+from flexc.errors import FlexcError, OptionError, PassResultError
+from flexc.input_checks import (
+    check_definitions,
+    check_order,
+    check_strings,
+    is_of_xdsl,
+)
 
 DESCRIPTION = "Parse, transform, verify and print the IR of flexc."
 
 REFUSALS = (ParseError, DiagnosticException, FlexcError, OSError, UnicodeError)
-"""What input may be refused with: the message is for the user, the trace is not."""
+"""What input may be refused with: the message is for the user, the trace is not.
+
+Anything else is a fault of flexc and stays one. Verifiers and passes say what they
+expect; nothing here guesses what an error of Python may have meant.
+"""
 
 
 class FlexcOptMain(xDSLOptMain):
     """xDSL's driver with flexc's dialects, passes, pipelines and targets."""
 
+    between: PassPipelineCallbackType | None
+    """What xDSL does before the first pass and after each."""
+
     def register_all_dialects(self) -> None:
         super().register_all_dialects()
         for name, factory in universe.DIALECTS.items():
             self.ctx.register_dialect(name, factory)
+
+    def register_all_frontends(self) -> None:
+        self.available_frontends["mlir"] = self.parse_mlir
+
+    def parse_mlir(self, io: IO[bytes]) -> ModuleOp:
+        """Parse a module; errors say where, those of xDSL's constructors too."""
+        text = io.read().decode()
+        check_strings(Input(text, self.get_input_name()))
+        parser = Parser(self.ctx, text, self.get_input_name())
+        try:
+            module = parser.parse_module(not self.args.no_implicit_module)
+        except (ParseError, FlexcError):
+            raise
+        except Exception as error:
+            if not (isinstance(error, VerifyException) or is_of_xdsl(error)):
+                raise
+            parser.raise_error(str(error) or type(error).__name__)
+        if not self.args.disable_verify:
+            check_order(module.body)
+            check_definitions(module)
+        return module
 
     def register_all_passes(self) -> None:
         super().register_all_passes()
@@ -68,6 +112,23 @@ class FlexcOptMain(xDSLOptMain):
             super().setup_pipeline()
         except (ArgSpecParseError, ValueError) as error:
             raise OptionError(f"-p {self.args.passes!r}: {error}") from error
+        self.between = self.pipeline.callback
+        self.pipeline = replace(self.pipeline, callback=self.check_between)
+
+    def check_between(
+        self, done: ModulePass | None, module: ModuleOp, following: ModulePass | None
+    ) -> None:
+        """Verify a module; what a pass made of one that did verify is a fault."""
+        assert self.between is not None
+        try:
+            self.between(done, module, following)
+            if not self.args.disable_verify:
+                check_order(module.body)
+        except VerifyException as error:
+            if done is None:
+                raise
+            message = f"{done.name} made what does not verify: {error}"
+            raise PassResultError(message) from error
 
     def check_pass_name(self, name: str) -> None:
         if name not in self.available_passes:

@@ -8,6 +8,7 @@ in `flex.yield`. It is the user's function, and the same object at every level:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from xdsl.dialects.builtin import AnyFloat, IntegerType, TensorType, i1, i32
 from xdsl.ir import Attribute, Region, SSAValue
@@ -15,11 +16,17 @@ from xdsl.irdl import IRDLOperation
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.hints import isa
 
 INDEX_ARGS: tuple[IntegerType, ...] = (i32, i32, i32, i32)
 """Types of (b, h, q_idx, kv_idx), the indices that every mod receives."""
 
+SCALAR = ("arith.", "math.", "flex.", "tile.")
+"""What the names of scalar ops begin with."""
+
 MASK_RESULT: tuple[Attribute, ...] = (i1,)
+
+_Type = TypeVar("_Type", bound=Attribute)
 
 
 def verify_scalar_region(
@@ -42,12 +49,33 @@ def verify_scalar_region(
             f"{what} expects to yield ({_names(result_types)}), got ({_names(got)})"
         )
     for op in block.ops:
-        for result in op.results:
-            if not is_scalar(result.type):
-                raise VerifyException(
-                    f"{what} expects scalar ops only, got {op.name} of type "
-                    f"{result.type}"
-                )
+        if op is last:
+            break
+        if len(op.results) != 1 or op.regions or not op.name.startswith(SCALAR):
+            raise VerifyException(f"{what} expects scalar ops only, got {op.name}")
+        if not is_scalar(op.results[0].type):
+            raise VerifyException(
+                f"{what} expects scalar ops only, got {op.name} of type "
+                f"{op.results[0].type}"
+            )
+
+
+def expect_type(what: str, value: SSAValue, kind: type[_Type]) -> _Type:
+    """Return the type of an operand, or raise an error where it is of another kind.
+
+    For constructors that compute the types of results: a parser calls these before
+    anything is verified.
+    """
+    if not isinstance(value.type, kind):
+        raise VerifyException(f"{what} expects {kind.name}, got {value.type}")
+    return value.type
+
+
+def expect_tensor(what: str, value: SSAValue) -> TensorType[Attribute]:
+    """Return the type of an operand, or raise an error where that is no tensor."""
+    if not isa(value.type, TensorType[Attribute]):
+        raise VerifyException(f"{what} expects a tensor, got {value.type}")
+    return value.type
 
 
 def is_scalar(type_: Attribute) -> bool:

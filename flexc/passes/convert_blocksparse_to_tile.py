@@ -65,7 +65,7 @@ class ConvertBlocksparseToTilePass(ModulePass):
             if not isinstance(function, func.FuncOp):
                 continue
             name, kernels = function.sym_name.data, 0
-            for inner in function.body.ops:
+            for inner in function.walk():
                 number = f"_{kernels}" if kernels else ""
                 kernel = kernel_of(inner, name + number, self.target)
                 if kernel is not None:

@@ -12,7 +12,12 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
-from flexc.passes.derivatives.build import Derivative, derivative_module
+from flexc.passes.derivatives.build import (
+    Derivative,
+    attention_of,
+    derivative_module,
+)
+from flexc.passes.refusal import refuse
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,11 @@ class FlexDifferentiatePass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         wrt = tuple(n for n in self.wrt if n != "nothing")
+        attention = attention_of(op)
+        if wrt and attention.tables:
+            refuse(
+                attention, "flex-differentiate expects no tables: it has no columns'"
+            )
         new = derivative_module(op, Derivative(wrt, self.along, self.d_lse))
         block = op.body.block
         for old in list(block.ops):

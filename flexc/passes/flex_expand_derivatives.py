@@ -32,7 +32,7 @@ from flexc.passes.derivatives.expansion import Expansion
 def expanded(function: func.FuncOp, one_pass: bool = False) -> list[func.FuncOp]:
     """Expand the derivatives in a function, in place; the kernels that it launches."""
     name, kernels = function.sym_name.data, list[func.FuncOp]()
-    derivatives = [o for o in function.body.ops if isinstance(o, DerivativeOp)]
+    derivatives = [o for o in function.walk() if isinstance(o, DerivativeOp)]
     for i, op in enumerate(derivatives):
         kernels += Expansion(op, f"{name}_{i}" if i else name, one_pass).run()
     if derivatives:
@@ -40,7 +40,7 @@ def expanded(function: func.FuncOp, one_pass: bool = False) -> list[func.FuncOp]
         region_dce(function.body)
         # Results have their own layouts.
         function.update_function_type()
-    launches = (o for o in function.body.ops if isinstance(o, flex.LaunchOp))
+    launches = (o for o in function.walk() if isinstance(o, flex.LaunchOp))
     launched = {launch.callee.string_value() for launch in launches}
     return [kernel for kernel in kernels if kernel.sym_name.data in launched]
 

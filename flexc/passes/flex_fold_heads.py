@@ -26,6 +26,7 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
 from flexc.dialects.mod_region import INDEX_ARGS
+from flexc.passes.refusal import refuse
 from flexc.passes.scalar_code import ScalarCode
 
 ROWS = 2
@@ -59,6 +60,8 @@ class FlexFoldHeadsPass(ModulePass):
             ops = [o for o in function.walk() if isinstance(o, flex.AttentionOp)]
             for attention in ops:
                 self.fold(attention)
+            if len(function.body.blocks) > 1:
+                refuse(function, "flex-fold-heads expects a function of one block")
             if ops:
                 block = function.body.block
                 last = block.last_op

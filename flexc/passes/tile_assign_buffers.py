@@ -32,6 +32,7 @@ from flexc.passes.analysis.tile_liveness import (
     is_tile,
     overwrites,
 )
+from flexc.passes.refusal import refuse
 
 
 @dataclass(eq=False)
@@ -89,6 +90,8 @@ class BufferClasses:
                 self.visit_branches(op)
             elif isinstance(op, ACCUMULATING) and op.acc is not None:
                 self.unite(op.acc, op.result)
+            elif op.regions and not isinstance(op, tile.MapOp | tile.PanelMapOp):
+                refuse(op, "tile-assign-buffers expects loops, branches and maps only")
 
     def visit_loop(self, op: scf.ForOp) -> None:
         body = op.body.block

@@ -39,7 +39,7 @@ def matrices(region: Region) -> dict[SSAValue, LayoutAttr]:
     """The layouts of matrices, and of products in flight."""
     layouts: dict[SSAValue, LayoutAttr] = {}
     for op in region.walk():
-        args = (arg for each in op.regions for arg in each.block.args)
+        args = (a for each in op.regions for b in each.blocks for a in b.args)
         for value in (*op.results, *args):
             type_ = value.type
             if isinstance(type_, schedule.PendingType):

@@ -42,8 +42,9 @@ from xdsl.transforms.dead_code_elimination import region_dce
 from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
-from flexc.dialects.tile import VECTOR_BYTES, RegisterTileAttr, shape_of
+from flexc.dialects.tile import VECTOR_BYTES, RegisterTileAttr, element_of, shape_of
 from flexc.dialects.tile.schedule.shapes import constant_of
+from flexc.passes.refusal import refuse
 from flexc.passes.scalar_code import ScalarCode
 from flexc.passes.tile_access import is_zero
 from flexc.passes.vector_machine import MACHINES, MachineName, VectorMachine
@@ -135,6 +136,8 @@ class DotInRegisters(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.DotOp, rewriter: PatternRewriter) -> None:
+        if element_of(op.rhs.type) != element_of(op.result.type):
+            refuse(op, "expects an rhs of the result's type: run tile-widen-floats")
         product = self.in_place(op) or tile.RegisterProductOp(
             op.lhs, op.rhs, *self.rest(op), inner=op.count
         )

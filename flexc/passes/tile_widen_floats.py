@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import BFloat16Type, Float16Type, ModuleOp, f32
-from xdsl.ir import Operation, Region, SSAValue
+from xdsl.ir import Block, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
     GreedyRewritePatternApplier,
@@ -84,8 +84,8 @@ def loaded(value: SSAValue, code: ScalarCode) -> SSAValue | None:
 def widened(value: SSAValue) -> SSAValue:
     """`value` as a tile of 32-bit floats, made where `value` is."""
     op = value.owner
-    assert isinstance(op, Operation)
-    code = ScalarCode(InsertPoint.after(op))
+    point = InsertPoint.at_start(op) if isinstance(op, Block) else InsertPoint.after(op)
+    code = ScalarCode(point)
     wide = unrounded(value, code) or loaded(value, code)
     if wide is not None:
         return wide

@@ -29,7 +29,7 @@ from flexc.codegen.cpp.spelling import (
 from flexc.codegen.source_printer import SourcePrinter
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import ReduceKind
-from flexc.errors import UnsupportedOpError
+from flexc.passes.refusal import refuse
 
 COMBINE = {ReduceKind.MAX: "Max", ReduceKind.MIN: "Min", ReduceKind.SUM: "Sum"}
 MOST_LANES = 16
@@ -338,5 +338,5 @@ def _yielded(op: tile.MapOp | tile.PanelMapOp) -> Sequence[SSAValue]:
 def _rule(op: Operation) -> Rule:
     rule = SCALAR_RULES.get(type(op))
     if rule is None:
-        raise UnsupportedOpError(f"the C++ target has no rule for {op.name}")
+        refuse(op, "the C++ target has no rule for it")
     return rule

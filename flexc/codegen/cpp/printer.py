@@ -36,7 +36,7 @@ from flexc.codegen.kernel_spec import KernelSpec, ParamSpec, ir_digest
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import BUFFERS, BufferAttr, TileType
 from flexc.dialects.tile.schedule.shapes import constant_of
-from flexc.errors import UnsupportedOpError
+from flexc.passes.refusal import refuse
 
 _PROGRAM_ID = (
     "program % grid_0",
@@ -50,7 +50,10 @@ _REDUCE_ALONG = ("reduce_columns", "reduce_rows")
 class CppPrinter(MapPrinter):
     """Prints one kernel."""
 
-    _buffers: list[str] = field(default_factory=list[str], init=False)
+    _buffers: list[tuple[str, TileType]] = field(
+        default_factory=list[tuple[str, TileType]], init=False
+    )
+    """Names of buffers, and what they hold."""
 
     reserved: ClassVar[frozenset[str]] = RESERVED
     comment_marker: ClassVar[str] = "//"
@@ -101,12 +104,10 @@ class CppPrinter(MapPrinter):
         """What each thread keeps its tiles in."""
         buffers = op.attributes.get(BUFFERS)
         if not isa(buffers, ArrayAttr[BufferAttr]):
-            raise UnsupportedOpError(
-                f"{op.sym_name.data} has no buffers: run tile-assign-buffers first"
-            )
+            refuse(op, "expects buffers: run tile-assign-buffers first")
         for buffer in buffers:
             name = self.unique_name(buffer.label.data)
-            self._buffers.append(name)
+            self._buffers.append((name, buffer.tile))
             self.line(f"{buffer_type(buffer.tile)} {name};")
 
     # Helpers
@@ -117,12 +118,14 @@ class CppPrinter(MapPrinter):
 
     def bind_tiles(self, op: Operation) -> list[str]:
         """Spell the tiles that an op defines as their buffers."""
-        indices = op.attributes[BUFFERS]
-        assert isinstance(indices, DenseArrayBase)
-        labels = [self._buffers[i] for i in indices.get_values()]
-        for result, label in zip(op.results, labels, strict=True):
+        indices = op.attributes.get(BUFFERS)
+        given = indices.get_values() if isinstance(indices, DenseArrayBase) else ()
+        known = [self._buffers[i] for i in given if 0 <= i < len(self._buffers)]
+        if [tile for _, tile in known] != list(op.result_types):
+            refuse(op, "expects buffers of its results: run tile-assign-buffers first")
+        for result, (label, _) in zip(op.results, known, strict=True):
             self.bind(result, label)
-        return labels
+        return [label for label, _ in known]
 
     def call(self, function: str, *args: str) -> None:
         self.line(f"{function}({', '.join(args)});")
@@ -131,6 +134,8 @@ class CppPrinter(MapPrinter):
 
     @singledispatchmethod
     def print_op(self, op: Operation) -> None:
+        if len(op.results) != 1:
+            refuse(op, "the C++ target has no statement for it")
         self.print_number(op)
 
     @print_op.register

@@ -53,7 +53,8 @@ def _order(layout: LayoutAttr) -> tuple[int, str]:
 
 def _layouts_within(block: Block) -> Iterator[LayoutAttr]:
     for op in block.walk():
-        for value in (*op.results, *(a for r in op.regions for a in r.block.args)):
+        args = (a for r in op.regions for b in r.blocks for a in b.args)
+        for value in (*op.results, *args):
             layout = layout_of(value.type)
             if layout is not None:
                 yield layout

@@ -12,6 +12,7 @@ from xdsl.ir import Operation
 from flexc.codegen.triton.scalar_rules import TRITON, Language
 from flexc.codegen.triton.tile_printer import TilePrinter
 from flexc.dialects import tile
+from flexc.passes.refusal import refuse
 
 
 class TritonPrinter(TilePrinter):
@@ -48,6 +49,8 @@ class TritonPrinter(TilePrinter):
 
     @print_statement.register
     def _(self, op: tile.DotOp) -> None:
+        if op.count is not None:
+            refuse(op, "the Triton backend expects no count")
         precision = op.attributes.get("precision")
         extra = ()
         if isinstance(precision, StringAttr):

@@ -22,6 +22,7 @@ from flexc.codegen.triton.scalar_rules import Language
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.mod_region import is_scalar
 from flexc.dialects.tile import ParamKind, TileType, shape_of
+from flexc.passes.refusal import refuse
 
 PYTHON_WORDS = (
     "and as assert async await break class continue def del elif else except "
@@ -142,6 +143,8 @@ class TilePrinter(SourcePrinter):
     @singledispatchmethod
     def print_statement(self, op: Operation) -> None:
         """A scalar op: an assignment."""
+        if len(op.results) != 1:
+            refuse(op, f"the {self.language.name} backend has no statement for it")
         args = self.args(*op.operands)
         self.assign(op.results[0], scalar_rules.expression(self.language, op, args))
 
@@ -184,6 +187,8 @@ class TilePrinter(SourcePrinter):
 
     @print_statement.register
     def _(self, op: tile.ReduceOp) -> None:
+        if op.count is not None:
+            refuse(op, f"the {self.language.name} backend expects no count")
         dim = op.dim.value.data
         self.assign(op.result, self.call(op.kind.data.value, self.name(op.input), dim))
 
@@ -191,6 +196,8 @@ class TilePrinter(SourcePrinter):
     def _(self, op: tile.MapOp) -> None:
         block, shape = op.body.block, list(op.shape)
         for i, (arg, value) in enumerate(zip(block.args, op.inputs, strict=True)):
+            if op.span(i) == (1, 0):
+                refuse(op, f"the {self.language.name} backend transposes no operand")
             broadcast = BROADCASTS.get(op.span(i), "") if len(shape) == 2 else ""
             self.bind(arg, self.name(value) + broadcast)
         last = block.last_op

@@ -32,7 +32,8 @@ from xdsl.traits import IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
-from flexc.dialects.flex.facts import verify_rank
+from flexc.dialects.flex.facts import tensor_shape, verify_rank
+from flexc.dialects.mod_region import expect_tensor
 
 
 @irdl_op_definition
@@ -59,11 +60,10 @@ class LoadCaptureOp(IRDLOperation):
     def __init__(
         self, tensor: SSAValue, indices: Sequence[SSAValue], inside: bool = False
     ):
-        assert isa(tensor.type, TensorType[Attribute])
         super().__init__(
             operands=[tensor, indices],
             properties={"inside": UnitAttr() if inside else None},
-            result_types=[tensor.type.element_type],
+            result_types=[expect_tensor("tensor", tensor).element_type],
         )
 
     def verify_(self) -> None:
@@ -80,6 +80,7 @@ class LoadCaptureOp(IRDLOperation):
         print_indexed(printer, self.tensor, self.indices)
         if self.inside is not None:
             printer.print_string(" inside")
+        printer.print_op_attributes(self.attributes)
         printer.print_string(" : ")
         printer.print_list(self.operand_types, printer.print_attribute)
 
@@ -91,12 +92,15 @@ class LoadCaptureOp(IRDLOperation):
             parser.Delimiter.SQUARE, parser.parse_unresolved_operand
         )
         inside = parser.parse_optional_keyword("inside") is not None
+        attributes = parser.parse_optional_attr_dict()
         parser.parse_punctuation(":")
         types = parser.parse_comma_separated_list(
             parser.Delimiter.NONE, parser.parse_type
         )
         tensor, *indices = parser.resolve_operands(names, types, pos)
-        return cls(tensor, indices, inside)
+        op = cls(tensor, indices, inside)
+        op.attributes = attributes
+        return op
 
 
 def print_indexed(
@@ -132,6 +136,11 @@ class DimOp(IRDLOperation):
             properties={"dim": IntegerAttr(dim, i32)},
             result_types=[type_],
         )
+
+    def verify_(self) -> None:
+        rank, dim = len(tensor_shape(self.tensor)), self.dim.value.data
+        if not 0 <= dim < rank:
+            raise VerifyException(f"dim expects a dimension below {rank}, got {dim}")
 
 
 @irdl_op_definition

@@ -23,11 +23,17 @@ from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
 
-from flexc.dialects.mod_region import verify_scalar_region
+from flexc.dialects.mod_region import expect_type, is_scalar, verify_scalar_region
+from flexc.dialects.tile.checks import (
+    verify_dim,
+    verify_spans,
+    verify_tile,
+)
 from flexc.dialects.tile.counts import parse_count, print_count
 from flexc.dialects.tile.layouts import AlongAttr, LayoutAttr, ProductAttr
 from flexc.dialects.tile.schedule.effects import ReadsViews
-from flexc.dialects.tile.schedule.types import ViewType, tile_of
+from flexc.dialects.tile.schedule.shapes import transposed
+from flexc.dialects.tile.schedule.types import ViewType, matrix_shape
 from flexc.dialects.tile.types import ReduceKind, ReduceKindAttr, TileType
 
 
@@ -46,6 +52,12 @@ class IotaOp(IRDLOperation):
     def __init__(self, start: SSAValue, size: int):
         super().__init__(operands=[start], result_types=[TileType(i32, [size])])
 
+    def verify_(self) -> None:
+        if element_of(self.result.type) != i32 or len(shape_of(self.result.type)) != 1:
+            raise VerifyException(
+                f"result expects one dimension of i32, got {self.result.type}"
+            )
+
 
 @irdl_op_definition
 class FullOp(IRDLOperation):
@@ -61,6 +73,12 @@ class FullOp(IRDLOperation):
 
     def __init__(self, value: SSAValue, type_: TileType):
         super().__init__(operands=[value], result_types=[type_])
+
+    def verify_(self) -> None:
+        if element_of(self.result.type) != self.value.type:
+            raise VerifyException(
+                f"result expects elements of {self.value.type}, got {self.result.type}"
+            )
 
 
 @irdl_op_definition
@@ -119,20 +137,16 @@ class MapOp(IRDLOperation):
     def verify_(self) -> None:
         if not self.results:
             raise VerifyException("tile.map expects one result or more")
-        if len(self.spans) != len(self.inputs):
-            raise VerifyException(
-                f"spans expects {len(self.inputs)} entries, got {len(self.spans)}"
-            )
-        for i, value in enumerate(self.inputs):
-            expected = tuple(self.shape[d] for d in self.span(i))
-            if shape_of(value.type) != expected:
-                raise VerifyException(
-                    f"operand {i} expects shape {expected}, got {value.type}"
-                )
+        shape = self.shape
+        verify_spans(self.inputs, self.spans, shape)
         for result in self.results:
-            if shape_of(result.type) != self.shape:
+            if shape_of(result.type) != shape:
                 raise VerifyException(
-                    f"results expect shape {self.shape}, got {result.type}"
+                    f"results expect shape {shape}, got {result.type}"
+                )
+            if not is_scalar(element_of(result.type)):
+                raise VerifyException(
+                    f"results expect tiles or numbers, got {result.type}"
                 )
         self._verify_layouts()
         verify_scalar_region(
@@ -268,17 +282,16 @@ class ReduceOp(IRDLOperation):
         dim: int,
         count: SSAValue | None = None,
     ):
-        assert isinstance(input.type, TileType)
-        shape = [n for i, n in enumerate(input.type.get_shape()) if i != dim]
-        layout = input.type.get_layout()
-        if layout is not None:
-            assert isinstance(layout, ProductAttr)
-            layout = AlongAttr(1 - dim, layout)
         super().__init__(
             operands=[input, count],
             properties={"kind": ReduceKindAttr(kind), "dim": IntegerAttr(dim, i32)},
-            result_types=[TileType(input.type.element_type, shape, layout)],
+            result_types=[_reduced(expect_type("input", input, TileType), dim)],
         )
+
+    def verify_(self) -> None:
+        type_ = expect_type("input", self.input, TileType)
+        if self.result.type != (expected := _reduced(type_, self.dim.value.data)):
+            raise VerifyException(f"result expects {expected}, got {self.result.type}")
 
     def print(self, printer: Printer) -> None:
         printer.print_string(f" {self.kind.data} ")
@@ -303,6 +316,19 @@ class ReduceOp(IRDLOperation):
         return op
 
 
+def _reduced(type_: TileType, dim: int) -> TileType:
+    """The type of the values that one dimension of a matrix is reduced to."""
+    shape = list(matrix_shape("input", type_))
+    verify_dim("dim", dim, 2)
+    del shape[dim]
+    layout = type_.get_layout()
+    if layout is None:
+        return TileType(type_.element_type, shape)
+    if not isinstance(layout, ProductAttr):
+        raise VerifyException(f"input expects a product's layout, got {type_}")
+    return TileType(type_.element_type, shape, AlongAttr(1 - dim, layout))
+
+
 @irdl_op_definition
 class DiagonalsOp(IRDLOperation):
     """The sums along a tile's diagonals: element c is the sum of all [i, j] with
@@ -322,11 +348,10 @@ class DiagonalsOp(IRDLOperation):
     assembly_format = "$input attr-dict `:` type($input) `->` type($result)"
 
     def __init__(self, input: SSAValue):
-        assert isinstance(input.type, TileType)
-        size = sum(input.type.get_shape())
+        type_ = expect_type("input", input, TileType)
+        size = sum(type_.get_shape())
         super().__init__(
-            operands=[input],
-            result_types=[TileType(input.type.element_type, [size])],
+            operands=[input], result_types=[TileType(type_.element_type, [size])]
         )
 
     def verify_(self) -> None:
@@ -357,11 +382,13 @@ class TransposeOp(IRDLOperation):
     assembly_format = "$input attr-dict `:` type($input) `->` type($result)"
 
     def __init__(self, input: SSAValue):
-        assert isinstance(input.type, TileType)
-        shape = input.type.get_shape()[::-1]
-        super().__init__(
-            operands=[input], result_types=[TileType(input.type.element_type, shape)]
-        )
+        type_ = expect_type("input", input, TileType)
+        super().__init__(operands=[input], result_types=[transposed(type_)])
+
+    def verify_(self) -> None:
+        columns, rows = matrix_shape("input", self.input.type)
+        element = element_of(self.input.type)
+        verify_tile("result", self.result.type, (rows, columns), element)
 
 
 @irdl_op_definition
@@ -377,10 +404,8 @@ class ConvertLayoutOp(IRDLOperation):
     assembly_format = "$input attr-dict `:` type($input) `->` type($result)"
 
     def __init__(self, input: SSAValue, layout: LayoutAttr):
-        assert isinstance(input.type, TileType)
-        super().__init__(
-            operands=[input], result_types=[input.type.with_layout(layout)]
-        )
+        type_ = expect_type("input", input, TileType)
+        super().__init__(operands=[input], result_types=[type_.with_layout(layout)])
 
     def verify_(self) -> None:
         source, result = self.input.type, self.result.type
@@ -422,7 +447,8 @@ class DotOp(IRDLOperation):
         super().__init__(operands=[lhs, rhs, acc, count], result_types=[acc.type])
 
     def verify_(self) -> None:
-        (m, k), (k2, n) = (tile_of(v.type).get_shape() for v in (self.lhs, self.rhs))
+        m, k = matrix_shape("lhs", self.lhs.type)
+        k2, n = matrix_shape("rhs", self.rhs.type)
         if k != k2:
             raise VerifyException(f"rhs expects {k} rows as lhs has columns, got {k2}")
         if shape_of(self.acc.type) != (m, n) or self.acc.type != self.result.type:

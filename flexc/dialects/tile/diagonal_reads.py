@@ -30,6 +30,7 @@ from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
+from flexc.dialects.mod_region import expect_tensor
 from flexc.dialects.tile.compute import element_of, shape_of
 from flexc.dialects.tile.layouts import ProductAttr
 from flexc.dialects.tile.types import TileType
@@ -81,11 +82,11 @@ class ReadDiagonalsOp(IRDLOperation):
         rows: SSAValue | None = None,
         columns: SSAValue | None = None,
     ):
-        assert isa(tensor.type, TensorType[Attribute])
+        element = expect_tensor("tensor", tensor).element_type
         super().__init__(
             operands=[tensor, first, rows, columns],
             properties={"step": IntegerAttr(step, i32)},
-            result_types=[TileType(read_as(tensor.type.element_type), shape)],
+            result_types=[TileType(read_as(element), shape)],
         )
 
     def verify_(self) -> None:

@@ -31,7 +31,9 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.hints import isa
 
+from flexc.dialects.tile.checks import verify_dim
 from flexc.dialects.tile.schedule.kernel_checks import verify_schedule
 from flexc.dialects.tile.types import ParamAttr
 
@@ -87,6 +89,11 @@ class KernelOp(IRDLOperation):
         last = self.body.block.last_op
         if not isinstance(last, ReturnOp):
             raise VerifyException("body expects tile.return as its last op")
+        grid = self.grid.data
+        if (grid.num_dims, grid.num_symbols) != (3, 0) or len(grid.results) > 3:
+            raise VerifyException(
+                f"grid expects a map of (b, h, q_len) to three numbers at most: {grid}"
+            )
         verify_schedule(self.body, self.attributes)
 
     def print(self, printer: Printer) -> None:
@@ -155,6 +162,9 @@ class ProgramIdOp(IRDLOperation):
             properties={"axis": IntegerAttr(axis, i32)}, result_types=[i32]
         )
 
+    def verify_(self) -> None:
+        verify_dim("axis", self.axis.value.data, 3)
+
 
 class _ShapeQueryOp(IRDLOperation):
     """The size or stride of one dimension of a tensor or memref."""
@@ -172,6 +182,10 @@ class _ShapeQueryOp(IRDLOperation):
             properties={"dim": IntegerAttr(dim, i32)},
             result_types=[type_],
         )
+
+    def verify_(self) -> None:
+        assert isa(self.tensor.type, TensorType[Attribute] | MemRefType[Attribute])
+        verify_dim("dim", self.dim.value.data, self.tensor.type.get_num_dims())
 
 
 @irdl_op_definition

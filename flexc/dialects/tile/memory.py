@@ -36,7 +36,10 @@ from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
 from flexc.dialects.flex import print_indexed
+from flexc.dialects.mod_region import expect_tensor
+from flexc.dialects.tile.checks import verify_dim, verify_elements, verify_tile
 from flexc.dialects.tile.counts import parse_count, print_count
+from flexc.dialects.tile.schedule.types import tile_of
 from flexc.dialects.tile.types import TileType
 
 
@@ -85,12 +88,15 @@ class LoadOp(IRDLOperation):
 
     def verify_(self) -> None:
         _verify_access(self.tensor.type, self.indices, self.result.type)
+        verify_elements("result", self.result.type, self.tensor.type)
+        _verify_checked(self.checked, self.result.type)
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
         print_indexed(printer, self.tensor, self.indices)
         _print_checked(printer, self.checked)
         print_count(printer, self.count)
+        printer.print_op_attributes(self.attributes)
         printer.print_string(" : ")
         types = [self.tensor.type, *(i.type for i in self.indices)]
         printer.print_list(types, printer.print_attribute)
@@ -101,9 +107,12 @@ class LoadOp(IRDLOperation):
     def parse(cls, parser: Parser) -> LoadOp:
         names, checked = _parse_place(parser)
         count = parse_count(parser)
+        attributes = parser.parse_optional_attr_dict()
         tensor, *indices = _parse_types(parser, names)
         parser.parse_punctuation("->")
-        return cls(tensor, indices, checked, parser.parse_type(), count)
+        op = cls(tensor, indices, checked, parser.parse_type(), count)
+        op.attributes = attributes
+        return op
 
 
 @irdl_op_definition
@@ -138,6 +147,7 @@ class StoreOp(IRDLOperation):
 
     def verify_(self) -> None:
         _verify_access(self.memref.type, self.indices, self.value.type)
+        _verify_checked(self.checked, self.value.type)
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
@@ -147,6 +157,7 @@ class StoreOp(IRDLOperation):
         printer.print_string(", ")
         print_indexed(printer, self.memref, self.indices)
         _print_checked(printer, self.checked)
+        printer.print_op_attributes(self.attributes)
         printer.print_string(" : ")
         types = [self.memref.type, *(i.type for i in self.indices)]
         printer.print_list(types, printer.print_attribute)
@@ -157,7 +168,12 @@ class StoreOp(IRDLOperation):
         parser.parse_punctuation(":")
         value = parser.resolve_operand(name, parser.parse_type())
         parser.parse_punctuation(",")
-        return cls(value, *_parse_access(parser))
+        names, checked = _parse_place(parser)
+        attributes = parser.parse_optional_attr_dict()
+        memref, *indices = _parse_types(parser, names)
+        op = cls(value, memref, indices, checked)
+        op.attributes = attributes
+        return op
 
 
 @irdl_op_definition
@@ -207,12 +223,6 @@ def _print_checked(printer: Printer, checked: DenseArrayBase[I32]) -> None:
             printer.print_list(dims, lambda d: printer.print_string(str(d)))
 
 
-def _parse_access(parser: Parser) -> tuple[SSAValue, list[SSAValue], list[int]]:
-    names, checked = _parse_place(parser)
-    tensor, *indices = _parse_types(parser, names)
-    return tensor, list(indices), checked
-
-
 def _parse_place(parser: Parser) -> tuple[list[UnresolvedOperand], list[int]]:
     names = [parser.parse_unresolved_operand()]
     names += parser.parse_comma_separated_list(
@@ -233,6 +243,11 @@ def _parse_types(
     parser.parse_punctuation(":")
     types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
     return parser.resolve_operands(names, types, pos)
+
+
+def _verify_checked(checked: DenseArrayBase[I32], tile: Attribute) -> None:
+    for dim in checked.get_values():
+        verify_dim("checked", dim, tile_of(tile).get_num_dims())
 
 
 def _verify_access(
@@ -280,6 +295,10 @@ class GatherOp(IRDLOperation):
     ):
         super().__init__(operands=[tensor, base, offsets, mask], result_types=[type_])
 
+    def verify_(self) -> None:
+        verify_elements("result", self.result.type, self.tensor.type)
+        _verify_offsets("result", self.result.type, self.offsets, self.mask)
+
 
 @irdl_op_definition
 class ScatterOp(IRDLOperation):
@@ -309,6 +328,22 @@ class ScatterOp(IRDLOperation):
     ):
         super().__init__(operands=[value, memref, base, offsets, mask])
 
+    def verify_(self) -> None:
+        _verify_offsets("value", self.value.type, self.offsets, self.mask)
+
+
+def _verify_offsets(
+    what: str, tile: Attribute, offsets: SSAValue, mask: SSAValue | None
+) -> None:
+    """There is an offset, and a flag of a mask, for each element of a tile."""
+    shape = tile_of(offsets.type).get_shape()
+    if not isinstance(tile_of(offsets.type).element_type, IntegerType):
+        raise VerifyException(f"offsets expects integers, got {offsets.type}")
+    if tile_of(tile).get_shape() != shape:
+        raise VerifyException(f"{what} expects shape {shape} as offsets, got {tile}")
+    if mask is not None:
+        verify_tile("mask", mask.type, shape, i1)
+
 
 @irdl_op_definition
 class ScatterAddOp(IRDLOperation):
@@ -334,6 +369,9 @@ class ScatterAddOp(IRDLOperation):
         self, value: SSAValue, memref: SSAValue, base: SSAValue, offsets: SSAValue
     ):
         super().__init__(operands=[value, memref, base, offsets])
+
+    def verify_(self) -> None:
+        _verify_offsets("value", self.value.type, self.offsets, None)
 
 
 @irdl_op_definition
@@ -364,10 +402,9 @@ class ReadOp(IRDLOperation):
         valid: SSAValue | None,
         result_type: Attribute | None = None,
     ):
-        assert isa(tensor.type, TensorType[Attribute])
+        element = expect_tensor("tensor", tensor).element_type
         super().__init__(
-            operands=[tensor, offset, valid],
-            result_types=[result_type or tensor.type.element_type],
+            operands=[tensor, offset, valid], result_types=[result_type or element]
         )
 
     def verify_(self) -> None:

@@ -27,11 +27,11 @@ from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.mod_region import verify_scalar_region
+from flexc.dialects.tile.checks import verify_spans
 from flexc.dialects.tile.compute import (
     element_of,
     parse_map_inputs,
     print_map_inputs,
-    shape_of,
 )
 from flexc.dialects.tile.counts import parse_count, print_count
 from flexc.dialects.tile.types import ReduceKind, TileType
@@ -84,10 +84,10 @@ class PanelMapOp(IRDLOperation):
     ):
         """The types of results follow from what the region yields."""
         last = body.block.last_op
-        assert last is not None
+        yielded = () if last is None else last.operand_types
         types = [
-            TileType(v.type, shape if o == KEPT else shape[1:])
-            for v, o in zip(last.operands, outcomes, strict=True)
+            TileType(t, shape if o == KEPT else shape[1:])
+            for t, o in zip(yielded, outcomes, strict=False)
         ]
         super().__init__(
             operands=[count, list(inputs)],
@@ -135,7 +135,11 @@ class PanelMapOp(IRDLOperation):
     @classmethod
     def parse(cls, parser: Parser) -> PanelMapOp:
         square = parser.Delimiter.SQUARE
-        rows, columns = parser.parse_comma_separated_list(square, parser.parse_integer)
+        pos = parser.pos
+        shape = parser.parse_comma_separated_list(square, parser.parse_integer)
+        if len(shape) != 2:
+            parser.raise_error(f"expected rows and columns, got {shape}", pos)
+        rows, columns = shape
         count = parse_count(parser)
         args, inputs, spans = parse_map_inputs(parser)
         attributes = parser.parse_optional_attr_dict_with_keyword()
@@ -157,6 +161,8 @@ class PanelMapOp(IRDLOperation):
         return op
 
     def verify_(self) -> None:
+        if len(self.shape_) != 2:
+            raise VerifyException(f"shape expects rows and columns, got {self.shape_}")
         words = [KEPT, *(k.value for k in ReduceKind)]
         for word in self.outcomes.data:
             if word.data not in words:
@@ -164,21 +170,12 @@ class PanelMapOp(IRDLOperation):
         expected, got = len(self.results), len(self.outcomes)
         if expected != got:
             raise VerifyException(f"outcomes expects {expected} entries, got {got}")
-        if len(self.spans) != len(self.inputs):
-            raise VerifyException(
-                f"spans expects {len(self.inputs)} entries, got {len(self.spans)}"
-            )
-        for i, value in enumerate(self.inputs):
-            expected = tuple(self.shape[d] for d in self.span(i))
-            if shape_of(value.type) != expected:
-                raise VerifyException(
-                    f"operand {i} expects shape {expected}, got {value.type}"
-                )
+        verify_spans(self.inputs, self.spans, self.shape)
         for i, result in enumerate(self.results):
             expected = self.shape if self.outcome(i) is None else self.shape[1:]
-            if shape_of(result.type) != expected:
+            if result.type != TileType(element_of(result.type), expected):
                 raise VerifyException(
-                    f"result {i} expects shape {expected}, got {result.type}"
+                    f"result {i} expects a tile of shape {expected}, got {result.type}"
                 )
         verify_scalar_region(
             "tile.panel_map",

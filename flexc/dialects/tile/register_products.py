@@ -29,6 +29,7 @@ from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
 from flexc.dialects.tile.compute import element_of, shape_of
+from flexc.dialects.tile.schedule.types import matrix_shape
 from flexc.dialects.tile.types import TileType
 
 VECTOR_BYTES = "vector_bytes"
@@ -46,6 +47,13 @@ class RegisterTileAttr(ParametrizedAttribute):
 
     def __init__(self, rows: int, vectors: int):
         super().__init__(IntAttr(rows), IntAttr(vectors))
+
+    def verify(self) -> None:
+        if min(self.rows.data, self.vectors.data) < 1:
+            raise VerifyException(
+                f"expects one row and vector or more, got {self.rows.data} x "
+                f"{self.vectors.data}"
+            )
 
     def print_parameters(self, printer: Printer) -> None:
         printer.print_string(f"<{self.rows.data} x {self.vectors.data}>")
@@ -121,7 +129,8 @@ class RegisterProductOp(IRDLOperation):
         )
 
     def verify_(self) -> None:
-        (k, n), (m, n2) = shape_of(self.rhs.type), shape_of(self.result.type)
+        k, n = matrix_shape("rhs", self.rhs.type)
+        m, n2 = matrix_shape("result", self.result.type)
         if n != n2:
             raise VerifyException(f"result expects {n} columns as rhs has, got {n2}")
         element = element_of(self.result.type)
@@ -190,7 +199,8 @@ class AddRegisterProductOp(IRDLOperation):
         )
 
     def verify_(self) -> None:
-        (_, k), (k2, _) = shape_of(self.lhs.type), shape_of(self.rhs.type)
+        _, k = matrix_shape("lhs", self.lhs.type)
+        k2, _ = matrix_shape("rhs", self.rhs.type)
         if k != k2:
             raise VerifyException(f"rhs expects {k} rows as lhs has columns, got {k2}")
         if element_of(self.lhs.type) != element_of(self.rhs.type):

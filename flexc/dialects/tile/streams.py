@@ -25,6 +25,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.tile.compute import element_of, shape_of
 from flexc.dialects.tile.register_products import RegisterTileAttr
+from flexc.dialects.tile.schedule.types import matrix_shape
 from flexc.dialects.tile.types import TileType
 
 
@@ -111,7 +112,8 @@ class StreamProductOp(IRDLOperation):
         return shape[1]
 
     def verify_(self) -> None:
-        rows, got = shape_of(self.lhs.type)[0], shape_of(self.result.type)[0]
+        rows, _ = matrix_shape("lhs", self.lhs.type)
+        got, _ = matrix_shape("result", self.result.type)
         if rows != got:
             raise VerifyException(f"result expects {rows} rows as lhs has, got {got}")
         if element_of(self.lhs.type) != (element := element_of(self.result.type)):

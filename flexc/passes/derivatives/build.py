@@ -20,7 +20,9 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
 from flexc.dialects.flex import CAPTURE, score_type, tensor_shape
+from flexc.errors import OptionError
 from flexc.passes.derivatives.kernels import fresh
+from flexc.passes.refusal import refuse
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,15 @@ def derivative_module(module: ModuleOp, derivative: Derivative) -> ModuleOp:
     and what is left of it, the cotangents of out and, if there is one, of lse, and the
     tangents.
     """
-    functions = [o for o in module.ops if isinstance(o, func.FuncOp)]
-    (attention,) = (
-        o for f in functions for o in f.body.ops if isinstance(o, flex.AttentionOp)
-    )
-    return ModuleOp([_function(attention, derivative)])
+    return ModuleOp([_function(attention_of(module), derivative)])
+
+
+def attention_of(module: ModuleOp) -> flex.AttentionOp:
+    """The attention of a module that has one."""
+    found = [op for op in module.walk() if isinstance(op, flex.AttentionOp)]
+    if len(found) != 1:
+        refuse(module, f"a derivative expects one flex.attention, got {len(found)}")
+    return found[0]
 
 
 def _function(attention: flex.AttentionOp, d: Derivative) -> func.FuncOp:
@@ -85,6 +91,10 @@ def _function(attention: flex.AttentionOp, d: Derivative) -> func.FuncOp:
         **dict.fromkeys(("lse", "d_lse"), row_type),
         **{f"{CAPTURE}{i}": c.type for i, c in enumerate(attention.captures)},
     }
+    if unknown := {*d.wrt, *d.along} - types.keys():
+        raise OptionError(
+            f"wrt and along expect names among {', '.join(types)}, got {min(unknown)!r}"
+        )
     named += [(f"t_{n.replace(' ', '_')}", types[n]) for n in d.along]
     block = Block(arg_types=[*(v.type for v in given), *(t for _, t in named)])
     hints = [*(v.name_hint for v in given), *(n for n, _ in named)]

@@ -18,6 +18,7 @@ from xdsl.irdl import (
 from xdsl.traits import MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
+from flexc.dialects.mod_region import expect_type
 from flexc.dialects.tile.schedule.shapes import (
     transposed,
     verify_box,
@@ -64,10 +65,8 @@ class SlotOp(IRDLOperation):
     )
 
     def __init__(self, shared: SSAValue, index: SSAValue):
-        assert isinstance(shared.type, SharedType)
-        super().__init__(
-            operands=[shared, index], result_types=[ViewType(shared.type.tile)]
-        )
+        tile = expect_type("shared", shared, SharedType).tile
+        super().__init__(operands=[shared, index], result_types=[ViewType(tile)])
 
     def verify_(self) -> None:
         assert isinstance(self.shared.type, SharedType)
@@ -88,8 +87,7 @@ class TransposeViewOp(IRDLOperation):
     assembly_format = "$view attr-dict `:` type($view) `->` type($result)"
 
     def __init__(self, view: SSAValue):
-        assert isinstance(view.type, ViewType)
-        turned = ViewType(transposed(view.type.tile))
+        turned = ViewType(transposed(expect_type("view", view, ViewType).tile))
         super().__init__(operands=[view], result_types=[turned])
 
     def verify_(self) -> None:

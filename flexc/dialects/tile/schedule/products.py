@@ -23,9 +23,15 @@ from xdsl.irdl import (
 from xdsl.traits import MemoryReadEffect, MemoryWriteEffect
 from xdsl.utils.exceptions import VerifyException
 
+from flexc.dialects.mod_region import expect_type
 from flexc.dialects.tile.layouts import OperandAttr, ProductAttr
 from flexc.dialects.tile.schedule.shapes import verify_same_tile
-from flexc.dialects.tile.schedule.types import PendingType, ViewType, tile_of
+from flexc.dialects.tile.schedule.types import (
+    PendingType,
+    ViewType,
+    matrix_shape,
+    tile_of,
+)
 from flexc.dialects.tile.types import TileType
 
 ROWS, DEPTH, COLUMNS = 64, 16, 8
@@ -141,14 +147,6 @@ def _verify_same_layout(what: str, type_: Attribute, expected: TileType) -> None
         )
 
 
-def matrix_shape(what: str, tile: TileType) -> tuple[int, int]:
-    """The rows and columns of an operand."""
-    if tile.get_num_dims() != 2:
-        raise VerifyException(f"{what} expects a matrix, got {tile}")
-    rows, columns = tile.get_shape()
-    return rows, columns
-
-
 def _place(user: Operation, issue: Operation) -> str:
     where = "" if user.parent is issue.parent else " in another block"
     return f"{user.name}{where}"
@@ -174,11 +172,11 @@ class AwaitDotOp(IRDLOperation):
     )
 
     def __init__(self, pending: SSAValue, outstanding: int):
-        assert isinstance(pending.type, PendingType)
+        type_ = expect_type("pending", pending, PendingType)
         super().__init__(
             operands=[pending],
             properties={"outstanding": IntegerAttr(outstanding, i32)},
-            result_types=[pending.type.tile],
+            result_types=[type_.tile],
         )
 
     def verify_(self) -> None:

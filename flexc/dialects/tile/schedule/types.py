@@ -109,3 +109,12 @@ def tile_of(type_: Attribute) -> TileType:
     if not isinstance(type_, TileType):
         raise VerifyException(f"expects a tile or a view of one, got {type_}")
     return type_
+
+
+def matrix_shape(what: str, type_: Attribute) -> tuple[int, int]:
+    """The rows and columns of a tile, or of what a view is of."""
+    tile = tile_of(type_)
+    if tile.get_num_dims() != 2:
+        raise VerifyException(f"{what} expects a matrix, got {tile}")
+    rows, columns = tile.get_shape()
+    return rows, columns

@@ -1,4 +1,4 @@
-// RUN: flexc-opt %s --split-input-file --verify-diagnostics | filecheck %s
+// RUN: flexc-opt %s --split-input-file --verify-diagnostics --parsing-diagnostics | filecheck %s
 
 func.func @rank(%q : tensor<?x?x8xf32>, %k : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: query expects 4 dimensions, got tensor<?x?x8xf32>
@@ -237,3 +237,15 @@ func.func @odd_width(%q : tensor<1x1x?x8xf32>, %scale : f32) {
   }
   func.return
 }
+
+// -----
+
+%t, %i = "test.op"() : () -> (tensor<?x?xf32>, i32)
+// CHECK: dim expects a dimension below 2, got 2
+%n = flex.dim %t, 2 : tensor<?x?xf32> -> i32
+
+// -----
+
+%t, %i = "test.op"() : () -> (f32, i32)
+// CHECK: tensor expects a tensor, got f32
+%x = flex.load_capture %t[%i] : f32, i32

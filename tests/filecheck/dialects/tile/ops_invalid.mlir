@@ -398,3 +398,280 @@ tile.kernel @stream_product_lhs(%k : tensor<?x8xf32> #tile.param<argument 0>, %w
   %p = tile.stream_product %x, %k[%i] stride %i count %n transposed ahead 0 by <4 x 4> : !tile.tile<4x8xf64>, tensor<?x8xf32> -> !tile.tile<4x64xf32>
   tile.return
 }
+
+// -----
+
+tile.kernel @map_span_beyond(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4xf32>
+  // CHECK: operand 0 expects to span dimensions of (4,), got [1]
+  %m = tile.map(%e : f32 = %x [1] : !tile.tile<4xf32>) {
+    flex.yield %e : f32
+  } -> !tile.tile<4xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @map_span_of_numbers(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: operand 0 expects to span dimensions of (), got [0]
+  %m = tile.map(%e : f32 = %z [0] : f32) {
+    flex.yield %e : f32
+  } -> f32
+  tile.return
+}
+
+// -----
+
+tile.kernel @map_span_twice(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x4xf32>
+  // CHECK: operand 0 expects to span dimensions of (4, 4), got [0, 0]
+  %m = tile.map(%e : f32 = %x [0, 0] : !tile.tile<4x4xf32>) {
+    flex.yield %e : f32
+  } -> !tile.tile<4x4xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @map_of_memref(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: operand 0 expects a tile, a number or a tensor, got memref<?x?xf32>
+  %m = tile.map(%m_ : memref<?x?xf32> = %out [] : memref<?x?xf32>, %e : f32 = %z [] : f32) {
+    flex.yield %e : f32
+  } -> f32
+  tile.return
+}
+
+// -----
+
+tile.kernel @map_to_tensor(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: results expect tiles or numbers, got tensor<?x?xf32>
+  %m = tile.map(%e : tensor<?x?xf32> = %t [] : tensor<?x?xf32>) {
+    flex.yield %e : tensor<?x?xf32>
+  } -> tensor<?x?xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @map_with_branch(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: tile.map expects scalar ops only, got scf.if
+  %m = tile.map(%e : f32 = %z [] : f32) {
+    %c = arith.constant true
+    %r = scf.if %c -> (f32) {
+      scf.yield %e : f32
+    } else {
+      scf.yield %e : f32
+    }
+    flex.yield %r : f32
+  } -> f32
+  tile.return
+}
+
+// -----
+
+tile.kernel @map_with_store(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %y = tile.full %z : f32 -> !tile.tile<4xf32>
+  // CHECK: tile.map expects scalar ops only, got test.op
+  %m = tile.map(%e : f32 = %z [] : f32) {
+    %r = "test.op"(%e) : (f32) -> f32
+    flex.yield %r : f32
+  } -> f32
+  tile.return
+}
+
+// -----
+
+tile.kernel @iota(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: result expects one dimension of i32, got !tile.tile<4x4xi32>
+  %x = tile.iota %i : !tile.tile<4x4xi32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @full(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: result expects elements of f32, got !tile.tile<4xf64>
+  %x = tile.full %z : f32 -> !tile.tile<4xf64>
+  tile.return
+}
+
+// -----
+
+tile.kernel @reduce_dim(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: dim expects a dimension below 2, got 2
+  %r = "tile.reduce"(%x) <{kind = #tile<reduce_kind sum>, dim = 2 : i32}> : (!tile.tile<4x8xf32>) -> !tile.tile<4xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @reduce_row(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4xf32>
+  // CHECK: input expects a matrix, got !tile.tile<4xf32>
+  %r = tile.reduce sum %x along 0 : !tile.tile<4xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @reduce_result(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: result expects !tile.tile<4xf32>, got !tile.tile<8xf32>
+  %r = "tile.reduce"(%x) <{kind = #tile<reduce_kind sum>, dim = 1 : i32}> : (!tile.tile<4x8xf32>) -> !tile.tile<8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @transpose(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: result expects a tile like !tile.tile<8x4xf32>, got !tile.tile<4x8xf32>
+  %r = tile.transpose %x : !tile.tile<4x8xf32> -> !tile.tile<4x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @dot_of_row(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4xf32>
+  %y = tile.full %z : f32 -> !tile.tile<4x4xf32>
+  // CHECK: lhs expects a matrix, got !tile.tile<4xf32>
+  %r = tile.dot %x, %y, %y : !tile.tile<4xf32>, !tile.tile<4x4xf32>, !tile.tile<4x4xf32> -> !tile.tile<4x4xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @load_elements(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: result expects elements of f32, got !tile.tile<4x4xf16>
+  %x = tile.load %t[%i, %i] : tensor<?x?xf32>, i32, i32 -> !tile.tile<4x4xf16>
+  tile.return
+}
+
+// -----
+
+tile.kernel @load_checked(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: checked expects a dimension below 1, got 1
+  %x = tile.load %t[%i, %i] checked [1] : tensor<?x?xf32>, i32, i32 -> !tile.tile<4xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @gather_shape(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %at = tile.iota %i : !tile.tile<4xi32>
+  // CHECK: result expects shape (4,) as offsets, got !tile.tile<8xf32>
+  %x = tile.gather %t[%b + %at] : tensor<?x?xf32>, !tile.tile<4xi32> -> !tile.tile<8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @scatter_mask(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %at = tile.iota %i : !tile.tile<4xi32>
+  %x = tile.full %z : f32 -> !tile.tile<4xf32>
+  // CHECK: mask expects a tile like !tile.tile<4xi1>, got !tile.tile<4xi32>
+  tile.scatter %x, %out[%b + %at] if %at : !tile.tile<4xi32> : !tile.tile<4xf32>, memref<?x?xf32>, !tile.tile<4xi32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @scatter_offsets(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4xf32>
+  // CHECK: offsets expects integers, got !tile.tile<4xf32>
+  tile.scatter_add %x, %out[%b + %x] : !tile.tile<4xf32>, memref<?x?xf32>, !tile.tile<4xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @dim(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: dim expects a dimension below 2, got 2
+  %n = tile.dim %t, 2 : tensor<?x?xf32> -> i32
+  tile.return
+}
+
+// -----
+
+tile.kernel @axis(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: axis expects a dimension below 3, got 3
+  %n = tile.program_id 3
+  tile.return
+}
+
+// -----
+
+// CHECK: grid expects a map of (b, h, q_len) to three numbers at most: (d0) -> (d0)
+tile.kernel @grid() grid affine_map<(b) -> (b)> {
+  tile.return
+}
+
+// -----
+
+// CHECK: expects one row and vector or more, got 0 x 2
+"test.op"() {by = #tile.register_tile<0 x 2>} : () -> ()

@@ -261,13 +261,13 @@ scf.if %i {
 
 // -----
 
-%a, %b, %i = "test.op"() : () -> (!tile.tile<64x64xbf16>, !tile.view<!tile.tile<64x64xbf16>>, i1)
+%a, %b, %i, %other = "test.op"() : () -> (!tile.tile<64x64xbf16>, !tile.view<!tile.tile<64x64xbf16>>, i1, !tile.pending<!tile.tile<64x64xf32>>)
 // CHECK: result expects one use, a tile.await_dot in the same block, got scf.yield
 %r = scf.if %i -> (!tile.pending<!tile.tile<64x64xf32>>) {
   %s = tile.issue_dot %a, %b of !tile.tile<64x64xbf16>, !tile.view<!tile.tile<64x64xbf16>> -> !tile.pending<!tile.tile<64x64xf32>>
   scf.yield %s : !tile.pending<!tile.tile<64x64xf32>>
 } else {
-  "test.termop"() : () -> ()
+  scf.yield %other : !tile.pending<!tile.tile<64x64xf32>>
 }
 
 // -----
