@@ -6,7 +6,9 @@ mod carry the file and line of the user's function in `location`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 
 @dataclass(frozen=True)
@@ -111,3 +113,10 @@ class CompilerNotFoundError(FlexcError, RuntimeError):
 
 class CompilationError(FlexcError, RuntimeError):
     """An emitted kernel was refused by its compiler: a bug in flexc."""
+
+
+def did_you_mean(got: object, known: Sequence[str]) -> str:
+    """What was probably meant, as the end of a message."""
+    spellings = {name.casefold(): name for name in known}
+    found = get_close_matches(str(got).casefold(), spellings, 1)
+    return f"; did you mean {spellings[found[0]]!r}?" if found else ""

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from flexc.errors import OptionError
 from flexc.runtime.arguments import NO_BLOCKS
 from flexc.runtime.autograd import Results
 from flexc.runtime.call import Outputs
@@ -72,11 +71,6 @@ def _replace(gm: GraphModule, node: Node, name: str, choices: Choices) -> None:
     operands: tuple[Any, ...] = node.args
     query, key, value, score, block_mask, scale, options, *rest = operands
     rest += [node.kwargs.get(n, ()) for n in _BUFFERS[len(rest) :]]
-    if options.get("BACKEND") == "FLASH":
-        raise OptionError(
-            "kernel_options['BACKEND'] expects one of torch's own Triton kernels, "
-            "which flexc replaces, got 'FLASH'; remove it"
-        )
     captures, slots = share_captures(rest[0], rest[1])
     masked = options.get(MASKED, True)
     mask = _mod_graph(gm, block_mask[-1]) if masked else None

@@ -79,6 +79,8 @@ class Attention:
     themselves."""
     few_rows: tuple[int, int] | None = None
     """Of how many heads and queries the rows of the query are, if it was folded."""
+    moot: tuple[str, ...] = ()
+    """Options of torch that were given and change nothing."""
 
     @property
     def deterministic(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from torch._dynamo.backends import registry
 from torch.fx import GraphModule
 
+from flexc.errors import OptionError
 from flexc.runtime.attention_nodes import replace_attention
 from flexc.runtime.options import DYNAMO_OPTIONS, read_choices_of_scope
 
@@ -22,8 +23,14 @@ def flexc_backend(
     example_inputs: Sequence[Any],
     *,
     options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
     """`torch.compile(model, backend="flexc", options={"backend": ..., ...})`."""
+    if mode is not None:
+        raise OptionError(
+            f'the backend "flexc" expects no mode, got {mode!r}; leave it out, or take '
+            "torch's inductor with flexc.flex_attention in the model"
+        )
     replace_attention(gm, read_choices_of_scope("auto", options, DYNAMO_OPTIONS))
     return gm.forward
 

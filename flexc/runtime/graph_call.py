@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import guard_int
 
 from flexc.runtime.arguments import (
     Tables,
@@ -22,6 +25,7 @@ from flexc.runtime.launches import attend, is_plain
 from flexc.runtime.mod_graphs import ModGraphs
 from flexc.runtime.options import Choices, read_choices, resolve_backend
 from flexc.runtime.tensor_facts import check_captures
+from flexc.runtime.torch_options import INTERNAL_OPTIONS
 from flexc.runtime.wrappers import check_memory
 
 BACKEND_OPTION = "FLEXC_BACKEND"
@@ -102,12 +106,27 @@ class GraphCall:
             resolve_backend(self.choices.backend, query.device),
             self.choices.tiles,
             self.choices.deterministic,
+            moot=self.choices.moot,
         )
         check_memory(call)
         return call
 
 
 def read_graph_options(options: Mapping[str, Any]) -> Choices:
-    """The choices of a call whose operator has these options."""
-    own = {k: v for k, v in options.items() if not k.startswith("FLEXC_")}
+    """The choices of a call whose operator has these options.
+
+    Those of torch's operator were checked by torch, which has added some.
+    """
+    own = {k: _constant(v) for k, v in options.items() if not k.startswith("FLEXC_")}
+    if BACKEND_OPTION not in options:
+        own = {k: v for k, v in own.items() if k not in INTERNAL_OPTIONS}
+        if own.get("BACKEND") == "AUTO":
+            del own["BACKEND"]
     return read_choices(options.get(BACKEND_OPTION, "auto"), own)
+
+
+def _constant(value: Any) -> Any:
+    """A number that Dynamo made an input, as what it is: its graph is for that only."""
+    if isinstance(value, Node):
+        value = value.meta["example_value"]
+    return guard_int(value) if isinstance(value, torch.SymInt) else value

@@ -74,7 +74,7 @@ def flex_attention(
             in natural units, -inf for a row with nothing to attend to (whose
             output is 0). torch calls this way deprecated: use `return_aux`.
         kernel_options: torch's BLOCK_M, BLOCK_N, num_warps and num_stages choose
-            the tile; options that steer torch's own templates are ignored.
+            the tile; other names of torch's change nothing, as `explain` says.
             `{"schedule": "overlap"}`, "simple" or "triton" asks a GPU for one way to
             share the work among warps, or raises ScheduleError (see the README).
             `{"split_keys": True}` lets a GPU share out a row's keys among programs
@@ -186,4 +186,5 @@ def _prepare(
         resolved,
         choices.tiles,
         choices.deterministic,
+        moot=choices.moot,
     )

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from flexc.errors import DeviceError, OptionError
+from flexc.errors import DeviceError, OptionError, did_you_mean
+from flexc.runtime.torch_options import MOOT_OPTIONS, TILE_OPTIONS, check_moot, is_moot
 
 BACKENDS = ("auto", "triton", "cpp", "eager")
 
@@ -18,36 +19,6 @@ SCOPE_OPTIONS = ("kernel_options", "deterministic")
 
 DYNAMO_OPTIONS = ("backend", *SCOPE_OPTIONS)
 """Options of torch.compile with the backend "flexc"."""
-
-TILE_OPTIONS = {
-    "BLOCK_M": "block_m",
-    "BLOCK_N": "block_n",
-    "num_warps": "num_warps",
-    "num_stages": "num_stages",
-}
-"""torch's names of the options that choose a tile, and ours."""
-
-IGNORED_OPTIONS = frozenset(
-    {
-        "BACKEND",
-        "BLOCKS_ARE_CONTIGUOUS",
-        "BLOCK_M1",
-        "BLOCK_M2",
-        "BLOCK_N1",
-        "BLOCK_N2",
-        "FORCE_USE_FLEX_ATTENTION",
-        "OUTPUT_LOGSUMEXP",
-        "OUTPUT_MAX",
-        "PRESCALE_QK",
-        "ROWS_GUARANTEED_SAFE",
-        "USE_TMA",
-        "WRITE_DQ",
-        "kpack",
-        "matrix_instr_nonkdim",
-        "waves_per_eu",
-    }
-)
-"""Options of torch that steer templates flexc does not have."""
 
 
 MAX_OPTION = 1 << 20
@@ -88,6 +59,9 @@ NO_OPTIONS = TileOptions()
 DETERMINISTIC = "deterministic"
 """The option that asks for derivatives of equal bits at every run."""
 
+OWN_OPTIONS = (*TILE_OPTIONS, SCHEDULE, SPLIT_KEYS, DETERMINISTIC)
+"""Options that change how a call is computed."""
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -96,6 +70,8 @@ class Choices:
     backend: str = "auto"
     tiles: TileOptions = NO_OPTIONS
     deterministic: bool = False
+    moot: tuple[str, ...] = ()
+    """The names of options that were given and change nothing."""
 
     def merge(self, own: Choices) -> Choices:
         """What is asked for by a call itself, and these for the rest."""
@@ -103,6 +79,7 @@ class Choices:
             self.backend if own.backend == "auto" else own.backend,
             merge_tiles(self.tiles, own.tiles),
             self.deterministic or own.deterministic,
+            tuple(dict.fromkeys((*self.moot, *own.moot))),
         )
 
 
@@ -111,10 +88,14 @@ NO_CHOICES = Choices()
 
 def read_choices(backend: str, kernel_options: Mapping[str, Any] | None) -> Choices:
     """The choices of a call that is given these."""
+    check_backend(backend)
     if not kernel_options:
         return Choices(backend)
+    check_mapping("kernel_options", kernel_options)
     deterministic = read_flag(DETERMINISTIC, kernel_options.get(DETERMINISTIC, False))
-    return Choices(backend, tile_options(kernel_options), deterministic)
+    tiles = tile_options(kernel_options)
+    moot = tuple(name for name in kernel_options if is_moot(name))
+    return Choices(backend, tiles, deterministic, moot)
 
 
 def kernel_options(choices: Choices) -> dict[str, Any]:
@@ -134,13 +115,17 @@ def read_choices_of_scope(
 ) -> Choices:
     """The choices of what is compiled with options, which may have these names."""
     options = options or {}
+    check_mapping("options", options)
     for name in options:
-        if name not in names:
+        if name in names:
+            continue
+        if is_moot(name) or name in OWN_OPTIONS:
             raise OptionError(
-                f"options expects keys among {', '.join(names)}, got {name!r}"
+                f"options expects {name!r} among its kernel_options; write "
+                f'options={{"kernel_options": {{{name!r}: ...}}}}'
             )
+        raise unknown("options", name, names)
     backend = options.get("backend", backend)
-    check_backend(backend)
     deterministic = read_flag(DETERMINISTIC, options.get(DETERMINISTIC, False))
     choices = read_choices(backend, options.get("kernel_options"))
     return choices.merge(Choices(deterministic=deterministic))
@@ -156,7 +141,21 @@ def check_backend(backend: str) -> None:
     if backend not in BACKENDS:
         raise OptionError(
             f"backend expects one of {', '.join(BACKENDS)}, got {backend!r}"
+            + did_you_mean(backend, BACKENDS)
         )
+
+
+def check_mapping(name: str, options: object) -> None:
+    if not isinstance(options, Mapping):
+        raise OptionError(f"{name} expects a dict, got {type(options).__name__}")
+
+
+def unknown(what: str, name: object, known: Sequence[str]) -> OptionError:
+    """The error of a name that there is not."""
+    return OptionError(
+        f"{what} expects keys among {', '.join(known)}, got {name!r}"
+        + did_you_mean(name, known)
+    )
 
 
 def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
@@ -165,26 +164,28 @@ def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
         return NO_OPTIONS
     chosen: dict[str, Any] = {}
     for key, value in kernel_options.items():
-        name = key.removeprefix("fwd_")
-        if key.startswith("bwd_") or name in IGNORED_OPTIONS or key == DETERMINISTIC:
+        name = str(key).removeprefix("fwd_")
+        if key == DETERMINISTIC:
             continue
         if key == SCHEDULE:
             chosen[SCHEDULE] = read_schedule(value)
-            continue
-        if key == SPLIT_KEYS:
+        elif key == SPLIT_KEYS:
             chosen[SPLIT_KEYS] = read_flag(SPLIT_KEYS, value)
-            continue
-        if name not in TILE_OPTIONS:
-            own = (*TILE_OPTIONS, SCHEDULE, SPLIT_KEYS, DETERMINISTIC)
-            known = ", ".join([*own, *sorted(IGNORED_OPTIONS)])
-            raise OptionError(f"kernel_options expects keys among {known}, got {key!r}")
-        if type(value) is not int or not 1 <= value <= MAX_OPTION:
+        elif is_moot(key):
+            check_moot(key, value)
+        elif name not in TILE_OPTIONS:
+            raise unknown("kernel_options", key, (*OWN_OPTIONS, *MOOT_OPTIONS))
+        elif type(value) is not int or not 1 <= value <= MAX_OPTION:
             raise OptionError(
                 f"kernel option {key} expects an integer of 1 to {MAX_OPTION}, got "
                 f"{value!r}"
             )
-        if key.startswith("fwd_") or TILE_OPTIONS[name] not in chosen:
+        elif key.startswith("fwd_") or TILE_OPTIONS[name] not in chosen:
             chosen[TILE_OPTIONS[name]] = value
+    if "BACKEND" in kernel_options and kernel_options.get("FORCE_USE_FLEX_ATTENTION"):
+        raise OptionError(
+            "give BACKEND or FORCE_USE_FLEX_ATTENTION, not both; flexc needs neither"
+        )
     return TileOptions(**chosen)
 
 
@@ -192,7 +193,7 @@ def read_schedule(value: Any) -> str:
     if not isinstance(value, str) or value not in SCHEDULE_NAMES:
         raise OptionError(
             f"kernel option {SCHEDULE} expects one of {', '.join(SCHEDULE_NAMES)}, got "
-            f"{value!r}"
+            f"{value!r}" + did_you_mean(value, SCHEDULE_NAMES)
         )
     return value
 

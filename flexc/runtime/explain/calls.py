@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from flexc.errors import DtypeError, OptionError
+from flexc.errors import DtypeError, OptionError, did_you_mean
 from flexc.frontend.closures import read_mods
 from flexc.frontend.signatures import check_callable
 from flexc.runtime.arguments import DTYPES, MAX_HEAD_DIM
@@ -110,8 +110,10 @@ def explain(
         names = (*SIZES, *Options.__annotations__)
         for name in kwargs:
             if name not in names:
-                known = ", ".join(names)
-                raise OptionError(f"explain expects options {known}, got {name!r}")
+                raise OptionError(
+                    f"explain expects options {', '.join(names)}, got {name!r}"
+                    + did_you_mean(name, names)
+                )
         return explain_mask(target, *args, **kwargs)
     if not callable(target):
         raise OptionError(f"explain expects a function, got {_kind(target)}; {USAGE}")
@@ -276,7 +278,7 @@ def key_of(call: Attention) -> tuple[Any, ...]:
     shapes = (call.query.shape, call.key.shape, call.value.shape)
     listed = tuple((t.data_ptr(), t.shape) for t in tables)
     placement = Placement.of(call.query, call.key, call.value)
-    kind = (call.query.dtype, call.backend, call.tiles)
+    kind = (call.query.dtype, call.backend, call.tiles, call.moot)
     return mods, captures, shapes, placement, listed, *kind
 
 

@@ -58,6 +58,8 @@ class Explanation:
     """How gradients are computed, of a call that may be differentiated."""
     schedule: ScheduleFacts | None = None
     """How the warps of a GPU's kernel share its work."""
+    moot: tuple[str, ...] = ()
+    """Kernel options that were given and change nothing."""
 
     @classmethod
     def of(
@@ -90,6 +92,7 @@ class Explanation:
             times=times,
             gradients=gradients_of(subject) if differentiated else None,
             schedule=schedule,
+            moot=call.moot,
         )
 
     @property
@@ -167,6 +170,10 @@ class Explanation:
         if self.gradients is not None:
             yield ""
             yield from self._gradient_lines(self.gradients)
+        if self.moot:
+            yield ""
+            text = f"{', '.join(self.moot)}: they steer kernels of torch"
+            yield from _wrapped("ignored options  ", text)
         yield ""
         yield from self._row_lines()
 
