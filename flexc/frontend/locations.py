@@ -10,7 +10,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Interpreter, Node
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
@@ -21,11 +21,15 @@ _NOT_USER_CODE = (
     str(Path(__file__).parent.parent),
     sysconfig.get_path("stdlib"),
     "<frozen",
+    "<eval_with_key>",
 )
 
 
 def mod_location(mod: Any) -> SourceLocation | None:
-    """Where a mod, or what it wraps, is defined."""
+    """Where a mod, or what it wraps, is defined; of a graph, where it ends."""
+    if isinstance(mod, GraphModule):
+        found = [node_location(node) for node in mod.graph.nodes]
+        return next((place for place in reversed(found) if place is not None), None)
     while not hasattr(mod, "__code__"):
         if isinstance(mod, functools.partial):
             mod = mod.func
@@ -61,19 +65,34 @@ def user_trace(error: BaseException) -> TracebackType | None:
 
 def error_location(error: BaseException) -> SourceLocation | None:
     """The innermost line of user code that an exception passed through."""
-    trace = user_trace(error)
-    if trace is None:
-        return None
-    return SourceLocation(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+    found = None
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        found = _user_line(trace.tb_frame, trace.tb_lineno) or found
+        trace = trace.tb_next
+    return found
+
+
+def _user_line(frame: FrameType, line: int) -> SourceLocation | None:
+    """The user's line that a frame runs; None for one of a library's.
+
+    Of a graph that is interpreted, as Dynamo's are, the line that a node came from.
+    """
+    if frame.f_code is Interpreter.run_node.__code__:
+        return node_location(frame.f_locals["n"])
+    filename = frame.f_code.co_filename
+    return SourceLocation(filename, line) if is_user_file(filename) else None
 
 
 def node_location(node: Node) -> SourceLocation | None:
     """The user's line that an FX node was traced from."""
     text = node.meta.get("stack_trace") or ""
-    _, _, text = text.rpartition('File "')
-    filename, quote, rest = text.partition('", line ')
-    digits = rest.partition(",")[0]
-    return SourceLocation(filename, int(digits)) if quote and digits else None
+    for line in reversed(text.split('File "')[1:]):
+        filename, quote, rest = line.partition('", line ')
+        digits = rest.partition(",")[0]
+        if quote and digits and _is_user_file(filename):
+            return SourceLocation(filename, int(digits))
+    return None
 
 
 class RecordLines(TorchFunctionMode):
@@ -86,11 +105,12 @@ class RecordLines(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not is_user_file(frame.f_code.co_filename):
+        where = None
+        while frame is not None and where is None:
+            where = _user_line(frame, frame.f_lineno)
             frame = frame.f_back
-        if frame is not None:
-            code = frame.f_code
+        if where is not None:
             fx_traceback.set_stack_trace(
-                [f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}']
+                [f'File "{where.filename}", line {where.line}, in a mod']
             )
         return func(*args, **(kwargs or {}))

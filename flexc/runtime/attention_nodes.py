@@ -25,6 +25,7 @@ from flexc.runtime.graph_call import (
 )
 from flexc.runtime.mod_graphs import (
     ModGraphs,
+    mods_of,
     share_captures,
     trivial_graph,
     without_trivial,
@@ -35,6 +36,21 @@ from flexc.runtime.options import Choices
 OPERATOR = torch.ops.higher_order.flex_attention
 
 LN2 = math.log(2.0)
+
+
+def attend_as_torch(choices: Choices, *operands: Any) -> Any:
+    """The results of torch's operator for operands that have data."""
+    query, key, value, score, block_mask, scale, options, *captures = operands
+    captures += [()] * (2 - len(captures))
+    mods, shared = mods_of((score, block_mask[-1]), (captures[0], captures[1]))
+    outputs = Outputs(
+        lse=options.get("OUTPUT_LOGSUMEXP", True),
+        max_scores=options.get("OUTPUT_MAX", False),
+    )
+    call = GraphCall(mods, outputs, choices.merge(read_graph_options(options)))
+    rest = _tabled(block_mask)
+    results = AttentionKernel(call, True)(query, key, value, scale, *rest, shared)
+    return tuple(query.new_empty(0) if r is None else r for r in results)
 
 
 class AttentionKernel(torch.nn.Module):
@@ -84,11 +100,7 @@ def _replace(gm: GraphModule, node: Node, name: str, choices: Choices) -> None:
         stats_are_log2=node.target is OPERATOR,
     )
     gm.add_submodule(name, kernel)
-    block = tuple(block_mask[-3:-1])
-    sparse = isinstance(block[0], Node) or min(block) < NO_BLOCKS
-    tables = tuple(t for t in block_mask[2:6] if t is not None) if sparse else ()
-    lengths = tuple(block_mask[:2])
-    args = (query, key, value, scale, tables, lengths, block, captures)
+    args = (query, key, value, scale, *_tabled(block_mask), captures)
     with gm.graph.inserting_before(node):
         call = gm.graph.call_module(name, args)
     call.meta.update(node.meta)
@@ -98,6 +110,14 @@ def _replace(gm: GraphModule, node: Node, name: str, choices: Choices) -> None:
     for graph in {score, block_mask[-1]}:
         if not graph.users:
             gm.graph.erase_node(graph)
+
+
+def _tabled(block_mask: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+    """Tables, lengths and size of blocks of an operator's BlockMask."""
+    block = tuple(block_mask[-3:-1])
+    sparse = isinstance(block[0], Node) or min(block) < NO_BLOCKS
+    tables = tuple(t for t in block_mask[2:6] if t is not None) if sparse else ()
+    return tables, tuple(block_mask[:2]), block
 
 
 _BUFFERS = ("score_mod_other_buffers", "mask_mod_other_buffers")

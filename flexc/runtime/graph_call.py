@@ -22,7 +22,7 @@ from flexc.runtime.arguments import (
 from flexc.runtime.autograd import Results, run_attention
 from flexc.runtime.call import Attention, Outputs
 from flexc.runtime.launches import attend, is_plain
-from flexc.runtime.mod_graphs import ModGraphs
+from flexc.runtime.mod_graphs import FunctionMods, ModGraphs
 from flexc.runtime.options import Choices, read_choices, resolve_backend
 from flexc.runtime.tensor_facts import check_captures
 from flexc.runtime.torch_options import INTERNAL_OPTIONS
@@ -74,7 +74,7 @@ class Operands(NamedTuple):
 class GraphCall:
     """What does not change from one call to the next."""
 
-    mods: ModGraphs
+    mods: ModGraphs | FunctionMods
     outputs: Outputs
     choices: Choices
     enable_gqa: bool = True

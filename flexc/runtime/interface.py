@@ -24,6 +24,7 @@ from flexc.runtime.launches import attend, is_plain
 from flexc.runtime.operators.call import traced_attention
 from flexc.runtime.operators.higher_order import DYNAMO_KNOWS
 from flexc.runtime.options import Choices, read_choices, resolve_backend
+from flexc.runtime.regions import Regions, compiled_for_flexc
 from flexc.runtime.wrappers import check_memory
 
 register_backend()
@@ -128,6 +129,8 @@ def _run(
     choices = read_choices(backend, kernel_options)
     if scope is not None:
         choices = scope.choices.merge(choices)
+    elif Regions.have_options and (asked := compiled_for_flexc()) is not None:
+        choices = asked.merge(choices)
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     wants_max = return_aux is not None and return_aux.max_scores
     outputs = Outputs(wants_lse, wants_max)

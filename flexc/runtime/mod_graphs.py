@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.nn.attention.flex_attention import _identity, noop_mask
 
-from flexc.frontend.closures import ModSignature
+from flexc.frontend.closures import Mod, ModSignature, read_mods
 from flexc.runtime.autograd.template import Reads
 
 Slots = tuple[tuple[int, ...], tuple[int, ...]]
@@ -96,6 +97,38 @@ class ModGraphs:
         places = zip(self.graphs, (1, 0), strict=True)
         batch = any(g is not None and bool(placeholders(g)[p].users) for g, p in places)
         return Reads(score, batch)
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionMods:
+    """A call's mods as they are written, which Dynamo could not make graphs of."""
+
+    score: Mod | None
+    mask: Mod | None
+
+    @classmethod
+    def of(cls, score: Mod, mask: Mod | None) -> FunctionMods:
+        trivial = (_identity, noop_mask)
+        return cls(*(None if mod in trivial else mod for mod in (score, mask)))
+
+    def signature(self, captures: Sequence[Any]) -> ModSignature:
+        """What a walk over them finds: nothing is captured for them."""
+        return read_mods(self.score, self.mask)
+
+
+def mods_of(
+    mods: tuple[Any, Any], captures: tuple[Sequence[Any], Sequence[Any]]
+) -> tuple[ModGraphs | FunctionMods, tuple[Any, ...]]:
+    """An operator's score and mask, and what both capture.
+
+    They are graphs, or functions where Dynamo could not trace them: it then runs the
+    operator as it stands. The mask may be None.
+    """
+    if not all(mod is None or isinstance(mod, GraphModule) for mod in mods):
+        return FunctionMods.of(*mods), ()
+    score, mask = (None if mod is None else without_trivial(mod) for mod in mods)
+    shared, slots = share_captures(*captures)
+    return ModGraphs.of((score, mask), slots), shared
 
 
 def _with_numbers(

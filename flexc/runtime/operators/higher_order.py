@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch._ops import HigherOrderOperator
 
 from flexc.errors import OptionError
@@ -21,9 +22,11 @@ from flexc.runtime.autograd.run import (
 from flexc.runtime.autograd.template import split
 from flexc.runtime.call import Outputs
 from flexc.runtime.graph_call import GraphCall, Operands, read_graph_options
-from flexc.runtime.mod_graphs import ModGraphs, share_captures, without_trivial
+from flexc.runtime.mod_graphs import FunctionMods, ModGraphs, mods_of
 from flexc.runtime.operators import library  # noqa: F401  (defines the operators)
 from flexc.runtime.operators.traced import TracedAttention
+from flexc.runtime.options import NO_CHOICES
+from flexc.runtime.regions import compiled_for_flexc
 from flexc.runtime.transforms import plain, tracing
 
 NAME = "flexc_attention"
@@ -49,6 +52,7 @@ class FlexcAttention(HigherOrderOperator):
     def __init__(self) -> None:
         super().__init__(NAME)
 
+    @torch.compiler.disable(reason="flexc's operator launches its own kernels")
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         query: Any,
@@ -63,19 +67,19 @@ class FlexcAttention(HigherOrderOperator):
     ) -> tuple[Any, ...]:
         if REFUSED in options:
             raise OptionError(options[REFUSED])
-        captures, slots = share_captures(score_captures, mask_captures)
-        mask = without_trivial(block_mask[-1]) if options[MASKED] else None
-        call = GraphCall(
-            ModGraphs.of((without_trivial(score), mask), slots),
-            Outputs(options[LSE], options[MAX_SCORES]),
-            read_graph_options(options),
-            options[GQA],
-        )
+        mask = block_mask[-1] if options[MASKED] else None
+        mods, captures = mods_of((score, mask), (score_captures, mask_captures))
+        choices = read_graph_options(options)
+        if isinstance(mods, FunctionMods):
+            choices = (compiled_for_flexc() or NO_CHOICES).merge(choices)
+        outputs = Outputs(options[LSE], options[MAX_SCORES])
+        call = GraphCall(mods, outputs, choices, options[GQA])
         tables = tuple(t for t in block_mask[2:6] if t is not None)
         block = block_mask[-3:-1]
         lengths = block_mask[:2]
         operands = Operands(query, key, value, scale, tables, lengths, block, captures)
-        run = run_traced if tracing(plain(query)) else run_with_data
+        is_traced = isinstance(mods, ModGraphs) and tracing(plain(query))
+        run = run_traced if is_traced else run_with_data
         return tuple(
             query.new_empty(0) if r is None else r for r in run(call, operands)
         )

@@ -77,6 +77,7 @@ class TracedAttention(Attention):
         operands = operands.checked(call.enable_gqa)
         query, key, value, *_ = operands
         captures, mods = tuple(operands.captures), call.mods
+        assert isinstance(mods, ModGraphs), "functions are not traced but run"
         own = [c for i, c in enumerate(captures) if i not in mods.numbers]
         check_captures(own, query.device)
         return cls(

@@ -117,8 +117,11 @@ def whole_blocks(problem: Problem) -> tuple[int, int]:
 
 
 def expanded(tables: list[Tensor], problem: Problem) -> list[Tensor]:
-    """Tables of a mask that is the same for all batches or heads, for each of them."""
+    """Tables of a mask that is the same for all batches or heads, for each of them.
+
+    Each has memory of its own, as torch's have: some users take views of them.
+    """
     lead = (problem.batches, problem.heads)
     if tables[0].shape[:2] == lead:
         return tables
-    return [t.expand(*lead, *t.shape[2:]) for t in tables]
+    return [t.expand(*lead, *t.shape[2:]).contiguous() for t in tables]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention.experimental._paged_attention import PagedAttention
 from torch.nn.attention.flex_attention import BlockMask, noop_mask
 from torch.nn.attention.flex_attention import create_block_mask as torch_block_mask
 
@@ -19,6 +20,7 @@ from flexc.errors import (
     ShapeError,
 )
 from flexc.runtime.driver import counters
+from flexc.runtime.notes import TABLES
 from flexc.runtime.planner import made_by_flexc
 from tests.block_tables import dense_blocks, differences
 from tests.corpus import CORPUS, corpus_masks
@@ -214,3 +216,40 @@ def test_tables_that_were_written_to_are_kept_to() -> None:
     block_mask.full_kv_num_blocks.zero_()
     out = flexc.flex_attention(query, query, query, block_mask=block_mask)
     assert not out.any()
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("heads", [None, 3])
+def test_tables_lie_in_memory_as_torchs_do(
+    batch: int | None, heads: int | None
+) -> None:
+    """Some users take views of them."""
+
+    def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return q >= k
+
+    sizes = (batch, heads, 300, 300)
+    own = flexc.create_block_mask(causal, *sizes, "cpu")
+    theirs = torch_block_mask(causal, *sizes, "cpu")
+    for name in TABLES:
+        found, expected = getattr(own, name), getattr(theirs, name)
+        assert found.is_contiguous()
+        assert found.stride() == expected.stride()
+
+
+def test_pages_of_a_cache() -> None:
+    """torch's PagedAttention takes views of the tables."""
+
+    def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return q >= k
+
+    paged = PagedAttention(8, 128, 2, device="cpu")
+    for batch in range(2):
+        paged.reserve(torch.tensor(batch), torch.tensor(256))
+    masks = [
+        make(causal, 2, 1, 256, 256, "cpu")
+        for make in (flexc.create_block_mask, torch_block_mask)
+    ]
+    own, theirs = (paged.convert_logical_block_mask(mask) for mask in masks)
+    assert torch.equal(own.kv_num_blocks, theirs.kv_num_blocks)
+    assert torch.equal(own.kv_indices, theirs.kv_indices)

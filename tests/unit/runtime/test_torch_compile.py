@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.utils import counters
 from torch.fx import symbolic_trace
 from torch.nn.attention import flex_attention as torch_flex
@@ -15,7 +16,8 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 from torch.utils.checkpoint import checkpoint
 
 import flexc
-from flexc.runtime.call import Outputs
+from flexc.errors import FlexcError
+from flexc.runtime.call import Attention, Outputs
 from flexc.runtime.graph_call import GraphCall, Operands
 from flexc.runtime.mod_graphs import ModGraphs
 from flexc.runtime.operators.traced import TracedAttention
@@ -352,3 +354,128 @@ def test_operators_are_differentiated_twice() -> None:
 
     assert torch.autograd.gradcheck(run, (query, table), fast_mode=True)
     assert torch.autograd.gradgradcheck(run, (query, table), fast_mode=True)
+
+
+def scaled(factor: float) -> Any:
+    """A mod of its own code, so that Dynamo compiles anew for it."""
+    names: dict[str, Any] = {}
+    exec(f"def mod(s, b, h, q, k): return s * {factor} + TABLE[q, k]", names)
+    names["TABLE"] = torch.linspace(-1, 1, 144).view(12, 12)
+    return names["mod"]
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Attention]:
+    """The calls of attention that flexc ran."""
+    found: list[Attention] = []
+    run = Attention.run
+
+    def noted(call: Attention) -> Any:
+        found.append(call)
+        return run(call)
+
+    monkeypatch.setattr(Attention, "run", noted)
+    return found
+
+
+# torch warns before its operator runs, of what it does not come to.
+UNFUSED = pytest.mark.filterwarnings("ignore:flex_attention called without")
+
+
+@UNFUSED
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("theirs", [True, False])
+def test_frames_that_dynamo_gives_up_on(
+    theirs: bool, direct: bool, ran: list[Attention]
+) -> None:
+    """They end in flexc, with the options that torch.compile was given."""
+    query, key, value = (t.detach().float() for t in tensors(1, 2, 12, 4))
+    function: Any = torch_flex.flex_attention if theirs else flexc.flex_attention
+    mask = create_block_mask(causal, None, None, 12, 12, "cpu", BLOCK_SIZE=4)
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, score: Any) -> Any:
+        aux = AuxRequest(lse=True)
+        return function(q, k, v, score, mask, scale=0.5, return_aux=aux)
+
+    options = {"backend": "eager", "deterministic": True}
+    compiled: Any = torch.compile(
+        function if direct else fn, backend="flexc", options=options
+    )
+    with dynamo_config.patch(recompile_limit=2):
+        for i in range(5):
+            score = scaled(i + 0.5)
+            args = (query, key, value, score)
+            rest = (mask, 0.5) if direct else ()
+            found = compiled(*args, *rest)
+            expected = fn(*args) if not theirs else attend_eagerly(*args, mask)
+            torch.testing.assert_close(found, expected[0] if direct else expected)
+    mine = [call for call in ran if call.asks_determinism]
+    assert len(mine) == 5
+    assert all(call.backend == "eager" and call.tables is not None for call in mine)
+
+
+def attend_eagerly(q: Tensor, k: Tensor, v: Tensor, score: Any, mask: Any) -> Any:
+    aux = AuxRequest(lse=True)
+    return attend(q, k, v, score, mask, scale=0.5, return_aux=aux)
+
+
+@UNFUSED
+def test_other_compilers_keep_torch(ran: list[Attention]) -> None:
+    """Only what torch.compile compiles with flexc ends there."""
+    query = torch.randn(1, 2, 12, 4)
+    function: Any = torch_flex.flex_attention
+    torch.compile(function, backend="flexc")(query, query, query, scaled(1.0))
+    assert len(ran) == 1
+    with dynamo_config.patch(recompile_limit=1):
+        other: Any = torch.compile(function, backend="eager")
+        for i in range(3):
+            other(query, query, query, scaled(i + 2.0))
+    function(query, query, query, scaled(1.0))
+    assert len(ran) == 1
+
+
+def branches(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    if q > k:
+        return s
+    return -s
+
+
+def unsupported(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    doubled = s * 2
+    return doubled + BIAS.sort().values[h, q, k]
+
+
+def unindexed(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return BIAS[h, q]
+
+
+def few(s: Tensor, b: Tensor) -> Tensor:
+    return s
+
+
+FAULTS: dict[Any, tuple[int, str]] = {
+    branches: (1, "Python cannot branch"),
+    unsupported: (2, "sort.default has no meaning"),
+    unindexed: (1, "returns a scalar, got a tensor"),
+    few: (0, "this one takes"),
+}
+"""Mods, the line that is at fault, and what is said of it."""
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "flexc", "theirs"])
+@pytest.mark.parametrize("mod", FAULTS, ids=lambda mod: mod.__name__)
+def test_errors_name_the_line(mod: Any, backend: str) -> None:
+    query = torch.randn(1, 2, 12, 4)
+    ours = backend != "theirs"
+    function: Any = flexc.flex_attention if ours else torch_flex.flex_attention
+    compiled: Any = torch.compile(
+        lambda q: function(q, q, q, mod), backend=backend if ours else "flexc"
+    )
+    line, message = FAULTS[mod]
+    with pytest.raises(FlexcError, match=message) as caught:
+        compiled(query)
+    place, first = caught.value.location, mod.__code__.co_firstlineno
+    assert place is not None
+    assert place.filename == __file__
+    # Where a graph ends is all that is known of its result.
+    assert place.line in (first, first + line) if mod is unindexed else (first + line,)
