@@ -23,18 +23,27 @@ def finer_tables(
     They are planned at the first call, for keys too if `both` are asked for, and
     remembered with the BlockMask. A mask that no longer captures what it did keeps
     to the blocks that were found back then.
+
+    A CUDA graph plans them at each replay: the kernels, and so the bits, are those of
+    a call, and nothing is read that another stream made or that a replay is yet to.
     """
     origin = tables.origin
     given = tables.block_size
     if origin is None or block == given or block[0] > given[0] or block[1] > given[1]:
         return tables
-    if not origin.is_current() or is_capturing(query):
+    if not origin.is_current():
         return tables
+
+    def plan() -> Tables:
+        signature = read_mods(None, origin.mask_mod)
+        return plan_tables(
+            signature, query, key, block, backend=backend, refine=True, both=both
+        )
+
+    if is_capturing(query):
+        return plan()
     stream = stream_of(query)
     kind = (block, query.shape[:3], key.size(2), query.device, stream, backend)
     if kind not in origin.planned:
-        signature = read_mods(None, origin.mask_mod)
-        origin.planned[kind] = plan_tables(
-            signature, query, key, block, backend=backend, refine=True, both=both
-        )
+        origin.planned[kind] = plan()
     return origin.planned[kind]

@@ -14,6 +14,7 @@ from flexc.runtime.arguments import split_block_mask
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.mask_reading import MAX_PLANNED_BLOCKS, MaskReading
 from flexc.runtime.options import NO_OPTIONS
+from flexc.runtime.planner import finer
 from tests.reference import attention
 
 LENGTH, COARSE, FINE = 1024, 512, (32, 64)
@@ -112,3 +113,33 @@ def test_great_lengths_are_planned_in_greater_blocks(length: int, factor: int) -
     m, n = reading.block_for(length, length)
     assert (m, n) == (64 * factor, 64 * factor)
     assert (length // m) * (length // n) <= MAX_PLANNED_BLOCKS
+
+
+def test_graphs_plan_what_calls_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured call visits the same blocks, and leaves no table behind."""
+    block_mask = coarse_mask(documents(ids()))
+    outside, compiled = call_of(block_mask).with_blocks()
+    monkeypatch.setattr(finer, "is_capturing", lambda _: True)
+    captured, same = call_of(block_mask).with_blocks()
+    again, _ = call_of(block_mask).with_blocks()
+    assert same is compiled
+    assert outside.tables is not None
+    assert captured.tables is not None
+    assert again.tables is not None
+    assert captured.tables.block_size == outside.tables.block_size == FINE
+    for own, kept in zip(captured.tables.tensors, outside.tables.tensors, strict=True):
+        assert own is not kept
+        assert own.equal(kept)
+    assert again.tables.tensors[0] is not captured.tables.tensors[0]
+    assert call_of(block_mask).run()[0].equal(outside.run()[0])
+
+
+def test_graphs_keep_the_blocks_that_were_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a mask that changed: in a graph as outside of it."""
+    captured = ids()
+    block_mask = coarse_mask(documents(captured))
+    captured[0] = 7
+    monkeypatch.setattr(finer, "is_capturing", lambda _: True)
+    assert block_size(block_mask) == (COARSE, COARSE)
