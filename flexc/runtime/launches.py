@@ -29,11 +29,10 @@ from flexc.runtime.kernel import Kernel
 from flexc.runtime.modes import is_watched
 from flexc.runtime.tensor_facts import ALIGNMENT
 from flexc.runtime.transforms import is_transformed
+from flexc.runtime.wrappers import PLAIN, address_of
 
 MAX_LAUNCHES = 1024
 """Calls remembered."""
-
-PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 CPU = torch.device("cpu")
 
@@ -137,10 +136,7 @@ def facts_of(
             continue
         if (recording and tensor.requires_grad) or not is_dense(tensor):
             return None
-        try:
-            address = tensor.data_ptr()
-        except RuntimeError:  # It holds another tensor, and no elements.
-            return None
+        address = address_of(tensor)
         if not address and tensor.numel():
             return None
         aligned = address % ALIGNMENT == 0

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _Key: Any = torch._C.DispatchKey  # pyright: ignore[reportAttributeAccessIssue]
 _keys_of: Any = torch._C._dispatch_keys  # pyright: ignore[reportAttributeAccessIssue]
 
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+"""Classes that change nothing."""
+
 LEFT_A_TRANSFORM = (_Key.FuncTorchGradWrapper, _Key.FuncTorchBatched)
 
 
@@ -54,8 +57,20 @@ def check_tensor(
         raise error(f"{name} expects {DENSE}, got {got}")
 
 
+def address_of(tensor: Tensor) -> int:
+    """Where the elements of a tensor lie; 0 if it has none, or holds other tensors."""
+    if type(tensor) not in PLAIN:
+        return 0
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
+
+
 def wrapper(tensor: Tensor) -> str | None:
     """What holds the elements of a tensor, and what to do; None if it does itself."""
+    if address_of(tensor):
+        return None  # To look for keys takes microseconds.
     keys = _keys_of(tensor)
     if keys.has(_Key.Functionalize) or isinstance(tensor, FunctionalTensor):
         return "a functional tensor; call flexc outside of functionalize"
