@@ -90,7 +90,7 @@ def node_location(node: Node) -> SourceLocation | None:
     for line in reversed(text.split('File "')[1:]):
         filename, quote, rest = line.partition('", line ')
         digits = rest.partition(",")[0]
-        if quote and digits and _is_user_file(filename):
+        if quote and digits and is_user_file(filename):
             return SourceLocation(filename, int(digits))
     return None
 
