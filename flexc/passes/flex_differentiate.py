@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
+from xdsl.utils.exceptions import VerifyException
 
-from flexc.passes.derivatives.build import (
-    Derivative,
-    attention_of,
-    derivative_module,
-)
-from flexc.passes.refusal import refuse
+from flexc.errors import OptionError
+from flexc.passes.derivatives.build import Derivative, derivative_module
 
 
 @dataclass(frozen=True)
@@ -32,12 +29,11 @@ class FlexDifferentiatePass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         wrt = tuple(n for n in self.wrt if n != "nothing")
-        attention = attention_of(op)
-        if wrt and attention.tables:
-            refuse(
-                attention, "flex-differentiate expects no tables: it has no columns'"
-            )
         new = derivative_module(op, Derivative(wrt, self.along, self.d_lse))
+        try:
+            new.verify()
+        except VerifyException as error:
+            raise OptionError(f"{self.spec()} is no derivative: {error}") from error
         block = op.body.block
         for old in list(block.ops):
             old.detach()
