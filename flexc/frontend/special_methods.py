@@ -119,8 +119,13 @@ def has_getattr(value: Any) -> bool:
 
 
 def is_trusted(fn: Any) -> bool:
-    """Whether a function is of a trusted package, by what it reads."""
-    return isinstance(fn, FunctionType) and trusted(fn.__globals__.get("__name__"))
+    """Whether a function reads a trusted package's globals, not some called so."""
+    if not isinstance(fn, FunctionType):
+        return False
+    name = fn.__globals__.get("__name__")
+    if not isinstance(name, str) or not trusted(name):
+        return False
+    return getattr(sys.modules.get(name), "__dict__", None) is fn.__globals__
 
 
 def uses_self(fn: Any) -> bool:

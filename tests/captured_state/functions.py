@@ -481,3 +481,28 @@ def grad_mode() -> Any:
         return s * 2 if torch.is_grad_enabled() else s
 
     return mod, lambda: torch.set_grad_enabled(not torch.is_grad_enabled())
+
+
+def _of_a_scope(**names: Any) -> Any:
+    """A mod that `exec` made, in a scope of its own."""
+    scope: dict[str, Any] = {"factor": 2.0, **names}
+    exec("def mod(s, b, h, q, k):\n    return s * factor", scope)
+    return scope["mod"], lambda: scope.update(factor=3.0)
+
+
+@kind
+def global_of_a_scope_without_a_name() -> Any:
+    return _of_a_scope()
+
+
+@kind
+def global_of_a_scope_named_as_torch() -> Any:
+    return _of_a_scope(__name__="torch.nn")
+
+
+@kind
+def attribute_read_in_a_scope_without_a_name() -> Any:
+    held = types.SimpleNamespace(factor=2.0)
+    scope: dict[str, Any] = {"held": held}
+    exec("def mod(s, b, h, q, k):\n    return s * held.factor", scope)
+    return scope["mod"], lambda: setattr(held, "factor", 3.0)
