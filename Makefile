@@ -12,7 +12,7 @@ EXTRAS_bench := demo,bench
 EXTRAS_test := test,dev,demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test checks emission test-long test-gpu random-gpu sanitize sanitize-cpu filecheck \
+.PHONY: help venv demo test checks emission test-long test-gpu random random-gpu sanitize sanitize-cpu filecheck \
 	triton36 lint format typecheck bench bench-cpu clean
 
 help: ## show this list
@@ -64,7 +64,10 @@ test-gpu: venv ## the tests that need a GPU
 	$(BIN)/python -m pytest tests/gpu -m gpu
 
 random-gpu: venv ## two thousand random calls on a GPU against double precision
-	$(BIN)/python -m tests.gpu.random_cases
+	$(BIN)/python -m tests.random_calls --device cuda --calls 2000
+
+random: venv ## five thousand random calls on a CPU against double precision
+	$(BIN)/python -m tests.random_calls
 
 sanitize-cpu: venv ## calls of a CPU whose kernels check themselves (gcc's sanitizers)
 	$(BIN)/python -m tests.sanitize --all

@@ -33,6 +33,13 @@ LOGIC = (
     "torch.logical_and({a}, {b})", "torch.logical_or({a}, {b})",
 )  # fmt: skip
 
+SMALL = (-40, -3, -1, 0, 1, 2, 7, 40)
+DIVISORS = (1, 2, 3, 5, 8, 16, -1, -2, -3, -8)
+LIMITS = (-3, 0, 1, 17, 2.5, -0.5, 17.0, 1e10, -1e10, True, False)
+NUMBERS = (0.0, -0.0, 1, -1, 2.6, -0.7, 3, True, 1e-3)
+FACTORS = (0.3, -0.7, 0.0, -0.0, 1, 0, -1)
+"""What captured numbers may be in other calls."""
+
 
 @dataclass
 class Builder:
@@ -92,15 +99,23 @@ class Builder:
     def small(self) -> Int:
         """A Python number, spelled out or captured."""
         value = self.draw(st.integers(-7, 40))
-        text = self.captures.number(value) if self.draw(st.booleans()) else str(value)
-        return Int(text, value, value)
+        if not self.draw(st.booleans()):
+            return Int(str(value), value, value)
+        values = self.captures.values(value, SMALL)
+        return Int(self.captures.number(value, SMALL), min(values), max(values))
+
+    def limit(self) -> Int:
+        """A Python number to compare with, which may be of another type later."""
+        if not self.captures.varied or self.draw(st.booleans()):
+            return self.small()
+        return Int(self.captures.number(self.draw(st.integers(-7, 40)), LIMITS), 0, 0)
 
     def integer_binary(self, depth: int) -> Int:
-        a = self.integer(depth - 1)
-        b = self.small() if self.draw(st.booleans()) else self.integer(depth - 1)
+        a, is_number = self.integer(depth - 1), self.draw(st.booleans())
+        b = self.small() if is_number else self.integer(depth - 1)
         operator = self.pick(("+", "-", "*", "min", "max"))
         if operator in ("min", "max"):
-            if b.low == b.high:
+            if is_number:
                 text = f"{a.text}.clamp({operator}={b.text})"
                 operator = {"min": "max", "max": "min"}[operator]
             else:
@@ -121,9 +136,11 @@ class Builder:
         """By numbers of either sign, or by something that is never 0."""
         a = self.integer(depth - 1)
         if self.draw(st.booleans()):
-            size = self.pick((1, 2, 3, 5, 8, 16, -1, -2, -3, -8))
-            size_text = self.captures.number(size) if self.draw(st.booleans()) else size
-            divisor, largest = f"{size_text}", abs(size)
+            size = self.pick(DIVISORS)
+            divisor, largest = str(size), abs(size)
+            if self.draw(st.booleans()):
+                divisor = self.captures.number(size, DIVISORS)
+                largest = max(map(abs, self.captures.values(size, DIVISORS)))
         else:
             b = self.integer(depth - 1)
             largest = max(abs(b.low), abs(b.high)) + 1
@@ -173,7 +190,7 @@ class Builder:
         kind = self.pick(("compare", "compare", "logic", "not", "float", "read"))
         if depth == 0 or kind == "compare":
             a = self.integer(max(depth - 1, 0))
-            b = self.small() if self.draw(st.booleans()) else self.integer(0)
+            b = self.limit() if self.draw(st.booleans()) else self.integer(0)
             operator = self.pick(COMPARISONS)
             return Bool(self.let(f"{a.text} {operator} {b.text}"))
         match kind:
@@ -227,9 +244,15 @@ class Builder:
     def number(self) -> Real:
         """A captured Python float times an index: rounded to float32 once."""
         value = self.draw(st.integers(-40, 40)) / 16 + 0.1
-        a, x = self.index(), self.captures.number(value)
-        bound = max(abs(value) * (a.high + 1), 1)
-        text = self.let(f"{a.text} * {x}")
+        a, x = self.index(), self.captures.number(value, NUMBERS)
+        largest = max(map(abs, self.captures.values(value, NUMBERS)))
+        bound = max(largest * (a.high + 1), 1)
+        text = (
+            f"({a.text} * {x}).to(torch.float32)"
+            if self.captures.varied
+            else f"{a.text} * {x}"
+        )
+        text = self.let(text)
         return self.bounded(Real(text, bound, ROUNDINGS * EPS32 * bound))
 
     def score(self, depth: int) -> Real:
@@ -283,8 +306,9 @@ class Builder:
                 bound, terms = x.bound, ((x, 1.0), (y, x.bound))
                 text = f"{a} / ({y.text}.abs() + 1)"
             case "scaled":
-                factor = self.captures.number(0.3)
-                bound, terms = x.bound + y.bound, ((x, 1.0), (y, 0.3))
+                factor = self.captures.number(0.3, FACTORS)
+                most = max(map(abs, self.captures.values(0.3, FACTORS)))
+                bound, terms = x.bound + y.bound, ((x, 1.0), (y, most))
                 text = f"torch.add({a}, {b}, alpha={factor})"
             case _:
                 return self.bounded(either(self.let(f"torch.{kind}({a}, {b})"), x, y))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from hypothesis import strategies as st
@@ -13,6 +14,8 @@ from tests.property.values import EPS32, Bool, Int, Real
 
 if TYPE_CHECKING:
     from tests.property.builder import Builder
+
+T = TypeVar("T", int, float)
 
 INTEGERS = {
     torch.uint8: (0, 200),
@@ -27,6 +30,8 @@ FLOATS = {
     torch.float16: 2.0**-10,
     torch.bfloat16: 2.0**-7,
 }
+COLUMNS = "columns"
+"""What a number is that is the number of keys but one."""
 LAYOUTS = ("contiguous", "contiguous", "transposed", "sliced", "expanded", "offset")
 
 
@@ -39,6 +44,9 @@ class TensorSpec:
     kind: str
     """"exact": multiples of 1/8; "real"; "integer"; "boolean"."""
     layout: str
+    spans: tuple[str, ...] = ()
+    """What a dimension is as long as: an index's range, "distance", "longest", the
+    number of some name, or "free" where its own size bounds what is read."""
 
     def make(self, generator: torch.Generator) -> Tensor:
         return laid_out(self.shape, self.layout, lambda s: self.fill(s, generator))
@@ -88,21 +96,38 @@ class Captures:
     bfloat16: bool = True
     tensors: dict[str, TensorSpec] = field(default_factory=dict)
     numbers: dict[str, int | float] = field(default_factory=dict)
+    varied: bool = False
+    """Whether later calls capture other numbers, and tensors of other sizes."""
+    others: dict[str, tuple[float, ...] | str] = field(default_factory=dict)
+    """Of numbers: the values that they may take, or COLUMNS."""
+    names: int = 0
+    """Of tensors, given away so far."""
 
-    def number(self, value: float) -> str:
+    def number(self, value: float, others: Sequence[float] | str = ()) -> str:
         """The name of a captured Python number."""
         name = f"n{len(self.numbers)}"
         self.numbers[name] = value
+        if self.varied and others:
+            self.others[name] = others if isinstance(others, str) else tuple(others)
         return name
+
+    def values(self, value: T, others: Sequence[T]) -> Sequence[T]:
+        """What a captured number may be in one of the calls."""
+        return [value, *others] if self.varied else [value]
+
+    def name(self) -> str:
+        """A new tensor's."""
+        self.names += 1
+        return f"t{self.names - 1}"
 
     def tensor(self, builder: Builder, kind: str, dtype: torch.dtype, depth: int):
         """A new tensor, read at computed indices: the text of the read."""
         rank = builder.pick((0, 1, 1, 1, 2, 2, 3))
-        places = [self.place(builder, depth) for _ in range(rank)]
-        shape = tuple(size for size, _ in places)
-        name = f"t{len(self.tensors)}"
-        self.tensors[name] = TensorSpec(shape, dtype, kind, builder.pick(LAYOUTS))
-        indices = [text for _, text in places]
+        name = self.name()
+        places = [self.place(builder, depth, f"{name}.size({i})") for i in range(rank)]
+        shape, indices, spans = zip(*places, strict=True) if places else ((), (), ())
+        layout = builder.pick(LAYOUTS)
+        self.tensors[name] = TensorSpec(shape, dtype, kind, layout, spans)
         if not indices:
             return name
         style = builder.pick(("{all}", "{each}", "{each}"))
@@ -110,26 +135,33 @@ class Captures:
             return f"{name}[{', '.join(indices)}]"
         return name + "".join(f"[{i}]" for i in indices)
 
-    def place(self, builder: Builder, depth: int) -> tuple[int, str]:
-        """A dimension's size and an index that is always inside of it."""
+    def place(self, builder: Builder, depth: int, own: str) -> tuple[int, str, str]:
+        """A dimension's size, an index that is always inside of it, and its span.
+
+        `own` reads the dimension's size.
+        """
         kind = builder.pick(("index", "index", "distance", "wrap", "negative", "clamp"))
         if kind == "index":
             a = builder.index()
-            return a.high + 1, a.text
+            return a.high + 1, a.text, a.text
         if kind == "distance":
             rows, columns = builder.sizes["q_idx"], builder.sizes["kv_idx"]
-            text = builder.let(f"q_idx - kv_idx + {columns - 1}")
-            return rows + columns - 1, text
-        size = builder.draw(st.integers(1, 12))
+            last = self.number(columns - 1, COLUMNS) if self.varied else columns - 1
+            text = builder.let(f"q_idx - kv_idx + {last}")
+            return rows + columns - 1, text, "distance"
+        size, span = builder.draw(st.integers(1, 12)), "free"
+        if self.varied and builder.draw(st.booleans()):
+            own = span = self.number(size, range(1, 13))
+        size_text = own if self.varied else str(size)
         a = builder.integer(min(depth, 1))
         text = {
-            "wrap": f"{a.text} % {size}",
-            "negative": f"{a.text} % {size} - {size}",
-            "clamp": f"{a.text}.clamp({-size}, {size - 1})",
+            "wrap": f"{a.text} % {size_text}",
+            "negative": f"{a.text} % {size_text} - {size_text}",
+            "clamp": f"{a.text}.clamp(-{size_text}, {size_text} - 1)",
         }[kind]
         if builder.draw(st.booleans()):
             text = f"({text}).to(torch.int64)"
-        return size, builder.let(text)
+        return size, builder.let(text), span
 
     def integer(self, builder: Builder, depth: int) -> Int:
         dtype = builder.pick(tuple(INTEGERS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -72,6 +72,8 @@ class Case:
     numbers: dict[str, int | float]
     block_size: int | tuple[int, int] | None
     device: str = "cpu"
+    others: dict[str, tuple[float, ...] | str] = field(default_factory=dict)
+    """What else captured numbers may be, in another call of the same mods."""
 
     def __repr__(self) -> str:
         facts = f"{self.sizes}\n{self.dtype}, {self.layouts}, scale {self.scale}"

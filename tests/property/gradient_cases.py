@@ -154,7 +154,8 @@ class GradientCase:
         assert mask is not None
         if self.tables == "flexc":
             sizes = s.batch, s.heads, s.q_len, s.kv_len
-            return flexc.create_block_mask(mask, *sizes, "cpu", torchs.BLOCK_SIZE)
+            device, block_size = self.case.device, torchs.BLOCK_SIZE
+            return flexc.create_block_mask(mask, *sizes, device, block_size)
         partial = torchs.kv_num_blocks, torchs.kv_indices
         full = torchs.full_kv_num_blocks, torchs.full_kv_indices
         if self.tables == "partial":

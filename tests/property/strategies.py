@@ -48,10 +48,11 @@ def cases(
     longest: int = 129,
     depth: int = 3,
     shapes: st.SearchStrategy[Sizes] | None = None,
+    varied: bool = False,
 ) -> Case:
-    """A whole call of attention."""
+    """A whole call of attention; a `varied` one can be made again with other sizes."""
     shape = draw(sizes(longest) if shapes is None else shapes)
-    captures = Captures(SCORE_BOUND, torch.bfloat16 in dtypes)
+    captures = Captures(SCORE_BOUND, torch.bfloat16 in dtypes, varied=varied)
     counts = {
         "b": shape.batch,
         "h": shape.heads,
@@ -81,6 +82,7 @@ def cases(
         score=score,
         tensors=captures.tensors,
         numbers=captures.numbers,
+        others=captures.others,
         block_size=draw(st.sampled_from(BLOCK_SIZES)) if with_blocks else None,
     )
 
@@ -100,7 +102,8 @@ def mask_condition(builder: Builder, kind: str, depth: int) -> Bool:
         return builder.condition(depth)
     captures = builder.captures
     longest = max(builder.sizes["q_idx"], builder.sizes["kv_idx"])
-    size = captures.number(builder.draw(st.integers(1, longest)))
+    drawn = builder.draw(st.integers(1, longest))
+    size = captures.number(drawn, [1, 2, 3, longest // 3 + 1, longest - 1, longest])
     text = builder.pick(
         (
             "(q_idx - kv_idx).abs() <= {size}",
@@ -119,13 +122,15 @@ def mask_condition(builder: Builder, kind: str, depth: int) -> Bool:
     )
     ids = lengths = ""
     if "{ids}" in text:
-        ids = f"t{len(captures.tensors)}"
-        batch = (builder.sizes["b"],) if "[b, " in text else ()
-        spec = TensorSpec((*batch, longest), torch.int64, "integer", "contiguous")
+        ids = captures.name()
+        shape, spans = (longest,), ("longest",)
+        if "[b, " in text:
+            shape, spans = (builder.sizes["b"], longest), ("b", "longest")
+        spec = TensorSpec(shape, torch.int64, "integer", "contiguous", spans)
         captures.tensors[ids] = spec
     if "{lengths}" in text:
-        lengths = f"t{len(captures.tensors)}"
-        spec = TensorSpec((builder.sizes["b"],), torch.int32, "integer", "contiguous")
+        lengths, shape = captures.name(), (builder.sizes["b"],)
+        spec = TensorSpec(shape, torch.int32, "integer", "contiguous", ("b",))
         captures.tensors[lengths] = spec
     return Bool(builder.let(text.format(size=size, ids=ids, lengths=lengths)))
 
@@ -141,11 +146,10 @@ def score_value(builder: Builder, depth: int, causal: bool) -> Real:
         return replace(x, text=text, unit=None, grain=None)
     if kind == "dead" and causal:
         # Outside of the table wherever the mask is false.
-        size = builder.sizes["q_idx"]
-        name = f"t{len(builder.captures.tensors)}"
-        spec = TensorSpec((size,), torch.float32, "real", "contiguous")
+        shape, name = (builder.sizes["q_idx"],), builder.captures.name()
+        spec = TensorSpec(shape, torch.float32, "real", "contiguous", ("q_idx",))
         builder.captures.tensors[name] = spec
-        text = builder.let(f"{x.text} + {name}[live(q_idx - kv_idx, {size})]")
+        text = builder.let(f"{x.text} + {name}[live(q_idx - kv_idx, {name}.size(0))]")
         eps, bound = x.eps + 6 * (x.bound + 4), x.bound + 4
         return replace(x, text=text, bound=bound, eps=eps, unit=None, grain=None)
     return x

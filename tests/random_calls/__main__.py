@@ -1,12 +1,13 @@
 """Thousands of random calls against dense attention in double precision.
 
-    python -m tests.gpu.random_cases --cases 2000
-    python -m tests.gpu.random_cases --device cpu --cases 20
-    python -m tests.gpu.random_cases --only 17.5
+    python -m tests.random_calls --calls 5000 --seed 0
+    python -m tests.random_calls --device cuda --calls 2000
+    python -m tests.random_calls --only 17.5
 
-Families of calls (see `random_calls`) are spread over processes, which tell what they
-do by lines of JSON. A call that hangs or breaks its process is a failure, and what
-comes after it goes on in another process.
+Families of calls (see `families`) are spread over processes, which tell what they do
+by lines of JSON. A call that hangs or breaks its process is a failure, and what comes
+after it goes on in another process. What flexc refuses, with an error of its own, is
+counted and listed apart.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from typing import Any
 
 import torch
 
-from tests.gpu.random_calls import CALLS, KINDS, Call, calls_of, check_call, family_of
+from flexc.errors import FlexcError
+from tests.random_calls.calls import Call
+from tests.random_calls.families import calls_of, family_of, ranges_of
 from tests.served import counting
 
 BACKENDS = {"cpu": "cpp", "cuda": "auto"}
-PER_FAMILY = KINDS * CALLS
 
 
 def tell(**what: Any) -> None:
@@ -51,13 +53,11 @@ def run_family(
         name = f"{number}.{i}"
         begin(name, patience)
         with counting(served):
-            error = error_of(call, BACKENDS[device])
-        if error:
-            tell(failed=name, error=error, call=repr(call))
-            if "CUDA error" in error:
-                sys.exit(1)  # Nothing works in this process any more.
-        else:
-            tell(passed=name)
+            verdict, error = verdict_of(call)
+        said = {"error": error, "call": repr(call)} if error else {}
+        tell(done=name, verdict=verdict, **said)
+        if "CUDA error" in error:
+            sys.exit(1)  # Nothing works in this process any more.
     tell(finished=number, served=served)
 
 
@@ -66,18 +66,25 @@ def begin(name: str, patience: float) -> None:
     faulthandler.dump_traceback_later(patience, exit=True)
 
 
-def error_of(call: Call, backend: str) -> str:
-    """What went wrong, if anything did."""
+def verdict_of(call: Call) -> tuple[str, str]:
+    """ "right", "refused", "untyped" or "wrong", and what was said."""
+    device = call.case.device
     try:
-        check_call(call, backend)
-        if call.case.device != "cpu":
+        found = call.make(BACKENDS[device])
+        if device != "cpu":
             torch.cuda.synchronize()
+    except FlexcError as error:
+        known = str(error).strip()
+        return "refused" if known else "untyped", f"{type(error).__name__}: {error}"
+    except Exception:
+        return "untyped", traceback.format_exc()
+    try:
+        call.check(found)
     except AssertionError as error:
-        return str(error) or traceback.format_exc()
-    except Exception as error:
-        where = traceback.format_exc().splitlines()[-8:]
-        return "\n".join([f"{type(error).__name__}: {error}", *where])
-    return ""
+        return "wrong", str(error) or traceback.format_exc()
+    except Exception:
+        return "untyped", traceback.format_exc()
+    return "right", ""
 
 
 def run_families(options: argparse.Namespace) -> int:
@@ -93,26 +100,35 @@ def run_families(options: argparse.Namespace) -> int:
 
 
 def run_one(name: str, device: str) -> int:
-    """One call alone, told in full."""
+    """One call alone, told in full; after those before it if it is right alone."""
     number, index = map(int, name.split("."))
     call = list(calls_of(family_of(number, device), number))[index]
     print(repr(call))
     served: Counter[str] = Counter()
     with counting(served):
-        error = error_of(call, BACKENDS[device])
-    print(f"{dict(served)}\n{error or 'passed'}")
+        verdict, error = verdict_of(call)
+    print(f"{dict(served)}\nalone: {verdict}\n{error}")
+    if error:
+        return 1
+    for i, call in enumerate(calls_of(family_of(number, device), number)):
+        verdict, error = verdict_of(call)
+        print(f"{number}.{i}: {verdict} {error}")
+        if i == index:
+            break
     return 1 if error else 0
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description="random calls against fp64")
+    found = argparse.ArgumentParser(
+        "python -m tests.random_calls", description="random calls against fp64"
+    )
     add = found.add_argument
-    add("--cases", type=int, default=2000, help="calls; whole families are run")
+    add("--calls", type=int, default=5000, help="whole families are run")
     add("--seed", type=int, default=0, help="number of the first family")
-    add("--shards", type=int, help="processes; as many as there are cores on a GPU")
+    add("--processes", type=int, help="by default 1, on a GPU one for each core")
     add("--seconds", type=float, default=0, help="begin no call after that long")
-    add("--patience", type=float, default=60, help="seconds a call may take")
-    add("--device", choices=BACKENDS, default="cuda")
+    add("--patience", type=float, default=120, help="seconds a call may take")
+    add("--device", choices=BACKENDS, default="cpu")
     add("--only", metavar="FAMILY.CALL", help="run one call, and tell all about it")
     add("--family", nargs="*", default=[], help=argparse.SUPPRESS)
     return found
@@ -121,17 +137,18 @@ def parser() -> argparse.ArgumentParser:
 def main(args: Sequence[str] | None = None) -> int:
     options = parser().parse_args(args)
     if options.device == "cuda" and not torch.cuda.is_available():
-        print("random_cases needs a GPU, or --device cpu", file=sys.stderr)
+        print("random calls need a GPU, or --device cpu", file=sys.stderr)
         return 2
     if options.only:
         return run_one(options.only, options.device)
     if options.family:
         return run_families(options)
-    from tests.gpu.shards import run_shards
+    from tests.random_calls.shards import run_shards
 
-    families = range(options.seed, options.seed - (-options.cases // PER_FAMILY))
+    count = -(-options.calls // ranges_of(options.device).calls)
+    families = range(options.seed, options.seed + count)
     default = 1 if options.device == "cpu" else os.cpu_count() or 1
-    return run_shards(list(families), options.shards or default, options)
+    return run_shards(list(families), options.processes or default, options)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.gpu.random_calls import CALLS, KINDS
+from tests.random_calls.families import ranges_of
 
 MAX_FAILURES = 40
 """Of one shard, which gives up then."""
@@ -27,8 +27,9 @@ class Shard:
     families: list[int]
     options: argparse.Namespace
     start: float
-    passed: int = 0
-    failures: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    verdicts: Counter[str] = field(default_factory=Counter[str])
+    told: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """What was not right."""
     served: Counter[str] = field(default_factory=Counter[str])
     begun: str = ""
     """The call that is under way."""
@@ -41,6 +42,10 @@ class Shard:
             left = rest
 
     @property
+    def failures(self) -> list[dict[str, Any]]:
+        return [told for told in self.told if not is_refused(told)]
+
+    @property
     def seconds_left(self) -> float | None:
         """None where there is no limit."""
         if not self.options.seconds:
@@ -49,7 +54,7 @@ class Shard:
 
     def run_process(self, left: Sequence[str]) -> list[str]:
         """What a process that broke left to do."""
-        command = [sys.executable, "-m", "tests.gpu.random_cases", "--family", *left]
+        command = [sys.executable, "-m", "tests.random_calls", "--family", *left]
         command += ["--device", self.options.device]
         command += ["--patience", str(self.options.patience)]
         command += ["--seconds", str(self.seconds_left or 0)]
@@ -66,10 +71,11 @@ class Shard:
             errors.seek(0)
             said = errors.read()[-3000:]
         name = self.begun or left[0]
-        if not any(failure["failed"] == name for failure in self.failures):
-            status = f"the process ended with {process.returncode}\n{said}"
-            self.failures.append({"failed": name, "error": status, "call": ""})
-        return after(name, left)
+        if not any(told["done"] == name for told in self.told):
+            verdict = "hung" if "Timeout (" in said else "crashed"
+            error = f"the process ended with {process.returncode}\n{said}"
+            self.note({"done": name, "verdict": verdict, "error": error, "call": ""})
+        return after(name, left, ranges_of(self.options.device).calls)
 
     def hear(self, line: str) -> None:
         try:
@@ -78,21 +84,31 @@ class Shard:
             return  # What others print.
         if "begun" in told:
             self.begun = told["begun"]
-        elif "passed" in told:
-            self.passed += 1
-        elif "failed" in told:
-            self.failures.append(told)
+        elif "done" in told:
+            self.note(told)
         elif "finished" in told:
             self.served.update(told["served"])
 
+    def note(self, told: dict[str, Any]) -> None:
+        """What became of a call; what fails is printed at once."""
+        verdict = told["verdict"]
+        self.verdicts[verdict] += 1
+        if verdict == "right":
+            return
+        self.told.append(told)
+        if verdict != "refused":
+            command = f"python -m tests.random_calls --device {self.options.device}"
+            again = f"again: {command} --only {told['done']}"
+            title = f"{verdict.upper()} {told['done']}"
+            print(f"\n{title}: {told['error']}\n{told['call']}\n{again}", flush=True)
 
-def after(name: str, left: Sequence[str]) -> list[str]:
-    """What comes after a call."""
+
+def after(name: str, left: Sequence[str], calls: int) -> list[str]:
+    """What comes after a call, where families have so many."""
     number, index = map(int, name.split("."))
     families = [int(n.split(".")[0]) for n in left]
     rest = list(left[families.index(number) + 1 :])
-    more = index + 1 < KINDS * CALLS
-    return [f"{number}.{index + 1}", *rest] if more else rest
+    return [f"{number}.{index + 1}", *rest] if index + 1 < calls else rest
 
 
 def run_shards(families: Sequence[int], count: int, options: Any) -> int:
@@ -105,19 +121,23 @@ def run_shards(families: Sequence[int], count: int, options: Any) -> int:
         thread.start()
     for thread in threads:
         thread.join()
-    failures = [failure for shard in shards for failure in shard.failures]
-    for failure in failures:
-        command = f"python -m tests.gpu.random_cases --device {options.device}"
-        print(f"\nFAILED {failure['failed']}: {failure['error']}\n{failure['call']}")
-        print(f"again: {command} --only {failure['failed']}")
+    told = [told for shard in shards for told in shard.told]
+    refused = Counter(t["error"].splitlines()[0] for t in told if is_refused(t))
+    for error, times in refused.most_common():
+        print(f"refused {times} times: {error}")
+    verdicts = sum((shard.verdicts for shard in shards), Counter[str]())
     served = sum((shard.served for shard in shards), Counter[str]())
     summary = {
-        "passed": sum(shard.passed for shard in shards),
-        "failed": [failure["failed"] for failure in failures],
-        "of": len(families) * KINDS * CALLS,
+        **verdicts,
+        "failed": [t["done"] for t in told if not is_refused(t)],
+        "of": len(families) * ranges_of(options.device).calls,
         "seconds": round(time.perf_counter() - start),
-        "shards": count,
+        "processes": count,
         "served": dict(served.most_common()),
     }
     print(json.dumps(summary))
-    return 1 if failures or not summary["passed"] else 0
+    return 1 if summary["failed"] or not verdicts["right"] else 0
+
+
+def is_refused(told: dict[str, Any]) -> bool:
+    return told["verdict"] == "refused"

@@ -1,21 +1,46 @@
-"""The random calls of tests/gpu, on a CPU."""
+"""Random calls on a CPU: some of them, and the generator itself."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import flexc
-from tests.gpu import random_cases
-from tests.gpu.random_calls import CALLS, KINDS, calls_of, family_of
-from tests.gpu.shards import Shard, after
 from tests.property.captures import moved
+from tests.random_calls import __main__ as random_calls
+from tests.random_calls.calls import Call
+from tests.random_calls.families import CPU, calls_of, family_of
+from tests.random_calls.shards import Shard, after
 from tests.served import counting
+
+PLAIN = 12
+"""A family without gradients, whose kernels are compiled soon."""
+
+
+def test_some_calls(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "--calls", "10", "--seed", str(PLAIN))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_five_thousand_calls(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "--calls", "5000")
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> None:
+    status = random_calls.main(args)
+    assert status == 0, capsys.readouterr().out
+
+
+def a_call() -> Call:
+    call = next(calls_of(family_of(PLAIN, "cpu"), PLAIN))
+    return replace(call, mode="plain", through="flexc", max_scores=True)
 
 
 def test_a_number_is_one_family() -> None:
@@ -23,16 +48,15 @@ def test_a_number_is_one_family() -> None:
         [repr(call) for call in calls_of(family_of(5, "cpu"), 5)] for _ in range(2)
     )
     assert first == again
-    assert len(set(first)) == KINDS * CALLS
+    assert len(set(first)) == CPU.calls
     assert repr(family_of(6, "cpu")) != repr(family_of(5, "cpu"))
 
 
 def test_calls_are_counted_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = next(calls_of(family_of(5, "cpu"), 5))
     served: Counter[str] = Counter()
     with counting(served):
-        assert random_cases.error_of(call, "cpp") == ""
-    assert served == {"cpp": 1}
+        assert random_calls.verdict_of(a_call()) == ("right", "")
+    assert set(served) == {"cpp"}
 
     def wrong(*args: Any, **options: Any) -> Any:
         out, aux = right(*args, **options)
@@ -40,27 +64,50 @@ def test_calls_are_counted_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     right = flexc.flex_attention
     monkeypatch.setattr(flexc, "flex_attention", wrong)
-    assert "is wrong by 0.2" in random_cases.error_of(call, "cpp")
+    verdict, error = random_calls.verdict_of(a_call())
+    assert verdict == "wrong"
+    assert "is wrong by 0.2" in error
 
 
-def test_what_processes_tell() -> None:
-    shard = Shard([3, 4], argparse.Namespace(seconds=0), 0.0)
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (flexc.errors.OptionError("no"), "refused"),
+        (flexc.errors.OptionError(""), "untyped"),
+        (ValueError("no"), "untyped"),
+    ],
+)
+def test_errors_are_told_apart(
+    error: Exception, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(flexc, "flex_attention", refuse)
+    assert random_calls.verdict_of(a_call())[0] == verdict
+
+
+def test_what_processes_tell(capsys: pytest.CaptureFixture[str]) -> None:
+    shard = Shard([3, 4], argparse.Namespace(seconds=0, device="cpu"), 0.0)
     for told in (
         {"begun": "3.0"},
-        {"passed": "3.0"},
-        {"failed": "3.1", "error": "wrong", "call": "..."},
+        {"done": "3.0", "verdict": "right"},
+        {"done": "3.1", "verdict": "wrong", "error": "by 2", "call": "..."},
+        {"done": "3.2", "verdict": "refused", "error": "no", "call": "..."},
         {"finished": 3, "served": {"cpp": 8}},
     ):
         shard.hear(json.dumps(told))
     shard.hear("what a library prints")
-    assert (shard.begun, shard.passed) == ("3.0", 1)
-    assert [failure["failed"] for failure in shard.failures] == ["3.1"]
+    assert shard.begun == "3.0"
+    assert shard.verdicts == {"right": 1, "wrong": 1, "refused": 1}
+    assert [failure["done"] for failure in shard.failures] == ["3.1"]
     assert shard.served == {"cpp": 8}
+    assert "--only 3.1" in capsys.readouterr().out
 
 
 def test_what_comes_after_a_call() -> None:
-    assert after("3.1", ["2.0", "3.0", "4.0"]) == ["3.2", "4.0"]
-    assert after(f"3.{KINDS * CALLS - 1}", ["3.0", "4.0"]) == ["4.0"]
+    assert after("3.1", ["2.0", "3.0", "4.0"], 16) == ["3.2", "4.0"]
+    assert after("3.15", ["3.0", "4.0"], 16) == ["4.0"]
 
 
 def test_tensors_keep_their_places_on_another_device() -> None:

@@ -1,0 +1,1 @@
+"""Random calls of attention against dense attention in double precision."""
