@@ -39,7 +39,7 @@ def everywhere(value: float) -> ScoreMod:
     return lambda s, b, h, q, k: s + bias[k]
 
 
-NUMBERS = 1e38, 1e5, 1e-38, -1e38
+NUMBERS = 5e37, 1e5, 2e-38, -5e37  # Normal numbers: kernels flush others.
 HUGE, LARGE, TINY, LOW = NUMBERS
 SLOPES = torch.tensor([1e38, -1e38])
 

@@ -6,6 +6,7 @@ mod that calls what the walk did not read is traced at every call.
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from collections.abc import Iterable
@@ -29,7 +30,8 @@ _PURE_MODULES = frozenset(
 
 _IMPURE_BUILTINS = DYNAMIC_NAMES | {"dir", "id"}
 
-_INTERNAL = frozenset({"flexc", "mpmath", "sympy"})
+_INTERNAL = frozenset({"_weakrefset", "flexc", "mpmath", "sympy", "weakref"})
+"""Packages that a trace runs code of: weak references end anywhere."""
 
 _NOT_SYMBOLIC = frozenset(
     method.__code__
@@ -60,6 +62,9 @@ class CallWatch:
 
     def __enter__(self) -> CallWatch:
         self._random = _random_state()
+        # What is collected may run code of anybody's.
+        self._collects = gc.isenabled()
+        gc.disable()
         self._outer = sys.getprofile()
         if isinstance(getattr(self._outer, "__self__", self), CallWatch):
             sys.setprofile(self._event)
@@ -70,6 +75,8 @@ class CallWatch:
     def __exit__(self, *_: object) -> None:
         if sys.getprofile() == self._event:
             sys.setprofile(self._outer)
+        if self._collects:
+            gc.enable()
         self.drew_random_numbers = _random_state() != self._random
 
     def _note(self, what: str) -> None:

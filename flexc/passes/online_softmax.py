@@ -359,8 +359,9 @@ def _rescale(code: ScalarCode, m_i: SSAValue, m: SSAValue, c: SSAValue) -> SSAVa
 def _guarded_rescale(
     code: ScalarCode, m_i: SSAValue, m: SSAValue, c: SSAValue, limit: SSAValue
 ) -> SSAValue:
-    """The same, and 1 while there is no maximum, and once it is infinite."""
+    """The same, 0 while there is no maximum, and 1 once it is infinite."""
     finite = code.insert(arith.MinnumfOp(m, limit))
+    finite = code.select(_is_minus_inf(code, m), code.const(0.0, m.type), finite)
     exponent = _mul(code, code.insert(arith.SubfOp(m_i, finite)), c)
     exponent = code.insert(arith.MinnumfOp(exponent, code.const(0.0, m.type)))
     return code.insert(math_dialect.Exp2Op(exponent))

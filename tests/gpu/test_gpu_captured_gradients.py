@@ -35,6 +35,7 @@ def test_gradients(name: str) -> None:
     assert torch.equal(*runs[1:])
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits() -> None:
     for name in CASES:
         add_without_waiting(name)

@@ -37,7 +37,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_measured() -> None:
     asked = cells(VARIANTS, SHAPES, ("fp32", "bf16"), DIRECTIONS)
-    assert len(set(asked)) == len(asked) == 4 * 6 * 2 * 2 + 2 * 2 * 2
+    assert len(set(asked)) == len(asked) == 4 * 7 * 2 * 2 + 2 * 2 * 2
     assert asked[0] == Cell("dense", "s1k", "fp32", "fwd")
     assert pairs_of("causal", Shape(1, 1, 10, 10, 8)) == 55
     whole = Shape(1, 1, 900, 900, 8)

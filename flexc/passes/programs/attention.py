@@ -32,7 +32,7 @@ from flexc.passes.programs.splits import Split, grid_of
 from flexc.passes.programs.visits import Visit
 from flexc.passes.row_terms import SplitScore, split_score
 from flexc.passes.scalar_code import ScalarCode, inline_region
-from flexc.passes.score_factor import factor_score
+from flexc.passes.score_factor import Factor, factor_score
 from flexc.passes.shifted_softmax import ShiftedSoftmax
 from flexc.passes.softmax_facts import LOG2_E, softmax_facts
 from flexc.passes.tile_sizes import UNALIGNED_VALUE_DIM, padded_head_dim
@@ -143,30 +143,34 @@ class AttentionProgram(ProgramBuilder):
         exponent = code.const(factor.constant * LOG2_E, type_)
         # Not above the factor: its product overflows only where the score does.
         power = code.const(2.0 ** math.floor(math.log2(factor.constant)), type_)
-        limit = code.const(FORMATS[type_].largest / factor.peak, type_)
         units = [code.const(u, type_) for u in factor.units if u != 1.0]
         if factor.has_scale:
             scale = self.args[self.op.scale]
             exponent = code.insert(arith.MulfOp(scale, exponent), "qk_scale")
             power = self.power_of_two(self.scaled(scale, factor.constant))
-            limit = self.scaled_limit(limit, scale)
             units.insert(0, scale)
         shape = (self.block_m, self.dv_tile)
         facts = softmax_facts(self.op, factor)
         kind = OnlineSoftmax if facts.shift is None else ShiftedSoftmax
-        return kind(type_, shape, exponent, power, units, limit, facts)
+        return kind(type_, shape, exponent, power, units, self.limit(factor), facts)
+
+    def limit(self, factor: Factor) -> SSAValue:
+        """What scores over the factor are infinite beyond."""
+        code, type_ = self.code, self.op.score_type
+        largest, peak = (code.const(n, type_) for n in (FORMATS[type_].largest, 1.0))
+        if factor.has_scale:
+            # Dot products may overflow before they are scaled, too.
+            scaled = self.scaled(self.args[self.op.scale], factor.peak)
+            peak = code.insert(arith.MaxnumfOp(scaled, peak))
+        elif factor.peak != 1.0:
+            peak = code.const(factor.peak, type_)
+        return code.insert(arith.DivfOp(largest, peak), "limit")
 
     def scaled(self, scale: SSAValue, constant: float) -> SSAValue:
         if constant == 1.0:
             return scale
         number = self.code.const(constant, self.op.score_type)
         return self.code.insert(arith.MulfOp(scale, number), "unit")
-
-    def scaled_limit(self, limit: SSAValue, scale: SSAValue) -> SSAValue:
-        """What dot products overflow beyond when they are scaled, or before that."""
-        largest = self.code.const(FORMATS[self.op.score_type].largest, limit.type)
-        quotient = self.code.insert(arith.DivfOp(limit, scale))
-        return self.code.insert(arith.MinnumfOp(quotient, largest), "limit")
 
     def power_of_two(self, value: SSAValue) -> SSAValue:
         """The largest power of two that is not above a positive number."""
