@@ -9,7 +9,7 @@ from which it can be drawn again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -140,8 +140,10 @@ def kind_of(family: Case, held: Held, random: Random) -> Callable[[Random], Call
     dtype = random.choice(ranges.dtypes)
     odd = random.random() < ranges.odd_layouts
     layouts = ODD_LAYOUTS if odd else ranges.layouts
+    usual = mixed(layouts, random)
     masked = family.mask_mod is not None
     planned = masked and random.random() < 0.4
+    block_size = random.choice(ranges.block_sizes) if planned else None
     whole = random.random() < 0.4
     lse, max_scores = random.choice(((True, True), (True, False), (False, False)))
     through = random.choice(("flexc", "flexc", "flexc", "flexc", "compile", "eager"))
@@ -155,6 +157,7 @@ def kind_of(family: Case, held: Held, random: Random) -> Callable[[Random], Call
         "tile": random.choice((None, None, None, 16, 32)),
         "deterministic": random.random() < 0.3,
         "nan": random.random() < 0.3,
+        "plans": random.random() < 0.5,
         "max_scores": max_scores,
         "held": held,
     }
@@ -165,10 +168,10 @@ def kind_of(family: Case, held: Held, random: Random) -> Callable[[Random], Call
             family,
             sizes=sizes,
             dtype=dtype,
-            layouts=tuple(random.choice(layouts) for _ in range(3)),
+            layouts=usual if random.random() < 0.7 else mixed(layouts, random),
             scale=random.choice((None, None, 0.3, 1.0, -0.5)),
             seed=random.getrandbits(31),
-            block_size=random.choice(ranges.block_sizes) if planned else None,
+            block_size=block_size,
             **changed(family, sizes, random),
         )
         modes = ("backward", "backward", "no grad") if learns else ("no grad", "plain")
@@ -178,7 +181,6 @@ def kind_of(family: Case, held: Held, random: Random) -> Callable[[Random], Call
             mode=mode,
             lse=lse or mode == "backward",
             layouts=(random.choice(LAYOUTS), random.choice(LAYOUTS)),
-            plans=random.random() < 0.5,
             in_place=random.random() < 0.4,
             **options,
         )
@@ -186,6 +188,11 @@ def kind_of(family: Case, held: Held, random: Random) -> Callable[[Random], Call
         return call.changed() if twice else call
 
     return make
+
+
+def mixed(layouts: Sequence[str], random: Random) -> tuple[str, ...]:
+    """Of query, key and value."""
+    return tuple(random.choice(layouts) for _ in range(3))
 
 
 def sizes_of(

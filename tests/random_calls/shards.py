@@ -19,6 +19,9 @@ from tests.random_calls.families import ranges_of
 MAX_FAILURES = 40
 """Of one shard, which gives up then."""
 
+SAID_EVERY = 100
+"""Calls between two lines about how far it is."""
+
 
 @dataclass
 class Shard:
@@ -60,13 +63,14 @@ class Shard:
         command += ["--seconds", str(self.seconds_left or 0)]
         self.begun = ""
         with tempfile.TemporaryFile("w+") as errors:
-            process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-            assert process.stdout is not None
-            for line in process.stdout:
-                self.hear(line)
-            if process.wait() == 0:
+            pipe = subprocess.PIPE
+            with subprocess.Popen(
+                command, stdout=pipe, stderr=errors, text=True
+            ) as process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    self.hear(line)
+            if process.returncode == 0:
                 return []
             errors.seek(0)
             said = errors.read()[-3000:]
@@ -93,6 +97,8 @@ class Shard:
         """What became of a call; what fails is printed at once."""
         verdict = told["verdict"]
         self.verdicts[verdict] += 1
+        if self.verdicts.total() % SAID_EVERY == 0:
+            print(f"so far {dict(self.verdicts)}", file=sys.stderr, flush=True)
         if verdict == "right":
             return
         self.told.append(told)
