@@ -2,6 +2,7 @@
 
     python -m tests.random_calls --calls 5000 --seed 0
     python -m tests.random_calls --device cuda --calls 2000
+    python -m tests.random_calls --backend eager    # no kernels: how mods are read
     python -m tests.random_calls --only 17.5
 
 Families of calls (see `families`) are spread over processes, which tell what they do
@@ -22,7 +23,8 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,7 +34,8 @@ from tests.random_calls.calls import Call
 from tests.random_calls.families import calls_of, family_of, ranges_of
 from tests.served import counting
 
-BACKENDS = {"cpu": "cpp", "cuda": "auto"}
+DEVICES = ("cpu", "cuda")
+BACKENDS = ("auto", "cpp", "triton", "eager")
 
 
 def tell(**what: Any) -> None:
@@ -40,20 +43,20 @@ def tell(**what: Any) -> None:
 
 
 def run_family(
-    number: int, first: int, device: str, patience: float, until: float
+    number: int, first: int, options: argparse.Namespace, until: float
 ) -> None:
     """All calls of a family from the `first` on, while there is time."""
     served: Counter[str] = Counter()
-    begin(f"{number}.{first}", patience)
-    for i, call in enumerate(calls_of(family_of(number, device), number)):
+    begin(f"{number}.{first}", options.patience)
+    for i, call in enumerate(made(number, options)):
         if i < first:
             continue
         if time.perf_counter() > until:
             break
         name = f"{number}.{i}"
-        begin(name, patience)
+        begin(name, options.patience)
         with counting(served):
-            verdict, error = verdict_of(call)
+            verdict, error = verdict_of(call, options.backend)
         said = {"error": error, "call": repr(call)} if error else {}
         tell(done=name, verdict=verdict, **said)
         if "CUDA error" in error:
@@ -61,17 +64,22 @@ def run_family(
     tell(finished=number, served=served)
 
 
+def made(number: int, options: argparse.Namespace) -> Iterator[Call]:
+    return calls_of(family_of(number, options.device), number)
+
+
 def begin(name: str, patience: float) -> None:
     tell(begun=name)
     faulthandler.dump_traceback_later(patience, exit=True)
 
 
-def verdict_of(call: Call) -> tuple[str, str]:
+def verdict_of(call: Call, backend: str = "auto") -> tuple[str, str]:
     """ "right", "refused", "untyped" or "wrong", and what was said."""
-    device = call.case.device
+    if backend == "eager":
+        call = replace(call, through=backend)
     try:
-        found = call.make(BACKENDS[device])
-        if device != "cpu":
+        found = call.make(backend)
+        if call.case.device != "cpu":
             torch.cuda.synchronize()
     except FlexcError as error:
         known = str(error).strip()
@@ -94,24 +102,24 @@ def run_families(options: argparse.Namespace) -> int:
     until = time.perf_counter() + (options.seconds or math.inf)
     families = [tuple(map(int, name.split("."))) for name in options.family]
     for number, first in families:
-        run_family(number, first, options.device, options.patience, until)
+        run_family(number, first, options, until)
     faulthandler.cancel_dump_traceback_later()
     return 0
 
 
-def run_one(name: str, device: str) -> int:
+def run_one(name: str, options: argparse.Namespace) -> int:
     """One call alone, told in full; after those before it if it is right alone."""
     number, index = map(int, name.split("."))
-    call = list(calls_of(family_of(number, device), number))[index]
+    call = list(made(number, options))[index]
     print(repr(call))
     served: Counter[str] = Counter()
     with counting(served):
-        verdict, error = verdict_of(call)
+        verdict, error = verdict_of(call, options.backend)
     print(f"{dict(served)}\nalone: {verdict}\n{error}")
     if error:
         return 1
-    for i, call in enumerate(calls_of(family_of(number, device), number)):
-        verdict, error = verdict_of(call)
+    for i, call in enumerate(made(number, options)):
+        verdict, error = verdict_of(call, options.backend)
         print(f"{number}.{i}: {verdict} {error}")
         if i == index:
             break
@@ -128,7 +136,8 @@ def parser() -> argparse.ArgumentParser:
     add("--processes", type=int, help="by default 1, on a GPU one for each core")
     add("--seconds", type=float, default=0, help="begin no call after that long")
     add("--patience", type=float, default=120, help="seconds a call may take")
-    add("--device", choices=BACKENDS, default="cpu")
+    add("--device", choices=DEVICES, default="cpu")
+    add("--backend", choices=BACKENDS, default="auto", help="of most calls")
     add("--only", metavar="FAMILY.CALL", help="run one call, and tell all about it")
     add("--family", nargs="*", default=[], help=argparse.SUPPRESS)
     return found
@@ -140,7 +149,7 @@ def main(args: Sequence[str] | None = None) -> int:
         print("random calls need a GPU, or --device cpu", file=sys.stderr)
         return 2
     if options.only:
-        return run_one(options.only, options.device)
+        return run_one(options.only, options)
     if options.family:
         return run_families(options)
     from tests.random_calls.shards import run_shards

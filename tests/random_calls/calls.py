@@ -91,6 +91,15 @@ class Call(GradientCase):
         held = f"{self.held.form}:\n{self.held.source}"
         return f"{facts}\n{super().__repr__()}\nmods as {held}"
 
+    @property
+    def names(self) -> list[str]:
+        """What requires gradients; torch adds those of half precision up in it."""
+        found = super().names
+        if self.through != "eager":
+            return found
+        captured = {n: spec.dtype for n, spec in self.case.tensors.items()}
+        return [n for n in found if captured.get(n) not in gradient_tolerance.HALF]
+
     def changed(self) -> Call:
         """Called twice, with other values in captured tensors; the first is `before`.
 

@@ -59,6 +59,7 @@ class Shard:
         """What a process that broke left to do."""
         command = [sys.executable, "-m", "tests.random_calls", "--family", *left]
         command += ["--device", self.options.device]
+        command += ["--backend", self.options.backend]
         command += ["--patience", str(self.options.patience)]
         command += ["--seconds", str(self.seconds_left or 0)]
         self.begun = ""
@@ -103,8 +104,8 @@ class Shard:
             return
         self.told.append(told)
         if verdict != "refused":
-            command = f"python -m tests.random_calls --device {self.options.device}"
-            again = f"again: {command} --only {told['done']}"
+            given = f"--device {self.options.device} --backend {self.options.backend}"
+            again = f"again: python -m tests.random_calls {given} --only {told['done']}"
             title = f"{verdict.upper()} {told['done']}"
             print(f"\n{title}: {told['error']}\n{told['call']}\n{again}", flush=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from dataclasses import replace
@@ -22,6 +21,8 @@ from tests.served import counting
 
 PLAIN, LEARNING = 28, 26
 """Families without gradients and with them, whose kernels are compiled soon."""
+
+OPTIONS = random_calls.parser().parse_args([])
 
 SOME = {PLAIN: 10, LEARNING: 3}
 """Calls of a family."""
@@ -92,7 +93,7 @@ def test_errors_are_told_apart(
 
 
 def test_what_processes_tell(capsys: pytest.CaptureFixture[str]) -> None:
-    shard = Shard([3, 4], argparse.Namespace(seconds=0, device="cpu"), 0.0)
+    shard = Shard([3, 4], OPTIONS, 0.0)
     for told in (
         {"begun": "3.0"},
         {"done": "3.0", "verdict": "right"},
