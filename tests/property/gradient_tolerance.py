@@ -121,7 +121,9 @@ class Bounds:
         """Modified scores, and the mod's derivatives by the score and by each read."""
         case, unit = self.case, self.unit
         dots = (case.sizes.head_dim + 4) * unit * SCORE_BOUND
-        of_score = replace(case.score, fixed=0.0).error(dots, unit)
+        # What a mod of a call in double precision computes in single precision.
+        fixed = case.score.fixed if case.dtype == torch.float64 else 0.0
+        of_score = replace(case.score, fixed=fixed).error(dots, unit)
         delta = dots + case.score.eps * unit
         exact, errors = self.given.points.certain(self.pairs.scores, delta)
         errors.modified.add_(of_score)

@@ -98,7 +98,8 @@ class Call(GradientCase):
         if self.through != "eager":
             return found
         captured = {n: spec.dtype for n, spec in self.case.tensors.items()}
-        return [n for n in found if captured.get(n) not in gradient_tolerance.HALF]
+        half = gradient_tolerance.HALF
+        return [n for n in found if captured.get(n) not in half] or ["query"]
 
     def changed(self) -> Call:
         """Called twice, with other values in captured tensors; the first is `before`.
