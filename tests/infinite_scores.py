@@ -39,8 +39,8 @@ def everywhere(value: float) -> ScoreMod:
     return lambda s, b, h, q, k: s + bias[k]
 
 
-NUMBERS = 5e37, 1e5, 2e-38, -5e37  # Normal numbers: kernels flush others.
-HUGE, LARGE, TINY, LOW = NUMBERS
+HUGE, LARGE, LOW = 1e38, 1e5, -1e38
+TINY = 1.25e-38  # Not below the least normal number, which kernels take for 0.
 SLOPES = torch.tensor([1e38, -1e38])
 
 MODS: dict[str, ScoreMod] = {
@@ -56,7 +56,7 @@ MODS: dict[str, ScoreMod] = {
     "numbers": lambda s, b, h, q, k: s * HUGE * LARGE,
     "numbers that cancel": lambda s, b, h, q, k: s * HUGE * TINY,
     "numbers that hide": lambda s, b, h, q, k: s * LARGE * HUGE * TINY,
-    "divided": lambda s, b, h, q, k: s / 1e-38 * 1e-2,
+    "divided": lambda s, b, h, q, k: s / 1.25e-38 * 1e-2,
     "divided twice": lambda s, b, h, q, k: s / TINY / LARGE,
     "capped": lambda s, b, h, q, k: 20 * torch.tanh(s * 1e38 * 1e5 / 20),
     "cap that hides": lambda s, b, h, q, k: LARGE * torch.tanh(s * HUGE / LARGE),
