@@ -44,6 +44,10 @@ class DivisionByZeroError(FlexcError, ZeroDivisionError, RuntimeError):
     """A mod divides integers by a captured number that is 0, or by a constant 0."""
 
 
+class NumberRangeError(FlexcError, OverflowError):
+    """A mod computes with an integer beyond 64 bits, or a float beyond all finite."""
+
+
 class MutationError(FlexcError, TypeError):
     """A mod writes to a tensor."""
 

@@ -41,6 +41,11 @@ _NOT_SYMBOLIC = frozenset(
 )
 """What a symbolic number does otherwise than a number: a name in place of digits."""
 
+_ARITHMETIC = frozenset(
+    getattr(torch.SymFloat, f"__{name}__").__code__ for name in ("add", "radd", "neg")
+)
+"""Operators of symbolic floats: of two, of two exchanged, and of one."""
+
 _APPLY = torch.autograd.Function.apply.__func__.__code__
 
 
@@ -93,6 +98,8 @@ class CallWatch:
                 self.wants_numbers = True
             elif frame.f_code is _APPLY:
                 self.custom_gradient = True
+        elif event == "return" and frame.f_code in _ARITHMETIC:
+            self.wants_numbers |= _is_cancelled(arg)
 
     def _entered(self, frame: FrameType) -> None:
         code = frame.f_code
@@ -146,6 +153,14 @@ def _is_pure(function: Any) -> bool:
         return trusted(function.__module__)
     cls = owner if isinstance(owner, type) else type(owner)
     return isinstance(owner, Tensor) or trusted(cls.__module__)
+
+
+def _is_cancelled(result: Any) -> bool:
+    """Whether nothing is left of float arithmetic, as of `x + 1e16 - 1e16`.
+
+    The symbolic result is exact, Python's is rounded.
+    """
+    return isinstance(result, torch.SymFloat) and result.node.expr.is_Atom
 
 
 def _random_state() -> Any:

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.source import ConstantSource
+from torch._inductor.fx_passes import dedupe_symint_uses
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx import traceback as fx_traceback
@@ -26,7 +28,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 
-from flexc.errors import FlexcError, SourceLocation
+from flexc.errors import FlexcError, NumberRangeError, SourceLocation
 from flexc.frontend.call_watch import CallWatch
 from flexc.frontend.captured import CapturedMod, CapturedMods, CaptureInput
 from flexc.frontend.closures import Mod, ModSignature
@@ -85,6 +87,8 @@ def _trace(
             tracer.run()
             if not (tracer.calls.wants_numbers or tracer.needs_tensors):
                 return tracer
+        except NumberRangeError:
+            pass  # Numbers that are known need no room for others.
         except FlexcError:
             raise
         except Exception:
@@ -265,7 +269,7 @@ class _Tracer:
     def _assume(self, assumption: Assumption) -> None:
         """Note what the trace is right for."""
         if not assumption.holds(self.signature.captures):
-            raise assumption.error or OverflowError(
+            raise assumption.error or NumberRangeError(
                 "mods compute with integers of 64 bits and finite numbers, got "
                 f"{assumption.number(self.signature.captures)}"
             )
@@ -351,4 +355,8 @@ def _make_fx(
         stack.enter_context(IndexByScalars())
         stack.enter_context(fx_traceback.preserve_node_meta())
         stack.enter_context(RecordLines())
+        # Sums that are equal as real numbers are rounded differently.
+        stack.enter_context(
+            patch.object(dedupe_symint_uses, "dedupe_symints", lambda graph: None)
+        )
         return make_fx(fn, tracing_mode="real", _allow_non_fake_inputs=True)(*args)

@@ -16,6 +16,7 @@ from flexc.errors import (
     FlexcError,
     ModSignatureError,
     MutationError,
+    NumberRangeError,
     RandomNumberError,
     ShapeError,
     SourceLocation,
@@ -55,6 +56,12 @@ SIGNS = (
         DtypeError,
         "{text}: of a Python number take math's function, or make it a tensor, as in "
         "torch.tensor(x)",
+    ),
+    Sign(
+        (OverflowError,),
+        "int too (big|large) to convert",
+        NumberRangeError,
+        "{text}: integers of tensors have 64 bits; write a float, as in float(n)",
     ),
     Sign(
         (RuntimeError, IndexError),

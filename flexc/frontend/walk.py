@@ -172,7 +172,7 @@ class Walk:
             slot = self._slots[id(value)] = len(self.captures)
             self.captures.append(value)
         rank = value.dim()
-        unit = rank == 0 or value.stride(-1) == 1
+        unit = rank == 0 or value.is_nested or value.stride(-1) == 1
         self.key.append((slot, value.dtype, rank, value.device.type, unit))
         return self.slot(slot, value)
 

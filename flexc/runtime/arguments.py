@@ -66,12 +66,15 @@ DENSE = "a tensor with its elements in memory"
 
 def is_lazy(tensor: Tensor) -> bool:
     """Whether the elements are not what lies in memory at the strides."""
-    strided = tensor.layout is torch.strided and not tensor.is_quantized
+    strided = tensor.layout is torch.strided and not tensor.is_nested
+    strided &= not tensor.is_quantized
     return not strided or tensor.is_neg() or tensor._is_zerotensor()
 
 
 def describe(tensor: Tensor) -> str:
     """What a lazy tensor is, and what to do."""
+    if tensor.is_nested:
+        return "a nested one; pad it, or pack its sequences into one"
     if tensor.layout is not torch.strided:
         return f"one of layout {tensor.layout}; make it dense with to_dense()"
     if tensor.is_quantized:
@@ -86,11 +89,6 @@ def check_ranks(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise ShapeError(f"{name} expects a tensor, got {type(tensor).__name__}")
-        if tensor.is_nested:
-            raise ShapeError(
-                f"{name} expects a dense tensor, got a nested one; pad it, or pack its "
-                "sequences into one and mask by document"
-            )
         if is_lazy(tensor):
             raise ShapeError(f"{name} expects {DENSE}, got {describe(tensor)}")
         if tensor.dim() != 4:

@@ -96,9 +96,11 @@ def check_captures(captures: Sequence[Any], device: torch.device) -> None:
         if not isinstance(capture, Tensor):
             continue
         if is_lazy(capture):
+            # Nested tensors have no shape.
+            of = "" if capture.is_nested else f" of shape {tuple(capture.shape)}"
             raise ShapeError(
-                f"a captured tensor of shape {tuple(capture.shape)} expects to be "
-                f"{DENSE}, but is {describe(capture)}"
+                f"a captured tensor{of} expects to be {DENSE}, but is "
+                f"{describe(capture)}"
             )
         if capture.device != device:
             raise DeviceError(

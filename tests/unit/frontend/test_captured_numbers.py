@@ -84,6 +84,18 @@ KERNELS: dict[str, tuple[Build, list[tuple[Any, ...]]]] = {
 }
 
 INTERPRETED: dict[str, tuple[Build, list[tuple[Any, ...]]]] = {
+    "sums of floats that cancel": (
+        factor(lambda x: x + 1e16 - 1e16),
+        [(1.5,), (0.1,), (3.0,)],
+    ),
+    "sums that cancel, branched on": (
+        lambda x, y: lambda s, b, h, q, k: s * 2 if x + y - y > 0.05 else s,
+        [(1.5, 1e16), (0.1, 1e16), (0.1, 1.0), (3.0, 1e16)],
+    ),
+    "sums that are equal as real numbers": (
+        factor(lambda x, y: (x + y) + ((x + y) + 1e16 - 1e16)),
+        [(0.1, 0.2), (1.0, 2.0)],
+    ),
     "floors": (
         score(lambda n, m: n // m + n % m),
         [(7, 3), (-7, 3), (7, -3), (-7, -3), (7, 0), (MOST, -1), (-MOST - 1, -1)],

@@ -224,6 +224,11 @@ SCORES: dict[str, tuple[Any, type[errors.FlexcError], str]] = {
         Unsupported,
         "use torch.where",
     ),
+    "wide-integer": (
+        lambda s, b, h, q, k: s + 10**30,
+        errors.NumberRangeError,
+        "integers of tensors have 64 bits; write a float",
+    ),
     "too-many-indices": (
         lambda s, b, h, q, k: s + TABLE[b, h, q],
         errors.ShapeError,

@@ -125,7 +125,11 @@ OTHERS: dict[str, tuple[Wrap, str]] = {
     "negated": (negated, r"resolve_neg\(\)"),
     "nested": (
         lambda t: torch.nested.as_nested_tensor(list(t), layout=torch.jagged),
-        "[Nn]ested|jagged",
+        "a nested one; pad it|a NestedTensor",
+    ),
+    "nested, strided": (
+        lambda t: torch.nested.as_nested_tensor(list(t), layout=torch.strided),
+        "a nested one; pad it",
     ),
 }
 """What has been refused for another reason."""
