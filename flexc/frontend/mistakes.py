@@ -84,6 +84,8 @@ def mistake_of(
         return None
     if is_value_read(error):
         return _value_read(kind, site, error, where)
+    if "torch._C.Generator" in text:
+        return random_numbers(kind, "torch.Generator", where)
     for sign in SIGNS:
         if sign.shown_by(error, text):
             return sign.refusal(sign.says.format(kind=kind, text=text), where)

@@ -122,6 +122,8 @@ def describe_read(site: Site | None, error: BaseException) -> Read:
     """Say what an expression wanted of a tensor's value."""
     if "0-d tensor" in str(error):
         return Read("they are single numbers without elements", "use them as they are")
+    if site is not None and site.opname.startswith("FORMAT"):
+        return Read(f"`{site.text}` gets no number to print", "leave it out")
     node = None if site is None else site.node
     if site is None or node is None or isinstance(node, ast.Constant):
         failed = "Python cannot branch on or convert a value computed from them"
@@ -132,8 +134,6 @@ def describe_read(site: Site | None, error: BaseException) -> Read:
             return Read(f"{code} gets no Python value", _of_call(site, node))
         case ast.Subscript():
             return Read(f"{code} gets no Python number", _of_subscript(site, node))
-        case ast.JoinedStr() | ast.FormattedValue():
-            return Read(f"{code} gets no number to print", "leave it out")
         case _ if "numpy" in str(error):
             instead = "make NumPy's arrays tensors before the call"
             return Read(f"{code} gets no value for NumPy", instead)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import BlockMask
 
-from flexc.errors import OptionError, ShapeError
+from flexc.errors import DeviceError, OptionError, ShapeError
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.signatures import check_callable
@@ -89,7 +89,10 @@ def _create(
     b, h, q_len, kv_len = sizes
     whole = (1 if b is None else b, 1 if h is None else h, q_len, kv_len)
     problem = checked_problem(whole, block_size)
-    return plan_block_mask(mask_mod, problem, default_device(device), refine=refine)
+    place = default_device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(f'device expects "cpu" where torch sees no GPU, got {place}')
+    return plan_block_mask(mask_mod, problem, place, refine=refine)
 
 
 def plan_block_mask(
@@ -156,8 +159,8 @@ def checked_problem(
 def default_device(device: torch.device | str | None) -> torch.device:
     """The device asked for, by its index; by default torch's."""
     if device is None:
-        device = torch.accelerator.current_accelerator() or "cpu"
+        device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     device = torch.device(device)
-    if device.type == "cuda" and device.index is None:
+    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
         device = torch.device("cuda", torch.cuda.current_device())
     return device

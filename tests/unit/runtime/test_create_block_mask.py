@@ -201,6 +201,12 @@ def test_errors_say_what_to_do(
         flexc.create_block_mask(**(arguments | given))
 
 
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="where torch sees no GPU, got cuda"):
+        flexc.create_block_mask(good, 1, 1, 64, 64, device="cuda")
+
+
 def test_tables_that_were_written_to_are_kept_to() -> None:
     """A closed form would take the place of the tables, were they the mask's."""
 
