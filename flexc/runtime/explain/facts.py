@@ -56,6 +56,7 @@ TITLES = {
     "same_for_batches": "same for all batches",
     "same_for_heads": "same for all heads",
     "order": "longest rows first",
+    "traced_once": "mods traced once",
 }
 
 
@@ -258,6 +259,18 @@ def order(subject: Subject) -> Iterator[Fact]:
         yield Fact(name, False, "all rows visit all keys")
 
 
+def traced_once(subject: Subject) -> Iterator[Fact]:
+    """Whether calls find an earlier trace by what their mods read."""
+    name = "traced_once"
+    if subject.call.signature.cacheable:
+        yield Fact(name, True, "all that the mods read is known before they run")
+        return
+    other = "an object with __getattr__, made in C, or reached by getattr"
+    unread = subject.call.trace().unread or other
+    text = f"not known before the mods run: {unread}; each call traces them, which "
+    yield Fact(name, False, text + "takes milliseconds, and finds the kernel again")
+
+
 def regions(subject: Subject) -> tuple[Region, Region]:
     """The mods as they were written."""
     return subject.written.score_mod, subject.written.mask_mod
@@ -273,4 +286,5 @@ FINDERS: tuple[Callable[[Subject], Iterator[Fact]], ...] = (
     captures_inside,
     independent,
     order,
+    traced_once,
 )

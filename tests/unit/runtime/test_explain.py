@@ -494,6 +494,25 @@ def _subject_with_tables(subject: Any) -> Any:
     return subject.of(seen[0])
 
 
+def test_mods_that_are_traced_at_every_call() -> None:
+    table, query = torch.randn(20), torch.randn(1, 1, 20, 16)
+
+    def attend(mod: Any) -> Any:
+        return flexc.flex_attention(query, query, query, mod)
+
+    def sums(score, b, h, q_idx, kv_idx):
+        return score + table.softmax(0)[kv_idx]
+
+    def adds(score, b, h, q_idx, kv_idx):
+        return score + table[kv_idx]
+
+    (found,) = flexc.explain(attend, adds)
+    assert found.fact("traced_once").proven
+    (found,) = flexc.explain(attend, sums)
+    assert "a result of captured tensors alone" in found.fact("traced_once").text
+    assert "each call traces them" in str(found)
+
+
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mods.py"
     path.write_text("def causal(b, h, q_idx, kv_idx):\n    return q_idx >= kv_idx\n")
