@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import (
     ArrayAttr,
     BoolAttr,
@@ -339,7 +340,10 @@ def add_property(random: Random, op: Operation, ops: Sequence[Operation]) -> Non
     held = source.properties | source.attributes
     if held:
         name = random.choice(sorted(held))
-        place = random.choice((op.properties, op.attributes))
+        places = (op.properties, op.attributes)
+        # xDSL prints comparisons without their attributes.
+        is_comparison = isinstance(op, arith.CmpiOp | arith.CmpfOp)
+        place = random.choice(places[:1] if is_comparison else places)
         place[name] = held[name]
 
 
