@@ -12,7 +12,7 @@ EXTRAS_bench := demo,bench
 EXTRAS_test := test,dev,demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test checks emission test-long test-gpu random random-gpu sanitize sanitize-cpu filecheck \
+.PHONY: help venv demo test checks test-long test-gpu random random-gpu sanitize sanitize-cpu filecheck \
 	triton36 lint format typecheck bench bench-cpu clean
 
 help: ## show this list
@@ -40,25 +40,25 @@ demo: $(VENV)/installed-demo ## compile a dozen attention variants, run a real m
 	$(BIN)/python -m bench.demo
 
 test: venv ## linters, types, IR tests, emission under triton 3.6.0, then all tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks emission
-	$(BIN)/python -m pytest --durations=25 $(addprefix --ignore=,$(CHECKED) $(EMISSION))
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks $(PARTS)
+	$(BIN)/python -m pytest --durations=25 $(addprefix --ignore=tests/,$(PARTS))
 
-# What runs side by side, two processes that take about as long; the rest comes last.
-CHECKED = tests/property
-EMISSION = tests/codegen tests/unit/passes tests/unit/frontend tests/unit/interpreters
+# Folders of tests that run beside the checks, in processes of their own.
+PARTS = codegen property unit/runtime unit/passes
 
-checks: venv ## linters, types, IR tests, emission under triton 3.6.0, generated examples
+.PHONY: $(PARTS)
+$(PARTS): venv
+	$(BIN)/python -m pytest --durations=25 tests/$@
+
+checks: venv ## linters, types, IR tests, emission under triton 3.6.0
 	@$(MAKE) --no-print-directory --jobs=1 lint
 	@$(MAKE) --no-print-directory --jobs=1 typecheck
 	@$(MAKE) --no-print-directory --jobs=1 filecheck
 	@$(MAKE) --no-print-directory --jobs=1 triton36
-	$(BIN)/python -m pytest --durations=25 $(CHECKED)
-
-emission: venv ## tests of emitted kernels, compiled and run on a CPU, and of passes
-	$(BIN)/python -m pytest --durations=25 $(EMISSION)
 
 test-long: venv ## the tests with thousands of generated examples, slow ones included
 	$(BIN)/python -m pytest -m '' --hypothesis-profile=long --timeout=3600
+	@$(MAKE) --no-print-directory triton36 TRITON36_TESTS='not cpp and not emitted_source'
 
 test-gpu: venv ## the tests that need a GPU
 	$(BIN)/python -m pytest tests/gpu -m gpu
@@ -81,9 +81,11 @@ sanitize: venv ## a dozen calls on a GPU under compute-sanitizer
 filecheck: venv ## tests of printed IR and of emitted source, by lit
 	$(BIN)/lit -v tests/filecheck
 
+TRITON36_TESTS = not cpp and not emitted_source and not sm100 and not gfx942
+
 ifeq ($(shell uname -s),Linux)
 triton36: venv $(TRITON36)/installed ## emission tests under triton 3.6.0
-	PYTHONPATH=$(TRITON36) $(BIN)/python -m pytest tests/codegen -k "not cpp and not emitted_source"
+	PYTHONPATH=$(TRITON36) $(BIN)/python -m pytest tests/codegen -k "$(TRITON36_TESTS)"
 else
 triton36:
 	@echo "triton is for Linux: left out here"

@@ -22,6 +22,7 @@ from tests.codegen.triton_kernels import (
     Variant,
     compile_spec,
     has_mask,
+    some_of_corpus,
 )
 from tests.corpus import CORPUS
 
@@ -81,18 +82,8 @@ def test_compiles_as_cpp(case: str, kind: str) -> None:
         Kernel(spec)
 
 
-EVERY = 5
-"""Of the corpus, one in so many is looked at each time."""
-
-
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=[] if i % EVERY == 0 else pytest.mark.slow)
-        for i, case in enumerate(CORPUS)
-    ],
-)
+@pytest.mark.parametrize("case", some_of_corpus(every=5))
 def test_emitted_source_is_clean(case: str, tmp_path: Path) -> None:
     """Undefined and unused names are bugs of the printer or of a pass."""
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent))

@@ -31,6 +31,15 @@ from flexc.runtime.options import NO_OPTIONS
 from flexc.runtime.triton_compiler import load_jit_function
 from tests.corpus import CORPUS
 
+
+def some_of_corpus(every: int) -> list[Any]:
+    """Parameters for all cases, of which one in so many is not slow."""
+    return [
+        pytest.param(case, marks=[] if i % every == 0 else pytest.mark.slow)
+        for i, case in enumerate(CORPUS)
+    ]
+
+
 HEADS, KV_HEADS = 4, 2
 LENGTH = 256
 
