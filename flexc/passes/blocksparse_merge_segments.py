@@ -64,8 +64,11 @@ def fits(a: SegmentOp, b: SegmentOp) -> bool:
 
 
 def may_be_merged(segments: Sequence[SegmentOp]) -> bool:
-    """Whether one segment can say what several do: they have one mask at most."""
-    if any(s.kind.data == SegmentKind.MIXED for s in segments):
+    """Whether one segment can say what several do: they have one mask at most.
+
+    Numbers of columns, which only a CPU's segments have, are not merged.
+    """
+    if any(s.kind.data == SegmentKind.MIXED or s.is_trimmed for s in segments):
         return False
     masks = masks_of(segments)
     return all(masks[0].is_structurally_equivalent(m) for m in masks[1:])

@@ -60,7 +60,8 @@ class VectorClasses:
 
     def vectors(self) -> Iterable[SSAValue]:
         for op in self.region.walk():
-            args = (arg for region in op.regions for arg in region.block.args)
+            blocks = (block for region in op.regions for block in region.blocks)
+            args = (arg for block in blocks for arg in block.args)
             yield from (v for v in (*op.results, *args) if is_free_vector(v))
 
     def vote(self, vectors: Iterable[SSAValue]) -> None:

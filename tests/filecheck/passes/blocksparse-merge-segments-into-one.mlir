@@ -153,3 +153,24 @@ func.func @two_masks(%q : !t, %scale : f32) -> !t {
   }
   func.return %out : !t
 }
+
+// Numbers of columns are a CPU's, and stay.
+// CHECK-LABEL: @trimmed
+// CHECK: blocksparse.segment full {inside} bounds(
+// CHECK: } block(
+// CHECK-NEXT: flex.yield %{{.*}}, %{{.*}} : i32, i32
+func.func @trimmed(%q : !t, %scale : f32) -> !t {
+  %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
+      -> out : !t {block_m = 64 : i32, block_n = 64 : i32}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } segments {
+    blocksparse.segment full {inside} bounds(%b : i32, %h : i32, %q_start : i32,
+        %q_len : i32, %kv_len : i32) {
+      flex.yield %q_start, %kv_len : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
+      flex.yield %i, %q_len : i32, i32
+    }
+  }
+  func.return %out : !t
+}

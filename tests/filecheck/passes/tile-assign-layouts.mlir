@@ -80,3 +80,22 @@ tile.kernel @attention(%bias : tensor<?xf32> #tile.param<argument 0>,
   }
   tile.return
 }
+
+// A branch may have no other side.
+// CHECK: tile.kernel @one_sided
+tile.kernel @one_sided(%c : i1 #tile.param<argument 0>) 
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %one = tile.barriers : !tile.barriers<1, 1>
+  %c0 = arith.constant 0 : i32
+  tile.roles {
+    tile.role "consumer" copies 1 warps 4 registers 240 {
+    ^bb0(%part : i32):
+      // CHECK: scf.if %c {
+      scf.if %c {
+        tile.arrive %one[%c0] : !tile.barriers<1, 1>
+      }
+      tile.end
+    }
+  }
+  tile.return
+}
