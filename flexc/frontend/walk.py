@@ -278,13 +278,16 @@ class Walk:
         parts = {}
         for name, part in value.items():
             self.name = str(name)
+            if type(name) not in _KEY_TYPES:
+                self.member(name)
             parts[name] = self.visit(part)
         return self._leave(value, parts)
 
     def set(self, value: Any) -> Any:
         if not all(type(v) in _KEY_TYPES for v in value):
             return self.unknown(value)
-        self.key.append((type(value), frozenset(map(exact, value))))
+        # Equal sets may be iterated in different orders.
+        self.key.append((type(value), tuple(map(exact, value))))
         return value
 
     def _enter(self, container: Any) -> bool:

@@ -334,6 +334,14 @@ def state_of_the_interpreter() -> Any:
 
 
 @kind
+def order_of_a_set() -> Any:
+    # Both numbers have the same place in a table of eight: the first one keeps it.
+    held = types.SimpleNamespace(values={0, 8})
+    change = lambda: setattr(held, "values", {8, 0})
+    return lambda s, b, h, q, k: s * (2 if next(iter(held.values)) else 3), change
+
+
+@kind
 def attribute_of_a_python_module() -> Any:
     module = types.ModuleType("settings")
     module.factor = 2.0  # type: ignore[attr-defined]
@@ -378,6 +386,18 @@ def attribute_of_a_member() -> Any:
     Mode.NARROW.factor = 2.0  # type: ignore[attr-defined]
     change = lambda: setattr(Mode.NARROW, "factor", 3.0)
     return lambda s, b, h, q, k: s * Mode.NARROW.factor, change  # pyright: ignore
+
+
+class Key(enum.Enum):
+    A = 1
+
+
+@kind
+def attribute_of_a_member_that_is_a_key() -> Any:
+    Key.A.factor = 2.0  # type: ignore[attr-defined]
+    weights = {Key.A: 1.0}
+    change = lambda: setattr(Key.A, "factor", 3.0)
+    return lambda s, b, h, q, k: s * sum(key.factor for key in weights), change
 
 
 class Settings(enum.Enum):
