@@ -516,6 +516,11 @@ def exact(value: Any) -> Any:
             return type(value), value
 
 
+def number_key(value: float | None) -> Any:
+    """A key that tells -0.0 from 0.0, of a number whose type is known."""
+    return value or repr(value)
+
+
 def _name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -193,15 +192,19 @@ def swapped_layout(what: str) -> str:
     )
 
 
-def read_scale(scale: Any, query: Tensor) -> float:
-    """The factor on scores as a number, torch's own where none is given."""
+def read_scale(scale: Any) -> float | None:
+    """The factor on scores as a number, None for torch's own."""
     if scale is None:
-        return 1.0 / math.sqrt(query.size(3))
-    try:
-        return float(scale)
-    except (TypeError, ValueError, RuntimeError):
-        got = described(scale).partition(":")[0]
-        raise OptionError(f"scale expects a number, got {got}") from None
+        return None
+    got = "a tensor that requires a gradient, which a scale does not get"
+    if not (isinstance(scale, Tensor) and scale.requires_grad):
+        try:
+            return float(scale)
+        except (TypeError, ValueError, RuntimeError):
+            got = described(scale).partition(":")[0]
+    raise OptionError(
+        f"scale expects a number, got {got}; multiply the query by it instead"
+    )
 
 
 def autocast(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

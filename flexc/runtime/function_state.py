@@ -19,7 +19,13 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from flexc.errors import StateError
 from flexc.frontend.rebuild import Rebuild
-from flexc.frontend.walk import MODULE_TABLES, Capture, Walk, has_unread_code
+from flexc.frontend.walk import (
+    MODULE_TABLES,
+    Capture,
+    Walk,
+    has_unread_code,
+    number_key,
+)
 from flexc.runtime.options import Choices
 
 UNKEYED_ATTRIBUTES = frozenset(
@@ -169,7 +175,7 @@ def _is_plain(tensor: Tensor) -> bool:
 def _facts(capture: Capture) -> Any:
     """All that a capture with fake tensors makes constant."""
     if not isinstance(capture, Tensor):
-        return capture or repr(capture)  # -0.0 is not 0.0.
+        return number_key(capture)
     return (
         capture.shape,
         capture.stride(),

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import guard_int
 
+from flexc.frontend.walk import number_key
 from flexc.runtime.arguments import (
     Tables,
     cast_and_check,
@@ -85,7 +86,8 @@ class GraphCall:
         if operands.tables or not is_plain(query):
             return run_attention(self.prepare(operands))
         signature = self.mods.signature(operands.captures)
-        rest = (self.choices, self.outputs, scale, self.enable_gqa)
+        factor = None if scale is None else float(scale)
+        rest = (self.choices, self.outputs, number_key(factor), self.enable_gqa)
         prepare = partial(self.prepare, operands)
         return attend((query, key, value), signature, rest, prepare)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from flexc.errors import OptionError
 from flexc.frontend.closures import read_mods
+from flexc.frontend.walk import number_key
 from flexc.runtime.arguments import cast_and_check, read_scale, split_block_mask
 from flexc.runtime.autograd import run_attention
 from flexc.runtime.call import Attention, Outputs, read_signature
@@ -125,6 +127,7 @@ def _run(
         )
     if return_aux is not None and not isinstance(return_aux, AuxRequest):
         raise OptionError(f"return_aux expects an AuxRequest, got {return_aux!r}")
+    scale = read_scale(scale)
     scope = current_scope()
     choices = read_choices(backend, kernel_options)
     if scope is not None:
@@ -151,7 +154,7 @@ def _run(
 
     if block_mask is None and run is run_attention and is_plain(query):
         signature = read_mods(score_mod, mask_mod)
-        rest = (choices, outputs, scale, enable_gqa)
+        rest = (choices, outputs, number_key(scale), enable_gqa)
         found = attend((query, key, value), signature, rest, prepare)
     else:
         found = run(prepare())
@@ -182,7 +185,7 @@ def _prepare(
         query,
         key,
         value,
-        read_scale(scale, query),
+        1.0 / math.sqrt(query.size(3)) if scale is None else scale,
         tables,
         read_signature(score_mod, mask, query.device),
         outputs,

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from flexc.frontend.closures import ModSignature
+from flexc.frontend.walk import number_key
 from flexc.runtime.autograd import Results, run_attention
 from flexc.runtime.call import Attention
 from flexc.runtime.cpp_loader import CppFunction
@@ -132,7 +133,7 @@ def facts_of(
         if type(tensor) not in PLAIN:
             if type(tensor) not in (int, float):
                 return None
-            facts.append(tensor or repr(tensor))  # -0.0 is not 0.0.
+            facts.append(number_key(tensor))
             continue
         if (recording and tensor.requires_grad) or not is_dense(tensor):
             return None

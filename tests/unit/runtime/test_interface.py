@@ -289,6 +289,12 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
         (Q, K, V),
         {"scale": torch.ones(2)},
     ),
+    "learned-scale": (
+        errors.OptionError,
+        "got a tensor that requires a gradient.*; multiply the query by it instead",
+        (Q, K, V),
+        {"scale": torch.ones((), requires_grad=True)},
+    ),
     "aux": (
         errors.OptionError,
         "return_aux expects an AuxRequest, got True",

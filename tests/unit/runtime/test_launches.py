@@ -178,3 +178,20 @@ def test_kernels_share_the_threads_of_torch() -> None:
     for line in result.stdout.splitlines():
         before, after = map(int, line.split())
         assert before == after >= 2
+
+
+def test_a_scale_that_is_a_tensor_may_change() -> None:
+    tensors, scale = qkv(), torch.tensor(0.5)
+    attend(*tensors, scale=scale)
+    scale.fill_(2.0)
+    assert torch.equal(attend(*tensors, scale=scale), attend(*tensors, scale=2.0))
+
+
+def test_zeros_of_both_signs_are_two_scales() -> None:
+    tensors = [t.abs() for t in qkv()]
+
+    def sign(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return torch.where(torch.signbit(s), k * 1.0, 0.0)
+
+    plus, minus = (attend(*tensors, sign, scale=z) for z in (0.0, -0.0))
+    assert not torch.equal(plus, minus)
