@@ -7,6 +7,7 @@ mod that calls what the walk did not read is traced at every call.
 from __future__ import annotations
 
 import gc
+import pickle
 import random
 import sys
 from collections.abc import Iterable
@@ -46,6 +47,9 @@ _ARITHMETIC = frozenset(
 )
 """Operators of symbolic floats: of two, of two exchanged, and of one."""
 
+_PYTHONS_GENERATOR = random.random.__self__  # pyright: ignore
+"""What the functions of `random` are methods of."""
+
 _APPLY = torch.autograd.Function.apply.__func__.__code__
 
 
@@ -64,9 +68,13 @@ class CallWatch:
         """Something was done to a symbolic number that takes a true one."""
         self.custom_gradient = False
         """A torch.autograd.Function was applied."""
+        self.draws_in_python = False
+        """A random number was drawn from Python's own generator."""
+        self.numpy_drew = False
+        """NumPy's own generator has another state: a mod, or another thread, drew."""
 
     def __enter__(self) -> CallWatch:
-        self._random = _random_state()
+        self._numpy_state = _numpy_state()
         # What is collected may run code of anybody's.
         self._collects = gc.isenabled()
         gc.disable()
@@ -82,7 +90,7 @@ class CallWatch:
             sys.setprofile(self._outer)
         if self._collects:
             gc.enable()
-        self.drew_random_numbers = _random_state() != self._random
+        self.numpy_drew |= _numpy_state() != self._numpy_state
 
     def _note(self, what: str) -> None:
         self.unread = self.unread or what
@@ -110,6 +118,7 @@ class CallWatch:
         if function is torch.is_grad_enabled:
             self.asks_grad_mode = True
         elif not _is_pure(function) and not self._serves_torch(frame):
+            self.draws_in_python |= function.__self__ is _PYTHONS_GENERATOR
             self._note(f"{function.__qualname__}()")
 
     def _serves_torch(self, frame: FrameType) -> bool:
@@ -163,10 +172,10 @@ def _is_cancelled(result: Any) -> bool:
     return isinstance(result, torch.SymFloat) and result.node.expr.is_Atom
 
 
-def _random_state() -> Any:
-    """The state of Python's and NumPy's own generators of random numbers."""
+def _numpy_state() -> bytes:
+    """The state of NumPy's own generator of random numbers, of whatever kind.
+
+    Its methods are not seen when they are called.
+    """
     numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return random.getstate()
-    _, keys, *rest = numpy.random.get_state()
-    return random.getstate(), keys.tobytes(), rest
+    return b"" if numpy is None else pickle.dumps(numpy.random.get_state(legacy=False))

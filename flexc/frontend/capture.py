@@ -230,8 +230,12 @@ class _Tracer:
             if mistake is None:
                 raise
             raise mistake from None
-        if self.calls.drew_random_numbers:
-            raise random_numbers(kind, "random or numpy.random", location)
+        if self.calls.draws_in_python:
+            raise random_numbers(kind, "Python's random", location)
+        # A mod of which all is read calls nothing of NumPy's.
+        is_read = self.signature.cacheable and self.calls.unread is None
+        if self.calls.numpy_drew and not is_read:
+            raise random_numbers(kind, "numpy.random", location)
         check_graph(kind, graph)
         self.needs_tensors |= _computes_of_captures_alone(graph, arity)
         return self._captured(kind, graph, arity, location)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import math
+import random
+import threading
 import traceback
 from math import log as ln
 from typing import Any
@@ -257,6 +259,21 @@ SCORES: dict[str, tuple[Any, type[errors.FlexcError], str]] = {
     "dropout": (lambda s, b, h, q, k: F.dropout(s, 0.1), Draws, "draw random numbers"),
     "bernoulli": (lambda s, b, h, q, k: torch.bernoulli(s), Draws, "`noise[h, q_idx]`"),
     "randint": (lambda s, b, h, q, k: s + torch.randint(3, ()), Draws, "draw random"),
+    "python-random": (
+        lambda s, b, h, q, k: s * random.random(),
+        Draws,
+        "as Python's random does",
+    ),
+    "python-choice": (
+        lambda s, b, h, q, k: s * random.choice(WEIGHTS),
+        Draws,
+        "as Python's random does",
+    ),
+    "numpy-random": (
+        lambda s, b, h, q, k: s * np.random.rand(),
+        Draws,
+        "as numpy.random does",
+    ),
     "normal_": (lambda s, b, h, q, k: torch.empty(()).normal_(), Draws, "draw random"),
     "generator": (
         lambda s, b, h, q, k: s * torch.rand((), generator=torch.Generator()),
@@ -447,6 +464,37 @@ def test_random_numbers_of_python() -> None:
     assert str(error).startswith(
         "mods.py:3: a score_mod must not draw random numbers, as random.random() does"
     )
+
+
+def test_random_numbers_of_another_thread() -> None:
+    """What a data loader draws in the meantime is not what a mod drew."""
+    ends = threading.Event()
+
+    def draw() -> None:
+        while not ends.is_set():
+            random.random()
+            np.random.rand()
+
+    thread = threading.Thread(target=draw, daemon=True)
+    thread.start()
+    try:
+        import_mods(lambda s, b, h, q, k: s * 2)
+    finally:
+        ends.set()
+        thread.join()
+
+
+def test_a_generator_of_another_kind() -> None:
+    """The state of NumPy's own generator is that of whichever was set."""
+    numbers: Any = np.random  # Stubs lack some of it.
+    before = numbers.get_bit_generator()
+    numbers.set_bit_generator(np.random.PCG64(0))
+    try:
+        import_mods(lambda s, b, h, q, k: s * 2)
+        with pytest.raises(Draws, match="numpy"):
+            import_mods(lambda s, b, h, q, k: s * np.random.rand())
+    finally:
+        numbers.set_bit_generator(before)
 
 
 def test_code_without_source() -> None:
