@@ -99,6 +99,8 @@ class CallWatch:
         if event == "c_call":
             if not _is_internal(frame):
                 self._called(arg, frame)
+            elif _reads_setting(arg) and not _is_internal(frame.f_back):
+                self._note(f"{arg.__name__.removeprefix('_get_')}, a setting of torch")
         elif event == "call":
             if not _is_internal(frame):
                 self._entered(frame)
@@ -161,7 +163,17 @@ def _is_pure(function: Any) -> bool:
     if owner is None:
         return trusted(function.__module__)
     cls = owner if isinstance(owner, type) else type(owner)
+    if isinstance(owner, torch.Generator):
+        return False
     return isinstance(owner, Tensor) or trusted(cls.__module__)
+
+
+def _reads_setting(function: Any) -> bool:
+    """Whether a function in C returns a setting of torch, or a generator's state."""
+    owner = function.__self__
+    if owner is torch._C:
+        return function.__name__.startswith("_get_")
+    return isinstance(owner, torch.Generator)
 
 
 def _is_cancelled(result: Any) -> bool:

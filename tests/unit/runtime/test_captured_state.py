@@ -22,6 +22,8 @@ def _settings() -> Iterator[None]:
     yield
     torch.set_grad_enabled(True)
     torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark = False
 
 
 def tensors() -> list[Tensor]:
