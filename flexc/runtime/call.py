@@ -97,6 +97,13 @@ class Attention:
         """Whether there are rows, and keys to attend to."""
         return self.query.numel() > 0 and self.key.size(2) > 0
 
+    @property
+    def pairs(self) -> tuple[int, int, int, int]:
+        """Batches, heads, queries and keys, as mods are told of them."""
+        batches, heads, rows, _ = self.query.shape
+        group, queries = self.few_rows or (1, rows)
+        return batches, heads * group, queries, self.key.size(2)
+
     def run(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The output and, where asked for, log-sum-exp and largest scores."""
         with unseen():
@@ -125,8 +132,7 @@ class Attention:
         call, compiled = self.with_blocks()
         captures = compiled.attention.arguments(self.signature.captures)
         if self.tables is None or self.tables.replaceable:
-            sizes = (*self.query.shape[:3], self.key.size(2))
-            compiled.reads.check(sizes, captures)
+            compiled.reads.check(self.pairs, captures)
         args = [self.query, self.key, self.value, self.scale, *captures]
         if call.tables is not None:
             args += call.tables.tensors

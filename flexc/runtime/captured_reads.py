@@ -35,7 +35,7 @@ from flexc.passes.analysis.reads.slices import location_of
 from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
 from flexc.runtime.captured_gradients.places import ScalarsOnDevice
 from flexc.runtime.interpreters.values import dtype_of
-from flexc.runtime.proofs import at_most
+from flexc.runtime.proofs import at_most, attention_of
 
 MAX_KNOWN = 4096
 """Kinds of calls whose outcome is remembered."""
@@ -46,10 +46,13 @@ HOST = torch.device("cpu")
 
 
 class CapturedReads:
-    """What is known of the captured reads of a module with one attention."""
+    """What is known of the captured reads of a module with one attention.
+
+    The module may be rewritten afterwards: reads are those of a copy.
+    """
 
     def __init__(self, module: ModuleOp):
-        self.module = module
+        self.module = module.clone()
         self.outcomes: dict[Hashable, CapturedIndexError | None] = {}
 
     @cached_property
@@ -57,7 +60,7 @@ class CapturedReads:
         """The attention, with indices that do not overflow."""
         module = self.module.clone()
         FlexWidenIndicesPass().apply(Context(), module)
-        return next(o for o in module.walk() if isinstance(o, flex.AttentionOp))
+        return attention_of(module)
 
     @cached_property
     def any(self) -> bool:
@@ -83,12 +86,13 @@ class CapturedReads:
         self, sizes: tuple[int, ...], known: tuple[Known, ...]
     ) -> CapturedIndexError | None:
         """What a call of these sizes raises."""
-        key = (sizes, known)
-        if key not in self.outcomes:
-            if len(self.outcomes) >= MAX_KNOWN:
-                self.outcomes.clear()
-            self.outcomes[key] = self.find(sizes, known)
-        return self.outcomes[key]
+        key, outcomes = (sizes, known), self.outcomes
+        if key not in outcomes:
+            # A new one, as other threads read the old one.
+            if len(outcomes) >= MAX_KNOWN:
+                outcomes = self.outcomes = {}
+            outcomes[key] = self.find(sizes, known)
+        return outcomes[key]
 
     def find(
         self, sizes: Sequence[int], known: Sequence[Known]

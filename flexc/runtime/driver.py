@@ -86,13 +86,14 @@ class Compiled:
         self.attention: AttentionModule = build_attention_module(
             mods.score, mods.mask, build.call
         )
+        self.reads = CapturedReads(self.attention.module)
+        """What is known of reads at the pairs of a call, heads as they were given."""
         if build.call.few_rows is not None:
             fold = FlexFoldHeadsPass(*build.call.few_rows)
             fold.apply(Context(), self.attention.module)
         self.build = build
         self.proofs = Prover(self.attention.module, build.backend)
         """What is proved of a call with a query, a key and capture arguments."""
-        self.reads = CapturedReads(self.attention.module)
         self._kernels: dict[Proofs, Kernel] = {}
         self._masks: dict[Proofs, MaskReading] = {}
         self._rows: dict[Proofs, Rows] = {}

@@ -173,11 +173,13 @@ class Prover:
     def remembered(self, sizes: Iterable[int], facts: Iterable[Fact]) -> Proofs:
         """The outcome for calls of at most these sizes, with such captures."""
         sizes, facts = what = (tuple(sizes), tuple(facts))
-        if what not in self.known:
-            if len(self.known) >= MAX_KNOWN:
-                self.known.clear()
-            self.known[what] = self.prove(sizes, facts)
-        return self.known[what]
+        known = self.known
+        if what not in known:
+            # A new one, as other threads read the old one.
+            if len(known) >= MAX_KNOWN:
+                known = self.known = {}
+            known[what] = self.prove(sizes, facts)
+        return known[what]
 
     def prove(self, sizes: Sequence[int], facts: Sequence[Fact]) -> Proofs:
         """Run the proofs for at most (batch, heads, q_len, kv_len) and captures."""

@@ -149,6 +149,14 @@ def test_few_rows() -> None:
         attend(OUTSIDE["head"][0], rows=1)
 
 
+def test_few_rows_of_a_group() -> None:
+    """Heads and queries are said as mods are told of them, not as they are folded."""
+    query, key = torch.randn(1, 4, 2, 16), torch.randn(1, 1, 40, 16)
+    with pytest.raises(CapturedIndexError) as raised:
+        flexc.flex_attention(query, key, key, OUTSIDE["head"][0], enable_gqa=True)
+    assert "h + 1 is 4 at b 0, h 3, q_idx 1, kv_idx 39" in str(raised.value)
+
+
 def test_block_masks() -> None:
     """Planned masks read at all pairs."""
     with pytest.raises(CapturedIndexError):
