@@ -10,6 +10,7 @@ from __future__ import annotations
 import linecache
 import sys
 from functools import lru_cache
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +37,10 @@ _checked: Recent[Any] = Recent()
 """Kernels that were compiled to be checked, until they are loaded."""
 
 
+_one_at_a_time = Lock()
+"""Held while a source is run, as modules have names in the process."""
+
+
 @lru_cache(MOST)
 def load_jit_function(spec: KernelSpec) -> Any:
     """The `triton.JITFunction` of a printed kernel."""
@@ -46,11 +51,12 @@ def load_jit_function(spec: KernelSpec) -> Any:
     module.__file__ = path
     # Not imported: Python would look for bytecode beside the file, and run that.
     code = compile(source, path, "exec", dont_inherit=True)
-    sys.modules[module.__name__] = module
-    try:
-        exec(code, vars(module))
-    finally:
-        del sys.modules[module.__name__]
+    with _one_at_a_time:
+        sys.modules[module.__name__] = module
+        try:
+            exec(code, vars(module))
+        finally:
+            del sys.modules[module.__name__]
     return getattr(module, spec.entry)
 
 

@@ -6,6 +6,7 @@ Nothing is launched: kernels are compiled for a GPU that need not be there.
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -87,3 +88,13 @@ def test_what_was_checked_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(triton_compiler, "compile_kernel", None)
         first = triton_loader.compile_on(device, spec, [])
     assert triton_loader.compile_on(device, spec, []) is not first
+
+
+def test_two_threads_load_one_kernel() -> None:
+    """A kernel's module has a name in the process while its source runs."""
+    source = "import time\n\ntime.sleep(0.2)\n\ndef kernel(): ...\n"
+    spec = KernelSpec("triton", "kernel", (), "affine_map<() -> ()>", source)
+    load = triton_compiler.load_jit_function.__wrapped__  # What is not remembered yet.
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(load, spec) for _ in range(2)]
+    assert [f.result().__name__ for f in found] == ["kernel", "kernel"]
