@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import importlib.util
 import os
@@ -13,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flexc.errors import FlexcError, OptionError
+from flexc.errors import FlexcError, OptionError, did_you_mean
 from flexc.passes.vector_machine import MACHINES
 
 if TYPE_CHECKING:
@@ -53,17 +52,13 @@ def load_function(spec: str) -> Callable[..., Any] | None:
     found: Any = _load_module(where)
     for part in name.split("."):
         if not hasattr(found, part):
-            raise OptionError(f"{where} has no {name!r}{_alike(part, dir(found))}")
+            raise OptionError(
+                f"{where} has no {name!r}{did_you_mean(part, dir(found))}"
+            )
         found = getattr(found, part)
     if not callable(found):
         raise OptionError(f"{spec} expects a function, got {type(found).__name__}")
     return found
-
-
-def _alike(name: str, names: Sequence[str]) -> str:
-    """The question whether a name was meant that is spelled alike."""
-    found = difflib.get_close_matches(name, names, 1)
-    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def _load_mods(args: argparse.Namespace, usage: Mapping[ModKind, str]) -> list[Any]:

@@ -32,7 +32,10 @@ _PURE_MODULES = frozenset(
 _IMPURE_BUILTINS = DYNAMIC_NAMES | {"dir", "id"}
 
 _INTERNAL = frozenset({"_weakrefset", "flexc", "mpmath", "sympy", "weakref"})
-"""Packages that a trace runs code of: weak references end anywhere."""
+"""Packages whose code runs while a mod is traced, and is none of the mod's.
+
+Callbacks of weak references may run at any time.
+"""
 
 _NOT_SYMBOLIC = frozenset(
     method.__code__
@@ -40,12 +43,12 @@ _NOT_SYMBOLIC = frozenset(
     for name in ("__repr__", "__str__", "__format__", "__round__")
     if isinstance(method := getattr(cls, name, None), FunctionType)
 )
-"""What a symbolic number does otherwise than a number: a name in place of digits."""
+"""Methods that print a symbolic number's name where a number prints its digits."""
 
 _ARITHMETIC = frozenset(
     getattr(torch.SymFloat, f"__{name}__").__code__ for name in ("add", "radd", "neg")
 )
-"""Operators of symbolic floats: of two, of two exchanged, and of one."""
+"""The code that operators of symbolic floats share: binary, reflected and unary."""
 
 _PYTHONS_GENERATOR = random.random.__self__  # pyright: ignore
 """What the functions of `random` are methods of."""
@@ -65,7 +68,7 @@ class CallWatch:
         """Something that was called and that the walk did not read."""
         self.asks_grad_mode = False
         self.wants_numbers = False
-        """Something was done to a symbolic number that takes a true one."""
+        """Something was done to a symbolic number that only a true number can do."""
         self.custom_gradient = False
         """A torch.autograd.Function was applied."""
         self.draws_in_python = False

@@ -79,7 +79,7 @@ def _trace(
     device: torch.device | str,
     gradients: bool,
 ) -> _Tracer:
-    """Trace with as few values as the mods let be: symbols, numbers, or tensors too."""
+    """Trace over symbols; over numbers, and over tensors too, where mods need them."""
     args = (signature, score_dtype, device, gradients)
     if not signature.static_numbers:
         try:
@@ -166,7 +166,7 @@ class _Tracer:
 
     def run(self) -> None:
         """Make `mods`."""
-        (score_mod, mask_mod), codes = self.signature.rebuild_with_codes(self.fakes)
+        (score_mod, mask_mod), codes = self.signature.rebuild(self.fakes)
         values = self.signature.captures
         self.calls = CallWatch(codes)
         fakes = [] if self.keeps_tensors else self.fakes
@@ -275,7 +275,8 @@ class _Tracer:
         if not assumption.holds(self.signature.captures):
             raise assumption.error or NumberRangeError(
                 "mods compute with integers of 64 bits and finite numbers, got "
-                f"{assumption.number(self.signature.captures)}"
+                f"{assumption.number(self.signature.captures)}; write a smaller "
+                "number, or a float, as in float(n)"
             )
         self.assumptions.append(assumption)
 

@@ -65,7 +65,7 @@ class CapturedMods:
     found: tuple[torch.Tensor, ...] = ()
     """Tensors that the walk did not find: captures behind those of the signature."""
     unread: str | None = None
-    """Something the mods read that their key does not tell: equal keys mean nothing."""
+    """Something that the mods read and that is no part of their key."""
     reads_state: bool = False
     """The guards ask for more than numbers, shapes and strides."""
     custom_gradient: bool = False

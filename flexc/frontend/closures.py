@@ -8,8 +8,8 @@ bound methods and objects, and yields
 - the *captures*, in a stable order: tensors, Python ints and floats, which
   become kernel arguments;
 - whether the key is sound. Where it is not (`getattr`, an unknown C object), the
-  mod is traced at every call: slow, but never stale. Tracing checks this: see
-  `reads`.
+  mod is traced at every call: slow, but never stale. `call_watch` checks this
+  while a mod is traced.
 """
 
 from __future__ import annotations
@@ -43,14 +43,11 @@ class ModSignature:
         """Whether tensors that tracing finds may become captures."""
         return True
 
-    def rebuild(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """The mods with `values` in place of their captures; theirs are kept."""
-        return self.rebuild_with_codes(values)[0]
+    def rebuild(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], set[CodeType]]:
+        """Copy the mods with `values` in place of their captures.
 
-    def rebuild_with_codes(
-        self, values: Sequence[Any]
-    ) -> tuple[tuple[Any, ...], set[CodeType]]:
-        """The same, and the code of all functions that were read."""
+        Also return the code of all functions that were read.
+        """
         rebuild = Rebuild(values)
         try:
             return rebuild.run(self.mods), rebuild.codes

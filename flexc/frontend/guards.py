@@ -74,7 +74,7 @@ class InexactError(Exception):
 
 
 class ExactShapeEnv(ShapeEnv):
-    """Decides branches as Python does; which it cannot, it refuses.
+    """Decides branches as Python does, and raises InexactError where it cannot.
 
     Floats are compared as they were captured: sums and products of them are simplified
     where they should be rounded.
@@ -109,6 +109,7 @@ def _asked_by_mod() -> bool:
 
 
 _ASKING = (__file__, torch.__file__, sym_node.__file__)
+"""Files whose frames are between a condition and the code that asks for it."""
 
 
 class SourcePrinter(PythonPrinter):
@@ -127,7 +128,10 @@ class SourcePrinter(PythonPrinter):
 
 
 def rounded(shape_env: ShapeEnv, sources: dict[str, str]) -> Iterator[Assumption]:
-    """Guards compare integers with floats as floats, Python does exactly."""
+    """Yield what guards assume: integers that they take for floats are exact so.
+
+    Python compares the two exactly.
+    """
     printer = SourcePrinter(sources)
     for guard in shape_env.guards:
         for conversion in guard.expr.atoms(ToFloat):

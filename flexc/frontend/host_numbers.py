@@ -91,7 +91,10 @@ def is_exact(value: int) -> bool:
 
 
 def is_between_integers(quotient: float) -> bool:
-    """Whether its floor is that of the true quotient, as which torch takes `x // y`."""
+    """Whether a rounded quotient is no integer.
+
+    Its floor is then the exact quotient's, which is what torch takes it for.
+    """
     return not quotient.is_integer()
 
 

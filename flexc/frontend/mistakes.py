@@ -77,7 +77,7 @@ SIGNS = (
 def mistake_of(
     kind: ModKind, error: Exception, location: SourceLocation | None
 ) -> FlexcError | None:
-    """What a user can act on, None for an exception of their own."""
+    """Return an error that says what to do, None for an exception of the user's own."""
     where, site = error_location(error) or location, site_of(error)
     text = str(error).partition("\n")[0]
     if site is not None and site.opname == "RAISE_VARARGS":

@@ -71,9 +71,10 @@ KNOWN_METACLASSES = (type, ABCMeta, enum.EnumMeta, type(typing.Protocol))
 
 @functools.lru_cache(4096)
 def trusted_class(cls: type) -> bool:
-    """Whether a class is one of a trusted package, not only called so.
+    """Whether a class is one of a trusted package, not only named so.
 
-    Its module has it: a class made by code there, or renamed, does not count.
+    One written in Python is found in its module: what code there made of a user's
+    class, or what was renamed, is not.
     """
     module = cls.__module__
     if not trusted(module) or not cls.__flags__ & HEAP_TYPE:
@@ -119,7 +120,7 @@ def has_getattr(value: Any) -> bool:
 
 
 def is_trusted(fn: Any) -> bool:
-    """Whether a function reads a trusted package's globals, not some called so."""
+    """Whether a function's globals are a trusted package's, not only named so."""
     if not isinstance(fn, FunctionType):
         return False
     name = fn.__globals__.get("__name__")
@@ -134,7 +135,7 @@ def uses_self(fn: Any) -> bool:
 
 
 def leaks_self(found: Any) -> bool:
-    """Whether reading, or calling, a class's attribute does so to its object."""
+    """Whether a class's attribute, read or called, does more with its object."""
     match found:
         case FunctionType():
             return not is_trusted(found) and uses_self(found)

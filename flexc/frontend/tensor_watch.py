@@ -28,7 +28,10 @@ _STATE: dict[Any, str] = {
     Tensor.data_ptr: "data_ptr()",
     Tensor._version.__get__: "_version",  # pyright: ignore
 }
-"""What may be asked of a captured tensor and that its stand-in does not know."""
+"""What a captured tensor may be asked and its fake tensor cannot answer.
+
+Each has an expression, with a place for arguments.
+"""
 
 _GRADIENTS = (
     Tensor.grad.__get__,  # pyright: ignore
@@ -44,9 +47,8 @@ _ABOUT_GRADIENTS = (
 class TensorWatch(TorchFunctionMode):
     """Sees each tensor that a mod meets, and what the mod asks of captured ones.
 
-    `captures` are what `fakes` stand for. What is computed from tensors that the walk
-    did not find alone is computed, as the user's code does it, and not traced: torch
-    records its derivative.
+    `captures` are what `fakes` stand for. An operation all of whose tensors are ones
+    that the walk did not find runs at once, and is not traced: autograd records it.
     """
 
     def __init__(self, fakes: Sequence[Any], captures: Sequence[Any]):
@@ -82,7 +84,8 @@ class TensorWatch(TorchFunctionMode):
                 return self._asked(slot, func, args[1:], kwargs)
             if isinstance(args[0], FakeTensor) and func in _ABOUT_GRADIENTS:
                 raise UnsupportedOpError(
-                    "a mod must not ask a tensor that it computed for its gradient"
+                    "a mod must not ask a tensor that it computed for its gradient: "
+                    "compute it before the call, and capture what it says"
                 )
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if _is_tensor(x)]
         missed = list(filter(self._is_missed, tensors))

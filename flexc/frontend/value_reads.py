@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from flexc.frontend.locations import user_trace
 
-SIGNS = (
+WANTS_VALUE = (
     "value out of a tracing tensor",
     ".numpy() is not supported",
     "iteration over a 0-d tensor",
@@ -47,7 +47,7 @@ def is_value_read(error: BaseException) -> bool:
     if isinstance(error, KeyError):  # A dict lookup, and no tensor equals another.
         return bool(error.args) and isinstance(error.args[0], torch.Tensor)
     kinds = (DataDependentOutputException, GuardOnDataDependentSymNode)
-    return isinstance(error, kinds) or any(sign in str(error) for sign in SIGNS)
+    return isinstance(error, kinds) or any(sign in str(error) for sign in WANTS_VALUE)
 
 
 @dataclass(frozen=True)

@@ -174,14 +174,20 @@ def _layout_hint(shapes: Shapes, enable_gqa: bool) -> str:
     """Which tensors would fit with heads and length swapped, as others lay them out."""
     for names in (NAMES, NAMES[1:], *((name,) for name in NAMES)):
         swaps = [name in names for name in NAMES]
-        given = list(zip(swaps, shapes, strict=True))
-        turned = tuple((s[0], s[2], s[1], s[3]) if w else s for w, s in given)
-        # Heads outnumber positions rarely, but of a query where one token is decoded.
-        many = [s[1] > s[2] for w, s in given[names == NAMES :] if w]
-        if all(many) and _shape_fault(turned, enable_gqa) is None:
-            said = " and ".join([", ".join(names[:-1]), names[-1]][len(names) == 1 :])
-            return f"; {swapped_layout(said)}"
+        pairs = list(zip(swaps, shapes, strict=True))
+        turned = tuple((s[0], s[2], s[1], s[3]) if w else s for w, s in pairs)
+        # Positions outnumber heads, except those of a query when a token is decoded.
+        judged = pairs[1:] if names == NAMES else pairs
+        many = all(s[1] > s[2] for w, s in judged if w)
+        if many and _shape_fault(turned, enable_gqa) is None:
+            return f"; {swapped_layout(_listed(names))}"
     return ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names as a sentence has them: "query, key and value"."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def swapped_layout(what: str) -> str:

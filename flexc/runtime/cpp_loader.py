@@ -183,7 +183,7 @@ def end_threads_before_forks(library: ctypes.CDLL) -> None:
 
 
 def not_loaded(path: Path, error: Exception) -> CompilationError:
-    """What was compiled is of no use, and is not kept."""
+    """Remove an object that cannot be loaded, and return the error that says so."""
     path.unlink(missing_ok=True)
     return CompilationError(
         f"a kernel cannot be loaded: {error}; it is compiled again at the next call, "

@@ -32,9 +32,7 @@ class GraphSignature(ModSignature):
     def can_grow(self) -> bool:
         return False
 
-    def rebuild_with_codes(
-        self, values: Sequence[Any]
-    ) -> tuple[tuple[Any, ...], set[CodeType]]:
+    def rebuild(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], set[CodeType]]:
         mods = tuple(
             None if graph is None else _bind(graph, [values[s] for s in slots])
             for graph, slots in zip(self.mods, self.slots, strict=True)

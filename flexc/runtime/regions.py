@@ -21,7 +21,7 @@ class Regions:
     """What is known of the calls of torch.compile in this process."""
 
     have_options = False
-    """Some have asked flexc for something: it holds where Dynamo gave up, too."""
+    """Some gave options to flexc, which hold where Dynamo gave up too."""
 
 
 BACKEND_MODULE = "flexc.runtime.dynamo"

@@ -43,7 +43,7 @@ def trace_mods(
 
 
 def _without_gradients(signature: ModSignature, mods: CapturedMods) -> ModSignature:
-    """What no mod reads of the captures has no part in derivatives."""
+    """Detach the captures that no mod reads: they have no part in derivatives."""
     captures = signature.captures
     idle = [
         isinstance(c, Tensor) and c.requires_grad and i not in mods.slots

@@ -25,7 +25,7 @@ _Key: Any = torch._C.DispatchKey  # pyright: ignore[reportAttributeAccessIssue]
 _keys_of: Any = torch._C._dispatch_keys  # pyright: ignore[reportAttributeAccessIssue]
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
-"""Classes that change nothing."""
+"""Classes of tensors that do nothing of their own."""
 
 LEFT_A_TRANSFORM = (_Key.FuncTorchGradWrapper, _Key.FuncTorchBatched)
 

@@ -25,7 +25,7 @@ def finer_tables(
     to the blocks that were found back then.
 
     A CUDA graph plans them at each replay: the kernels, and so the bits, are those of
-    a call, and nothing is read that another stream made or that a replay is yet to.
+    a call, and no tables are read that another stream makes or a later replay.
     """
     origin = tables.origin
     given = tables.block_size

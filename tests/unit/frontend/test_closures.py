@@ -224,7 +224,7 @@ CALLS: list[tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = [
 def test_rebuild(mod: Any, captures: Any, values: Any) -> None:
     signature = read_mods(mod)
     assert signature.captures == captures
-    (same,), (other,) = signature.rebuild(captures), signature.rebuild(values)
+    ((same,), _), ((other,), _) = map(signature.rebuild, (captures, values))
     points = [(0, 0, q, k) for q in range(40) for k in (0, 3)]
     assert [same(*p) for p in points] == [mod(*p) for p in points]
     assert [other(*p) for p in points] != [mod(*p) for p in points]
@@ -232,7 +232,7 @@ def test_rebuild(mod: Any, captures: Any, values: Any) -> None:
 
 
 def test_rebuild_of_nested_functions() -> None:
-    (other,) = read_mods(and_masks(window_of(3), window_of(4))).rebuild([7, 5])
+    ((other,), _) = read_mods(and_masks(window_of(3), window_of(4))).rebuild([7, 5])
     zero = torch.zeros(())
     assert other(zero, zero, torch.tensor(4), 0)
     assert not other(zero, zero, torch.tensor(5), 0)
@@ -247,7 +247,7 @@ def test_rebuild_of_objects_in_closures() -> None:
     signature = read_mods(mod)
     assert signature.cacheable
     assert sorted(signature.captures) == [1, 10, 20, 300]
-    (other,) = signature.rebuild([0] * 4)
+    ((other,), _) = signature.rebuild([0] * 4)
     assert mod(0, 0, 5, 0)
     assert not other(0, 0, 5, 0)
     assert (frozen.width, pair.high, space.deep) == (1, 20, {"a": (300,)})
@@ -259,7 +259,7 @@ def test_rebuild_of_a_module() -> None:
     assert signature.cacheable
     assert {type(c) for c in signature.captures} == {float, torch.nn.Parameter}
     values = [10.0 if isinstance(c, float) else SLOPES for c in signature.captures]
-    (other,) = signature.rebuild(values)
+    ((other,), _) = signature.rebuild(values)
     assert other(1.0, 0, 0, 0, 0) == 11.0
     assert module(torch.ones(()), 0, 0, 0, 0) == 3.0
 
@@ -289,7 +289,7 @@ def test_attributes_of_a_module_are_keyed_without_its_forward(
     assert len(before.captures) == count
     assert read_mods(of(Layer())).key == before.key
     values = [7 if isinstance(c, int | float) else c + 1 for c in before.captures]
-    (same,), (rebuilt,) = before.rebuild(before.captures), before.rebuild(values)
+    ((same,), _), ((rebuilt,), _) = map(before.rebuild, (before.captures, values))
     point = (torch.ones(()), 0, 1, 2, 0)
     assert same(*point) == of(LAYER)(*point)
     assert rebuilt(*point) != of(LAYER)(*point)
@@ -368,7 +368,7 @@ def test_recursive_functions() -> None:
     base = 2
     signature = read_mods(lambda s, b, h, q, k: power(s, 2))
     assert signature.cacheable
-    (other,) = signature.rebuild([1])
+    ((other,), _) = signature.rebuild([1])
     assert other(3, 0, 0, 0, 0) == 27
 
 
