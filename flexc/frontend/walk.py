@@ -53,6 +53,12 @@ Mod = Callable[..., Any]
 MAX_OBJECTS = 5_000
 """Python objects that one walk may meet."""
 
+MAX_NUMBERS = 1_000
+"""Python numbers that one walk may capture; what follows is keyed by its value.
+
+Each takes a millisecond to trace, whether it is read or not.
+"""
+
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 _BY_VALUE: tuple[type, ...] = (
@@ -83,6 +89,7 @@ class Walk:
         self.sound = True
         self.static_numbers = False
         self.name = ""
+        self._numbers = 0
         self._owner = ""
         self._frozen = False
         self._slots: dict[int, int] = {}
@@ -158,8 +165,9 @@ class Walk:
     def number(self, value: int | float) -> Any:
         kind = type(value)
         plain = _INT64_MIN <= value <= _INT64_MAX if kind is int else isfinite(value)
-        if self._frozen or not plain:
+        if self._frozen or not plain or self._numbers >= MAX_NUMBERS:
             return self.by_value(value)
+        self._numbers += 1
         self.key.append(kind)
         self.captures.append(value)
         return self.slot(len(self.captures) - 1, value)

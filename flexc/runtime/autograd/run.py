@@ -21,9 +21,10 @@ Results = tuple[Tensor, Tensor | None, Tensor | None]
 def run_attention(call: Attention) -> Results:
     """Run a call, recorded by autograd where an input asks for it."""
     call = call.with_traced()
-    if not is_transformed() and not is_differentiated(call):
+    if is_differentiated(call):
+        check_gradient(call.trace())
+    elif not is_transformed():
         return call.run()
-    check_gradient(call.trace())
     return run_template(call, *split(call))
 
 

@@ -15,6 +15,7 @@ import torch
 from torch.nn.attention.flex_attention import and_masks, or_masks
 
 from flexc.frontend.closures import read_mods
+from flexc.frontend.walk import MAX_NUMBERS
 
 WINDOW = 3
 SETTINGS = {"window": 4, "flags": [True, False]}
@@ -402,3 +403,20 @@ def test_writes_to_state_are_not_cached() -> None:
         return q >= k
 
     assert not read_mods(mod).cacheable
+
+
+def test_numbers_without_end() -> None:
+    """Only so many numbers are arguments; the others are told apart by their values."""
+    table = [float(i) for i in range(3 * MAX_NUMBERS)]
+
+    def mod(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return s * table[-1]
+
+    before = read_mods(mod)
+    assert len(before.captures) == MAX_NUMBERS
+    table[0] = -1.0
+    assert read_mods(mod).key == before.key
+    table[-1] = -1.0
+    assert read_mods(mod).key != before.key
+    ((rebuilt,), _) = before.rebuild(before.captures)
+    assert rebuilt(1, 0, 0, 0, 0) == -1.0
