@@ -26,7 +26,6 @@ from flexc.runtime.autograd import Results, run_attention
 from flexc.runtime.call import Attention
 from flexc.runtime.cpp_loader import CppFunction
 from flexc.runtime.few_rows import fold_in_place
-from flexc.runtime.kernel import Kernel
 from flexc.runtime.modes import is_watched
 from flexc.runtime.tensor_facts import ALIGNMENT
 from flexc.runtime.transforms import is_transformed
@@ -64,6 +63,7 @@ class Launch:
     """A kernel with all its arguments but addresses."""
 
     function: CppFunction
+    """Its library stays open as long as this does."""
     values: list[Any]
     """Arguments in order; 0 for addresses."""
     grid: tuple[int, ...]
@@ -72,8 +72,6 @@ class Launch:
     outputs: tuple[int, ...]
     """Which arguments are the addresses of results that are wanted."""
     results: tuple[Output | None, Output | None, Output | None]
-    kernel: Kernel
-    """Holds the code that `function` is."""
 
     def __call__(self, tensors: Sequence[Any]) -> Results:
         values = self.values.copy()
@@ -207,5 +205,4 @@ def launch_of(call: Attention, results: Results) -> Launch | None:
         tuple(inputs),
         tuple(outputs[source] for source in sorted(outputs)),
         tuple(None if r is None else Output.like(r) for r in results),  # pyright: ignore
-        kernel,
     )
