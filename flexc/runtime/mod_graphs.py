@@ -212,12 +212,19 @@ def _lines(gm: GraphModule) -> list[str]:
     for node in gm.graph.nodes:
         line = f"{node.name} {node.op} {node.target} {node.args} {node.kwargs}"
         if node.op == "get_attr":
-            value = getattr(gm, str(node.target))
-            if isinstance(value, Tensor):
-                line += f" {value.dtype} {value.tolist()}"
-            else:
-                line += f" {id(value)}"
+            line += f" {_content(getattr(gm, str(node.target)))}"
         elif node.op == "call_module":
-            line += f" {id(gm.get_submodule(str(node.target)))}"
+            line += f" {_content(gm.get_submodule(str(node.target)))}"
         lines.append(line)
     return lines
+
+
+def _content(value: Any) -> str:
+    """What a graph holds, as text; of another graph not its address, which may recur."""
+    match value:
+        case Tensor():
+            return f"{value.dtype} {value.tolist()}"
+        case GraphModule():
+            return "\n".join(_lines(value))
+        case _:
+            return str(id(value))

@@ -479,3 +479,17 @@ def test_errors_name_the_line(mod: Any, backend: str) -> None:
     assert place.filename == __file__
     # Where a graph ends is all that is known of its result.
     assert place.line in (first, first + line) if mod is unindexed else (first + line,)
+
+
+def test_graphs_within_graphs_are_told_apart_by_what_they_compute() -> None:
+    """Not by their addresses: another graph may lie where one was."""
+
+    def digest(factor: float) -> str:
+        inner = symbolic_trace(lambda x: x * factor)
+        outer = symbolic_trace(lambda s, b, h, q, k: s)
+        outer.add_submodule("inner", inner)
+        with outer.graph.inserting_before(list(outer.graph.nodes)[-1]):
+            outer.graph.get_attr("inner")
+        return ModGraphs.of((outer, None), ((), ())).digest
+
+    assert digest(2.0) == digest(2.0) != digest(3.0)
