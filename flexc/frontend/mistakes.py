@@ -96,7 +96,10 @@ def mistake_of(
     if _is_of_torch(error):
         return UnsupportedOpError(f"a {kind} cannot do this: {text}", where)
     if "FakeTensor" in text:
-        error.add_note(f"{where}: a {kind} is traced on such tensors, without values")
+        error.add_note(
+            f"{where}: a {kind} is traced on such tensors, without values or attributes "
+            "of your own; capture these beside the tensor"
+        )
     return None
 
 

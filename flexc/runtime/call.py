@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexc.errors import BlockMaskError
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall
@@ -41,6 +42,7 @@ from flexc.runtime.tensor_facts import (
     max_length,
 )
 from flexc.runtime.traces import trace_mods
+from flexc.runtime.wrappers import check_captured, check_tensor
 
 LENGTH_MULTIPLE = 128
 """torch's own block size: lengths that are multiples of it have whole blocks."""
@@ -262,6 +264,16 @@ class Attention:
         call = self.with_traced()
         assert call.traced is not None
         return call.traced
+
+    def check_memory(self) -> None:
+        """Check that kernels can read the tensors of a call that is to run."""
+        check_tensor("query", self.query)
+        check_tensor("key", self.key)
+        check_tensor("value", self.value)
+        check_captured(self.signature.captures)
+        if self.tables is not None:
+            for table in self.tables.tensors:
+                check_tensor("block_mask", table, BlockMaskError)
 
     def with_traced(self) -> Attention:
         """This call with its mods traced, and all tensors that these read."""

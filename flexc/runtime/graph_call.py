@@ -27,7 +27,6 @@ from flexc.runtime.mod_graphs import FunctionMods, ModGraphs
 from flexc.runtime.options import Choices, read_choices, resolve_backend
 from flexc.runtime.tensor_facts import check_captures
 from flexc.runtime.torch_options import INTERNAL_OPTIONS
-from flexc.runtime.wrappers import check_memory
 
 BACKEND_OPTION = "FLEXC_BACKEND"
 """The kernel option that carries a call's own backend."""
@@ -110,7 +109,7 @@ class GraphCall:
             self.choices.deterministic,
             moot=self.choices.moot,
         )
-        check_memory(call)
+        call.check_memory()
         return call
 
 

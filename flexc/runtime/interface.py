@@ -27,7 +27,6 @@ from flexc.runtime.operators.call import traced_attention
 from flexc.runtime.operators.higher_order import DYNAMO_KNOWS
 from flexc.runtime.options import Choices, read_choices, resolve_backend
 from flexc.runtime.regions import Regions, compiled_for_flexc
-from flexc.runtime.wrappers import check_memory
 
 register_backend()
 
@@ -149,7 +148,7 @@ def _run(
         mods = (score_mod, block_mask, mask_mod)
         call = _prepare(tensors, mods, scale, outputs, choices)
         if not traced:
-            check_memory(call)
+            call.check_memory()
         return call
 
     if block_mask is None and run is run_attention and is_plain(query):

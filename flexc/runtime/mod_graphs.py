@@ -220,7 +220,7 @@ def _lines(gm: GraphModule) -> list[str]:
 
 
 def _content(value: Any) -> str:
-    """What a graph holds, as text; not by its address if it is a graph: it may recur."""
+    """What a graph holds, as text; a graph by its nodes, as addresses recur."""
     match value:
         case Tensor():
             return f"{value.dtype} {value.tolist()}"

@@ -7,19 +7,16 @@ transform of torch.func have a shape and a dtype, but no elements at their addre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from flexc.errors import BlockMaskError, FlexcError, ShapeError
+from flexc.errors import FlexcError, ShapeError
 from flexc.runtime.arguments import DENSE
 from flexc.runtime.transforms import is_transformed, plain
-
-if TYPE_CHECKING:
-    from flexc.runtime.call import Attention
 
 _Key: Any = torch._C.DispatchKey  # pyright: ignore[reportAttributeAccessIssue]
 _keys_of: Any = torch._C._dispatch_keys  # pyright: ignore[reportAttributeAccessIssue]
@@ -28,17 +25,6 @@ PLAIN = frozenset({Tensor, torch.nn.Parameter})
 """Classes of tensors that do nothing of their own."""
 
 LEFT_A_TRANSFORM = (_Key.FuncTorchGradWrapper, _Key.FuncTorchBatched)
-
-
-def check_memory(call: Attention) -> None:
-    """Check that a call that is to run has tensors that kernels can read."""
-    check_tensor("query", call.query)
-    check_tensor("key", call.key)
-    check_tensor("value", call.value)
-    check_captured(call.signature.captures)
-    if call.tables is not None:
-        for table in call.tables.tensors:
-            check_tensor("block_mask", table, BlockMaskError)
 
 
 def check_captured(captures: Sequence[Any]) -> None:
