@@ -97,8 +97,8 @@ def mistake_of(
         return UnsupportedOpError(f"a {kind} cannot do this: {text}", where)
     if "FakeTensor" in text:
         error.add_note(
-            f"{where}: a {kind} is traced on such tensors, without values or attributes "
-            "of your own; capture these beside the tensor"
+            f"{where}: a {kind} is traced on such tensors, without values and without "
+            "attributes of your own; capture these beside the tensor"
         )
     return None
 
