@@ -180,7 +180,8 @@ class Walk:
             slot = self._slots[id(value)] = len(self.captures)
             self.captures.append(value)
         rank = value.dim()
-        unit = rank == 0 or value.is_nested or value.stride(-1) == 1
+        strided = value.layout is torch.strided and not value.is_nested
+        unit = rank == 0 or not strided or value.stride(-1) == 1
         self.key.append((slot, value.dtype, rank, value.device.type, unit))
         copy = self.slot(slot, value)
         if is_new:

@@ -199,7 +199,7 @@ def read_scale(scale: Any, query: Tensor) -> float:
         return 1.0 / math.sqrt(query.size(3))
     try:
         return float(scale)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         got = described(scale).partition(":")[0]
         raise OptionError(f"scale expects a number, got {got}") from None
 
