@@ -304,7 +304,7 @@ class _Tracer:
         rank = tensor.dim()
         unit = rank > 0 and tensor.stride(-1) == 1
         if missed is None:
-            if isinstance(tensor, FakeTensor):
+            if isinstance(tensor, FakeTensor) and tensor.fake_mode is self.mode:
                 raise UnsupportedOpError(
                     "a mod must not compute with batches of positions or scores, as "
                     "torch.func.vmap does: write what one pair computes"

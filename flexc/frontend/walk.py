@@ -95,7 +95,8 @@ class Walk:
         self._slots: dict[int, int] = {}
         self._seen: dict[int, tuple[int, Any]] = {}
         self._objects: list[tuple[Any, Any, bool, set[str]]] = []
-        self._modules: list[tuple[Mapping[str, Any], set[str]]] = []
+        self._tables: list[tuple[Mapping[str, Any], Any, set[str]]] = []
+        """What modules of trusted packages and tensors hold, and copies of these."""
         self._attributes: set[str] = set()
         self._methods: dict[int, frozenset[str]] = {}
         self._used_attributes: set[str] = set()
@@ -103,7 +104,7 @@ class Walk:
 
     def run(self, mods: Sequence[Mod | None]) -> tuple[Mod | None, ...]:
         results = tuple([self.visit(mod) for mod in mods])
-        if self._objects or self._modules:
+        if self._objects or self._tables:
             self._visit_attributes()
         return results
 
@@ -185,9 +186,11 @@ class Walk:
         self.key.append((slot, value.dtype, rank, value.device.type, unit))
         copy = self.slot(slot, value)
         if is_new:
-            # `isinstance` finds a torch.nn.Buffer by this.
-            self.key.append((type(value), value.__dict__.get("_is_buffer", False)))
-            self._read_attributes(value, copy)
+            held = value.__dict__
+            learned = type(value) is torch.nn.Parameter or held.get("_is_param", False)
+            self.key.append((learned, held.get("_is_buffer", False)))
+            if held:
+                self._tables.append((held, copy, set()))
         return copy
 
     def function(self, fn: FunctionType) -> Any:
@@ -367,7 +370,7 @@ class Walk:
             known = value
             self.by_identity(value)
             self._note(value, value)
-            self._modules.append((vars(value), set()))
+            self._tables.append((vars(value), None, set()))
         return known
 
     def cls(self, value: type, used: bool = True) -> Any:
@@ -452,7 +455,7 @@ class Walk:
     def _visit_attributes(self) -> None:
         grown = True
         while grown:
-            grown = self._visit_modules()
+            grown = self._visit_tables()
             for name, value in self._only_read:
                 if name in self._used_attributes and self._id(value) in self._seen:
                     self._use(value)
@@ -467,14 +470,21 @@ class Walk:
                     self.name = name
                     self._attribute(i, value, copy, name)
 
-    def _visit_modules(self) -> bool:
-        """Visit what trusted modules hold by these names; True if there was more."""
+    def _visit_tables(self) -> bool:
+        """Visit what tables hold by the names of attributes; True if there was more."""
         grown = False
-        for held, done in self._modules:
+        for held, copy, done in self._tables:
             names = [n for n in self._attributes if n in held and n not in done]
             for name in sorted(names):
                 self.name = name
-                self.visit_frozen(held[name])
+                self.key.append(name)
+                if copy is None:
+                    self.visit_frozen(held[name])
+                else:
+                    self._frozen = False
+                    part = self._part(name, held[name])
+                    if copy.__dict__ is not held:
+                        self.fill_attribute(copy, name, part, "")
             done.update(names)
             grown |= bool(names)
         return grown
