@@ -27,6 +27,7 @@ import torch
 
 from flexc.errors import StateError
 from flexc.frontend.code_facts import CodeFacts, code_facts, trusted
+from flexc.frontend.plain_values import BY_VALUE, KEY_TYPES, exact
 from flexc.frontend.special_methods import (
     C_DESCRIPTORS,
     DYNAMIC_CALLABLES,
@@ -57,20 +58,6 @@ MAX_OBJECTS = 5_000
 """Python objects that one walk may meet."""
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-
-_BY_VALUE: tuple[type, ...] = (
-    bool,
-    bytes,
-    complex,
-    range,
-    str,
-    type(None),
-    type(...),
-    torch.device,
-    torch.dtype,
-    torch.layout,
-    torch.memory_format,
-)
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -302,7 +289,7 @@ class Walk:
         return self.sequence(value)
 
     def dictionary(self, value: dict[Any, Any]) -> Any:
-        plain = all(type(k) in _KEY_TYPES or isinstance(k, enum.Enum) for k in value)
+        plain = all(type(k) in KEY_TYPES or isinstance(k, enum.Enum) for k in value)
         if not plain or not self._enter(value):
             return self.unknown(value)
         self.key.append((dict, tuple([exact(k) for k in value])))
@@ -316,7 +303,7 @@ class Walk:
         return self._leave(value, parts)
 
     def set(self, value: Any) -> Any:
-        if not all(type(v) in _KEY_TYPES for v in value):
+        if not all(type(v) in KEY_TYPES for v in value):
             return self.unknown(value)
         self.key.append((type(value), frozenset(map(exact, value))))
         return value
@@ -552,11 +539,8 @@ class Walk:
                 self.visit_frozen(found)
 
 
-_KEY_TYPES = (bool, bytes, float, int, str, type(None), torch.dtype, torch.device)
-
-
 _HANDLERS: dict[type, Callable[[Walk, Any], Any]] = {
-    **dict.fromkeys(_BY_VALUE, Walk.by_value),
+    **dict.fromkeys(BY_VALUE, Walk.by_value),
     int: Walk.number,
     float: Walk.number,
     torch.Tensor: Walk.tensor,
@@ -573,17 +557,6 @@ _HANDLERS: dict[type, Callable[[Walk, Any], Any]] = {
     set: Walk.set,
     frozenset: Walk.set,
 }
-
-
-def exact(value: Any) -> Any:
-    """A key that tells -0.0 from 0.0, and is equal for two that are no numbers."""
-    match value:
-        case float():
-            return type(value), value.hex()
-        case complex():
-            return complex, value.real.hex(), value.imag.hex()
-        case _:
-            return type(value), value
 
 
 def _name(cls: type) -> str:
