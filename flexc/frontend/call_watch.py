@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import pickle
 import random
+import re
 import sys
 from collections.abc import Iterable
 from functools import lru_cache
@@ -111,6 +112,8 @@ class CallWatch:
                 self.wants_numbers = True
             elif frame.f_code is _APPLY:
                 self.custom_gradient = True
+            elif _asks_state(frame.f_code.co_name) and not _is_internal(frame.f_back):
+                self._note(f"{frame.f_code.co_qualname}()")
         elif event == "return" and frame.f_code in _ARITHMETIC:
             self.wants_numbers |= _is_cancelled(arg)
 
@@ -122,7 +125,9 @@ class CallWatch:
     def _called(self, function: Any, frame: FrameType) -> None:
         if function is torch.is_grad_enabled:
             self.asks_grad_mode = True
-        elif not _is_pure(function) and not self._serves_torch(frame):
+        elif (
+            _asks_state(function.__name__) or not _is_pure(function)
+        ) and not self._serves_torch(frame):
             self.draws_in_python |= function.__self__ is _PYTHONS_GENERATOR
             self._note(f"{function.__qualname__}()")
 
@@ -177,6 +182,20 @@ def _reads_setting(function: Any) -> bool:
     if owner is torch._C:
         return function.__name__.startswith("_get_")
     return isinstance(owner, torch.Generator)
+
+
+@lru_cache(4096)
+def _asks_state(name: str) -> bool:
+    """Whether a function of torch tells what it is set to, by its name.
+
+    The default dtype is a part of all keys.
+    """
+    return _STATE_NAME.fullmatch(name) is not None and name != "get_default_dtype"
+
+
+_STATE_NAME = re.compile(
+    "(is|are|get)_.*(device|dtype|enabled|mode|precision|state|threads)|.*seed"
+)
 
 
 def _is_cancelled(result: Any) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.source import ConstantSource
 from torch._inductor.fx_passes import dedupe_symint_uses
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -28,7 +28,12 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 
-from flexc.errors import FlexcError, NumberRangeError, SourceLocation
+from flexc.errors import (
+    FlexcError,
+    NumberRangeError,
+    SourceLocation,
+    UnsupportedOpError,
+)
 from flexc.frontend.call_watch import CallWatch
 from flexc.frontend.captured import CapturedMod, CapturedMods, CaptureInput
 from flexc.frontend.closures import Mod, ModSignature
@@ -157,6 +162,8 @@ class _Tracer:
             ),
             source=ConstantSource(f"t{slot}"),
         )
+        fake._is_param = isinstance(value, torch.nn.Parameter)
+        vars(fake)["_is_buffer"] = isinstance(value, torch.nn.Buffer)
         for what, extents in (("shape", fake.shape), ("stride()", fake.stride())):
             for d, extent in enumerate(extents):
                 if isinstance(extent, torch.SymInt):
@@ -302,6 +309,11 @@ class _Tracer:
         rank = tensor.dim()
         unit = rank > 0 and tensor.stride(-1) == 1
         if missed is None:
+            if isinstance(tensor, FakeTensor) and tensor.fake_mode is self.mode:
+                raise UnsupportedOpError(
+                    "a mod must not compute with batches of positions or scores, as "
+                    "torch.func.vmap does: write what one pair computes"
+                )
             return CaptureInput("constant", None, tensor.dtype, rank, unit, tensor)
         known = [t is missed for t in self.found]
         if not any(known):

@@ -15,6 +15,7 @@ bound methods and objects, and yields
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -46,31 +47,38 @@ class ModSignature:
     def rebuild(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], set[CodeType]]:
         """Copy the mods with `values` in place of their captures.
 
-        Also return the code of all functions that were read.
+        Also return the code of all functions that were read: none of mods that cannot
+        be copied, which are returned themselves.
         """
         rebuild = Rebuild(values)
         try:
-            return rebuild.run(self.mods), rebuild.codes
-        except StateError:
+            mods = rebuild.run(self.mods)
+        except Exception:  # Of objects that let nothing be written, say.
             return self.mods, set()
+        same = self.key[1:] == tuple(rebuild.key)
+        return (mods, rebuild.codes) if same else (self.mods, set())
 
     def capture_names(self) -> tuple[str, ...]:
         """The user's name for each capture: of a variable or an attribute."""
         rebuild = Rebuild(self.captures)
-        if self.captures:
+        with suppress(Exception):  # As above.
             rebuild.run(self.mods)
-        return tuple(rebuild.names)
+        unnamed = len(self.captures) - len(rebuild.names)
+        return (*rebuild.names, *("captured" for _ in range(unnamed)))
 
 
 def read_mods(*mods: Mod | None) -> ModSignature:
     """Walk mods together: a tensor that two of them capture is one capture.
 
-    Mods that reach too much to be read have no captures, until they are traced.
+    Mods that reach too much to be read, or that may find that what they reach is a
+    copy, have no captures until they are traced.
     """
     walk = Walk()
     try:
         walk.run(mods)
     except StateError:
+        return ModSignature(mods, (), (), False, False)
+    if walk.compares_identity and (walk.met_twice or not walk.sound):
         return ModSignature(mods, (), (), False, False)
     # Quotients of positions are of the default dtype.
     key = (torch.get_default_dtype(), *walk.key)

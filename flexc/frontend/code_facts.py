@@ -42,6 +42,7 @@ _DYNAMIC = """
 DYNAMIC_ATTRIBUTES = frozenset(
     {f"__{name}__" for name in _DYNAMIC.split()}
     | {"attrgetter", "methodcaller", "f_globals", "f_locals", "gi_frame", "mro"}
+    | {"format", "format_map"}
 )
 """Attributes of functions, classes and frames that lead to what no name says."""
 
@@ -86,6 +87,8 @@ class CodeFacts:
     """Nothing is read or written but what the fields above name."""
     inspects_types: bool
     """A symbolic number may change which path is taken."""
+    compares_identity: bool
+    """Of two objects it may matter whether they are the same one."""
     uses_self: bool
     """Of a method: more is done with its object than reading attributes."""
 
@@ -119,7 +122,7 @@ def code_facts(code: CodeType) -> CodeFacts:
     attributes: set[str] = set()
     used: set[str] = set()
     used_attributes: set[str] = set()
-    sound, matches = True, False
+    sound, matches, identity = True, False, False
     for ins, then in (pair for c in nested(code) for pair in _steps(c)):
         only_read = then is not None and then.opname in _READS_ATTRIBUTE
         if ins.opname in _READS_GLOBAL:
@@ -128,6 +131,9 @@ def code_facts(code: CodeType) -> CodeFacts:
             attributes.add(name := _attribute_name(ins))
             used_attributes |= set() if only_read else {name}
         matches |= ins.opname == "MATCH_CLASS"
+        if then is not None and then.opname in ("CONTAINS_OP", "IS_OP"):
+            # Constants and classes are never copied.
+            identity |= ins.opname != "LOAD_CONST" and ins.argval != "__class__"
         if ins.opname == "IMPORT_NAME":
             sound &= trusted(ins.argval)
         elif ins.opname in _WRITES_STATE | _READS_UNNAMED or _writes_free_variable(
@@ -144,6 +150,7 @@ def code_facts(code: CodeType) -> CodeFacts:
         frozenset(used_attributes),
         sound and not dynamic,
         bool(INSPECTING_NAMES & names.keys()) or matches,
+        identity,
         code.co_argcount == 0 or code.co_varnames[0] in used,
     )
 

@@ -30,11 +30,13 @@ class Rebuild(Walk):
         match value:
             case functools.partial():
                 func, args, keywords = parts
-                return functools.partial(func, *args, **keywords)
+                copy = functools.partial(func, *args, **keywords)
+                vars(copy).update(vars(value))
+                return copy
             case MethodType():
                 return MethodType(*parts)
             case tuple() if hasattr(value, "_make"):
-                return type(value)._make(parts)  # pyright: ignore
+                return tuple.__new__(type(value), parts)
             case _:
                 return type(value)(parts)
 
@@ -61,7 +63,7 @@ class Rebuild(Walk):
         if table:
             held = vars(copy)[table]
             vars(copy)[table] = type(held)(held) | {name: value}
-        elif name in getattr(copy, "__dict__", {}):
+        elif name in own_attributes(copy):
             vars(copy)[name] = value
         else:
             object.__setattr__(copy, name, value)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
 import enum
 import functools
+import operator
 import sys
 import typing
 from abc import ABC, ABCMeta
+from collections import namedtuple
 from collections.abc import Sequence
 from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
 
-from flexc.frontend.code_facts import code_facts, trusted
+from flexc.frontend.code_facts import DYNAMIC_NAMES, code_facts, trusted
 
 SILENT_METHODS = frozenset(
     {
@@ -62,8 +65,20 @@ C_DESCRIPTORS = (
     type(type.__dict__["__dict__"]),
     MemberDescriptorType,
     type(dict.__dict__["fromkeys"]),
+    type(vars(namedtuple("_", "field"))["field"]),
 )
 
+
+DYNAMIC_CALLABLES = frozenset(
+    getattr(scope, name)
+    for scope in (builtins, operator)
+    for name in DYNAMIC_NAMES
+    if hasattr(scope, name)
+)
+"""What code may call by another name than its own."""
+
+KNOWN_MODULES = (ModuleType, type(torch.ops), type(torch.ops.aten))
+"""Types of modules whose attributes are no functions of other state."""
 
 HEAP_TYPE = 1 << 9
 KNOWN_METACLASSES = (type, ABCMeta, enum.EnumMeta, type(typing.Protocol))
@@ -83,6 +98,16 @@ def trusted_class(cls: type) -> bool:
     for name in cls.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is cls
+
+
+def is_trusted_module(value: ModuleType) -> bool:
+    """Whether a module is one of a trusted package, not only called so."""
+    return trusted(value.__name__) and sys.modules.get(value.__name__, value) is value
+
+
+def is_protocol(cls: type) -> bool:
+    """Whether objects of a class are told by what they have."""
+    return "_is_protocol" in vars(cls) and vars(cls)["_is_protocol"]
 
 
 def scopes_of(value: Any) -> Sequence[type]:

@@ -21,7 +21,10 @@ _STATE: dict[Any, str] = {
     Tensor.device.__get__: "device",  # pyright: ignore
     Tensor.is_contiguous: "is_contiguous({})",
     Tensor.is_leaf.__get__: "is_leaf",  # pyright: ignore
+    Tensor.is_inference: "is_inference()",
     Tensor.is_pinned: "is_pinned({})",
+    Tensor.is_shared: "is_shared()",
+    Tensor.retains_grad.__get__: "retains_grad",  # pyright: ignore
     Tensor.requires_grad.__get__: "requires_grad",  # pyright: ignore
     Tensor.storage_offset: "storage_offset()",
     Tensor.stride: "stride({})",
@@ -33,12 +36,16 @@ _STATE: dict[Any, str] = {
 Each has an expression, with a place for arguments.
 """
 
-_GRADIENTS = (
+_UNTOLD = (
     Tensor.grad.__get__,  # pyright: ignore
     Tensor.grad_fn.__get__,  # pyright: ignore
+    Tensor.untyped_storage,
 )
+"""The same, where no condition says that the answer is another one."""
+
 _ABOUT_GRADIENTS = (
-    *_GRADIENTS,
+    Tensor.grad.__get__,  # pyright: ignore
+    Tensor.grad_fn.__get__,  # pyright: ignore
     Tensor.is_leaf.__get__,  # pyright: ignore
     Tensor.requires_grad.__get__,  # pyright: ignore
 )
@@ -78,7 +85,7 @@ class TensorWatch(TorchFunctionMode):
             sys.setprofile(profiler)
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if func in _STATE or func in _GRADIENTS:
+        if func in _STATE or func in _UNTOLD:
             slot = self._slots.get(id(args[0]))
             if slot is not None:
                 return self._asked(slot, func, args[1:], kwargs)

@@ -7,7 +7,6 @@ what torch's own modules hold is visited whole, as their code is not read.
 
 from __future__ import annotations
 
-import builtins
 import enum
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +27,11 @@ import torch
 
 from flexc.errors import StateError
 from flexc.frontend.code_facts import CodeFacts, code_facts, trusted
+from flexc.frontend.plain_values import BY_VALUE, KEY_TYPES, exact
 from flexc.frontend.special_methods import (
     C_DESCRIPTORS,
+    DYNAMIC_CALLABLES,
+    KNOWN_MODULES,
     MISSING,
     MODULE_CALLS,
     MODULE_LISTS,
@@ -38,7 +40,9 @@ from flexc.frontend.special_methods import (
     has_unread_code,
     implicit_methods,
     is_plain,
+    is_protocol,
     is_trusted,
+    is_trusted_module,
     leaks_self,
     own_attributes,
     scopes_of,
@@ -61,20 +65,6 @@ Each takes a millisecond to trace, whether it is read or not.
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
-_BY_VALUE: tuple[type, ...] = (
-    bool,
-    bytes,
-    complex,
-    range,
-    str,
-    type(None),
-    type(...),
-    torch.device,
-    torch.dtype,
-    torch.layout,
-    torch.memory_format,
-)
-
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 """Where a torch.nn.Module keeps what `__getattr__` finds."""
@@ -92,9 +82,15 @@ class Walk:
         self._numbers = 0
         self._owner = ""
         self._frozen = False
+        self.compares_identity = False
+        self.met_twice = False
+        """Some object or container is two after a rebuild."""
+        self._containers: set[int] = set()
         self._slots: dict[int, int] = {}
         self._seen: dict[int, tuple[int, Any]] = {}
         self._objects: list[tuple[Any, Any, bool, set[str]]] = []
+        self._tables: list[tuple[Mapping[str, Any], Any, set[str]]] = []
+        """What modules of trusted packages and tensors hold, and copies of these."""
         self._attributes: set[str] = set()
         self._methods: dict[int, frozenset[str]] = {}
         self._used_attributes: set[str] = set()
@@ -102,7 +98,7 @@ class Walk:
 
     def run(self, mods: Sequence[Mod | None]) -> tuple[Mod | None, ...]:
         results = tuple([self.visit(mod) for mod in mods])
-        if self._objects:
+        if self._objects or self._tables:
             self._visit_attributes()
         return results
 
@@ -176,13 +172,21 @@ class Walk:
         if self._frozen:
             return self.unknown(value)
         slot = self._slots.get(id(value))
-        if slot is None:
+        if is_new := slot is None:
             slot = self._slots[id(value)] = len(self.captures)
             self.captures.append(value)
         rank = value.dim()
-        unit = rank == 0 or value.is_nested or value.stride(-1) == 1
+        strided = value.layout is torch.strided and not value.is_nested
+        unit = rank == 0 or not strided or value.stride(-1) == 1
         self.key.append((slot, value.dtype, rank, value.device.type, unit))
-        return self.slot(slot, value)
+        copy = self.slot(slot, value)
+        if is_new:
+            held = value.__dict__
+            learned = type(value) is torch.nn.Parameter or held.get("_is_param", False)
+            self.key.append((learned, held.get("_is_buffer", False)))
+            if held:
+                self._tables.append((held, copy, set()))
+        return copy
 
     def function(self, fn: FunctionType) -> Any:
         if (known := self._known(fn)) is not None:
@@ -196,11 +200,11 @@ class Walk:
         facts = code_facts(code)
         self.key.append(code)
         copy = self._begin(fn)
-        if fn.__dict__:
-            self._objects.append((fn, copy, self._frozen, set()))
+        self._read_attributes(fn, copy)
         if not foreign:
             self.sound &= facts.sound
             self.static_numbers |= facts.inspects_types
+            self.compares_identity |= facts.compares_identity
             self._attributes |= facts.attributes
             self._used_attributes |= facts.used_attributes
         used = None if foreign else facts.used
@@ -213,6 +217,11 @@ class Walk:
             defaults = (defaults, None)
         self.fill_function(copy, cells, globals_, defaults)
         return copy
+
+    def _read_attributes(self, value: Any, copy: Any) -> None:
+        """Visit the attributes that a user gave to what is no object of theirs."""
+        if value.__dict__:
+            self._objects.append((value, copy, self._frozen, set()))
 
     def _cells(
         self,
@@ -238,7 +247,7 @@ class Walk:
         for name in facts.globals:
             scope = fn.__globals__
             if name not in scope:
-                scope = vars(builtins)
+                scope = fn.__builtins__
             if name in scope:
                 self.name = name
                 visit = self.visit if name in facts.used else self.visit_read
@@ -264,6 +273,7 @@ class Walk:
                 f"more than {MAX_OBJECTS:,} Python objects are within reach, the last "
                 f"of them {self.name!r}{self._owner} ({_name(type(value))})"
             )
+        self.met_twice |= ~self._id(value) in self._seen
         self._seen[self._id(value)] = (len(self._seen), copy)
         return copy
 
@@ -278,21 +288,32 @@ class Walk:
         parts = [self.visit(part) for part in value]
         return self._leave(value, parts)
 
+    def named_tuple(self, value: Any) -> Any:
+        """A tuple, of a class whose other attributes are keyed by their values."""
+        if own_attributes(value) or has_getattr(value):
+            return self.unknown(value)
+        self._objects.append((value, value, True, set()))
+        self._methods[id(value)] = implicit_methods(value)
+        return self.sequence(value)
+
     def dictionary(self, value: dict[Any, Any]) -> Any:
-        plain = all(type(k) in _KEY_TYPES or isinstance(k, enum.Enum) for k in value)
+        plain = all(type(k) in KEY_TYPES or isinstance(k, enum.Enum) for k in value)
         if not plain or not self._enter(value):
             return self.unknown(value)
         self.key.append((dict, tuple([exact(k) for k in value])))
+        for name in value:
+            if isinstance(name, enum.Enum):
+                self.member(name)
         parts = {}
         for name, part in value.items():
             self.name = str(name)
-            if type(name) not in _KEY_TYPES:
+            if type(name) not in KEY_TYPES:
                 self.member(name)
             parts[name] = self.visit(part)
         return self._leave(value, parts)
 
     def set(self, value: Any) -> Any:
-        if not all(type(v) in _KEY_TYPES for v in value):
+        if not all(type(v) in KEY_TYPES for v in value):
             return self.unknown(value)
         # Equal sets may be iterated in different orders.
         self.key.append((type(value), tuple(map(exact, value))))
@@ -304,6 +325,8 @@ class Walk:
             self.sound = False
             return False
         self._seen[id(container)] = (-2, container)
+        self.met_twice |= id(container) in self._containers and bool(container)
+        self._containers.add(id(container))
         return True
 
     def _leave(self, container: Any, parts: Any) -> Any:
@@ -317,7 +340,9 @@ class Walk:
             self.visit(value.args),
             self.visit(value.keywords),
         )
-        return self.remake(value, parts)
+        copy = self.remake(value, parts)
+        self._read_attributes(value, copy)
+        return copy
 
     def method(self, value: MethodType) -> Any:
         self.key.append(MethodType)
@@ -325,6 +350,7 @@ class Walk:
         return self.remake(value, (self.visit(value.__func__), visit(value.__self__)))
 
     def builtin(self, value: BuiltinFunctionType) -> Any:
+        self.sound &= value not in DYNAMIC_CALLABLES
         owner = value.__self__
         if isinstance(owner, ModuleType):
             known = trusted(owner.__name__)
@@ -334,11 +360,20 @@ class Walk:
         return self.unknown(value)
 
     def module(self, value: ModuleType) -> Any:
-        if trusted(value.__name__):
-            return self.by_identity(value)
-        return self.object(value)
+        if not is_trusted_module(value):
+            return self.object(value)
+        # Functions there are constant, but for what a user puts in their place.
+        self.sound &= type(value) in KNOWN_MODULES
+        if (known := self._known(value)) is None:
+            known = value
+            self.by_identity(value)
+            self._note(value, value)
+            self._tables.append((vars(value), None, set()))
+        return known
 
     def cls(self, value: type, used: bool = True) -> Any:
+        # What a protocol's classes must have is read by code that is not.
+        self.sound &= value not in DYNAMIC_CALLABLES and not is_protocol(value)
         if trusted_class(value):
             return self.by_identity(value)
         return self._keyed(value, value, used)
@@ -370,7 +405,8 @@ class Walk:
             self.by_identity(type(value))
             copy = self._begin(value)
             # Of torch's own modules all is read at once, by no names.
-            if isinstance(value, torch.nn.Module) and trusted_class(type(value)):
+            whole = trusted_class(type(value)) and has_unread_code(type(value))
+            if isinstance(value, torch.nn.Module) and whole:
                 used = True
             else:
                 self._objects.append((value, copy, self._frozen, set()))
@@ -383,6 +419,9 @@ class Walk:
         if id(value) in self._methods:
             return
         self._methods[id(value)] = implicit_methods(value)
+        if isinstance(value, enum.EnumMeta):
+            for member in value.__members__.values():
+                self.visit(member)
         if isinstance(value, torch.nn.Module):
             self.sound &= not any(vars(value).get(hooks) for hooks in _HOOKS)
             if has_unread_code(type(value)):
@@ -414,7 +453,7 @@ class Walk:
     def _visit_attributes(self) -> None:
         grown = True
         while grown:
-            grown = False
+            grown = self._visit_tables()
             for name, value in self._only_read:
                 if name in self._used_attributes and self._id(value) in self._seen:
                     self._use(value)
@@ -428,6 +467,25 @@ class Walk:
                 for name in names:
                     self.name = name
                     self._attribute(i, value, copy, name)
+
+    def _visit_tables(self) -> bool:
+        """Visit what tables hold by the names of attributes; True if there was more."""
+        grown = False
+        for held, copy, done in self._tables:
+            names = [n for n in self._attributes if n in held and n not in done]
+            for name in sorted(names):
+                self.name = name
+                self.key.append(name)
+                if copy is None:
+                    self.visit_frozen(held[name])
+                else:
+                    self._frozen = False
+                    part = self._part(name, held[name])
+                    if copy.__dict__ is not held:
+                        self.fill_attribute(copy, name, part, "")
+            done.update(names)
+            grown |= bool(names)
+        return grown
 
     def _attribute(self, i: int, value: Any, copy: Any, name: str) -> None:
         mark = len(self.key)
@@ -447,7 +505,9 @@ class Walk:
         """Visit an attribute of the object itself, if it has it."""
         scope = own_attributes(value)
         if name in scope:
-            self.fill_attribute(copy, name, self._part(name, scope[name]), "")
+            part = self._part(name, scope[name])
+            if copy is not value:
+                self.fill_attribute(copy, name, part, "")
             return True
         if isinstance(value, torch.nn.Module):
             for table in MODULE_TABLES:
@@ -490,11 +550,8 @@ class Walk:
                 self.visit_frozen(found)
 
 
-_KEY_TYPES = (bool, bytes, float, int, str, type(None), torch.dtype, torch.device)
-
-
 _HANDLERS: dict[type, Callable[[Walk, Any], Any]] = {
-    **dict.fromkeys(_BY_VALUE, Walk.by_value),
+    **dict.fromkeys(BY_VALUE, Walk.by_value),
     int: Walk.number,
     float: Walk.number,
     torch.Tensor: Walk.tensor,
@@ -513,22 +570,6 @@ _HANDLERS: dict[type, Callable[[Walk, Any], Any]] = {
 }
 
 
-def exact(value: Any) -> Any:
-    """A key that tells -0.0 from 0.0, and is equal for two that are no numbers."""
-    match value:
-        case float():
-            return type(value), value.hex()
-        case complex():
-            return complex, value.real.hex(), value.imag.hex()
-        case _:
-            return type(value), value
-
-
-def number_key(value: float | None) -> Any:
-    """A key that tells -0.0 from 0.0, of a number whose type is known."""
-    return value or repr(value)
-
-
 def _name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
@@ -545,7 +586,7 @@ def _handler(value: Any) -> Callable[[Walk, Any], Any]:
     if isinstance(value, ModuleType):
         return Walk.module
     if isinstance(value, tuple) and hasattr(cls, "_make"):
-        return Walk.sequence
+        return Walk.named_tuple
     if isinstance(value, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return Walk.by_identity
     if isinstance(value, torch.nn.Module):

@@ -206,7 +206,7 @@ def read_scale(scale: Any) -> float | None:
     if not (isinstance(scale, Tensor) and scale.requires_grad):
         try:
             return float(scale)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             got = described(scale).partition(":")[0]
     raise OptionError(
         f"scale expects a number, got {got}; multiply the query by it instead"

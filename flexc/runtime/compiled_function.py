@@ -131,6 +131,10 @@ class CompiledFunction(Compiled):
             functools.update_wrapper(self, fn)
         self.__wrapped__ = fn
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle holds: captures are made anew."""
+        return {**vars(self), "_traces": OrderedDict()}
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A decorated method is bound as a plain one is."""
         return self if instance is None else functools.partial(self, instance)

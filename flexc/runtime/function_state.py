@@ -18,14 +18,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from flexc.errors import StateError
+from flexc.frontend.plain_values import number_key
 from flexc.frontend.rebuild import Rebuild
-from flexc.frontend.walk import (
-    MODULE_TABLES,
-    Capture,
-    Walk,
-    has_unread_code,
-    number_key,
-)
+from flexc.frontend.special_methods import has_unread_code
+from flexc.frontend.walk import MODULE_TABLES, Capture, Walk
 from flexc.runtime.options import Choices
 
 UNKEYED_ATTRIBUTES = frozenset(

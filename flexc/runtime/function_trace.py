@@ -107,6 +107,8 @@ def trace_function(state: CallState, choices: Choices) -> Trace | None:
     counters["functions traced"] += 1
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(t) for t in state.tensors]
+    for fake, tensor in zip(fakes, state.tensors, strict=True):
+        vars(fake)["_is_buffer"] = isinstance(tensor, torch.nn.Buffer)
     remaining = iter(fakes)
     values = [next(remaining) if isinstance(c, Tensor) else c for c in state.captures]
     parts, codes = state.rebuild(values)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import guard_int
 
-from flexc.frontend.walk import number_key
+from flexc.frontend.plain_values import number_key
 from flexc.runtime.arguments import (
     Tables,
     cast_and_check,

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from flexc.errors import OptionError
 from flexc.frontend.closures import read_mods
-from flexc.frontend.walk import number_key
+from flexc.frontend.plain_values import number_key
 from flexc.runtime.arguments import cast_and_check, read_scale, split_block_mask
 from flexc.runtime.autograd import run_attention
 from flexc.runtime.call import Attention, Outputs, read_signature

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from flexc.frontend.closures import ModSignature
-from flexc.frontend.walk import number_key
+from flexc.frontend.plain_values import number_key
 from flexc.runtime.autograd import Results, run_attention
 from flexc.runtime.call import Attention
 from flexc.runtime.cpp_loader import CppFunction

@@ -226,8 +226,14 @@ def _third() -> GradientError:
 
 
 def _save(ctx: Any, *tensors: Maybe) -> None:
-    """Save tensors for what will differentiate, in either mode."""
+    """Save tensors for what will differentiate, in either mode.
+
+    Autograd saves no tensor that was made in inference mode, but a copy of one.
+    """
     ctx.set_materialize_grads(False)
+    tensors = tuple(
+        t.clone() if t is not None and t.is_inference() else t for t in tensors
+    )
     ctx.save_for_backward(*tensors)
     if is_transformed() or forward_ad._current_level >= 0:
         ctx.save_for_forward(*tensors)

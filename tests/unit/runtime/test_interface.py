@@ -295,6 +295,12 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
         (Q, K, V),
         {"scale": torch.ones((), requires_grad=True)},
     ),
+    "scale-of-many-digits": (
+        errors.OptionError,
+        "scale expects a number",
+        (Q, K, V),
+        {"scale": 10**400},
+    ),
     "aux": (
         errors.OptionError,
         "return_aux expects an AuxRequest, got True",
@@ -492,3 +498,10 @@ def test_rescaling_over_many_blocks_does_not_drift() -> None:
     assert isinstance(out, Tensor)
     expected = value.double().mean(2, keepdim=True).expand(out.shape)
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=5e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_captured_tensor_of_compressed_rows_is_refused() -> None:
+    rows = torch.eye(4).to_sparse_csr()
+    with pytest.raises(errors.ShapeError, match="make it dense with to_dense"):
+        flexc.flex_attention(Q, K, V, lambda s, b, h, q, k: s + rows[q, k])
