@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flexc.errors import SourceLocation
 from flexc.frontend.code_facts import DYNAMIC_NAMES, nested, trusted
-from flexc.frontend.locations import is_user_file
+from flexc.frontend.locations import is_installed, is_user_file
 
 _OPERATORS = ("_nn", "_special", "_linalg", "_fft")
 _PURE_MODULES = frozenset(
@@ -140,8 +140,8 @@ class CallWatch:
 
 
 def _is_library(filename: str) -> bool:
-    in_site = "site-packages" in filename or filename == "<string>"
-    return in_site or not is_user_file(filename)
+    installed = is_installed(filename) or filename == "<string>"
+    return installed or not is_user_file(filename)
 
 
 def _where(frame: FrameType | None) -> SourceLocation | None:

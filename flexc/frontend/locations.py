@@ -10,19 +10,24 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import torch
+import xdsl
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
 from flexc.errors import SourceLocation
 
-_NOT_USER_CODE = (
-    str(Path(torch.__file__).parent),
+_OURS = (
     str(Path(__file__).parent.parent),
-    sysconfig.get_path("stdlib"),
-    "<frozen",
-    "<eval_with_key>",
+    str(Path(torch.__file__).parent),
+    str(Path(xdsl.__file__).parent),
 )
+"""Folders of packages that run while a mod is traced, wherever they are installed."""
+
+_PYTHONS = (sysconfig.get_path("stdlib"), "<frozen", "<eval_with_key>")
+
+_INSTALLED = ("site-packages", "dist-packages")
+"""Folders of packages, in that of Python's own library too."""
 
 
 def mod_location(mod: Any) -> SourceLocation | None:
@@ -46,10 +51,14 @@ def mod_location(mod: Any) -> SourceLocation | None:
 
 
 def is_user_file(filename: str) -> bool:
-    """Whether a file is neither Python's, nor torch's, nor flexc's."""
-    in_site = "site-packages" in filename
-    ours = filename.startswith(_NOT_USER_CODE[:2])
-    return not ours and (in_site or not filename.startswith(_NOT_USER_CODE[2:]))
+    """Whether a file is neither Python's own, nor of torch, xDSL or flexc."""
+    pythons = filename.startswith(_PYTHONS) and not is_installed(filename)
+    return not pythons and not filename.startswith(_OURS)
+
+
+def is_installed(filename: str) -> bool:
+    """Whether a file is of a package that was installed."""
+    return any(folder in filename for folder in _INSTALLED)
 
 
 def user_trace(error: BaseException) -> TracebackType | None:

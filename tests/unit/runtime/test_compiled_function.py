@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.attention.flex_attention as torch_flex
+import xdsl
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import (
     AuxRequest,
@@ -252,3 +256,16 @@ def test_pickled_after_a_call() -> None:
     compiled = flexc.compile(Layer())
     expected = compiled(x)
     torch.testing.assert_close(pickle.loads(pickle.dumps(compiled))(x), expected)
+
+
+def test_libraries_may_lie_anywhere(tmp_path: Path) -> None:
+    """A call is captured where xDSL is in no folder of installed packages."""
+    (tmp_path / "xdsl").symlink_to(Path(xdsl.__file__).parent)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import torch, flexc, xdsl\n"
+        "assert xdsl.__file__.startswith(sys.argv[1])\n"
+        "attend = flexc.compile(lambda x: flexc.flex_attention(x, x, x))\n"
+        "assert attend.graph(torch.randn(1, 1, 8, 16)) is not None\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
