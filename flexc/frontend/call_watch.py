@@ -103,7 +103,7 @@ class CallWatch:
         if event == "c_call":
             if not _is_internal(frame):
                 self._called(arg, frame)
-            elif _reads_setting(arg) and not _is_internal(frame.f_back):
+            elif _asks_state(arg.__name__) and not _is_internal(frame.f_back):
                 self._note(f"{arg.__name__.removeprefix('_get_')}, a setting of torch")
         elif event == "call":
             if not _is_internal(frame):
@@ -176,26 +176,18 @@ def _is_pure(function: Any) -> bool:
     return isinstance(owner, Tensor) or trusted(cls.__module__)
 
 
-def _reads_setting(function: Any) -> bool:
-    """Whether a function in C returns a setting of torch, or a generator's state."""
-    owner = function.__self__
-    if owner is torch._C:
-        return function.__name__.startswith("_get_")
-    return isinstance(owner, torch.Generator)
+_SETTING = re.compile(
+    "_get_.*|(is|are|get)_.*(device|dtype|enabled|mode|precision|state|threads)|.*seed"
+)
 
 
 @lru_cache(4096)
 def _asks_state(name: str) -> bool:
-    """Whether a function of torch tells what it is set to, by its name.
+    """Whether a function of torch returns a setting or a generator's state.
 
     The default dtype is a part of all keys.
     """
-    return _STATE_NAME.fullmatch(name) is not None and name != "get_default_dtype"
-
-
-_STATE_NAME = re.compile(
-    "(is|are|get)_.*(device|dtype|enabled|mode|precision|state|threads)|.*seed"
-)
+    return _SETTING.fullmatch(name) is not None and name != "get_default_dtype"
 
 
 def _is_cancelled(result: Any) -> bool:

@@ -501,14 +501,6 @@ def setting_of_a_backend() -> Any:
     return mod, lambda: setattr(torch.backends.cudnn, "benchmark", True)
 
 
-@kind
-def seed_of_torch() -> Any:
-    def mod(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-        return s * 2 if torch.initial_seed() == 3 else s
-
-    return mod, lambda: torch.manual_seed(3)
-
-
 def _of_a_scope(**names: Any) -> Any:
     """A mod that `exec` made, in a scope of its own."""
     scope: dict[str, Any] = {"factor": 2.0, **names}
