@@ -10,6 +10,7 @@ from xdsl.dialects import arith
 
 from flexc.errors import UnsupportedOpError
 from flexc.frontend import fields
+from flexc.frontend.aten_to_arith import detach
 from flexc.frontend.fields import Field, Size, Value, as_field
 from flexc.frontend.rules import structural
 from flexc.frontend.scalars import Emitter, Scalar, number
@@ -40,9 +41,34 @@ def _index(e: Emitter, out: torch.dtype, x: Value, indices: Sequence[Any]) -> Fi
 
 @structural("embedding")
 def _embedding(
-    e: Emitter, out: torch.dtype, x: Value, at: Value, *args: Any, **kw: Any
+    e: Emitter,
+    out: torch.dtype,
+    x: Value,
+    at: Value,
+    padding_idx: Scalar | None = None,
+    scale_grad_by_freq: Any = False,
+    sparse: Any = False,
 ) -> Field:
-    return fields.index(e, as_field(x), [at])
+    if getattr(scale_grad_by_freq, "const", scale_grad_by_freq):
+        raise UnsupportedOpError(
+            "embedding with scale_grad_by_freq counts the indices of all pairs: index "
+            "its weight, as in emb.weight[index]"
+        )
+    rows = as_field(x)
+    if padding_idx is not None and padding_idx.const != -1:
+        rows = _with_padding(rows, padding_idx)
+    return fields.index(e, rows, [at])
+
+
+def _with_padding(rows: Field, padding_idx: Scalar) -> Field:
+    """A table of which one row has no gradient."""
+
+    def load(e: Emitter, at: Sequence[Scalar]) -> Scalar:
+        element = rows.load(e, at)
+        is_padding = e.compare("eq", at[0], padding_idx)
+        return e.select(is_padding, detach(e, rows.dtype, element), element, rows.dtype)
+
+    return Field(rows.dtype, rows.sizes, load)
 
 
 @structural("index_select")

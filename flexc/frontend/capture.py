@@ -18,7 +18,7 @@ import torch
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.source import ConstantSource
 from torch._inductor.fx_passes import dedupe_symint_uses
-from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode, fake_tensor
 from torch.fx import GraphModule, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -372,6 +372,8 @@ def _make_fx(
         stack.enter_context(IndexByScalars())
         stack.enter_context(fx_traceback.preserve_node_meta())
         stack.enter_context(RecordLines())
+        # What ops refuse is raised, and is not logged before.
+        stack.enter_context(patch.object(fake_tensor.log, "disabled", True))
         # Sums that are equal as real numbers are rounded differently.
         stack.enter_context(
             patch.object(dedupe_symint_uses, "dedupe_symints", lambda graph: None)

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.fx import GraphModule, Node
 
 from flexc.errors import (
+    CapturedIndexError,
     DataDependentControlFlowError,
     DtypeError,
     FlexcError,
@@ -64,6 +65,12 @@ SIGNS = (
         "{text}: integers of tensors have 64 bits; write a float, as in float(n)",
     ),
     Sign(
+        (IndexError,),
+        "is out of bounds for dimension",
+        CapturedIndexError,
+        "a {kind} reads outside of a captured tensor: {text}",
+    ),
+    Sign(
         (RuntimeError, IndexError),
         "too many indices|must match the size|need to be at least|"
         "dimension out of range|shapes cannot be multiplied|"
@@ -95,11 +102,7 @@ def mistake_of(
         return ModSignatureError(f"a {kind} is called with ({names}): {text}")
     if _is_of_torch(error):
         return UnsupportedOpError(f"a {kind} cannot do this: {text}", where)
-    if "FakeTensor" in text:
-        error.add_note(
-            f"{where}: a {kind} is traced on such tensors, without values and without "
-            "attributes of your own; capture these beside the tensor"
-        )
+    error.add_note(f"{where}: raised while this {kind} was traced")
     return None
 
 

@@ -7,6 +7,7 @@ transform of torch.func have a shape and a dtype, but no elements at their addre
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from flexc.errors import FlexcError, ShapeError
+from flexc.frontend.special_methods import SILENT_METHODS
 from flexc.runtime.arguments import DENSE
 from flexc.runtime.transforms import is_transformed, plain
 
@@ -24,14 +26,49 @@ _keys_of: Any = torch._C._dispatch_keys  # pyright: ignore[reportAttributeAccess
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 """Classes of tensors that do nothing of their own."""
 
+_NO_OPERATIONS = SILENT_METHODS | {
+    "__annotations__",
+    "__copy__",
+    "__deepcopy__",
+    "__dict__",
+    "__doc__",
+    "__format__",
+    "__hash__",
+    "__module__",
+    "__reduce_ex__",
+    "__setstate__",
+    "__torch_dispatch__",
+    "__weakref__",
+}
+"""Names that classes have without computing something else."""
+
 LEFT_A_TRANSFORM = (_Key.FuncTorchGradWrapper, _Key.FuncTorchBatched)
 
 
 def check_captured(captures: Sequence[Any]) -> None:
     """Check the tensors among what mods capture."""
     for capture in captures:
-        if isinstance(capture, Tensor):
-            check_tensor("a mod's capture", capture)
+        if not isinstance(capture, Tensor):
+            continue
+        check_tensor("a mod's capture", capture)
+        cls = type(capture)
+        if cls not in PLAIN and (method := own_operation(cls)) is not None:
+            raise ShapeError(
+                f"a mod's capture expects a tensor with torch's own operations, got a "
+                f"{cls.__name__}, which has its own {method}; capture "
+                "tensor.as_subclass(torch.Tensor)"
+            )
+
+
+@lru_cache(1024)
+def own_operation(cls: type) -> str | None:
+    """Return an operation of tensors that a class has of its own, if there is one."""
+    for base in cls.__mro__[: cls.__mro__.index(Tensor)]:
+        for name, value in vars(base).items():
+            disabled = value is torch._C._disabled_torch_function_impl
+            if name not in _NO_OPERATIONS and hasattr(Tensor, name) and not disabled:
+                return name
+    return None
 
 
 def check_tensor(

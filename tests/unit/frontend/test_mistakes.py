@@ -226,6 +226,11 @@ SCORES: dict[str, tuple[Any, type[errors.FlexcError], str]] = {
         Unsupported,
         "use torch.where",
     ),
+    "constant-index": (
+        lambda s, b, h, q, k: s + TABLE[4, 0],
+        errors.CapturedIndexError,
+        "reads outside of a captured tensor: index 4 is out of bounds for dimension 0",
+    ),
     "wide-integer": (
         lambda s, b, h, q, k: s + 10**30,
         errors.NumberRangeError,
@@ -293,6 +298,11 @@ SCORES: dict[str, tuple[Any, type[errors.FlexcError], str]] = {
         lambda s, b, h, q: s,
         Signature,
         "with (score, b, h, q_idx, kv_idx), but this one takes (s, b, h, q)",
+    ),
+    "without-keys": (
+        lambda score, b, h, q: score,
+        Signature,
+        "takes (score, b, h, q): kv_idx is missing",
     ),
     "one-argument": (lambda window: None, Signature, "if it makes the mod, pass what"),
     "class": (

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 import flexc
-from flexc.errors import GradientError
+from flexc.errors import GradientError, UnsupportedOpError
+from tests.dense_gradients import attention
 
 
 class Rounded(torch.autograd.Function):
@@ -87,3 +89,30 @@ def test_the_forward_is_right() -> None:
     with torch.no_grad():
         torch.testing.assert_close(attend(x.requires_grad_()), expected)
         torch.testing.assert_close(torch.vmap(attend)(x[None])[0], expected)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"padding_idx": 3}, {"sparse": True}], ids=str)
+def test_embeddings_have_the_gradients_of_torch(kwargs: dict[str, Any]) -> None:
+    embedding = torch.nn.Embedding(8, 2, **kwargs)
+    torch.nn.init.normal_(embedding.weight)
+
+    def mod(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return s + embedding((q - k).abs().clamp(max=7))[h]
+
+    query = torch.randn(1, 2, 16, 8)
+    gradients = []
+    ours: Any = flexc.flex_attention(query, query, query, mod)
+    theirs = attention(query, query, query, mod, None).out
+    for out in (ours, theirs):
+        (gradient,) = torch.autograd.grad(out.square().sum(), embedding.weight)
+        gradients.append(gradient.to_dense())
+    assert_close(*gradients, check_dtype=False)
+
+
+def test_embeddings_that_count_indices_are_refused() -> None:
+    embedding = torch.nn.Embedding(8, 2, scale_grad_by_freq=True)
+    query = torch.randn(1, 2, 16, 8)
+    with pytest.raises(UnsupportedOpError, match=r"as in emb.weight\[index\]"):
+        flexc.flex_attention(
+            query, query, query, lambda s, b, h, q, k: s + embedding(k % 8)[h]
+        )

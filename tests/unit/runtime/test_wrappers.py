@@ -84,6 +84,13 @@ class Spoken(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
+class Doubling(Tensor):
+    """A class of which an element is twice what lies in memory."""
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.as_subclass(Tensor)[index] * 2
+
+
 class Weight(nn.Parameter):
     """A class of parameters."""
 
@@ -225,8 +232,25 @@ def test_refused_tables(kind: str) -> None:
         attend(Q, Q, Q, block_mask=with_tables(wrap))
 
 
-@pytest.mark.parametrize("place", ["query", "key", "score", "planned"])
-@pytest.mark.parametrize("kind", READABLE)
+@pytest.mark.parametrize("place", ["score", "mask", "planned", "explained"])
+@pytest.mark.parametrize("cls", [Spoken, Doubling])
+def test_captures_with_operations_of_their_own(cls: Any, place: str) -> None:
+    PLACES[place](lambda t: t)
+    with pytest.raises(
+        errors.ShapeError, match=f"{cls.__name__}, which has its own __"
+    ):
+        PLACES[place](lambda t: t.as_subclass(cls))
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        (kind, place)
+        for kind in READABLE
+        for place in ("query", "key", "score", "planned")
+        if kind != "function" or place in ("query", "key")
+    ],
+)
 def test_classes_over_memory_are_read(kind: str, place: str) -> None:
     def values(result: Any) -> Tensor:
         return result.to_dense() if isinstance(result, BlockMask) else result
