@@ -267,8 +267,8 @@ def traced_once(subject: Subject) -> Iterator[Fact]:
         return
     other = "an object with __getattr__, made in C, or reached by getattr"
     unread = subject.call.trace().unread or other
-    text = f"not known before the mods run: {unread}; each call traces them, which "
-    yield Fact(name, False, text + "takes milliseconds, and finds the kernel again")
+    text = f"not known before the mods run: {unread}; each call traces them"
+    yield Fact(name, False, text + ", which takes milliseconds")
 
 
 def regions(subject: Subject) -> tuple[Region, Region]:
