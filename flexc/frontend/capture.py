@@ -47,7 +47,7 @@ from flexc.frontend.guards import (
 )
 from flexc.frontend.host_numbers import Assumption, HostNumbers
 from flexc.frontend.indexing import IndexByScalars
-from flexc.frontend.locations import RecordLines, mod_location
+from flexc.frontend.locations import RecordLines, error_location, mod_location
 from flexc.frontend.mistakes import check_graph, mistake_of, random_numbers
 from flexc.frontend.rules import is_known
 from flexc.frontend.signatures import ModKind, check_arity, check_result
@@ -230,6 +230,9 @@ class _Tracer:
             inputs = [] if self.keeps_tensors else self.fakes
             graph = _make_fx(call, [*args, *inputs], self.gradients)
         except FlexcError as error:
+            if error.location is None:
+                where = error_location(error) or location
+                raise type(error)(str(error), where) from None
             raise error.with_traceback(None) from None
         except Exception as error:
             # What wants a true number is no mistake: the other attempt decides.

@@ -106,6 +106,8 @@ def described(value: Any, sizes: Sequence[int] | None = None) -> str:
             return f"the class {name}: pass an instance, as in {name}(...)"
         case BlockMask():
             return "a BlockMask: pass it as block_mask="
+        case Tensor() if value.is_nested:
+            return "a nested tensor"
         case Tensor():
             return f"a tensor of shape {tuple(value.shape)}{_as_mod(value, sizes)}"
         case _ if type(value).__module__ == "numpy":

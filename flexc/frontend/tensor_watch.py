@@ -96,6 +96,11 @@ class TensorWatch(TorchFunctionMode):
                 )
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if _is_tensor(x)]
         missed = list(filter(self._is_missed, tensors))
+        if missed and func is Tensor.requires_grad_:
+            raise UnsupportedOpError(
+                "a mod must not differentiate, as torch.func.grad does: write the "
+                "derivative out"
+            )
         if missed and _writes(func, kwargs):
             raise MutationError(
                 f"a mod must not write to what it reads, as {func.__name__} does: use "

@@ -288,6 +288,11 @@ SCORES: dict[str, tuple[Any, type[errors.FlexcError], str]] = {
     # Operations on more than one number.
     "mean": (lambda s, b, h, q, k: TABLE[h].mean(), Unsupported, "`table[h, q_idx]`"),
     "softmax": (lambda s, b, h, q, k: s.softmax(0), Unsupported, "pointwise ops"),
+    "func-grad": (
+        lambda s, b, h, q, k: s + torch.func.grad(torch.sin)(s),
+        Unsupported,
+        "must not differentiate, as torch.func.grad does: write the derivative out",
+    ),
     "grad": (
         lambda s, b, h, q, k: torch.autograd.grad(s, s)[0],
         Unsupported,
