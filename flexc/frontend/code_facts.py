@@ -102,8 +102,11 @@ def trusted(module_name: object) -> bool:
 
     Some classes written in C have a descriptor for a `__module__`.
     """
-    if not isinstance(module_name, str):
-        return True
+    return not isinstance(module_name, str) or _in_trusted_package(module_name)
+
+
+@lru_cache(4096)
+def _in_trusted_package(module_name: str) -> bool:
     return module_name.partition(".")[0].lstrip("_") in TRUSTED_PACKAGES
 
 

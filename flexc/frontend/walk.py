@@ -472,7 +472,7 @@ class Walk:
         """Visit what tables hold by the names of attributes; True if there was more."""
         grown = False
         for held, copy, done in self._tables:
-            names = [n for n in self._attributes if n in held and n not in done]
+            names = (self._attributes & held.keys()) - done
             for name in sorted(names):
                 self.name = name
                 self.key.append(name)
