@@ -103,8 +103,8 @@ class CallWatch:
         if event == "c_call":
             if not _is_internal(frame):
                 self._called(arg, frame)
-            elif _asks_state(arg.__name__) and not _is_internal(frame.f_back):
-                self._note(f"{arg.__name__.removeprefix('_get_')}, a setting of torch")
+            else:
+                self._ran(arg.__name__, frame)
         elif event == "call":
             if not _is_internal(frame):
                 self._entered(frame)
@@ -112,10 +112,18 @@ class CallWatch:
                 self.wants_numbers = True
             elif frame.f_code is _APPLY:
                 self.custom_gradient = True
-            elif _asks_state(frame.f_code.co_name) and not _is_internal(frame.f_back):
-                self._note(f"{frame.f_code.co_qualname}()")
+            else:
+                self._ran(frame.f_code.co_name, frame)
         elif event == "return" and frame.f_code in _ARITHMETIC:
             self.wants_numbers |= _is_cancelled(arg)
+
+    def _ran(self, name: str, frame: FrameType) -> None:
+        """See a function of a library, or one that it calls."""
+        caller = frame.f_back
+        if not _asks_state(name) or caller is None or _is_internal(caller):
+            return
+        if not self._serves_torch(caller):
+            self._note(f"{name.removeprefix('_get_')}, a setting of torch")
 
     def _entered(self, frame: FrameType) -> None:
         code = frame.f_code
