@@ -61,7 +61,7 @@ def _embedding(
 
 
 def _with_padding(rows: Field, padding_idx: Scalar) -> Field:
-    """A table of which one row has no gradient."""
+    """Return the table with the gradient of its padding row stopped."""
 
     def load(e: Emitter, at: Sequence[Scalar]) -> Scalar:
         element = rows.load(e, at)

@@ -104,7 +104,7 @@ class CallWatch:
             if not _is_internal(frame):
                 self._called(arg, frame)
             else:
-                self._ran(arg.__name__, frame)
+                self._asked(arg.__name__, frame)
         elif event == "call":
             if not _is_internal(frame):
                 self._entered(frame)
@@ -113,12 +113,12 @@ class CallWatch:
             elif frame.f_code is _APPLY:
                 self.custom_gradient = True
             else:
-                self._ran(frame.f_code.co_name, frame)
+                self._asked(frame.f_code.co_name, frame)
         elif event == "return" and frame.f_code in _ARITHMETIC:
             self.wants_numbers |= _is_cancelled(arg)
 
-    def _ran(self, name: str, frame: FrameType) -> None:
-        """See a function of a library, or one that it calls."""
+    def _asked(self, name: str, frame: FrameType) -> None:
+        """Note a setting of torch that a mod asks for through a function of torch."""
         caller = frame.f_back
         if not _asks_state(name) or caller is None or _is_internal(caller):
             return
@@ -191,7 +191,7 @@ _SETTING = re.compile(
 
 @lru_cache(4096)
 def _asks_state(name: str) -> bool:
-    """Whether a function of torch returns a setting or a generator's state.
+    """Return whether a function of that name returns a setting or a random state.
 
     The default dtype is a part of all keys.
     """
@@ -199,7 +199,7 @@ def _asks_state(name: str) -> bool:
 
 
 def _is_cancelled(result: Any) -> bool:
-    """Whether nothing is left of float arithmetic, as of `x + 1e16 - 1e16`.
+    """Return whether terms of float arithmetic cancelled, as in `x + 1e16 - 1e16`.
 
     The symbolic result is exact, Python's is rounded.
     """

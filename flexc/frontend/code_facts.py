@@ -88,7 +88,7 @@ class CodeFacts:
     inspects_types: bool
     """A symbolic number may change which path is taken."""
     compares_identity: bool
-    """Of two objects it may matter whether they are the same one."""
+    """Objects are compared by identity."""
     uses_self: bool
     """Of a method: more is done with its object than reading attributes."""
 

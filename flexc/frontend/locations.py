@@ -57,7 +57,7 @@ def is_user_file(filename: str) -> bool:
 
 
 def is_installed(filename: str) -> bool:
-    """Whether a file is of a package that was installed."""
+    """Return whether a file lies in a folder of installed packages."""
     return any(folder in filename for folder in _INSTALLED)
 
 

@@ -84,7 +84,7 @@ class Walk:
         self._frozen = False
         self.compares_identity = False
         self.met_twice = False
-        """Some object or container is two after a rebuild."""
+        """An object or container was met twice, of which a rebuild makes two copies."""
         self._containers: set[int] = set()
         self._slots: dict[int, int] = {}
         self._seen: dict[int, tuple[int, Any]] = {}
@@ -219,7 +219,7 @@ class Walk:
         return copy
 
     def _read_attributes(self, value: Any, copy: Any) -> None:
-        """Visit the attributes that a user gave to what is no object of theirs."""
+        """Visit the attributes that a user set on a function or a partial."""
         if value.__dict__:
             self._objects.append((value, copy, self._frozen, set()))
 
@@ -301,9 +301,6 @@ class Walk:
         if not plain or not self._enter(value):
             return self.unknown(value)
         self.key.append((dict, tuple([exact(k) for k in value])))
-        for name in value:
-            if isinstance(name, enum.Enum):
-                self.member(name)
         parts = {}
         for name, part in value.items():
             self.name = str(name)

@@ -64,7 +64,7 @@ def fits(a: SegmentOp, b: SegmentOp) -> bool:
 
 
 def may_be_merged(segments: Sequence[SegmentOp]) -> bool:
-    """Whether one segment can say what several do: they have one mask at most.
+    """Return whether segments fit into one: they have at most one mask.
 
     Numbers of columns, which only a CPU's segments have, are not merged.
     """

@@ -73,7 +73,9 @@ def is_lazy(tensor: Tensor) -> bool:
 def describe(tensor: Tensor) -> str:
     """What a lazy tensor is, and what to do."""
     if tensor.is_nested:
-        return "a nested one; pad it, or pack its sequences into one"
+        return (
+            "a nested one; pad it, or pack its sequences into one and mask by document"
+        )
     if tensor.layout is not torch.strided:
         return f"one of layout {tensor.layout}; make it dense with to_dense()"
     if tensor.is_quantized:

@@ -155,7 +155,7 @@ class AttentionProgram(ProgramBuilder):
         return kind(type_, shape, exponent, power, units, self.limit(factor), facts)
 
     def limit(self, factor: Factor) -> SSAValue:
-        """What scores over the factor are infinite beyond."""
+        """Return the magnitude beyond which a score without its factor is infinite."""
         code, type_ = self.code, self.op.score_type
         largest, peak = (code.const(n, type_) for n in (FORMATS[type_].largest, 1.0))
         if factor.has_scale:

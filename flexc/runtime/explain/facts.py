@@ -260,7 +260,7 @@ def order(subject: Subject) -> Iterator[Fact]:
 
 
 def traced_once(subject: Subject) -> Iterator[Fact]:
-    """Whether calls find an earlier trace by what their mods read."""
+    """Report whether later calls with equal mods reuse the trace."""
     name = "traced_once"
     if subject.call.signature.cacheable:
         yield Fact(name, True, "all that the mods read is known before they run")
