@@ -87,6 +87,8 @@ class CodeFacts:
     """Nothing is read or written but what the fields above name."""
     inspects_types: bool
     """A symbolic number may change which path is taken."""
+    asks_instances_only: bool
+    """Nothing but `isinstance` looks at types."""
     compares_identity: bool
     """Objects are compared by identity."""
     uses_self: bool
@@ -153,6 +155,7 @@ def code_facts(code: CodeType) -> CodeFacts:
         frozenset(used_attributes),
         sound and not dynamic,
         bool(INSPECTING_NAMES & names.keys()) or matches,
+        INSPECTING_NAMES & names.keys() == {"isinstance"} and not matches,
         identity,
         code.co_argcount == 0 or code.co_varnames[0] in used,
     )

@@ -61,12 +61,19 @@ def equal_guards(values: Sequence[Any]) -> tuple[str, ...]:
 
 
 def number_guards(values: Sequence[Any]) -> tuple[str, ...]:
-    """Conditions that pin every number; -0.0 is not 0.0."""
+    """Conditions that pin every number."""
     return tuple(
-        f"repr(v[{i}]) == {repr(value)!r}" if value == 0 else f"v[{i}] == {value!r}"
+        number_guard(i, value)
         for i, value in enumerate(values)
         if not isinstance(value, torch.Tensor)
     )
+
+
+def number_guard(place: int, value: int | float) -> str:
+    """The condition that pins a number; -0.0 is not 0.0."""
+    if value == 0:
+        return f"repr(v[{place}]) == {repr(value)!r}"
+    return f"v[{place}] == {value!r}"
 
 
 class InexactError(Exception):

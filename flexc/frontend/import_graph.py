@@ -62,8 +62,8 @@ class AttentionCall:
     value_dim: int
     lse: bool = False
     max_scores: bool = False
-    lse_parts: bool = False
-    """Log-sum-exp in two parts, for derivatives."""
+    lse_rest: bool = False
+    """What log-sum-exp lost when it was rounded, for derivatives."""
     split: bool = False
     """Rows are split along their keys: into how many splits, the kernel is told. It
     gives them as `flex.attention` says, whatever else is asked for."""
@@ -164,14 +164,14 @@ def _result_types(
     out = strided([None] * 3 + [call.value_dim], element, unit_stride=True)
     row = strided([None] * 3, score, unit_stride=True)
     if call.split:
-        return [[out], [], [], [row], [row]]
-    # The runtime lays the two parts out side by side.
-    part = strided([None] * 3, score, unit_stride=False)
+        return [[out], [], [], [row], [row], []]
     return [
         [out],
         [row] * call.lse,
         [row] * call.max_scores,
-        *([[part] * call.lse_parts] * 2),
+        [],
+        [],
+        [row] * call.lse_rest,
     ]
 
 
@@ -182,7 +182,7 @@ def _result_names(call: AttentionCall) -> list[str]:
         "out",
         *["lse"] * call.lse,
         *["max_scores"] * call.max_scores,
-        *["row_shift", "log_sum"] * call.lse_parts,
+        *["lse_rest"] * call.lse_rest,
     ]
 
 

@@ -1,4 +1,4 @@
-"""Values of Python and torch that a key holds as they are."""
+"""Values of Python and torch that a key holds as they are, and how many it may hold."""
 
 from __future__ import annotations
 
@@ -23,6 +23,19 @@ BY_VALUE: tuple[type, ...] = (
 
 KEY_TYPES = (bool, bytes, float, int, str, type(None), torch.dtype, torch.device)
 """Types of keys of dictionaries and elements of sets."""
+
+BUDGET = 1_000_000
+"""What one walk may cost, in attributes that are looked for."""
+VALUE, OBJECT = 10, 200
+"""What a value in a container costs, and an object or function."""
+
+MAX_NUMBERS = 1_000
+"""Python numbers that one walk may capture; what follows is keyed by its value.
+
+Each takes a millisecond to trace, whether it is read or not.
+"""
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 def exact(value: Any) -> Any:

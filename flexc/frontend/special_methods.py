@@ -58,6 +58,13 @@ MODULE_LISTS = frozenset(
 )
 """Methods of torch.nn.Module that call it, and that find what they do not name."""
 
+MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+"""Where a torch.nn.Module keeps what `__getattr__` finds."""
+
+MEMBERS_OWN = frozenset({"_name_", "__objclass__", "_sort_order_"})
+"""What the enum package gives to each member."""
+
 MISSING = object()
 C_DESCRIPTORS = (
     type(str.join),

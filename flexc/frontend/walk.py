@@ -27,14 +27,27 @@ import torch
 
 from flexc.errors import StateError
 from flexc.frontend.code_facts import CodeFacts, code_facts, trusted
-from flexc.frontend.plain_values import BY_VALUE, KEY_TYPES, exact
+from flexc.frontend.plain_values import (
+    BUDGET,
+    BY_VALUE,
+    INT64_MAX,
+    INT64_MIN,
+    KEY_TYPES,
+    MAX_NUMBERS,
+    OBJECT,
+    VALUE,
+    exact,
+)
 from flexc.frontend.special_methods import (
     C_DESCRIPTORS,
     DYNAMIC_CALLABLES,
     KNOWN_MODULES,
+    MEMBERS_OWN,
     MISSING,
     MODULE_CALLS,
+    MODULE_HOOKS,
     MODULE_LISTS,
+    MODULE_TABLES,
     READING_METHODS,
     has_getattr,
     has_unread_code,
@@ -54,21 +67,6 @@ from flexc.frontend.special_methods import (
 Capture = torch.Tensor | int | float
 Mod = Callable[..., Any]
 
-MAX_OBJECTS = 5_000
-"""Python objects that one walk may meet."""
-
-MAX_NUMBERS = 1_000
-"""Python numbers that one walk may capture; what follows is keyed by its value.
-
-Each takes a millisecond to trace, whether it is read or not.
-"""
-
-_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-"""Where a torch.nn.Module keeps what `__getattr__` finds."""
-
 
 class Walk:
     """One walk. Every `visit` returns the value; `Rebuild` returns another."""
@@ -80,7 +78,8 @@ class Walk:
         self.static_numbers = False
         self.name = ""
         self._numbers = 0
-        self._owner = ""
+        self._cost = 0
+        self._owner: Any = None
         self._frozen = False
         self.compares_identity = False
         self.met_twice = False
@@ -101,6 +100,13 @@ class Walk:
         if self._objects or self._tables:
             self._visit_attributes()
         return results
+
+    def spend(self, cost: int) -> None:
+        """Count what is about to be read against the budget."""
+        self._cost += cost
+        if self._cost > BUDGET:
+            most = f"{BUDGET // OBJECT:,} objects or {BUDGET // VALUE:,} values"
+            raise StateError(f"more than {most} in containers are within reach")
 
     # What a rebuild does otherwise.
 
@@ -160,13 +166,21 @@ class Walk:
 
     def number(self, value: int | float) -> Any:
         kind = type(value)
-        plain = _INT64_MIN <= value <= _INT64_MAX if kind is int else isfinite(value)
+        plain = INT64_MIN <= value <= INT64_MAX if kind is int else isfinite(value)
         if self._frozen or not plain or self._numbers >= MAX_NUMBERS:
             return self.by_value(value)
         self._numbers += 1
+        return self._capture(kind, value)
+
+    def _capture(self, kind: type, value: Any) -> Any:
         self.key.append(kind)
         self.captures.append(value)
         return self.slot(len(self.captures) - 1, value)
+
+    def symbol(self, value: torch.SymInt | torch.SymFloat) -> Any:
+        """A number in a function that is captured itself."""
+        kind = int if isinstance(value, torch.SymInt) else float
+        return self.unknown(value) if self._frozen else self._capture(kind, value)
 
     def tensor(self, value: torch.Tensor) -> Any:
         if self._frozen:
@@ -177,7 +191,7 @@ class Walk:
             self.captures.append(value)
         rank = value.dim()
         strided = value.layout is torch.strided and not value.is_nested
-        unit = rank == 0 or not strided or value.stride(-1) == 1
+        unit = rank == 0 or not strided or bool(value.stride(-1) == 1)
         self.key.append((slot, value.dtype, rank, value.device.type, unit))
         copy = self.slot(slot, value)
         if is_new:
@@ -211,11 +225,8 @@ class Walk:
         cells = self._cells(code.co_freevars, closure, used) if closure else ()
         globals_ = {} if foreign else self._globals(fn, facts)
         defaults = fn.__defaults__ and self.visit(fn.__defaults__)
-        if fn.__kwdefaults__:
-            defaults = (defaults, self.visit(fn.__kwdefaults__))
-        else:
-            defaults = (defaults, None)
-        self.fill_function(copy, cells, globals_, defaults)
+        keywords = self.visit(fn.__kwdefaults__) if fn.__kwdefaults__ else None
+        self.fill_function(copy, cells, globals_, (defaults, keywords))
         return copy
 
     def _read_attributes(self, value: Any, copy: Any) -> None:
@@ -268,11 +279,7 @@ class Walk:
         return self._note(value, self.begin(value))
 
     def _note(self, value: Any, copy: Any) -> Any:
-        if len(self._seen) >= MAX_OBJECTS:
-            raise StateError(
-                f"more than {MAX_OBJECTS:,} Python objects are within reach, the last "
-                f"of them {self.name!r}{self._owner} ({_name(type(value))})"
-            )
+        self.spend(OBJECT)
         self.met_twice |= ~self._id(value) in self._seen
         self._seen[self._id(value)] = (len(self._seen), copy)
         return copy
@@ -282,6 +289,7 @@ class Walk:
         return ~id(value) if self._frozen else id(value)
 
     def sequence(self, value: Sequence[Any]) -> Any:
+        self.spend(VALUE * len(value))
         self.key.append((type(value), len(value)))
         if not self._enter(value):
             return value
@@ -297,6 +305,7 @@ class Walk:
         return self.sequence(value)
 
     def dictionary(self, value: dict[Any, Any]) -> Any:
+        self.spend(VALUE * len(value))
         plain = all(type(k) in KEY_TYPES or isinstance(k, enum.Enum) for k in value)
         if not plain or not self._enter(value):
             return self.unknown(value)
@@ -310,6 +319,7 @@ class Walk:
         return self._leave(value, parts)
 
     def set(self, value: Any) -> Any:
+        self.spend(VALUE * len(value))
         if not all(type(v) in KEY_TYPES for v in value):
             return self.unknown(value)
         # Equal sets may be iterated in different orders.
@@ -332,11 +342,7 @@ class Walk:
 
     def partial(self, value: functools.partial[Any]) -> Any:
         self.key.append(functools.partial)
-        parts = (
-            self.visit(value.func),
-            self.visit(value.args),
-            self.visit(value.keywords),
-        )
+        parts = [self.visit(p) for p in (value.func, value.args, value.keywords)]
         copy = self.remake(value, parts)
         self._read_attributes(value, copy)
         return copy
@@ -382,7 +388,7 @@ class Walk:
         if not known:
             for name, part in vars(value).items():
                 self.key.append(name)
-                if name not in _MEMBERS_OWN:
+                if name not in MEMBERS_OWN:
                     self.visit_frozen(part)
         return value
 
@@ -420,7 +426,7 @@ class Walk:
             for member in value.__members__.values():
                 self.visit(member)
         if isinstance(value, torch.nn.Module):
-            self.sound &= not any(vars(value).get(hooks) for hooks in _HOOKS)
+            self.sound &= not any(vars(value).get(hooks) for hooks in MODULE_HOOKS)
             if has_unread_code(type(value)):
                 self.whole(value, self._seen[self._id(value)][1])
 
@@ -460,7 +466,8 @@ class Walk:
                 done.update(names)
                 grown |= bool(names)
                 self._frozen = frozen
-                self._owner = f" of an object of {_name(type(value))}"
+                self._owner = value
+                self.spend(len(names))
                 for name in names:
                     self.name = name
                     self._attribute(i, value, copy, name)
@@ -551,6 +558,8 @@ _HANDLERS: dict[type, Callable[[Walk, Any], Any]] = {
     **dict.fromkeys(BY_VALUE, Walk.by_value),
     int: Walk.number,
     float: Walk.number,
+    torch.SymInt: Walk.symbol,
+    torch.SymFloat: Walk.symbol,
     torch.Tensor: Walk.tensor,
     torch.nn.Parameter: Walk.tensor,
     torch.nn.Buffer: Walk.tensor,
@@ -565,10 +574,6 @@ _HANDLERS: dict[type, Callable[[Walk, Any], Any]] = {
     set: Walk.set,
     frozenset: Walk.set,
 }
-
-
-def _name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _handler(value: Any) -> Callable[[Walk, Any], Any]:
@@ -590,6 +595,3 @@ def _handler(value: Any) -> Callable[[Walk, Any], Any]:
         scripted = isinstance(value, torch.jit.ScriptModule)
         return Walk.unknown if scripted else Walk.object
     return Walk.object if cls is SimpleNamespace or is_plain(cls) else Walk.unknown
-
-
-_MEMBERS_OWN = frozenset({"_name_", "__objclass__", "_sort_order_"})
