@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import AnyFloat, IntegerType, TensorType, i1, i32
-from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.ir import Attribute, Operation, Region, SSAValue
 from xdsl.irdl import IRDLOperation
 from xdsl.parser import Parser
 from xdsl.printer import Printer
@@ -58,6 +59,16 @@ def verify_scalar_region(
                 f"{what} expects scalar ops only, got {op.name} of type "
                 f"{op.results[0].type}"
             )
+        verify_comparison(op)
+
+
+def verify_comparison(op: Operation) -> None:
+    """Check that a comparison has operands of one type, which xDSL does not."""
+    if isinstance(op, arith.CmpiOp | arith.CmpfOp) and op.lhs.type != op.rhs.type:
+        raise VerifyException(
+            f"{op.name} expects operands of one type, got {op.lhs.type} and "
+            f"{op.rhs.type}"
+        )
 
 
 def expect_type(what: str, value: SSAValue, kind: type[_Type]) -> _Type:

@@ -22,11 +22,11 @@ from xdsl.context import Context
 from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
-from xdsl.transforms.dead_code_elimination import region_dce
 
 from flexc.dialects import flex
 from flexc.dialects.flex import DerivativeOp
 from flexc.passes.derivatives.expansion import Expansion
+from flexc.passes.tidy import erase_dead
 
 
 def expanded(function: func.FuncOp, one_pass: bool = False) -> list[func.FuncOp]:
@@ -37,7 +37,7 @@ def expanded(function: func.FuncOp, one_pass: bool = False) -> list[func.FuncOp]
         kernels += Expansion(op, f"{name}_{i}" if i else name, one_pass).run()
     if derivatives:
         # Not every derivative needs delta.
-        region_dce(function.body)
+        erase_dead(function.body)
         # Results have their own layouts.
         function.update_function_type()
     launches = (o for o in function.walk() if isinstance(o, flex.LaunchOp))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, i64
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
     GreedyRewritePatternApplier,
@@ -24,6 +24,8 @@ from xdsl.pattern_rewriter import (
 )
 
 from flexc.dialects import tile
+from flexc.dialects.tile.schedule import SCHEDULE_OPS, SCHEDULE_TYPES
+from flexc.passes.refusal import refuse
 from flexc.passes.tile_access import TileAccess, is_zero
 from flexc.passes.tile_shapes import static_stride
 
@@ -130,6 +132,25 @@ class TransposeOfLoad(RewritePattern):
             rewriter.erase(load)
 
 
+def _refuse_schedules(module: ModuleOp) -> None:
+    """Refuse roles, shared memory and layouts: explicit schedules are for GPUs."""
+    for op in module.walk():
+        values = [
+            *op.results,
+            *(a for r in op.regions for b in r.blocks for a in b.args),
+        ]
+        if isinstance(op, SCHEDULE_OPS) or any(_is_placed(v.type) for v in values):
+            refuse(
+                op, "is part of an explicit schedule, which C++ kernels have none of"
+            )
+
+
+def _is_placed(type_: Attribute) -> bool:
+    if isinstance(type_, tile.TileType):
+        return type_.get_layout() is not None
+    return isinstance(type_, SCHEDULE_TYPES)
+
+
 @dataclass(frozen=True)
 class LegalizeTileForCppPass(ModulePass):
     """Spell tiles of tensors as strided accesses."""
@@ -137,6 +158,7 @@ class LegalizeTileForCppPass(ModulePass):
     name = "legalize-tile-for-cpp"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        _refuse_schedules(op)
         patterns: list[RewritePattern] = [
             LoadToStrided(),
             StoreToStrided(),

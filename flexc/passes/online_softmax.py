@@ -297,6 +297,10 @@ def _add(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
     return code.insert(arith.AddfOp(a, b))
 
 
+def _sub(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
+    return code.insert(arith.SubfOp(a, b))
+
+
 def _mul(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
     return code.insert(arith.MulfOp(a, b))
 
@@ -435,6 +439,26 @@ def _unless_nan_or_empty(
     minus_inf = code.const(-math.inf, maximum.type)
     maximum = code.select(_is_empty(code, l_i), minus_inf, maximum)
     return _unless_nan(code, maximum, l_i)
+
+
+def lse_of_parts(code: ScalarCode, shift: SSAValue, log_sum: SSAValue) -> SSAValue:
+    """The sum of the parts of log-sum-exp, rounded."""
+    return _add(code, shift, log_sum)
+
+
+def rest_of_parts(code: ScalarCode, shift: SSAValue, log_sum: SSAValue) -> SSAValue:
+    """What the sum of the parts lost when it was rounded, 0 where it is infinite.
+
+    It is a float (Knuth, The Art of Computer Programming, 4.2.2, theorem B).
+    """
+    lse = _add(code, shift, log_sum)
+    added = _sub(code, lse, shift)
+    rest = _add(
+        code, _sub(code, shift, _sub(code, lse, added)), _sub(code, log_sum, added)
+    )
+    magnitude = code.insert(math_dialect.AbsFOp(lse))
+    infinite = code.cmpf("oeq", magnitude, code.const(math.inf, lse.type))
+    return code.select(infinite, code.const(0.0, lse.type), rest)
 
 
 def log_sum(code: ScalarCode, maximum: SSAValue, l_i: SSAValue) -> SSAValue:

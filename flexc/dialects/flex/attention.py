@@ -26,7 +26,13 @@ from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
-from flexc.dialects.flex.facts import PairsOp, score_type, tensor_shape, verify_rank
+from flexc.dialects.flex.facts import (
+    PairsOp,
+    score_type,
+    tensor_shape,
+    verify_block,
+    verify_rank,
+)
 from flexc.dialects.mod_region import (
     MASK_RESULT,
     mod_args,
@@ -57,10 +63,11 @@ class AttentionLike(PairsOp, Split):
     Ev); query head h reads key head h // (Hq / Hkv). `scale` multiplies the
     scores before `score_mod` sees them. `out` is (B, Hq, Sq, Ev); `lse` and
     `max_scores`, where asked for, are (B, Hq, Sq), in natural units, -inf for a
-    row with nothing to attend to, whose `out` is 0. `row_shift` and `log_sum`, asked
-    for together, are log-sum-exp in two parts: a number near the row's largest score,
-    and the logarithm of the sum of exp(score - row_shift). Beside a large shift lse
-    would have no room for that; derivatives need both.
+    row with nothing to attend to, whose `out` is 0. `lse_rest`, asked for with `lse`,
+    is what that lost when it was rounded, 0 where it is infinite: derivatives of large
+    scores need it. `row_shift` and `log_sum`, asked for together, are log-sum-exp in
+    two parts that add up to it: a number near the row's largest score, and the
+    logarithm of the sum of exp(score - row_shift).
 
     With `splits` n, results have B * n batches: batch b * n + s is of split s of batch
     b, attention over some of the keys that its rows see. Each such key is in one split;
@@ -78,6 +85,7 @@ class AttentionLike(PairsOp, Split):
     max_scores = opt_result_def(TensorType[Attribute])
     row_shift = opt_result_def(TensorType[Attribute])
     log_sum = opt_result_def(TensorType[Attribute])
+    lse_rest = opt_result_def(TensorType[Attribute])
 
     traits = traits_def(IsolatedFromAbove(), Pure())
     irdl_options = (
@@ -120,6 +128,8 @@ class AttentionLike(PairsOp, Split):
             mod_args(self.score_type, [c.type for c in self.captures]),
             [self.score_type],
         )
+        if self.lse_rest is not None and self.lse is None:
+            raise VerifyException("lse_rest expects lse among results")
         if self.splits is not None:
             self.verify_splits()
 
@@ -132,7 +142,7 @@ class AttentionLike(PairsOp, Split):
             )
         if self.row_shift is None or self.log_sum is None:
             raise VerifyException("splits expects row_shift and log_sum among results")
-        for name in ("lse", "max_scores"):
+        for name in ("lse", "max_scores", "lse_rest"):
             if getattr(self, name) is not None:
                 raise VerifyException(f"splits expects no {name} among results")
 
@@ -194,7 +204,7 @@ def operand_groups(
     return [*operands, *[()] * (GROUPS - len(operands))]
 
 
-RESULTS = ("out", "lse", "max_scores", "row_shift", "log_sum")
+RESULTS = ("out", "lse", "max_scores", "row_shift", "log_sum", "lse_rest")
 
 
 def _print_named_type(printer: Printer, name: str, value: SSAValue) -> None:
@@ -255,8 +265,7 @@ class AttentionOp(AttentionLike):
                 "tables expects kv_num_blocks and kv_indices, with or without their "
                 f"full counterparts, got {len(self.tables)} tensors"
             )
-        if bool(self.tables) != (self.sparse_block is not None):
-            raise VerifyException("sparse_block expects tables, and tables expect it")
+        verify_block("sparse_block", self.sparse_block, "tables", self.tables)
 
     def print(self, printer: Printer) -> None:
         self.print_head(printer)

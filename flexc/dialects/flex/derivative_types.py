@@ -10,7 +10,12 @@ from xdsl.ir import Attribute, SSAValue
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
-from flexc.dialects.flex.facts import score_type, tensor_shape, verify_rank
+from flexc.dialects.flex.facts import (
+    score_type,
+    tensor_shape,
+    verify_block,
+    verify_rank,
+)
 
 if TYPE_CHECKING:
     from flexc.dialects.flex.derivatives import DerivativeOp
@@ -80,12 +85,8 @@ def verify_tables(op: DerivativeOp, both: bool) -> None:
         )
     if both and counts[0] != counts[1]:
         raise VerifyException("tables expect column_tables, which list the same blocks")
-    if bool(op.tables) != (op.sparse_block is not None):
-        raise VerifyException("sparse_block expects tables, and tables expect it")
-    if bool(op.column_tables) != (op.column_block is not None):
-        raise VerifyException(
-            "column_block expects column_tables, and column_tables expect it"
-        )
+    verify_block("sparse_block", op.sparse_block, "tables", op.tables)
+    verify_block("column_block", op.column_block, "column_tables", op.column_tables)
 
 
 def verify_cotangents(op: DerivativeOp) -> None:

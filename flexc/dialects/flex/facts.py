@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import inf
 
 from xdsl.dialects.builtin import (
+    I64,
     AnyFloat,
     DenseArrayBase,
     Float64Type,
@@ -147,6 +148,22 @@ def verify_rank(name: str, type_: Attribute, rank: int) -> None:
     assert isa(type_, TensorType[Attribute])
     if type_.get_num_dims() != rank:
         raise VerifyException(f"{name} expects {rank} dimensions, got {type_}")
+
+
+def verify_block(
+    name: str,
+    block: DenseArrayBase[I64] | None,
+    tables_name: str,
+    tables: Sequence[SSAValue],
+) -> None:
+    """Check that tables come with a size of their blocks: rows and columns."""
+    if bool(tables) != (block is not None):
+        raise VerifyException(
+            f"{name} expects {tables_name}, and {tables_name} expect it"
+        )
+    size = (1, 1) if block is None else tuple(block.get_values())
+    if len(size) != 2 or min(size) < 1:
+        raise VerifyException(f"{name} expects two positive numbers, got {block}")
 
 
 def _verify_range(bounds: Sequence[float]) -> None:

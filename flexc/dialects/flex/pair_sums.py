@@ -54,7 +54,13 @@ from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 from xdsl.utils.str_enum import StrEnum
 
-from flexc.dialects.flex.facts import PairsOp, score_type, tensor_shape, verify_rank
+from flexc.dialects.flex.facts import (
+    PairsOp,
+    score_type,
+    tensor_shape,
+    verify_block,
+    verify_rank,
+)
 from flexc.dialects.mod_region import (
     INDEX_ARGS,
     MASK_RESULT,
@@ -369,8 +375,7 @@ class PairSumsOp(PairSumsLike):
             raise VerifyException(
                 f"tables expects none, two or four tensors, got {len(self.tables)}"
             )
-        if bool(self.tables) != (self.sparse_block is not None):
-            raise VerifyException("sparse_block expects tables, and tables expect it")
+        verify_block("sparse_block", self.sparse_block, "tables", self.tables)
 
     def print(self, printer: Printer) -> None:
         self.print_head(printer)

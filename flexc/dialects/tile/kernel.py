@@ -33,6 +33,7 @@ from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
+from flexc.dialects.mod_region import verify_comparison
 from flexc.dialects.tile.checks import verify_dim
 from flexc.dialects.tile.schedule.kernel_checks import verify_schedule
 from flexc.dialects.tile.types import ParamAttr
@@ -95,6 +96,8 @@ class KernelOp(IRDLOperation):
                 f"grid expects a map of (b, h, q_len) to three numbers at most: {grid}"
             )
         verify_schedule(self.body, self.attributes)
+        for op in self.body.walk():
+            verify_comparison(op)
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing_extensions import TypeIs
 from xdsl.dialects.builtin import (
     ArrayAttr,
     ContainerType,
     IntAttr,
+    MemRefType,
     NoneAttr,
     ShapedType,
     StringAttr,
+    TensorType,
 )
 from xdsl.dialects.utils import EnumAttribute
 from xdsl.ir import (
@@ -27,6 +30,19 @@ from xdsl.utils.str_enum import StrEnum
 
 from flexc.dialects.mod_region import is_scalar
 from flexc.dialects.tile.layouts import LayoutAttr
+
+
+def is_tensor(type_: Attribute) -> TypeIs[TensorType[Attribute]]:
+    """Whether a type is one of what a kernel reads.
+
+    `isa` of xDSL makes a constraint of the type at each call.
+    """
+    return isinstance(type_, TensorType)
+
+
+def is_memory(type_: Attribute) -> TypeIs[MemRefType[Attribute]]:
+    """Whether a type is one of what a kernel writes."""
+    return isinstance(type_, MemRefType)
 
 
 @irdl_attr_definition

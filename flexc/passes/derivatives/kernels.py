@@ -19,12 +19,12 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint
-from xdsl.transforms.dead_code_elimination import region_dce
 
 from flexc.dialects import flex
 from flexc.dialects.flex import DerivativeOp, SumAttr, SumKind
 from flexc.passes.derivatives.pairs_code import PairsCode, Product
 from flexc.passes.scalar_code import ScalarCode, inline_region, new_region
+from flexc.passes.tidy import erase_dead
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def pruned(
     last = region.block.last_op
     assert last is not None
     last.operands = [last.operands[code.yields[name]] for name in yields]
-    region_dce(region)
+    erase_dead(region)
     dots, values = dict(code.dots), list(code.values)
     given = [*dots, "scale", *values]
     args = dict(zip(given, region.block.args, strict=False))

@@ -24,8 +24,21 @@ from flexc.dialects.blocksparse import SegmentKind, SegmentKindAttr
 from flexc.dialects.tile import TileType
 from flexc.passes.analysis.describe import describe
 from flexc.passes.analysis.ranges.float_values import FORMATS
-from flexc.passes.map_builder import COLUMN, FULL, ROW, UNIFORM, Input, build_map
-from flexc.passes.online_softmax import OnlineSoftmax, SoftmaxState
+from flexc.passes.map_builder import (
+    COLUMN,
+    FULL,
+    ROW,
+    UNIFORM,
+    Input,
+    build_map,
+    build_row_map,
+)
+from flexc.passes.online_softmax import (
+    OnlineSoftmax,
+    SoftmaxState,
+    lse_of_parts,
+    rest_of_parts,
+)
 from flexc.passes.programs.builder import Place, ProgramBuilder, guard_captures
 from flexc.passes.programs.narrowing import narrowed
 from flexc.passes.programs.splits import Split, grid_of
@@ -55,8 +68,7 @@ class AttentionProgram(ProgramBuilder):
         self.dv_tile = padded_head_dim(target, self.value_dim, least)
         # A maximum is rounded when a factor is put back, which matters if it is large.
         # The scores of splits are as inexact then, and so may be what they weigh.
-        exact = op.row_shift is not None and op.score_range is None
-        exact = exact and op.splits is None
+        exact = op.lse_rest is not None and op.score_range is None
         self.score = factor_score(
             op.score_mod,
             op.score_type,
@@ -320,7 +332,12 @@ class AttentionProgram(ProgramBuilder):
             )
         )
         rows: list[tuple[SSAValue, SSAValue]] = []
-        if op.lse is not None:
+        if op.lse is not None and op.lse_rest is not None:
+            parts = softmax.lse_parts(code, state)
+            lse = build_row_map(code, parts, lse_of_parts, "lse")
+            rest = build_row_map(code, parts, rest_of_parts, "lse_rest")
+            rows += [(op.lse, lse), (op.lse_rest, rest)]
+        elif op.lse is not None:
             rows.append((op.lse, softmax.lse(code, state)))
         if op.max_scores is not None:
             rows.append((op.max_scores, softmax.max_scores(code, state)))

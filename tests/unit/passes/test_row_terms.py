@@ -159,7 +159,9 @@ def test_what_stays_with_the_scores(name: str) -> None:
 
 def test_exact_parts_of_lse_know_only_one_shift() -> None:
     """They are asked for where scores are large."""
-    module, _ = tile_module(SPLIT["slope"], causal, inputs(), Outputs(lse_parts=True))
+    module, _ = tile_module(
+        SPLIT["slope"], causal, inputs(), Outputs(lse=True, lse_rest=True)
+    )
     assert not is_split(module)
 
 

@@ -249,3 +249,39 @@ func.func @odd_width(%q : tensor<1x1x?x8xf32>, %scale : f32) {
 %t, %i = "test.op"() : () -> (f32, i32)
 // CHECK: tensor expects a tensor, got f32
 %x = flex.load_capture %t[%i] : f32, i32
+
+// -----
+
+func.func @block_of_one_number(%q : tensor<?x?x?x8xf32>, %scale : f32,
+                               %num : tensor<?x?x?xi32>, %idx : tensor<?x?x?x?xi32>) {
+  // CHECK: sparse_block expects two positive numbers, got array<i64: 128>
+  %out = flex.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32)
+      tables(%num, %idx : tensor<?x?x?xi32>, tensor<?x?x?x?xi32>)
+      -> out : tensor<?x?x?x8xf32> {sparse_block = array<i64: 128>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @comparison_of_two_types(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: arith.cmpi expects operands of one type, got i32 and i1
+  %out = flex.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    %c = "arith.cmpi"(%ki, %t) {predicate = 2 : i64} : (i32, i1) -> i1
+    flex.yield %c : i1
+  }
+  func.return
+}
