@@ -10,13 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from xdsl.context import Context
-from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
-from xdsl.transforms.canonicalize import CanonicalizePass
-from xdsl.transforms.common_subexpression_elimination import (
-    CommonSubexpressionElimination,
-)
 from xdsl.transforms.loop_invariant_code_motion import LoopInvariantCodeMotionPass
 
 from flexc.passes.blocksparse_merge_segments import BlocksparseMergeSegmentsPass
@@ -31,6 +26,7 @@ from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.legalize_tile_for_cpp import LegalizeTileForCppPass
 from flexc.passes.legalize_tile_for_gluon import LegalizeTileForGluonPass
 from flexc.passes.legalize_tile_for_triton import LegalizeTileForTritonPass
+from flexc.passes.tidy import TidyCanonicalizePass, TidyCsePass
 from flexc.passes.tile_add_products import TileAddProductsPass
 from flexc.passes.tile_assign_buffers import TileAssignBuffersPass
 from flexc.passes.tile_assign_layouts import TileAssignLayoutsPass
@@ -62,17 +58,7 @@ Reads = Literal["coalesced", "in_place"]
 Passes = tuple[ModulePass, ...]
 
 
-@dataclass(frozen=True)
-class FoldingCanonicalizePass(CanonicalizePass):
-    """xDSL's, in a context that knows how to write the constants that it folds to."""
-
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        if ctx.get_optional_dialect(arith.Arith.name) is None:
-            ctx.load_dialect(arith.Arith)
-        super().apply(ctx, op)
-
-
-TIDY: Passes = (FoldingCanonicalizePass(), CommonSubexpressionElimination())
+TIDY: Passes = (TidyCanonicalizePass(), TidyCsePass())
 """Drop what a pass left unused or doubled."""
 
 

@@ -18,19 +18,19 @@ from xdsl.dialects.builtin import (
     DenseArrayBase,
     IntegerAttr,
     IntegerType,
-    MemRefType,
     ModuleOp,
-    TensorType,
     i32,
     i64,
 )
-from xdsl.ir import Attribute, BlockArgument, SSAValue
+from xdsl.ir import BlockArgument, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
 from flexc.dialects.tile import ParamAttr, ParamKind
+from flexc.dialects.tile.types import is_memory, is_tensor
+from flexc.passes.refusal import refuse
 from flexc.passes.scalar_code import ScalarCode
 from flexc.passes.tile_shapes import element_width, static_dim, static_stride
 
@@ -76,8 +76,9 @@ class ParamMaterializer:
 
     def unit(self, tensor: BlockArgument, dim: int) -> int:
         """How many elements a stride is known to be a multiple of."""
-        assert isa(tensor.type, TensorType[Attribute] | MemRefType[Attribute])
-        is_last = dim == tensor.type.get_num_dims() - 1
+        type_ = tensor.type
+        assert is_tensor(type_) or is_memory(type_)
+        is_last = dim == type_.get_num_dims() - 1
         return 1 if is_last else self.aligned.get(tensor.index, 1)
 
     def new_param(self, param: ParamAttr, type_: IntegerType, name: str) -> SSAValue:
@@ -105,11 +106,14 @@ def aligned_arguments(kernel: tile.KernelOp) -> dict[int, int]:
     if not isinstance(attr, IntegerAttr):
         return {}
     args = kernel.body.block.args
-    out = next(i for i, a in enumerate(args) if isinstance(a.type, MemRefType))
+    outputs = [i for i, a in enumerate(args) if is_memory(a.type)]
     listed = kernel.attributes.get("aligned")
-    numbers = (0, 1, 2, out)
+    numbers = (0, 1, 2, *outputs[:1])
     if isa(listed, DenseArrayBase[I64]):
         numbers = listed.get_values()
+    tensors = {i for i, a in enumerate(args) if is_tensor(a.type) or is_memory(a.type)}
+    if not tensors.issuperset(numbers):
+        refuse(kernel, f"alignment expects arguments {numbers} to be tensors")
     return {
         i: max(1, attr.value.data * 8 // element_width(args[i].type)) for i in numbers
     }

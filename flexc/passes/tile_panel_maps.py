@@ -21,7 +21,6 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
-from xdsl.transforms.dead_code_elimination import region_dce
 
 from flexc.dialects import tile
 from flexc.passes.panel_maps.demand import Demands, count_for
@@ -32,6 +31,7 @@ from flexc.passes.panel_maps.fusion import (
     reduces_of,
     sole_reader,
 )
+from flexc.passes.tidy import erase_dead
 
 
 def make_panel_map(op: tile.MapOp, count: SSAValue | None) -> None:
@@ -109,4 +109,4 @@ class TilePanelMapsPass(ModulePass):
                     if not isinstance(inner, tile.PanelMapOp | tile.MapOp):
                         for block in region.blocks:
                             fuse(block)
-        region_dce(op.body)
+        erase_dead(op.body)

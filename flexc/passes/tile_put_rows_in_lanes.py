@@ -27,13 +27,13 @@ from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IntegerAttr, Module
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
-from xdsl.transforms.dead_code_elimination import region_dce
 
 from flexc.dialects import tile
 from flexc.passes.analysis.tile_dims import rank
 from flexc.passes.lanes.forms import TileForms, transposed_type
 from flexc.passes.lanes.rows import RowTiles
 from flexc.passes.scalar_code import ScalarCode
+from flexc.passes.tidy import erase_dead
 from flexc.passes.vector_machine import MACHINES, MachineName
 
 
@@ -150,4 +150,4 @@ class TilePutRowsInLanesPass(ModulePass):
             block = kernel.body.block
             split_constants(block)
             LaneRewriter(block, RowTiles(block, MACHINES[self.machine])).run()
-        region_dce(op.body)
+        erase_dead(op.body)

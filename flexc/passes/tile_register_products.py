@@ -38,7 +38,6 @@ from xdsl.pattern_rewriter import (
     op_type_rewrite_pattern,
 )
 from xdsl.rewriter import InsertPoint
-from xdsl.transforms.dead_code_elimination import region_dce
 from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
@@ -46,6 +45,7 @@ from flexc.dialects.tile import VECTOR_BYTES, RegisterTileAttr, element_of, shap
 from flexc.dialects.tile.schedule.shapes import constant_of
 from flexc.passes.refusal import refuse
 from flexc.passes.scalar_code import ScalarCode
+from flexc.passes.tidy import erase_dead
 from flexc.passes.tile_access import is_zero
 from flexc.passes.vector_machine import MACHINES, MachineName, VectorMachine
 
@@ -191,4 +191,4 @@ class TileRegisterProductsPass(ModulePass):
         PatternRewriteWalker(
             DotInRegisters(machine), apply_recursively=False
         ).rewrite_module(op)
-        region_dce(op.body)
+        erase_dead(op.body)

@@ -25,12 +25,12 @@ from xdsl.pattern_rewriter import (
     RewritePattern,
     op_type_rewrite_pattern,
 )
-from xdsl.transforms.dead_code_elimination import region_dce
 from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
 from flexc.dialects.tile import RegisterTileAttr, shape_of
 from flexc.dialects.tile.schedule.shapes import constant_of
+from flexc.passes.tidy import erase_dead
 from flexc.passes.tile_register_products import (
     is_whole,
     is_zeros,
@@ -166,4 +166,4 @@ class TileStreamProductsPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         pattern = DotOfStream(MACHINES[self.machine])
         PatternRewriteWalker(pattern, apply_recursively=False).rewrite_module(op)
-        region_dce(op.body)
+        erase_dead(op.body)

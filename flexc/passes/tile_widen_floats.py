@@ -28,12 +28,12 @@ from xdsl.pattern_rewriter import (
     op_type_rewrite_pattern,
 )
 from xdsl.rewriter import InsertPoint
-from xdsl.transforms.dead_code_elimination import region_dce
 
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import TileType, shape_of
 from flexc.passes.map_builder import build_map
 from flexc.passes.scalar_code import ScalarCode
+from flexc.passes.tidy import erase_dead
 
 
 def is_narrow(value: SSAValue) -> bool:
@@ -148,7 +148,7 @@ class TileWidenFloatsPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         rewrite(op, WidenProduct(), StoreUnrounded())
         rewrite(op, IdentityMap())
-        region_dce(op.body)
+        erase_dead(op.body)
 
 
 def rewrite(module: ModuleOp, *patterns: RewritePattern) -> None:
