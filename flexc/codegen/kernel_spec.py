@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import AffineMapAttr, MemRefType, TensorType
+from xdsl.dialects.builtin import AffineMapAttr
 from xdsl.ir import Attribute
 from xdsl.parser import Parser
-from xdsl.utils.hints import isa
 
 from flexc.dialects.tile import KernelOp, ParamAttr
+from flexc.dialects.tile.types import is_memory, is_tensor
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class ParamSpec:
     def of(cls, name: str, type_: Attribute, param: ParamAttr) -> ParamSpec:
         """The parameter for a kernel's argument of the given type."""
         element, role, box = type_, "scalar", param.get_box()
-        if isa(type_, TensorType[Attribute] | MemRefType[Attribute]):
-            is_input = isa(type_, TensorType[Attribute])
-            element, role = type_.element_type, "input" if is_input else "output"
+        if is_tensor(type_) or is_memory(type_):
+            role = "input" if is_tensor(type_) else "output"
+            element = type_.element_type
             if box:
                 box = (1,) * (type_.get_num_dims() - len(box)) + box
         return cls(

@@ -172,13 +172,18 @@ FLEXC_INLINE void product_rows(O out, L lhs, const T* rhs, Fixed<M>, int inner) 
 template <bool Accumulate, int R, int V, int Pitch, class T, class O, class L>
 FLEXC_INLINE void product_rows(
     O out, L lhs, const T* rhs, int32_t rows, int inner, int i = 0) {
-    for (; i + R <= rows; i += R)
-        product_block<Accumulate, R, V, Pitch>(out.from(i), lhs.from(i), rhs, inner);
-    if (!Accumulate && i < rows && rows >= R) {
+    if (!Accumulate && rows >= R) {
         // To compute some rows again costs less than small blocks do.
-        i = rows - R;
-        product_block<Accumulate, R, V, Pitch>(out.from(i), lhs.from(i), rhs, inner);
-    } else if constexpr (R > 1) {
+        for (; i < rows; i += R) {
+            const int at = i + R <= rows ? i : rows - R;
+            product_block<Accumulate, R, V, Pitch>(out.from(at), lhs.from(at), rhs, inner);
+        }
+        return;
+    }
+    if constexpr (Accumulate)
+        for (; i + R <= rows; i += R)
+            product_block<Accumulate, R, V, Pitch>(out.from(i), lhs.from(i), rhs, inner);
+    if constexpr (R > 1) {
         constexpr int fewer = R > 4 ? 4 : R > 2 ? 2 : 1;
         if (i < rows) product_rows<Accumulate, fewer, V, Pitch>(out, lhs, rhs, rows, inner, i);
     }

@@ -18,9 +18,7 @@ from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
     IntegerAttr,
-    MemRefType,
     StringAttr,
-    TensorType,
 )
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.utils.hints import isa
@@ -36,6 +34,7 @@ from flexc.codegen.kernel_spec import KernelSpec, ParamSpec, ir_digest
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import BUFFERS, BufferAttr, TileType
 from flexc.dialects.tile.schedule.shapes import constant_of
+from flexc.dialects.tile.types import is_memory, is_tensor
 from flexc.passes.refusal import refuse
 
 _PROGRAM_ID = (
@@ -344,9 +343,9 @@ def _plain(attr: Attribute) -> str:
 
 
 def _param_type(type_: Attribute) -> str:
-    if isa(type_, TensorType[Attribute]):
+    if is_tensor(type_):
         return f"const {memory_type(type_.element_type)}*"
-    if isa(type_, MemRefType[Attribute]):
+    if is_memory(type_):
         return f"{memory_type(type_.element_type)}*"
     return f"const {scalar_type(type_)}"
 
