@@ -2,13 +2,16 @@
 
 `flexc.flex_attention` is torch's `flex_attention`, compiled when it is called;
 `flexc.compile` compiles functions that contain it; `flexc.create_block_mask` is
-torch's, without looking at every pair, and `flexc.explain` says what is known of a
-mask. Names are loaded when they are first used, so that `flexc-opt` starts without
-torch.
+torch's, without looking at every pair, `flexc.explain` says what is known of a mask,
+and `flexc.warmup` compiles what calls will need. Names are loaded when they are first
+used, so that `flexc-opt` starts without torch.
 """
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from flexc.runtime.explain import explain
     from flexc.runtime.interface import flex_attention
     from flexc.runtime.planner import create_block_mask
+    from flexc.runtime.warmup import warmup
 
 __version__ = "0.1.0"
 
@@ -26,6 +30,7 @@ __all__ = [
     "create_block_mask",
     "explain",
     "flex_attention",
+    "warmup",
 ]
 
 _EXPORTS = {
@@ -33,10 +38,24 @@ _EXPORTS = {
     "create_block_mask": "flexc.runtime.planner",
     "explain": "flexc.runtime.explain",
     "flex_attention": "flexc.runtime.interface",
+    "warmup": "flexc.runtime.warmup",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'flexc' has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
+    with _without_collection():
+        return getattr(import_module(_EXPORTS[name]), name)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Where modules are imported: they leave no garbage, and torch much to look at."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import json
 import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ PACKAGES = ("flexc", "torch", "triton", "xdsl", "sympy", "numpy")
 VARIABLES = (
     "CXX",
     "FLEXC_CACHE_DIR",
+    "FLEXC_CACHE_SIZE",
     "FLEXC_MACHINE",
     "FLEXC_SANITIZE",
     "OMP_NUM_THREADS",
@@ -204,16 +207,34 @@ def explain(args: argparse.Namespace) -> None:
 
 
 def cache(args: argparse.Namespace) -> None:
-    """Print where the cache is and how large, or empty it."""
+    """Say how large the cache on disk is, list what is in it, or empty it."""
     from flexc.runtime.cache import cache_dir, clear_cache
+    from flexc.runtime.eviction import entries, limit
 
     folder = cache_dir()
-    files = [p for p in folder.rglob("*") if p.is_file()]
-    size = sum(p.stat().st_size for p in files)
-    done = "removed " if args.clear else ""
-    if args.clear:
+    found = entries(folder)
+    if args.action == "list":
+        for entry in found:
+            used = datetime.fromtimestamp(entry.used).isoformat(" ", "seconds")
+            print(f"{used}  {entry.size:>10}  {entry.path.name}{_about(entry.path)}")
+        return
+    if args.action == "clear":
         clear_cache()
-    print(f"{folder}: {done}{len(files)} files, {size / 1e6:.1f} MB")
+    done = "removed " if args.action == "clear" else ""
+    size = sum(entry.size for entry in found) / 1e6
+    most = "" if done else f" of at most {limit() / 1e6:.1f}"
+    print(f"{folder}: {done}{len(found)} files, {size:.1f} MB{most}")
+
+
+def _about(path: Path) -> str:
+    """What an entry of the cache is the kernel of, where its text says so."""
+    from flexc.runtime.cache import load
+    from flexc.runtime.progress import described
+
+    if not path.name.startswith("spec-"):
+        return ""
+    data = load(path.name, used=False)
+    return "" if data is None else f"  {described(json.loads(data)['source'])}"
 
 
 def env(args: argparse.Namespace) -> None:
@@ -309,7 +330,13 @@ def parser() -> argparse.ArgumentParser:
     name, about = "explain", explain.__doc__
     _add_explain(commands.add_parser(name, help=about, description=about))
     sub = commands.add_parser("cache", help=cache.__doc__, description=cache.__doc__)
-    sub.add_argument("--clear", action="store_true", help="remove all files")
+    sub.add_argument(
+        "action",
+        choices=("size", "list", "clear"),
+        nargs="?",
+        default="size",
+        help="its size (%(default)s); its files, the last used first; or remove them",
+    )
     sub.set_defaults(run=cache)
     sub = commands.add_parser("env", help=env.__doc__, description=env.__doc__)
     sub.set_defaults(run=env)

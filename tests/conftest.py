@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+# Calls verify the IR of each kernel before it is printed.
+os.environ["FLEXC_VERIFY"] = "1"
 
 # `pytest --hypothesis-profile=long` (make test-long) for thousands of examples.
 COMMON = {

@@ -32,6 +32,15 @@ DTYPES = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Tables in one tensor."""
+
+    tensor: Tensor
+    unpack: Callable[[Tensor], Tables]
+    """The tables that lie in such a tensor."""
+
+
 @dataclass(frozen=True)
 class Tables:
     """The tables of a BlockMask, broadcast to the call's batch and query heads.
@@ -53,6 +62,23 @@ class Tables:
         default_factory=dict[Any, "Tables"], compare=False, repr=False
     )
     """Of tables without a source: the same blocks for each block of keys."""
+    packed: Packed | None = None
+    """The one tensor that they were planned into, those of the columns too."""
+
+    @property
+    def all_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that tables of rows and of columns lie in."""
+        if self.packed is not None:
+            return (self.packed.tensor,)
+        return self.tensors + (() if self.columns is None else self.columns.tensors)
+
+    @property
+    def bare(self) -> Tables:
+        """The tables alone: what is kept for later calls holds no BlockMask."""
+        columns = self.columns and Tables(self.columns.tensors, self.columns.block_size)
+        return Tables(
+            self.tensors, self.block_size, columns=columns, packed=self.packed
+        )
 
     @property
     def replaceable(self) -> bool:
@@ -202,8 +228,8 @@ def swapped_layout(what: str) -> str:
 
 def read_scale(scale: Any) -> float | None:
     """The factor on scores as a number, None for torch's own."""
-    if scale is None:
-        return None
+    if scale is None or isinstance(scale, torch.SymFloat):
+        return scale  # pyright: ignore[reportReturnType]
     got = "a tensor that requires a gradient, which a scale does not get"
     if not (isinstance(scale, Tensor) and scale.requires_grad):
         try:
@@ -253,7 +279,7 @@ def split_block_mask(
             "give block_mask or mask_mod, not both: a BlockMask brings its own "
             "mask_mod; combine masks with torch's and_masks"
         )
-    mask = None if block_mask.mask_mod is noop_mask else block_mask.mask_mod
+    mask = mask_of(block_mask)
     if mask is not None and getattr(mask, "__name__", "") == "_sliced_mask_mod_error":
         raise BlockMaskError(
             "block_mask was sliced, which drops its mask_mod; set mask_mod on the "
@@ -265,6 +291,11 @@ def split_block_mask(
     check_lengths(lengths, block_mask.kv_num_blocks.device, query, key)
     tables, origin = tables_of(block_mask, query), origin_of(block_mask)
     return mask, replace(tables, origin=origin, source=Source.of(block_mask))
+
+
+def mask_of(block_mask: BlockMask) -> Any:
+    """The mask_mod, None where it lets all pairs through."""
+    return None if block_mask.mask_mod is noop_mask else block_mask.mask_mod
 
 
 def check_lengths(
@@ -297,6 +328,20 @@ def tables_of(block_mask: BlockMask, query: Tensor) -> Tables:
         tables += [block_mask.full_kv_num_blocks, block_mask.full_kv_indices]
     q_block, kv_block = block_mask.BLOCK_SIZE
     return make_tables(tables, (q_block, kv_block), query)
+
+
+def given_columns(
+    given: Sequence[Tensor], rows: Sequence[Tensor], columns: int
+) -> Sequence[Tensor] | None:
+    """What a BlockMask holds for blocks of keys, if it is as much as for queries.
+
+    A mask made of tables narrower than its keys has too few rows here, in which
+    torch leaves out what is listed beyond.
+    """
+    if len(given) != len(rows):
+        return None
+    short = any(t.size(-1 - i % 2) < columns for i, t in enumerate(given))
+    return None if short else given
 
 
 def make_tables(

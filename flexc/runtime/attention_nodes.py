@@ -117,7 +117,8 @@ def _tabled(block_mask: tuple[Any, ...]) -> tuple[Any, Any, Any]:
     block = tuple(block_mask[-3:-1])
     sparse = isinstance(block[0], Node) or min(block) < NO_BLOCKS
     tables = tuple(t for t in block_mask[2:6] if t is not None) if sparse else ()
-    return tables, tuple(block_mask[:2]), block
+    # Lengths are for checks of tables: without them nobody has to ask for sizes.
+    return tables, tuple(block_mask[:2]) if tables else (0, 0), block
 
 
 _BUFFERS = ("score_mod_other_buffers", "mask_mod_other_buffers")

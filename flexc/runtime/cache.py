@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flexc.errors import OptionError
+from flexc.runtime.eviction import make_room, touch
 
 SEAL = "\n# sha256 {}\n"
 """The end of an entry: a comment of Python's, and behind what is read of an object."""
@@ -92,13 +93,21 @@ def _writing_to(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def load(name: str) -> bytes | None:
-    """An entry's content, if it is there as it was stored."""
-    entry = _read_own(cache_dir() / name)
+def load(name: str, used: bool = True) -> bytes | None:
+    """An entry's content, if it is there as it was stored.
+
+    What is only looked at is not `used`: it goes no later for that.
+    """
+    path = cache_dir() / name
+    entry = _read_own(path)
     if entry is None:
         return None
     data = entry[:-SEAL_SIZE]
-    return data if entry == _sealed(name, data) else None
+    if entry != _sealed(name, data):
+        return None
+    if used:
+        touch(path)
+    return data
 
 
 def store(name: str, data: bytes) -> Path:
@@ -113,6 +122,7 @@ def store(name: str, data: bytes) -> Path:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         new.replace(path)
+    make_room(path.parent, len(data))
     return path
 
 

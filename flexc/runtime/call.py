@@ -29,6 +29,7 @@ from flexc.runtime.few_rows import few_rows, fold, hand_back
 from flexc.runtime.listed_blocks import check_listed
 from flexc.runtime.modes import unseen
 from flexc.runtime.options import TileOptions
+from flexc.runtime.planner.columns import column_tables
 from flexc.runtime.planner.finer import finer_tables
 from flexc.runtime.planner.tables import plan_tables
 from flexc.runtime.proofs import Proofs
@@ -54,9 +55,9 @@ class Outputs:
 
     lse: bool = False
     max_scores: bool = False
-    lse_parts: bool = False
-    """lse as two numbers side by side that add up to it, which derivatives need if it
-    is large: what exponents were shifted by, and the logarithm of their sum."""
+    lse_rest: bool = False
+    """Beside lse also what it lost when it was rounded, which derivatives need of large
+    scores: (B, 2, Hq, Sq) of both."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +84,8 @@ class Attention:
     """Of how many heads and queries the rows of the query are, if it was folded."""
     moot: tuple[str, ...] = ()
     """Options of torch that were given and change nothing."""
+    settled: bool = False
+    """The tables are those that the kernels read, or there are none."""
 
     @property
     def deterministic(self) -> bool:
@@ -131,17 +134,16 @@ class Attention:
 
     def launch(self, results: Sequence[Tensor | None]) -> None:
         """Run the kernel of these rows."""
-        call, compiled = self.with_blocks()
+        call = self.settle()
+        compiled = call.compiled()
         captures = compiled.attention.arguments(self.signature.captures)
-        if self.tables is None or self.tables.replaceable:
-            compiled.reads.check(self.pairs, captures)
         args = [self.query, self.key, self.value, self.scale, *captures]
         if call.tables is not None:
             args += call.tables.tensors
         wanted = [r for r in results if r is not None]
-        if results[1] is not None and self.outputs.lse_parts:
-            wanted = [results[0], *results[1].unbind(-1)]
-            wanted[1:1] = [r for r in results[2:] if r is not None]
+        if results[1] is not None and self.outputs.lse_rest:
+            lse, rest = results[1].unbind(1)
+            wanted = [results[0], lse, *wanted[2:], rest]
         if self.backend == "eager":
             run_eagerly(compiled, args, wanted)
             return
@@ -160,7 +162,7 @@ class Attention:
         lse than is left of it, and the largest score is not known of a split. How many
         blocks a band has is not known here, and they are few.
         """
-        asked = self.outputs.max_scores or self.outputs.lse_parts
+        asked = self.outputs.max_scores or self.outputs.lse_rest
         if self.backend != "triton" or asked or not self.tiles.split_keys:
             return 1
         b, h, q_len, _ = self.query.shape
@@ -208,29 +210,43 @@ class Attention:
         lse = empty(b, h, q_len) if lse is None else lse
         compiled.combine.run(b, h, q_len, [*parts, splits, out, lse])
 
-    def with_blocks(self, both: bool = False) -> tuple[Attention, Compiled]:
-        """This call with the blocks found that its mask leaves, and its kernels.
+    def settle(self, both: bool = False) -> Attention:
+        """This call with the blocks found that its mask leaves.
 
-        Where bounds follow from the mask, tables made of it are of no use. Blocks that
-        are planned are planned for keys too, if `both` are wanted.
+        Where bounds follow from the mask, tables made of it are of no use. Blocks are
+        listed for keys too, if `both` are wanted.
         """
+        call = self if self.settled else self._with_tables(both)
+        tables = call.tables
+        if both and tables is not None and tables.columns is None:
+            columns = column_tables(tables, call.query, call.key)
+            tables = replace(tables, columns=columns, packed=None)
+            call = replace(call, tables=tables)
+        if call.settled:
+            return call
+        tables = call.tables and call.tables.bare
+        return replace(call, tables=tables, settled=True)
+
+    def _with_tables(self, both: bool) -> Attention:
         if self.tables is not None and not self.tables.replaceable:
-            check_listed(self.tables, -(-self.key.size(2) // self.tables.block_size[1]))
-            return self, self.compiled()
-        if self.backend == "eager":
-            return self, self.compiled()
+            if self.tables.packed is None:  # Others' tables may list anything.
+                columns = -(-self.key.size(2) // self.tables.block_size[1])
+                check_listed(self.tables, columns)
+            return self
         bare = self if self.tables is None else replace(self, tables=None)
         compiled = bare.compiled()
         captures = compiled.attention.arguments(self.signature.captures)
+        compiled.reads.check(self.pairs, captures)
+        if self.backend == "eager":
+            return self
         mask = compiled.mask(compiled.proofs(self.query, self.key, captures))
         if mask.has_bounds:
-            return bare, compiled
-        call = self
+            return bare
         sizes = (*self.query.shape[:3], self.key.size(2))
-        if self.may_plan and mask.is_planned(sizes):
-            block = mask.block_for(*sizes[2:])
-            call = replace(self, tables=self.plan(compiled.mods, block, both))
-        return call, call.compiled(compiled.mods)
+        if not (self.may_plan and mask.is_planned(sizes)):
+            return self
+        block = mask.block_for(*sizes[2:])
+        return replace(self, tables=self.plan(compiled.mods, block, both))
 
     @property
     def may_plan(self) -> bool:
@@ -298,9 +314,9 @@ class Attention:
             dtype=query.dtype,
             head_dim=query.size(3),
             value_dim=value.size(3),
-            lse=self.outputs.lse and not self.outputs.lse_parts,
+            lse=self.outputs.lse,
             max_scores=self.outputs.max_scores,
-            lse_parts=self.outputs.lse_parts,
+            lse_rest=self.outputs.lse_rest,
             unit_strides=placement.unit_strides,
             sparse_block=None if self.tables is None else self.tables.block_size,
             full_tables=self.tables is not None and len(self.tables.tensors) == 4,
@@ -348,14 +364,13 @@ class Attention:
             shape, (*order, 3), dtype=query.dtype, device=query.device
         )
         outputs = self.outputs
-        parts = (2,) * outputs.lse_parts
+        batch, heads, q_len = shape[:3]
+        pair = (batch, *(2,) * outputs.lse_rest, heads, q_len)
         rows = [
-            torch.empty(
-                (*shape[:3], *more), dtype=self.score_dtype, device=query.device
-            )
+            torch.empty(row, dtype=self.score_dtype, device=query.device)
             if wanted
             else None
-            for wanted, more in ((outputs.lse, parts), (outputs.max_scores, ()))
+            for wanted, row in ((outputs.lse, pair), (outputs.max_scores, shape[:3]))
         ]
         return out, rows[0], rows[1]
 

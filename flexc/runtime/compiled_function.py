@@ -1,9 +1,10 @@
 """`compile`: a function that calls attention, captured, with kernels in it.
 
 A function is captured by `make_fx` when a call of its kind is first seen, and the
-graph serves every later call whose key is equal: the Python code and objects
-that the function reaches, its numbers, and the shapes, strides, dtypes and devices
-of tensors, parameters included, whose values are read at each call.
+graph serves every later call of that kind: of the same Python code and objects that
+the function reaches, and tensors, parameters included, of the same dtypes and devices,
+whose values are read at each call. Lengths are symbols of the graph, and so are
+numbers once they have changed; what the function makes of them is guarded (`kinds.py`).
 
 Not every function is one of its tensors. One whose state cannot be keyed (it
 reads by `getattr`, say), that changes Python objects, or steers autograd
@@ -15,9 +16,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch.fx import GraphModule
@@ -25,18 +25,22 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from flexc.errors import OptionError
 from flexc.runtime.function_state import CallState, Compiled, read_call
-from flexc.runtime.function_trace import Trace, trace_function
+from flexc.runtime.function_trace import Trace
 from flexc.runtime.interception import Scope, activate, call_within, current_scope
 from flexc.runtime.interface import flex_attention
+from flexc.runtime.kinds import Kind
 from flexc.runtime.options import Choices, kernel_options, read_choices_of_scope
+from flexc.runtime.recent import Recent
+from flexc.runtime.shortcut import Shortcut
 from flexc.runtime.transforms import is_transformed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MAX_TRACES = 128
-"""Captures that one function keeps; the least recently used one goes."""
+MAX_KINDS = 256
+"""Kinds of calls that captures are kept for."""
 
-NOT_TRACED = "not traced"
+_kinds: Recent[Kind] = Recent(MAX_KINDS)
+"""Of all functions: closures of equal code share them."""
 
 
 @overload
@@ -126,14 +130,17 @@ class CompiledFunction(Compiled):
 
     def __init__(self, fn: Callable[..., Any], choices: Choices):
         super().__init__(fn, choices)
-        self._traces: OrderedDict[Any, Trace | None] = OrderedDict()
+        self._shortcut = Shortcut()
         if not isinstance(fn, functools.partial | torch.nn.Module):
             functools.update_wrapper(self, fn)
         self.__wrapped__ = fn
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle holds: captures are made anew."""
-        return {**vars(self), "_traces": OrderedDict()}
+        """What a copy or a pickle holds: it finds its captures itself."""
+        return {k: v for k, v in vars(self).items() if k != "_shortcut"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _shortcut=Shortcut())
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A decorated method is bound as a plain one is."""
@@ -148,11 +155,16 @@ class CompiledFunction(Compiled):
         # A trace of somebody else's, or tensors that no capture can stand for.
         if torch._C._len_torch_dispatch_stack() or is_transformed():
             return self._run(self._scope, args, kwargs)
+        known = self._shortcut.find(args, kwargs)
+        if known is not None:
+            trace, values = known
+            return trace.run(values)
         state = read_call(self.fn, args, kwargs)
         trace = self._trace(state) if state.sound else None
         if trace is None:
             return self._run(self._scope, args, kwargs)
-        return trace(state.tensors)
+        self._shortcut.note(state, trace)
+        return trace(state.captures)
 
     def graph(self, *args: Any, **kwargs: Any) -> GraphModule | None:
         """What a call captures, with a FlexAttention operator for each attention.
@@ -172,14 +184,6 @@ class CompiledFunction(Compiled):
             return self.fn(*args, **kwargs)
 
     def _trace(self, state: CallState) -> Trace | None:
-        """The capture for a key; None for a call that has to be run."""
-        traces = self._traces
-        found = traces.get(state.key, NOT_TRACED)
-        if found is NOT_TRACED:
-            found = trace_function(state, self.choices)
-            traces[state.key] = found
-            if len(traces) > MAX_TRACES:
-                traces.popitem(last=False)
-        else:
-            traces.move_to_end(state.key)
-        return cast("Trace | None", found)
+        """The capture for a call; None for a call that has to be run."""
+        key = (self.choices, state.kind)
+        return _kinds.get(key, lambda: Kind(state)).trace(state, self.choices)

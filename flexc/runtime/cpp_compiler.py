@@ -28,6 +28,7 @@ from selectors import EVENT_READ, DefaultSelector
 from flexc.codegen import cpp
 from flexc.errors import CompilationError, CompilerNotFoundError, OptionError
 from flexc.passes.vector_machine import MACHINES, MachineName
+from flexc.runtime.progress import compiling, described
 
 INCLUDE_DIR = Path(cpp.__path__[0])
 COMPILERS = ("g++", "c++", "clang++")
@@ -147,7 +148,8 @@ class Compiler:
         """Compile a kernel; what the compiler leaves behind is beside the output."""
         include = f"-I{INCLUDE_DIR}"
         command = [*self.command, *flags(), include, str(source), "-o", str(output)]
-        answer = ask(command, SECONDS_TO_BUILD, TMPDIR=str(output.parent))
+        with compiling(lambda: described(source.read_text())):
+            answer = ask(command, SECONDS_TO_BUILD, TMPDIR=str(output.parent))
         if answer.fault is not None:
             raise CompilationError(
                 f"the C++ compiler does not compile an emitted kernel: {answer.fault}"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # Loaded first, so that kernels share torch's OpenMP threads.
 import torch
@@ -34,6 +34,7 @@ from flexc.runtime.cpp_compiler import (
     flags,
     processor,
 )
+from flexc.runtime.prepared import Address, Prepared
 
 CTYPES: dict[str, Any] = {
     "i1": ctypes.c_bool,
@@ -117,23 +118,23 @@ class CppFunction:
     tensors: tuple[int, ...]
     """Which arguments are tensors, passed as their addresses."""
 
-    def __call__(
+    def prepare(
         self, grid: tuple[int, ...], args: Sequence[Any], threads: int | None = None
-    ) -> None:
+    ) -> Prepared:
+        x, y, z = grid
+        most = x * y * z if threads is None else min(x * y * z, threads)
+
+        def run(_: None, values: list[Any]) -> None:
+            count = max(min(torch.get_num_threads(), most), 1)
+            self.function(*values, x, y, z, count)
+
         values = list(args)
         for i in self.tensors:
-            values[i] = values[i].data_ptr()
-        self.launch(grid, values, threads)
+            values[i] = 0
+        return Prepared(run, values, tuple(Address(i, i) for i in self.tensors))
 
-    def launch(
-        self, grid: tuple[int, ...], values: Sequence[Any], threads: int | None = None
-    ) -> None:
-        """Run on a grid with arguments that are addresses already."""
-        x, y, z = grid
-        limit = min(torch.get_num_threads(), x * y * z)
-        if threads is not None:
-            limit = min(limit, threads)
-        self.function(*values, x, y, z, max(limit, 1))
+    def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> NoReturn:
+        raise AssertionError("C++ kernels are launched")
 
 
 def check_sanitizer() -> None:

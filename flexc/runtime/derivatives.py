@@ -82,10 +82,10 @@ class Derivatives(Protocol):
     """What a backend implements, as functions of a module.
 
     `out` and `lse` are what the call computed, lse in natural units and of
-    `call.score_dtype`, in two parts that add up where `call.outputs` says so. `d_out`
-    and its tangent are of out's shape and dtype, `d_lse` and its tangent of lse's (of
-    two parts, each has the cotangent of the sum); all may have any strides, 0 included,
-    and None is zero. Calls have pairs: neither rows nor keys are empty.
+    `call.score_dtype`, beside its rest where `call.outputs` says so. `d_out` and its
+    tangent are of out's shape and dtype, `d_lse` and its tangent of lse's (beside its
+    rest, the first counts); all may have any strides, 0 included, and None is zero.
+    Calls have pairs: neither rows nor keys are empty.
 
     A row with nothing to attend to (lse is -inf) is a constant: its cotangents, unless
     they are NaN, give nothing to any gradient, and its tangents are 0. Where

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from xdsl.context import Context
+from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.printer import Printer
 
@@ -26,6 +27,7 @@ from flexc.codegen.cpp.target import emit_cpp
 from flexc.codegen.gluon.target import emit_gluon
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.codegen.triton.target import emit_triton
+from flexc.dialects import flex
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
@@ -36,6 +38,7 @@ from flexc.frontend.import_graph import (
     build_attention_module,
 )
 from flexc.passes import pipelines
+from flexc.passes.analysis.describe import describe
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex_fold_heads import FlexFoldHeadsPass
 from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
@@ -49,6 +52,7 @@ from flexc.runtime.kernel import Kernel
 from flexc.runtime.mask_reading import MaskReading, read_mask
 from flexc.runtime.modes import unseen
 from flexc.runtime.options import NO_OPTIONS, is_interpreting
+from flexc.runtime.progress import compiling
 from flexc.runtime.proofs import Proofs, Prover, attention_of
 from flexc.runtime.recent import Recent
 from flexc.runtime.schedules import (
@@ -61,6 +65,9 @@ from flexc.runtime.schedules import (
 )
 
 PACKAGE = Path(flexc.__file__).parent
+
+VERIFY = "FLEXC_VERIFY"
+"""Where it is set, the IR of a kernel is verified before it is printed."""
 
 counters: Counter[str] = Counter()
 """How often mods were traced, modules lowered and kernels built or loaded."""
@@ -147,7 +154,7 @@ class Compiled:
 
 def split_call(call: AttentionCall) -> AttentionCall:
     """The same call, split along its keys: its kernel gives what is combined."""
-    return replace(call, split=True, lse=False, max_scores=False, lse_parts=False)
+    return replace(call, split=True, lse=False, max_scores=False, lse_rest=False)
 
 
 def trace(
@@ -160,13 +167,31 @@ def trace(
 
 
 def kernel_for(module: ModuleOp, build: Build) -> Kernel:
-    """The kernel of a `flex` module; equal modules share one."""
+    """The kernel of a `flex` module; equal modules share one.
+
+    Threads that ask for one at the same time wait for the first of them.
+    """
     key = kernel_key(module, build)
-    kernel = _kernels.find(key)
-    if kernel is None:
-        kernel = _kernels.add(key, Kernel(find_spec(module, build, key)))
+
+    def make() -> Kernel:
+        with compiling(lambda: f"{about(module)} for {build.backend}"):
+            kernel = Kernel(find_spec(module, build, key))
         counters["built"] += 1
-    return kernel
+        return kernel
+
+    return _kernels.get(key, make)
+
+
+def about(module: ModuleOp) -> str:
+    """What the kernel of a `flex` module computes, in words."""
+    names: list[str] = []
+    for op in module.walk():
+        if isinstance(op, flex.AttentionOp):
+            mask, score = describe(op.mask_mod), describe(op.score_mod)
+            return f"attention (mask: {mask}, score: {score})"
+        if isinstance(op, func.FuncOp):
+            names.append(op.sym_name.data)
+    return ", ".join(names)
 
 
 def kernel_key(module: ModuleOp, build: Build) -> str:
@@ -292,7 +317,8 @@ def lower(module: ModuleOp, build: Build, schedule: Schedule = TRITON) -> Kernel
             emit = emit_cpp
             passes += pipelines.to_cpp(build.machine)
     pipelines.run(passes, Context(), module)
-    module.verify()
+    if os.environ.get(VERIFY):
+        module.verify()
     return emit(module)[0]
 
 

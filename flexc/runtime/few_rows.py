@@ -31,7 +31,7 @@ def few_rows(call: Attention) -> tuple[int, int] | None:
     Where tables or a mask differ by head, heads are not folded: the keys that a program
     visits would be those of all its heads. Derivatives need rows as they are.
     """
-    if call.backend != "cpp" or call.outputs.lse_parts or asks_for_rows(call):
+    if call.backend != "cpp" or call.outputs.lse_rest or asks_for_rows(call):
         return None
     queries, group = call.query.size(2), call.query.size(1) // call.key.size(1)
     if queries > FEW_ROWS:
@@ -93,20 +93,6 @@ def fold_tables(tables: Tables, heads: int, rows: int) -> Tables:
     """Tables of few queries, whose only row of blocks is of as many rows."""
     tensors = tuple(t[:, :heads] for t in tables.tensors)
     return replace(tables, tensors=tensors, block_size=(rows, tables.block_size[1]))
-
-
-def fold_in_place(
-    call: Attention, results: Sequence[Tensor | None]
-) -> tuple[Attention, Sequence[Tensor | None]] | None:
-    """The call as its kernel is called, if that takes no copies."""
-    rows = few_rows(call)
-    if rows is None:
-        return call, results
-    folded, made = fold(call, rows, results)
-    pairs = [(call.query, folded.query), *zip(results, made, strict=True)]
-    if any(a is not None and b is not None and is_copy(a, b) for a, b in pairs):
-        return None
-    return folded, made
 
 
 def is_copy(tensor: Tensor, folded: Tensor) -> bool:

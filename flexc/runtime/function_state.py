@@ -8,7 +8,9 @@ user's module its tables and the attributes that its code names.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -18,10 +20,12 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from flexc.errors import StateError
+from flexc.frontend.code_facts import code_facts
 from flexc.frontend.plain_values import number_key
 from flexc.frontend.rebuild import Rebuild
-from flexc.frontend.special_methods import has_unread_code
-from flexc.frontend.walk import MODULE_TABLES, Capture, Walk
+from flexc.frontend.special_methods import MODULE_TABLES, has_unread_code
+from flexc.frontend.trail import Trail, Way
+from flexc.frontend.walk import Capture, Walk
 from flexc.runtime.options import Choices
 
 UNKEYED_ATTRIBUTES = frozenset(
@@ -44,7 +48,7 @@ class Compiled:
         self.choices = choices
 
 
-def _is_own(value: Any) -> bool:
+def is_own(value: Any) -> bool:
     """Whether something is flexc's, and the same for the life of the process."""
     if isinstance(value, ModuleType):
         return value.__name__.partition(".")[0] == "flexc"
@@ -69,8 +73,8 @@ class _Modules(Walk):
         if isinstance(value, Compiled):
             self.key.append((type(value), value.choices))
             return self.remake(value, self.visit(value.fn))
-        if _is_own(value):
-            return self.by_identity(value)
+        if is_own(value):
+            return self.by_identity(isinstance if value is is_instance else value)
         return super().visit(value)
 
     def visit_read(self, value: Any) -> Any:
@@ -99,6 +103,23 @@ class _Modules(Walk):
         return copy
 
 
+class _UnsoundError(Exception):
+    """Equal keys would mean nothing, however much more is read."""
+
+
+class CallWalk(_Modules):
+    """A walk over a call, which ends as soon as it is known to have no key."""
+
+    def spend(self, cost: int) -> None:
+        if not self.sound:
+            raise _UnsoundError
+        super().spend(cost)
+
+
+class _CallTrail(Trail, CallWalk):
+    """The same walk, to name what it met."""
+
+
 class _Rebuild(_Modules, Rebuild):
     """Copies of a function and its arguments over other tensors."""
 
@@ -107,6 +128,26 @@ class _Rebuild(_Modules, Rebuild):
             return type(value)(parts, value.choices)
         return super().remake(value, parts)
 
+    def fill_function(
+        self, copy: Any, cells: Any, globals_: Any, defaults: Any
+    ) -> None:
+        if globals_.get("isinstance") is isinstance:
+            globals_["isinstance"] = is_instance
+        super().fill_function(copy, cells, globals_, defaults)
+
+
+def is_instance(value: Any, classes: Any) -> bool:
+    """`isinstance`, for which a symbol is the number that it stands for."""
+    kind = SYMBOLS.get(type(value))
+    return isinstance(value, classes) if kind is None else issubclass(kind, classes)
+
+
+SYMBOLS: dict[type, type] = {
+    torch.SymInt: int,
+    torch.SymFloat: float,
+    torch.SymBool: bool,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class CallState:
@@ -114,20 +155,29 @@ class CallState:
 
     parts: tuple[Any, ...]
     """(function, args, kwargs)"""
-    key: tuple[Any, ...]
     captures: tuple[Capture, ...]
     sound: bool
     """Equal keys mean equal captured graphs."""
     structure: tuple[Any, ...]
-    """The part of the key that is not about tensors and numbers."""
+    """The part of the key that is not about what tensors and numbers are."""
 
     @property
-    def tensors(self) -> list[Tensor]:
-        return [c for c in self.captures if isinstance(c, Tensor)]
+    def kind(self) -> tuple[Any, ...]:
+        """What calls have in common of which one graph may serve all."""
+        tensors = [c for c in self.captures if isinstance(c, Tensor)]
+        facts = [(t.device, t.requires_grad) for t in tensors]
+        return self.structure, tuple(facts), global_state()
 
     @property
-    def numbers(self) -> list[int | float]:
-        return [c for c in self.captures if not isinstance(c, Tensor)]
+    def inspects_types(self) -> bool:
+        """Whether code tells a symbol from a number."""
+        codes = [code_facts(k) for k in self.structure if isinstance(k, CodeType)]
+        return any(f.inspects_types and not f.asks_instances_only for f in codes)
+
+    @property
+    def facts(self) -> tuple[Any, ...]:
+        """All that a capture of fake values could make constant."""
+        return tuple([_facts(c) for c in self.captures])
 
     def rebuild(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], set[CodeType]]:
         """(function, args, kwargs) with `values` in place of the captures.
@@ -143,24 +193,36 @@ def read_call(
 ) -> CallState:
     """Walk a call; equal keys mean that one capture serves both calls."""
     parts = (fn, args, kwargs)
-    walk = _Modules()
+    walk = CallWalk()
     try:
         walk.run(parts)  # pyright: ignore[reportArgumentType]
-    except StateError as error:
-        name = getattr(fn, "__qualname__", type(fn).__qualname__)
-        raise StateError(
-            f"flexc.compile({name}) cannot read what a call depends on: {error}; "
-            "compile a part of it, such as its attention, or use "
-            'torch.compile(..., backend="flexc")'
-        ) from None
+    except _UnsoundError:
+        return CallState(parts, (), False, ())
+    except (StateError, RecursionError) as error:
+        raise _too_much(parts, error) from None
     captures = tuple(walk.captures)
     sound = walk.sound and walk._attributes.isdisjoint(UNKEYED_ATTRIBUTES)
     sound = sound and all([_is_plain(c) for c in captures if isinstance(c, Tensor)])
-    structure = tuple(walk.key)
-    if not sound:
-        return CallState(parts, (), captures, False, structure)
-    key = (structure, tuple([_facts(c) for c in captures]), global_state())
-    return CallState(parts, key, captures, True, structure)
+    return CallState(parts, captures, sound, tuple(walk.key))
+
+
+def _too_much(parts: tuple[Any, ...], error: Exception) -> StateError:
+    """What is said of a call that reaches too much to be walked."""
+    fn, args, kwargs = parts
+    name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    roots: dict[int, Way] = {id(fn): () if isinstance(fn, FunctionType) else ("self",)}
+    roots |= {id(value): (key,) for key, value in kwargs.items()}
+    with suppress(TypeError, ValueError):
+        names = inspect.signature(fn).parameters
+        roots |= {id(v): (n,) for n, v in zip(names, args, strict=False)}
+    what = str(error) if isinstance(error, StateError) else "objects are nested deeply"
+    where = _CallTrail(roots).heaviest(parts)
+    return StateError(
+        f"flexc.compile({name}) reads all that a call may depend on, and {what}"
+        f"{where and f', most of them by way of `{where}`'}; keep that out of the "
+        "function, compile a part of it, such as its attention, or use "
+        'torch.compile(..., backend="flexc")'
+    )
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -169,15 +231,9 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _facts(capture: Capture) -> Any:
-    """All that a capture with fake tensors makes constant."""
     if not isinstance(capture, Tensor):
         return number_key(capture)
-    return (
-        capture.shape,
-        capture.stride(),
-        capture.device,
-        capture.requires_grad,
-    )
+    return capture.shape, capture.stride()
 
 
 def global_state() -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.convert_frame import compile_lock
-from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.autograd.function import BackwardCFunction
 from torch.fx import GraphModule
@@ -35,9 +34,11 @@ from flexc.errors import (
 from flexc.frontend.call_watch import CallWatch
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.captured import CapturedMod, CapturedMods
+from flexc.frontend.guards import Guards
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.frontend.locations import error_location
 from flexc.frontend.value_reads import is_value_read
+from flexc.frontend.walk import Capture
 from flexc.runtime.arguments import NO_BLOCKS
 from flexc.runtime.attention_nodes import (
     BACKEND_OPTION,
@@ -47,34 +48,44 @@ from flexc.runtime.attention_nodes import (
     replace_attention,
 )
 from flexc.runtime.call import Attention, Outputs
-from flexc.runtime.driver import counters
+from flexc.runtime.call_symbols import FakeCall, Place, known_value
 from flexc.runtime.function_state import CallState, read_call
 from flexc.runtime.interception import OnlyRunError, Results, Scope, activate
 from flexc.runtime.options import Choices, kernel_options
 
 STATIC_RESULTS = (bool, bytes, complex, float, int, str, type(None))
 STATIC_RESULTS += (torch.device, torch.dtype)
+COMPUTED = (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Types of what a graph returns."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A captured function: a graph over the tensors of a call's state."""
+    """A captured function: a graph over the captures of a call's state."""
 
     source: GraphModule
     """As captured, with one FlexAttention operator for each attention."""
     graph: GraphModule
     """With kernels in their place."""
+    inputs: tuple[int, ...]
+    """Which captures the graph takes."""
     spec: pytree.TreeSpec
     results: tuple[Any, ...]
     """Leaves of the result: a place among the graph's outputs, or a constant."""
+    guards: Guards
+    """What the captures of a call must fulfil."""
 
-    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+    def __call__(self, captures: Sequence[Capture]) -> Any:
+        return self.run([captures[i] for i in self.inputs])
+
+    def run(self, values: Sequence[Capture]) -> Any:
+        """The results for the values that the graph takes."""
         # Nobody can hook this graph, so the module's own call would find no hooks.
         if torch._C._is_any_autocast_enabled():
             with _without_autocast():
-                outputs = self.graph.forward(*tensors)
+                outputs = self.graph.forward(*values)
         else:
-            outputs = self.graph.forward(*tensors)
+            outputs = self.graph.forward(*values)
         leaves = [outputs[r.place] if type(r) is _Place else r for r in self.results]
         if self.spec.is_leaf():
             return leaves[0]
@@ -97,66 +108,103 @@ def _without_autocast() -> Any:
     return stack
 
 
-def trace_function(state: CallState, choices: Choices) -> Trace | None:
-    """Capture a call; None if the function is no function of its tensors.
+def trace_function(
+    state: CallState, choices: Choices, places: frozenset[Place] = frozenset()
+) -> Trace | None:
+    """Capture a call, with symbols for the sizes and numbers at `places`.
 
-    That is one that changes Python objects, steers autograd, transforms attention by
-    torch.func, or returns what is not made of tensors and constants: it can only be
-    run.
+    None if the function is no function of its tensors. That is one that changes Python
+    objects, steers autograd, transforms attention by torch.func, or returns what is not
+    made of tensors and constants: it can only be run.
+
+    Raises:
+        NotSymbolicError: where Python wants true numbers.
     """
-    counters["functions traced"] += 1
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = [mode.from_tensor(t) for t in state.tensors]
-    for fake, tensor in zip(fakes, state.tensors, strict=True):
-        vars(fake)["_is_buffer"] = isinstance(tensor, torch.nn.Buffer)
-    remaining = iter(fakes)
-    values = [next(remaining) if isinstance(c, Tensor) else c for c in state.captures]
-    parts, codes = state.rebuild(values)
+    fakes = FakeCall(state.captures, places)
+    parts, codes = state.rebuild(fakes.values)
     watch, calls = WatchAutograd(), CallWatch(codes)
     scope = Scope(choices, lambda call: emit(call, watch), tracing=True)
     flat: list[Any] = []
 
-    def call(*_: Tensor) -> list[Tensor]:
+    def call(*_: Any) -> list[Any]:
         fn, args, kwargs = parts
         with calls:
             result = fn(*args, **kwargs)
         leaves, spec = pytree.tree_flatten(result)
         flat[:] = [leaves, spec]
-        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return [leaf for leaf in leaves if isinstance(leaf, COMPUTED)]
 
+    inputs = [fakes.values[i] for i in fakes.inputs]
     try:
-        with mode:
-            source = _capture(call, fakes, scope, watch)
+        with fakes.mode:
+            source = _capture(call, inputs, scope, watch)
     except OnlyRunError:
         return None
     leaves, spec = flat
-    if calls.unread is not None or not _is_pure(parts, state, leaves):
+    if calls.unread is not None or not _is_pure(parts, state, fakes, leaves):
         return None
-    records_grad = torch.is_grad_enabled() and any(f.requires_grad for f in fakes)
+    records_grad = torch.is_grad_enabled() and any(
+        isinstance(v, Tensor) and v.requires_grad for v in inputs
+    )
     if records_grad and (watch.seen or any(map(_has_custom_gradient, leaves))):
         return None
+    guards = None if calls.wants_numbers and fakes.symbolic else fakes.guards()
+    if guards is None:
+        raise NotSymbolicError
     graph = GraphModule(source, deepcopy(source.graph))
     replace_attention(graph, choices)
+    _call_directly(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    return Trace(source, graph, spec, _places(leaves))
+    return Trace(source, graph, fakes.inputs, spec, _places(leaves), guards)
+
+
+class NotSymbolicError(Exception):
+    """A function does to lengths or numbers what symbols do not stand for."""
+
+
+def _call_directly(gm: GraphModule) -> None:
+    """Have a graph call kernels and ask for sizes without what torch does around it."""
+    for node in gm.graph.nodes:
+        if node.target is torch.ops.aten.sym_size.int:
+            node.op, node.target = "call_method", "size"
+        elif node.op == "call_module":
+            kernel = gm.get_submodule(str(node.target))
+            node.op, node.target = "call_function", _function(kernel, node.name)
+
+
+def _function(module: torch.nn.Module, name: str) -> Callable[..., Any]:
+    """A module that has no hooks as a function that a graph may name."""
+    forward = module.forward
+
+    def run(*args: Any) -> Any:
+        return forward(*args)
+
+    run.__name__ = run.__qualname__ = name
+    return run
 
 
 def _places(leaves: Sequence[Any]) -> tuple[Any, ...]:
     results: list[Any] = []
     count = 0
     for leaf in leaves:
-        results.append(_Place(count) if isinstance(leaf, Tensor) else leaf)
-        count += isinstance(leaf, Tensor)
+        computed = isinstance(leaf, COMPUTED)
+        results.append(_Place(count) if computed else leaf)
+        count += computed
     return tuple(results)
 
 
-def _is_pure(parts: tuple[Any, ...], before: CallState, leaves: Sequence[Any]) -> bool:
+def _is_pure(
+    parts: tuple[Any, ...], before: CallState, fakes: FakeCall, leaves: Sequence[Any]
+) -> bool:
     """Nothing but tensors was changed, and nothing else is returned."""
-    if not all(isinstance(x, Tensor) or type(x) in STATIC_RESULTS for x in leaves):
+    if not all(isinstance(x, COMPUTED) or type(x) in STATIC_RESULTS for x in leaves):
         return False
     after = read_call(*parts)
-    return (after.structure, after.numbers) == (before.structure, before.numbers)
+    if after.structure != before.structure:
+        return False
+    pairs = zip(after.captures, fakes.values, strict=True)
+    return all(a is f or (type(a) in STATIC_RESULTS and a == f) for a, f in pairs)
 
 
 def _capture(call: Any, fakes: list[Any], scope: Scope, watch: Any) -> GraphModule:
@@ -267,8 +315,7 @@ def _operator(call: Attention) -> tuple[Tensor, Tensor, Tensor]:
     tracer: Any = mode.tracer
     with disable_proxy_modes_tracing():
         results = replace(call, outputs=Outputs(True, True)).allocate()
-    with _disable_current_modes():
-        mods = _capture_mods(call)
+    mods = _capture_mods(call)
     captures = call.signature.captures
     operands = (
         call.query,
@@ -288,15 +335,22 @@ def _operator(call: Attention) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _capture_mods(call: Attention) -> CapturedMods:
-    """Trace a call's mods, and import them now: errors then name the user's line."""
-    device = call.query.device.type
-    mods = capture_mods(call.signature, call.score_dtype, device)
+    """Trace a call's mods, and import them now: errors then name the user's line.
+
+    They are traced for the values that symbols have in this call.
+    """
+    captures, query = call.signature.captures, call.query
+    dims = (int(query.size(3)), int(call.value.size(3)))
+    with _disable_current_modes():
+        known = replace(call.signature, captures=tuple(map(known_value, captures)))
+        mods = capture_mods(known, call.score_dtype, query.device.type)
+        built = AttentionCall(query.dtype, *dims)
+        build_attention_module(mods.score, mods.mask, built)
     if mods.unread is not None or mods.custom_gradient:
         raise OnlyRunError(f"a mod reads {mods.unread or 'a Function of torch'}")
-    dims = (call.query.size(3), call.value.size(3))
-    build_attention_module(
-        mods.score, mods.mask, AttentionCall(call.query.dtype, *dims)
-    )
+    # What the mods assume of symbols the function assumes.
+    if not mods.guards.hold(captures):
+        raise NotSymbolicError
     return mods
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -12,39 +12,54 @@ from torch import Tensor
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.runtime.build import capability
 from flexc.runtime.gluon_compiler import expanded, take_kernel
+from flexc.runtime.prepared import Address, Prepared
 from flexc.runtime.tensor_maps import TensorMaps
-from flexc.runtime.triton_loader import (
-    DirectLaunch,
-    Launcher,
-    current_stream,
-    is_watched,
-    on_device,
-)
-
-Passed = Callable[[Any], Any]
+from flexc.runtime.triton_loader import runner
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
+class OnDevice:
     """A kernel on one device, and the maps of the tensors that it copies."""
 
-    launch: DirectLaunch
+    kernel: Any
     maps: tuple[TensorMaps | None, ...]
 
-    def values(self, args: Sequence[Any]) -> list[Any]:
-        """What its launcher takes for a kernel's arguments."""
-        found: list[Any] = []
-        for arg, maps in zip(args, self.maps, strict=True):
-            if maps is not None:
-                found += maps.of(arg)
-            elif isinstance(arg, Tensor):
-                found.append(arg.data_ptr())
+    def prepare(self, grid: tuple[int, ...], args: Sequence[Any]) -> Prepared:
+        values: list[Any] = []
+        addresses: list[Address] = []
+        for number, (arg, maps) in enumerate(zip(args, self.maps, strict=True)):
+            if isinstance(arg, Tensor):
+                make = None if maps is None else maps.maker(arg)
+                addresses.append(Address(len(values), number, make))
+                values.append(0)
             else:
-                found.append(arg)
-        return found
+                values.append(arg)
+            if maps is not None:
+                values += maps.extents(arg)
+        return Prepared(runner(self.kernel, grid), values, tuple(addresses))
 
 
-def load_on(spec: KernelSpec, device: torch.device) -> Loaded:
+class GluonKernel:
+    """A printed kernel, loaded to each device at its first launch there."""
+
+    def __init__(self, spec: KernelSpec):
+        self.spec = spec
+        self._on: dict[int, OnDevice] = {}
+
+    def prepare(
+        self, grid: tuple[int, ...], args: Sequence[Any], threads: int | None = None
+    ) -> Prepared:
+        device = next(a.device for a in args if isinstance(a, Tensor))
+        kernel = self._on.get(device.index)
+        if kernel is None:
+            kernel = self._on[device.index] = load_on(self.spec, device)
+        return kernel.prepare(grid, args)
+
+    def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> NoReturn:
+        raise AssertionError("Gluon kernels are launched")
+
+
+def load_on(spec: KernelSpec, device: torch.device) -> OnDevice:
     """Compile and load a kernel for the current device, which is this one."""
     kernel = take_kernel(spec, capability(device))
     metas = iter(kernel.metadata.tensordesc_meta)
@@ -53,23 +68,4 @@ def load_on(spec: KernelSpec, device: torch.device) -> Loaded:
     )
     kernel = expanded(kernel, spec)
     assert kernel.run is not None  # Loaded here, and not at the first launch.
-    return Loaded(DirectLaunch(kernel), maps)
-
-
-def load_gluon(spec: KernelSpec) -> Launcher:
-    """A function that launches a kernel on a grid with its arguments.
-
-    It is loaded to each device at its first launch there.
-    """
-    loaded: dict[int, Loaded] = {}
-
-    def launch(grid: tuple[int, ...], args: Sequence[Any]) -> None:
-        device = next(a.device for a in args if isinstance(a, Tensor))
-        with on_device(device):
-            kernel = loaded.get(device.index)
-            if kernel is None:
-                kernel = loaded[device.index] = load_on(spec, device)
-            values = kernel.values(args)
-            kernel.launch(grid, current_stream(device), values, is_watched())
-
-    return launch
+    return OnDevice(kernel, maps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,13 +18,14 @@ from flexc.runtime.arguments import (
     Tables,
     cast_and_check,
     check_lengths,
+    given_columns,
     make_tables,
 )
-from flexc.runtime.autograd import Results, run_attention
+from flexc.runtime.autograd.run import Results, run_attention
 from flexc.runtime.call import Attention, Outputs
-from flexc.runtime.launches import attend, is_plain
 from flexc.runtime.mod_graphs import FunctionMods, ModGraphs
 from flexc.runtime.options import Choices, read_choices, resolve_backend
+from flexc.runtime.plans import attend, is_plain
 from flexc.runtime.tensor_facts import check_captures
 from flexc.runtime.torch_options import INTERNAL_OPTIONS
 
@@ -45,6 +46,8 @@ class Operands(NamedTuple):
     """Those that the BlockMask was made for."""
     block: tuple[int, int]
     captures: Sequence[Any]
+    columns: Sequence[Tensor] = ()
+    """Of a BlockMask that has them: its tables of the blocks of keys."""
 
     @property
     def factor(self) -> float:
@@ -67,7 +70,13 @@ class Operands(NamedTuple):
     def make_tables(self) -> Tables | None:
         if not self.tables:
             return None
-        return make_tables(self.tables, self.block, self.query)
+        made = make_tables(self.tables, self.block, self.query)
+        kv_len, (q_block, kv_block) = self.key.size(2), self.block
+        listed = given_columns(self.columns, self.tables, -(-kv_len // kv_block))
+        if listed is None:
+            return made
+        columns = make_tables(listed, (kv_block, q_block), self.query, kv_len)
+        return replace(made, columns=columns)
 
 
 @dataclass(frozen=True, eq=False)

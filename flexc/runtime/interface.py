@@ -13,7 +13,12 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 from flexc.errors import OptionError
 from flexc.frontend.closures import read_mods
 from flexc.frontend.plain_values import number_key
-from flexc.runtime.arguments import cast_and_check, read_scale, split_block_mask
+from flexc.runtime.arguments import (
+    cast_and_check,
+    mask_of,
+    read_scale,
+    split_block_mask,
+)
 from flexc.runtime.autograd import run_attention
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.dynamo import register as register_backend
@@ -22,13 +27,15 @@ from flexc.runtime.interception import (
     check_not_transformed,
     current_scope,
 )
-from flexc.runtime.launches import attend, is_plain
 from flexc.runtime.operators.call import traced_attention
 from flexc.runtime.operators.higher_order import DYNAMO_KNOWS
 from flexc.runtime.options import Choices, read_choices, resolve_backend
+from flexc.runtime.plans import attend, is_plain
 from flexc.runtime.regions import Regions, compiled_for_flexc
 
 register_backend()
+
+OUTPUTS = {(a, b): Outputs(a, b) for a in (False, True) for b in (False, True)}
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -135,7 +142,7 @@ def _run(
         choices = asked.merge(choices)
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     wants_max = return_aux is not None and return_aux.max_scores
-    outputs = Outputs(wants_lse, wants_max)
+    outputs = OUTPUTS[bool(wants_lse), bool(wants_max)]
     run = run_attention if scope is None else scope.run
 
     def prepare() -> Attention:
@@ -151,10 +158,11 @@ def _run(
             call.check_memory()
         return call
 
-    if block_mask is None and run is run_attention and is_plain(query):
-        signature = read_mods(score_mod, mask_mod)
+    if run is run_attention and is_plain(query, block_mask, mask_mod):
+        mask = mask_mod if block_mask is None else mask_of(block_mask)
+        signature = read_mods(score_mod, mask)
         rest = (choices, outputs, number_key(scale), enable_gqa)
-        found = attend((query, key, value), signature, rest, prepare)
+        found = attend((query, key, value), signature, rest, prepare, block_mask)
     else:
         found = run(prepare())
     out, lse, max_scores = found

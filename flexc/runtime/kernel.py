@@ -9,6 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
+from flexc.runtime.prepared import Loaded
+from flexc.runtime.recorder import recorder
+from flexc.runtime.streams import on_device, stream_of
 
 Getter = Callable[[Sequence[Any]], Any]
 
@@ -33,7 +36,7 @@ class Kernel:
     def __init__(self, spec: KernelSpec):
         self.spec = spec
         self._getters = tuple(getter(p) for p in spec.params)
-        self.launcher = load(spec)
+        self.loaded: Loaded = load(spec)
         self.grid = lru_cache(maxsize=1024)(spec.grid_function)
 
     def __call__(self, query: Tensor, args: Sequence[Any]) -> None:
@@ -49,27 +52,44 @@ class Kernel:
         A CPU's kernel runs on `threads` threads at most: to wake more than little
         work needs takes longer than the work.
         """
-        values = self.values(args)
-        if threads is None:
-            self.launcher(self.grid(b, h, n), values)
-        else:
-            self.launcher(self.grid(b, h, n), values, threads)
+        launch(self.loaded, self.grid(b, h, n), self.values(args), threads)
 
     def values(self, args: Sequence[Any]) -> list[Any]:
         """What its parameters ask for."""
         return [get(args) for get in self._getters]
 
 
-def load(spec: KernelSpec) -> Any:
+def launch(
+    loaded: Loaded,
+    grid: tuple[int, ...],
+    args: Sequence[Any],
+    threads: int | None = None,
+) -> None:
+    """Run a loaded kernel on a grid with its arguments, on the device of its tensors.
+
+    A recorder of this thread is told.
+    """
+    device = next(a.device for a in args if isinstance(a, Tensor))
+    with on_device(device):
+        prepared = loaded.prepare(grid, args, threads)
+        if (tape := recorder()) is not None:
+            tape.launch(prepared, args)
+        if prepared is None:
+            loaded.interpret(grid, args)
+        else:
+            prepared(stream_of(device), args)
+
+
+def load(spec: KernelSpec) -> Loaded:
     """Compile and load a kernel with the loader of its target."""
     if spec.target == "triton":
-        from flexc.runtime.triton_loader import load_triton
+        from flexc.runtime.triton_loader import TritonKernel
 
-        return load_triton(spec)
+        return TritonKernel(spec)
     if spec.target == "gluon":
-        from flexc.runtime.gluon_loader import load_gluon
+        from flexc.runtime.gluon_loader import GluonKernel
 
-        return load_gluon(spec)
+        return GluonKernel(spec)
     from flexc.runtime.cpp_loader import load_cpp
 
     return load_cpp(spec)

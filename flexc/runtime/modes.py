@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from flexc.runtime.recorder import recorder
+
 _NOTHING = nullcontext()
 
 
@@ -21,5 +23,6 @@ def is_watched() -> bool:
 
 
 def unseen() -> AbstractContextManager[Any]:
-    """Where no mode sees the operations that a call is computed by."""
-    return _disable_current_modes() if is_watched() else _NOTHING
+    """Where no mode sees the operations that a call is computed by, but a recorder."""
+    is_seen = is_watched() and recorder() is None
+    return _disable_current_modes() if is_seen else _NOTHING

@@ -61,6 +61,9 @@ class Notes:
     columns: dict[Any, Any] = field(default_factory=dict[Any, Any])
     """Their blocks listed for each block of keys, for each kind of call."""
 
+    settled: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    """The tables that kernels read in their place, for each kind of call."""
+
     def are_about(self, tables: tuple[Tensor | None, ...]) -> bool:
         pairs = zip(self.tables, tables, strict=True)
         return all(noted.still_is(held) for noted, held in pairs)

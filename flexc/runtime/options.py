@@ -86,11 +86,14 @@ class Choices:
 NO_CHOICES = Choices()
 
 
+WITHOUT_OPTIONS = {backend: Choices(backend) for backend in BACKENDS}
+
+
 def read_choices(backend: str, kernel_options: Mapping[str, Any] | None) -> Choices:
     """The choices of a call that is given these."""
     check_backend(backend)
     if not kernel_options:
-        return Choices(backend)
+        return WITHOUT_OPTIONS[backend]
     check_mapping("kernel_options", kernel_options)
     deterministic = read_flag(DETERMINISTIC, kernel_options.get(DETERMINISTIC, False))
     tiles = tile_options(kernel_options)

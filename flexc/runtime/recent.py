@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from threading import RLock
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +18,27 @@ forked: a child would wait forever for a thread that it does not have."""
 os.register_at_fork(
     before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
 )
+
+_turns: dict[Hashable, list[RLock]] = {}
+"""Of what is being made, a lock that is held meanwhile, once for each thread."""
+os.register_at_fork(after_in_child=_turns.clear)
+
+
+@contextmanager
+def _turn(*what: Hashable) -> Iterator[None]:
+    """Hold what nobody else may make at the same time."""
+    with _lock:
+        locks = _turns.setdefault(what, [])
+        locks.append(locks[0] if locks else RLock())
+    try:
+        with locks[0]:
+            yield
+    finally:
+        with _lock:
+            locks.pop()
+            if not locks:
+                _turns.pop(what, None)
+
 
 Value = TypeVar("Value")
 
@@ -49,6 +71,16 @@ class Recent(Generic[Value]):
             self._count += 1
             while self._count > self.most:
                 self.take(next(iter(self._values)))
+        return value
+
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """The value of a key, made by the first thread that asks for it."""
+        value = self.find(key)
+        if value is None:
+            with _turn(self, key):
+                value = self.find(key)
+                if value is None:
+                    value = self.add(key, make())
         return value
 
     def take(self, key: Hashable) -> Value | None:

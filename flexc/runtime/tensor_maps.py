@@ -6,7 +6,7 @@ right again wherever a tensor has all these again, and maps are kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import triton
@@ -15,7 +15,8 @@ from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
 from flexc.runtime.tensor_facts import ALIGNMENT
 
-MAX_MAPS = 1024
+MAX_MAPS = 256
+"""Of a parameter: kinds of tensors, and addresses of each."""
 
 
 class TensorMaps:
@@ -23,25 +24,42 @@ class TensorMaps:
 
     def __init__(self, meta: Mapping[str, Any]):
         self._meta = meta
-        self._known: dict[Any, tuple[Any, ...]] = {}
+        self._known: dict[Any, dict[int, Any]] = {}
 
-    def of(self, tensor: Tensor) -> tuple[Any, ...]:
-        """A map, and the sizes and strides that go with it."""
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
-        found = self._known.get(key)
-        if found is None:
+    def maker(self, tensor: Tensor) -> Callable[[int], Any]:
+        """What makes the map of such a tensor at an address, or has made it."""
+        sizes, steps = self._extents(tensor)
+        known = self._known.get((sizes, steps))
+        if known is None:
             if len(self._known) >= MAX_MAPS:
                 self._known.clear()
-            found = self._known[key] = self._make(*key)
-        return found
+            known = self._known[sizes, steps] = {}
+
+        def make(address: int) -> Any:
+            found = known.get(address)
+            if found is None:
+                if len(known) >= MAX_MAPS:
+                    known.clear()
+                found = known[address] = self._make(address, sizes, steps)
+            return found
+
+        return make
+
+    def extents(self, tensor: Tensor) -> tuple[int, ...]:
+        """The sizes and strides that a kernel is passed behind a map."""
+        sizes, steps = self._extents(tensor)
+        return *sizes, *steps
+
+    def _extents(self, tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        sizes = tuple(tensor.shape)
+        size = self._meta["elem_size"]
+        return sizes, regular_strides(sizes, tensor.stride(), size)
 
     def _make(
-        self, address: int, shape: Sequence[int], strides: Sequence[int]
-    ) -> tuple[Any, ...]:
+        self, address: int, sizes: tuple[int, ...], steps: tuple[int, ...]
+    ) -> Any:
         meta = self._meta
-        sizes = tuple(shape)
-        steps = regular_strides(sizes, strides, meta["elem_size"])
-        made = map_maker()(
+        return map_maker()(
             address,
             meta["swizzle"],
             meta["elem_size"],
@@ -51,7 +69,6 @@ class TensorMaps:
             steps,
             0,  # What lies outside is 0.
         )
-        return made, *sizes, *steps
 
 
 def map_maker() -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo.convert_frame import compile_lock
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from flexc.frontend.captured import CapturedMods
@@ -27,19 +29,34 @@ def trace_mods(
     The signature that comes back has, behind its captures, the tensors that only the
     trace has found. It is not cacheable where the trace read what no key tells.
     """
-    key, mods = (signature.key, score_dtype, device.type), None
     if signature.cacheable:
-        mods = _traced.find(key, lambda mods: mods.guards_hold(signature.captures))
-    if mods is None:
+        key = (signature.key, score_dtype, device.type)
+        mods = _find(key, signature) or _make(key, signature, score_dtype, device)
+    else:
         mods = _trace(signature, score_dtype, device)
-        if signature.cacheable and mods.unread is None:
-            _traced.add(key, mods)
     if mods.unread is not None:
         check_captured(mods.found)
         check_captures(mods.found, device)
         captures = (*signature.captures, *mods.found)
         signature = replace(signature, captures=captures, cacheable=False)
     return _without_gradients(signature, mods), mods
+
+
+def _find(key: Any, signature: ModSignature) -> CapturedMods | None:
+    return _traced.find(key, lambda mods: mods.guards_hold(signature.captures))
+
+
+def _make(
+    key: Any, signature: ModSignature, score_dtype: torch.dtype, device: torch.device
+) -> CapturedMods:
+    """Trace mods, unless another thread did so meanwhile: tracing has one lock."""
+    with compile_lock:
+        mods = _find(key, signature)
+        if mods is None:
+            mods = _trace(signature, score_dtype, device)
+            if mods.unread is None:
+                _traced.add(key, mods)
+    return mods
 
 
 def _without_gradients(signature: ModSignature, mods: CapturedMods) -> ModSignature:

@@ -2,55 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from triton import knobs
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.runtime.build import capability
 from flexc.runtime.options import is_interpreting
+from flexc.runtime.prepared import Address, Prepared, Run
 from flexc.runtime.triton_compiler import load_jit_function, options, take_kernel
 
-ON_CURRENT = nullcontext()
 
-Launcher = Callable[[tuple[int, ...], Sequence[Any]], None]
-
-
-def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes a tensor's device the current one, if it is a GPU and is not that."""
-    if device.type == "cpu" or device.index == torch.cuda.current_device():
-        return ON_CURRENT
-    return torch.cuda.device(device)
-
-
-def load_triton(spec: KernelSpec) -> Launcher:
-    """A function that launches a kernel on a grid with its arguments.
+class TritonKernel:
+    """A printed kernel, loaded to each device at its first launch there.
 
     Kernels are printed so that Triton compiles them once for a device; the compiled
-    kernel is launched without asking Triton which one it is. Triton launches on the
-    current device, which need not be the tensors'.
+    kernel is launched without asking Triton which one it is.
     """
-    output = next(i for i, p in enumerate(spec.params) if p.role == "output")
-    compiled: dict[int, Any] = {}
 
-    def launch(grid: tuple[int, ...], args: Sequence[Any]) -> None:
+    def __init__(self, spec: KernelSpec):
+        self.spec = spec
+        self._on: dict[int, Any] = {}
+
+    def prepare(
+        self, grid: tuple[int, ...], args: Sequence[Any], threads: int | None = None
+    ) -> Prepared | None:
+        output = next(i for i, p in enumerate(self.spec.params) if p.role == "output")
         device = args[output].device
         if device.type == "cpu" or is_interpreting():
-            load_jit_function(spec)[grid](*args, **options(spec))
-            return
-        with on_device(device):
-            kernel = compiled.get(device.index)
-            if kernel is None:
-                kernel = compiled[device.index] = compile_on(device, spec, args)
-            kernel[grid](*args)
+            return None
+        kernel = self._on.get(device.index)
+        if kernel is None:
+            kernel = self._on[device.index] = compile_on(device, self.spec, args)
+        return prepare(kernel, grid, args)
 
-    return launch
+    def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:
+        load_jit_function(self.spec)[grid](*args, **options(self.spec))
 
 
 def compile_on(device: torch.device, spec: KernelSpec, args: Sequence[Any]) -> Any:
@@ -61,62 +51,42 @@ def compile_on(device: torch.device, spec: KernelSpec, args: Sequence[Any]) -> A
     return function.warmup(*args, grid=(1, 1, 1), **options(spec))
 
 
-@dataclass(frozen=True, eq=False)
-class DirectLaunch:
-    """Launches a compiled kernel on the current device, with addresses for tensors.
+def prepare(kernel: Any, grid: tuple[int, ...], args: Sequence[Any]) -> Prepared:
+    """The launch of a compiled kernel with addresses for tensors."""
+    tensors = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+    values = list(args)
+    for i in tensors:
+        values[i] = 0
+    return Prepared(runner(kernel, grid), values, tuple(Address(i, i) for i in tensors))
+
+
+def runner(kernel: Any, grid: tuple[int, ...]) -> Run:
+    """A compiled kernel's launch on a grid.
 
     Triton's own launch looks up device, stream and hooks, and asks CUDA where each
     tensor lies, at every launch: that takes longer than many a kernel.
     """
+    start = kernel.run  # Loads it to the current device.
+    function, packed = kernel.function, kernel.packed_metadata
+    hooks = knobs.runtime
 
-    kernel: Any
-
-    def __call__(
-        self, grid: tuple[int, ...], stream: int, values: Sequence[Any], watched: bool
-    ) -> None:
-        kernel = self.kernel
-        if watched:
-            kernel[grid](*values, stream=stream)
+    def run(stream: Any, values: list[Any]) -> None:
+        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+            kernel[grid](*values, stream=stream)  # Someone, say a profiler, is told.
             return
-        kernel.run(
-            *grid,
-            stream,
-            kernel.function,
-            kernel.packed_metadata,
-            None,
-            None,
-            None,
-            *values,
-        )
+        start(*grid, stream, function, packed, None, None, None, *values)
+
+    return run
 
 
-def load_direct(
-    spec: KernelSpec, values: Sequence[Any], device: torch.device
-) -> DirectLaunch:
-    """A printed kernel, compiled for such values."""
-    return compile_direct(load_jit_function(spec), values, options(spec), device)
-
-
-def compile_direct(
+def compiled_for(
     function: Any,
-    values: Sequence[Any],
+    types: Sequence[Any],
     meta: Mapping[str, Any],
     device: torch.device,
-) -> DirectLaunch:
-    """A kernel compiled for values of which tensors may be dtypes; nothing is run."""
-    types = [v.dtype if isinstance(v, Tensor) else v for v in values]
+) -> Any:
+    """A kernel compiled for a device and arguments of types; nothing is run."""
     with torch.cuda.device(device):
         kernel = function.warmup(*types, grid=(1, 1, 1), **meta)
         assert kernel.run is not None  # Loaded here, and not at the first launch.
-    return DirectLaunch(kernel)
-
-
-def current_stream(device: torch.device) -> int:
-    driver: Any = triton.runtime.driver.active
-    return driver.get_current_stream(device.index)
-
-
-def is_watched() -> bool:
-    """Whether someone, say a profiler, asked Triton to be told of launches."""
-    hooks = knobs.runtime
-    return bool(hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls)
+    return kernel

@@ -8,7 +8,7 @@ import torch
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.runtime.cpp_loader import load_cpp
 from flexc.runtime.interpreters import run_module
-from flexc.runtime.kernel import Kernel
+from flexc.runtime.kernel import Kernel, launch
 from tests.codegen.cpp_kernels import PREPARE, parse, run_passes
 
 T = "!tile.tile<4x8xf32>"
@@ -240,7 +240,7 @@ def test_a_loop_over_three_buffers_is_seen_to_write_them() -> None:
     steps = 4
     table = (torch.arange(2 * steps + 32 + 128) // 40 % 2).to(torch.int8)
     out = torch.zeros(128, dtype=torch.int32)
-    load_cpp(ZEROS_BELOW)((1, 1, 1), [table, out, steps])
+    launch(load_cpp(ZEROS_BELOW), (1, 1, 1), [table, out, steps])
     i, j = torch.arange(32)[:, None], torch.arange(128)[None, :]
     s = torch.arange(steps)[:, None, None]
     want = (table[2 * s + i + j] == 0).any(1).sum(0, dtype=torch.int32)

@@ -13,6 +13,7 @@ from flexc.errors import CompilationError, CompilerNotFoundError
 from flexc.runtime import cpp_compiler
 from flexc.runtime.cpp_compiler import Compiler, find_compiler
 from flexc.runtime.cpp_loader import build, is_whole, load_cpp
+from flexc.runtime.kernel import launch
 
 SPEC = KernelSpec(
     target="cpp",
@@ -56,7 +57,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_run() -> None:
     x, out = torch.randn(5), torch.empty(5)
-    load_cpp(SPEC)((1, 1, 1), [x, out, 5])
+    launch(load_cpp(SPEC), (1, 1, 1), [x, out, 5])
     assert torch.equal(out, 2 * x)
 
 

@@ -17,14 +17,13 @@ from triton import knobs
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError
 from flexc.frontend.import_graph import AttentionCall
-from flexc.runtime import gluon_compiler, tensor_maps
+from flexc.runtime import gluon_compiler, gluon_loader, tensor_maps
 from flexc.runtime.assembler_log import ALWAYS, LOG, assembler_log
 from flexc.runtime.build import HOPPER, Build
 from flexc.runtime.gluon_compiler import compile_kernel, expanded, find_problems
-from flexc.runtime.gluon_loader import Loaded
+from flexc.runtime.gluon_loader import OnDevice
 from flexc.runtime.options import NO_OPTIONS
 from flexc.runtime.tensor_maps import TensorMaps
-from flexc.runtime.triton_loader import DirectLaunch
 
 SOURCE = """
 import triton.experimental.gluon.language as gl
@@ -150,7 +149,10 @@ def test_launches_take_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     maps = (*(TensorMaps(m) for m in metas), None, None)
     query = torch.zeros(2, 3, 70, 64, dtype=torch.bfloat16)
     flags = torch.zeros(70)
-    values = Loaded(DirectLaunch(kernel), maps).values([query, query, flags, 7])
-    assert len(values) == len(passed)
-    assert values[1:9] == [2, 3, 70, 64, 13440, 4480, 64, 1]
-    assert values[-2:] == [flags.data_ptr(), 7]
+    monkeypatch.setattr(gluon_loader, "runner", lambda kernel, grid: None)
+    prepared = OnDevice(kernel, maps).prepare((1, 1, 1), [query, query, flags, 7])
+    assert len(prepared.values) == len(passed)
+    assert prepared.values[1:9] == [2, 3, 70, 64, 13440, 4480, 64, 1]
+    assert prepared.values[-2:] == [0, 7]
+    places = [(position, number) for position, number, _ in prepared.addresses]
+    assert places == [(0, 0), (9, 1), (18, 2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -32,6 +33,8 @@ FLOATS = {
 }
 COLUMNS = "columns"
 """What a number is that is the number of keys but one."""
+LARGEST_SLICE = 1024
+"""Elements of `t[i]` where `t[i][j]` is read: a reference holds them for each pair."""
 LAYOUTS = ("contiguous", "contiguous", "transposed", "sliced", "expanded", "offset")
 
 
@@ -131,7 +134,7 @@ class Captures:
         if not indices:
             return name
         style = builder.pick(("{all}", "{each}", "{each}"))
-        if style == "{all}":
+        if style == "{all}" or math.prod(shape[1:]) > LARGEST_SLICE:
             return f"{name}[{', '.join(indices)}]"
         return name + "".join(f"[{i}]" for i in indices)
 

@@ -8,9 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-Kind = Literal["static", "row", "capture", "table"]
+Kind = Literal["static", "row", "capture", "table", "whole"]
 """What an argument is: no tensor; a tensor with the batch as its first dimension; a
-captured tensor, or a tangent of one; a table, with the batch first too."""
+captured tensor, or a tangent of one; a table, with the batch first too; tables of a
+whole call in one tensor."""
 
 
 def map_slices(
@@ -27,6 +28,7 @@ def map_slices(
     parts share captures and tables.
     """
     shared = zip(kinds, in_dims, strict=True)
+    folds = folds and "whole" not in kinds
     if folds and all(kind == "row" or dim is None for kind, dim in shared):
         results = _fold(function, info.batch_size, in_dims, kinds, args)
     else:

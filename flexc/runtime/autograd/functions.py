@@ -43,9 +43,15 @@ def _signed(function: Any) -> Any:
 class FlexAttentionFunction(torch.autograd.Function):
     """(template, *tensors) to out, lse and max_scores."""
 
+    @classmethod
+    def apply_plainly(cls, *args: Any) -> Any:
+        """`apply` where no transform is active: it would look for one."""
+        base: Any = super(torch.autograd.Function, cls)
+        return base.apply(*args)
+
     @staticmethod
     def forward(template: Template, *tensors: Tensor) -> Any:
-        return template.bind(tensors).run()
+        return template.run(tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -82,10 +88,13 @@ class FlexAttentionBackwardFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(template: Template, wanted: Wanted, *args: Any) -> Any:
-        d_out, d_lse, *tensors, out, lse = args
-        call = template.bind(tensors)
-        found = derivatives.backward(call, out, lse, d_out, d_lse, wanted)
-        return _packed(found, wanted)
+        def run() -> tuple[Maybe, ...]:
+            d_out, d_lse, *tensors, out, lse = args
+            call = template.bind(tensors)
+            found = derivatives.backward(call, out, lse, d_out, d_lse, wanted)
+            return _packed(found, wanted)
+
+        return template.repeat(wanted, args, run)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -231,9 +240,10 @@ def _save(ctx: Any, *tensors: Maybe) -> None:
     Autograd saves no tensor that was made in inference mode, but a copy of one.
     """
     ctx.set_materialize_grads(False)
-    tensors = tuple(
-        t.clone() if t is not None and t.is_inference() else t for t in tensors
-    )
+    if any(t is not None and t.is_inference() for t in tensors):
+        tensors = tuple(
+            t.clone() if t is not None and t.is_inference() else t for t in tensors
+        )
     ctx.save_for_backward(*tensors)
     if is_transformed() or forward_ad._current_level >= 0:
         ctx.save_for_forward(*tensors)
@@ -246,10 +256,13 @@ def gradients_of_tensors(
     saved: Sequence[Any],
 ) -> list[Maybe]:
     """Gradients of a call's tensors; None where none is needed."""
-    wanted = template.wanted(needs)
+    wanted = template.wanted(tuple(needs))
     if not wanted or all(c is None for c in cotangents):
         return [None] * len(needs)
-    apply = FlexAttentionBackwardFunction.apply
+    function = FlexAttentionBackwardFunction
+    # What is not recorded needs no Function.
+    recorded = torch.is_grad_enabled() or is_transformed()
+    apply = function.apply if recorded else function.forward
     found: Any = apply(template, wanted, *cotangents, *saved)
     return template.spread(_unpacked(found, wanted), None)
 
@@ -272,7 +285,7 @@ def _bent(
     saved: Sequence[Any],
 ) -> list[Maybe]:
     """Second derivatives: tangents of the gradients for fixed cotangents."""
-    wanted = template.wanted(needs)
+    wanted = template.wanted(tuple(needs))
     is_zero = derivatives.is_zero(template.along(along))
     if not wanted or is_zero or all(c is None for c in cotangents):
         return [None] * len(needs)

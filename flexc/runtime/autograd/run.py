@@ -10,12 +10,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from flexc.runtime.autograd.functions import FlexAttentionFunction
-from flexc.runtime.autograd.template import Template, split
+from flexc.runtime.autograd.template import Results, Template, split
 from flexc.runtime.call import Attention
 from flexc.runtime.derivatives import check_gradient
+from flexc.runtime.modes import unseen
 from flexc.runtime.transforms import is_transformed
-
-Results = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 def run_attention(call: Attention) -> Results:
@@ -25,19 +24,38 @@ def run_attention(call: Attention) -> Results:
         check_gradient(call.trace())
     elif not is_transformed():
         return call.run()
-    return run_template(call, *split(call))
+    return run_template(*split(settle(call)))
 
 
-def run_template(
-    call: Attention, template: Template, tensors: Sequence[Tensor]
-) -> Results:
+def settle(call: Attention) -> Attention:
+    """The call with its blocks listed, for its derivatives too.
+
+    Within transforms tables would have another form for each of the tensors that they
+    wrap: they are found for these.
+    """
+    if is_transformed() or not call.has_pairs:
+        return call
+    with unseen(), torch.no_grad():
+        return call.settle(both=True)
+
+
+def run_template(template: Template, tensors: Sequence[Tensor]) -> Results:
     """Run a call that was split, recorded by autograd."""
-    results: Any = FlexAttentionFunction.apply(template, *tensors)
+    return _asked(template, FlexAttentionFunction.apply(template, *tensors))
+
+
+def run_plain(template: Template, tensors: Sequence[Tensor]) -> Results:
+    """Run a call that no transform sees."""
+    return _asked(template, FlexAttentionFunction.apply_plainly(template, *tensors))
+
+
+def _asked(template: Template, results: Any) -> Results:
+    """The results that the call asked for."""
     out, lse, max_scores = results
-    if not call.outputs.lse:
+    if not template.wants_lse:
         return out, None, max_scores
-    has_parts = template.blank.outputs.lse_parts
-    return out, lse.sum(-1) if has_parts else lse, max_scores
+    has_rest = template.blank.outputs.lse_rest
+    return out, lse[:, 0] if has_rest else lse, max_scores
 
 
 def is_differentiated(call: Attention) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -12,14 +12,18 @@ from torch.fx import Node
 
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
+from flexc.runtime.arguments import Tables
 from flexc.runtime.autograd.batching import Kind
 from flexc.runtime.call import Attention
 from flexc.runtime.derivatives import Gradients, Wanted
+from flexc.runtime.repeats import Repeated, facts_of, stream_facts
 
 INPUTS = 3
 """Query, key and value."""
 
 T = TypeVar("T")
+
+Results = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,12 @@ class Template:
     units: tuple[bool, ...]
     """Whether a captured tensor's last stride is 1: its mods were traced for that."""
     tables: int
+    """How many tables there are: of rows and of columns, or one with both in it."""
     reads: Reads
+    wants_lse: bool
+    """Whether the call asked for lse, which derivatives need in any case."""
+    repeats: Repeats | None = None
+    """Tapes for tensors like those that the template was made of."""
 
     @property
     def kinds(self) -> list[Kind]:
@@ -74,6 +83,8 @@ class Template:
         rows: list[Kind] = ["row"] * INPUTS
         captures: list[Kind] = ["capture"] * len(self.slots)
         tables: list[Kind] = ["table"] * self.tables
+        if self.is_packed:
+            tables = ["whole"]
         return rows + captures + tables
 
     def bind(self, tensors: Sequence[Tensor]) -> Attention:
@@ -83,18 +94,49 @@ class Template:
         for slot, unit, tensor in zip(self.slots, self.units, rest, strict=False):
             captures[slot] = tensor if not unit or _is_unit(tensor) else _dense(tensor)
         blank = self.blank
-        tables = tuple(rest[len(self.slots) :])
         return replace(
             blank,
             query=query,
             key=key,
             value=value,
-            tables=blank.tables and replace(blank.tables, tensors=tables),
+            tables=blank.tables and join_tables(blank.tables, rest[len(self.slots) :]),
             signature=replace(blank.signature, captures=tuple(captures)),
         )
 
-    def wanted(self, needs: Sequence[bool]) -> Wanted:
+    @property
+    def is_packed(self) -> bool:
+        """Whether all tables are one tensor."""
+        return self.blank.tables is not None and self.blank.tables.packed is not None
+
+    def run(self, tensors: Sequence[Tensor]) -> Results:
+        """The results of the call of these tensors."""
+        repeats = self.repeats
+        if repeats is None:
+            return self.bind(tensors).run()
+        if (tape := repeats.forward.tape) is not None:
+            replayed: Any = tape(tensors)
+            return replayed
+        found: Any = repeats.forward(
+            tensors, tensors[0].device, lambda: (self.bind(tensors).run(), True)
+        )
+        return found
+
+    def repeat(
+        self, what: Hashable, tensors: Sequence[Any], run: Callable[[], Any]
+    ) -> Any:
+        """The results of a derivative at tensors like those of the template."""
+        return run() if self.repeats is None else self.repeats(what, tensors, run)
+
+    def wanted(self, needs: tuple[bool, ...]) -> Wanted:
         """Which gradients to compute, of those that the tensors need."""
+        if self.repeats is None:
+            return self._wanted(needs)
+        found = self.repeats.wanted.get(needs)
+        if found is None:
+            found = self.repeats.wanted[needs] = self._wanted(needs)
+        return found
+
+    def _wanted(self, needs: Sequence[bool]) -> Wanted:
         return Wanted.of([*needs[:INPUTS], *self._of_captures(needs, False)])
 
     def along(self, tangents: Sequence[Tensor | None]) -> Gradients:
@@ -128,16 +170,16 @@ def split(call: Attention, reads: Reads | None = None) -> tuple[Template, list[T
     if reads is None:
         traced = call.trace()
         reads = Reads.of(traced)
-    tabled = () if tables is None else tables.tensors
+    tabled = () if tables is None else tables.all_tensors
     gone: Any = None
     blank = replace(
         call,
         query=gone,
         key=gone,
         value=gone,
-        tables=tables and replace(tables, tensors=()),
+        tables=tables and blank_tables(tables),
         signature=_without_tensors(signature),
-        outputs=replace(call.outputs, lse=True, lse_parts=needs_parts(call)),
+        outputs=replace(call.outputs, lse=True, lse_rest=needs_rest(call)),
         traced=traced,
     )
     template = Template(
@@ -147,11 +189,65 @@ def split(call: Attention, reads: Reads | None = None) -> tuple[Template, list[T
         tuple(map(_is_unit, captured)),
         len(tabled),
         reads,
+        call.outputs.lse,
     )
     return template, [call.query, call.key, call.value, *captured, *tabled]
 
 
-def needs_parts(call: Attention) -> bool:
+def blank_tables(tables: Tables) -> Tables:
+    """Tables without the tensors that `all_tensors` lists."""
+    if tables.packed is not None:
+        gone: Any = None
+        packed = replace(tables.packed, tensor=gone)
+        return Tables((), tables.block_size, packed=packed)
+    columns = tables.columns and replace(tables.columns, tensors=())
+    return replace(tables, tensors=(), columns=columns)
+
+
+def join_tables(tables: Tables, tensors: Sequence[Tensor]) -> Tables:
+    """Tables with the tensors that `all_tensors` listed."""
+    if tables.packed is not None:
+        return tables.packed.unpack(tensors[0])
+    if tables.columns is None:
+        return replace(tables, tensors=tuple(tensors))
+    half = len(tensors) // 2
+    columns = replace(tables.columns, tensors=tuple(tensors[half:]))
+    return replace(tables, tensors=tuple(tensors[:half]), columns=columns)
+
+
+class Repeats:
+    """Tapes of a template's forward and of its derivatives."""
+
+    __slots__ = ("_derived", "_device", "forward", "wanted")
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self.forward = Repeated(is_known=True)
+        """Of tensors whose facts are those of the template."""
+        self.wanted: dict[tuple[bool, ...], Wanted] = {}
+        """By what tensors need: as many as there are ways to need gradients."""
+        self._derived: dict[Hashable, Repeated] = {}
+
+    def __call__(
+        self, what: Hashable, tensors: Sequence[Any], run: Callable[[], Any]
+    ) -> Any:
+        facts = facts_of(tensors, self._device)
+        if facts is None:
+            return run()
+        key = (facts, what, stream_facts(self._device))
+        found = self._derived.get(key)
+        if found is None:
+            if len(self._derived) >= MAX_DERIVED:
+                self._derived.clear()
+            found = self._derived[key] = Repeated(is_known=True)
+        return found(tensors, self._device, lambda: (run(), True))
+
+
+MAX_DERIVED = 32
+"""Derivatives of a template that are remembered, by their cotangents' facts."""
+
+
+def needs_rest(call: Attention) -> bool:
     """Whether lse may be so large that its rounding matters.
 
     Scores of the inputs alone are as inexact as they are large.

@@ -28,6 +28,8 @@ from flexc.passes.analysis.reads.captured_read import Part
 from flexc.runtime.captured_gradients.sums import Chunk, Sizes
 from flexc.runtime.interpreters.scalar import ScalarFunctions, constant
 from flexc.runtime.interpreters.values import dtype_of, signless
+from flexc.runtime.recorder import recorder
+from flexc.runtime.streams import stream_of
 
 MAX_KEPT = 16
 """Evaluations remembered of a part."""
@@ -53,6 +55,8 @@ class ScalarsOnDevice(ScalarFunctions):
             host = constant(op)
             value = torch.full((), host.item(), dtype=host.dtype, device=self.device)
             self.constants[op] = value
+        elif (tape := recorder()) is not None:
+            tape.hold(value)
         return (value,)
 
     @impl(flex.DimOp)
@@ -138,6 +142,8 @@ class Places:
             found = self._flat(site, shape, runs)
             if found.numel() <= MAX_KEPT_SIZE:
                 self._keep(key, found)
+        elif (tape := recorder()) is not None:
+            tape.hold(found)
         return found
 
     def _flat(self, site: Site, shape: Sequence[int], runs: Sequence[range]) -> Tensor:
@@ -198,7 +204,7 @@ def _stream_for_good(device: torch.device) -> Hashable | None:
         return device
     if torch.cuda.is_current_stream_capturing():
         return None
-    return device, torch.cuda.current_stream(device).cuda_stream
+    return device, stream_of(device)
 
 
 def coordinates(

@@ -21,7 +21,6 @@ from flexc.runtime.derivatives import Gradients, Tangents, Wanted
 from flexc.runtime.driver import Compiled, kernel_for
 from flexc.runtime.gradients.program import Point, Program, expand
 from flexc.runtime.options import NO_OPTIONS
-from flexc.runtime.planner.columns import column_tables
 from flexc.runtime.proofs import Proofs, attention_of
 from flexc.runtime.tensor_facts import (
     MAX_NARROW_OFFSET,
@@ -93,7 +92,9 @@ class Run:
         self.call, self.compiled = self.blocks.call, self.blocks.compiled
         self.out, self.rows = out, lse
         self.moderate = is_moderate(self.call, self.compiled)
-        self.saved = [out, *(lse_of(lse)[: 1 if self.moderate else 2])]
+        # What is lost of moderate scores is too little to matter.
+        rows = [lse] if lse.dim() == 3 else lse.unbind(1)
+        self.saved = [out, *rows[: 1 if self.moderate else 2]]
         self.slots = [i.slot for i in self.compiled.attention.inputs]
         self.aligned = self.compiled.build.call.alignment is not None
 
@@ -107,7 +108,7 @@ class Run:
         t_d_lse: Tensor | None,
     ) -> Gradients:
         wrt = self.names(wanted.flat)
-        d_lse, t_d_lse = (self.of_sum(d) for d in (d_lse, t_d_lse))
+        d_lse, t_d_lse = (self.of_lse(d) for d in (d_lse, t_d_lse))
         if d_out is None:
             d_out = torch.zeros_like(self.out)
         along = {} if tangents is None else self.tangents(tangents)
@@ -120,14 +121,14 @@ class Run:
         results = self.run(tuple(wrt), along, cotangents)
         return self.gradients(wrt, results, wanted)
 
-    def of_sum(self, d_lse: Tensor | None) -> Tensor | None:
-        """The cotangent of lse, given that of its parts, of which it is the sum."""
-        return d_lse[..., 1] if d_lse is not None and self.rows.dim() > 3 else d_lse
+    def of_lse(self, d_lse: Tensor | None) -> Tensor | None:
+        """The cotangent of lse, given that of lse and its rest."""
+        return d_lse[:, 0] if d_lse is not None and self.rows.dim() > 3 else d_lse
 
     def jvp(self, tangents: Tangents) -> tuple[Tensor, Tensor]:
         t_out, t_lse = self.run((), self.tangents(tangents), [])
         if self.rows.dim() > 3:
-            t_lse = torch.stack([torch.zeros_like(t_lse), t_lse], -1)
+            t_lse = torch.stack([t_lse, torch.zeros_like(t_lse)], 1)
         return t_out, t_lse
 
     def names(self, wants: Sequence[bool]) -> list[str]:
@@ -257,29 +258,10 @@ def _at_most(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def lse_of(saved: Tensor) -> list[Tensor]:
-    """lse, and what it lost when it was rounded, of what a forward saved.
-
-    The rounding error of a sum is a float (Knuth, The Art of Computer Programming,
-    4.2.2, theorem B); -inf has none.
-    """
-    if saved.dim() == 3:
-        return [saved]
-    shift, log_sum = saved.unbind(-1)
-    lse = shift + log_sum
-    added = lse - shift
-    rest = (shift - (lse - added)) + (log_sum - added)
-    return [lse, torch.where(lse.isinf(), 0.0, rest)]
-
-
 def blocks_of(call: Attention) -> Blocks:
     """The blocks that a call's mask leaves, from both sides."""
-    with_blocks, compiled = call.with_blocks(both=True)
-    tables = with_blocks.tables
-    if tables is None:
-        return Blocks(with_blocks, compiled, None)
-    columns = column_tables(tables, call.query, call.key)
-    return Blocks(with_blocks, compiled, columns)
+    call = call.settle(both=True)
+    return Blocks(call, call.compiled(), call.tables and call.tables.columns)
 
 
 def program_for(compiled: Compiled, proofs: Proofs, derivative: Derivative) -> Program:

@@ -109,12 +109,14 @@ class Launch:
         rows = args[0].shape[:3]
         columns = () if self.key is None else in_parts(args[self.key])
         shapes = {
-            SumKind.MATRIX: rows,
             SumKind.COLUMN_MATRIX: columns,
             SumKind.TOTAL: (point.sizes.batch, point.sizes.heads, rows[2]),
         }
         outputs: list[Tensor] = []
         for kind, dtype, dim in self.results:
+            if kind == SumKind.MATRIX:
+                outputs.append(like_rows(args[0], dim, dtype))
+                continue
             shape = shapes[kind] if kind == SumKind.TOTAL else (*shapes[kind], dim)
             # A kernel adds to sums by column.
             make = torch.zeros if kind == SumKind.COLUMN_MATRIX else torch.empty
@@ -159,6 +161,14 @@ class Launch:
             rows=CHUNK_ROWS,
             rows_of_diagonals=rows,
         )
+
+
+def like_rows(rows: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """(B, H, S, dim), laid out in memory as the rows are: as gradients are."""
+    order = sorted(range(3), key=lambda d: -rows.stride(d))
+    return torch.empty_permuted(
+        (*rows.shape[:3], dim), (*order, 3), dtype=dtype, device=rows.device
+    )
 
 
 def in_parts(key: Tensor) -> tuple[int, ...]:

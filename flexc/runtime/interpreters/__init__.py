@@ -13,13 +13,12 @@ from torch import Tensor
 from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.interpreter import Interpreter, InterpreterFunctions
-from xdsl.interpreters.func import FuncFunctions
 from xdsl.ir import Region
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects.tile import KernelOp
 from flexc.runtime.interpreters.blocksparse import BlockSparseFunctions
-from flexc.runtime.interpreters.control import ControlFunctions
+from flexc.runtime.interpreters.control import CallFunctions, ControlFunctions
 from flexc.runtime.interpreters.derivatives import DerivativeFunctions
 from flexc.runtime.interpreters.finish import FinishFunctions, remember_sizes
 from flexc.runtime.interpreters.flex import FlexFunctions
@@ -56,7 +55,7 @@ def make_interpreter(
     interpreter = Interpreter(ModuleOp([]) if module is None else module)
     set_interleaving(interpreter, interleaving)
     for functions in (
-        FuncFunctions(),
+        CallFunctions(),
         ScalarFunctions(),
         ControlFunctions(),
         FlexFunctions(compute_dtype),
@@ -82,7 +81,7 @@ def run_function(
     Autograd records it, where it is on.
     """
     interpreter = Interpreter(module)
-    for functions in (FuncFunctions(), ScalarFunctions(), attention):
+    for functions in (CallFunctions(), ScalarFunctions(), attention):
         interpreter.register_implementations(functions)
     (function,) = [op for op in module.ops if isinstance(op, func.FuncOp)]
     return _run_function(interpreter, function, args)

@@ -1,9 +1,9 @@
-"""The meaning of structured control flow, on numbers that are tensors."""
+"""The meaning of functions and structured control flow, on numbers that are tensors."""
 
 from __future__ import annotations
 
 import torch
-from xdsl.dialects import scf
+from xdsl.dialects import func, scf
 from xdsl.interpreter import (
     Interpreter,
     InterpreterFunctions,
@@ -11,6 +11,7 @@ from xdsl.interpreter import (
     ReturnedValues,
     TerminatorValue,
     impl,
+    impl_callable,
     impl_terminator,
     register_impls,
 )
@@ -44,5 +45,31 @@ class ControlFunctions(InterpreterFunctions):
     @impl_terminator(scf.YieldOp)
     def run_yield(
         self, interpreter: Interpreter, op: scf.YieldOp, args: PythonValues
+    ) -> tuple[TerminatorValue, PythonValues]:
+        return ReturnedValues(args), ()
+
+
+@register_impls
+class CallFunctions(InterpreterFunctions):
+    """Functions, as xDSL's own implementation has them.
+
+    That one comes with those of all dialects, which take long to import.
+    """
+
+    @impl_callable(func.FuncOp)
+    def call(
+        self, interpreter: Interpreter, op: func.FuncOp, args: PythonValues
+    ) -> PythonValues:
+        return interpreter.run_ssacfg_region(op.body, args, op.sym_name.data)
+
+    @impl(func.CallOp)
+    def run_call(
+        self, interpreter: Interpreter, op: func.CallOp, args: PythonValues
+    ) -> PythonValues:
+        return interpreter.call_op(op.callee, args)
+
+    @impl_terminator(func.ReturnOp)
+    def run_return(
+        self, interpreter: Interpreter, op: func.ReturnOp, args: PythonValues
     ) -> tuple[TerminatorValue, PythonValues]:
         return ReturnedValues(args), ()

@@ -12,7 +12,7 @@ from xdsl.interpreter import Interpreter
 from xdsl.ir import Region
 from xdsl.utils.exceptions import InterpretationError
 
-from flexc.dialects.flex import AttentionLike, PairsOp
+from flexc.dialects.flex import RESULTS, AttentionLike, PairsOp
 from flexc.runtime.interpreters.values import dtype_of
 
 
@@ -176,8 +176,9 @@ def attend(
         maximum,
         maximum,
         torch.where(lse.isinf(), lse, lse - maximum),
+        torch.where(lse.isinf(), 0.0, lse - lse.to(score_dtype).to(dtype)),
     )
-    wanted = (op.out, op.lse, op.max_scores, op.row_shift, op.log_sum)
+    wanted = [getattr(op, name) for name in RESULTS]
     return tuple(
         result.to(dtype_of(declared.type.element_type))
         for result, declared in zip(found, wanted, strict=True)

@@ -78,14 +78,18 @@ def _operands_of_mask(
     if block_mask is None:
         lengths = (query.size(2), key.size(2))
         mask = noop_mask if mask_mod is None else mask_mod
-        return (*lengths, None, None, None, None, NO_BLOCKS, NO_BLOCKS, mask)
+        return (*lengths, *[None] * 8, NO_BLOCKS, NO_BLOCKS, mask)
     rows, columns = block_mask.BLOCK_SIZE
     tables = (
         block_mask.kv_num_blocks,
         block_mask.kv_indices,
         block_mask.full_kv_num_blocks,
         block_mask.full_kv_indices,
+        block_mask.q_num_blocks,
+        block_mask.q_indices,
+        block_mask.full_q_num_blocks,
+        block_mask.full_q_indices,
     )
     if min(rows, columns) >= NO_BLOCKS:
-        tables = (None, None, None, None)
+        tables = (None,) * 8
     return (*block_mask.seq_lengths, *tables, rows, columns, block_mask.mask_mod)

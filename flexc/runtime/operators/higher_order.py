@@ -24,6 +24,7 @@ from flexc.runtime.call import Outputs
 from flexc.runtime.graph_call import GraphCall, Operands, read_graph_options
 from flexc.runtime.mod_graphs import FunctionMods, ModGraphs, mods_of
 from flexc.runtime.operators import library  # noqa: F401  (defines the operators)
+from flexc.runtime.operators.planning import with_planned
 from flexc.runtime.operators.traced import TracedAttention
 from flexc.runtime.options import NO_CHOICES
 from flexc.runtime.regions import compiled_for_flexc
@@ -74,10 +75,14 @@ class FlexcAttention(HigherOrderOperator):
             choices = (compiled_for_flexc() or NO_CHOICES).merge(choices)
         outputs = Outputs(options[LSE], options[MAX_SCORES])
         call = GraphCall(mods, outputs, choices, options[GQA])
-        tables = tuple(t for t in block_mask[2:6] if t is not None)
-        block = block_mask[-3:-1]
-        lengths = block_mask[:2]
-        operands = Operands(query, key, value, scale, tables, lengths, block, captures)
+        rows, columns = (
+            tuple(t for t in side if t is not None)
+            for side in (block_mask[2:6], block_mask[6:10])
+        )
+        block, lengths = block_mask[-3:-1], block_mask[:2]
+        operands = Operands(
+            query, key, value, scale, rows, lengths, block, captures, columns
+        )
         is_traced = isinstance(mods, ModGraphs) and tracing(plain(query))
         run = run_traced if is_traced else run_with_data
         return tuple(
@@ -90,10 +95,10 @@ def run_with_data(call: GraphCall, operands: Operands) -> Any:
 
 
 def run_traced(call: GraphCall, operands: Operands) -> Any:
-    traced = TracedAttention.of(call, operands)
+    traced = with_planned(TracedAttention.of(call, operands))
     if not is_transformed() and not is_differentiated(traced):
         return traced.run()
-    return run_template(traced, *split(traced, traced.reads()))
+    return run_template(*split(traced, traced.reads()))
 
 
 FLEXC_OPERATOR = FlexcAttention()

@@ -7,8 +7,7 @@ A gradient lies in memory as `torch.empty_like` of its input does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -16,21 +15,24 @@ from torch import Tensor
 
 from flexc.errors import GradientError
 from flexc.frontend.closures import read_mods
+from flexc.frontend.plain_values import number_key
 from flexc.runtime import derivatives
 from flexc.runtime.autograd.functions import gradients_of_tensors
 from flexc.runtime.autograd.template import split
 from flexc.runtime.call import Attention, Outputs
 from flexc.runtime.derivatives import Gradients, Wanted, inputs_of
-from flexc.runtime.launches import attend, is_plain
 from flexc.runtime.operators.derivatives import gradients
+from flexc.runtime.operators.planning import plan, plan_fake
 from flexc.runtime.operators.traced import (
     Arguments,
     TracedAttention,
     bind,
     captures_of,
     lookup,
+    resolved,
 )
 from flexc.runtime.options import NO_OPTIONS
+from flexc.runtime.repeats import repeat
 
 LIBRARY = torch.library.Library("flexc", "FRAGMENT")
 
@@ -51,14 +53,13 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 def attention(*arguments: Any) -> Triple:
     """Out, and lse and max_scores where the handle asks for them; else no elements."""
-    query, key, value, _, tables, _, scale, handle = arguments
-    if tables or scale is None or not is_plain(query):
-        return _filled(query, bind(arguments).run())
-    constants = lookup(handle)
-    signature = constants.mods.signature(captures_of(arguments))
-    prepare = partial(bind, arguments)
-    found = attend((query, key, value), signature, (handle, scale), prepare)
-    return _filled(query, found)
+    return _repeated(
+        "attention",
+        arguments,
+        (),
+        (),
+        lambda call: _filled(call.query, call.run()),
+    )
 
 
 def attention_fake(*arguments: Any) -> Triple:
@@ -69,9 +70,15 @@ def attention_fake(*arguments: Any) -> Triple:
 
 def attention_backward(*args: Any) -> list[Tensor]:
     """The wanted gradients."""
-    call, (out, lse, d_out, d_lse, wanted) = _bound(args)
-    found = derivatives.backward(call, out, lse, d_out, d_lse, Wanted.of(wanted))
-    return _laid_out(found, call)
+    arguments, (out, lse, d_out, d_lse, wanted) = args[:ARGUMENTS], args[ARGUMENTS:]
+    wants = Wanted.of(wanted)
+
+    def run(call: Attention) -> list[Tensor]:
+        found = derivatives.backward(call, out, lse, d_out, d_lse, wants)
+        return _laid_out(found, call)
+
+    point = (out, lse, d_out, d_lse)
+    return list(_repeated("backward", arguments, point, tuple(wanted), run))
 
 
 def attention_jvp(*args: Any) -> Pair:
@@ -118,6 +125,29 @@ def allocate(query: Tensor, key: Tensor, value: Tensor, outputs: Outputs) -> Any
     return Attention(
         query, key, value, 1.0, None, nothing, outputs, "", NO_OPTIONS
     ).allocate()
+
+
+def _repeated(
+    name: str,
+    arguments: Sequence[Any],
+    others: Sequence[Tensor | None],
+    static: tuple[bool, ...],
+    run: Callable[[Attention], Sequence[Any]],
+) -> Any:
+    """What is run of a call with data; by a tape where an equal call has one."""
+    query, key, value, given, tables, sizes, scale, handle = arguments
+    numbers = None
+    if scale is None or lookup(handle).mods.numbers:
+        # Numbers that are tensors are read before anything is recorded.
+        numbers = resolved(arguments)
+        given, scale = numbers.signature.captures, numbers.scale
+    what = (name, handle, number_key(scale), tuple(sizes), static)
+    tensors = (query, key, value, *given, *tables, *others)
+
+    def bound() -> tuple[Any, ...]:
+        return tuple(run(bind(arguments, numbers)))
+
+    return repeat(what, tensors, query.device, bound)
 
 
 def _filled(query: Tensor, results: Sequence[Tensor | None]) -> Any:
@@ -231,4 +261,15 @@ def _define() -> None:
         )
 
 
+def _define_planning() -> None:
+    LIBRARY.define(
+        "plan(Tensor[] captures, SymInt[] sizes, SymInt[] numbers, str handle, "
+        "Device device) -> Tensor",
+        tags=(torch.Tag.pt2_compliant_tag,),
+    )
+    LIBRARY.impl("plan", plan, "CompositeExplicitAutograd")
+    torch.library.register_fake("flexc::plan", plan_fake, lib=LIBRARY)
+
+
 _define()
+_define_planning()

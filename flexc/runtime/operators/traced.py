@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flexc.errors import TracingError
-from flexc.runtime.arguments import Tables
+from flexc.runtime.arguments import Packed, Tables
 from flexc.runtime.autograd.run import Results
 from flexc.runtime.autograd.template import Reads
 from flexc.runtime.call import Attention, Outputs
@@ -23,6 +23,9 @@ from flexc.runtime.derivatives import OPERATORS
 from flexc.runtime.graph_call import GraphCall, Operands
 from flexc.runtime.mod_graphs import GraphSignature, ModGraphs
 from flexc.runtime.options import NO_CHOICES, Choices, resolve_backend
+from flexc.runtime.planner.ordering import TablesLayout
+from flexc.runtime.planner.plans import Problem
+from flexc.runtime.planner.tables import unpacked
 from flexc.runtime.tensor_facts import check_captures
 
 Arguments = tuple[
@@ -34,6 +37,39 @@ A scale that is not known yet is None, and a tensor before those that are captur
 """
 
 
+@dataclass(frozen=True)
+class PlannedBlocks:
+    """Blocks that a trace chose for a call's mask."""
+
+    block: tuple[int, int]
+    by_batch: bool
+    """Whether batches may look different."""
+    by_head: bool
+
+    def problem(self, sizes: Sequence[int]) -> Problem:
+        """What is planned for (batch, heads, q_len, kv_len)."""
+        batch, heads, q_len, kv_len = sizes
+        return Problem(batch, heads, q_len, kv_len, *self.block)
+
+    def layout(self, problem: Problem) -> TablesLayout:
+        """Where the tables lie in their tensor."""
+        batch = problem.batches if self.by_batch else 1
+        heads = problem.heads if self.by_head else 1
+        return TablesLayout((batch, heads, problem.rows, problem.columns), both=True)
+
+    def packed(self, tensor: Tensor, sizes: Sequence[int]) -> Tables:
+        """The tables in their tensor, which `unpack` takes apart."""
+
+        def still_packed(tensor: Tensor) -> Tables:
+            return self.packed(tensor, sizes)
+
+        return Tables((), self.block, packed=Packed(tensor, still_packed))
+
+    def unpack(self, packed: Tensor, sizes: Sequence[int]) -> Tables:
+        problem = self.problem(sizes)
+        return unpacked(packed, self.layout(problem), problem)
+
+
 @dataclass(frozen=True, eq=False)
 class Constants:
     """All of a call that a graph holds as a constant."""
@@ -43,13 +79,36 @@ class Constants:
     """Captured numbers; `Tensor` or `int` for those that are arguments."""
     outputs: Outputs
     choices: Choices
+    columns: bool = False
+    """Whether a BlockMask's tables of columns follow those of rows."""
+    blocks: PlannedBlocks | None = None
+    """Those of tables that `flexc::plan` made."""
     handle: str = field(init=False)
 
     def __post_init__(self) -> None:
         parts = (self.mods.digest, self.mods.slots, sorted(self.mods.numbers))
-        rest = (self.captures, self.outputs, self.choices)
+        rest = (self.captures, self.outputs, self.choices, self.columns, self.blocks)
         digest = hashlib.sha256(repr((parts, rest)).encode()).hexdigest()
         object.__setattr__(self, "handle", digest)
+
+    def remember(self) -> None:
+        """Let the handle be looked up."""
+        _known.setdefault(self.handle, self)
+
+    def tables(
+        self, query: Tensor, key: Tensor, tables: Sequence[Tensor], sizes: Sequence[int]
+    ) -> Tables | None:
+        """The tables among an operator's arguments."""
+        if not tables:
+            return None
+        if self.blocks is not None:
+            return self.blocks.packed(tables[0], (*query.shape[:3], key.size(2)))
+        block = (sizes[0], sizes[1])
+        if not self.columns:
+            return Tables(tuple(tables), block)
+        half = len(tables) // 2
+        columns = Tables(tuple(tables[half:]), (block[1], block[0]))
+        return Tables(tuple(tables[:half]), block, columns=columns)
 
 
 _known: dict[str, Constants] = {}
@@ -70,6 +129,7 @@ class TracedAttention(Attention):
 
     mods: ModGraphs | None = None
     choices: Choices = NO_CHOICES
+    blocks: PlannedBlocks | None = None
 
     @classmethod
     def of(cls, call: GraphCall, operands: Operands) -> TracedAttention:
@@ -104,13 +164,12 @@ class TracedAttention(Attention):
         captures = captures_of(arguments)
         if scale is None:
             scale = arguments[3][0]
-        block = (sizes[0], sizes[1]) if tables else None
         return cls(
             query,
             key,
             value,
             scale,
-            None if block is None else Tables(tuple(tables), block),
+            constants.tables(query, key, tables, sizes),
             GraphSignature(mods.graphs, (), captures, True, False, mods.slots),
             constants.outputs,
             OPERATORS,
@@ -118,6 +177,7 @@ class TracedAttention(Attention):
             choices.deterministic,
             mods=mods,
             choices=choices,
+            blocks=constants.blocks,
         )
 
     @property
@@ -127,6 +187,14 @@ class TracedAttention(Attention):
     def reads(self) -> Reads:
         assert self.mods is not None
         return self.mods.reads(self.signature.captures)
+
+    def unpacked_tables(self) -> Tables | None:
+        """The tables as kernels read them."""
+        if self.tables is None or self.blocks is None:
+            return self.tables
+        (packed,) = self.tables.all_tensors
+        sizes = (*self.query.shape[:3], self.key.size(2))
+        return self.blocks.unpack(packed, sizes)
 
     def run(self) -> Results:
         out, lse, max_scores = torch.ops.flexc.attention(*self.arguments())
@@ -138,9 +206,12 @@ class TracedAttention(Attention):
         """What the operators take."""
         assert self.mods is not None
         captures = self.signature.captures
-        kinds = tuple(map(_kind, captures))
-        constants = Constants(self.mods, kinds, self.outputs, self.choices)
-        _known.setdefault(constants.handle, constants)
+        kinds = tuple(map(kind_of, captures))
+        columns = self.tables is not None and self.tables.columns is not None
+        constants = Constants(
+            self.mods, kinds, self.outputs, self.choices, columns, self.blocks
+        )
+        constants.remember()
         block = () if self.tables is None else self.tables.block_size
         numbers = [c for c, kind in zip(captures, kinds, strict=True) if kind is int]
         tensors = [c for c in (self.scale, *captures) if isinstance(c, Tensor)]
@@ -149,7 +220,7 @@ class TracedAttention(Attention):
             self.key,
             self.value,
             tensors,
-            [] if self.tables is None else list(self.tables.tensors),
+            [] if self.tables is None else list(self.tables.all_tensors),
             [*block, *numbers],  # pyright: ignore[reportReturnType]
             None if isinstance(self.scale, Tensor) else self.scale,
             constants.handle,
@@ -167,26 +238,44 @@ def _constant_or_tensor(scale: Any) -> Any:
     return torch.mul(torch.ones((), dtype=torch.float64), scale)  # pyright: ignore
 
 
-def _kind(capture: Any) -> Any:
+def kind_of(capture: Any) -> Any:
     if isinstance(capture, Tensor):
         return Tensor
     is_size = isinstance(capture, int | torch.SymInt) and not isinstance(capture, bool)
     return int if is_size else capture
 
 
-def bind(arguments: Sequence[Any]) -> Attention:
+@dataclass(frozen=True)
+class Resolved:
+    """What a call's numbers are, of which floats may be given as tensors."""
+
+    signature: GraphSignature
+    scale: float
+
+
+def resolved(arguments: Sequence[Any]) -> Resolved:
+    """The mods and the scale of an operator's arguments, which have data."""
+    mods = lookup(arguments[-1]).mods
+    scale = arguments[-2]
+    return Resolved(
+        mods.signature(captures_of(arguments)),
+        float(arguments[3][0] if scale is None else scale),
+    )
+
+
+def bind(arguments: Sequence[Any], numbers: Resolved | None = None) -> Attention:
     """The call of an operator's arguments, which have data."""
     traced = TracedAttention.bind(arguments)
-    assert traced.mods is not None
-    signature = traced.mods.signature(traced.signature.captures)
+    numbers = numbers or resolved(arguments)
+    signature = numbers.signature
     device = traced.query.device
     check_captures(signature.captures, device)
     return Attention(
         traced.query,
         traced.key,
         traced.value,
-        float(traced.scale),
-        traced.tables,
+        numbers.scale,
+        traced.unpacked_tables(),
         signature,
         traced.outputs,
         resolve_backend(traced.choices.backend, device),

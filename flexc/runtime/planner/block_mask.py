@@ -13,11 +13,12 @@ from flexc.errors import DeviceError, OptionError, ShapeError
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.signatures import check_callable
-from flexc.runtime.options import is_interpreting, resolve_backend
+from flexc.runtime.options import resolve_backend
 from flexc.runtime.origin import sign
 from flexc.runtime.planner.classes import Planning, expanded, whole_blocks
 from flexc.runtime.planner.ordering import ordered
 from flexc.runtime.planner.plans import Problem, find_plan
+from flexc.runtime.repeats import repeat
 from flexc.runtime.tensor_facts import check_captures
 from flexc.runtime.traces import trace_mods
 from flexc.runtime.wrappers import check_captured
@@ -110,12 +111,13 @@ def plan_block_mask(
     check_captures(signature.captures, device)
     signature, mods = trace_mods(signature, torch.float32, device)
     backend = resolve_backend(backend, device)
-    if device.type == "cuda" and not torch.version.hip and not is_interpreting():
-        from flexc.runtime.planner.recording import replayed_tables
-
-        tables = replayed_tables(signature, mods, problem, device, refine)
-    else:
-        tables = planned_tables(signature, mods, problem, device, backend, refine)
+    key = (mods, problem, device, backend, refine)
+    tables = repeat(
+        key if signature.cacheable else None,
+        signature.captures,
+        device,
+        lambda: planned_tables(signature, mods, problem, device, backend, refine),
+    )
     blocks = (problem.q_block, problem.kv_block)
     made = BlockMask(sizes[2:], *tables, BLOCK_SIZE=blocks, mask_mod=mask_mod)
     # What a mask reads that nothing tells may be something else at the call.
@@ -129,12 +131,12 @@ def planned_tables(
     device: torch.device,
     backend: str,
     refine: bool,
-) -> list[Tensor]:
+) -> tuple[Tensor, ...]:
     """The eight tables, by kernels that are called one after another."""
     plan = find_plan(signature, mods, problem, device, backend)
     planning = Planning.start(plan, signature, problem, device, whole_blocks(problem))
     classes = planning.classify(0, problem.rows, refine)
-    return expanded(ordered(classes, backend, both=True), problem)
+    return tuple(expanded(ordered(classes, backend, both=True), problem))
 
 
 def checked_problem(

@@ -72,8 +72,7 @@ class Planning:
 
     def classify(self, first: int, count: int, refine: bool) -> Tensor:
         """(batches, heads, count, columns): classes from block row `first` on."""
-        problem = self.problem
-        lead, columns = (problem.batches, problem.heads), problem.columns
+        lead, columns = self.lead, self.problem.columns
         tiles = -(-columns // TILE_COLUMNS)
         classes = torch.empty(
             (*lead, count, columns), dtype=torch.int8, device=self.device
@@ -89,6 +88,11 @@ class Planning:
             if is_open and name in self.kernels:
                 self.run(name, count * tiles, args)
         return classes
+
+    @property
+    def lead(self) -> tuple[int, int]:
+        """Batches and heads that may look different."""
+        return self.problem.batches, self.problem.heads
 
     def arguments(self, first: int) -> list[Any]:
         """What all kernels take, up to the classes; `NUMBERS` says in which order."""

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flexc.runtime.arguments import Tables, make_tables
+from flexc.runtime.arguments import Tables, given_columns, make_tables
 from flexc.runtime.listed_blocks import classes_of, is_used, pairs_of
 from flexc.runtime.planner.classes import FULL, PARTIAL
 from flexc.runtime.planner.compaction import table_of
 from flexc.runtime.planner.ordering import Table, ordered
-from flexc.runtime.planner.streams import is_capturing, stream_of
+from flexc.runtime.streams import is_capturing, stream_of
 
 KINDS = (PARTIAL, FULL)
 
@@ -33,7 +33,7 @@ def column_tables(tables: Tables, query: Tensor, key: Tensor) -> Tables:
     if is_capturing(query):
         return _found(tables, query, key)
     known = tables.known if tables.source is None else tables.source.notes().columns
-    kind = (query.shape[:3], key.size(2), query.device, stream_of(query))
+    kind = (query.shape[:3], key.size(2), query.device, stream_of(query.device))
     if kind not in known:
         known[kind] = _found(tables, query, key)
     return known[kind]
@@ -42,23 +42,11 @@ def column_tables(tables: Tables, query: Tensor, key: Tensor) -> Tables:
 def _found(tables: Tables, query: Tensor, key: Tensor) -> Tables:
     q_block, kv_block = tables.block_size
     rows, columns = -(-query.size(2) // q_block), -(-key.size(2) // kv_block)
-    found = given_columns(tables, columns) or transposed(tables.tensors, rows, columns)
+    given = () if tables.source is None else tables.source.columns
+    found = given_columns(
+        [t for t in given if t is not None], tables.tensors, columns
+    ) or transposed(tables.tensors, rows, columns)
     return make_tables(found, (kv_block, q_block), query, key.size(2))
-
-
-def given_columns(tables: Tables, columns: int) -> list[Tensor] | None:
-    """What a BlockMask holds for blocks of keys, if it is as much as for queries.
-
-    A mask made of tables narrower than its keys has too few rows here, in which
-    torch leaves out what is listed beyond.
-    """
-    if tables.source is None:
-        return None
-    found = [t for t in tables.source.columns if t is not None]
-    if len(found) != len(tables.tensors):
-        return None
-    short = any(t.size(-1 - i % 2) < columns for i, t in enumerate(found))
-    return None if short else found
 
 
 def transposed(tensors: Sequence[Tensor], rows: int, columns: int) -> list[Tensor]:

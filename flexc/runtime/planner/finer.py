@@ -6,8 +6,8 @@ from torch import Tensor
 
 from flexc.frontend.closures import read_mods
 from flexc.runtime.arguments import Tables
-from flexc.runtime.planner.streams import is_capturing, stream_of
 from flexc.runtime.planner.tables import plan_tables
+from flexc.runtime.streams import is_capturing, stream_of
 
 
 def finer_tables(
@@ -42,8 +42,9 @@ def finer_tables(
 
     if is_capturing(query):
         return plan()
-    stream = stream_of(query)
+    stream = stream_of(query.device)
     kind = (block, query.shape[:3], key.size(2), query.device, stream, backend)
-    if kind not in origin.planned:
-        origin.planned[kind] = plan()
-    return origin.planned[kind]
+    planned = origin.planned.get(kind)
+    if planned is None or (both and planned.columns is None):
+        planned = origin.planned[kind] = plan()
+    return planned

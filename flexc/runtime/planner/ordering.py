@@ -43,27 +43,26 @@ def ordered(classes: Tensor, backend: str, both: bool = False) -> list[Tensor]:
     Then for each column, if both are asked for. Live blocks come in ascending order,
     and then all the others, as in torch's tables.
     """
-    tables = empty_tables(classes.shape, classes.device, both)
+    layout = TablesLayout(tuple(classes.shape), both)
+    tables = layout.views(layout.empty(classes.device))
+    order(classes, tables, backend)
+    return tables
+
+
+def order(classes: Tensor, tables: Sequence[Tensor], backend: str) -> None:
+    """Fill the tables of rows and, if there are eight, of columns."""
     if backend == "triton":
         from flexc.runtime.planner.ordering_triton import launch_order
 
         launch_order(classes, tables)
-        return tables
+        return
+    both = len(tables) == 8
     directions = (classes, classes.transpose(-1, -2)) if both else (classes,)
     for i, lines in enumerate(directions):
         args = [lines.contiguous(), *tables[4 * i : 4 * i + 4]]
         threads = threads_for(classes.numel() // BLOCKS_OF_A_PROGRAM)
         b, h, n = lines.shape[:3]
         order_kernel(host_machine()).run(b, h, n, args, threads=threads)
-    return tables
-
-
-def empty_tables(
-    shape: Sequence[int], device: torch.device, both: bool
-) -> list[Tensor]:
-    """Torch's tables for classes of a shape, yet to be filled, in one allocation."""
-    layout = TablesLayout(tuple(shape), both)
-    return layout.views(torch.empty(layout.size, dtype=torch.int32, device=device))
 
 
 class TablesLayout:
@@ -86,10 +85,9 @@ class TablesLayout:
         self.places.append((shape, strides, self.size))
         self.size += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
 
-    @property
-    def offsets(self) -> list[int]:
-        """In bytes."""
-        return [4 * offset for _, _, offset in self.places]
+    def empty(self, device: torch.device) -> Tensor:
+        """The memory of all tables."""
+        return torch.empty(self.size, dtype=torch.int32, device=device)
 
     def views(self, buffer: Tensor) -> list[Tensor]:
         return [buffer.as_strided(*place) for place in self.places]

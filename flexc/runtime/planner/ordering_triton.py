@@ -13,7 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flexc.runtime.triton_loader import DirectLaunch, compile_direct, on_device
+from flexc.runtime.kernel import launch
+from flexc.runtime.options import is_interpreting
+from flexc.runtime.prepared import Prepared
+from flexc.runtime.triton_loader import compiled_for, prepare
 
 TILES = {"ROWS": 4, "ROW_ENTRIES": 512, "COLUMNS": 8, "COLUMN_ENTRIES": 256}
 """The tile of a program, for rows of blocks and for columns: neighbours in memory
@@ -168,10 +171,32 @@ def order_values(classes: Tensor, tables: Sequence[Tensor]) -> list[Any]:
     return [classes, *tables, *numbers, *TILES.values()]
 
 
-def load_order(device: torch.device) -> DirectLaunch:
-    """The kernel, compiled for a device."""
-    types = [torch.int8, *[torch.int32] * 8, 1, 1, 1, *TILES.values()]
-    return compile_direct(order, types, {}, device)
+class Order:
+    """The kernel on each device that needed it."""
+
+    def __init__(self) -> None:
+        self._on: dict[int, Any] = {}
+
+    def prepare(
+        self, grid: tuple[int, ...], args: Sequence[Any], threads: int | None = None
+    ) -> Prepared | None:
+        device = args[0].device
+        if device.type == "cpu" or is_interpreting():
+            return None
+        return prepare(self.on(device), grid, args)
+
+    def on(self, device: torch.device) -> Any:
+        """The kernel, compiled for a device."""
+        if device.index not in self._on:
+            types = [torch.int8, *[torch.int32] * 8, 1, 1, 1, *TILES.values()]
+            self._on[device.index] = compiled_for(order, types, {}, device)
+        return self._on[device.index]
+
+    def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:
+        order[grid](*args)
+
+
+ORDER = Order()
 
 
 def launch_order(classes: Tensor, tables: Sequence[Tensor]) -> None:
@@ -181,5 +206,4 @@ def launch_order(classes: Tensor, tables: Sequence[Tensor]) -> None:
     """
     both = len(tables) == 8
     values = order_values(classes, tables if both else [*tables, *tables])
-    with on_device(classes.device):
-        order[order_grid(classes.shape, both)](*values)
+    launch(ORDER, order_grid(classes.shape, both), values)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
-from flexc.runtime.arguments import Tables, make_tables
+from flexc.runtime.arguments import Packed, Tables
 from flexc.runtime.options import resolve_backend
 from flexc.runtime.planner.classes import Planning
 from flexc.runtime.planner.columns import transposed
 from flexc.runtime.planner.compaction import listed, stacked
-from flexc.runtime.planner.ordering import Table, ordered
+from flexc.runtime.planner.ordering import Table, TablesLayout, order
 from flexc.runtime.planner.plans import Problem, find_plan
 from flexc.runtime.traces import trace_mods
+
+MOST_ORDERED = 1 << 16
+"""Blocks that a CPU has tables for as wide as there are columns; made of more, tables
+are as wide as the fullest row."""
 
 MAX_CLASSES = 1 << 24
 """Classes that a CPU holds at once; tables are made from them rows by rows."""
@@ -48,20 +54,55 @@ def plan_tables(
     backend = resolve_backend(backend, device)
     if mods is None:
         signature, mods = trace_mods(signature, torch.float32, device)
+    return plan_problem(signature, mods, problem, device, backend, refine, both)
+
+
+def plan_problem(
+    signature: ModSignature,
+    mods: CapturedMods,
+    problem: Problem,
+    device: torch.device,
+    backend: str,
+    refine: bool = False,
+    both: bool = False,
+) -> Tables:
+    """The tables of a problem, of a mask that was traced."""
     plan = find_plan(signature, mods, problem, device, backend)
     whole = (problem.rows, problem.kv_len // problem.kv_block)
     planning = Planning.start(plan, signature, problem, device, whole)
-    if device.type == "cpu":
+    if not is_ordered(planning.problem, device):
         tables = [t for table in listed_by_rows(planning, refine) for t in table]
         if both:
             tables += transposed(tables, problem.rows, problem.columns)
-    else:
-        tables = ordered(planning.classify(0, problem.rows, refine), backend, both)
-    made = make_tables(tables[:4], block_size, query)
-    if not both:
-        return made
-    exchanged = block_size[1], block_size[0]
-    columns = make_tables(tables[4:], exchanged, query, key.size(2))
+        return listing(tables, problem)
+    classes = planning.classify(0, problem.rows, refine)
+    layout = TablesLayout(tuple(classes.shape), both)
+    packed = layout.empty(device)
+    order(classes, layout.views(packed), backend)
+    return unpacked(packed, layout, problem)
+
+
+def is_ordered(problem: Problem, device: torch.device) -> bool:
+    """Whether tables are as wide as there are columns, and in one tensor."""
+    blocks = problem.batches * problem.heads * problem.rows * problem.columns
+    return device.type != "cpu" or blocks <= MOST_ORDERED
+
+
+def unpacked(packed: Tensor, layout: TablesLayout, problem: Problem) -> Tables:
+    """The tables that lie in one tensor."""
+    unpack = partial(unpacked, layout=layout, problem=problem)
+    made = listing(layout.views(packed), problem)
+    return replace(made, packed=Packed(packed, unpack))
+
+
+def listing(tables: Sequence[Tensor], problem: Problem) -> Tables:
+    """Tables of rows, and of columns if there are eight, of the problem's heads."""
+    lead = problem.batches, problem.heads
+    block = problem.q_block, problem.kv_block
+    wide = [t.expand(*lead, *t.shape[2:]) for t in tables]
+    made = Tables(tuple(wide[:4]), block)
+    exchanged = problem.kv_block, problem.q_block
+    columns = Tables(tuple(wide[4:]), exchanged) if len(wide) == 8 else None
     return replace(made, columns=columns)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import flexc
 from flexc.errors import CompilerNotFoundError, OptionError
-from flexc.runtime import driver, launches, traces
+from flexc.runtime import driver, repeats, traces
 from flexc.runtime.cache import cache_dir, clear_cache, load, store, workspace
 from flexc.runtime.cpp_compiler import find_compiler
 from flexc.runtime.driver import counters
@@ -37,7 +37,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty the caches in memory."""
     monkeypatch.setattr(driver, "_kernels", Recent())
     traces._traced.clear()
-    monkeypatch.setattr(launches, "_launches", {})
+    monkeypatch.setattr(repeats, "_known", {})
 
 
 def made() -> dict[str, int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 from flexc.cli import main, parser
+from flexc.runtime.cache import store
 
 MODS = """
 import torch
@@ -157,11 +160,30 @@ def test_cache(
 ) -> None:
     monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "cache"))
     assert main(["cache"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}/cache: 0 files, 0.0 MB\n"
+    said = f"{tmp_path}/cache: 0 files, 0.0 MB of at most 2147.5\n"
+    assert capsys.readouterr().out == said
     (tmp_path / "cache" / "kernel.cpp").write_text("x")
-    assert main(["cache", "--clear"]) == 0
+    monkeypatch.setenv("FLEXC_CACHE_SIZE", "3M")
+    assert main(["cache", "size"]) == 0
+    assert capsys.readouterr().out.endswith("1 files, 0.0 MB of at most 3.1\n")
+    assert main(["cache", "clear"]) == 0
     assert capsys.readouterr().out.endswith("removed 1 files, 0.0 MB\n")
     assert not list((tmp_path / "cache").iterdir())
+
+
+def test_cache_lists_the_last_used_first(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "cache"))
+    source = "// flexc kernel attention, target cpp\n// mask: q_idx >= kv_idx\n\n"
+    store("spec-0.json", json.dumps({"source": source}).encode())
+    os.utime(store("old.so", b"object"), (0, 0))
+    assert main(["cache", "list"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("spec-0.json  attention (mask: q_idx >= kv_idx)")
+    assert second.endswith("old.so")
 
 
 def test_env(

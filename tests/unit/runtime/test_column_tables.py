@@ -187,12 +187,13 @@ def test_finer_tables_are_planned_for_both() -> None:
     call = replace(
         attention(None, documents), query=query, key=query, value=query, tables=tables
     )
-    planned, _ = call.with_blocks(both=True)
+    planned = call.settle(both=True)
     assert planned.tables is not None
     assert planned.tables.block_size == CPU_BLOCK
     assert planned.tables.columns is not None
-    again, _ = call.with_blocks()
-    assert again.tables is planned.tables
+    again = call.settle()
+    assert again.tables is not None
+    assert again.tables.tensors[0] is planned.tables.tensors[0]
     rows, columns = (length // size for size in CPU_BLOCK)
     seen = listed(planned.tables.tensors, rows, columns)
     turned = listed(planned.tables.columns.tensors, columns, rows)

@@ -152,7 +152,7 @@ def test_key_of_arguments() -> None:
     assert traces(lambda: scaled(other, 3.0, extra=[other, q])) == 0
     assert traces(lambda: scaled(q, 3.0, extra=(q,))) == 1
     assert traces(lambda: scaled(q.transpose(2, 3).contiguous().mT, 2.0)) == 1
-    assert traces(lambda: scaled(qkv(length=13)[0], 2.0)) == 1
+    assert traces(lambda: scaled(qkv(length=13)[0], 4.0)) == 0
     with torch.autocast("cpu", torch.bfloat16):
         assert traces(lambda: scaled(q, 2.0)) == 1
         assert scaled(q, 2.0).dtype is torch.bfloat16

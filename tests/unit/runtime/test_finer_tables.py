@@ -43,7 +43,7 @@ def call_of(block_mask: Any) -> Attention:
 
 
 def block_size(block_mask: Any) -> tuple[int, int]:
-    call, _ = call_of(block_mask).with_blocks()
+    call = call_of(block_mask).settle()
     assert call.tables is not None
     return call.tables.block_size
 
@@ -54,11 +54,13 @@ def coarse_mask(mask_mod: Any) -> Any:
 
 def test_finer_blocks_are_planned_once() -> None:
     block_mask = coarse_mask(documents(ids()))
-    first, _ = call_of(block_mask).with_blocks()
-    second, _ = call_of(block_mask).with_blocks()
+    first = call_of(block_mask).settle()
+    second = call_of(block_mask).settle()
     assert first.tables is not None
     assert first.tables.block_size == FINE
-    assert second.tables is first.tables
+    assert second.tables is not None
+    for a, b in zip(first.tables.tensors, second.tables.tensors, strict=True):
+        assert a is b
 
 
 def test_the_result_is_the_masks() -> None:
@@ -94,7 +96,7 @@ def test_blocks_of_the_same_size_stay() -> None:
     mask_mod = documents(ids())
     lengths = LENGTH, LENGTH
     block_mask = flexc.create_block_mask(mask_mod, None, None, *lengths, "cpu", FINE)
-    call, _ = call_of(block_mask).with_blocks()
+    call = call_of(block_mask).settle()
     assert call.tables is not None
     assert call.tables.tensors[1].data_ptr() == block_mask.kv_indices.data_ptr()
 
@@ -118,10 +120,12 @@ def test_great_lengths_are_planned_in_greater_blocks(length: int, factor: int) -
 def test_graphs_plan_what_calls_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """A captured call visits the same blocks, and leaves no table behind."""
     block_mask = coarse_mask(documents(ids()))
-    outside, compiled = call_of(block_mask).with_blocks()
+    outside = call_of(block_mask).settle()
+    compiled = outside.compiled()
     monkeypatch.setattr(finer, "is_capturing", lambda _: True)
-    captured, same = call_of(block_mask).with_blocks()
-    again, _ = call_of(block_mask).with_blocks()
+    captured = call_of(block_mask).settle()
+    same = captured.compiled()
+    again = call_of(block_mask).settle()
     assert same is compiled
     assert outside.tables is not None
     assert captured.tables is not None

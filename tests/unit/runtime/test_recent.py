@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,8 +17,9 @@ import pytest
 import torch
 
 import flexc
-from flexc.runtime import cpp_loader, driver, kernel, launches, traces
+from flexc.runtime import cpp_loader, driver, kernel, repeats, traces
 from flexc.runtime.cpp_loader import load_cpp
+from flexc.runtime.kernel import launch
 from flexc.runtime.recent import Recent
 from tests.codegen.test_cpp_loader import SPEC
 
@@ -132,12 +134,12 @@ def test_a_library_is_closed_with_the_last_that_runs_it(folder: Path) -> None:
     del first
     assert mapped(library)
     x, out = torch.randn(5), torch.empty(5)
-    second((1, 1, 1), [x, out, 5])
+    launch(second, (1, 1, 1), [x, out, 5])
     assert torch.equal(out, 2 * x)
     del second
     gc.collect()
     assert not mapped(library)
-    load_cpp(spec)((1, 1, 1), [x, out, 5])
+    launch(load_cpp(spec), (1, 1, 1), [x, out, 5])
 
 
 def scaled(factor: int) -> Any:
@@ -150,7 +152,7 @@ def scaled(factor: int) -> Any:
 def test_kernels_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call is right when its kernel is gone, or held by nothing but its launch."""
     monkeypatch.setattr(driver, "_kernels", Recent(2))
-    monkeypatch.setattr(launches, "_launches", {})
+    monkeypatch.setattr(repeats, "_known", {})
     x = torch.randn(1, 2, 8, 8)
     zeros = torch.zeros_like(x)
     for factor in (2, 3, 4, 5, 2, 3):
@@ -184,7 +186,7 @@ def test_memory_does_not_grow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """
     monkeypatch.setattr(driver, "_kernels", Recent(20))
     monkeypatch.setattr(traces, "_traced", Recent(20))
-    monkeypatch.setattr(launches, "MAX_LAUNCHES", 20)
+    monkeypatch.setattr(repeats, "MOST", 20)
     monkeypatch.setattr(kernel, "load", lambda spec: Nothing())
     x = torch.randn(1, 2, 8, 8)
     sizes: list[int] = []
@@ -194,3 +196,35 @@ def test_memory_does_not_grow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
             gc.collect()
             sizes.append(resident())
     assert sizes[1] - sizes[0] < 3000 * 10_000
+
+
+def test_threads_that_ask_for_the_same_wait_for_the_first() -> None:
+    kept: Recent[str] = Recent()
+    made: list[int] = []
+    together = threading.Barrier(8)
+
+    def make() -> str:
+        made.append(1)
+        time.sleep(0.05)
+        return "value"
+
+    def ask() -> str:
+        together.wait()
+        return kept.get("key", make)
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [f.result() for f in [pool.submit(ask) for _ in range(8)]]
+    assert found == ["value"] * 8
+    assert len(made) == 1
+
+
+def test_what_cannot_be_made_is_tried_again() -> None:
+    kept: Recent[str] = Recent()
+
+    def fail() -> str:
+        raise ValueError("not made")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not made"):
+            kept.get("key", fail)
+    assert kept.get("key", lambda: "value") == "value"

@@ -377,7 +377,7 @@ def test_what_derivatives_save_is_computed_by_roles() -> None:
     """Bounded scores are shifted by a constant, which is stored like any other row."""
     query = torch.zeros(1, 1, 512, 128, dtype=torch.bfloat16)
     signature = read_signature(soft_cap, None, CPU)
-    saved = Outputs(lse=True, lse_parts=True)
+    saved = Outputs(lse=True, lse_rest=True)
     call = Attention(
         query, query, query, 0.1, None, signature, saved, "triton", NO_OPTIONS
     )

@@ -101,7 +101,7 @@ def test_what_is_not_split() -> None:
     assert splits_of(call(backend="cpp")) == 1
     assert splits_of(call(tiles=NO_OPTIONS)) == 1
     assert splits_of(call(outputs=Outputs(max_scores=True))) == 1
-    assert splits_of(call(outputs=Outputs(lse=True, lse_parts=True))) == 1
+    assert splits_of(call(outputs=Outputs(lse=True, lse_rest=True))) == 1
 
 
 def test_rows_that_see_few_keys_are_not_split() -> None:

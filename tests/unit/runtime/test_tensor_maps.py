@@ -30,25 +30,30 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return asked
 
 
+def passed(maps: TensorMaps, tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What a kernel is passed for a tensor."""
+    return maps.maker(tensor)(tensor.data_ptr()), *maps.extents(tensor)
+
+
 def test_a_map_is_made_once(made: list[tuple[Any, ...]]) -> None:
     maps, tensor = TensorMaps(META), torch.zeros(2, 3, 70, 64, dtype=torch.bfloat16)
-    first = maps.of(tensor)
+    first = passed(maps, tensor)
     assert first == (1, 2, 3, 70, 64, 13440, 4480, 64, 1)
-    assert maps.of(tensor.view(2, 3, 70, 64)) is first
+    assert passed(maps, tensor.view(2, 3, 70, 64)) == first
     assert len(made) == 1
     address, swizzle, size, kind, box, shape, strides, fill = made[0]
     assert address == tensor.data_ptr()
     assert (swizzle, size, kind, box, fill) == (3, 2, 9, [1, 1, 64, 64], 0)
     assert (*shape, *strides) == first[1:]
-    assert maps.of(tensor[:, :, 1:]) != first
-    assert maps.of(tensor[:, :, :60]) != first
-    assert maps.of(tensor.transpose(0, 1)) != first
+    assert passed(maps, tensor[:, :, 1:]) != first
+    assert passed(maps, tensor[:, :, :60]) != first
+    assert passed(maps, tensor.transpose(0, 1)) != first
     assert len(made) == 4
 
 
 def test_tensors_are_not_kept(made: list[tuple[Any, ...]]) -> None:
     maps, tensor = TensorMaps(META), torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
-    maps.of(tensor)
+    passed(maps, tensor)
     alive = weakref.ref(tensor)
     del tensor
     gc.collect()
@@ -61,7 +66,7 @@ def test_few_maps_are_kept(
     monkeypatch.setattr(tensor_maps, "MAX_MAPS", 2)
     maps, whole = TensorMaps(META), torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
     for length in (1, 2, 3, 4):
-        maps.of(whole[:, :, :length])
+        passed(maps, whole[:, :, :length])
     assert len(maps._known) <= 2
 
 

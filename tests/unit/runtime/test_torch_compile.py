@@ -493,3 +493,18 @@ def test_graphs_within_graphs_are_told_apart_by_what_they_compute() -> None:
         return ModGraphs.of((outer, None), ((), ())).digest
 
     assert digest(2.0) == digest(2.0) != digest(3.0)
+
+
+def test_zeros_of_both_signs_are_two_scales() -> None:
+    def fn(x: Tensor, scale: float) -> Any:
+        def sign(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+            return torch.where(torch.signbit(s), k * 1.0, 0.0)
+
+        return flexc.flex_attention(x, x, x, sign, scale=scale)
+
+    x = torch.rand(1, 1, 32, 16)
+    for scale in (0.0, -0.0):
+        torch.compiler.reset()
+        compiled = torch.compile(fn, fullgraph=True)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x, scale), fn(x, scale))

@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import i1, i32
 
 import flexc
 from flexc.passes import pipelines
-from flexc.runtime import driver, launches, proofs, traces
+from flexc.runtime import driver, proofs, repeats, traces
 from tests.reference import MaskMod, ScoreMod
 from tests.unit.frontend.evaluate import import_mods
 
@@ -187,7 +187,7 @@ def test_large_offsets_into_captures() -> None:
 def forget() -> None:
     driver._kernels.clear()
     traces._traced.clear()
-    launches._launches.clear()
+    repeats._known.clear()
 
 
 def kernels(mods: Mods, lengths: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""Calls that are remembered: equal facts run the same, other facts are looked at."""
+"""Plans of calls: equal facts replay a tape, other facts are looked at."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import flexc
-from flexc.runtime import launches
+from flexc.runtime import repeats
 from flexc.runtime.call import Attention
 from tests.reference import attention
 
@@ -23,7 +23,7 @@ attend: Any = flexc.flex_attention
 def known(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
     """What is remembered, nothing at first."""
     found: dict[Any, Any] = {}
-    monkeypatch.setattr(launches, "_launches", found)
+    monkeypatch.setattr(repeats, "_known", found)
     return found
 
 
@@ -59,17 +59,19 @@ def test_an_equal_call_is_not_looked_at(executed: list[Attention]) -> None:
     def score(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return s + slopes[h] * (k - q)
 
-    for _ in range(3):
+    for _ in range(4):
         check(qkv(), score, lambda b, h, q, k: q >= k)
         slopes = torch.randn(2)  # Another tensor of the same shape.
-    assert len(executed) == 1
+    assert len(executed) == 2
 
 
 def test_query_that_was_the_key(executed: list[Attention]) -> None:
     query, key, value = qkv()
-    check([query, query, value])
-    check([query, key, value])
-    assert len(executed) == 1
+    for _ in range(3):
+        check([query, query, value])
+    for _ in range(3):
+        check([query, key, value])
+    assert len(executed) == 4
 
 
 def test_other_facts_are_looked_at(executed: list[Attention]) -> None:
@@ -98,8 +100,9 @@ def test_what_torch_watches_is_looked_at(executed: list[Attention]) -> None:
         assert not attend(query, key, value).requires_grad
     with torch.autocast("cpu", torch.bfloat16):
         assert attend(query, key, value).dtype is torch.bfloat16
+    check([query.detach(), key, value])  # Recorded: a second call.
     check([query.detach(), key, value])
-    assert len(executed) == 4
+    assert len(executed) == 5
 
 
 def test_planned_masks_are_planned_anew() -> None:
@@ -131,7 +134,7 @@ def test_the_default_dtype_is_a_fact() -> None:
 def test_few_are_remembered(
     known: dict[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launches, "MAX_LAUNCHES", 2)
+    monkeypatch.setattr(repeats, "MOST", 2)
     for length in (5, 6, 7):
         attend(*qkv(length))
     assert len(known) == 1
@@ -139,13 +142,13 @@ def test_few_are_remembered(
 
 def test_compiled_functions(executed: list[Attention]) -> None:
     compiled: Any = flexc.compile(lambda q, k, v: attend(q, k, v) * 2)
-    for _ in range(3):
+    for _ in range(4):
         query, key, value = qkv()
         expected = attention(query, key, value, None, None).out * 2
         torch.testing.assert_close(
             compiled(query, key, value).double(), expected.double(), rtol=0, atol=2e-6
         )
-    assert len(executed) == 1
+    assert len(executed) == 2
 
 
 COUNT_THREADS = """

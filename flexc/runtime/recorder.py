@@ -1,0 +1,242 @@
+"""What makes tapes: a mode that sees operations, and is told of launches.
+
+What reads data on the host, or meets a tensor that is neither given nor made on the
+way, is no tape: `Recorder.tape` returns None.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flexc.runtime.prepared import Prepared
+from flexc.runtime.tape import (
+    Allocation,
+    Launch,
+    Operation,
+    Place,
+    Slot,
+    Step,
+    Tape,
+)
+
+log = logging.getLogger("flexc")
+
+EMPTY = frozenset(
+    {
+        "aten::empty.memory_format",
+        "aten::empty_like",
+        "aten::empty_permuted",
+        "aten::empty_strided",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+    }
+)
+ALIASES = frozenset({"aten::alias", "aten::detach"})
+"""The tensor itself, as far as a tape can tell."""
+
+HOST_READS = frozenset(
+    {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+)
+
+
+class Recorder(TorchDispatchMode):
+    """Sees the operations and launches of a call on given tensors."""
+
+    def __init__(self, tensors: Sequence[Any]):
+        super().__init__()
+        self._steps: list[Step] = []
+        self._held: list[Any] = []
+        """All tensors that were met: others would come to have their ids."""
+        self._slots: dict[int, int] = {}
+        self._origin: list[tuple[int, int]] = []
+        """Of each slot the slot whose memory it views, and its place there in bytes."""
+        self._constants: list[Tensor] = []
+        self._foreign: set[int] = set()
+        """Tensors that are neither given, nor made, nor constants."""
+        self._fault = ""
+        self._count = self._given = len(tensors)
+        for slot, tensor in enumerate(tensors):
+            self._origin.append((slot, 0))
+            self._held.append(tensor)
+            if isinstance(tensor, Tensor):
+                self._slots.setdefault(id(tensor), slot)
+
+    def __enter__(self) -> Recorder:
+        super().__enter__()
+        _current.recorder = self
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _current.recorder = None
+        super().__exit__(*error)
+
+    def refuse(self, why: str) -> None:
+        """This is no tape."""
+        self._fault = self._fault or why
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if HOST_READS & set(func.tags):
+            self.refuse(f"{func} reads data on the host")
+        elif not self._fault:
+            self._note(func, args, kwargs, found)
+        return found
+
+    def _note(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
+        if func.name() in ALIASES:
+            self._slots[id(found)] = self._slot_of(args[0])
+            self._held.append(found)
+            return
+        if func.name() in EMPTY:
+            slot = self._new(found)
+            shape, strides = tuple(found.shape), found.stride()
+            like = self._like(found)
+            self._steps.append(
+                Allocation(slot, shape, strides, found.dtype, found.device, like)
+            )
+            return
+        results: Sequence[Any]
+        results = found if isinstance(found, tuple | list) else (found,)
+        if not _tensors_in(results):
+            return  # Facts that tensors have, such as the type of a result.
+        sources = _tensors_in((*args, *kwargs.values()))
+        given = tuple(self._referred(arg) for arg in args)
+        named = {name: self._referred(arg) for name, arg in kwargs.items()}
+        outputs = tuple(self._output(result, sources) for result in results)
+        is_pure = not func._schema.is_mutable
+        self._steps.append(Operation(func, given, named, outputs, is_pure))
+
+    def _like(self, made: Tensor) -> int | None:
+        """A given tensor such that `torch.empty_like` of it makes what was made."""
+        facts = (made.shape, made.stride(), made.dtype, made.device)
+        for slot, tensor in enumerate(self._held[: self._given]):
+            if isinstance(tensor, Tensor) and facts == (
+                tensor.shape,
+                tensor.stride(),
+                tensor.dtype,
+                tensor.device,
+            ):
+                is_dense = torch.empty_like(tensor, device="meta").stride() == facts[1]
+                return slot if is_dense and not made.requires_grad else None
+        return None
+
+    def _output(self, result: Any, sources: Sequence[Tensor]) -> int | None:
+        if not isinstance(result, Tensor):
+            return None
+        if id(result) in self._slots:
+            return self._slots[id(result)]
+        for source in sources:
+            if source.untyped_storage()._cdata == result.untyped_storage()._cdata:
+                base, offset = self._origin[self._slot_of(source)]
+                offset += result.data_ptr() - source.data_ptr()
+                return self._new(result, base, offset)
+        return self._new(result)
+
+    def _new(self, tensor: Tensor, base: int | None = None, offset: int = 0) -> int:
+        slot = self._count
+        self._count += 1
+        self._slots[id(tensor)] = slot
+        self._held.append(tensor)
+        self._origin.append((slot if base is None else base, offset))
+        return slot
+
+    def _slot_of(self, tensor: Tensor) -> int:
+        slot = self._slots.get(id(tensor))
+        if slot is None:
+            slot = self._new(tensor)
+            if not any(held is tensor for held in self._constants):
+                self._foreign.add(slot)
+        return slot
+
+    def hold(self, tensor: Tensor) -> None:
+        """Take a tensor that is neither given nor made for a constant of the tape."""
+        self._constants.append(tensor)
+
+    def _referred(self, arg: Any) -> Any:
+        if isinstance(arg, Tensor):
+            return Slot(self._slot_of(arg))
+        if isinstance(arg, list | tuple):
+            return type(arg)(self._referred(a) for a in arg)
+        return arg
+
+    def launch(self, prepared: Prepared | None, args: Sequence[Any]) -> None:
+        """Note a launch; of those without addresses there is no tape."""
+        if prepared is None:
+            self.refuse("a launch cannot be prepared")
+            return
+        places: list[Place] = []
+        for position, number, make in prepared.addresses:
+            base, offset = self._origin[self._slot_of(args[number])]
+            places.append(Place(position, base, offset, make))
+        self._steps.append(Launch(prepared.run, prepared.values, tuple(places)))
+
+    def tape(self, results: Sequence[Any], device: torch.device) -> Tape | None:
+        """The tape of what was seen, which gave these results."""
+        given = [None if r is None else self._slot_of(r) for r in results]
+        if self._fault:
+            return _refused(self._fault)
+        wanted = {slot for slot in given if slot is not None}
+        kept: list[tuple[Step, tuple[int, ...]]] = []
+        needed: set[int] = set(wanted)
+        for step in reversed(self._steps):
+            if is_idle(step, needed):
+                continue
+            uses = step.uses
+            kept.append((step, tuple(uses - needed)))
+            needed |= uses
+        if needed & self._foreign:
+            return _refused("it reads a tensor that is neither given nor made")
+        held = {self._slot_of(t): t for t in self._constants}
+        return Tape(
+            device,
+            sorted(slot for slot in needed if slot < self._given),
+            [(slot, t) for slot, t in held.items() if slot in needed],
+            list(reversed(kept)),
+            given,
+        )
+
+
+def _refused(why: str) -> None:
+    """Say why calls of equal facts take their whole way again."""
+    log.debug("a call cannot be replayed: %s", why)
+
+
+def is_idle(step: Step, needed: set[int]) -> bool:
+    """Whether nothing needs what a step makes."""
+    match step:
+        case Allocation():
+            return step.slot not in needed
+        case Operation():
+            return step.is_pure and not needed & set(step.outputs)
+        case Launch():
+            return False
+
+
+class _Current(threading.local):
+    recorder: Recorder | None = None
+
+
+_current = _Current()
+
+
+def recorder() -> Recorder | None:
+    """The recorder of this thread, if it has one."""
+    return _current.recorder
+
+
+def _tensors_in(args: Any) -> list[Tensor]:
+    if isinstance(args, Tensor):
+        return [args]
+    if isinstance(args, list | tuple):
+        return [tensor for arg in args for tensor in _tensors_in(arg)]
+    return []

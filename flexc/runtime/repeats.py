@@ -1,0 +1,164 @@
+"""What is done again and again on tensors of equal facts: run, recorded, replayed.
+
+A tape (`flexc.runtime.tape`) is right for all tensors of which the same is known as of
+those that it was recorded with. `facts_of` says what that is. The first time something
+is run as it stands; the second time it is recorded, as much that is done once is never
+done again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from flexc.frontend.plain_values import number_key
+from flexc.runtime.modes import unseen
+from flexc.runtime.recorder import Recorder
+from flexc.runtime.streams import stream_of
+from flexc.runtime.tape import Tape
+from flexc.runtime.tensor_facts import ALIGNMENT
+from flexc.runtime.wrappers import PLAIN
+
+MOST = 1024
+"""Facts for which something is kept."""
+
+current_transform: Any = torch._C._functorch.maybe_current_level  # pyright: ignore
+count_of_modes = torch._C._len_torch_dispatch_stack
+is_autocast_enabled = torch.is_autocast_enabled
+is_deterministic = torch.are_deterministic_algorithms_enabled
+
+STRIDED = torch.strided
+NUMBERS = frozenset({int, float, bool})
+
+Results = tuple[Any, ...]
+
+
+class Repeated:
+    """One thing that is done to tensors of equal facts."""
+
+    __slots__ = ("_is_known", "_refused", "tape")
+
+    def __init__(self, is_known: bool = False) -> None:
+        self._is_known = is_known
+        self._refused = False
+        self.tape: Tape | None = None
+        """Replays it; None until it was done twice, or where it cannot be replayed."""
+
+    def __call__(
+        self,
+        tensors: Sequence[Any],
+        device: torch.device,
+        run: Callable[[], tuple[Results, bool]],
+    ) -> Results:
+        """The results of `run`, which says too whether it may be repeated."""
+        if self.tape is not None:
+            return self.tape(tensors)
+        if self._refused or not self._is_known:
+            self._is_known = True
+            return run()[0]
+        with unseen(), Recorder(tensors) as seen:
+            results, may_repeat = run()
+        if may_repeat:
+            self.tape = seen.tape(results, device)
+        self._refused = self.tape is None
+        return results
+
+
+_known: dict[Hashable, Any] = {}
+
+
+def kept(facts: Hashable, make: Callable[..., Any], *args: Any) -> Any:
+    """What is kept for facts; made of arguments where nothing is."""
+    found = _known.get(facts)
+    if found is None:
+        if len(_known) >= MOST:
+            _known.clear()
+        found = _known[facts] = make(*args)
+    return found
+
+
+def repeat(
+    key: Hashable | None,
+    tensors: Sequence[Any],
+    device: torch.device,
+    run: Callable[[], Results],
+) -> Results:
+    """The results of `run`, by a tape where the key and tensors have one.
+
+    The key is all that `run` depends on but tensors and numbers; None forbids tapes.
+    """
+    facts = None if key is None else facts_of(tensors, device)
+    if facts is None:
+        return run()
+    facts = (facts, key, stream_facts(device))
+    return kept(facts, Repeated)(tensors, device, lambda: (run(), True))
+
+
+def is_hidden() -> bool:
+    """Whether no one sees or changes operations: no mode, transform or recorder."""
+    return (
+        current_transform() is None
+        and forward_ad._current_level < 0
+        and not count_of_modes()
+    )
+
+
+def facts_of(tensors: Sequence[Any], device: torch.device) -> Hashable | None:
+    """What is known of tensors and numbers, and of torch; None if it does not do."""
+    if not is_hidden():
+        return None
+    facts: list[Any] = []
+    for tensor in tensors:
+        if type(tensor) in PLAIN:
+            if tensor.layout is not STRIDED or tensor.is_nested:
+                return None
+            try:
+                address = tensor.data_ptr()
+            except RuntimeError:  # It has no memory.
+                return None
+            if not address and tensor.numel():
+                return None
+            if tensor.is_neg() or tensor._is_zerotensor() or tensor.device != device:
+                return None
+            aligned = address % ALIGNMENT == 0
+            facts += (tensor.shape, tensor.stride(), tensor.dtype, aligned)
+        elif tensor is None or type(tensor) in NUMBERS:
+            facts.append(number_key(tensor))
+        else:
+            return None
+    if len(set(map(id, tensors))) < len(tensors):
+        # A tape knows tensors apart by what they are, not by where they are given.
+        first = {id(t): i for i, t in reversed(list(enumerate(tensors)))}
+        facts += [first[id(t)] for t in tensors]
+    dtype = facts[2] if len(facts) > 2 else None
+    facts += settings(device, dtype)
+    return tuple(facts)
+
+
+def settings(device: torch.device, dtype: torch.dtype | None) -> tuple[Hashable, ...]:
+    """A device, and what torch and the environment say that calls on it depend on.
+
+    `dtype` is that of the query.
+    """
+    kind = device.type
+    cast = is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+    if kind == "cpu":
+        machine = os.environ.get("FLEXC_MACHINE")
+        return device, cast, is_deterministic(), torch.get_num_threads(), machine
+    is_single = dtype is torch.float32
+    precision = torch.backends.cuda.matmul.fp32_precision if is_single else None
+    return device, cast, is_deterministic(), precision
+
+
+def stream_facts(device: torch.device) -> Hashable:
+    """Where the constants of a tape are made: other streams would not wait for them.
+
+    A CUDA graph would outlive them.
+    """
+    if device.type == "cpu":
+        return None
+    return stream_of(device), torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,186 @@
+"""Tapes: what a call does to tensors, recorded once and replayed on others.
+
+Between its checks and its results a call allocates, launches kernels and runs a few of
+torch's operations. All of that follows from facts that calls have in common (shapes,
+strides, dtypes, captured numbers); only addresses are new. So a call is run once under
+a `Recorder` (see `flexc.runtime.recorder`), and calls of equal facts replay its `Tape`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flexc.runtime.prepared import Run
+from flexc.runtime.streams import is_current, stream_of
+
+LITERALS = frozenset({int, bool, str, type(None)})
+"""What is written into the text of a tape; floats lose nothing by a name."""
+
+
+class Place(NamedTuple):
+    """Where a launch's argument is found: an address within a slot's tensor."""
+
+    position: int
+    slot: int
+    offset: int
+    """In bytes from the tensor's first element."""
+    make: Callable[[int], Any] | None
+    """As that of `Address`."""
+
+
+class Slot(NamedTuple):
+    """A tensor of the tape in the arguments of an operation."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Allocation:
+    """A tensor whose elements are still to be written."""
+
+    slot: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    like: int | None
+    """A given tensor that `torch.empty_like` makes such tensors of."""
+
+    @property
+    def uses(self) -> set[int]:
+        return set() if self.like is None else {self.like}
+
+    def source(self, hold: Hold) -> str:
+        if self.like is not None:
+            return f"t{self.slot} = empty_like(t{self.like})"
+        options = f"dtype={hold(self.dtype)}, device={hold(self.device)}"
+        return f"t{self.slot} = empty({self.shape}, {self.strides}, {options})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """A launch of a kernel."""
+
+    run: Run
+    values: list[Any]
+    places: tuple[Place, ...]
+
+    @property
+    def uses(self) -> set[int]:
+        return {place.slot for place in self.places}
+
+    def source(self, hold: Hold) -> str:
+        values = [repr(v) if type(v) in LITERALS else hold(v) for v in self.values]
+        for position, slot, offset, make in self.places:
+            address = f"t{slot}.data_ptr()" + (f" + {offset}" if offset else "")
+            values[position] = address if make is None else f"{hold(make)}({address})"
+        return f"{hold(self.run)}(stream, [{', '.join(values)}])"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """One of torch's operations."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[int | None, ...]
+    is_pure: bool
+    """It writes to nothing: of no use where nothing reads what it makes."""
+
+    @property
+    def uses(self) -> set[int]:
+        return _slots_in((*self.args, *self.kwargs.values()))
+
+    def source(self, hold: Hold) -> str:
+        args = [_spelled(arg, hold) for arg in self.args]
+        args += [f"{name}={_spelled(arg, hold)}" for name, arg in self.kwargs.items()]
+        made = [f"t{slot}" if slot is not None else "_" for slot in self.outputs]
+        targets = ", ".join(made) + "," * self.is_multiple
+        return f"{targets} = {hold(self.function)}({', '.join(args)})"
+
+    @property
+    def is_multiple(self) -> bool:
+        """Whether results come in a tuple or a list."""
+        returns = self.function._schema.returns
+        return len(returns) != 1 or str(returns[0].type) != "Tensor"
+
+
+Step = Allocation | Launch | Operation
+
+
+class Hold:
+    """Names for the objects that the text of a tape refers to."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Any] = {
+            "empty": torch.empty_strided,
+            "empty_like": torch.empty_like,
+        }
+
+    def __call__(self, value: Any) -> str:
+        name = f"c{len(self.names)}"
+        self.names[name] = value
+        return name
+
+
+class Tape:
+    """Steps in order, as a function of the tensors that were given.
+
+    `source` is its text, in which `t0`, `t1`, ... are tensors, those given first.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        given: Sequence[int],
+        constants: Sequence[tuple[int, Tensor]],
+        steps: Sequence[tuple[Step, Sequence[int]]],
+        results: Sequence[int | None],
+    ):
+        hold = Hold()
+        lines = [f"t{slot} = tensors[{slot}]" for slot in given]
+        lines += [f"t{slot} = {hold(tensor)}" for slot, tensor in constants]
+        for i, (step, done) in enumerate(steps, 1):
+            lines.append(step.source(hold))
+            if i < len(steps):  # Memory goes to what comes next.
+                lines += [f"t{slot} = None" for slot in done if slot not in given]
+        found = ", ".join("None" if r is None else f"t{r}" for r in results)
+        lines.append(f"return ({found},)" if results else "return ()")
+        self.device = device
+        self.steps = tuple(step for step, _ in steps)
+        self.source = "def replay(tensors, stream):\n    " + "\n    ".join(lines)
+        exec(compile(self.source, "<tape>", "exec"), hold.names)
+        self._replay: Callable[[Sequence[Any], Any], tuple[Any, ...]]
+        self._replay = hold.names["replay"]
+
+    def __call__(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        """The results for tensors that are given as they were when it was recorded."""
+        device = self.device
+        if is_current(device):
+            return self._replay(tensors, stream_of(device))
+        with torch.cuda.device(device):
+            return self._replay(tensors, stream_of(device))
+
+
+def _slots_in(arg: Any) -> set[int]:
+    if isinstance(arg, Slot):
+        return {arg.number}
+    if isinstance(arg, list | tuple):
+        return {slot for a in arg for slot in _slots_in(a)}
+    return set()
+
+
+def _spelled(arg: Any, hold: Hold) -> str:
+    """An argument of an operation, as the text of a tape has it."""
+    if type(arg) is Slot:
+        return f"t{arg.number}"
+    if isinstance(arg, list | tuple):
+        inner = ", ".join(_spelled(a, hold) for a in arg)
+        return f"[{inner}]"
+    return repr(arg) if type(arg) in LITERALS else hold(arg)

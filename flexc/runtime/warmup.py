@@ -1,0 +1,133 @@
+"""`flexc.warmup`: compile what calls will need before they come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from flexc.errors import DtypeError, GradientError, OptionError, ShapeError
+from flexc.runtime.driver import counters
+
+USAGE = (
+    "as in flexc.warmup(flexc.flex_attention, (1, 8, 1024, 64), (1, 8, 1024, 64), "
+    "(1, 8, 1024, 64), mask_mod=causal)"
+)
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """What a warmup did; 0 of all if everything was there."""
+
+    traced: int
+    """Pairs of mods that were traced."""
+    lowered: int
+    """Kernels that were made from them."""
+    loaded: int
+    """Kernels whose text was found on the disk."""
+    built: int
+    """Kernels that were compiled, or loaded as they are on the disk."""
+    seconds: float
+
+
+def warmup(
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    backward: bool = False,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    **kwargs: Any,
+) -> Warmed:
+    """Call a function once, on tensors of zeros, so that its kernels are compiled.
+
+    They are kept on the disk too: other processes find them there. A kernel serves all
+    lengths on a CPU; on a GPU there is one for lengths that are multiples of 128, and
+    one for others.
+
+        flexc.warmup(flexc.flex_attention, *[(4, 8, 4096, 64)] * 3, mask_mod=causal,
+                     dtype=torch.bfloat16, device="cuda", backward=True)
+
+    Args:
+        function: `flexc.flex_attention`, or a function or module that calls it, such as
+            what `flexc.compile` and `torch.compile` return.
+        args: its arguments. A tuple of integers is the shape of a tensor; all else,
+            tensors too, is passed as it is.
+        backward: also compile the gradients of floats that are given by their shape,
+            and of all else that requires them; they are added to no `.grad`.
+        dtype: of tensors that are given by their shape.
+        device: where these are; by default torch's default device.
+        kwargs: passed as they are, such as `score_mod` and `mask_mod`.
+
+    Raises:
+        FlexcError: whatever the call raises, and for shapes that are none.
+    """
+    if not callable(function):
+        raise OptionError(
+            f"warmup expects a function, got {type(function).__name__}; give one that "
+            f"calls flex_attention and then the shapes of its arguments, {USAGE}"
+        )
+    given = [_given(a, dtype, device, backward) for a in args]
+    before, start = counters.copy(), time.perf_counter()
+    with torch.set_grad_enabled(backward):
+        results = function(*given, **kwargs)
+    if backward:
+        _differentiate(results)
+    names = ("traced", "lowered", "loaded", "built")
+    done = {name: counters[name] - before[name] for name in names}
+    return Warmed(**done, seconds=time.perf_counter() - start)
+
+
+def _given(
+    argument: Any,
+    dtype: torch.dtype,
+    device: torch.device | str | None,
+    backward: bool,
+) -> Any:
+    """An argument; zeros in the place of a shape."""
+    if not isinstance(argument, tuple) or not all(type(n) is int for n in argument):
+        return argument
+    if min(argument, default=0) < 0:
+        raise ShapeError(f"warmup expects shapes of sizes from 0 on, got {argument}")
+    if not isinstance(dtype, torch.dtype):
+        raise DtypeError(f"warmup expects a torch.dtype, got {dtype!r}")
+    wants = backward and dtype.is_floating_point
+    return torch.zeros(argument, dtype=dtype, device=device, requires_grad=wants)
+
+
+def _differentiate(results: Any) -> None:
+    """Compute the gradients of results, and keep none."""
+    recorded = [
+        r for r in tree_leaves(results) if isinstance(r, Tensor) and r.requires_grad
+    ]
+    if not recorded:
+        raise GradientError(
+            "warmup with backward=True expects results that have gradients; nothing "
+            "that the function returned requires one; leave backward out, or give it "
+            f"tensors that do, {USAGE}"
+        )
+    leaves = list(dict.fromkeys(_leaves(recorded)))
+    along = [torch.zeros_like(r) for r in recorded]
+    torch.autograd.grad(recorded, leaves, along, allow_unused=True)
+
+
+def _leaves(results: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The tensors that gradients of results end in."""
+    nodes = [r.grad_fn for r in results]
+    seen = set(nodes)
+    yield from (r for r in results if r.grad_fn is None)
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
+        for further, _ in node.next_functions:
+            if further not in seen:
+                seen.add(further)
+                nodes.append(further)

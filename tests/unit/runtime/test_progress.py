@@ -1,0 +1,104 @@
+"""What is said while something is compiled."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import threading
+import time
+
+import pytest
+
+from flexc.runtime import progress
+from flexc.runtime.progress import Progress, compiling, described
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 0.01)
+    monkeypatch.setattr(progress, "_progress", Progress())
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+
+
+def wait_for(caplog: pytest.LogCaptureFixture, count: int = 1) -> None:
+    until = time.monotonic() + 30
+    while len(caplog.messages) < count and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def test_what_takes_long_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with compiling(lambda: "attention"), compiling(lambda: "a part of it"):
+        wait_for(caplog)
+    assert caplog.messages == ["compiling attention"]
+    assert caplog.records[0].levelno == logging.WARNING
+    assert caplog.records[0].name == "flexc"
+
+
+def test_nothing_is_said_of_what_is_done(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 30)
+    with compiling(lambda: "attention"):
+        (timer,) = progress._progress.running
+    progress._progress.show(timer, "attention")
+    assert not caplog.messages
+    assert not progress._progress.running
+
+
+def test_all_threads_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    def run(name: str) -> None:
+        with compiling(lambda: name):
+            wait_for(caplog, 2)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(caplog.messages) == ["compiling one", "compiling two"]
+
+
+def test_a_terminal_has_a_spinner(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rich")
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with compiling(lambda: "attention"):
+        until = time.monotonic() + 30
+        while "attention" not in terminal.getvalue() and time.monotonic() < until:
+            time.sleep(0.01)
+    assert "flexc: compiling attention" in terminal.getvalue()
+    assert progress._progress.spinner is None
+    assert not caplog.messages
+
+
+def test_without_rich_a_terminal_has_a_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with compiling(lambda: "attention"):
+        wait_for(caplog)
+    assert caplog.messages == ["compiling attention"]
+
+
+@pytest.mark.parametrize(
+    ("source", "about"),
+    [
+        (
+            "\n// flexc kernel attention, target cpp\n// mask: q_idx >= kv_idx\n"
+            "// score: score\n// segments: full\n",
+            "attention (mask: q_idx >= kv_idx, score: score)",
+        ),
+        ("# flexc kernel summarize, target triton\n\nimport triton\n", "summarize"),
+        ("int main() {}", "a kernel"),
+    ],
+)
+def test_descriptions(source: str, about: str) -> None:
+    assert described(source) == about
