@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -13,6 +13,16 @@ Run = Callable[[], object]
 SLEEP_CYCLES = 3_000_000
 """Some 1.5 ms of a GPU: no call of attention takes the host that long."""
 
+
+BURST, UNTIMED = 10, 2
+"""Calls between two waits for the device, where the host is timed: few, as a full queue
+would hold it up. What follows a wait is slower, and does not count."""
+
+LOOP, SHORTEST_LOOP, LOOP_SECONDS = 40, 4, 0.05
+"""Calls behind one another that are timed as one: fewer where they take long."""
+
+FEWEST = 5
+"""Rounds that are played whatever the budget."""
 
 LONG = 0.2
 """Seconds beside which it is nothing to wake threads."""
@@ -91,3 +101,64 @@ def interleaved_gpu_medians(
         once = time.perf_counter() - start
         rounds = max(min(rounds, int(budget / once)), min(rounds, 5))
     return {name: statistics.median(ms) / 1e3 for name, ms in play(rounds).items()}
+
+
+def wait(device: str) -> None:
+    """Until the device has done what it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def turns(runs: Mapping[str, Run], rounds: int, budget: float) -> Iterator[str]:
+    """Whose turn it is, round by round; each round another begins.
+
+    Rounds end early, but not before the fifth, when `budget` seconds are spent.
+    """
+    names, start = list(runs), time.perf_counter()
+    for i in range(rounds):
+        if i >= FEWEST and time.perf_counter() - start > budget:
+            return
+        first = i % max(len(names), 1)
+        yield from names[first:] + names[:first]
+
+
+def interleaved_host_medians(
+    runs: Mapping[str, Run], device: str, rounds: int = 40, budget: float = 1.0
+) -> dict[str, float]:
+    """Median seconds until a call returns, whether or not the device is done."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for name in turns(runs, rounds, budget):
+        wait(device)
+        times[name] += [seconds_of(runs[name]) for _ in range(BURST)][UNTIMED:]
+    wait(device)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def loop_seconds(run: Run, device: str, calls: int) -> float:
+    """Of each of so many calls, from nothing under way until the device is done."""
+    wait(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    wait(device)
+    return (time.perf_counter() - start) / calls
+
+
+def interleaved_loop_medians(
+    runs: Mapping[str, Run],
+    device: str,
+    rounds: int = 15,
+    budget: float = 1.0,
+    calls: int = LOOP,
+) -> dict[str, float]:
+    """Median seconds of a call back to back: of many, until the device is done.
+
+    What takes the host or the device longer shows, as it does in a program. Of long
+    calls there are fewer than `calls`.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for name in turns(runs, rounds, budget):
+        once = loop_seconds(runs[name], device, 1)
+        fitting = max(SHORTEST_LOOP, int(LOOP_SECONDS / once))
+        times[name].append(loop_seconds(runs[name], device, min(calls, fitting)))
+    return {name: statistics.median(taken) for name, taken in times.items()}

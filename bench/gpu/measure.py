@@ -18,7 +18,11 @@ from bench.gpu.problem import Setup, problem_of
 from bench.gpu.results import Row
 from bench.gpu.systems import MATMUL, SYSTEMS, Contest
 from bench.problem import Problem, gradients
-from bench.timing import interleaved_gpu_medians, interleaved_medians
+from bench.timing import (
+    interleaved_gpu_medians,
+    interleaved_loop_medians,
+    interleaved_medians,
+)
 from tests.reference import visible_pairs
 from tests.served import counting
 
@@ -110,8 +114,9 @@ def measure(
         medians = interleaved_gpu_medians(runs, rounds, budget=seconds)
     else:
         medians = interleaved_medians(runs, rounds, seconds)
+    loops = interleaved_loop_medians(runs, setup.device, rounds, seconds)
     measured.rows = [
-        row_of(cell, name, taken, flops_of(cell, name, setup))
+        row_of(cell, name, taken, loops[name], flops_of(cell, name, setup))
         for name, taken in medians.items()
     ]
     return measured
@@ -144,9 +149,10 @@ def examine(
     prepared.outs.clear()
 
 
-def row_of(cell: Cell, system: str, seconds: float, flops: float) -> Row:
+def row_of(cell: Cell, system: str, seconds: float, loop: float, flops: float) -> Row:
     tflops = round(flops / seconds / 1e12, 2)
-    return Row(*cell, system=system, ms=round(seconds * 1e3, 5), tflops=tflops)
+    ms, loop_ms = round(seconds * 1e3, 5), round(loop * 1e3, 5)
+    return Row(*cell, system=system, ms=ms, tflops=tflops, loop_ms=loop_ms)
 
 
 @cache

@@ -2,8 +2,10 @@
 
 `/torch`, `/cuDNN`, `/FA4` are flexc's figure by theirs, of the same run; `/peak` by
 that of a large matrix product in the same run; `/no mod` by flexc's own on the same
-mask without the score mod. The last two columns are FA4's published figure, and
-flexc's by that.
+mask without the score mod. `in a row` and `torch row` are TFLOP/s of flexc's and of
+torch's calls back to back: all others are of single ones, with a cold cache, for which
+the host has time to spare. The last two columns are FA4's published figure, and flexc's
+by that.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ NAMES = {
 }
 """Of columns, by system."""
 
+LOOPS = {"flexc": "in a row", "torch-flex": "torch row"}
+"""Columns of calls back to back, by system."""
 LAST = ("FA4 pub.", "/pub.")
-WIDTH = 9
+WIDTH = 10
 
 
 def table(results: Results) -> str:
@@ -46,6 +50,7 @@ def shown(systems: Collection[str]) -> list[str]:
 def header(systems: Collection[str]) -> str:
     names = [NAMES[system] for system in shown(systems)]
     names += [f"/{name}" for name in names if name != "flexc"]
+    names += [name for system, name in LOOPS.items() if system in systems]
     cell = f"{'variant':14}{'D':>4}{'S':>6} dir"
     return cell + "".join(f"{name:>{WIDTH}}" for name in (*names, *LAST))
 
@@ -58,13 +63,18 @@ def line(results: Results, cell: Cell, systems: Collection[str]) -> str:
         for system in order
         if system != "flexc"
     ]
+    loops = [
+        number(results.loop_tflops(cell, system), 0)
+        for system in LOOPS
+        if system in systems
+    ]
     known = published(
         results.machine, cell.head_dim, cell.seq, cell.variant, cell.direction
     )
     own = results.tflops(cell, "flexc")
     last = [number(known, 0), number(own / known if own and known else None, 2)]
     name = f"{cell.variant:14}{cell.head_dim:4}{cell.seq:6} {cell.direction}"
-    return name + "".join([*figures, *ratios, *last])
+    return name + "".join([*figures, *ratios, *loops, *last])
 
 
 def number(value: float | None, digits: int) -> str:

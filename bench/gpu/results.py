@@ -24,6 +24,8 @@ class Row:
     system: str
     ms: float
     tflops: float
+    loop_ms: float | None = None
+    """Back to back, with all that the host does; None in files of before."""
 
     @property
     def cell(self) -> Cell:
@@ -61,6 +63,13 @@ class Results:
     def tflops(self, cell: Cell, system: str) -> float | None:
         row = self.by_key.get(Key(cell, system))
         return None if row is None else row.tflops
+
+    def loop_tflops(self, cell: Cell, system: str) -> float | None:
+        """Of calls back to back."""
+        row = self.by_key.get(Key(cell, system))
+        if row is None or row.loop_ms is None:
+            return None
+        return row.tflops * row.ms / row.loop_ms
 
     def ratio(self, cell: Cell, system: str, other: str) -> float | None:
         """How much faster one is than the other."""

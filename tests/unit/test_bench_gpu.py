@@ -62,6 +62,7 @@ def test_forward_is_checked_and_measured(name: str) -> None:
     assert not found.failed
     assert found.notes == []
     assert all(row.cell == cell and row.ms > 0 for row in found.rows)
+    assert all(row.loop_ms and row.loop_ms > 0 for row in found.rows)
 
 
 @pytest.mark.parametrize("name", ["dense", "learned-bias"])
@@ -87,8 +88,10 @@ def test_wrong_results_are_told() -> None:
     assert "WRONG" not in str(Errors(2e-3, 1e-3, 1e-6))
 
 
-def row(system: str, tflops: float, variant: str = "softcap") -> Row:
-    return Row(variant, 128, 8192, "fwd", system, 1.5, tflops)
+def row(
+    system: str, tflops: float, variant: str = "softcap", loop_ms: float | None = None
+) -> Row:
+    return Row(variant, 128, 8192, "fwd", system, 1.5, tflops, loop_ms)
 
 
 def test_rows_take_the_place_of_older_ones(tmp_path: Path) -> None:
@@ -105,21 +108,27 @@ def test_rows_take_the_place_of_older_ones(tmp_path: Path) -> None:
         ("cudnn", 600),
     ]
     assert data["rows"][0].keys() == {
-        *("variant", "head_dim", "seq", "direction", "system", "ms", "tflops")
+        *("variant", "head_dim", "seq", "direction", "system", "ms", "tflops"),
+        "loop_ms",
     }
 
 
 def test_table() -> None:
     found = Results(H100).with_rows(
-        [row("flexc", 500), row("torch-flex", 200), row("flexc-without-mod", 625)]
+        [
+            row("flexc", 500, loop_ms=2.0),
+            row("torch-flex", 200),
+            row("flexc-without-mod", 625),
+        ]
     )
     _, _, header, line = report.table(found).splitlines()
     assert header.split()[4:] == [
-        *("flexc", "no", "mod", "torch", "/no", "mod", "/torch", "FA4", "pub.", "/pub.")
+        *("flexc", "no", "mod", "torch", "/no", "mod", "/torch"),
+        *("in", "a", "row", "torch", "row", "FA4", "pub.", "/pub."),
     ]
     assert line.split() == [
         *("softcap", "128", "8192", "fwd", "500", "625", "200"),
-        *("0.80", "2.50", "325", "1.54"),
+        *("0.80", "2.50", "375", "-", "325", "1.54"),
     ]
     assert len(header) == len(line)
 
