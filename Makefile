@@ -13,7 +13,7 @@ EXTRAS_test := test,dev,demo
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test checks test-long test-gpu random random-gpu sanitize sanitize-cpu filecheck \
-	triton36 lint format typecheck bench bench-cpu clean
+	triton36 lint format typecheck bench bench-cpu bench-host bench-gpt clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | \
@@ -44,7 +44,7 @@ test: venv ## linters, types, IR tests, emission under triton 3.6.0, then all te
 	$(BIN)/python -m pytest --durations=25 $(addprefix --ignore=tests/,$(PARTS))
 
 # Folders of tests that run beside the checks, in processes of their own.
-PARTS = codegen property unit/runtime unit/passes
+PARTS = codegen property unit/runtime unit/passes unit/frontend
 
 .PHONY: $(PARTS)
 $(PARTS): venv
@@ -104,6 +104,12 @@ typecheck: venv ## pyright
 
 bench: $(VENV)/installed-bench ## flexc beside torch, cuDNN and FA4 on a GPU: a table, JSON and a plot
 	$(BIN)/python -m bench.gpu
+
+bench-host: $(VENV)/installed-bench ## what a call costs beside its kernel: host time, and back to back
+	$(BIN)/python -m bench.host
+
+bench-gpt: $(VENV)/installed-bench ## steps of a GPT of 124M parameters on a GPU, beside torch's flex attention
+	$(BIN)/python -m bench.train_gpt --profile
 
 clean: ## remove .venv and everything that tools leave behind
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
