@@ -75,6 +75,8 @@ class KernelSpec:
     """How its warps share the work, where there was a choice."""
     rejected: tuple[str, ...] = ()
     """Which schedules were preferred to that, and why they were left."""
+    shared: tuple[str, ...] = ()
+    """Instantiations of the C++ templates that it calls and other kernels call too."""
 
     @cached_property
     def digest(self) -> str:
@@ -99,7 +101,8 @@ class KernelSpec:
         for param in data["params"]:
             param["box"] = tuple(param["box"])
         data["params"] = tuple(ParamSpec(**p) for p in data["params"])
-        data["rejected"] = tuple(data["rejected"])
+        for name in ("rejected", "shared"):
+            data[name] = tuple(data[name])
         return cls(**data)
 
 

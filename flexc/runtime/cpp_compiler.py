@@ -28,14 +28,12 @@ from selectors import EVENT_READ, DefaultSelector
 from flexc.codegen import cpp
 from flexc.errors import CompilationError, CompilerNotFoundError, OptionError
 from flexc.passes.vector_machine import MACHINES, MachineName
-from flexc.runtime.progress import compiling, described
 
 INCLUDE_DIR = Path(cpp.__path__[0])
 COMPILERS = ("g++", "c++", "clang++")
 NATIVE = "-march=native"
 FLAGS = (
     "-std=c++17",
-    "-O3",
     NATIVE,
     "-fopenmp",
     "-fno-math-errno",
@@ -44,8 +42,16 @@ FLAGS = (
     "-fwrapv",
     "-fvisibility=hidden",
     "-fPIC",
-    "-shared",
 )
+
+Level = tuple[str, ...]
+
+KERNEL_LEVEL: Level = ("-O1", "-fexpensive-optimizations")
+"""Maps are explicit vectors: higher levels take longer and make them no faster. Without
+the second flag, GCC contracts no products and sums, on which stated errors rely."""
+
+SHARED_LEVEL: Level = ("-O3",)
+"""Products, which kernels share, keep blocks of vectors in registers."""
 
 NEEDS: dict[MachineName, tuple[str, ...]] = {
     "avx512": ("__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__AVX512VL__"),
@@ -144,12 +150,15 @@ class Compiler:
     command: tuple[str, ...]
     version: str
 
-    def build(self, source: Path, output: Path) -> None:
-        """Compile a kernel; what the compiler leaves behind is beside the output."""
-        include = f"-I{INCLUDE_DIR}"
-        command = [*self.command, *flags(), include, str(source), "-o", str(output)]
-        with compiling(lambda: described(source.read_text())):
-            answer = ask(command, SECONDS_TO_BUILD, TMPDIR=str(output.parent))
+    def build(self, output: Path, *inputs: Path, level: Level = KERNEL_LEVEL) -> None:
+        """Compile sources and link objects, up to what the output's suffix says.
+
+        What the compiler leaves behind is beside the output.
+        """
+        kind = "-c" if output.suffix == ".o" else "-shared"
+        names = [f"-I{INCLUDE_DIR}", *map(str, inputs), "-o", str(output)]
+        command = [*self.command, *level, *flags(), kind, *names]
+        answer = ask(command, SECONDS_TO_BUILD, TMPDIR=str(output.parent))
         if answer.fault is not None:
             raise CompilationError(
                 f"the C++ compiler does not compile an emitted kernel: {answer.fault}"

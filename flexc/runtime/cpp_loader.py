@@ -16,6 +16,7 @@ import sys
 import weakref
 from _ctypes import dlclose
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,12 +30,17 @@ from flexc.errors import CompilationError, OptionError
 from flexc.runtime.cache import cache_dir, load, store, workspace
 from flexc.runtime.cpp_compiler import (
     INCLUDE_DIR,
+    KERNEL_LEVEL,
+    SHARED_LEVEL,
     Compiler,
+    Level,
     find_compiler,
     flags,
     processor,
 )
 from flexc.runtime.prepared import Address, Prepared
+from flexc.runtime.progress import compiling, described
+from flexc.runtime.recent import turn
 
 CTYPES: dict[str, Any] = {
     "i1": ctypes.c_bool,
@@ -52,10 +58,12 @@ def support_headers() -> str:
     return "".join(path.read_text() for path in sorted(INCLUDE_DIR.glob("*.h")))
 
 
-def library_name(spec: KernelSpec, compiler: Compiler) -> str:
-    """The name of a kernel's files, without a suffix."""
+def file_name(label: str, source: str, compiler: Compiler) -> str:
+    """Return the name of what is compiled from a source, without a suffix."""
     parts = (
-        spec.source,
+        source,
+        *KERNEL_LEVEL,
+        *SHARED_LEVEL,
         support_headers(),
         processor(),
         *compiler.command,
@@ -63,26 +71,75 @@ def library_name(spec: KernelSpec, compiler: Compiler) -> str:
         *flags(),
     )
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return f"{spec.entry}-{digest[:32]}"
+    return f"{label}-{digest[:32]}"
 
 
 def build(spec: KernelSpec) -> Path:
-    """The shared object of a kernel, compiled unless it is in the cache."""
+    """Return the shared object of a kernel, compiled unless it is in the cache."""
     compiler = find_compiler()
-    name = f"{library_name(spec, compiler)}.so"
+    name = f"{file_name(spec.entry, spec.source, compiler)}.so"
     if load(name) is not None:
         return cache_dir() / name
+    with compiling(lambda: described(spec.source)), ThreadPoolExecutor(1) as beside:
+        shared = beside.submit(shared_objects, spec, compiler)
+        objects = [compiled(spec.source, compiler), *shared.result()]
+        return store(name, linked(objects, compiler))
+
+
+def shared_objects(spec: KernelSpec, compiler: Compiler) -> list[bytes]:
+    """Return the object that defines what a kernel shares with others, if it does.
+
+    Threads that ask for one at the same time wait for the first of them.
+    """
+    if not spec.shared:
+        return []
+    source = shared_source(spec)
+    name = f"{file_name('shared', source, compiler)}.o"
+    with turn(name):
+        data = load(name)
+        if data is None:
+            data = compiled(source, compiler, SHARED_LEVEL)
+            store(name, data)
+    return [data]
+
+
+def shared_source(spec: KernelSpec) -> str:
+    """Return a source that defines the templates that a kernel declares."""
+    head = [line for line in spec.source.splitlines() if line.startswith("#define ")]
+    defined = [f"template struct flexc::{template};" for template in spec.shared]
+    include, using = '#include "flexc_support.h"', "using namespace flexc;"
+    return "\n".join([*head, include, using, *defined, ""])
+
+
+def compiled(source: str, compiler: Compiler, level: Level = KERNEL_LEVEL) -> bytes:
+    """Return the object of a source."""
     with workspace() as directory:
-        source, output = directory / "kernel.cpp", directory / "kernel.so"
-        source.write_text(spec.source)
-        compiler.build(source, output)
-        data = output.read_bytes() if output.is_file() else b""
+        path, output = directory / "source.cpp", directory / "object.o"
+        path.write_text(source)
+        return written(output, compiler, path, level=level)
+
+
+def linked(objects: Sequence[bytes], compiler: Compiler) -> bytes:
+    """Return the shared object of some objects."""
+    with workspace() as directory:
+        paths = [directory / f"{i}.o" for i in range(len(objects))]
+        for path, data in zip(paths, objects, strict=True):
+            path.write_bytes(data)
+        return written(directory / "kernel.so", compiler, *paths)
+
+
+def written(
+    output: Path, compiler: Compiler, *inputs: Path, level: Level = KERNEL_LEVEL
+) -> bytes:
+    """Return what a compiler writes, if that is an object."""
+    compiler.build(output, *inputs, level=level)
+    data = output.read_bytes() if output.is_file() else b""
     if not is_whole(data):
         raise CompilationError(
-            f"the C++ compiler {shlex.join(compiler.command)} wrote no shared object, "
+            f"the C++ compiler {shlex.join(compiler.command)} wrote no object, "
             "or half of one, and did not say why; set CXX to another"
         )
-    return store(name, data)
+    return data
 
 
 ELF = b"\x7fELF\x02\x01"

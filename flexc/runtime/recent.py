@@ -25,7 +25,7 @@ os.register_at_fork(after_in_child=_turns.clear)
 
 
 @contextmanager
-def _turn(*what: Hashable) -> Iterator[None]:
+def turn(*what: Hashable) -> Iterator[None]:
     """Hold what nobody else may make at the same time."""
     with _lock:
         locks = _turns.setdefault(what, [])
@@ -77,7 +77,7 @@ class Recent(Generic[Value]):
         """The value of a key, made by the first thread that asks for it."""
         value = self.find(key)
         if value is None:
-            with _turn(self, key):
+            with turn(self, key):
                 value = self.find(key)
                 if value is None:
                     value = self.add(key, make())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError, CompilerNotFoundError
 from flexc.runtime import cpp_compiler
+from flexc.runtime.cache import cache_dir
 from flexc.runtime.cpp_compiler import Compiler, find_compiler
 from flexc.runtime.cpp_loader import build, is_whole, load_cpp
 from flexc.runtime.kernel import launch
@@ -47,9 +49,9 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     compiled: list[str] = []
     original = Compiler.build
 
-    def counted(self: Compiler, source: Path, output: Path) -> None:
-        compiled.append(source.read_text())
-        original(self, source, output)
+    def counted(self: Compiler, output: Path, *inputs: Path, **options: Any) -> None:
+        compiled.extend(p.read_text() for p in inputs if p.suffix == ".cpp")
+        original(self, output, *inputs, **options)
 
     monkeypatch.setattr(Compiler, "build", counted)
     return compiled
@@ -66,6 +68,25 @@ def test_compiled_once(builds: list[str], cache: Path) -> None:
     assert len(builds) == 1
     assert cache.stat().st_mode & 0o777 == 0o700
     assert builds == [SPEC.source]
+
+
+def test_shared_templates_are_compiled_once(builds: list[str]) -> None:
+    """Two kernels of the same products, and a shared object that was damaged."""
+    template = "LoadTransposed<float, 16, 16, float>"
+    head = '#include "flexc_support.h"\nusing namespace flexc;\n'
+    declared = f"extern template struct {template};\n"
+    source = f"{head}{declared}{SPEC.source}"
+    spec = dataclasses.replace(SPEC, source=source, shared=(template,))
+    other = dataclasses.replace(spec, source=source.replace("2 *", "3 *"))
+    build(spec)
+    build(other)
+    assert len(builds) == 3
+    (shared,) = (s for s in builds if s.startswith(f"{head}template struct"))
+    assert f"flexc::{template}" in shared
+    (entry,) = cache_dir().glob("shared-*.o")
+    entry.write_bytes(b"junk")
+    build(dataclasses.replace(spec, source=source.replace("2 *", "4 *")))
+    assert builds.count(shared) == 2
 
 
 def test_other_source_is_compiled(builds: list[str]) -> None:
@@ -162,11 +183,12 @@ def test_what_cannot_be_run(impostor: Path) -> None:
 
 
 WRITES = {
-    ":": "wrote no shared object",
-    'echo junk > "$out"': "wrote no shared object",
-    'mkdir "$out"': "wrote no shared object",
-    f'{REAL} "$@"; head -c 9000 "$out" > "$out.2"; mv "$out.2" "$out"': "or half of",
-    f'echo "int a;" | {REAL} -x c++ -shared -o "$out" -': "cannot be loaded",
+    ":": "wrote no object",
+    'echo junk > "$out"': "wrote no object",
+    'mkdir "$out"': "wrote no object",
+    f'{REAL} "$@"; head -c 500 "$out" > "$out.2"; mv "$out.2" "$out"': "or half of",
+    f'case "$out" in *.so) exec {REAL} "$@";; esac; '
+    f'echo "int a;" | {REAL} -x c++ -fPIC -c -o "$out" -': "cannot be loaded",
     "echo '\\377' >&2; exit 1": "ended with status 1",
     "sleep 100": "did not end in 1 seconds",
     "kill -9 $$": "was killed by signal 9",
@@ -182,9 +204,8 @@ def test_what_does_not_compile(
         cpp_compiler, "SECONDS_TO_BUILD", 1 if "sleep" in action else 60
     )
     (real,) = Compiler(("g++",), "").command
-    lines = (
-        f'real={real}; for out; do :; done\n[ "$1" = -std=c++17 ] || exec {REAL} "$@"'
-    )
+    builds = f'case "$*" in *" -o "*) ;; *) exec {REAL} "$@";; esac'
+    lines = f"real={real}; for out; do :; done\n{builds}"
     write_script(impostor, f"{lines}\n{action}")
     for _ in range(2):
         with pytest.raises(CompilationError, match=WRITES[action]):

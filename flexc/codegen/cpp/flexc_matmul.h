@@ -47,8 +47,10 @@ FLEXC_INLINE Strided<S, Row, Inner, Next> strided(
     const S* data, Row row, Inner inner, Next next = {}) {
     return {data, row, inner, next};
 }
+// A tile of K columns.
+template <class T, int K> using TileOperand = Strided<T, Fixed<pitch<T>(K)>, Fixed<1>, Fixed<0>>;
 template <class T, int M, int K>
-FLEXC_INLINE auto strided(Tile<T, M, K> tile) {
+FLEXC_INLINE TileOperand<T, K> strided(Tile<T, M, K> tile) {
     return strided(static_cast<const T*>(tile.data), fixed<pitch<T>(K)>, fixed<1>);
 }
 
@@ -101,8 +103,9 @@ struct Result {
     FLEXC_INLINE Result from(int64_t i) const { return {at(i), pitch}; }
     FLEXC_INLINE Result after(int columns) const { return {data + columns, pitch}; }
 };
+template <class T, int N> using TileResult = Result<T, Fixed<pitch<T>(N)>>;
 template <class T, int M, int N>
-FLEXC_INLINE Result<T, Fixed<pitch<T>(N)>> result(Tile<T, M, N> tile) {
+FLEXC_INLINE TileResult<T, N> result(Tile<T, M, N> tile) {
     return {tile.data, {}};
 }
 
@@ -197,39 +200,45 @@ __attribute__((noinline)) void product_panel(
     product_rows<Accumulate, R, V, Pitch>(out, lhs, rhs, rows, inner);
 }
 
-template <
-    bool Accumulate, int R, int V, class T, int N, int K, class O, class L, class Rows>
-FLEXC_INLINE void product_panels(
-    O out, L lhs, Tile<T, K, N> rhs, Rows rows, int inner) {
+// out = lhs @ rhs, or out += lhs @ rhs, with N columns: the first rows of it, and of the
+// sums the first `inner` terms.
+template <bool Accumulate, int R, int V, int N, class T, class O, class L, class Rows>
+struct Product {
+    static void run(O out, L lhs, const T* rhs, Rows rows, int inner);
+};
+template <bool Accumulate, int R, int V, int N, class T, class O, class L, class Rows>
+FLEXC_SHARED void Product<Accumulate, R, V, N, T, O, L, Rows>::run(
+    O out, L lhs, const T* rhs, Rows rows, int inner) {
     constexpr int width = V * lanes<T>, whole = N / width * width;
     constexpr int rest = (N - whole + lanes<T> - 1) / lanes<T>, P = pitch<T>(N);
     for (int j = 0; j < whole; j += width)
-        product_panel<Accumulate, R, V, P>(out.after(j), lhs, rhs.data + j, rows, inner);
+        product_panel<Accumulate, R, V, P>(out.after(j), lhs, rhs + j, rows, inner);
     if constexpr (rest > 0)
-        product_panel<Accumulate, R, rest, P>(
-            out.after(whole), lhs, rhs.data + whole, rows, inner);
+        product_panel<Accumulate, R, rest, P>(out.after(whole), lhs, rhs + whole, rows, inner);
 }
 
-// out = lhs @ rhs: the first rows of it, and of the sums the first `inner` terms
 template <int R, int V, class T, int M, int N, int K, class L, class Rows>
 FLEXC_INLINE void product(
     Tile<T, M, N> out, L lhs, Tile<T, K, N> rhs, Rows rows, int32_t inner) {
-    product_panels<false, R, V>(result(out), lhs, rhs, rows, inner);
+    Product<false, R, V, N, T, TileResult<T, N>, L, Rows>::run(
+        result(out), lhs, rhs.data, rows, inner);
 }
 
-// out += lhs @ rhs
 template <int R, int V, class T, int M, int N, int K, class L, class Rows>
 FLEXC_INLINE void add_product(
     Tile<T, M, N> out, L lhs, Tile<T, K, N> rhs, Rows rows, int32_t inner) {
-    product_panels<true, R, V>(result(out), lhs, rhs, rows, inner);
+    Product<true, R, V, N, T, TileResult<T, N>, L, Rows>::run(
+        result(out), lhs, rhs.data, rows, inner);
 }
 
 // The same in memory: element (i, j) is out[i * stride + j]
+template <class T> using MemoryResult = Result<T, int64_t>;
 template <int R, int V, class T, int N, int K, class L, class Rows>
 FLEXC_INLINE void add_product(
     T* out, int64_t stride, L lhs, Tile<T, K, N> rhs, Rows rows, int32_t inner) {
     static_assert(N % lanes<T> == 0, "memory has no columns beyond the last");
-    product_panels<true, R, V>(Result<T, int64_t>{out, stride}, lhs, rhs, rows, inner);
+    Product<true, R, V, N, T, MemoryResult<T>, L, Rows>::run(
+        {out, stride}, lhs, rhs.data, rows, inner);
 }
 
 }  // namespace flexc

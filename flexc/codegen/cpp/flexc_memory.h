@@ -81,7 +81,11 @@ FLEXC_INLINE void load(Tile<T, N> out, const S* in, int64_t stride, int32_t exte
 
 // out[i][j] = in[i + j * in_pitch] within rows and columns, 0 in columns beyond
 template <class T, int M, int N, class S>
-__attribute__((noinline)) void load_transposed(
+struct LoadTransposed {
+    static void run(Tile<T, M, N> out, const S* in, int64_t in_pitch, int rows, int columns);
+};
+template <class T, int M, int N, class S>
+FLEXC_SHARED void LoadTransposed<T, M, N, S>::run(
     Tile<T, M, N> out, const S* in, int64_t in_pitch, int rows, int columns) {
     constexpr int L = moved_lanes<T, S>, to_pitch = pitch<T>(N);
     for (int j = 0; j < N; j += L) {
@@ -104,7 +108,7 @@ FLEXC_INLINE void load(
     const int rows = clip(extent_0, M), columns = clip(extent_1, N);
     const bool transposed = sizeof(T) >= 4 && stride_0 == 1 && stride_1 != 1;
     if constexpr (sizeof(T) >= 4)
-        if (transposed) load_transposed(out, in, stride_1, rows, columns);
+        if (transposed) LoadTransposed<T, M, N, S>::run(out, in, stride_1, rows, columns);
     for (int i = 0; !transposed && i < rows; ++i) {
         T* row = out[i];
         const S* from = in + i * stride_0;
@@ -132,7 +136,11 @@ FLEXC_INLINE void store(S* out, Tile<T, N> in, int64_t stride, int32_t extent) {
 
 // out[i + j * out_pitch] = in[i][j] within rows and columns
 template <class T, int M, int N, class S>
-__attribute__((noinline)) void store_transposed(
+struct StoreTransposed {
+    static void run(S* out, Tile<T, M, N> in, int64_t out_pitch, int rows, int columns);
+};
+template <class T, int M, int N, class S>
+FLEXC_SHARED void StoreTransposed<T, M, N, S>::run(
     S* out, Tile<T, M, N> in, int64_t out_pitch, int rows, int columns) {
     constexpr int L = moved_lanes<T, S>, from_pitch = pitch<T>(N);
     for (int j = 0; j < columns; j += L) {
@@ -155,7 +163,7 @@ FLEXC_INLINE void store(
     const int rows = clip(extent_0, M), columns = clip(extent_1, N);
     if constexpr (sizeof(T) >= 4)
         if (stride_0 == 1 && stride_1 != 1)
-            return store_transposed(out, in, stride_1, rows, columns);
+            return StoreTransposed<T, M, N, S>::run(out, in, stride_1, rows, columns);
     for (int i = 0; i < rows; ++i) {
         S* to = out + i * stride_0;
         if (stride_1 == 1)

@@ -12,6 +12,8 @@ using uint64_t = __UINT64_TYPE__;
 using size_t = __SIZE_TYPE__;
 
 #define FLEXC_INLINE inline __attribute__((always_inline))
+// A function that an object of its own defines, for all kernels that call it.
+#define FLEXC_SHARED __attribute__((noinline))
 #define FLEXC_KERNEL extern "C" __attribute__((visibility("default")))
 
 namespace flexc {

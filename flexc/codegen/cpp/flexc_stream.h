@@ -110,7 +110,12 @@ FLEXC_INLINE void dots_rows(T* out, const T* lhs, const S* const (&rows)[C]) {
 
 // out = lhs @ rhs^T, of the first `count` rows of rhs; what is beyond may be anything
 template <int R, int C, int Ahead, class T, int M, int N, int K, class S>
-__attribute__((noinline)) void stream_dots(
+struct StreamDots {
+    static void run(
+        Tile<T, M, N> out, Tile<T, M, K> lhs, const S* rhs, int64_t stride, int count);
+};
+template <int R, int C, int Ahead, class T, int M, int N, int K, class S>
+FLEXC_SHARED void StreamDots<R, C, Ahead, T, M, N, K, S>::run(
     Tile<T, M, N> out, Tile<T, M, K> lhs, const S* rhs, int64_t stride, int count) {
     for (int j = 0; j < count; j += C) {
         const S* rows[C];
@@ -122,6 +127,11 @@ __attribute__((noinline)) void stream_dots(
         }
         dots_rows<R, C, M, K, pitch<T>(K), pitch<T>(N)>(out.data + j, lhs.data, rows);
     }
+}
+template <int R, int C, int Ahead, class T, int M, int N, int K, class S>
+FLEXC_INLINE void stream_dots(
+    Tile<T, M, N> out, Tile<T, M, K> lhs, const S* rhs, int64_t stride, int count) {
+    StreamDots<R, C, Ahead, T, M, N, K, S>::run(out, lhs, rhs, stride, count);
 }
 
 // ---- sums of rows ----
@@ -184,7 +194,13 @@ constexpr int rows_at_once = 16;
 
 // out = lhs @ rhs, or out += lhs @ rhs: the sum over the first `count` rows of rhs
 template <int R, int V, int Ahead, class T, int M, int N, int K, class S>
-__attribute__((noinline)) void stream_sums(
+struct StreamSums {
+    static void run(
+        Tile<T, M, N> out, Tile<T, M, K> lhs, const S* rhs, int64_t stride, int count,
+        bool onto);
+};
+template <int R, int V, int Ahead, class T, int M, int N, int K, class S>
+FLEXC_SHARED void StreamSums<R, V, Ahead, T, M, N, K, S>::run(
     Tile<T, M, N> out, Tile<T, M, K> lhs, const S* rhs, int64_t stride, int count,
     bool onto) {
     for (int k = 0; k < count || !onto; k += rows_at_once) {
@@ -196,6 +212,12 @@ __attribute__((noinline)) void stream_sums(
         rhs += some * stride;
         onto = true;
     }
+}
+template <int R, int V, int Ahead, class T, int M, int N, int K, class S>
+FLEXC_INLINE void stream_sums(
+    Tile<T, M, N> out, Tile<T, M, K> lhs, const S* rhs, int64_t stride, int count,
+    bool onto) {
+    StreamSums<R, V, Ahead, T, M, N, K, S>::run(out, lhs, rhs, stride, count, onto);
 }
 
 }  // namespace flexc

@@ -25,6 +25,7 @@ from xdsl.utils.hints import isa
 
 from flexc.codegen.cpp.map_printer import COMBINE, MapPlan, MapPrinter
 from flexc.codegen.cpp.reserved import RESERVED
+from flexc.codegen.cpp.shared_templates import shared_templates
 from flexc.codegen.cpp.spelling import (
     buffer_type,
     memory_type,
@@ -97,6 +98,8 @@ class CppPrinter(MapPrinter):
         self.line('#include "flexc_support.h"')
         self.line()
         self.line("using namespace flexc;")
+        for template in shared_templates(op):
+            self.line(f"extern template struct flexc::{template};")
         self.line()
 
     def print_buffers(self, op: tile.KernelOp) -> None:
@@ -356,4 +359,5 @@ def print_kernel(op: tile.KernelOp) -> KernelSpec:
     printer = CppPrinter(output)
     params = printer.print_kernel(op)
     entry, grid = op.sym_name.data, str(op.grid)
-    return KernelSpec("cpp", entry, params, grid, output.getvalue())
+    shared = shared_templates(op)
+    return KernelSpec("cpp", entry, params, grid, output.getvalue(), shared=shared)

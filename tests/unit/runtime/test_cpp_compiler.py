@@ -23,7 +23,7 @@ from flexc.runtime.cpp_compiler import (
     machines_of,
     sanitizer_flags,
 )
-from flexc.runtime.cpp_loader import check_sanitizer, library_name
+from flexc.runtime.cpp_loader import check_sanitizer, file_name
 from tests.reference import attention
 
 REAL = find_compiler().command[0]
@@ -82,7 +82,7 @@ def test_a_compiler_that_appears_is_used(
 def test_machine_that_is_asked_for(
     machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plain_name = library_name(SPEC, find_compiler())
+    plain_name = file_name("f", SPEC.source, find_compiler())
     monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("FLEXC_MACHINE", machine)
     query, key, value = torch.randn(3, 1, 2, 70, 16).unbind()
@@ -91,7 +91,7 @@ def test_machine_that_is_asked_for(
     expected = attention(query, key, value, None, None).out
     torch.testing.assert_close(out.double(), expected.double(), rtol=0, atol=1e-5)
     if machine != HERE[0] and "avx2" in HERE:
-        assert library_name(SPEC, find_compiler()) != plain_name
+        assert file_name("f", SPEC.source, find_compiler()) != plain_name
         (library,) = tmp_path.glob("*.so")
         code = subprocess.run(["objdump", "-d", library], capture_output=True)
         wide = b"zmm" if machine == "avx2" else b"ymm"
@@ -105,10 +105,10 @@ def test_machine_that_the_host_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sanitizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = library_name(SPEC, find_compiler())
+    name = file_name("f", SPEC.source, find_compiler())
     monkeypatch.setenv("FLEXC_SANITIZE", "address,undefined")
     assert sanitizer_flags()[-1] == "-fsanitize=address,undefined"
-    assert library_name(SPEC, find_compiler()) != name
+    assert file_name("f", SPEC.source, find_compiler()) != name
     monkeypatch.setenv("FLEXC_SANITIZE", "thread")
     with pytest.raises(OptionError, match="expects names among address, undefined"):
         sanitizer_flags()

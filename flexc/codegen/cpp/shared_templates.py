@@ -1,0 +1,139 @@
+"""Which templates of the support headers a kernel shares with others.
+
+Products and transposed copies depend on types and sizes of tiles, hardly on mods, and
+take the C++ compiler as long as the rest of a kernel. A kernel declares them, and an
+object that is compiled once defines them.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from flexc.codegen.cpp.spelling import memory_type
+from flexc.dialects import tile
+from flexc.dialects.tile import TileType
+from flexc.dialects.tile.schedule.shapes import constant_of
+from flexc.dialects.tile.types import is_memory, is_tensor
+
+
+def shared_templates(kernel: tile.KernelOp) -> tuple[str, ...]:
+    """Return the instantiations that a kernel calls, each once."""
+    found = (template(op) for op in kernel.body.walk())
+    return tuple(sorted({text for text in found if text is not None}))
+
+
+@singledispatch
+def template(op: Operation) -> str | None:
+    """Return the instantiation that an op calls, if it is a shared one."""
+    return None
+
+
+@template.register
+def _(op: tile.RegisterProductOp) -> str:
+    element = _element(op.result.type)
+    columns = tile.shape_of(op.result.type)[1]
+    result = f"TileResult<{element}, {columns}>"
+    return _product(op, op.acc is not None, result, _left_operand(op), columns)
+
+
+@template.register
+def _(op: tile.AddRegisterProductOp) -> str:
+    columns = tile.shape_of(op.rhs.type)[1]
+    result = f"MemoryResult<{_element(op.memref.type)}>"
+    return _product(op, True, result, _tile_operand(op.lhs), columns)
+
+
+@template.register
+def _(op: tile.StreamProductOp) -> str:
+    block, (m, n) = op.register_tile, tile.shape_of(op.result.type)
+    name = "StreamSums" if op.transposed is None else "StreamDots"
+    parts = (
+        block.rows.data,
+        block.vectors.data,
+        op.ahead.value.data,
+        _element(op.result.type),
+        m,
+        n,
+        tile.shape_of(op.lhs.type)[1],
+        _element(op.rhs.type),
+    )
+    return _instance(name, *parts)
+
+
+@template.register
+def _(op: tile.LoadStridedOp) -> str | None:
+    if not _may_transpose(op.result.type, op.strides):
+        return None
+    shape = tile.shape_of(op.result.type)
+    types = _element(op.result.type), _element(op.tensor.type)
+    return _instance("LoadTransposed", types[0], *shape, types[1])
+
+
+@template.register
+def _(op: tile.StoreStridedOp) -> str | None:
+    if not _may_transpose(op.value.type, op.strides):
+        return None
+    shape = tile.shape_of(op.value.type)
+    types = _element(op.value.type), _element(op.memref.type)
+    return _instance("StoreTransposed", types[0], *shape, types[1])
+
+
+def _product(
+    op: tile.RegisterProductOp | tile.AddRegisterProductOp,
+    adds: bool,
+    result: str,
+    lhs: str,
+    columns: int,
+) -> str:
+    """The first rows that are computed are counted by a number, or all are."""
+    m, block = tile.shape_of(_rows_of(op))[0], op.register_tile
+    rows = f"Fixed<{m}>" if op.rows is None else "int32_t"
+    sizes = block.rows.data, block.vectors.data, columns
+    element = _element(op.rhs.type)
+    return _instance("Product", str(adds).lower(), *sizes, element, result, lhs, rows)
+
+
+def _rows_of(op: tile.RegisterProductOp | tile.AddRegisterProductOp) -> Attribute:
+    return (op.lhs if isinstance(op, tile.AddRegisterProductOp) else op.result).type
+
+
+def _left_operand(op: tile.RegisterProductOp) -> str:
+    if isinstance(op.lhs.type, TileType):
+        return _tile_operand(op.lhs)
+    strides = (_stride(value) for value in op.strides)
+    ahead = "Fixed<0>" if op.next is None else "int64_t"
+    return _instance("Strided", _element(op.lhs.type), *strides, ahead)
+
+
+def _tile_operand(value: SSAValue) -> str:
+    columns = tile.shape_of(value.type)[1]
+    return _instance("TileOperand", _element(value.type), columns)
+
+
+def _stride(value: SSAValue) -> str:
+    number = constant_of(value)
+    return "int64_t" if number is None else f"Fixed<{number}>"
+
+
+def _may_transpose(type_: Attribute, strides: tuple[SSAValue, ...]) -> bool:
+    """Whether rows of a matrix may be apart by one number where columns are not."""
+    if len(strides) != 2 or _element(type_) in _NARROW:
+        return False
+    first, second = (constant_of(stride) for stride in strides)
+    return first in (None, 1) and second != 1
+
+
+_NARROW = ("int8_t", "int16_t", "half", "bfloat16")
+"""Elements of fewer than four bytes, which are not transposed in registers."""
+
+
+def _element(type_: Attribute) -> str:
+    if is_tensor(type_) or is_memory(type_):
+        return memory_type(type_.element_type)
+    return memory_type(tile.element_of(type_))
+
+
+def _instance(name: str, *args: str | int) -> str:
+    return f"{name}<{', '.join(map(str, args))}>"
