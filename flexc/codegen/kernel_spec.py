@@ -13,7 +13,7 @@ from xdsl.dialects.builtin import AffineMapAttr
 from xdsl.ir import Attribute
 from xdsl.parser import Parser
 
-from flexc.dialects.tile import KernelOp, ParamAttr
+from flexc.dialects.tile import ParamAttr
 from flexc.dialects.tile.types import is_memory, is_tensor
 
 
@@ -104,8 +104,3 @@ class KernelSpec:
         for name in ("rejected", "shared"):
             data[name] = tuple(data[name])
         return cls(**data)
-
-
-def ir_digest(kernel: KernelOp) -> str:
-    """A short name for a kernel's IR, for the header of its source."""
-    return hashlib.sha256(str(kernel).encode()).hexdigest()[:16]

@@ -24,7 +24,6 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
-    ShapeEnv,
     StatelessSymbolicContext,
 )
 
@@ -41,6 +40,7 @@ from flexc.frontend.grad_modes import DetachWithoutGrad
 from flexc.frontend.guards import (
     ExactShapeEnv,
     SourcePrinter,
+    UnlocatedShapeEnv,
     number_guards,
     read_guards,
     rounded,
@@ -119,7 +119,7 @@ class _Tracer:
         gradients: bool,
         given: Literal["symbols", "numbers", "tensors"],
     ):
-        env = ExactShapeEnv if given == "symbols" else ShapeEnv
+        env = ExactShapeEnv if given == "symbols" else UnlocatedShapeEnv
         self.shape_env = env(duck_shape=False, specialize_zero_one=False)
         self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.signature = signature

@@ -31,7 +31,7 @@ from flexc.codegen.cpp.spelling import (
     memory_type,
     scalar_type,
 )
-from flexc.codegen.kernel_spec import KernelSpec, ParamSpec, ir_digest
+from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import BUFFERS, BufferAttr, TileType
 from flexc.dialects.tile.schedule.shapes import constant_of
@@ -91,7 +91,6 @@ class CppPrinter(MapPrinter):
         for name, value in sorted(op.attributes.items()):
             if isinstance(value, StringAttr):
                 self.comment(f"{name}: {value.data}")
-        self.comment(f"digest: {ir_digest(op)}")
         vector_bytes = op.attributes.get(tile.VECTOR_BYTES)
         if isa(vector_bytes, IntegerAttr):
             self.line(f"#define FLEXC_VECTOR_BYTES {vector_bytes.value.data}")

@@ -11,7 +11,7 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr
 from xdsl.ir import Operation
 from xdsl.utils.target import Target
 
-from flexc.codegen.kernel_spec import KernelSpec, ParamSpec, ir_digest
+from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.codegen.requirements import require_kernels
 from flexc.codegen.triton.printer import TritonPrinter
 from flexc.codegen.triton.scalar_rules import in_place_function
@@ -85,7 +85,6 @@ def header(kernel: tile.KernelOp, language: str) -> list[str]:
     for name, attr in kernel.attributes.items():
         if isinstance(attr, StringAttr):
             lines.append(f"{name}: {attr.data}")
-    lines.append(f"IR: {ir_digest(kernel)}")
     return lines
 
 
