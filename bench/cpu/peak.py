@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from bench.timing import seconds_of
-from flexc.runtime.cpp_compiler import find_compiler
+from flexc.runtime.cpp_compiler import SHARED_LEVEL, find_compiler
 
 SOURCE = Path(__file__).with_name("peak.cpp")
 BURST = 0.02
@@ -31,7 +31,7 @@ def library() -> Any:
     """Both functions, compiled as kernels are."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "peak.so"
-        find_compiler().build(SOURCE, output)
+        find_compiler().build(SOURCE, output=output, level=SHARED_LEVEL)
         loaded = ctypes.CDLL(str(output))
     loaded.fma_burst.argtypes = [ctypes.c_long, ctypes.c_int]
     loaded.fma_burst.restype = ctypes.c_double

@@ -150,7 +150,7 @@ class Compiler:
     command: tuple[str, ...]
     version: str
 
-    def build(self, output: Path, *inputs: Path, level: Level = KERNEL_LEVEL) -> None:
+    def build(self, *inputs: Path, output: Path, level: Level = KERNEL_LEVEL) -> None:
         """Compile sources and link objects, up to what the output's suffix says.
 
         What the compiler leaves behind is beside the output.

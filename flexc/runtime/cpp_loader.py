@@ -116,7 +116,7 @@ def compiled(source: str, compiler: Compiler, level: Level = KERNEL_LEVEL) -> by
     with workspace() as directory:
         path, output = directory / "source.cpp", directory / "object.o"
         path.write_text(source)
-        return written(output, compiler, path, level=level)
+        return written(compiler, path, output=output, level=level)
 
 
 def linked(objects: Sequence[bytes], compiler: Compiler) -> bytes:
@@ -125,14 +125,14 @@ def linked(objects: Sequence[bytes], compiler: Compiler) -> bytes:
         paths = [directory / f"{i}.o" for i in range(len(objects))]
         for path, data in zip(paths, objects, strict=True):
             path.write_bytes(data)
-        return written(directory / "kernel.so", compiler, *paths)
+        return written(compiler, *paths, output=directory / "kernel.so")
 
 
 def written(
-    output: Path, compiler: Compiler, *inputs: Path, level: Level = KERNEL_LEVEL
+    compiler: Compiler, *inputs: Path, output: Path, level: Level = KERNEL_LEVEL
 ) -> bytes:
     """Return what a compiler writes, if that is an object."""
-    compiler.build(output, *inputs, level=level)
+    compiler.build(*inputs, output=output, level=level)
     data = output.read_bytes() if output.is_file() else b""
     if not is_whole(data):
         raise CompilationError(

@@ -164,7 +164,7 @@ def test_the_first_columns_are_reduced(
 ) -> None:
     source = tmp_path / "reduce.cpp"
     source.write_text(REDUCTIONS.format(name=name, width=width))
-    find_compiler().build(tmp_path / "reduce.so", source)
+    find_compiler().build(source, output=tmp_path / "reduce.so")
     reduce = ctypes.CDLL(str(tmp_path / "reduce.so")).reduce
     pitch = -(-37 // (width // 4)) * (width // 4)
     tile = torch.empty(3, pitch, dtype=dtype)

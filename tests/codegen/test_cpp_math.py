@@ -39,7 +39,7 @@ def library(
     lines += ['#include "flexc_support.h"', "using namespace flexc;"]
     lines += vector_loops() if width else number_loops()
     source.write_text("\n".join(lines))
-    find_compiler().build(folder / "math.so", source)
+    find_compiler().build(source, output=folder / "math.so")
     return ctypes.CDLL(str(folder / "math.so"))
 
 

@@ -157,7 +157,7 @@ FLEXC_KERNEL void combine({name}* out, {name}* in) {{
     const Tile<{name}, 3, {columns}> tile{{in}};
     reduce_columns<Max>(Tile<{name}, {columns}>{{out}}, tile);
 }}""")
-    find_compiler().build(tmp_path / "reduce.so", source)
+    find_compiler().build(source, output=tmp_path / "reduce.so")
     library = ctypes.CDLL(str(tmp_path / "reduce.so"))
     pitch: int = library.pitch_of()
     rows = torch.randint(-9, 9, (3, pitch)).to(dtype)

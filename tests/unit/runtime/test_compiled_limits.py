@@ -175,6 +175,7 @@ def test_new_values_lengths_and_closures_compile_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_ten_thousand_calls_leave_nothing() -> None:
     before, after = run_many(10_000)
     assert after - before < 50_000_000  # Of what is kept, and bounded.
