@@ -171,7 +171,7 @@ class ConvertPairSums(RewritePattern):
             ],
             op.result_types,
             op.detach_region(op.pairs),
-            Region(Block(build_segments(subject, sizes, self.options.trims_sums(op)))),
+            Region(Block(build_segments(subject, sizes, self.options.trims))),
             kept_properties(op) | self.options.tiling(subject, sizes),
         )
         new.attributes |= op.attributes
@@ -240,7 +240,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         matrices = (op.rows, op.columns)
         rows, columns = ([flex.tensor_shape(m)[3] for m in side] for side in matrices)
         kinds = [attr.sum_kind for attr in op.sums]
-        if self.trims_sums(op):
+        if self.trims:
             bits = max(32, op.score_type.bitwidth)
             widest, sums_columns = max(*rows, *columns), SumKind.COLUMN_MATRIX in kinds
             chosen = panel_sizes(self.machine, bits, widest, sparse, sums_columns)
@@ -277,11 +277,6 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         """Whether iterations visit no column that is dead for all of a program's rows,
         as far as bounds are known, and none beyond the last."""
         return self.target == "cpp" and self.trimmed
-
-    def trims_sums(self, op: flex.PairSumsOp) -> bool:
-        """The same for sums over pairs; what is kept of blocks needs whole ones."""
-        whole = {SumKind.DIAGONAL, SumKind.PAIRS}
-        return self.trims and not any(attr.sum_kind in whole for attr in op.sums)
 
     def with_options(self, chosen: TileSizes) -> TileSizes:
         """What the options say, and for the rest what was chosen.

@@ -6,12 +6,13 @@ kernels, each a function with one op, and what finishes their results:
 - delta, the dot products of d_out and out;
 - the query's gradient, with the row sums of what was read by head or by row;
 - those of key and value, transposed, with the row sums of what was read by column;
-- one more for each read by distance or by pair;
+- one more for each sum of what was read by distance or by pair;
 - `flex.scatter_sums` for each read.
 
 With `one_pass` the gradients of query, key and value are sums of one kernel, which
 visits each pair once: five products in place of seven. It adds to what belongs to keys
-in memory, `flex.sum_parts` adds that up. Reads by column keep a kernel of their own.
+in memory, `flex.sum_parts` adds that up. Sums by distance and by pair are its own too,
+or those of the query's kernel. Reads by column keep a kernel of their own.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 1. `tile.load`, `tile.store` and `tile.add_to` become strided accesses: a 64-bit
    base, a stride and an extent for each dimension. What a checked dimension leaves
-   out is what lies beyond its extent; beyond a load's count elements are unspecified.
+   out is what lies beyond its extent; beyond a load's count elements are unspecified,
+   and beyond a store's they are not looked at.
 2. The transpose of a loaded tile is a load with strides exchanged, and so is what is
    stored or added of a transpose.
 """
@@ -89,10 +90,15 @@ class StoreToStrided(RewritePattern):
     def match_and_rewrite(self, op: tile.StoreOp, rewriter: PatternRewriter) -> None:
         access = StridedAccess.of_store(op)
         strides, extents = access.strides(), access.extents()
-        value = op.value
+        value, counted = op.value, None
+        if op.count is not None:
+            counted = len(extents) - 1
+            extents[counted] = op.count
         if isinstance(value.owner, tile.TransposeOp):
             value, strides, extents = value.owner.input, strides[::-1], extents[::-1]
-        store = tile.StoreStridedOp(value, op.memref, access.base(), strides, extents)
+            counted = None if counted is None else len(extents) - 1 - counted
+        base = access.base()
+        store = tile.StoreStridedOp(value, op.memref, base, strides, extents, counted)
         rewriter.replace(op, store)
 
 

@@ -28,11 +28,16 @@ def is_zero(value: SSAValue) -> bool:
     return isinstance(constant, FloatAttr) and str(constant.value.data) == "0.0"
 
 
+COUNTED = (
+    *(tile.LoadOp, tile.StoreOp, tile.AddToOp),
+    *(tile.ReduceOp, tile.DotOp, tile.DiagonalsOp),
+)
+"""Ops that may have a count."""
+
+
 def has_count(op: Operation) -> bool:
     """Whether an op takes the first elements of a dimension only, as on a CPU."""
-    if isinstance(op, tile.LoadOp | tile.AddToOp | tile.ReduceOp | tile.DotOp):
-        return op.count is not None
-    return False
+    return isinstance(op, COUNTED) and op.count is not None
 
 
 @dataclass(frozen=True)

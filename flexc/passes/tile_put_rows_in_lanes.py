@@ -5,12 +5,12 @@ tile of vectors, reductions over columns combine vectors, and products read keys
 values as they lie in memory.
 
 1. A product s = a @ b of rows becomes s^T = b^T @ a^T, and so does all that is made
-   of it: maps exchange their dimensions, reductions go along the other one, loops and
-   branches carry transposes.
+   of it: maps exchange their dimensions, reductions go along the other one, diagonals
+   are those of the transpose, loops and branches carry transposes.
 2. Other tiles have the form that is asked for, or both: a load is a load or the
    transpose of one, which `legalize-tile-for-cpp` reads transposed; two transposes are
    none; what cannot be had transposed otherwise is transposed.
-3. What is stored, added to memory or summed along diagonals is transposed back.
+3. What is stored or added to memory is transposed back.
 
 A program's rows are what most of its products have as rows. Kernels without products
 stay as they are, and those with fewer rows than a vector has lanes.
@@ -23,7 +23,14 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IntegerAttr, ModuleOp, i32
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DenseArrayBase,
+    IntegerAttr,
+    ModuleOp,
+    UnitAttr,
+    i32,
+)
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
@@ -67,6 +74,8 @@ class LaneRewriter:
                 self.rewrite_product(op)
             case tile.ReduceOp():
                 self.rewrite_reduction(op)
+            case tile.DiagonalsOp():
+                self.rewrite_diagonals(op)
             case scf.ForOp():
                 self.hand_over(op, 3, op.body.block.args[1:])
                 self.hand_over(op.body.block.last_op, 0, op.body.block.args[1:])
@@ -119,6 +128,13 @@ class LaneRewriter:
             op.dim = IntegerAttr(1 - op.dim.value.data, i32)
         else:
             self.give(op, {0: False})
+
+    def rewrite_diagonals(self, op: tile.DiagonalsOp) -> None:
+        """Of the transpose, where that is what there is."""
+        turned = op.input in self.of_rows
+        self.give(op, {0: turned})
+        if turned:
+            op.transposed = None if op.is_transposed else UnitAttr()
 
 
 def split_constants(block: Block) -> None:

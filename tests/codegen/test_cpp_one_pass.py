@@ -17,7 +17,7 @@ from flexc.dialects.flex import SumKind
 from flexc.passes import pipelines
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.vector_machine import MachineName
-from flexc.runtime.gradients import program
+from flexc.runtime.gradients import launch as launches
 from flexc.runtime.gradients.parts import parts_for
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernel import Kernel
@@ -201,17 +201,86 @@ def test_bits_are_the_same_at_every_run(threads: int) -> None:
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-def test_pairs_are_visited_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One kernel of sums over pairs for query, key and value."""
-    kinds: list[list[SumKind]] = []
-    run = program.Launch.run
+@pytest.fixture
+def kinds(monkeypatch: pytest.MonkeyPatch) -> list[list[SumKind]]:
+    """What kernels of sums over pairs are launched for."""
+    found: list[list[SumKind]] = []
+    run = launches.Launch.run
 
-    def noting(launch: program.Launch, *args: Any) -> list[Tensor]:
+    def noting(launch: launches.Launch, *args: Any) -> list[Tensor | None]:
         if isinstance(launch.op, flex.PairSumsOp):
-            kinds.append([kind for kind, *_ in launch.results])
+            found.append([r.kind for r in launch.results])
         return run(launch, *args)
 
-    monkeypatch.setattr(program.Launch, "run", noting)
+    monkeypatch.setattr(launches.Launch, "run", noting)
+    return found
+
+
+def test_pairs_are_visited_once(kinds: list[list[SumKind]]) -> None:
+    """One kernel of sums over pairs for query, key and value."""
     gradients(CALLS[0], None, 1)
     by_column = SumKind.COLUMN_MATRIX
     assert kinds == [[SumKind.MATRIX, by_column, by_column]]
+
+
+@dataclass
+class Learned:
+    """A bias by distance, by pair and by pair through a table, twice."""
+
+    heads: int
+    q_len: int
+    kv_len: int
+
+    def __post_init__(self) -> None:
+        self.near = torch.randn(self.heads, self.q_len + self.kv_len)
+        self.table = torch.randn(7, self.heads)
+        self.pair = torch.randn(self.q_len, self.kv_len)
+        self.kinds = torch.randint(0, 7, (2, self.q_len, self.kv_len))
+        for tensor in self.tensors:
+            tensor.requires_grad_()
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.near, self.table, self.pair]
+
+    def __call__(self, s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        bias = self.table[self.kinds[0, q, k], h] - self.table[self.kinds[1, q, k], h]
+        return s + self.near[h, q - k + self.kv_len] + self.pair[q, k] + bias
+
+
+def learned_gradients(
+    call: Call, bias: Learned, mask: Any, backend: str, wants_keys: bool = True
+) -> list[Tensor]:
+    *inputs, d_out = call.inputs()
+    wanted = inputs if wants_keys else inputs[:1]
+    for tensor in wanted:
+        tensor.requires_grad_()
+    out = flexc.flex_attention(
+        *inputs, score_mod=bias, mask_mod=mask, enable_gqa=True, backend=backend
+    )
+    assert isinstance(out, Tensor)
+    return list(torch.autograd.grad(out, [*wanted, *bias.tensors], d_out))
+
+
+@pytest.mark.parametrize("wants_keys", [True, False], ids=["both sides", "by row"])
+@pytest.mark.parametrize("mask", list(MASKS))
+def test_captured_reads_take_no_visit_of_their_own(
+    mask: str,
+    wants_keys: bool,
+    kinds: list[list[SumKind]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Equal adjoints are summed once. What is made of some rows at a time adds up."""
+    call = Call(4, 2, 2, 300, 140)
+    bias = Learned(4, call.q_len, call.kv_len)
+    want = learned_gradients(call, bias, MASKS[mask], "eager", wants_keys)
+    by_column = [SumKind.COLUMN_MATRIX] * 2 if wants_keys else []
+    pairs = [SumKind.PAIRS] * 2  # One is the negative of the other.
+    once = [SumKind.MATRIX, *by_column, SumKind.DIAGONAL, *pairs]
+    for most in (launches.MAX_BYTES, 1):
+        monkeypatch.setattr(launches, "MAX_BYTES", most)
+        kinds.clear()
+        got = learned_gradients(call, bias, MASKS[mask], "cpp", wants_keys)
+        assert [sorted(k) for k in kinds] == [sorted(once)]
+        for a, b in zip(got, want, strict=True):
+            assert (a - b).abs().max() <= 2.0**-17 * b.abs().max()

@@ -188,15 +188,27 @@ FLEXC_INLINE void live_range(
     first = length ? begin : 0;
 }
 
-// Sum each diagonal: out[c] is the sum of all in[i][j] with i - j + N = c.
+// Sum each diagonal: out[c] is the sum of all in[i][j] with i - j + N = c, j < count.
 template <class T, int L, int M, int N>
-FLEXC_INLINE void diagonals(Tile<T, L> out, Tile<T, M, N> in) {
+FLEXC_INLINE void diagonals(Tile<T, L> out, Tile<T, M, N> in, int count = N) {
     static_assert(L == M + N, "a tile has as many diagonals as rows and columns");
     fill(out, T(0));
     for (int i = 0; i < M; ++i) {
         const T* row = in[i];
 #pragma omp simd
-        for (int j = 0; j < N; ++j) out.data[i + N - j] += row[j];
+        for (int j = 0; j < count; ++j) out.data[i + N - j] += row[j];
+    }
+}
+
+// The same of the transpose: all in[j][i] with i - j + N = c.
+template <class T, int L, int N, int M>
+FLEXC_INLINE void transposed_diagonals(Tile<T, L> out, Tile<T, N, M> in, int count = N) {
+    static_assert(L == M + N, "a tile has as many diagonals as rows and columns");
+    fill(out, T(0));
+    for (int j = 0; j < count; ++j) {
+        T* first = out.data + N - j;
+#pragma omp simd
+        for (int i = 0; i < M; ++i) first[i] += in[j][i];
     }
 }
 

@@ -321,7 +321,9 @@ class CppPrinter(MapPrinter):
 
     @print_op.register
     def _(self, op: tile.DiagonalsOp) -> None:
-        self.call("diagonals", *self.bind_tiles(op), self.name(op.input))
+        function = "transposed_diagonals" if op.is_transposed else "diagonals"
+        count = [] if op.count is None else [self.name(op.count)]
+        self.call(function, *self.bind_tiles(op), self.name(op.input), *count)
 
     @print_op.register
     def _(self, op: tile.MapOp) -> None:

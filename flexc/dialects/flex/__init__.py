@@ -57,6 +57,8 @@ from flexc.dialects.flex.pair_sums import (
     PairSumsOp,
     SumAttr,
     SumKind,
+    diagonal_entries,
+    diagonal_zero,
 )
 from flexc.dialects.flex.row_dots import RowDotsOp
 from flexc.dialects.flex.scalar import (
@@ -99,6 +101,8 @@ __all__ = [
     "WithMods",
     "YieldOp",
     "ZerosLikeOp",
+    "diagonal_entries",
+    "diagonal_zero",
     "operand_groups",
     "print_indexed",
     "score_type",

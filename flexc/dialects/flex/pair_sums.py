@@ -75,7 +75,20 @@ from flexc.dialects.mod_region import (
 )
 
 DIAGONAL_UNIT = 128
-"""Blocks of rows and columns that are summed along diagonals divide this."""
+"""Blocks of rows and columns that are summed along diagonals are no larger."""
+
+
+def diagonal_zero(kv_len: int) -> int:
+    """Which entry of diagonals is that of equal positions.
+
+    Before the first that counts there is room for a block of columns.
+    """
+    return -(-kv_len // DIAGONAL_UNIT) * DIAGONAL_UNIT + DIAGONAL_UNIT
+
+
+def diagonal_entries(q_len: int, kv_len: int) -> int:
+    """How many entries diagonals have."""
+    return diagonal_zero(kv_len) + -(-q_len // DIAGONAL_UNIT) * DIAGONAL_UNIT
 
 
 class SumKind(StrEnum):
@@ -85,8 +98,8 @@ class SumKind(StrEnum):
             and over all heads and batches that share the row's.
     TOTAL   (B, Hq, rows): for each row, and each query head, the sum over columns.
     DIAGONAL (B, Hq, N, L): entry q_idx - kv_idx + U sums the pairs with that
-            difference, where U is Skv and L is Sq + Skv, both lengths rounded up to
-            DIAGONAL_UNIT; the sum over N, a number of the lowering's choice, counts.
+            difference, where U is `diagonal_zero` and L `diagonal_entries`; the sum
+            over N, a number of the lowering's choice, counts.
     PAIRS   (B, Hq, rows, columns): the values themselves, 0 where a pair is dead.
     COLUMN_MATRIX (N, B, H, columns, D): for each column the sum over rows of value *
             matrix row, and over all heads and batches that share the column's; the
@@ -102,6 +115,9 @@ class SumKind(StrEnum):
 
 MATRICES = (SumKind.MATRIX, SumKind.COLUMN_MATRIX)
 """Sums of rows of matrices."""
+
+OF_ROWS = (SumKind.MATRIX, SumKind.TOTAL, SumKind.PAIRS)
+"""Sums whose results have a dimension of rows, the third."""
 
 RANKS = {SumKind.TOTAL: 3, SumKind.COLUMN_MATRIX: 5}
 """Dimensions of results; 4 of all others."""
@@ -174,7 +190,7 @@ class PairSumsLike(PairsOp):
     side of the rows, `columns` and `column_values` those on the other side. The
     query's side has B batches of Hq heads, the key's has B or 1 of Hkv.
     `first`, where given, are the batch, head and row (i32) that the results start
-    at: a part of all, as large as the results are.
+    at, or the row alone: a part of all, as large as the results are.
 
     For a pair, dot product i is the sum over the pairs [r, c, r, c, ...] of
     `products[i]` of dot(rows[r], columns[c]). `pairs` receives the dot products, the
@@ -219,6 +235,12 @@ class PairSumsLike(PairsOp):
         return self.fact("q_len_multiple" if is_query else "kv_len_multiple")
 
     @property
+    def sum_of_rows(self) -> SSAValue | None:
+        """The first result whose third dimension is the rows."""
+        pairs = zip(self.sums, self.sums_, strict=True)
+        return next((r for attr, r in pairs if attr.sum_kind in OF_ROWS), None)
+
+    @property
     def first_index(self) -> int:
         """Which argument of `pairs` is b, the first of a pair's indices."""
         values = len(self.row_values) + len(self.column_values)
@@ -238,8 +260,10 @@ class PairSumsLike(PairsOp):
         for name, rank in zip(GROUPS[:4], (4, 4, 3, 3), strict=True):
             for operand in getattr(self, name):
                 verify_rank(name, operand.type, rank)
-        if not self.rows or len(self.first) not in (0, 3):
-            raise VerifyException("expects rows, and first of none or three values")
+        if not self.rows or len(self.first) not in (0, 1, 3):
+            raise VerifyException(
+                "expects rows, and first of none, one or three values"
+            )
         self.verify_scale_and_captures(self.score_type)
         for flat in self.products:
             if len(flat) % 2:
@@ -297,8 +321,10 @@ class PairSumsLike(PairsOp):
             raise VerifyException(f"{attr} expects head dim {dim}, got {result.type}")
 
     def verify_column_matrix(self, attr: SumAttr, result: SSAValue) -> None:
-        if self.is_transposed or self.first:
-            raise VerifyException(f"{attr} expects all queries as rows")
+        if self.is_transposed or len(self.first) > 1:
+            raise VerifyException(f"{attr} expects queries of all heads as rows")
+        if self.first and self.sum_of_rows is None:
+            raise VerifyException("first expects a result that says how many rows")
         if element_of(result) != self.score_type:
             raise VerifyException(
                 f"{attr} expects sums of {self.score_type}, got {result.type}"

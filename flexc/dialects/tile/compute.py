@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import I32, ArrayAttr, DenseArrayBase, IntegerAttr, i32
+from xdsl.dialects.builtin import (
+    I32,
+    ArrayAttr,
+    DenseArrayBase,
+    IntegerAttr,
+    UnitAttr,
+    i32,
+)
 from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
     operand_def,
     opt_operand_def,
+    opt_prop_def,
     prop_def,
     region_def,
     result_def,
@@ -334,25 +342,42 @@ class DiagonalsOp(IRDLOperation):
     """The sums along a tile's diagonals: element c is the sum of all [i, j] with
     i - j + n = c, for a tile of m rows and n columns and c from 0 to m + n - 1.
 
+    Of the first `count` columns, if that is given. Of a `transposed` op the tile is the
+    transpose of what is summed, of n rows and m columns.
+
     ```mlir
     %d = tile.diagonals %w : !tile.tile<64x64xf32> -> !tile.tile<128xf32>
+    %d = tile.diagonals %w count %n transposed : !tile.tile<96x32xf32> -> ...
     ```
     """
 
     name = "tile.diagonals"
 
     input = operand_def(TileType)
+    count = opt_operand_def(i32)
+    transposed = opt_prop_def(UnitAttr)
     result = result_def(TileType)
 
     traits = traits_def(Pure())
-    assembly_format = "$input attr-dict `:` type($input) `->` type($result)"
+    assembly_format = (
+        "$input (`count` $count^)? (`transposed` $transposed^)? attr-dict "
+        "`:` type($input) `->` type($result)"
+    )
 
-    def __init__(self, input: SSAValue):
+    def __init__(
+        self, input: SSAValue, count: SSAValue | None = None, transposed: bool = False
+    ):
         type_ = expect_type("input", input, TileType)
         size = sum(type_.get_shape())
         super().__init__(
-            operands=[input], result_types=[TileType(type_.element_type, [size])]
+            operands=[input, count],
+            properties={"transposed": UnitAttr() if transposed else None},
+            result_types=[TileType(type_.element_type, [size])],
         )
+
+    @property
+    def is_transposed(self) -> bool:
+        return self.transposed is not None
 
     def verify_(self) -> None:
         shape = shape_of(self.input.type)

@@ -81,6 +81,12 @@ def _verify_strided(tile: Attribute, **groups: Sequence[SSAValue]) -> None:
             raise VerifyException(f"{what} expects {rank} values, got {len(group)}")
 
 
+def _verify_counted(dim: int | None, rank: int) -> None:
+    """Check that what is counted along is a dimension of a tile."""
+    if dim is not None and not 0 <= dim < rank:
+        raise VerifyException(f"counted expects a dimension below {rank}, got {dim}")
+
+
 @irdl_op_definition
 class LoadStridedOp(IRDLOperation):
     """The tile of elements `base + i * strides[0] + j * strides[1]` of a tensor.
@@ -138,19 +144,15 @@ class LoadStridedOp(IRDLOperation):
 
     def verify_(self) -> None:
         _verify_strided(self.result.type, strides=self.strides, extents=self.extents)
-        dim, rank = self.counted_dim, len(self.strides)
-        if dim is not None and not 0 <= dim < rank:
-            raise VerifyException(
-                f"counted expects a dimension below {rank}, got {dim}"
-            )
+        _verify_counted(self.counted_dim, len(self.strides))
 
 
 @irdl_op_definition
 class StoreStridedOp(IRDLOperation):
     """Write a tile to the elements `base + i * strides[0] + ...` of a memref.
 
-    What lies beyond `extents` is left out. Elements are rounded to the memref's
-    type, to nearest even.
+    What lies beyond `extents` is left out; along the dimension `counted` the extent is
+    no larger than the tile. Elements are rounded to the memref's type, to nearest even.
     """
 
     name = "tile.store_strided"
@@ -160,12 +162,14 @@ class StoreStridedOp(IRDLOperation):
     base = operand_def(i64)
     strides = var_operand_def(i64)
     extents = var_operand_def(i32)
+    counted = opt_prop_def(IntegerAttr[I32])
 
     traits = traits_def(MemoryWriteEffect())
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     assembly_format = (
         "$value `,` $memref `[` $base `]` `strides` `[` $strides `]` "
-        "`extents` `[` $extents `]` attr-dict `:` type($value) `,` type($memref)"
+        "`extents` `[` $extents `]` (`counted` $counted^)? attr-dict "
+        "`:` type($value) `,` type($memref)"
     )
 
     def __init__(
@@ -175,11 +179,22 @@ class StoreStridedOp(IRDLOperation):
         base: SSAValue,
         strides: Sequence[SSAValue],
         extents: Sequence[SSAValue],
+        counted: int | None = None,
     ):
-        super().__init__(operands=[value, memref, base, strides, extents])
+        dim = None if counted is None else IntegerAttr(counted, i32)
+        super().__init__(
+            operands=[value, memref, base, strides, extents],
+            properties={"counted": dim},
+        )
+
+    @property
+    def counted_dim(self) -> int | None:
+        """The dimension of which so many elements are written as its extent says."""
+        return None if self.counted is None else self.counted.value.data
 
     def verify_(self) -> None:
         _verify_strided(self.value.type, strides=self.strides, extents=self.extents)
+        _verify_counted(self.counted_dim, len(self.strides))
 
 
 @irdl_op_definition

@@ -119,8 +119,12 @@ class LoadOp(IRDLOperation):
 class StoreOp(IRDLOperation):
     """Write a tile to a memref's last dimensions, leaving out what lies outside.
 
+    With a `count` only so many elements of the tile's last dimension are written, all
+    of them inside the memref.
+
     ```mlir
     tile.store %o, %out[%b, %h, %m, %c0] checked [0] : memref<...>, i32, ...
+    tile.store %w, %pairs[%b, %h, %m, %n] checked [0] count %left : memref<...>, ...
     ```
     """
 
@@ -129,8 +133,10 @@ class StoreOp(IRDLOperation):
     value = operand_def(TileType)
     memref = operand_def(MemRefType)
     indices = var_operand_def(i32)
+    count = opt_operand_def(i32)
     checked = prop_def(DenseArrayBase.constr(i32))
 
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(MemoryWriteEffect())
 
     def __init__(
@@ -139,9 +145,10 @@ class StoreOp(IRDLOperation):
         memref: SSAValue,
         indices: Sequence[SSAValue],
         checked: Sequence[int],
+        count: SSAValue | None = None,
     ):
         super().__init__(
-            operands=[value, memref, indices],
+            operands=[value, memref, indices, count],
             properties={"checked": DenseArrayBase.from_list(i32, checked)},
         )
 
@@ -157,6 +164,7 @@ class StoreOp(IRDLOperation):
         printer.print_string(", ")
         print_indexed(printer, self.memref, self.indices)
         _print_checked(printer, self.checked)
+        print_count(printer, self.count)
         printer.print_op_attributes(self.attributes)
         printer.print_string(" : ")
         types = [self.memref.type, *(i.type for i in self.indices)]
@@ -169,9 +177,10 @@ class StoreOp(IRDLOperation):
         value = parser.resolve_operand(name, parser.parse_type())
         parser.parse_punctuation(",")
         names, checked = _parse_place(parser)
+        count = parse_count(parser)
         attributes = parser.parse_optional_attr_dict()
         memref, *indices = _parse_types(parser, names)
-        op = cls(value, memref, indices, checked)
+        op = cls(value, memref, indices, checked, count)
         op.attributes = attributes
         return op
 

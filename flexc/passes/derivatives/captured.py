@@ -1,7 +1,8 @@
 """Gradients of captured tensors: sums of the adjoints of reads, added where they read.
 
-Reads by head, row or column add sums to kernels that other gradients have anyway; each
-read by distance or by pair has a kernel of its own.
+Reads by head, row or column add sums to kernels that other gradients have anyway. Those
+by distance or by pair have kernels of their own on a GPU, and are sums by row on a CPU.
+Reads of equal adjoints share the sums.
 """
 
 from __future__ import annotations
@@ -20,8 +21,18 @@ from flexc.passes.analysis.reads.slices import sliced
 from flexc.passes.derivatives.kernels import HostFunction, Sum
 from flexc.passes.derivatives.pairs_code import PairsCode
 
-KINDS = {Coordinates.DIAGONAL: SumKind.DIAGONAL, Coordinates.PAIR: SumKind.PAIRS}
-"""Sums that have a kernel of their own."""
+KINDS = {
+    Coordinates.HEAD: SumKind.TOTAL,
+    Coordinates.ROW: SumKind.TOTAL,
+    Coordinates.COLUMN: SumKind.TOTAL,
+    Coordinates.DIAGONAL: SumKind.DIAGONAL,
+    Coordinates.PAIR: SumKind.PAIRS,
+}
+"""How the adjoints of what is read by these are summed; those of columns by keys."""
+
+BY_ROW = (Coordinates.HEAD, Coordinates.ROW)
+BY_COLUMN = (Coordinates.COLUMN,)
+BY_PAIR = (Coordinates.DIAGONAL, Coordinates.PAIR)
 
 
 @dataclass(frozen=True)
@@ -29,10 +40,15 @@ class Read:
     """A read of a captured tensor whose gradient is wanted."""
 
     value: str
-    """The name of its adjoint."""
+    """The name of its adjoint, or of an equal one."""
     load: flex.LoadCaptureOp
     capture: int
     by: Coordinates
+
+    @property
+    def key(self) -> tuple[SumKind, str]:
+        """What its sums have in common with others that are equal."""
+        return KINDS[self.by], self.value
 
 
 def reads_of(op: DerivativeOp, code: PairsCode, prefix: str) -> list[Read]:
@@ -45,7 +61,7 @@ def reads_of(op: DerivativeOp, code: PairsCode, prefix: str) -> list[Read]:
         if value in code.yields:
             known = indices.read(load)
             by = Coordinates(known.index_class.value)
-            found.append(Read(value, load, known.capture, by))
+            found.append(Read(code.alike(value), load, known.capture, by))
     return found
 
 
@@ -62,30 +78,35 @@ class CapturedGradients:
         """What was found, by the names of the dialect."""
         return {f"{CAPTURE}{i}": g for i, g in self.gradients.items()}
 
-    def totals(self, by: Sequence[Coordinates]) -> list[Sum]:
-        """The sums over rows, or columns, of what is read by these."""
-        return [
-            Sum(SumKind.TOTAL, [(r.value,)], self.score_type, name=f"sums_{i}")
-            for i, r in enumerate(self.by(by))
-        ]
-
     def by(self, by: Sequence[Coordinates]) -> list[Read]:
         return [r for r in self.reads if r.by in by]
 
-    def add_totals(self, by: Sequence[Coordinates], totals: Sequence[SSAValue]) -> None:
-        """Add the results that `totals` asked for."""
-        for read, total in zip(self.by(by), totals, strict=True):
-            self.scatter(read, total)
+    def sums(self, by: Sequence[Coordinates]) -> list[Sum]:
+        """What the gradients of what is read by these are made of."""
+        keys = dict.fromkeys(r.key for r in self.by(by))
+        return [
+            Sum(kind, [(value,)], self.score_type, name=f"{kind}_sums")
+            for kind, value in keys
+        ]
+
+    def add(self, by: Sequence[Coordinates], results: Sequence[SSAValue]) -> None:
+        """Add the results that `sums` asked for."""
+        reads = self.by(by)
+        keys = dict.fromkeys(r.key for r in reads)
+        found = dict(zip(keys, results, strict=True))
+        for read in reads:
+            self.scatter(read, found[read.key])
 
     def add_pairs(self) -> None:
-        """Add what is read by distance or by pair."""
-        for i, read in enumerate(self.by(list(KINDS))):
-            kind = KINDS[read.by]
-            s = Sum(kind, [(read.value,)], self.score_type, name=f"{kind}_sums")
-            zero = self.host.code.const(0, i32)
-            first = [zero] * 3
-            (sums,) = self.host.pair_sums(f"read_{i}", self.code, [s], first=first)
-            self.scatter(read, sums)
+        """Add what is read by distance or by pair, by a kernel for each sum.
+
+        Several in one take registers, of which a GPU's kernels have none left.
+        """
+        results: list[SSAValue] = []
+        for i, s in enumerate(self.sums(BY_PAIR)):
+            first = [self.host.code.const(0, i32)] * 3
+            results += self.host.pair_sums(f"read_{i}", self.code, [s], first=first)
+        self.add(BY_PAIR, results)
 
     def scatter(self, read: Read, sums: SSAValue) -> None:
         """Add the sums of a read to the gradient of what it read."""

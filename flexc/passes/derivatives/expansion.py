@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from xdsl.dialects import func
-from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.builtin import TensorType, i32
 from xdsl.ir import Attribute, SSAValue
 from xdsl.utils.hints import isa
 
@@ -19,7 +19,12 @@ from flexc.dialects.flex import (
     score_type,
     tensor_shape,
 )
-from flexc.passes.derivatives.captured import CapturedGradients
+from flexc.passes.derivatives.captured import (
+    BY_COLUMN,
+    BY_PAIR,
+    BY_ROW,
+    CapturedGradients,
+)
 from flexc.passes.derivatives.kernels import HostFunction, Sum, fresh
 from flexc.passes.derivatives.pairs_code import (
     PairsCode,
@@ -27,6 +32,9 @@ from flexc.passes.derivatives.pairs_code import (
     is_weighed,
     jvp_code,
 )
+
+LARGE = (SumKind.DIAGONAL, SumKind.PAIRS)
+"""Sums that may be larger than all else that there is."""
 
 Terms = list[tuple[str, ...]]
 
@@ -118,7 +126,8 @@ class Expansion:
         else:
             found = self.of_query(code, prefix, captured)
             found |= self.of_key_and_value(code, prefix, captured)
-        captured.add_pairs()
+        if not self.one_pass:
+            captured.add_pairs()
         found |= captured.named()
         return [
             found[name] if name in found else self.zeros(name) for name in op.wanted()
@@ -180,16 +189,15 @@ class Expansion:
     ) -> dict[str, SSAValue]:
         """Sums over the keys of each row."""
         sums = self.query_sums(code, prefix)
-        by = (Coordinates.HEAD, Coordinates.ROW)
-        return self.finished("query", code, sums, captured, by, False)
+        by = (*BY_ROW, *BY_PAIR) if self.one_pass else BY_ROW
+        return self.finished("query", code, sums, captured, by)
 
     def of_key_and_value(
         self, code: PairsCode, prefix: str, captured: CapturedGradients
     ) -> dict[str, SSAValue]:
         """Sums over the queries of each key."""
         sums = self.key_value_sums(code, prefix)
-        by = (Coordinates.COLUMN,)
-        return self.finished("key_value", code, sums, captured, by, True)
+        return self.finished("key_value", code, sums, captured, BY_COLUMN, True)
 
     def of_all(
         self, code: PairsCode, prefix: str, captured: CapturedGradients
@@ -201,15 +209,14 @@ class Expansion:
             *(replace(s, kind=SumKind.COLUMN_MATRIX, element=self.score_type)
               for s in rounded),
         ]  # fmt: skip
-        by = (Coordinates.HEAD, Coordinates.ROW)
-        found = self.finished("gradients", code, sums, captured, by, False)
+        by = (*BY_ROW, *BY_PAIR)
+        found = self.finished("gradients", code, sums, captured, by)
         for s in rounded:
             name = str(s.name).removeprefix("d_")
             sum_parts = flex.SumPartsOp(found[name], s.type)
             sum_parts.result.name_hint = s.name
             (found[name],) = self.host.append(sum_parts)
-        by = (Coordinates.COLUMN,)
-        self.finished("key_value", code, [], captured, by, True)
+        self.finished("key_value", code, [], captured, BY_COLUMN, True)
         return found
 
     def query_sums(self, code: PairsCode, prefix: str) -> list[Sum]:
@@ -244,11 +251,17 @@ class Expansion:
         sums: list[Sum],
         captured: CapturedGradients,
         by: Sequence[Coordinates],
-        transposed: bool,
+        transposed: bool = False,
     ) -> dict[str, SSAValue]:
-        """Results of a kernel by name; those of reads are added to what was found."""
+        """Results of a kernel by name; those of reads are added to what was found.
+
+        What is large is asked for some rows at a time.
+        """
         names = [str(s.name).removeprefix("d_") for s in sums]
-        totals = captured.totals(by)
-        results = self.host.pair_sums(suffix, code, [*sums, *totals], transposed)
-        captured.add_totals(by, results[len(sums) :])
+        of_reads = captured.sums(by)
+        is_large = any(s.kind in LARGE for s in of_reads)
+        first = [self.host.code.const(0, i32)] if is_large else []
+        sums = [*sums, *of_reads]
+        results = self.host.pair_sums(suffix, code, sums, transposed, first)
+        captured.add(by, results[len(names) :])
         return dict(zip(names, results, strict=False))

@@ -52,6 +52,13 @@ class PairsCode:
     reads: Sequence[flex.LoadCaptureOp] = ()
     """Reads of score_mod, of which it yields the adjoints "read 0", ..."""
 
+    def alike(self, name: str) -> str:
+        """The first name of the value that is yielded as this."""
+        last = self.region.block.last_op
+        assert last is not None
+        value = last.operands[self.yields[name]]
+        return next(n for n, i in self.yields.items() if last.operands[i] is value)
+
 
 @dataclass
 class _Writer:

@@ -66,6 +66,10 @@ class Demands:
             return Rows.ALL if op.count is None else op.count
         if isinstance(op, tile.MapOp | tile.PanelMapOp):
             return self.of_map(op)
+        if isinstance(op, tile.StoreStridedOp) and op.counted_dim == 0:
+            return op.extents[0]
+        if isinstance(op, tile.DiagonalsOp) and op.is_transposed:
+            return Rows.ALL if op.count is None else op.count
         return Rows.ALL
 
     def of_product(self, op: tile.RegisterProductOp, value: SSAValue) -> Demand:

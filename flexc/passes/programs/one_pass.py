@@ -82,7 +82,11 @@ class OnePassProgram(PairSumsProgram):
         self.parts = code.insert(parts, "parts")
         self.group = code.div(*sizes(1, "heads"), "group")
         self.shared = code.div(*sizes(0, "batches"), "shared_batches")
-        self.row_blocks = code.ceildiv(self.row_len, self.block_m, "row_blocks")
+        rows = self.row_len
+        if self.op.first:
+            assert self.of_rows is not None
+            rows = code.insert(tile.DimOp(self.args[self.of_rows], 2), "part_rows")
+        self.row_blocks = code.ceildiv(rows, self.block_m, "row_blocks")
 
     def each_block_of_rows(self) -> None:
         """Visit what this part's blocks of rows see."""
@@ -113,6 +117,9 @@ class OnePassProgram(PairSumsProgram):
         h = code.mul(self.columns.h, self.group)
         h = code.add(h, code.rem(head, self.group), "q_h")
         self.rows = self.stored = Side(b, h, start)
+        for first in self.op.first:
+            start = code.add(start, self.args[first], "row_start")
+            self.rows = Side(b, h, start)
         left = code.sub(self.row_len, start)
         size = arith.MinSIOp(left, code.const(self.block_m))
         self.row_count = code.insert(size, "row_count")
@@ -144,15 +151,16 @@ class OnePassProgram(PairSumsProgram):
 
         return build_map(self.code, shape_of(rows.type), inputs, body, "scaled")
 
-    def step(self, visit: Visit, state: list[SSAValue]) -> Sequence[SSAValue]:
-        self.visited = visit
-        return super().step(visit, state)
+    @property
+    def diagonals(self) -> list[SSAValue]:
+        """Its own: of a head it is the only program that has its part of the rows."""
+        return [self.rows.b, self.rows.h, self.part_id]
 
     def store_pairs(
-        self, start: SSAValue, values: Sequence[SSAValue], checked: Sequence[int]
+        self, visit: Visit, values: Sequence[SSAValue], checked: Sequence[int]
     ) -> None:
-        super().store_pairs(start, values, checked)
-        count = self.visited.count
+        super().store_pairs(visit, values, checked)
+        start, count = visit.start, visit.count
         if count is None and checked:
             left = self.code.sub(self.column_len, start)
             size = arith.MinSIOp(left, self.code.const(self.block_n))

@@ -20,7 +20,7 @@ from xdsl.dialects.builtin import StringAttr, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from flexc.dialects import tile
-from flexc.dialects.flex import SumAttr, SumKind
+from flexc.dialects.flex import SumAttr
 from flexc.dialects.tile import ReduceKind, TileType, element_of
 from flexc.passes.analysis.describe import describe
 from flexc.passes.online_softmax import convert
@@ -87,24 +87,21 @@ class PairSumsProgram(PairValues):
         self.row_block = block
         start = code.mul(block, code.const(self.block_m), "row_start")
         self.stored = Side(b, h, start)
-        if self.op.first:
-            offsets = [self.args[v] for v in self.op.first]
-            b, h, start = (
-                code.add(v, offset, v.name_hint)
-                for v, offset in zip((b, h, start), offsets, strict=True)
-            )
-        self.rows = Side(b, h, start)
+        place = [b, h, start]
+        for i, first in enumerate(self.op.first, 3 - len(self.op.first)):
+            place[i] = code.add(place[i], self.args[first], place[i].name_hint)
+        self.rows = Side(*place)
 
     def part(self) -> tuple[SSAValue, SSAValue]:
         """How many rows and heads there are programs for: those of the results."""
         if not self.op.first:
             return self.row_len, self.own_heads
-        (attr, result), code = self.sums[0], self.code
+        code, result = self.code, self.of_rows or self.op.sums_[0]
         heads, rows = (
             code.insert(tile.DimOp(self.args[result], dim), name)
             for dim, name in ((1, "part_heads"), (2, "part_rows"))
         )
-        if attr.sum_kind == SumKind.DIAGONAL:  # It has a row for each program.
+        if self.of_rows is None:  # Diagonals have a row for each program.
             rows = code.mul(rows, code.const(self.block_m), "part_rows")
         return rows, heads
 
@@ -211,7 +208,7 @@ class PairSumsProgram(PairValues):
                 row_sum = tile.ReduceOp(ReduceKind.SUM, values[number], 1, visited)
                 total = self.add(total, code.insert(row_sum, "row_sum"))
             new.append(total)
-        self.store_pairs(start, values, checked)
+        self.store_pairs(visit, values, checked)
         return new
 
     def add_products(

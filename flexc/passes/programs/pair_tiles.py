@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xdsl.dialects import arith
+from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import TensorType
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.utils.hints import isa
 
 from flexc.dialects import blocksparse, flex, tile
@@ -25,6 +25,7 @@ from flexc.passes.programs.builder import (
     Place,
     ProgramBuilder,
 )
+from flexc.passes.programs.visits import Visit
 from flexc.passes.scalar_code import ScalarCode
 from flexc.passes.tile_sizes import UNALIGNED_VALUE_DIM, padded_head_dim
 
@@ -63,6 +64,8 @@ class PairTiles(ProgramBuilder):
         self.sums = list(zip(op.sums, op.sums_, strict=True))
         self.matrices = self.of_kind(SumKind.MATRIX)
         self.totals = self.of_kind(SumKind.TOTAL)
+        self.of_rows = op.sum_of_rows
+        """A result that has as many rows as it owns, if there is one."""
         whole = op.length_multiple(of_rows=True) % self.block_m == 0
         self.checked: list[int] = [] if whole else [0]
         if op.is_transposed:
@@ -133,22 +136,50 @@ class PairTiles(ProgramBuilder):
         code.builder.insert(tile.StoreOp(rounded, self.args[result], where, checked))
 
     def store_pairs(
-        self, start: SSAValue, values: Sequence[SSAValue], checked: Sequence[int]
+        self, visit: Visit, values: Sequence[SSAValue], checked: Sequence[int]
     ) -> None:
         """Write the values of this block of pairs, or add up their diagonals."""
         code = self.code
-        for attr, result in self.of_kind(SumKind.PAIRS):
-            ((number,),) = attr.term_list()
-            dims = [*self.checked, *([1] if checked else [])]
-            where = [*self.stored.where, start]
-            store = tile.StoreOp(values[number], self.args[result], where, dims)
-            code.builder.insert(store)
+        pairs = [
+            (r, values[a.term_list()[0][0]]) for a, r in self.of_kind(SumKind.PAIRS)
+        ]
+        if pairs and visit.exists is not None:
+            # What is visited in place of nothing belongs to others.
+            block = Block()
+            self.write_pairs(ScalarCode(block), pairs, visit, checked)
+            block.add_op(scf.YieldOp())
+            code.builder.insert(scf.IfOp(visit.exists, [], Region(block)))
+        else:
+            self.write_pairs(code, pairs, visit, checked)
         for attr, result in self.of_kind(SumKind.DIAGONAL):
             ((number,),) = attr.term_list()
-            sums = code.insert(tile.DiagonalsOp(values[number]), "diagonals")
-            unit = flex.DIAGONAL_UNIT
-            padded = code.mul(code.ceildiv(self.column_len, unit), code.const(unit))
-            place = code.sub(self.rows.start, start)
-            place = code.add(place, code.sub(padded, code.const(self.block_n)), "at")
-            where = [self.stored.b, self.stored.h, self.row_block, place]
+            diagonals = tile.DiagonalsOp(values[number], visit.count)
+            sums = code.insert(diagonals, "diagonals")
+            where = [*self.diagonals, self.diagonal_place(visit.start)]
             code.builder.insert(tile.AddToOp(sums, self.args[result], where))
+
+    def write_pairs(
+        self,
+        code: ScalarCode,
+        pairs: Sequence[tuple[SSAValue, SSAValue]],
+        visit: Visit,
+        checked: Sequence[int],
+    ) -> None:
+        """Write values where each result has them."""
+        dims = [*self.checked, *([1] if checked and visit.count is None else [])]
+        where = [*self.stored.where, visit.start]
+        for result, value in pairs:
+            store = tile.StoreOp(value, self.args[result], where, dims, visit.count)
+            code.builder.insert(store)
+
+    @property
+    def diagonals(self) -> list[SSAValue]:
+        """Where its sums along diagonals belong, among those of all programs."""
+        return [self.stored.b, self.stored.h, self.row_block]
+
+    def diagonal_place(self, start: SSAValue) -> SSAValue:
+        """The first entry that a block of columns has a sum for."""
+        code, unit = self.code, flex.DIAGONAL_UNIT
+        zero = code.mul(code.ceildiv(self.column_len, unit), code.const(unit))
+        place = code.add(code.sub(self.rows.start, start), zero)
+        return code.add(place, code.const(unit - self.block_n), "at")

@@ -8,6 +8,7 @@ large ones are made in, `places` evaluates where a read reads, `spread` adds the
 
 from flexc.runtime.captured_gradients.scatter import CapturedGradient, Scatter
 from flexc.runtime.captured_gradients.sums import (
+    MAX_BYTES,
     Chunk,
     Sizes,
     chunks_for,
@@ -16,6 +17,7 @@ from flexc.runtime.captured_gradients.sums import (
 )
 
 __all__ = [
+    "MAX_BYTES",
     "CapturedGradient",
     "Chunk",
     "Scatter",

@@ -103,11 +103,13 @@ def chunks_for(
     max_bytes: int = MAX_BYTES,
     rows: int = 128,
     rows_of_diagonals: int | None = None,
+    whole_heads: bool = False,
 ) -> list[Chunk]:
     """Chunks of about equal size whose sums take at most `max_bytes`.
 
     They cover each pair once, in order. Batches are kept whole if there is room for
-    one, else heads, else runs of a multiple of `rows` rows, of which one is the least.
+    one, else heads, else runs of a multiple of `rows` rows, of which one is the least;
+    with `whole_heads` there are only runs of rows, of all heads.
     `rows_of_diagonals` rows of a head share an array of diagonals, which the kernel
     leaves to be added up; without it, all do.
     """
@@ -116,6 +118,11 @@ def chunks_for(
     per_batch = per_head * sizes.heads
     if per_batch * sizes.batch <= max_bytes:
         return [whole]
+    if whole_heads:
+        per_run = _bytes_of_rows(kind, sizes, itemsize, rows_of_diagonals, rows)
+        most = max_bytes // (per_run * sizes.heads * sizes.batch)
+        runs = _runs(whole.rows, rows * max(most, 1), rows)
+        return [Chunk(whole.batch, whole.heads, run) for run in runs]
     batches = _runs(whole.batch, max_bytes // max(per_batch, 1))
     heads, runs = [whole.heads], [whole.rows]
     if per_batch > max_bytes:

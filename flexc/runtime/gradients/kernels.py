@@ -19,7 +19,8 @@ from flexc.runtime.call import LENGTH_MULTIPLE, Attention
 from flexc.runtime.captured_gradients import Sizes
 from flexc.runtime.derivatives import Gradients, Tangents, Wanted
 from flexc.runtime.driver import Compiled, kernel_for
-from flexc.runtime.gradients.program import Point, Program, expand
+from flexc.runtime.gradients.launch import Point
+from flexc.runtime.gradients.program import Program, expand
 from flexc.runtime.options import NO_OPTIONS
 from flexc.runtime.proofs import Proofs, attention_of
 from flexc.runtime.tensor_facts import (

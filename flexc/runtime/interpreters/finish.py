@@ -20,11 +20,15 @@ from xdsl.interpreter import (
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import flex
-from flexc.dialects.flex import Coordinates, SumKind
+from flexc.dialects.flex import (
+    Coordinates,
+    SumKind,
+    diagonal_entries,
+    diagonal_zero,
+)
 from flexc.dialects.flex.pair_sums import element_of
 from flexc.dialects.tile import KernelOp
 from flexc.runtime.interpreters.kernel import grid_of, run_programs, written_types
-from flexc.runtime.interpreters.pair_sums import padded
 from flexc.runtime.interpreters.values import dtype_of
 
 KEY_HEADS = "key_heads"
@@ -127,15 +131,18 @@ def kernel_outputs(
     What no program need write is 0; all else is NaN, so that it shows.
     """
     rows = args[0].shape
+    types = list(written_types(kernel).values())
+    kinds = kinds_of(kernel, types)
+    in_parts = SumKind.COLUMN_MATRIX in kinds
+    number = PARTS if in_parts else grid_of(kernel, args[0])[0]
     shapes = {
         SumKind.TOTAL: (*sizes[:2], rows[2]),
-        SumKind.DIAGONAL: diagonal_shape(grid_of(kernel, args[0])[0], sizes),
+        SumKind.DIAGONAL: diagonal_shape(number, sizes),
         SumKind.PAIRS: (*sizes[:2], rows[2], sizes[3 if is_by_query(kernel) else 2]),
     }
     columns = (PARTS, *key_heads, sizes[3])
     outputs: list[Tensor] = []
-    types = list(written_types(kernel).values())
-    for kind, type_ in zip(kinds_of(kernel, types), types, strict=True):
+    for kind, type_ in zip(kinds, types, strict=True):
         dtype = dtype_of(type_.element_type)
         above = columns if kind == SumKind.COLUMN_MATRIX else rows[:3]
         shape = shapes.get(kind, (*above, type_.get_shape()[-1]))
@@ -158,7 +165,7 @@ def is_by_query(kernel: KernelOp) -> bool:
 
 
 def diagonal_shape(blocks: int, sizes: Sizes) -> tuple[int, ...]:
-    return (*sizes[:2], blocks, padded(sizes[2]) + padded(sizes[3]))
+    return (*sizes[:2], blocks, diagonal_entries(*sizes[2:]))
 
 
 def pair_indices(sizes: Sizes) -> list[Tensor]:
@@ -204,7 +211,7 @@ class Scatter:
             case Coordinates.COLUMN:
                 return kv_idx
             case Coordinates.DIAGONAL:
-                return q_idx - kv_idx + padded(kv_len)
+                return q_idx - kv_idx + diagonal_zero(kv_len)
             case Coordinates.PAIR:
                 return q_idx * kv_len + kv_idx
 

@@ -18,7 +18,13 @@ from xdsl.interpreter import (
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import flex
-from flexc.dialects.flex import DIAGONAL_UNIT, PairSumsLike, SumAttr, SumKind
+from flexc.dialects.flex import (
+    PairSumsLike,
+    SumAttr,
+    SumKind,
+    diagonal_entries,
+    diagonal_zero,
+)
 from flexc.dialects.flex.pair_sums import element_of
 from flexc.runtime.interpreters.dense import Pairs
 from flexc.runtime.interpreters.flex import live_pairs
@@ -87,7 +93,7 @@ class SumsProblem(Pairs):
         rest = iter(args)
         groups = (op.rows, op.columns, op.row_values, op.column_values, op.first)
         *given, first = (list(islice(rest, len(group))) for group in groups)
-        b, h, row = (int(v) for v in first) if first else (0, 0, 0)
+        b, h, row = [0] * (3 - len(first)) + [int(v) for v in first]
         problem = cls(
             *given,
             first=(b, h, row),
@@ -173,7 +179,7 @@ def sum_pairs(
             total = total * problem.scale.to(dtype)
         b, h, row = problem.first
         if attr.sum_kind == SumKind.DIAGONAL:
-            total = total[b:, h:]
+            total = total[b:, h:]  # Of pairs from the row on.
         elif attr.sum_kind != SumKind.COLUMN_MATRIX:
             total = total[b:, h:, row:]
         results.append(total.to(dtype_of(element_of(result))))
@@ -253,11 +259,11 @@ def diagonal_sum(problem: SumsProblem, values: Tensor) -> Tensor:
     """For each q_idx - kv_idx the sum over the pairs with that difference."""
     *heads, q_len, kv_len = problem.shape
     q_idx, kv_idx = (i.to(torch.int64) for i in problem.indices[2:])
-    entries = (q_idx - kv_idx + padded(kv_len)).expand(problem.shape)
+    entries = (q_idx - kv_idx + diagonal_zero(kv_len)).expand(problem.shape)
     # Rows before the first are not summed.
     part = problem.by_rows(values)[:, :, problem.first[2] :].flatten(2)
     entries = problem.by_rows(entries)[:, :, problem.first[2] :].flatten(2)
-    sums = values.new_zeros((*heads, padded(q_len) + padded(kv_len)))
+    sums = values.new_zeros((*heads, diagonal_entries(q_len, kv_len)))
     return sums.scatter_add_(-1, entries, part)[:, :, None]
 
 
@@ -267,8 +273,3 @@ def added(attr: SumAttr, values: Sequence[Tensor]) -> Tensor:
     for (number,) in attr.term_list():
         total = total + values[number]
     return total
-
-
-def padded(length: int) -> int:
-    """As diagonals count positions."""
-    return -(-length // DIAGONAL_UNIT) * DIAGONAL_UNIT

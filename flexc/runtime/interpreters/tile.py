@@ -101,6 +101,8 @@ class TileFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: tile.StoreOp, args: PythonValues
     ) -> PythonValues:
         value, memref, *indices = args
+        if op.count is not None:
+            value = value[..., : int(indices.pop())]
         store_tile(value, memref, indices, dense_array(op.checked))
         return ()
 
@@ -189,10 +191,15 @@ class TileFunctions(InterpreterFunctions):
     def run_diagonals(
         self, interpreter: Interpreter, op: tile.DiagonalsOp, args: PythonValues
     ) -> PythonValues:
-        rows, columns = args[0].shape
-        sums = args[0].new_zeros(rows + columns)
+        value, *count = args
+        value = value.T if op.is_transposed else value
+        rows, columns = value.shape
+        sums = value.new_zeros(rows + columns)
+        seen = value[:, : int(count[0])] if count else value
         for number in range(1, rows + columns):
-            sums[number] = args[0].diagonal(columns - number).sum(dtype=sums.dtype)
+            offset = columns - number
+            if offset < seen.shape[1]:
+                sums[number] = seen.diagonal(offset).sum(dtype=sums.dtype)
         return (sums,)
 
     @impl(tile.TransposeOp)

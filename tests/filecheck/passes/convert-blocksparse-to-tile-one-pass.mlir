@@ -4,6 +4,7 @@
 !m = tensor<?x?x?x64xbf16>
 !r = tensor<?x?x?xf32>
 !c = tensor<?x?x?x?x64xf32>
+!p = tensor<?x?x?x?xf32>
 
 // A program for each part of each head of the keys. It goes over its blocks of rows,
 // those of all heads of the query that share its own, and adds to columns in memory:
@@ -54,4 +55,44 @@ func.func @both(%q : !m, %k : !m, %lse : !r, %scale : f32) -> (!m, !c) {
     }
   }
   func.return %dq, %dk : !m, !c
+}
+
+// Of some rows, from the first on: what is stored by row begins there, and what is
+// stored of pairs is what there is of this block of columns, unless it was visited in
+// place of nothing. Diagonals are those of all blocks of the same part.
+// CHECK-LABEL: tile.kernel @some_rows
+// CHECK: %part_rows = tile.dim %pairs, 2
+// CHECK: %row_blocks = arith.divsi
+// CHECK: %row_start = arith.muli %m_block,
+// CHECK: %row_start_1 = arith.addi %row_start, %first
+// CHECK: %q_tile = tile.load %q[%q_b, %q_h, %row_start_1,
+// CHECK: %count_1 = arith.maxsi %count,
+// CHECK: scf.if %{{.*}} {
+// CHECK-NEXT: tile.store %w : !tile.tile<32x48xf32>, %pairs[%q_b, %q_h, %row_start, %kv_start] checked [0] count %count_1
+// CHECK-NEXT: }
+// CHECK: %diagonals = tile.diagonals %w count %count_1 : !tile.tile<32x48xf32> -> !tile.tile<80xf32>
+// CHECK: tile.add_to %diagonals, %d[%q_b, %q_h, %part, %at]
+func.func @some_rows(%q : !m, %k : !m, %first : i32, %scale : f32) -> (!p, !p, !c) {
+  %pairs, %d, %dk = blocksparse.pair_sums rows(%q : !m) columns(%k : !m)
+      first(%first : i32) scale(%scale : f32) -> !p, !p, !c
+      {block_m = 32 : i32, block_n = 48 : i32, products = [array<i32: 0, 0>],
+       sums = [#flex.sum<pairs [[0]]>, #flex.sum<diagonal [[0]]>,
+               #flex.sum<column_matrix [[0, 0]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %w = arith.mulf %qk, %s : f32
+    flex.yield %w : f32
+  } segments {
+    blocksparse.segment full {inside, may_skip} bounds(%b : i32, %h : i32,
+        %q_start : i32, %q_len : i32, %kv_len : i32) {
+      %zero = arith.constant 0 : i32
+      %two = arith.constant 2 : i32
+      flex.yield %zero, %two : i32, i32
+    } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
+      %n = arith.constant 48 : i32
+      %kv_start = arith.muli %i, %n : i32
+      %count = arith.subi %kv_len, %kv_start : i32
+      flex.yield %kv_start, %count : i32, i32
+    }
+  }
+  func.return %pairs, %d, %dk : !p, !p, !c
 }

@@ -4,11 +4,11 @@
 !r = tensor<?x?x?xf32>
 
 // A kernel for what is summed over keys, one for what is summed over queries, one for
-// each read by distance or by pair; and what is done with their sums.
+// each sum by distance or by pair; and what is done with their sums.
 // CHECK-LABEL: func.func @reads_delta(%do: {{.*}}, %out: {{[^)]*}})
 // CHECK: %delta = flex.row_dots lhs(%do : {{[^)]*}}) rhs(%out : {{[^)]*}}) -> tensor<?x?x?xf32, strided<[?, ?, 1]>> {alignment = 16 : i64}
 // CHECK-LABEL: func.func @reads_query(
-// CHECK: %d_query, %sums = flex.pair_sums rows(%q, %do : {{[^)]*}}) columns(%k, %v : {{[^)]*}}) row_values(%lse, %delta : {{[^)]*}}) scale(%scale : f32) captures(%slopes, %table : {{[^)]*}})
+// CHECK: %d_query, %total_sums = flex.pair_sums rows(%q, %do : {{[^)]*}}) columns(%k, %v : {{[^)]*}}) row_values(%lse, %delta : {{[^)]*}}) scale(%scale : f32) captures(%slopes, %table : {{[^)]*}})
 // CHECK-SAME: {alignment = 16 : i64, products = [array<i32: 0, 0>, array<i32: 1, 1>], sums = [#flex.sum<matrix {{\[\[}}0, 0]] scaled>, #flex.sum<total {{\[\[}}1]]>]}
 // CHECK-SAME: pairs(%qk: f32, %dp: f32, %scale_1: f32, %lse_1: f32, %delta_1: f32, %b: i32
 // CHECK-NEXT: %s = arith.mulf %qk, %scale_1 : f32
@@ -31,8 +31,8 @@
 // CHECK: flex.yield %dx : f32
 // CHECK-LABEL: func.func @reads(
 // CHECK-NEXT: %delta = flex.launch @reads_delta(%do, %out)
-// CHECK-NEXT: %d_query, %sums = flex.launch @reads_query(
-// CHECK-NEXT: %d_slopes = flex.scatter_sums head %sums, %slopes : {{.*}} index(%b: i32, %h: i32
+// CHECK-NEXT: %d_query, %total_sums = flex.launch @reads_query(
+// CHECK-NEXT: %d_slopes = flex.scatter_sums head %total_sums, %slopes : {{.*}} index(%b: i32, %h: i32
 // CHECK-NEXT: flex.yield %h : i32
 // CHECK: %d_key, %d_value = flex.launch @reads_key_value(
 // CHECK: %diagonal_sums = flex.launch @reads_read_0(
@@ -62,6 +62,39 @@ func.func @reads(%q : !m, %k : !m, %v : !m, %scale : f32, %slopes : tensor<?xf32
     flex.yield %c : i1
   }
   func.return %dq, %dk, %dv, %ds, %dt : !m, !m, !m, tensor<?xf32>, tensor<?x?xf32>
+}
+
+// Reads of equal adjoints have the same sums, whatever they read.
+// CHECK-LABEL: func.func @alike_read_0(
+// CHECK: %pairs_sums = flex.pair_sums {{.*}} sums = [#flex.sum<pairs {{\[\[}}0]]>]
+// CHECK-NOT: @alike_read_1
+// CHECK-LABEL: func.func @alike(
+// CHECK: %pairs_sums = flex.launch @alike_read_0(
+// CHECK-NEXT: %d_table = flex.scatter_sums pair %pairs_sums, %table
+// CHECK: %d_other = flex.scatter_sums pair %pairs_sums, %other
+// CHECK: %d_table_1 = flex.scatter_sums pair %pairs_sums, %table {{.*}} plus(%d_table :
+func.func @alike(%q : !m, %k : !m, %v : !m, %scale : f32, %table : tensor<?x?xf32>,
+    %other : tensor<?x?xf32>, %out : !m, %lse : !r, %do : !m)
+    -> (tensor<?x?xf32>, tensor<?x?xf32>) {
+  %dt, %do_ = flex.attention_backward %q, %k, %v : !m, !m, !m
+      saved(%out, %lse : !m, !r) cotangents(%do : !m) scale(%scale : f32)
+      captures(%table, %other : tensor<?x?xf32>, tensor<?x?xf32>)
+      -> tensor<?x?xf32>, tensor<?x?xf32> {wrt = ["capture 0", "capture 1"]}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32,
+                %table_ : tensor<?x?xf32>, %other_ : tensor<?x?xf32>) {
+    %t = flex.load_capture %table_[%qi, %ki] : tensor<?x?xf32>, i32, i32
+    %o = flex.load_capture %other_[%qi, %ki] : tensor<?x?xf32>, i32, i32
+    %u = flex.load_capture %table_[%ki, %qi] : tensor<?x?xf32>, i32, i32
+    %x = arith.addf %s, %t : f32
+    %y = arith.addf %x, %o : f32
+    %z = arith.addf %y, %u : f32
+    flex.yield %z : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %table_ : tensor<?x?xf32>,
+             %other_ : tensor<?x?xf32>) {
+    %c = arith.constant true
+    flex.yield %c : i1
+  }
+  func.return %dt, %do_ : tensor<?x?xf32>, tensor<?x?xf32>
 }
 
 // What is not asked for is not computed: d_out and the value do not meet.

@@ -50,6 +50,22 @@ tile.kernel @counted_loads(
   tile.return
 }
 
+// Of the last dimension as many elements are stored as a count says, wherever it goes.
+// CHECK-LABEL: tile.kernel @counted_stores
+// CHECK: tile.store_strided %x, %out[%{{.*}}] strides[%{{.*}}, %{{.*}}] extents[%{{.*}}, %n] counted 1 : !tile.tile<32x64xf32>
+// CHECK: tile.store_strided %y, %out[%{{.*}}] strides[%{{.*}}, %{{.*}}] extents[%n, %out_left] counted 0 : !tile.tile<64x32xf32>
+tile.kernel @counted_stores(%z : f32 #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %n = tile.program_id 0
+  %x = tile.full %z : f32 -> !tile.tile<32x64xf32>
+  tile.store %x : !tile.tile<32x64xf32>, %out[%n, %n] count %n : memref<?x?xf32>, i32, i32
+  %y = tile.full %z : f32 -> !tile.tile<64x32xf32>
+  %y_t = tile.transpose %y : !tile.tile<64x32xf32> -> !tile.tile<32x64xf32>
+  tile.store %y_t : !tile.tile<32x64xf32>, %out[%n, %n] checked [0] count %n : memref<?x?xf32>, i32, i32
+  tile.return
+}
+
 // What is added to is all there.
 // CHECK-LABEL: tile.kernel @adds
 // CHECK: %sums_stride0 = tile.stride %sums, 0

@@ -135,3 +135,32 @@ tile.kernel @apart(%z : f32 #tile.param<argument 0>, %sums : memref<?xf32> #tile
   tile.store_strided %sum, %sums[%zero] strides [%s1] extents [%c32] : !tile.tile<96xf32>, memref<?xf32>
   tile.return
 }
+
+// What is stored of the first rows, or summed along their diagonals, is computed of
+// these; of a tile whose columns are counted all rows are looked at.
+// CHECK-LABEL: tile.kernel @stored
+// CHECK: %a = tile.panel_map [96, 32] count %n (
+// CHECK: %b = tile.panel_map [96, 32] (
+tile.kernel @stored(%z : f32 #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>,
+    %sums : memref<?xf32> #tile.param<argument 2>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %c0 = arith.constant 0 : i64
+  %at = arith.constant 0 : i32
+  %s = tile.full %z : f32 -> !s
+  %a = tile.map(%x : f32 = %s [0, 1] : !s) {
+    %y = arith.addf %x, %x : f32
+    flex.yield %y : f32
+  } -> !s
+  tile.store_strided %a, %out[%c0] strides [%c0, %c0] extents [%n, %n] counted 0 : !s, memref<?x?xf32>
+  %d = tile.diagonals %a count %n transposed : !s -> !tile.tile<128xf32>
+  tile.add_to %d, %sums[%at] : !tile.tile<128xf32>, memref<?xf32>
+  %b = tile.map(%x : f32 = %s [0, 1] : !s) {
+    %y = arith.mulf %x, %x : f32
+    flex.yield %y : f32
+  } -> !s
+  tile.store_strided %b, %out[%c0] strides [%c0, %c0] extents [%n, %n] counted 1 : !s, memref<?x?xf32>
+  %e = tile.diagonals %b count %n : !s -> !tile.tile<128xf32>
+  tile.add_to %e, %sums[%at] : !tile.tile<128xf32>, memref<?xf32>
+  tile.return
+}

@@ -106,8 +106,8 @@ tile.kernel @attend(%query : !t #tile.param<argument 0>, %key : !t #tile.param<a
 }
 
 // A product that sums over the rows has no rows in its result, which stays as it is:
-// two transposes are none, and the query is read as it lies, too. Diagonals and pairs
-// in memory are those of the transpose of what there is.
+// two transposes are none, and the query is read as it lies, too. Diagonals, and pairs
+// in memory, are those of the transpose of what there is.
 // CHECK-LABEL: tile.kernel @both_sides(
 // CHECK: %q = tile.load
 // CHECK-NEXT: %[[Q_T:.*]] = tile.transpose %q : !tile.tile<8x16xf32>
@@ -119,7 +119,7 @@ tile.kernel @attend(%query : !t #tile.param<argument 0>, %key : !t #tile.param<a
 // CHECK-NEXT: %[[DQ_T:.*]] = tile.transpose %dq
 // CHECK: %dk = tile.dot %s, %q, %{{.*}} : !tile.tile<24x8xf32>, !tile.tile<8x16xf32>, !tile.tile<24x16xf32> -> !tile.tile<24x16xf32>
 // CHECK-NEXT: %least = tile.reduce min %s along 1 : !tile.tile<24x8xf32>
-// CHECK-NEXT: %d = tile.diagonals %[[S_T]] : !tile.tile<8x24xf32> -> !tile.tile<32xf32>
+// CHECK-NEXT: %d = tile.diagonals %s transposed : !tile.tile<24x8xf32> -> !tile.tile<32xf32>
 // CHECK-NEXT: tile.add_to %[[DQ_T]], %out
 // CHECK-NEXT: tile.add_to %dk, %out
 // CHECK-NEXT: tile.store %[[S_T]] : !tile.tile<8x24xf32>, %pairs[

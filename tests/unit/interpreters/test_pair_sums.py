@@ -18,7 +18,8 @@ M, R, P = (f"tensor<{'?x' * n}f64>" for n in (4, 3, 4))
 D = "tensor<?x?x?x3xf64>"
 INDICES = "%b : i32, %h : i32, %qi : i32, %ki : i32"
 BATCH, HEADS, KV_HEADS, Q_LEN, KV_LEN = 2, 4, 2, 5, 6
-UNIT = 128
+ZERO, ENTRIES = 256, 384
+"""Which entry of diagonals is that of equal positions, and how many there are."""
 
 
 def sums_module(
@@ -126,7 +127,7 @@ def test_sums_of_keys_are_of_each_query_head():
 def test_diagonals_and_pairs_from_a_row_on(start: int):
     given = args()
     given[5] = start
-    diagonals = torch.zeros(BATCH, HEADS, 1, 2 * UNIT, dtype=torch.float64)
+    diagonals = torch.zeros(BATCH, HEADS, 1, ENTRIES, dtype=torch.float64)
     pairs = torch.zeros(BATCH, HEADS, Q_LEN, KV_LEN, dtype=torch.float64)
     # A head or batch to start at would leave others out: those are whole here.
     first = "first(%zero, %zero, %i : i32, i32, i32)"
@@ -135,7 +136,7 @@ def test_diagonals_and_pairs_from_a_row_on(start: int):
     def add(b, h, kv_b, kv_h, i, j, w, qk):
         pairs[b, h, i, j] = w
         if i >= start:
-            diagonals[b, h, 0, i - j + UNIT] += w
+            diagonals[b, h, 0, i - j + ZERO] += w
 
     loops(given, add)
     text = sums_module("#flex.sum<pairs [[0]]>", P, first=first)
@@ -192,12 +193,12 @@ def matrices() -> list[Tensor]:
 
 
 def test_sums_go_where_they_were_read():
-    sums = torch.randn(BATCH, HEADS, 3, 2 * UNIT, dtype=torch.float64)
-    sums[..., : UNIT - KV_LEN + 1] = sums[..., UNIT + Q_LEN :] = 0
+    sums = torch.randn(BATCH, HEADS, 3, ENTRIES, dtype=torch.float64)
+    sums[..., : ZERO - KV_LEN + 1] = sums[..., ZERO + Q_LEN :] = 0
     before = torch.randn(4, dtype=torch.float64)
     want = before.clone()
     for distance in range(4):  # negative ones, and 4, are out of range
-        want[distance] += sums[..., UNIT + distance].sum()
+        want[distance] += sums[..., ZERO + distance].sum()
     text = scatter_module(
         "diagonal", P, "%at = arith.subi %qi, %ki : i32", "plus(%t : tensor<?xf64>)"
     )
@@ -205,7 +206,7 @@ def test_sums_go_where_they_were_read():
 
 
 def test_sums_of_no_pair_are_an_error():
-    sums = torch.ones(BATCH, HEADS, 1, 2 * UNIT, dtype=torch.float64)
+    sums = torch.ones(BATCH, HEADS, 1, ENTRIES, dtype=torch.float64)
     text = scatter_module("diagonal", P, "%at = arith.subi %qi, %ki : i32")
     with pytest.raises(InterpretationError, match="sums of no pair"):
         run(text, [*matrices(), sums, torch.zeros(4, dtype=torch.float64)])

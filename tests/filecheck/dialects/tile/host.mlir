@@ -23,6 +23,8 @@ tile.kernel @strided(%k : tensor<?x?xbf16> #tile.param<argument 0>,
   %some = tile.load_strided %k[%base] strides [%base, %one] extents [%n, %c4] counted 0 : tensor<?x?xbf16> -> !tile.tile<8x4xf32>
   // CHECK: tile.store_strided %p, %out[%base] strides[%base, %one] extents[%n, %n] : !tile.tile<8x8xf32>, memref<?x?xbf16>
   tile.store_strided %p, %out[%base] strides [%base, %one] extents [%n, %n] : !tile.tile<8x8xf32>, memref<?x?xbf16>
+  // CHECK: tile.store_strided %p, %out[%base] strides[%base, %one] extents[%n, %n] counted 1 : !tile.tile<8x8xf32>, memref<?x?xbf16>
+  tile.store_strided %p, %out[%base] strides [%base, %one] extents [%n, %n] counted 1 : !tile.tile<8x8xf32>, memref<?x?xbf16>
   %r = tile.reduce sum %tile along 1 : !tile.tile<8x4xf32>
   // CHECK: tile.add_strided %r, %sums[%base] strides[%one] : !tile.tile<8xf32>, memref<?xf32>
   tile.add_strided %r, %sums[%base] strides [%one] : !tile.tile<8xf32>, memref<?xf32>

@@ -29,6 +29,9 @@ tile.kernel @arguments(%q : tensor<?x?x?x64xbf16> #tile.param<argument 0>,
   // CHECK-NEXT: tile.store %x : !tile.tile<64x64xbf16>, %out[%c0, %c0, %m, %c0] checked [0] : memref<?x?x?x64xbf16>, i32, i32, i32, i32
   tile.store %x : !tile.tile<64x64xbf16>, %out[%c0, %c0, %m, %c0] checked [0]
       : memref<?x?x?x64xbf16>, i32, i32, i32, i32
+  // CHECK-NEXT: tile.store %x : !tile.tile<64x64xbf16>, %out[%c0, %c0, %m, %c0] checked [0] count %m : memref<?x?x?x64xbf16>, i32, i32, i32, i32
+  tile.store %x : !tile.tile<64x64xbf16>, %out[%c0, %c0, %m, %c0] checked [0] count %m
+      : memref<?x?x?x64xbf16>, i32, i32, i32, i32
   // CHECK-NEXT: tile.return
   tile.return
 }
@@ -106,6 +109,8 @@ tile.kernel @compute(%t : tensor<?xf32> #tile.param<argument 0>,
   tile.scatter_add %g, %out[%base + %rows] : !tile.tile<32xf32>, memref<?xf32>, !tile.tile<32xi32>
   // CHECK-NEXT: %d = tile.diagonals %acc : !tile.tile<32x16xf32> -> !tile.tile<48xf32>
   %d = tile.diagonals %acc : !tile.tile<32x16xf32> -> !tile.tile<48xf32>
+  // CHECK-NEXT: %e = tile.diagonals %acc count %c0 transposed : !tile.tile<32x16xf32> -> !tile.tile<48xf32>
+  %e = tile.diagonals %acc count %c0 transposed : !tile.tile<32x16xf32> -> !tile.tile<48xf32>
   // CHECK-NEXT: tile.add_to %d, %out[%c0] : !tile.tile<48xf32>, memref<?xf32>
   tile.add_to %d, %out[%c0] : !tile.tile<48xf32>, memref<?xf32>
   // CHECK-NEXT: tile.add_to %d, %out[%c0] count %c0 : !tile.tile<48xf32>, memref<?xf32>

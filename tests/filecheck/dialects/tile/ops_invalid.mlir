@@ -228,6 +228,18 @@ tile.kernel @store_extents(%t : tensor<?x?xf32> #tile.param<argument 0>,
 
 // -----
 
+tile.kernel @store_counted(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: counted expects a dimension below 2, got 2
+  tile.store_strided %x, %out[%b] strides [%b, %b] extents [%i, %i] counted 2 : !tile.tile<4x8xf32>, memref<?x?xf32>
+  tile.return
+}
+
+// -----
+
 tile.kernel @diagonals(%z : f32 #tile.param<argument 0>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
