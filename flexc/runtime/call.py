@@ -132,6 +132,14 @@ class Attention:
         call.launch(folded)
         hand_back(results, folded)
 
+    def start(self) -> None:
+        """Start to compile what `run` will need, if the call is not folded."""
+        if self.has_pairs and few_rows(self) is None:
+            call = self.settle()
+            compiled = call.compiled()
+            captures = compiled.attention.arguments(self.signature.captures)
+            compiled.start(compiled.proofs(self.query, self.key, captures))
+
     def launch(self, results: Sequence[Tensor | None]) -> None:
         """Run the kernel of these rows."""
         call = self.settle()

@@ -152,6 +152,15 @@ def derivatives_of(call: Attention) -> Derivatives:
     return cast(Derivatives, import_module(IMPLEMENTATIONS[backend]))
 
 
+def start(call: Attention, wanted: Wanted) -> None:
+    """Start to compile what the gradients of a call will take.
+
+    What is wrong with them is said when they are asked for.
+    """
+    if call.backend == "cpp" and call.has_pairs and not call.trace().custom_gradient:
+        import_module(IMPLEMENTATIONS["cpp"]).start(call, wanted)
+
+
 def check_gradient(mods: CapturedMods) -> None:
     """Refuse derivatives of code that says itself what these are."""
     if mods.custom_gradient:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
@@ -45,6 +46,7 @@ from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.segments.segment_builder import has_band
 from flexc.passes.segments.subject import SegmentSubject
 from flexc.passes.tile_sizes import TileSizes
+from flexc.runtime.beside import Beside
 from flexc.runtime.build import Build
 from flexc.runtime.cache import load, store
 from flexc.runtime.captured_reads import CapturedReads
@@ -72,7 +74,7 @@ VERIFY = "FLEXC_VERIFY"
 counters: Counter[str] = Counter()
 """How often mods were traced, modules lowered and kernels built or loaded."""
 
-_kernels: Recent[Kernel] = Recent()
+_kernels: Recent[Beside[Kernel]] = Recent()
 
 
 @dataclass(frozen=True)
@@ -101,15 +103,19 @@ class Compiled:
         self.build = build
         self.proofs = Prover(self.attention.module, build.backend)
         """What is proved of a call with a query, a key and capture arguments."""
-        self._kernels: dict[Proofs, Kernel] = {}
+        self._kernels: dict[Proofs, Beside[Kernel]] = {}
         self._masks: dict[Proofs, MaskReading] = {}
         self._rows: dict[Proofs, Rows] = {}
 
     def kernel(self, proofs: Proofs) -> Kernel:
         """The kernel for calls of which that was proved."""
+        return self.start(proofs).get()
+
+    def start(self, proofs: Proofs) -> Beside[Kernel]:
+        """The same, as soon as it can be had."""
         if proofs not in self._kernels:
             module = proofs.stated_in(self.attention.module)
-            self._kernels[proofs] = kernel_for(module, self.build)
+            self._kernels[proofs] = start_kernel(module, self.build)
         return self._kernels[proofs]
 
     def mask(self, proofs: Proofs) -> MaskReading:
@@ -167,17 +173,31 @@ def trace(
 
 
 def kernel_for(module: ModuleOp, build: Build) -> Kernel:
-    """The kernel of a `flex` module; equal modules share one.
+    """The kernel of a `flex` module; equal modules share one."""
+    return start_kernel(module, build).get()
 
-    Threads that ask for one at the same time wait for the first of them.
+
+def start_kernel(module: ModuleOp, build: Build) -> Beside[Kernel]:
+    """The kernel of a `flex` module, as soon as it can be had.
+
+    It is lowered here, where other threads that ask for it wait. A C++ compiler goes on
+    beside what comes next; a GPU's kernels are compiled by Python, and so here.
     """
     key = kernel_key(module, build)
+    begun = time.monotonic()
 
-    def make() -> Kernel:
-        with compiling(lambda: f"{about(module)} for {build.backend}"):
-            kernel = Kernel(find_spec(module, build, key))
-        counters["built"] += 1
-        return kernel
+    def what() -> str:
+        return f"{about(module)} for {build.backend}"
+
+    def make() -> Beside[Kernel]:
+        with compiling(what, begun):
+            spec = find_spec(module, build, key)
+            counters["built"] += 1
+            return Beside(lambda: compiled(spec), apart=build.backend == "cpp")
+
+    def compiled(spec: KernelSpec) -> Kernel:
+        with compiling(what, begun):
+            return Kernel(spec)
 
     return _kernels.get(key, make)
 
@@ -225,7 +245,7 @@ def known_spec(module: ModuleOp, build: Build) -> KernelSpec | None:
     """The printed kernel of a module, if it was printed before."""
     key = kernel_key(module, build)
     kernel = _kernels.find(key)
-    return kernel.spec if kernel is not None else _stored_spec(key)
+    return kernel.get().spec if kernel is not None else _stored_spec(key)
 
 
 def find_spec(module: ModuleOp, build: Build, key: str) -> KernelSpec:

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,9 +35,10 @@ class Progress:
         """What was said to be compiled and still is."""
         self.spinner: Any = None
 
-    def begin(self, what: Callable[[], str]) -> threading.Timer:
-        """Say what is compiled after a while."""
-        timer = threading.Timer(PATIENCE, lambda: self.show(timer, shortened(what())))
+    def begin(self, what: Callable[[], str], since: float) -> threading.Timer:
+        """Say what is compiled a while after some time."""
+        left = max(since + PATIENCE - time.monotonic(), 0.0)
+        timer = threading.Timer(left, lambda: self.show(timer, shortened(what())))
         timer.daemon = True
         with self.lock:
             self.running.add(timer)
@@ -104,16 +106,17 @@ os.register_at_fork(after_in_child=_forget)
 
 
 @contextmanager
-def compiling(what: Callable[[], str]) -> Iterator[None]:
+def compiling(what: Callable[[], str], since: float | None = None) -> Iterator[None]:
     """Say that something is compiled, if that takes long.
 
-    What is compiled within is a part of it, of which nothing is said.
+    What is compiled within is a part of it, of which nothing is said. What another
+    thread began counts `since` then, by `time.monotonic`.
     """
     if _thread.busy:
         yield
         return
     progress = _progress
-    timer = progress.begin(what)
+    timer = progress.begin(what, time.monotonic() if since is None else since)
     _thread.busy = True
     try:
         yield

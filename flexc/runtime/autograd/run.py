@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from flexc.runtime import derivatives
 from flexc.runtime.autograd.functions import FlexAttentionFunction
 from flexc.runtime.autograd.template import Results, Template, split
 from flexc.runtime.call import Attention
@@ -41,7 +43,22 @@ def settle(call: Attention) -> Attention:
 
 def run_template(template: Template, tensors: Sequence[Tensor]) -> Results:
     """Run a call that was split, recorded by autograd."""
+    if template.blank.backend == "cpp" and not is_transformed():
+        start(template, tensors)
     return _asked(template, FlexAttentionFunction.apply(template, *tensors))
+
+
+def start(template: Template, tensors: Sequence[Tensor]) -> None:
+    """Start to compile a call's kernel and those of its gradients, side by side."""
+    wanted = template.wanted(tuple(t.requires_grad for t in tensors))
+    if not (wanted and torch.is_grad_enabled()):
+        return
+    call = template.bind(tensors)
+    with unseen(), torch.no_grad():
+        call.start()
+        # What cannot be differentiated can be called: gradients say so themselves.
+        with suppress(Exception):
+            derivatives.start(call, wanted)
 
 
 def run_plain(template: Template, tensors: Sequence[Tensor]) -> Results:

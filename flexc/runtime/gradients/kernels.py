@@ -15,11 +15,13 @@ from xdsl.ir import Attribute
 from flexc.passes.derivatives.build import Derivative, derivative_module
 from flexc.passes.derivatives.moderation import scores_stay_moderate
 from flexc.runtime.arguments import Tables
+from flexc.runtime.beside import Beside
+from flexc.runtime.build import Build
 from flexc.runtime.call import LENGTH_MULTIPLE, Attention
 from flexc.runtime.captured_gradients import Sizes
 from flexc.runtime.derivatives import Gradients, Tangents, Wanted
-from flexc.runtime.driver import Compiled, kernel_for
-from flexc.runtime.gradients.launch import Point
+from flexc.runtime.driver import Compiled, kernel_for, start_kernel
+from flexc.runtime.gradients.launch import Compile, Point
 from flexc.runtime.gradients.program import Program, expand
 from flexc.runtime.options import NO_OPTIONS
 from flexc.runtime.proofs import Proofs, attention_of
@@ -85,19 +87,91 @@ def backward_jvp(
     return run.backward(d_out, d_lse, wanted, tangents, t_d_out, t_d_lse)
 
 
-class Run:
+def start(call: Attention, wanted: Wanted) -> None:
+    """Start to compile what gradients take along a cotangent of out, where a C++
+    compiler does that beside Python."""
+    if call.backend != "cpp":
+        return
+    setting = Setting(call)
+    has_rest = call.outputs.lse_rest and not setting.moderate
+    setting.program(setting.names(wanted.flat), (), False, has_rest)
+
+
+class Setting:
+    """What a call says of its derivatives, before it has run."""
+
+    def __init__(self, call: Attention):
+        self.blocks = blocks_of(call)
+        self.call, self.compiled = self.blocks.call, self.blocks.compiled
+        self.captures = self.compiled.attention.arguments(call.signature.captures)
+        self.moderate = is_moderate(self.call, self.compiled)
+        self.slots = [i.slot for i in self.compiled.attention.inputs]
+        self.aligned = self.compiled.build.call.alignment is not None
+
+    @property
+    def listed(self) -> Sequence[Tensor]:
+        """Tables that list the blocks of columns."""
+        columns = self.blocks.columns
+        return () if columns is None else columns.tensors
+
+    def names(self, wants: Sequence[bool]) -> list[str]:
+        """What the IR calls the inputs that are asked for."""
+        found = [n for n, want in zip(INPUTS, wants, strict=False) if want]
+        captures = wants[len(INPUTS) :]
+        return found + [
+            f"capture {i}"
+            for i, slot in enumerate(self.slots)
+            if slot is not None and captures[slot]
+        ]
+
+    def program(
+        self,
+        wrt: Sequence[str],
+        along: Sequence[str],
+        d_lse: bool,
+        has_rest: bool,
+        moving: Sequence[Tensor] = (),
+    ) -> Program:
+        """What computes a derivative, given the tangents that move captured tensors."""
+        columns = self.blocks.columns
+        derivative = Derivative(
+            tuple(wrt),
+            tuple(along),
+            d_lse,
+            has_rest,
+            len(self.listed),
+            None if columns is None else columns.block_size,
+            tuple(self.facts([*self.listed, *moving]).items()),
+        )
+        call = self.call
+        proofs = self.compiled.proofs(call.query, call.key, self.captures)
+        return program_for(self.compiled, proofs, derivative)
+
+    def facts(self, read: Sequence[Tensor]) -> dict[str, Attribute]:
+        """Facts that a forward makes no use of, given what it does not read."""
+        query, key = self.call.query, self.call.key
+        found: dict[str, Attribute] = {}
+        if query.shape[:2] == key.shape[:2]:
+            found["paired_heads"] = UnitAttr()
+        whole = query.size(2) % LENGTH_MULTIPLE == 0
+        if whole and self.call.backend == "triton":
+            found["q_len_multiple"] = IntegerAttr(LENGTH_MULTIPLE, i64)
+        if self.moderate:
+            found["scores_moderate"] = UnitAttr()
+        if any(largest_offset(t) > MAX_NARROW_OFFSET for t in read):
+            found["index_width"] = IntegerAttr(64, i64)
+        return found
+
+
+class Run(Setting):
     """The derivatives of one call at one point."""
 
     def __init__(self, call: Attention, out: Tensor, lse: Tensor):
-        self.blocks = blocks_of(call)
-        self.call, self.compiled = self.blocks.call, self.blocks.compiled
+        super().__init__(call)
         self.out, self.rows = out, lse
-        self.moderate = is_moderate(self.call, self.compiled)
         # What is lost of moderate scores is too little to matter.
         rows = [lse] if lse.dim() == 3 else lse.unbind(1)
         self.saved = [out, *rows[: 1 if self.moderate else 2]]
-        self.slots = [i.slot for i in self.compiled.attention.inputs]
-        self.aligned = self.compiled.build.call.alignment is not None
 
     def backward(
         self,
@@ -131,16 +205,6 @@ class Run:
         if self.rows.dim() > 3:
             t_lse = torch.stack([t_lse, torch.zeros_like(t_lse)], 1)
         return t_out, t_lse
-
-    def names(self, wants: Sequence[bool]) -> list[str]:
-        """What the IR calls the inputs that are asked for."""
-        found = [n for n, want in zip(INPUTS, wants, strict=False) if want]
-        captures = wants[len(INPUTS) :]
-        return found + [
-            f"capture {i}"
-            for i, slot in enumerate(self.slots)
-            if slot is not None and captures[slot]
-        ]
 
     def tangents(self, tangents: Tangents) -> dict[str, Tensor]:
         """Tangents that are not zero, by name."""
@@ -176,44 +240,19 @@ class Run:
     def run(
         self, wrt: tuple[str, ...], along: dict[str, Tensor], cotangents: list[Tensor]
     ) -> list[Tensor]:
-        call, columns = self.call, self.blocks.columns
-        listed = () if columns is None else columns.tensors
+        call = self.call
         moving = {n: self.placed(n, t) for n, t in along.items() if n not in READY}
-        captures = self.compiled.attention.arguments(call.signature.captures)
-        proofs = self.compiled.proofs(call.query, call.key, captures)
-        derivative = Derivative(
-            wrt,
-            tuple(along),
-            len(cotangents) > 1,
-            len(self.saved) > 2,
-            len(listed),
-            None if columns is None else columns.block_size,
-            tuple(self.facts([*listed, *moving.values()]).items()),
-        )
-        program = program_for(self.compiled, proofs, derivative)
-        args = [call.query, call.key, call.value, call.scale, *captures]
-        args += [*(() if call.tables is None else call.tables.tensors), *listed]
+        rest = len(self.saved) > 2, list(moving.values())
+        program = self.program(wrt, tuple(along), len(cotangents) > 1, *rest)
+        program.wait()
+        args = [call.query, call.key, call.value, call.scale, *self.captures]
+        args += [*(() if call.tables is None else call.tables.tensors), *self.listed]
         args += [self.ready(t) for t in (*self.saved, *cotangents)]
         args += [moving[n] if n in moving else self.ready(t) for n, t in along.items()]
         batch, heads, q_len = call.query.shape[:3]
         sizes = Sizes(batch, heads, q_len, call.key.size(2))
         point = Point(sizes, call.deterministic, call.query.device)
         return program.run(args, point)
-
-    def facts(self, read: Sequence[Tensor]) -> dict[str, Attribute]:
-        """Facts that a forward makes no use of, given what it does not read."""
-        query, key = self.call.query, self.call.key
-        found: dict[str, Attribute] = {}
-        if query.shape[:2] == key.shape[:2]:
-            found["paired_heads"] = UnitAttr()
-        whole = query.size(2) % LENGTH_MULTIPLE == 0
-        if whole and self.call.backend == "triton":
-            found["q_len_multiple"] = IntegerAttr(LENGTH_MULTIPLE, i64)
-        if self.moderate:
-            found["scores_moderate"] = UnitAttr()
-        if any(largest_offset(t) > MAX_NARROW_OFFSET for t in read):
-            found["index_width"] = IntegerAttr(64, i64)
-        return found
 
     def ready(self, tensor: Tensor) -> Tensor:
         """A tensor as the IR's types promise it: rows of adjacent elements, aligned."""
@@ -266,15 +305,25 @@ def blocks_of(call: Attention) -> Blocks:
 
 
 def program_for(compiled: Compiled, proofs: Proofs, derivative: Derivative) -> Program:
-    """The program of a derivative; made once."""
+    """The program of a derivative; made once, and its kernels soon after."""
     programs = _programs.setdefault(compiled, {})
     key = (proofs, derivative)
     if key not in programs:
         module = proofs.stated_in(compiled.attention.module)
         expanded = derivative_module(module, derivative)
         expand(expanded, compiled.build.backend == "cpp")
-        build = replace(compiled.build, tiles=NO_OPTIONS, derivative=True)
-        program = Program(expanded, lambda m: kernel_for(m, build))
-        program.compile()
+        program = Program(expanded, compiler_for(compiled.build))
+        program.start()
         programs[key] = program
     return programs[key]
+
+
+def compiler_for(build: Build) -> Compile:
+    """How kernels of derivatives are compiled, several at a time.
+
+    Those of a GPU are by threads of Python, which wait for an assembler now and then.
+    """
+    build = replace(build, tiles=NO_OPTIONS, derivative=True)
+    if build.backend == "cpp":
+        return lambda module: start_kernel(module, build)
+    return lambda module: Beside(lambda: kernel_for(module, build))

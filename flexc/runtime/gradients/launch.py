@@ -16,6 +16,7 @@ from flexc.dialects import flex
 from flexc.dialects.flex import SumKind, diagonal_entries, diagonal_zero
 from flexc.dialects.flex.pair_sums import element_of
 from flexc.passes.analysis.reads.captured_read import IndexClass
+from flexc.runtime.beside import Beside
 from flexc.runtime.captured_gradients import MAX_BYTES, Chunk, Sizes, chunks_for
 from flexc.runtime.gradients.parts import parts_for
 from flexc.runtime.interpreters.values import dtype_of
@@ -32,6 +33,9 @@ CLASSES = {
     SumKind.PAIRS: IndexClass.PAIR,
 }
 """What sums that may be larger than all else are of."""
+
+Compile = Callable[[ModuleOp], Beside[Kernel]]
+"""How kernels are compiled."""
 
 Add = Callable[[int, Tensor, Chunk], None]
 """Takes a part of the result of some number: the sums of some pairs."""
@@ -59,14 +63,26 @@ class Result:
 class Launch:
     """A kernel, and the outputs that it asks for."""
 
-    def __init__(self, function: func.FuncOp, compile: Callable[[ModuleOp], Kernel]):
+    def __init__(self, function: func.FuncOp, compile: Compile):
         self.op = next(o for o in function.body.ops if isinstance(o, KERNELS))
         self._function = function
         self._compile = compile
+        self._started: Beside[Kernel] | None = None
 
-    @cached_property
+    def start(self) -> Beside[Kernel]:
+        """Its kernel, as soon as it can be had."""
+        if self._started is None:
+            self._started = self._compile(ModuleOp([self._function.clone()]))
+        return self._started
+
+    @property
     def kernel(self) -> Kernel:
-        return self._compile(ModuleOp([self._function.clone()]))
+        return self.start().get()
+
+    @property
+    def visits_pairs(self) -> bool:
+        """Whether it is more than a kernel of rows."""
+        return isinstance(self.op, flex.PairSumsOp)
 
     @cached_property
     def results(self) -> list[Result]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,9 +22,8 @@ from flexc.passes.flex_expand_derivatives import FlexExpandDerivativesPass
 from flexc.passes.flex_infer_facts import FlexInferFactsPass
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.runtime.captured_gradients import CapturedGradient, Chunk, Scatter
-from flexc.runtime.gradients.launch import Launch, Point
+from flexc.runtime.gradients.launch import Compile, Launch, Point
 from flexc.runtime.interpreters.values import dtype_of
-from flexc.runtime.kernel import Kernel
 
 
 def expand(module: ModuleOp, one_pass: bool) -> None:
@@ -42,7 +40,7 @@ def expand(module: ModuleOp, one_pass: bool) -> None:
 class Program:
     """The host function of an expanded derivative, ready to run."""
 
-    def __init__(self, module: ModuleOp, compile: Callable[[ModuleOp], Kernel]):
+    def __init__(self, module: ModuleOp, compile: Compile):
         *kernels, host = (o for o in module.ops if isinstance(o, func.FuncOp))
         self.host = host
         self.launches = {f.sym_name.data: Launch(f, compile) for f in kernels}
@@ -58,13 +56,16 @@ class Program:
         }
         self.done = _done(host)
 
-    def compile(self) -> None:
-        """Compile all kernels, side by side: a C++ compiler is a process of its own."""
-        if not self.launches:  # All gradients are 0.
-            return
-        with ThreadPoolExecutor(len(self.launches)) as pool:
-            for _ in pool.map(lambda launch: launch.kernel, self.launches.values()):
-                pass
+    def start(self) -> None:
+        """Start to compile all kernels, first those that take longest: of pairs."""
+        launches = self.launches.values()
+        for launch in sorted(launches, key=lambda launch: not launch.visits_pairs):
+            launch.start()
+
+    def wait(self) -> None:
+        """Wait for all kernels, and raise what went wrong with one."""
+        for launch in self.launches.values():
+            launch.start().get()
 
     def run(self, args: Sequence[Any], point: Point) -> list[Tensor]:
         """What the function returns for its arguments."""

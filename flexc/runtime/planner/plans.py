@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.analysis.dependence import Along, Dependences, yielded
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
+from flexc.runtime.beside import Beside
 from flexc.runtime.build import Build, machine_for
 from flexc.runtime.cache import load, store
 from flexc.runtime.captured_reads import CapturedReads
@@ -81,10 +81,8 @@ class PlanKernels:
                 [n for n in self._specs if n in FIRST] if name in FIRST else [name]
             )
             counters["built"] += len(together)
-            # A C++ compiler is a process of its own: they run side by side.
-            with ThreadPoolExecutor(len(together)) as pool:
-                kernels = pool.map(Kernel, (self._specs[n] for n in together))
-                self._kernels.update(zip(together, kernels, strict=True))
+            begun = {n: Beside(partial(Kernel, self._specs[n])) for n in together}
+            self._kernels.update({n: kernel.get() for n, kernel in begun.items()})
         return self._kernels[name]
 
     @cached_property
