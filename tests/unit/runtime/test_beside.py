@@ -20,6 +20,8 @@ from flexc.runtime import beside, cpp_loader
 from flexc.runtime.beside import Beside
 from flexc.runtime.driver import counters
 
+attend: Any = flexc.flex_attention
+
 
 def test_all_who_ask_have_one_value() -> None:
     asked, made = threading.Event(), list[int]()
@@ -105,7 +107,7 @@ def test_kernels_of_gradients_are_begun_with_that_of_the_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path))
-    out = flexc.flex_attention(*inputs(), cosines)
+    out = attend(*inputs(), cosines)
     assert isinstance(out, Tensor)
     before = counters.copy()
     out.sum().backward()
@@ -132,7 +134,7 @@ def test_what_is_wrong_with_gradients_is_said_when_they_are_asked_for(
     no_gradients: set[str],
 ) -> None:
     given = inputs()
-    out = flexc.flex_attention(*given, sines)
+    out = attend(*given, sines)
     assert isinstance(out, Tensor)
     with pytest.raises(CompilationError, match="no room"):
         out.sum().backward(retain_graph=True)
