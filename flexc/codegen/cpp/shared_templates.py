@@ -64,20 +64,22 @@ def _(op: tile.StreamProductOp) -> str:
 
 @template.register
 def _(op: tile.LoadStridedOp) -> str | None:
-    if not _may_transpose(op.result.type, op.strides):
-        return None
-    shape = tile.shape_of(op.result.type)
-    types = _element(op.result.type), _element(op.tensor.type)
-    return _instance("LoadTransposed", types[0], *shape, types[1])
+    return _transposed("LoadTransposed", op.result, op.tensor, op.strides)
 
 
 @template.register
 def _(op: tile.StoreStridedOp) -> str | None:
-    if not _may_transpose(op.value.type, op.strides):
+    return _transposed("StoreTransposed", op.value, op.memref, op.strides)
+
+
+def _transposed(
+    name: str, value: SSAValue, memory: SSAValue, strides: tuple[SSAValue, ...]
+) -> str | None:
+    """Return the copy of a matrix whose columns lie in memory one after another."""
+    if not _may_transpose(value.type, strides):
         return None
-    shape = tile.shape_of(op.value.type)
-    types = _element(op.value.type), _element(op.memref.type)
-    return _instance("StoreTransposed", types[0], *shape, types[1])
+    shape = tile.shape_of(value.type)
+    return _instance(name, _element(value.type), *shape, _element(memory.type))
 
 
 def _product(
