@@ -46,7 +46,9 @@ def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'flexc' has no attribute {name!r}")
     with _without_collection():
-        return getattr(import_module(_EXPORTS[name]), name)
+        found = getattr(import_module(_EXPORTS[name]), name)
+    globals()[name] = found  # To come here again takes longer than many a kernel.
+    return found
 
 
 @contextmanager

@@ -31,14 +31,14 @@ class Watched:
 def watching(seconds: list[float]) -> Iterator[None]:
     """Note what each kernel takes that is loaded by now."""
     loaded = [found for found in gc.get_objects() if type(found) is CppFunction]
-    functions = [found.function for found in loaded]
+    functions = [found.launch for found in loaded]
     for found, function in zip(loaded, functions, strict=True):
-        object.__setattr__(found, "function", Watched(function, seconds))
+        object.__setattr__(found, "launch", Watched(function, seconds))
     try:
         yield
     finally:
         for found, function in zip(loaded, functions, strict=True):
-            object.__setattr__(found, "function", function)
+            object.__setattr__(found, "launch", function)
 
 
 class Parts(NamedTuple):

@@ -17,22 +17,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any
 
 import torch
 
 from flexc.errors import StateError
-from flexc.frontend.code_facts import code_facts
-from flexc.frontend.plain_values import exact
+from flexc.frontend.plain_mods import read_plain
 from flexc.frontend.rebuild import Rebuild
-from flexc.frontend.special_methods import is_trusted
 from flexc.frontend.walk import Capture, Mod, Walk
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ModSignature:
-    """What the walk over one or more mods found."""
+    """What the walk over one or more mods found.
+
+    Not frozen, as one is made at each call, and that would take three times as long.
+    """
 
     mods: tuple[Mod | None, ...]
     key: tuple[Any, ...]
@@ -70,67 +71,16 @@ class ModSignature:
         return (*rebuild.names, *("captured" for _ in range(unnamed)))
 
 
-NO_MOD = exact(None)
-
-
-def _read_plain(
-    mods: Sequence[Mod | None],
-) -> tuple[list[Any], tuple[Capture, ...]] | None:
-    """What a walk finds of functions that read nothing but tensors in their closures.
-
-    None for all others. Most mods are such functions, and a walk takes longer.
-    """
-    key: list[Any] = []
-    slots: dict[int, int] = {}
-    captures: list[Capture] = []
-    for mod in mods:
-        if mod is None:
-            key.append(NO_MOD)
-            continue
-        if type(mod) is not FunctionType or not _reads_cells_only(mod):
-            return None
-        key.append(mod.__code__)
-        for cell in mod.__closure__ or ():
-            try:
-                value = cell.cell_contents
-            except ValueError:  # A variable that has no value yet.
-                return None
-            if type(value) is not torch.Tensor or value.__dict__:
-                return None
-            if value.layout is not torch.strided or value.is_nested:
-                return None
-            slot = slots.get(id(value))
-            is_new = slot is None
-            if is_new:
-                slot = slots[id(value)] = len(captures)
-                captures.append(value)
-            rank = value.dim()
-            unit = rank == 0 or value.stride(-1) == 1
-            key.append((slot, value.dtype, rank, value.device.type, unit))
-            if is_new:
-                key.append((False, False))
-    return key, tuple(captures)
-
-
-def _reads_cells_only(fn: FunctionType) -> bool:
-    """Whether a function has no defaults or attributes, and reads no globals."""
-    if fn.__defaults__ or fn.__kwdefaults__ or fn.__dict__:
-        return False
-    facts = code_facts(fn.__code__)
-    special = facts.globals or facts.inspects_types or facts.compares_identity
-    return facts.sound and not special and not is_trusted(fn)
-
-
 def read_mods(*mods: Mod | None) -> ModSignature:
     """Walk mods together: a tensor that two of them capture is one capture.
 
     Mods that reach too much to be read, or that may find that what they reach is a
     copy, have no captures until they are traced.
     """
-    if (found := _read_plain(mods)) is not None:
+    if (found := read_plain(mods)) is not None:
         key, captures = found
         key = (torch.get_default_dtype(), *key)
-        return ModSignature(mods, key, captures, True, False)
+        return ModSignature(mods, key, tuple(captures), True, False)
     walk = Walk()
     try:
         walk.run(mods)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from types import CodeType
 
@@ -93,6 +93,11 @@ class CodeFacts:
     """Objects are compared by identity."""
     uses_self: bool
     """Of a method: more is done with its object than reading attributes."""
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether what it reads is all that it depends on."""
+        return self.sound and not (self.inspects_types or self.compares_identity)
 
 
 MAX_CODES = 16_384

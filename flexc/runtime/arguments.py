@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,8 +18,7 @@ from flexc.errors import (
     ShapeError,
 )
 from flexc.frontend.signatures import described
-from flexc.runtime.notes import Source
-from flexc.runtime.origin import Origin, origin_of
+from flexc.runtime.notes import Notes, Origin, origin_of
 
 MAX_HEAD_DIM = 512
 
@@ -54,14 +53,10 @@ class Tables:
     """Rows and columns of a block."""
     origin: Origin | None = None
     """Where flexc made them: the BlockMask's own, and not those of another mask."""
-    source: Source | None = None
-    """The BlockMask that they were read from."""
+    notes: Notes | None = None
+    """What is known of the BlockMask that they were read from."""
     columns: Tables | None = None
     """The same blocks for each block of keys, where both were planned together."""
-    known: dict[Any, Tables] = field(
-        default_factory=dict[Any, "Tables"], compare=False, repr=False
-    )
-    """Of tables without a source: the same blocks for each block of keys."""
     packed: Packed | None = None
     """The one tensor that they were planned into, those of the columns too."""
 
@@ -290,7 +285,7 @@ def split_block_mask(
     lengths = (block_mask.seq_lengths[0], block_mask.seq_lengths[1])
     check_lengths(lengths, block_mask.kv_num_blocks.device, query, key)
     tables, origin = tables_of(block_mask, query), origin_of(block_mask)
-    return mask, replace(tables, origin=origin, source=Source.of(block_mask))
+    return mask, replace(tables, origin=origin, notes=Notes.of(block_mask))
 
 
 def mask_of(block_mask: BlockMask) -> Any:

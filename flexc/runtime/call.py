@@ -30,10 +30,10 @@ from flexc.runtime.listed_blocks import check_listed
 from flexc.runtime.modes import unseen
 from flexc.runtime.options import TileOptions
 from flexc.runtime.planner.columns import column_tables
-from flexc.runtime.planner.finer import finer_tables
 from flexc.runtime.planner.tables import plan_tables
 from flexc.runtime.proofs import Proofs
 from flexc.runtime.splits import Gpu, choose_splits
+from flexc.runtime.streams import is_capturing, stream_of
 from flexc.runtime.tensor_facts import (
     MAX_NARROW_OFFSET,
     Placement,
@@ -224,37 +224,41 @@ class Attention:
         Where bounds follow from the mask, tables made of it are of no use. Blocks are
         listed for keys too, if `both` are wanted.
         """
-        call = self if self.settled else self._with_tables(both)
-        tables = call.tables
-        if both and tables is not None and tables.columns is None:
-            columns = column_tables(tables, call.query, call.key)
-            tables = replace(tables, columns=columns, packed=None)
-            call = replace(call, tables=tables)
-        if call.settled:
-            return call
-        tables = call.tables and call.tables.bare
-        return replace(call, tables=tables, settled=True)
-
-    def _with_tables(self, both: bool) -> Attention:
-        if self.tables is not None and not self.tables.replaceable:
-            if self.tables.packed is None:  # Others' tables may list anything.
-                columns = -(-self.key.size(2) // self.tables.block_size[1])
-                check_listed(self.tables, columns)
+        tables = self.tables
+        lacks_columns = both and tables is not None and tables.columns is None
+        if self.settled and not lacks_columns:
             return self
-        bare = self if self.tables is None else replace(self, tables=None)
-        compiled = bare.compiled()
+        block = self.tables and self.tables.block_size if self.settled else self.block()
+        return replace(
+            self, tables=block and self._kept_tables(block, both), settled=True
+        )
+
+    def block(self) -> tuple[int, int] | None:
+        """Rows and columns of the blocks that are listed for a call's kernels, if any.
+
+        Blocks of flexc's own are found anew where finer ones suit a kernel. A mask that
+        no longer captures what it did keeps to the blocks that were found back then.
+        """
+        given = self.tables and self.tables.block_size
+        origin = self.tables and self.tables.origin
+        if given is not None and origin is None:
+            return given
+        compiled = replace(self, tables=None).compiled()
         captures = compiled.attention.arguments(self.signature.captures)
         compiled.reads.check(self.pairs, captures)
         if self.backend == "eager":
-            return self
+            return given
         mask = compiled.mask(compiled.proofs(self.query, self.key, captures))
         if mask.has_bounds:
-            return bare
+            return None
         sizes = (*self.query.shape[:3], self.key.size(2))
         if not (self.may_plan and mask.is_planned(sizes)):
-            return self
+            return given
         block = mask.block_for(*sizes[2:])
-        return replace(self, tables=self.plan(compiled.mods, block, both))
+        if given is None or origin is None:
+            return block
+        is_finer = block[0] <= given[0] and block[1] <= given[1]
+        return block if is_finer and origin.is_current() else given
 
     @property
     def may_plan(self) -> bool:
@@ -263,13 +267,49 @@ class Attention:
             return True
         return self.few_rows[0] == 1 and self.tables is None
 
-    def plan(self, mods: CapturedMods, block: tuple[int, int], both: bool) -> Tables:
+    def _kept_tables(self, block: tuple[int, int], both: bool) -> Tables:
+        """The tables for blocks of a size, kept with a BlockMask that they are of.
+
+        A CUDA graph makes them at each replay: the kernels, and so the bits, are those
+        of a call, and no tables are read that another stream makes or a later replay.
+        """
+        notes = self.tables and self.tables.notes
+        if notes is None or is_capturing(self.query):
+            return self._find_tables(block, both)
+        query, stream = self.query, stream_of(self.query.device)
+        kind = (block, query.shape[:3], self.key.size(2), self.few_rows)
+        kind = (*kind, query.device, stream, self.backend)
+        found: Tables | None = notes.kept.get(kind)
+        if found is None or (both and found.columns is None):
+            found = notes.keep(kind, self._find_tables(block, both))
+        return found
+
+    def _find_tables(self, block: tuple[int, int], both: bool) -> Tables:
+        """The tables for blocks of a size: those that were given, or planned ones."""
+        query, key, tables = self.query, self.key, self.tables
+        if tables is None or block != tables.block_size:
+            tables = self._plan(block, both)
+        elif not self.settled and tables.origin is None and tables.packed is None:
+            # Others' tables may list anything.
+            check_listed(tables, -(-key.size(2) // block[1]))
+        if both and tables.columns is None:
+            columns = column_tables(tables, query, key)
+            tables = replace(tables, columns=columns, packed=None)
+        return tables.bare
+
+    def _plan(self, block: tuple[int, int], both: bool) -> Tables:
         """The blocks that a mask without bounds leaves, from what it captures."""
-        query, key, backend = self.query, self.key, self.backend
-        if self.tables is not None:
-            return finer_tables(self.tables, query, key, block, backend, both)
+        own = self.tables and self.tables.origin
+        signature = read_mods(None, own.mask_mod) if own else self.signature
         return plan_tables(
-            self.signature, query, key, block, backend=backend, mods=mods, both=both
+            signature,
+            self.query,
+            self.key,
+            block,
+            backend=self.backend,
+            refine=own is not None,
+            mods=None if own else self.trace(),
+            both=both,
         )
 
     def compiled(self, mods: CapturedMods | None = None) -> Compiled:

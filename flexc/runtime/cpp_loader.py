@@ -165,30 +165,24 @@ def ctype(param: ParamSpec) -> Any:
 
 @dataclass(frozen=True)
 class CppFunction:
-    """A kernel of a loaded library.
+    """A kernel of a loaded library, which stays open as long as this is there."""
 
-    It runs on as many threads as torch would use, and on one where it has but one
-    program.
-    """
-
-    function: Callable[..., None]
+    launch: Callable[..., None]
+    """Its function, of the arguments, the grid and the number of threads."""
     tensors: tuple[int, ...]
     """Which arguments are tensors, passed as their addresses."""
 
     def prepare(
         self, grid: tuple[int, ...], args: Sequence[Any], threads: int | None = None
     ) -> Prepared:
+        """The launch on as many threads as torch would use, and as have a program."""
         x, y, z = grid
         most = x * y * z if threads is None else min(x * y * z, threads)
-
-        def run(_: None, values: list[Any]) -> None:
-            count = max(min(torch.get_num_threads(), most), 1)
-            self.function(*values, x, y, z, count)
-
-        values = list(args)
+        count = max(min(torch.get_num_threads(), most), 1)
+        values = [*args, x, y, z, count]
         for i in self.tensors:
             values[i] = 0
-        return Prepared(run, values, tuple(Address(i, i) for i in self.tensors))
+        return Prepared(self, values, tuple(Address(i, i) for i in self.tensors), False)
 
     def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> NoReturn:
         raise AssertionError("C++ kernels are launched")

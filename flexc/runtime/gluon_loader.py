@@ -14,7 +14,7 @@ from flexc.runtime.build import capability
 from flexc.runtime.gluon_compiler import expanded, take_kernel
 from flexc.runtime.prepared import Address, Prepared
 from flexc.runtime.tensor_maps import TensorMaps
-from flexc.runtime.triton_loader import runner
+from flexc.runtime.triton_loader import OnGrid
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,8 @@ class OnDevice:
                 values.append(arg)
             if maps is not None:
                 values += maps.extents(arg)
-        return Prepared(runner(self.kernel, grid), values, tuple(addresses))
+        launcher = OnGrid(self.kernel, grid)
+        return Prepared(launcher, values, tuple(addresses), True)
 
 
 class GluonKernel:

@@ -104,14 +104,30 @@ def flex_attention(
         FlexcError: one of the classes of `flexc.errors`, which say what was
             expected, what was got and what to do.
     """
-    given = (query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse)
-    rest = (kernel_options, return_aux, mask_mod, backend)
     if DYNAMO_KNOWS and torch.compiler.is_dynamo_compiling():
-        return traced_attention(*given, *rest)
-    return _run(*given, *rest)
+        run = traced_attention
+    else:
+        run = _run if frame_callback() is None else _run_hidden
+    return run(
+        query,
+        key,
+        value,
+        score_mod,
+        block_mask,
+        scale,
+        enable_gqa,
+        return_lse,
+        kernel_options,
+        return_aux,
+        mask_mod,
+        backend,
+    )
 
 
-@torch.compiler.disable(reason="flexc.flex_attention launches its own kernels")
+frame_callback: Any = torch._C._dynamo.eval_frame.get_eval_frame_callback
+"""What Dynamo looks at frames by; None where it does not."""
+
+
 def _run(
     query: Tensor,
     key: Tensor,
@@ -172,6 +188,12 @@ def _run(
         assert lse is not None
         return out, lse
     return out
+
+
+_run_hidden = torch.compiler.disable(
+    _run, reason="flexc.flex_attention launches its own kernels"
+)
+"""A call in code that Dynamo compiles, or gave up on: it is to see no more of it."""
 
 
 def _prepare(

@@ -14,16 +14,12 @@ from flexc.runtime.arguments import Tables
 def check_listed(tables: Tables, columns: int) -> None:
     """Check that a CPU's tables list blocks that there are, and not more than fit.
 
-    What was found is noted with the BlockMask. A GPU would have to be waited for.
+    A GPU would have to be waited for.
     """
     if tables.tensors[0].device.type != "cpu":
         return
-    checked = set[int]() if tables.source is None else tables.source.notes().checked
-    if columns in checked:
-        return
     for counts, indices in pairs_of(tables.tensors):
         _check_pair(counts, indices, columns)
-    checked.add(columns)
 
 
 def _check_pair(counts: Tensor, indices: Tensor, columns: int) -> None:

@@ -21,7 +21,7 @@ Slots = tuple[tuple[int, ...], tuple[int, ...]]
 Graphs = tuple[GraphModule | None, GraphModule | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class GraphSignature(ModSignature):
     """Mods that are FX graphs over the captures that follow their arguments."""
 

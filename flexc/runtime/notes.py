@@ -1,14 +1,19 @@
-"""What was found out of a BlockMask's tables, kept with it while they stay the same."""
+"""What is known of a BlockMask's tables, kept with it while these stay the same.
+
+Of tables that flexc made that is also the mask whose blocks they list: whatever says
+the same may take their place.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from flexc.runtime.origin import Capture
+from flexc.frontend.closures import read_mods
 
 ATTRIBUTE = "_flexc_notes"
 
@@ -20,50 +25,119 @@ TABLES = tuple(
 )
 """The eight tables: partial and full blocks of keys, then of queries."""
 
+MAX_KEPT = 64
+"""Kinds of calls for which something is kept."""
+
 
 @dataclass(frozen=True, eq=False)
-class Source:
-    """A BlockMask and the tables that it held at a call: others may come there."""
+class Capture:
+    """A captured value or a table, and of a tensor how often it had been written to."""
 
-    block_mask: BlockMask
-    tables: tuple[Tensor | None, ...]
+    value: Any
+    version: int | None
 
     @classmethod
-    def of(cls, block_mask: BlockMask) -> Source:
-        return cls(block_mask, tuple(getattr(block_mask, name) for name in TABLES))
+    def of(cls, value: Any) -> Capture:
+        counted = isinstance(value, Tensor) and not value.is_inference()
+        return cls(value, value._version if counted else None)
 
-    @property
-    def rows(self) -> tuple[Tensor | None, ...]:
-        """The tables of the rows of queries."""
-        return self.tables[:4]
+    def still_is(self, value: Any) -> bool:
+        """Tensors of inference mode do not count, so they may have changed."""
+        if isinstance(value, Tensor):
+            same = value is self.value and self.version is not None
+            return same and value._version == self.version
+        return type(value) is type(self.value) and value == self.value
 
-    @property
-    def columns(self) -> tuple[Tensor | None, ...]:
-        """The tables of the columns of keys, which torch can do without."""
-        return self.tables[4:]
 
-    def notes(self) -> Notes:
-        """What is known of these tables; nothing yet of those that were written to."""
-        notes = getattr(self.block_mask, ATTRIBUTE, None)
-        if notes is None or not notes.are_about(self.tables):
-            notes = Notes(tuple(map(Capture.of, self.tables)))
-            setattr(self.block_mask, ATTRIBUTE, notes)
-        return notes
+def are_still(noted: Sequence[Capture], values: Sequence[Any]) -> bool:
+    """Whether values are those that were noted."""
+    if len(noted) != len(values):
+        return False
+    for capture, value in zip(noted, values, strict=True):
+        if not capture.still_is(value):
+            return False
+    return True
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """A mask whose blocks flexc found, and what it captured then."""
+
+    mask_mod: Callable[..., Any]
+    captures: tuple[Capture, ...]
+
+    def is_current(self) -> bool:
+        """Whether the mask captures what it did, as far as can be told."""
+        return are_still(self.captures, read_mods(None, self.mask_mod).captures)
 
 
 @dataclass(frozen=True, eq=False)
 class Notes:
-    """What is known of some tables."""
+    """What is known of the tables that a BlockMask holds, as users may put others there."""
 
     tables: tuple[Capture, ...]
-    checked: set[Any] = field(default_factory=set[Any])
-    """Sizes for which they were found to be in order."""
-    columns: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    """Their blocks listed for each block of keys, for each kind of call."""
+    origin: Origin | None = None
+    kept: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
+    """What was made of the tables, for each kind of call."""
 
-    settled: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    """The tables that kernels read in their place, for each kind of call."""
+    @classmethod
+    def of(cls, block_mask: BlockMask) -> Notes:
+        """Those of a BlockMask; new ones if its tables are others, or were written to."""
+        notes: Notes | None = getattr(block_mask, ATTRIBUTE, None)
+        tables = [getattr(block_mask, name) for name in TABLES]
+        if notes is None or not notes.are_about(tables):
+            notes = cls(tuple(map(Capture.of, tables)))
+            setattr(block_mask, ATTRIBUTE, notes)
+        return notes
 
-    def are_about(self, tables: tuple[Tensor | None, ...]) -> bool:
-        pairs = zip(self.tables, tables, strict=True)
-        return all(noted.still_is(held) for noted, held in pairs)
+    def are_about(self, tables: Sequence[Tensor | None]) -> bool:
+        """Whether tables are those that were noted, and were not written to."""
+        for noted, table in zip(self.tables, tables, strict=True):
+            if table is not noted.value:
+                return False
+            if table is not None and (
+                noted.version is None or table._version != noted.version
+            ):
+                return False
+        return True
+
+    @property
+    def columns(self) -> list[Tensor]:
+        """The tables of the columns of keys, which torch can do without."""
+        return [t.value for t in self.tables[4:] if t.value is not None]
+
+    def keep(self, kind: Hashable, made: Any) -> Any:
+        """Keep what was made for a kind of calls."""
+        if len(self.kept) >= MAX_KEPT:
+            self.kept.clear()
+        self.kept[kind] = made
+        return made
+
+    def __reduce__(self) -> Any:
+        """Copies have tables of their own, and so begin anew."""
+        return type(None), ()
+
+
+def sign(block_mask: BlockMask, captures: Sequence[Any]) -> BlockMask:
+    """Note that the tables list the blocks of the mask itself, for what it captures.
+
+    They list the blocks in which its `mask_mod` has a live pair and no others, so that
+    bounds found from the mask may take their place, and finer blocks.
+    """
+    origin = Origin(block_mask.mask_mod, tuple(map(Capture.of, captures)))
+    tables = tuple(Capture.of(getattr(block_mask, name)) for name in TABLES)
+    setattr(block_mask, ATTRIBUTE, Notes(tables, origin))
+    return block_mask
+
+
+def made_by_flexc(block_mask: BlockMask) -> bool:
+    return origin_of(block_mask) is not None
+
+
+def origin_of(block_mask: BlockMask) -> Origin | None:
+    """The origin of a BlockMask that is as `flexc.create_block_mask` made it.
+
+    Slices, moved masks, and those of which a table was exchanged or written to are not.
+    """
+    origin = Notes.of(block_mask).origin
+    return origin if origin and origin.mask_mod is block_mask.mask_mod else None

@@ -2,8 +2,8 @@
 
 Of a call the mods' signature, captured numbers, and shapes, strides, dtypes and
 alignment of its tensors say what is checked, planned, allocated and launched. So they
-find a `CallPlan`, which knows the tape of a call that records no gradient, and of one
-that does its template, whose Functions have tapes of their own.
+find its plan: a tape where no gradient is recorded, and where one is a template, whose
+Functions have tapes of their own.
 
 Without it a call takes some hundred microseconds of Python, more than many a kernel.
 """
@@ -37,14 +37,10 @@ from flexc.runtime.autograd.template import (
 from flexc.runtime.call import Attention
 from flexc.runtime.derivatives import check_gradient
 from flexc.runtime.modes import unseen
-from flexc.runtime.notes import Source
-from flexc.runtime.origin import Capture
+from flexc.runtime.notes import Capture, Notes, are_still
 from flexc.runtime.repeats import Repeated, facts_of, kept
 from flexc.runtime.streams import is_capturing, stream_of
 from flexc.runtime.wrappers import PLAIN
-
-MAX_SETTLED = 64
-"""Kinds of calls of a BlockMask that are remembered."""
 
 Prepare = Callable[[], Attention]
 """Checks a call, so that it is ready to run."""
@@ -61,22 +57,25 @@ def attend(
 
     `rest` is all else that it depends on. Only a call without a plan is prepared.
     """
-    query = operands[0]
     if not signature.cacheable:
         return run_attention(prepare())
-    tensors = (*operands, *signature.captures)
+    query, tensors = operands[0], operands + signature.captures
     facts = facts_of(tensors, query.device)
     if facts is None:
         return run_attention(prepare())
     needs = needs_of(tensors)
+    plan = RecordedCall if needs else UnrecordedCall
     key = (facts, signature.key, rest, needs)
     if block_mask is None:
-        return kept(key, CallPlan, any(needs))(tensors, None, prepare)
+        return kept(key, plan)(tensors, None, prepare)
     if is_capturing(query):
         return run_attention(prepare())  # The graph would outlive what is kept.
     stream = stream_of(query.device)
     key = (*key, block_mask.BLOCK_SIZE, block_mask.seq_lengths, stream)
-    blocks = settled(block_mask, key, signature.captures, prepare, any(needs))
+    notes = Notes.of(block_mask)
+    blocks: Blocks | None = notes.kept.get(key)
+    if blocks is None or not blocks.are_of(signature.captures):
+        blocks = notes.keep(key, blocks_of(prepare(), signature.captures, key, plan))
     return blocks.plan((*tensors, *blocks.tensors), blocks.tables, prepare)
 
 
@@ -95,25 +94,18 @@ def needs_of(tensors: Sequence[Any]) -> tuple[bool, ...]:
     return tuple(needs) if True in needs else ()
 
 
-class CallPlan:
-    """What is known of calls of equal facts."""
+class UnrecordedCall:
+    """Calls of equal facts that record no gradient."""
 
-    __slots__ = ("_fits", "_known", "_records", "_settle", "_tape", "_template")
+    __slots__ = ("_repeated",)
 
-    def __init__(self, records: bool):
-        self._records = records
-        self._known = False
-        self._fits = True
-        self._template: Template | None = None
-        self._settle: Repeated | None = None
-        self._tape = Repeated()
+    def __init__(self) -> None:
+        self._repeated = Repeated()
 
     def __call__(
         self, tensors: Sequence[Any], tables: Tables | None, prepare: Prepare
     ) -> Results:
-        if self._records:
-            return self._recorded(tensors, tables, prepare)
-        if (tape := self._tape.tape) is not None:
+        if (tape := self._repeated.tape) is not None:
             replayed: Any = tape(tensors)
             return replayed
 
@@ -121,41 +113,51 @@ class CallPlan:
             call = prepared(prepare, tensors, tables)
             return run_attention(call), may_repeat(call)
 
-        found: Any = self._tape(tensors, tensors[0].device, run)
+        found: Any = self._repeated(tensors, tensors[0].device, run)
         return found
 
-    def _recorded(
+
+class RecordedCall:
+    """Calls of equal facts whose gradients are recorded."""
+
+    __slots__ = ("_is_known", "_settle", "_template")
+
+    def __init__(self) -> None:
+        self._is_known = False
+        self._template: Template | None = None
+        self._settle: Repeated | None = None
+        """What plans blocks; None where none are planned."""
+
+    def __call__(
         self, tensors: Sequence[Any], tables: Tables | None, prepare: Prepare
     ) -> Results:
-        """A call whose gradient is recorded."""
-        if self._template is None:
+        template = self._template
+        if template is None:
             return self._first(tensors, tables, prepare)
         given = [t for t in tensors if isinstance(t, Tensor)]
         if self._settle is not None:
             given += self._settle(
                 tensors, tensors[0].device, lambda: (packed(prepare()), True)
             )
-        return run_plain(self._template, given)
+        return run_plain(template, given)
 
     def _first(
         self, tensors: Sequence[Any], tables: Tables | None, prepare: Prepare
     ) -> Results:
+        """A call without a template: the second makes one that fits all others."""
         call = prepared(prepare, tensors, tables)
-        if not (self._known and self._fits):
-            self._known = True
-            return run_attention(call)
         check_gradient(call.trace())
         call = settle(call)
         template, given = split(call)
         here = [t for t in tensors if isinstance(t, Tensor)]
         planned = call.tables is not None and call.tables.packed is not None
         same = given[: len(here)] if planned and tables is None else given
-        self._fits = may_repeat(call) and _are(same, here)
-        if self._fits:
+        if self._is_known and may_repeat(call) and _are(same, here):
             template = replace(template, repeats=Repeats(call.query.device))
             self._template = template
             if planned and tables is None:
                 self._settle = Repeated(is_known=True)
+        self._is_known = True
         return run_template(template, given)
 
 
@@ -194,41 +196,28 @@ def may_repeat(call: Attention) -> bool:
 class Blocks:
     """The tables that calls of equal facts read of a BlockMask, and their plan."""
 
-    plan: CallPlan
+    plan: UnrecordedCall | RecordedCall
     tables: Tables | None
-    captures: tuple[Capture, ...]
-    """What the mods captured: finer blocks are those of these values."""
+    tensors: tuple[Tensor, ...]
+    """Those of the tables."""
+    captures: tuple[Capture, ...] | None
+    """What the mods captured, where blocks are those of these values."""
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return () if self.tables is None else self.tables.all_tensors
-
-    def are_current(self, captures: Sequence[Any]) -> bool:
-        pairs = zip(self.captures, captures, strict=False)
-        return self.tables is None or all(c.still_is(v) for c, v in pairs)
+    def are_of(self, captures: Sequence[Any]) -> bool:
+        return self.captures is None or are_still(self.captures, captures)
 
 
-def settled(
-    block_mask: BlockMask,
-    key: Hashable,
+def blocks_of(
+    call: Attention,
     captures: Sequence[Any],
-    prepare: Prepare,
-    records: bool,
+    key: Hashable,
+    plan: type[UnrecordedCall | RecordedCall],
 ) -> Blocks:
-    """The blocks of calls of equal facts, kept with the BlockMask."""
-    notes = Source.of(block_mask).notes()
-    found: Blocks | None = notes.settled.get(key)
-    if found is not None and found.are_current(captures):
-        return found
-    call = prepare().with_traced()
+    """The blocks of calls like this one, whose facts are the key."""
     with unseen(), torch.no_grad():
-        tables = call.settle(records).tables
+        tables = call.with_traced().settle(both=plan is RecordedCall).tables
     tensors = () if tables is None else tables.all_tensors
-    facts = facts_of(tensors, call.query.device)
-    plan = kept((key, facts), CallPlan, records)
+    found = kept((key, facts_of(tensors, call.query.device)), plan)
     is_own = call.tables is not None and call.tables.replaceable
-    noted = tuple(Capture.of(c) for c in captures) if is_own else ()
-    if len(notes.settled) >= MAX_SETTLED:
-        notes.settled.clear()
-    found = notes.settled[key] = Blocks(plan, tables, noted)
-    return found
+    noted = tuple(map(Capture.of, captures)) if tables and is_own else None
+    return Blocks(found, tables, tensors, noted)

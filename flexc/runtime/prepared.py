@@ -8,8 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-Run = Callable[[Any, list[Any]], None]
-"""Launches a kernel on a stream of its device with its arguments."""
+
+class Launcher(Protocol):
+    """What launches a kernel on a grid."""
+
+    @property
+    def launch(self) -> Callable[..., None]:
+        """The function of a GPU's stream, if it is one, and of a launch's values."""
+        ...
 
 
 class Address(NamedTuple):
@@ -26,9 +32,11 @@ class Address(NamedTuple):
 class Prepared(NamedTuple):
     """A launch whose values lack the addresses of tensors."""
 
-    run: Run
+    launcher: Launcher
     values: list[Any]
     addresses: tuple[Address, ...]
+    on_stream: bool
+    """Whether it takes a stream before the values."""
 
     def __call__(self, stream: Any, args: Sequence[Any]) -> None:
         """Launch with the tensors among a kernel's arguments."""
@@ -36,7 +44,8 @@ class Prepared(NamedTuple):
         for position, argument, make in self.addresses:
             address = args[argument].data_ptr()
             values[position] = address if make is None else make(address)
-        self.run(stream, values)
+        first = (stream,) if self.on_stream else ()
+        self.launcher.launch(*first, *values)
 
 
 class Loaded(Protocol):

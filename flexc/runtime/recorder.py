@@ -38,6 +38,7 @@ EMPTY = frozenset(
         "aten::new_empty_strided",
     }
 )
+ZEROS = frozenset({"aten::new_zeros", "aten::zeros", "aten::zeros_like"})
 ALIASES = frozenset({"aten::alias", "aten::detach"})
 """The tensor itself, as far as a tape can tell."""
 
@@ -52,8 +53,10 @@ class Recorder(TorchDispatchMode):
     def __init__(self, tensors: Sequence[Any]):
         super().__init__()
         self._steps: list[Step] = []
-        self._held: list[Any] = []
-        """All tensors that were met: others would come to have their ids."""
+        self._tensors: list[Any] = []
+        """That of each slot: others would come to have their ids."""
+        self._aliases: list[Tensor] = []
+        """Tensors that have the slot of another."""
         self._slots: dict[int, int] = {}
         self._origin: list[tuple[int, int]] = []
         """Of each slot the slot whose memory it views, and its place there in bytes."""
@@ -64,7 +67,7 @@ class Recorder(TorchDispatchMode):
         self._count = self._given = len(tensors)
         for slot, tensor in enumerate(tensors):
             self._origin.append((slot, 0))
-            self._held.append(tensor)
+            self._tensors.append(tensor)
             if isinstance(tensor, Tensor):
                 self._slots.setdefault(id(tensor), slot)
 
@@ -94,16 +97,13 @@ class Recorder(TorchDispatchMode):
 
     def _note(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
         if func.name() in ALIASES:
-            self._slots[id(found)] = self._slot_of(args[0])
-            self._held.append(found)
+            self._alias(found, self._slot_of(args[0]))
             return
-        if func.name() in EMPTY:
+        if func.name() in EMPTY or func.name() in ZEROS:
             slot = self._new(found)
-            shape, strides = tuple(found.shape), found.stride()
-            like = self._like(found)
-            self._steps.append(
-                Allocation(slot, shape, strides, found.dtype, found.device, like)
-            )
+            facts = tuple(found.shape), found.stride(), found.dtype, found.device
+            is_zero = func.name() in ZEROS
+            self._steps.append(Allocation(slot, *facts, self._like(found), is_zero))
             return
         results: Sequence[Any]
         results = found if isinstance(found, tuple | list) else (found,)
@@ -119,7 +119,7 @@ class Recorder(TorchDispatchMode):
     def _like(self, made: Tensor) -> int | None:
         """A given tensor such that `torch.empty_like` of it makes what was made."""
         facts = (made.shape, made.stride(), made.dtype, made.device)
-        for slot, tensor in enumerate(self._held[: self._given]):
+        for slot, tensor in enumerate(self._tensors[: self._given]):
             if isinstance(tensor, Tensor) and facts == (
                 tensor.shape,
                 tensor.stride(),
@@ -139,14 +139,21 @@ class Recorder(TorchDispatchMode):
             if source.untyped_storage()._cdata == result.untyped_storage()._cdata:
                 base, offset = self._origin[self._slot_of(source)]
                 offset += result.data_ptr() - source.data_ptr()
+                if not offset and _is_whole(result, self._tensors[base]):
+                    return self._alias(result, base)
                 return self._new(result, base, offset)
         return self._new(result)
+
+    def _alias(self, tensor: Tensor, slot: int) -> None:
+        """Note what is the tensor of a slot, as far as a tape can tell."""
+        self._slots[id(tensor)] = slot
+        self._aliases.append(tensor)
 
     def _new(self, tensor: Tensor, base: int | None = None, offset: int = 0) -> int:
         slot = self._count
         self._count += 1
         self._slots[id(tensor)] = slot
-        self._held.append(tensor)
+        self._tensors.append(tensor)
         self._origin.append((slot if base is None else base, offset))
         return slot
 
@@ -178,7 +185,11 @@ class Recorder(TorchDispatchMode):
         for position, number, make in prepared.addresses:
             base, offset = self._origin[self._slot_of(args[number])]
             places.append(Place(position, base, offset, make))
-        self._steps.append(Launch(prepared.run, prepared.values, tuple(places)))
+        self._steps.append(
+            Launch(
+                prepared.launcher, prepared.values, tuple(places), prepared.on_stream
+            )
+        )
 
     def tape(self, results: Sequence[Any], device: torch.device) -> Tape | None:
         """The tape of what was seen, which gave these results."""
@@ -209,6 +220,17 @@ class Recorder(TorchDispatchMode):
 def _refused(why: str) -> None:
     """Say why calls of equal facts take their whole way again."""
     log.debug("a call cannot be replayed: %s", why)
+
+
+def _is_whole(view: Tensor, base: Tensor) -> bool:
+    """Whether a view that begins where its base does is the same as that."""
+    return (
+        view.shape == base.shape
+        and view.stride() == base.stride()
+        and view.dtype == base.dtype
+        and view.is_conj() == base.is_conj()
+        and view.is_neg() == base.is_neg()
+    )
 
 
 def is_idle(step: Step, needed: set[int]) -> bool:

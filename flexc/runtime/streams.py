@@ -10,13 +10,15 @@ from torch import Tensor
 
 ON_CURRENT = nullcontext()
 
-_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+"""The current stream of a GPU, by its number; None without CUDA."""
+current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+"""The number of the current GPU."""
 
 
 def is_current(device: torch.device) -> bool:
     """Whether launches go to a device that tensors are on."""
-    return device.type == "cpu" or device.index == _current_device()
+    return device.type == "cpu" or device.index == current_device()
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
@@ -31,4 +33,4 @@ def is_capturing(tensor: Tensor) -> bool:
 
 def stream_of(device: torch.device) -> int | None:
     """The current stream of a GPU, as CUDA knows it; None on a CPU."""
-    return _raw_stream(device.index) if device.type == "cuda" else None
+    return raw_stream(device.index) if device.type == "cuda" else None

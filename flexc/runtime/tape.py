@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flexc.runtime.prepared import Run
-from flexc.runtime.streams import is_current, stream_of
+from flexc.runtime.prepared import Launcher
+from flexc.runtime.streams import current_device, raw_stream
 
 LITERALS = frozenset({int, bool, str, type(None)})
 """What is written into the text of a tape; floats lose nothing by a name."""
@@ -41,7 +41,7 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Allocation:
-    """A tensor whose elements are still to be written."""
+    """A tensor of zeros, or one whose elements are still to be written."""
 
     slot: int
     shape: tuple[int, ...]
@@ -50,25 +50,29 @@ class Allocation:
     device: torch.device
     like: int | None
     """A given tensor that `torch.empty_like` makes such tensors of."""
+    is_zero: bool
 
     @property
     def uses(self) -> set[int]:
         return set() if self.like is None else {self.like}
 
     def source(self, hold: Hold) -> str:
+        made = f"t{self.slot} = "
         if self.like is not None:
-            return f"t{self.slot} = empty_like(t{self.like})"
+            return f"{made}{'zeros' if self.is_zero else 'empty'}_like(t{self.like})"
         options = f"dtype={hold(self.dtype)}, device={hold(self.device)}"
-        return f"t{self.slot} = empty({self.shape}, {self.strides}, {options})"
+        made += f"empty({self.shape}, {self.strides}, {options})"
+        return f"{made}.zero_()" if self.is_zero else made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launch:
     """A launch of a kernel."""
 
-    run: Run
+    launcher: Launcher
     values: list[Any]
     places: tuple[Place, ...]
+    on_stream: bool
 
     @property
     def uses(self) -> set[int]:
@@ -79,7 +83,8 @@ class Launch:
         for position, slot, offset, make in self.places:
             address = f"t{slot}.data_ptr()" + (f" + {offset}" if offset else "")
             values[position] = address if make is None else f"{hold(make)}({address})"
-        return f"{hold(self.run)}(stream, [{', '.join(values)}])"
+        first = ["stream"] if self.on_stream else []
+        return f"{hold(self.launcher)}.launch({', '.join(first + values)})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,6 +126,7 @@ class Hold:
         self.names: dict[str, Any] = {
             "empty": torch.empty_strided,
             "empty_like": torch.empty_like,
+            "zeros_like": torch.zeros_like,
         }
 
     def __call__(self, value: Any) -> str:
@@ -152,20 +158,22 @@ class Tape:
                 lines += [f"t{slot} = None" for slot in done if slot not in given]
         found = ", ".join("None" if r is None else f"t{r}" for r in results)
         lines.append(f"return ({found},)" if results else "return ()")
-        self.device = device
+        self._index = None if device.type == "cpu" else device.index
         self.steps = tuple(step for step, _ in steps)
         self.source = "def replay(tensors, stream):\n    " + "\n    ".join(lines)
         exec(compile(self.source, "<tape>", "exec"), hold.names)
         self._replay: Callable[[Sequence[Any], Any], tuple[Any, ...]]
-        self._replay = hold.names["replay"]
+        self._replay = hold.names.pop("replay")
 
     def __call__(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """The results for tensors that are given as they were when it was recorded."""
-        device = self.device
-        if is_current(device):
-            return self._replay(tensors, stream_of(device))
-        with torch.cuda.device(device):
-            return self._replay(tensors, stream_of(device))
+        index = self._index
+        if index is None:
+            return self._replay(tensors, None)
+        if index == current_device():
+            return self._replay(tensors, raw_stream(index))
+        with torch.cuda.device(index):
+            return self._replay(tensors, raw_stream(index))
 
 
 def _slots_in(arg: Any) -> set[int]:

@@ -12,7 +12,7 @@ from triton import knobs
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.runtime.build import capability
 from flexc.runtime.options import is_interpreting
-from flexc.runtime.prepared import Address, Prepared, Run
+from flexc.runtime.prepared import Address, Prepared
 from flexc.runtime.triton_compiler import load_jit_function, options, take_kernel
 
 
@@ -57,26 +57,29 @@ def prepare(kernel: Any, grid: tuple[int, ...], args: Sequence[Any]) -> Prepared
     values = list(args)
     for i in tensors:
         values[i] = 0
-    return Prepared(runner(kernel, grid), values, tuple(Address(i, i) for i in tensors))
+    places = tuple(Address(i, i) for i in tensors)
+    return Prepared(OnGrid(kernel, grid), values, places, True)
 
 
-def runner(kernel: Any, grid: tuple[int, ...]) -> Run:
-    """A compiled kernel's launch on a grid.
+class OnGrid:
+    """A compiled kernel's launches on a grid.
 
     Triton's own launch looks up device, stream and hooks, and asks CUDA where each
     tensor lies, at every launch: that takes longer than many a kernel.
     """
-    start = kernel.run  # Loads it to the current device.
-    function, packed = kernel.function, kernel.packed_metadata
-    hooks = knobs.runtime
 
-    def run(stream: Any, values: list[Any]) -> None:
-        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
-            kernel[grid](*values, stream=stream)  # Someone, say a profiler, is told.
-            return
-        start(*grid, stream, function, packed, None, None, None, *values)
+    def __init__(self, kernel: Any, grid: tuple[int, ...]):
+        start = kernel.run  # Loads it to the current device.
+        function, packed = kernel.function, kernel.packed_metadata
+        hooks, (x, y, z) = knobs.runtime, grid
 
-    return run
+        def launch(stream: Any, *values: Any) -> None:
+            if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+                kernel[grid](*values, stream=stream)  # Someone, a profiler, is told.
+                return
+            start(x, y, z, stream, function, packed, None, None, None, *values)
+
+        self.launch = launch
 
 
 def compiled_for(

@@ -43,30 +43,29 @@ def _signed(function: Any) -> Any:
 class FlexAttentionFunction(torch.autograd.Function):
     """(template, *tensors) to out, lse and max_scores."""
 
-    @classmethod
-    def apply_plainly(cls, *args: Any) -> Any:
-        """`apply` where no transform is active: it would look for one."""
-        base: Any = super(torch.autograd.Function, cls)
-        return base.apply(*args)
-
     @staticmethod
     def forward(template: Template, *tensors: Tensor) -> Any:
         return template.run(tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.template, *tensors = inputs
         out, lse, max_scores = output
+        ctx.template = inputs[0]
         if max_scores is not None:
             ctx.mark_non_differentiable(max_scores)
-        _save(ctx, *tensors, out, lse)
+        _save(ctx, (*inputs[1:], out, lse))
 
     @staticmethod
     def backward(ctx: Any, *grads: Maybe) -> Any:
-        needs = ctx.needs_input_grad[1:]
-        return None, *gradients_of_tensors(
-            ctx.template, needs, grads[:2], ctx.saved_tensors
-        )
+        template: Template = ctx.template
+        needs, cotangents, saved = ctx.needs_input_grad, grads[:2], ctx.saved_tensors
+
+        def run() -> Any:
+            return None, *gradients_of_tensors(template, needs[1:], cotangents, saved)
+
+        if is_recorded():
+            return run()
+        return template.repeat(needs, (*cotangents, *saved), run)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Maybe) -> Any:
@@ -99,7 +98,7 @@ class FlexAttentionBackwardFunction(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.template, ctx.wanted, *tensors = inputs
-        _save(ctx, *tensors)
+        _save(ctx, tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Maybe) -> Any:
@@ -145,7 +144,7 @@ class FlexAttentionJvpFunction(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.template, *tensors = inputs
-        _save(ctx, *tensors)
+        _save(ctx, tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Maybe) -> Any:
@@ -234,16 +233,18 @@ def _third() -> GradientError:
     )
 
 
-def _save(ctx: Any, *tensors: Maybe) -> None:
+def _save(ctx: Any, tensors: Sequence[Maybe]) -> None:
     """Save tensors for what will differentiate, in either mode.
 
     Autograd saves no tensor that was made in inference mode, but a copy of one.
     """
     ctx.set_materialize_grads(False)
-    if any(t is not None and t.is_inference() for t in tensors):
-        tensors = tuple(
-            t.clone() if t is not None and t.is_inference() else t for t in tensors
-        )
+    for tensor in tensors:
+        if tensor is not None and tensor.is_inference():
+            tensors = [
+                t.clone() if t is not None and t.is_inference() else t for t in tensors
+            ]
+            break
     ctx.save_for_backward(*tensors)
     if is_transformed() or forward_ad._current_level >= 0:
         ctx.save_for_forward(*tensors)
@@ -256,15 +257,18 @@ def gradients_of_tensors(
     saved: Sequence[Any],
 ) -> list[Maybe]:
     """Gradients of a call's tensors; None where none is needed."""
-    wanted = template.wanted(tuple(needs))
+    wanted = template.wanted(needs)
     if not wanted or all(c is None for c in cotangents):
         return [None] * len(needs)
     function = FlexAttentionBackwardFunction
-    # What is not recorded needs no Function.
-    recorded = torch.is_grad_enabled() or is_transformed()
-    apply = function.apply if recorded else function.forward
+    apply = function.apply if is_recorded() else function.forward
     found: Any = apply(template, wanted, *cotangents, *saved)
     return template.spread(_unpacked(found, wanted), None)
+
+
+def is_recorded() -> bool:
+    """Whether derivatives need a Function, which somebody may differentiate."""
+    return torch.is_grad_enabled() or is_transformed()
 
 
 def _tangents(
@@ -285,7 +289,7 @@ def _bent(
     saved: Sequence[Any],
 ) -> list[Maybe]:
     """Second derivatives: tangents of the gradients for fixed cotangents."""
-    wanted = template.wanted(tuple(needs))
+    wanted = template.wanted(needs)
     is_zero = derivatives.is_zero(template.along(along))
     if not wanted or is_zero or all(c is None for c in cotangents):
         return [None] * len(needs)

@@ -127,16 +127,8 @@ class Template:
         """The results of a derivative at tensors like those of the template."""
         return run() if self.repeats is None else self.repeats(what, tensors, run)
 
-    def wanted(self, needs: tuple[bool, ...]) -> Wanted:
+    def wanted(self, needs: Sequence[bool]) -> Wanted:
         """Which gradients to compute, of those that the tensors need."""
-        if self.repeats is None:
-            return self._wanted(needs)
-        found = self.repeats.wanted.get(needs)
-        if found is None:
-            found = self.repeats.wanted[needs] = self._wanted(needs)
-        return found
-
-    def _wanted(self, needs: Sequence[bool]) -> Wanted:
         return Wanted.of([*needs[:INPUTS], *self._of_captures(needs, False)])
 
     def along(self, tangents: Sequence[Tensor | None]) -> Gradients:
@@ -218,14 +210,12 @@ def join_tables(tables: Tables, tensors: Sequence[Tensor]) -> Tables:
 class Repeats:
     """Tapes of a template's forward and of its derivatives."""
 
-    __slots__ = ("_derived", "_device", "forward", "wanted")
+    __slots__ = ("_derived", "_device", "forward")
 
     def __init__(self, device: torch.device):
         self._device = device
         self.forward = Repeated(is_known=True)
         """Of tensors whose facts are those of the template."""
-        self.wanted: dict[tuple[bool, ...], Wanted] = {}
-        """By what tensors need: as many as there are ways to need gradients."""
         self._derived: dict[Hashable, Repeated] = {}
 
     def __call__(

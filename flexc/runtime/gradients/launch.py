@@ -195,6 +195,9 @@ class Launch:
         if result.kind == SumKind.COLUMN_MATRIX:
             assert self.key is not None
             shape = (*sizes, args[self.key].size(2), result.dim)
+            if sizes[0] == 1:  # That one part is the sum.
+                options: Any = {"dtype": result.dtype, "device": point.device}
+                return torch.zeros(shape[1:], **options)[None]
         elif result.kind == SumKind.DIAGONAL:
             shape = self.diagonals(*heads, sizes, point.sizes)
         else:

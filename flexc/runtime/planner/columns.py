@@ -16,7 +16,6 @@ from flexc.runtime.listed_blocks import classes_of, is_used, pairs_of
 from flexc.runtime.planner.classes import FULL, PARTIAL
 from flexc.runtime.planner.compaction import table_of
 from flexc.runtime.planner.ordering import Table, ordered
-from flexc.runtime.streams import is_capturing, stream_of
 
 KINDS = (PARTIAL, FULL)
 
@@ -25,27 +24,13 @@ def column_tables(tables: Tables, query: Tensor, key: Tensor) -> Tables:
     """A call's tables, with blocks of keys as rows and blocks of queries as columns.
 
     Batches and heads are the query's. A BlockMask's own are taken where it has them,
-    else its tables are transposed. They are remembered with it, or with tables that
-    are of none.
+    else its tables are transposed.
     """
-    if tables.columns is not None:
-        return tables.columns
-    if is_capturing(query):
-        return _found(tables, query, key)
-    known = tables.known if tables.source is None else tables.source.notes().columns
-    kind = (query.shape[:3], key.size(2), query.device, stream_of(query.device))
-    if kind not in known:
-        known[kind] = _found(tables, query, key)
-    return known[kind]
-
-
-def _found(tables: Tables, query: Tensor, key: Tensor) -> Tables:
     q_block, kv_block = tables.block_size
     rows, columns = -(-query.size(2) // q_block), -(-key.size(2) // kv_block)
-    given = () if tables.source is None else tables.source.columns
-    found = given_columns(
-        [t for t in given if t is not None], tables.tensors, columns
-    ) or transposed(tables.tensors, rows, columns)
+    given = () if tables.notes is None else tables.notes.columns
+    found = given_columns(given, tables.tensors, columns)
+    found = found or transposed(tables.tensors, rows, columns)
     return make_tables(found, (kv_block, q_block), query, key.size(2))
 
 

@@ -115,15 +115,21 @@ def test_flexcs_own_have_both() -> None:
 
 def test_they_are_made_once() -> None:
     block_mask = torchs(compute_q_blocks=False)
-    first, second = (column_tables(tables_of(block_mask), *inputs()) for _ in range(2))
+    first, second = (settled(block_mask) for _ in range(2))
     assert first is second
     block_mask.kv_num_blocks[0, 0, 3] = 0
-    tables = tables_of(block_mask)
-    third = column_tables(tables, *inputs())
+    third = settled(block_mask)
     assert third is not first
-    verify(tables, third)
+    assert third.columns is not None
+    verify(third, third.columns)
     block_mask.kv_num_blocks = block_mask.kv_num_blocks.clone()
-    assert column_tables(tables_of(block_mask), *inputs()) is not third
+    assert settled(block_mask) is not third
+
+
+def settled(block_mask: BlockMask) -> Tables:
+    tables = attention(block_mask).settle(both=True).tables
+    assert tables is not None
+    return tables
 
 
 def test_tables_narrower_than_the_keys() -> None:
@@ -150,13 +156,10 @@ def test_planned_masks_are_planned_for_both() -> None:
     signature = read_mods(None, document_mask)
     tables = plan_tables(signature, query, key, BLOCK, refine=True, both=True)
     assert tables.columns is not None
-    assert column_tables(tables, query, key) is tables.columns
     verify(tables, tables.columns)
     alone = plan_tables(signature, query, key, BLOCK, refine=True)
     assert alone.columns is None
-    columns = column_tables(alone, query, key)
-    assert column_tables(alone, query, key) is columns
-    verify(alone, columns)
+    verify(alone, column_tables(alone, query, key))
 
 
 def attention(block_mask: Any, mask_mod: Any = None) -> Attention:

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask as torch_block_mask
 
 import flexc
+from flexc.runtime import call as calls
 from flexc.runtime.arguments import split_block_mask
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.mask_reading import MAX_PLANNED_BLOCKS, MaskReading
 from flexc.runtime.options import NO_OPTIONS
-from flexc.runtime.planner import finer
 from tests.reference import attention
 
 LENGTH, COARSE, FINE = 1024, 512, (32, 64)
@@ -122,7 +122,7 @@ def test_graphs_plan_what_calls_do(monkeypatch: pytest.MonkeyPatch) -> None:
     block_mask = coarse_mask(documents(ids()))
     outside = call_of(block_mask).settle()
     compiled = outside.compiled()
-    monkeypatch.setattr(finer, "is_capturing", lambda _: True)
+    monkeypatch.setattr(calls, "is_capturing", lambda _: True)
     captured = call_of(block_mask).settle()
     same = captured.compiled()
     again = call_of(block_mask).settle()
@@ -145,5 +145,5 @@ def test_graphs_keep_the_blocks_that_were_found(
     captured = ids()
     block_mask = coarse_mask(documents(captured))
     captured[0] = 7
-    monkeypatch.setattr(finer, "is_capturing", lambda _: True)
+    monkeypatch.setattr(calls, "is_capturing", lambda _: True)
     assert block_size(block_mask) == (COARSE, COARSE)
