@@ -80,7 +80,7 @@ def read_plain(mods: Sequence[Mod | None]) -> Found | None:
 
 
 def _values_of(fn: FunctionType, names: Sequence[str]) -> list[Any]:
-    """What a function's cells hold, and its globals; `MISSING` for what is not there."""
+    """What a function's cells and globals hold; `MISSING` for what is not there."""
     values: list[Any] = []
     try:
         for cell in fn.__closure__ or ():

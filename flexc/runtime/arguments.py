@@ -344,10 +344,12 @@ def make_tables(
     block_size: tuple[int, int],
     query: Tensor,
     length: int | None = None,
+    expand: bool = True,
 ) -> Tables:
     """Tables that are checked to have a row for each block of rows.
 
     There are as many rows as queries, or another number if a `length` is given.
+    Without `expand` those of one batch or head have one.
     """
     length = query.size(2) if length is None else length
     rows = -(-length // block_size[0])
@@ -359,15 +361,16 @@ def make_tables(
                 f"{length} queries, got {table.size(-rank)}; make one for this "
                 "length (a slice or an adjusted mask has the rows of its origin)"
             )
-    return Tables(broadcast_tables(tables, query), block_size)
+    return Tables(broadcast_tables(tables, query, expand), block_size)
 
 
 def broadcast_tables(
-    tables: Sequence[Tensor | None], query: Tensor
+    tables: Sequence[Tensor | None], query: Tensor, expand: bool = True
 ) -> tuple[Tensor, ...]:
+    """Partial, full and any more such tables, of a query's batch and heads."""
     b, h = query.shape[:2]
     expanded: list[Tensor] = []
-    for rank, table in zip((3, 4, 3, 4), tables, strict=False):
+    for rank, table in zip((3, 4, 3, 4) * 2, tables, strict=False):
         assert table is not None
         if is_lazy(table):
             raise BlockMaskError(f"block_mask expects {DENSE}, got {describe(table)}")
@@ -384,5 +387,5 @@ def broadcast_tables(
         if table.size(-1) == 0:
             # Nothing is listed; kernels that begin with some block read an entry.
             table = table.new_zeros(*table.shape[:-1], 1)
-        expanded.append(table.expand(b, h, *table.shape[2:]))
+        expanded.append(table.expand(b, h, *table.shape[2:]) if expand else table)
     return tuple(expanded)

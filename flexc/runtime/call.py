@@ -288,14 +288,16 @@ class Attention:
         """The tables for blocks of a size: those that were given, or planned ones."""
         query, key, tables = self.query, self.key, self.tables
         if tables is None or block != tables.block_size:
-            tables = self._plan(block, both)
-        elif not self.settled and tables.origin is None and tables.packed is None:
-            # Others' tables may list anything.
-            check_listed(tables, -(-key.size(2) // block[1]))
-        if both and tables.columns is None:
-            columns = column_tables(tables, query, key)
-            tables = replace(tables, columns=columns, packed=None)
-        return tables.bare
+            found = self._plan(block, both)
+        else:
+            found = tables
+            if not self.settled and tables.origin is None and tables.packed is None:
+                # Others' tables may list anything.
+                check_listed(tables.tensors, -(-key.size(2) // block[1]))
+        if both and found.columns is None:
+            columns = column_tables(found, query, key)
+            found = replace(found, columns=columns, packed=None)
+        return found.bare
 
     def _plan(self, block: tuple[int, int], both: bool) -> Tables:
         """The blocks that a mask without bounds leaves, from what it captures."""

@@ -67,15 +67,17 @@ class Operands(NamedTuple):
             key, value = (t.expand(query.size(0), -1, -1, -1) for t in (key, value))
         return self._replace(query=query, key=key, value=value)
 
-    def make_tables(self) -> Tables | None:
+    def make_tables(self, expand: bool = True) -> Tables | None:
+        """The tables that a call reads, of its batch and heads if they are to be."""
         if not self.tables:
             return None
-        made = make_tables(self.tables, self.block, self.query)
+        made = make_tables(self.tables, self.block, self.query, expand=expand)
         kv_len, (q_block, kv_block) = self.key.size(2), self.block
         listed = given_columns(self.columns, self.tables, -(-kv_len // kv_block))
         if listed is None:
             return made
-        columns = make_tables(listed, (kv_block, q_block), self.query, kv_len)
+        block = (kv_block, q_block)
+        columns = make_tables(listed, block, self.query, kv_len, expand=expand)
         return replace(made, columns=columns)
 
 

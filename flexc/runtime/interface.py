@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from flexc.errors import OptionError
@@ -104,10 +105,11 @@ def flex_attention(
         FlexcError: one of the classes of `flexc.errors`, which say what was
             expected, what was got and what to do.
     """
+    run: Any
     if DYNAMO_KNOWS and torch.compiler.is_dynamo_compiling():
         run = traced_attention
     else:
-        run = _run if frame_callback() is None else _run_hidden
+        run = _run if get_eval_frame_callback() is None else _run_hidden
     return run(
         query,
         key,
@@ -122,10 +124,6 @@ def flex_attention(
         mask_mod,
         backend,
     )
-
-
-frame_callback: Any = torch._C._dynamo.eval_frame.get_eval_frame_callback
-"""What Dynamo looks at frames by; None where it does not."""
 
 
 def _run(

@@ -8,34 +8,35 @@ import torch
 from torch import Tensor
 
 from flexc.errors import BlockMaskError
-from flexc.runtime.arguments import Tables
 
 
-def check_listed(tables: Tables, columns: int) -> None:
+def check_listed(tensors: Sequence[Tensor], columns: int) -> None:
     """Check that a CPU's tables list blocks that there are, and not more than fit.
 
     A GPU would have to be waited for.
     """
-    if tables.tensors[0].device.type != "cpu":
+    if not tensors[0].is_cpu:
         return
-    for counts, indices in pairs_of(tables.tensors):
-        _check_pair(counts, indices, columns)
+    are_within = True
+    for counts, indices in zip(tensors[::2], tensors[1::2], strict=True):
+        width = indices.size(-1)
+        most = int(_once(counts).max()) if counts.numel() else 0
+        if most > width:
+            raise BlockMaskError(
+                f"block_mask counts {most} blocks in a row of a table {width} wide; "
+                "make its indices as wide as its fullest row"
+            )
+        if indices.numel():
+            least, greatest = _once(indices).aminmax()
+            are_within &= int(least) >= 0 and int(greatest) < columns
+    if not are_within:
+        for counts, indices in pairs_of(tensors):
+            _check_used(counts, indices, columns)
 
 
-def _check_pair(counts: Tensor, indices: Tensor, columns: int) -> None:
-    width = indices.size(-1)
-    most = int(counts.max()) if counts.numel() else 0
-    if most > width:
-        raise BlockMaskError(
-            f"block_mask counts {most} blocks in a row of a table {width} wide; make "
-            "its indices as wide as its fullest row"
-        )
-    if not indices.numel():
-        return
-    least, greatest = indices.aminmax()
-    if int(least) >= 0 and int(greatest) < columns:
-        return
-    listed = indices[is_used(counts, indices)]  # The others may be anything.
+def _check_used(counts: Tensor, indices: Tensor, columns: int) -> None:
+    """Check the entries of a table that count: the others may be anything."""
+    listed = indices[is_used(counts, indices)]
     beyond = listed[(listed < 0) | (listed >= columns)]
     if beyond.numel():
         raise BlockMaskError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, is_
 from typing import Any
 
 from torch import Tensor
@@ -31,7 +32,7 @@ MAX_KEPT = 64
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """A captured value or a table, and of a tensor how often it had been written to."""
+    """A captured value, and of a tensor how often it had been written to."""
 
     value: Any
     version: int | None
@@ -73,38 +74,34 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class Notes:
-    """What is known of the tables that a BlockMask holds, as users may put others there."""
+    """What is known of the tables that a BlockMask holds: others may come there."""
 
-    tables: tuple[Capture, ...]
+    tables: tuple[Tensor | None, ...]
+    versions: tuple[int, ...] | None
+    """How often these had been written to; tensors of inference mode do not count."""
     origin: Origin | None = None
     kept: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
     """What was made of the tables, for each kind of call."""
 
     @classmethod
     def of(cls, block_mask: BlockMask) -> Notes:
-        """Those of a BlockMask; new ones if its tables are others, or were written to."""
+        """A BlockMask's; new ones if its tables are others, or were written to."""
         notes: Notes | None = getattr(block_mask, ATTRIBUTE, None)
-        tables = [getattr(block_mask, name) for name in TABLES]
-        if notes is None or not notes.are_about(tables):
-            notes = cls(tuple(map(Capture.of, tables)))
+        tables = tables_of(block_mask)
+        if (
+            notes is None
+            or not all(map(is_, notes.tables, tables))
+            or notes.versions is None
+            or notes.versions != versions_of(tables)
+        ):
+            notes = cls(tables, versions_of(tables))
             setattr(block_mask, ATTRIBUTE, notes)
         return notes
-
-    def are_about(self, tables: Sequence[Tensor | None]) -> bool:
-        """Whether tables are those that were noted, and were not written to."""
-        for noted, table in zip(self.tables, tables, strict=True):
-            if table is not noted.value:
-                return False
-            if table is not None and (
-                noted.version is None or table._version != noted.version
-            ):
-                return False
-        return True
 
     @property
     def columns(self) -> list[Tensor]:
         """The tables of the columns of keys, which torch can do without."""
-        return [t.value for t in self.tables[4:] if t.value is not None]
+        return [t for t in self.tables[4:] if t is not None]
 
     def keep(self, kind: Hashable, made: Any) -> Any:
         """Keep what was made for a kind of calls."""
@@ -118,6 +115,18 @@ class Notes:
         return type(None), ()
 
 
+tables_of: Callable[[BlockMask], tuple[Tensor | None, ...]] = attrgetter(*TABLES)
+"""The tables that a BlockMask holds."""
+
+
+def versions_of(tables: Sequence[Tensor | None]) -> tuple[int, ...] | None:
+    """How often tables were written to, None if that is not counted."""
+    try:
+        return tuple([t._version for t in tables if t is not None])
+    except RuntimeError:  # Some are of inference mode.
+        return None
+
+
 def sign(block_mask: BlockMask, captures: Sequence[Any]) -> BlockMask:
     """Note that the tables list the blocks of the mask itself, for what it captures.
 
@@ -125,8 +134,8 @@ def sign(block_mask: BlockMask, captures: Sequence[Any]) -> BlockMask:
     bounds found from the mask may take their place, and finer blocks.
     """
     origin = Origin(block_mask.mask_mod, tuple(map(Capture.of, captures)))
-    tables = tuple(Capture.of(getattr(block_mask, name)) for name in TABLES)
-    setattr(block_mask, ATTRIBUTE, Notes(tables, origin))
+    tables = tables_of(block_mask)
+    setattr(block_mask, ATTRIBUTE, Notes(tables, versions_of(tables), origin))
     return block_mask
 
 

@@ -65,18 +65,19 @@ def attend(
         return run_attention(prepare())
     needs = needs_of(tensors)
     plan = RecordedCall if needs else UnrecordedCall
-    key = (facts, signature.key, rest, needs)
     if block_mask is None:
+        key = (facts, signature.key, rest, needs)
         return kept(key, plan)(tensors, None, prepare)
     if is_capturing(query):
         return run_attention(prepare())  # The graph would outlive what is kept.
-    stream = stream_of(query.device)
-    key = (*key, block_mask.BLOCK_SIZE, block_mask.seq_lengths, stream)
+    shape = (block_mask.BLOCK_SIZE, block_mask.seq_lengths, stream_of(query.device))
+    key = (facts, signature.key, rest, needs, shape)
     notes = Notes.of(block_mask)
     blocks: Blocks | None = notes.kept.get(key)
     if blocks is None or not blocks.are_of(signature.captures):
-        blocks = notes.keep(key, blocks_of(prepare(), signature.captures, key, plan))
-    return blocks.plan((*tensors, *blocks.tensors), blocks.tables, prepare)
+        blocks = blocks_of(prepare(), signature.captures, key, plan)
+        notes.keep(key, blocks)
+    return blocks.plan(tensors + blocks.tensors, blocks.tables, prepare)
 
 
 def is_plain(query: Any, block_mask: Any = None, mask_mod: Any = None) -> bool:

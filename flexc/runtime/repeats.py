@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from flexc.frontend.plain_values import number_key
 from flexc.runtime.modes import unseen
 from flexc.runtime.recorder import Recorder
-from flexc.runtime.streams import stream_of
+from flexc.runtime.streams import CPU, stream_of
 from flexc.runtime.tape import Tape
 from flexc.runtime.tensor_facts import ALIGNMENT
 from flexc.runtime.wrappers import PLAIN
@@ -37,7 +37,6 @@ environment: Any = getattr(os.environ, "_data")  # noqa: B009  (private)
 """What `os.environ` holds; it takes a microsecond to say that it lacks a name."""
 MACHINE: Any = os.environ.encodekey("FLEXC_MACHINE")
 
-CPU = torch.device("cpu")
 NUMBERS = frozenset({int, float, bool})
 
 Results = tuple[Any, ...]
@@ -102,6 +101,15 @@ def repeat(
         return run()
     facts = (facts, key, stream_facts(device))
     return kept(facts, Repeated)(tensors, device, lambda: (run(), True))
+
+
+def tape_of(key: Hashable, tensors: Sequence[Any], device: torch.device) -> Tape | None:
+    """The tape that `repeat` replays; None where it would run."""
+    facts = facts_of(tensors, device)
+    if facts is None:
+        return None
+    found = _known.get((facts, key, stream_facts(device)))
+    return None if found is None else found.tape
 
 
 def is_hidden() -> bool:

@@ -66,7 +66,8 @@ def run_plain(template: Template, tensors: Sequence[Tensor]) -> Results:
     return _asked(template, _apply(template, *tensors))
 
 
-_apply: Any = super(torch.autograd.Function, FlexAttentionFunction).apply
+_base: Any = super(torch.autograd.Function, FlexAttentionFunction)
+_apply = _base.apply
 """The `apply` that does not look whether a transform is active."""
 
 

@@ -7,7 +7,7 @@ A gradient lies in memory as `torch.empty_like` of its input does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from flexc.errors import GradientError
 from flexc.frontend.closures import read_mods
-from flexc.frontend.plain_values import number_key
 from flexc.runtime import derivatives
 from flexc.runtime.autograd.functions import gradients_of_tensors
 from flexc.runtime.autograd.template import split
@@ -23,18 +22,17 @@ from flexc.runtime.call import Attention, Outputs
 from flexc.runtime.derivatives import Gradients, Wanted, inputs_of
 from flexc.runtime.operators.derivatives import gradients
 from flexc.runtime.operators.planning import plan, plan_fake
+from flexc.runtime.operators.tapes import ARGUMENTS, Operators, repeated
 from flexc.runtime.operators.traced import (
     Arguments,
     TracedAttention,
     bind,
     captures_of,
     lookup,
-    resolved,
 )
 from flexc.runtime.options import NO_OPTIONS
-from flexc.runtime.repeats import repeat
 
-LIBRARY = torch.library.Library("flexc", "FRAGMENT")
+LIBRARY = Operators("flexc", "FRAGMENT")
 
 CALL = (
     "Tensor query, Tensor key, Tensor value, Tensor[] captures, Tensor[] tables, "
@@ -44,41 +42,34 @@ POINT = f"{CALL}, Tensor out, Tensor lse"
 COTANGENTS = "Tensor? d_out, Tensor? d_lse"
 TANGENTS = "Tensor[] tangents, bool[] given"
 
-ARGUMENTS = 8
-"""How many arguments `CALL` has."""
-
 Pair = tuple[Tensor, Tensor]
-Triple = tuple[Tensor, Tensor, Tensor]
 
 
-def attention(*arguments: Any) -> Triple:
-    """Out, and lse and max_scores where the handle asks for them; else no elements."""
-    return _repeated(
-        "attention",
-        arguments,
-        (),
-        (),
-        lambda call: _filled(call.query, call.run()),
-    )
+def attention(*arguments: Any) -> list[Tensor]:
+    """Out, and of lse and max_scores those that the handle asks for."""
+
+    def run(call: Attention) -> list[Tensor]:
+        return [r for r in call.run() if r is not None]
+
+    return repeated("attention", arguments, run)
 
 
-def attention_fake(*arguments: Any) -> Triple:
+def attention_fake(*arguments: Any) -> list[Tensor]:
     query, key, value, *_, handle = arguments
-    constants = lookup(handle)
-    return _filled(query, allocate(query, key, value, constants.outputs))
+    made = allocate(query, key, value, lookup(handle).outputs)
+    return [r for r in made if r is not None]
 
 
 def attention_backward(*args: Any) -> list[Tensor]:
     """The wanted gradients."""
-    arguments, (out, lse, d_out, d_lse, wanted) = args[:ARGUMENTS], args[ARGUMENTS:]
+    out, lse, d_out, d_lse, wanted = args[ARGUMENTS:]
     wants = Wanted.of(wanted)
 
     def run(call: Attention) -> list[Tensor]:
         found = derivatives.backward(call, out, lse, d_out, d_lse, wants)
         return _laid_out(found, call)
 
-    point = (out, lse, d_out, d_lse)
-    return list(_repeated("backward", arguments, point, tuple(wanted), run))
+    return repeated("attention_backward", args, run)
 
 
 def attention_jvp(*args: Any) -> Pair:
@@ -127,33 +118,6 @@ def allocate(query: Tensor, key: Tensor, value: Tensor, outputs: Outputs) -> Any
     ).allocate()
 
 
-def _repeated(
-    name: str,
-    arguments: Sequence[Any],
-    others: Sequence[Tensor | None],
-    static: tuple[bool, ...],
-    run: Callable[[Attention], Sequence[Any]],
-) -> Any:
-    """What is run of a call with data; by a tape where an equal call has one."""
-    query, key, value, given, tables, sizes, scale, handle = arguments
-    numbers = None
-    if scale is None or lookup(handle).mods.numbers:
-        # Numbers that are tensors are read before anything is recorded.
-        numbers = resolved(arguments)
-        given, scale = numbers.signature.captures, numbers.scale
-    what = (name, handle, number_key(scale), tuple(sizes), static)
-    tensors = (query, key, value, *given, *tables, *others)
-
-    def bound() -> tuple[Any, ...]:
-        return tuple(run(bind(arguments, numbers)))
-
-    return repeat(what, tensors, query.device, bound)
-
-
-def _filled(query: Tensor, results: Sequence[Tensor | None]) -> Any:
-    return tuple(query.new_empty(0) if r is None else r for r in results)
-
-
 def _bound(args: Sequence[Any]) -> tuple[Attention, Sequence[Any]]:
     return bind(args[:ARGUMENTS]), args[ARGUMENTS:]
 
@@ -175,25 +139,26 @@ def _like(found: Tensor, value: Tensor) -> Tensor:
     return torch.empty_like(value).copy_(found)
 
 
-def _setup_context(ctx: Any, inputs: Arguments, output: Triple) -> None:
+def _setup_context(ctx: Any, inputs: Arguments, output: list[Tensor]) -> None:
     query, key, value, captures, tables, *rest = inputs
-    out, lse, max_scores = output
+    outputs = lookup(rest[-1]).outputs
     ctx.rest = rest
     ctx.counts = (len(captures), len(tables))
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(max_scores)
-    ctx.save_for_backward(query, key, value, *captures, *tables, out, lse)
+    if outputs.max_scores:
+        ctx.mark_non_differentiable(output[-1])
+    point = output[: 1 + outputs.lse]
+    ctx.save_for_backward(query, key, value, *captures, *tables, *point)
 
 
-def _backward(ctx: Any, *grads: Tensor | None) -> Any:
+def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> Any:
     """By the Functions that eager calls have: of traced calls, they are operators."""
-    saved = ctx.saved_tensors
-    if saved[-1].dim() == 1:
+    if not lookup(ctx.rest[-1]).outputs.lse:
         raise GradientError(
             "flexc::attention expects to compute lse where gradients are asked for; "
             "call flexc.flex_attention, which sees to it"
         )
-    count, tables = ctx.counts
+    saved, (count, tables) = ctx.saved_tensors, ctx.counts
     query, key, value, *others = saved[:-2]
     captures, tabled = others[:count], others[count:]
     call = TracedAttention.bind((query, key, value, captures, tabled, *ctx.rest))
@@ -225,7 +190,7 @@ def _define() -> None:
     for name, schema, function, fake in (
         (
             "attention",
-            f"({CALL}) -> (Tensor, Tensor, Tensor)",
+            f"({CALL}) -> Tensor[]",
             attention,
             attention_fake,
         ),

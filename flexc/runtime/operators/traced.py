@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flexc.errors import TracingError
-from flexc.runtime.arguments import Packed, Tables
+from flexc.runtime.arguments import Packed, Tables, broadcast_tables
 from flexc.runtime.autograd.run import Results
 from flexc.runtime.autograd.template import Reads
 from flexc.runtime.call import Attention, Outputs
@@ -27,6 +27,7 @@ from flexc.runtime.planner.ordering import TablesLayout
 from flexc.runtime.planner.plans import Problem
 from flexc.runtime.planner.tables import unpacked
 from flexc.runtime.tensor_facts import check_captures
+from flexc.runtime.transforms import is_transformed
 
 Arguments = tuple[
     Tensor, Tensor, Tensor, list[Tensor], list[Tensor], list[int], float | None, str
@@ -104,11 +105,12 @@ class Constants:
         if self.blocks is not None:
             return self.blocks.packed(tables[0], (*query.shape[:3], key.size(2)))
         block = (sizes[0], sizes[1])
+        tables = broadcast_tables(tables, query)
         if not self.columns:
-            return Tables(tuple(tables), block)
+            return Tables(tables, block)
         half = len(tables) // 2
-        columns = Tables(tuple(tables[half:]), (block[1], block[0]))
-        return Tables(tuple(tables[:half]), block, columns=columns)
+        columns = Tables(tables[half:], (block[1], block[0]))
+        return Tables(tables[:half], block, columns=columns)
 
 
 _known: dict[str, Constants] = {}
@@ -145,7 +147,7 @@ class TracedAttention(Attention):
             key,
             value,
             _constant_or_tensor(operands.factor),
-            operands.make_tables(),
+            operands.make_tables(expand=is_transformed()),
             GraphSignature(mods.graphs, (), captures, True, False, mods.slots),
             call.outputs,
             OPERATORS,
@@ -197,10 +199,13 @@ class TracedAttention(Attention):
         return self.blocks.unpack(packed, sizes)
 
     def run(self) -> Results:
-        out, lse, max_scores = torch.ops.flexc.attention(*self.arguments())
-        if not self.outputs.lse:
-            lse = None
-        return out, lse, max_scores if self.outputs.max_scores else None
+        call = self
+        if self.tables is not None and self.tables.columns is not None:
+            # These are for derivatives.
+            call = replace(self, tables=replace(self.tables, columns=None))
+        out, *rest = torch.ops.flexc.attention(*call.arguments())
+        lse = rest[0] if self.outputs.lse else None
+        return out, lse, rest[-1] if self.outputs.max_scores else None
 
     def arguments(self) -> Arguments:
         """What the operators take."""
@@ -264,7 +269,7 @@ def resolved(arguments: Sequence[Any]) -> Resolved:
 
 
 def bind(arguments: Sequence[Any], numbers: Resolved | None = None) -> Attention:
-    """The call of an operator's arguments, which have data."""
+    """The call of an operator's arguments, which have data and were checked."""
     traced = TracedAttention.bind(arguments)
     numbers = numbers or resolved(arguments)
     signature = numbers.signature
@@ -281,6 +286,7 @@ def bind(arguments: Sequence[Any], numbers: Resolved | None = None) -> Attention
         resolve_backend(traced.choices.backend, device),
         traced.tiles,
         traced.asks_determinism,
+        settled=traced.tables is not None,
     )
 
 

@@ -13,8 +13,8 @@ from flexc.errors import DeviceError, OptionError, ShapeError
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.signatures import check_callable
-from flexc.runtime.options import resolve_backend
 from flexc.runtime.notes import sign
+from flexc.runtime.options import resolve_backend
 from flexc.runtime.planner.classes import Planning, expanded, whole_blocks
 from flexc.runtime.planner.ordering import ordered
 from flexc.runtime.planner.plans import Problem, find_plan
