@@ -30,6 +30,9 @@ from flexc.frontend.walk import Capture, Mod
 
 NO_MOD = exact(None)
 
+CONSTANTS = frozenset({*BY_VALUE, int, float})
+"""Types of members of modules that are keyed by their values."""
+
 Found = tuple[list[Any], list[Capture]]
 """A key and the captures."""
 
@@ -131,7 +134,7 @@ def _with_members(
         for name in sorted(attributes & held.keys()):
             member = held[name]
             key.append(name)
-            if type(member) in BY_VALUE:
+            if type(member) in CONSTANTS:
                 key.append(exact(member))
             elif _is_constant(member):
                 key.append(member)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flexc.runtime.prepared import Prepared
+from flexc.runtime.scratch import with_scratch
 from flexc.runtime.tape import (
     Allocation,
     Launch,
@@ -197,14 +198,9 @@ class Recorder(TorchDispatchMode):
         if self._fault:
             return _refused(self._fault)
         wanted = {slot for slot in given if slot is not None}
-        kept: list[tuple[Step, tuple[int, ...]]] = []
-        needed: set[int] = set(wanted)
-        for step in reversed(self._steps):
-            if is_idle(step, needed):
-                continue
-            uses = step.uses
-            kept.append((step, tuple(uses - needed)))
-            needed |= uses
+        kept, _ = _needed(self._steps, wanted)
+        steps = with_scratch([step for step, _ in kept], wanted, self._count)
+        kept, needed = _needed(steps, wanted)
         if needed & self._foreign:
             return _refused("it reads a tensor that is neither given nor made")
         held = {self._slot_of(t): t for t in self._constants}
@@ -212,9 +208,27 @@ class Recorder(TorchDispatchMode):
             device,
             sorted(slot for slot in needed if slot < self._given),
             [(slot, t) for slot, t in held.items() if slot in needed],
-            list(reversed(kept)),
+            kept,
             given,
         )
+
+
+def _needed(
+    steps: Sequence[Step], results: Iterable[int]
+) -> tuple[list[tuple[Step, tuple[int, ...]]], set[int]]:
+    """The steps that results need, each with the slots that it is the last to use.
+
+    And all slots that they use.
+    """
+    kept: list[tuple[Step, tuple[int, ...]]] = []
+    needed = set(results)
+    for step in reversed(steps):
+        if is_idle(step, needed):
+            continue
+        uses = step.uses
+        kept.append((step, tuple(uses - needed)))
+        needed |= uses
+    return kept[::-1], needed
 
 
 def _refused(why: str) -> None:

@@ -56,6 +56,13 @@ class Allocation:
     def uses(self) -> set[int]:
         return set() if self.like is None else {self.like}
 
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        steps = zip(self.shape, self.strides, strict=True)
+        last = sum((n - 1) * stride for n, stride in steps)
+        return (last + 1) * self.dtype.itemsize if all(self.shape) else 0
+
     def source(self, hold: Hold) -> str:
         made = f"t{self.slot} = "
         if self.like is not None:

@@ -61,21 +61,21 @@ def plan(
     device: torch.device,
 ) -> Tensor:
     """The tables of a mask's calls of (batch, heads, q_len, kv_len)."""
-    constants = lookup(handle)
-    blocks = constants.blocks
-    assert blocks is not None
-    given = (None, None, None, captures, (), numbers, 1.0, handle)
-    signature = constants.mods.signature(captures_of(given))
-    problem, backend = blocks.problem(sizes), resolve_backend("auto", device)
 
     def run() -> tuple[Tensor]:
+        constants = lookup(handle)
+        blocks = constants.blocks
+        assert blocks is not None
+        given = (None, None, None, captures, (), numbers, 1.0, handle)
+        signature = constants.mods.signature(captures_of(given))
+        problem, backend = blocks.problem(sizes), resolve_backend("auto", device)
         found, mods = trace_mods(signature, torch.float32, device)
         planned = plan_problem(found, mods, problem, device, backend, both=True)
         assert planned.packed is not None
         return (planned.packed.tensor,)
 
-    key = (handle, problem)
-    return repeat(key, signature.captures, device, run)[0]
+    key = (handle, tuple(sizes), tuple(numbers))
+    return repeat(key, captures, device, run)[0]
 
 
 def plan_fake(

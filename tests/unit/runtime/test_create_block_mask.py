@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.attention.experimental._paged_attention import PagedAttention
 from torch.nn.attention.flex_attention import BlockMask, noop_mask
 from torch.nn.attention.flex_attention import create_block_mask as torch_block_mask
@@ -20,7 +23,7 @@ from flexc.errors import (
     ShapeError,
 )
 from flexc.runtime.driver import counters
-from flexc.runtime.notes import TABLES
+from flexc.runtime.notes import TABLES, Notes
 from flexc.runtime.planner import made_by_flexc
 from tests.block_tables import dense_blocks, differences
 from tests.corpus import CORPUS, corpus_masks
@@ -159,6 +162,24 @@ def test_origin_is_remembered_until_something_changes() -> None:
     assert not made_by_flexc(torch_block_mask(mask, None, None, 300, 300, "cpu"))
     ours.mask_mod = noop_mask
     assert not made_by_flexc(ours)
+
+
+def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return q >= k
+
+
+def test_copies_know_nothing_of_what_was_made() -> None:
+    """What is kept with a mask would be much to copy, and names its own tables."""
+    attend: Any = flexc.flex_attention
+    ours = flexc.create_block_mask(causal, None, None, 96, 96, "cpu", 32)
+    query = torch.randn(1, 2, 96, 16)
+    for _ in range(3):
+        expected = attend(query, query, query, block_mask=ours)
+    copies = copy.copy(ours), copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))
+    assert [bool(Notes.of(mask).kept) for mask in copies] == [True, False, False]
+    for copied in copies:
+        found = attend(query, query, query, block_mask=copied)
+        torch.testing.assert_close(found, expected)
 
 
 def bad_five(score, b, h, q_idx, kv_idx):

@@ -16,58 +16,25 @@ import flexc
 from flexc.runtime import repeats
 from flexc.runtime.gradients.kernels import Run
 from tests.dense_gradients import attention
+from tests.unit.runtime.repeated import attend, causal, leaves, same
 
 LENGTH = 1040
 """Long enough for two heads' blocks to be planned."""
 
 Mods = tuple[Any, Any]
 
-attend: Any = flexc.flex_attention
-
-
-@pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
-    """What is kept for facts, nothing at first."""
-    found: dict[Any, Any] = {}
-    monkeypatch.setattr(repeats, "_known", found)
-    return found
-
-
-@pytest.fixture
-def backwards(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
-    """The backwards that no tape has served."""
-    made: list[Run] = []
-    own = Run.backward
-
-    def backward(self: Run, *args: Any) -> Any:
-        made.append(self)
-        return own(self, *args)
-
-    monkeypatch.setattr(Run, "backward", backward)
-    return made
-
-
-def qkv(length: int = 40) -> list[Tensor]:
-    return [torch.randn(1, 2, length, 16, requires_grad=True) for _ in range(3)]
+pytestmark = pytest.mark.usefixtures("known")
 
 
 def biased(table: Tensor) -> Any:
     return lambda s, b, h, q, k: s + table[h, k]
 
 
-def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    return q >= k
-
-
-def same(ids: Tensor) -> Any:
-    return lambda b, h, q, k: ids[q] == ids[k]
-
-
 def check(
     run: Callable[..., Any], mods: Mods, learned: tuple[Tensor, ...] = (), length=40
 ) -> None:
     """Results and gradients of new tensors are those of the dense definition."""
-    tensors = qkv(length)
+    tensors = leaves(length)
     inputs = [*tensors, *learned]
     query, key, value = tensors
     out = run(*tensors)
@@ -94,7 +61,7 @@ def test_an_equal_call_is_replayed_in_both_directions(backwards: list[Run]) -> N
 
 def test_other_needs_and_cotangents_have_tapes_of_their_own() -> None:
     for step in range(12):
-        query, key, value = tensors = qkv()
+        query, key, value = tensors = leaves()
         out, lse = attend(*tensors, mask_mod=causal, return_lse=True)
         expected = attention(query, key, value, None, causal)
         result, right = (out, expected.out) if step % 3 else (lse, expected.lse)
@@ -111,7 +78,7 @@ def test_other_needs_and_cotangents_have_tapes_of_their_own() -> None:
 
 def test_second_derivatives_of_a_replayed_call() -> None:
     for _ in range(4):
-        tensors = [t.double().detach().requires_grad_() for t in qkv(12)]
+        tensors = [t.double().detach().requires_grad_() for t in leaves(12)]
         found, right = (
             _second(f(*tensors), tensors)
             for f in (
@@ -160,7 +127,7 @@ def test_block_masks(block: int) -> None:
 
 def test_tables_that_were_written_to_are_read_anew() -> None:
     made: Any = flexc.create_block_mask(causal, None, None, 64, 64, "cpu", 16)
-    tensors = qkv(64)
+    tensors = leaves(64)
     for _ in range(3):
         assert attend(*tensors, block_mask=made).abs().sum() > 0
     made.kv_num_blocks.zero_()
@@ -186,7 +153,7 @@ def test_plans_are_bounded(
 ) -> None:
     monkeypatch.setattr(repeats, "MOST", 4)
     for length in range(1, 12):
-        attend(*qkv(length)).sum().backward()
+        attend(*leaves(length)).sum().backward()
         assert len(known) <= 4
 
 
@@ -198,8 +165,8 @@ def test_plans_hold_no_block_mask() -> None:
     alive = [weakref.ref(made), weakref.ref(listed)]
     for _ in range(3):
         for masked in ({"block_mask": made}, {"block_mask": listed}):
-            attend(*qkv(64), **masked).sum().backward()
-            attend(*(t.detach() for t in qkv(64)), **masked)
+            attend(*leaves(64), **masked).sum().backward()
+            attend(*(t.detach() for t in leaves(64)), **masked)
         masked = {}
     del made, listed
     gc.collect()

@@ -15,34 +15,9 @@ import flexc
 from flexc.runtime import repeats
 from flexc.runtime.call import Attention
 from tests.reference import attention
+from tests.unit.runtime.repeated import attend, causal, qkv
 
-attend: Any = flexc.flex_attention
-
-
-@pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
-    """What is remembered, nothing at first."""
-    found: dict[Any, Any] = {}
-    monkeypatch.setattr(repeats, "_known", found)
-    return found
-
-
-@pytest.fixture
-def executed(monkeypatch: pytest.MonkeyPatch) -> list[Attention]:
-    """The calls that were looked at."""
-    calls: list[Attention] = []
-    own = Attention.execute
-
-    def execute(self: Attention, results: Any) -> None:
-        calls.append(self)
-        own(self, results)
-
-    monkeypatch.setattr(Attention, "execute", execute)
-    return calls
-
-
-def qkv(length: int = 40, heads: int = 2, **options: Any) -> list[Tensor]:
-    return [torch.randn(1, heads, length, 16, **options) for _ in range(3)]
+pytestmark = pytest.mark.usefixtures("known")
 
 
 def check(tensors: list[Tensor], score: Any = None, mask: Any = None) -> None:
@@ -60,7 +35,7 @@ def test_an_equal_call_is_not_looked_at(executed: list[Attention]) -> None:
         return s + slopes[h] * (k - q)
 
     for _ in range(4):
-        check(qkv(), score, lambda b, h, q, k: q >= k)
+        check(qkv(), score, causal)
         slopes = torch.randn(2)  # Another tensor of the same shape.
     assert len(executed) == 2
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from flexc.runtime.cpp_loader import load_cpp
 from flexc.runtime.kernel import launch
 from flexc.runtime.recorder import Recorder, recorder
-from flexc.runtime.tape import Launch, Operation, Tape
+from flexc.runtime.tape import Allocation, Launch, Operation, Tape
 from tests.codegen.test_cpp_loader import SPEC
 
 CPU = torch.device("cpu")
@@ -92,10 +92,47 @@ def test_memory_goes_to_what_comes_next(twice: Any) -> None:
         twice(second, third)
         return third
 
-    tape = check(run, (6,))
+    tape = check(run, (1 << 19,))
     lines = tape.source.splitlines()
     freed = [line.split()[0] for line in lines if line.endswith("= None")]
     assert len(freed) == 1  # The second goes when the function returns.
+
+
+def test_small_temporaries_are_parts_of_one(twice: Any) -> None:
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second, third = (torch.empty_like(x) for _ in range(3))
+        wide = torch.empty(x.numel(), 2)
+        twice(x, first)
+        twice(first, second)
+        twice(second[1:], wide.flatten()[:5])
+        twice(wide.flatten()[1:4], third[:3])
+        twice(second[:5], third[1:])
+        return third, second.sum()
+
+    tape = check(run, (6,))
+    # Of the temporaries an operation reads one, which so has memory of its own.
+    assert [type(step) for step in tape.steps].count(Allocation) == 3
+
+
+def test_zeros_are_zero_at_every_call(twice: Any) -> None:
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        made = torch.zeros(6), torch.zeros_like(x), x.new_zeros(2, 3).mT
+        for tensor in made:
+            twice(x[:2], tensor[:2])
+        return made
+
+    assert ".zero_()" in check(run, (6,)).source
+
+
+def test_views_of_all_of_a_tensor_are_the_tensor(twice: Any) -> None:
+    def run(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        out = torch.empty(3, 2)
+        twice(x, out[None][0].view(6))
+        return out[None][0], out.mT, out.view(torch.int32)
+
+    assert [type(step) for step in check(run, (6,)).steps].count(Operation) == 2
+    check(lambda x: torch._neg_view(x), (3,))
+    check(lambda x: x.view(-1)[1:].mul_(2), (3,))
 
 
 def test_two_views_of_one_tensor_are_told_apart(twice: Any) -> None:

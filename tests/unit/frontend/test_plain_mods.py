@@ -1,0 +1,145 @@
+"""The shorter walk finds what the walk finds, or nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import noop_mask
+
+from flexc.frontend.plain_mods import read_plain
+from flexc.frontend.walk import Walk
+
+WIDTH, FACTOR, SLOPES = 3, 0.5, torch.randn(2)
+
+
+def of_globals(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return (
+        torch.where(q - k < WIDTH, s.to(torch.float32) * FACTOR, -math.pi) + SLOPES[h]
+    )
+
+
+def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q >= k
+
+
+def of_cells(*values: Any) -> Callable[..., Any]:
+    a, b, c = values
+
+    def mask(_: Any, h: Any, q: Any, k: Any) -> Any:
+        return (q - k < a) & (q > b) & (c * k > 0)
+
+    return mask
+
+
+def mods() -> dict[str, tuple[Any, Any]]:
+    table, other = torch.randn(2, 3), torch.randn(4)
+    return {
+        "none": (None, None),
+        "no-state": (None, causal),
+        "globals": (of_globals, causal),
+        "modules-twice": (of_globals, lambda b, h, q, k: torch.exp2(q) > math.e),
+        "numbers": (None, of_cells(3, -0.5, 2**62)),
+        "tensors": (None, of_cells(table, other, table)),
+        "shared-tensors": (of_cells(table, 1, other), of_cells(other, 1.0, table)),
+        "strides": (None, of_cells(table.mT, table[:, ::2], torch.tensor(2))),
+        "integers": (None, of_cells(torch.arange(3), torch.ones(2).bool(), 1)),
+    }
+
+
+def walked(mods: tuple[Any, Any]) -> Walk:
+    walk = Walk()
+    walk.run(mods)
+    return walk
+
+
+@pytest.mark.parametrize("name", mods())
+def test_it_finds_what_the_walk_finds(name: str) -> None:
+    given = mods()[name]
+    found, walk = read_plain(given), walked(given)
+    assert found is not None
+    key, captures = found
+    assert key == walk.key
+    assert len(captures) == len(walk.captures)
+    assert all(a is b for a, b in zip(captures, walk.captures, strict=True))
+    assert walk.sound
+    assert not walk.static_numbers
+
+
+class Module(torch.nn.Module):
+    pass
+
+
+def with_default(b: Any, h: Any, q: Any, k: Any, width: int = 3) -> Any:
+    return q - k < width
+
+
+def of_a_builtin(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return abs(q - k) < WIDTH
+
+
+def of_a_class(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return Module.width > q
+
+
+def with_an_attribute(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q > k
+
+
+with_an_attribute.width = 3  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        with_default,
+        of_a_builtin,
+        of_a_class,
+        with_an_attribute,
+        of_cells(True, 1, 2),
+        of_cells(2**70, 1, 2),
+        of_cells(math.inf, 1, 2),
+        of_cells(math.nan, 1, 2),
+        of_cells([1], 1, 2),
+        of_cells(torch.nn.Parameter(torch.ones(2)), 1, 2),
+        of_cells(torch.ones(2).to_sparse(), 1, 2),
+        of_cells(causal, 1, 2),
+        noop_mask,
+        max,
+    ],
+)
+def test_all_else_is_walked(mod: Any) -> None:
+    assert read_plain((None, mod)) is None
+
+
+def test_what_a_user_puts_into_a_module_is_walked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = read_plain((of_globals, None))
+    monkeypatch.setattr(torch, "where", lambda c, a, b: a)
+    assert read_plain((of_globals, None)) is None
+    monkeypatch.setattr(torch, "where", torch.clamp)
+    other = read_plain((of_globals, None))
+    assert first is not None
+    assert other is not None
+    assert first[0] != other[0]
+
+
+def test_a_tensor_with_attributes_is_walked() -> None:
+    table = torch.ones(2)
+    assert read_plain((None, of_cells(table, 1, 2))) is not None
+    table.width = 3  # pyright: ignore[reportAttributeAccessIssue]
+    assert read_plain((None, of_cells(table, 1, 2))) is None
+
+
+def test_a_variable_without_a_value_is_walked() -> None:
+    def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return q - k < width
+
+    assert read_plain((None, mask)) is None
+    width = 3
+    assert read_plain((None, mask)) is not None
