@@ -279,9 +279,11 @@ class Attention:
         query, stream = self.query, stream_of(self.query.device)
         kind = (block, query.shape[:3], self.key.size(2), self.few_rows)
         kind = (*kind, query.device, stream, self.backend)
-        found: Tables | None = notes.kept.get(kind)
-        if found is None or (both and found.columns is None):
-            found = notes.keep(kind, self._find_tables(block, both))
+        kept: Tables | None = notes.kept.get(kind)
+        if kept is not None and (kept.columns is not None or not both):
+            return kept
+        found = self._find_tables(block, both)
+        notes.keep(kind, found)
         return found
 
     def _find_tables(self, block: tuple[int, int], both: bool) -> Tables:

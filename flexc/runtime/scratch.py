@@ -25,13 +25,13 @@ def with_scratch(
         if not isinstance(step, Launch):
             named |= step.uses
     parts: dict[int, int] = {}
-    size = 0
+    size, device = 0, None
     for step in steps:
         if isinstance(step, Allocation) and step.slot not in named and is_small(step):
             parts[step.slot] = size
             size += -(-step.size // UNIT) * UNIT
             device = step.device
-    if len(parts) < 2:
+    if device is None or len(parts) < 2:
         return steps
     whole = Allocation(free, (size,), (1,), torch.uint8, device, None, False)
     found: list[Step] = [whole]

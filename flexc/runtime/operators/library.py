@@ -141,7 +141,7 @@ def _like(found: Tensor, value: Tensor) -> Tensor:
 
 def _setup_context(ctx: Any, inputs: Arguments, output: list[Tensor]) -> None:
     query, key, value, captures, tables, *rest = inputs
-    outputs = lookup(rest[-1]).outputs
+    outputs = lookup(inputs[-1]).outputs
     ctx.rest = rest
     ctx.counts = (len(captures), len(tables))
     ctx.set_materialize_grads(False)

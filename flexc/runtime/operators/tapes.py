@@ -66,7 +66,7 @@ def repeated(
     def bound() -> tuple[Any, ...]:
         return tuple(run(bind(arguments, numbers)))
 
-    return list(repeat(key, tensors, args[0].device, bound))
+    return list(repeat(key, tensors, tensors[0].device, bound))
 
 
 def _replayed(name: str, args: Sequence[Any]) -> list[Tensor] | None:

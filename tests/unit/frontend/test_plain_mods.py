@@ -71,7 +71,7 @@ def test_it_finds_what_the_walk_finds(name: str) -> None:
 
 
 class Module(torch.nn.Module):
-    pass
+    width = 3
 
 
 def with_default(b: Any, h: Any, q: Any, k: Any, width: int = 3) -> Any:

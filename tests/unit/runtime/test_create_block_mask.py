@@ -173,8 +173,9 @@ def test_copies_know_nothing_of_what_was_made() -> None:
     attend: Any = flexc.flex_attention
     ours = flexc.create_block_mask(causal, None, None, 96, 96, "cpu", 32)
     query = torch.randn(1, 2, 96, 16)
-    for _ in range(3):
-        expected = attend(query, query, query, block_mask=ours)
+    for _ in range(2):
+        attend(query, query, query, block_mask=ours)
+    expected = attend(query, query, query, block_mask=ours)
     copies = copy.copy(ours), copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))
     assert [bool(Notes.of(mask).kept) for mask in copies] == [True, False, False]
     for copied in copies:

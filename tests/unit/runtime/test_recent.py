@@ -10,6 +10,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -170,7 +171,8 @@ class Nothing:
     """What takes the place of a compiled kernel."""
 
     def prepare(self, *args: Any) -> Prepared:
-        return Prepared(lambda *_: None, [], ())
+        launcher: Any = SimpleNamespace(launch=lambda: None)
+        return Prepared(launcher, [], (), on_stream=False)
 
 
 def resident() -> int:

@@ -131,7 +131,7 @@ def test_views_of_all_of_a_tensor_are_the_tensor(twice: Any) -> None:
         return out[None][0], out.mT, out.view(torch.int32)
 
     assert [type(step) for step in check(run, (6,)).steps].count(Operation) == 2
-    check(lambda x: torch._neg_view(x), (3,))
+    check(lambda x: torch.ops.aten._neg_view(x), (3,))
     check(lambda x: x.view(-1)[1:].mul_(2), (3,))
 
 
