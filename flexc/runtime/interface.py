@@ -62,9 +62,8 @@ def flex_attention(
 
     The arguments and results are those of
     `torch.nn.attention.flex_attention.flex_attention`, with `mask_mod` besides.
-    A kernel is compiled for the mods when they are first seen; a later call with
-    mods of equal code compiles nothing, whatever the lengths and the values of
-    what the mods capture.
+    A kernel is compiled for mods when they are first seen; later calls with mods of
+    equal code compile nothing, whatever the lengths and the values that they capture.
 
     Out and lse have derivatives in query, key, value and every tensor of floats that
     `score_mod` captures: in reverse and forward mode, to the second order, under
