@@ -11,7 +11,7 @@ Without it a call takes some hundred microseconds of Python, more than many a ke
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,14 +36,18 @@ from flexc.runtime.autograd.template import (
 )
 from flexc.runtime.call import Attention
 from flexc.runtime.derivatives import check_gradient
+from flexc.runtime.equal_facts import Kept
 from flexc.runtime.modes import unseen
-from flexc.runtime.notes import Capture, Notes, are_still
-from flexc.runtime.repeats import Repeated, facts_of, kept
+from flexc.runtime.notes import MAX_KEPT, Capture, Notes, are_still
+from flexc.runtime.repeats import KNOWN, Repeated
 from flexc.runtime.streams import is_capturing, stream_of
 from flexc.runtime.wrappers import PLAIN
 
 Prepare = Callable[[], Attention]
 """Checks a call, so that it is ready to run."""
+
+CALLS = "calls"
+"""Where calls with a BlockMask are kept with it."""
 
 
 def attend(
@@ -59,25 +63,25 @@ def attend(
     """
     if not signature.cacheable:
         return run_attention(prepare())
-    query, tensors = operands[0], operands + signature.captures
-    facts = facts_of(tensors, query.device)
-    if facts is None:
-        return run_attention(prepare())
-    needs = needs_of(tensors)
-    plan = RecordedCall if needs else UnrecordedCall
+    tensors, device = operands + signature.captures, operands[0].device
+    key = (signature.key, rest, torch.is_grad_enabled())
     if block_mask is None:
-        key = (facts, signature.key, rest, needs)
-        return kept(key, plan)(tensors, None, prepare)
-    if is_capturing(query):
+        plan = KNOWN.find(key, tensors, device, plan_of)
+        if plan is None:
+            return run_attention(prepare())
+        return plan(tensors, None, prepare)
+    if is_capturing(operands[0]):
         return run_attention(prepare())  # The graph would outlive what is kept.
-    shape = (block_mask.BLOCK_SIZE, block_mask.seq_lengths, stream_of(query.device))
-    key = (facts, signature.key, rest, needs, shape)
+    shape = (block_mask.BLOCK_SIZE, block_mask.seq_lengths, stream_of(device))
+    key = (key, shape)
     notes = Notes.of(block_mask)
-    blocks: Blocks | None = notes.kept.get(key)
-    if blocks is None or not blocks.are_of(signature.captures):
-        blocks = blocks_of(prepare(), signature.captures, key, plan)
-        notes.keep(key, blocks)
-    return blocks.plan(tensors + blocks.tensors, blocks.tables, prepare)
+    calls = notes.kept.get(CALLS)
+    if calls is None:
+        calls = notes.keep(CALLS, Kept(MAX_KEPT))
+    masked = calls.find(key, tensors, device, MaskedCall)
+    if masked is None:
+        return run_attention(prepare())
+    return masked(key, tensors, signature.captures, prepare)
 
 
 def is_plain(query: Any, block_mask: Any = None, mask_mod: Any = None) -> bool:
@@ -87,12 +91,12 @@ def is_plain(query: Any, block_mask: Any = None, mask_mod: Any = None) -> bool:
     return block_mask is None or (type(block_mask) is BlockMask and mask_mod is None)
 
 
-def needs_of(tensors: Sequence[Any]) -> tuple[bool, ...]:
-    """Of which a gradient is recorded; nothing where none is."""
-    if not torch.is_grad_enabled():
-        return ()
-    needs = [isinstance(t, Tensor) and t.requires_grad for t in tensors]
-    return tuple(needs) if True in needs else ()
+def plan_of(tensors: Sequence[Any]) -> UnrecordedCall | RecordedCall:
+    """A new plan of calls of such tensors."""
+    is_recorded = torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in tensors
+    )
+    return RecordedCall() if is_recorded else UnrecordedCall()
 
 
 class UnrecordedCall:
@@ -193,32 +197,49 @@ def may_repeat(call: Attention) -> bool:
     return call.signature.cacheable and not call.trace().reads_state
 
 
-@dataclass(frozen=True, eq=False)
-class Blocks:
-    """The tables that calls of equal facts read of a BlockMask, and their plan."""
+class MaskedCall:
+    """Calls of equal facts with a BlockMask: the tables that they read, and a plan."""
 
-    plan: UnrecordedCall | RecordedCall
-    tables: Tables | None
-    tensors: tuple[Tensor, ...]
-    """Those of the tables."""
-    captures: tuple[Capture, ...] | None
-    """What the mods captured, where blocks are those of these values."""
+    __slots__ = ("_captures", "_plan", "_tables", "_tensors")
 
-    def are_of(self, captures: Sequence[Any]) -> bool:
-        return self.captures is None or are_still(self.captures, captures)
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self._plan: UnrecordedCall | RecordedCall | None = None
+        self._tables: Tables | None = None
+        self._tensors: tuple[Tensor, ...] = ()
+        """Those of the tables."""
+        self._captures: tuple[Capture, ...] | None = None
+        """What the mods captured, where blocks are those of these values."""
 
+    def __call__(
+        self,
+        key: Hashable,
+        tensors: tuple[Any, ...],
+        captures: Sequence[Any],
+        prepare: Prepare,
+    ) -> Results:
+        noted = self._captures
+        if self._plan is None or (noted is not None and not are_still(noted, captures)):
+            self._find(key, tensors, captures, prepare)
+        assert self._plan is not None
+        return self._plan(tensors + self._tensors, self._tables, prepare)
 
-def blocks_of(
-    call: Attention,
-    captures: Sequence[Any],
-    key: Hashable,
-    plan: type[UnrecordedCall | RecordedCall],
-) -> Blocks:
-    """The blocks of calls like this one, whose facts are the key."""
-    with unseen(), torch.no_grad():
-        tables = call.with_traced().settle(both=plan is RecordedCall).tables
-    tensors = () if tables is None else tables.all_tensors
-    found = kept((key, facts_of(tensors, call.query.device)), plan)
-    is_own = call.tables is not None and call.tables.replaceable
-    noted = tuple(map(Capture.of, captures)) if tables and is_own else None
-    return Blocks(found, tables, tensors, noted)
+    def _find(
+        self,
+        key: Hashable,
+        tensors: tuple[Any, ...],
+        captures: Sequence[Any],
+        prepare: Prepare,
+    ) -> None:
+        """Find the tables of a call, and the plan of all calls with such tables."""
+        call, plan = prepare(), plan_of(tensors)
+        with unseen(), torch.no_grad():
+            both = isinstance(plan, RecordedCall)
+            tables = call.with_traced().settle(both=both).tables
+        self._tables = tables
+        self._tensors = () if tables is None else tables.all_tensors
+        is_own = call.tables is not None and call.tables.replaceable
+        self._captures = tuple(map(Capture.of, captures)) if tables and is_own else None
+        found = KNOWN.find(
+            key, tensors + self._tensors, call.query.device, lambda _: plan
+        )
+        self._plan = plan if found is None else found

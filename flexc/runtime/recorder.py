@@ -113,8 +113,11 @@ class Recorder(TorchDispatchMode):
         sources = _tensors_in((*args, *kwargs.values()))
         given = tuple(self._referred(arg) for arg in args)
         named = {name: self._referred(arg) for name, arg in kwargs.items()}
+        count = self._count
         outputs = tuple(self._output(result, sources) for result in results)
         is_pure = not func._schema.is_mutable
+        if is_pure and self._count == count:
+            return  # All that it makes is there: a tensor itself, or a view as it is.
         self._steps.append(Operation(func, given, named, outputs, is_pure))
 
     def _like(self, made: Tensor) -> int | None:

@@ -1,43 +1,21 @@
 """What is done again and again on tensors of equal facts: run, recorded, replayed.
 
-A tape (`flexc.runtime.tape`) is right for all tensors of which the same is known as of
-those that it was recorded with. `facts_of` says what that is. The first time something
-is run as it stands; the second time it is recorded, as much that is done once is never
-done again.
+A tape (`flexc.runtime.tape`) is right for all tensors of the facts of those that it was
+recorded with (`flexc.runtime.equal_facts`). The first time something is run as it
+stands; the second time it is recorded, as much that is done once is never done again.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
-from flexc.frontend.plain_values import number_key
+from flexc.runtime.equal_facts import Kept, stream_facts
 from flexc.runtime.modes import unseen
 from flexc.runtime.recorder import Recorder
-from flexc.runtime.streams import CPU, stream_of
 from flexc.runtime.tape import Tape
-from flexc.runtime.tensor_facts import ALIGNMENT
-from flexc.runtime.wrappers import PLAIN
-
-MOST = 1024
-"""Facts for which something is kept."""
-
-current_transform: Any = torch._C._functorch.maybe_current_level  # pyright: ignore
-count_of_modes = torch._C._len_torch_dispatch_stack
-is_autocast_enabled = torch.is_autocast_enabled
-is_deterministic = torch.are_deterministic_algorithms_enabled
-precision_of: Any = torch._C._get_fp32_precision_getter  # pyright: ignore
-"""What `torch.backends` says of products of fp32, in a fifth of the time."""
-
-environment: Any = getattr(os.environ, "_data")  # noqa: B009  (private)
-"""What `os.environ` holds; it takes a microsecond to say that it lacks a name."""
-MACHINE: Any = os.environ.encodekey("FLEXC_MACHINE")
-
-NUMBERS = frozenset({int, float, bool})
 
 Results = tuple[Any, ...]
 
@@ -73,17 +51,8 @@ class Repeated:
         return results
 
 
-_known: dict[Hashable, Any] = {}
-
-
-def kept(facts: Hashable, make: Callable[..., Any], *args: Any) -> Any:
-    """What is kept for facts; made of arguments where nothing is."""
-    found = _known.get(facts)
-    if found is None:
-        if len(_known) >= MOST:
-            _known.clear()
-        found = _known[facts] = make(*args)
-    return found
+KNOWN = Kept()
+"""What is repeated in this process: plans of calls, and tapes of operators."""
 
 
 def repeat(
@@ -96,77 +65,19 @@ def repeat(
 
     The key is all that `run` depends on but tensors and numbers; None forbids tapes.
     """
-    facts = None if key is None else facts_of(tensors, device)
-    if facts is None:
+    if key is None:
         return run()
-    facts = (facts, key, stream_facts(device))
-    return kept(facts, Repeated)(tensors, device, lambda: (run(), True))
+    key = (key, stream_facts(device))
+    found = KNOWN.find(key, tensors, device, not_repeated)
+    return run() if found is None else found(tensors, device, lambda: (run(), True))
+
+
+def not_repeated(tensors: Sequence[Any]) -> Repeated:
+    """What was not done yet."""
+    return Repeated()
 
 
 def tape_of(key: Hashable, tensors: Sequence[Any], device: torch.device) -> Tape | None:
     """The tape that `repeat` replays; None where it would run."""
-    facts = facts_of(tensors, device)
-    if facts is None:
-        return None
-    found = _known.get((facts, key, stream_facts(device)))
+    found = KNOWN.find((key, stream_facts(device)), tensors, device)
     return None if found is None else found.tape
-
-
-def is_hidden() -> bool:
-    """Whether no one sees or changes operations: no mode, transform or recorder."""
-    return (
-        current_transform() is None
-        and forward_ad._current_level < 0
-        and not count_of_modes()
-    )
-
-
-def facts_of(
-    tensors: Sequence[Any], device: torch.device
-) -> tuple[Hashable, ...] | None:
-    """What is known of tensors and numbers, and of torch; None if it does not do."""
-    if not is_hidden():
-        return None
-    facts: list[Any] = []
-    try:  # What has no strides or no memory raises an error when asked for it.
-        for tensor in tensors:
-            if type(tensor) in PLAIN:
-                address = tensor.data_ptr()
-                if tensor.is_neg() or (not address and tensor.numel()):
-                    return None
-                aligned = address % ALIGNMENT == 0
-                strides, dtype = tensor.stride(), tensor.dtype
-                facts += (tensor.shape, strides, dtype, tensor.device, aligned)
-            elif tensor is None or type(tensor) in NUMBERS:
-                facts.append(number_key(tensor))
-            else:
-                return None
-    except RuntimeError:
-        return None
-    if len(set(map(id, tensors))) < len(tensors):
-        # A tape knows tensors apart by what they are, not by where they are given.
-        first = {id(t): i for i, t in reversed(list(enumerate(tensors)))}
-        facts += [first[id(t)] for t in tensors]
-    facts += settings(device)
-    return tuple(facts)
-
-
-def settings(device: torch.device) -> tuple[Hashable, ...]:
-    """A device, and what torch and the environment say that calls on it depend on."""
-    if device == CPU:
-        cast = is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
-        machine = environment.get(MACHINE)
-        return device, cast, is_deterministic(), torch.get_num_threads(), machine
-    kind = device.type
-    cast = is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-    return device, cast, is_deterministic(), precision_of("cuda", "matmul")
-
-
-def stream_facts(device: torch.device) -> Hashable:
-    """Where the constants of a tape are made: other streams would not wait for them.
-
-    A CUDA graph would outlive them.
-    """
-    if device == CPU:
-        return None
-    return stream_of(device), torch.cuda.is_current_stream_capturing()

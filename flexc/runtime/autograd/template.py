@@ -16,7 +16,8 @@ from flexc.runtime.arguments import Tables
 from flexc.runtime.autograd.batching import Kind
 from flexc.runtime.call import Attention
 from flexc.runtime.derivatives import Gradients, Wanted
-from flexc.runtime.repeats import Repeated, facts_of, stream_facts
+from flexc.runtime.equal_facts import Kept, stream_facts
+from flexc.runtime.repeats import Repeated
 
 INPUTS = 3
 """Query, key and value."""
@@ -216,21 +217,23 @@ class Repeats:
         self._device = device
         self.forward = Repeated(is_known=True)
         """Of tensors whose facts are those of the template."""
-        self._derived: dict[Hashable, Repeated] = {}
+        self._derived = Kept(MAX_DERIVED)
 
     def __call__(
         self, what: Hashable, tensors: Sequence[Any], run: Callable[[], Any]
     ) -> Any:
-        facts = facts_of(tensors, self._device)
-        if facts is None:
-            return run()
-        key = (facts, what, stream_facts(self._device))
-        found = self._derived.get(key)
+        key = (what, stream_facts(self._device))
+        found = self._derived.find(key, tensors, self._device, repeated_before)
         if found is None:
-            if len(self._derived) >= MAX_DERIVED:
-                self._derived.clear()
-            found = self._derived[key] = Repeated(is_known=True)
+            return run()
+        if found.tape is not None:
+            return found.tape(tensors)
         return found(tensors, self._device, lambda: (run(), True))
+
+
+def repeated_before(tensors: Sequence[Any]) -> Repeated:
+    """What was done once."""
+    return Repeated(is_known=True)
 
 
 MAX_DERIVED = 32

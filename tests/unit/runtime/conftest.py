@@ -8,15 +8,15 @@ import pytest
 
 from flexc.runtime import repeats
 from flexc.runtime.call import Attention
+from flexc.runtime.equal_facts import Kept
 from flexc.runtime.gradients.kernels import Run
 
 
 @pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+def known() -> Kept:
     """What is kept for facts, nothing at first."""
-    found: dict[Any, Any] = {}
-    monkeypatch.setattr(repeats, "_known", found)
-    return found
+    repeats.KNOWN.clear()
+    return repeats.KNOWN
 
 
 @pytest.fixture

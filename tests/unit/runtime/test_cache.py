@@ -37,7 +37,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty the caches in memory."""
     monkeypatch.setattr(driver, "_kernels", Recent())
     traces._traced.clear()
-    monkeypatch.setattr(repeats, "_known", {})
+    repeats.KNOWN.clear()
 
 
 def made() -> dict[str, int]:

@@ -165,7 +165,7 @@ def run_many(most: int) -> tuple[int, int]:
     assert counts() == before
     for function in functions:
         check_bounded(function)
-    assert len(repeats._known) <= repeats.MOST
+    assert len(repeats.KNOWN) <= repeats.KNOWN.most
     assert max(len(driver._kernels), len(kept_traces._traced)) <= MOST
     return sizes[0], sizes[1]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 import flexc
-from flexc.runtime import repeats
+from flexc.runtime.equal_facts import Kept
 from flexc.runtime.gradients.kernels import Run
 from tests.dense_gradients import attention
 from tests.unit.runtime.repeated import attend, causal, leaves, same
@@ -148,10 +148,8 @@ def test_what_a_block_mask_captures_may_change() -> None:
         ids.copy_(torch.randint(3, (64,)).sort().values)
 
 
-def test_plans_are_bounded(
-    known: dict[Any, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(repeats, "MOST", 4)
+def test_plans_are_bounded(known: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "most", 4)
     for length in range(1, 12):
         attend(*leaves(length)).sum().backward()
         assert len(known) <= 4

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import flexc
-from flexc.runtime import repeats
 from flexc.runtime.call import Attention
+from flexc.runtime.equal_facts import Kept
 from tests.reference import attention
 from tests.unit.runtime.repeated import attend, causal, qkv
 
@@ -106,10 +106,8 @@ def test_the_default_dtype_is_a_fact() -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_few_are_remembered(
-    known: dict[Any, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(repeats, "MOST", 2)
+def test_few_are_remembered(known: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "most", 2)
     for length in (5, 6, 7):
         attend(*qkv(length))
     assert len(known) == 1

@@ -154,7 +154,7 @@ def scaled(factor: int) -> Any:
 def test_kernels_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call is right when its kernel is gone, or held by nothing but its launch."""
     monkeypatch.setattr(driver, "_kernels", Recent(2))
-    monkeypatch.setattr(repeats, "_known", {})
+    repeats.KNOWN.clear()
     x = torch.randn(1, 2, 8, 8)
     zeros = torch.zeros_like(x)
     for factor in (2, 3, 4, 5, 2, 3):
@@ -188,7 +188,7 @@ def test_memory_does_not_grow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """
     monkeypatch.setattr(driver, "_kernels", Recent(20))
     monkeypatch.setattr(traces, "_traced", Recent(20))
-    monkeypatch.setattr(repeats, "MOST", 20)
+    monkeypatch.setattr(repeats.KNOWN, "most", 20)
     monkeypatch.setattr(kernel, "load", lambda spec: Nothing())
     x = torch.randn(1, 2, 8, 8)
     sizes: list[int] = []

@@ -202,3 +202,8 @@ def test_an_error_leaves_no_recorder() -> None:
     with pytest.raises(ZeroDivisionError):
         record(lambda x: x + 1 / 0, torch.randn(3))
     assert recorder() is None
+
+
+def test_views_as_they_are_take_no_step() -> None:
+    tape = check(lambda x: x.expand(3, 4).contiguous().view(3, 4) + 1, (3, 4))
+    assert len(tape.steps) == 1

@@ -187,7 +187,7 @@ def test_large_offsets_into_captures() -> None:
 def forget() -> None:
     driver._kernels.clear()
     traces._traced.clear()
-    repeats._known.clear()
+    repeats.KNOWN.clear()
 
 
 def kernels(mods: Mods, lengths: list[int]) -> int:

@@ -1,0 +1,118 @@
+"""Facts of tensors: guards never hold where facts differ, and what is kept is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexc.runtime.equal_facts import MOST_GUARDS, Guard, Kept, facts_of
+
+CPU = torch.device("cpu")
+
+
+def given() -> list[Any]:
+    return [torch.randn(2, 8), torch.arange(16), None, 3, -0.0, torch.randn(4)]
+
+
+def emptied(tensor: Tensor) -> Tensor:
+    """A tensor whose memory is gone, as FSDP leaves parameters."""
+    tensor = tensor.clone()
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+OTHERS: dict[str, tuple[int, Callable[[Any], Any]]] = {
+    "shape": (0, lambda t: torch.randn(2, 9)),
+    "rank": (0, lambda t: torch.randn(16)),
+    "strides": (0, lambda t: torch.randn(8, 2).T),
+    "dtype": (0, lambda t: t.double()),
+    "gradient": (0, lambda t: t.requires_grad_()),
+    "negative": (0, lambda t: torch.complex(t, t).conj().imag),
+    "alignment": (0, lambda t: torch.randn(17)[1:].view(2, 8)),
+    "memory": (0, emptied),
+    "layout": (0, lambda t: t.to_sparse()),
+    "device": (0, lambda t: t.to("meta")),
+    "missing": (0, lambda t: None),
+    "number for tensor": (1, lambda t: 7),
+    "tensor for None": (2, lambda t: torch.ones(3)),
+    "number": (3, lambda t: 4),
+    "type of number": (3, lambda t: 3.0),
+    "sign of zero": (4, lambda t: 0.0),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_guards_tell_facts_apart(name: str) -> None:
+    guard = Guard.of(given())
+    assert guard is not None
+    assert guard.holds(given())
+    place, change = OTHERS[name]
+    other = given()
+    other[place] = change(other[place])
+    assert not guard.holds(other)
+    assert not guard.holds(given()[:-1])
+
+
+def test_tensors_that_are_one_are_looked_at() -> None:
+    x, y = torch.randn(4), torch.randn(4)
+    guard = Guard.of([x, y])
+    assert guard is not None
+    assert guard.holds([y, x])
+    assert not guard.holds([x, x])
+    assert Guard.of([x, x]) is None
+    assert facts_of([x, x]) != facts_of([x, y])
+
+
+def test_what_is_kept_is_found_again() -> None:
+    kept = Kept()
+    made: list[Sequence[Any]] = []
+
+    def make(tensors: Sequence[Any]) -> object:
+        made.append(tensors)
+        return object()
+
+    first = kept.find("key", given(), CPU, make)
+    assert all(kept.find("key", given(), CPU, make) is first for _ in range(3))
+    assert kept.find("other", given(), CPU, make) is not first
+    assert kept.find("key", given()[::-1], CPU, make) is not first
+    assert len(made) == len(kept) == 3
+    assert kept.find("another", given(), CPU) is None
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_any_number_of_tensors(count: int) -> None:
+    kept = Kept()
+    tensors = [torch.randn(4) for _ in range(count)]
+    for given in (tensors, [*tensors, 1]):
+        found = [kept.find("key", given, CPU, lambda _: object()) for _ in range(3)]
+        assert len(set(map(id, found))) == 1
+    assert len(kept) == 2
+
+
+def test_guards_are_few() -> None:
+    kept = Kept()
+    lengths = range(1, 3 * MOST_GUARDS)
+    for _ in range(2):
+        for n in lengths:
+            assert kept.find("key", [torch.randn(n)], CPU, lambda t: t[0].numel()) == n
+    assert len(kept) == len(lengths)
+    assert all(len(guards) <= MOST_GUARDS for guards in kept._guards.values())
+
+
+def test_settings_of_torch_are_facts() -> None:
+    kept = Kept()
+    x = torch.randn(4), torch.randn(4)
+    plain = kept.find("key", x, CPU, lambda _: object())
+    assert kept.find("key", x, CPU) is plain
+    with torch.autocast("cpu", torch.bfloat16):
+        assert kept.find("key", x, CPU) is None
+    with torch.autograd.forward_ad.dual_level():
+        assert kept.find("key", x, CPU) is None
+    seen: list[Any] = []
+    torch.func.vmap(lambda t: seen.append(kept.find("key", x, CPU)) or t)(x[0])
+    assert seen == [None]
+    assert kept.find("key", x, CPU) is plain
