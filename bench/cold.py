@@ -1,9 +1,9 @@
 """What the first call of a mod takes: traced, lowered and compiled, or from the disk.
 
-`python -m bench.cold [--mods causal alibi] [--kind training]`. Two processes
-call the same mods one after another. The first finds nothing on the disk; the second
-finds what the first left. Neither finds anything of an earlier mod in memory, and the
-imports that a first call makes are done before. `--kind lowering` prints how long it
+`python -m bench.cold [--mods causal alibi] [--kind training] [--device cuda]`. Two
+processes call the same mods one after another. The first finds nothing on the disk; the
+second finds what the first left. Neither finds anything of an earlier mod in memory,
+and the imports that a first call makes are done before. `--kind lowering` prints how long it
 takes to lower each to a kernel of an NVIDIA GPU of capability 9.0, without one.
 """
 
@@ -144,19 +144,24 @@ def forget() -> None:
     from flexc.runtime import repeats
     from flexc.runtime.recent import Recent
 
-    repeats._known.clear()
+    repeats.KNOWN.clear()
     for found in gc.get_objects():
         if type(found) is Recent:
             found.clear()
     gc.collect()
 
 
-def first_call(mods: Mods, training: bool) -> Tensor:
-    """Seconds that the first call of mods takes more than the second."""
+def first_call(mods: Mods, training: bool, device: str) -> Tensor:
+    """Seconds that the first call of mods takes more than the second.
+
+    On a GPU in bfloat16.
+    """
     import flexc
 
     score_mod, mask_mod = mods
-    query, key, value = (torch.randn(SHAPE, requires_grad=training) for _ in range(3))
+    is_gpu = device == "cuda"
+    made = torch.randn(3, *SHAPE).to(device, torch.bfloat16 if is_gpu else None)
+    query, key, value = (t.clone().requires_grad_(training) for t in made)
 
     def run() -> None:
         with torch.set_grad_enabled(training):
@@ -164,6 +169,8 @@ def first_call(mods: Mods, training: bool) -> Tensor:
             out: Any = flexc.flex_attention(*given, mask_mod=mask_mod)
         if training:
             out.sum().backward()
+        if is_gpu:
+            torch.cuda.synchronize()
 
     return seconds(run) - seconds(run)
 
@@ -192,24 +199,28 @@ def lower(mods: Mods) -> None:
     lower(module, build, candidates(build).schedules[0])
 
 
-def measure(names: list[str], kind: str, folder: str) -> dict[str, Any]:
+def measure(names: list[str], kind: str, device: str, folder: str) -> dict[str, Any]:
     """In this process: imports, then the first call of each of some mods."""
     import flexc
 
     found = {"imports": seconds(lambda: flexc.flex_attention)}
     for name in ("nothing", *names):
-        os.environ["FLEXC_CACHE_DIR"] = os.path.join(folder, kind, name)
-        mods = (None, None) if name == "nothing" else MODS[name]()
+        for cache in ("FLEXC", "TRITON"):
+            path = os.path.join(folder, cache, kind, name)
+            os.environ[f"{cache}_CACHE_DIR"] = path
+        with torch.device(device):
+            mods = (None, None) if name == "nothing" else MODS[name]()
         if kind == "lowering":
             found[name] = seconds(lambda mods=mods: lower(mods))
         else:
-            found[name] = first_call(mods, kind == "training")
+            found[name] = first_call(mods, kind == "training", device)
             forget()
     return {name: taken.tolist() for name, taken in found.items()}
 
 
 def in_another_process(options: argparse.Namespace, folder: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.cold", "--kind", options.kind]
+    command += ["--device", options.device]
     command += ["--within", folder, "--mods", *options.mods]
     answer = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     return json.loads(answer.stdout)
@@ -237,10 +248,12 @@ def main() -> None:
     parser.add_argument("--mods", nargs="+", default=list(MODS), choices=MODS)
     kinds = ["forward", "training", "lowering"]
     parser.add_argument("--kind", default="forward", choices=kinds)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--within", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.within is not None:
-        print(json.dumps(measure(options.mods, options.kind, options.within)))
+        given = options.mods, options.kind, options.device, options.within
+        print(json.dumps(measure(*given)))
         return
     columns = {}
     with tempfile.TemporaryDirectory() as folder:

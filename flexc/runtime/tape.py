@@ -8,6 +8,7 @@ a `Recorder` (see `flexc.runtime.recorder`), and calls of equal facts replay its
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -88,7 +89,9 @@ class Launch:
     def source(self, hold: Hold) -> str:
         values = [repr(v) if type(v) in LITERALS else hold(v) for v in self.values]
         for position, slot, offset, make in self.places:
-            address = f"t{slot}.data_ptr()" + (f" + {offset}" if offset else "")
+            named = slot in hold.addresses
+            address = f"a{slot}" if named else f"t{slot}.data_ptr()"
+            address += f" + {offset}" if offset else ""
             values[position] = address if make is None else f"{hold(make)}({address})"
         first = ["stream"] if self.on_stream else []
         return f"{hold(self.launcher)}.launch({', '.join(first + values)})"
@@ -135,6 +138,8 @@ class Hold:
             "empty_like": torch.empty_like,
             "zeros_like": torch.zeros_like,
         }
+        self.addresses: set[int] = set()
+        """Slots whose addresses have names, `a0`, `a1`, ..."""
 
     def __call__(self, value: Any) -> str:
         name = f"c{len(self.names)}"
@@ -145,7 +150,8 @@ class Hold:
 class Tape:
     """Steps in order, as a function of the tensors that were given.
 
-    `source` is its text, in which `t0`, `t1`, ... are tensors, those given first.
+    `source` is its text, in which `t0`, `t1`, ... are tensors, those given first, and
+    `a0`, `a1`, ... the addresses of those that are passed more than once.
     """
 
     def __init__(
@@ -159,7 +165,12 @@ class Tape:
         hold = Hold()
         lines = [f"t{slot} = tensors[{slot}]" for slot in given]
         lines += [f"t{slot} = {hold(tensor)}" for slot, tensor in constants]
+        counts = Counter(place.slot for step, _ in steps for place in _places(step))
         for i, (step, done) in enumerate(steps, 1):
+            often = {p.slot for p in _places(step) if counts[p.slot] > 1}
+            for slot in sorted(often - hold.addresses):
+                lines.append(f"a{slot} = t{slot}.data_ptr()")
+            hold.addresses |= often
             lines.append(step.source(hold))
             if i < len(steps):  # Memory goes to what comes next.
                 lines += [f"t{slot} = None" for slot in done if slot not in given]
@@ -181,6 +192,10 @@ class Tape:
             return self._replay(tensors, raw_stream(index))
         with torch.cuda.device(index):
             return self._replay(tensors, raw_stream(index))
+
+
+def _places(step: Step) -> tuple[Place, ...]:
+    return step.places if isinstance(step, Launch) else ()
 
 
 def _slots_in(arg: Any) -> set[int]:

@@ -7,6 +7,7 @@ right again wherever a tensor has all these again, and maps are kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import triton
@@ -19,12 +20,26 @@ MAX_MAPS = 256
 """Of a parameter: kinds of tensors, and addresses of each."""
 
 
+class Maps(dict[int, Any]):
+    """From addresses of tensors of a kind to their maps, made where they lack."""
+
+    def __init__(self, make: Callable[[int], Any]):
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, address: int) -> Any:
+        if len(self) >= MAX_MAPS:
+            self.clear()
+        found = self[address] = self._make(address)
+        return found
+
+
 class TensorMaps:
     """The maps for one parameter of a kernel, from tensors to what it is passed."""
 
     def __init__(self, meta: Mapping[str, Any]):
         self._meta = meta
-        self._known: dict[Any, dict[int, Any]] = {}
+        self._known: dict[Any, Maps] = {}
 
     def maker(self, tensor: Tensor) -> Callable[[int], Any]:
         """What makes the map of such a tensor at an address, or has made it."""
@@ -33,17 +48,9 @@ class TensorMaps:
         if known is None:
             if len(self._known) >= MAX_MAPS:
                 self._known.clear()
-            known = self._known[sizes, steps] = {}
-
-        def make(address: int) -> Any:
-            found = known.get(address)
-            if found is None:
-                if len(known) >= MAX_MAPS:
-                    known.clear()
-                found = known[address] = self._make(address, sizes, steps)
-            return found
-
-        return make
+            make = partial(self._make, sizes=sizes, steps=steps)
+            known = self._known[sizes, steps] = Maps(make)
+        return known.__getitem__
 
     def extents(self, tensor: Tensor) -> tuple[int, ...]:
         """The sizes and strides that a kernel is passed behind a map."""
