@@ -75,6 +75,8 @@ class KernelSpec:
     """How its warps share the work, where there was a choice."""
     rejected: tuple[str, ...] = ()
     """Which schedules were preferred to that, and why they were left."""
+    copied_ahead: int = 0
+    """Bytes of captured tensors that Triton holds in shared memory for later steps."""
     shared: tuple[str, ...] = ()
     """Instantiations of the C++ templates that it calls and other kernels call too."""
 

@@ -129,10 +129,12 @@ class Derivatives(Protocol):
 OPERATORS = "operators"
 """The backend of calls that are traced, which run as operators of torch."""
 
+KERNELS = "flexc.runtime.gradients.kernels"
+
 IMPLEMENTATIONS = {
     "eager": "flexc.runtime.dense_derivatives",
-    "cpp": "flexc.runtime.gradients.kernels",
-    "triton": "flexc.runtime.gradients.kernels",
+    "cpp": KERNELS,
+    "triton": KERNELS,
     OPERATORS: "flexc.runtime.operators.derivatives",
 }
 """The module that implements `Derivatives` for a backend."""
@@ -157,8 +159,9 @@ def start(call: Attention, wanted: Wanted) -> None:
 
     What is wrong with them is said when they are asked for.
     """
-    if call.backend == "cpp" and call.has_pairs and not call.trace().custom_gradient:
-        import_module(IMPLEMENTATIONS["cpp"]).start(call, wanted)
+    has_kernels = IMPLEMENTATIONS.get(call.backend) == KERNELS
+    if has_kernels and call.has_pairs and not call.trace().custom_gradient:
+        import_module(KERNELS).start(call, wanted)
 
 
 def check_gradient(mods: CapturedMods) -> None:

@@ -180,8 +180,9 @@ def kernel_for(module: ModuleOp, build: Build) -> Kernel:
 def start_kernel(module: ModuleOp, build: Build) -> Beside[Kernel]:
     """The kernel of a `flex` module, as soon as it can be had.
 
-    It is lowered here, where other threads that ask for it wait. A C++ compiler goes on
-    beside what comes next; a GPU's kernels are compiled by Python, and so here.
+    A thread of its own runs the compiler, beside what comes next. For a CPU it is
+    lowered here: that is Python's alone, and threads would only take turns at it. For a
+    GPU it is lowered by that thread, as what compilers make of it decides what is next.
     """
     key = kernel_key(module, build)
     begun = time.monotonic()
@@ -189,15 +190,20 @@ def start_kernel(module: ModuleOp, build: Build) -> Beside[Kernel]:
     def what() -> str:
         return f"{about(module)} for {build.backend}"
 
-    def make() -> Beside[Kernel]:
+    def find() -> KernelSpec:
         with compiling(what, begun):
-            spec = find_spec(module, build, key)
             counters["built"] += 1
-            return Beside(lambda: compiled(spec), apart=build.backend == "cpp")
+            return find_spec(module, build, key)
 
-    def compiled(spec: KernelSpec) -> Kernel:
+    def load(spec: KernelSpec) -> Kernel:
         with compiling(what, begun):
             return Kernel(spec)
+
+    def make() -> Beside[Kernel]:
+        if build.backend != "cpp":
+            return Beside(lambda: load(find()))
+        spec = find()
+        return Beside(lambda: load(spec))
 
     return _kernels.get(key, make)
 

@@ -20,6 +20,7 @@ from flexc.runtime.recent import Recent
 from flexc.runtime.triton_compiler import (
     TRITON_TYPES,
     WARP,
+    OneAtATime,
     excess,
     load_jit_function,
     refusal,
@@ -30,6 +31,10 @@ ELEMENTS = {"bf16": gl.bfloat16, "f16": gl.float16}
 
 _checked: Recent[Any] = Recent()
 """Kernels that were compiled to be checked, until they are loaded."""
+
+
+class GluonSource(OneAtATime, GluonASTSource):
+    """The source of a Gluon kernel."""
 
 
 def find_problems(spec: KernelSpec, build: Build) -> list[str]:
@@ -56,7 +61,7 @@ def compile_kernel(spec: KernelSpec, capability: int) -> Any:
     assert names == function.arg_names
     signature = dict(zip(names, map(signature_type, spec.params), strict=True))
     target = GPUTarget("cuda", capability, WARP)
-    source = GluonASTSource(function, signature)
+    source = GluonSource(function, signature)
     try:
         return triton.compile(source, target=target, options=options(spec))
     except Exception as error:

@@ -308,13 +308,28 @@ def choose_tiles(
 ) -> KernelSpec:
     """The kernel of a schedule in the largest tiles that fit shared memory."""
     why: Sequence[str] = ()
+
+    def tried(spec: KernelSpec) -> Sequence[str]:
+        return copied_too_much(spec, build) or check(spec)
+
     for smaller in (schedule, *smaller_tiles(schedule)):
-        spec, found = attempt(smaller, lower, check, trials)
+        spec, found = attempt(smaller, lower, tried, trials)
         if spec is not None and not found:
             return chosen(spec, smaller, trials.rejected)
         if spec is not None:
             trials.reject(smaller, why := found)
     raise too_large(build.tiles, "; ".join(why))
+
+
+def copied_too_much(spec: KernelSpec, build: Build) -> list[str]:
+    """Why a program cannot fit shared memory, of one that need not be compiled then.
+
+    With one stage nothing is copied ahead, so this leaves some tiles to be tried.
+    """
+    needed, there = spec.copied_ahead, build.shared_memory
+    if needed <= there or build.tiles.num_stages is not None:
+        return []
+    return [f"copies {needed} bytes to shared memory ahead, and {there} are there"]
 
 
 def too_large(tiles: TileOptions, why: str) -> FlexcError:

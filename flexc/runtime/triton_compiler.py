@@ -10,7 +10,7 @@ from __future__ import annotations
 import linecache
 import sys
 from functools import lru_cache
-from threading import Lock
+from threading import RLock
 from types import ModuleType
 from typing import Any
 
@@ -37,8 +37,27 @@ _checked: Recent[Any] = Recent()
 """Kernels that were compiled to be checked, until they are loaded."""
 
 
-_one_at_a_time = Lock()
-"""Held while a source is run, as modules have names in the process."""
+_one_at_a_time = RLock()
+"""Held while a source is run, as modules have names in the process, and read: Python's
+parser counts its depth for all threads together, which Triton runs into."""
+
+
+class OneAtATime:
+    """A source of Triton's that one thread reads at a time."""
+
+    def make_ir(self, *args: Any, **kwargs: Any) -> Any:
+        with _one_at_a_time:
+            source: Any = super()
+            return source.make_ir(*args, **kwargs)
+
+    def hash(self) -> str:
+        with _one_at_a_time:
+            source: Any = super()
+            return source.hash()
+
+
+class TritonSource(OneAtATime, ASTSource):
+    """The source of a Triton kernel."""
 
 
 @lru_cache(MOST)
@@ -113,7 +132,7 @@ def compile_kernel(spec: KernelSpec, capability: int) -> Any:
         )
         if param.role != "scalar" and not known.do_not_specialize_on_alignment
     }
-    source = ASTSource(function, signature, {}, attributes)
+    source = TritonSource(function, signature, {}, attributes)
     target = GPUTarget("cuda", capability, WARP)
     try:
         return triton.compile(source, target=target, options=options(spec))

@@ -98,3 +98,28 @@ def test_two_threads_load_one_kernel() -> None:
     with ThreadPoolExecutor(2) as pool:
         found = [pool.submit(load, spec) for _ in range(2)]
     assert [f.result().__name__ for f in found] == ["kernel", "kernel"]
+
+
+def test_reads_are_copied_ahead() -> None:
+    """A program holds at least what is said of it before it is compiled."""
+    variant = replace(VARIANT, case="pair_bias")
+    module, build = call_of(variant)
+    spec = driver.lower(module, build)
+    assert spec.num_stages == 3
+    pairs, element = 128 * 64, 4
+    assert spec.copied_ahead == 2 * pairs * element
+    assert find_problems(spec, build) == []
+    assert take_kernel(spec, HOPPER).metadata.shared > spec.copied_ahead
+    single = replace(build, tiles=TileOptions(num_stages=1))
+    assert driver.lower(call_of(variant)[0], single).copied_ahead == 0
+
+
+def test_threads_compile_at_the_same_time() -> None:
+    """The depth of Python's parser is that of all threads: one parses at a time."""
+    specs = [
+        driver.lower(*call_of(replace(VARIANT, case=case)))
+        for case in ("causal", "alibi", "soft_cap", "sliding_window")
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda s: triton_compiler.compile_kernel(s, 80), specs))
+    assert all(kernel.asm["cubin"] for kernel in found)

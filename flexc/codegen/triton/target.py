@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from io import StringIO
+from math import prod
 from typing import IO
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import (
+    FixedBitwidthType,
+    IntegerAttr,
+    ModuleOp,
+    StringAttr,
+)
 from xdsl.ir import Operation
 from xdsl.utils.target import Target
 
@@ -58,7 +65,39 @@ def _emit(kernel: tile.KernelOp) -> KernelSpec:
         stream.getvalue(),
         integer_attribute(kernel, "num_warps"),
         integer_attribute(kernel, "num_stages"),
+        copied_ahead=copied_ahead(kernel),
     )
+
+
+COPIED_BITS = 32
+"""Narrower elements cannot be copied to shared memory while a program goes on."""
+
+
+def copied_ahead(kernel: tile.KernelOp) -> int:
+    """Return the bytes that a kernel's reads take in shared memory.
+
+    Triton copies what a loop reads for each pair as many steps ahead as there are
+    stages but one. It cannot where an address depends on another read: such reads are
+    in place.
+    """
+    stages = integer_attribute(kernel, "num_stages") or 1
+    loops = [op for op in kernel.walk() if isinstance(op, scf.ForOp)]
+    return (stages - 1) * max(map(_bytes_read, loops), default=0)
+
+
+def _bytes_read(loop: scf.ForOp) -> int:
+    """Return the bytes of a tile of each read of a loop's maps over pairs."""
+    total = 0
+    for op in loop.walk():
+        parent = op.parent_op()
+        if not isinstance(op, tile.ReadOp) or not isinstance(parent, tile.MapOp):
+            continue
+        element = op.result.type
+        if "in_place" in op.attributes or not isinstance(element, FixedBitwidthType):
+            continue
+        if len(parent.shape) == 2 and element.bitwidth >= COPIED_BITS:
+            total += prod(parent.shape) * element.bitwidth // 8
+    return total
 
 
 def support_names(kernel: tile.KernelOp) -> list[str]:

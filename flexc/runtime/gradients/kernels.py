@@ -15,12 +15,11 @@ from xdsl.ir import Attribute
 from flexc.passes.derivatives.build import Derivative, derivative_module
 from flexc.passes.derivatives.moderation import scores_stay_moderate
 from flexc.runtime.arguments import Tables
-from flexc.runtime.beside import Beside
 from flexc.runtime.build import Build
 from flexc.runtime.call import LENGTH_MULTIPLE, Attention
 from flexc.runtime.captured_gradients import Sizes
 from flexc.runtime.derivatives import Gradients, Tangents, Wanted
-from flexc.runtime.driver import Compiled, kernel_for, start_kernel
+from flexc.runtime.driver import Compiled, start_kernel
 from flexc.runtime.gradients.launch import Compile, Point
 from flexc.runtime.gradients.program import Program, expand
 from flexc.runtime.options import NO_OPTIONS
@@ -88,10 +87,7 @@ def backward_jvp(
 
 
 def start(call: Attention, wanted: Wanted) -> None:
-    """Start to compile what gradients take along a cotangent of out, where a C++
-    compiler does that beside Python."""
-    if call.backend != "cpp":
-        return
+    """Start to compile what gradients take along a cotangent of out."""
     setting = Setting(call)
     has_rest = call.outputs.lse_rest and not setting.moderate
     setting.program(setting.names(wanted.flat), (), False, has_rest)
@@ -319,11 +315,6 @@ def program_for(compiled: Compiled, proofs: Proofs, derivative: Derivative) -> P
 
 
 def compiler_for(build: Build) -> Compile:
-    """How kernels of derivatives are compiled, several at a time.
-
-    Those of a GPU are by threads of Python, which wait for an assembler now and then.
-    """
+    """How kernels of derivatives are compiled, several at a time."""
     build = replace(build, tiles=NO_OPTIONS, derivative=True)
-    if build.backend == "cpp":
-        return lambda module: start_kernel(module, build)
-    return lambda module: Beside(lambda: kernel_for(module, build))
+    return lambda module: start_kernel(module, build)

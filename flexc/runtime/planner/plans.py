@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import ModuleOp
 from flexc.codegen.cpp.target import emit_cpp
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.codegen.triton.target import emit_triton
+from flexc.errors import CompilationError
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
@@ -23,10 +24,10 @@ from flexc.passes import pipelines
 from flexc.passes.analysis.dependence import Along, Dependences, yielded
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.runtime.beside import Beside
-from flexc.runtime.build import Build, machine_for
+from flexc.runtime.build import Build, capability, machine_for, shared_memory
 from flexc.runtime.cache import load, store
 from flexc.runtime.captured_reads import CapturedReads
-from flexc.runtime.driver import counters, kernel_key
+from flexc.runtime.driver import counters, kernel_key, problems_of
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.options import NO_OPTIONS
 from flexc.runtime.proofs import Proofs, Prover, attention_of
@@ -64,8 +65,9 @@ class Problem:
 class PlanKernels:
     """The kernels of a plan, each compiled when it is first needed."""
 
-    def __init__(self, specs: Sequence[KernelSpec]):
+    def __init__(self, specs: Sequence[KernelSpec], build: Build):
         self._specs = {spec.entry: spec for spec in specs}
+        self._build = build
         self._kernels: dict[str, Kernel] = {}
 
     @property
@@ -81,9 +83,17 @@ class PlanKernels:
                 [n for n in self._specs if n in FIRST] if name in FIRST else [name]
             )
             counters["built"] += len(together)
-            begun = {n: Beside(partial(Kernel, self._specs[n])) for n in together}
+            begun = {n: Beside(partial(self._compile, n)) for n in together}
             self._kernels.update({n: kernel.get() for n, kernel in begun.items()})
         return self._kernels[name]
+
+    def _compile(self, name: str) -> Kernel:
+        spec = self._specs[name]
+        # A GPU's would else be compiled at its first launch.
+        found = problems_of(spec, self._build) if self.target == "triton" else ()
+        if found:
+            raise CompilationError(f"a program of {name} {'; '.join(found)}")
+        return Kernel(spec)
 
     @cached_property
     def summaries(self) -> tuple[torch.dtype, ...]:
@@ -121,7 +131,9 @@ class Plan:
         proofs = self._prove.of_sizes(sizes, captures)
         if proofs not in self._kernels:
             module = proofs.stated_in(self.attention.module)
-            self._kernels[proofs] = PlanKernels(find_specs(module, self.build))
+            self._kernels[proofs] = PlanKernels(
+                find_specs(module, self.build), self.build
+            )
         return self._kernels[proofs]
 
 
@@ -159,8 +171,15 @@ def build_for(
         index_width=32 if is_narrow else 64,
         max_length=max_length(problem.q_len, problem.kv_len),
     )
-    machine = machine_for(backend)
-    return Build(call, backend, device.type, NO_OPTIONS, machine=machine)
+    return Build(
+        call,
+        backend,
+        device.type,
+        NO_OPTIONS,
+        shared_memory(device),
+        capability=capability(device) if backend == "triton" else None,
+        machine=machine_for(backend),
+    )
 
 
 def find_specs(module: ModuleOp, build: Build) -> list[KernelSpec]:

@@ -260,6 +260,27 @@ def test_tiles_that_do_not_fit_are_made_smaller() -> None:
     assert driver.convert_for(build, found).smaller == 2
 
 
+def test_tiles_whose_reads_do_not_fit_are_not_compiled() -> None:
+    checked: list[str] = []
+
+    def lower(schedule: Schedule) -> KernelSpec:
+        ahead = (400_000, 240_000, 120_000)[min(schedule.smaller, 2)]
+        return replace(lower_labelled(schedule), copied_ahead=ahead)
+
+    def check(spec: KernelSpec) -> list[str]:
+        checked.append(spec.source)
+        return []
+
+    spec = choose(asking("triton"), lower, check)
+    assert checked == [spec.schedule] == ["triton in smaller tiles (2)"]
+    assert spec.rejected[1].endswith(
+        "copies 240000 bytes to shared memory ahead, and 232448 are there"
+    )
+    # Fewer stages cannot be had where a user chose how many.
+    given = TileOptions(num_stages=3, schedule="triton")
+    assert choose(replace(BUILD, tiles=given), lower, check).schedule == "triton"
+
+
 def test_nothing_fits() -> None:
     wide, tall = TileOptions(block_n=256, num_warps=4), TileOptions(512, num_stages=4)
     for tiles, told in (
