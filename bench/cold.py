@@ -3,8 +3,8 @@
 `python -m bench.cold [--mods causal alibi] [--kind training] [--device cuda]`. Two
 processes call the same mods one after another. The first finds nothing on the disk; the
 second finds what the first left. Neither finds anything of an earlier mod in memory,
-and the imports that a first call makes are done before. `--kind lowering` prints how long it
-takes to lower each to a kernel of an NVIDIA GPU of capability 9.0, without one.
+and the imports that a first call makes are done before. `--kind lowering` prints how
+long it takes to lower each to a kernel of an NVIDIA GPU of capability 9.0, without one.
 """
 
 from __future__ import annotations
