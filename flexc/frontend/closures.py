@@ -78,9 +78,19 @@ def read_mods(*mods: Mod | None) -> ModSignature:
     copy, have no captures until they are traced.
     """
     if (found := read_plain(mods)) is not None:
-        key, captures = found
-        key = (torch.get_default_dtype(), *key)
-        return ModSignature(mods, key, tuple(captures), True, False)
+        return ModSignature(mods, *found, True, False)
+    return _walked(mods)
+
+
+def read_key(*mods: Mod | None) -> tuple[tuple[Any, ...] | None, tuple[Capture, ...]]:
+    """The key and captures of mods; no key where they are traced at every call."""
+    if (found := read_plain(mods)) is not None:
+        return found
+    signature = _walked(mods)
+    return signature.key if signature.cacheable else None, signature.captures
+
+
+def _walked(mods: tuple[Mod | None, ...]) -> ModSignature:
     walk = Walk()
     try:
         walk.run(mods)

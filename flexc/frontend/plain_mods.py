@@ -33,13 +33,14 @@ NO_MOD = exact(None)
 CONSTANTS = frozenset({*BY_VALUE, int, float})
 """Types of members of modules that are keyed by their values."""
 
-Found = tuple[list[Any], list[Capture]]
+Found = tuple[tuple[Any, ...], tuple[Capture, ...]]
 """A key and the captures."""
 
 
 def read_plain(mods: Sequence[Mod | None]) -> Found | None:
-    """What a walk over mods finds, None if they are no plain functions."""
-    key: list[Any] = []
+    """The key and captures of mods, None if they are no plain functions."""
+    # Quotients of positions are of the default dtype.
+    key: list[Any] = [torch.get_default_dtype()]
     captures: list[Capture] = []
     slots: dict[int, int] = {}
     seen: dict[int, int] = {}
@@ -79,7 +80,9 @@ def read_plain(mods: Sequence[Mod | None]) -> Found | None:
                 modules.append(value)
             else:
                 return None
-    return _with_members(modules, mods, key, captures) if modules else (key, captures)
+    if modules and not _add_members(modules, mods, key):
+        return None
+    return tuple(key), tuple(captures)
 
 
 def _values_of(fn: FunctionType, names: Sequence[str]) -> list[Any]:
@@ -118,13 +121,10 @@ def _add_tensor(
     return True
 
 
-def _with_members(
-    modules: Sequence[ModuleType],
-    mods: Sequence[Any],
-    key: list[Any],
-    captures: list[Capture],
-) -> Found | None:
-    """What was found, and what code may read of trusted modules if that is constant."""
+def _add_members(
+    modules: Sequence[ModuleType], mods: Sequence[Any], key: list[Any]
+) -> bool:
+    """Add what code may read of trusted modules, if that is constant."""
     attributes: set[str] = set()
     for mod in mods:
         if mod is not None:
@@ -139,8 +139,8 @@ def _with_members(
             elif _is_constant(member):
                 key.append(member)
             else:
-                return None
-    return key, captures
+                return False
+    return True
 
 
 def _is_constant(member: Any) -> bool:

@@ -189,8 +189,7 @@ def settings(device: torch.device) -> tuple[Hashable, ...]:
         cast = is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         machine = environment.get(MACHINE)
         return device, cast, is_deterministic(), torch.get_num_threads(), machine
-    kind = device.type
-    cast = is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+    cast = is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
     return device, cast, is_deterministic(), precision_of("cuda", "matmul")
 
 

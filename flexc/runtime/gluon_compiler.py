@@ -21,6 +21,7 @@ from flexc.runtime.triton_compiler import (
     TRITON_TYPES,
     WARP,
     OneAtATime,
+    build_launcher,
     excess,
     load_jit_function,
     refusal,
@@ -44,6 +45,7 @@ def find_problems(spec: KernelSpec, build: Build) -> list[str]:
         kernel = compile_kernel(spec, build.capability)
     found = problems("\n".join(said)) + excess(kernel, build)
     if not found:
+        build_launcher(*expanded_facts(kernel, spec))
         _checked.add((spec.digest, build.capability), kernel)
     return found
 
@@ -91,12 +93,17 @@ def expanded(kernel: Any, spec: KernelSpec) -> Any:
     So maps that were made before can be passed again: Triton's own launcher makes
     them at every launch. The launcher is made when the kernel is first loaded.
     """
+    kernel.src, kernel.metadata = expanded_facts(kernel, spec)
+    return kernel
+
+
+def expanded_facts(kernel: Any, spec: KernelSpec) -> tuple[Any, Any]:
+    """What the launcher of an expanded kernel is made of: its signature and metadata."""
     types: list[str] = []
     for param, type_ in zip(spec.params, kernel.src.signature.values(), strict=True):
         rank = len(param.box)
         of_map = ["nvTmaDesc", *["i32"] * rank, *["i64"] * rank]
         types += of_map if param.kind == "descriptor" else [type_]
     signature = {str(i): t for i, t in enumerate(types)}
-    kernel.src = SimpleNamespace(fn=kernel.src.fn, constants={}, signature=signature)
-    kernel.metadata = kernel.metadata._replace(tensordesc_meta=[])
-    return kernel
+    source = SimpleNamespace(fn=kernel.src.fn, constants={}, signature=signature)
+    return source, kernel.metadata._replace(tensordesc_meta=[])

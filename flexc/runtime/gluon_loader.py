@@ -36,7 +36,7 @@ class OnDevice:
                 values.append(arg)
             if maps is not None:
                 values += maps.extents(arg)
-        launcher = OnGrid(self.kernel, grid)
+        launcher = OnGrid(self.kernel, grid, len(values))
         return Prepared(launcher, values, tuple(addresses), True)
 
 

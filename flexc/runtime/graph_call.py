@@ -99,7 +99,9 @@ class GraphCall:
         factor = None if scale is None else float(scale)
         rest = (self.choices, self.outputs, number_key(factor), self.enable_gqa)
         prepare = partial(self.prepare, operands)
-        return attend((query, key, value), signature, rest, prepare)
+        mods = signature.key if signature.cacheable else None
+        given = query, key, value
+        return attend(given, mods, signature.captures, rest, prepare)
 
     def prepare(self, operands: Operands) -> Attention:
         """The call of operands that have data, ready to run."""

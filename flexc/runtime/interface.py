@@ -12,7 +12,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from flexc.errors import OptionError
-from flexc.frontend.closures import read_mods
+from flexc.frontend.closures import read_key
 from flexc.frontend.plain_values import number_key
 from flexc.runtime.arguments import (
     cast_and_check,
@@ -173,9 +173,10 @@ def _run(
 
     if run is run_attention and is_plain(query, block_mask, mask_mod):
         mask = mask_mod if block_mask is None else mask_of(block_mask)
-        signature = read_mods(score_mod, mask)
+        mods_key, captures = read_key(score_mod, mask)
         rest = (choices, outputs, number_key(scale), enable_gqa)
-        found = attend((query, key, value), signature, rest, prepare, block_mask)
+        given = query, key, value
+        found = attend(given, mods_key, captures, rest, prepare, block_mask)
     else:
         found = run(prepare())
     out, lse, max_scores = found

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from flexc.frontend.closures import ModSignature
 from flexc.runtime.arguments import Tables
 from flexc.runtime.autograd.run import (
     run_attention,
@@ -52,19 +51,21 @@ CALLS = "calls"
 
 def attend(
     operands: tuple[Tensor, Tensor, Tensor],
-    signature: ModSignature,
+    mods: Hashable,
+    captures: tuple[Any, ...],
     rest: Hashable,
     prepare: Prepare,
     block_mask: BlockMask | None = None,
 ) -> Results:
     """The results of a call of (query, key, value).
 
-    `rest` is all else that it depends on. Only a call without a plan is prepared.
+    `mods` is the key of its mods, None where they are traced at every call, and `rest`
+    all else that it depends on. Only a call without a plan is prepared.
     """
-    if not signature.cacheable:
+    if mods is None:
         return run_attention(prepare())
-    tensors, device = operands + signature.captures, operands[0].device
-    key = (signature.key, rest, torch.is_grad_enabled())
+    tensors, device = operands + captures, operands[0].device
+    key = (mods, rest, torch.is_grad_enabled())
     if block_mask is None:
         plan = KNOWN.find(key, tensors, device, plan_of)
         if plan is None:
@@ -81,7 +82,7 @@ def attend(
     masked = calls.find(key, tensors, device, MaskedCall)
     if masked is None:
         return run_attention(prepare())
-    return masked(key, tensors, signature.captures, prepare)
+    return masked(key, tensors, captures, prepare)
 
 
 def is_plain(query: Any, block_mask: Any = None, mask_mod: Any = None) -> bool:

@@ -231,6 +231,14 @@ HOPELESS_OF_FEWER_ROWS = 8 * MOST_SPILLED
 """Bytes that spill where no schedule with roles helps: in those kernels fewer rows,
 which leave a thread half as many registers again, saved 1700 at most."""
 
+HOPELESS_IN_A_CROWD = 2 * MOST_SPILLED
+"""Bytes that spill of one of many programs of a multiprocessor where no schedule with
+roles helps.
+
+Of the kernels of the corpus three spilled so, 716 bytes and more; with products that
+overlap, and registers for that, they spilled 1380 and more.
+"""
+
 
 @dataclass
 class Trials:
@@ -240,6 +248,8 @@ class Trials:
     """
 
     rejected: list[str]
+    crowded: bool = False
+    """The first candidate has programs that share a multiprocessor."""
     digests: set[str] = field(default_factory=set[str])
     refused: set[str] = field(default_factory=set[str])
     """Names of schedules that no number of rows makes possible."""
@@ -261,11 +271,12 @@ class Trials:
 
     def is_hopeless(self, schedule: Schedule) -> bool:
         """Whether a schedule with roles would be compiled in vain."""
+        most = HOPELESS_IN_A_CROWD if self.crowded else HOPELESS_OF_FEWER_ROWS
         return (
             schedule.name in self.refused
             or (self.needs_fewer and schedule.rows is None)
             or self.spilled.get(schedule.rows, 0) > HOPELESS
-            or max(self.spilled.values(), default=0) > HOPELESS_OF_FEWER_ROWS
+            or max(self.spilled.values(), default=0) > most
         )
 
 
@@ -277,7 +288,7 @@ def choose(
     One that was asked for need not compile well: what is wrong with it is noted.
     """
     found, asked = candidates(build, crowd), build.tiles.schedule
-    trials = Trials(list(found.rejected))
+    trials = Trials(list(found.rejected), bool(found.slower))
     for schedule in found.schedules:
         if not schedule.has_roles:
             return choose_tiles(build, schedule, lower, check, trials)

@@ -98,8 +98,20 @@ def find_problems(spec: KernelSpec, build: Build) -> list[str]:
     kernel = compile_kernel(spec, build.capability)
     found = excess(kernel, build)
     if not found:
+        build_launcher(kernel.src, kernel.metadata)
         _checked.add((spec.digest, build.capability), kernel)
     return found
+
+
+def build_launcher(source: Any, metadata: Any) -> None:
+    """Have Triton build what launches a kernel, if it does so for each signature.
+
+    It runs a C compiler, here beside others, and finds what it built when it loads the
+    kernel.
+    """
+    if torch.cuda.is_available():
+        driver: Any = triton.runtime.driver.active
+        driver.launcher_cls(source, metadata)
 
 
 def excess(kernel: Any, build: Build) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -58,28 +59,58 @@ def prepare(kernel: Any, grid: tuple[int, ...], args: Sequence[Any]) -> Prepared
     for i in tensors:
         values[i] = 0
     places = tuple(Address(i, i) for i in tensors)
-    return Prepared(OnGrid(kernel, grid), values, places, True)
+    return Prepared(OnGrid(kernel, grid, len(values)), values, places, True)
 
 
 class OnGrid:
     """A compiled kernel's launches on a grid.
 
     Triton's own launch looks up device, stream and hooks, and asks CUDA where each
-    tensor lies, at every launch: that takes longer than many a kernel.
+    tensor lies, at every launch: that takes longer than many a kernel. What it passes
+    on, of memory that a kernel asks for, is the same each time where that is none.
     """
 
-    def __init__(self, kernel: Any, grid: tuple[int, ...]):
+    def __init__(self, kernel: Any, grid: tuple[int, ...], count: int):
         start = kernel.run  # Loads it to the current device.
-        function, packed = kernel.function, kernel.packed_metadata
-        hooks, (x, y, z) = knobs.runtime, grid
+        # Without what only hooks are told.
+        rest = (kernel.function, kernel.packed_metadata, None, None, None)
+        start, before, after, flat = innermost(start, grid, rest, count)
+        hooks = knobs.runtime
 
         def launch(stream: Any, *values: Any) -> None:
             if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
                 kernel[grid](*values, stream=stream)  # Someone, a profiler, is told.
-                return
-            start(x, y, z, stream, function, packed, None, None, None, *values)
+            elif flat:
+                start(*before, stream, *after, *values)
+            else:
+                start(*before, stream, *after, values)
 
         self.launch = launch
+
+
+def innermost(
+    start: Any, before: tuple[Any, ...], after: tuple[Any, ...], count: int
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], bool]:
+    """The function in C of a launcher of Triton's, and what it passes to that.
+
+    This is what it passes before and after the stream, and whether it passes so many
+    values one by one. Of a launcher that does more at each launch, its own.
+    """
+    passed: list[tuple[Any, ...]] = []
+    stream, values = object(), tuple(object() for _ in range(count))
+    asked = copy(start)
+    try:
+        asked.launch = lambda *args: passed.append(args)
+        asked(*before, stream, *after, *values)
+        (args,) = passed
+        place = args.index(stream)
+    except Exception:  # It allocates memory, say.
+        return start, before, after, True
+    flat = args[-count:] == values
+    if not flat and args[-1] != values:
+        return start, before, after, True
+    end = len(args) - (count if flat else 1)
+    return start.launch, args[:place], args[place + 1 : end], flat
 
 
 def compiled_for(

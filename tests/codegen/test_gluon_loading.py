@@ -149,7 +149,7 @@ def test_launches_take_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     maps = (*(TensorMaps(m) for m in metas), None, None)
     query = torch.zeros(2, 3, 70, 64, dtype=torch.bfloat16)
     flags = torch.zeros(70)
-    monkeypatch.setattr(gluon_loader, "OnGrid", lambda kernel, grid: None)
+    monkeypatch.setattr(gluon_loader, "OnGrid", lambda kernel, grid, count: None)
     prepared = OnDevice(kernel, maps).prepare((1, 1, 1), [query, query, flags, 7])
     assert len(prepared.values) == len(passed)
     assert prepared.values[1:9] == [2, 3, 70, 64, 13440, 4480, 64, 1]

@@ -8,9 +8,12 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from triton import knobs
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.errors import OptionError
@@ -19,6 +22,7 @@ from flexc.runtime.build import HOPPER, Build
 from flexc.runtime.options import NO_OPTIONS, TileOptions
 from flexc.runtime.schedules import candidates
 from flexc.runtime.triton_compiler import find_problems, take_kernel
+from flexc.runtime.triton_loader import OnGrid
 from tests.codegen.triton_kernels import Variant, call_of
 
 VARIANT = Variant("soft_cap", "sm90", head_dim=64)
@@ -123,3 +127,52 @@ def test_threads_compile_at_the_same_time() -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda s: triton_compiler.compile_kernel(s, 80), specs))
     assert all(kernel.asm["cubin"] for kernel in found)
+
+
+class Launcher:
+    """Like a launcher of Triton's: asks for memory, and calls a function in C."""
+
+    def __init__(self, memory: int = 0, flat: bool = True):
+        self.memory, self.flat = memory, flat
+        self.heard: list[tuple[Any, ...]] = []
+
+    def launch(self, *args: Any) -> None:
+        self.heard.append(args)
+
+    def __call__(
+        self, x: int, y: int, z: int, stream: Any, function: Any, *args: Any
+    ) -> None:
+        scratch = memoryview(bytes(stream)) if self.memory else None
+        first, values = args[:4], args[4:]
+        last = values if self.flat else (values,)
+        self.launch(x, y, z, stream, function, False, scratch, *first, *last)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("memory", [0, 8])
+def test_launches_go_to_the_function_in_c(flat: bool, memory: int) -> None:
+    launcher, values = Launcher(memory, flat), (7, 8, 9)
+    kernel = SimpleNamespace(run=launcher, function="f", packed_metadata="meta")
+    OnGrid(kernel, (4, 5, 6), len(values)).launch(3, *values)
+    launcher(4, 5, 6, 3, "f", "meta", None, None, None, *values)
+    first, second = launcher.heard
+    assert first == second
+
+
+def test_hooks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+
+    class Kernel:
+        run, function, packed_metadata = Launcher(), "f", "meta"
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *values, stream: told.append((grid, stream, values))
+
+    kernel = Kernel()
+    launch = OnGrid(kernel, (4, 5, 6), 1).launch
+    monkeypatch.setattr(
+        knobs.runtime, "launch_enter_hook", SimpleNamespace(calls=[print])
+    )
+    launch(3, 7)
+    assert told == [((4, 5, 6), 3, (7,))]
+    assert kernel.run.heard == []

@@ -63,7 +63,7 @@ def test_it_finds_what_the_walk_finds(name: str) -> None:
     found, walk = read_plain(given), walked(given)
     assert found is not None
     key, captures = found
-    assert key == walk.key
+    assert key == (torch.get_default_dtype(), *walk.key)
     assert len(captures) == len(walk.captures)
     assert all(a is b for a, b in zip(captures, walk.captures, strict=True))
     assert walk.sound

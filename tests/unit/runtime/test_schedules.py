@@ -239,6 +239,21 @@ def test_as_many_rows_are_not_fewer() -> None:
     assert seen == ["overlap", "triton"]
 
 
+@pytest.mark.parametrize(
+    ("spilled", "tried"), [(500, ["simple", "overlap"]), (700, ["simple", "triton"])]
+)
+def test_what_spills_in_a_crowd(spilled: int, tried: list[str]) -> None:
+    seen: list[str] = []
+
+    def check(spec: KernelSpec) -> list[str]:
+        seen.append(spec.source)
+        problem = f"{spilled} bytes spill to memory, with 64 registers"
+        return [problem] * (spec.source == "simple")
+
+    choose(BUILD, lower_as(), check, lambda: 4)
+    assert seen == tried
+
+
 TOO_LARGE = "needs 300000 bytes of shared memory, and 232448 are there"
 
 
