@@ -98,7 +98,7 @@ def expanded(kernel: Any, spec: KernelSpec) -> Any:
 
 
 def expanded_facts(kernel: Any, spec: KernelSpec) -> tuple[Any, Any]:
-    """What the launcher of an expanded kernel is made of: its signature and metadata."""
+    """The signature and metadata of an expanded kernel, as its launcher takes them."""
     types: list[str] = []
     for param, type_ in zip(spec.params, kernel.src.signature.values(), strict=True):
         rank = len(param.box)
