@@ -52,6 +52,13 @@ def matrices_of_makers(op: Operation) -> list[SSAValue]:
     return [v for maker in makers_of(op) for v in maker.operands if is_matrix(v)]
 
 
+def source_of(rows: SSAValue) -> SSAValue:
+    """A tensor that a program is given with as many rows: it, or what it is made of."""
+    while isinstance(rows.owner, OverRows):
+        rows = rows.owner.operands[0]
+    return rows
+
+
 def is_matrix(tensor: SSAValue) -> bool:
     """Whether a tensor has more of a row than a number."""
     return len(flex.tensor_shape(tensor)) > 3

@@ -28,7 +28,7 @@ from flexc.dialects.flex import SumAttr, SumKind
 from flexc.dialects.tile import TileType, element_of, shape_of
 from flexc.passes.map_builder import FULL, UNIFORM, Input, build_map
 from flexc.passes.online_softmax import convert, extended
-from flexc.passes.programs.arguments import aligned, grid_of
+from flexc.passes.programs.arguments import aligned, grid_of, source_of
 from flexc.passes.programs.builder import Place
 from flexc.passes.programs.pair_sums import PairSumsProgram
 from flexc.passes.programs.pair_tiles import Side
@@ -61,7 +61,10 @@ class OnePassProgram(PairSumsProgram):
     def locate(self) -> None:
         """Which columns this program owns, and how many rows see them."""
         code = self.code
-        query, key = (self.args[group[0]] for group in (self.op.rows, self.op.columns))
+        query, key = (
+            self.args[source_of(self.op.rows[0])],
+            self.args[self.op.columns[0]],
+        )
 
         def sizes(dim: int, name: str) -> tuple[SSAValue, SSAValue]:
             q_size, kv_size = (

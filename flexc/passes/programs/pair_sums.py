@@ -24,7 +24,7 @@ from flexc.dialects.flex import SumAttr
 from flexc.dialects.tile import ReduceKind, TileType, element_of
 from flexc.passes.analysis.describe import describe
 from flexc.passes.online_softmax import convert
-from flexc.passes.programs.arguments import aligned, matrices_of_makers
+from flexc.passes.programs.arguments import aligned, matrices_of_makers, source_of
 from flexc.passes.programs.builder import Place
 from flexc.passes.programs.narrowing import narrowed
 from flexc.passes.programs.pair_tiles import Side
@@ -56,7 +56,7 @@ class PairSumsProgram(PairValues):
 
     def load_rows(self) -> None:
         """Load the rows' matrices, or make them."""
-        self.place = self.own_place()
+        self.place, self.made = self.own_place(), {}
         start = self.rows.start
         self.row_idx = self.code.insert(tile.IotaOp(start, self.block_m), "rows")
         self.row_tiles = [self.rows_of(m) for m in self.op.rows]
@@ -80,7 +80,10 @@ class PairSumsProgram(PairValues):
     def locate(self) -> None:
         """Which rows this program owns, and the sizes of both sides."""
         code = self.code
-        own, other = (self.args[group[0]] for group in (self.op.rows, self.op.columns))
+        own, other = (
+            self.args[source_of(self.op.rows[0])],
+            self.args[self.op.columns[0]],
+        )
         self.row_len = code.insert(tile.DimOp(own, 2), "row_len")
         self.column_len = code.insert(tile.DimOp(other, 2), "column_len")
         self.own_heads = code.insert(tile.DimOp(own, 1), "own_heads")

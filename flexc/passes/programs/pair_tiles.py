@@ -52,6 +52,8 @@ class PairTiles(ProgramBuilder):
     row_block: SSAValue
     row_len: SSAValue
     column_len: SSAValue
+    made: dict[SSAValue, SSAValue]
+    """Its rows of what ops over rows make."""
     place: Place
     """What it visits segments for, at the moment."""
 
@@ -93,9 +95,10 @@ class PairTiles(ProgramBuilder):
     def rows_of(self, tensor: SSAValue) -> SSAValue:
         """The program's rows of a tensor, made or loaded."""
         if isinstance(tensor.owner, OverRows):
-            made = made_rows(self.code, tensor.owner, self.rows_of)
-            made.name_hint = tensor.name_hint
-            return made
+            if tensor not in self.made:
+                self.made[tensor] = made_rows(self.code, tensor.owner, self.rows_of)
+                self.made[tensor].name_hint = tensor.name_hint
+            return self.made[tensor]
         if is_matrix(tensor):
             where = self.rows.where
             return self.load_matrix(tensor, self.block_m, where, self.checked)
