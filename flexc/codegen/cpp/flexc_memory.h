@@ -123,6 +123,16 @@ FLEXC_INLINE void load(
         for (int j = 0; j < N; ++j) out[i][j] = T(0);
 }
 
+// From tile to tile.
+template <class T, int M, int N>
+FLEXC_INLINE void transpose(Tile<T, N, M> out, Tile<T, M, N> in) {
+    if constexpr (sizeof(T) >= 4)
+        LoadTransposed<T, N, M, T>::run(out, in.data, pitch<T>(N), N, M);
+    else
+        for (int j = 0; j < N; ++j)
+            for (int i = 0; i < M; ++i) out[j][i] = in[i][j];
+}
+
 // ---- stores ----
 
 // out[i * stride] = in[i] within the extent
