@@ -17,10 +17,11 @@ from xdsl.passes import ModulePass
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.flex import SumKind
 from flexc.errors import UnsupportedOpError
+from flexc.passes.programs.arguments import is_part
 from flexc.passes.programs.attention import AttentionProgram
 from flexc.passes.programs.one_pass import OnePassProgram
 from flexc.passes.programs.pair_sums import PairSumsProgram
-from flexc.passes.programs.rows import dots_kernel, weights_kernel
+from flexc.passes.programs.rows import rows_kernel
 from flexc.passes.programs.splits import combine_kernel
 
 
@@ -38,10 +39,8 @@ def kernel_of(op: Operation, name: str, target: str) -> tile.KernelOp | None:
             return OnePassProgram(op, name, target).build()
         case blocksparse.PairSumsOp():
             return PairSumsProgram(op, name, target).build()
-        case flex.RowDotsOp():
-            return dots_kernel(op, name, target)
-        case flex.WeighRowsOp():
-            return weights_kernel(op, name, target)
+        case flex.RowDotsOp() | flex.WeighRowsOp():
+            return None if is_part(op) else rows_kernel(op, name, target)
         case flex.CombineSplitsOp():
             return combine_kernel(op, name, target)
         case _:

@@ -40,6 +40,7 @@ FLAGS = (
     "-fno-trapping-math",
     "-ffp-contract=fast",
     "-fwrapv",
+    "-fno-exceptions",
     "-fvisibility=hidden",
     "-fPIC",
 )
@@ -66,6 +67,10 @@ WITHOUT: dict[MachineName, tuple[str, ...]] = {
     "portable": ("-mno-avx512f", "-mno-avx"),
 }
 """Flags that take instructions away which a machine lacks and a wider x86 has."""
+
+GCC_LIBRARIES = ("-nodefaultlibs", "-lgomp", "-lm", "-lgcc", "-lc")
+"""What GCC links: its C++ library, which kernels have no use for, would take a linker
+three times as long as all the rest."""
 
 SANITIZERS = ("address", "undefined")
 SANITIZE_FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
@@ -155,9 +160,11 @@ class Compiler:
 
         What the compiler leaves behind is beside the output.
         """
-        kind = "-c" if output.suffix == ".o" else "-shared"
-        names = [f"-I{INCLUDE_DIR}", *map(str, inputs), "-o", str(output)]
-        command = [*self.command, *level, *flags(), kind, *names]
+        kind, libraries = "-c", ()
+        if output.suffix != ".o":
+            kind, libraries = "-shared", libraries_of(self)
+        names = [*map(str, inputs), *libraries, "-o", str(output)]
+        command = [*self.command, *level, *flags(), kind, f"-I{INCLUDE_DIR}", *names]
         answer = ask(command, SECONDS_TO_BUILD, TMPDIR=str(output.parent))
         if answer.fault is not None:
             raise CompilationError(
@@ -239,15 +246,28 @@ def _among(found: Sequence[MachineName], asked: str | None) -> MachineName:
 @cache
 def machines_of(compiler: Compiler) -> tuple[MachineName, ...]:
     """The machines that the host is one of, widest vectors first."""
+    defined = predefined(compiler)
+    return tuple(n for n in MACHINES if defined.issuperset(NEEDS[n]))
+
+
+def libraries_of(compiler: Compiler) -> tuple[str, ...]:
+    """Which libraries a kernel is linked with, where it is not left to the compiler."""
+    is_gcc = "__clang__" not in predefined(compiler)
+    return GCC_LIBRARIES if is_gcc and not sanitizer_flags() else ()
+
+
+@cache
+def predefined(compiler: Compiler) -> frozenset[str]:
+    """The names of the macros that a compiler predefines for the host."""
     command = [*compiler.command, NATIVE, "-dM", "-E", "-x", "c++", os.devnull]
     answer = ask(command, SECONDS_TO_ANSWER)
     if answer.fault is not None:
         raise no_compiler(compiler.command, answer.fault)
-    defined = set(re.findall(r"^#define (\w+)", answer.text, re.MULTILINE))
+    defined = frozenset(re.findall(r"^#define (\w+)", answer.text, re.MULTILINE))
     if not defined:
         why = f"{shlex.join(command)} does not print what it predefines"
         raise no_compiler(compiler.command, why)
-    return tuple(n for n in MACHINES if defined.issuperset(NEEDS[n]))
+    return defined
 
 
 def flags() -> tuple[str, ...]:

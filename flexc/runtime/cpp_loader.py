@@ -36,6 +36,7 @@ from flexc.runtime.cpp_compiler import (
     Level,
     find_compiler,
     flags,
+    libraries_of,
     processor,
 )
 from flexc.runtime.prepared import Address, Prepared
@@ -69,6 +70,7 @@ def file_name(label: str, source: str, compiler: Compiler) -> str:
         *compiler.command,
         compiler.version,
         *flags(),
+        *libraries_of(compiler),
     )
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return f"{label}-{digest[:32]}"

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import flexc
-from flexc.dialects import flex
 from flexc.dialects.flex import SumKind
 from flexc.passes import pipelines
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
@@ -57,14 +56,39 @@ func.func @attention_backward(%q : {matrix}, %k : {matrix}, %d : tensor<?x?x?xf3
 """
 
 
-def kernel_of(dim: int, machine: MachineName) -> Kernel:
-    ctx, module = parse(text(dim))
+def text_of_made_rows(dim: int) -> str:
+    """The rows and their values are made of what the function is given."""
+    matrix, rows = f"tensor<?x?x?x{dim}xf32>", "tensor<?x?x?xf32>"
+    given = text(dim).replace(
+        f"%d : {rows},\n", f"%out : {matrix}, %lse : {rows}, %rest : {rows},\n"
+    )
+    makers = f"""
+  %made = flex.weigh_rows %q, %lse, %rest : {matrix}, {rows}, {rows} -> {matrix}
+  %d = flex.row_dots lhs(%made : {matrix}) rhs(%out : {matrix}) minus(%rest : {rows})
+      -> {rows}
+  %dq, %dk, %rows = flex.pair_sums rows(%made : {matrix})"""
+    given = given.replace(
+        f"\n  %dq, %dk, %rows = flex.pair_sums rows(%q : {matrix})", makers
+    )
+    return given.replace("arith.divf %one", "arith.addf %one")
+
+
+def kernel_of(text: str, machine: MachineName) -> Kernel:
+    ctx, module = parse(text)
     passes = (
         *pipelines.to_blocksparse(ConvertFlexToBlocksparsePass("cpp")),
         *pipelines.to_tile("cpp"),
         *pipelines.to_cpp(machine),
     )
     return Kernel(run_passes(ctx, module, passes))
+
+
+SIDES = (
+    ((1, 1, 70), (1, 1, 75)),
+    ((2, 4, 33), (2, 2, 130)),
+    ((3, 6, 130), (1, 2, 20)),
+)
+"""Batches, heads and rows of the query's side and of the key's."""
 
 
 def whole_numbers(*shape: int) -> Tensor:
@@ -77,12 +101,8 @@ def whole_numbers(*shape: int) -> Tensor:
 def test_parts_are_exact_sums(dim: int, machine: MachineName) -> None:
     """Of heads and batches that share keys, ragged blocks, and as many parts as there
     may be. Rows beyond the last would be worth infinity."""
-    kernel = kernel_of(dim, machine)
-    for (batch, heads, q_len), (kv_batch, kv_heads, kv_len) in (
-        ((1, 1, 70), (1, 1, 75)),
-        ((2, 4, 33), (2, 2, 130)),
-        ((3, 6, 130), (1, 2, 20)),
-    ):
+    kernel = kernel_of(text(dim), machine)
+    for (batch, heads, q_len), (kv_batch, kv_heads, kv_len) in SIDES:
         q = whole_numbers(batch, heads, q_len, dim)
         k = whole_numbers(kv_batch, kv_heads, kv_len, dim)
         d = 2.0 ** whole_numbers(batch, heads, q_len)
@@ -91,6 +111,30 @@ def test_parts_are_exact_sums(dim: int, machine: MachineName) -> None:
             rows, totals = torch.full_like(q, torch.nan), torch.full_like(d, torch.nan)
             sums = torch.zeros(parts, *k.shape)
             kernel.run(parts, kv_batch, kv_heads, [q, k, d, 0.5, rows, sums, totals])
+            for got, exact in zip((rows, sums.sum(0), totals), want, strict=True):
+                assert torch.equal(got, exact.reshape(got.shape))
+
+
+@DIMS
+@MACHINES
+def test_programs_make_their_rows(dim: int, machine: MachineName) -> None:
+    """Of matrices and vectors, once for each part: no others are stored."""
+    kernel = kernel_of(text_of_made_rows(dim), machine)
+    for (batch, heads, q_len), (kv_batch, kv_heads, kv_len) in SIDES:
+        q, out = (whole_numbers(batch, heads, q_len, dim) for _ in range(2))
+        k = whole_numbers(kv_batch, kv_heads, kv_len, dim)
+        rest = torch.zeros(batch, heads, q_len)
+        # Of a row without pairs nothing counts.
+        lse = torch.where(rest.bernoulli(0.3) > 0, -torch.inf, rest)
+        given = [q, k, out, lse, rest, 0.5]
+        want = run_module(parse(text_of_made_rows(dim))[1], given)
+        for parts in (1, 2, 5):
+            rows, totals = (
+                torch.full_like(q, torch.nan),
+                torch.full_like(rest, torch.nan),
+            )
+            sums = torch.zeros(parts, *k.shape)
+            kernel.run(parts, kv_batch, kv_heads, [*given, rows, sums, totals])
             for got, exact in zip((rows, sums.sum(0), totals), want, strict=True):
                 assert torch.equal(got, exact.reshape(got.shape))
 
@@ -203,13 +247,12 @@ def test_bits_are_the_same_at_every_run(threads: int) -> None:
 
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> list[list[SumKind]]:
-    """What kernels of sums over pairs are launched for."""
+    """What kernels are launched for."""
     found: list[list[SumKind]] = []
     run = launches.Launch.run
 
     def noting(launch: launches.Launch, *args: Any) -> list[Tensor | None]:
-        if isinstance(launch.op, flex.PairSumsOp):
-            found.append([r.kind for r in launch.results])
+        found.append([r.kind for r in launch.results])
         return run(launch, *args)
 
     monkeypatch.setattr(launches.Launch, "run", noting)
@@ -217,7 +260,7 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> list[list[SumKind]]:
 
 
 def test_pairs_are_visited_once(kinds: list[list[SumKind]]) -> None:
-    """One kernel of sums over pairs for query, key and value."""
+    """One kernel for query, key and value, and for what these need of rows."""
     gradients(CALLS[0], None, 1)
     by_column = SumKind.COLUMN_MATRIX
     assert kinds == [[SumKind.MATRIX, by_column, by_column]]

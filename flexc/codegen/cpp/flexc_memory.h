@@ -52,9 +52,10 @@ FLEXC_INLINE void transpose_square(V (&rows)[L]) {
 }
 
 // to[i * to_pitch + j] = from[j * from_pitch + i] for L x L numbers. Only so many rows
-// are read, others being 0, and so many written. In between they are of type W.
+// are read, others being 0, and so many written. In between they are of type W. Loads and
+// stores of the same types share one function.
 template <int L, class W, class T, class S>
-FLEXC_INLINE void move_square(
+__attribute__((noinline)) void move_square(
     T* to, int64_t to_pitch, const S* from, int64_t from_pitch, int read, int written) {
     Vec<W, L> rows[L];
 #pragma GCC unroll 16
@@ -120,6 +121,16 @@ FLEXC_INLINE void load(
     }
     for (int i = rows; i < M; ++i)
         for (int j = 0; j < N; ++j) out[i][j] = T(0);
+}
+
+// From tile to tile.
+template <class T, int M, int N>
+FLEXC_INLINE void transpose(Tile<T, N, M> out, Tile<T, M, N> in) {
+    if constexpr (sizeof(T) >= 4)
+        LoadTransposed<T, N, M, T>::run(out, in.data, pitch<T>(N), N, M);
+    else
+        for (int j = 0; j < N; ++j)
+            for (int i = 0; i < M; ++i) out[j][i] = in[i][j];
 }
 
 // ---- stores ----

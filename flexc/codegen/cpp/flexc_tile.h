@@ -75,12 +75,6 @@ FLEXC_INLINE void copy(Tile<T, Shape...> out, Tile<T, Shape...> in) {
     __builtin_memcpy(out.data, in.data, out.size * sizeof(T));
 }
 
-template <class T, int M, int N>
-void transpose(Tile<T, N, M> out, Tile<T, M, N> in) {
-    for (int j = 0; j < N; ++j)
-        for (int i = 0; i < M; ++i) out[j][i] = in[i][j];
-}
-
 // ---- reductions ----
 
 template <class T> constexpr T largest = T(__builtin_inff());

@@ -68,6 +68,14 @@ def _(op: tile.LoadStridedOp) -> str | None:
 
 
 @template.register
+def _(op: tile.TransposeOp) -> str | None:
+    element = _element(op.result.type)
+    if element in _NARROW:
+        return None
+    return _instance("LoadTransposed", element, *tile.shape_of(op.result.type), element)
+
+
+@template.register
 def _(op: tile.StoreStridedOp) -> str | None:
     return _transposed("StoreTransposed", op.value, op.memref, op.strides)
 

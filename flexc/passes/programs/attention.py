@@ -39,9 +39,10 @@ from flexc.passes.online_softmax import (
     lse_of_parts,
     rest_of_parts,
 )
+from flexc.passes.programs.arguments import grid_of
 from flexc.passes.programs.builder import Place, ProgramBuilder, guard_captures
 from flexc.passes.programs.narrowing import narrowed
-from flexc.passes.programs.splits import Split, grid_of
+from flexc.passes.programs.splits import Split
 from flexc.passes.programs.visits import Visit
 from flexc.passes.row_terms import SplitScore, split_score
 from flexc.passes.scalar_code import ScalarCode, inline_region

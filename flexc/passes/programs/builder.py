@@ -8,16 +8,11 @@ from dataclasses import dataclass
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import (
     AffineMapAttr,
-    DenseArrayBase,
-    MemRefType,
-    NoneAttr,
-    StridedLayoutAttr,
     TensorType,
     UnitAttr,
     i32,
-    i64,
 )
-from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 from xdsl.utils.hints import isa
 
@@ -25,6 +20,7 @@ from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.blocksparse import SegmentOp, TileOrder
 from flexc.dialects.tile import IDLE_BEYOND, ParamAttr, ParamKind, TileType
 from flexc.dialects.tile.schedule.shapes import constant_of
+from flexc.passes.programs.arguments import arguments_of, entry_block
 from flexc.passes.programs.visits import Visit
 from flexc.passes.scalar_code import ScalarCode, inline_region
 
@@ -87,7 +83,7 @@ class ProgramBuilder:
         )
         self.block = entry_block(op)
         self.args: dict[SSAValue, SSAValue] = dict(
-            zip([*op.operands, *op.results], self.block.args, strict=True)
+            zip(arguments_of(op), self.block.args, strict=True)
         )
         self.code = ScalarCode(self.block)
 
@@ -256,34 +252,6 @@ def rows_grid(block: int) -> AffineMapAttr:
     """A program for each block of rows of each head of each batch."""
     b, h, rows = (AffineExpr.dimension(i) for i in range(3))
     return AffineMapAttr(AffineMap(3, 0, (rows.ceil_div(block), h, b)))
-
-
-def aligned(op: Operation, values: Sequence[SSAValue]) -> dict[str, Attribute]:
-    """The attribute that lists the arguments which an op's `alignment` is about."""
-    if "alignment" not in op.properties:
-        return {}
-    args = [*op.operands, *op.results]
-    numbers = [i for i, v in enumerate(args) if v in values]
-    return {"aligned": DenseArrayBase.from_list(i64, numbers)}
-
-
-def entry_block(op: Operation) -> Block:
-    """A kernel's block: an argument for each operand, a memref for each result."""
-    types = [*op.operand_types, *(_memref(t) for t in op.result_types)]
-    block = Block(arg_types=types)
-    for arg, value in zip(block.args, [*op.operands, *op.results], strict=True):
-        arg.name_hint = value.name_hint
-    return block
-
-
-def _memref(type_: Attribute) -> MemRefType[Attribute]:
-    """The memref that an output is written to."""
-    assert isa(type_, TensorType[Attribute])
-    layout = NoneAttr()
-    if isinstance(type_.encoding, StridedLayoutAttr):
-        # The runtime passes the address of the first element.
-        layout = StridedLayoutAttr(type_.encoding.strides, 0)
-    return MemRefType(type_.element_type, type_.get_shape(), layout)
 
 
 def guard_captures(values: SSAValue) -> None:

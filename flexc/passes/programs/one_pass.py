@@ -28,10 +28,10 @@ from flexc.dialects.flex import SumAttr, SumKind
 from flexc.dialects.tile import TileType, element_of, shape_of
 from flexc.passes.map_builder import FULL, UNIFORM, Input, build_map
 from flexc.passes.online_softmax import convert, extended
-from flexc.passes.programs.builder import Place, aligned
+from flexc.passes.programs.arguments import aligned, grid_of, source_of
+from flexc.passes.programs.builder import Place
 from flexc.passes.programs.pair_sums import PairSumsProgram
 from flexc.passes.programs.pair_tiles import Side
-from flexc.passes.programs.splits import grid_of
 from flexc.passes.programs.visits import Visit
 from flexc.passes.scalar_code import ScalarCode
 
@@ -46,12 +46,10 @@ class OnePassProgram(PairSumsProgram):
         self.by_column = self.of_kind(SumKind.COLUMN_MATRIX)
         self.locate()
         self.each_block_of_rows()
-        matrices = [*self.op.rows, *self.op.columns, *(v for _, v in self.matrices)]
         kinds = [attr.sum_kind for attr in self.op.sums]
         result = self.op.sums_[kinds.index(SumKind.COLUMN_MATRIX)]
-        return self.kernel(
-            self.summary() | aligned(self.op, matrices) | grid_of(result, self.op)
-        )
+        known = aligned(self.op, self.all_matrices) | grid_of(result, self.op)
+        return self.kernel(self.summary() | known)
 
     def grid(self) -> AffineMapAttr:
         """A program for each part of each head: the first sizes of a result."""
@@ -63,7 +61,10 @@ class OnePassProgram(PairSumsProgram):
     def locate(self) -> None:
         """Which columns this program owns, and how many rows see them."""
         code = self.code
-        query, key = (self.args[group[0]] for group in (self.op.rows, self.op.columns))
+        query, key = (
+            self.args[source_of(self.op.rows[0])],
+            self.args[self.op.columns[0]],
+        )
 
         def sizes(dim: int, name: str) -> tuple[SSAValue, SSAValue]:
             q_size, kv_size = (
@@ -126,8 +127,7 @@ class OnePassProgram(PairSumsProgram):
         self.load_rows()
         self.column_factors = [self.factors(attr) for attr, _ in self.by_column]
         state = [self.zeros(value) for _, value in self.matrices]
-        place = Place(b, h, start, self.row_len, self.column_len)
-        state = self.visit(place, state)
+        state = self.visit(self.place, state)
         for (attr, result), acc in zip(self.matrices, state, strict=True):
             self.store_matrix(attr, result, acc)
 

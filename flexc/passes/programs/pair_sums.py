@@ -24,10 +24,8 @@ from flexc.dialects.flex import SumAttr
 from flexc.dialects.tile import ReduceKind, TileType, element_of
 from flexc.passes.analysis.describe import describe
 from flexc.passes.online_softmax import convert
-from flexc.passes.programs.builder import (
-    Place,
-    aligned,
-)
+from flexc.passes.programs.arguments import aligned, matrices_of_makers, source_of
+from flexc.passes.programs.builder import Place
 from flexc.passes.programs.narrowing import narrowed
 from flexc.passes.programs.pair_tiles import Side
 from flexc.passes.programs.pair_values import PairValues
@@ -43,22 +41,25 @@ class PairSumsProgram(PairValues):
         self.load_rows()
         state = [self.zeros(value) for _, value in self.matrices]
         if self.op.paired_heads is not None or not self.op.is_transposed:
-            state = self.visit(self.own_place(), state)
+            state = self.visit(self.place, state)
         else:
             state = self.each_head(state)
         for (attr, result), acc in zip(self.matrices, state, strict=True):
             self.store_matrix(attr, result, acc)
-        matrices = [*self.op.rows, *self.op.columns, *(v for _, v in self.matrices)]
-        return self.kernel(self.summary() | aligned(self.op, matrices))
+        return self.kernel(self.summary() | aligned(self.op, self.all_matrices))
+
+    @property
+    def all_matrices(self) -> list[SSAValue]:
+        """What it reads and writes rows of."""
+        op, results = self.op, [value for _, value in self.matrices]
+        return [*op.rows, *op.columns, *results, *matrices_of_makers(op)]
 
     def load_rows(self) -> None:
-        """Load the rows' matrices."""
+        """Load the rows' matrices, or make them."""
+        self.place, self.made = self.own_place(), {}
         start = self.rows.start
         self.row_idx = self.code.insert(tile.IotaOp(start, self.block_m), "rows")
-        self.row_tiles = [
-            self.load_matrix(m, self.block_m, self.rows.where, self.checked)
-            for m in self.op.rows
-        ]
+        self.row_tiles = [self.rows_of(m) for m in self.op.rows]
 
     def summary(self) -> dict[str, Attribute]:
         """What the header of the emitted source says that it computes."""
@@ -79,7 +80,10 @@ class PairSumsProgram(PairValues):
     def locate(self) -> None:
         """Which rows this program owns, and the sizes of both sides."""
         code = self.code
-        own, other = (self.args[group[0]] for group in (self.op.rows, self.op.columns))
+        own, other = (
+            self.args[source_of(self.op.rows[0])],
+            self.args[self.op.columns[0]],
+        )
         self.row_len = code.insert(tile.DimOp(own, 2), "row_len")
         self.column_len = code.insert(tile.DimOp(other, 2), "column_len")
         self.own_heads = code.insert(tile.DimOp(own, 1), "own_heads")
@@ -164,10 +168,7 @@ class PairSumsProgram(PairValues):
         row_type = TileType(self.op.score_type, [self.block_m])
         zero = self.code.const(0.0, self.op.score_type)
         totals = [self.code.insert(tile.FullOp(zero, row_type)) for _ in self.totals]
-        self.row_values = [
-            self.load_values(v, place.start, self.block_m, self.checked)
-            for v in self.op.row_values
-        ]
+        self.row_values = [self.rows_of(v) for v in self.op.row_values]
         state = [*matrices, *totals]
         for segment in self.segments():
             state = self.loop(segment, place, state, self.narrowed_step)

@@ -21,10 +21,9 @@ from flexc.passes.map_builder import (
     build_map,
 )
 from flexc.passes.online_softmax import convert
-from flexc.passes.programs.builder import (
-    Place,
-    ProgramBuilder,
-)
+from flexc.passes.programs.arguments import OverRows, is_matrix
+from flexc.passes.programs.builder import Place, ProgramBuilder
+from flexc.passes.programs.rows import made_rows
 from flexc.passes.programs.visits import Visit
 from flexc.passes.scalar_code import ScalarCode
 from flexc.passes.tile_sizes import UNALIGNED_VALUE_DIM, padded_head_dim
@@ -53,6 +52,8 @@ class PairTiles(ProgramBuilder):
     row_block: SSAValue
     row_len: SSAValue
     column_len: SSAValue
+    made: dict[SSAValue, SSAValue]
+    """Its rows of what ops over rows make."""
     place: Place
     """What it visits segments for, at the moment."""
 
@@ -90,6 +91,19 @@ class PairTiles(ProgramBuilder):
         name = f"{matrix.name_hint or 'matrix'}_tile"
         shape = self.tile_shape(matrix, rows)
         return self.load(matrix, shape, where, checked, name, count)
+
+    def rows_of(self, tensor: SSAValue) -> SSAValue:
+        """The program's rows of a tensor, made or loaded."""
+        if isinstance(tensor.owner, OverRows):
+            if tensor not in self.made:
+                self.made[tensor] = made_rows(self.code, tensor.owner, self.rows_of)
+                self.made[tensor].name_hint = tensor.name_hint
+            return self.made[tensor]
+        if is_matrix(tensor):
+            where = self.rows.where
+            return self.load_matrix(tensor, self.block_m, where, self.checked)
+        start = self.place.start
+        return self.load_values(tensor, start, self.block_m, self.checked)
 
     def load_values(
         self,

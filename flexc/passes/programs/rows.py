@@ -1,8 +1,11 @@
-"""What is done to rows alone: a program owns some rows of one head."""
+"""What is done to rows alone: a program owns some rows of one head.
+
+An op over rows is a kernel, or part of the program that reads what it makes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import AnyFloat, TensorType
@@ -14,31 +17,48 @@ from flexc.dialects.tile import ParamAttr, ParamKind, ReduceKind, TileType
 from flexc.passes.derivatives.row_exponents import row_weight
 from flexc.passes.map_builder import FULL, ROW, Input, build_map, build_row_map
 from flexc.passes.online_softmax import convert, extended
-from flexc.passes.programs.builder import aligned, entry_block, rows_grid
+from flexc.passes.programs.arguments import (
+    OverRows,
+    aligned,
+    arguments_of,
+    entry_block,
+    is_matrix,
+    matrices_of_makers,
+)
+from flexc.passes.programs.builder import rows_grid
 from flexc.passes.scalar_code import ScalarCode
 from flexc.passes.tile_sizes import padded_head_dim
 
 BLOCK = 64
 """Rows of a program: memory is all that counts here."""
 
-OverRows = flex.RowDotsOp | flex.WeighRowsOp | flex.CombineSplitsOp
-
 
 class RowsProgram:
     """Builds the kernel of one op over rows."""
 
-    def __init__(self, op: OverRows, name: str, target: str, rows: int = BLOCK):
+    def __init__(
+        self,
+        op: OverRows | flex.CombineSplitsOp,
+        name: str,
+        target: str,
+        rows: int = BLOCK,
+    ):
         self.op = op
         self.name = name
         self.target = target
         self.rows = rows
         self.block = entry_block(op)
-        values = [*op.operands, *op.results]
-        self.args = dict(zip(values, self.block.args, strict=True))
+        self.args = dict(zip(arguments_of(op), self.block.args, strict=True))
         self.code = ScalarCode(self.block)
         axes = [self.code.insert(tile.ProgramIdOp(i)) for i in (2, 1, 0)]
         start = self.code.mul(axes[2], self.code.const(rows), "start")
         self.start = [*axes[:2], start]
+
+    def rows_of(self, tensor: SSAValue) -> SSAValue:
+        """The program's rows of a tensor, made or loaded."""
+        if isinstance(tensor.owner, OverRows):
+            return made_rows(self.code, tensor.owner, self.rows_of)
+        return self.load(tensor)
 
     def load(
         self, tensor: SSAValue, start: Sequence[SSAValue] | None = None
@@ -55,8 +75,7 @@ class RowsProgram:
         return self.code.insert(load, tensor.name_hint)
 
     def at(self, tensor: SSAValue, start: Sequence[SSAValue]) -> list[SSAValue]:
-        is_matrix = len(flex.tensor_shape(tensor)) > 3
-        return [*start, *([self.code.const(0)] if is_matrix else [])]
+        return [*start, *([self.code.const(0)] if is_matrix(tensor) else [])]
 
     def store(self, value: SSAValue, result: SSAValue) -> None:
         """Store the program's rows of a result, in its type."""
@@ -71,8 +90,8 @@ class RowsProgram:
         """Store the one result, and the kernel that does."""
         (result,) = self.op.results
         self.store(value, result)
-        values = [*self.op.operands, result]
-        return self.kernel([v for v in values if len(flex.tensor_shape(v)) > 3], {})
+        matrices = [v for v in (*self.op.operands, result) if is_matrix(v)]
+        return self.kernel([*matrices, *matrices_of_makers(self.op)], {})
 
     def kernel(
         self, matrices: Sequence[SSAValue], attributes: dict[str, Attribute]
@@ -98,21 +117,39 @@ class RowsProgram:
         return (self.rows, padded), [0] if padded == dim else [0, 1]
 
 
-def dots_kernel(op: flex.RowDotsOp, name: str, target: str) -> tile.KernelOp:
-    """The kernel of dot products of rows."""
+def rows_kernel(op: OverRows, name: str, target: str) -> tile.KernelOp:
+    """The kernel of an op over rows, and of those that make what it reads."""
     program = RowsProgram(op, name, target)
-    code = program.code
+    return program.finish(made_rows(program.code, op, program.rows_of))
+
+
+Rows = Callable[[SSAValue], SSAValue]
+"""The rows that a program has of a tensor."""
+
+
+def made_rows(code: ScalarCode, op: OverRows, rows_of: Rows) -> SSAValue:
+    """A program's rows of what an op over rows makes."""
+    assert isa(op.result.type, TensorType[Attribute])
+    if isinstance(op, flex.RowDotsOp):
+        rows = dot_rows(code, op, rows_of)
+    else:
+        rows = weigh_rows(code, op, rows_of)
+    return convert(code, rows, op.result.type.element_type)
+
+
+def dot_rows(code: ScalarCode, op: flex.RowDotsOp, rows_of: Rows) -> SSAValue:
+    """Dot products of rows."""
     assert isa(op.result.type, TensorType[AnyFloat])
     element = op.result.type.element_type
     total = None
     for lhs, rhs in zip(op.lhs, op.rhs, strict=True):
-        found = product(code, program.load(lhs), program.load(rhs), element)
+        found = product(code, rows_of(lhs), rows_of(rhs), element)
         total = found if total is None else combined(code, total, found)
     assert total is not None
     dots = code.insert(tile.ReduceOp(ReduceKind.SUM, total, 1), "dots")
     for minus in op.minus:
-        dots = combined(code, dots, program.load(minus))
-    return program.finish(dots)
+        dots = combined(code, dots, rows_of(minus))
+    return dots
 
 
 def product(
@@ -138,13 +175,11 @@ def combined(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
     return build_map(code, shape, [(a, span), (b, span)], body, "total")
 
 
-def weights_kernel(op: flex.WeighRowsOp, name: str, target: str) -> tile.KernelOp:
-    """The kernel that multiplies rows by their weights."""
-    program = RowsProgram(op, name, target)
-    code = program.code
-    rows = [program.load(op.lse), program.load(op.lse_rest)]
+def weigh_rows(code: ScalarCode, op: flex.WeighRowsOp, rows_of: Rows) -> SSAValue:
+    """Rows times their weights."""
+    rows = [rows_of(op.lse), rows_of(op.lse_rest)]
     weight = build_row_map(code, rows, row_weight, "weight")
-    values = program.load(op.values)
+    values = rows_of(op.values)
     shape = tile.shape_of(values.type)
     assert isinstance(weight.type, TileType)
     element = weight.type.element_type
@@ -157,4 +192,4 @@ def weights_kernel(op: flex.WeighRowsOp, name: str, target: str) -> tile.KernelO
         return code.select(code.cmpf("oeq", w, zero), zero, weighted)
 
     inputs: list[Input] = [(values, range(len(shape))), (weight, ROW)]
-    return program.finish(build_map(code, shape, inputs, body, "weighted"))
+    return build_map(code, shape, inputs, body, "weighted")

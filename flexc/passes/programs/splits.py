@@ -13,14 +13,15 @@ from dataclasses import dataclass
 
 from xdsl.dialects import arith, scf
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects.builtin import AnyFloat, IntegerAttr, TensorType, i32
-from xdsl.ir import Attribute, Block, Operation, OpResult, Region, SSAValue
+from xdsl.dialects.builtin import AnyFloat, TensorType, i32
+from xdsl.ir import Block, Region, SSAValue
 from xdsl.utils.hints import isa
 
 from flexc.dialects import flex, tile
-from flexc.dialects.tile import GRID_OF, TileType
+from flexc.dialects.tile import TileType
 from flexc.passes.map_builder import FULL, ROW, Input, build_map, build_row_map
 from flexc.passes.online_softmax import safe_inverse
+from flexc.passes.programs.arguments import grid_of
 from flexc.passes.programs.rows import RowsProgram
 from flexc.passes.scalar_code import ScalarCode
 from flexc.passes.tile_sizes import padded_head_dim
@@ -61,12 +62,6 @@ class Split:
         has_more = code.cmp("sge", extra, zero)
         more = code.select(has_more, one, zero)
         return first, code.add(code.add(first, size), more, "end")
-
-
-def grid_of(result: OpResult, op: Operation) -> dict[str, Attribute]:
-    """The attribute that says that the grid is for the sizes of a result."""
-    number = len(op.operands) + list(op.results).index(result)
-    return {GRID_OF: IntegerAttr(number, i32)}
 
 
 ELEMENTS = 1024

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import BlockArgument, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.flex import SumKind, diagonal_entries, diagonal_zero
@@ -64,7 +65,7 @@ class Launch:
     """A kernel, and the outputs that it asks for."""
 
     def __init__(self, function: func.FuncOp, compile: Compile):
-        self.op = next(o for o in function.body.ops if isinstance(o, KERNELS))
+        self.op = next(o for o in reversed(function.body.ops) if isinstance(o, KERNELS))
         self._function = function
         self._compile = compile
         self._started: Beside[Kernel] | None = None
@@ -98,16 +99,14 @@ class Launch:
         ]
 
     @cached_property
-    def starts(self) -> range:
+    def starts(self) -> Sequence[int]:
         """Which arguments say where a part starts, if it is made in parts.
 
         The batch, the head and the row; or the row, of all heads.
         """
         if not isinstance(self.op, flex.PairSumsOp):
-            return range(0)
-        groups = (self.op.rows, self.op.columns, self.op.row_values)
-        at = sum(len(g) for g in groups) + len(self.op.column_values)
-        return range(at, at + len(self.op.first))
+            return ()
+        return [argument_number(v) for v in self.op.first]
 
     @cached_property
     def key(self) -> int | None:
@@ -115,7 +114,7 @@ class Launch:
         if all(r.kind != SumKind.COLUMN_MATRIX for r in self.results):
             return None
         assert isinstance(self.op, flex.PairSumsOp)
-        return len(self.op.rows)
+        return argument_number(self.op.columns[0])
 
     def is_held(self, result: Result) -> bool:
         """Whether there is room for the whole of a result."""
@@ -245,6 +244,12 @@ class Launch:
     def rows_of_program(self, sizes: Sizes) -> int:
         """How many rows of a head share an array of diagonals, at least."""
         return -(-sizes.q_len // self.kernel.grid(1, 1, sizes.q_len)[0])
+
+
+def argument_number(value: SSAValue) -> int:
+    """Which argument of its function a value is."""
+    assert isinstance(value, BlockArgument)
+    return value.index
 
 
 def like_rows(rows: Tensor, dim: int, dtype: torch.dtype) -> Tensor:

@@ -96,3 +96,34 @@ func.func @some_rows(%q : !m, %k : !m, %first : i32, %scale : f32) -> (!p, !p, !
   }
   func.return %pairs, %d, %dk : !p, !p, !c
 }
+
+// Ops over rows are part of the program: it makes the rows that it owns, once for each
+// block of them, and has what they read in the place of what they make.
+// CHECK-NOT: tile.kernel @made
+// CHECK-LABEL: tile.kernel @made
+// CHECK-SAME: %q : {{.*}}, %k : {{.*}}, %out : {{.*}}, %lse : {{.*}}, %rest : {{.*}}, %scale : f32 {{.*}}, %dq : memref<{{.*}}, %dk : memref<{{.*}}grid_of = 7 : i32
+// CHECK: tile.dim %q, 2
+// CHECK: scf.for %n =
+// CHECK: %weight = tile.map(
+// CHECK: tile.load %q[%q_b, %q_h, %row_start, %{{.*}}] checked [0]
+// CHECK: %w = tile.map(
+// CHECK-NOT: tile.load %q
+// CHECK: %out_tile = tile.load %out[%q_b, %q_h, %row_start, %{{.*}}] checked [0]
+// CHECK: %delta = tile.reduce sum %product along 1
+// CHECK: tile.store
+// CHECK-NOT: tile.kernel @made
+func.func @made(%q : !m, %k : !m, %out : !m, %lse : !r, %rest : !r, %scale : f32)
+    -> (!m, !c) {
+  %w = flex.weigh_rows %q, %lse, %rest : !m, !r, !r -> !m
+  %delta = flex.row_dots lhs(%w : !m) rhs(%out : !m) -> !r
+  %dq, %dk = blocksparse.pair_sums rows(%w : !m) columns(%k : !m)
+      row_values(%delta : !r) scale(%scale : f32) -> !m, !c
+      {block_m = 64 : i32, block_n = 32 : i32, products = [array<i32: 0, 0>],
+       sums = [#flex.sum<matrix [[0, 0]]>, #flex.sum<column_matrix [[0, 0]]>]}
+      pairs(%qk : f32, %s : f32, %d : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %x = arith.subf %qk, %d : f32
+    flex.yield %x : f32
+  } segments {
+  }
+  func.return %dq, %dk : !m, !c
+}

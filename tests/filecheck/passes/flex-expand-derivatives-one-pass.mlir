@@ -46,8 +46,12 @@ func.func @all(%q : !m, %k : !m, %v : !m, %scale : f32, %rows : tensor<?xf32>,
   func.return %dq, %dk, %dv, %dr, %dc : !m, !m, !m, tensor<?xf32>, tensor<?xf32>
 }
 
-// What is read by distance or by pair is a sum more, of some rows at a time.
+// What is read by distance or by pair is a sum more, of some rows at a time. Delta is
+// part of the only kernel that reads it.
+// CHECK-NOT: @pairs_delta
 // CHECK-LABEL: func.func @pairs_gradients(
+// CHECK-SAME: %q: {{.*}}, %do: {{.*}}, %lse: {{.*}}, %table: {{.*}}, %out: tensor<?x?x?x8xbf16>) ->
+// CHECK-NEXT: %delta = flex.row_dots lhs(%do : {{[^)]*}}) rhs(%out : {{[^)]*}})
 // CHECK: %d_query, %d_key, %diagonal_sums, %pairs_sums = flex.pair_sums {{.*}} first(%{{.*}} : i32)
 // CHECK-SAME: sums = [#flex.sum<matrix {{\[\[}}0, 0]] scaled>, #flex.sum<column_matrix {{\[\[}}0, 0]] scaled>, #flex.sum<diagonal {{\[\[}}0]]>, #flex.sum<pairs {{\[\[}}1]]>]}
 // CHECK-NOT: @pairs_read_0
@@ -98,4 +102,29 @@ func.func @one_side(%q : !m, %k : !m, %v : !m, %scale : f32, %out : !m, %lse : !
     flex.yield %c : i1
   }
   func.return %dk : !m
+}
+
+// Weights of rows are part of it as well; what they are given is given once.
+// CHECK-NOT: @weighed_weighed_d_out
+// CHECK-LABEL: func.func @weighed_gradients(
+// CHECK-SAME: %q: {{.*}}, %k: {{.*}}, %v: {{.*}}, %lse: {{.*}}, %scale: f32, %out: {{.*}}, %d_lse: {{.*}}, %rest: {{.*}}, %do: tensor<?x?x?x8xbf16>) ->
+// CHECK-NEXT: %d_out = flex.weigh_rows %do, %lse, %rest
+// CHECK-NEXT: %[[D_LSE:.*]] = flex.weigh_rows %d_lse, %lse, %rest
+// CHECK-NEXT: %delta = flex.row_dots lhs(%d_out : {{[^)]*}}) rhs(%out : {{[^)]*}}) minus(%[[D_LSE]] : {{[^)]*}})
+// CHECK-NEXT: flex.pair_sums rows(%q, %d_out : {{[^)]*}}) columns(%k, %v : {{[^)]*}}) row_values(%lse, %delta : {{[^)]*}})
+// CHECK-LABEL: func.func @weighed(
+// CHECK-NEXT: %{{.*}} = flex.launch @weighed_gradients(
+func.func @weighed(%q : !m, %k : !m, %v : !m, %scale : f32, %out : !m, %lse : !r,
+    %rest : !r, %do : !m, %d_lse : !r) -> (!m, !m) {
+  %dq, %dk = flex.attention_backward %q, %k, %v : !m, !m, !m
+      saved(%out, %lse, %rest : !m, !r, !r) cotangents(%do, %d_lse : !m, !r)
+      scale(%scale : f32) -> !m, !m {wrt = ["query", "key"]}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %y = arith.addf %s, %s : f32
+    flex.yield %y : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.cmpi sge, %qi, %ki : i32
+    flex.yield %c : i1
+  }
+  func.return %dq, %dk : !m, !m
 }

@@ -15,11 +15,13 @@ from flexc.errors import OptionError
 from flexc.runtime import cpp_compiler
 from flexc.runtime.cpp_compiler import (
     FLAGS,
+    GCC_LIBRARIES,
     Answer,
     Compiler,
     find_compiler,
     flags,
     host_machine,
+    libraries_of,
     machines_of,
     sanitizer_flags,
 )
@@ -60,6 +62,16 @@ def test_machines_by_what_is_predefined(monkeypatch: pytest.MonkeyPatch) -> None
         (("__aarch64__",), ("neon", "portable")),
     ):
         assert machines_of(predefining(monkeypatch, *names)) == found
+
+
+def test_libraries_that_gcc_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of other compilers, and of sanitizers, it is not known what they need."""
+    monkeypatch.delenv("FLEXC_SANITIZE", raising=False)
+    gcc = predefining(monkeypatch, "__GNUC__")
+    assert libraries_of(gcc) == GCC_LIBRARIES
+    assert libraries_of(predefining(monkeypatch, "__GNUC__", "__clang__")) == ()
+    monkeypatch.setenv("FLEXC_SANITIZE", "undefined")
+    assert libraries_of(gcc) == ()
 
 
 def test_no_compiler_no_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
