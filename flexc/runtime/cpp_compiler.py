@@ -169,6 +169,11 @@ class Compiler:
 
 def find_compiler() -> Compiler:
     """`$CXX`, or the first of the usual compilers that is installed."""
+    return _describe(find_command())
+
+
+def find_command() -> tuple[str, ...]:
+    """Return how the compiler is called, which is not asked what it is."""
     chosen = os.environ.get("CXX")
     try:
         given = [tuple(shlex.split(chosen))] if chosen else []
@@ -177,7 +182,7 @@ def find_compiler() -> Compiler:
     candidates = given or [(c,) for c in COMPILERS]
     for command in candidates:
         if command and (path := shutil.which(command[0])) is not None:
-            return _describe((path, *command[1:]))
+            return (path, *command[1:])
     wanted = f"CXX={chosen}" if chosen else ", ".join(COMPILERS)
     raise CompilerNotFoundError(
         f"attention on a CPU needs a C++ compiler, and none was found ({wanted}): "

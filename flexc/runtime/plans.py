@@ -39,6 +39,7 @@ from flexc.runtime.derivatives import check_gradient
 from flexc.runtime.modes import unseen
 from flexc.runtime.notes import Capture, Notes, are_still
 from flexc.runtime.repeats import Repeated, facts_of, kept
+from flexc.runtime.stored_tapes import StoredTape
 from flexc.runtime.streams import is_capturing, stream_of
 from flexc.runtime.wrappers import PLAIN
 
@@ -67,7 +68,8 @@ def attend(
     plan = RecordedCall if needs else UnrecordedCall
     if block_mask is None:
         key = (facts, signature.key, rest, needs)
-        return kept(key, plan)(tensors, None, prepare)
+        call = kept(key, plan) if needs else kept(key, plan, key)
+        return call(tensors, None, prepare)
     if is_capturing(query):
         return run_attention(prepare())  # The graph would outlive what is kept.
     shape = (block_mask.BLOCK_SIZE, block_mask.seq_lengths, stream_of(query.device))
@@ -98,10 +100,12 @@ def needs_of(tensors: Sequence[Any]) -> tuple[bool, ...]:
 class UnrecordedCall:
     """Calls of equal facts that record no gradient."""
 
-    __slots__ = ("_repeated",)
+    __slots__ = ("_repeated", "_stored")
 
-    def __init__(self) -> None:
+    def __init__(self, facts: tuple[Hashable, ...] | None = None) -> None:
+        """Calls of some facts, the mods' key second; of None no tape is stored."""
         self._repeated = Repeated()
+        self._stored = None if facts is None else StoredTape(facts, facts[1])
 
     def __call__(
         self, tensors: Sequence[Any], tables: Tables | None, prepare: Prepare
@@ -110,11 +114,19 @@ class UnrecordedCall:
             replayed: Any = tape(tensors)
             return replayed
 
+        stored = self._stored if tensors[0].is_cpu else None
+        if stored is not None and (tape := stored.load()) is not None:
+            self._repeated.tape = tape
+            first: Any = tape(tensors)
+            return first
+
         def run() -> tuple[Results, bool]:
             call = prepared(prepare, tensors, tables)
             return run_attention(call), may_repeat(call)
 
         found: Any = self._repeated(tensors, tensors[0].device, run)
+        if stored is not None and self._repeated.tape is not None:
+            stored.store(self._repeated.tape)
         return found
 
 

@@ -1,0 +1,40 @@
+"""Which flexc, torch, Triton, xDSL and Python what is stored was made with."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+import flexc
+
+PACKAGE = Path(flexc.__file__).parent
+
+
+@cache
+def versions() -> str:
+    """Return the versions of all that a kernel is made by."""
+    found = [f"{p}={_version(p)}" for p in ("xdsl", "torch", "triton")]
+    found += [f"git={torch.version.git_version}", f"python={platform.python_version()}"]
+    return " ".join([*found, f"flexc={own_digest()}"])
+
+
+def own_digest() -> str:
+    """Return a digest of flexc's files: a checkout changes, its version does not."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.suffix in (".py", ".h"):
+            digest.update(path.relative_to(PACKAGE).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except Exception:
+        return "none"
