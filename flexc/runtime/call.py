@@ -16,7 +16,7 @@ from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.pipelines import F32Precision
 from flexc.passes.score_factor import SAFE_FACTORS
-from flexc.runtime.arguments import Tables
+from flexc.runtime.arguments import Outputs, Tables
 from flexc.runtime.build import (
     Build,
     capability,
@@ -47,17 +47,6 @@ from flexc.runtime.wrappers import check_captured, check_tensor
 
 LENGTH_MULTIPLE = 128
 """torch's own block size: lengths that are multiples of it have whole blocks."""
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """Which results a call wants beside the output."""
-
-    lse: bool = False
-    max_scores: bool = False
-    lse_rest: bool = False
-    """Beside lse also what it lost when it was rounded, which derivatives need of large
-    scores: (B, 2, Hq, Sq) of both."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,6 +46,7 @@ from flexc.runtime.beside import Beside
 from flexc.runtime.build import Build
 from flexc.runtime.cache import load, store
 from flexc.runtime.captured_reads import CapturedReads
+from flexc.runtime.collection import without_collection
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.mask_reading import MaskReading, read_mask
 from flexc.runtime.modes import unseen
@@ -163,7 +164,7 @@ def trace(
 ) -> CapturedMods:
     """Trace mods, on behalf of a device type."""
     counters["traced"] += 1
-    with unseen():
+    with unseen(), without_collection():
         return capture_mods(signature, score_dtype, device)
 
 
@@ -185,7 +186,7 @@ def start_kernel(module: ModuleOp, build: Build) -> Beside[Kernel]:
         return f"{about(module)} for {build.backend}"
 
     def make() -> Beside[Kernel]:
-        with compiling(what, begun):
+        with compiling(what, begun), without_collection():
             spec = find_spec(module, build, key)
             counters["built"] += 1
             return Beside(lambda: compiled(spec), apart=build.backend == "cpp")

@@ -1,11 +1,11 @@
-"""Which flexc, torch, Triton, xDSL and Python what is stored was made with."""
+"""Which flexc, torch, Triton, xDSL and Python are here, and how flexc was installed."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
 import torch
@@ -38,3 +38,12 @@ def _version(package: str) -> str:
         return version(package)
     except Exception:
         return "none"
+
+
+def has_entry_point() -> bool:
+    """Return whether torch.compile finds flexc's backend by itself."""
+    try:
+        found = distribution("flexc").entry_points
+    except PackageNotFoundError:
+        return False
+    return any(point.group == "torch_dynamo_backends" for point in found)

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
-from flexc.runtime.arguments import Tables
+from flexc.runtime.arguments import Results, Tables
 from flexc.runtime.autograd.batching import Kind
 from flexc.runtime.call import Attention
 from flexc.runtime.derivatives import Gradients, Wanted
@@ -22,8 +22,6 @@ INPUTS = 3
 """Query, key and value."""
 
 T = TypeVar("T")
-
-Results = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from flexc.runtime.beside import Beside
 from flexc.runtime.build import Build, machine_for
 from flexc.runtime.cache import load, store
 from flexc.runtime.captured_reads import CapturedReads
+from flexc.runtime.collection import without_collection
 from flexc.runtime.driver import counters, kernel_key
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.options import NO_OPTIONS
@@ -171,7 +172,8 @@ def find_specs(module: ModuleOp, build: Build) -> list[KernelSpec]:
         counters["loaded"] += 1
         return [KernelSpec.from_json(json.dumps(s)) for s in json.loads(data)]
     counters["lowered"] += 1
-    specs = lower(module.clone(), build)
+    with without_collection():
+        specs = lower(module.clone(), build)
     store(name, json.dumps([asdict(spec) for spec in specs]).encode())
     return specs
 
