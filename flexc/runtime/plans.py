@@ -20,6 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from flexc.frontend.closures import ModSignature
 from flexc.runtime.arguments import Results, Tables
+from flexc.runtime.collection import without_collection
 from flexc.runtime.notes import Notes
 from flexc.runtime.repeats import Repeated, facts_of, kept
 from flexc.runtime.stored_tapes import StoredTape
@@ -79,7 +80,8 @@ def run_call(call: Attention) -> Results:
 
 def recorded_call() -> RecordedCall:
     """Return a plan of calls whose gradients are recorded."""
-    from flexc.runtime.prepared_calls import RecordedCall
+    with without_collection():
+        from flexc.runtime.prepared_calls import RecordedCall
 
     return RecordedCall()
 
@@ -123,7 +125,8 @@ class UnrecordedCall:
             return first
 
         def run() -> tuple[Results, bool]:
-            from flexc.runtime.prepared_calls import may_repeat, prepared
+            with without_collection():
+                from flexc.runtime.prepared_calls import may_repeat, prepared
 
             call = prepared(prepare, tensors, tables)
             return run_call(call), may_repeat(call)

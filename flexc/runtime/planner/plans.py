@@ -38,8 +38,8 @@ from flexc.runtime.tensor_facts import (
     max_length,
 )
 
-FIRST = ("summarize", "classify", "sample")
-"""Kernels that almost every mask needs: they are compiled together."""
+FIRST = ("summarize", "classify")
+"""Kernels that every mask needs."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class PlanKernels:
 
     def __init__(self, specs: Sequence[KernelSpec]):
         self._specs = {spec.entry: spec for spec in specs}
-        self._kernels: dict[str, Kernel] = {}
+        self._begun: dict[str, Beside[Kernel]] = {}
 
     @property
     def target(self) -> str:
@@ -76,15 +76,16 @@ class PlanKernels:
     def __contains__(self, name: str) -> bool:
         return name in self._specs
 
+    def start(self, *names: str) -> None:
+        """Start to compile the kernels of these names that there are."""
+        for name in names:
+            if name in self and name not in self._begun:
+                counters["built"] += 1
+                self._begun[name] = Beside(partial(Kernel, self._specs[name]))
+
     def __getitem__(self, name: str) -> Kernel:
-        if name not in self._kernels:
-            together = (
-                [n for n in self._specs if n in FIRST] if name in FIRST else [name]
-            )
-            counters["built"] += len(together)
-            begun = {n: Beside(partial(Kernel, self._specs[n])) for n in together}
-            self._kernels.update({n: kernel.get() for n, kernel in begun.items()})
-        return self._kernels[name]
+        self.start(name)
+        return self._begun[name].get()
 
     @cached_property
     def summaries(self) -> tuple[torch.dtype, ...]:
