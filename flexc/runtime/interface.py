@@ -89,8 +89,7 @@ def flex_attention(
             `{"deterministic": True}` asks for gradients of equal bits at every run, as
             `torch.use_deterministic_algorithms(True)` does for all calls.
         return_aux: `AuxRequest(lse=..., max_scores=...)`: also return an AuxOutput.
-        mask_mod: `mask_mod(b, h, q_idx, kv_idx)`: whether a pair counts. Takes the
-            place of a BlockMask, and needs none.
+        mask_mod: `mask_mod(b, h, q_idx, kv_idx)`: whether a pair counts.
         backend: "auto" (by device), "triton", "cpp", or "eager": the dense
             definition, for debugging, in memory of order Sq * Skv.
 
@@ -99,8 +98,7 @@ def flex_attention(
         (output, lse), with `return_aux` a pair (output, AuxOutput).
 
     Raises:
-        FlexcError: one of the classes of `flexc.errors`, which say what was
-            expected, what was got and what to do.
+        FlexcError: one of the classes of `flexc.errors`, which say what to do.
     """
     run: Any = _run
     if torch.compiler.is_dynamo_compiling():

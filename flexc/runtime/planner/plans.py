@@ -21,6 +21,7 @@ from flexc.frontend.closures import ModSignature
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.analysis.dependence import Along, Dependences, yielded
+from flexc.passes.convert_flex_to_planning import Part
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.runtime.beside import Beside
 from flexc.runtime.build import Build, machine_for
@@ -63,25 +64,39 @@ class Problem:
 
 
 class PlanKernels:
-    """The kernels of a plan, each compiled when it is first needed."""
+    """The kernels of a plan, each compiled when it is first needed.
 
-    def __init__(self, specs: Sequence[KernelSpec]):
-        self._specs = {spec.entry: spec for spec in specs}
+    Those that look at pairs are not even lowered for plans that do without.
+    """
+
+    def __init__(self, module: ModuleOp, build: Build):
+        self._module = module
+        self._build = build
+        self._specs: dict[Part, dict[str, KernelSpec]] = {}
         self._begun: dict[str, Beside[Kernel]] = {}
 
     @property
     def target(self) -> str:
-        return next(iter(self._specs.values())).target
+        return self._build.backend
+
+    def spec(self, name: str) -> KernelSpec | None:
+        """The kernel of a name, None where the mask has no such kernel."""
+        part: Part = "first" if name in FIRST else "rest"
+        if part not in self._specs:
+            found = find_specs(self._module, self._build, part)
+            self._specs[part] = {spec.entry: spec for spec in found}
+        return self._specs[part].get(name)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._specs
+        return self.spec(name) is not None
 
     def start(self, *names: str) -> None:
         """Start to compile the kernels of these names that there are."""
         for name in names:
-            if name in self and name not in self._begun:
+            spec = self.spec(name)
+            if spec is not None and name not in self._begun:
                 counters["built"] += 1
-                self._begun[name] = Beside(partial(Kernel, self._specs[name]))
+                self._begun[name] = Beside(partial(Kernel, spec))
 
     def __getitem__(self, name: str) -> Kernel:
         self.start(name)
@@ -90,7 +105,7 @@ class PlanKernels:
     @cached_property
     def summaries(self) -> tuple[torch.dtype, ...]:
         """The dtypes of what `summarize` writes."""
-        spec = self._specs.get("summarize")
+        spec = self.spec("summarize")
         params: Sequence[ParamSpec] = () if spec is None else spec.params
         names = {"i32": torch.int32, "i64": torch.int64, "f64": torch.float64}
         return tuple(
@@ -123,7 +138,7 @@ class Plan:
         proofs = self._prove.of_sizes(sizes, captures)
         if proofs not in self._kernels:
             module = proofs.stated_in(self.attention.module)
-            self._kernels[proofs] = PlanKernels(find_specs(module, self.build))
+            self._kernels[proofs] = PlanKernels(module, self.build)
         return self._kernels[proofs]
 
 
@@ -165,26 +180,25 @@ def build_for(
     return Build(call, backend, device.type, NO_OPTIONS, machine=machine)
 
 
-def find_specs(module: ModuleOp, build: Build) -> list[KernelSpec]:
-    """The printed kernels of a plan, from the disk or from the pipeline."""
-    name = f"plan-{kernel_key(module, build)}.json"
+def find_specs(module: ModuleOp, build: Build, part: Part) -> list[KernelSpec]:
+    """The printed kernels of a part of a plan, from the disk or from the pipeline."""
+    name = f"plan-{part}-{kernel_key(module, build)}.json"
     data = load(name)
     if data is not None:
         counters["loaded"] += 1
         return [KernelSpec.from_json(json.dumps(s)) for s in json.loads(data)]
     counters["lowered"] += 1
     with without_collection():
-        specs = lower(module.clone(), build)
+        specs = lower(module.clone(), build, part)
     store(name, json.dumps([asdict(spec) for spec in specs]).encode())
     return specs
 
 
-def lower(module: ModuleOp, build: Build) -> list[KernelSpec]:
+def lower(module: ModuleOp, build: Build, part: Part = "all") -> list[KernelSpec]:
     """Run the pipeline of a backend and print a plan's kernels."""
-    if build.backend == "cpp":
-        passes = (*pipelines.to_planning("cpp"), *pipelines.to_cpp(build.machine))
-    else:
-        passes = (*pipelines.to_planning("triton"), *pipelines.to_triton())
+    is_cpp = build.backend == "cpp"
+    passes = pipelines.to_planning("cpp" if is_cpp else "triton", part)
+    passes += pipelines.to_cpp(build.machine) if is_cpp else pipelines.to_triton()
     pipelines.run(passes, Context(), module)
     module.verify()
-    return emit_cpp(module) if build.backend == "cpp" else emit_triton(module)
+    return emit_cpp(module) if is_cpp else emit_triton(module)

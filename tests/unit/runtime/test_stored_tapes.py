@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -253,13 +254,35 @@ print(stable_text(key))
 """
 
 
-def test_texts_are_equal_in_every_process() -> None:
-    def run(seed: str) -> str:
-        command = [sys.executable, "-c", PROGRAM]
-        variables = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)}
-        done = subprocess.run(
-            command, env=variables, capture_output=True, text=True, check=True
-        )
-        return done.stdout
+def run(program: str, **variables: str) -> str:
+    """Return what another process prints."""
+    command = [sys.executable, "-c", program]
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        command, env=os.environ | paths | variables, stdout=subprocess.PIPE, check=True
+    )
+    return done.stdout.decode()
 
-    assert run("1") == run("2") != ""
+
+def test_texts_are_equal_in_every_process() -> None:
+    found = {run(PROGRAM, PYTHONHASHSEED=seed) for seed in ("1", "2")}
+    assert len(found) == 1
+
+
+ATTENTION = """
+import sys
+import torch
+from flexc import flex_attention
+
+ids = torch.arange(1024) // 300
+x = torch.ones(1, 1, 1024, 16)
+for _ in range(2):
+    flex_attention(x, x, x, mask_mod=lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k))
+print(*sorted({"xdsl", "sympy", "torch._dynamo"} & sys.modules.keys()))
+"""
+
+
+def test_another_process_imports_nothing_that_compiles(tmp_path: Path) -> None:
+    folder = str(tmp_path / "cache")
+    assert run(ATTENTION, FLEXC_CACHE_DIR=folder) == "sympy torch._dynamo xdsl\n"
+    assert run(ATTENTION, FLEXC_CACHE_DIR=folder) == "\n"
