@@ -233,6 +233,42 @@ def test_texts_are_those_of_code() -> None:
     assert text_of(lambda s, b, h, q, k: s + 1) in texts
 
 
+def rank(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return s + torch.distributed.get_rank()
+
+
+def rank_of_import(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    import torch.distributed as parallel
+
+    return s + parallel.get_rank()
+
+
+def threads(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return s + torch.get_num_threads()
+
+
+def devices(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return s + torch.cuda.device_count()
+
+
+def hashed(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return s + hash("name") % 7
+
+
+def of_a_set(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    for name in {f"first{1}", f"second{2}"}:
+        s = s * 2 + len(name)
+    return s
+
+
+@pytest.mark.parametrize(
+    "mod", [rank, rank_of_import, threads, devices, hashed, of_a_set]
+)
+def test_what_differs_among_processes_has_no_text(mod: Any) -> None:
+    with pytest.raises(UnstableError):
+        text_of(mod)
+
+
 def test_what_is_known_by_identity_has_no_text() -> None:
     for part in (object(), Slope, text_of, {1}, sys.modules[__name__], frozenset({1})):
         with pytest.raises(UnstableError):
