@@ -102,10 +102,9 @@ def flex_attention(
     """
     run: Any = _run
     if torch.compiler.is_dynamo_compiling():
-        from flexc.runtime.operators.call import traced_attention
-        from flexc.runtime.operators.higher_order import DYNAMO_KNOWS
+        from flexc.runtime.operators.call import in_graphs
 
-        run = traced_attention if DYNAMO_KNOWS else _hidden()
+        run = in_graphs or _hidden()
     elif get_eval_frame_callback() is not None:
         run = _hidden()
     return run(

@@ -322,3 +322,43 @@ def test_another_process_imports_nothing_that_compiles(tmp_path: Path) -> None:
     folder = str(tmp_path / "cache")
     assert run(ATTENTION, FLEXC_CACHE_DIR=folder) == "sympy torch._dynamo xdsl\n"
     assert run(ATTENTION, FLEXC_CACHE_DIR=folder) == "\n"
+
+
+COMPILED = """
+import sys
+import torch
+from flexc import flex_attention
+
+assert "torch._dynamo" not in sys.modules
+x = torch.randn(1, 2, 40, 16)
+
+def attend(x):
+    return flex_attention(x, x, x, mask_mod=lambda b, h, q, k: q >= k)
+
+found = torch.compile(attend, backend="aot_eager", fullgraph=True)(x)
+right = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+torch.testing.assert_close(found, right)
+"""
+
+
+def test_dynamo_imports_what_it_traces() -> None:
+    """It may meet attention before any call has imported what is in its graphs."""
+    assert run(COMPILED) == ""
+
+
+INSTALLED = """
+from importlib import metadata
+
+def missing(name):
+    raise metadata.PackageNotFoundError(name)
+
+metadata.distribution = missing
+import flexc
+flexc.flex_attention
+from torch._dynamo.backends import registry
+print("flexc" in registry._COMPILER_FNS)
+"""
+
+
+def test_a_package_that_is_not_installed_registers_its_backend() -> None:
+    assert run(INSTALLED) == "True\n"
