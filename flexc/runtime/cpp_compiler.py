@@ -47,7 +47,7 @@ FLAGS = (
 
 GCC_LIBRARIES = ("-nodefaultlibs", "-lgomp", "-lm", "-lc", "-lgcc")
 """What kernels are linked to. Without exceptions they need nothing of C++'s library,
-whose symbols take the linker three times as long to read as all the rest."""
+which takes the linker longer to read than all the rest."""
 
 Level = tuple[str, ...]
 

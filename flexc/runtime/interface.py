@@ -1,7 +1,7 @@
 """`flex_attention`: torch's signature, compiled whenever it is called.
 
-What traces, lowers and compiles is imported by the first call that needs it: one whose
-tape is on the disk takes a tenth of the time of these imports.
+What traces, lowers and compiles is imported by the first call that needs it: for one
+whose tape is on the disk that would take longer than all the rest.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, version
@@ -25,11 +26,14 @@ def versions() -> str:
 
 def own_digest() -> str:
     """Return a digest of flexc's files: a checkout changes, its version does not."""
-    digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*")):
-        if path.suffix in (".py", ".h"):
-            digest.update(path.relative_to(PACKAGE).as_posix().encode())
-            digest.update(path.read_bytes())
+    digest, root = hashlib.sha256(), str(PACKAGE)
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for path in sorted(os.path.join(folder, name) for name in files):
+            if path.endswith((".py", ".h")):
+                digest.update(path.removeprefix(root).encode())
+                with open(path, "rb") as file:
+                    digest.update(file.read())
     return digest.hexdigest()
 
 
