@@ -9,9 +9,6 @@ used, so that `flexc-opt` starts without torch.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -45,19 +42,9 @@ _EXPORTS = {
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'flexc' has no attribute {name!r}")
-    with _without_collection():
+    from flexc.runtime.collection import without_collection
+
+    with without_collection():
         found = getattr(import_module(_EXPORTS[name]), name)
     globals()[name] = found  # To come here again takes longer than many a kernel.
     return found
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Where modules are imported: they leave no garbage, and torch much to look at."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

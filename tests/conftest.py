@@ -9,8 +9,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from flexc.runtime import stored_tapes
+
 # Calls verify the IR of each kernel before it is printed.
 os.environ["FLEXC_VERIFY"] = "1"
+
+# Calls are to be traced and lowered here, whatever an earlier run left on the disk.
+stored_tapes.MOST_MISSES = 0
 
 # `pytest --hypothesis-profile=long` (make test-long) for thousands of examples.
 COMMON = {

@@ -5,22 +5,30 @@ from __future__ import annotations
 import functools
 import sys
 import sysconfig
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import torch
-import xdsl
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
 from flexc.errors import SourceLocation
 
+
+def _found(package: str) -> Sequence[str]:
+    """The folders of a package, which is not imported for that."""
+    spec = find_spec(package)
+    return () if spec is None else spec.submodule_search_locations or ()
+
+
 _OURS = (
     str(Path(__file__).parent.parent),
     str(Path(torch.__file__).parent),
-    str(Path(xdsl.__file__).parent),
+    *_found("xdsl"),
 )
 """Folders of packages that run while a mod is traced, wherever they are installed."""
 

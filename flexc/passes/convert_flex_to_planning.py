@@ -28,20 +28,29 @@ LONGEST = 2**31 - 2
 """Lengths are i32, and so is one more."""
 
 
+Part = Literal["all", "first", "rest"]
+"""Which kernels are wanted: those that any plan needs, or those that look at pairs."""
+
+
 def planning_kernels(
-    attention: flex.AttentionOp, target: Literal["triton", "gluon", "cpp"]
+    attention: flex.AttentionOp,
+    target: Literal["triton", "gluon", "cpp"],
+    part: Part = "all",
 ) -> list[tile.KernelOp]:
     """The kernels for the mask of an attention op."""
     mask, length = attention.mask_mod, attention.max_length
     longest = LONGEST if length is None else length.value.data
-    proof = build_classifier(mask, longest, attention.indices_fit is not None)
-    classifier = proof.value if isinstance(proof, Proven) else None
     samples = target != "cpp"
-    kernels = [build_classify(mask, classifier, samples), build_refine(mask)]
-    if not samples:
-        kernels.insert(1, build_sample(mask))
-    if classifier is not None and classifier.summaries:
-        kernels.insert(0, build_summarize(mask, classifier.summaries))
+    kernels: list[tile.KernelOp] = []
+    if part != "rest":
+        proof = build_classifier(mask, longest, attention.indices_fit is not None)
+        classifier = proof.value if isinstance(proof, Proven) else None
+        if classifier is not None and classifier.summaries:
+            kernels.append(build_summarize(mask, classifier.summaries))
+        kernels.append(build_classify(mask, classifier, samples))
+    if part != "first":
+        kernels += [] if samples else [build_sample(mask)]
+        kernels.append(build_refine(mask))
     if attention.index_width is not None:
         for kernel in kernels:
             kernel.attributes["index_width"] = attention.index_width
@@ -55,6 +64,7 @@ class ConvertFlexToPlanningPass(ModulePass):
     name = "convert-flex-to-planning"
 
     target: Literal["triton", "gluon", "cpp"] = "triton"
+    part: Part = "all"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         functions: dict[func.FuncOp, None] = {}
@@ -67,7 +77,7 @@ class ConvertFlexToPlanningPass(ModulePass):
                     "of the module, got one elsewhere; move it there"
                 )
             functions[function] = None
-            kernels = planning_kernels(attention, self.target)
+            kernels = planning_kernels(attention, self.target, self.part)
             for kernel in kernels if i else ():
                 kernel.sym_name = StringAttr(f"{kernel.sym_name.data}_{i}")
             op.body.block.insert_ops_before(kernels, function)

@@ -17,7 +17,7 @@ from xdsl.transforms.loop_invariant_code_motion import LoopInvariantCodeMotionPa
 from flexc.passes.blocksparse_merge_segments import BlocksparseMergeSegmentsPass
 from flexc.passes.convert_blocksparse_to_tile import ConvertBlocksparseToTilePass
 from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
-from flexc.passes.convert_flex_to_planning import ConvertFlexToPlanningPass
+from flexc.passes.convert_flex_to_planning import ConvertFlexToPlanningPass, Part
 from flexc.passes.flex_expand_derivatives import FlexExpandDerivativesPass
 from flexc.passes.flex_infer_facts import FlexInferFactsPass
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
@@ -124,11 +124,11 @@ def to_tile(target: Target) -> Passes:
     )
 
 
-def to_planning(target: Target) -> Passes:
+def to_planning(target: Target, part: Part = "all") -> Passes:
     """From `flex` to the kernels in `tile` that plan the masks."""
     return (
         *to_simple_flex(),
-        ConvertFlexToPlanningPass(target),
+        ConvertFlexToPlanningPass(target, part),
         # Samples of a block share most of what they compute.
         FlexSimplifyModsPass(),
         TileExpandCapturesPass(),

@@ -31,6 +31,21 @@ DTYPES = {
 }
 
 
+Results = tuple[Tensor, Tensor | None, Tensor | None]
+"""The output of a call and, where asked for, log-sum-exp and largest scores."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Which results a call wants beside the output."""
+
+    lse: bool = False
+    max_scores: bool = False
+    lse_rest: bool = False
+    """Beside lse also what it lost when it was rounded, which derivatives need of large
+    scores: (B, 2, Hq, Sq) of both."""
+
+
 @dataclass(frozen=True, eq=False)
 class Packed:
     """Tables in one tensor."""

@@ -16,7 +16,7 @@ from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.pipelines import F32Precision
 from flexc.passes.score_factor import SAFE_FACTORS
-from flexc.runtime.arguments import Tables
+from flexc.runtime.arguments import Outputs, Tables
 from flexc.runtime.build import (
     Build,
     capability,
@@ -47,17 +47,6 @@ from flexc.runtime.wrappers import check_captured, check_tensor
 
 LENGTH_MULTIPLE = 128
 """torch's own block size: lengths that are multiples of it have whole blocks."""
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """Which results a call wants beside the output."""
-
-    lse: bool = False
-    max_scores: bool = False
-    lse_rest: bool = False
-    """Beside lse also what it lost when it was rounded, which derivatives need of large
-    scores: (B, 2, Hq, Sq) of both."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,10 +124,12 @@ class Attention:
     def start(self) -> None:
         """Start to compile what `run` will need, if the call is not folded."""
         if self.has_pairs and few_rows(self) is None:
-            call = self.settle()
-            compiled = call.compiled()
-            captures = compiled.attention.arguments(self.signature.captures)
-            compiled.start(compiled.proofs(self.query, self.key, captures))
+            self.settle()._start_kernel()
+
+    def _start_kernel(self) -> None:
+        compiled = self.compiled()
+        captures = compiled.attention.arguments(self.signature.captures)
+        compiled.start(compiled.proofs(self.query, self.key, captures))
 
     def launch(self, results: Sequence[Tensor | None]) -> None:
         """Run the kernel of these rows."""
@@ -314,7 +305,15 @@ class Attention:
             refine=own is not None,
             mods=None if own else self.trace(),
             both=both,
+            meanwhile=lambda: None if both else self._start_listed(block),
         )
+
+    def _start_listed(self, block: tuple[int, int]) -> None:
+        """Start to compile the kernel that reads tables of blocks that are planned."""
+        if self.backend == "cpp":
+            nothing = torch.empty(0, dtype=torch.int32)
+            tables = Tables((nothing,) * 4, block)
+            replace(self, tables=tables, settled=True)._start_kernel()
 
     def compiled(self, mods: CapturedMods | None = None) -> Compiled:
         """What an earlier call compiled that this one may use, or something new.

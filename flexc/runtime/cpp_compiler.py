@@ -69,8 +69,8 @@ WITHOUT: dict[MachineName, tuple[str, ...]] = {
 """Flags that take instructions away which a machine lacks and a wider x86 has."""
 
 GCC_LIBRARIES = ("-nodefaultlibs", "-lgomp", "-lm", "-lgcc", "-lc")
-"""What GCC links: its C++ library, which kernels have no use for, would take a linker
-three times as long as all the rest."""
+"""What GCC links: without exceptions kernels need nothing of its C++ library, which
+would take a linker three times as long as all the rest."""
 
 SANITIZERS = ("address", "undefined")
 SANITIZE_FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
@@ -160,11 +160,11 @@ class Compiler:
 
         What the compiler leaves behind is beside the output.
         """
-        kind, libraries = "-c", ()
-        if output.suffix != ".o":
-            kind, libraries = "-shared", libraries_of(self)
-        names = [*map(str, inputs), *libraries, "-o", str(output)]
-        command = [*self.command, *level, *flags(), kind, f"-I{INCLUDE_DIR}", *names]
+        links = output.suffix != ".o"
+        kind = "-shared" if links else "-c"
+        names = [f"-I{INCLUDE_DIR}", *map(str, inputs)]
+        names += [*(libraries_of(self) if links else ()), "-o", str(output)]
+        command = [*self.command, *level, *flags(), kind, *names]
         answer = ask(command, SECONDS_TO_BUILD, TMPDIR=str(output.parent))
         if answer.fault is not None:
             raise CompilationError(
@@ -176,6 +176,11 @@ class Compiler:
 
 def find_compiler() -> Compiler:
     """`$CXX`, or the first of the usual compilers that is installed."""
+    return _describe(find_command())
+
+
+def find_command() -> tuple[str, ...]:
+    """Return how the compiler is called, which is not asked what it is."""
     chosen = os.environ.get("CXX")
     try:
         given = [tuple(shlex.split(chosen))] if chosen else []
@@ -184,7 +189,7 @@ def find_compiler() -> Compiler:
     candidates = given or [(c,) for c in COMPILERS]
     for command in candidates:
         if command and (path := shutil.which(command[0])) is not None:
-            return _describe((path, *command[1:]))
+            return (path, *command[1:])
     wanted = f"CXX={chosen}" if chosen else ", ".join(COMPILERS)
     raise CompilerNotFoundError(
         f"attention on a CPU needs a C++ compiler, and none was found ({wanted}): "

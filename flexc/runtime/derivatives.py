@@ -154,13 +154,17 @@ def derivatives_of(call: Attention) -> Derivatives:
     return cast(Derivatives, import_module(IMPLEMENTATIONS[backend]))
 
 
+def has_kernels(backend: str) -> bool:
+    """Whether gradients of a backend's calls are computed by kernels of their own."""
+    return IMPLEMENTATIONS.get(backend) == KERNELS
+
+
 def start(call: Attention, wanted: Wanted) -> None:
-    """Start to compile what the gradients of a call will take.
+    """Start to compile the kernels of the gradients of a call.
 
     What is wrong with them is said when they are asked for.
     """
-    has_kernels = IMPLEMENTATIONS.get(call.backend) == KERNELS
-    if has_kernels and call.has_pairs and not call.trace().custom_gradient:
+    if call.has_pairs and not call.trace().custom_gradient:
         import_module(KERNELS).start(call, wanted)
 
 

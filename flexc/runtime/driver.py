@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property
-from importlib.metadata import version
+from functools import cached_property
 from io import StringIO
-from pathlib import Path
 
 import torch
 from xdsl.context import Context
@@ -23,7 +20,6 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.printer import Printer
 
-import flexc
 from flexc.codegen.cpp.target import emit_cpp
 from flexc.codegen.gluon.target import emit_gluon
 from flexc.codegen.kernel_spec import KernelSpec
@@ -50,6 +46,7 @@ from flexc.runtime.beside import Beside
 from flexc.runtime.build import Build
 from flexc.runtime.cache import load, store
 from flexc.runtime.captured_reads import CapturedReads
+from flexc.runtime.collection import without_collection
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.mask_reading import MaskReading, read_mask
 from flexc.runtime.modes import unseen
@@ -65,8 +62,7 @@ from flexc.runtime.schedules import (
     choose,
     preferred,
 )
-
-PACKAGE = Path(flexc.__file__).parent
+from flexc.runtime.versions import versions
 
 VERIFY = "FLEXC_VERIFY"
 """Where it is set, the IR of a kernel is verified before it is printed."""
@@ -168,7 +164,7 @@ def trace(
 ) -> CapturedMods:
     """Trace mods, on behalf of a device type."""
     counters["traced"] += 1
-    with unseen():
+    with unseen(), without_collection():
         return capture_mods(signature, score_dtype, device)
 
 
@@ -191,7 +187,7 @@ def start_kernel(module: ModuleOp, build: Build) -> Beside[Kernel]:
         return f"{about(module)} for {build.backend}"
 
     def find() -> KernelSpec:
-        with compiling(what, begun):
+        with compiling(what, begun), without_collection():
             counters["built"] += 1
             return find_spec(module, build, key)
 
@@ -222,7 +218,7 @@ def about(module: ModuleOp) -> str:
 
 def kernel_key(module: ModuleOp, build: Build) -> str:
     """A digest of the canonical IR, the options and the versions of everything."""
-    parts = [canonical_text(module), build.backend, tanh_of(build), _versions()]
+    parts = [canonical_text(module), build.backend, tanh_of(build), versions()]
     parts += [f"{k}={v}" for k, v in sorted(asdict(build.tiles).items())]
     if build.backend == "triton":
         parts += [build.f32_precision, reads_of(build), str(build.shared_memory)]
@@ -366,28 +362,3 @@ def reads_of(build: Build) -> pipelines.Reads:
 def assembler() -> str:
     """The assembler that Triton is told to use, in the place of its own."""
     return os.environ.get("TRITON_PTXAS_PATH", "")
-
-
-@cache
-def _versions() -> str:
-    packages = ("xdsl", "torch", "triton")
-    found = [f"{p}={_version(p)}" for p in packages]
-    found += [f"python={platform.python_version()}", f"flexc={_own_digest()}"]
-    return " ".join(found)
-
-
-def _own_digest() -> str:
-    """Of flexc's files, which a checkout changes and its version does not tell."""
-    digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*")):
-        if path.suffix in (".py", ".h"):
-            digest.update(path.relative_to(PACKAGE).as_posix().encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except Exception:
-        return "none"

@@ -40,8 +40,9 @@ MACHINE: Any = os.environ.encodekey("FLEXC_MACHINE")
 
 NUMBERS = frozenset({int, float, bool})
 
-Make = Callable[[Sequence[Any]], Any]
-"""Makes what is kept, from the first tensors of some facts."""
+Make = Callable[[Sequence[Any], Hashable], Any]
+"""Makes what is kept, from the first tensors of some facts, and from the key and these
+facts."""
 
 
 class Kept:
@@ -84,13 +85,14 @@ class Kept:
         facts = facts_of(tensors)
         if facts is None:
             return None
-        found = self._found.get((key, facts))
+        exact = key, facts
+        found = self._found.get(exact)
         if found is not None:
             self._guard(key, tensors, found)
         elif make is not None:
             if len(self._found) >= self.most:
                 self.clear()
-            found = self._found[key, facts] = make(tensors)
+            found = self._found[exact] = make(tensors, exact)
         return found
 
     def _guard(self, key: Hashable, tensors: Sequence[Any], found: Any) -> None:

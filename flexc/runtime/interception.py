@@ -14,17 +14,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 
 from flexc.errors import TracingError
-from flexc.runtime.autograd import run_attention
-from flexc.runtime.call import Attention
 from flexc.runtime.options import Choices
 from flexc.runtime.transforms import is_transformed, tracing
+
+if TYPE_CHECKING:
+    from flexc.runtime.call import Attention
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -34,7 +35,8 @@ class Scope:
     """How attention runs within a compiled function."""
 
     choices: Choices
-    run: Callable[[Attention], Results] = run_attention
+    run: Callable[[Attention], Results] | None = None
+    """What runs a call in the place of flexc."""
     tracing: bool = False
 
     def within(self, inner: Scope) -> Scope:

@@ -1,10 +1,14 @@
-"""`flex_attention`: torch's signature, compiled whenever it is called."""
+"""`flex_attention`: torch's signature, compiled whenever it is called.
+
+What traces, lowers and compiles is imported by the first call that needs it: for one
+whose tape is on the disk that would take longer than all the rest.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,27 +18,21 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 from flexc.errors import OptionError
 from flexc.frontend.closures import read_key
 from flexc.frontend.plain_values import number_key
-from flexc.runtime.arguments import (
-    cast_and_check,
-    mask_of,
-    read_scale,
-    split_block_mask,
-)
-from flexc.runtime.autograd import run_attention
-from flexc.runtime.call import Attention, Outputs, read_signature
-from flexc.runtime.dynamo import register as register_backend
-from flexc.runtime.interception import (
-    check_not_traced,
-    check_not_transformed,
-    current_scope,
-)
-from flexc.runtime.operators.call import traced_attention
-from flexc.runtime.operators.higher_order import DYNAMO_KNOWS
-from flexc.runtime.options import Choices, read_choices, resolve_backend
-from flexc.runtime.plans import attend, is_plain
+from flexc.runtime.arguments import Outputs, mask_of, read_scale
+from flexc.runtime.collection import without_collection
+from flexc.runtime.interception import current_scope
+from flexc.runtime.options import read_choices
+from flexc.runtime.plans import attend, is_plain, run_call
 from flexc.runtime.regions import Regions, compiled_for_flexc
+from flexc.runtime.versions import has_entry_point
 
-register_backend()
+if TYPE_CHECKING:
+    from flexc.runtime.call import Attention
+
+if not has_entry_point():
+    from flexc.runtime.dynamo import register
+
+    register()
 
 OUTPUTS = {(a, b): Outputs(a, b) for a in (False, True) for b in (False, True)}
 
@@ -91,8 +89,7 @@ def flex_attention(
             `{"deterministic": True}` asks for gradients of equal bits at every run, as
             `torch.use_deterministic_algorithms(True)` does for all calls.
         return_aux: `AuxRequest(lse=..., max_scores=...)`: also return an AuxOutput.
-        mask_mod: `mask_mod(b, h, q_idx, kv_idx)`: whether a pair counts. Takes the
-            place of a BlockMask, and needs none.
+        mask_mod: `mask_mod(b, h, q_idx, kv_idx)`: whether a pair counts.
         backend: "auto" (by device), "triton", "cpp", or "eager": the dense
             definition, for debugging, in memory of order Sq * Skv.
 
@@ -101,14 +98,15 @@ def flex_attention(
         (output, lse), with `return_aux` a pair (output, AuxOutput).
 
     Raises:
-        FlexcError: one of the classes of `flexc.errors`, which say what was
-            expected, what was got and what to do.
+        FlexcError: one of the classes of `flexc.errors`, which say what to do.
     """
-    run: Any
-    if DYNAMO_KNOWS and torch.compiler.is_dynamo_compiling():
-        run = traced_attention
-    else:
-        run = _run if get_eval_frame_callback() is None else _run_hidden
+    run: Any = _run
+    if torch.compiler.is_dynamo_compiling():
+        from flexc.runtime.operators.call import in_graphs
+
+        run = in_graphs or _hidden()
+    elif get_eval_frame_callback() is not None:
+        run = _hidden()
     return run(
         query,
         key,
@@ -156,29 +154,26 @@ def _run(
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     wants_max = return_aux is not None and return_aux.max_scores
     outputs = OUTPUTS[bool(wants_lse), bool(wants_max)]
-    run = run_attention if scope is None else scope.run
+    run = None if scope is None else scope.run
 
     def prepare() -> Attention:
-        traced = scope is not None and scope.tracing
-        if traced:
-            check_not_transformed()
-        else:
-            check_not_traced(query)
-        tensors = cast_and_check(query, key, value, enable_gqa)
-        mods = (score_mod, block_mask, mask_mod)
-        call = _prepare(tensors, mods, scale, outputs, choices)
-        if not traced:
-            call.check_memory()
-        return call
+        with without_collection():
+            from flexc.runtime.preparation import prepared_call
 
-    if run is run_attention and is_plain(query, block_mask, mask_mod):
+        tensors, mods = (query, key, value), (score_mod, block_mask, mask_mod)
+        is_traced = scope is not None and scope.tracing
+        return prepared_call(
+            tensors, enable_gqa, mods, scale, outputs, choices, is_traced
+        )
+
+    if run is None and is_plain(query, block_mask, mask_mod):
         mask = mask_mod if block_mask is None else mask_of(block_mask)
         mods_key, captures = read_key(score_mod, mask)
         rest = (choices, outputs, number_key(scale), enable_gqa)
         given = query, key, value
         found = attend(given, mods_key, captures, rest, prepare, block_mask)
     else:
-        found = run(prepare())
+        found = (run or run_call)(prepare())
     out, lse, max_scores = found
     if return_aux is not None:
         return out, AuxOutput(lse=lse, max_scores=max_scores)
@@ -188,36 +183,8 @@ def _run(
     return out
 
 
-_run_hidden = torch.compiler.disable(
-    _run, reason="flexc.flex_attention launches its own kernels"
-)
-"""A call in code that Dynamo compiles, or gave up on: it is to see no more of it."""
-
-
-def _prepare(
-    tensors: tuple[Tensor, Tensor, Tensor],
-    mods: tuple[ScoreMod | None, BlockMask | None, MaskMod | None],
-    scale: float | None,
-    outputs: Outputs,
-    choices: Choices,
-) -> Attention:
-    """A call of checked tensors, ready to run."""
-    query, key, value = tensors
-    score_mod, block_mask, mask_mod = mods
-    resolved = resolve_backend(choices.backend, query.device)
-    mask, tables = split_block_mask(block_mask, mask_mod, query, key)
-    if key.size(0) != query.size(0):
-        key, value = (t.expand(query.size(0), -1, -1, -1) for t in (key, value))
-    return Attention(
-        query,
-        key,
-        value,
-        1.0 / math.sqrt(query.size(3)) if scale is None else scale,
-        tables,
-        read_signature(score_mod, mask, query.device),
-        outputs,
-        resolved,
-        choices.tiles,
-        choices.deterministic,
-        moot=choices.moot,
-    )
+@cache
+def _hidden() -> Any:
+    """Return what runs a call in code that Dynamo gave up on: it sees no more of it."""
+    reason = "flexc.flex_attention launches its own kernels"
+    return torch.compiler.disable(_run, reason=reason)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from flexc.runtime.tape import (
     Slot,
     Step,
     Tape,
+    needed_steps,
 )
 
 log = logging.getLogger("flexc")
@@ -201,37 +202,12 @@ class Recorder(TorchDispatchMode):
         if self._fault:
             return _refused(self._fault)
         wanted = {slot for slot in given if slot is not None}
-        kept, _ = _needed(self._steps, wanted)
-        steps = with_scratch([step for step, _ in kept], wanted, self._count)
-        kept, needed = _needed(steps, wanted)
+        kept, needed = needed_steps(self._steps, wanted)
         if needed & self._foreign:
             return _refused("it reads a tensor that is neither given nor made")
+        steps = with_scratch([step for step, _ in kept], wanted, self._count)
         held = {self._slot_of(t): t for t in self._constants}
-        return Tape(
-            device,
-            sorted(slot for slot in needed if slot < self._given),
-            [(slot, t) for slot, t in held.items() if slot in needed],
-            kept,
-            given,
-        )
-
-
-def _needed(
-    steps: Sequence[Step], results: Iterable[int]
-) -> tuple[list[tuple[Step, tuple[int, ...]]], set[int]]:
-    """The steps that results need, each with the slots that it is the last to use.
-
-    And all slots that they use.
-    """
-    kept: list[tuple[Step, tuple[int, ...]]] = []
-    needed = set(results)
-    for step in reversed(steps):
-        if is_idle(step, needed):
-            continue
-        uses = step.uses
-        kept.append((step, tuple(uses - needed)))
-        needed |= uses
-    return kept[::-1], needed
+        return Tape(device, self._given, held, steps, given)
 
 
 def _refused(why: str) -> None:
@@ -248,17 +224,6 @@ def _is_whole(view: Tensor, base: Tensor) -> bool:
         and view.is_conj() == base.is_conj()
         and view.is_neg() == base.is_neg()
     )
-
-
-def is_idle(step: Step, needed: set[int]) -> bool:
-    """Whether nothing needs what a step makes."""
-    match step:
-        case Allocation():
-            return step.slot not in needed
-        case Operation():
-            return step.is_pure and not needed & set(step.outputs)
-        case Launch():
-            return False
 
 
 class _Current(threading.local):

@@ -11,7 +11,6 @@ import sys
 from types import FrameType
 from typing import Any
 
-from torch._dynamo.eval_frame import _TorchDynamoContext, innermost_backend
 from torch.nn.attention import flex_attention as torch_flex
 
 from flexc.runtime.options import DYNAMO_OPTIONS, Choices, read_choices_of_scope
@@ -34,6 +33,8 @@ def compiled_for_flexc(within_torch: bool = False) -> Choices | None:
     Torch's own attention compiles what it runs, which is skipped: the call is meant
     that is `within_torch`.
     """
+    from torch._dynamo.eval_frame import _TorchDynamoContext
+
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and within_torch:
         within_torch = not _is_attention(frame)
@@ -56,6 +57,8 @@ def _is_attention(frame: FrameType) -> bool:
 
 def _choices_of(context: Any) -> Choices | None:
     """The choices of a call of `torch.compile`, None with another backend."""
+    from torch._dynamo.eval_frame import innermost_backend
+
     backend: Any = innermost_backend(getattr(context, "callback", None) or _nothing)
     function = getattr(backend, "compiler_fn", backend)
     if getattr(function, "__module__", None) != BACKEND_MODULE:

@@ -72,7 +72,7 @@ def repeat(
     return run() if found is None else found(tensors, device, lambda: (run(), True))
 
 
-def not_repeated(tensors: Sequence[Any]) -> Repeated:
+def not_repeated(tensors: Sequence[Any], facts: Hashable) -> Repeated:
     """What was not done yet."""
     return Repeated()
 

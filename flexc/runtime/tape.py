@@ -9,7 +9,7 @@ a `Recorder` (see `flexc.runtime.recorder`), and calls of equal facts replay its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -148,7 +148,7 @@ class Hold:
 
 
 class Tape:
-    """Steps in order, as a function of the tensors that were given.
+    """The steps that results need, as a function of `count` tensors that are given.
 
     `source` is its text, in which `t0`, `t1`, ... are tensors, those given first, and
     `a0`, `a1`, ... the addresses of those that are passed more than once.
@@ -157,27 +157,33 @@ class Tape:
     def __init__(
         self,
         device: torch.device,
-        given: Sequence[int],
-        constants: Sequence[tuple[int, Tensor]],
-        steps: Sequence[tuple[Step, Sequence[int]]],
+        count: int,
+        constants: Mapping[int, Tensor],
+        steps: Sequence[Step],
         results: Sequence[int | None],
     ):
+        kept, needed = needed_steps(steps, {r for r in results if r is not None})
+        given = sorted(slot for slot in needed if slot < count)
+        self.device, self.count, self.results = device, count, tuple(results)
+        self.constants = {n: t for n, t in constants.items() if n in needed}
+        self.steps = tuple(step for step, _ in kept)
         hold = Hold()
         lines = [f"t{slot} = tensors[{slot}]" for slot in given]
-        lines += [f"t{slot} = {hold(tensor)}" for slot, tensor in constants]
-        counts = Counter(place.slot for step, _ in steps for place in _places(step))
-        for i, (step, done) in enumerate(steps, 1):
+        lines += [
+            f"t{slot} = {hold(tensor)}" for slot, tensor in self.constants.items()
+        ]
+        counts = Counter(p.slot for step in self.steps for p in _places(step))
+        for i, (step, done) in enumerate(kept, 1):
             often = {p.slot for p in _places(step) if counts[p.slot] > 1}
             for slot in sorted(often - hold.addresses):
                 lines.append(f"a{slot} = t{slot}.data_ptr()")
             hold.addresses |= often
             lines.append(step.source(hold))
-            if i < len(steps):  # Memory goes to what comes next.
+            if i < len(kept):  # Memory goes to what comes next.
                 lines += [f"t{slot} = None" for slot in done if slot not in given]
         found = ", ".join("None" if r is None else f"t{r}" for r in results)
         lines.append(f"return ({found},)" if results else "return ()")
         self._index = None if device.type == "cpu" else device.index
-        self.steps = tuple(step for step, _ in steps)
         self.source = "def replay(tensors, stream):\n    " + "\n    ".join(lines)
         exec(compile(self.source, "<tape>", "exec"), hold.names)
         self._replay: Callable[[Sequence[Any], Any], tuple[Any, ...]]
@@ -192,6 +198,35 @@ class Tape:
             return self._replay(tensors, raw_stream(index))
         with torch.cuda.device(index):
             return self._replay(tensors, raw_stream(index))
+
+
+def needed_steps(
+    steps: Sequence[Step], results: Iterable[int]
+) -> tuple[list[tuple[Step, tuple[int, ...]]], set[int]]:
+    """The steps that results need, each with the slots that it is the last to use.
+
+    And all slots that they use.
+    """
+    kept: list[tuple[Step, tuple[int, ...]]] = []
+    needed = set(results)
+    for step in reversed(steps):
+        if is_idle(step, needed):
+            continue
+        uses = step.uses
+        kept.append((step, tuple(uses - needed)))
+        needed |= uses
+    return kept[::-1], needed
+
+
+def is_idle(step: Step, needed: set[int]) -> bool:
+    """Whether nothing needs what a step makes."""
+    match step:
+        case Allocation():
+            return step.slot not in needed
+        case Operation():
+            return step.is_pure and not needed & set(step.outputs)
+        case Launch():
+            return False
 
 
 def _places(step: Step) -> tuple[Place, ...]:

@@ -43,7 +43,7 @@ def settle(call: Attention) -> Attention:
 
 def run_template(template: Template, tensors: Sequence[Tensor]) -> Results:
     """Run a call that was split, recorded by autograd."""
-    if template.blank.backend != "eager" and not is_transformed():
+    if derivatives.has_kernels(template.blank.backend) and not is_transformed():
         start(template, tensors)
     return _asked(template, FlexAttentionFunction.apply(template, *tensors))
 

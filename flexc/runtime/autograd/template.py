@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
-from flexc.runtime.arguments import Tables
+from flexc.runtime.arguments import Results, Tables
 from flexc.runtime.autograd.batching import Kind
 from flexc.runtime.call import Attention
 from flexc.runtime.derivatives import Gradients, Wanted
@@ -23,8 +23,6 @@ INPUTS = 3
 """Query, key and value."""
 
 T = TypeVar("T")
-
-Results = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -231,7 +229,7 @@ class Repeats:
         return found(tensors, self._device, lambda: (run(), True))
 
 
-def repeated_before(tensors: Sequence[Any]) -> Repeated:
+def repeated_before(tensors: Sequence[Any], facts: Hashable) -> Repeated:
     """What was done once."""
     return Repeated(is_known=True)
 

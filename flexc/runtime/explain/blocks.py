@@ -189,7 +189,7 @@ def by_planning(subject: Subject, size: tuple[int, int]) -> Tensor:
     plan = find_plan(call.signature, subject.compiled.mods, problem, device, backend)
     whole = (problem.rows, problem.kv_len // problem.kv_block)
     planning = Planning.start(plan, call.signature, problem, device, whole)
-    classes = planning.classify(0, problem.rows, refine=False).cpu()
+    classes = planning.classify(0, problem.rows).cpu()
     return classes.masked_fill_(classes == UNKNOWN, PARTIAL)
 
 

@@ -17,6 +17,7 @@ from torch.nn.attention.flex_attention import (
 from flexc.runtime.arguments import NO_BLOCKS
 from flexc.runtime.graph_call import BACKEND_OPTION
 from flexc.runtime.operators.higher_order import (
+    DYNAMO_KNOWS,
     FLEXC_OPERATOR,
     GQA,
     LSE,
@@ -93,3 +94,7 @@ def _operands_of_mask(
     if min(rows, columns) >= NO_BLOCKS:
         tables = (None,) * 8
     return (*block_mask.seq_lengths, *tables, rows, columns, block_mask.mask_mod)
+
+
+in_graphs = traced_attention if DYNAMO_KNOWS else None
+"""What Dynamo traces; None where it does not know the operator."""

@@ -16,7 +16,7 @@ from flexc.frontend.signatures import check_callable
 from flexc.runtime.notes import sign
 from flexc.runtime.options import resolve_backend
 from flexc.runtime.planner.classes import Planning, expanded, whole_blocks
-from flexc.runtime.planner.ordering import ordered
+from flexc.runtime.planner.ordering import ordered, start_order
 from flexc.runtime.planner.plans import Problem, find_plan
 from flexc.runtime.repeats import repeat
 from flexc.runtime.tensor_facts import check_captures
@@ -134,8 +134,10 @@ def planned_tables(
 ) -> tuple[Tensor, ...]:
     """The eight tables, by kernels that are called one after another."""
     plan = find_plan(signature, mods, problem, device, backend)
-    planning = Planning.start(plan, signature, problem, device, whole_blocks(problem))
-    classes = planning.classify(0, problem.rows, refine)
+    whole = whole_blocks(problem)
+    planning = Planning.start(plan, signature, problem, device, whole, refine)
+    start_order(backend)
+    classes = planning.classify(0, problem.rows)
     return tuple(expanded(ordered(classes, backend, both=True), problem))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from flexc.passes.planning.program import (
 )
 from flexc.passes.planning.summaries import TILE
 from flexc.runtime.planner.ordering import threads_for
-from flexc.runtime.planner.plans import Plan, PlanKernels, Problem
+from flexc.runtime.planner.plans import FIRST, Plan, PlanKernels, Problem
 
 __all__ = ["DEAD", "FULL", "PARTIAL", "UNKNOWN", "Planning"]
 
@@ -38,7 +39,8 @@ class Planning:
     captures: Sequence[Any]
     device: torch.device
     whole: tuple[int, int]
-    summaries: tuple[Tensor, ...] = ()
+    refine: bool
+    """Whether pairs of the blocks that remain unknown are looked at."""
 
     @classmethod
     def start(
@@ -48,15 +50,17 @@ class Planning:
         problem: Problem,
         device: torch.device,
         whole: tuple[int, int],
+        refine: bool = False,
     ) -> Planning:
-        """Take away batches and heads that look alike, and summarize captures."""
+        """Take away batches and heads that look alike; start to compile kernels."""
         captures = plan.attention.arguments(signature.captures)
         kernels = plan.kernels(problem, captures)
+        kernels.start(*FIRST, *("sample",) * refine)
         problem = collapsed(problem, plan.along)
-        planning = cls(problem, kernels, captures, device, whole)
-        return replace(planning, summaries=planning.summarize())
+        return cls(problem, kernels, captures, device, whole, refine)
 
-    def summarize(self) -> tuple[Tensor, ...]:
+    @cached_property
+    def summaries(self) -> tuple[Tensor, ...]:
         """The least and greatest captured values of blocks of rows and columns."""
         problem, dtypes = self.problem, self.kernels.summaries
         if not dtypes:
@@ -70,7 +74,7 @@ class Planning:
         self.run("summarize", -(-blocks // TILE), args)
         return tensors
 
-    def classify(self, first: int, count: int, refine: bool) -> Tensor:
+    def classify(self, first: int, count: int) -> Tensor:
         """(batches, heads, count, columns): classes from block row `first` on."""
         lead, columns = self.lead, self.problem.columns
         tiles = -(-columns // TILE_COLUMNS)
@@ -82,7 +86,7 @@ class Planning:
         )
         args = [*self.arguments(first), classes, flags, *self.summaries]
         self.run("classify", -(-count // TILE_ROWS) * tiles, args)
-        for name in ("sample", "refine") if refine else ():
+        for name in ("sample", "refine") if self.refine else ():
             # To look whether anything is unknown, a GPU would have to be waited for.
             is_open = self.device.type != "cpu" or bool(flags.any())
             if is_open and name in self.kernels:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -12,12 +13,16 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from flexc.codegen.cpp.target import emit_cpp
+from flexc.codegen.kernel_spec import KernelSpec
 from flexc.passes import pipelines
 from flexc.passes.planning.ordering import KINDS, build_order
 from flexc.passes.tile_expand_captures import TileExpandCapturesPass
 from flexc.passes.vector_machine import MachineName
+from flexc.runtime.beside import Beside
+from flexc.runtime.cache import load, store
 from flexc.runtime.cpp_compiler import host_machine
 from flexc.runtime.kernel import Kernel
+from flexc.runtime.versions import versions
 
 Table = tuple[Tensor, Tensor]
 """How many blocks each row has, and which."""
@@ -62,7 +67,7 @@ def order(classes: Tensor, tables: Sequence[Tensor], backend: str) -> None:
         args = [lines.contiguous(), *tables[4 * i : 4 * i + 4]]
         threads = threads_for(classes.numel() // BLOCKS_OF_A_PROGRAM)
         b, h, n = lines.shape[:3]
-        order_kernel(host_machine()).run(b, h, n, args, threads=threads)
+        order_kernel(host_machine()).get().run(b, h, n, args, threads=threads)
 
 
 class TablesLayout:
@@ -93,11 +98,24 @@ class TablesLayout:
         return [buffer.as_strided(*place) for place in self.places]
 
 
+def start_order(backend: str) -> None:
+    """Start to compile the kernel of a CPU, which is not made of the mask."""
+    if backend == "cpp":
+        order_kernel(host_machine())
+
+
 @cache
-def order_kernel(machine: MachineName) -> Kernel:
-    """The CPU's kernel; it is the same for all masks."""
+def order_kernel(machine: MachineName) -> Beside[Kernel]:
+    """The CPU's kernel, as soon as it can be had; it is the same for all masks."""
+    digest = hashlib.sha256(f"{machine} {versions()}".encode()).hexdigest()
+    name = f"spec-{digest}.json"
+    data = load(name)
+    if data is not None:
+        return Beside(partial(Kernel, KernelSpec.from_json(data.decode())))
     module = ModuleOp([build_order()])
     passes = (TileExpandCapturesPass(), *pipelines.TIDY, *pipelines.to_cpp(machine))
     pipelines.run(passes, Context(), module)
     module.verify()
-    return Kernel(emit_cpp(module)[0])
+    (spec,) = emit_cpp(module)
+    store(name, spec.to_json().encode())
+    return Beside(partial(Kernel, spec))

@@ -22,11 +22,13 @@ from flexc.frontend.closures import ModSignature
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.analysis.dependence import Along, Dependences, yielded
+from flexc.passes.convert_flex_to_planning import Part
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.runtime.beside import Beside
 from flexc.runtime.build import Build, capability, machine_for, shared_memory
 from flexc.runtime.cache import load, store
 from flexc.runtime.captured_reads import CapturedReads
+from flexc.runtime.collection import without_collection
 from flexc.runtime.driver import counters, kernel_key, problems_of
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.options import NO_OPTIONS
@@ -38,8 +40,8 @@ from flexc.runtime.tensor_facts import (
     max_length,
 )
 
-FIRST = ("summarize", "classify", "sample")
-"""Kernels that almost every mask needs: they are compiled together."""
+FIRST = ("summarize", "classify")
+"""Kernels that every mask needs."""
 
 
 @dataclass(frozen=True)
@@ -63,42 +65,55 @@ class Problem:
 
 
 class PlanKernels:
-    """The kernels of a plan, each compiled when it is first needed."""
+    """The kernels of a plan, each compiled when it is first needed.
 
-    def __init__(self, specs: Sequence[KernelSpec], build: Build):
-        self._specs = {spec.entry: spec for spec in specs}
+    Those that look at pairs are not even lowered for plans that do without.
+    """
+
+    def __init__(self, module: ModuleOp, build: Build):
+        self._module = module
         self._build = build
-        self._kernels: dict[str, Kernel] = {}
+        self._specs: dict[Part, dict[str, KernelSpec]] = {}
+        self._begun: dict[str, Beside[Kernel]] = {}
 
     @property
     def target(self) -> str:
-        return next(iter(self._specs.values())).target
+        return self._build.backend
+
+    def spec(self, name: str) -> KernelSpec | None:
+        """The kernel of a name, None where the mask has no such kernel."""
+        part: Part = "first" if name in FIRST else "rest"
+        if part not in self._specs:
+            found = find_specs(self._module, self._build, part)
+            self._specs[part] = {spec.entry: spec for spec in found}
+        return self._specs[part].get(name)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._specs
+        return self.spec(name) is not None
+
+    def start(self, *names: str) -> None:
+        """Start to compile the kernels of these names that there are."""
+        for name in names:
+            spec = self.spec(name)
+            if spec is not None and name not in self._begun:
+                counters["built"] += 1
+                self._begun[name] = Beside(partial(self._compile, spec))
 
     def __getitem__(self, name: str) -> Kernel:
-        if name not in self._kernels:
-            together = (
-                [n for n in self._specs if n in FIRST] if name in FIRST else [name]
-            )
-            counters["built"] += len(together)
-            begun = {n: Beside(partial(self._compile, n)) for n in together}
-            self._kernels.update({n: kernel.get() for n, kernel in begun.items()})
-        return self._kernels[name]
+        self.start(name)
+        return self._begun[name].get()
 
-    def _compile(self, name: str) -> Kernel:
-        spec = self._specs[name]
+    def _compile(self, spec: KernelSpec) -> Kernel:
         # A GPU's would else be compiled at its first launch.
         found = problems_of(spec, self._build) if self.target == "triton" else ()
         if found:
-            raise CompilationError(f"a program of {name} {'; '.join(found)}")
+            raise CompilationError(f"a program of {spec.entry} {'; '.join(found)}")
         return Kernel(spec)
 
     @cached_property
     def summaries(self) -> tuple[torch.dtype, ...]:
         """The dtypes of what `summarize` writes."""
-        spec = self._specs.get("summarize")
+        spec = self.spec("summarize")
         params: Sequence[ParamSpec] = () if spec is None else spec.params
         names = {"i32": torch.int32, "i64": torch.int64, "f64": torch.float64}
         return tuple(
@@ -131,9 +146,7 @@ class Plan:
         proofs = self._prove.of_sizes(sizes, captures)
         if proofs not in self._kernels:
             module = proofs.stated_in(self.attention.module)
-            self._kernels[proofs] = PlanKernels(
-                find_specs(module, self.build), self.build
-            )
+            self._kernels[proofs] = PlanKernels(module, self.build)
         return self._kernels[proofs]
 
 
@@ -182,25 +195,25 @@ def build_for(
     )
 
 
-def find_specs(module: ModuleOp, build: Build) -> list[KernelSpec]:
-    """The printed kernels of a plan, from the disk or from the pipeline."""
-    name = f"plan-{kernel_key(module, build)}.json"
+def find_specs(module: ModuleOp, build: Build, part: Part) -> list[KernelSpec]:
+    """The printed kernels of a part of a plan, from the disk or from the pipeline."""
+    name = f"plan-{part}-{kernel_key(module, build)}.json"
     data = load(name)
     if data is not None:
         counters["loaded"] += 1
         return [KernelSpec.from_json(json.dumps(s)) for s in json.loads(data)]
     counters["lowered"] += 1
-    specs = lower(module.clone(), build)
+    with without_collection():
+        specs = lower(module.clone(), build, part)
     store(name, json.dumps([asdict(spec) for spec in specs]).encode())
     return specs
 
 
-def lower(module: ModuleOp, build: Build) -> list[KernelSpec]:
+def lower(module: ModuleOp, build: Build, part: Part = "all") -> list[KernelSpec]:
     """Run the pipeline of a backend and print a plan's kernels."""
-    if build.backend == "cpp":
-        passes = (*pipelines.to_planning("cpp"), *pipelines.to_cpp(build.machine))
-    else:
-        passes = (*pipelines.to_planning("triton"), *pipelines.to_triton())
+    is_cpp = build.backend == "cpp"
+    passes = pipelines.to_planning("cpp" if is_cpp else "triton", part)
+    passes += pipelines.to_cpp(build.machine) if is_cpp else pipelines.to_triton()
     pipelines.run(passes, Context(), module)
     module.verify()
-    return emit_cpp(module) if build.backend == "cpp" else emit_triton(module)
+    return emit_cpp(module) if is_cpp else emit_triton(module)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from flexc.runtime.options import resolve_backend
 from flexc.runtime.planner.classes import Planning
 from flexc.runtime.planner.columns import transposed
 from flexc.runtime.planner.compaction import listed, stacked
-from flexc.runtime.planner.ordering import Table, TablesLayout, order
+from flexc.runtime.planner.ordering import Table, TablesLayout, order, start_order
 from flexc.runtime.planner.plans import Problem, find_plan
 from flexc.runtime.traces import trace_mods
 
@@ -38,10 +38,12 @@ def plan_tables(
     refine: bool = False,
     mods: CapturedMods | None = None,
     both: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Tables:
     """The partial and the full blocks of each block of rows of a call's mask.
 
-    With `both` the `columns` of the tables list them for each block of keys.
+    With `both` the `columns` of the tables list them for each block of keys. What is
+    to be done `meanwhile` is done while kernels are compiled.
 
     The signature is that of `(score_mod, mask_mod)`, `mods` what it was traced to,
     if it was. Tables have one batch, or head, expanded to the query's, where the
@@ -54,7 +56,9 @@ def plan_tables(
     backend = resolve_backend(backend, device)
     if mods is None:
         signature, mods = trace_mods(signature, torch.float32, device)
-    return plan_problem(signature, mods, problem, device, backend, refine, both)
+    return plan_problem(
+        signature, mods, problem, device, backend, refine, both, meanwhile
+    )
 
 
 def plan_problem(
@@ -65,17 +69,22 @@ def plan_problem(
     backend: str,
     refine: bool = False,
     both: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Tables:
     """The tables of a problem, of a mask that was traced."""
     plan = find_plan(signature, mods, problem, device, backend)
     whole = (problem.rows, problem.kv_len // problem.kv_block)
-    planning = Planning.start(plan, signature, problem, device, whole)
-    if not is_ordered(planning.problem, device):
-        tables = [t for table in listed_by_rows(planning, refine) for t in table]
+    planning = Planning.start(plan, signature, problem, device, whole, refine)
+    by_rows = not is_ordered(planning.problem, device)
+    if not by_rows:
+        start_order(backend)
+    meanwhile()
+    if by_rows:
+        tables = [t for table in listed_by_rows(planning) for t in table]
         if both:
             tables += transposed(tables, problem.rows, problem.columns)
         return listing(tables, problem)
-    classes = planning.classify(0, problem.rows, refine)
+    classes = planning.classify(0, problem.rows)
     layout = TablesLayout(tuple(classes.shape), both)
     packed = layout.empty(device)
     order(classes, layout.views(packed), backend)
@@ -106,7 +115,7 @@ def listing(tables: Sequence[Tensor], problem: Problem) -> Tables:
     return replace(made, columns=columns)
 
 
-def listed_by_rows(planning: Planning, refine: bool) -> list[Table]:
+def listed_by_rows(planning: Planning) -> list[Table]:
     """Partial and full blocks, without the classes of all blocks at once."""
     problem = planning.problem
     per_row = problem.batches * problem.heads * problem.columns
@@ -114,7 +123,7 @@ def listed_by_rows(planning: Planning, refine: bool) -> list[Table]:
     parts: tuple[list[Table], list[Table]] = ([], [])
     for first in range(0, problem.rows, step):
         count = min(step, problem.rows - first)
-        classes = planning.classify(first, count, refine)
+        classes = planning.classify(first, count)
         for part, table in zip(parts, listed(classes), strict=True):
             part.append(table)
     return [stacked(part) for part in parts]

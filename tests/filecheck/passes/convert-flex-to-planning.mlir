@@ -1,5 +1,7 @@
 // RUN: flexc-opt %s -p convert-flex-to-planning | filecheck %s
 // RUN: flexc-opt %s -p "convert-flex-to-planning{target=cpp}" | filecheck %s --check-prefix=CPP
+// RUN: flexc-opt %s -p "convert-flex-to-planning{target=cpp part=first}" | filecheck %s --check-prefix=FIRST
+// RUN: flexc-opt %s -p "convert-flex-to-planning{target=cpp part=rest}" | filecheck %s --check-prefix=REST
 
 !t = tensor<?x?x?x64xf32>
 
@@ -26,6 +28,15 @@
 // CHECK: scf.for
 // CHECK: flex.load_capture %classes
 // CHECK: tile.store %{{.*}} : !tile.tile<1xi8>, %classes_out
+
+// Attention that plans for itself looks at no pairs.
+// FIRST: tile.kernel @summarize(
+// FIRST: tile.kernel @classify(
+// FIRST-NOT: @sample
+// FIRST-NOT: @refine
+// REST-NOT: @classify(
+// REST: tile.kernel @sample(
+// REST: tile.kernel @refine(
 
 // A CPU takes samples afterwards, where a flag is raised.
 // CPP: tile.kernel @classify(

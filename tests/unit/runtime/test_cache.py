@@ -22,6 +22,7 @@ from flexc.runtime import driver, repeats, traces
 from flexc.runtime.cache import cache_dir, clear_cache, load, store, workspace
 from flexc.runtime.cpp_compiler import find_compiler
 from flexc.runtime.driver import counters
+from flexc.runtime.planner.ordering import order_kernel
 from flexc.runtime.recent import Recent
 
 
@@ -75,6 +76,18 @@ def test_second_calls_do_nothing(folder: Path) -> None:
     assert not new_work(lambda: attend(with_slope(0.5)))
     assert not new_work(lambda: attend(with_slope(0.25), length=57))
     assert not new_work(lambda: attend(with_slope(-3.0), length=31))
+
+
+def test_a_planned_mask_compiles_what_is_run(folder: Path) -> None:
+    """Kernels that look at pairs are for `flexc.create_block_mask`."""
+    ids = torch.arange(1024) // 300
+    order_kernel.cache_clear()
+    query = torch.ones(1, 1, 1024, 8)
+    flexc.flex_attention(
+        query, query, query, mask_mod=lambda b, h, q, k: ids[q] == ids[k]
+    )
+    kernels = {path.name.split("-")[0] for path in folder.glob("*.so")}
+    assert kernels == {"attention", "classify", "order", "summarize"}
 
 
 def test_other_captured_tensors_do_nothing(folder: Path) -> None:

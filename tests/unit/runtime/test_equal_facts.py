@@ -71,7 +71,7 @@ def test_what_is_kept_is_found_again() -> None:
     kept = Kept()
     made: list[Sequence[Any]] = []
 
-    def make(tensors: Sequence[Any]) -> object:
+    def make(tensors: Sequence[Any], facts: object) -> object:
         made.append(tensors)
         return object()
 
@@ -88,7 +88,7 @@ def test_any_number_of_tensors(count: int) -> None:
     kept = Kept()
     tensors = [torch.randn(4) for _ in range(count)]
     for given in (tensors, [*tensors, 1]):
-        found = [kept.find("key", given, CPU, lambda _: object()) for _ in range(3)]
+        found = [kept.find("key", given, CPU, lambda *_: object()) for _ in range(3)]
         assert len(set(map(id, found))) == 1
     assert len(kept) == 2
 
@@ -98,7 +98,9 @@ def test_guards_are_few() -> None:
     lengths = range(1, 3 * MOST_GUARDS)
     for _ in range(2):
         for n in lengths:
-            assert kept.find("key", [torch.randn(n)], CPU, lambda t: t[0].numel()) == n
+            assert (
+                kept.find("key", [torch.randn(n)], CPU, lambda t, _: t[0].numel()) == n
+            )
     assert len(kept) == len(lengths)
     assert all(len(guards) <= MOST_GUARDS for guards in kept._guards.values())
 
@@ -106,7 +108,7 @@ def test_guards_are_few() -> None:
 def test_settings_of_torch_are_facts() -> None:
     kept = Kept()
     x = torch.randn(4), torch.randn(4)
-    plain = kept.find("key", x, CPU, lambda _: object())
+    plain = kept.find("key", x, CPU, lambda *_: object())
     assert kept.find("key", x, CPU) is plain
     with torch.autocast("cpu", torch.bfloat16):
         assert kept.find("key", x, CPU) is None

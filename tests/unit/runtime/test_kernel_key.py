@@ -10,7 +10,7 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 
 from flexc.frontend.import_graph import AttentionCall
-from flexc.runtime import driver
+from flexc.runtime import driver, versions
 from flexc.runtime.driver import Build
 from flexc.runtime.options import TileOptions
 
@@ -28,9 +28,9 @@ def test_flexc_itself_is_part_of_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An editable checkout changes, its version does not."""
-    monkeypatch.setattr(driver, "PACKAGE", tmp_path)
+    monkeypatch.setattr(versions, "PACKAGE", tmp_path)
     (tmp_path / "printer.py").write_text("old")
-    before = driver._own_digest()
-    assert before == driver._own_digest()
+    before = versions.own_digest()
+    assert before == versions.own_digest()
     (tmp_path / "printer.py").write_text("new")
-    assert before != driver._own_digest()
+    assert before != versions.own_digest()

@@ -1,0 +1,52 @@
+"""From the arguments of `flex_attention` to a call that is ready to run."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from flexc.frontend.closures import Mod
+from flexc.runtime.arguments import Outputs, cast_and_check, split_block_mask
+from flexc.runtime.call import Attention, read_signature
+from flexc.runtime.interception import check_not_traced, check_not_transformed
+from flexc.runtime.options import Choices, resolve_backend
+
+
+def prepared_call(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    enable_gqa: bool,
+    mods: tuple[Mod | None, BlockMask | None, Mod | None],
+    scale: float | None,
+    outputs: Outputs,
+    choices: Choices,
+    is_traced: bool,
+) -> Attention:
+    """Return a call that was checked and is ready to run, or to be captured."""
+    if is_traced:
+        check_not_transformed()
+    else:
+        check_not_traced(tensors[0])
+    query, key, value = cast_and_check(*tensors, enable_gqa)
+    score_mod, block_mask, mask_mod = mods
+    resolved = resolve_backend(choices.backend, query.device)
+    mask, tables = split_block_mask(block_mask, mask_mod, query, key)
+    if key.size(0) != query.size(0):
+        key, value = (t.expand(query.size(0), -1, -1, -1) for t in (key, value))
+    call = Attention(
+        query,
+        key,
+        value,
+        1.0 / math.sqrt(query.size(3)) if scale is None else scale,
+        tables,
+        read_signature(score_mod, mask, query.device),
+        outputs,
+        resolved,
+        choices.tiles,
+        choices.deterministic,
+        moot=choices.moot,
+    )
+    if not is_traced:
+        call.check_memory()
+    return call

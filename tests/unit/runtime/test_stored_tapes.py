@@ -1,0 +1,364 @@
+"""Tapes on the disk: first calls of another process, and what is never stored."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexc.frontend.closures import read_mods
+from flexc.runtime import cpp_compiler, driver, repeats, stored_tapes, traces
+from flexc.runtime.driver import counters
+from flexc.runtime.planner.ordering import order_kernel
+from flexc.runtime.recent import Recent
+from flexc.runtime.stable_text import UnstableError, stable_text
+from tests.reference import attention
+from tests.unit.runtime.repeated import attend, causal, qkv
+
+Mods = tuple[Callable[..., Any] | None, Callable[..., Any] | None]
+
+
+class Process:
+    """What a process knows, which another does not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.monkeypatch = monkeypatch
+        monkeypatch.setattr(stored_tapes, "MOST_MISSES", 8)
+        self.another()
+
+    def another(self) -> None:
+        """Forget what calls left in memory."""
+        self.monkeypatch.setattr(driver, "_kernels", Recent())
+        repeats.KNOWN.clear()
+        self.monkeypatch.setattr(stored_tapes, "_missed", Recent())
+        traces._traced.clear()
+        order_kernel.cache_clear()
+
+
+@pytest.fixture
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Process:
+    monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "cache"))
+    return Process(monkeypatch)
+
+
+def tapes(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache").glob("tape-*"))
+
+
+def check(mods: Mods, length: int = 40) -> int:
+    """Compare a call of new tensors, and return how often it traced mods."""
+    before = counters["traced"]
+    query, key, value = qkv(length)
+    found = attend(query, key, value, mods[0], mask_mod=mods[1])
+    expected = attention(query, key, value, *mods).out.to(found.dtype)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+    return counters["traced"] - before
+
+
+def windowed(width: int) -> Mods:
+    return None, lambda b, h, q, k: (q >= k) & (q - k < width)
+
+
+def capped(cap: float) -> Mods:
+    return lambda s, b, h, q, k: cap * torch.tanh(s / cap), causal
+
+
+def biased(scale: float = 1.0) -> Mods:
+    """A tensor is captured, of other values each time."""
+    table = torch.randn(2, 2048) * scale
+    return lambda s, b, h, q, k: s + table[h, k], None
+
+
+def documents() -> Mods:
+    """Blocks are planned."""
+    ids = torch.arange(1024) // 300
+    return None, lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k)
+
+
+@pytest.mark.parametrize(
+    ("make", "length"),
+    [
+        (lambda: (None, None), 40),
+        (lambda: windowed(8), 40),
+        (lambda: capped(3.0), 40),
+        (biased, 40),
+        (documents, 1024),
+    ],
+    ids=["no mods", "number", "function of torch", "tensor", "planned"],
+)
+def test_another_process_traces_nothing(
+    make: Callable[[], Mods], length: int, process: Process, tmp_path: Path
+) -> None:
+    assert check(make(), length) == 1
+    assert not tapes(tmp_path)
+    assert check(make(), length) == 0
+    assert len(tapes(tmp_path)) == 1
+    process.another()
+    before = counters.copy()
+    for _ in range(2):
+        check(make(), length)
+    assert counters == before
+
+
+def test_other_facts_have_other_tapes(process: Process, tmp_path: Path) -> None:
+    for _ in range(2):
+        check(windowed(8))
+    process.another()
+    assert check(windowed(9)) == 1
+    process.another()
+    assert check(windowed(8), length=41) == 1
+    process.another()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert check(windowed(8)) == 1
+    finally:
+        torch.set_num_threads(threads)
+    assert check(windowed(8)) == 0
+
+
+@pytest.mark.parametrize("name", ["FLEXC_MACHINE", "CXX"])
+def test_what_kernels_are_compiled_for_is_a_fact(
+    name: str, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        check((None, causal))
+    process.another()
+    command = f"{cpp_compiler.find_command()[0]} -DANOTHER"
+    monkeypatch.setenv(name, {"FLEXC_MACHINE": "portable", "CXX": command}[name])
+    assert check((None, causal)) == 1
+
+
+def test_what_is_gone_or_damaged_is_made_anew(process: Process, tmp_path: Path) -> None:
+    for _ in range(2):
+        check((None, causal))
+    for path in (tmp_path / "cache").glob("*.so"):
+        path.unlink()
+    process.another()
+    assert [check((None, causal)) for _ in range(2)] == [1, 0]
+    (tape,) = tapes(tmp_path)
+    tape.write_bytes(tape.read_bytes()[1:])
+    process.another()
+    assert [check((None, causal)) for _ in range(2)] == [1, 0]
+    process.another()
+    assert check((None, causal)) == 0
+
+
+def test_a_cache_that_cannot_be_written_to(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise stored_tapes.FlexcError("no room")
+
+    monkeypatch.setattr(stored_tapes, "store", refuse)
+    assert [check((None, causal)) for _ in range(3)] == [1, 0, 0]
+
+
+def test_the_disk_is_asked_a_few_times(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(stored_tapes, "name_of", lambda facts: asked.append(facts))
+    monkeypatch.setattr(stored_tapes, "load", lambda name: None)
+    for length in range(20, 40):
+        check((None, causal), length)
+    assert len(asked) == stored_tapes.MOST_MISSES
+
+
+class Slope:
+    value = 0.5
+
+
+def asks_state() -> Mods:
+    table = torch.randn(2048)
+    return lambda s, b, h, q, k: s + table[k] * (2 if table.requires_grad else 1), None
+
+
+def reads_a_class() -> Mods:
+    return lambda s, b, h, q, k: s * Slope.value, None
+
+
+def is_traced_always() -> Mods:
+    names = ["table"]
+    table = torch.randn(2048)
+    return lambda s, b, h, q, k: s + eval(names[0], {"table": table})[k], None
+
+
+@pytest.mark.parametrize("make", [asks_state, reads_a_class, is_traced_always])
+def test_what_a_digest_does_not_tell_is_not_stored(
+    make: Callable[[], Mods], process: Process, tmp_path: Path
+) -> None:
+    mods = make()
+    for _ in range(3):
+        check(mods)
+    assert not tapes(tmp_path)
+    process.another()
+    assert check(mods) == 1
+
+
+def test_recorded_calls_are_not_stored(process: Process, tmp_path: Path) -> None:
+    for _ in range(3):
+        attend(qkv()[0].requires_grad_(), *qkv()[1:], mask_mod=causal).sum().backward()
+    assert not tapes(tmp_path)
+
+
+def text_of(*mods: Any) -> str:
+    return stable_text(read_mods(*mods).key)
+
+
+def test_texts_are_those_of_code() -> None:
+    def shifted(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return s + torch.exp2(k - 1.0)
+
+    texts = {
+        text_of(lambda s, b, h, q, k: s + 1),
+        text_of(lambda s, b, h, q, k: s - 1),
+        text_of(lambda s, b, h, q, k: s + 1.0),
+        text_of(lambda s, b, h, q, k: s + True),
+        text_of(lambda s, b, h, k, q: s + q),
+        text_of(lambda s, b, h, k, q: s + k),
+        text_of(lambda s, b, h, q, k: s + torch.exp(s)),
+        text_of(lambda s, b, h, q, k: s + torch.exp2(s)),
+        text_of(shifted),
+        text_of(None, lambda s, b, h, q, k: s + 1),
+    }
+    assert len(texts) == 10
+    assert text_of(lambda s, b, h, q, k: s + 1) in texts
+
+
+def rank(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return s + torch.distributed.get_rank()
+
+
+def rank_of_import(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    import torch.distributed as parallel
+
+    return s + parallel.get_rank()
+
+
+def threads(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return s + torch.get_num_threads()
+
+
+def devices(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return s + torch.cuda.device_count()
+
+
+def hashed(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return s + hash("name") % 7
+
+
+def of_a_set(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    for name in {f"first{1}", f"second{2}"}:
+        s = s * 2 + len(name)
+    return s
+
+
+@pytest.mark.parametrize(
+    "mod", [rank, rank_of_import, threads, devices, hashed, of_a_set]
+)
+def test_what_differs_among_processes_has_no_text(mod: Any) -> None:
+    with pytest.raises(UnstableError):
+        text_of(mod)
+
+
+def test_what_is_known_by_identity_has_no_text() -> None:
+    for part in (object(), Slope, text_of, {1}, sys.modules[__name__], frozenset({1})):
+        with pytest.raises(UnstableError):
+            stable_text((1, part))
+
+
+PROGRAM = """
+import math, torch
+from flexc.frontend.closures import read_mods
+from flexc.runtime.stable_text import stable_text
+
+scale = 2.0
+def score(s, b, h, q, k):
+    far = torch.where(q > k, s, "abcdefg".find("c") + math.pi)
+    return scale * torch.nn.functional.softplus(far) + torch.tanh(s).to(torch.float64)
+
+key = read_mods(score, lambda b, h, q, k: q >= k).key
+print(stable_text(key))
+"""
+
+
+def run(program: str, **variables: str) -> str:
+    """Return what another process prints."""
+    command = [sys.executable, "-c", program]
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        command, env=os.environ | paths | variables, stdout=subprocess.PIPE, check=True
+    )
+    return done.stdout.decode()
+
+
+def test_texts_are_equal_in_every_process() -> None:
+    found = {run(PROGRAM, PYTHONHASHSEED=seed) for seed in ("1", "2")}
+    assert len(found) == 1
+
+
+ATTENTION = """
+import sys
+import torch
+from flexc import flex_attention
+
+ids = torch.arange(1024) // 300
+x = torch.ones(1, 1, 1024, 16)
+for _ in range(2):
+    flex_attention(x, x, x, mask_mod=lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k))
+print(*sorted({"xdsl", "sympy", "torch._dynamo"} & sys.modules.keys()))
+"""
+
+
+def test_another_process_imports_nothing_that_compiles(tmp_path: Path) -> None:
+    folder = str(tmp_path / "cache")
+    assert run(ATTENTION, FLEXC_CACHE_DIR=folder) == "sympy torch._dynamo xdsl\n"
+    assert run(ATTENTION, FLEXC_CACHE_DIR=folder) == "\n"
+
+
+COMPILED = """
+import sys
+import torch
+from flexc import flex_attention
+
+assert "torch._dynamo" not in sys.modules
+x = torch.randn(1, 2, 40, 16)
+
+def attend(x):
+    return flex_attention(x, x, x, mask_mod=lambda b, h, q, k: q >= k)
+
+found = torch.compile(attend, backend="aot_eager", fullgraph=True)(x)
+right = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+torch.testing.assert_close(found, right)
+"""
+
+
+def test_dynamo_imports_what_it_traces() -> None:
+    """It may meet attention before any call has imported what is in its graphs."""
+    assert run(COMPILED) == ""
+
+
+INSTALLED = """
+from importlib import metadata
+
+def missing(name):
+    raise metadata.PackageNotFoundError(name)
+
+metadata.distribution = missing
+import flexc
+flexc.flex_attention
+from torch._dynamo.backends import registry
+print("flexc" in registry._COMPILER_FNS)
+"""
+
+
+def test_a_package_that_is_not_installed_registers_its_backend() -> None:
+    assert run(INSTALLED) == "True\n"
