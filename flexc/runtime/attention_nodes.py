@@ -48,8 +48,8 @@ def attend_as_torch(choices: Choices, *operands: Any) -> Any:
         max_scores=options.get("OUTPUT_MAX", False),
     )
     call = GraphCall(mods, outputs, choices.merge(read_graph_options(options)))
-    rest = _tabled(block_mask)
-    results = AttentionKernel(call, True)(query, key, value, scale, *rest, shared)
+    rest = _tabled(block_mask, shared)
+    results = AttentionKernel(call, True)(query, key, value, scale, *rest)
     return tuple(query.new_empty(0) if r is None else r for r in results)
 
 
@@ -100,7 +100,7 @@ def _replace(gm: GraphModule, node: Node, name: str, choices: Choices) -> None:
         stats_are_log2=node.target is OPERATOR,
     )
     gm.add_submodule(name, kernel)
-    args = (query, key, value, scale, *_tabled(block_mask), captures)
+    args = (query, key, value, scale, *_tabled(block_mask, captures))
     with gm.graph.inserting_before(node):
         call = gm.graph.call_module(name, args)
     call.meta.update(node.meta)
@@ -112,13 +112,17 @@ def _replace(gm: GraphModule, node: Node, name: str, choices: Choices) -> None:
             gm.graph.erase_node(graph)
 
 
-def _tabled(block_mask: tuple[Any, ...]) -> tuple[Any, Any, Any]:
-    """Tables, lengths and size of blocks of an operator's BlockMask."""
+def _tabled(block_mask: tuple[Any, ...], captures: Any) -> tuple[Any, ...]:
+    """The last operands: of an operator's BlockMask, and what mods capture."""
     block = tuple(block_mask[-3:-1])
     sparse = isinstance(block[0], Node) or min(block) < NO_BLOCKS
-    tables = tuple(t for t in block_mask[2:6] if t is not None) if sparse else ()
+    rows, columns = (
+        tuple(t for t in side if t is not None) if sparse else ()
+        for side in (block_mask[2:6], block_mask[6:10])
+    )
     # Lengths are for checks of tables: without them nobody has to ask for sizes.
-    return tables, tuple(block_mask[:2]) if tables else (0, 0), block
+    lengths = tuple(block_mask[:2]) if rows else (0, 0)
+    return rows, lengths, block, captures, columns
 
 
 _BUFFERS = ("score_mod_other_buffers", "mask_mod_other_buffers")

@@ -363,12 +363,14 @@ def _captured(mod: CapturedMod | None, captures: Sequence[Any]) -> tuple[Any, ..
 
 
 def _block_mask(call: Attention, mask: GraphModule) -> tuple[Any, ...]:
-    """A BlockMask's tuple as torch has it, without the tables of a backward."""
+    """A BlockMask's tuple as torch has it."""
     lengths = (call.query.size(2), call.key.size(2))
     if call.tables is None:
-        return (*lengths, None, None, None, None, NO_BLOCKS, NO_BLOCKS, mask)
-    tables = [*call.tables.tensors, None, None][:4]
-    return (*lengths, *tables, *call.tables.block_size, mask)
+        return (*lengths, *[None] * 8, NO_BLOCKS, NO_BLOCKS, mask)
+    notes = call.tables.notes
+    sides = call.tables.tensors, () if notes is None else notes.columns
+    rows, columns = ([*side, *[None] * 4][:4] for side in sides)
+    return (*lengths, *rows, *columns, *call.tables.block_size, mask)
 
 
 def _options(call: Attention) -> dict[str, Any]:

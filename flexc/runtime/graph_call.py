@@ -23,6 +23,7 @@ from flexc.runtime.arguments import (
 )
 from flexc.runtime.autograd.run import Results, run_attention
 from flexc.runtime.call import Attention, Outputs
+from flexc.runtime.listed_blocks import check_listed
 from flexc.runtime.mod_graphs import FunctionMods, ModGraphs
 from flexc.runtime.options import Choices, read_choices, resolve_backend
 from flexc.runtime.plans import attend, is_plain
@@ -93,7 +94,7 @@ class GraphCall:
     def run(self, operands: Operands) -> Results:
         """The results of operands that have data."""
         query, key, value, scale, *_ = operands
-        if operands.tables or not is_plain(query):
+        if not is_plain(query):
             return run_attention(self.prepare(operands))
         signature = self.mods.signature(operands.captures)
         factor = None if scale is None else float(scale)
@@ -101,7 +102,16 @@ class GraphCall:
         prepare = partial(self.prepare, operands)
         mods = signature.key if signature.cacheable else None
         given = query, key, value
-        return attend(given, mods, signature.captures, rest, prepare)
+        if not operands.tables:
+            return attend(given, mods, signature.captures, rest, prepare)
+        check_lengths(operands.lengths, operands.tables[0].device, query, key)
+        if not torch.is_grad_enabled():
+            operands = operands._replace(columns=())
+        tables = operands.make_tables()
+        assert tables is not None
+        check_listed(tables.tensors, -(-key.size(2) // operands.block[1]))
+        rest = (*rest, operands.block)
+        return attend(given, mods, signature.captures, rest, prepare, tables=tables)
 
     def prepare(self, operands: Operands) -> Attention:
         """The call of operands that have data, ready to run."""

@@ -45,21 +45,26 @@ def attend(
     rest: Hashable,
     prepare: Prepare,
     block_mask: BlockMask | None = None,
+    tables: Tables | None = None,
 ) -> Results:
     """The results of a call of (query, key, value).
 
     `mods` is the key of its mods, None where they are traced at every call, and `rest`
-    all else that it depends on. Only a call without a plan is prepared.
+    all else that it depends on. Only a call without a plan is prepared. Tables that are
+    given in place of a BlockMask were checked, and are read as they are.
     """
     if mods is None:
         return run_call(prepare())
     tensors, device = operands + captures, operands[0].device
     key: Hashable = (mods, rest, torch.is_grad_enabled())
     if block_mask is None:
-        plan = KNOWN.find(key, tensors, device, plan_of)
+        make = plan_of
+        if tables is not None:
+            tensors, make = tensors + tables.all_tensors, tabled_plan_of
+        plan = KNOWN.find(key, tensors, device, make)
         if plan is None:
             return run_call(prepare())
-        return plan(tensors, None, prepare)
+        return plan(tensors, tables, prepare)
     if is_capturing(operands[0]):
         return run_call(prepare())  # The graph would outlive what is kept.
     shape = (block_mask.BLOCK_SIZE, block_mask.seq_lengths, stream_of(device))
@@ -89,6 +94,13 @@ def plan_of(tensors: Sequence[Any], facts: Hashable) -> UnrecordedCall | Recorde
         from flexc.runtime.prepared_calls import RecordedCall
 
     return RecordedCall()
+
+
+def tabled_plan_of(
+    tensors: Sequence[Any], facts: Hashable
+) -> UnrecordedCall | RecordedCall:
+    """A new plan of calls of such tensors, of which tables come last."""
+    return plan_of(tensors, None)
 
 
 def masked_call(tensors: Sequence[Any], facts: Hashable) -> MaskedCall:

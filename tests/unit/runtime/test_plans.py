@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
 
 import flexc
 from flexc.runtime.call import Attention
@@ -171,3 +172,27 @@ def test_zeros_of_both_signs_are_two_scales() -> None:
 
     plus, minus = (attend(*tensors, sign, scale=z) for z in (0.0, -0.0))
     assert not torch.equal(plus, minus)
+
+
+@pytest.mark.parametrize("make", [flexc.create_block_mask, create_block_mask])
+def test_block_masks_of_compiled_functions(
+    make: Any, executed: list[Attention], backwards: list[Any]
+) -> None:
+    """Their tables are operands of a graph, those for columns too."""
+    mask = make(causal, None, None, 40, 40, "cpu", BLOCK_SIZE=16)
+    compiled: Any = flexc.compile(lambda q, k, v: attend(q, k, v, block_mask=mask) * 2)
+    for records in (False, True):
+        for i in range(6):
+            if i == 4:
+                executed.clear()
+                backwards.clear()
+            tensors = [t.requires_grad_(records) for t in qkv(40)]
+            expected = attention(*tensors, None, causal).out.to(torch.float32) * 2
+            found = compiled(*tensors)
+            torch.testing.assert_close(found, expected, rtol=0, atol=4e-6)
+            if records:
+                given = torch.autograd.grad(found.sum(), tensors)
+                right = torch.autograd.grad(expected.sum(), tensors)
+                torch.testing.assert_close(given, right, rtol=1e-4, atol=2e-5)
+        assert not executed
+    assert not backwards
