@@ -39,6 +39,10 @@ _EXPORTS = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'flexc' has no attribute {name!r}")

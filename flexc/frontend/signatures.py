@@ -90,7 +90,7 @@ def _other_use(kind: ModKind, signature: inspect.Signature) -> str:
     """What a function is that cannot be called as a mod of this kind."""
     other: ModKind = "mask_mod" if kind == "score_mod" else "score_mod"
     if _takes(signature, other):
-        if list(signature.parameters)[:1] == ["score"]:
+        if kind == "score_mod" and list(signature.parameters)[:1] == ["score"]:
             return ": kv_idx is missing"
         return f": these are the arguments of a {other}, pass it as {other}="
     if len(signature.parameters) < 3:

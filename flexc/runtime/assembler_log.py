@@ -39,6 +39,18 @@ _collectors = 0
 _before: list[Any] = []
 
 
+def _renew() -> None:
+    """In a child nobody lets go of what its parent's threads held."""
+    global _lock, _collectors
+    _lock = threading.Lock()
+    if _collectors:
+        _collectors = 1
+        _leave()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
 @contextmanager
 def assembler_log() -> Iterator[list[str]]:
     """Everything is compiled anew; what ptxas says of it goes to the list."""

@@ -45,7 +45,9 @@ class Beside(Generic[Value]):
         """The value, once it is there."""
         if self._made is None:
             self._made = self._wait()
-        return self._made[0]
+        value = self._made[0]
+        self._make = lambda: value  # What it was made of may go.
+        return value
 
     def _wait(self) -> tuple[Value]:
         if self._thread is not None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
 
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Import, trace or lower without looking for garbage among all of torch."""
-    enabled = gc.isenabled()
+    """Import, trace or lower without looking for garbage among all of torch.
+
+    There is one collector, which other threads than the main one leave as it is.
+    """
+    if not gc.isenabled() or current_thread() is not main_thread():
+        yield
+        return
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        gc.enable()

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
 from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from flexc.frontend.plain_values import number_key
 from flexc.runtime.streams import CPU, stream_of
@@ -29,6 +31,7 @@ MOST_GUARDS = 8
 
 current_transform: Any = torch._C._functorch.maybe_current_level  # pyright: ignore
 count_of_modes = torch._C._len_torch_dispatch_stack
+count_of_function_modes = torch._C._len_torch_function_stack
 is_autocast_enabled = torch.is_autocast_enabled
 is_deterministic = torch.are_deterministic_algorithms_enabled
 precision_of: Any = torch._C._get_fp32_precision_getter  # pyright: ignore
@@ -97,11 +100,12 @@ class Kept:
 
     def _guard(self, key: Hashable, tensors: Sequence[Any], found: Any) -> None:
         """Find this sooner from now on: its facts were seen a second time."""
+        guards = self._guards.get(key, [])
+        if len(guards) >= MOST_GUARDS:
+            return  # To compare with many takes longer than to list facts.
         guard = Guard.of(tensors)
         if guard is not None:
-            guards = self._guards.get(key, [])
-            kept = guards if len(guards) < MOST_GUARDS else []
-            self._guards[key] = [*kept, (guard, found)]
+            self._guards[key] = [*guards, (guard, found)]
 
 
 class Guard:
@@ -110,7 +114,7 @@ class Guard:
     Torch compares all facts but addresses.
     """
 
-    __slots__ = ("_check", "_count", "_numbers", "_pick", "_places")
+    __slots__ = ("_check", "_count", "_numbers", "_pick")
 
     def __init__(self, tensors: Sequence[Any], places: Sequence[int]):
         self._count = len(tensors)
@@ -126,9 +130,11 @@ class Guard:
         """The guard of tensors that are different, aligned and not empty, if any."""
         places = [i for i, t in enumerate(tensors) if isinstance(t, Tensor)]
         found = [tensors[i] for i in places]
-        if len(places) == (len(tensors) > 1) or len(set(map(id, found))) < len(found):
-            return None  # Too few to pick, or some are the same.
-        return cls(tensors, places) if _are_aligned(found) else None
+        if not found or (len(found) == 1 and len(tensors) > 1):
+            return None  # Too few to pick.
+        if len(set(map(id, found))) < len(found) or not _are_aligned(found):
+            return None
+        return cls(tensors, places)
 
     def holds(self, tensors: Sequence[Any]) -> bool:
         if len(tensors) != self._count:
@@ -157,7 +163,14 @@ def is_hidden() -> bool:
         current_transform() is None
         and forward_ad._current_level < 0
         and not count_of_modes()
+        and (not count_of_function_modes() or _only_says_devices())
     )
+
+
+def _only_says_devices() -> bool:
+    """Whether all modes of functions only say where tensors are made."""
+    modes = _get_current_function_mode_stack()
+    return all(type(mode) is DeviceContext for mode in modes)
 
 
 def facts_of(tensors: Sequence[Any]) -> tuple[Hashable, ...] | None:

@@ -201,9 +201,13 @@ def trivial_graph(arity: int) -> GraphModule:
     return GraphModule(torch.nn.Module(), graph)
 
 
-def _digest(graphs: Iterable[GraphModule | None]) -> str:
+class GraphDigest(str):
+    """A digest of graphs in this process: they name functions by their addresses."""
+
+
+def _digest(graphs: Iterable[GraphModule | None]) -> GraphDigest:
     text = "\0".join("" if g is None else "\n".join(_lines(g)) for g in graphs)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return GraphDigest(hashlib.sha256(text.encode()).hexdigest())
 
 
 def _lines(gm: GraphModule) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from flexc.runtime.autograd.template import (
 from flexc.runtime.call import Attention
 from flexc.runtime.derivatives import check_gradient
 from flexc.runtime.modes import unseen
-from flexc.runtime.notes import Capture, are_still
+from flexc.runtime.notes import Capture
 from flexc.runtime.plans import Prepare, UnrecordedCall, is_recorded
 from flexc.runtime.repeats import KNOWN, Repeated
 
@@ -108,15 +108,11 @@ def may_repeat(call: Attention) -> bool:
 class MaskedCall:
     """Calls of equal facts with a BlockMask: the tables that they read, and a plan."""
 
-    __slots__ = ("_captures", "_plan", "_tables", "_tensors")
+    __slots__ = ("_blocks",)
 
     def __init__(self) -> None:
-        self._plan: UnrecordedCall | RecordedCall | None = None
-        self._tables: Tables | None = None
-        self._tensors: tuple[Tensor, ...] = ()
-        """Those of the tables."""
-        self._captures: tuple[Capture, ...] | None = None
-        """What the mods captured, where blocks are those of these values."""
+        self._blocks: Blocks | None = None
+        """Exchanged as a whole: other threads read it meanwhile."""
 
     def __call__(
         self,
@@ -125,28 +121,38 @@ class MaskedCall:
         captures: Sequence[Any],
         prepare: Prepare,
     ) -> Results:
-        noted = self._captures
-        if self._plan is None or (noted is not None and not are_still(noted, captures)):
-            self._find(key, tensors, captures, prepare())
-        assert self._plan is not None
-        return self._plan(tensors + self._tensors, self._tables, prepare)
+        blocks = self._blocks
+        if blocks is None or not blocks.are_of(captures):
+            blocks = self._blocks = blocks_of(key, tensors, captures, prepare())
+        return blocks.plan(tensors + blocks.tensors, blocks.tables, prepare)
 
-    def _find(
-        self,
-        key: Hashable,
-        tensors: tuple[Any, ...],
-        captures: Sequence[Any],
-        call: Attention,
-    ) -> None:
-        """Find the tables of a call, and the plan of all calls with such tables."""
-        plan = RecordedCall() if is_recorded(tensors) else UnrecordedCall()
-        with unseen(), torch.no_grad():
-            both = isinstance(plan, RecordedCall)
-            tables = call.with_traced().settle(both=both).tables
-        self._tables = tables
-        self._tensors = () if tables is None else tables.all_tensors
-        is_own = call.tables is not None and call.tables.replaceable
-        self._captures = tuple(map(Capture.of, captures)) if tables and is_own else None
-        given = tensors + self._tensors
-        found = KNOWN.find(key, given, call.query.device, lambda *_: plan)
-        self._plan = plan if found is None else found
+
+class Blocks(NamedTuple):
+    """The tables that a call reads of a BlockMask, and the plan of such calls."""
+
+    plan: UnrecordedCall | RecordedCall
+    tables: Tables | None
+    tensors: tuple[Tensor, ...]
+    """Those of the tables."""
+    noted: tuple[tuple[int, Capture], ...]
+    """What the mask captured, by its places, where blocks are those of these values."""
+
+    def are_of(self, captures: Sequence[Any]) -> bool:
+        return all(capture.still_is(captures[place]) for place, capture in self.noted)
+
+
+def blocks_of(
+    key: Hashable, tensors: tuple[Any, ...], captures: Sequence[Any], call: Attention
+) -> Blocks:
+    """Find the tables of a call, and the plan of all calls with such tables."""
+    plan = RecordedCall() if is_recorded(tensors) else UnrecordedCall()
+    with unseen(), torch.no_grad():
+        call = call.with_traced()
+        tables = call.settle(both=isinstance(plan, RecordedCall)).tables
+    held = () if tables is None else tables.all_tensors
+    is_own = call.tables is not None and call.tables.replaceable
+    mask = call.trace().mask
+    read = {i.slot for i in mask.inputs} if mask and tables and is_own else set()
+    noted = tuple((i, Capture.of(c)) for i, c in enumerate(captures) if i in read)
+    found = KNOWN.find(key, tensors + held, call.query.device, lambda *_: plan)
+    return Blocks(plan if found is None else found, tables, held, noted)

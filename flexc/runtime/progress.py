@@ -55,7 +55,7 @@ class Progress:
             if self.spinner is None:
                 log.warning("compiling %s", what)
             else:
-                self.spinner.update(self.text)
+                self.spinner.update(self.markup)
                 self.spinner.start()
 
     def end(self, timer: threading.Timer) -> None:
@@ -67,10 +67,15 @@ class Progress:
             if self.spinner is None:
                 return
             if self.shown:
-                self.spinner.update(self.text)
+                self.spinner.update(self.markup)
             else:
                 self.spinner.stop()
                 self.spinner = None
+
+    @property
+    def markup(self) -> str:
+        """The text as rich reads it: brackets are no styles."""
+        return self.text.replace("[", "\\[")
 
     @property
     def text(self) -> str:

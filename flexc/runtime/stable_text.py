@@ -11,13 +11,23 @@ from __future__ import annotations
 import dis
 import sys
 from dataclasses import fields, is_dataclass
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodDescriptorType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
 
 from flexc.frontend.plain_values import BY_VALUE
-from flexc.frontend.special_methods import is_trusted_module, trusted_class
+from flexc.frontend.special_methods import (
+    is_trusted,
+    is_trusted_module,
+    trusted_class,
+)
 
 ATOMS = frozenset({*BY_VALUE, int, float})
 """Types of values that `repr` tells apart."""
@@ -104,8 +114,33 @@ def _name_of(value: Any) -> str:
     if isinstance(value, FunctionType | BuiltinFunctionType):
         module, name = value.__module__, value.__name__
         if _computes(value) and getattr(sys.modules.get(module), name, None) is value:
-            return f"{module}.{name}"
+            return f"{module}.{name}{_body_of(value)}"
     raise UnstableError(repr(value))
+
+
+def _body_of(function: FunctionType | BuiltinFunctionType) -> str:
+    """Return what a function in Python is made of: someone may have exchanged that."""
+    if isinstance(function, BuiltinFunctionType):
+        return ""
+    options = sorted((function.__kwdefaults__ or {}).items())
+    return stable_text((function.__code__, function.__defaults__, tuple(options)))
+
+
+_TENSOR = dict(vars(torch.Tensor))
+"""The methods of tensors as they were when this was imported."""
+
+
+def is_patched() -> bool:
+    """Return whether someone exchanged methods of tensors: keys name them at most."""
+    held = vars(torch.Tensor)
+    return dict(held) != _TENSOR or any(
+        not is_trusted(value)
+        if isinstance(value, FunctionType)
+        else isinstance(value, MethodDescriptorType)
+        and value.__name__ != name
+        and not name.startswith("__")
+        for name, value in held.items()
+    )
 
 
 def _computes(function: FunctionType | BuiltinFunctionType) -> bool:

@@ -8,6 +8,7 @@ becomes of the file.
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 from functools import lru_cache
 from threading import RLock
@@ -40,6 +41,15 @@ _checked: Recent[Any] = Recent()
 _one_at_a_time = RLock()
 """Held while a source is run, as modules have names in the process, and read: Python's
 parser counts its depth for all threads together, which Triton runs into."""
+
+
+def _renew() -> None:
+    """In a child nobody lets go of what its parent's threads held."""
+    global _one_at_a_time
+    _one_at_a_time = RLock()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 class OneAtATime:

@@ -94,8 +94,11 @@ def innermost(
     """The function in C of a launcher of Triton's, and what it passes to that.
 
     This is what it passes before and after the stream, and whether it passes so many
-    values one by one. Of a launcher that does more at each launch, its own.
+    values one by one. Of a launcher that allocates memory for a kernel, or passes
+    anything else at each launch, this is the launcher itself.
     """
+    if any(getattr(start, f"{kind}_scratch_size", 0) for kind in ("global", "profile")):
+        return start, before, after, True
     passed: list[tuple[Any, ...]] = []
     stream, values = object(), tuple(object() for _ in range(count))
     asked = copy(start)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from flexc.runtime.equal_facts import MOST_GUARDS, Guard, Kept, facts_of
 
@@ -118,3 +119,26 @@ def test_settings_of_torch_are_facts() -> None:
     torch.func.vmap(lambda t: seen.append(kept.find("key", x, CPU)) or t)(x[0])
     assert seen == [None]
     assert kept.find("key", x, CPU) is plain
+
+
+@pytest.mark.parametrize("given", [[1, 2], [None, 2.0], [1, 2, 3]])
+def test_numbers_alone(given: list[Any]) -> None:
+    kept = Kept()
+    found = [kept.find("key", given, CPU, lambda *_: object()) for _ in range(3)]
+    assert len(set(map(id, found))) == 1
+    assert Guard.of(given) is None
+
+
+def test_modes_of_functions_are_seen() -> None:
+    class Doubled(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    kept, x = Kept(), (torch.randn(4), torch.randn(4))
+    plain = kept.find("key", x, CPU, lambda *_: object())
+    with Doubled():
+        assert kept.find("key", x, CPU) is None
+    with torch.device("cpu"):  # It only says where tensors are made.
+        assert kept.find("key", x, CPU) is plain

@@ -362,3 +362,39 @@ print("flexc" in registry._COMPILER_FNS)
 
 def test_a_package_that_is_not_installed_registers_its_backend() -> None:
     assert run(INSTALLED) == "True\n"
+
+
+def test_what_someone_exchanged_in_torch_is_traced(
+    process: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mods() -> Mods:
+        softsign = torch.nn.functional.softsign
+        return lambda s, b, h, q, k: softsign(s.tanh()), None
+
+    for _ in range(2):
+        check(mods())
+    assert len(tapes(tmp_path)) == 1
+    with monkeypatch.context() as patch:
+        process.another()
+        patch.setattr(torch.Tensor, "tanh", torch.Tensor.sin)
+        assert check(mods()) == 1
+    process.another()
+    other = torch.nn.functional.softmin.__code__
+    with monkeypatch.context() as patch:
+        key = (torch.nn.functional.softsign,)
+        before = stable_text(key)
+        patch.setattr(torch.nn.functional.softsign, "__code__", other)
+        assert stable_text(key) != before
+
+
+def test_graphs_that_dynamo_made_are_not_stored(
+    process: Process, tmp_path: Path
+) -> None:
+    """They name functions by their addresses."""
+    run: Any = torch.compile(
+        lambda q, k, v: attend(q, k, v, windowed(8)[0], mask_mod=windowed(8)[1]),
+        backend="flexc",
+    )
+    for _ in range(3):
+        run(*qkv(40))
+    assert not tapes(tmp_path)
