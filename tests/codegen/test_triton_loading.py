@@ -6,6 +6,8 @@ Nothing is launched: kernels are compiled for a GPU that need not be there.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -133,7 +135,7 @@ class Launcher:
     """Like a launcher of Triton's: asks for memory, and calls a function in C."""
 
     def __init__(self, memory: int = 0, flat: bool = True):
-        self.memory, self.flat = memory, flat
+        self.global_scratch_size, self.flat = memory, flat
         self.heard: list[tuple[Any, ...]] = []
 
     def launch(self, *args: Any) -> None:
@@ -142,7 +144,8 @@ class Launcher:
     def __call__(
         self, x: int, y: int, z: int, stream: Any, function: Any, *args: Any
     ) -> None:
-        scratch = memoryview(bytes(stream)) if self.memory else None
+        size = self.global_scratch_size  # Allocated whatever the stream is.
+        scratch = bytearray(size) if size else None
         first, values = args[:4], args[4:]
         last = values if self.flat else (values,)
         self.launch(x, y, z, stream, function, False, scratch, *first, *last)
@@ -157,6 +160,32 @@ def test_launches_go_to_the_function_in_c(flat: bool, memory: int) -> None:
     launcher(4, 5, 6, 3, "f", "meta", None, None, None, *values)
     first, second = launcher.heard
     assert first == second
+    assert first[6] is None or first[6] is not second[6]
+
+
+def test_a_child_has_locks_of_its_own() -> None:
+    """A thread that it does not have may have held its parent's."""
+    script = """
+import os, threading
+from flexc.runtime import assembler_log, triton_compiler
+held, done = threading.Event(), threading.Event()
+def hold():
+    with triton_compiler._one_at_a_time, assembler_log.assembler_log():
+        held.set()
+        done.wait(60)
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait(60)
+child = os.fork()
+if child == 0:
+    free = triton_compiler._one_at_a_time.acquire(timeout=10)
+    with assembler_log.assembler_log():
+        os._exit(0 if free else 1)
+done.set()
+thread.join()
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 def test_hooks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
