@@ -12,12 +12,12 @@ import shlex
 import struct
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.errors import CompilationError
+from flexc.runtime.beside import Beside
 from flexc.runtime.cache import cache_dir, load, store, workspace
 from flexc.runtime.cpp_compiler import (
     INCLUDE_DIR,
@@ -69,9 +69,10 @@ def build(spec: KernelSpec) -> Path:
     name = f"{file_name(spec.entry, spec.source, compiler)}.so"
     if load(name) is not None:
         return cache_dir() / name
-    with compiling(lambda: described(spec.source)), ThreadPoolExecutor(1) as beside:
-        shared = beside.submit(shared_objects, spec, compiler)
-        objects = [compiled(spec.source, compiler), *shared.result()]
+    with compiling(lambda: described(spec.source)):
+        # A pool of threads takes no work while the process ends.
+        shared = Beside(lambda: shared_objects(spec, compiler))
+        objects = [compiled(spec.source, compiler), *shared.get()]
         return store(name, linked(objects, compiler))
 
 

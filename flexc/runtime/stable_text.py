@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dis
 import sys
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from types import (
     BuiltinFunctionType,
@@ -97,6 +98,7 @@ def _parts_of(code: CodeType) -> tuple[Any, ...]:
     for instruction in dis.get_instructions(code):
         if instruction.opname in UNTOLD:
             raise UnstableError(instruction.opname)
+    _check_methods(code.co_names)
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
     rest = (code.co_flags, code.co_exceptiontable)
@@ -130,17 +132,21 @@ _TENSOR = dict(vars(torch.Tensor))
 """The methods of tensors as they were when this was imported."""
 
 
-def is_patched() -> bool:
-    """Return whether someone exchanged methods of tensors: keys name them at most."""
+def _check_methods(names: Iterable[str]) -> None:
+    """Refuse methods of tensors that someone exchanged: keys hold their names alone."""
     held = vars(torch.Tensor)
-    return dict(held) != _TENSOR or any(
-        not is_trusted(value)
-        if isinstance(value, FunctionType)
-        else isinstance(value, MethodDescriptorType)
-        and value.__name__ != name
-        and not name.startswith("__")
-        for name, value in held.items()
-    )
+    operators = [name for name in held if name.startswith("__")]
+    for name in (*operators, *names):
+        value = held.get(name)
+        if isinstance(value, FunctionType):
+            exchanged = not is_trusted(value)
+        elif isinstance(value, MethodDescriptorType):
+            is_own = _TENSOR.get(name) is value
+            exchanged = not is_own or (name not in operators and value.__name__ != name)
+        else:
+            continue
+        if exchanged:
+            raise UnstableError(f"torch.Tensor.{name}")
 
 
 def _computes(function: FunctionType | BuiltinFunctionType) -> bool:

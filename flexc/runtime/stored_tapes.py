@@ -26,7 +26,7 @@ from flexc.runtime.cache import load, store
 from flexc.runtime.cpp_compiler import find_command, processor
 from flexc.runtime.cpp_library import CppFunction, Symbol, open_symbol
 from flexc.runtime.recent import Recent
-from flexc.runtime.stable_text import UnstableError, is_patched, stable_text
+from flexc.runtime.stable_text import UnstableError, stable_text
 from flexc.runtime.streams import CPU
 from flexc.runtime.tape import Allocation, Launch, Place, Step, Tape
 from flexc.runtime.versions import versions
@@ -62,7 +62,7 @@ class StoredTape:
         """Return the tape, if it is there; it is looked for once."""
         facts, self._facts = self._facts, None
         missed = _missed.get(self._mods, list)
-        if facts is None or len(missed) >= MOST_MISSES or is_patched():
+        if facts is None or len(missed) >= MOST_MISSES:
             return None
         try:
             name = name_of(facts)
