@@ -131,6 +131,13 @@ def _body_of(function: FunctionType | BuiltinFunctionType) -> str:
 _TENSOR = dict(vars(torch.Tensor))
 """The methods of tensors as they were when this was imported."""
 
+_FOREIGN = frozenset(
+    name
+    for name, value in _TENSOR.items()
+    if isinstance(value, FunctionType) and not is_trusted(value)
+)
+"""Those that were not torch's own even then."""
+
 
 def _check_methods(names: Iterable[str]) -> None:
     """Refuse methods of tensors that someone exchanged: keys hold their names alone."""
@@ -138,10 +145,10 @@ def _check_methods(names: Iterable[str]) -> None:
     operators = [name for name in held if name.startswith("__")]
     for name in (*operators, *names):
         value = held.get(name)
+        is_own = _TENSOR.get(name) is value and name not in _FOREIGN
         if isinstance(value, FunctionType):
-            exchanged = not is_trusted(value)
+            exchanged = not (is_own or is_trusted(value))
         elif isinstance(value, MethodDescriptorType):
-            is_own = _TENSOR.get(name) is value
             exchanged = not is_own or (name not in operators and value.__name__ != name)
         else:
             continue
