@@ -21,13 +21,12 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 
 from flexc.errors import TracingError
+from flexc.runtime.arguments import Results
 from flexc.runtime.options import Choices
 from flexc.runtime.transforms import is_transformed, tracing
 
 if TYPE_CHECKING:
     from flexc.runtime.call import Attention
-
-Results = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def attend(
     if block_mask is None:
         make = plan_of
         if tables is not None:
-            tensors, make = tensors + tables.all_tensors, tabled_plan_of
+            tensors, make = tensors + tables.all_tensors, unstored_plan_of
         plan = KNOWN.find(key, tensors, device, make)
         if plan is None:
             return run_call(prepare())
@@ -86,21 +86,27 @@ def run_call(call: Attention) -> Results:
     return run_attention(call)
 
 
-def plan_of(tensors: Sequence[Any], facts: Hashable) -> UnrecordedCall | RecordedCall:
-    """A new plan of calls of such tensors, whose key and facts these are."""
+def plan_of(tensors: Sequence[Any], facts: Any) -> UnrecordedCall | RecordedCall:
+    """Return a new plan of calls of such tensors; a CPU's tape may be on the disk.
+
+    The facts begin with the key that `attend` makes, and that with the mods' key.
+    """
+    if is_recorded(tensors) or not tensors[0].is_cpu:
+        return unstored_plan_of(tensors, facts)
+    ((mods, *_), _), _ = facts
+    return UnrecordedCall(StoredTape(facts, mods))
+
+
+def unstored_plan_of(
+    tensors: Sequence[Any], facts: Hashable
+) -> UnrecordedCall | RecordedCall:
+    """Return a new plan of calls of such tensors, whose tape is in memory alone."""
     if not is_recorded(tensors):
-        return UnrecordedCall(facts)
+        return UnrecordedCall()
     with without_collection():
         from flexc.runtime.prepared_calls import RecordedCall
 
     return RecordedCall()
-
-
-def tabled_plan_of(
-    tensors: Sequence[Any], facts: Hashable
-) -> UnrecordedCall | RecordedCall:
-    """A new plan of calls of such tensors, of which tables come last."""
-    return plan_of(tensors, None)
 
 
 def masked_call(tensors: Sequence[Any], facts: Hashable) -> MaskedCall:
@@ -130,10 +136,10 @@ class UnrecordedCall:
 
     __slots__ = ("_repeated", "_stored")
 
-    def __init__(self, facts: Any = None) -> None:
-        """Calls of a key, the mods' first, and facts; of None no tape is stored."""
+    def __init__(self, stored: StoredTape | None = None) -> None:
+        """`stored` is the place of their tape on the disk, if it may be there."""
         self._repeated = Repeated()
-        self._stored = None if facts is None else StoredTape(facts, facts[0][0][0])
+        self._stored = stored
 
     def __call__(
         self, tensors: Sequence[Any], tables: Tables | None, prepare: Prepare
@@ -142,7 +148,7 @@ class UnrecordedCall:
             replayed: Any = tape(tensors)
             return replayed
 
-        stored = self._stored if tensors[0].is_cpu else None
+        stored = self._stored
         if stored is not None and (tape := stored.load()) is not None:
             self._repeated.tape = tape
             first: Any = tape(tensors)
