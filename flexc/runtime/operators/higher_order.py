@@ -23,7 +23,7 @@ from flexc.runtime.autograd.template import split
 from flexc.runtime.call import Outputs
 from flexc.runtime.graph_call import GraphCall, Operands, read_graph_options
 from flexc.runtime.mod_graphs import FunctionMods, ModGraphs, mods_of
-from flexc.runtime.operators import library  # noqa: F401  (defines the operators)
+from flexc.runtime.operators.inductor import teach_inductor
 from flexc.runtime.operators.planning import with_planned
 from flexc.runtime.operators.traced import TracedAttention
 from flexc.runtime.options import NO_CHOICES
@@ -117,3 +117,4 @@ def teach_dynamo() -> bool:
 
 
 DYNAMO_KNOWS = teach_dynamo()
+teach_inductor()
