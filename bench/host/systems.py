@@ -1,8 +1,8 @@
 """The contestants, and the ways to call them.
 
-A system is a function from a problem to attention of (query, key, value). Nobody's
-BlockMasks are timed: they are made before. flexc is given the mask itself, but for
-documents, of which it is given a BlockMask; `document-mask-mod` plans at each call.
+A system is a function from a problem to attention of (query, key, value). BlockMasks
+are made before the calls, except by `torch-flex-planned`. flexc is given the mask
+itself, but a BlockMask of documents; of `document-mask-mod` it plans each call.
 SDPA has none of the mods: its call is causal where there is a mask or a mod, and says
 what a call of torch's own costs.
 """
@@ -69,6 +69,25 @@ def by_torch(problem: Problem) -> Attention:
     return attend
 
 
+def by_planning_torch(problem: Problem) -> Attention | None:
+    """torch's flex attention, which makes its BlockMask at each call."""
+    score_mod, mask_mod = problem.mods
+    if mask_mod is None:
+        return None
+    flex_attention: Any = torch_flex.flex_attention
+    make: Any = torch_flex.create_block_mask
+    if problem.cell.mode != COMPILED:
+        flex_attention = torch.compile(flex_attention, dynamic=False)
+        make = torch.compile(make, dynamic=False)
+    seq, device = problem.cell.shape.seq, problem.device
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        made = make(mask_mod, None, None, seq, seq, device=device)
+        return flex_attention(query, key, value, score_mod, block_mask=made)
+
+    return attend
+
+
 def by_sdpa(problem: Problem) -> Attention:
     is_causal = problem.mods != (None, None)
 
@@ -83,6 +102,7 @@ SYSTEMS: dict[str, System] = {
     "flexc-tables": by_tables,
     "flexc-compile": by_flexc_compile,
     "torch-flex": by_torch,
+    "torch-flex-planned": by_planning_torch,
     "sdpa": by_sdpa,
 }
 
