@@ -30,6 +30,7 @@ from flexc.dialects import blocksparse, flex
 from flexc.dialects.flex import SumKind
 from flexc.errors import OptionError
 from flexc.passes.hopper_sizes import (
+    PART_ROWS,
     check_hopper_sizes,
     check_hopper_warps,
     choose_hopper_sizes,
@@ -192,7 +193,8 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     """Choose tiles and turn masks and block tables into segments.
 
     For Gluon `overlap` says that products are to run beside the softmax of another
-    block, which takes registers. For Triton tiles are `smaller` by so many steps than
+    block, which takes registers, and a program has `most_rows` rows at most unless
+    several share a multiprocessor. For Triton tiles are `smaller` by so many steps than
     the best, where that needs more shared memory than there is. For C++ a program owns
     a panel of the `machine`, and segments are `trimmed`, where it is not needed that
     blocks of columns begin at multiples of their size.
@@ -207,6 +209,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     num_stages: int | None = None
     shared_memory: int = HOPPER_SHARED_MEMORY
     overlap: bool = True
+    most_rows: int | None = None
     smaller: int = 0
     machine: MachineName = "avx2"
     trimmed: bool = True
@@ -329,16 +332,18 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     def expects_short_rows(self, op: flex.AttentionOp) -> bool:
         """Whether tiles are chosen for rows of few keys.
 
-        On Hopper at head dim 64 also for a score mod's work; at 128 two consumers are
-        faster than two programs even in a band (439 TFLOP/s and 424, of 1024 keys).
+        On Hopper at head dim 64 also for a score mod's work, unless a program is alone
+        on its multiprocessor; at 128 two consumers are faster than two programs even in
+        a band (439 TFLOP/s and 424, of 1024 keys).
         """
         subject = SegmentSubject.of(op)
         if self.target != "gluon":
             return has_short_rows(subject)
         widest = max(flex.tensor_shape(v)[3] for v in (op.query, op.value))
-        if widest > NARROW:
+        if widest > NARROW or is_listed(subject):
             return is_listed(subject)
-        return is_listed(subject) or is_banded(subject) or changes_scores(op)
+        is_alone = self.most_rows == PART_ROWS
+        return is_banded(subject) or (changes_scores(op) and not is_alone)
 
     def choose(
         self,
@@ -359,7 +364,13 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             return panel_sizes(self.machine, bits, max(dims), sparse_block, rows=rows)
         if self.target == "gluon":
             return choose_hopper_sizes(
-                bits, *dims, sparse_block, memory, short_rows, self.overlap
+                bits,
+                *dims,
+                sparse_block,
+                memory,
+                short_rows,
+                self.overlap,
+                self.most_rows,
             )
         return choose_tile_sizes(
             self.target, bits, *dims, sparse_block, memory, short_rows

@@ -14,10 +14,12 @@ from flexc.errors import BlockMaskError
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall
+from flexc.passes.hopper_sizes import rows_at_once
 from flexc.passes.pipelines import F32Precision
 from flexc.passes.score_factor import SAFE_FACTORS
 from flexc.runtime.arguments import Outputs, Tables
 from flexc.runtime.build import (
+    HOPPER,
     Build,
     capability,
     machine_for,
@@ -388,7 +390,16 @@ class Attention:
             f32_precision(query),
             capability=capability(query.device) if self.backend == "triton" else None,
             machine=machine_for(self.backend),
+            most_rows=self._most_rows(),
         )
+
+    def _most_rows(self) -> int | None:
+        """The most rows of a program; only Hopper's kernels ask."""
+        device = self.query.device
+        if self.backend != "triton" or capability(device) != HOPPER:
+            return None
+        batch, heads, rows, _ = self.query.shape
+        return rows_at_once(batch * heads, rows, multiprocessors(device))
 
     def kv_len_multiple(self) -> int | None:
         """The class of lengths that a GPU kernel is for: whole blocks, or any.

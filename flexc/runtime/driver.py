@@ -143,7 +143,7 @@ class Compiled:
     def combine(self) -> Kernel:
         """The kernel that combines the splits of rows."""
         tiles = replace(NO_OPTIONS, schedule=TRITON.name)
-        build = replace(self.build, tiles=tiles)
+        build = replace(self.build, tiles=tiles, most_rows=None)
         return kernel_for(build_combine_module(build.call), build)
 
     @cached_property
@@ -223,6 +223,7 @@ def kernel_key(module: ModuleOp, build: Build) -> str:
     if build.backend == "triton":
         parts += [build.f32_precision, reads_of(build), str(build.shared_memory)]
         parts += [str(build.capability), str(build.derivative), assembler()]
+        parts.append(str(build.most_rows))
     if build.backend == "cpp":
         parts.append(build.machine)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -316,6 +317,7 @@ def convert_for(
         target,
         shared_memory=memory,
         overlap=overlap,
+        most_rows=build.most_rows,
         smaller=steps,
         machine=build.machine,
     )

@@ -48,7 +48,8 @@ def warmup(
 
     They are kept on the disk too: other processes find them there. A kernel serves all
     lengths on a CPU; on a GPU there is one for lengths that are multiples of 128, and
-    one for others.
+    one for others. On a Hopper GPU calls with few rows in all have kernels of their
+    own, with fewer rows in a program.
 
         flexc.warmup(flexc.flex_attention, *[(4, 8, 4096, 64)] * 3, mask_mod=causal,
                      dtype=torch.bfloat16, device="cuda", backward=True)

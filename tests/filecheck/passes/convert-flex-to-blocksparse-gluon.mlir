@@ -3,6 +3,7 @@
 // RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon block_m=32}" | filecheck %s --check-prefix=NARROW
 // RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon overlap=false}" | filecheck %s --check-prefix=SIMPLE
 // RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon num_stages=4}" | filecheck %s --check-prefix=STAGES
+// RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon most_rows=64}" | filecheck %s --check-prefix=FEW
 // RUN: not flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon block_m=96}" 2>&1 | filecheck %s --check-prefix=ODD
 
 // ODD: BLOCK_M expects a multiple of 64 or a power of 2, got 96
@@ -18,6 +19,8 @@
 // CHECK-LABEL: @narrow
 // CHECK: block_m = 192 : i32, block_n = 128 : i32, num_warps = 4 : i32, num_stages = 2 : i32
 // CHECK-SAME: rows_per_part = 64
+// FEW-LABEL: @narrow
+// FEW: block_m = 64 : i32, block_n = 128 : i32
 // Rows that are not split are nobody's part.
 // NARROW-LABEL: @narrow
 // NARROW: block_m = 32 : i32

@@ -18,6 +18,7 @@ import flexc
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError, OptionError, ScheduleError
 from flexc.frontend.import_graph import AttentionCall
+from flexc.passes.tile_sizes import TileSizes
 from flexc.runtime import build as builds
 from flexc.runtime import driver, schedules
 from flexc.runtime.build import HOPPER, Build
@@ -61,6 +62,8 @@ def test_where_registers_spill_programs_have_fewer_rows() -> None:
     tabled = replace(BUILD, call=replace(CALL, sparse_block=(32, 32)))
     asked = replace(BUILD, tiles=TileOptions(block_m=64))
     assert rows_of(tabled) == rows_of(asked) == [None] * 3
+    few = replace(BUILD, most_rows=64)
+    assert rows_of(few) == rows_of(replace(BUILD, most_rows=128)) == [None] * 3
     variant = candidates(BUILD).labelled("simple of 128 rows")
     assert variant == replace(schedules.SIMPLE, rows=128)
     assert driver.convert_for(BUILD, variant).block_m == 128
@@ -443,6 +446,29 @@ def test_sizes_are_for_the_schedule_that_is_asked_for(name: str, head_dim: int) 
     assert driver.crowd_of(module, compiled.build) == (4 if head_dim == 64 else 1)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "rows"),
+    [((1, 8, 1024), 64), ((2, 8, 1024), 128), ((2, 16, 1024), None), ((1, 1, 7), 64)],
+)
+def test_few_programs_have_few_rows(
+    sizes: tuple[int, int, int], rows: int | None
+) -> None:
+    """So few that all run at once on 132 multiprocessors, whatever their mods."""
+    query = torch.zeros(*sizes, 64, dtype=torch.bfloat16)
+    for mods in ((None, causal), (soft_cap, None)):
+        signature = read_signature(*mods, CPU)
+        call = Attention(
+            *(query, query, query, 0.1, None, signature, Outputs(), "triton"),
+            NO_OPTIONS,
+        )
+        assert call.build().most_rows == rows
+        assert replace(call, backend="cpp").build().most_rows is None
+        compiled = call.compiled()
+        proofs = compiled.proofs(query, query, [])
+        if rows == 64:
+            assert compiled.rows(proofs).tile == TileSizes(64, 128, 4, 2)
+
+
 def explained(head_dim: int = 128) -> flexc.runtime.explain.Explanation:
     return explain_mask(causal, Q_LEN=512, device="cuda", head_dim=head_dim)
 
@@ -459,7 +485,7 @@ def test_explain_tells_the_schedule(stored: list[str]) -> None:
     text = str(explained())
     assert "schedule  simple: " in text
     assert "not overlap  spills" in text
-    assert "tiles of 128 x 128" in text
+    assert "tiles of 64 x 128" in text
     assert "not overlap, simple  needs head dims up to 256" in str(explained(320))
 
 
