@@ -30,7 +30,6 @@ from flexc.dialects import blocksparse, flex
 from flexc.dialects.flex import SumKind
 from flexc.errors import OptionError
 from flexc.passes.hopper_sizes import (
-    PART_ROWS,
     check_hopper_sizes,
     check_hopper_warps,
     choose_hopper_sizes,
@@ -332,18 +331,16 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     def expects_short_rows(self, op: flex.AttentionOp) -> bool:
         """Whether tiles are chosen for rows of few keys.
 
-        On Hopper at head dim 64 also for a score mod's work, unless a program is alone
-        on its multiprocessor; at 128 two consumers are faster than two programs even in
-        a band (439 TFLOP/s and 424, of 1024 keys).
+        On Hopper at head dim 64 also for a score mod's work; at 128 two consumers are
+        faster than two programs even in a band (439 TFLOP/s and 424, of 1024 keys).
         """
         subject = SegmentSubject.of(op)
         if self.target != "gluon":
             return has_short_rows(subject)
         widest = max(flex.tensor_shape(v)[3] for v in (op.query, op.value))
-        if widest > NARROW or is_listed(subject):
+        if widest > NARROW:
             return is_listed(subject)
-        is_alone = self.most_rows == PART_ROWS
-        return is_banded(subject) or (changes_scores(op) and not is_alone)
+        return is_listed(subject) or is_banded(subject) or changes_scores(op)
 
     def choose(
         self,

@@ -311,8 +311,11 @@ class Attention:
         )
 
     def _start_listed(self, block: tuple[int, int]) -> None:
-        """Start to compile the kernel that reads tables of blocks that are planned."""
-        if self.backend == "cpp":
+        """Start to compile the kernel that reads tables of blocks that are planned.
+
+        Whether keys are split is only known of tables that are there.
+        """
+        if self.backend != "eager" and not self.tiles.split_keys:
             nothing = torch.empty(0, dtype=torch.int32)
             tables = Tables((nothing,) * 4, block)
             replace(self, tables=tables, settled=True)._start_kernel()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -114,16 +114,3 @@ def innermost(
         return start, before, after, True
     end = len(args) - (count if flat else 1)
     return start.launch, args[:place], args[place + 1 : end], flat
-
-
-def compiled_for(
-    function: Any,
-    types: Sequence[Any],
-    meta: Mapping[str, Any],
-    device: torch.device,
-) -> Any:
-    """A kernel compiled for a device and arguments of types; nothing is run."""
-    with torch.cuda.device(device):
-        kernel = function.warmup(*types, grid=(1, 1, 1), **meta)
-        assert kernel.run is not None  # Loaded here, and not at the first launch.
-    return kernel

@@ -58,17 +58,10 @@ def test_compiles(case: str, target: str) -> None:
 @pytest.mark.skipif(INTERPRETING, reason="nothing is compiled there")
 @pytest.mark.parametrize("target", ["sm90", "gfx942"])
 def test_order_compiles(target: str) -> None:
-    from triton.compiler import ASTSource
-
-    from flexc.runtime.planner.ordering_triton import TILES, order
+    from flexc.runtime.planner.ordering_triton import order_source
     from tests.codegen.triton_kernels import TARGETS
 
-    types = {name: "*i32" for name in order.arg_names}
-    types |= {"classes": "*i8"}
-    types |= dict.fromkeys(("row_programs", "size_rows", "size_columns"), "i32")
-    types |= dict.fromkeys(TILES, "constexpr")
-    source = ASTSource(order, types, TILES)
-    assert triton.compile(source, target=TARGETS[target]).asm
+    assert triton.compile(order_source(), target=TARGETS[target]).asm
 
 
 @pytest.mark.timeout(600)

@@ -60,6 +60,7 @@ def schedule_of(call: Callable[[], Any]) -> ScheduleFacts:
     return found.schedule
 
 
+@pytest.mark.usefixtures("many_programs")
 @pytest.mark.parametrize("case", ["dense", "causal", "soft_cap"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_what_products_and_softmax_share(case: str, head_dim: int) -> None:

@@ -136,7 +136,7 @@ def planned_tables(
     plan = find_plan(signature, mods, problem, device, backend)
     whole = whole_blocks(problem)
     planning = Planning.start(plan, signature, problem, device, whole, refine)
-    start_order(backend)
+    start_order(backend, device)
     classes = planning.classify(0, problem.rows)
     return tuple(expanded(ordered(classes, backend, both=True), problem))
 

@@ -98,10 +98,14 @@ class TablesLayout:
         return [buffer.as_strided(*place) for place in self.places]
 
 
-def start_order(backend: str) -> None:
-    """Start to compile the kernel of a CPU, which is not made of the mask."""
+def start_order(backend: str, device: torch.device) -> None:
+    """Start to compile the kernel, which is not made of the mask."""
     if backend == "cpp":
         order_kernel(host_machine())
+    if backend == "triton":
+        from flexc.runtime.planner.ordering_triton import ORDER
+
+        ORDER.start(device)
 
 
 @cache

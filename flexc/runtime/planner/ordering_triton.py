@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flexc.runtime.beside import Beside
 from flexc.runtime.kernel import launch
 from flexc.runtime.options import is_interpreting
 from flexc.runtime.prepared import Prepared
-from flexc.runtime.triton_loader import compiled_for, prepare
+from flexc.runtime.triton_compiler import TritonSource
+from flexc.runtime.triton_loader import prepare
 
-TILES = {"ROWS": 4, "ROW_ENTRIES": 512, "COLUMNS": 8, "COLUMN_ENTRIES": 256}
+TILES = {"ROWS": 4, "ROW_ENTRIES": 256, "COLUMNS": 8, "COLUMN_ENTRIES": 128}
 """The tile of a program, for rows of blocks and for columns: neighbours in memory
 are along its second dimension and its first."""
 
@@ -171,11 +174,36 @@ def order_values(classes: Tensor, tables: Sequence[Tensor]) -> list[Any]:
     return [classes, *tables, *numbers, *TILES.values()]
 
 
+def order_source() -> TritonSource:
+    """The kernel as Triton compiles it, for any target."""
+    names = order.arg_names
+    pointers, numbers = ["*i8", *["*i32"] * 8], ["i32"] * 3
+    types = [*pointers, *numbers, *["constexpr"] * len(TILES)]
+    constants = {(names.index(name),): value for name, value in TILES.items()}
+    return TritonSource(order, dict(zip(names, types, strict=True)), constants, {})
+
+
+def compile_order(device: torch.device) -> Any:
+    """The kernel, compiled for a device and loaded to it."""
+    with torch.cuda.device(device):
+        target = triton.runtime.driver.active.get_current_target()
+        # Triton's default is about to change.
+        options = {"enable_fp_fusion": True}
+        kernel = triton.compile(order_source(), target=target, options=options)
+        assert kernel.run is not None  # Loaded here, and not at the first launch.
+    return kernel
+
+
 class Order:
     """The kernel on each device that needed it."""
 
     def __init__(self) -> None:
-        self._on: dict[int, Any] = {}
+        self._on: dict[int, Beside[Any]] = {}
+
+    def start(self, device: torch.device) -> None:
+        """Start to compile the kernel for a device, where it is not interpreted."""
+        if device.type != "cpu" and not is_interpreting():
+            self._begin(device)
 
     def prepare(
         self, grid: tuple[int, ...], args: Sequence[Any], threads: int | None = None
@@ -187,9 +215,11 @@ class Order:
 
     def on(self, device: torch.device) -> Any:
         """The kernel, compiled for a device."""
+        return self._begin(device).get()
+
+    def _begin(self, device: torch.device) -> Beside[Any]:
         if device.index not in self._on:
-            types = [torch.int8, *[torch.int32] * 8, 1, 1, 1, *TILES.values()]
-            self._on[device.index] = compiled_for(order, types, {}, device)
+            self._on[device.index] = Beside(partial(compile_order, device))
         return self._on[device.index]
 
     def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:

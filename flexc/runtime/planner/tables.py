@@ -77,7 +77,7 @@ def plan_problem(
     planning = Planning.start(plan, signature, problem, device, whole, refine)
     by_rows = not is_ordered(planning.problem, device)
     if not by_rows:
-        start_order(backend)
+        start_order(backend, device)
     meanwhile()
     if by_rows:
         tables = [t for table in listed_by_rows(planning) for t in table]
