@@ -65,6 +65,8 @@ def parser() -> argparse.ArgumentParser:
 def cells_of(options: argparse.Namespace) -> list[Cell]:
     """Of shapes that are asked for all ways to call; of large ones by default two."""
     modes = [m for m in options.modes if m != GRAPH or options.device == "cuda"]
+    if modes != options.modes:
+        print("graphs are left out: a CPU has none")
     ways = options.variants, modes, options.passes
     if options.shapes:
         return cells(options.shapes, *ways)

@@ -192,11 +192,12 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     """Choose tiles and turn masks and block tables into segments.
 
     For Gluon `overlap` says that products are to run beside the softmax of another
-    block, which takes registers, and a program has `most_rows` rows at most unless
-    several share a multiprocessor. For Triton tiles are `smaller` by so many steps than
-    the best, where that needs more shared memory than there is. For C++ a program owns
-    a panel of the `machine`, and segments are `trimmed`, where it is not needed that
-    blocks of columns begin at multiples of their size.
+    block, which takes registers; a program has `program_rows` rows, if that is given
+    and less than it would have alone on a multiprocessor. For Triton tiles are
+    `smaller` by so many steps than the best, where that needs more shared memory than
+    there is. For C++ a program owns a panel of the `machine`, and segments are
+    `trimmed`, where it is not needed that blocks of columns begin at multiples of
+    their size.
     """
 
     name = "convert-flex-to-blocksparse"
@@ -208,7 +209,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     num_stages: int | None = None
     shared_memory: int = HOPPER_SHARED_MEMORY
     overlap: bool = True
-    most_rows: int | None = None
+    program_rows: int | None = None
     smaller: int = 0
     machine: MachineName = "avx2"
     trimmed: bool = True
@@ -367,7 +368,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
                 memory,
                 short_rows,
                 self.overlap,
-                self.most_rows,
+                self.program_rows,
             )
         return choose_tile_sizes(
             self.target, bits, *dims, sparse_block, memory, short_rows

@@ -42,14 +42,14 @@ def choose_hopper_sizes(
     shared_memory: int = HOPPER_SHARED_MEMORY,
     short_rows: bool = False,
     overlap: bool = True,
-    most_rows: int | None = None,
+    program_rows: int | None = None,
 ) -> TileSizes:
     """The tile of a program; of what cannot have roles, that of Triton's programs.
 
     Tiles divide the blocks of a table, and what they hold fits shared memory. With
     `short_rows` a program may find little work, and several share a multiprocessor;
     with `overlap` as few as leave registers for the tiles of two blocks of keys. Other
-    programs have `most_rows` rows at most, if that is given.
+    programs have `program_rows` rows, if that is given and less than they would have.
     """
     dims = padded_head_dim("gluon", head_dim), padded_head_dim("gluon", value_dim)
     if bits > WIDTH or max(dims) > WIDEST:
@@ -57,8 +57,8 @@ def choose_hopper_sizes(
             "triton", bits, head_dim, value_dim, sparse_block, shared_memory
         )
     choices = hopper_choices(max(dims))
-    if most_rows is not None:
-        choices = [replace(s, block_m=min(s.block_m, most_rows)) for s in choices]
+    if program_rows is not None:
+        choices = [replace(s, block_m=min(s.block_m, program_rows)) for s in choices]
     if short_rows:
         choices = short_choices(max(dims), overlap) + choices
     choices = [within(s, sparse_block) for s in choices]
@@ -66,11 +66,11 @@ def choose_hopper_sizes(
     return next(fitting, choices[-1])
 
 
-def rows_at_once(heads: int, rows: int, multiprocessors: int) -> int | None:
-    """Return the fewest rows of a program with which all programs run at once.
+def rows_of_a_program(heads: int, rows: int, multiprocessors: int) -> int | None:
+    """Return 64 or 128, the fewer with which all programs of a call run at once.
 
-    None if they do not with two consumers each. `heads` are those of all batches, with
-    `rows` rows each. ARCHITECTURE.md has what was measured.
+    None if they do with neither: more rows may be faster. `heads` are those of all
+    batches, with `rows` rows each. ARCHITECTURE.md has what was measured.
     """
     for count in (PART_ROWS, 2 * PART_ROWS):
         if heads * -(-rows // count) <= multiprocessors:

@@ -110,8 +110,9 @@ def legalize(kernel: tile.KernelOp) -> None:
     for op in kernel.walk():
         if isinstance(op, UNSCHEDULED) and not has_roles:
             raise ScheduleError(
-                "the kernel has no roles: these need inputs of 16 bits, head dims up "
-                f"to 256 and rows in parts of 64; without them {op.name} has no place"
+                "the kernel has no roles: these need inputs of 16 bits (--dtype "
+                "bfloat16 for `flexc emit`), head dims up to 256 and rows in parts of "
+                f"64; without them {op.name} has no place"
             )
         if isinstance(op, UNSCHEDULED):
             raise ScheduleError(f"a schedule has no place for {op.name}")

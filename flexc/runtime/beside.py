@@ -6,6 +6,7 @@ from collections.abc import Callable
 from threading import Thread
 from typing import Generic, TypeVar
 
+from flexc.runtime.collection import without_collection
 from flexc.runtime.recent import turn
 
 Value = TypeVar("Value")
@@ -51,7 +52,8 @@ class Beside(Generic[Value]):
 
     def _wait(self) -> tuple[Value]:
         if self._thread is not None:
-            self._thread.join()
+            with without_collection():
+                self._thread.join()
         error, self._error = self._error, None
         if error is not None:
             raise error

@@ -36,8 +36,9 @@ class Build:
     """What a GPU can do; None for one of which that is not asked."""
     machine: MachineName = "avx2"
     """Whose vectors a CPU's kernel is for."""
-    most_rows: int | None = None
-    """Rows of a program of a Hopper GPU with which all run at once, if they can."""
+    program_rows: int | None = None
+    """Rows of a program on Hopper, if it would have more; None for as many as it has
+    where there are many programs."""
 
 
 @cache

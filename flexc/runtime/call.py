@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from flexc.errors import BlockMaskError
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall
-from flexc.passes.hopper_sizes import rows_at_once
+from flexc.passes.hopper_sizes import rows_of_a_program
 from flexc.passes.pipelines import F32Precision
 from flexc.passes.score_factor import SAFE_FACTORS
 from flexc.runtime.arguments import Outputs, Tables
@@ -393,16 +394,16 @@ class Attention:
             f32_precision(query),
             capability=capability(query.device) if self.backend == "triton" else None,
             machine=machine_for(self.backend),
-            most_rows=self._most_rows(),
+            program_rows=self._program_rows(),
         )
 
-    def _most_rows(self) -> int | None:
+    def _program_rows(self) -> int | None:
         """The most rows of a program; only Hopper's kernels ask."""
         device = self.query.device
         if self.backend != "triton" or capability(device) != HOPPER:
             return None
         batch, heads, rows, _ = self.query.shape
-        return rows_at_once(batch * heads, rows, multiprocessors(device))
+        return rows_of_a_program(batch * heads, rows, multiprocessors(device))
 
     def kv_len_multiple(self) -> int | None:
         """The class of lengths that a GPU kernel is for: whole blocks, or any.
@@ -446,7 +447,9 @@ def run_eagerly(
     """Run the `flex` module itself, over all pairs at once."""
     from flexc.runtime.interpreters import run_module
 
-    with torch.autocast(results[0].device.type, enabled=False):
+    device = results[0].device.type
+    has_autocast = torch.amp.is_autocast_available(device)
+    with torch.autocast(device, enabled=False) if has_autocast else nullcontext():
         values = run_module(compiled.exact_module, args)
     for result, value in zip(results, values, strict=True):
         result.copy_(value)

@@ -10,7 +10,7 @@ from threading import current_thread, main_thread
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Import, trace or lower without looking for garbage among all of torch.
+    """Import, trace, lower or wait for that without looking for garbage.
 
     There is one collector, which other threads than the main one leave as it is.
     """

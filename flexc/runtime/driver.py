@@ -96,7 +96,7 @@ class Compiled:
         if build.call.few_rows is not None:
             fold = FlexFoldHeadsPass(*build.call.few_rows)
             fold.apply(Context(), self.attention.module)
-        self.build = build
+        self.build = without_moot_rows(self.attention.module, build)
         self.proofs = Prover(self.attention.module, build.backend)
         """What is proved of a call with a query, a key and capture arguments."""
         self._kernels: dict[Proofs, Beside[Kernel]] = {}
@@ -124,11 +124,10 @@ class Compiled:
     def rows(self, proofs: Proofs) -> Rows:
         """What a program of a GPU's kernel does for such calls."""
         if proofs not in self._rows:
-            module = proofs.stated_in(self.attention.module).clone()
-            pipelines.run(pipelines.to_simple_flex(), Context(), module)
+            module = proofs.stated_in(self.attention.module)
             found = candidates(self.build, lambda: crowd_of(module, self.build))
             convert = convert_for(self.build, found.schedules[0])
-            op = attention_of(module)
+            op = simple_attention(module)
             banded = has_band(SegmentSubject.of(op))
             self._rows[proofs] = Rows(convert.tile_sizes(op), banded)
         return self._rows[proofs]
@@ -143,7 +142,7 @@ class Compiled:
     def combine(self) -> Kernel:
         """The kernel that combines the splits of rows."""
         tiles = replace(NO_OPTIONS, schedule=TRITON.name)
-        build = replace(self.build, tiles=tiles, most_rows=None)
+        build = replace(self.build, tiles=tiles, program_rows=None)
         return kernel_for(build_combine_module(build.call), build)
 
     @cached_property
@@ -223,7 +222,7 @@ def kernel_key(module: ModuleOp, build: Build) -> str:
     if build.backend == "triton":
         parts += [build.f32_precision, reads_of(build), str(build.shared_memory)]
         parts += [str(build.capability), str(build.derivative), assembler()]
-        parts.append(str(build.most_rows))
+        parts.append(str(build.program_rows))
     if build.backend == "cpp":
         parts.append(build.machine)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -277,9 +276,23 @@ def make_spec(module: ModuleOp, build: Build) -> KernelSpec:
 
 def crowd_of(module: ModuleOp, build: Build) -> int:
     """How many programs would share a multiprocessor if products do not overlap."""
+    return convert_for(build, SIMPLE).tile_sizes(simple_attention(module)).residents
+
+
+def without_moot_rows(module: ModuleOp, build: Build) -> Build:
+    """A build without `program_rows` if programs have the same tile without."""
+    if build.program_rows is None:
+        return build
+    op, without = simple_attention(module), replace(build, program_rows=None)
+    tile, other = (convert_for(b).tile_sizes(op) for b in (build, without))
+    return without if tile == other else build
+
+
+def simple_attention(module: ModuleOp) -> flex.AttentionOp:
+    """The attention of a module as the pass that chooses tiles will see it."""
     simple = module.clone()
     pipelines.run(pipelines.to_simple_flex(), Context(), simple)
-    return convert_for(build, SIMPLE).tile_sizes(attention_of(simple)).residents
+    return attention_of(simple)
 
 
 def problems_of(spec: KernelSpec, build: Build) -> list[str]:
@@ -317,7 +330,7 @@ def convert_for(
         target,
         shared_memory=memory,
         overlap=overlap,
-        most_rows=build.most_rows,
+        program_rows=build.program_rows,
         smaller=steps,
         machine=build.machine,
     )

@@ -151,12 +151,15 @@ def by_preference(fewer: int | None, crowd: int) -> Candidates:
 
 
 def fewer_rows(build: Build) -> int | None:
-    """As many rows as leave a thread most registers; None if there are no more."""
+    """As many rows as leave a thread most registers.
+
+    None if the user chose how many, or if programs have no more than that.
+    """
     block = build.call.sparse_block
     rows = FEWER_ROWS if block is None else gcd(FEWER_ROWS, block[0])
     if build.tiles.block_m or rows % PART_ROWS:
         return None
-    return rows if build.most_rows is None or build.most_rows > rows else None
+    return rows if build.program_rows is None or build.program_rows > rows else None
 
 
 def preferred(build: Build) -> Schedule:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from flexc.errors import DtypeError, GradientError, OptionError, ShapeError
 from flexc.runtime.driver import counters
+from flexc.runtime.planner.block_mask import check_gpu
 
 USAGE = (
     "as in flexc.warmup(flexc.flex_attention, (1, 8, 1024, 64), (1, 8, 1024, 64), "
@@ -73,6 +74,8 @@ def warmup(
             f"warmup expects a function, got {type(function).__name__}; give one that "
             f"calls flex_attention and then the shapes of its arguments, {USAGE}"
         )
+    if device is not None:
+        check_gpu(torch.device(device))
     given = [_given(a, dtype, device, backward) for a in args]
     before, start = counters.copy(), time.perf_counter()
     with torch.set_grad_enabled(backward):

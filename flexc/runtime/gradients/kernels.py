@@ -316,5 +316,5 @@ def program_for(compiled: Compiled, proofs: Proofs, derivative: Derivative) -> P
 
 def compiler_for(build: Build) -> Compile:
     """How kernels of derivatives are compiled, several at a time."""
-    build = replace(build, tiles=NO_OPTIONS, derivative=True, most_rows=None)
+    build = replace(build, tiles=NO_OPTIONS, derivative=True, program_rows=None)
     return lambda module: start_kernel(module, build)

@@ -43,23 +43,10 @@ def _replayed_or(name: str, record: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(keyset: Any, *args: Any) -> Any:
         is_recorded = torch.is_grad_enabled() and any_requires_grad(*args)
-        found = None if is_recorded else replayed(name, args)
+        found = None if is_recorded else _replayed(name, args)
         return record(keyset, *args) if found is None else found
 
     return run
-
-
-def replayed(name: str, args: Sequence[Any]) -> list[Tensor] | None:
-    """Return what the tape of an equal call gives; None if there is no tape."""
-    arguments = args[:ARGUMENTS]
-    if reads_numbers(arguments):
-        return None
-    key, tensors = _asked(name, args)
-    tape = tape_of(key, tensors, args[0].device)
-    if tape is None:
-        return None
-    check_tables(arguments)
-    return list(tape(tensors))
 
 
 def repeated(
@@ -80,6 +67,19 @@ def repeated(
         return tuple(run(bind(arguments, numbers)))
 
     return list(repeat(key, tensors, tensors[0].device, bound))
+
+
+def _replayed(name: str, args: Sequence[Any]) -> list[Tensor] | None:
+    """What a tape gives for an operator's arguments; None where there is none."""
+    arguments = args[:ARGUMENTS]
+    if reads_numbers(arguments):
+        return None
+    key, tensors = _asked(name, args)
+    tape = tape_of(key, tensors, args[0].device)
+    if tape is None:
+        return None
+    check_tables(arguments)
+    return list(tape(tensors))
 
 
 def _asked(name: str, args: Sequence[Any]) -> tuple[Hashable, tuple[Any, ...]]:

@@ -1,7 +1,8 @@
 """Calls that are traced: their operands become those of flexc's operators.
 
 An operator takes tensors and sizes, and a handle to the rest, which is held here. The
-handle is a digest, so a graph means the same in every process that traced its mods.
+handle is a digest, of flexc's version too, so a graph means the same in every process
+that traced its mods, and Inductor's code is not read by another version.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from flexc.runtime.planner.plans import Problem
 from flexc.runtime.planner.tables import unpacked
 from flexc.runtime.tensor_facts import check_captures
 from flexc.runtime.transforms import is_transformed
+from flexc.runtime.versions import versions
 
 Arguments = tuple[
     Tensor, Tensor, Tensor, list[Tensor], list[Tensor], list[int], float | None, str
@@ -89,7 +91,8 @@ class Constants:
     def __post_init__(self) -> None:
         parts = (self.mods.digest, self.mods.slots, sorted(self.mods.numbers))
         rest = (self.captures, self.outputs, self.choices, self.columns, self.blocks)
-        digest = hashlib.sha256(repr((parts, rest)).encode()).hexdigest()
+        text = repr((parts, rest, versions()))
+        digest = hashlib.sha256(text.encode()).hexdigest()
         object.__setattr__(self, "handle", digest)
 
     def remember(self) -> None:

@@ -91,8 +91,7 @@ def _create(
     whole = (1 if b is None else b, 1 if h is None else h, q_len, kv_len)
     problem = checked_problem(whole, block_size)
     place = default_device(device)
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise DeviceError(f'device expects "cpu" where torch sees no GPU, got {place}')
+    check_gpu(place)
     return plan_block_mask(mask_mod, problem, place, refine=refine)
 
 
@@ -158,6 +157,12 @@ def checked_problem(
             f"and columns, got {block_size!r}"
         )
     return Problem(*sizes, *pair)
+
+
+def check_gpu(device: torch.device) -> None:
+    """Check that torch sees a GPU where one is asked for."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(f'device expects "cpu" where torch sees no GPU, got {device}')
 
 
 def default_device(device: torch.device | str | None) -> torch.device:

@@ -99,7 +99,7 @@ class TablesLayout:
 
 
 def start_order(backend: str, device: torch.device) -> None:
-    """Start to compile the kernel, which is not made of the mask."""
+    """Start to compile the kernel that orders blocks, the same for all masks."""
     if backend == "cpp":
         order_kernel(host_machine())
     if backend == "triton":

@@ -201,8 +201,11 @@ class Order:
         self._on: dict[int, Beside[Any]] = {}
 
     def start(self, device: torch.device) -> None:
-        """Start to compile the kernel for a device, where it is not interpreted."""
-        if device.type != "cpu" and not is_interpreting():
+        """Start to compile the kernel for a device, where it is not interpreted.
+
+        On AMD's GPUs others are compiled by Triton's own launch, which takes no turns.
+        """
+        if device.type == "cuda" and not torch.version.hip and not is_interpreting():
             self._begin(device)
 
     def prepare(

@@ -505,3 +505,8 @@ def test_captured_tensor_of_compressed_rows_is_refused() -> None:
     rows = torch.eye(4).to_sparse_csr()
     with pytest.raises(errors.ShapeError, match="make it dense with to_dense"):
         flexc.flex_attention(Q, K, V, lambda s, b, h, q, k: s + rows[q, k])
+
+
+def test_eager_takes_tensors_without_data() -> None:
+    query = torch.empty(1, 2, 30, 16, device="meta")
+    assert flexc.flex_attention(query, query, query, backend="eager").is_meta

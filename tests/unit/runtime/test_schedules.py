@@ -62,8 +62,8 @@ def test_where_registers_spill_programs_have_fewer_rows() -> None:
     tabled = replace(BUILD, call=replace(CALL, sparse_block=(32, 32)))
     asked = replace(BUILD, tiles=TileOptions(block_m=64))
     assert rows_of(tabled) == rows_of(asked) == [None] * 3
-    few = replace(BUILD, most_rows=64)
-    assert rows_of(few) == rows_of(replace(BUILD, most_rows=128)) == [None] * 3
+    few = replace(BUILD, program_rows=64)
+    assert rows_of(few) == rows_of(replace(BUILD, program_rows=128)) == [None] * 3
     variant = candidates(BUILD).labelled("simple of 128 rows")
     assert variant == replace(schedules.SIMPLE, rows=128)
     assert driver.convert_for(BUILD, variant).block_m == 128
@@ -459,11 +459,35 @@ def test_few_programs_have_few_rows(
     call = Attention(
         *(query, query, query, 0.1, None, signature, Outputs(), "triton"), NO_OPTIONS
     )
-    assert call.build().most_rows == rows
-    assert replace(call, backend="cpp").build().most_rows is None
+    assert call.build().program_rows == rows
+    assert replace(call, backend="cpp").build().program_rows is None
     compiled = call.compiled()
     tile = compiled.rows(compiled.proofs(query, query, [])).tile
     assert tile == TileSizes(rows or 192, 128, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("mods", "dtype", "head_dim", "options", "expected"),
+    [
+        ((None, causal), torch.bfloat16, 64, NO_OPTIONS, [64, 128, None]),
+        ((None, causal), torch.bfloat16, 128, NO_OPTIONS, [64, None, None]),
+        ((soft_cap, None), torch.bfloat16, 64, NO_OPTIONS, [None] * 3),
+        ((None, causal), torch.float32, 64, NO_OPTIONS, [None] * 3),
+        ((None, causal), torch.bfloat16, 64, TileOptions(block_m=64), [None] * 3),
+    ],
+)
+def test_no_kernel_is_compiled_twice_for_its_number_of_programs(
+    mods: Any, dtype: torch.dtype, head_dim: int, options: TileOptions, expected: Any
+) -> None:
+    signature = read_signature(mods[0], mods[1], CPU)
+    found: list[int | None] = []
+    for heads in (8, 16, 32):
+        query = torch.zeros(1, heads, 1024, head_dim, dtype=dtype)
+        call = Attention(
+            *(query, query, query, 0.1, None, signature, Outputs(), "triton"), options
+        )
+        found.append(call.compiled().build.program_rows)
+    assert found == expected
 
 
 def explained(head_dim: int = 128) -> flexc.runtime.explain.Explanation:

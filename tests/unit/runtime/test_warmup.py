@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import flexc
-from flexc.errors import DtypeError, GradientError, OptionError, ShapeError
+from flexc.errors import DeviceError, DtypeError, GradientError, OptionError, ShapeError
 from flexc.runtime.driver import counters
 
 SHAPE = 1, 2, 40, 8
@@ -100,3 +100,9 @@ def test_mistakes() -> None:
         flexc.warmup(flexc.flex_attention, SHAPE, dtype=dtype)
     with pytest.raises(GradientError, match="nothing that the function returned"):
         flexc.warmup(lambda x: x.detach(), SHAPE, backward=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for an absent GPU")
+def test_a_gpu_that_is_not_there() -> None:
+    with pytest.raises(DeviceError, match="where torch sees no GPU, got cuda"):
+        flexc.warmup(flexc.flex_attention, SHAPE, SHAPE, SHAPE, device="cuda")
