@@ -127,8 +127,14 @@ class Guard:
 
     @classmethod
     def of(cls, tensors: Sequence[Any]) -> Guard | None:
-        """The guard of tensors that are different, aligned and not empty, if any."""
+        """The guard of tensors that are different, aligned and not empty, if any.
+
+        What is no tensor is a number or None: nothing else is told by `number_key`.
+        """
         places = [i for i, t in enumerate(tensors) if isinstance(t, Tensor)]
+        others = [t for t in tensors if not isinstance(t, Tensor) and t is not None]
+        if not NUMBERS.issuperset(map(type, others)):
+            return None
         found = [tensors[i] for i in places]
         if not found or (len(found) == 1 and len(tensors) > 1):
             return None  # Too few to pick.

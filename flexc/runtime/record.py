@@ -47,7 +47,7 @@ class UnrecordableError(Exception):
     """A walk met what a record does not know how to look at."""
 
 
-class Table(NamedTuple):
+class _Table(NamedTuple):
     """Some members of a dictionary of attributes or variables."""
 
     held: Mapping[str, Any]
@@ -55,12 +55,6 @@ class Table(NamedTuple):
     """All keys; None where others may come and go."""
     names: tuple[str, ...]
     ids: Ids
-
-    def holds(self) -> bool:
-        held = self.held
-        if self.keys is not None and tuple(held) != self.keys:
-            return False
-        return tuple(map(id, map(held.get, self.names))) == self.ids
 
 
 class _Reading(CallWalk):
@@ -93,42 +87,42 @@ class Record:
         self._objects: list[Any] = []
         self._empty: list[Mapping[Any, Any]] = []
         self._lists: list[tuple[Any, Ids]] = []
-        self._tables: dict[Any, Table] = {}
+        self._tables: dict[Any, _Table] = {}
         self._kept: list[Any] = []
         """What is the same as long as its address is; tensors may go."""
         for value in walk.met.values():
             self._note(value)
         for cls in {type(value) for value in self._objects}:
             self._class(cls)
-        self._all_tables = tuple(self._tables.values())
-        self._types = tuple(map(type, self._objects))
+        self._types = list(map(type, self._objects))
         self._cells = [c for f in self._functions for c in f.__closure__ or ()]
         self._variables = self._read_variables()
-        self._keep(self._cell_contents())
+        self._keep([cell.cell_contents for cell in self._cells])
+        tables = self._tables.values()
+        self._members = [(t.held.get, name) for t in tables for name in t.names]
+        self._ids = [i for t in tables for i in t.ids]
+        self._complete = [t.held for t in tables if t.keys is not None]
+        self._keys = [t.keys for t in tables if t.keys is not None]
 
     def holds(self) -> bool:
         """Whether all is as it was."""
         try:
-            if any(self._empty) or self._variables != self._read_variables():
-                return False
-            for table in self._all_tables:
-                if not table.holds():
-                    return False
             for held, ids in self._lists:
                 if tuple(map(id, held)) != ids:
                     return False
-            return tuple(map(type, self._objects)) == self._types
+            return (
+                not any(self._empty)
+                and self._read_variables() == self._variables
+                and [id(get(name)) for get, name in self._members] == self._ids
+                and [tuple(held) for held in self._complete] == self._keys
+                and [type(value) for value in self._objects] == self._types
+            )
         except (RuntimeError, ValueError):  # Of another thread, or an empty cell.
             return False
 
-    def _cell_contents(self) -> list[Any]:
-        return [cell.cell_contents for cell in self._cells]
-
-    def _read_variables(self) -> Ids:
-        found = [p for f in self._functions for p in _parts(f)]
-        if self._cells:
-            found += self._cell_contents()
-        return tuple(map(id, found))
+    def _read_variables(self) -> list[int]:
+        parts = [id(part) for f in self._functions for part in _parts(f)]
+        return parts + [id(cell.cell_contents) for cell in self._cells]
 
     def _keep(self, values: Iterable[Any]) -> Ids:
         values = list(values)
@@ -225,7 +219,7 @@ class Record:
         ids = self._keep([held.get(name) for name in names])
         self._kept.append(held)
         place = (id(held if owner is None else owner), names)
-        self._tables[place] = Table(held, keys, names, ids)
+        self._tables[place] = _Table(held, keys, names, ids)
 
 
 def _parts(fn: FunctionType) -> Sequence[Any]:

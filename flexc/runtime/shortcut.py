@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flexc.frontend.plain_values import BY_VALUE, number_key
+from flexc.runtime.equal_facts import MOST_GUARDS, Guard
 from flexc.runtime.function_state import PLAIN_TENSORS, CallState, global_state
 from flexc.runtime.function_trace import Trace
 from flexc.runtime.record import Record, UnrecordableError
@@ -35,12 +36,50 @@ class _Ready(NamedTuple):
     """Of which value which captured tensor is."""
 
 
+class _Guarded(NamedTuple):
+    """What is ready for arguments and captured tensors like those of a call."""
+
+    names: tuple[str, ...]
+    state: tuple[Any, ...]
+    guard: Guard
+    tensors: list[int]
+    """Which arguments are tensors."""
+    ready: _Ready
+
+    def fits(self, names: tuple[str, ...], values: Sequence[Any]) -> bool:
+        return (
+            self.names == names
+            and self.guard.holds(values)
+            and self.state == global_state()
+            and not any([values[i].__dict__ for i in self.tensors])
+        )
+
+
 class _Known(NamedTuple):
     """What serves calls for as long as a record holds."""
 
     record: Record
     captured: list[weakref.ref[Tensor]]
     ready: dict[Any, _Ready]
+    guarded: list[_Guarded]
+    """Some of it, found without a key."""
+
+    def find(self, leaves: Sequence[Any], names: tuple[str, ...]) -> Any:
+        """What is ready, and the captured tensors; None for a call of another kind."""
+        captured = [ref() for ref in self.captured]
+        values = (*leaves, *captured)
+        for guarded in self.guarded:
+            if guarded.fits(names, values):
+                return guarded.ready, captured
+        key = _key(leaves, names, captured)
+        ready = None if key is None else self.ready.get(key)
+        if ready is None:
+            return None
+        if len(self.guarded) < MOST_GUARDS and (guard := Guard.of(values)) is not None:
+            tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+            found = _Guarded(names, global_state(), guard, tensors, ready)
+            self.guarded.append(found)
+        return ready, captured
 
 
 class Shortcut:
@@ -61,11 +100,10 @@ class Shortcut:
         if known is None:
             return None
         leaves = (*args, *kwargs.values()) if kwargs else args
-        captured = [ref() for ref in known.captured]
-        key = _key(leaves, kwargs, captured)
-        ready = None if key is None else known.ready.get(key)
-        if ready is None or not self._holds(known):
+        found = known.find(leaves, tuple(kwargs))
+        if found is None or not self._holds(known):
             return None
+        ready, captured = found
         values = ready.values.copy()
         for place, leaf in ready.given:
             values[place] = leaves[leaf]
@@ -77,7 +115,8 @@ class Shortcut:
         """Have later calls take the way of one that was walked."""
         _, args, kwargs = state.parts
         leaves = (*args, *kwargs.values())
-        if _key(leaves, kwargs, []) is None:
+        names = tuple(kwargs)
+        if _key(leaves, names, []) is None:
             return
         known = self._known
         if known is None or not self._holds(known):
@@ -85,11 +124,12 @@ class Shortcut:
         if known is None:
             return
         captured = [ref() for ref in known.captured]
-        key = _key(leaves, kwargs, captured)
+        key = _key(leaves, names, captured)
         if key is not None:
             ready = _ready(state, trace, leaves, captured)
             if len(known.ready) >= MAX_CALLS:
                 known.ready.clear()
+                known.guarded.clear()
             known.ready[key] = ready
 
     def _holds(self, known: _Known) -> bool:
@@ -115,12 +155,12 @@ class Shortcut:
         given = {id(leaf) for leaf in leaves}
         tensors = [c for c in state.captures if isinstance(c, Tensor)]
         captured = [weakref.ref(t) for t in tensors if id(t) not in given]
-        self._known = _Known(record, captured, {})
+        self._known = _Known(record, captured, {}, [])
         return self._known
 
 
 def _key(
-    leaves: Sequence[Any], names: dict[str, Any], captured: Sequence[Tensor | None]
+    leaves: Sequence[Any], names: tuple[str, ...], captured: Sequence[Tensor | None]
 ) -> tuple[Any, ...] | None:
     """All that arguments and captured tensors are; None where a walk is needed."""
     key: list[Any] = [*names, global_state()]

@@ -182,6 +182,21 @@ def test_arguments_and_settings_are_seen(walks: Any) -> None:
     assert compiled(q).requires_grad
 
 
+def test_arguments_that_look_alike() -> None:
+    """Texts like the text of another, and a tensor with something to be read on it."""
+
+    def scaled(q: Any, name: Any) -> Any:
+        return q * (getattr(q, "factor", 1) if name == "factor" else len(name) + 1)
+
+    compiled, (q, other, _) = COMPILE(scaled), qkv()
+    for name in ("", "''", "factor", ""):
+        for _ in range(4):
+            torch.testing.assert_close(compiled(q, name), scaled(q, name))
+    other.factor = 3
+    for _ in range(4):
+        torch.testing.assert_close(compiled(other, "factor"), 3 * other)
+
+
 def test_the_same_tensor_twice() -> None:
     compiled = COMPILE(lambda q, k: (attend(q, k, k), q.add_(1), k.clone()))
     q, k, _ = qkv()
