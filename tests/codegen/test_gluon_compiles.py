@@ -28,6 +28,11 @@ SOME = [
     Variant("documents", "sm90", head_dim=128, tables=True),
     Variant("relative_bias", "sm90", head_dim=128, length=200),
     Variant("sliding_window", "sm90", head_dim=64, length=200),
+    Variant("causal", "sm90", head_dim=64),
+    Variant("causal", "sm90", head_dim=64, program_rows=128),
+    Variant("prefix_lm", "sm90", head_dim=64, program_rows=64),
+    Variant("soft_cap", "sm90", head_dim=128, program_rows=64),
+    Variant("dense", "sm90", head_dim=256, program_rows=64),
 ]
 
 MATRIX = [

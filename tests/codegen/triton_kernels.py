@@ -67,10 +67,13 @@ class Variant:
     length: int = LENGTH
     trusted: bool = True
     """Whether the runtime has proved that captured reads are inside, indices fit."""
+    program_rows: int | None = None
+    """Rows of a program on Hopper, where there are few programs."""
 
     def __str__(self) -> str:
         facts = [self.case, self.target, self.dtype, f"d{self.head_dim}"]
         facts += ["tables"] * self.tables + ["guarded"] * (not self.trusted)
+        facts += [f"rows{self.program_rows}"] * (self.program_rows is not None)
         return "-".join([*facts, *[f"s{self.length}"] * (self.length != LENGTH)])
 
 
@@ -117,7 +120,7 @@ def call_of(variant: Variant, split: bool = False) -> tuple[ModuleOp, driver.Bui
     if variant.trusted:
         attention = next(o for o in module.walk() if isinstance(o, AttentionOp))
         attention.captures_inside = attention.indices_fit = UnitAttr()
-    values = {**vars(build), "device": "cuda"}
+    values = {**vars(build), "device": "cuda", "program_rows": variant.program_rows}
     values["shared_memory"] = SHARED_MEMORY[variant.target]
     return module, driver.Build(**values)
 
