@@ -37,8 +37,7 @@ class Build:
     machine: MachineName = "avx2"
     """Whose vectors a CPU's kernel is for."""
     program_rows: int | None = None
-    """Rows of a program on Hopper, if it would have more; None for as many as it has
-    where there are many programs."""
+    """The most rows of a program on Hopper; None where there are many programs."""
 
 
 @cache

@@ -37,7 +37,7 @@ class _Ready(NamedTuple):
 
 
 class _Guarded(NamedTuple):
-    """What is ready for arguments and captured tensors like those of a call."""
+    """Finds what is ready without a key, for calls of equal facts."""
 
     names: tuple[str, ...]
     state: tuple[Any, ...]
@@ -62,10 +62,12 @@ class _Known(NamedTuple):
     captured: list[weakref.ref[Tensor]]
     ready: dict[Any, _Ready]
     guarded: list[_Guarded]
-    """Some of it, found without a key."""
+    """The first of `ready` that were asked for twice."""
 
-    def find(self, leaves: Sequence[Any], names: tuple[str, ...]) -> Any:
-        """What is ready, and the captured tensors; None for a call of another kind."""
+    def find(
+        self, leaves: Sequence[Any], names: tuple[str, ...]
+    ) -> tuple[_Ready, list[Tensor | None]] | None:
+        """Return what is ready and the captured tensors, None if nothing is ready."""
         captured = [ref() for ref in self.captured]
         values = (*leaves, *captured)
         for guarded in self.guarded:

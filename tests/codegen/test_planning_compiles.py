@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.frontend.closures import read_mods
+from flexc.runtime.beside import Beside
 from flexc.runtime.planner.block_mask import checked_problem, plan_block_mask
 from flexc.runtime.planner.plans import Plan, build_for, lower
 from flexc.runtime.traces import trace_mods
@@ -26,6 +29,7 @@ from tests.block_tables import differences
 from tests.corpus import CORPUS
 
 triton = pytest.importorskip("triton")
+ordering_triton = pytest.importorskip("flexc.runtime.planner.ordering_triton")
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 OLD_INTERPRETER = version("triton").startswith("3.6.")
@@ -62,6 +66,30 @@ def test_order_compiles(target: str) -> None:
     from tests.codegen.triton_kernels import TARGETS
 
     assert triton.compile(order_source(), target=TARGETS[target]).asm
+
+
+def test_threads_compile_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each device that they ask for."""
+    compiled: list[int | None] = []
+
+    def beside(make: Any) -> Any:
+        time.sleep(0.05)  # Others ask meanwhile.
+        return Beside(make)
+
+    def compile_order(device: torch.device) -> str:
+        compiled.append(device.index)
+        return f"kernel {device.index}"
+
+    monkeypatch.setattr(ordering_triton, "Beside", beside)
+    monkeypatch.setattr(ordering_triton, "compile_order", compile_order)
+    kernels, devices = (
+        ordering_triton.Order(),
+        [torch.device("cuda", i) for i in (0, 1)],
+    )
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(kernels.on, 4 * devices))
+    assert found == 4 * ["kernel 0", "kernel 1"]
+    assert len(compiled) == 2
 
 
 @pytest.mark.timeout(600)

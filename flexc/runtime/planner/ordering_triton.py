@@ -18,6 +18,7 @@ from flexc.runtime.beside import Beside
 from flexc.runtime.kernel import launch
 from flexc.runtime.options import is_interpreting
 from flexc.runtime.prepared import Prepared
+from flexc.runtime.recent import Recent
 from flexc.runtime.triton_compiler import TritonSource
 from flexc.runtime.triton_loader import prepare
 
@@ -198,7 +199,7 @@ class Order:
     """The kernel on each device that needed it."""
 
     def __init__(self) -> None:
-        self._on: dict[int, Beside[Any]] = {}
+        self._on: Recent[Beside[Any]] = Recent()
 
     def start(self, device: torch.device) -> None:
         """Start to compile the kernel for a device, where it is not interpreted.
@@ -221,9 +222,8 @@ class Order:
         return self._begin(device).get()
 
     def _begin(self, device: torch.device) -> Beside[Any]:
-        if device.index not in self._on:
-            self._on[device.index] = Beside(partial(compile_order, device))
-        return self._on[device.index]
+        make = partial(Beside, partial(compile_order, device))
+        return self._on.get(device.index, make)
 
     def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:
         order[grid](*args)
