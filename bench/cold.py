@@ -186,8 +186,9 @@ def lower(mods: Mods) -> None:
     from flexc.frontend.capture import capture_mods
     from flexc.frontend.closures import read_mods
     from flexc.frontend.import_graph import AttentionCall, build_attention_module
-    from flexc.runtime.build import HOPPER, Build
+    from flexc.runtime.build import Build
     from flexc.runtime.driver import lower
+    from flexc.runtime.gpus import HOPPER
     from flexc.runtime.options import NO_OPTIONS
     from flexc.runtime.schedules import candidates
 

@@ -24,7 +24,7 @@ import flexc
 from bench.timing import interleaved_medians
 from flexc.frontend.closures import read_mods
 from flexc.runtime.cache import cache_dir
-from flexc.runtime.planner import plan_tables
+from flexc.runtime.planner.tables import plan_tables
 from tests.block_tables import differences
 
 DOCUMENT = 3001

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flexc.runtime.compiled_function import compile
     from flexc.runtime.explain import explain
     from flexc.runtime.interface import flex_attention
-    from flexc.runtime.planner import create_block_mask
+    from flexc.runtime.planner.block_mask import create_block_mask
     from flexc.runtime.warmup import warmup
 
 __version__ = "0.1.0"
@@ -32,7 +32,7 @@ __all__ = [
 
 _EXPORTS = {
     "compile": "flexc.runtime.compiled_function",
-    "create_block_mask": "flexc.runtime.planner",
+    "create_block_mask": "flexc.runtime.planner.block_mask",
     "explain": "flexc.runtime.explain",
     "flex_attention": "flexc.runtime.interface",
     "warmup": "flexc.runtime.warmup",

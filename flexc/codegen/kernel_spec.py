@@ -8,14 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import AffineMapAttr
-from xdsl.ir import Attribute
-from xdsl.parser import Parser
-
-from flexc.dialects.tile import ParamAttr
-from flexc.dialects.tile.types import is_memory, is_tensor
-
 
 @dataclass(frozen=True)
 class ParamSpec:
@@ -36,26 +28,6 @@ class ParamSpec:
     dim: int = 0
     unit: int = 1
     box: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, name: str, type_: Attribute, param: ParamAttr) -> ParamSpec:
-        """The parameter for a kernel's argument of the given type."""
-        element, role, box = type_, "scalar", param.get_box()
-        if is_tensor(type_) or is_memory(type_):
-            role = "input" if is_tensor(type_) else "output"
-            element = type_.element_type
-            if box:
-                box = (1,) * (type_.get_num_dims() - len(box)) + box
-        return cls(
-            name,
-            str(element),
-            role,
-            param.kind.data,
-            param.source.data,
-            param.dim.data,
-            param.unit.data,
-            box,
-        )
 
 
 @dataclass(frozen=True)
@@ -89,6 +61,11 @@ class KernelSpec:
     @cached_property
     def grid_function(self) -> Callable[[int, int, int], tuple[int, ...]]:
         """The numbers of programs for given B, Hq and Sq."""
+        # A process whose launches are on the disk does without xDSL.
+        from xdsl.context import Context
+        from xdsl.dialects.builtin import AffineMapAttr
+        from xdsl.parser import Parser
+
         attr = Parser(Context(), self.grid).parse_attribute()
         assert isinstance(attr, AffineMapAttr)
         affine_map = attr.data

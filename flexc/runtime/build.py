@@ -14,9 +14,6 @@ from flexc.passes.vector_machine import MachineName
 from flexc.runtime.cpp_compiler import host_machine
 from flexc.runtime.options import TileOptions
 
-HOPPER = 90
-"""The capability of an H100, ten times its major number and the minor one."""
-
 
 @dataclass(frozen=True)
 class Build:
@@ -47,23 +44,6 @@ def shared_memory(device: torch.device) -> int:
         return HOPPER_SHARED_MEMORY
     properties = torch.cuda.get_device_properties(device)
     return properties.shared_memory_per_block_optin
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """How many programs a GPU runs at a time, at least; an H100, without one."""
-    if device.type != "cuda":
-        return 132
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@cache
-def capability(device: torch.device) -> int:
-    """What a GPU can do; an H100's, where kernels for a GPU are made without one."""
-    if device.type != "cuda":
-        return HOPPER
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
 
 
 def machine_for(backend: str) -> MachineName:

@@ -19,16 +19,10 @@ from flexc.passes.hopper_sizes import rows_of_a_program
 from flexc.passes.pipelines import F32Precision
 from flexc.passes.score_factor import SAFE_FACTORS
 from flexc.runtime.arguments import Outputs, Tables
-from flexc.runtime.build import (
-    HOPPER,
-    Build,
-    capability,
-    machine_for,
-    multiprocessors,
-    shared_memory,
-)
+from flexc.runtime.build import Build, machine_for, shared_memory
 from flexc.runtime.driver import Compiled
 from flexc.runtime.few_rows import few_rows, fold, hand_back
+from flexc.runtime.gpus import HOPPER, capability, multiprocessors
 from flexc.runtime.listed_blocks import check_listed
 from flexc.runtime.modes import unseen
 from flexc.runtime.options import TileOptions

@@ -12,17 +12,19 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from flexc.errors import GradientError
-from flexc.frontend.captured import CapturedMods
 from flexc.runtime.arguments import is_lazy
-from flexc.runtime.call import Attention
 from flexc.runtime.modes import unseen
 from flexc.runtime.wrappers import check_tensor
+
+if TYPE_CHECKING:
+    from flexc.frontend.captured import CapturedMods
+    from flexc.runtime.call import Attention
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -15,7 +15,6 @@ from flexc.codegen.gluon.compiled_check import problems
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.runtime import triton_compiler
 from flexc.runtime.assembler_log import assembler_log
-from flexc.runtime.build import Build
 from flexc.runtime.recent import Recent
 from flexc.runtime.triton_compiler import (
     TRITON_TYPES,
@@ -26,6 +25,9 @@ from flexc.runtime.triton_compiler import (
     load_jit_function,
     refusal,
 )
+
+if TYPE_CHECKING:
+    from flexc.runtime.build import Build
 
 ELEMENTS = {"bf16": gl.bfloat16, "f16": gl.float16}
 """Of tensors that are copied a tile at a time."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from flexc.codegen.kernel_spec import KernelSpec
-from flexc.runtime.build import capability
 from flexc.runtime.gluon_compiler import expanded, take_kernel
+from flexc.runtime.gpus import capability
 from flexc.runtime.prepared import Address, Prepared
-from flexc.runtime.tensor_maps import TensorMaps
+from flexc.runtime.tensor_maps import Extents, Maps, TensorMaps
 from flexc.runtime.triton_loader import OnGrid
 
 
@@ -21,6 +21,7 @@ from flexc.runtime.triton_loader import OnGrid
 class OnDevice:
     """A kernel on one device, and the maps of the tensors that it copies."""
 
+    spec: KernelSpec
     kernel: Any
     maps: tuple[TensorMaps | None, ...]
 
@@ -36,8 +37,17 @@ class OnDevice:
                 values.append(arg)
             if maps is not None:
                 values += maps.extents(arg)
-        launcher = OnGrid(self.kernel, grid, len(values))
+        launcher = OnGrid(self.kernel, grid, len(values), self.spec)
         return Prepared(launcher, values, tuple(addresses), True)
+
+    def at(self, position: int) -> TensorMaps:
+        """Return the maps of the parameter at a position among a launch's values."""
+        start = 0
+        for param, maps in zip(self.spec.params, self.maps, strict=True):
+            if start == position and maps is not None:
+                return maps
+            start += 1 if maps is None else 1 + 2 * len(param.box)
+        raise KeyError(position)
 
 
 class GluonKernel:
@@ -51,10 +61,26 @@ class GluonKernel:
         self, grid: tuple[int, ...], args: Sequence[Any], threads: int | None = None
     ) -> Prepared:
         device = next(a.device for a in args if isinstance(a, Tensor))
+        return self._kernel(device).prepare(grid, args)
+
+    def launcher(
+        self, device: torch.device, grid: tuple[int, ...], count: int
+    ) -> OnGrid:
+        """Return the launcher on a grid of a device, of so many values."""
+        return OnGrid(self._kernel(device).kernel, grid, count, self.spec)
+
+    def maps(self, device: torch.device, position: int, extents: Extents) -> Maps:
+        """Return the maps whose addresses stand at a position among a launch's values.
+
+        They are of tensors of these sizes and strides.
+        """
+        return self._kernel(device).at(position).maps(extents)
+
+    def _kernel(self, device: torch.device) -> OnDevice:
         kernel = self._on.get(device.index)
         if kernel is None:
             kernel = self._on[device.index] = load_on(self.spec, device)
-        return kernel.prepare(grid, args)
+        return kernel
 
     def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> NoReturn:
         raise AssertionError("Gluon kernels are launched")
@@ -69,4 +95,4 @@ def load_on(spec: KernelSpec, device: torch.device) -> OnDevice:
     )
     kernel = expanded(kernel, spec)
     assert kernel.run is not None  # Loaded here, and not at the first launch.
-    return OnDevice(kernel, maps)
+    return OnDevice(spec, kernel, maps)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -98,20 +97,24 @@ class GraphCall:
             return run_attention(self.prepare(operands))
         signature = self.mods.signature(operands.captures)
         factor = None if scale is None else float(scale)
-        rest = (self.choices, self.outputs, number_key(factor), self.enable_gqa)
-        prepare = partial(self.prepare, operands)
+        facts = (self.choices, self.outputs, number_key(factor), self.enable_gqa)
+        rest: Any = operands[3:]
+
+        def prepare(given: tuple[Tensor, Tensor, Tensor]) -> Attention:
+            return self.prepare(Operands(*given, *rest))
+
         mods = signature.key if signature.cacheable else None
         given = query, key, value
         if not operands.tables:
-            return attend(given, mods, signature.captures, rest, prepare)
+            return attend(given, mods, signature.captures, facts, prepare)
         check_lengths(operands.lengths, operands.tables[0].device, query, key)
         if not torch.is_grad_enabled():
             operands = operands._replace(columns=())
         tables = operands.make_tables()
         assert tables is not None
         check_listed(tables.tensors, -(-key.size(2) // operands.block[1]))
-        rest = (*rest, operands.block)
-        return attend(given, mods, signature.captures, rest, prepare, tables=tables)
+        facts = (*facts, operands.block)
+        return attend(given, mods, signature.captures, facts, prepare, tables=tables)
 
     def prepare(self, operands: Operands) -> Attention:
         """The call of operands that have data, ready to run."""

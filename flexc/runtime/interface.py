@@ -19,10 +19,11 @@ from flexc.errors import OptionError
 from flexc.frontend.closures import read_key
 from flexc.frontend.plain_values import number_key
 from flexc.runtime.arguments import Outputs, mask_of, read_scale
+from flexc.runtime.autograd.run import run_attention
 from flexc.runtime.collection import without_collection
 from flexc.runtime.interception import current_scope
 from flexc.runtime.options import read_choices
-from flexc.runtime.plans import attend, is_plain, run_call
+from flexc.runtime.plans import attend, is_plain
 from flexc.runtime.regions import Regions, compiled_for_flexc
 from flexc.runtime.versions import has_entry_point
 
@@ -156,24 +157,24 @@ def _run(
     outputs = OUTPUTS[bool(wants_lse), bool(wants_max)]
     run = None if scope is None else scope.run
 
-    def prepare() -> Attention:
+    def prepare(tensors: tuple[Tensor, Tensor, Tensor]) -> Attention:
         with without_collection():
             from flexc.runtime.preparation import prepared_call
 
-        tensors, mods = (query, key, value), (score_mod, block_mask, mask_mod)
+        mods = score_mod, block_mask, mask_mod
         is_traced = scope is not None and scope.tracing
         return prepared_call(
             tensors, enable_gqa, mods, scale, outputs, choices, is_traced
         )
 
+    given = query, key, value
     if run is None and is_plain(query, block_mask, mask_mod):
         mask = mask_mod if block_mask is None else mask_of(block_mask)
         mods_key, captures = read_key(score_mod, mask)
         rest = (choices, outputs, number_key(scale), enable_gqa)
-        given = query, key, value
         found = attend(given, mods_key, captures, rest, prepare, block_mask)
     else:
-        found = (run or run_call)(prepare())
+        found = (run or run_attention)(prepare(given))
     out, lse, max_scores = found
     if return_aux is not None:
         return out, AuxOutput(lse=lse, max_scores=max_scores)

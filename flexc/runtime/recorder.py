@@ -47,6 +47,8 @@ ALIASES = frozenset({"aten::alias", "aten::detach"})
 HOST_READS = frozenset(
     {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 )
+MASKS = frozenset({torch.bool, torch.uint8})
+"""Types of indices that say which elements to take."""
 
 
 class Recorder(TorchDispatchMode):
@@ -91,7 +93,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
-        if HOST_READS & set(func.tags):
+        if _reads_on_host(func, args):
             self.refuse(f"{func} reads data on the host")
         elif not self._fault:
             self._note(func, args, kwargs, found)
@@ -208,6 +210,15 @@ class Recorder(TorchDispatchMode):
         steps = with_scratch([step for step, _ in kept], wanted, self._count)
         held = {self._slot_of(t): t for t in self._constants}
         return Tape(device, self._given, held, steps, given)
+
+
+def _reads_on_host(func: Any, args: Sequence[Any]) -> bool:
+    """Return whether the data of tensors decides a result's shape or a number."""
+    if not HOST_READS & set(func.tags):
+        return False
+    if func is torch.ops.aten.index.Tensor:  # Of masks it is told, of indices not.
+        return any(t is not None and t.dtype in MASKS for t in args[1])
+    return True
 
 
 def _refused(why: str) -> None:

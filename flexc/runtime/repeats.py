@@ -15,6 +15,7 @@ import torch
 from flexc.runtime.equal_facts import Kept, stream_facts
 from flexc.runtime.modes import unseen
 from flexc.runtime.recorder import Recorder
+from flexc.runtime.stored_tapes import StoredTape
 from flexc.runtime.tape import Tape
 
 Results = tuple[Any, ...]
@@ -23,11 +24,15 @@ Results = tuple[Any, ...]
 class Repeated:
     """One thing that is done to tensors of equal facts."""
 
-    __slots__ = ("_is_known", "_refused", "tape")
+    __slots__ = ("_is_known", "_refused", "_stored", "tape")
 
-    def __init__(self, is_known: bool = False) -> None:
+    def __init__(
+        self, is_known: bool = False, stored: StoredTape | None = None
+    ) -> None:
+        """`stored` is the place of its tape on the disk, if it may be there."""
         self._is_known = is_known
         self._refused = False
+        self._stored = stored
         self.tape: Tape | None = None
         """Replays it; None until it was done twice, or where it cannot be replayed."""
 
@@ -38,8 +43,8 @@ class Repeated:
         run: Callable[[], tuple[Results, bool]],
     ) -> Results:
         """The results of `run`, which says too whether it may be repeated."""
-        if self.tape is not None:
-            return self.tape(tensors)
+        if (tape := self.load()) is not None:
+            return tape(tensors)
         if self._refused or not self._is_known:
             self._is_known = True
             return run()[0]
@@ -48,7 +53,15 @@ class Repeated:
         if may_repeat:
             self.tape = seen.tape(results, device)
         self._refused = self.tape is None
+        if self._stored is not None and self.tape is not None:
+            self._stored.store(self.tape)
         return results
+
+    def load(self) -> Tape | None:
+        """Return the tape of this process, else that of the disk, if there is one."""
+        if self.tape is None and self._stored is not None:
+            self.tape = self._stored.load()
+        return self.tape
 
 
 KNOWN = Kept()

@@ -27,7 +27,8 @@ from flexc.passes.hopper_sizes import (
     WIDEST,
 )
 from flexc.passes.tile_sizes import MOST_STEPS
-from flexc.runtime.build import HOPPER, Build
+from flexc.runtime.build import Build
+from flexc.runtime.gpus import HOPPER
 from flexc.runtime.options import (
     SCHEDULE,
     TILE_OPTIONS,

@@ -1,13 +1,12 @@
 """Tapes on the disk: what one process recorded, another replays at its first call.
 
-A tape is what a call of some facts did to tensors, on a CPU allocations and launches.
+A tape is what a call of some facts did to tensors: allocations and launches above all.
 On the disk it is named after a digest of these facts, of versions, and of what kernels
-are compiled for, and it names shared objects of the cache: where one is gone, there is
-no tape. So a first call neither traces mods nor lowers them, and imports nothing that
-does.
+are compiled for, and it names kernels of the cache: where one is gone, there is no
+tape. A first call that has one neither traces nor lowers, and imports nothing that does.
 
 No tape is stored of facts without a stable text (see `flexc.runtime.stable_text`), nor
-one that holds constants, runs operations of torch or launches a GPU's kernels.
+one that holds large constants or runs operations other than ATen's.
 """
 
 from __future__ import annotations
@@ -17,18 +16,27 @@ import json
 import logging
 import os
 from collections.abc import Hashable
+from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._ops import OpOverload
 
 from flexc.errors import FlexcError
 from flexc.runtime.cache import load, store
 from flexc.runtime.cpp_compiler import find_command, processor
-from flexc.runtime.cpp_library import CppFunction, Symbol, open_symbol
+from flexc.runtime.gpus import gpu_facts
 from flexc.runtime.recent import Recent
 from flexc.runtime.stable_text import UnstableError, stable_text
+from flexc.runtime.stored_launches import (
+    NUMBERS,
+    LaunchReader,
+    MissingError,
+    written_launch,
+)
 from flexc.runtime.streams import CPU
-from flexc.runtime.tape import Allocation, Launch, Place, Step, Tape
+from flexc.runtime.tape import Allocation, Launch, Operation, Slot, Step, Tape
 from flexc.runtime.versions import versions
 
 log = logging.getLogger("flexc")
@@ -40,7 +48,11 @@ call of other lengths takes no longer than to look for its tape and to load it."
 VARIABLES = ("FLEXC_MACHINE", "FLEXC_SANITIZE")
 """What the environment says of how kernels are compiled."""
 
-NUMBERS = frozenset({int, float, bool, type(None)})
+MOST_ELEMENTS = 1 << 14
+"""Elements of a constant that is stored."""
+
+NAMED = frozenset({torch.dtype, torch.layout, torch.memory_format})
+"""Types of values that are attributes of `torch`."""
 
 _missed: Recent[list[str]] = Recent()
 """For keys of mods, names of tapes that were not there."""
@@ -49,14 +61,20 @@ _missed: Recent[list[str]] = Recent()
 class StoredTape:
     """The place on the disk for the tape of calls of equal facts."""
 
-    __slots__ = ("_facts", "_mods", "_name")
+    __slots__ = ("_device", "_facts", "_is_missing", "_mods", "_name", "rest")
 
-    def __init__(self, facts: Hashable, mods: Hashable) -> None:
+    def __init__(
+        self, facts: Hashable, mods: Hashable, device: torch.device = CPU
+    ) -> None:
         """`mods` is the part of the facts that is the mods' key."""
+        self._device = device
         self._facts = facts
         self._mods = mods
         self._name: str | None = None
-        """The name of a tape that was looked for and is to be stored."""
+        """None until the tape is looked for, and of facts without a text."""
+        self._is_missing = False
+        self.rest: Any = None
+        """What is stored and loaded beside the tape: JSON."""
 
     def load(self) -> Tape | None:
         """Return the tape, if it is there; it is looked for once."""
@@ -65,80 +83,153 @@ class StoredTape:
         if facts is None or len(missed) >= MOST_MISSES:
             return None
         try:
-            name = name_of(facts)
-            tape = read(load(name))
+            self._name = name_of(facts, self._device)
+            tape, self.rest = read(load(self._name), self._device)
         except (UnstableError, FlexcError) as error:
             log.debug("a call has no tape on the disk: %s", error)
             return None
         if tape is None:
-            missed.append(name)
-            self._name = name
+            missed.append(self._name)
+            self._is_missing = True
         return tape
 
     def store(self, tape: Tape) -> None:
         """Store a tape that was looked for in vain."""
-        name, self._name = self._name, None
-        text = None if name is None else written(tape)
-        if name is None or text is None:
+        is_missing, self._is_missing = self._is_missing, False
+        text = written(tape, self.rest) if is_missing else None
+        if self._name is None or text is None:
             return
         try:
-            store(name, text.encode())
+            store(self._name, text.encode())
         except FlexcError as error:  # A cache that can only be read serves too.
             log.debug("a tape cannot be stored: %s", error)
 
+    def beside(self, what: Hashable) -> StoredTape | None:
+        """Return the place of another tape of the same calls, if this one has a name.
 
-def name_of(facts: Hashable) -> str:
-    """Return the name of the entry for some facts.
+        `what` says which, for instance that of a derivative.
+        """
+        if self._name is None:
+            return None
+        return StoredTape((self._name, what), (self._mods, "beside"), self._device)
+
+
+def name_of(facts: Hashable, device: torch.device) -> str:
+    """Return the name of the entry for some facts."""
+    built = cpu_facts() if device == CPU else gpu_facts(device)
+    text = stable_text((facts, versions(), built))
+    return f"tape-{hashlib.sha256(text.encode()).hexdigest()}.json"
+
+
+def cpu_facts() -> Hashable:
+    """Return what kernels of a CPU are compiled for, and by what.
 
     A compiler is told by its file: to ask for its version takes longer than the rest.
     """
     command = find_command()
     file = os.stat(command[0])
     variables = tuple(os.environ.get(name) for name in VARIABLES)
-    built = (versions(), processor(), command, file.st_mtime_ns, file.st_size)
-    text = stable_text((facts, built, variables))
-    return f"tape-{hashlib.sha256(text.encode()).hexdigest()}.json"
+    return processor(), command, file.st_mtime_ns, file.st_size, variables
 
 
-def written(tape: Tape) -> str | None:
+def written(tape: Tape, rest: Any) -> str | None:
     """Return the text of a tape, None if it cannot be stored."""
-    steps = [_written_step(step) for step in tape.steps]
-    if tape.device != CPU or tape.constants or None in steps:
+    try:
+        steps = [_written_step(step) for step in tape.steps]
+        constants = [[n, *_written_tensor(t)] for n, t in tape.constants.items()]
+    except UnstableError as error:
+        log.debug("a tape cannot be stored: %s", error)
         return None
-    return json.dumps({"count": tape.count, "steps": steps, "results": tape.results})
+    facts = {"count": tape.count, "constants": constants, "steps": steps}
+    return json.dumps(facts | {"results": tape.results, "rest": rest})
 
 
-def _written_step(step: Step) -> Any:
+def _written_tensor(tensor: Tensor) -> tuple[str, torch.Size, list[Any]]:
+    if tensor.numel() > MOST_ELEMENTS or not tensor.is_contiguous():
+        raise UnstableError(f"a constant of shape {tuple(tensor.shape)}")
+    return _name_of(tensor.dtype), tensor.shape, tensor.flatten().tolist()
+
+
+def _written_step(step: Step) -> list[Any]:
     match step:
         case Allocation():
-            dtype = str(step.dtype).removeprefix("torch.")
+            dtype = _name_of(step.dtype)
             facts = [step.slot, step.shape, step.strides, dtype, step.like]
-            return [*facts, step.is_zero]
-        case Launch(launcher=CppFunction() as function):
-            if NUMBERS.issuperset(map(type, step.values)):
-                return [function.symbol, step.values, [p[:3] for p in step.places]]
-    return None
+            return ["allocate", *facts, step.is_zero]
+        case Launch():
+            return ["launch", *written_launch(step)]
+        case Operation(function=OpOverload(namespace="aten") as function):
+            args = _written_value(step.args)
+            kwargs = {name: _written_value(v) for name, v in step.kwargs.items()}
+            return ["call", str(function), args, kwargs, step.outputs, step.is_pure]
+    raise UnstableError(repr(step))
 
 
-def read(text: bytes | None) -> Tape | None:
-    """Return the tape of a text, None if it names an object that is not there."""
+def _written_value(value: Any) -> Any:
+    """Return JSON for an argument of an operation."""
+    kind = type(value)
+    if kind in NUMBERS or kind is str:
+        return value
+    if kind is Slot:
+        return {"slot": value.number}
+    if kind in NAMED:
+        return {"torch": _name_of(value)}
+    if kind is torch.device:
+        return {"device": str(value)}
+    if isinstance(value, list | tuple):
+        return [_written_value(v) for v in value]
+    raise UnstableError(repr(value))
+
+
+def _name_of(value: Any) -> str:
+    """Return the name of a dtype, a layout or a memory format in `torch`."""
+    return str(value).removeprefix("torch.")
+
+
+def read(text: bytes | None, device: torch.device) -> tuple[Tape | None, Any]:
+    """Return the tape of a text and the rest; no tape if a kernel is not there."""
     if text is None:
-        return None
+        return None, None
     found = json.loads(text)
-    functions: dict[Symbol, CppFunction] = {}
-    steps: list[Step] = []
-    for step in found["steps"]:
-        if len(step) == 6:
-            slot, shape, strides, dtype, like, is_zero = step
-            facts = (tuple(shape), tuple(strides), getattr(torch, dtype), CPU)
-            steps.append(Allocation(slot, *facts, like, is_zero))
-            continue
-        (file, name, types), values, places = step
-        symbol = Symbol(file, name, tuple(types))
-        if symbol not in functions:
-            if load(file) is None:
-                return None
-            functions[symbol] = open_symbol(symbol)
-        taken = tuple(Place(at, slot, offset, None) for at, slot, offset in places)
-        steps.append(Launch(functions[symbol], values, taken, False))
-    return Tape(CPU, found["count"], {}, steps, found["results"])
+    reader = LaunchReader(device)
+    try:
+        steps = [_read_step(step, reader) for step in found["steps"]]
+    except MissingError:
+        return None, None
+    constants = {
+        slot: torch.tensor(values, dtype=getattr(torch, dtype), device=device).view(
+            shape
+        )
+        for slot, dtype, shape, values in found["constants"]
+    }
+    tape = Tape(device, found["count"], constants, steps, found["results"])
+    return tape, found["rest"]
+
+
+def _read_step(step: list[Any], launches: LaunchReader) -> Step:
+    match step:
+        case ["allocate", slot, shape, strides, dtype, like, is_zero]:
+            kind = getattr(torch, dtype)
+            facts = (tuple(shape), tuple(strides), kind, launches.device)
+            return Allocation(slot, *facts, like, is_zero)
+        case ["launch", *launch]:
+            return launches.read(*launch)
+    _, name, args, kwargs, outputs, is_pure = step
+    function = attrgetter(name)(torch.ops)
+    named = {name: _read_value(value) for name, value in kwargs.items()}
+    return Operation(
+        function, tuple(map(_read_value, args)), named, tuple(outputs), is_pure
+    )
+
+
+def _read_value(value: Any) -> Any:
+    match value:
+        case {"slot": number}:
+            return Slot(number)
+        case {"torch": name}:
+            return getattr(torch, name)
+        case {"device": name}:
+            return torch.device(name)
+        case list():
+            return [_read_value(v) for v in value]
+    return value

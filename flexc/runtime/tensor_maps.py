@@ -19,13 +19,17 @@ from flexc.runtime.tensor_facts import ALIGNMENT
 MAX_MAPS = 256
 """Of a parameter: kinds of tensors, and addresses of each."""
 
+Extents = tuple[tuple[int, ...], tuple[int, ...]]
+"""Sizes and strides, in elements."""
+
 
 class Maps(dict[int, Any]):
     """From addresses of tensors of a kind to their maps, made where they lack."""
 
-    def __init__(self, make: Callable[[int], Any]):
+    def __init__(self, make: Callable[[int], Any], extents: Extents):
         super().__init__()
         self._make = make
+        self.extents = extents
 
     def __missing__(self, address: int) -> Any:
         if len(self) >= MAX_MAPS:
@@ -43,21 +47,25 @@ class TensorMaps:
 
     def maker(self, tensor: Tensor) -> Callable[[int], Any]:
         """What makes the map of such a tensor at an address, or has made it."""
-        sizes, steps = self._extents(tensor)
-        known = self._known.get((sizes, steps))
+        return self.maps(self._extents(tensor)).__getitem__
+
+    def maps(self, extents: Extents) -> Maps:
+        """Return the maps of all tensors of these sizes and strides."""
+        known = self._known.get(extents)
         if known is None:
             if len(self._known) >= MAX_MAPS:
                 self._known.clear()
+            sizes, steps = extents
             make = partial(self._make, sizes=sizes, steps=steps)
-            known = self._known[sizes, steps] = Maps(make)
-        return known.__getitem__
+            known = self._known[extents] = Maps(make, extents)
+        return known
 
     def extents(self, tensor: Tensor) -> tuple[int, ...]:
         """The sizes and strides that a kernel is passed behind a map."""
         sizes, steps = self._extents(tensor)
         return *sizes, *steps
 
-    def _extents(self, tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _extents(self, tensor: Tensor) -> Extents:
         sizes = tuple(tensor.shape)
         size = self._meta["elem_size"]
         return sizes, regular_strides(sizes, tensor.stride(), size)

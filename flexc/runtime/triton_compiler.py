@@ -13,7 +13,7 @@ import sys
 from functools import lru_cache
 from threading import RLock
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -22,10 +22,12 @@ from triton.compiler import ASTSource
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError
-from flexc.runtime.build import Build
 from flexc.runtime.cache import store
 from flexc.runtime.options import is_interpreting
 from flexc.runtime.recent import MOST, Recent
+
+if TYPE_CHECKING:
+    from flexc.runtime.build import Build
 
 WARP = 32
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from triton import knobs
 
 from flexc.codegen.kernel_spec import KernelSpec
-from flexc.runtime.build import capability
+from flexc.runtime.gpus import capability
 from flexc.runtime.options import is_interpreting
 from flexc.runtime.prepared import Address, Prepared
 from flexc.runtime.triton_compiler import load_jit_function, options, take_kernel
@@ -35,10 +35,19 @@ class TritonKernel:
         device = args[output].device
         if device.type == "cpu" or is_interpreting():
             return None
+        return prepare(self._kernel(device, args), grid, args, self.spec)
+
+    def launcher(
+        self, device: torch.device, grid: tuple[int, ...], count: int
+    ) -> OnGrid:
+        """Return the launcher on a grid of a device, of so many values."""
+        return OnGrid(self._kernel(device, ()), grid, count, self.spec)
+
+    def _kernel(self, device: torch.device, args: Sequence[Any]) -> Any:
         kernel = self._on.get(device.index)
         if kernel is None:
             kernel = self._on[device.index] = compile_on(device, self.spec, args)
-        return prepare(kernel, grid, args)
+        return kernel
 
     def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:
         load_jit_function(self.spec)[grid](*args, **options(self.spec))
@@ -52,14 +61,20 @@ def compile_on(device: torch.device, spec: KernelSpec, args: Sequence[Any]) -> A
     return function.warmup(*args, grid=(1, 1, 1), **options(spec))
 
 
-def prepare(kernel: Any, grid: tuple[int, ...], args: Sequence[Any]) -> Prepared:
+def prepare(
+    kernel: Any,
+    grid: tuple[int, ...],
+    args: Sequence[Any],
+    spec: KernelSpec | None = None,
+) -> Prepared:
     """The launch of a compiled kernel with addresses for tensors."""
     tensors = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
     values = list(args)
     for i in tensors:
         values[i] = 0
     places = tuple(Address(i, i) for i in tensors)
-    return Prepared(OnGrid(kernel, grid, len(values)), values, places, True)
+    launcher = OnGrid(kernel, grid, len(values), spec)
+    return Prepared(launcher, values, places, True)
 
 
 class OnGrid:
@@ -70,7 +85,15 @@ class OnGrid:
     on, of memory that a kernel asks for, is the same each time where that is none.
     """
 
-    def __init__(self, kernel: Any, grid: tuple[int, ...], count: int):
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        count: int,
+        spec: KernelSpec | None = None,
+    ):
+        """`spec` is what the kernel was compiled from; None of flexc's own source."""
+        self.spec, self.grid = spec, grid
         start = kernel.run  # Loads it to the current device.
         # Without what only hooks are told.
         rest = (kernel.function, kernel.packed_metadata, None, None, None)

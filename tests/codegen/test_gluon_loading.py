@@ -19,9 +19,10 @@ from flexc.errors import CompilationError
 from flexc.frontend.import_graph import AttentionCall
 from flexc.runtime import gluon_compiler, gluon_loader, tensor_maps
 from flexc.runtime.assembler_log import ALWAYS, LOG, assembler_log
-from flexc.runtime.build import HOPPER, Build
+from flexc.runtime.build import Build
 from flexc.runtime.gluon_compiler import compile_kernel, expanded, find_problems
 from flexc.runtime.gluon_loader import OnDevice
+from flexc.runtime.gpus import HOPPER
 from flexc.runtime.options import NO_OPTIONS
 from flexc.runtime.tensor_maps import TensorMaps
 
@@ -149,8 +150,10 @@ def test_launches_take_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     maps = (*(TensorMaps(m) for m in metas), None, None)
     query = torch.zeros(2, 3, 70, 64, dtype=torch.bfloat16)
     flags = torch.zeros(70)
-    monkeypatch.setattr(gluon_loader, "OnGrid", lambda kernel, grid, count: None)
-    prepared = OnDevice(kernel, maps).prepare((1, 1, 1), [query, query, flags, 7])
+    monkeypatch.setattr(gluon_loader, "OnGrid", lambda *_: None)
+    prepared = OnDevice(spec_of("launched"), kernel, maps).prepare(
+        (1, 1, 1), [query, query, flags, 7]
+    )
     assert len(prepared.values) == len(passed)
     assert prepared.values[1:9] == [2, 3, 70, 64, 13440, 4480, 64, 1]
     assert prepared.values[-2:] == [0, 7]

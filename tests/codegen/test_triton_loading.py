@@ -20,7 +20,8 @@ from triton import knobs
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.errors import OptionError
 from flexc.runtime import driver, triton_compiler, triton_loader
-from flexc.runtime.build import HOPPER, Build
+from flexc.runtime.build import Build
+from flexc.runtime.gpus import HOPPER
 from flexc.runtime.options import NO_OPTIONS, TileOptions
 from flexc.runtime.schedules import candidates
 from flexc.runtime.triton_compiler import find_problems, take_kernel

@@ -32,6 +32,7 @@ from flexc.codegen.cpp.spelling import (
     scalar_type,
 )
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
+from flexc.codegen.parameters import param_spec
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import BUFFERS, BufferAttr, TileType
 from flexc.dialects.tile.schedule.shapes import constant_of
@@ -68,7 +69,7 @@ class CppPrinter(MapPrinter):
         self.print_header(op)
         entry = self.unique_name(op.sym_name.data)
         args = tuple(zip(op.body.block.args, op.params, strict=True))
-        params = tuple(ParamSpec.of(self.declare(a), a.type, p) for a, p in args)
+        params = tuple(param_spec(self.declare(a), a.type, p) for a, p in args)
         self.line(f"FLEXC_KERNEL void {entry}(")
         for arg, _ in args:
             self.line(f"    {_param_type(arg.type)} {self.name(arg)},")

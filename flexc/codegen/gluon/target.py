@@ -13,7 +13,8 @@ from xdsl.ir import Operation
 from xdsl.utils.target import Target
 
 from flexc.codegen.gluon.printer import GluonPrinter
-from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
+from flexc.codegen.kernel_spec import KernelSpec
+from flexc.codegen.parameters import param_spec
 from flexc.codegen.requirements import require_kernels
 from flexc.codegen.triton.target import header, integer_attribute, support_names
 from flexc.dialects import tile
@@ -53,7 +54,7 @@ def _emit(kernel: tile.KernelOp) -> KernelSpec:
     print_imports(printer, kernel)
     entry = printer.print_kernel(kernel)
     params = tuple(
-        ParamSpec.of(printer.name(arg), arg.type, param)
+        param_spec(printer.name(arg), arg.type, param)
         for arg, param in zip(kernel.body.block.args, kernel.params, strict=True)
     )
     warps = roles[0].warps.value.data if roles else None

@@ -18,7 +18,8 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Operation
 from xdsl.utils.target import Target
 
-from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
+from flexc.codegen.kernel_spec import KernelSpec
+from flexc.codegen.parameters import param_spec
 from flexc.codegen.requirements import require_kernels
 from flexc.codegen.triton.printer import TritonPrinter
 from flexc.codegen.triton.scalar_rules import in_place_function
@@ -54,7 +55,7 @@ def _emit(kernel: tile.KernelOp) -> KernelSpec:
     printer.line()
     entry = printer.print_kernel(kernel)
     params = tuple(
-        ParamSpec.of(printer.name(arg), arg.type, param)
+        param_spec(printer.name(arg), arg.type, param)
         for arg, param in zip(kernel.body.block.args, kernel.params, strict=True)
     )
     return KernelSpec(

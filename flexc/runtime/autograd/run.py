@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,10 +13,12 @@ from torch.autograd import forward_ad
 from flexc.runtime import derivatives
 from flexc.runtime.autograd.functions import FlexAttentionFunction
 from flexc.runtime.autograd.template import Results, Template, split
-from flexc.runtime.call import Attention
 from flexc.runtime.derivatives import check_gradient
 from flexc.runtime.modes import unseen
 from flexc.runtime.transforms import is_transformed
+
+if TYPE_CHECKING:
+    from flexc.runtime.call import Attention
 
 
 def run_attention(call: Attention) -> Results:
@@ -43,7 +45,8 @@ def settle(call: Attention) -> Attention:
 
 def run_template(template: Template, tensors: Sequence[Tensor]) -> Results:
     """Run a call that was split, recorded by autograd."""
-    if derivatives.has_kernels(template.blank.backend) and not is_transformed():
+    blank = template.blank
+    if blank and derivatives.has_kernels(blank.backend) and not is_transformed():
         start(template, tensors)
     return _asked(template, FlexAttentionFunction.apply(template, *tensors))
 
@@ -76,8 +79,7 @@ def _asked(template: Template, results: Any) -> Results:
     out, lse, max_scores = results
     if not template.wants_lse:
         return out, None, max_scores
-    has_rest = template.blank.outputs.lse_rest
-    return out, lse[:, 0] if has_rest else lse, max_scores
+    return out, lse[:, 0] if template.lse_rest else lse, max_scores
 
 
 def is_differentiated(call: Attention) -> bool:

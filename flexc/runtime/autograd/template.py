@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.fx import Node
 
-from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
-from flexc.runtime.arguments import Results, Tables
+from flexc.runtime.arguments import Outputs, Results, Tables
 from flexc.runtime.autograd.batching import Kind
-from flexc.runtime.call import Attention
 from flexc.runtime.derivatives import Gradients, Wanted
 from flexc.runtime.equal_facts import Kept, stream_facts
 from flexc.runtime.repeats import Repeated
+from flexc.runtime.stored_tapes import StoredTape
+from flexc.runtime.transforms import is_transformed
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from flexc.frontend.captured import CapturedMods
+    from flexc.runtime.call import Attention
 
 INPUTS = 3
 """Query, key and value."""
@@ -61,7 +66,6 @@ class Template:
     here holds one of them: autograd may drop what it saved, and compute it anew.
     """
 
-    blank: Attention
     captures: tuple[Any, ...]
     """The captured numbers, None for tensors."""
     slots: tuple[int, ...]
@@ -70,11 +74,27 @@ class Template:
     """Whether a captured tensor's last stride is 1: its mods were traced for that."""
     tables: int
     """How many tables there are: of rows and of columns, or one with both in it."""
+    is_packed: bool
+    """Whether all tables are one tensor."""
     reads: Reads
     wants_lse: bool
     """Whether the call asked for lse, which derivatives need in any case."""
+    lse_rest: bool
+    """Whether lse has its rest beside it."""
+    blank: Attention | None
+    """The call without tensors; None if tapes came from the disk."""
     repeats: Repeats | None = None
     """Tapes for tensors like those that the template was made of."""
+    prepare: Callable[[Template, Sequence[Tensor]], Attention] | None = None
+    """Make `blank`, where a tape is missing that the disk does not have."""
+
+    def prepared_by(
+        self, prepare: Callable[[Template, Sequence[Tensor]], Attention]
+    ) -> Template:
+        """Return the template of one call: `dataclasses.replace` takes 4 us."""
+        template = object.__new__(Template)
+        vars(template).update(vars(self), prepare=prepare)
+        return template
 
     @property
     def kinds(self) -> list[Kind]:
@@ -89,23 +109,35 @@ class Template:
     def bind(self, tensors: Sequence[Tensor]) -> Attention:
         """The call of these tensors."""
         query, key, value, *rest = tensors
-        captures = list(self.captures)
-        for slot, unit, tensor in zip(self.slots, self.units, rest, strict=False):
-            captures[slot] = tensor if not unit or _is_unit(tensor) else _dense(tensor)
-        blank = self.blank
+        blank = self.blank or self._prepared(tensors)
         return replace(
             blank,
             query=query,
             key=key,
             value=value,
             tables=blank.tables and join_tables(blank.tables, rest[len(self.slots) :]),
-            signature=replace(blank.signature, captures=tuple(captures)),
+            signature=replace(blank.signature, captures=self.captured(tensors)),
         )
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether all tables are one tensor."""
-        return self.blank.tables is not None and self.blank.tables.packed is not None
+    def captured(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        """Return the captures of the call of these tensors."""
+        captures = list(self.captures)
+        given = zip(self.slots, self.units, tensors[INPUTS:], strict=False)
+        for slot, unit, tensor in given:
+            captures[slot] = tensor if not unit or _is_unit(tensor) else _dense(tensor)
+        return tuple(captures)
+
+    def _prepared(self, tensors: Sequence[Tensor]) -> Attention:
+        """Return what all calls of equal facts share, prepared by the first of them."""
+        repeats = self.repeats
+        assert repeats is not None
+        if repeats.blank is not None:
+            return repeats.blank
+        assert self.prepare is not None
+        blank = self.prepare(self, tensors)
+        if not is_transformed():  # There no blocks are planned.
+            repeats.blank = blank
+        return blank
 
     def run(self, tensors: Sequence[Tensor]) -> Results:
         """The results of the call of these tensors."""
@@ -155,7 +187,6 @@ def split(call: Attention, reads: Reads | None = None) -> tuple[Template, list[T
     """
     signature, tables = call.signature, call.tables
     captures = signature.captures
-    slots = [i for i, c in enumerate(captures) if isinstance(c, Tensor)]
     captured = [c for c in captures if isinstance(c, Tensor)]
     traced = None
     if reads is None:
@@ -170,19 +201,33 @@ def split(call: Attention, reads: Reads | None = None) -> tuple[Template, list[T
         value=gone,
         tables=tables and blank_tables(tables),
         signature=_without_tensors(signature),
-        outputs=replace(call.outputs, lse=True, lse_rest=needs_rest(call)),
+        outputs=outputs_with_lse(call),
         traced=traced,
     )
     template = Template(
-        blank,
-        tuple(None if isinstance(c, Tensor) else c for c in captures),
-        tuple(slots),
-        tuple(map(_is_unit, captured)),
+        *facts_of_captures(captures),
         len(tabled),
+        tables is not None and tables.packed is not None,
         reads,
         call.outputs.lse,
+        blank.outputs.lse_rest,
+        blank,
     )
     return template, [call.query, call.key, call.value, *captured, *tabled]
+
+
+def facts_of_captures(
+    captures: Sequence[Any],
+) -> tuple[tuple[Any, ...], tuple[int, ...], tuple[bool, ...]]:
+    """Return `captures`, `slots` and `units` of a template."""
+    slots = tuple(i for i, c in enumerate(captures) if isinstance(c, Tensor))
+    numbers = tuple(None if isinstance(c, Tensor) else c for c in captures)
+    return numbers, slots, tuple(_is_unit(captures[slot]) for slot in slots)
+
+
+def outputs_with_lse(call: Attention) -> Outputs:
+    """Return the outputs of a call whose derivatives may be asked for."""
+    return replace(call.outputs, lse=True, lse_rest=needs_rest(call))
 
 
 def blank_tables(tables: Tables) -> Tables:
@@ -209,11 +254,25 @@ def join_tables(tables: Tables, tensors: Sequence[Tensor]) -> Tables:
 class Repeats:
     """Tapes of a template's forward and of its derivatives."""
 
-    __slots__ = ("_derived", "_device", "forward")
+    __slots__ = ("_derived", "_device", "_is_known", "_stored", "blank", "forward")
 
-    def __init__(self, device: torch.device):
+    def __init__(
+        self,
+        device: torch.device,
+        stored: StoredTape | None = None,
+        is_known: bool = True,
+    ):
+        """`stored` is the place of the forward's tape on the disk, if it has one.
+
+        Where nothing is known of the call yet, what has no tape on the disk is run
+        once before it is recorded.
+        """
         self._device = device
-        self.forward = Repeated(is_known=True)
+        self._is_known = is_known
+        self._stored = stored
+        self.blank: Attention | None = None
+        """That of a template whose tapes came from the disk, once it was prepared."""
+        self.forward = Repeated(is_known, stored)
         """Of tensors whose facts are those of the template."""
         self._derived = Kept(MAX_DERIVED)
 
@@ -221,17 +280,17 @@ class Repeats:
         self, what: Hashable, tensors: Sequence[Any], run: Callable[[], Any]
     ) -> Any:
         key = (what, stream_facts(self._device))
-        found = self._derived.find(key, tensors, self._device, repeated_before)
+        found = self._derived.find(key, tensors, self._device, self._make)
         if found is None:
             return run()
         if found.tape is not None:
             return found.tape(tensors)
         return found(tensors, self._device, lambda: (run(), True))
 
-
-def repeated_before(tensors: Sequence[Any], facts: Hashable) -> Repeated:
-    """What was done once."""
-    return Repeated(is_known=True)
+    def _make(self, tensors: Sequence[Any], facts: Hashable) -> Repeated:
+        """Return what is done to such tensors; its tape may be on the disk."""
+        stored = None if self._stored is None else self._stored.beside(facts)
+        return Repeated(self._is_known, stored)
 
 
 MAX_DERIVED = 32

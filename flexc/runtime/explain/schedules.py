@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from flexc.runtime.autograd.template import split
+from flexc.runtime.autograd.template import outputs_with_lse
 from flexc.runtime.call import Attention
 from flexc.runtime.driver import Compiled, crowd_of, known_spec
 from flexc.runtime.explain.subject import Subject
@@ -63,7 +63,7 @@ def schedule_of(subject: Subject, differentiated: bool) -> ScheduleFacts | None:
     if call.backend != "triton":
         return None
     if differentiated:
-        call = replace(call, outputs=split(call)[0].blank.outputs)
+        call = replace(call, outputs=outputs_with_lse(call))
     compiled = compiled_for(subject, call)
     build, captures = compiled.build, subject.captures
     proofs = compiled.proofs(call.query, call.key, captures)

@@ -258,7 +258,7 @@ def load_capture(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:
         valid = valid & (index >= 0) & (index < size)
     if tensor.numel() == 0:
         return tensor.new_zeros(valid.shape)
-    value = tensor[
-        tuple(i.clamp(0, n - 1) for i, n in zip(wide, tensor.shape, strict=True))
-    ]
+    inside = [i.clamp(0, n - 1) for i, n in zip(wide, tensor.shape, strict=True)]
+    # Python's `tensor[i]` would read an index without dimensions on the host.
+    value = torch.ops.aten.index.Tensor(tensor, inside)
     return torch.where(valid, value, tensor.new_zeros(()))

@@ -20,7 +20,7 @@ from flexc.runtime.options import is_interpreting
 from flexc.runtime.prepared import Prepared
 from flexc.runtime.recent import Recent
 from flexc.runtime.triton_compiler import TritonSource
-from flexc.runtime.triton_loader import prepare
+from flexc.runtime.triton_loader import OnGrid, prepare
 
 TILES = {"ROWS": 4, "ROW_ENTRIES": 256, "COLUMNS": 8, "COLUMN_ENTRIES": 128}
 """The tile of a program, for rows of blocks and for columns: neighbours in memory
@@ -216,6 +216,12 @@ class Order:
         if device.type == "cpu" or is_interpreting():
             return None
         return prepare(self.on(device), grid, args)
+
+    def launcher(
+        self, device: torch.device, grid: tuple[int, ...], count: int
+    ) -> OnGrid:
+        """Return the launcher on a grid of a device, of so many values."""
+        return OnGrid(self.on(device), grid, count)
 
     def on(self, device: torch.device) -> Any:
         """The kernel, compiled for a device."""

@@ -25,11 +25,12 @@ from flexc.passes.analysis.dependence import Along, Dependences, yielded
 from flexc.passes.convert_flex_to_planning import Part
 from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.runtime.beside import Beside
-from flexc.runtime.build import Build, capability, machine_for, shared_memory
+from flexc.runtime.build import Build, machine_for, shared_memory
 from flexc.runtime.cache import load, store
 from flexc.runtime.captured_reads import CapturedReads
 from flexc.runtime.collection import without_collection
 from flexc.runtime.driver import counters, kernel_key, problems_of
+from flexc.runtime.gpus import capability
 from flexc.runtime.kernel import Kernel
 from flexc.runtime.options import NO_OPTIONS
 from flexc.runtime.proofs import Proofs, Prover, attention_of

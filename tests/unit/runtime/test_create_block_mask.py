@@ -23,8 +23,7 @@ from flexc.errors import (
     ShapeError,
 )
 from flexc.runtime.driver import counters
-from flexc.runtime.notes import TABLES, Notes
-from flexc.runtime.planner import made_by_flexc
+from flexc.runtime.notes import TABLES, Notes, made_by_flexc
 from tests.block_tables import dense_blocks, differences
 from tests.corpus import CORPUS, corpus_masks
 

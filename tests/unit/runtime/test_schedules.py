@@ -21,10 +21,11 @@ from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.tile_sizes import TileSizes
 from flexc.runtime import build as builds
 from flexc.runtime import driver, schedules
-from flexc.runtime.build import HOPPER, Build
+from flexc.runtime.build import Build
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.explain.calls import explain_mask, key_of, light
 from flexc.runtime.explain.report import Explanation
+from flexc.runtime.gpus import HOPPER
 from flexc.runtime.options import NO_OPTIONS, TileOptions, read_choices, tile_options
 from flexc.runtime.options import kernel_options as options_of
 from flexc.runtime.schedules import Schedule, candidates, choose

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+from flexc.errors import GradientError
 from flexc.frontend.closures import read_mods
 from flexc.runtime import cpp_compiler, driver, repeats, stored_tapes, traces
 from flexc.runtime.driver import counters
@@ -20,7 +24,7 @@ from flexc.runtime.planner.ordering import order_kernel
 from flexc.runtime.recent import Recent
 from flexc.runtime.stable_text import UnstableError, stable_text
 from tests.reference import attention
-from tests.unit.runtime.repeated import attend, causal, qkv
+from tests.unit.runtime.repeated import attend, causal, leaves, qkv
 
 Mods = tuple[Callable[..., Any] | None, Callable[..., Any] | None]
 
@@ -165,7 +169,7 @@ def test_the_disk_is_asked_a_few_times(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(stored_tapes, "name_of", lambda facts: asked.append(facts))
+    monkeypatch.setattr(stored_tapes, "name_of", lambda *facts: asked.append(facts))
     monkeypatch.setattr(stored_tapes, "load", lambda name: None)
     for length in range(20, 40):
         check((None, causal), length)
@@ -203,10 +207,168 @@ def test_what_a_digest_does_not_tell_is_not_stored(
     assert check(mods) == 1
 
 
-def test_recorded_calls_are_not_stored(process: Process, tmp_path: Path) -> None:
-    for _ in range(3):
-        attend(qkv()[0].requires_grad_(), *qkv()[1:], mask_mod=causal).sum().backward()
+def table_of_gradients() -> Mods:
+    """Its gradients are added up by operations of torch."""
+    table = torch.randn(2, 32, requires_grad=True)
+    return lambda s, b, h, q, k: s + table[h, (q - k).abs().clamp(max=31)], None
+
+
+def learned(mods: Mods) -> list[Tensor]:
+    """Tensors of floats that mods capture."""
+    captures = read_mods(*mods).captures
+    return [c for c in captures if isinstance(c, Tensor) and c.requires_grad]
+
+
+def check_gradients(mods: Mods, length: int = 40) -> int:
+    """Compare gradients of new tensors, and return how often mods were traced."""
+    before = counters["traced"]
+    inputs = [*leaves(length), *learned(mods)]
+    out = attend(*inputs[:3], mods[0], mask_mod=mods[1])
+    cotangent = torch.randn_like(out)
+    found = torch.autograd.grad(out, inputs, cotangent)
+    expected = torch.autograd.grad(
+        attention(*inputs[:3], *mods).out, inputs, cotangent.double()
+    )
+    for gradient, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(
+            gradient, right.to(found[0].dtype), rtol=0, atol=2e-5
+        )
+    return counters["traced"] - before
+
+
+@pytest.mark.parametrize(
+    ("make", "length", "stored"),
+    [
+        (lambda: (None, None), 40, 2),
+        (lambda: windowed(8), 40, 2),
+        (lambda: capped(3.0), 40, 2),
+        (biased, 40, 2),
+        (table_of_gradients, 40, 2),
+        (documents, 1024, 3),
+    ],
+    ids=["no mods", "number", "function of torch", "tensor", "table", "planned"],
+)
+def test_gradients_of_another_process_trace_nothing(
+    make: Callable[[], Mods],
+    length: int,
+    stored: int,
+    process: Process,
+    tmp_path: Path,
+) -> None:
+    assert check_gradients(make(), length) == 1
     assert not tapes(tmp_path)
+    assert [check_gradients(make(), length) for _ in range(2)] == [0, 0]
+    assert len(tapes(tmp_path)) == stored
+    process.another()
+    before = counters.copy()
+    for _ in range(2):
+        check_gradients(make(), length)
+    assert counters == before
+
+
+@pytest.mark.parametrize("make", [lambda: capped(3.0), documents, table_of_gradients])
+def test_a_gradient_that_is_not_stored_is_made(
+    make: Callable[[], Mods], process: Process, tmp_path: Path
+) -> None:
+    """The second call of a process records what the first had to prepare."""
+    length = 1024 if make is documents else 40
+    for _ in range(2):
+        check_gradients(make(), length)
+    forward = [path for path in tapes(tmp_path) if '"wants_lse"' in path.read_text()]
+    for path in set(tapes(tmp_path)) - set(forward):
+        path.unlink()
+    process.another()
+    assert [check_gradients(make(), length) for _ in range(3)] == [1, 0, 0]
+    process.another()
+    assert check_gradients(make(), length) == 0
+
+
+def test_second_derivatives_of_a_stored_call(process: Process) -> None:
+    for _ in range(2):
+        check_gradients(capped(3.0))
+    process.another()
+    mods, inputs = capped(3.0), leaves()
+
+    def second(out: Tensor) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+        total = torch.stack([g.square().sum() for g in first]).sum()
+        return torch.autograd.grad(total, inputs)
+
+    found = second(attend(*inputs, mods[0], mask_mod=mods[1]))
+    repeats.KNOWN.clear()
+    process.monkeypatch.setattr(stored_tapes, "MOST_MISSES", 0)  # Without the disk.
+    expected = second(attend(*inputs, mods[0], mask_mod=mods[1]))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_numbers_are_those_of_the_call(process: Process) -> None:
+    """Gradients that are prepared late take what mods had captured by the call."""
+    for _ in range(2):
+        check_gradients(capped(3.0))
+    process.another()
+    cap = 3.0
+
+    def soft_cap(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return cap * torch.tanh(s / cap)
+
+    inputs = leaves()
+    query, key, value = inputs
+    out = attend(query, key, value, soft_cap, mask_mod=causal)
+    expected = torch.autograd.grad(
+        attention(*inputs, soft_cap, causal).out.sum(), inputs
+    )
+    cap = 5.0
+    found = torch.autograd.grad(out.sum(), inputs)  # Its cotangent is expanded.
+    for gradient, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(gradient.double(), right.double(), atol=2e-5, rtol=0)
+
+
+def test_mods_that_are_exchanged_before_a_gradient(process: Process) -> None:
+    function: Any = torch.tanh
+
+    def scored(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return function(s)
+
+    for _ in range(2):
+        check_gradients((scored, None))
+    process.another()
+    out = attend(*leaves(), scored)
+    function = torch.sin
+    with pytest.raises(GradientError, match="exchanged"):
+        out.sum().backward()
+
+
+def test_a_stored_call_holds_no_tensor(process: Process) -> None:
+    """Neither do plans keep the mods of the first call."""
+    for _ in range(2):
+        check_gradients(biased())
+    process.another()
+    score_mod, _ = biased()
+    (table,) = read_mods(score_mod).captures
+    alive = weakref.ref(table)
+    attend(*leaves(), score_mod).sum().backward()
+    del table, score_mod
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_backward_that_gradients_are_recorded_of(process: Process) -> None:
+    """Checkpoints run the forward again within the backward."""
+    for _ in range(2):
+        check_gradients(windowed(8))
+    process.another()
+    inputs = leaves()
+
+    def run(*tensors: Tensor) -> Tensor:
+        return attend(*tensors, mask_mod=windowed(8)[1])
+
+    out: Any = checkpoint(run, *inputs, use_reentrant=False)
+    found = torch.autograd.grad(out.sum(), inputs)
+    query, key, value = inputs
+    right = attention(query, key, value, *windowed(8)).out
+    expected = torch.autograd.grad(right.sum(), inputs)
+    for gradient, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(gradient.double(), right.double(), atol=2e-5, rtol=0)
 
 
 def text_of(*mods: Any) -> str:
@@ -314,6 +476,9 @@ ids = torch.arange(1024) // 300
 x = torch.ones(1, 1, 1024, 16)
 for _ in range(2):
     flex_attention(x, x, x, mask_mod=lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k))
+for _ in range(2):
+    y = x.clone().requires_grad_()
+    flex_attention(y, x, x, mask_mod=lambda b, h, q, k: q >= k).sum().backward()
 print(*sorted({"xdsl", "sympy", "torch._dynamo"} & sys.modules.keys()))
 """
 
