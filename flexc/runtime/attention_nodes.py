@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from flexc.runtime.arguments import NO_BLOCKS
+from flexc.runtime.arguments import NO_BLOCKS, Outputs
 from flexc.runtime.autograd import Results
-from flexc.runtime.call import Outputs
 from flexc.runtime.graph_call import (
     BACKEND_OPTION,  # noqa: F401  (for captures)
     GraphCall,

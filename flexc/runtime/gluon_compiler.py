@@ -19,7 +19,9 @@ from flexc.runtime.recent import Recent
 from flexc.runtime.triton_compiler import (
     TRITON_TYPES,
     WARP,
+    Entry,
     OneAtATime,
+    bare_source,
     build_launcher,
     excess,
     load_jit_function,
@@ -52,9 +54,11 @@ def find_problems(spec: KernelSpec, build: Build) -> list[str]:
     return found
 
 
-def take_kernel(spec: KernelSpec, capability: int) -> Any:
+def take_kernel(spec: KernelSpec, capability: int, entry: Entry | None = None) -> Any:
     """The compiled kernel of a spec, nobody else's: it is loaded to one device."""
     kernel = _checked.take((spec.digest, capability))
+    if kernel is None and entry is not None:
+        kernel = entry.load(bare_source(spec, signature_type))
     return compile_kernel(spec, capability) if kernel is None else kernel
 
 

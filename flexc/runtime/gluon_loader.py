@@ -14,6 +14,7 @@ from flexc.runtime.gluon_compiler import expanded, take_kernel
 from flexc.runtime.gpus import capability
 from flexc.runtime.prepared import Address, Prepared
 from flexc.runtime.tensor_maps import Extents, Maps, TensorMaps
+from flexc.runtime.triton_compiler import Entry
 from flexc.runtime.triton_loader import OnGrid
 
 
@@ -64,10 +65,10 @@ class GluonKernel:
         return self._kernel(device).prepare(grid, args)
 
     def launcher(
-        self, device: torch.device, grid: tuple[int, ...], count: int
+        self, device: torch.device, grid: tuple[int, ...], count: int, entry: Entry
     ) -> OnGrid:
         """Return the launcher on a grid of a device, of so many values."""
-        return OnGrid(self._kernel(device).kernel, grid, count, self.spec)
+        return OnGrid(self._kernel(device, entry).kernel, grid, count, self.spec)
 
     def maps(self, device: torch.device, position: int, extents: Extents) -> Maps:
         """Return the maps whose addresses stand at a position among a launch's values.
@@ -76,19 +77,21 @@ class GluonKernel:
         """
         return self._kernel(device).at(position).maps(extents)
 
-    def _kernel(self, device: torch.device) -> OnDevice:
+    def _kernel(self, device: torch.device, entry: Entry | None = None) -> OnDevice:
         kernel = self._on.get(device.index)
         if kernel is None:
-            kernel = self._on[device.index] = load_on(self.spec, device)
+            kernel = self._on[device.index] = load_on(self.spec, device, entry)
         return kernel
 
     def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> NoReturn:
         raise AssertionError("Gluon kernels are launched")
 
 
-def load_on(spec: KernelSpec, device: torch.device) -> OnDevice:
+def load_on(
+    spec: KernelSpec, device: torch.device, entry: Entry | None = None
+) -> OnDevice:
     """Compile and load a kernel for the current device, which is this one."""
-    kernel = take_kernel(spec, capability(device))
+    kernel = take_kernel(spec, capability(device), entry)
     metas = iter(kernel.metadata.tensordesc_meta)
     maps = tuple(
         TensorMaps(next(metas)) if p.kind == "descriptor" else None for p in spec.params

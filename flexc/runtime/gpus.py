@@ -29,9 +29,17 @@ def capability(device: torch.device) -> int:
     return 10 * major + minor
 
 
-@cache
 def gpu_facts(device: torch.device) -> Hashable:
-    """Return what kernels of a GPU are compiled for, and by what."""
+    """Return what kernels of a GPU are compiled for, and what the environment asks."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+
+    asked = sorted(get_cache_invalidating_env_vars().items())
+    return (*properties(device), *asked)
+
+
+@cache
+def properties(device: torch.device) -> tuple[Hashable, ...]:
+    """Return what a GPU is and can do, as far as choices of kernels depend on it."""
     found: Any = torch.cuda.get_device_properties(device)
     limits = (found.multi_processor_count, found.shared_memory_per_block_optin)
     return found.name, found.major, found.minor, *limits, torch.version.cuda

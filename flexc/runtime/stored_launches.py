@@ -42,7 +42,11 @@ def written_launch(launch: Launch) -> list[Any]:
         places = [place[:3] for place in launch.places]
         return [launcher.symbol, launch.values, places]
     places = [[*place[:3], _extents(place)] for place in launch.places]
-    return [[_name_of(launcher.spec), launcher.grid], launch.values, places]
+    from flexc.runtime.triton_compiler import Entry
+
+    entry = Entry.of(launcher.kernel)
+    kernel = [_name_of(launcher.spec), launcher.grid, entry]
+    return [kernel, launch.values, places]
 
 
 def _extents(place: Place) -> Any:
@@ -72,10 +76,13 @@ class LaunchReader:
         if self.device == CPU:
             taken = [Place(at, slot, offset, None) for at, slot, offset in places]
             return Launch(self._function(*kernel), values, tuple(taken), False)
-        name, grid = kernel
+        from flexc.runtime.triton_compiler import Entry
+
+        name, grid, entry = kernel
         loaded = _kernels.get(name, lambda: _opened(name))
+        given = (self.device, tuple(grid), len(values), Entry(*entry))
         with on_device(self.device):
-            launcher = loaded.launcher(self.device, tuple(grid), len(values))
+            launcher = loaded.launcher(*given)
             taken = [
                 Place(at, slot, offset, self._maps(loaded, at, extents))
                 for at, slot, offset, extents in places

@@ -3,7 +3,7 @@
 A tape is what a call of some facts did to tensors: allocations and launches above all.
 On the disk it is named after a digest of these facts, of versions, and of what kernels
 are compiled for, and it names kernels of the cache: where one is gone, there is no
-tape. A first call that has one neither traces nor lowers, and imports nothing that does.
+tape. A first call that has one neither traces nor lowers, nor imports what does.
 
 No tape is stored of facts without a stable text (see `flexc.runtime.stable_text`), nor
 one that holds large constants or runs operations other than ATen's.

@@ -10,15 +10,18 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from threading import RLock
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, CompiledKernel
+from triton.runtime.cache import get_cache_manager
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError
@@ -134,10 +137,46 @@ def excess(kernel: Any, build: Build) -> list[str]:
     return [f"needs {needed} bytes of shared memory, and {there} are there"]
 
 
-def take_kernel(spec: KernelSpec, capability: int) -> Any:
+class Entry(NamedTuple):
+    """Where Triton's cache has a compiled kernel.
+
+    To find that out Triton reads the source and, once, all of its own files: that takes
+    longer than to load the kernel.
+    """
+
+    key: str
+    file: str
+    """The kernel's metadata."""
+
+    @classmethod
+    def of(cls, kernel: Any) -> Entry:
+        files = [name for name in kernel.metadata_group if name.endswith(".json")]
+        return cls(kernel.hash, files[0])
+
+    def load(self, source: Any) -> Any | None:
+        """Return the kernel of a source, None if Triton does not have it any more.
+
+        Of the source the types of parameters are asked for, and constants.
+        """
+        knob = knobs.compilation
+        if knob.always_compile or knob.override:
+            return None
+        files = get_cache_manager(self.key).get_group(self.file)
+        return CompiledKernel(source, files, self.key) if files else None
+
+
+def take_kernel(spec: KernelSpec, capability: int, entry: Entry | None = None) -> Any:
     """The compiled kernel of a spec, nobody else's: it is loaded to one device."""
     kernel = _checked.take((spec.digest, capability))
+    if kernel is None and entry is not None:
+        kernel = entry.load(bare_source(spec, signature_type))
     return compile_kernel(spec, capability) if kernel is None else kernel
+
+
+def bare_source(spec: KernelSpec, type_of: Callable[[ParamSpec], str]) -> Any:
+    """Return what a launcher asks of a kernel's source."""
+    signature = {param.name: type_of(param) for param in spec.params}
+    return SimpleNamespace(fn=None, constants={}, signature=signature)
 
 
 def compile_kernel(spec: KernelSpec, capability: int) -> Any:

@@ -14,7 +14,12 @@ from flexc.codegen.kernel_spec import KernelSpec
 from flexc.runtime.gpus import capability
 from flexc.runtime.options import is_interpreting
 from flexc.runtime.prepared import Address, Prepared
-from flexc.runtime.triton_compiler import load_jit_function, options, take_kernel
+from flexc.runtime.triton_compiler import (
+    Entry,
+    load_jit_function,
+    options,
+    take_kernel,
+)
 
 
 class TritonKernel:
@@ -38,25 +43,33 @@ class TritonKernel:
         return prepare(self._kernel(device, args), grid, args, self.spec)
 
     def launcher(
-        self, device: torch.device, grid: tuple[int, ...], count: int
+        self, device: torch.device, grid: tuple[int, ...], count: int, entry: Entry
     ) -> OnGrid:
         """Return the launcher on a grid of a device, of so many values."""
-        return OnGrid(self._kernel(device, ()), grid, count, self.spec)
+        return OnGrid(self._kernel(device, (), entry), grid, count, self.spec)
 
-    def _kernel(self, device: torch.device, args: Sequence[Any]) -> Any:
+    def _kernel(
+        self, device: torch.device, args: Sequence[Any], entry: Entry | None = None
+    ) -> Any:
         kernel = self._on.get(device.index)
         if kernel is None:
-            kernel = self._on[device.index] = compile_on(device, self.spec, args)
+            kernel = compile_on(device, self.spec, args, entry)
+            self._on[device.index] = kernel
         return kernel
 
     def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:
         load_jit_function(self.spec)[grid](*args, **options(self.spec))
 
 
-def compile_on(device: torch.device, spec: KernelSpec, args: Sequence[Any]) -> Any:
+def compile_on(
+    device: torch.device,
+    spec: KernelSpec,
+    args: Sequence[Any],
+    entry: Entry | None = None,
+) -> Any:
     """A compiled kernel for a device, which is the current one."""
     if not torch.version.hip:
-        return take_kernel(spec, capability(device))
+        return take_kernel(spec, capability(device), entry)
     function = load_jit_function(spec)
     return function.warmup(*args, grid=(1, 1, 1), **options(spec))
 
@@ -93,7 +106,7 @@ class OnGrid:
         spec: KernelSpec | None = None,
     ):
         """`spec` is what the kernel was compiled from; None of flexc's own source."""
-        self.spec, self.grid = spec, grid
+        self.spec, self.grid, self.kernel = spec, grid, kernel
         start = kernel.run  # Loads it to the current device.
         # Without what only hooks are told.
         rest = (kernel.function, kernel.packed_metadata, None, None, None)

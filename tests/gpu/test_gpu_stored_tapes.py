@@ -15,6 +15,7 @@ PROGRAM = """
 import sys
 import torch
 from flexc import flex_attention
+from flexc.runtime.driver import counters
 from tests.reference import attention
 
 torch.manual_seed(0)
@@ -44,24 +45,22 @@ def check():
     found = torch.autograd.grad(out, inputs, cotangent)
     dense = attention(*right[:3], *mods).out
     expected = torch.autograd.grad(dense, right, cotangent.double())
-    torch.testing.assert_close(alone, out, rtol=0, atol=0)
-    pairs = [(out, dense), *zip(found, expected)]
+    pairs = [(alone, dense), (out, dense), *zip(found, expected)]
     for one, other in pairs:
         error = (one.double() - other.double()).norm() / other.double().norm()
         assert error < 2**-6, error
-    return out, *found
 
 for _ in range(4):
     check()
-print(*sorted({"xdsl", "sympy"} & sys.modules.keys()))
+print(sum(counters.values()))
 """
 
 
 @pytest.mark.parametrize("name", ["none", "causal", "documents", "learned"])
-def test_another_process_lowers_nothing(name: str, tmp_path: Path) -> None:
+def test_another_process_traces_and_lowers_nothing(name: str, tmp_path: Path) -> None:
     """It checks what both processes compute against dense attention."""
 
-    def run() -> str:
+    def run() -> int:
         command = [sys.executable, "-c", PROGRAM, name]
         paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
         variables = {"FLEXC_CACHE_DIR": str(tmp_path / "cache")}
@@ -71,7 +70,8 @@ def test_another_process_lowers_nothing(name: str, tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             check=True,
         )
-        return done.stdout.decode()
+        return int(done.stdout)
 
-    assert "xdsl" in run()
-    assert run() == "\n"
+    first, second = run(), run()
+    assert first > 0
+    assert second == 0

@@ -19,7 +19,7 @@ from flexc.runtime.kernel import launch
 from flexc.runtime.options import is_interpreting
 from flexc.runtime.prepared import Prepared
 from flexc.runtime.recent import Recent
-from flexc.runtime.triton_compiler import TritonSource
+from flexc.runtime.triton_compiler import Entry, TritonSource
 from flexc.runtime.triton_loader import OnGrid, prepare
 
 TILES = {"ROWS": 4, "ROW_ENTRIES": 256, "COLUMNS": 8, "COLUMN_ENTRIES": 128}
@@ -184,13 +184,16 @@ def order_source() -> TritonSource:
     return TritonSource(order, dict(zip(names, types, strict=True)), constants, {})
 
 
-def compile_order(device: torch.device) -> Any:
+def compile_order(device: torch.device, entry: Entry | None = None) -> Any:
     """The kernel, compiled for a device and loaded to it."""
+    source = order_source()
     with torch.cuda.device(device):
-        target = triton.runtime.driver.active.get_current_target()
-        # Triton's default is about to change.
-        options = {"enable_fp_fusion": True}
-        kernel = triton.compile(order_source(), target=target, options=options)
+        kernel = None if entry is None else entry.load(source)
+        if kernel is None:
+            target = triton.runtime.driver.active.get_current_target()
+            # Triton's default is about to change.
+            options = {"enable_fp_fusion": True}
+            kernel = triton.compile(source, target=target, options=options)
         assert kernel.run is not None  # Loaded here, and not at the first launch.
     return kernel
 
@@ -218,17 +221,17 @@ class Order:
         return prepare(self.on(device), grid, args)
 
     def launcher(
-        self, device: torch.device, grid: tuple[int, ...], count: int
+        self, device: torch.device, grid: tuple[int, ...], count: int, entry: Entry
     ) -> OnGrid:
         """Return the launcher on a grid of a device, of so many values."""
-        return OnGrid(self.on(device), grid, count)
+        return OnGrid(self._begin(device, entry).get(), grid, count)
 
     def on(self, device: torch.device) -> Any:
         """The kernel, compiled for a device."""
         return self._begin(device).get()
 
-    def _begin(self, device: torch.device) -> Beside[Any]:
-        make = partial(Beside, partial(compile_order, device))
+    def _begin(self, device: torch.device, entry: Entry | None = None) -> Beside[Any]:
+        make = partial(Beside, partial(compile_order, device, entry))
         return self._on.get(device.index, make)
 
     def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:
