@@ -8,7 +8,6 @@ a `Recorder` (see `flexc.runtime.recorder`), and calls of equal facts replay its
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -172,9 +171,11 @@ class Tape:
         lines += [
             f"t{slot} = {hold(tensor)}" for slot, tensor in self.constants.items()
         ]
-        counts = Counter(p.slot for step in self.steps for p in _places(step))
+        passed = [p.slot for step in self.steps for p in _places(step)]
+        seen: set[int] = set()
+        again = {slot for slot in passed if slot in seen or seen.add(slot)}
         for i, (step, done) in enumerate(kept, 1):
-            often = {p.slot for p in _places(step) if counts[p.slot] > 1}
+            often = {p.slot for p in _places(step)} & again
             for slot in sorted(often - hold.addresses):
                 lines.append(f"a{slot} = t{slot}.data_ptr()")
             hold.addresses |= often

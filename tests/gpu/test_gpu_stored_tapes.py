@@ -21,12 +21,12 @@ from tests.reference import attention
 torch.manual_seed(0)
 LENGTH = 1024
 ids = torch.arange(LENGTH, device="cuda") // 300
-slopes = torch.rand(2, device="cuda", requires_grad=True)
+table = torch.randn(2, LENGTH, device="cuda", requires_grad=True)
 mods = {
     "none": (None, None),
     "causal": (None, lambda b, h, q, k: q >= k),
     "documents": (None, lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k)),
-    "learned": (lambda s, b, h, q, k: s + slopes[h] * (k - q), None),
+    "learned": (lambda s, b, h, q, k: s + table[h, k], None),
 }[sys.argv[1]]
 
 def values():
@@ -37,8 +37,8 @@ def check():
     inputs = [t.clone().requires_grad_() for t in inputs]
     right = [t.detach().double().requires_grad_() for t in inputs]
     if sys.argv[1] == "learned":
-        inputs.append(slopes)
-        right.append(slopes)
+        inputs.append(table)
+        right.append(table)
     with torch.no_grad():
         alone = flex_attention(*inputs[:3], mods[0], mask_mod=mods[1])
     out = flex_attention(*inputs[:3], mods[0], mask_mod=mods[1])

@@ -19,8 +19,7 @@ from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError, OptionError, ScheduleError
 from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.tile_sizes import TileSizes
-from flexc.runtime import build as builds
-from flexc.runtime import driver, schedules
+from flexc.runtime import driver, gpus, schedules
 from flexc.runtime.build import Build
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.explain.calls import explain_mask, key_of, light
@@ -513,10 +512,10 @@ def test_explain_tells_the_schedule(stored: list[str]) -> None:
 
 def test_the_device_is_asked_what_it_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
-    builds.capability.cache_clear()
-    assert builds.capability(torch.device("cuda", 3)) == 86
-    builds.capability.cache_clear()
-    assert builds.capability(CPU) == HOPPER
+    gpus.capability.cache_clear()
+    assert gpus.capability(torch.device("cuda", 3)) == 86
+    gpus.capability.cache_clear()
+    assert gpus.capability(CPU) == HOPPER
 
 
 @pytest.mark.parametrize("how", ["address", "rows", "elements"])

@@ -222,12 +222,13 @@ def learned(mods: Mods) -> list[Tensor]:
 def check_gradients(mods: Mods, length: int = 40) -> int:
     """Compare gradients of new tensors, and return how often mods were traced."""
     before = counters["traced"]
-    inputs = [*leaves(length), *learned(mods)]
-    out = attend(*inputs[:3], mods[0], mask_mod=mods[1])
+    query, key, value = leaves(length)
+    inputs = [query, key, value, *learned(mods)]
+    out = attend(query, key, value, mods[0], mask_mod=mods[1])
     cotangent = torch.randn_like(out)
     found = torch.autograd.grad(out, inputs, cotangent)
     expected = torch.autograd.grad(
-        attention(*inputs[:3], *mods).out, inputs, cotangent.double()
+        attention(query, key, value, *mods).out, inputs, cotangent.double()
     )
     for gradient, right in zip(found, expected, strict=True):
         torch.testing.assert_close(
@@ -315,7 +316,7 @@ def test_numbers_are_those_of_the_call(process: Process) -> None:
     query, key, value = inputs
     out = attend(query, key, value, soft_cap, mask_mod=causal)
     expected = torch.autograd.grad(
-        attention(*inputs, soft_cap, causal).out.sum(), inputs
+        attention(query, key, value, soft_cap, causal).out.sum(), inputs
     )
     cap = 5.0
     found = torch.autograd.grad(out.sum(), inputs)  # Its cotangent is expanded.
