@@ -1,100 +1,45 @@
 """What `flexc-opt` knows: names of dialects, passes and targets.
 
-A name stands for `module:object`, imported when it is first asked for, so that
-starting the tool costs nothing.
+They are read off the sources that declare them, so that starting the tool imports none:
+a name stands for an object that is imported when it is first asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+PACKAGE = Path(__file__).parent
 
-def lazy(path: str) -> Callable[[], Any]:
-    """A factory that imports `module:object` when it is called."""
-
-    def load() -> Any:
-        module, name = path.split(":")
-        return getattr(import_module(module), name)
-
-    return load
+DIALECT = r'^(?P<object>\w+) = Dialect\(\s*"(?P<name>\w+)"'
+PASS = r'^class (?P<object>\w+Pass)\((?:\n(?!class )|.)*?^    name = "(?P<name>[\w-]+)"'
+TARGET = (
+    r'^class (?P<object>\w+)\(Target\)(?:\n(?!class )|.)*?^    name = "(?P<name>\w+)"'
+)
 
 
-DIALECTS = {
-    "flex": lazy("flexc.dialects.flex:Flex"),
-    "blocksparse": lazy("flexc.dialects.blocksparse:BlockSparse"),
-    "tile": lazy("flexc.dialects.tile:Tile"),
-}
+def lazy(module: str, name: str) -> Callable[[], Any]:
+    """Return a factory that imports an object of a module when it is called."""
+    return lambda: getattr(import_module(module), name)
 
 
-def _pass(path: str) -> Callable[[], Any]:
-    return lazy(f"flexc.passes.{path}")
+def declared(pattern: str, files: Iterable[Path]) -> dict[str, Callable[[], Any]]:
+    """Return factories of the objects that files declare, by their names."""
+    found: dict[str, Callable[[], Any]] = {}
+    for path in sorted(files):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        for match in re.finditer(pattern, path.read_text(), re.MULTILINE):
+            found[match["name"]] = lazy(".".join(parts), match["object"])
+    return found
 
 
-PASSES: dict[str, Callable[[], Any]] = {
-    "convert-flex-to-blocksparse": _pass(
-        "convert_flex_to_blocksparse:ConvertFlexToBlocksparsePass"
-    ),
-    "convert-flex-to-planning": _pass(
-        "convert_flex_to_planning:ConvertFlexToPlanningPass"
-    ),
-    "convert-blocksparse-to-tile": _pass(
-        "convert_blocksparse_to_tile:ConvertBlocksparseToTilePass"
-    ),
-    "flex-differentiate": _pass("flex_differentiate:FlexDifferentiatePass"),
-    "flex-expand-derivatives": _pass(
-        "flex_expand_derivatives:FlexExpandDerivativesPass"
-    ),
-    "flex-fold-heads": _pass("flex_fold_heads:FlexFoldHeadsPass"),
-    "flex-infer-facts": _pass("flex_infer_facts:FlexInferFactsPass"),
-    "flex-simplify-mods": _pass("flex_simplify_mods:FlexSimplifyModsPass"),
-    "blocksparse-merge-segments": _pass(
-        "blocksparse_merge_segments:BlocksparseMergeSegmentsPass"
-    ),
-    "tile-hoist-from-branches": _pass(
-        "tile_hoist_from_branches:TileHoistFromBranchesPass"
-    ),
-    "flex-trust-captures": _pass("flex_trust_captures:FlexTrustCapturesPass"),
-    "flex-widen-indices": _pass("flex_widen_indices:FlexWidenIndicesPass"),
-    "legalize-tile-for-cpp": _pass("legalize_tile_for_cpp:LegalizeTileForCppPass"),
-    "legalize-tile-for-triton": _pass(
-        "legalize_tile_for_triton:LegalizeTileForTritonPass"
-    ),
-    "tile-async-products": _pass("tile_async_products:TileAsyncProductsPass"),
-    "legalize-tile-for-gluon": _pass(
-        "legalize_tile_for_gluon:LegalizeTileForGluonPass"
-    ),
-    "tile-assign-layouts": _pass("tile_assign_layouts:TileAssignLayoutsPass"),
-    "tile-assign-buffers": _pass("tile_assign_buffers:TileAssignBuffersPass"),
-    "tile-delay-products": _pass("tile_delay_products:TileDelayProductsPass"),
-    "tile-expand-captures": _pass("tile_expand_captures:TileExpandCapturesPass"),
-    "tile-expand-math": _pass("tile_expand_math:TileExpandMathPass"),
-    "tile-insert-copies": _pass("tile_insert_copies:TileInsertCopiesPass"),
-    "tile-materialize-params": _pass(
-        "tile_materialize_params:TileMaterializeParamsPass"
-    ),
-    "tile-panel-maps": _pass("tile_panel_maps:TilePanelMapsPass"),
-    "tile-put-rows-in-lanes": _pass("tile_put_rows_in_lanes:TilePutRowsInLanesPass"),
-    "tile-read-diagonals": _pass("tile_read_diagonals:TileReadDiagonalsPass"),
-    "tile-read-in-place": _pass("tile_read_in_place:TileReadInPlacePass"),
-    "tile-add-products": _pass("tile_add_products:TileAddProductsPass"),
-    "tile-register-products": _pass("tile_register_products:TileRegisterProductsPass"),
-    "tile-relax-score-math": _pass("tile_relax_score_math:TileRelaxScoreMathPass"),
-    "tile-specialize-warps": _pass("tile_specialize_warps:TileSpecializeWarpsPass"),
-    "tile-split-maps": _pass("tile_split_maps:TileSplitMapsPass"),
-    "tile-split-rows": _pass("tile_split_rows:TileSplitRowsPass"),
-    "tile-stream-products": _pass("tile_stream_products:TileStreamProductsPass"),
-    "tile-widen-floats": _pass("tile_widen_floats:TileWidenFloatsPass"),
-    "flexc-to-blocksparse": _pass("pipelines:FlexcToBlocksparsePass"),
-    "flexc-to-tile": _pass("pipelines:FlexcToTilePass"),
-    "flexc-to-triton": _pass("pipelines:FlexcToTritonPass"),
-    "flexc-to-gluon": _pass("pipelines:FlexcToGluonPass"),
-    "flexc-to-cpp": _pass("pipelines:FlexcToCppPass"),
-}
+DIALECTS = declared(DIALECT, PACKAGE.glob("dialects/*/__init__.py"))
 
-TARGETS: dict[str, Callable[[], Any]] = {
-    "cpp": lazy("flexc.codegen.cpp.target:CppTarget"),
-    "gluon": lazy("flexc.codegen.gluon.target:GluonTarget"),
-    "triton": lazy("flexc.codegen.triton.target:TritonTarget"),
-}
+PASSES = declared(PASS, PACKAGE.glob("passes/*/**/*.py"))
+PASSES |= declared(PASS, [PACKAGE / "passes" / "pipelines.py"])
+"""Passes of the folders, and pipelines of them."""
+
+TARGETS = declared(TARGET, PACKAGE.glob("codegen/*/target.py"))

@@ -15,9 +15,9 @@ from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
-from flexc.passes.analysis.reads.capture_index import CaptureIndices
-from flexc.passes.analysis.reads.captured_read import CapturedRead, IndexClass
-from flexc.passes.analysis.reads.slices import index_region
+from flexc.passes.scalar.reads.capture_index import CaptureIndices
+from flexc.passes.scalar.reads.captured_read import CapturedRead, IndexClass
+from flexc.passes.scalar.reads.slices import index_region
 from flexc.runtime.captured_gradients import Chunk, Sizes
 from flexc.runtime.interpreters import run_region
 from flexc.runtime.proofs import attention_of

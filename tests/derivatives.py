@@ -22,12 +22,12 @@ from flexc.dialects.flex import AttentionOp
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
-from flexc.passes.canonicalization.region_simplifier import simplify_region
-from flexc.passes.differentiation.derivative_code import derivative_type
-from flexc.passes.differentiation.forward import push_forward
-from flexc.passes.differentiation.reverse import pull_back
-from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
-from flexc.passes.scalar_code import ScalarCode, inline_region
+from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
+from flexc.passes.scalar.canonicalization.region_simplifier import simplify_region
+from flexc.passes.scalar.differentiation.derivative_code import derivative_type
+from flexc.passes.scalar.differentiation.forward import push_forward
+from flexc.passes.scalar.differentiation.reverse import pull_back
+from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
 from flexc.runtime.interpreters import run_region
 
 SCORE = 0

@@ -14,42 +14,48 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 from xdsl.transforms.loop_invariant_code_motion import LoopInvariantCodeMotionPass
 
-from flexc.passes.blocksparse_merge_segments import BlocksparseMergeSegmentsPass
-from flexc.passes.convert_blocksparse_to_tile import ConvertBlocksparseToTilePass
-from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
-from flexc.passes.convert_flex_to_planning import ConvertFlexToPlanningPass, Part
-from flexc.passes.flex_expand_derivatives import FlexExpandDerivativesPass
-from flexc.passes.flex_infer_facts import FlexInferFactsPass
-from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
-from flexc.passes.flex_trust_captures import FlexTrustCapturesPass
-from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
-from flexc.passes.legalize_tile_for_cpp import LegalizeTileForCppPass
-from flexc.passes.legalize_tile_for_gluon import LegalizeTileForGluonPass
-from flexc.passes.legalize_tile_for_triton import LegalizeTileForTritonPass
+from flexc.passes.blocksparse.blocksparse_merge_segments import (
+    BlocksparseMergeSegmentsPass,
+)
+from flexc.passes.blocksparse.convert_blocksparse_to_tile import (
+    ConvertBlocksparseToTilePass,
+)
+from flexc.passes.cpu.legalize_tile_for_cpp import LegalizeTileForCppPass
+from flexc.passes.cpu.tile_panel_maps import TilePanelMapsPass
+from flexc.passes.cpu.tile_put_rows_in_lanes import TilePutRowsInLanesPass
+from flexc.passes.cpu.tile_read_in_place import TileReadInPlacePass
+from flexc.passes.cpu.tile_stream_products import TileStreamProductsPass
+from flexc.passes.cpu.tile_widen_floats import TileWidenFloatsPass
+from flexc.passes.cpu.vector_machine import MachineName
+from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.flex.convert_flex_to_planning import ConvertFlexToPlanningPass, Part
+from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
+from flexc.passes.flex.flex_infer_facts import FlexInferFactsPass
+from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
+from flexc.passes.flex.flex_trust_captures import FlexTrustCapturesPass
+from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
+from flexc.passes.flex.tile_sizes import HOPPER_SHARED_MEMORY
+from flexc.passes.hopper.legalize_tile_for_gluon import LegalizeTileForGluonPass
+from flexc.passes.hopper.specialize_warps.tile_specialize_warps import (
+    TileSpecializeWarpsPass,
+)
+from flexc.passes.hopper.tile_assign_buffers import TileAssignBuffersPass
+from flexc.passes.hopper.tile_assign_layouts import TileAssignLayoutsPass
+from flexc.passes.hopper.tile_async_products import TileAsyncProductsPass
+from flexc.passes.hopper.tile_delay_products import TileDelayProductsPass
+from flexc.passes.hopper.tile_insert_copies import TileInsertCopiesPass
+from flexc.passes.hopper.tile_read_diagonals import TileReadDiagonalsPass
+from flexc.passes.hopper.tile_split_rows import TileSplitRowsPass
 from flexc.passes.tidy import TidyCanonicalizePass, TidyCsePass
-from flexc.passes.tile_add_products import TileAddProductsPass
-from flexc.passes.tile_assign_buffers import TileAssignBuffersPass
-from flexc.passes.tile_assign_layouts import TileAssignLayoutsPass
-from flexc.passes.tile_async_products import TileAsyncProductsPass
-from flexc.passes.tile_delay_products import TileDelayProductsPass
-from flexc.passes.tile_expand_captures import TileExpandCapturesPass
-from flexc.passes.tile_expand_math import TileExpandMathPass
-from flexc.passes.tile_hoist_from_branches import TileHoistFromBranchesPass
-from flexc.passes.tile_insert_copies import TileInsertCopiesPass
-from flexc.passes.tile_materialize_params import TileMaterializeParamsPass
-from flexc.passes.tile_panel_maps import TilePanelMapsPass
-from flexc.passes.tile_put_rows_in_lanes import TilePutRowsInLanesPass
-from flexc.passes.tile_read_diagonals import TileReadDiagonalsPass
-from flexc.passes.tile_read_in_place import TileReadInPlacePass
-from flexc.passes.tile_register_products import TileRegisterProductsPass
-from flexc.passes.tile_relax_score_math import TileRelaxScoreMathPass
-from flexc.passes.tile_sizes import HOPPER_SHARED_MEMORY
-from flexc.passes.tile_specialize_warps import TileSpecializeWarpsPass
-from flexc.passes.tile_split_maps import TileSplitMapsPass
-from flexc.passes.tile_split_rows import TileSplitRowsPass
-from flexc.passes.tile_stream_products import TileStreamProductsPass
-from flexc.passes.tile_widen_floats import TileWidenFloatsPass
-from flexc.passes.vector_machine import MachineName
+from flexc.passes.tile.legalize_tile_for_triton import LegalizeTileForTritonPass
+from flexc.passes.tile.tile_add_products import TileAddProductsPass
+from flexc.passes.tile.tile_expand_captures import TileExpandCapturesPass
+from flexc.passes.tile.tile_expand_math import TileExpandMathPass
+from flexc.passes.tile.tile_hoist_from_branches import TileHoistFromBranchesPass
+from flexc.passes.tile.tile_materialize_params import TileMaterializeParamsPass
+from flexc.passes.tile.tile_register_products import TileRegisterProductsPass
+from flexc.passes.tile.tile_relax_score_math import TileRelaxScoreMathPass
+from flexc.passes.tile.tile_split_maps import TileSplitMapsPass
 
 Target = Literal["triton", "gluon", "cpp"]
 Tanh = Literal["exact", "nvidia", "exp2"]

@@ -27,12 +27,12 @@ from xdsl.ir import Operation, Region, SSAValue
 from flexc.dialects import flex
 from flexc.dialects.mod_region import is_scalar
 from flexc.errors import CapturedIndexError
-from flexc.passes.analysis.ranges.capture_bounds import captures_inside
-from flexc.passes.analysis.ranges.exact_ranges import Known, position_args
-from flexc.passes.analysis.ranges.intervals import Interval
-from flexc.passes.analysis.readable import meant, spell
-from flexc.passes.analysis.reads.slices import location_of
-from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
+from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
+from flexc.passes.scalar.ranges.capture_bounds import captures_inside
+from flexc.passes.scalar.ranges.exact_ranges import Known, position_args
+from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.passes.scalar.readable import meant, spell
+from flexc.passes.scalar.reads.slices import location_of
 from flexc.runtime.captured_gradients.places import ScalarsOnDevice
 from flexc.runtime.interpreters.values import dtype_of
 from flexc.runtime.proofs import at_most, attention_of

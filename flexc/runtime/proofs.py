@@ -26,14 +26,14 @@ from xdsl.ir import Attribute, Region
 
 from flexc.dialects import flex
 from flexc.dialects.mod_region import is_scalar
-from flexc.passes import flex_infer_facts
-from flexc.passes.analysis.proof import Proven, WhyNot
-from flexc.passes.analysis.ranges.capture_bounds import captures_inside
-from flexc.passes.analysis.ranges.exact_ranges import Known
-from flexc.passes.analysis.ranges.index_width import indices_fit
-from flexc.passes.analysis.ranges.intervals import Interval
-from flexc.passes.flex_widen_indices import would_widen
-from flexc.passes.softmax_facts import narrow_scores
+from flexc.passes.flex import flex_infer_facts
+from flexc.passes.flex.flex_widen_indices import would_widen
+from flexc.passes.flex.softmax_facts import narrow_scores
+from flexc.passes.scalar.proof import Proven, WhyNot
+from flexc.passes.scalar.ranges.capture_bounds import captures_inside
+from flexc.passes.scalar.ranges.exact_ranges import Known
+from flexc.passes.scalar.ranges.index_width import indices_fit
+from flexc.passes.scalar.ranges.intervals import Interval
 
 Fact = Known | float
 """What is known of a capture: as `Known`, or a number."""

@@ -18,9 +18,9 @@ from flexc import universe
 from flexc.codegen.cpp.target import emit_cpp
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.passes import pipelines
-from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
-from flexc.passes.tile_assign_buffers import TileAssignBuffersPass
-from flexc.passes.tile_insert_copies import TileInsertCopiesPass
+from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.hopper.tile_assign_buffers import TileAssignBuffersPass
+from flexc.passes.hopper.tile_insert_copies import TileInsertCopiesPass
 from flexc.runtime.kernel import Kernel
 
 ELEMENTS = {

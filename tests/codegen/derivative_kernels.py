@@ -11,7 +11,7 @@ from xdsl.dialects.builtin import ModuleOp
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.dialects.flex import CAPTURE, AttentionOp
 from flexc.dialects.flex.pair_sums import is_float_tensor
-from flexc.passes.derivatives.build import Derivative, derivative_module
+from flexc.passes.flex.derivatives.build import Derivative, derivative_module
 from flexc.runtime import driver
 from flexc.runtime.gradients.program import expand
 from tests.codegen.triton_kernels import Variant, call_of, vendor_of

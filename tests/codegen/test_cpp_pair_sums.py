@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flexc.passes import pipelines
-from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.interpreters.finish import diagonal_shape
 from flexc.runtime.kernel import Kernel

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexc.passes.tile_register_products import TileRegisterProductsPass
-from flexc.passes.vector_machine import MACHINES, MachineName
+from flexc.passes.cpu.vector_machine import MACHINES, MachineName
+from flexc.passes.tile.tile_register_products import TileRegisterProductsPass
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernel import Kernel
 from tests.codegen.cpp_kernels import ELEMENTS, PREPARE, parse, run_passes

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flexc.passes import pipelines
-from flexc.passes.tile_put_rows_in_lanes import TilePutRowsInLanesPass
+from flexc.passes.cpu.tile_put_rows_in_lanes import TilePutRowsInLanesPass
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernel import Kernel
 from tests.codegen.cpp_kernels import parse, run_passes

@@ -12,7 +12,7 @@ import pytest
 from xdsl.context import Context
 
 from flexc.codegen.kernel_spec import KernelSpec
-from flexc.passes.flex_fold_heads import FlexFoldHeadsPass
+from flexc.passes.flex.flex_fold_heads import FlexFoldHeadsPass
 from flexc.runtime import driver
 from flexc.runtime.cpp_compiler import find_compiler
 from flexc.runtime.cpp_loader import compiled

@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.passes import pipelines
-from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.runtime.interpreters import run_module
 from tests.codegen.cpp_kernels import attention_text, lower, parse, run_attention
 from tests.reference import attention

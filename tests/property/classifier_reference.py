@@ -17,13 +17,13 @@ from flexc.dialects.mod_region import verify_scalar_region
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
-from flexc.passes.analysis.blocks.block_classifier import (
+from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
+from flexc.passes.masks.blocks.block_classifier import (
     Classifier,
     Summary,
     build_classifier,
 )
-from flexc.passes.analysis.proof import WhyNot
-from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
+from flexc.passes.scalar.proof import WhyNot
 from flexc.runtime.interpreters import run_region
 from flexc.runtime.interpreters.values import as_value
 

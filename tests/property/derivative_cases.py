@@ -16,8 +16,8 @@ from xdsl.ir import Attribute
 from flexc.dialects.flex import CAPTURE, AttentionOp
 from flexc.dialects.flex.pair_sums import is_float_tensor
 from flexc.passes import pipelines
-from flexc.passes.derivatives.build import Derivative, derivative_module
-from flexc.passes.flex_infer_facts import FlexInferFactsPass
+from flexc.passes.flex.derivatives.build import Derivative, derivative_module
+from flexc.passes.flex.flex_infer_facts import FlexInferFactsPass
 from flexc.runtime.interpreters import run_module
 from tests.property.captures import LAYOUTS, TensorSpec
 from tests.property.cases import Case, ModSource

@@ -28,7 +28,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from flexc.dialects import flex
-from flexc.passes.scalar_code import ScalarCode, new_region
+from flexc.passes.scalar.scalar_code import ScalarCode, new_region
 from tests.property.classifier_reference import Mask
 
 BINARY = (

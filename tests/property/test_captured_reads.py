@@ -9,8 +9,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flexc.passes.analysis.dependence import Along
-from flexc.passes.analysis.reads.captured_read import IndexClass, Part
+from flexc.passes.scalar.dependence import Along
+from flexc.passes.scalar.reads.captured_read import IndexClass, Part
 from flexc.runtime.captured_gradients import (
     CapturedGradient,
     Scatter,

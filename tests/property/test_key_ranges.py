@@ -18,7 +18,7 @@ from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
-from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from tests.property.affine_masks import Spelled, masks
 from tests.property.block_visits import Sizes, Visits, brute_force, sizes, verify
 

@@ -8,9 +8,13 @@ import torch
 from hypothesis import given
 
 from flexc.dialects.flex import AttentionOp
-from flexc.passes.analysis.proof import Proven
-from flexc.passes.flex_infer_facts import score_range, scores_finite, yielded_score
-from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
+from flexc.passes.flex.flex_infer_facts import (
+    score_range,
+    scores_finite,
+    yielded_score,
+)
+from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
+from flexc.passes.scalar.proof import Proven
 from flexc.runtime.interpreters import run_region
 from tests.property.cases import Case
 from tests.property.lowering import context, flex_module

@@ -21,10 +21,10 @@ from xdsl.interpreter import Interpreter, PythonValues, impl, register_impls
 from xdsl.ir import Region
 
 from flexc.dialects import flex
-from flexc.passes.analysis.dependence import PAIR, Along
-from flexc.passes.analysis.ranges.intervals import full
-from flexc.passes.analysis.reads.capture_index import POSITIONS
-from flexc.passes.analysis.reads.captured_read import Part
+from flexc.passes.scalar.dependence import PAIR, Along
+from flexc.passes.scalar.ranges.intervals import full
+from flexc.passes.scalar.reads.capture_index import POSITIONS
+from flexc.passes.scalar.reads.captured_read import Part
 from flexc.runtime.captured_gradients.sums import Chunk, Sizes
 from flexc.runtime.interpreters.scalar import ScalarFunctions, constant
 from flexc.runtime.interpreters.values import dtype_of, signless

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexc.passes.analysis.reads.captured_read import CapturedRead
+from flexc.passes.scalar.reads.captured_read import CapturedRead
 from flexc.runtime.captured_gradients.places import Places, Site
 from flexc.runtime.captured_gradients.spread import Spread
 from flexc.runtime.captured_gradients.sums import AXES, Chunk, Sizes

@@ -16,7 +16,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from flexc.passes.analysis.dependence import NOTHING, Along
+from flexc.passes.scalar.dependence import NOTHING, Along
 from flexc.runtime.captured_gradients.places import Places, Site
 from flexc.runtime.captured_gradients.sums import Chunk
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from flexc.errors import GradientError
-from flexc.passes.analysis.dependence import PAIR, Along
-from flexc.passes.analysis.reads.captured_read import IndexClass
+from flexc.passes.scalar.dependence import PAIR, Along
+from flexc.passes.scalar.reads.captured_read import IndexClass
 
 MAX_BYTES = 1 << 28
 """Of one array: what a GPU's smallest partition can spare."""

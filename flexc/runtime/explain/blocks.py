@@ -19,8 +19,8 @@ from xdsl.ir import Region
 from flexc.dialects import blocksparse
 from flexc.errors import BlockMaskError
 from flexc.passes import pipelines
-from flexc.passes.analysis.dependence import Along
-from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.scalar.dependence import Along
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.interpreters import run_region
 from flexc.runtime.listed_blocks import classes_of, pairs_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flexc.passes.analysis.dependence import Along
+from flexc.passes.scalar.dependence import Along
 from flexc.runtime.explain.blocks import DEAD, FULL, PARTIAL, Blocks, arange
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.interpreters import run_region

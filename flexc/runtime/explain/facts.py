@@ -11,18 +11,22 @@ from xdsl.ir import Operation, Region, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.blocksparse import TileOrder
-from flexc.passes.analysis.blocks.summaries import Summary
-from flexc.passes.analysis.bounds.describe_ranges import RangeSpeller
-from flexc.passes.analysis.dependence import Along, Dependences
-from flexc.passes.analysis.formula import Formula, Leaf, mask_formula
-from flexc.passes.analysis.proof import Proven, WhyNot
-from flexc.passes.analysis.ranges.capture_bounds import indices_outside, unwrapped
-from flexc.passes.analysis.ranges.exact_ranges import known_of_call
-from flexc.passes.analysis.ranges.index_width import IndexWidths
-from flexc.passes.analysis.readable import meant, spell
-from flexc.passes.flex_infer_facts import FACTS, score_range
-from flexc.passes.flex_widen_indices import would_widen
-from flexc.passes.segments.mask_segments import tile_order
+from flexc.passes.flex.flex_infer_facts import FACTS, score_range
+from flexc.passes.flex.flex_widen_indices import would_widen
+from flexc.passes.masks.blocks.summaries import Summary
+from flexc.passes.masks.bounds.describe_ranges import RangeSpeller
+from flexc.passes.masks.formula import (
+    Formula,
+    Leaf,
+    mask_formula,
+)
+from flexc.passes.masks.segments.mask_segments import tile_order
+from flexc.passes.scalar.dependence import Along, Dependences
+from flexc.passes.scalar.proof import Proven, WhyNot
+from flexc.passes.scalar.ranges.capture_bounds import indices_outside, unwrapped
+from flexc.passes.scalar.ranges.exact_ranges import known_of_call
+from flexc.passes.scalar.ranges.index_width import IndexWidths
+from flexc.passes.scalar.readable import meant, spell
 from flexc.runtime.explain.subject import Subject
 
 

@@ -18,16 +18,16 @@ from xdsl.ir import SSAValue
 from flexc.dialects import flex
 from flexc.dialects.flex import CAPTURE
 from flexc.errors import GradientError
-from flexc.passes.analysis.bounds.describe_ranges import RangeSpeller
-from flexc.passes.analysis.proof import Proven, WhyNot
-from flexc.passes.analysis.ranges.intervals import full
-from flexc.passes.analysis.readable import spell
-from flexc.passes.analysis.reads.capture_index import CaptureIndices
-from flexc.passes.analysis.reads.captured_read import IndexClass
-from flexc.passes.derivatives.build import Derivative, derivative_module
-from flexc.passes.derivatives.pairs_code import backward_code
-from flexc.passes.flex_expand_derivatives import FlexExpandDerivativesPass
-from flexc.passes.segments.subject import SegmentSubject
+from flexc.passes.flex.derivatives.build import Derivative, derivative_module
+from flexc.passes.flex.derivatives.pairs_code import backward_code
+from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
+from flexc.passes.masks.bounds.describe_ranges import RangeSpeller
+from flexc.passes.masks.segments.subject import SegmentSubject
+from flexc.passes.scalar.proof import Proven, WhyNot
+from flexc.passes.scalar.ranges.intervals import full
+from flexc.passes.scalar.readable import spell
+from flexc.passes.scalar.reads.capture_index import CaptureIndices
+from flexc.passes.scalar.reads.captured_read import IndexClass
 from flexc.runtime.driver import convert_for
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.options import NO_OPTIONS, is_interpreting

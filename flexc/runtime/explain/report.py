@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from flexc.errors import OptionError
-from flexc.passes.analysis.readable import describe_mod
+from flexc.passes.scalar.readable import describe_mod
 from flexc.runtime.call import Attention
 from flexc.runtime.cpp_compiler import host_machine
 from flexc.runtime.explain.blocks import Blocks, Rows, Run, find_blocks

@@ -12,8 +12,8 @@ from torch import Tensor
 from xdsl.dialects.builtin import IntegerAttr, UnitAttr, i64
 from xdsl.ir import Attribute
 
-from flexc.passes.derivatives.build import Derivative, derivative_module
-from flexc.passes.derivatives.moderation import scores_stay_moderate
+from flexc.passes.flex.derivatives.build import Derivative, derivative_module
+from flexc.passes.flex.derivatives.score_growth import scores_stay_moderate
 from flexc.runtime.arguments import Tables
 from flexc.runtime.build import Build
 from flexc.runtime.call import LENGTH_MULTIPLE, Attention

@@ -16,7 +16,7 @@ from xdsl.ir import BlockArgument, SSAValue
 from flexc.dialects import flex
 from flexc.dialects.flex import SumKind, diagonal_entries, diagonal_zero
 from flexc.dialects.flex.pair_sums import element_of
-from flexc.passes.analysis.reads.captured_read import IndexClass
+from flexc.passes.scalar.reads.captured_read import IndexClass
 from flexc.runtime.beside import Beside
 from flexc.runtime.captured_gradients import MAX_BYTES, Chunk, Sizes, chunks_for
 from flexc.runtime.gradients.parts import parts_for

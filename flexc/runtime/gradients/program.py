@@ -16,11 +16,11 @@ from xdsl.ir import Operation, SSAValue
 from flexc.dialects import flex
 from flexc.dialects.flex.pair_sums import element_of
 from flexc.passes import pipelines
-from flexc.passes.analysis.reads.capture_index import read_of_index
-from flexc.passes.analysis.reads.captured_read import CapturedRead, IndexClass
-from flexc.passes.flex_expand_derivatives import FlexExpandDerivativesPass
-from flexc.passes.flex_infer_facts import FlexInferFactsPass
-from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
+from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
+from flexc.passes.flex.flex_infer_facts import FlexInferFactsPass
+from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
+from flexc.passes.scalar.reads.capture_index import read_of_index
+from flexc.passes.scalar.reads.captured_read import CapturedRead, IndexClass
 from flexc.runtime.captured_gradients import CapturedGradient, Chunk, Scatter
 from flexc.runtime.gradients.launch import Compile, Launch, Point
 from flexc.runtime.interpreters.values import dtype_of

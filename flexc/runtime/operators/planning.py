@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexc.passes.analysis.dependence import Along
+from flexc.passes.scalar.dependence import Along
 from flexc.runtime.call import Attention, Outputs
 from flexc.runtime.mod_graphs import ModGraphs
 from flexc.runtime.modes import unseen

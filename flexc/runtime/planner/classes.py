@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from flexc.frontend.closures import ModSignature
-from flexc.passes.analysis.dependence import Along
-from flexc.passes.planning.program import (
+from flexc.passes.flex.planning.program import (
     DEAD,
     FULL,
     PARTIAL,
@@ -20,7 +19,8 @@ from flexc.passes.planning.program import (
     TILE_ROWS,
     UNKNOWN,
 )
-from flexc.passes.planning.summaries import TILE
+from flexc.passes.flex.planning.summaries import TILE
+from flexc.passes.scalar.dependence import Along
 from flexc.runtime.planner.ordering import threads_for
 from flexc.runtime.planner.plans import FIRST, Plan, PlanKernels, Problem
 

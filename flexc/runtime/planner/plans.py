@@ -21,9 +21,13 @@ from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
-from flexc.passes.analysis.dependence import Along, Dependences, yielded
-from flexc.passes.convert_flex_to_planning import Part
-from flexc.passes.flex_simplify_mods import FlexSimplifyModsPass
+from flexc.passes.flex.convert_flex_to_planning import Part
+from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
+from flexc.passes.scalar.dependence import (
+    Along,
+    Dependences,
+    yielded,
+)
 from flexc.runtime.beside import Beside
 from flexc.runtime.build import Build, machine_for, shared_memory
 from flexc.runtime.cache import load, store

@@ -19,7 +19,7 @@ from flexc.frontend.import_graph import (
     AttentionModule,
     build_attention_module,
 )
-from flexc.passes.flex_widen_indices import FlexWidenIndicesPass
+from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
 from flexc.runtime.interpreters import run_region
 
 POINTS = [

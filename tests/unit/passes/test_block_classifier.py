@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexc.passes.analysis.blocks.block_classifier import build_classifier
-from flexc.passes.analysis.dependence import NOTHING, Along
-from flexc.passes.analysis.proof import WhyNot
+from flexc.passes.masks.blocks.block_classifier import build_classifier
+from flexc.passes.scalar.dependence import NOTHING, Along
+from flexc.passes.scalar.proof import WhyNot
 from tests.property.classifier_reference import Grid, classified, counted, imported
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]

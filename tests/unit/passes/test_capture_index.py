@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from flexc.errors import GradientError
-from flexc.passes.analysis.dependence import NOTHING, Along
-from flexc.passes.analysis.reads.capture_index import CaptureIndices
-from flexc.passes.analysis.reads.captured_read import IndexClass
+from flexc.passes.scalar.dependence import NOTHING, Along
+from flexc.passes.scalar.reads.capture_index import CaptureIndices
+from flexc.passes.scalar.reads.captured_read import IndexClass
 from flexc.runtime.captured_gradients import Sizes
 from tests.captured_reads import Reads, is_constant
 

@@ -21,9 +21,9 @@ from flexc.dialects import flex
 from flexc.dialects.flex.ties import Ties, set_ties
 from flexc.errors import GradientError
 from flexc.frontend import aten_float, aten_to_arith, aten_views, fields, scalars
-from flexc.passes.differentiation.partials import PARTIALS
-from flexc.passes.differentiation.rules import arithmetic, functions
-from flexc.passes.scalar_code import ScalarCode
+from flexc.passes.scalar.differentiation import arithmetic, functions
+from flexc.passes.scalar.differentiation.partials import PARTIALS
+from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.runtime.interpreters.scalar import CASTS, FLOAT
 from tests.derivatives import pulled, pushed_mod, run_both
 

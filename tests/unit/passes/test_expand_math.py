@@ -39,9 +39,9 @@ from xdsl.ir import Attribute, Block, Operation, Region
 
 from flexc.codegen.triton.scalar_rules import RULES
 from flexc.dialects import flex, tile
-from flexc.passes.math_expansions import EXPANSIONS
-from flexc.passes.scalar_code import ScalarCode
-from flexc.passes.tile_expand_math import TanhMode, TileExpandMathPass
+from flexc.passes.scalar.math_expansions import EXPANSIONS
+from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.tile.tile_expand_math import TanhMode, TileExpandMathPass
 from flexc.runtime.interpreters import make_interpreter
 
 INF, NAN = math.inf, math.nan

@@ -8,7 +8,9 @@ from xdsl.dialects.builtin import ModuleOp
 
 from flexc.dialects import tile
 from flexc.errors import UnsupportedOpError
-from flexc.passes.convert_blocksparse_to_tile import ConvertBlocksparseToTilePass
+from flexc.passes.blocksparse.convert_blocksparse_to_tile import (
+    ConvertBlocksparseToTilePass,
+)
 from tests.unit.interpreters.ir import parse
 
 MATRIX, ROWS = "tensor<?x?x?x64xf32>", "tensor<?x?x?xf32>"

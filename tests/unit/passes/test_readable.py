@@ -14,10 +14,10 @@ from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
-from flexc.passes.analysis.bounds.describe_ranges import RangeSpeller
-from flexc.passes.analysis.proof import Proven
-from flexc.passes.analysis.readable import describe_mod
-from flexc.passes.segments.subject import SegmentSubject
+from flexc.passes.masks.bounds.describe_ranges import RangeSpeller
+from flexc.passes.masks.segments.subject import SegmentSubject
+from flexc.passes.scalar.proof import Proven
+from flexc.passes.scalar.readable import describe_mod
 from flexc.runtime.proofs import attention_of
 
 Mask = Callable[..., Any]

@@ -16,8 +16,8 @@ from xdsl.dialects.builtin import ModuleOp
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.import_graph import build_attention_module
 from flexc.passes import pipelines
-from flexc.passes.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
-from flexc.passes.programs import attention as programs
+from flexc.passes.blocksparse.programs import attention as programs
+from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.runtime.arguments import split_block_mask
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.interpreters import run_module

@@ -11,9 +11,11 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.utils.exceptions import InterpretationError
 
-from flexc.passes import tile_specialize_warps
-from flexc.passes.tile_async_products import TileAsyncProductsPass
-from flexc.passes.tile_specialize_warps import TileSpecializeWarpsPass
+from flexc.passes.hopper.specialize_warps import tile_specialize_warps
+from flexc.passes.hopper.specialize_warps.tile_specialize_warps import (
+    TileSpecializeWarpsPass,
+)
+from flexc.passes.hopper.tile_async_products import TileAsyncProductsPass
 from flexc.runtime.interpreters import run_module
 from tests.unit.passes.test_specialize_warps import TWO_TILES_AT_ONCE, parse
 

@@ -8,8 +8,8 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import TileType
-from flexc.passes.analysis.diagonals import Form, Forms
-from flexc.passes.analysis.steps import step_along
+from flexc.passes.hopper.tile_read_diagonals import Form, Forms
+from flexc.passes.scalar.steps import step_along
 
 DEPTH = 40
 """So many values that are each used twice are 2^40 paths."""

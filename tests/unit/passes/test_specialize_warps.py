@@ -21,10 +21,12 @@ from flexc.dialects.tile.schedule import (
     SharedOp,
 )
 from flexc.errors import ScheduleError
-from flexc.passes.specialize_warps.limits import consumer_registers
-from flexc.passes.tile_assign_layouts import TileAssignLayoutsPass
-from flexc.passes.tile_async_products import TileAsyncProductsPass
-from flexc.passes.tile_specialize_warps import TileSpecializeWarpsPass
+from flexc.passes.hopper.specialize_warps.resources import consumer_registers
+from flexc.passes.hopper.specialize_warps.tile_specialize_warps import (
+    TileSpecializeWarpsPass,
+)
+from flexc.passes.hopper.tile_assign_layouts import TileAssignLayoutsPass
+from flexc.passes.hopper.tile_async_products import TileAsyncProductsPass
 
 KERNEL = """
 !t = tensor<?x?x?x64xbf16, strided<[?, ?, ?, 1]>>

@@ -8,7 +8,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 
 from flexc.errors import ScheduleError
-from flexc.passes.tile_split_rows import TileSplitRowsPass
+from flexc.passes.hopper.tile_split_rows import TileSplitRowsPass
 from tests.property.lowering import context
 
 KERNEL = """

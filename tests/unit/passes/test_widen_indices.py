@@ -17,15 +17,15 @@ from xdsl.dialects.builtin import DYNAMIC_INDEX, TensorType, f64, i32, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from flexc.dialects import flex
-from flexc.passes.analysis.ranges.capture_bounds import captures_inside
-from flexc.passes.analysis.ranges.exact_ranges import position_args
-from flexc.passes.analysis.ranges.index_width import IndexWidths, indices_fit
-from flexc.passes.analysis.ranges.intervals import Interval
-from flexc.passes.analysis.ranges.value_ranges import width_of
-from flexc.passes.canonicalization.region_simplifier import simplify_region
-from flexc.passes.flex_simplify_mods import INDEX
-from flexc.passes.flex_widen_indices import RegionWidener
-from flexc.passes.scalar_code import ScalarCode
+from flexc.passes.flex.flex_simplify_mods import INDEX
+from flexc.passes.flex.flex_widen_indices import RegionWidener
+from flexc.passes.scalar.canonicalization.region_simplifier import simplify_region
+from flexc.passes.scalar.ranges.capture_bounds import captures_inside
+from flexc.passes.scalar.ranges.exact_ranges import position_args
+from flexc.passes.scalar.ranges.index_width import IndexWidths, indices_fit
+from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.passes.scalar.ranges.value_ranges import width_of
+from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.runtime.interpreters import run_region
 
 LENGTH = 2**24

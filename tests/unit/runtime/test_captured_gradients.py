@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from flexc.errors import GradientError
-from flexc.passes.analysis.reads.capture_index import read_of_index
-from flexc.passes.analysis.reads.captured_read import IndexClass
-from flexc.passes.analysis.reads.slices import index_region
+from flexc.passes.scalar.reads.capture_index import read_of_index
+from flexc.passes.scalar.reads.captured_read import IndexClass
+from flexc.passes.scalar.reads.slices import index_region
 from flexc.runtime.captured_gradients import (
     CapturedGradient,
     Chunk,

@@ -1,0 +1,1 @@
+"""Passes on the blocksparse dialect, and its lowering to tile."""

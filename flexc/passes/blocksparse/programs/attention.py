@@ -1,0 +1,356 @@
+"""Attention as the code of one program, which owns `block_m` query rows of one head.
+
+1. Find the program's rows, heads and lengths; load the rows of the query.
+2. For each segment loop over its key blocks: s = q @ k^T, the mod region over s,
+   -inf where the segment's mask says so, one step of the online softmax.
+3. Normalise and store.
+
+A positive factor of all scores, the scale to begin with, is not applied to them
+at all: it goes into the softmax's exponents (see `score_factor`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from xdsl.dialects import arith, scf
+from xdsl.dialects import math as math_dialect
+from xdsl.dialects.builtin import StringAttr, TensorType
+from xdsl.ir import Attribute, Block, Region, SSAValue
+
+from flexc.dialects import blocksparse, flex, tile
+from flexc.dialects.blocksparse import SegmentKind, SegmentKindAttr
+from flexc.dialects.tile import TileType
+from flexc.passes.blocksparse.programs.arguments import grid_of
+from flexc.passes.blocksparse.programs.builder import (
+    Place,
+    ProgramBuilder,
+    guard_captures,
+)
+from flexc.passes.blocksparse.programs.narrowing import narrowed
+from flexc.passes.blocksparse.programs.online_softmax import (
+    OnlineSoftmax,
+    SoftmaxState,
+    lse_of_parts,
+    rest_of_parts,
+)
+from flexc.passes.blocksparse.programs.row_terms import (
+    ShiftedSoftmax,
+    SplitScore,
+    split_score,
+)
+from flexc.passes.blocksparse.programs.splits import Split
+from flexc.passes.blocksparse.programs.visits import Visit
+from flexc.passes.flex.score_factor import Factor, factor_score
+from flexc.passes.flex.softmax_facts import LOG2_E, softmax_facts
+from flexc.passes.flex.tile_sizes import UNALIGNED_VALUE_DIM, padded_head_dim
+from flexc.passes.masks.describe import describe
+from flexc.passes.scalar.ranges.float_values import FORMATS
+from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
+from flexc.passes.tile.map_builder import (
+    COLUMN,
+    FULL,
+    ROW,
+    UNIFORM,
+    Input,
+    build_map,
+    build_row_map,
+)
+
+
+class AttentionProgram(ProgramBuilder):
+    """Builds the kernel of one `blocksparse.attention`."""
+
+    op: blocksparse.AttentionOp
+
+    key_split: Split | None = None
+    """Which keys of its rows this program sees, if not all."""
+
+    def __init__(self, op: blocksparse.AttentionOp, name: str, target: str):
+        super().__init__(op, name, target)
+        self.op = op
+        self.value_dim = flex.tensor_shape(op.value)[3]
+        self.d_tile = padded_head_dim(target, flex.tensor_shape(op.query)[3])
+        least = 16 if op.alignment is not None else UNALIGNED_VALUE_DIM
+        self.dv_tile = padded_head_dim(target, self.value_dim, least)
+        # A maximum is rounded when a factor is put back, which matters if it is large.
+        # The scores of splits are as inexact then, and so may be what they weigh.
+        exact = op.lse_rest is not None and op.score_range is None
+        self.score = factor_score(
+            op.score_mod,
+            op.score_type,
+            op.scale_positive is not None and not exact,
+            self.max_length,
+        )
+        self.split = self.split_score(exact or op.splits is not None)
+
+    def split_score(self, exact: bool) -> SplitScore | None:
+        """Terms of rows apart from the scores, where that is worth it and as good.
+
+        Scores with close bounds have no maximum to add to, and exact parts of lse know
+        only of shifts by m * c.
+        """
+        facts = softmax_facts(self.op, self.score.factor)
+        if self.target != "gluon" or exact or facts.shift is not None:
+            return None
+        return split_score(self.score.region, self.max_length)
+
+    @property
+    def max_length(self) -> int:
+        """Positions are below this."""
+        return self.op.fact("max_length", 1 << 31)
+
+    def build(self) -> tile.KernelOp:
+        self.place = self.locate()
+        whole = self.op.fact("q_len_multiple") % self.block_m == 0
+        checked = [] if whole else [0]
+        q_idx = tile.IotaOp(self.place.start, self.block_m)
+        self.q_idx = self.code.insert(q_idx, "q_idx")
+        shape = (self.block_m, self.d_tile)
+        q = self.load(self.op.query, shape, self.place.where, checked, "q")
+        softmax = self.softmax()
+        state = softmax.initial(self.code).values()
+
+        def step(visit: Visit, values: list[SSAValue]) -> Sequence[SSAValue]:
+            return self.step(visit, q, softmax, SoftmaxState.of(values)).values()
+
+        for segment in self.segments():
+            state = self.loop(segment, self.place, state, step)
+        self.store(checked, softmax, SoftmaxState.of(state))
+        grid = {} if self.key_split is None else grid_of(self.op.out, self.op)
+        return self.kernel(self.summary() | grid)
+
+    def summary(self) -> dict[str, Attribute]:
+        """What the header of the emitted source says that it computes."""
+        segments = self.segments()
+        masks = dict.fromkeys(
+            describe(s.mask_mod) for s in segments if s.mask_mod is not None
+        )
+        lines = {
+            "score": describe(self.op.score_mod),
+            "mask": "; ".join(masks) or "none",
+            "segments": ", ".join(s.kind.data.value for s in segments),
+        }
+        return {name: StringAttr(text) for name, text in lines.items()}
+
+    def locate(self) -> Place:
+        """Which rows and heads this program owns."""
+        code, query, key = self.code, self.args[self.op.query], self.args[self.op.key]
+        q_len = code.insert(tile.DimOp(query, 2), "q_len")
+        kv_len = code.insert(tile.DimOp(key, 2), "kv_len")
+        q_heads = code.insert(tile.DimOp(query, 1), "q_heads")
+        kv_heads = code.insert(tile.DimOp(key, 1), "kv_heads")
+        b, h, m_block = self.tile_position(q_len, q_heads)
+        self.result_b = b
+        if self.op.splits is not None:
+            self.key_split = Split.of(code, b, self.args[self.op.splits])
+            b = self.key_split.b
+        # As h / (q_heads / kv_heads), with one division in place of two.
+        self.kv_h = code.div(code.mul(h, kv_heads), q_heads, "kv_h")
+        q_start = code.mul(m_block, code.const(self.block_m), "q_start")
+        return Place(b, h, q_start, q_len, kv_len)
+
+    def share(self, begin: SSAValue, end: SSAValue) -> tuple[SSAValue, SSAValue]:
+        """The iterations of a segment that this program runs: its split's, if any."""
+        if self.key_split is None:
+            return begin, end
+        return self.key_split.share(self.code, begin, end)
+
+    def softmax(self) -> OnlineSoftmax:
+        """The softmax takes in the factor that the scores left out."""
+        code, factor, type_ = self.code, self.score.factor, self.op.score_type
+        exponent = code.const(factor.constant * LOG2_E, type_)
+        # Not above the factor: its product overflows only where the score does.
+        power = code.const(2.0 ** math.floor(math.log2(factor.constant)), type_)
+        units = [code.const(u, type_) for u in factor.units if u != 1.0]
+        if factor.has_scale:
+            scale = self.args[self.op.scale]
+            exponent = code.insert(arith.MulfOp(scale, exponent), "qk_scale")
+            power = self.power_of_two(self.scaled(scale, factor.constant))
+            units.insert(0, scale)
+        shape = (self.block_m, self.dv_tile)
+        facts = softmax_facts(self.op, factor)
+        kind = OnlineSoftmax if facts.shift is None else ShiftedSoftmax
+        return kind(type_, shape, exponent, power, units, self.limit(factor), facts)
+
+    def limit(self, factor: Factor) -> SSAValue:
+        """Return the magnitude beyond which a score without its factor is infinite."""
+        code, type_ = self.code, self.op.score_type
+        largest, peak = (code.const(n, type_) for n in (FORMATS[type_].largest, 1.0))
+        if factor.has_scale:
+            # Dot products may overflow before they are scaled, too.
+            scaled = self.scaled(self.args[self.op.scale], factor.peak)
+            peak = code.insert(arith.MaxnumfOp(scaled, peak))
+        elif factor.peak != 1.0:
+            peak = code.const(factor.peak, type_)
+        return code.insert(arith.DivfOp(largest, peak), "limit")
+
+    def scaled(self, scale: SSAValue, constant: float) -> SSAValue:
+        if constant == 1.0:
+            return scale
+        number = self.code.const(constant, self.op.score_type)
+        return self.code.insert(arith.MulfOp(scale, number), "unit")
+
+    def power_of_two(self, value: SSAValue) -> SSAValue:
+        """The largest power of two that is not above a positive number."""
+        log = self.code.insert(math_dialect.Log2Op(value))
+        return self.code.insert(
+            math_dialect.Exp2Op(self.code.insert(math_dialect.FloorOp(log))), "power"
+        )
+
+    def step(
+        self, visit: Visit, q: SSAValue, softmax: OnlineSoftmax, state: SoftmaxState
+    ) -> SoftmaxState:
+        """One block of keys."""
+        visit = narrowed(self, visit, self.place, self.q_idx)
+        code, checked = self.code, [0] if visit.sticks_out else []
+        kv_idx = code.insert(tile.IotaOp(visit.start, self.block_n), "kv_idx")
+        start = [self.place.b, self.kv_h, visit.start]
+        shape = (self.block_n, self.d_tile)
+        k = self.load(self.op.key, shape, start, checked, "k", visit.count)
+        k_t = code.insert(tile.TransposeOp(k), "k_t")
+        zero = code.const(0.0, self.op.score_type)
+        scores = TileType(self.op.score_type, [self.block_m, self.block_n])
+        acc = code.insert(tile.FullOp(zero, scores), "zeros")
+        s = code.insert(tile.DotOp(q, k_t, acc), "s")
+        x = self.modified(visit, kv_idx, s)
+        shape = (self.block_n, self.dv_tile)
+        v = self.load(self.op.value, shape, start, checked, "v", visit.count)
+        term = None if self.split is None else self.term(visit, self.split.term)
+        return softmax.update(code, state, x, v, term, visit.count)
+
+    def modified(self, visit: Visit, kv_idx: SSAValue, s: SSAValue) -> SSAValue:
+        """Scores after the mod, -inf for dead pairs."""
+        mod = None if self.score.is_raw else self.score.region
+        if self.split is not None:
+            mod = self.split.rest
+        doubtful = visit.doubtful(self.code, self.block_n, self.place.column_len)
+        if doubtful is None:
+            return self.scores(visit, kv_idx, s, mod)
+        x = self.scores(visit, kv_idx, s, mod, masks=False)
+        then = Block()
+        outer, self.code = self.code, ScalarCode(then)
+        live = self.scores(visit, kv_idx, x, None)
+        self.code.builder.insert(scf.YieldOp(live))
+        self.code = outer
+        otherwise = Block([scf.YieldOp(x)])
+        branch = scf.IfOp(doubtful, [x.type], Region(then), Region(otherwise))
+        branch.attributes["segment"] = SegmentKindAttr(SegmentKind.PARTIAL)
+        return self.code.insert(branch, "scores")
+
+    def scores(
+        self,
+        visit: Visit,
+        kv_idx: SSAValue,
+        s: SSAValue,
+        mod: Region | None,
+        masks: bool = True,
+    ) -> SSAValue:
+        """A map of scores by the mod; to -inf where pairs are dead, if it `masks`."""
+        flags = visit.flags if masks else []
+        has_mask = masks and visit.segment.mask_mod is not None
+        checks_columns = masks and visit.sticks_out
+        if mod is None and not (has_mask or checks_columns or flags):
+            return s
+        place, captures = self.place, [self.args[c] for c in self.op.captures]
+        offsets = [] if mod is None or self.split is None else [self.offset()]
+        inputs: list[Input] = [
+            (s, FULL),
+            (self.args[self.op.scale], UNIFORM),
+            (place.row_len, UNIFORM),
+            (place.column_len, UNIFORM),
+            (place.b, UNIFORM),
+            (place.h, UNIFORM),
+            (self.q_idx, ROW),
+            (kv_idx, COLUMN),
+            *((c, UNIFORM) for c in (*captures, *flags)),
+            *((o, COLUMN) for o in offsets),
+        ]
+
+        def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
+            score, scale, q_len, kv_len, b, h, q_idx, column, *rest = args
+            captured, rest = rest[: len(captures)], rest[len(captures) :]
+            given, offset = rest[: len(flags)], rest[len(flags) :]
+            inside = code.cmp("slt", column, kv_len) if checks_columns else None
+            if self.clamps(visit):
+                column = self.at_most_last(code, column, kv_len)
+            if self.trusts_captures and not self.guards(visit):
+                # Rows beyond the last count for nothing.
+                q_idx = self.at_most_last(code, q_idx, q_len)
+            mod_args = [b, h, q_idx, column, *captured]
+            if mod is not None:
+                args = (score, scale, *mod_args, *offset)
+                (score,) = inline_region(mod, args, code)
+            live = visit.live(code, inside, mod_args, given) if masks else None
+            if live is None:
+                return score
+            return code.select(live, score, code.const(-math.inf, score.type))
+
+        shape = [self.block_m, self.block_n]
+        result = build_map(self.code, shape, inputs, body, "scores")
+        if self.guards(visit):
+            guard_captures(result)
+        return result
+
+    def offset(self) -> SSAValue:
+        """Columns counted from the first of a block."""
+        zero = self.code.const(0)
+        return self.code.insert(tile.IotaOp(zero, self.block_n), "column_offset")
+
+    def term(self, visit: Visit, region: Region) -> SSAValue:
+        """What is added to each row of a block of scores."""
+        place, captures = self.place, [self.args[c] for c in self.op.captures]
+        inputs: list[Input] = [
+            (place.row_len, UNIFORM),
+            (self.args[self.op.scale], UNIFORM),
+            (place.b, UNIFORM),
+            (place.h, UNIFORM),
+            (self.q_idx, ROW),
+            *((c, UNIFORM) for c in captures),
+            (visit.start, UNIFORM),
+        ]
+
+        def body(code: ScalarCode, q_len: SSAValue, *args: SSAValue) -> SSAValue:
+            scale, b, h, q_idx, *rest = args
+            if self.trusts_captures and not self.guards(visit):
+                q_idx = self.at_most_last(code, q_idx, q_len)
+            return inline_region(region, [scale, b, h, q_idx, *rest], code)[0]
+
+        result = build_map(self.code, [self.block_m], inputs, body, "term")
+        if self.guards(visit):
+            guard_captures(result)
+        return result
+
+    def store(
+        self,
+        checked: Sequence[int],
+        softmax: OnlineSoftmax,
+        state: SoftmaxState,
+    ) -> None:
+        """Normalise, and write what the call asked for."""
+        code, op = self.code, self.op
+        start = [self.result_b, *self.place.where[1:]]
+        assert isinstance(op.out.type, TensorType)
+        out = softmax.output(code, state, op.out.type.element_type)
+        columns = [] if self.dv_tile == self.value_dim else [1]
+        code.builder.insert(
+            tile.StoreOp(
+                out, self.args[op.out], [*start, code.const(0)], [*checked, *columns]
+            )
+        )
+        rows: list[tuple[SSAValue, SSAValue]] = []
+        if op.lse is not None and op.lse_rest is not None:
+            parts = softmax.lse_parts(code, state)
+            lse = build_row_map(code, parts, lse_of_parts, "lse")
+            rest = build_row_map(code, parts, rest_of_parts, "lse_rest")
+            rows += [(op.lse, lse), (op.lse_rest, rest)]
+        elif op.lse is not None:
+            rows.append((op.lse, softmax.lse(code, state)))
+        if op.max_scores is not None:
+            rows.append((op.max_scores, softmax.max_scores(code, state)))
+        if op.row_shift is not None and op.log_sum is not None:
+            shift, log_sum = softmax.lse_parts(code, state)
+            rows += [(op.row_shift, shift), (op.log_sum, log_sum)]
+        for result, row in rows:
+            code.builder.insert(tile.StoreOp(row, self.args[result], start, checked))

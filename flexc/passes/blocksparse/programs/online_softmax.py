@@ -1,0 +1,469 @@
+"""The online softmax in tile ops: the algorithm, written once for all targets.
+
+For each block of keys (Milakov and Gimelshein, 2018; Dao et al., 2022):
+
+    m     = max(m_i, rowmax(x))
+    p     = exp2(x * c - m * c)
+    alpha = exp2((m_i - m) * c)
+    l     = l_i * alpha + rowsum(p)
+    acc   = acc * alpha + p @ v
+
+c turns scores into exponents of 2; one fused multiply-add per score does all
+the scaling there is. c is positive, so the maximum may be taken before it.
+alpha is exactly 1 where the maximum stays: a fused m_i * c - m * c would leave
+the rounding of m * c, which adds up over the blocks.
+
+A row whose maximum is beyond a limit, as the score of which it is a part is infinite,
+uses 0 in its place: exp2 sees no NaN but that of a score. At -inf all weights are 0,
+at inf they are of no use: at the end such a row's sum is inf, and its result NaN.
+
+So would p, by as much as half the distance of floats at m * c. Where that is
+large, as in a row of nothing but the -1e30 that people mask with, a power of two
+near c takes its place: m * c is exact, and scores below m have weight 0 by either.
+
+A term r that is added to all of a row's scores in a block is added to their maximum:
+
+    top   = rowmax(x) + r
+    m     = max(m_i, top)
+    p     = exp2(x * c + (top - m - rowmax(x)) * c)
+
+Where scores have a lower bound, m starts there: it is never -inf, also not after a
+first block that is wholly masked, nor large, and none of that is needed. Where they
+have close bounds there is no maximum at all: see `shifted_softmax`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects import arith
+from xdsl.dialects import math as math_dialect
+from xdsl.dialects.builtin import AnyFloat, f64
+from xdsl.ir import Attribute, SSAValue
+
+from flexc.dialects import tile
+from flexc.dialects.tile import ReduceKind, TileType, element_of, shape_of
+from flexc.passes.flex.softmax_facts import SoftmaxFacts
+from flexc.passes.scalar.ranges.float_values import FORMATS
+from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.tile.map_builder import (
+    FULL,
+    ROW,
+    UNIFORM,
+    Input,
+    build_map,
+    build_row_map,
+)
+
+
+@dataclass
+class SoftmaxState:
+    """Running maximum, where there is one, and sum of each row; weighted values."""
+
+    m_i: SSAValue | None
+    l_i: SSAValue
+    acc: SSAValue
+
+    @staticmethod
+    def of(values: Sequence[SSAValue]) -> SoftmaxState:
+        """From what `values` gives, or what a loop makes of it."""
+        for value, name in zip(reversed(values), ("acc", "l_i", "m_i"), strict=False):
+            value.name_hint = name
+        l_i, acc = values[-2:]
+        return SoftmaxState(values[0] if len(values) > 2 else None, l_i, acc)
+
+    def values(self) -> list[SSAValue]:
+        maximum = [] if self.m_i is None else [self.m_i]
+        return [*maximum, self.l_i, self.acc]
+
+
+@dataclass(frozen=True)
+class OnlineSoftmax:
+    """Builds the softmax of rows whose scores have type `score_type`.
+
+    `factor` is c and `power` a power of two near it. `units` are what turns a maximum
+    into natural units, one after another (the scale where c took it in). Scores beyond
+    `limit` are infinite in these. `facts` says what may be left out.
+    """
+
+    score_type: AnyFloat
+    shape: tuple[int, int]
+    factor: SSAValue
+    power: SSAValue
+    units: Sequence[SSAValue]
+    limit: SSAValue
+    facts: SoftmaxFacts
+
+    def initial(self, code: ScalarCode) -> SoftmaxState:
+        rows = TileType(self.score_type, self.shape[:1])
+        zero = code.const(0.0, self.score_type)
+        least = -math.inf if self.facts.least is None else self.facts.least
+        maximum = code.insert(tile.FullOp(code.const(least, self.score_type), rows))
+        total = code.insert(tile.FullOp(zero, rows))
+        acc = tile.FullOp(zero, TileType(self.score_type, self.shape))
+        return SoftmaxState.of([maximum, total, code.insert(acc)])
+
+    def update(
+        self,
+        code: ScalarCode,
+        state: SoftmaxState,
+        x: SSAValue,
+        v: SSAValue,
+        term: SSAValue | None = None,
+        count: SSAValue | None = None,
+    ) -> SoftmaxState:
+        """Take in the scores of one block of keys and its values.
+
+        `term`, if there is one, is to be added to each row of `x`. Only the first
+        `count` of its columns are keys, if that is given.
+        """
+        assert state.m_i is not None
+        row_max = code.insert(tile.ReduceOp(ReduceKind.MAX, x, 1, count), "row_max")
+        if term is None:
+            m = build_row_map(code, [state.m_i, row_max], _maximum, "m")
+            p = self.weights(code, x, m)
+        else:
+            m, p = self.weights_with_term(code, x, row_max, state.m_i, term)
+        rescale, limits = _rescale, list[SSAValue]()
+        if self.facts.least is None:
+            rescale, limits = _guarded_rescale, [self.limit]
+        inputs = [state.m_i, m, self.factor, *limits]
+        alpha = build_row_map(code, inputs, rescale, "alpha")
+        row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1, count), "row_sum")
+        l_i = build_row_map(code, [state.l_i, alpha, row_sum], _fma, "l")
+        acc = build_map(
+            code, self.shape, [(state.acc, FULL), (alpha, ROW)], _mul, "acc_scaled"
+        )
+        return SoftmaxState(m, l_i, self.product(code, p, v, acc, count))
+
+    def weights(self, code: ScalarCode, x: SSAValue, m: SSAValue) -> SSAValue:
+        """exp2((x - m) * c)"""
+        factor: Input = (self.factor, UNIFORM)
+        if self.facts.least is None:
+            inputs = [m, self.factor, self.power]
+            factor = build_row_map(code, inputs, _factor, "factor"), ROW
+            inputs.append(self.limit)
+            shift = build_row_map(code, inputs, _guarded_shift, "shift")
+        else:
+            shift = build_row_map(code, [m, self.factor], _shift, "shift")
+        inputs = [(x, FULL), factor, (shift, ROW)]
+        return build_map(code, shape_of(x.type), inputs, exp2_fma, "p")
+
+    def weights_with_term(
+        self,
+        code: ScalarCode,
+        x: SSAValue,
+        row_max: SSAValue,
+        m_i: SSAValue,
+        term: SSAValue,
+    ) -> tuple[SSAValue, SSAValue]:
+        """m, and exp2((x + term - m) * c), with nothing added to each score.
+
+        Both `term` and m may be so large that they hold nothing of x, and a rounded
+        sum with one of them might overflow as an exponent. So exponents are relative
+        to this block's own maximum, like those of `weights`, plus what that is below
+        m: no weight is above 1.
+        """
+        top = build_row_map(code, [row_max, term], _add, "block_max")
+        m = build_row_map(code, [m_i, top], _maximum, "m")
+        inputs = [row_max, self.factor, self.power]
+        factor = build_row_map(code, inputs, _factor, "factor")
+        inputs = [row_max, top, m_i, factor, self.limit]
+        shift = build_row_map(code, inputs, _shift_below, "shift")
+        inputs = [(x, FULL), (factor, ROW), (shift, ROW)]
+        return m, build_map(code, shape_of(x.type), inputs, exp2_fma, "p")
+
+    def product(
+        self,
+        code: ScalarCode,
+        p: SSAValue,
+        v: SSAValue,
+        acc: SSAValue,
+        count: SSAValue | None,
+    ) -> SSAValue:
+        """acc + p @ v, over the first `count` keys, or all."""
+        weights = convert(code, p, element_of(v.type))
+        return code.insert(tile.DotOp(weights, v, acc, count), "acc_next")
+
+    def output(
+        self, code: ScalarCode, state: SoftmaxState, element: Attribute
+    ) -> SSAValue:
+        """acc / l, and 0 for a row with nothing to attend to.
+
+        Also where values that have no weight are infinite: their products are NaN.
+        """
+        total = self.total(code, state)
+        invert = _inverse if self.facts.never_empty else safe_inverse
+        if self.facts.least is None:
+            invert = _inverse_unless_infinite
+        inverse = build_row_map(code, [total], invert, "inverse")
+        inputs: list[Input] = [(state.acc, FULL), (inverse, ROW)]
+        if self.facts.never_empty:
+            out = build_map(code, self.shape, inputs, _mul, "o")
+        else:
+            inputs.append((total, ROW))
+            out = build_map(code, self.shape, inputs, _mul_unless_empty, "o")
+        return convert(code, out, element)
+
+    def total(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
+        """l; inf for a row with an infinite score, NaN for one with NaN."""
+        if state.m_i is None or self.facts.least is not None:
+            return state.l_i
+        inputs = [state.l_i, state.m_i, self.limit]
+        return build_row_map(code, inputs, _total, "total")
+
+    def max_scores(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
+        """The largest score of each row, in natural units."""
+        rows = [self.natural_maximum(code, state), state.l_i]
+        choose = _unless_nan
+        if self.facts.least is not None and not self.facts.never_empty:
+            choose = _unless_nan_or_empty
+        return build_row_map(code, rows, choose, "max_scores")
+
+    def natural_maximum(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
+        """The running maximum; that of an empty row may be any."""
+        assert state.m_i is not None
+        maximum = state.m_i
+        for unit in self.units:
+            maximum = build_row_map(code, [maximum, unit], _mul, "max_scores")
+        return maximum
+
+    def lse(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
+        """The logarithm of the sum of exponentials, in natural units."""
+        rows = [self.natural_maximum(code, state), self.total(code, state)]
+        return build_row_map(code, rows, log_sum, "lse")
+
+    def lse_parts(
+        self, code: ScalarCode, state: SoftmaxState
+    ) -> tuple[SSAValue, SSAValue]:
+        """The maximum, and the logarithm of the sum of exp(score - maximum).
+
+        Exponents were shifted by m * c, rounded, and so their sum is off by as much.
+        """
+        assert state.m_i is not None
+        guarded = self.facts.least is None
+
+        def body(
+            c: ScalarCode,
+            m: SSAValue,
+            l_i: SSAValue,
+            factor: SSAValue,
+            power: SSAValue,
+            limit: SSAValue,
+        ) -> SSAValue:
+            used, shift = factor, _shift(c, m, factor)
+            if guarded:
+                used = _factor(c, m, factor, power)
+                shift = _guarded_shift(c, m, factor, power, limit)
+            lost = _fma(c, m, used, shift)
+            lost = c.select(_is_within(c, m, limit), lost, c.const(0.0, m.type))
+            lost = _mul(c, lost, c.const(math.log(2), m.type))
+            return c.insert(arith.SubfOp(log(c, l_i), lost))
+
+        total = self.total(code, state)
+        rows = [state.m_i, total, self.factor, self.power, self.limit]
+        log_sum = build_row_map(code, rows, body, "log_sum")
+        return self.natural_maximum(code, state), log_sum
+
+
+def extended(code: ScalarCode, value: SSAValue, element: AnyFloat) -> SSAValue:
+    """A float as one of a type that holds it."""
+    if value.type == element:
+        return value
+    return code.insert(arith.ExtFOp(value, element))
+
+
+def convert(code: ScalarCode, value: SSAValue, element: Attribute) -> SSAValue:
+    """Round a tile to a narrower element type."""
+    assert isinstance(value.type, TileType)
+    assert isinstance(element, AnyFloat)
+    if value.type.element_type == element:
+        return value
+
+    def body(c: ScalarCode, x: SSAValue) -> SSAValue:
+        return c.insert(arith.TruncFOp(x, element))
+
+    name = f"{value.name_hint or 'tile'}_{element}"
+    return build_map(code, value.type.get_shape(), [(value, FULL)], body, name)
+
+
+def _maximum(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
+    return code.insert(arith.MaxnumfOp(a, b))
+
+
+def _add(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
+    return code.insert(arith.AddfOp(a, b))
+
+
+def _sub(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
+    return code.insert(arith.SubfOp(a, b))
+
+
+def _mul(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
+    return code.insert(arith.MulfOp(a, b))
+
+
+def _fma(code: ScalarCode, a: SSAValue, b: SSAValue, c: SSAValue) -> SSAValue:
+    return code.insert(math_dialect.FmaOp(a, b, c))
+
+
+def exp2_fma(code: ScalarCode, x: SSAValue, c: SSAValue, shift: SSAValue) -> SSAValue:
+    """exp2(x * c + shift)"""
+    return code.insert(math_dialect.Exp2Op(_fma(code, x, c, shift)))
+
+
+def _is_minus_inf(code: ScalarCode, m: SSAValue) -> SSAValue:
+    return code.cmpf("oeq", m, code.const(-math.inf, m.type))
+
+
+def _is_within(code: ScalarCode, m: SSAValue, limit: SSAValue) -> SSAValue:
+    """Whether a score is finite."""
+    return code.cmpf("ole", code.insert(math_dialect.AbsFOp(m)), limit)
+
+
+def _is_small(code: ScalarCode, product: SSAValue) -> SSAValue:
+    """Whether what rounding took from m * c is nothing to an exponent."""
+    size = code.insert(math_dialect.AbsFOp(product))
+    limit = 2.0**57 if product.type == f64 else 2.0**28
+    return code.cmpf("olt", size, code.const(limit, product.type))
+
+
+def _factor(code: ScalarCode, m: SSAValue, c: SSAValue, power: SSAValue) -> SSAValue:
+    """c, or a power of two near it where m * c is large."""
+    return code.select(_is_small(code, _mul(code, m, c)), c, power)
+
+
+def _shift(code: ScalarCode, m: SSAValue, c: SSAValue) -> SSAValue:
+    """-m * c"""
+    return code.insert(arith.NegfOp(_mul(code, m, c)))
+
+
+def _guarded_shift(
+    code: ScalarCode, m: SSAValue, c: SSAValue, power: SSAValue, limit: SSAValue
+) -> SSAValue:
+    """-m times the factor, and 0 where m is infinite.
+
+    Both products are formed at once: scores wait for this.
+    """
+    product = _mul(code, m, c)
+    exact = code.insert(arith.NegfOp(_mul(code, m, power)))
+    exact = code.select(_is_within(code, m, limit), exact, code.const(0.0, m.type))
+    negated = code.insert(arith.NegfOp(product))
+    return code.select(_is_small(code, product), negated, exact)
+
+
+def _rescale(code: ScalarCode, m_i: SSAValue, m: SSAValue, c: SSAValue) -> SSAValue:
+    """exp2((m_i - m) * c)"""
+    difference = code.insert(arith.SubfOp(m_i, m))
+    return code.insert(math_dialect.Exp2Op(_mul(code, difference, c)))
+
+
+def _guarded_rescale(
+    code: ScalarCode, m_i: SSAValue, m: SSAValue, c: SSAValue, limit: SSAValue
+) -> SSAValue:
+    """The same, 0 while there is no maximum, and 1 once it is infinite."""
+    finite = code.insert(arith.MinnumfOp(m, limit))
+    finite = code.select(_is_minus_inf(code, m), code.const(0.0, m.type), finite)
+    exponent = _mul(code, code.insert(arith.SubfOp(m_i, finite)), c)
+    exponent = code.insert(arith.MinnumfOp(exponent, code.const(0.0, m.type)))
+    return code.insert(math_dialect.Exp2Op(exponent))
+
+
+def _shift_below(
+    code: ScalarCode,
+    row_max: SSAValue,
+    top: SSAValue,
+    m_i: SSAValue,
+    factor: SSAValue,
+    limit: SSAValue,
+) -> SSAValue:
+    """(top - max(m_i, top) - row_max) * factor
+
+    Scores wait for this, and for as little as can be: m_i, known before, is kept
+    finite, and a row with nothing in the block, whose term may be any, comes last, as
+    does one with an infinite score.
+    """
+    least = code.const(-FORMATS[m_i.type].largest, m_i.type)
+    m = _maximum(code, _maximum(code, m_i, least), top)
+    below = code.insert(arith.SubfOp(top, m))
+    shift = _mul(code, code.insert(arith.SubfOp(below, row_max)), factor)
+    infinite = code.cmpf("ogt", top, limit)
+    unused = code.insert(arith.OrIOp(_is_minus_inf(code, row_max), infinite))
+    return code.select(unused, code.const(0.0, m.type), shift)
+
+
+def _inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:
+    return code.insert(arith.DivfOp(code.const(1.0, l_i.type), l_i))
+
+
+def _is_empty(code: ScalarCode, l_i: SSAValue) -> SSAValue:
+    return code.cmpf("oeq", l_i, code.const(0.0, l_i.type))
+
+
+def _mul_unless_empty(
+    code: ScalarCode, acc: SSAValue, inverse: SSAValue, l_i: SSAValue
+) -> SSAValue:
+    zero = code.const(0.0, acc.type)
+    return code.select(_is_empty(code, l_i), zero, _mul(code, acc, inverse))
+
+
+def safe_inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:
+    one = code.const(1.0, l_i.type)
+    return _inverse(code, code.select(_is_empty(code, l_i), one, l_i))
+
+
+def _inverse_unless_infinite(code: ScalarCode, total: SSAValue) -> SSAValue:
+    """1 / total, 1 for a row with nothing to attend to, NaN for an infinite one."""
+    infinity = code.const(math.inf, total.type)
+    infinite = code.cmpf("oeq", total, infinity)
+    nan = code.const(math.nan, total.type)
+    return code.select(infinite, nan, safe_inverse(code, total))
+
+
+def _total(code: ScalarCode, l_i: SSAValue, m: SSAValue, limit: SSAValue) -> SSAValue:
+    """l, and inf where m is: NaN stays."""
+    infinite = code.insert(arith.AddfOp(l_i, code.const(math.inf, l_i.type)))
+    return code.select(code.cmpf("ogt", m, limit), infinite, l_i)
+
+
+def _unless_nan(code: ScalarCode, maximum: SSAValue, l_i: SSAValue) -> SSAValue:
+    """A row's maximum, which is found without its NaN."""
+    return code.select(code.cmpf("uno", l_i, l_i), l_i, maximum)
+
+
+def _unless_nan_or_empty(
+    code: ScalarCode, maximum: SSAValue, l_i: SSAValue
+) -> SSAValue:
+    minus_inf = code.const(-math.inf, maximum.type)
+    maximum = code.select(_is_empty(code, l_i), minus_inf, maximum)
+    return _unless_nan(code, maximum, l_i)
+
+
+def lse_of_parts(code: ScalarCode, shift: SSAValue, log_sum: SSAValue) -> SSAValue:
+    """The sum of the parts of log-sum-exp, rounded."""
+    return _add(code, shift, log_sum)
+
+
+def rest_of_parts(code: ScalarCode, shift: SSAValue, log_sum: SSAValue) -> SSAValue:
+    """What the sum of the parts lost when it was rounded, 0 where it is infinite.
+
+    It is a float (Knuth, The Art of Computer Programming, 4.2.2, theorem B).
+    """
+    lse = _add(code, shift, log_sum)
+    added = _sub(code, lse, shift)
+    rest = _add(
+        code, _sub(code, shift, _sub(code, lse, added)), _sub(code, log_sum, added)
+    )
+    magnitude = code.insert(math_dialect.AbsFOp(lse))
+    infinite = code.cmpf("oeq", magnitude, code.const(math.inf, lse.type))
+    return code.select(infinite, code.const(0.0, lse.type), rest)
+
+
+def log_sum(code: ScalarCode, maximum: SSAValue, l_i: SSAValue) -> SSAValue:
+    return code.insert(arith.AddfOp(maximum, code.insert(math_dialect.LogOp(l_i))))
+
+
+def log(code: ScalarCode, l_i: SSAValue) -> SSAValue:
+    return code.insert(math_dialect.LogOp(l_i))

@@ -1,0 +1,1 @@
+"""Passes on the tile dialect for a CPU's vectors."""

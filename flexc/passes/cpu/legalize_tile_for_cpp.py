@@ -1,0 +1,176 @@
+"""`legalize-tile-for-cpp`: tiles of tensors at explicit offsets and strides.
+
+1. `tile.load`, `tile.store` and `tile.add_to` become strided accesses: a 64-bit
+   base, a stride and an extent for each dimension. What a checked dimension leaves
+   out is what lies beyond its extent; beyond a load's count elements are unspecified,
+   and beyond a store's they are not looked at.
+2. The transpose of a loaded tile is a load with strides exchanged, and so is what is
+   stored or added of a transpose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, i64
+from xdsl.ir import Attribute, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.pattern_rewriter import (
+    GreedyRewritePatternApplier,
+    PatternRewriter,
+    PatternRewriteWalker,
+    RewritePattern,
+    op_type_rewrite_pattern,
+)
+
+from flexc.dialects import tile
+from flexc.dialects.tile.schedule import SCHEDULE_OPS, SCHEDULE_TYPES
+from flexc.passes.refusal import refuse
+from flexc.passes.tile.tile_access import TileAccess, is_zero
+from flexc.passes.tile.tile_shapes import static_stride
+
+
+@dataclass(frozen=True)
+class StridedAccess(TileAccess):
+    """Base, strides and extents of a tile within a tensor or memref."""
+
+    def base(self) -> SSAValue:
+        """The sum of the indices times their strides."""
+        code, total = self.code, None
+        for dim, index in enumerate(self.indices):
+            if is_zero(index):
+                continue
+            term = code.int_cast(index, i64)
+            term = code.mul(term, self.stride(dim), self.hint("offset"))
+            total = term if total is None else code.add(total, term, self.hint("base"))
+        return code.const(0, i64) if total is None else total
+
+    def stride(self, dim: int) -> SSAValue:
+        if (static := static_stride(self.tensor.type, dim)) is not None:
+            return self.code.const(static, i64)
+        return self.code.insert(
+            tile.StrideOp(self.tensor, dim), self.hint(f"stride{dim}")
+        )
+
+    def strides(self) -> list[SSAValue]:
+        return [self.stride(self.first_dim + i) for i in range(len(self.shape))]
+
+    def extents(self) -> list[SSAValue]:
+        return [self.extent(i) for i in range(len(self.shape))]
+
+    def extent(self, i: int) -> SSAValue:
+        """How much of the tensor is left from the tile's start."""
+        dim, code = self.first_dim + i, self.code
+        if i not in self.checked:
+            return code.const(self.shape[i])
+        start, size = self.indices[dim], self.size(dim)
+        return size if is_zero(start) else code.sub(size, start, self.hint("left"))
+
+
+class LoadToStrided(RewritePattern):
+    """tile.load -> tile.load_strided."""
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.LoadOp, rewriter: PatternRewriter) -> None:
+        access, type_ = StridedAccess.of_load(op), op.result.type
+        base, strides, extents = access.base(), access.strides(), access.extents()
+        counted = None if op.count is None else 0
+        if op.count is not None:
+            extents[0] = op.count
+        load = tile.LoadStridedOp(op.tensor, base, strides, extents, type_, counted)
+        load.result.name_hint = op.result.name_hint
+        rewriter.replace(op, load)
+
+
+class StoreToStrided(RewritePattern):
+    """tile.store -> tile.store_strided."""
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.StoreOp, rewriter: PatternRewriter) -> None:
+        access = StridedAccess.of_store(op)
+        strides, extents = access.strides(), access.extents()
+        value, counted = op.value, None
+        if op.count is not None:
+            counted = len(extents) - 1
+            extents[counted] = op.count
+        if isinstance(value.owner, tile.TransposeOp):
+            value, strides, extents = value.owner.input, strides[::-1], extents[::-1]
+            counted = None if counted is None else len(extents) - 1 - counted
+        base = access.base()
+        store = tile.StoreStridedOp(value, op.memref, base, strides, extents, counted)
+        rewriter.replace(op, store)
+
+
+class AddToStrided(RewritePattern):
+    """tile.add_to -> tile.add_strided."""
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.AddToOp, rewriter: PatternRewriter) -> None:
+        access = StridedAccess.of_add(op)
+        value, strides = op.value, access.strides()
+        # A count is one of rows.
+        if isinstance(value.owner, tile.TransposeOp) and op.count is None:
+            value, strides = value.owner.input, strides[::-1]
+        base = access.base()
+        add = tile.AddStridedOp(value, op.memref, base, strides, op.count)
+        rewriter.replace(op, add)
+
+
+class TransposeOfLoad(RewritePattern):
+    """transpose(load_strided [s, t]) -> load_strided [t, s]."""
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(
+        self, op: tile.TransposeOp, rewriter: PatternRewriter
+    ) -> None:
+        load = op.input.owner
+        if not isinstance(load, tile.LoadStridedOp):
+            return
+        strides, extents = load.strides[::-1], load.extents[::-1]
+        counted = None if load.counted_dim is None else 1 - load.counted_dim
+        transposed = tile.LoadStridedOp(
+            load.tensor, load.base, strides, extents, op.result.type, counted
+        )
+        transposed.result.name_hint = op.result.name_hint
+        rewriter.replace(op, transposed)
+        if not load.result.uses:
+            rewriter.erase(load)
+
+
+def _refuse_schedules(module: ModuleOp) -> None:
+    """Refuse roles, shared memory and layouts: explicit schedules are for GPUs."""
+    for op in module.walk():
+        values = [
+            *op.results,
+            *(a for r in op.regions for b in r.blocks for a in b.args),
+        ]
+        if isinstance(op, SCHEDULE_OPS) or any(_is_placed(v.type) for v in values):
+            refuse(
+                op, "is part of an explicit schedule, which C++ kernels have none of"
+            )
+
+
+def _is_placed(type_: Attribute) -> bool:
+    if isinstance(type_, tile.TileType):
+        return type_.get_layout() is not None
+    return isinstance(type_, SCHEDULE_TYPES)
+
+
+@dataclass(frozen=True)
+class LegalizeTileForCppPass(ModulePass):
+    """Spell tiles of tensors as strided accesses."""
+
+    name = "legalize-tile-for-cpp"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        _refuse_schedules(op)
+        patterns: list[RewritePattern] = [
+            LoadToStrided(),
+            StoreToStrided(),
+            AddToStrided(),
+            TransposeOfLoad(),
+        ]
+        PatternRewriteWalker(
+            GreedyRewritePatternApplier(patterns), apply_recursively=False
+        ).rewrite_module(op)

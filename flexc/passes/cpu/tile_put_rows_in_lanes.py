@@ -1,0 +1,267 @@
+"""`tile-put-rows-in-lanes`: a program's rows along the last dimension of its tiles.
+
+A vector is then a number of each of so many rows: what is known of a row alone is a
+tile of vectors, reductions over columns combine vectors, and products read keys and
+values as they lie in memory.
+
+1. A product s = a @ b of rows becomes s^T = b^T @ a^T, and so does all that is made
+   of it: maps exchange their dimensions, reductions go along the other one, diagonals
+   are those of the transpose, loops and branches carry transposes.
+2. Other tiles have the form that is asked for, or both: a load is a load or the
+   transpose of one, which `legalize-tile-for-cpp` reads transposed; two transposes are
+   none; what cannot be had transposed otherwise is transposed.
+3. What is stored or added to memory is transposed back.
+
+A program's rows are what most of its products have as rows. Kernels without products
+stay as they are, and those with fewer rows than a vector has lanes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DenseArrayBase,
+    FixedBitwidthType,
+    IntegerAttr,
+    ModuleOp,
+    UnitAttr,
+    i32,
+)
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from flexc.dialects import tile
+from flexc.dialects.tile import TileType, element_of, shape_of
+from flexc.passes.cpu.vector_machine import MACHINES, MachineName, VectorMachine
+from flexc.passes.hopper.tile_dims import (
+    Dim,
+    TileDims,
+    rank,
+)
+from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.tidy import erase_dead
+
+# Tiles as they are and transposed, each made where it is first asked for.
+
+
+class TileForms:
+    """Both forms of each tile of two dimensions.
+
+    `turned` are the values that by now are the transposes of what they were.
+    """
+
+    def __init__(self, turned: Container[SSAValue]):
+        self.turned = turned
+        self.made: dict[SSAValue, SSAValue] = {}
+        """The other form of a value."""
+
+    def get(self, value: SSAValue, transposed: bool) -> SSAValue:
+        """What a value was, or the transpose of that."""
+        if isinstance(value.owner, tile.TransposeOp):
+            return self.get(value.owner.input, not transposed)
+        if (value in self.turned) == transposed:
+            return value
+        if value not in self.made:
+            self.made[value] = other_form(value)
+        return self.made[value]
+
+
+def other_form(value: SSAValue) -> SSAValue:
+    """The transpose of a tile, made where the tile is."""
+    owner = value.owner
+    if isinstance(owner, Block):
+        point = InsertPoint.at_start(owner)
+    else:
+        point = InsertPoint.after(owner)
+    code = ScalarCode(point)
+    if isinstance(owner, tile.FullOp):
+        return code.insert(
+            tile.FullOp(owner.value, transposed_type(value)), value.name_hint
+        )
+    return code.insert(tile.TransposeOp(value), value.name_hint)
+
+
+def transposed_type(value: SSAValue) -> TileType:
+    """The type of a tile's transpose."""
+    assert isinstance(value.type, TileType)
+    return TileType(value.type.element_type, value.type.get_shape()[::-1])
+
+
+# Which tiles of a program are to be transposed so that its rows lie in lanes.
+
+
+TURNED = (tile.MapOp, tile.DotOp, scf.ForOp, scf.IfOp)
+"""Ops whose results are transposed by transposing what they work on."""
+
+
+class RowTiles:
+    """The tiles of a kernel whose first dimension, not the last, is the rows.
+
+    A program's rows are what most of its products have as rows. There are none where
+    they would fill no vector.
+    """
+
+    def __init__(self, block: Block, machine: VectorMachine):
+        self.dims = TileDims(block)
+        self.rows = self.find_rows(block, machine)
+
+    def find_rows(self, block: Block, machine: VectorMachine) -> Dim | None:
+        products = [op for op in block.walk() if isinstance(op, tile.DotOp)]
+        counts = Counter(self.dims.find((op.result, 0)) for op in products)
+        if not counts:
+            return None
+        ((rows, _),) = counts.most_common(1)
+        return rows if fills_vector(rows, products, machine) else None
+
+    def __contains__(self, value: SSAValue) -> bool:
+        """Whether a tile's first dimension is the rows, and its last is not."""
+        if self.rows is None or rank(value) != 2:
+            return False
+        return self.dims.along(value, self.rows) == [0]
+
+    def turned(self, op: Operation) -> list[SSAValue]:
+        """What an op defines that is to be transposed by transposing its operands."""
+        if not isinstance(op, TURNED):
+            return []
+        args = [arg for r in op.regions for b in r.blocks for arg in b.args]
+        return [value for value in (*op.results, *args) if value in self]
+
+
+def fills_vector(rows: Dim, products: list[tile.DotOp], machine: VectorMachine) -> bool:
+    """Whether a vector of the sums' type has no more lanes than there are rows."""
+    value, dim = rows
+    types = (element_of(op.result.type) for op in products)
+    bits = [t.bitwidth for t in types if isinstance(t, FixedBitwidthType)]
+    return shape_of(value.type)[dim] >= machine.lanes(min(bits))
+
+
+class LaneRewriter:
+    """Transposes the tiles of rows of one kernel."""
+
+    def __init__(self, block: Block, rows: RowTiles):
+        self.block = block
+        self.ops = list(block.walk())
+        self.of_rows = {v for op in self.ops for v in tiles_of(op) if v in rows}
+        """Tiles that are best transposed, by what they are now."""
+        self.turned = {v for op in self.ops for v in rows.turned(op)}
+        self.forms = TileForms(self.turned)
+
+    def run(self) -> None:
+        # First all types: an op's operands are then looked up by what they are now.
+        for value in list(self.turned):
+            new = Rewriter.replace_value_with_new_type(value, transposed_type(value))
+            for group in (self.turned, self.of_rows):
+                group.remove(value)
+                group.add(new)
+        for op in self.ops:
+            self.rewrite(op)
+
+    def rewrite(self, op: Operation) -> None:
+        """Give an op the forms of its operands that it is to work on."""
+        match op:
+            case tile.MapOp():
+                self.rewrite_map(op)
+            case tile.DotOp():
+                self.rewrite_product(op)
+            case tile.ReduceOp():
+                self.rewrite_reduction(op)
+            case tile.DiagonalsOp():
+                self.rewrite_diagonals(op)
+            case scf.ForOp():
+                self.hand_over(op, 3, op.body.block.args[1:])
+                self.hand_over(op.body.block.last_op, 0, op.body.block.args[1:])
+            case scf.IfOp():
+                for region in op.regions:
+                    for block in region.blocks:
+                        self.hand_over(block.last_op, 0, op.results)
+            case scf.YieldOp() | tile.TransposeOp():
+                pass
+            case _:
+                self.give(op, dict.fromkeys(range(len(op.operands)), False))
+
+    def give(self, op: Operation, forms: dict[int, bool]) -> None:
+        """Replace operands by their transposes, or by what they were."""
+        for index, transposed in forms.items():
+            if rank(op.operands[index]) == 2:
+                op.operands[index] = self.forms.get(op.operands[index], transposed)
+
+    def hand_over(
+        self, op: Operation | None, first: int, targets: Sequence[SSAValue]
+    ) -> None:
+        """Give operands from `first` on the forms of what they become."""
+        assert op is not None
+        self.give(op, {first + i: v in self.turned for i, v in enumerate(targets)})
+
+    def rewrite_map(self, op: tile.MapOp) -> None:
+        """Exchange the dimensions, and have whole operands span them in order."""
+        if len(op.shape) != 2:
+            return
+        turned = op.results[0] in self.turned
+        spans = [op.span(i) for i in range(len(op.inputs))]
+        self.give(op, {i: turned != (s == (1, 0)) for i, s in enumerate(spans)})
+        if turned:
+            spans = [tuple(1 - d for d in s) for s in spans]
+        # Operands that span both dimensions now do so in order.
+        entries = [DenseArrayBase.from_list(i32, sorted(s)) for s in spans]
+        op.spans = ArrayAttr(entries)
+
+    def rewrite_product(self, op: tile.DotOp) -> None:
+        """a @ b + c, or b^T @ a^T + c^T."""
+        turned = op.result in self.turned
+        if turned:
+            op.operands[0], op.operands[1] = op.rhs, op.lhs
+        self.give(op, dict.fromkeys(range(3), turned))
+
+    def rewrite_reduction(self, op: tile.ReduceOp) -> None:
+        """Along the other dimension, where the transpose is what there is."""
+        if rank(op.input) == 2 and op.input in self.of_rows:
+            self.give(op, {0: True})
+            op.dim = IntegerAttr(1 - op.dim.value.data, i32)
+        else:
+            self.give(op, {0: False})
+
+    def rewrite_diagonals(self, op: tile.DiagonalsOp) -> None:
+        """Of the transpose, where that is what there is."""
+        turned = op.input in self.of_rows
+        self.give(op, {0: turned})
+        if turned:
+            op.transposed = None if op.is_transposed else UnitAttr()
+
+
+def split_constants(block: Block) -> None:
+    """A constant tile of its own for each use, which may go along other dimensions."""
+    for op in [o for o in block.walk() if isinstance(o, tile.FullOp)]:
+        for use in list(op.result.uses)[1:]:
+            code = ScalarCode(InsertPoint.after(op))
+            use.operation.operands[use.index] = code.insert(
+                op.clone(), op.result.name_hint
+            )
+
+
+def tiles_of(op: Operation) -> Iterable[SSAValue]:
+    """The tiles that an op defines, or that blocks inside begin with."""
+    args = [arg for r in op.regions for b in r.blocks for arg in b.args]
+    return [value for value in (*op.results, *args) if rank(value)]
+
+
+@dataclass(frozen=True)
+class TilePutRowsInLanesPass(ModulePass):
+    """Transpose the tiles of programs with matrix products."""
+
+    name = "tile-put-rows-in-lanes"
+
+    machine: MachineName = "avx2"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for kernel in [o for o in op.ops if isinstance(o, tile.KernelOp)]:
+            block = kernel.body.block
+            split_constants(block)
+            LaneRewriter(block, RowTiles(block, MACHINES[self.machine])).run()
+        erase_dead(op.body)

@@ -1,1 +1,0 @@
-"""What a loop may do an iteration later."""

@@ -1,1 +1,0 @@
-"""Partial derivatives, by the family of ops that they are of."""

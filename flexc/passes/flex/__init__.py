@@ -1,0 +1,1 @@
+"""Passes on the flex dialect, and its lowering to blocksparse."""

@@ -1,0 +1,98 @@
+"""`flex-simplify-mods`: simplify the user's code by what is known of indices.
+
+Works on every region of scalar code: score and mask mods, the bounds of
+segments, the bodies of maps. Constants are folded, identities applied, equal ops
+merged and unused ones erased; see `canonicalization`.
+
+Batch, head, query and key indices are never negative and, as lengths are i32,
+at most 2**31 - 2; sizes are not negative either. Interval arithmetic carries
+that on through the code, in which sums may wrap. So a captured tensor's index
+loses the wrapping of negative numbers that the frontend spelled out, Python's
+`//` and `%` of indices become plain division, and those by powers of two shifts
+and masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import IntegerType, ModuleOp, i32
+from xdsl.ir import Operation, Region, SSAValue
+from xdsl.passes import ModulePass
+
+from flexc.dialects import blocksparse, flex, tile
+from flexc.dialects.mod_region import INDEX_ARGS
+from flexc.passes.scalar.canonicalization.region_simplifier import simplify_region
+from flexc.passes.scalar.ranges.intervals import Interval, full
+from flexc.passes.scalar.ranges.value_ranges import ValueRanges, width_of
+
+LENGTH = Interval(0, full(width_of(i32)).hi)
+
+INDEX = Interval(0, LENGTH.hi - 1)
+"""A position within a length."""
+
+MOD = (INDEX,) * len(INDEX_ARGS)
+
+BOUNDS = (INDEX, INDEX, INDEX, LENGTH, LENGTH)
+"""b, h, q_start, q_len, kv_len."""
+
+BLOCK = (INDEX, INDEX, INDEX, full(width_of(i32)), LENGTH, LENGTH)
+"""b, h, q_start, i, q_len, kv_len."""
+
+Known = dict[SSAValue, Interval]
+
+
+def first_args(region: Region, ranges: Sequence[Interval], skip: int = 0) -> Known:
+    """Ranges of a region's arguments, after the first `skip`."""
+    args = region.block.args[skip : skip + len(ranges)]
+    return dict(zip(args, ranges, strict=True))
+
+
+def known_of_map(op: tile.MapOp) -> Known:
+    """What the ops outside a map say of its scalar operands."""
+    outside = ValueRanges({})
+    return {
+        arg: outside[value]
+        for arg, value in zip(op.body.block.args, op.inputs, strict=True)
+        if isinstance(value.type, IntegerType)
+    }
+
+
+def scalar_regions(op: Operation) -> Iterable[tuple[Region, Known]]:
+    """The regions of scalar code of an op, and the ranges of their arguments."""
+    match op:
+        case flex.AttentionOp() | flex.DerivativeOp():
+            yield op.score_mod, first_args(op.score_mod, MOD, skip=1)
+            yield op.mask_mod, first_args(op.mask_mod, MOD)
+        case flex.PairSumsOp():
+            yield op.pairs, first_args(op.pairs, MOD, skip=op.first_index)
+            yield op.mask_mod, first_args(op.mask_mod, MOD)
+        case blocksparse.PairSumsOp():
+            yield op.pairs, first_args(op.pairs, MOD, skip=op.first_index)
+        case blocksparse.AttentionOp():
+            yield op.score_mod, first_args(op.score_mod, MOD, skip=1)
+        case blocksparse.SegmentOp():
+            yield op.bounds, first_args(op.bounds, BOUNDS)
+            yield op.block, first_args(op.block, BLOCK)
+            if op.masked_if is not None:
+                yield op.masked_if, first_args(op.masked_if, BLOCK)
+            if op.mask_mod is not None:
+                yield op.mask_mod, first_args(op.mask_mod, MOD)
+        case tile.MapOp():
+            yield op.body, known_of_map(op)
+        case _:
+            return
+
+
+@dataclass(frozen=True)
+class FlexSimplifyModsPass(ModulePass):
+    """Simplify regions of scalar code."""
+
+    name = "flex-simplify-mods"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for inner in list(op.walk()):
+            for region, known in scalar_regions(inner):
+                simplify_region(region, known)

@@ -1,0 +1,218 @@
+"""`flex-widen-indices`: compute in i64 what may overflow an i32.
+
+Positions and captured integers are int64 in torch's eager mode, and i32 in a mod's
+region. Where `max_length`, or what any position is, does not bound a result of
+theirs to i32, it is computed in i64, and so is what is computed from it, until a
+result surely fits, is compared, converted to a float, or read at. The frontend's
+cut of a captured integer or a literal to i32 is dropped there, and a shift may be by
+more bits than an i32 has. Casts by the user stay.
+
+Comparisons of 64 bits for each pair cost a GPU dearly. A wide value that varies along
+fewer positions than the narrow one it is compared with is clamped to i32 instead:
+the clamp leaves the loop, and a narrow value strictly within i32 lies on the same
+side of both.
+
+With `indices_fit`, nothing is to be done. This comes before any simplification:
+those hold for sums that wrap, and would not know of exact ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import IntegerType, ModuleOp, i32, i64
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.utils.hints import isa
+
+from flexc.dialects import flex
+from flexc.passes.flex.flex_simplify_mods import INDEX
+from flexc.passes.scalar.canonicalization.region_simplifier import is_unused
+from flexc.passes.scalar.dependence import (
+    PAIR,
+    Along,
+    Dependences,
+)
+from flexc.passes.scalar.ranges.exact_ranges import position_args
+from flexc.passes.scalar.ranges.index_width import IndexWidths
+from flexc.passes.scalar.ranges.intervals import Interval, full
+from flexc.passes.scalar.ranges.value_ranges import width_of
+from flexc.passes.scalar.scalar_code import ScalarCode
+
+NARROW = full(width_of(i32))
+
+
+class RegionWidener:
+    """Rewrites one region; its old ops stay until the end, for the analyses."""
+
+    def __init__(self, widths: IndexWidths):
+        self.widths = widths
+        self.ranges = widths.ranges
+        self.wide_ops = widths.wide_ops()
+        first = widths.region.block.args[0]
+        self.along = Dependences(
+            widths.region, has_score=not isinstance(first.type, IntegerType)
+        )
+        self.wide: dict[SSAValue, SSAValue] = {}
+        self.clamps: dict[SSAValue, SSAValue] = {}
+        self.constants: dict[int, SSAValue] = {}
+        self.replaced: dict[SSAValue, SSAValue] = {}
+
+    def run(self) -> None:
+        for op in self.wide_ops:
+            before = op.prev_op
+            self.widen(op, ScalarCode(InsertPoint.before(op)))
+            set_locations(op, before)
+        if self.wide_ops:
+            self.replace_old()
+
+    def widen(self, op: Operation, code: ScalarCode) -> None:
+        """Write what stands for an op that computes or reads wide values."""
+        result = op.results[0]
+        match op:
+            case arith.ExtSIOp():
+                self.wide[result] = self.widened(op.input, code)
+            case arith.CmpiOp():
+                operands = self.clamped(op, code) or self.all_widened(op, code)
+                self.replaced[result] = self.rebuild(op, operands, result.type, code)
+            case flex.LoadCaptureOp() | arith.SIToFPOp():
+                operands = [self.as_wide_as_needed(v, code) for v in op.operands]
+                self.replaced[result] = self.rebuild(op, operands, result.type, code)
+            case _:
+                operands = self.all_widened(op, code)
+                self.wide[result] = self.rebuild(op, operands, i64, code)
+
+    def all_widened(self, op: Operation, code: ScalarCode) -> list[SSAValue]:
+        """All integer operands as i64; the condition of a select is none."""
+        flags = op.operands[: isinstance(op, arith.SelectOp)]
+        numbers = op.operands[len(flags) :]
+        return [*flags, *(self.widened(v, code) for v in numbers)]
+
+    def as_wide_as_needed(self, value: SSAValue, code: ScalarCode) -> SSAValue:
+        if not isinstance(value.type, IntegerType):
+            return value
+        return self.widened(value, code) if self.widths.is_too_wide(value) else value
+
+    def widened(self, value: SSAValue, code: ScalarCode) -> SSAValue:
+        """An integer as i64, with all its bits."""
+        if value in self.wide:
+            return self.wide[value]
+        if value.type == i64:
+            return value
+        self.wide[value] = wide = self.extended(value, code)
+        return wide
+
+    def extended(self, value: SSAValue, code: ScalarCode) -> SSAValue:
+        owner = value.owner
+        if isinstance(owner, arith.ConstantOp):
+            constant = self.ranges[value].constant
+            assert constant is not None
+            return self.constant(constant, code)
+        if isinstance(owner, arith.TruncIOp) and self.ranges.is_exact(value):
+            return self.widened(owner.input, code)
+        return code.int_cast(value, i64)
+
+    def constant(self, value: int, code: ScalarCode) -> SSAValue:
+        if value not in self.constants:
+            self.constants[value] = code.const(value, i64)
+        return self.constants[value]
+
+    def clamped(self, op: arith.CmpiOp, code: ScalarCode) -> list[SSAValue] | None:
+        """Operands of an i32 comparison that says the same, where it is cheaper."""
+        if op.lhs.type != i32:
+            return None
+        strictly_inside = Interval(NARROW.lo + 1, NARROW.hi - 1)
+        for narrow, wide in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
+            varies_more = self.pair(narrow) & ~self.pair(wide)
+            if varies_more and self.ranges[narrow].within(strictly_inside):
+                clamp = self.clamp(wide, code)
+                return [clamp if v is wide else v for v in op.operands]
+        return None
+
+    def pair(self, value: SSAValue) -> Along:
+        """Which of q_idx and kv_idx a value varies along; all, with the score."""
+        along = self.along[value]
+        return PAIR if along & Along.SCORE else along & PAIR
+
+    def clamp(self, value: SSAValue, code: ScalarCode) -> SSAValue:
+        """The i32 that is nearest to a wide value."""
+        if value not in self.clamps:
+            wide = self.widened(value, code)
+            low = code.insert(arith.MaxSIOp(wide, self.constant(NARROW.lo, code)))
+            both = code.insert(arith.MinSIOp(low, self.constant(NARROW.hi, code)))
+            self.clamps[value] = code.insert(arith.TruncIOp(both, i32), "clamped")
+        return self.clamps[value]
+
+    def rebuild(
+        self,
+        op: Operation,
+        operands: list[SSAValue],
+        type_: Attribute,
+        code: ScalarCode,
+    ) -> SSAValue:
+        """The same op on other operands."""
+        new = type(op).create(
+            operands=operands,
+            result_types=[type_],
+            properties=op.properties,
+            attributes=op.attributes,
+        )
+        return code.insert(new, op.results[0].name_hint)
+
+    def replace_old(self) -> None:
+        """Put new values in the place of old ones, the last first: who still reads
+        an old one wants its type's bits of it."""
+        for op in reversed(list(self.widths.region.block.ops)):
+            if op in self.wide_ops and not is_unused(op):
+                result = op.results[0]
+                new = self.replaced.get(result) or self.narrowed(op, result)
+                result.replace_all_uses_with(new)
+            if is_unused(op):
+                Rewriter.erase_op(op)
+
+    def narrowed(self, op: Operation, result: SSAValue) -> SSAValue:
+        """The lowest bits of a wide value."""
+        assert isa(result.type, IntegerType)
+        before, code = op.prev_op, ScalarCode(InsertPoint.before(op))
+        new = code.int_cast(self.wide[result], result.type)
+        set_locations(op, before)
+        return new
+
+
+def set_locations(op: Operation, before: Operation | None) -> None:
+    """Give the ops between two the user's line of the latter."""
+    new = op.prev_op
+    while new is not None and new is not before:
+        new.location = op.location
+        new = new.prev_op
+
+
+def widths_of(op: flex.WithMods) -> list[IndexWidths]:
+    """What needs width in the mods of an op, whatever its captures are."""
+    length = Interval(0, min(op.fact("max_length", INDEX.hi + 1) - 1, INDEX.hi))
+    ranges = (INDEX, INDEX, length, length)
+    return [
+        IndexWidths(region, dict(zip(position_args(region), ranges, strict=True)))
+        for region in (op.score_mod, op.mask_mod)
+    ]
+
+
+def would_widen(op: flex.WithMods) -> bool:
+    """Whether the pass changes an op that does not say `indices_fit`."""
+    return any(widths.wide_ops() for widths in widths_of(op))
+
+
+@dataclass(frozen=True)
+class FlexWidenIndicesPass(ModulePass):
+    """Compute indices that may overflow an i32 in i64."""
+
+    name = "flex-widen-indices"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for attention in list(op.walk()):
+            if isinstance(attention, flex.WithMods) and not attention.indices_fit:
+                for widths in widths_of(attention):
+                    RegionWidener(widths).run()

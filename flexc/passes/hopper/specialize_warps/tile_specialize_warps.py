@@ -1,0 +1,186 @@
+"""`tile-specialize-warps`: warps that copy tiles, and warps that compute.
+
+`tile.parts` become `tile.roles`. One consumer computes each part. A producer, one warp,
+copies the tiles that matrix products read to slots in shared memory, ahead of their
+use; barriers say when a slot is full, and when all consumers are done with it. Results
+in 16 bits leave through shared memory as well. A kernel for which this cannot be done
+is refused with `ScheduleError`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, i32
+from xdsl.ir import Block, Operation, Region
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint
+
+from flexc.dialects import tile
+from flexc.dialects.tile import shape_of
+from flexc.dialects.tile.schedule import BarriersOp, PartsOp, RoleOp, RolesOp, SharedOp
+from flexc.errors import OptionError, ScheduleError
+from flexc.passes.flex.tile_sizes import HOPPER_SHARED_MEMORY
+from flexc.passes.hopper.specialize_warps.consumer import ConsumerCode, writes_memory
+from flexc.passes.hopper.specialize_warps.copying import Plan
+from flexc.passes.hopper.specialize_warps.loads import check_products, staged_loads
+from flexc.passes.hopper.specialize_warps.outputs import assign_outputs
+from flexc.passes.hopper.specialize_warps.placing import (
+    move_to_products,
+    released_after,
+)
+from flexc.passes.hopper.specialize_warps.producer import ProducerCode
+from flexc.passes.hopper.specialize_warps.resources import (
+    PRODUCER_REGISTERS,
+    check_registers,
+    check_shared_memory,
+    check_slots,
+    consumer_registers,
+    starting_registers,
+)
+from flexc.passes.hopper.specialize_warps.rings import assign_rings
+from flexc.passes.hopper.specialize_warps.slices import check_control_flow
+from flexc.passes.scalar.scalar_code import ScalarCode
+
+# What is computed before roles part, and only one of them uses, moves into it.
+
+
+def sink_into_roles(roles: RolesOp) -> None:
+    """Move ops before `roles` into the one role that uses their results.
+
+    From the last to the first, so that what an op needs can follow it.
+    """
+    op = roles.prev_op
+    while op is not None:
+        before = op.prev_op
+        if (role := only_user(op, roles)) is not None and is_movable(op):
+            op.detach()
+            first = role.body.block.first_op
+            assert first is not None
+            role.body.block.insert_op_before(op, first)
+        op = before
+
+
+def only_user(op: Operation, roles: RolesOp) -> RoleOp | None:
+    """The role that all uses of an op's results are in, if it is one."""
+    users = {
+        roles.body.block.find_ancestor_op_in_block(u.operation)
+        for result in op.results
+        for u in result.uses
+    }
+    user = next(iter(users), None)
+    return user if len(users) == 1 and isinstance(user, RoleOp) else None
+
+
+def is_movable(op: Operation) -> bool:
+    """Whether an op only computes its results, from values and inputs.
+
+    Not told by traits: some of `arith` lack them.
+    """
+    if isinstance(op, SharedOp | BarriersOp | tile.ProgramIdOp):
+        return False
+    return not any(writes_memory(inner) for inner in op.walk())
+
+
+CONSUMER_WARPS = 4
+"""A warp group: what issues one product."""
+
+DEFAULT_SLOTS = 2
+
+
+def specialize(kernel: tile.KernelOp, parts: PartsOp, slots: int, memory: int) -> None:
+    """Put roles in the place of a kernel's parts."""
+    plan = make_plan(kernel, parts, slots)
+    outputs = plan.outputs.values()
+    residents = max(number(kernel, "residents", 1), 1)
+    check_shared_memory(plan.all_rings(), outputs, memory, residents)
+    registers = consumer_registers(plan.consumers, residents)
+    check_registers(parts, list(plan.rings), registers)
+    code = ScalarCode(InsertPoint.before(parts))
+    for ring in plan.all_rings():
+        ring.allocate(code, plan.consumers)
+    for output in outputs:
+        output.allocate(code)
+    consumer, producer = ConsumerCode(plan).write(), ProducerCode(plan).write()
+    body = Block(
+        [
+            RoleOp("consumer", plan.consumers, CONSUMER_WARPS, registers, consumer),
+            RoleOp("producer", 1, 1, PRODUCER_REGISTERS, producer),
+        ]
+    )
+    roles = RolesOp(Region(body))
+    code.builder.insert(roles)
+    describe(kernel, plan, slots)
+    if residents > 1:
+        starting = starting_registers(plan.consumers, residents)
+        kernel.attributes["max_registers"] = IntegerAttr(starting, i32)
+    parts.detach()
+    parts.erase()
+    sink_into_roles(roles)
+
+
+def make_plan(kernel: tile.KernelOp, parts: PartsOp, slots: int) -> Plan:
+    """Which loads are copies, in what order, through which slots."""
+    check_control_flow(parts)
+    staged = staged_loads(kernel, parts)
+    check_products(kernel, parts, staged)
+    if not staged:
+        raise ScheduleError("there is nothing to copy to shared memory")
+    move_to_products(parts, staged)
+    staged = staged_loads(kernel, parts)
+    rings = assign_rings(parts, staged, slots)
+    outputs = assign_outputs(kernel, parts, dict.fromkeys(rings.values()))
+    released = released_after(staged)
+    check_slots(parts.body.block, rings, released)
+    return Plan(parts, rings, outputs, released)
+
+
+def describe(kernel: tile.KernelOp, plan: Plan, slots: int) -> None:
+    """Say in the kernel's attributes what it was made."""
+    dots = (o for o in plan.parts.body.walk() if isinstance(o, tile.DotOp))
+    if (dot := next(dots, None)) is None:
+        raise ScheduleError("there are no products")
+    rows = shape_of(dot.lhs.type)[0]
+    kernel.attributes["num_warps"] = IntegerAttr(CONSUMER_WARPS, i32)
+    plural = "s" if plan.consumers > 1 else ""
+    kernel.attributes["schedule"] = StringAttr(
+        f"{plan.consumers} consumer{plural} of {rows} rows, 1 producer, {slots} slots"
+    )
+
+
+@dataclass(frozen=True)
+class TileSpecializeWarpsPass(ModulePass):
+    """Give the parts of programs to consumers, and their loads to a producer.
+
+    `slots` is how many tiles of one tensor may be in shared memory at once, a power of
+    2; without it, what the kernel's `num_stages` says.
+    """
+
+    name = "tile-specialize-warps"
+
+    slots: int | None = None
+    shared_memory: int = HOPPER_SHARED_MEMORY
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if self.slots is not None and self.slots & (self.slots - 1):
+            raise OptionError(f"slots expects a power of 2, got {self.slots}")
+        for kernel in op.ops:
+            if not isinstance(kernel, tile.KernelOp):
+                continue
+            for parts in list(kernel.body.block.ops):
+                if isinstance(parts, PartsOp):
+                    slots = self.slots or stages(kernel)
+                    specialize(kernel, parts, slots, self.shared_memory)
+
+
+def stages(kernel: tile.KernelOp) -> int:
+    """The power of 2 that a kernel's `num_stages` has room for."""
+    count = number(kernel, "num_stages", DEFAULT_SLOTS)
+    return 1 << (max(count, 1).bit_length() - 1)
+
+
+def number(kernel: tile.KernelOp, name: str, default: int) -> int:
+    """What a kernel's attribute says, if it is there."""
+    attr = kernel.attributes.get(name)
+    return attr.value.data if isinstance(attr, IntegerAttr) else default

@@ -1,0 +1,197 @@
+"""`tile-split-rows`: the rows of a program as parts, one for each group of warps.
+
+What is done to tiles moves into a `tile.parts`, whose region does it for as many rows
+as a part has; numbers of the whole program stay before. The rows are what the stores
+go along, and all dimensions that are cut with them (see `tile_dims`). Where a tile of
+rows is loaded, stored or counted from, the part's first row is added.
+
+A kernel says by `rows_per_part` that it is to be split; others are left alone. One that
+cannot be, as it sums over rows, say, is refused with `ScheduleError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i32
+from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.traits import is_side_effect_free
+
+from flexc.dialects import tile
+from flexc.dialects.tile import TileType, shape_of
+from flexc.dialects.tile.schedule import EndOp, PartsOp
+from flexc.errors import ScheduleError
+from flexc.passes.hopper.tile_dims import (
+    Dim,
+    TileDims,
+    check_known,
+    rank,
+    summed_dims,
+)
+from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.tile.tile_access import has_count
+
+Stores = tile.StoreOp | tile.AddToOp
+Accesses = tile.LoadOp | tile.StoreOp | tile.AddToOp
+
+
+class RowSplitter:
+    """Splits the rows of one kernel."""
+
+    def __init__(self, kernel: tile.KernelOp, rows: int):
+        self.kernel = kernel
+        self.rows = rows
+        self.block = kernel.body.block
+        self.dims = TileDims(self.block)
+        self.row = self.row_class()
+
+    def run(self) -> None:
+        """Put the kernel's tile code into parts."""
+        parts = self.part_count()
+        self.check()
+        moved = code_of_tiles(self.block)
+        starts = [(op, self.starts(op)) for each in moved for op in each.walk()]
+        self.shrink(moved)
+        body = Block(arg_types=[i32])
+        body.args[0].name_hint = "part"
+        code = ScalarCode(body)
+        first = code.mul(body.args[0], code.const(self.rows), "part_start")
+        for op in moved:
+            op.detach()
+            body.add_op(op)
+        for op, operands in starts:
+            shift(op, operands, first)
+        body.add_op(EndOp())
+        last = self.block.last_op
+        assert last is not None
+        self.block.insert_op_before(PartsOp(parts, Region(body)), last)
+
+    def row_class(self) -> Dim:
+        """The class of the rows: what all stores go along first.
+
+        A constant goes along what is stored where it is, at the same first row.
+        """
+        stores = [op for op in self.block.walk() if isinstance(op, Stores)]
+        begun = {
+            start_of(op): (op.value, 0)
+            for op in stores
+            if not isinstance(op.value.owner, tile.FullOp)
+        }
+        for op in stores:
+            if isinstance(op.value.owner, tile.FullOp) and start_of(op) in begun:
+                self.dims.join((op.value, 0), begun[start_of(op)])
+        found = {self.dims.find((op.value, 0)) for op in stores}
+        if len(found) != 1:
+            raise ScheduleError(f"its stores go along {len(found)} kinds of rows")
+        return found.pop()
+
+    def part_count(self) -> int:
+        value, dim = self.row
+        size = shape_of(value.type)[dim]
+        if size % self.rows:
+            raise ScheduleError(f"{size} rows are not parts of {self.rows}")
+        return size // self.rows
+
+    def check(self) -> None:
+        """Raise if parts would not compute what the whole did."""
+        check_known(self.block.walk())
+        for op in self.block.walk():
+            if has_count(op):
+                raise ScheduleError(f"{op.name} has a count")
+            if any(self.dims.find(dim) == self.row for dim in summed_dims(op)):
+                raise ScheduleError(f"{op.name} goes over all rows at once")
+            values = [*op.results, *(a for r in op.regions for a in args_of(r))]
+            if any(len(self.dims.along(v, self.row)) > 1 for v in values):
+                raise ScheduleError(f"{op.name} pairs rows with rows")
+
+    def starts(self, op: Operation) -> list[int]:
+        """The operands of an op that say where its tile of rows begins."""
+        if isinstance(op, tile.IotaOp):
+            return [0] if self.dims.along(op.result, self.row) else []
+        if not isinstance(op, Accesses):
+            return []
+        value = op.result if isinstance(op, tile.LoadOp) else op.value
+        last = len(op.operands) - rank(value)
+        return [last + dim for dim in self.dims.along(value, self.row)]
+
+    def shrink(self, ops: Iterable[Operation]) -> None:
+        """Give all tiles of rows the size of a part."""
+        values: list[SSAValue] = []
+        for op in (inner for each in ops for inner in each.walk()):
+            values += [*op.results, *(a for r in op.regions for a in args_of(r))]
+        # First all types, as values are replaced by others.
+        types = [self.part_type(value) for value in values]
+        for value, type_ in zip(values, types, strict=True):
+            if type_ is not None:
+                Rewriter.replace_value_with_new_type(value, type_)
+
+    def part_type(self, value: SSAValue) -> TileType | None:
+        """The type of a part's tile; None for what stays as it is."""
+        cut = self.dims.along(value, self.row)
+        if not cut:
+            return None
+        assert isinstance(value.type, TileType)
+        shape = list(shape_of(value.type))
+        shape[cut[0]] = self.rows
+        return TileType(value.type.element_type, shape)
+
+
+def start_of(op: Stores) -> SSAValue:
+    """The first of the rows that are stored to."""
+    return op.operands[len(op.operands) - rank(op.value)]
+
+
+def code_of_tiles(block: Block) -> list[Operation]:
+    """The ops of a kernel that make or use tiles, and what depends on these."""
+    found: list[Operation] = []
+    inside: set[SSAValue] = set()
+    for op in block.ops:
+        if isinstance(op, tile.ReturnOp):
+            continue
+        depends = any(v in inside for each in op.walk() for v in each.operands)
+        if depends or uses_tiles(op) or not is_side_effect_free(op):
+            found.append(op)
+            inside.update(op.results)
+    return found
+
+
+def uses_tiles(op: Operation) -> bool:
+    """Whether an op, or one inside, makes or uses tiles."""
+    return any(rank(v) for each in op.walk() for v in (*each.operands, *each.results))
+
+
+def shift(op: Operation, operands: Iterable[int], offset: SSAValue) -> None:
+    """Add an offset to operands of an op."""
+    for index in operands:
+        code = ScalarCode(InsertPoint.before(op))
+        start = op.operands[index]
+        op.operands[index] = code.add(start, offset, start.name_hint)
+
+
+def args_of(region: Region) -> list[SSAValue]:
+    return [arg for block in region.blocks for arg in block.args]
+
+
+@dataclass(frozen=True)
+class TileSplitRowsPass(ModulePass):
+    """Split the rows of programs into parts."""
+
+    name = "tile-split-rows"
+
+    rows: int | None = None
+    """Rows of a part, for all kernels, whatever they say."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for kernel in [o for o in op.ops if isinstance(o, tile.KernelOp)]:
+            if (rows := self.rows or rows_per_part(kernel)) is not None:
+                RowSplitter(kernel, rows).run()
+
+
+def rows_per_part(kernel: tile.KernelOp) -> int | None:
+    """How many rows a part has, as a kernel says."""
+    attr = kernel.attributes.get("rows_per_part")
+    return attr.value.data if isinstance(attr, IntegerAttr) else None

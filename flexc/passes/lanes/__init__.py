@@ -1,1 +1,0 @@
-"""What `tile-put-rows-in-lanes` is made of."""

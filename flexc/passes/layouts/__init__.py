@@ -1,1 +1,0 @@
-"""What `tile-assign-layouts` is made of."""

@@ -1,0 +1,1 @@
+"""Masks as formulas: which pairs, keys and blocks they keep."""

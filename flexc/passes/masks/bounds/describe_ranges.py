@@ -1,0 +1,180 @@
+"""Ranges of keys as a person would write them.
+
+`kv_idx in [max(0, q_first - window), q_last]`, where `q_first` and `q_last` are the
+first and the last row of a block; both ends are included. Where rows are keys:
+`q_idx in [kv_first, min(q_len - 1, kv_last + window)]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from xdsl.dialects import arith
+from xdsl.ir import Region, SSAValue
+
+from flexc.passes.masks.bounds.key_ranges import End, KeyRange
+from flexc.passes.masks.bounds.terms import (
+    LARGE,
+    Choice,
+    Constant,
+    Negative,
+    Product,
+    Quotient,
+    RowValue,
+    Sum,
+    Symbol,
+    Term,
+    negate,
+)
+from flexc.passes.masks.describe import infix
+from flexc.passes.masks.formula import Leaf
+from flexc.passes.scalar.readable import Readable, spell
+
+INVERSE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+
+
+class RangeSpeller:
+    """Spells the ranges of one mask, as solved: of (b, h, row, column).
+
+    Rows are queries; `transposed`, they are keys.
+    """
+
+    def __init__(self, mask: Region, transposed: bool = False):
+        self.row_idx: SSAValue = mask.block.args[2]
+        self.row, self.column = ("kv", "q") if transposed else ("q", "kv")
+        self.first_row, self.last_row = f"{self.row}_first", f"{self.row}_last"
+
+    def ranges(self, ranges: Sequence[KeyRange]) -> str:
+        """The columns of any of some ranges."""
+        if not ranges:
+            return "none"
+        if any(r.is_everything for r in ranges):
+            return "all"
+        return f"{self.column}_idx in " + " or ".join(map(self.range, ranges))
+
+    def range(self, keys: KeyRange) -> str:
+        """One range, and for which rows it is there."""
+        lows = [self.end(end) for end in keys.lows]
+        if not any(_is_natural(end.term) for end in keys.lows):
+            lows.insert(0, "0")
+        highs = [self.end(end) for end in keys.highs] or [f"{self.column}_len - 1"]
+        interval = f"[{_extreme('max', lows)}, {_extreme('min', highs)}]"
+        when = " and ".join(self.conditions(keys))
+        return f"{interval} if {when}" if when else interval
+
+    def conditions(self, keys: KeyRange) -> Iterable[str]:
+        """What must hold for a range not to be empty."""
+        for term in keys.row_lows:
+            yield f"{self.last_row} >= {self.term(term, False)}"
+        for term in keys.row_highs:
+            yield f"{self.first_row} <= {self.term(term, False)}"
+        for leaf in keys.conditions:
+            yield spell_leaf(leaf)
+
+    def end(self, end: End) -> str:
+        return self.term(end.term, end.at_last)
+
+    def term(self, term: Term, at_last: bool, inner: bool = False) -> str:
+        """A term at the first or at the last row; `inner` of a product."""
+        match term:
+            case Symbol():
+                return Readable().spell(term.value, outer=not inner)
+            case RowValue():
+                names = {self.row_idx: self.last_row if at_last else self.first_row}
+                return Readable(names).spell(term.value, outer=not inner)
+            case Sum() | Negative() | Constant():
+                text, parts = self._sum(term, at_last)
+                return f"({text})" if inner and parts > 1 else text
+            case Product():
+                factor = self.term(term.factor, at_last, inner=True)
+                text = f"{self.term(term.term, at_last, inner=True)} * {factor}"
+            case Quotient():
+                divisor = self.term(term.divisor, at_last, inner=True)
+                text = f"{self.term(term.term, at_last, inner=True)} // {divisor}"
+            case Choice():
+                left, right, holds, fails = (
+                    self.term(t, at_last)
+                    for t in (term.left, term.right, term.holds, term.fails)
+                )
+                return f"where({left} <= {right}, {holds}, {fails})"
+        return f"({text})" if inner else text
+
+    def _sum(self, term: Term, at_last: bool) -> tuple[str, int]:
+        """A sum with its constants added up, and how many parts it has."""
+        constant, added, taken = 0, list[str](), list[str]()
+        for part, sign in addends(term):
+            match part:
+                case Constant():
+                    constant += sign * part.value
+                case Quotient() if sign < 0:
+                    added.append(self._ceil(part, at_last))
+                case _:
+                    text = self.term(part, at_last, inner=sign < 0)
+                    (added if sign > 0 else taken).append(text)
+        added.sort(key=lambda text: not text.startswith(f"{self.row}_"))
+        if constant > 0 or not (added or taken):
+            added.append(_number(constant))
+        text = " + ".join(added)
+        for part in taken:
+            text = f"{text} - {part}" if text else f"-{part}"
+        if constant < 0 and (added or taken):
+            text = f"{text} - {_number(-constant)}"
+        return text, len(added) + len(taken) + (constant < 0)
+
+    def _ceil(self, taken: Quotient, at_last: bool) -> str:
+        """-(t // c), which is that of -t, rounded up."""
+        above = self.term(negate(taken.term), at_last, inner=True)
+        return f"ceil({above} / {self.term(taken.divisor, at_last, inner=True)})"
+
+
+def addends(term: Term, sign: int = 1) -> Iterator[tuple[Term, int]]:
+    """What a term is the sum of, with signs."""
+    match term:
+        case Sum():
+            yield from addends(term.left, sign)
+            yield from addends(term.right, sign)
+        case Negative():
+            yield from addends(term.term, -sign)
+        case _:
+            yield term, sign
+
+
+def spell_leaf(leaf: Leaf) -> str:
+    """A comparison, or a value that is true or false, or what is not so."""
+    text = spell(leaf.value)
+    op = leaf.value.owner
+    if not leaf.negated:
+        return text
+    operator = infix(op) if isinstance(op, arith.CmpiOp) else None
+    if isinstance(op, arith.CmpiOp) and operator is not None:
+        left, right = (Readable().spell(v) for v in op.operands)
+        return f"{left} {INVERSE[operator]} {right}"
+    return f"not {text}"
+
+
+def _number(value: int) -> str:
+    if abs(value) >= LARGE:
+        return "inf" if value > 0 else "-inf"
+    return str(value)
+
+
+def _is_natural(term: Term) -> bool:
+    """Whether a bound is a position in any case, as far as its form tells."""
+    match term:
+        case Constant():
+            return term.value >= 0
+        case RowValue(step=1):
+            return True
+        case Sum():
+            return _is_natural(term.left) and _is_natural(term.right)
+        case Product() | Quotient():
+            return _is_natural(term.term)
+        case Negative(term=Quotient(term=above)):
+            return _is_natural(negate(above))
+        case _:
+            return False
+
+
+def _extreme(name: str, bounds: Sequence[str]) -> str:
+    bounds = list(dict.fromkeys(bounds))
+    return bounds[0] if len(bounds) == 1 else f"{name}({', '.join(bounds)})"

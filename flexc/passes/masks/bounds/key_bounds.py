@@ -1,0 +1,425 @@
+"""What a leaf of a mask's formula says of positions, solved for kv_idx.
+
+A comparison becomes bounds `kv_idx <= T` or `kv_idx >= T`, for a term T of the
+row, by undoing one operation after another: sums, products, floor division,
+minima and maxima. A comparison of rows alone is solved for q_idx in the same way.
+What cannot be solved is `Skipped`: taken to hold, which is sound for whoever asks
+where a formula *may* hold.
+
+Rows may be keys and columns queries: what is solved for one position should be for
+the other. So what a value may be that moves with the row in one direction
+(`Directions`), or in two (`extremes`), `solve` should undo of a column.
+"""
+
+from __future__ import annotations
+
+from xdsl.dialects import arith
+from xdsl.dialects import math as math_dialect
+from xdsl.dialects.builtin import i1
+from xdsl.ir import Operation, SSAValue
+
+from flexc.passes.masks.bounds.affine import Affine, Facts
+from flexc.passes.masks.bounds.atoms import (
+    Alternatives,
+    Atom,
+    Condition,
+    KeyBound,
+    RowBound,
+    Skipped,
+    every,
+    some,
+)
+from flexc.passes.masks.bounds.directions import (
+    Directions,
+    Unsolvable,
+    chunk_start,
+    divisor_of,
+    keeps,
+    lowest,
+    residue_period,
+    symbol_of,
+)
+from flexc.passes.masks.bounds.magnitudes import magnitude
+from flexc.passes.masks.bounds.terms import (
+    LARGE,
+    Choice,
+    Constant,
+    NotMonotonic,
+    RowValue,
+    Symbol,
+    Term,
+    add,
+    ceil_divide,
+    direction,
+    floor_divide,
+    multiply,
+    negate,
+)
+from flexc.passes.masks.formula import (
+    Leaf,
+    alternatives,
+    formula_of,
+)
+from flexc.passes.scalar.dependence import PAIR, Along
+from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.passes.scalar.readable import spell
+
+NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
+SWAPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "ge": "le", "le": "ge"}
+
+
+MAX_CASES = 4
+"""Alternatives of what an integer is chosen by."""
+
+SMALL = Interval(-LARGE, LARGE - 1)
+"""What saturated bounds may be compared with."""
+
+
+class Solver:
+    """Solves the leaves of one mask."""
+
+    def __init__(self, facts: Facts):
+        self.facts = facts
+
+    def leaf(self, leaf: Leaf) -> Alternatives:
+        """What a leaf says, as alternatives."""
+        value = leaf.value
+        if self.facts.is_uniform(value):
+            return [[Condition(leaf)]]
+        try:
+            if not isinstance(value.owner, arith.CmpiOp):
+                raise Unsolvable
+            predicate = self.signed_predicate(value.owner)
+            if leaf.negated:
+                predicate = NEGATED[predicate]
+            return self.compare(predicate, value.owner.lhs, value.owner.rhs)
+        except (Unsolvable, NotMonotonic):
+            return [[self.skipped(leaf)]]
+
+    def skipped(self, leaf: Leaf) -> Skipped:
+        period = residue_period(self.facts, leaf.value)
+        along = self.facts.dependences[leaf.value] & PAIR
+        return Skipped(spell(leaf.value), period, along)
+
+    def signed_predicate(self, op: arith.CmpiOp) -> str:
+        """The comparison as one of signed integers, which most are."""
+        if op.lhs.type == i1:
+            raise Unsolvable
+        name = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
+        if name[0] == "u":
+            ranges = self.facts.ranges
+            if not all(ranges[v].is_nonnegative for v in op.operands):
+                raise Unsolvable
+        return name.removeprefix("u") if name[0] == "u" else name.removeprefix("s")
+
+    def compare(self, predicate: str, a: SSAValue, b: SSAValue) -> Alternatives:
+        if (found := self.chosen(predicate, a, b)) is not None:
+            return found
+        a = self.unclamped(a, b)
+        b = self.unclamped(b, a)
+        match predicate:
+            case "eq":
+                return every([self.less(a, b, False), self.less(b, a, False)])
+            case "ne":
+                return [*self.compare("lt", a, b), *self.compare("gt", a, b)]
+            case "gt" | "ge":
+                return self.compare(SWAPPED[predicate], b, a)
+            case _:
+                return self.less(a, b, strict=predicate == "lt")
+
+    def chosen(self, predicate: str, a: SSAValue, b: SSAValue) -> Alternatives | None:
+        """A comparison with either branch of a choice, under what it is made by."""
+        for side, (value, other) in enumerate(((a, b), (b, a))):
+            op = value.owner
+            if not isinstance(op, arith.SelectOp) or self.facts.is_uniform(value):
+                continue
+            found: Alternatives = []
+            for branch, negated in ((op.lhs, False), (op.rhs, True)):
+                pair = (other, branch) if side else (branch, other)
+                when = alternatives(formula_of(op.cond, negated), MAX_CASES)
+                if when is None:
+                    raise Unsolvable
+                holds = self.compare(predicate, *pair)
+                cases = some(every(map(self.leaf, leaves)) for leaves in when)
+                found += every([holds, cases])
+            return found
+        return None
+
+    def unclamped(self, value: SSAValue, other: SSAValue) -> SSAValue:
+        """What compares with another as a value does whose clamps are beyond that.
+
+        Not of rows alone: code for their ends counts in 32 bits if they do.
+        """
+        if not self.facts.dependences[value] & Along.COLUMN:
+            return value
+        known = self.facts.ranges[other]
+        while True:
+            op = value.owner
+            match op:
+                case arith.TruncIOp() if keeps(self.facts, op):
+                    value = op.input
+                case arith.MaxSIOp() | arith.MinSIOp():
+                    number = self.facts.constant(op.rhs)
+                    if number is None or known.lo <= number <= known.hi:
+                        return value
+                    if (number < known.lo) != isinstance(op, arith.MaxSIOp):
+                        return value
+                    value = op.lhs
+                case _:
+                    return value
+
+    def less(self, a: SSAValue, b: SSAValue, strict: bool) -> Alternatives:
+        """a <= b, or a < b."""
+        left, right = self.facts.affine(a), self.facts.affine(b)
+        if left is not None and right is not None:
+            form = left.minus(right)
+            return [[self.affine_bound(form, Constant(-1 if strict else 0), True)]]
+        if self.is_solved_for(b, a):
+            return self.beyond(b, a, Constant(1 if strict else 0), upper=False)
+        return self.beyond(a, b, Constant(-1 if strict else 0), upper=True)
+
+    def beyond(
+        self, value: SSAValue, limit: SSAValue, plus: Constant, upper: bool
+    ) -> Alternatives:
+        """value <= limit + plus (`upper`) or value >= limit + plus."""
+        terms, is_greatest = self.extremes(limit)
+        found = [self.solve(value, add(term, plus), upper) for term in terms]
+        # Up to the greatest of some, or from the least of them: one will do.
+        return some(found) if upper == is_greatest else every(found)
+
+    def is_solved_for(self, value: SSAValue, other: SSAValue) -> bool:
+        """Whether of two sides this one has the position to solve for."""
+        mine, yours = (self.facts.dependences[v] & PAIR for v in (value, other))
+        if (mine ^ yours) & Along.COLUMN:
+            return bool(mine & Along.COLUMN)
+        return bool(mine) and not yours
+
+    def fixed(self, value: SSAValue) -> Term:
+        """The term of a value that does not vary along keys."""
+        along = self.facts.dependences[value]
+        if along & Along.COLUMN:
+            raise Unsolvable
+        if self.facts.is_uniform(value):
+            return symbol_of(self.facts, value)
+        form = self.facts.affine(value)
+        if form is not None:
+            return self.term(form)
+        directions = Directions(self.facts)
+        moves = directions.of(value)
+        return RowValue(value, moves, checked=tuple(directions.checked))
+
+    def extremes(self, value: SSAValue) -> tuple[list[Term], bool]:
+        """Terms of which a value of rows is the greatest (True), or the least."""
+        try:
+            return [self.fixed(value)], True
+        except (Unsolvable, NotMonotonic):
+            return self.several(value)
+
+    def several(self, value: SSAValue) -> tuple[list[Term], bool]:
+        """As `extremes`, of a value that moves in both directions."""
+        op = value.owner
+        match op:
+            case math_dialect.AbsIOp() if self.has_absolute(op):
+                term = self.fixed(op.operands[0])
+                return [term, negate(term)], True
+            case arith.MinSIOp() | arith.MaxSIOp():
+                is_greatest = isinstance(op, arith.MaxSIOp)
+                return [self.fixed(v) for v in op.operands], is_greatest
+            case arith.ExtSIOp() | arith.ExtUIOp() | arith.TruncIOp() if keeps(
+                self.facts, op
+            ):
+                return self.several(op.operands[0])
+            case arith.AddiOp() if self.facts.is_exact(op):
+                inner, other = self.split(op)
+                by = self.uniform(other)
+                terms, is_greatest = self.several(inner)
+                return [add(term, by) for term in terms], is_greatest
+            case arith.MuliOp() if self.facts.is_exact(op):
+                factor = self.facts.constant(op.rhs)
+                if not factor:
+                    raise Unsolvable
+                terms, is_greatest = self.several(op.lhs)
+                return [scaled(t, factor) for t in terms], is_greatest == (factor > 0)
+            case _:
+                raise Unsolvable
+
+    def term(self, form: Affine) -> Term:
+        """The term of a form without keys."""
+        total: Term = Constant(form.constant)
+        if form.row:
+            row = RowValue(self.facts.row, 1, 1)
+            total = add(scaled(row, form.row), total)
+        for value, factor in form.symbols.items():
+            if abs(factor) > 1:
+                self.require_small(value)  # Products saturate.
+            total = add(total, scaled(symbol_of(self.facts, value), factor))
+        return total
+
+    def affine_bound(self, form: Affine, bound: Term, upper: bool) -> Atom:
+        """form <= bound (`upper`) or form >= bound."""
+        rest = Affine(0, 0, form.symbols, form.constant)
+        if form.column:
+            rest = Affine(form.row, 0, form.symbols, form.constant)
+        limit = add(bound, negate(self.term(rest)))
+        factor = form.column or form.row
+        if factor == 0:
+            raise Unsolvable  # Simplification leaves no such comparison.
+        if factor < 0:
+            limit, upper, factor = negate(limit), not upper, -factor
+        by = Constant(factor)
+        limit = floor_divide(limit, by) if upper else ceil_divide(limit, by)
+        if form.column:
+            return KeyBound(upper, limit)
+        if direction(limit) != 0:
+            raise Unsolvable  # A row compared with another function of the row.
+        return RowBound(upper, limit)
+
+    def solve(self, value: SSAValue, bound: Term, upper: bool) -> Alternatives:
+        """value <= bound (`upper`) or value >= bound, solved for a position."""
+        form = self.facts.affine(value)
+        if form is not None:
+            return [[self.affine_bound(form, bound, upper)]]
+        op = value.owner
+        if isinstance(op, math_dialect.AbsIOp):
+            return self.absolute(op, bound, upper)
+        assert isinstance(op, Operation)
+        match op:
+            case arith.ExtSIOp() | arith.ExtUIOp() | arith.TruncIOp() if keeps(
+                self.facts, op
+            ):
+                return self.solve(op.operands[0], bound, upper)
+            case arith.SubiOp() if (chunk := chunk_start(self.facts, op)) is not None:
+                return self.chunk(*chunk, bound, upper)
+            case arith.AddiOp() if self.facts.is_exact(op):
+                inner, other = self.split(op)
+                return self.solve(inner, add(bound, negate(self.fixed(other))), upper)
+            case arith.SubiOp() if self.facts.is_exact(op):
+                return self.difference(op, bound, upper)
+            case arith.MuliOp() if self.facts.is_exact(op):
+                inner, other = self.split(op)
+                return self.product(inner, other, bound, upper)
+            case arith.DivSIOp() | arith.FloorDivSIOp() if self.is_floored(op):
+                by = divisor_of(self.facts, op.rhs)
+                return self.quotient(op.lhs, by, bound, upper)
+            case arith.ShRSIOp():
+                bits = self.facts.constant(op.rhs)
+                if bits is None or not 0 <= bits <= 31:
+                    raise Unsolvable
+                return self.quotient(op.lhs, Constant(1 << bits), bound, upper)
+            case arith.MinSIOp() | arith.MaxSIOp():
+                return self.extreme(op, bound, upper)
+            case _:
+                raise Unsolvable
+
+    def is_floored(self, op: arith.DivSIOp | arith.FloorDivSIOp) -> bool:
+        """Whether a quotient is rounded down."""
+        is_natural = self.facts.ranges[op.lhs].is_nonnegative
+        return isinstance(op, arith.FloorDivSIOp) or is_natural
+
+    def extreme(
+        self, op: arith.MinSIOp | arith.MaxSIOp, bound: Term, upper: bool
+    ) -> Alternatives:
+        """A minimum or a maximum: a clamp, or of two values that both vary."""
+        inner, other = self.split(op)
+        if self.facts.is_uniform(other):
+            self.require_small(inner)
+            limit = clamped(op, bound, symbol_of(self.facts, other), upper)
+            return self.solve(inner, limit, upper)
+        found = [self.solve(value, bound, upper) for value in op.operands]
+        return some(found) if upper == isinstance(op, arith.MinSIOp) else every(found)
+
+    def absolute(
+        self, op: math_dialect.AbsIOp, bound: Term, upper: bool
+    ) -> Alternatives:
+        """|x| <= t: both -t <= x and x <= t; |x| >= t: one of the outer two."""
+        if not self.has_absolute(op):
+            raise Unsolvable
+        inner = op.operands[0]
+        above = self.solve(inner, bound, upper)
+        below = self.solve(inner, negate(bound), not upper)
+        return every([above, below]) if upper else above + below
+
+    def has_absolute(self, op: math_dialect.AbsIOp) -> bool:
+        """Whether no operand is the lowest number, whose absolute value is itself."""
+        inner = op.operands[0]
+        return self.facts.ranges[inner].lo > lowest(inner)
+
+    def difference(self, op: arith.SubiOp, bound: Term, upper: bool) -> Alternatives:
+        if self.facts.dependences[op.rhs] & PAIR and self.is_fixed(op.lhs):
+            limit = add(self.fixed(op.lhs), negate(bound))
+            return self.solve(op.rhs, limit, not upper)
+        return self.solve(op.lhs, add(bound, self.fixed(op.rhs)), upper)
+
+    def is_fixed(self, value: SSAValue) -> bool:
+        return not self.facts.dependences[value] & Along.COLUMN
+
+    def split(self, op: Operation) -> tuple[SSAValue, SSAValue]:
+        """The operand to go on with, and the other, which is fixed."""
+        a, b = op.operands
+        along = self.facts.dependences
+        for wanted in (Along.COLUMN, Along.ROW):
+            for inner, other in ((a, b), (b, a)):
+                if along[inner] & wanted:
+                    return inner, other
+        raise Unsolvable
+
+    def uniform(self, value: SSAValue) -> Constant | Symbol:
+        if not self.facts.is_uniform(value):
+            raise Unsolvable
+        return symbol_of(self.facts, value)
+
+    def product(
+        self, inner: SSAValue, factor: SSAValue, bound: Term, upper: bool
+    ) -> Alternatives:
+        number = self.facts.constant(factor)
+        if number is not None and number < 0:
+            bound, upper = negate(bound), not upper
+            by: Constant | Symbol = Constant(-number)
+        else:
+            by = divisor_of(self.facts, factor)
+        limit = floor_divide(bound, by) if upper else ceil_divide(bound, by)
+        return self.solve(inner, limit, upper)
+
+    def chunk(
+        self, inner: SSAValue, by: Constant | Symbol, bound: Term, upper: bool
+    ) -> Alternatives:
+        """floor(x / c) * c <= t, or >= t."""
+        limit = floor_divide(bound, by) if upper else ceil_divide(bound, by)
+        return self.quotient(inner, by, limit, upper)
+
+    def quotient(
+        self, inner: SSAValue, by: Constant | Symbol, bound: Term, upper: bool
+    ) -> Alternatives:
+        """floor(x / c) <= t: x <= t c + c - 1; floor(x / c) >= t: x >= t c."""
+        if any(magnitude(self.facts, term) >= LARGE for term in (bound, by)):
+            self.require_small(inner)  # The product may saturate.
+        if upper:
+            bound = add(multiply(add(bound, Constant(1)), by), Constant(-1))
+        else:
+            bound = multiply(bound, by)
+        return self.solve(inner, bound, upper)
+
+    def require_small(self, value: SSAValue) -> None:
+        """Give up on values that a saturated bound could be on the wrong side of."""
+        if not self.facts.ranges[value].within(SMALL):
+            raise Unsolvable
+
+
+def scaled(term: Term, factor: int) -> Term:
+    """term * factor."""
+    product = multiply(term, Constant(abs(factor)))
+    return negate(product) if factor < 0 else product
+
+
+def clamped(
+    op: arith.MinSIOp | arith.MaxSIOp, bound: Term, other: Term, upper: bool
+) -> Term:
+    """t' such that x <= t' (or >=) says what min(x, u) <= t (or >=, or max) does."""
+    nothing, everything = Constant(-LARGE - 1), Constant(LARGE)
+    if isinstance(op, arith.MinSIOp):
+        if upper:
+            return Choice(other, bound, everything, bound)
+        return Choice(bound, other, bound, everything)
+    if upper:
+        return Choice(other, bound, bound, nothing)
+    return Choice(bound, other, nothing, bound)

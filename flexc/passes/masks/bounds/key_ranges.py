@@ -1,0 +1,186 @@
+"""Which keys a block of rows may attend to, as ranges with computed ends.
+
+The alternatives of a mask's formula, and those of its negation, are each projected
+onto the keys: the range of kv_idx that some row of the block allows. A key outside
+all ranges of the mask is dead for the whole block; a key outside all ranges of the
+negation is live for the whole block. The ends are terms of the block's first and
+last row, so they hold for blocks of any place and size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from xdsl.ir import Region
+
+from flexc.passes.masks.bounds.affine import Facts
+from flexc.passes.masks.bounds.atoms import (
+    Alternatives,
+    Atom,
+    Condition,
+    KeyBound,
+    RowBound,
+    Skipped,
+    every,
+)
+from flexc.passes.masks.bounds.key_bounds import Solver
+from flexc.passes.masks.bounds.magnitudes import MOST, magnitude
+from flexc.passes.masks.bounds.terms import (
+    Symbol,
+    Term,
+    direction,
+    slope,
+    symbols,
+)
+from flexc.passes.masks.formula import (
+    Leaf,
+    Leaves,
+    alternatives,
+    mask_formula,
+)
+from flexc.passes.scalar.dependence import Along
+from flexc.passes.scalar.proof import (
+    Proof,
+    Proven,
+    WhyNot,
+)
+
+MAX_ALTERNATIVES = 16
+MAX_MIDDLES = 2
+"""Ranges with both ends computed are sorted where the kernel runs."""
+
+
+@dataclass(frozen=True)
+class End:
+    """A term at the first or at the last row that counts."""
+
+    term: Term
+    at_last: bool
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """Keys from the greatest of `lows` to the least of `highs`, both included.
+
+    Without lows it starts at the first key, without highs it ends at the last. It
+    is empty where a condition fails, where the rows from the greatest of
+    `row_lows` to the least of `row_highs` are none, or where of a pair of `crossed`
+    terms the first is greater.
+    """
+
+    lows: tuple[End, ...] = ()
+    highs: tuple[End, ...] = ()
+    row_lows: tuple[Term, ...] = ()
+    row_highs: tuple[Term, ...] = ()
+    conditions: tuple[Leaf, ...] = ()
+    crossed: tuple[tuple[End, End], ...] = ()
+
+    @property
+    def has_conditions(self) -> bool:
+        return bool(self.conditions or self.row_lows or self.row_highs or self.crossed)
+
+    @property
+    def is_everything(self) -> bool:
+        return not (self.lows or self.highs or self.has_conditions)
+
+    def terms(self) -> Iterable[Term]:
+        yield from (end.term for end in (*self.lows, *self.highs))
+        yield from (*self.row_lows, *self.row_highs)
+
+    def symbols(self) -> list[Symbol]:
+        """Captured values that it is computed from."""
+        return list(dict.fromkeys(s for term in self.terms() for s in symbols(term)))
+
+
+@dataclass(frozen=True)
+class KeyRanges:
+    """The keys that may be live, and those that may be dead, of a block of rows."""
+
+    live: tuple[KeyRange, ...]
+    dead: tuple[KeyRange, ...]
+
+    @property
+    def never_full(self) -> bool:
+        """Whether every block of keys has a dead one, as far as is known."""
+        return any(r.is_everything for r in self.dead)
+
+
+def key_ranges(
+    mask: Region, max_length: int, fits: bool, block_m: int, block_n: int
+) -> Proof[KeyRanges]:
+    """The ranges of a mask, or why its blocks have no closed form."""
+    facts = Facts(mask, max_length, fits)
+    live = _ranges(facts, negated=False, sizes=(block_m, block_n))
+    if isinstance(live, WhyNot):
+        return live
+    dead = _ranges(facts, negated=True, sizes=(block_m, block_n))
+    if isinstance(dead, WhyNot):
+        return dead
+    return Proven(KeyRanges(live.value, dead.value))
+
+
+def _ranges(
+    facts: Facts, negated: bool, sizes: tuple[int, int]
+) -> Proof[tuple[KeyRange, ...]]:
+    found = alternatives(mask_formula(facts.region, negated), MAX_ALTERNATIVES)
+    if found is None:
+        return WhyNot(f"the mask has more than {MAX_ALTERNATIVES} alternatives")
+    solver = Solver(facts)
+    ranges: dict[KeyRange, None] = {}
+    for leaves in found:
+        for atoms in conjunctions(solver, leaves):
+            for atom in atoms:
+                if isinstance(atom, Skipped) and not is_dense(atom, *sizes):
+                    return WhyNot(f"no range of keys follows from {atom.reason}")
+            keys = project(atoms)
+            if any(magnitude(facts, term) > MOST for term in keys.terms()):
+                return WhyNot("a range of keys has ends that 64 bits may not hold")
+            ranges[keys] = None
+    if any(r.is_everything for r in ranges):
+        return Proven((KeyRange(),))
+    if sum(bool(r.lows and r.highs) for r in ranges) > MAX_MIDDLES:
+        return WhyNot(f"a row has more than {MAX_MIDDLES} separate ranges of keys")
+    return Proven(tuple(ranges))
+
+
+def conjunctions(solver: Solver, leaves: Leaves) -> Alternatives:
+    """The atoms of a conjunction of leaves, whose own alternatives are spread."""
+    return every(map(solver.leaf, leaves))
+
+
+def is_dense(atom: Skipped, block_m: int, block_n: int) -> bool:
+    """Whether every block has pairs for which it holds, and others."""
+    if atom.period is None:
+        return False
+    spans = [block_m] * bool(atom.along & Along.ROW)
+    spans += [block_n] * bool(atom.along & Along.COLUMN)
+    return atom.period <= max(spans, default=0)
+
+
+def project(atoms: Iterable[Atom]) -> KeyRange:
+    """The keys for which some row satisfies all atoms."""
+    atoms = list(dict.fromkeys(atoms))
+    keys = [a for a in atoms if isinstance(a, KeyBound)]
+    rows = [a for a in atoms if isinstance(a, RowBound)]
+    # The range is as wide as the row that allows most.
+    lows = [End(k.term, direction(k.term) < 0) for k in keys if not k.upper]
+    highs = [End(k.term, direction(k.term) > 0) for k in keys if k.upper]
+    return KeyRange(
+        tuple(lows),
+        tuple(highs),
+        tuple(r.term for r in rows if not r.upper),
+        tuple(r.term for r in rows if r.upper),
+        tuple(a.leaf for a in atoms if isinstance(a, Condition)),
+        tuple((a, b) for a in lows for b in highs if are_parallel(a.term, b.term)),
+    )
+
+
+def are_parallel(low: Term, high: Term) -> bool:
+    """Whether two bounds are equally far apart in all rows.
+
+    Then no row has a key between them where one has none: what the ends of the
+    block of rows, each taken at another row, would not show.
+    """
+    step = slope(low)
+    return step is not None and step == slope(high) and step != 0

@@ -1,1 +1,0 @@
-"""What `tile-panel-maps` is made of."""

@@ -1,0 +1,1 @@
+"""Scalar code of mods: built, simplified, bounded, differentiated, expanded."""

@@ -1,0 +1,214 @@
+"""Folding of ops whose operands are all constants.
+
+Integer division by zero and shifts out of range stay, as does all that the
+next-wider format might round twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import cast
+
+from xdsl.dialects import arith
+from xdsl.dialects import math as math_dialect
+from xdsl.dialects.builtin import AnyFloat, FloatAttr, f32, f64, i1
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from flexc.passes.scalar.canonicalization.site import (
+    Rule,
+    Site,
+    float_constant,
+    float_predicate_of,
+    int_constant,
+)
+from flexc.passes.scalar.ranges import intervals
+from flexc.passes.scalar.ranges.intervals import point
+from flexc.passes.scalar.ranges.value_ranges import width_of
+
+EXACT_INTEGERS = 2**53
+
+
+def nearest(value: float, type_: Attribute) -> FloatAttr:
+    """A constant rounded to its type, to infinity beyond its range."""
+    try:
+        return FloatAttr(value, cast(AnyFloat, type_))
+    except OverflowError:
+        return FloatAttr(math.copysign(math.inf, value), cast(AnyFloat, type_))
+
+
+def _insert(site: Site, attr: FloatAttr | None) -> SSAValue | None:
+    return None if attr is None else site.insert(arith.ConstantOp(attr))
+
+
+INTEGERS: dict[type[Operation], Callable[[int, int, int], int | None]] = {
+    arith.AndIOp: lambda a, b, width: a & b,
+    arith.OrIOp: lambda a, b, width: a | b,
+    arith.XOrIOp: lambda a, b, width: a ^ b,
+    arith.AddiOp: lambda a, b, width: a + b,
+    arith.SubiOp: lambda a, b, width: a - b,
+    arith.MuliOp: lambda a, b, width: a * b,
+    arith.ShLIOp: lambda a, b, width: a << b if 0 <= b < width else None,
+    arith.ShRSIOp: lambda a, b, width: a >> b if 0 <= b < width else None,
+    arith.DivSIOp: lambda a, b, width: (
+        intervals.truncated_quotient(a, b) if b else None
+    ),
+    arith.FloorDivSIOp: lambda a, b, width: a // b if b else None,
+    arith.CeilDivSIOp: lambda a, b, width: -(-a // b) if b else None,
+    arith.RemSIOp: lambda a, b, width: (
+        a - b * intervals.truncated_quotient(a, b) if b else None
+    ),
+}
+
+UNSIGNED: dict[type[Operation], Callable[[int, int, int], int | None]] = {
+    arith.ShRUIOp: lambda a, b, width: a >> b if b < width else None,
+    arith.DivUIOp: lambda a, b, width: a // b if b else None,
+    arith.CeilDivUIOp: lambda a, b, width: -(-a // b) if b else None,
+    arith.RemUIOp: lambda a, b, width: a % b if b else None,
+    arith.MinUIOp: lambda a, b, width: min(a, b),
+    arith.MaxUIOp: lambda a, b, width: max(a, b),
+}
+
+
+def fold_integers(op: Operation, site: Site) -> SSAValue | None:
+    """Signed and bitwise arithmetic."""
+    a, b = (int_constant(v) for v in op.operands)
+    if a is None or b is None:
+        return None
+    type_ = op.results[0].type
+    value = INTEGERS[type(op)](a, b, width_of(type_))
+    return None if value is None else site.const(value, type_)
+
+
+def fold_unsigned(op: Operation, site: Site) -> SSAValue | None:
+    """Unsigned arithmetic."""
+    a, b = (int_constant(v) for v in op.operands)
+    if a is None or b is None:
+        return None
+    type_ = op.results[0].type
+    width = width_of(type_)
+    mask = (1 << width) - 1
+    value = UNSIGNED[type(op)](a & mask, b & mask, width)
+    return None if value is None else site.const(value, type_)
+
+
+FLOATS: dict[type[Operation], Callable[[float, float], float | None]] = {
+    arith.AddfOp: lambda a, b: a + b,
+    arith.SubfOp: lambda a, b: a - b,
+    arith.MulfOp: lambda a, b: a * b,
+    arith.DivfOp: lambda a, b: a / b if b else None,
+    # Of zeros of two signs and of NaN, targets differ in what they pick.
+    arith.MaximumfOp: lambda a, b: max(a, b) if a < b or a > b else None,
+    arith.MinimumfOp: lambda a, b: min(a, b) if a < b or a > b else None,
+    arith.MaxnumfOp: lambda a, b: max(a, b) if a < b or a > b else None,
+    arith.MinnumfOp: lambda a, b: min(a, b) if a < b or a > b else None,
+}
+
+
+def fold_floats(op: Operation, site: Site) -> SSAValue | None:
+    """Arithmetic in f64, rounded once more: types of half its digits allow that."""
+    a, b = (float_constant(v) for v in op.operands)
+    if a is None or b is None:
+        return None
+    value = FLOATS[type(op)](a, b)
+    if value is None:
+        return None
+    return _insert(site, nearest(value, op.results[0].type))
+
+
+def fold_signs(op: Operation, site: Site) -> SSAValue | None:
+    """Negation and absolute value."""
+    x = float_constant(op.operands[0])
+    if x is None or math.isnan(x):
+        return None
+    value = -x if isinstance(op, arith.NegfOp) else abs(x)
+    return _insert(site, nearest(value, op.results[0].type))
+
+
+def fold_integer_cast(op: Operation, site: Site) -> SSAValue | None:
+    """Extension and truncation of integers."""
+    source = op.operands[0]
+    if (x := int_constant(source)) is None:
+        return None
+    if isinstance(op, arith.ExtUIOp):
+        x = intervals.zero_extend(point(x), width_of(source.type)).lo
+    return site.const(x, op.results[0].type)
+
+
+def fold_to_float(op: Operation, site: Site) -> SSAValue | None:
+    """Integers as floating-point numbers."""
+    source = op.operands[0]
+    if (x := int_constant(source)) is None:
+        return None
+    if isinstance(op, arith.UIToFPOp):
+        x = intervals.zero_extend(point(x), width_of(source.type)).lo
+    if abs(x) > EXACT_INTEGERS:
+        return None
+    return _insert(site, nearest(float(x), op.results[0].type))
+
+
+def fold_to_integer(op: Operation, site: Site) -> SSAValue | None:
+    """Floating-point numbers as integers, where these hold them."""
+    type_ = op.results[0].type
+    x = float_constant(op.operands[0])
+    if x is None or not math.isfinite(x) or type_ == i1:
+        return None
+    allowed = intervals.full(width_of(type_))
+    if isinstance(op, arith.FPToUIOp):
+        allowed = intervals.zero_extend(allowed, width_of(type_))
+    return site.const(int(x), type_) if int(x) in allowed else None
+
+
+def fold_float_cast(op: Operation, site: Site) -> SSAValue | None:
+    """Between floating-point types; from f64 to half precision by way of f32."""
+    x = float_constant(op.operands[0])
+    type_ = op.results[0].type
+    if x is None:
+        return None
+    if op.operands[0].type == f64 and type_ != f32:
+        x = nearest(x, f32).value.data
+    return _insert(site, nearest(x, type_))
+
+
+def compare_floats(predicate: str, a: float, b: float) -> bool:
+    """`arith.cmpf` by the name of its predicate."""
+    unordered = math.isnan(a) or math.isnan(b)
+    match predicate:
+        case "false" | "true":
+            return predicate == "true"
+        case "ord" | "uno":
+            return unordered == (predicate == "uno")
+        case _:
+            if unordered:
+                return predicate[0] == "u"
+            relation = {"eq": a == b, "ne": a != b, "lt": a < b, "le": a <= b}
+            relation |= {"gt": a > b, "ge": a >= b}
+            return relation[predicate[1:]]
+
+
+def fold_float_comparison(op: Operation, site: Site) -> SSAValue | None:
+    """Comparisons of floating-point constants."""
+    assert isinstance(op, arith.CmpfOp)
+    a, b = float_constant(op.lhs), float_constant(op.rhs)
+    if a is None or b is None:
+        return None
+    return site.flag(compare_floats(float_predicate_of(op), a, b))
+
+
+RULES: dict[type[Operation], tuple[Rule, ...]] = {
+    **dict.fromkeys(INTEGERS, (fold_integers,)),
+    **dict.fromkeys(UNSIGNED, (fold_unsigned,)),
+    **dict.fromkeys(FLOATS, (fold_floats,)),
+    arith.NegfOp: (fold_signs,),
+    math_dialect.AbsFOp: (fold_signs,),
+    arith.ExtSIOp: (fold_integer_cast,),
+    arith.ExtUIOp: (fold_integer_cast,),
+    arith.TruncIOp: (fold_integer_cast,),
+    arith.SIToFPOp: (fold_to_float,),
+    arith.UIToFPOp: (fold_to_float,),
+    arith.FPToSIOp: (fold_to_integer,),
+    arith.FPToUIOp: (fold_to_integer,),
+    arith.ExtFOp: (fold_float_cast,),
+    arith.TruncFOp: (fold_float_cast,),
+    arith.CmpfOp: (fold_float_comparison,),
+}

@@ -1,0 +1,173 @@
+"""Reverse mode: from the adjoints of results to those of what they were made from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from xdsl.dialects.builtin import AnyFloat
+from xdsl.ir import Operation, SSAValue
+
+from flexc.dialects import flex
+from flexc.passes.scalar.differentiation.derivative_code import (
+    DerivativeCode,
+    derivative_type,
+)
+from flexc.passes.scalar.differentiation.local import Local
+from flexc.passes.scalar.differentiation.partials import has_partials, partials_of
+from flexc.passes.scalar.differentiation.terms import (
+    Term,
+    converted,
+    finished,
+    reseeded,
+    take,
+)
+from flexc.passes.scalar.differentiation.totals import total
+from flexc.passes.scalar.ranges.float_intervals import FloatInterval, point
+from flexc.passes.scalar.ranges.float_values import FORMATS, FloatRanges
+from flexc.passes.scalar.ranges.value_ranges import ValueRanges
+from flexc.passes.scalar.scalar_code import ScalarCode
+
+# Which products with 0 are 0: those without a factor that may be infinite.
+
+
+def sources(ops: Sequence[Operation]) -> set[SSAValue]:
+    """What ops read and do not compute."""
+    results = {r for op in ops for r in op.results}
+    return {v for op in ops for v in op.operands} - results
+
+
+class Zeros:
+    """What values are where others are 0.
+
+    What code reads is taken to be finite, but for captured elements: minus infinity is
+    how one masks. What it computes is taken not to be NaN, as all results are then.
+    """
+
+    def __init__(self, ops: Sequence[Operation], zeros: Iterable[SSAValue]):
+        known: dict[SSAValue, FloatInterval] = {}
+        for value in sources(ops):
+            if (fmt := FORMATS.get(value.type)) is not None:
+                known[value] = FloatInterval(-fmt.largest, fmt.largest)
+        for op in ops:
+            for result in op.results:
+                if result.type in FORMATS:
+                    found = FloatRanges(ValueRanges({}), known)[result]
+                    known[result] = replace(found, nan=False)
+        for value in zeros:
+            known[value] = point(0.0, FORMATS[value.type])
+        self.ranges = FloatRanges(ValueRanges({}), known)
+
+    def __contains__(self, value: SSAValue) -> bool:
+        """Whether a value is 0 there, and never NaN."""
+        found = self.ranges[value]
+        return (found.lo, found.hi, found.nan) == (0.0, 0.0, False)
+
+
+class Adjoints:
+    """The adjoints of the values of a piece of scalar code.
+
+    `adjoints[value]` is the number, in `derivative_type(value.type)`, and None where
+    it is zero at all pairs. Asking writes what is left to do of it, so it must be
+    asked for before anything else ends the code.
+    """
+
+    def __init__(
+        self,
+        code: DerivativeCode,
+        terms: Mapping[SSAValue, Term],
+        loads: Sequence[flex.LoadCaptureOp],
+        live: tuple[SSAValue, Zeros] | None,
+    ):
+        self._code = code
+        self._terms = terms
+        self._loads = loads
+        self._live = live
+
+    def __getitem__(self, value: SSAValue) -> SSAValue | None:
+        term = self._terms.get(value)
+        if term is None:
+            return None
+        adjoint = self._where_live(finished(self._code, term))
+        if adjoint.name_hint is None and value.name_hint is not None:
+            adjoint.name_hint = f"d_{value.name_hint}"
+        return adjoint
+
+    def _where_live(self, adjoint: SSAValue) -> SSAValue:
+        """0 where cotangents are, whatever they were multiplied with."""
+        if self._live is None or adjoint in self._live[1]:
+            return adjoint
+        zero = self._code.const(0.0, adjoint.type)
+        return self._code.select(self._live[0], adjoint, zero)
+
+    @property
+    def reads(self) -> list[tuple[flex.LoadCaptureOp, SSAValue]]:
+        """The captured elements that matter, in order, with their adjoints."""
+        found = ((load, self[load.result]) for load in self._loads)
+        return [(load, adjoint) for load, adjoint in found if adjoint is not None]
+
+
+def pull_back(
+    code: ScalarCode,
+    ops: Sequence[Operation],
+    cotangents: Mapping[SSAValue, SSAValue],
+    wanted: Collection[SSAValue] | None = None,
+    where: SSAValue | None = None,
+) -> Adjoints:
+    """Append the code of adjoints, given those of results.
+
+    `ops` are straight-line scalar code in order, whose values may be read where
+    `code` appends. `wanted` are the floats whose adjoints are asked for, and the
+    tensors for the reads of which they are; None stands for all that `ops` read.
+    Where an i1 `where` does not hold, cotangents are 0, and so are adjoints then: also
+    of a mod whose derivative is infinite there.
+    """
+    varying = dependent(ops, sources(ops) if wanted is None else set(wanted))
+    writer = DerivativeCode(code, varying, ops)
+    terms: dict[SSAValue, list[Term]] = {}
+    for value, cotangent in cotangents.items():
+        given = writer.as_type(cotangent, derivative_type(value.type))
+        terms[value] = [Term(given)]
+    for op in reversed(ops):
+        if any(r in varying and terms.get(r) for r in op.results):
+            writer.location = op.location
+            _pull_back_op(writer, op, varying, terms)
+    sums = {v: s for v, parts in terms.items() if (s := total(writer, parts))}
+    loads = [op for op in ops if isinstance(op, flex.LoadCaptureOp)]
+    live = None if where is None else (where, Zeros(ops, cotangents.values()))
+    return Adjoints(writer, sums, [op for op in loads if op.result in varying], live)
+
+
+def dependent(ops: Sequence[Operation], on: set[SSAValue]) -> set[SSAValue]:
+    """Float values that vary with some of others, which may be captured tensors."""
+    found = set(on)
+    for op in ops:
+        if isinstance(op, flex.LoadCaptureOp):
+            varies = op.tensor in on
+        else:
+            varies = has_partials(op, found)
+        if varies:
+            found |= {r for r in op.results if isinstance(r.type, AnyFloat)}
+    return found
+
+
+def _pull_back_op(
+    code: DerivativeCode,
+    op: Operation,
+    varying: set[SSAValue],
+    terms: dict[SSAValue, list[Term]],
+) -> None:
+    """Replace the adjoint's terms by their sum, and add to those of operands."""
+    (result,) = op.results
+    adjoint = total(code, terms[result])
+    terms[result] = [] if adjoint is None else [adjoint]
+    if adjoint is None or isinstance(op, flex.LoadCaptureOp):
+        return
+    local = Local(code, op)
+    inputs = [(v, formula) for v, formula in partials_of(op) if v in varying]
+    if len(inputs) > 1:
+        adjoint = reseeded(code, adjoint)
+    for value, formula in inputs:
+        term = take(code, adjoint, reversed(formula(local)))
+        term = converted(code, term, derivative_type(value.type))
+        terms.setdefault(value, []).append(term)

@@ -1,0 +1,175 @@
+"""Scalar code as its author may have written it, for people who did not write flexc.
+
+Like `describe`, without what the compiler put there: casts of integers, clamps to
+what a type holds, the wrapping of negative indices, and the spellings of Python's
+`%`, `//` and `not`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from xdsl.dialects import arith
+from xdsl.dialects import math as math_dialect
+from xdsl.dialects.builtin import IntegerAttr, i1, i32
+from xdsl.ir import Block, Operation, Region, SSAValue
+
+from flexc.dialects import flex
+from flexc.passes.masks.describe import Speller, infix
+from flexc.passes.scalar.ranges.intervals import full
+from flexc.passes.scalar.ranges.value_ranges import to_signed, width_of
+
+MAX_VALUES = 60
+
+FUNCTIONS: dict[type[Operation], str] = {
+    arith.MinSIOp: "min",
+    arith.MaxSIOp: "max",
+    arith.MinimumfOp: "min",
+    arith.MaximumfOp: "max",
+    math_dialect.AbsIOp: "abs",
+    math_dialect.AbsFOp: "abs",
+    math_dialect.PowFOp: "pow",
+}
+
+CASTS = (arith.ExtSIOp, arith.ExtUIOp, arith.TruncIOp, arith.ExtFOp, arith.TruncFOp)
+
+ARITHMETIC = (
+    arith.AddiOp,
+    arith.SubiOp,
+    arith.MuliOp,
+    arith.DivSIOp,
+    arith.FloorDivSIOp,
+    arith.RemSIOp,
+    arith.ShLIOp,
+    arith.ShRSIOp,
+    arith.AddfOp,
+    arith.SubfOp,
+    arith.MulfOp,
+    arith.DivfOp,
+)
+"""What needs no parentheses beside a comparison."""
+
+TO_FLOAT = (arith.SIToFPOp, arith.UIToFPOp)
+
+LIMITS = full(width_of(i32))
+
+
+def describe_mod(region: Region) -> str:
+    """What a mod computes, as an expression of its arguments."""
+    last = region.block.last_op
+    assert isinstance(last, flex.YieldOp)
+    return ", ".join(spell(value) for value in last.values)
+
+
+def spell(value: SSAValue, names: Mapping[SSAValue, str] | None = None) -> str:
+    """A value, as an expression of its region's arguments, some by other names."""
+    return Readable(names).spell(value, outer=True)
+
+
+class Readable(Speller):
+    """Spells values, those that `names` has by its names."""
+
+    def __init__(self, names: Mapping[SSAValue, str] | None = None):
+        super().__init__()
+        self.left = MAX_VALUES
+        self.names = names or {}
+
+    def spell(self, value: SSAValue, outer: bool = False) -> str:
+        value = meant(value)
+        if value in self.names:
+            return self.names[value]
+        if self.left > 1 and (text := self.rewritten(value.owner)) is not None:
+            self.left -= 1
+            return text if outer else f"({text})"
+        return super().spell(value, outer)
+
+    def rewritten(self, op: Operation | Block) -> str | None:
+        """An op that people write otherwise."""
+        match op:
+            case arith.CmpiOp() | arith.CmpfOp() if (name := infix(op)) is not None:
+                return f"{self.side(op.lhs)} {name} {self.side(op.rhs)}"
+            case arith.DivSIOp():
+                return f"{self.spell(op.lhs)} // {self.spell(op.rhs)}"
+            case arith.XOrIOp() if op.lhs.type == i1 and number(op.rhs) == -1:
+                return f"not {self.spell(op.lhs)}"
+            case arith.ShRSIOp() if (by := number(op.rhs)) is not None:
+                return f"{self.spell(op.lhs)} // {1 << by}"
+            case arith.ShLIOp() if (by := number(op.rhs)) is not None:
+                return f"{self.spell(op.lhs)} * {1 << by}"
+            case arith.SelectOp() if (rest := python_remainder(op)) is not None:
+                return f"{self.spell(rest.lhs)} % {self.spell(rest.rhs)}"
+            case _:
+                return None
+
+    def side(self, value: SSAValue) -> str:
+        """One side of a comparison."""
+        op = meant(value).owner
+        is_remainder = isinstance(op, arith.SelectOp) and python_remainder(op)
+        return self.spell(value, isinstance(op, ARITHMETIC) or bool(is_remainder))
+
+    def call(self, op: Operation) -> str:
+        def args() -> str:
+            return ", ".join(self.spell(v, outer=True) for v in op.operands)
+
+        if isinstance(op, flex.LoadCaptureOp) and not op.indices:
+            return self.spell(op.tensor)
+        if isinstance(op, TO_FLOAT):
+            return f"float({args()})"
+        name = FUNCTIONS.get(type(op))
+        return super().call(op) if name is None else f"{name}({args()})"
+
+
+def meant(value: SSAValue) -> SSAValue:
+    """The value without casts, clamps and wrapping around it."""
+    while (inner := _inner(value.owner)) is not None:
+        value = inner
+    return value
+
+
+def _inner(op: Operation | Block) -> SSAValue | None:
+    match op:
+        case Operation() if isinstance(op, CASTS):
+            return op.operands[0]
+        case arith.MaxSIOp() if number(op.rhs) == LIMITS.lo:
+            return op.lhs
+        case arith.MinSIOp() if number(op.rhs) == LIMITS.hi:
+            return op.lhs
+        case arith.SelectOp():
+            return _unwrapped(op, lambda v: isinstance(v.owner, flex.DimOp))
+        case _:
+            return None
+
+
+def _unwrapped(
+    op: arith.SelectOp, is_added: Callable[[SSAValue], bool]
+) -> SSAValue | None:
+    """x of `select(test, x + n, x)`, for an n that `is_added`."""
+    total = op.lhs.owner
+    if not isinstance(total, arith.AddiOp):
+        return None
+    for x, n in ((total.lhs, total.rhs), (total.rhs, total.lhs)):
+        if x is op.rhs and is_added(meant(n)):
+            return x
+    return None
+
+
+def python_remainder(op: arith.SelectOp) -> arith.RemSIOp | None:
+    """r of `select(test, r + c, r)`, where r is what is left of division by c."""
+    rest = op.rhs.owner
+    if not isinstance(rest, arith.RemSIOp):
+        return None
+    divisor = meant(rest.rhs)
+
+    def is_divisor(value: SSAValue) -> bool:
+        same = number(value) is not None and number(value) == number(divisor)
+        return same or value is divisor
+
+    return None if _unwrapped(op, is_divisor) is None else rest
+
+
+def number(value: SSAValue) -> int | None:
+    """The value of an integer constant."""
+    op = value.owner
+    if not isinstance(op, arith.ConstantOp) or not isinstance(op.value, IntegerAttr):
+        return None
+    return to_signed(op.value.value.data, width_of(value.type))

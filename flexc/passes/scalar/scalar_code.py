@@ -1,0 +1,134 @@
+"""Writing scalar index arithmetic without ceremony, for passes that build IR."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.builder import Builder
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import AnyFloat, FloatAttr, IntegerAttr, IntegerType, i1, i32
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.rewriter import InsertPoint
+from xdsl.utils.hints import isa
+
+from flexc.dialects import flex
+
+
+class ScalarCode:
+    """Appends `arith` ops at an insertion point and returns their results."""
+
+    def __init__(self, at: InsertPoint | Block):
+        point = InsertPoint.at_end(at) if isinstance(at, Block) else at
+        self.builder = Builder(point)
+
+    def insert(self, op: Operation, name: str | None = None) -> SSAValue:
+        """Insert any op of one result."""
+        self.builder.insert(op)
+        if name is not None:
+            op.results[0].name_hint = name
+        return op.results[0]
+
+    def const(self, value: float, type_: Attribute = i32) -> SSAValue:
+        if isa(type_, IntegerType):
+            attr = IntegerAttr(int(value), type_)
+        else:
+            assert isinstance(type_, AnyFloat)
+            attr = FloatAttr(value, type_)
+        return self.insert(arith.ConstantOp(attr), None)
+
+    def add(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(arith.AddiOp(a, b), name)
+
+    def sub(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(arith.SubiOp(a, b), name)
+
+    def mul(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(arith.MuliOp(a, b), name)
+
+    def div(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
+        """Division that rounds towards zero."""
+        return self.insert(arith.DivSIOp(a, b), name)
+
+    def rem(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
+        """What `div` leaves, with the sign of `a`."""
+        return self.insert(arith.RemSIOp(a, b), name)
+
+    def ceildiv(self, a: SSAValue, n: int, name: str | None = None) -> SSAValue:
+        """ceil(a / n) for a >= 0 and a constant n > 0."""
+        return self.div(self.add(a, self.const(n - 1)), self.const(n), name)
+
+    def cmp(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.insert(arith.CmpiOp(a, b, predicate))
+
+    def cmpf(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.insert(arith.CmpfOp(a, b, predicate))
+
+    def and_(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.insert(arith.AndIOp(a, b))
+
+    def or_(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.insert(arith.OrIOp(a, b))
+
+    def select(self, c: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.insert(arith.SelectOp(c, a, b))
+
+    def int_cast(self, value: SSAValue, type_: IntegerType) -> SSAValue:
+        """Sign-extend or truncate to `type_`; an i1 is extended with zeros."""
+        assert isa(value.type, IntegerType)
+        have, want = value.type.width.data, type_.width.data
+        if have == want:
+            return value
+        if have > want:
+            return self.insert(arith.TruncIOp(value, type_), value.name_hint)
+        extend = arith.ExtUIOp if value.type == i1 else arith.ExtSIOp
+        return self.insert(extend(value, type_), value.name_hint)
+
+    def float_cast(self, value: SSAValue, type_: AnyFloat) -> SSAValue:
+        """Extend or round to `type_`."""
+        assert isinstance(value.type, AnyFloat)
+        if value.type == type_:
+            return value
+        narrower = type_.bitwidth < value.type.bitwidth
+        cast = arith.TruncFOp if narrower else arith.ExtFOp
+        return self.insert(cast(value, type_), value.name_hint)
+
+    def yield_(self, *values: SSAValue) -> None:
+        self.builder.insert(flex.YieldOp(*values))
+
+
+def inline_region(
+    region: Region,
+    args: Sequence[SSAValue],
+    code: ScalarCode,
+    outside: ScalarCode | None = None,
+    varying: Sequence[int] = (),
+) -> list[SSAValue]:
+    """Clone a scalar region's ops in place; the values that it yields.
+
+    With `outside`, ops go there that depend on none of the `varying` arguments:
+    not all that a loop could do without are declared pure, so that xDSL would
+    leave them in it.
+    """
+    value_map: dict[SSAValue, SSAValue] = dict(
+        zip(region.block.args, args, strict=True)
+    )
+    moving: set[SSAValue] = {region.block.args[i] for i in varying}
+    for op in region.block.ops:
+        if isinstance(op, flex.YieldOp):
+            return [value_map.get(v, v) for v in op.values]
+        clone = op.clone(value_map)
+        clone.location = op.location
+        if outside is None or any(v in moving for v in op.operands):
+            moving.update(op.results)
+            code.builder.insert(clone)
+        else:
+            outside.builder.insert(clone)
+    raise AssertionError("a scalar region ends in flex.yield")
+
+
+def new_region(arg_types: Sequence[Attribute], names: Sequence[str | None]) -> Region:
+    """A region of one empty block with named arguments."""
+    block = Block(arg_types=arg_types)
+    for arg, name in zip(block.args, names, strict=True):
+        arg.name_hint = name
+    return Region(block)

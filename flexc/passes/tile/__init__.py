@@ -1,0 +1,1 @@
+"""Passes on the tile dialect that more than one target needs."""

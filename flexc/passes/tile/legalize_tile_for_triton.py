@@ -1,0 +1,201 @@
+"""`legalize-tile-for-triton`: tiles become pointers, offsets and masks.
+
+A tile of a tensor is read at `base + offsets`. The base, a 64-bit scalar, takes
+in the leading indices and the tile's start; the offsets within the tile are 32
+bits wide and, once hoisted, computed once for a whole loop. Along a checked
+dimension indices are compared with the size. Ops with a count are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, StringAttr, f32, i32, i64
+from xdsl.ir import SSAValue
+from xdsl.passes import ModulePass
+from xdsl.pattern_rewriter import (
+    GreedyRewritePatternApplier,
+    PatternRewriter,
+    PatternRewriteWalker,
+    RewritePattern,
+    op_type_rewrite_pattern,
+)
+
+from flexc.dialects import tile
+from flexc.dialects.tile import element_of
+from flexc.errors import UnsupportedOpError
+from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.tile.map_builder import (
+    UNIFORM,
+    Input,
+    build_map,
+)
+from flexc.passes.tile.tile_access import (
+    TileAccess,
+    has_count,
+    is_zero,
+)
+from flexc.passes.tile.tile_shapes import static_stride
+
+
+@dataclass(frozen=True)
+class PointerAccess(TileAccess):
+    """Base, offsets and mask of a tile within a tensor or memref."""
+
+    def base(self) -> SSAValue:
+        """The offset of the tile's first element.
+
+        Each term is a map of its own, which may leave a loop alone.
+        """
+        terms = [
+            self.base_term(dim, index)
+            for dim, index in enumerate(self.indices)
+            if not is_zero(index)
+        ]
+        base = terms[0] if terms else self.code.const(0, i64)
+        for term in terms[1:]:
+            base = self.code.add(base, term, self.hint("base"))
+        return base
+
+    def base_term(self, dim: int, index: SSAValue) -> SSAValue:
+        """index * stride in 64 bits."""
+
+        def body(code: ScalarCode, i: SSAValue, s: SSAValue) -> SSAValue:
+            return code.mul(code.int_cast(i, i64), s)
+
+        stride = self.code.insert(
+            tile.StrideOp(self.tensor, dim), self.hint(f"stride{dim}")
+        )
+        return build_map(
+            self.code,
+            (),
+            [(index, UNIFORM), (stride, UNIFORM)],
+            body,
+            self.hint(f"{index.name_hint or 'start'}_offset"),
+        )
+
+    def offsets(self) -> SSAValue:
+        """Offsets within the tile; the same for all tiles of a tensor."""
+        zero = self.code.const(0)
+        inputs: list[Input] = []
+        for i, size in enumerate(self.shape):
+            index = self.code.insert(tile.IotaOp(zero, size), self.hint(f"iota{i}"))
+            inputs.append((index, (i,)))
+        strided: list[bool] = []
+        for i in range(len(self.shape)):
+            dim = self.first_dim + i
+            strided.append(static_stride(self.tensor.type, dim) != 1)
+            if strided[-1]:
+                stride = tile.StrideOp(self.tensor, dim, i32)
+                name = self.hint(f"stride{dim}_i32")
+                inputs.append((self.code.insert(stride, name), UNIFORM))
+
+        def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
+            strides = iter(args[len(self.shape) :])
+            total = None
+            for index, is_strided in zip(args, strided, strict=False):
+                term = code.mul(index, next(strides)) if is_strided else index
+                total = term if total is None else code.add(total, term)
+            assert total is not None
+            return total
+
+        return build_map(self.code, self.shape, inputs, body, self.hint("offsets"))
+
+    def mask(self) -> SSAValue | None:
+        """Which elements exist, tested along the checked dimensions."""
+        if not self.checked:
+            return None
+        inputs: list[Input] = []
+        for i in self.checked:
+            start = self.indices[self.first_dim + i]
+            index = self.code.insert(tile.IotaOp(start, self.shape[i]), "index")
+            inputs.append((index, (i,)))
+        for i in self.checked:
+            size = self.size(self.first_dim + i)
+            inputs.append((size, UNIFORM))
+
+        def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
+            count = len(self.checked)
+            inside = None
+            for index, size in zip(args[:count], args[count:], strict=True):
+                one = code.cmp("slt", index, size)
+                inside = one if inside is None else code.and_(inside, one)
+            assert inside is not None
+            return inside
+
+        return build_map(self.code, self.shape, inputs, body, self.hint("inside"))
+
+
+class LoadToGather(RewritePattern):
+    """tile.load -> tile.gather."""
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.LoadOp, rewriter: PatternRewriter) -> None:
+        access = PointerAccess.of_load(op)
+        gather = tile.GatherOp(
+            op.tensor, access.base(), access.offsets(), access.mask(), op.result.type
+        )
+        gather.result.name_hint = op.result.name_hint
+        rewriter.replace(op, gather)
+
+
+@dataclass(frozen=True)
+class SetPrecision(RewritePattern):
+    """Say how products of fp32 tiles are computed."""
+
+    precision: str
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.DotOp, rewriter: PatternRewriter) -> None:
+        if element_of(op.lhs.type) == f32 and "precision" not in op.attributes:
+            op.attributes["precision"] = StringAttr(self.precision)
+            rewriter.notify_op_modified(op)
+
+
+class StoreToScatter(RewritePattern):
+    """tile.store -> tile.scatter."""
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.StoreOp, rewriter: PatternRewriter) -> None:
+        access = PointerAccess.of_store(op)
+        scatter = tile.ScatterOp(
+            op.value, op.memref, access.base(), access.offsets(), access.mask()
+        )
+        rewriter.replace(op, scatter)
+
+
+class AddToScatter(RewritePattern):
+    """tile.add_to -> tile.scatter_add."""
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.AddToOp, rewriter: PatternRewriter) -> None:
+        access = PointerAccess.of_add(op)
+        add = tile.ScatterAddOp(op.value, op.memref, access.base(), access.offsets())
+        rewriter.replace(op, add)
+
+
+@dataclass(frozen=True)
+class LegalizeTileForTritonPass(ModulePass):
+    """Spell tiles as pointers, offsets and masks."""
+
+    name = "legalize-tile-for-triton"
+
+    f32_precision: Literal["ieee", "tf32"] = "ieee"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for counted in filter(has_count, op.walk()):
+            raise UnsupportedOpError(
+                f"{counted.name} has a count, which Triton's tiles have none of: "
+                "segments that are trimmed are for C++"
+            )
+        patterns: list[RewritePattern] = [
+            LoadToGather(),
+            StoreToScatter(),
+            AddToScatter(),
+            SetPrecision(self.f32_precision),
+        ]
+        PatternRewriteWalker(
+            GreedyRewritePatternApplier(patterns), apply_recursively=False
+        ).rewrite_module(op)

@@ -1,0 +1,79 @@
+"""Building `tile.map` ops from Python functions over scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from xdsl.ir import Attribute, Block, Region, SSAValue
+
+from flexc.dialects import tile
+from flexc.dialects.tile import TileType, element_of, shape_of
+from flexc.passes.scalar.scalar_code import ScalarCode
+
+Input = tuple[SSAValue, Sequence[int]]
+"""An operand and the dimensions of the result that it spans."""
+
+ROW, COLUMN, FULL, UNIFORM = (0,), (1,), (0, 1), ()
+
+
+def build_map(
+    code: ScalarCode,
+    shape: Sequence[int],
+    inputs: Sequence[Input],
+    body: Callable[..., SSAValue],
+    name: str,
+) -> SSAValue:
+    """Append a map of one result; `body(code, *scalars)` writes its region.
+
+    An empty shape gives a scalar. A tensor among the inputs spans nothing.
+    """
+
+    def bodies(code: ScalarCode, *args: SSAValue) -> list[SSAValue]:
+        return [body(code, *args)]
+
+    (result,) = build_maps(code, shape, inputs, bodies, [name])
+    return result
+
+
+def build_maps(
+    code: ScalarCode,
+    shape: Sequence[int],
+    inputs: Sequence[Input],
+    body: Callable[..., Sequence[SSAValue]],
+    names: Sequence[str],
+) -> list[SSAValue]:
+    """Append a map of several results, as `build_map` does."""
+    values = [value for value, _ in inputs]
+    block = Block(arg_types=[element_of(v.type) for v in values])
+    for arg, value in zip(block.args, values, strict=True):
+        arg.name_hint = value.name_hint
+    inner = ScalarCode(block)
+    results = body(inner, *block.args)
+    inner.yield_(*results)
+    op = tile.MapOp(
+        values,
+        [span for _, span in inputs],
+        [result_type(r.type, shape) for r in results],
+        Region(block),
+    )
+    code.builder.insert(op)
+    for result, name in zip(op.results, names, strict=True):
+        result.name_hint = name
+    return list(op.results)
+
+
+def build_row_map(
+    code: ScalarCode,
+    inputs: Sequence[SSAValue],
+    body: Callable[..., SSAValue],
+    name: str,
+) -> SSAValue:
+    """A map over values per row and scalars."""
+    spans = [ROW if isinstance(v.type, TileType) else UNIFORM for v in inputs]
+    shape = next(s for v in inputs if (s := shape_of(v.type)))
+    return build_map(code, shape, list(zip(inputs, spans, strict=True)), body, name)
+
+
+def result_type(element: Attribute, shape: Sequence[int]) -> Attribute:
+    """The type of a map's result."""
+    return TileType(element, shape) if shape else element

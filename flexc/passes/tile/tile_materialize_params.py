@@ -1,0 +1,135 @@
+"""`tile-materialize-params`: make sizes and strides arguments of the kernel.
+
+Every `tile.dim` and `tile.stride` becomes a constant, where the type says it,
+or an argument with a `#tile.param` that tells the runtime what to pass. Equal
+queries share an argument. Where the kernel's `alignment` says that strides are
+multiples of some elements, the argument is the stride in that unit, and `aligned`
+lists the arguments whose addresses are aligned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import (
+    I64,
+    ArrayAttr,
+    DenseArrayBase,
+    IntegerAttr,
+    IntegerType,
+    ModuleOp,
+    i32,
+    i64,
+)
+from xdsl.ir import BlockArgument, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.utils.hints import isa
+
+from flexc.dialects import tile
+from flexc.dialects.tile import ParamAttr, ParamKind
+from flexc.dialects.tile.types import is_memory, is_tensor
+from flexc.passes.refusal import refuse
+from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.tile.tile_shapes import (
+    element_width,
+    static_dim,
+    static_stride,
+)
+
+
+class ParamMaterializer:
+    """Replaces the shape queries of one kernel by arguments."""
+
+    def __init__(self, kernel: tile.KernelOp):
+        self.kernel = kernel
+        self.block = kernel.body.block
+        self.known: dict[ParamAttr, SSAValue] = {}
+        self.aligned = aligned_arguments(kernel)
+
+    def run(self) -> None:
+        if self.aligned:
+            self.kernel.attributes["aligned"] = DenseArrayBase.from_list(
+                i64, sorted(self.aligned)
+            )
+        for op in list(self.kernel.walk()):
+            if isinstance(op, tile.DimOp | tile.StrideOp):
+                Rewriter.replace_op(op, [], [self.value_of(op)])
+
+    def value_of(self, op: tile.DimOp | tile.StrideOp) -> SSAValue:
+        dim, type_ = op.dim.value.data, op.result.type
+        assert isinstance(type_, IntegerType)
+        is_dim = isinstance(op, tile.DimOp)
+        static = (static_dim if is_dim else static_stride)(op.tensor.type, dim)
+        if static is not None:
+            return ScalarCode(InsertPoint.before(op)).const(static, type_)
+        tensor = op.tensor
+        assert isinstance(tensor, BlockArgument)
+        source = self.kernel.params.data[tensor.index].source.data
+        kind = ParamKind.DIM if is_dim else ParamKind.STRIDE
+        unit = 1 if is_dim else self.unit(tensor, dim)
+        param = ParamAttr(kind, source, dim, unit)
+        if param not in self.known:
+            what = "size" if is_dim else "stride"
+            name = op.result.name_hint if is_dim else None
+            name = name or f"{tensor.name_hint}_{what}{dim}"
+            self.known[param] = self.new_param(param, i32 if is_dim else i64, name)
+        # Sizes fit 32 bits; strides may not, but for those within a tile.
+        return ScalarCode(InsertPoint.before(op)).int_cast(self.known[param], type_)
+
+    def unit(self, tensor: BlockArgument, dim: int) -> int:
+        """How many elements a stride is known to be a multiple of."""
+        type_ = tensor.type
+        assert is_tensor(type_) or is_memory(type_)
+        is_last = dim == type_.get_num_dims() - 1
+        return 1 if is_last else self.aligned.get(tensor.index, 1)
+
+    def new_param(self, param: ParamAttr, type_: IntegerType, name: str) -> SSAValue:
+        """A new argument; one in units of elements is multiplied out at once.
+
+        A compiler that sees `x * 8` knows what it may load as a vector.
+        """
+        arg = self.block.insert_arg(type_, len(self.block.args))
+        self.kernel.params = ArrayAttr([*self.kernel.params.data, param])
+        unit = param.unit.data
+        if unit == 1:
+            arg.name_hint = name
+            return arg
+        arg.name_hint = f"{name}_div{unit}"
+        code = ScalarCode(InsertPoint.at_start(self.block))
+        return code.mul(arg, code.const(unit, type_), name)
+
+
+def aligned_arguments(kernel: tile.KernelOp) -> dict[int, int]:
+    """Elements that strides of aligned arguments are multiples of.
+
+    Those that `aligned` lists: without it query, key, value and the first output.
+    """
+    attr = kernel.attributes.get("alignment")
+    if not isinstance(attr, IntegerAttr):
+        return {}
+    args = kernel.body.block.args
+    outputs = [i for i, a in enumerate(args) if is_memory(a.type)]
+    listed = kernel.attributes.get("aligned")
+    numbers = (0, 1, 2, *outputs[:1])
+    if isa(listed, DenseArrayBase[I64]):
+        numbers = listed.get_values()
+    tensors = {i for i, a in enumerate(args) if is_tensor(a.type) or is_memory(a.type)}
+    if not tensors.issuperset(numbers):
+        refuse(kernel, f"alignment expects arguments {numbers} to be tensors")
+    return {
+        i: max(1, attr.value.data * 8 // element_width(args[i].type)) for i in numbers
+    }
+
+
+@dataclass(frozen=True)
+class TileMaterializeParamsPass(ModulePass):
+    """Turn shape queries into kernel arguments."""
+
+    name = "tile-materialize-params"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for kernel in op.ops:
+            if isinstance(kernel, tile.KernelOp):
+                ParamMaterializer(kernel).run()

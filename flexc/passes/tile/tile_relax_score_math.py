@@ -1,0 +1,147 @@
+"""`tile-relax-score-math`: cheaper arithmetic where the score is concerned.
+
+A value that depends on the score is a sum of products and so rounded anyway; one
+that depends on positions alone may be compared or rounded to an integer later,
+and stays as exact as the user wrote it. In maps over scores, of f32:
+
+1. x / u, with u of lower rank than x, becomes x * (1 / u), whose reciprocal is
+   then computed once: an error of 1.5 units in the last place in place of 0.5, for
+   2^-126 <= |u| <= 2^126, beyond which PTX's `div.full.f32` gives 0 as well.
+2. Other divisions of score-dependent values get the `arcp` and `afn` flags:
+   a target may approximate them.
+3. float(i - j), with positions i and j along different dimensions, becomes
+   float(i) - float(j), where `max_length` says that floats hold positions
+   exactly: conversions are slow, and there are fewer of them by rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, f32
+from xdsl.dialects.utils import FastMathFlag
+from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint, Rewriter
+
+from flexc.dialects import tile
+from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.tile.tile_split_maps import Span, variance
+
+EXACT_F32_INTEGERS = 1 << 24
+"""Integers up to here are f32 values."""
+
+APPROXIMATE = arith.FastMathFlagsAttr(
+    [
+        FastMathFlag.ALLOW_RECIP,
+        FastMathFlag.APPROX_FUNC,
+    ]
+)
+
+
+def score_dependent(op: tile.MapOp) -> set[SSAValue]:
+    """Values of a map's region that depend on a full tile, that is on a score."""
+    full = tuple(range(len(op.shape)))
+    found: set[SSAValue] = {
+        arg
+        for i, arg in enumerate(op.body.block.args)
+        if op.span(i) == full and len(full) == 2
+    }
+    for inner in op.body.block.ops:
+        if any(v in found for v in inner.operands):
+            found.update(inner.results)
+    return found
+
+
+class MapRelaxer:
+    """Rewrites the region of one map over scores."""
+
+    def __init__(self, op: tile.MapOp, positions_are_floats: bool):
+        self.op = op
+        self.positions_are_floats = positions_are_floats
+        self.spans: dict[SSAValue, Span] = variance(op)
+        self.scores = score_dependent(op)
+
+    def run(self) -> None:
+        for op in list(self.op.body.block.ops):
+            if isinstance(op, arith.DivfOp) and op.lhs in self.scores:
+                self.relax_division(op)
+            elif isinstance(op, arith.SIToFPOp) and self.positions_are_floats:
+                self.split_difference(op)
+
+    def is_lower(self, value: SSAValue, than: SSAValue) -> bool:
+        return self.spans[value] < self.spans[than]
+
+    def relax_division(self, op: arith.DivfOp) -> None:
+        if op.result.type != f32:
+            return
+        if not self.is_lower(op.rhs, op.lhs):
+            op.fastmath = APPROXIMATE
+            return
+        code = ScalarCode(InsertPoint.before(op))
+        inverse = arith.DivfOp(code.const(1.0, f32), op.rhs)
+        code.insert(inverse, "inverse")
+        product = arith.MulfOp(op.lhs, inverse.result)
+        self.replace(op, [inverse], product)
+
+    def split_difference(self, op: arith.SIToFPOp) -> None:
+        """float(i - j) -> float(i) - float(j)"""
+        difference = op.input.owner
+        if op.result.type != f32 or not isinstance(difference, arith.SubiOp):
+            return
+        i, j = difference.lhs, difference.rhs
+        if not (self.is_position(i) and self.is_position(j)):
+            return
+        if self.spans[i] == self.spans[j]:
+            return
+        code = ScalarCode(InsertPoint.before(op))
+        casts = [arith.SIToFPOp(i, f32), arith.SIToFPOp(j, f32)]
+        for cast, index in zip(casts, (i, j), strict=True):
+            code.insert(cast, f"{index.name_hint}_f32")
+        new = arith.SubfOp(casts[0].result, casts[1].result)
+        self.replace(op, casts, new)
+
+    def is_position(self, value: SSAValue) -> bool:
+        """Whether a region's value is an index of the query or the key."""
+        if not isinstance(value, BlockArgument):
+            return False
+        return isinstance(self.op.inputs[value.index].owner, tile.IotaOp)
+
+    def replace(
+        self, op: Operation, before: Sequence[Operation], new: Operation
+    ) -> None:
+        """Put `new` in the place of `op` and keep the analyses right."""
+        for added in (*before, new):
+            span = frozenset[int]().union(
+                *(self.spans.get(v, frozenset()) for v in added.operands)
+            )
+            self.spans[added.results[0]] = span
+            for operand in added.operands:
+                self.spans.setdefault(operand, frozenset())
+        if any(v in self.scores for v in new.operands):
+            self.scores.add(new.results[0])
+        new.results[0].name_hint = op.results[0].name_hint
+        Rewriter.replace_op(op, [new], [new.results[0]])
+
+
+@dataclass(frozen=True)
+class TileRelaxScoreMathPass(ModulePass):
+    """Approximate arithmetic on scores, within stated errors."""
+
+    name = "tile-relax-score-math"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for kernel in op.ops:
+            if not isinstance(kernel, tile.KernelOp):
+                continue
+            length = kernel.attributes.get("max_length")
+            exact = (
+                isinstance(length, IntegerAttr)
+                and length.value.data <= EXACT_F32_INTEGERS
+            )
+            for inner in list(kernel.walk()):
+                if isinstance(inner, tile.MapOp):
+                    MapRelaxer(inner, exact).run()

@@ -1,0 +1,168 @@
+"""`tile-split-maps`: compute every value at its own rank.
+
+Within a `tile.map` each value varies along the dimensions of what it is made
+of: uniform, by row, by column, or both. This pass takes a map apart so that
+uniform values become scalars, values of a row alone a map over rows, and so on;
+what is left at full rank is what truly varies. Loop-invariant code motion then
+moves the parts out of the loop that do not depend on it: a captured load by
+head becomes one scalar load, one by row a vector load before the loop.
+
+Constants go wherever they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.pattern_rewriter import (
+    PatternRewriter,
+    PatternRewriteWalker,
+    RewritePattern,
+    op_type_rewrite_pattern,
+)
+
+from flexc.dialects import flex, tile
+from flexc.dialects.tile import element_of
+from flexc.passes.tile.map_builder import result_type
+
+Span = frozenset[int]
+
+
+def variance(op: tile.MapOp) -> dict[SSAValue, Span]:
+    """The dimensions along which each value of a map's region varies."""
+    spans: dict[SSAValue, Span] = {
+        arg: frozenset(op.span(i)) for i, arg in enumerate(op.body.block.args)
+    }
+    for inner in op.body.block.ops:
+        span = frozenset[int]().union(*(spans[v] for v in inner.operands))
+        spans.update(dict.fromkeys(inner.results, span))
+    return spans
+
+
+class MapSplitter:
+    """Takes one map apart, lowest rank first."""
+
+    def __init__(self, op: tile.MapOp):
+        self.op = op
+        self.spans = variance(op)
+        last = op.body.block.last_op
+        assert isinstance(last, flex.YieldOp)
+        self.yields = list(last.values)
+        self.ops = [
+            o
+            for o in op.body.block.ops
+            if not isinstance(o, arith.ConstantOp | flex.YieldOp)
+        ]
+        self.outer: dict[SSAValue, SSAValue] = dict(
+            zip(op.body.block.args, op.inputs, strict=True)
+        )
+        """Values of the region that exist outside of it."""
+
+    @property
+    def full(self) -> Span:
+        return frozenset(range(len(self.op.shape)))
+
+    def groups(self) -> list[Span]:
+        """The spans below full rank that some op has, lowest first."""
+        found = {self.span_of(o) for o in self.ops} - {self.full}
+        return sorted(found, key=lambda s: (len(s), sorted(s)))
+
+    def span_of(self, op: Operation) -> Span:
+        return self.spans[op.results[0]]
+
+    def split(self) -> list[tile.MapOp]:
+        """The maps that together replace the op; the last has its results."""
+        parts: list[tile.MapOp] = []
+        for span in self.groups():
+            ops = [o for o in self.ops if self.span_of(o) == span]
+            wanted = self.used_outside(ops)
+            if not wanted:
+                continue  # Dead code: a pass before left it.
+            part = self.build(ops, wanted, span)
+            self.outer.update(zip(wanted, part.results, strict=True))
+            parts.append(part)
+        rest = [o for o in self.ops if self.span_of(o) == self.full]
+        parts.append(self.build(rest, self.yields, self.full))
+        return parts
+
+    def used_outside(self, ops: list[Operation]) -> list[SSAValue]:
+        inside = set(ops)
+        results = [r for op in ops for r in op.results]
+        return [r for r in results if any(u.operation not in inside for u in r.uses)]
+
+    def build(
+        self, ops: list[Operation], wanted: list[SSAValue], span: Span
+    ) -> tile.MapOp:
+        """A map that computes `wanted` by `ops`, over the dimensions of `span`."""
+        dims = sorted(span)
+        produced = {r for op in ops for r in op.results}
+        needed = [v for op in ops for v in op.operands] + wanted
+        inputs = [
+            v for v in dict.fromkeys(needed) if v not in produced and v in self.outer
+        ]
+        block = Block(arg_types=[v.type for v in inputs])
+        values: dict[SSAValue, SSAValue] = {}
+        for value, arg in zip(inputs, block.args, strict=True):
+            arg.name_hint = value.name_hint
+            values[value] = arg
+        block.add_ops(clone_constants(needed, values))
+        for op in ops:
+            clone = op.clone(values)
+            clone.location = op.location
+            block.add_op(clone)
+        block.add_op(flex.YieldOp(*(values[v] for v in wanted)))
+        shape = [self.op.shape[d] for d in dims]
+        part = tile.MapOp(
+            [self.outer[v] for v in inputs],
+            [[dims.index(d) for d in sorted(self.spans[v])] for v in inputs],
+            [result_type(element_of(v.type), shape) for v in wanted],
+            Region(block),
+        )
+        for result, value in zip(part.results, wanted, strict=True):
+            result.name_hint = value.name_hint
+        return part
+
+
+def clone_constants(
+    values: Iterable[SSAValue], mapping: dict[SSAValue, SSAValue]
+) -> list[Operation]:
+    """Copies of the constants among `values`, entered into `mapping`."""
+    clones: list[Operation] = []
+    for value in dict.fromkeys(values):
+        if isinstance(value.owner, arith.ConstantOp):
+            clone = value.owner.clone()
+            clone.results[0].name_hint = value.name_hint
+            mapping[value] = clone.results[0]
+            clones.append(clone)
+    return clones
+
+
+class SplitMap(RewritePattern):
+    """Replace a map by maps of lower rank and a rest, of operands that are used."""
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.MapOp, rewriter: PatternRewriter) -> None:
+        splitter = MapSplitter(op)
+        idle = any(arg.first_use is None for arg in op.body.block.args)
+        if not splitter.groups() and not idle:
+            return
+        parts = splitter.split()
+        for result, old in zip(parts[-1].results, op.results, strict=True):
+            result.name_hint = old.name_hint
+        rewriter.replace(op, parts, parts[-1].results)
+
+
+@dataclass(frozen=True)
+class TileSplitMapsPass(ModulePass):
+    """Split maps by the variance of their values."""
+
+    name = "tile-split-maps"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        PatternRewriteWalker(SplitMap(), apply_recursively=False).rewrite_module(op)
