@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flexc.errors import FlexcError, OptionError, did_you_mean
-from flexc.passes.cpu.vector_machine import MACHINES
+from flexc.passes.sizes.vector_machine import MACHINES
 
 if TYPE_CHECKING:
     from flexc.frontend.signatures import ModKind

@@ -22,7 +22,7 @@ import torch
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.frontend.closures import read_mods
-from flexc.passes.cpu.vector_machine import MachineName
+from flexc.passes.sizes.vector_machine import MachineName
 from flexc.runtime import driver
 from flexc.runtime.planner import plans
 from flexc.runtime.planner.block_mask import checked_problem

@@ -26,7 +26,6 @@ from flexc.passes.cpu.tile_put_rows_in_lanes import TilePutRowsInLanesPass
 from flexc.passes.cpu.tile_read_in_place import TileReadInPlacePass
 from flexc.passes.cpu.tile_stream_products import TileStreamProductsPass
 from flexc.passes.cpu.tile_widen_floats import TileWidenFloatsPass
-from flexc.passes.cpu.vector_machine import MachineName
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex.convert_flex_to_planning import ConvertFlexToPlanningPass, Part
 from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
@@ -34,7 +33,6 @@ from flexc.passes.flex.flex_infer_facts import FlexInferFactsPass
 from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.passes.flex.flex_trust_captures import FlexTrustCapturesPass
 from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
-from flexc.passes.flex.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.passes.hopper.legalize_tile_for_gluon import LegalizeTileForGluonPass
 from flexc.passes.hopper.specialize_warps.tile_specialize_warps import (
     TileSpecializeWarpsPass,
@@ -46,6 +44,8 @@ from flexc.passes.hopper.tile_delay_products import TileDelayProductsPass
 from flexc.passes.hopper.tile_insert_copies import TileInsertCopiesPass
 from flexc.passes.hopper.tile_read_diagonals import TileReadDiagonalsPass
 from flexc.passes.hopper.tile_split_rows import TileSplitRowsPass
+from flexc.passes.sizes.tile_sizes import HOPPER_SHARED_MEMORY
+from flexc.passes.sizes.vector_machine import MachineName
 from flexc.passes.tidy import TidyCanonicalizePass, TidyCsePass
 from flexc.passes.tile.legalize_tile_for_triton import LegalizeTileForTritonPass
 from flexc.passes.tile.tile_add_products import TileAddProductsPass

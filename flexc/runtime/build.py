@@ -8,9 +8,9 @@ from functools import cache
 import torch
 
 from flexc.frontend.import_graph import AttentionCall
-from flexc.passes.cpu.vector_machine import MachineName
-from flexc.passes.flex.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.passes.pipelines import F32Precision
+from flexc.passes.sizes.tile_sizes import HOPPER_SHARED_MEMORY
+from flexc.passes.sizes.vector_machine import MachineName
 from flexc.runtime.cpp_compiler import host_machine
 from flexc.runtime.options import TileOptions
 

@@ -15,9 +15,9 @@ from flexc.errors import BlockMaskError
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall
-from flexc.passes.flex.hopper_sizes import rows_of_a_program
 from flexc.passes.flex.score_factor import SAFE_FACTORS
 from flexc.passes.pipelines import F32Precision
+from flexc.passes.sizes.hopper_sizes import rows_of_a_program
 from flexc.runtime.arguments import Outputs, Tables
 from flexc.runtime.build import Build, machine_for, shared_memory
 from flexc.runtime.driver import Compiled

@@ -27,7 +27,7 @@ from selectors import EVENT_READ, DefaultSelector
 
 from flexc.codegen import cpp
 from flexc.errors import CompilationError, CompilerNotFoundError, OptionError
-from flexc.passes.cpu.vector_machine import MACHINES, MachineName
+from flexc.passes.sizes.vector_machine import MACHINES, MachineName
 
 INCLUDE_DIR = Path(cpp.__path__[0])
 COMPILERS = ("g++", "c++", "clang++")

@@ -38,10 +38,10 @@ from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex.flex_fold_heads import FlexFoldHeadsPass
 from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
-from flexc.passes.flex.tile_sizes import TileSizes
-from flexc.passes.masks.describe import describe
 from flexc.passes.masks.segments.segment_builder import has_band
 from flexc.passes.masks.segments.subject import SegmentSubject
+from flexc.passes.scalar.describe import describe
+from flexc.passes.sizes.tile_sizes import TileSizes
 from flexc.runtime.beside import Beside
 from flexc.runtime.build import Build
 from flexc.runtime.cache import load, store

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from flexc.frontend.captured import CapturedMod
-from flexc.passes.flex.tile_sizes import FEW_ROWS
+from flexc.passes.sizes.tile_sizes import FEW_ROWS
 from flexc.runtime.arguments import Tables
 
 if TYPE_CHECKING:

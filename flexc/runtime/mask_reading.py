@@ -17,12 +17,12 @@ from xdsl.dialects.builtin import ModuleOp
 from flexc.dialects.flex import AttentionOp
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
-from flexc.passes.flex.tile_sizes import TileSizes
 from flexc.passes.masks.blocks.block_classifier import Classifier, build_classifier
 from flexc.passes.masks.bounds.key_ranges import KeyRanges
 from flexc.passes.masks.segments.subject import SegmentSubject
 from flexc.passes.scalar.proof import Proof, Proven
 from flexc.passes.scalar.ranges.intervals import full
+from flexc.passes.sizes.tile_sizes import TileSizes
 from flexc.runtime.proofs import attention_of
 
 CPU_BLOCK = 32, 64

@@ -20,13 +20,13 @@ import torch
 from flexc.codegen.gluon.compiled_check import MOST_SPILLED, spilled_by
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.errors import CompilationError, FlexcError, OptionError, ScheduleError
-from flexc.passes.flex.hopper_sizes import (
+from flexc.passes.sizes.hopper_sizes import (
     MOST_OVERLAPPING,
     PART_ROWS,
     PART_WARPS,
     WIDEST,
 )
-from flexc.passes.flex.tile_sizes import MOST_STEPS
+from flexc.passes.sizes.tile_sizes import MOST_STEPS
 from flexc.runtime.build import Build
 from flexc.runtime.gpus import HOPPER
 from flexc.runtime.options import (

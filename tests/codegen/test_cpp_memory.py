@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexc.passes.cpu.vector_machine import MACHINES, MachineName
+from flexc.passes.sizes.vector_machine import MACHINES, MachineName
 from flexc.runtime.kernel import Kernel
 from tests.codegen.cpp_kernels import ELEMENTS, PREPARE, parse, run_passes
 

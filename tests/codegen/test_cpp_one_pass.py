@@ -14,8 +14,8 @@ from torch import Tensor
 import flexc
 from flexc.dialects.flex import SumKind
 from flexc.passes import pipelines
-from flexc.passes.cpu.vector_machine import MachineName
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.sizes.vector_machine import MachineName
 from flexc.runtime.gradients import launch as launches
 from flexc.runtime.gradients.parts import parts_for
 from flexc.runtime.interpreters import run_module

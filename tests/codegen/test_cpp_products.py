@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexc.passes.cpu.vector_machine import MACHINES, MachineName
+from flexc.passes.sizes.vector_machine import MACHINES, MachineName
 from flexc.passes.tile.tile_register_products import TileRegisterProductsPass
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernel import Kernel

@@ -23,10 +23,10 @@ from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
-from flexc.passes.flex.tile_sizes import TileSizes
 from flexc.passes.masks.segments.segment_builder import build_segments, order_of
 from flexc.passes.masks.segments.subject import SegmentSubject
 from flexc.passes.scalar.proof import Proven
+from flexc.passes.sizes.tile_sizes import TileSizes
 from flexc.runtime.arguments import split_block_mask
 from flexc.runtime.interpreters import run_region
 from flexc.runtime.listed_blocks import classes_of, pairs_of

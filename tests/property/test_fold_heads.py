@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flexc.passes import pipelines
-from flexc.passes.cpu.vector_machine import MachineName
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex.flex_fold_heads import FlexFoldHeadsPass
-from flexc.passes.flex.tile_sizes import FEW_ROWS
+from flexc.passes.sizes.tile_sizes import FEW_ROWS
+from flexc.passes.sizes.vector_machine import MachineName
 from flexc.runtime.few_rows import folded_rows
 from flexc.runtime.interpreters import run_module
 from tests.property.calls import check_backend

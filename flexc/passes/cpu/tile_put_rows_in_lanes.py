@@ -39,14 +39,18 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import tile
 from flexc.dialects.tile import TileType, element_of, shape_of
-from flexc.passes.cpu.vector_machine import MACHINES, MachineName, VectorMachine
-from flexc.passes.hopper.tile_dims import (
+from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.sizes.vector_machine import (
+    MACHINES,
+    MachineName,
+    VectorMachine,
+)
+from flexc.passes.tidy import erase_dead
+from flexc.passes.tile.tile_dims import (
     Dim,
     TileDims,
     rank,
 )
-from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tidy import erase_dead
 
 # Tiles as they are and transposed, each made where it is first asked for.
 

@@ -30,7 +30,7 @@ from xdsl.utils.hints import isa
 from flexc.dialects import tile
 from flexc.dialects.tile import RegisterTileAttr, shape_of
 from flexc.dialects.tile.schedule.shapes import constant_of
-from flexc.passes.cpu.vector_machine import (
+from flexc.passes.sizes.vector_machine import (
     MACHINES,
     MachineName,
     VectorMachine,

@@ -23,22 +23,6 @@ from xdsl.pattern_rewriter import (
 from flexc.dialects import blocksparse, flex
 from flexc.dialects.flex import SumKind
 from flexc.errors import OptionError
-from flexc.passes.cpu.vector_machine import MachineName
-from flexc.passes.flex.hopper_sizes import (
-    check_hopper_sizes,
-    check_hopper_warps,
-    choose_hopper_sizes,
-    rows_per_part,
-)
-from flexc.passes.flex.pair_sizes import PairDims, choose_pair_sizes
-from flexc.passes.flex.tile_sizes import (
-    HOPPER_SHARED_MEMORY,
-    TileSizes,
-    choose_tile_sizes,
-    largest_power_of_2_divisor,
-    panel_sizes,
-    smaller,
-)
 from flexc.passes.masks.segments.segment_builder import (
     build_segments,
     has_short_rows,
@@ -47,6 +31,22 @@ from flexc.passes.masks.segments.segment_builder import (
     order_of,
 )
 from flexc.passes.masks.segments.subject import SegmentSubject
+from flexc.passes.sizes.hopper_sizes import (
+    check_hopper_sizes,
+    check_hopper_warps,
+    choose_hopper_sizes,
+    rows_per_part,
+)
+from flexc.passes.sizes.pair_sizes import PairDims, choose_pair_sizes
+from flexc.passes.sizes.tile_sizes import (
+    HOPPER_SHARED_MEMORY,
+    TileSizes,
+    choose_tile_sizes,
+    largest_power_of_2_divisor,
+    panel_sizes,
+    smaller,
+)
+from flexc.passes.sizes.vector_machine import MachineName
 from flexc.passes.tile.tile_shapes import element_width
 
 HEADS_PER_GROUP = 8

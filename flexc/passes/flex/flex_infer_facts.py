@@ -46,7 +46,7 @@ from flexc.passes.masks.bounds.terms import (
     Symbol,
     Term,
 )
-from flexc.passes.masks.formula import alternatives, mask_formula
+from flexc.passes.scalar.formula import alternatives, mask_formula
 from flexc.passes.scalar.proof import (
     Proof,
     Proven,

@@ -37,10 +37,10 @@ from xdsl.utils.hints import isa
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import element_of
 from flexc.dialects.tile.diagonal_reads import READABLE, read_as
-from flexc.passes.flex.hopper_sizes import PART_ROWS
 from flexc.passes.scalar.ranges.linear_forms import int_constant
 from flexc.passes.scalar.ranges.value_ranges import width_of
 from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.sizes.hopper_sizes import PART_ROWS
 
 # Integers of a map that are the same along the diagonals of its tile.
 #

@@ -25,15 +25,15 @@ from flexc.dialects import tile
 from flexc.dialects.tile import TileType, shape_of
 from flexc.dialects.tile.schedule import EndOp, PartsOp
 from flexc.errors import ScheduleError
-from flexc.passes.hopper.tile_dims import (
+from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.tile.tile_access import has_count
+from flexc.passes.tile.tile_dims import (
     Dim,
     TileDims,
     check_known,
     rank,
     summed_dims,
 )
-from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.tile_access import has_count
 
 Stores = tile.StoreOp | tile.AddToOp
 Accesses = tile.LoadOp | tile.StoreOp | tile.AddToOp

@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import IntegerAttr, i1, i32
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from flexc.dialects import flex
-from flexc.passes.masks.describe import Speller, infix
+from flexc.passes.scalar.describe import Speller, infix
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.ranges.value_ranges import to_signed, width_of
 

@@ -24,7 +24,7 @@ from xdsl.pattern_rewriter import (
 from flexc.dialects import tile
 from flexc.dialects.tile import element_of, shape_of
 from flexc.dialects.tile.schedule.shapes import constant_of
-from flexc.passes.cpu.vector_machine import (
+from flexc.passes.sizes.vector_machine import (
     MACHINES,
     MachineName,
     VectorMachine,

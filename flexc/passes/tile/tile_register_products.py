@@ -43,13 +43,13 @@ from xdsl.utils.hints import isa
 from flexc.dialects import tile
 from flexc.dialects.tile import VECTOR_BYTES, RegisterTileAttr, element_of, shape_of
 from flexc.dialects.tile.schedule.shapes import constant_of
-from flexc.passes.cpu.vector_machine import (
+from flexc.passes.refusal import refuse
+from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.sizes.vector_machine import (
     MACHINES,
     MachineName,
     VectorMachine,
 )
-from flexc.passes.refusal import refuse
-from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.tile_access import is_zero
 

@@ -15,13 +15,13 @@ from flexc.passes.flex.flex_infer_facts import FACTS, score_range
 from flexc.passes.flex.flex_widen_indices import would_widen
 from flexc.passes.masks.blocks.summaries import Summary
 from flexc.passes.masks.bounds.describe_ranges import RangeSpeller
-from flexc.passes.masks.formula import (
+from flexc.passes.masks.segments.mask_segments import tile_order
+from flexc.passes.scalar.dependence import Along, Dependences
+from flexc.passes.scalar.formula import (
     Formula,
     Leaf,
     mask_formula,
 )
-from flexc.passes.masks.segments.mask_segments import tile_order
-from flexc.passes.scalar.dependence import Along, Dependences
 from flexc.passes.scalar.proof import Proven, WhyNot
 from flexc.passes.scalar.ranges.capture_bounds import indices_outside, unwrapped
 from flexc.passes.scalar.ranges.exact_ranges import known_of_call

@@ -14,7 +14,6 @@ from xdsl.dialects.builtin import ModuleOp
 
 from flexc.dialects import flex
 from flexc.passes import pipelines
-from flexc.passes.flex.tile_sizes import TileSizes
 from flexc.passes.masks.bounds.key_ranges import KeyRanges
 from flexc.passes.masks.segments.subject import SegmentSubject
 from flexc.passes.scalar.dependence import (
@@ -24,6 +23,7 @@ from flexc.passes.scalar.dependence import (
 )
 from flexc.passes.scalar.proof import Proof, WhyNot
 from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.passes.sizes.tile_sizes import TileSizes
 from flexc.runtime.call import Attention
 from flexc.runtime.driver import Compiled, convert_for
 from flexc.runtime.few_rows import few_rows

@@ -15,8 +15,8 @@ from xdsl.dialects.builtin import ModuleOp
 from flexc.codegen.cpp.target import emit_cpp
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.passes import pipelines
-from flexc.passes.cpu.vector_machine import MachineName
 from flexc.passes.flex.planning.ordering import KINDS, build_order
+from flexc.passes.sizes.vector_machine import MachineName
 from flexc.passes.tile.tile_expand_captures import TileExpandCapturesPass
 from flexc.runtime.beside import Beside
 from flexc.runtime.cache import load, store

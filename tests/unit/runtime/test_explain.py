@@ -28,7 +28,7 @@ from flexc.errors import (
     OptionError,
     ShapeError,
 )
-from flexc.passes.cpu.vector_machine import MACHINES
+from flexc.passes.sizes.vector_machine import MACHINES
 from flexc.runtime.cpp_compiler import host_machine
 from flexc.runtime.explain import Explanation
 

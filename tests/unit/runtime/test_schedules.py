@@ -18,7 +18,7 @@ import flexc
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError, OptionError, ScheduleError
 from flexc.frontend.import_graph import AttentionCall
-from flexc.passes.flex.tile_sizes import TileSizes
+from flexc.passes.sizes.tile_sizes import TileSizes
 from flexc.runtime import driver, gpus, schedules
 from flexc.runtime.build import Build
 from flexc.runtime.call import Attention, Outputs, read_signature

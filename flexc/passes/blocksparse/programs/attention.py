@@ -44,10 +44,10 @@ from flexc.passes.blocksparse.programs.splits import Split
 from flexc.passes.blocksparse.programs.visits import Visit
 from flexc.passes.flex.score_factor import Factor, factor_score
 from flexc.passes.flex.softmax_facts import LOG2_E, softmax_facts
-from flexc.passes.flex.tile_sizes import UNALIGNED_VALUE_DIM, padded_head_dim
-from flexc.passes.masks.describe import describe
+from flexc.passes.scalar.describe import describe
 from flexc.passes.scalar.ranges.float_values import FORMATS
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
+from flexc.passes.sizes.tile_sizes import UNALIGNED_VALUE_DIM, padded_head_dim
 from flexc.passes.tile.map_builder import (
     COLUMN,
     FULL,

@@ -33,7 +33,7 @@ from flexc.passes.blocksparse.programs.narrowing import narrowed
 from flexc.passes.blocksparse.programs.online_softmax import convert
 from flexc.passes.blocksparse.programs.pair_tiles import PairTiles, Side
 from flexc.passes.blocksparse.programs.visits import Visit
-from flexc.passes.masks.describe import describe
+from flexc.passes.scalar.describe import describe
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
 from flexc.passes.tile.map_builder import (
     COLUMN,

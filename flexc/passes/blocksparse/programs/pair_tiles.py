@@ -18,8 +18,8 @@ from flexc.passes.blocksparse.programs.builder import Place, ProgramBuilder
 from flexc.passes.blocksparse.programs.online_softmax import convert
 from flexc.passes.blocksparse.programs.rows import made_rows
 from flexc.passes.blocksparse.programs.visits import Visit
-from flexc.passes.flex.tile_sizes import UNALIGNED_VALUE_DIM, padded_head_dim
 from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.sizes.tile_sizes import UNALIGNED_VALUE_DIM, padded_head_dim
 from flexc.passes.tile.map_builder import (
     FULL,
     ROW,

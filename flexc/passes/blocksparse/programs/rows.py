@@ -25,8 +25,8 @@ from flexc.passes.blocksparse.programs.arguments import (
 from flexc.passes.blocksparse.programs.builder import rows_grid
 from flexc.passes.blocksparse.programs.online_softmax import convert, extended
 from flexc.passes.flex.derivatives.row_exponents import row_weight
-from flexc.passes.flex.tile_sizes import padded_head_dim
 from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.sizes.tile_sizes import padded_head_dim
 from flexc.passes.tile.map_builder import (
     FULL,
     ROW,

@@ -22,8 +22,8 @@ from flexc.dialects.tile import TileType
 from flexc.passes.blocksparse.programs.arguments import grid_of
 from flexc.passes.blocksparse.programs.online_softmax import safe_inverse
 from flexc.passes.blocksparse.programs.rows import RowsProgram
-from flexc.passes.flex.tile_sizes import padded_head_dim
 from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.sizes.tile_sizes import padded_head_dim
 from flexc.passes.tile.map_builder import (
     FULL,
     ROW,

@@ -32,7 +32,7 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 from flexc.dialects import tile
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.dialects.tile import ParamAttr, ParamKind
-from flexc.passes.masks.describe import describe
+from flexc.passes.scalar.describe import describe
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
 from flexc.passes.tile.map_builder import (
     UNIFORM,

@@ -21,7 +21,6 @@ from flexc.dialects import tile
 from flexc.dialects.tile import shape_of
 from flexc.dialects.tile.schedule import BarriersOp, PartsOp, RoleOp, RolesOp, SharedOp
 from flexc.errors import OptionError, ScheduleError
-from flexc.passes.flex.tile_sizes import HOPPER_SHARED_MEMORY
 from flexc.passes.hopper.specialize_warps.consumer import ConsumerCode, writes_memory
 from flexc.passes.hopper.specialize_warps.copying import Plan
 from flexc.passes.hopper.specialize_warps.loads import check_products, staged_loads
@@ -42,6 +41,7 @@ from flexc.passes.hopper.specialize_warps.resources import (
 from flexc.passes.hopper.specialize_warps.rings import assign_rings
 from flexc.passes.hopper.specialize_warps.slices import check_control_flow
 from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.sizes.tile_sizes import HOPPER_SHARED_MEMORY
 
 # What is computed before roles part, and only one of them uses, moves into it.
 

@@ -34,16 +34,16 @@ from flexc.passes.masks.blocks.summaries import (
     along_heads,
 )
 from flexc.passes.masks.blocks.wide_integers import Ends, Wide
-from flexc.passes.masks.formula import (
-    Formula,
-    Leaf,
-    mask_formula,
-)
 from flexc.passes.scalar.canonicalization.region_simplifier import simplify_region
 from flexc.passes.scalar.dependence import (
     NOTHING,
     PAIR,
     Along,
+)
+from flexc.passes.scalar.formula import (
+    Formula,
+    Leaf,
+    mask_formula,
 )
 from flexc.passes.scalar.proof import (
     Proof,

@@ -6,13 +6,14 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import i1, i32
 from xdsl.ir import Block, Operation, SSAValue
 
-from flexc.passes.masks.blocks.summaries import Copier, SummaryTable
+from flexc.passes.masks.blocks.summaries import SummaryTable
 from flexc.passes.masks.blocks.wide_integers import (
     Ends,
     Wide,
     WideCode,
 )
 from flexc.passes.scalar.canonicalization.region_simplifier import op_key
+from flexc.passes.scalar.copier import Copier
 from flexc.passes.scalar.dependence import Along
 from flexc.passes.scalar.ranges.linear_forms import (
     MODERATE,

@@ -19,12 +19,13 @@ from flexc.passes.masks.blocks.constraints import (
     Pure,
     oriented,
 )
-from flexc.passes.masks.blocks.summaries import Copier, Used
+from flexc.passes.masks.blocks.summaries import Used
 from flexc.passes.masks.blocks.wide_integers import (
     WHOLE,
     Ends,
     Wide,
 )
+from flexc.passes.scalar.copier import Copier
 from flexc.passes.scalar.dependence import Along
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.intervals import Interval

@@ -16,17 +16,17 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import i1
 from xdsl.ir import SSAValue
 
-from flexc.passes.masks.formula import (
+from flexc.passes.scalar.dependence import (
+    NOTHING,
+    PAIR,
+    Along,
+)
+from flexc.passes.scalar.formula import (
     AllOf,
     AnyOf,
     Formula,
     Leaf,
     formula_of,
-)
-from flexc.passes.scalar.dependence import (
-    NOTHING,
-    PAIR,
-    Along,
 )
 from flexc.passes.scalar.ranges.division_spelling import floor_modulo, floor_quotient
 from flexc.passes.scalar.ranges.linear_forms import (

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flexc.passes.masks.bounds.terms import Term
-from flexc.passes.masks.formula import Leaf
 from flexc.passes.scalar.dependence import PAIR, Along
+from flexc.passes.scalar.formula import Leaf
 
 
 @dataclass(frozen=True)

@@ -55,12 +55,12 @@ from flexc.passes.masks.bounds.terms import (
     multiply,
     negate,
 )
-from flexc.passes.masks.formula import (
+from flexc.passes.scalar.dependence import PAIR, Along
+from flexc.passes.scalar.formula import (
     Leaf,
     alternatives,
     formula_of,
 )
-from flexc.passes.scalar.dependence import PAIR, Along
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.readable import spell
 

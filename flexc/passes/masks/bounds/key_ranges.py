@@ -33,13 +33,13 @@ from flexc.passes.masks.bounds.terms import (
     slope,
     symbols,
 )
-from flexc.passes.masks.formula import (
+from flexc.passes.scalar.dependence import Along
+from flexc.passes.scalar.formula import (
     Leaf,
     Leaves,
     alternatives,
     mask_formula,
 )
-from flexc.passes.scalar.dependence import Along
 from flexc.passes.scalar.proof import (
     Proof,
     Proven,

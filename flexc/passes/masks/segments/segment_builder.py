@@ -21,7 +21,6 @@ from xdsl.ir import Block, Region, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
-from flexc.passes.flex.tile_sizes import PAIRED, TileSizes
 from flexc.passes.masks.bounds.key_ranges import KeyRange, KeyRanges
 from flexc.passes.masks.segments.mask_segments import (
     MaskSegments,
@@ -32,6 +31,7 @@ from flexc.passes.masks.segments.mask_segments import (
 from flexc.passes.masks.segments.subject import SegmentSubject
 from flexc.passes.scalar.proof import Proven
 from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.sizes.tile_sizes import PAIRED, TileSizes
 
 # The segments of block tables: loops over the blocks that are listed for a row.
 

@@ -23,7 +23,7 @@ from flexc.passes.masks.bounds.terms import (
     Symbol,
     Term,
 )
-from flexc.passes.masks.formula import Leaf
+from flexc.passes.scalar.formula import Leaf
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.scalar_code import ScalarCode
 

@@ -16,7 +16,6 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import IntegerAttr, i1
 from xdsl.ir import Operation, Region, SSAValue
 
-from flexc.passes.masks.formula import Formula, Leaf
 from flexc.passes.scalar.dependence import (
     NOTHING,
     PAIR,
@@ -24,6 +23,7 @@ from flexc.passes.scalar.dependence import (
     Dependences,
     indices,
 )
+from flexc.passes.scalar.formula import Formula, Leaf
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.exact_ranges import ExactRanges
 from flexc.passes.scalar.ranges.intervals import Interval

@@ -9,7 +9,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 
 from flexc.dialects import flex
 from flexc.errors import SourceLocation
-from flexc.passes.masks.blocks.summaries import Copier
+from flexc.passes.scalar.copier import Copier
 from flexc.passes.scalar.scalar_code import ScalarCode
 
 

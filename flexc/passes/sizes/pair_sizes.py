@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flexc.passes.flex.tile_sizes import (
+from flexc.passes.sizes.tile_sizes import (
     TileSizes,
     fitted,
     padded_head_dim,

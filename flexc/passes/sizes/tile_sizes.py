@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
-from flexc.passes.cpu.vector_machine import MACHINES, MachineName
+from flexc.passes.sizes.vector_machine import MACHINES, MachineName
 
 
 @dataclass(frozen=True)

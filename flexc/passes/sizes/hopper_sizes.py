@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flexc.errors import OptionError
-from flexc.passes.flex.tile_sizes import (
+from flexc.passes.sizes.tile_sizes import (
     HOPPER_SHARED_MEMORY,
     TileSizes,
     choose_tile_sizes,

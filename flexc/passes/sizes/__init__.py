@@ -1,0 +1,1 @@
+"""Tile sizes, for what each machine has of registers and shared memory."""
