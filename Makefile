@@ -70,7 +70,7 @@ random: venv ## five thousand random calls on a CPU against double precision
 	$(BIN)/python -m tests.random_calls
 
 sanitize-cpu: venv ## calls of a CPU whose kernels check themselves (gcc's sanitizers)
-	$(BIN)/python -m tests.sanitize --all
+	$(BIN)/python -m tests.support.sanitize --all
 
 bench-cpu: $(VENV)/installed-bench ## flexc beside torch on a CPU: a table, JSON and a plot
 	$(BIN)/python -m bench.cpu

@@ -23,8 +23,8 @@ from torch.nn.attention import flex_attention as torch_flex
 from bench import minilm, train
 from bench.timing import interleaved_gpu_medians, interleaved_medians
 from bench.variants import DEMO, HEAD_DIM, HEADS, LENGTH, Variant
-from tests.corpus import Mods
-from tests.reference import attention
+from tests.support.corpus import Mods
+from tests.support.reference import attention
 
 BlockMask = torch_flex.BlockMask
 Attention = Callable[..., Any]

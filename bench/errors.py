@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.problem import Problem
-from tests.reference import apply_mods
+from tests.support.reference import apply_mods
 
 SAMPLED_ROWS = 128
 FEW_ROWS = 16

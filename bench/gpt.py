@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.corpus import Device
+from tests.support.corpus import Device
 
 CAP = 30.0
 PHRASES = 16

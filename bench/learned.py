@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tests.corpus import Device, Mods
-from tests.corpus_masks import causal_mask
+from tests.support.corpus import Device, Mods
+from tests.support.corpus_masks import causal_mask
 
 
 @dataclass(frozen=True)

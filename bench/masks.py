@@ -25,7 +25,7 @@ from bench.timing import interleaved_medians
 from flexc.frontend.closures import read_mods
 from flexc.runtime.cache import cache_dir
 from flexc.runtime.planner.tables import plan_tables
-from tests.block_tables import differences
+from tests.support.block_tables import differences
 
 DOCUMENT = 3001
 """Tokens of each document."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bench.learned import Learned
 from bench.variants import Anchor
-from tests.corpus import Mods
-from tests.reference import attention
+from tests.support.corpus import Mods
+from tests.support.reference import attention
 
 
 @dataclass(frozen=True)

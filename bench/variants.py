@@ -9,8 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.corpus import CORPUS, Device, Mods
-from tests.corpus_masks import causal_mask
+from tests.support.corpus import (
+    CORPUS,
+    Device,
+    Mods,
+)
+from tests.support.corpus_masks import causal_mask
 
 HEADS = 8
 LENGTH = 1024

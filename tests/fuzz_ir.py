@@ -39,7 +39,7 @@ from xdsl.printer import Printer
 
 from flexc import opt, universe
 from flexc.passes import pipelines
-from tests.ir_mutations import mutate, mutate_module
+from tests.support.ir_mutations import mutate, mutate_module
 
 FILES = Path(__file__).parent / "filecheck"
 MEMORY = 3 << 30

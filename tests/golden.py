@@ -30,7 +30,7 @@ from flexc.runtime.schedules import OVERLAP, SIMPLE, Schedule
 from flexc.runtime.traces import trace_mods
 from tests.codegen import derivative_kernels as derivatives
 from tests.codegen.triton_kernels import Variant, call_of, vendor_of
-from tests.corpus import CORPUS
+from tests.support.corpus import CORPUS
 
 FILE = Path(__file__).with_name("golden.json")
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from bench.problem import Problem, leaves
 from bench.variants import Anchor
-from tests.corpus import Device, Mods
-from tests.corpus_masks import causal_mask
-from tests.reference import visible_pairs
+from tests.support.corpus import Device, Mods
+from tests.support.corpus_masks import causal_mask
+from tests.support.reference import visible_pairs
 
 WINDOW, DOCUMENTS, CAP = 256, 8, 20.0
 

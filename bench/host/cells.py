@@ -14,7 +14,7 @@ from torch import Tensor
 from bench.gpu.problem import DTYPES as HALF
 from bench.problem import leaves
 from bench.variants import ANCHORS
-from tests.corpus import Device, Mods
+from tests.support.corpus import Device, Mods
 
 DTYPES = {**HALF, "fp32": torch.float32}
 

@@ -17,15 +17,160 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import CodeType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from flexc.errors import StateError
-from flexc.frontend.plain_mods import read_plain
+from flexc.frontend.code_facts import code_facts, trusted
+from flexc.frontend.plain_values import (
+    BY_VALUE,
+    INT64_MAX,
+    INT64_MIN,
+    MAX_NUMBERS,
+    exact,
+)
 from flexc.frontend.rebuild import Rebuild
+from flexc.frontend.special_methods import (
+    DYNAMIC_CALLABLES,
+    MISSING,
+    is_trusted,
+    is_trusted_module,
+)
 from flexc.frontend.walk import Capture, Mod, Walk
+
+# A shorter walk, over functions that read tensors, numbers and torch's functions.
+#
+# Most mods are such functions, and mods are walked at every call. What is found of them
+# is what `Walk` finds.
+
+
+NO_MOD = exact(None)
+
+CONSTANTS = frozenset({*BY_VALUE, int, float})
+"""Types of members of modules that are keyed by their values."""
+
+Found = tuple[tuple[Any, ...], tuple[Capture, ...]]
+"""A key and the captures."""
+
+
+def read_plain(mods: Sequence[Mod | None]) -> Found | None:
+    """The key and captures of mods, None if they are no plain functions."""
+    # Quotients of positions are of the default dtype.
+    key: list[Any] = [torch.get_default_dtype()]
+    captures: list[Capture] = []
+    slots: dict[int, int] = {}
+    seen: dict[int, int] = {}
+    modules: list[ModuleType] = []
+    for mod in mods:
+        if mod is None:
+            key.append(NO_MOD)
+            continue
+        if type(mod) is not FunctionType or id(mod) in seen:
+            return None
+        if mod.__defaults__ or mod.__kwdefaults__ or mod.__dict__ or is_trusted(mod):
+            return None
+        code = mod.__code__
+        facts = code_facts(code)
+        if not facts.is_plain:
+            return None
+        key.append(code)
+        seen[id(mod)] = len(seen)
+        for value in _values_of(mod, facts.globals):
+            kind = type(value)
+            if kind is torch.Tensor:
+                if not _add_tensor(value, key, captures, slots):
+                    return None
+            elif kind is int or kind is float:
+                bounded = INT64_MIN <= value <= INT64_MAX
+                if not bounded or len(captures) >= MAX_NUMBERS:
+                    return None
+                key.append(kind)
+                captures.append(value)
+            elif kind is not ModuleType:
+                return None
+            elif id(value) in seen:
+                key.append(seen[id(value)])
+            elif is_trusted_module(value):
+                key.append(value)
+                seen[id(value)] = len(seen)
+                modules.append(value)
+            else:
+                return None
+    if modules and not _add_members(modules, mods, key):
+        return None
+    return tuple(key), tuple(captures)
+
+
+def _values_of(fn: FunctionType, names: Sequence[str]) -> list[Any]:
+    """What a function's cells and globals hold; `MISSING` for what is not there."""
+    values: list[Any] = []
+    try:
+        for cell in fn.__closure__ or ():
+            values.append(cell.cell_contents)
+        for name in names:
+            values.append(fn.__globals__[name])
+    except (ValueError, KeyError):  # A variable without a value, or a builtin.
+        values.append(MISSING)
+    return values
+
+
+def _add_tensor(
+    value: torch.Tensor,
+    key: list[Any],
+    captures: list[Capture],
+    slots: dict[int, int],
+) -> bool:
+    """Note a tensor, unless there is more to it."""
+    if value.layout is not torch.strided or value.is_nested or value.__dict__:
+        return False
+    slot = slots.get(id(value))
+    is_new = slot is None
+    if is_new:
+        slot = slots[id(value)] = len(captures)
+        captures.append(value)
+    strides = value.stride()
+    unit = not strides or strides[-1] == 1
+    kind = "cpu" if value.is_cpu else value.device.type
+    key.append((slot, value.dtype, len(strides), kind, unit))
+    if is_new:
+        key.append((False, False))  # Neither a parameter nor a buffer.
+    return True
+
+
+def _add_members(
+    modules: Sequence[ModuleType], mods: Sequence[Any], key: list[Any]
+) -> bool:
+    """Add what code may read of trusted modules, if that is constant."""
+    attributes: set[str] = set()
+    for mod in mods:
+        if mod is not None:
+            attributes |= code_facts(mod.__code__).attributes
+    for module in modules:
+        held = vars(module)
+        for name in sorted(attributes & held.keys()):
+            member = held[name]
+            key.append(name)
+            if type(member) in CONSTANTS:
+                key.append(exact(member))
+            elif _is_constant(member):
+                key.append(member)
+            else:
+                return False
+    return True
+
+
+def _is_constant(member: Any) -> bool:
+    """Whether a member of a trusted module is a function that stands for itself."""
+    if type(member) is FunctionType:
+        return member.__closure__ is None and is_trusted(member)
+    if type(member) is not BuiltinFunctionType or member in DYNAMIC_CALLABLES:
+        return False
+    owner = member.__self__
+    if isinstance(owner, ModuleType):
+        return trusted(owner.__name__)
+    return owner is None or isinstance(owner, type)
 
 
 @dataclass(slots=True, eq=False)

@@ -5,7 +5,7 @@ Two environment variables change what kernels are built as:
 - `FLEXC_MACHINE`: one of `MACHINES`, in the place of the widest vectors that the host
   has. Instructions that such a machine lacks are then not used.
 - `FLEXC_SANITIZE`: "address", "undefined" or both with a comma between: kernels check
-  themselves, by gcc's or clang's sanitizers (see `tests/sanitize.py`).
+  themselves, by gcc's or clang's sanitizers (see `tests/support/sanitize.py`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,11 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.nn.attention.flex_attention import _identity, noop_mask
 
-from flexc.frontend.closures import Mod, ModSignature, read_mods
+from flexc.frontend.closures import (
+    Mod,
+    ModSignature,
+    read_mods,
+)
 from flexc.runtime.autograd.template import Reads
 
 Slots = tuple[tuple[int, ...], tuple[int, ...]]

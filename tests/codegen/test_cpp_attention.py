@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.codegen.cpp_kernels import attention_text, lower, run_attention
-from tests.reference import attention
+from tests.support.reference import attention
 
 CAUSAL = """
 %c = arith.cmpi sge, %qi, %ki : i32

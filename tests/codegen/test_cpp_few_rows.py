@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import flexc
 from flexc.runtime.cpp_compiler import find_compiler
-from tests.reference import attention
+from tests.support.reference import attention
 
 TOLERANCE = {
     torch.float64: 1e-12,

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.sanitize import main
+from tests.support.sanitize import main
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="loads a library before others")

@@ -19,7 +19,7 @@ from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.runtime.interpreters import run_module
 from tests.codegen.cpp_kernels import attention_text, lower, parse, run_attention
-from tests.reference import attention
+from tests.support.reference import attention
 
 HALF_MASKED = """
 %two = arith.constant 2 : i32

@@ -24,7 +24,7 @@ from tests.codegen.triton_kernels import (
     has_mask,
     some_of_corpus,
 )
-from tests.corpus import CORPUS
+from tests.support.corpus import CORPUS
 
 KINDS = ("backward", "jvp", "second")
 

@@ -16,7 +16,7 @@ from flexc.errors import ScheduleError
 from flexc.runtime.schedules import SIMPLE
 from tests.codegen.gluon_kernels import compiled, lower
 from tests.codegen.triton_kernels import Variant, has_mask
-from tests.corpus import CORPUS
+from tests.support.corpus import CORPUS
 
 SOME = [
     Variant("dense", "sm90", head_dim=128),

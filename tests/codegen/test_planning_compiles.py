@@ -25,8 +25,8 @@ from flexc.runtime.beside import Beside
 from flexc.runtime.planner.block_mask import checked_problem, plan_block_mask
 from flexc.runtime.planner.plans import Plan, build_for, lower
 from flexc.runtime.traces import trace_mods
-from tests.block_tables import differences
-from tests.corpus import CORPUS
+from tests.support.block_tables import differences
+from tests.support.corpus import CORPUS
 
 triton = pytest.importorskip("triton")
 ordering_triton = pytest.importorskip("flexc.runtime.planner.ordering_triton")

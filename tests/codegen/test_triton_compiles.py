@@ -23,7 +23,7 @@ from tests.codegen.triton_kernels import (
     some_of_corpus,
     spilled_bytes,
 )
-from tests.corpus import CORPUS
+from tests.support.corpus import CORPUS
 
 DEMO = (
     "causal", "sliding_window", "prefix_lm", "documents", "alibi", "soft_cap",

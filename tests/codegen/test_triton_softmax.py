@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import flexc
-from tests.reference import attention
+from tests.support.reference import attention
 
 pytest.importorskip("triton")
 

@@ -29,7 +29,7 @@ from flexc.runtime.arguments import split_block_mask
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.options import NO_OPTIONS
 from flexc.runtime.triton_compiler import load_jit_function
-from tests.corpus import CORPUS
+from tests.support.corpus import CORPUS
 
 
 def some_of_corpus(every: int) -> list[Any]:

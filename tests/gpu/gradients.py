@@ -17,10 +17,14 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 import flexc
-from tests.corpus import CORPUS, Device, Mods
-from tests.dense_gradients import attention
-from tests.learned import Learned
-from tests.poison import poisoned
+from tests.support.corpus import (
+    CORPUS,
+    Device,
+    Mods,
+)
+from tests.support.dense_gradients import attention
+from tests.support.learned import Learned
+from tests.support.poison import poisoned
 
 MakeMods = Callable[..., Mods]
 """Mods of what they capture."""

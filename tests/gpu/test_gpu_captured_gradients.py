@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flexc.runtime.captured_gradients import CapturedGradient
-from tests.captured_reads import of_chunk, summed
+from tests.support.captured_reads import of_chunk, summed
 from tests.unit.runtime.test_captured_gradients import (
     CASES,
     CHUNKS,

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import flexc
 from bench.variants import ANCHORS
 from flexc.runtime.driver import counters
-from tests.corpus import CORPUS, Mods
 from tests.gpu.gradients import (
     Call,
     Sizes,
@@ -23,6 +22,7 @@ from tests.gpu.gradients import (
     gradients,
     qkv_of,
 )
+from tests.support.corpus import CORPUS, Mods
 
 pytestmark = pytest.mark.gpu
 

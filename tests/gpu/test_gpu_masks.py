@@ -12,8 +12,8 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import flexc
 from flexc.runtime.driver import counters
-from tests.block_tables import dense_blocks, differences
-from tests.corpus import CORPUS
+from tests.support.block_tables import dense_blocks, differences
+from tests.support.corpus import CORPUS
 
 pytestmark = pytest.mark.gpu
 

@@ -15,9 +15,9 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
 import flexc
 from flexc.runtime.driver import counters
-from tests.corpus import CORPUS, Mods
-from tests.poison import poisoned
-from tests.reference import Reference, attention
+from tests.support.corpus import CORPUS, Mods
+from tests.support.poison import poisoned
+from tests.support.reference import Reference, attention
 
 pytestmark = pytest.mark.gpu
 

@@ -15,10 +15,10 @@ import flexc
 from flexc.errors import ScheduleError
 from flexc.runtime.driver import counters
 from flexc.runtime.explain.schedules import ScheduleFacts
-from tests.corpus import Mods
 from tests.gpu.test_gpu_numerics import Sizes, check, inputs, mods_of
-from tests.poison import poisoned
-from tests.reference import Reference
+from tests.support.corpus import Mods
+from tests.support.poison import poisoned
+from tests.support.reference import Reference
 
 HOPPER = (9, 0)
 

@@ -12,10 +12,10 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 import flexc
 from flexc.runtime import call as calls
 from flexc.runtime.driver import counters
-from tests.corpus import Mods
 from tests.gpu.test_gpu_numerics import Sizes, close, inputs, mods_of
-from tests.poison import poisoned
-from tests.reference import attention
+from tests.support.corpus import Mods
+from tests.support.poison import poisoned
+from tests.support.reference import attention
 
 pytestmark = pytest.mark.gpu
 

@@ -8,9 +8,9 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest
 
 import flexc
-from tests.poison import poisoned
 from tests.property.cases import Case
 from tests.property.tolerance import check
+from tests.support.poison import poisoned
 
 
 def check_backend(case: Case, backend: str, block: int | None = None) -> None:

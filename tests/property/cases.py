@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from tests import reference
 from tests.property.captures import TensorSpec, laid_out, moved
 from tests.property.values import Real
+from tests.support import reference
 
 _numbers = count()
 

@@ -15,11 +15,11 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask
 
 import flexc
 from flexc.runtime import mask_reading
-from tests.block_tables import dense_blocks
-from tests.dense_gradients import Results, attention
-from tests.poison import poisoned
 from tests.property.cases import Case, with_layout
 from tests.property.mod_derivatives import ModPoints
+from tests.support.block_tables import dense_blocks
+from tests.support.dense_gradients import Results, attention
+from tests.support.poison import poisoned
 
 INPUTS = ("query", "key", "value")
 

@@ -30,12 +30,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tests.dense_gradients import Pairs, pairs_of, repeated
 from tests.property.cases import SCORE_BOUND
 from tests.property.gradient_cases import INPUTS, GradientCase
 from tests.property.mod_derivatives import size
 from tests.property.tolerance import SMALLEST_BLOCK
 from tests.property.values import EPS32
+from tests.support.dense_gradients import (
+    Pairs,
+    pairs_of,
+    repeated,
+)
 
 HALF = (torch.float16, torch.bfloat16)
 

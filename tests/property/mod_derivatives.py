@@ -15,8 +15,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tests.dense_gradients import IndexAsOp, grid
 from tests.property.cases import Case, Mods, ModSource, reference_live
+from tests.support.dense_gradients import IndexAsOp, grid
 
 ROUNDINGS = 16
 """Roundings of one statement's derivative."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 
 import flexc
-from tests.block_tables import dense_blocks, differences
+from tests.support.block_tables import dense_blocks, differences
 
 # Few kinds of code, so that few kernels are compiled; values and sizes vary freely.
 

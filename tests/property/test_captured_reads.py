@@ -17,15 +17,15 @@ from flexc.runtime.captured_gradients import (
     Sizes,
     chunks_for,
 )
-from tests.captured_reads import (
+from tests.property.affine_masks import Spelled
+from tests.property.captured_indices import indices
+from tests.support.captured_reads import (
     Reads,
     dense_gradient,
     is_constant,
     of_chunk,
     summed,
 )
-from tests.property.affine_masks import Spelled
-from tests.property.captured_indices import indices
 
 SHAPE = (2, 3, 13, 11)
 SIZES = Sizes(*SHAPE)

@@ -32,7 +32,6 @@ from flexc.runtime.interpreters import run_region
 from flexc.runtime.listed_blocks import classes_of, pairs_of
 from flexc.runtime.planner.columns import column_tables
 from flexc.runtime.proofs import Prover, attention_of
-from tests.corpus import CORPUS
 from tests.property.affine_masks import Spelled, masks
 from tests.property.block_visits import (
     FULL,
@@ -45,6 +44,7 @@ from tests.property.block_visits import (
     verify,
 )
 from tests.property.test_key_ranges import FAMILIES, HARD, neighbours
+from tests.support.corpus import CORPUS
 
 Mask = Callable[..., Any]
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.poison import poisoned
 from tests.property.calls import check_backend
 from tests.property.cases import Case
 from tests.property.strategies import cases
+from tests.support.poison import poisoned
 
 
 def test_memory_is_poisoned() -> None:

@@ -9,9 +9,13 @@ import torch
 from hypothesis import assume, given
 from torch import Tensor
 
-from tests.derivatives import Imported, Points, torch_scores
 from tests.property.cases import Case, reference_live
 from tests.property.strategies import SCORE_BOUND, cases
+from tests.support.derivatives import (
+    Imported,
+    Points,
+    torch_scores,
+)
 
 POINTS = 48
 

@@ -11,12 +11,19 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest
 
 import flexc
-from tests.infinite_scores import MODS, SCALES, Results, check, expected, tensors
 from tests.property.interpreted import (
     run_interpreted,
     splats_of_comparisons,
     starts_a_process,
     within_the_process,
+)
+from tests.support.infinite_scores import (
+    MODS,
+    SCALES,
+    Results,
+    check,
+    expected,
+    tensors,
 )
 
 pytest.importorskip("triton.language")

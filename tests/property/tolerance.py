@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from tests.property.cases import SCORE_BOUND, Case
-from tests.reference import Reference
+from tests.support.reference import Reference
 
 SMALLEST_BLOCK = 16
 HARDWARE_TANH = 2.0**-11

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask
 
 import flexc
-from tests.block_tables import dense_blocks
 from tests.property import gradient_tolerance, tolerance
 from tests.property.cases import Case, Mods
 from tests.property.gradient_cases import (
@@ -23,6 +22,7 @@ from tests.property.gradient_cases import (
     is_float,
 )
 from tests.random_calls.forms import Held
+from tests.support.block_tables import dense_blocks
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, *args: Any, **given: Any) -> Any:

@@ -10,7 +10,7 @@ from bench import minilm, train
 from bench.byte_model import Corpus, Sizes
 from bench.timing import interleaved_medians
 from bench.variants import ANCHORS, DEMO
-from tests.corpus import CORPUS
+from tests.support.corpus import CORPUS
 
 
 def test_demonstrated_variants_are_of_the_corpus() -> None:

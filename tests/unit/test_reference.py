@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from tests.corpus import CORPUS, Case
-from tests.reference import attention, visible_pairs
+from tests.support.corpus import CORPUS, Case
+from tests.support.reference import attention, visible_pairs
 
 SIZES = (2, 4, 2, 37, 53)
 

@@ -16,7 +16,11 @@ from flexc.codegen.gluon.printer import GluonPrinter
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.codegen.parameters import param_spec
 from flexc.codegen.requirements import require_kernels
-from flexc.codegen.triton.target import header, integer_attribute, support_names
+from flexc.codegen.triton.target import (
+    header,
+    integer_attribute,
+    support_names,
+)
 from flexc.dialects import tile
 from flexc.dialects.tile import schedule
 from flexc.dialects.tile.schedule.capacity import shared_bytes

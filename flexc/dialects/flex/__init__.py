@@ -35,9 +35,8 @@ from flexc.dialects.flex.attention import (
     AttentionOp,
     operand_groups,
 )
-from flexc.dialects.flex.combine_splits import CombineSplitsOp
-from flexc.dialects.flex.derivative_types import CAPTURE
 from flexc.dialects.flex.derivatives import (
+    CAPTURE,
     AttentionBackwardOp,
     AttentionJvpOp,
     DerivativeOp,
@@ -60,7 +59,7 @@ from flexc.dialects.flex.pair_sums import (
     diagonal_entries,
     diagonal_zero,
 )
-from flexc.dialects.flex.row_dots import RowDotsOp
+from flexc.dialects.flex.row_ops import CombineSplitsOp, RowDotsOp, WeighRowsOp
 from flexc.dialects.flex.scalar import (
     DimOp,
     FmodOp,
@@ -68,7 +67,6 @@ from flexc.dialects.flex.scalar import (
     YieldOp,
     print_indexed,
 )
-from flexc.dialects.flex.weigh_rows import WeighRowsOp
 
 __all__ = [
     "CAPTURE",

@@ -39,8 +39,7 @@ from flexc.dialects.tile.compute import (
     element_of,
     shape_of,
 )
-from flexc.dialects.tile.diagonal_reads import IDLE_BEYOND, ReadDiagonalsOp
-from flexc.dialects.tile.host import (
+from flexc.dialects.tile.cpu import (
     BUFFERS,
     HOST_OPS,
     AddStridedOp,
@@ -49,6 +48,7 @@ from flexc.dialects.tile.host import (
     LoadStridedOp,
     StoreStridedOp,
 )
+from flexc.dialects.tile.diagonal_reads import IDLE_BEYOND, ReadDiagonalsOp
 from flexc.dialects.tile.kernel import (
     GRID_OF,
     DimOp,

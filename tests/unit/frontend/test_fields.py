@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import flexc
-from tests.reference import attention
+from tests.support.reference import attention
 from tests.unit.frontend.evaluate import check_mask, check_score
 
 T, U, W = torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(0)).unbind()

@@ -16,7 +16,7 @@ from xdsl.parser import Parser
 from flexc import universe
 from flexc.frontend.import_graph import AttentionCall, import_subgraph
 from flexc.runtime.interpreters import run_module, run_region
-from tests.reference import attention
+from tests.support.reference import attention
 from tests.unit.frontend.evaluate import attention_of, import_mods
 
 SLOPES = torch.rand(4)

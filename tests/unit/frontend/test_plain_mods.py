@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import noop_mask
 
-from flexc.frontend.plain_mods import read_plain
+from flexc.frontend.closures import read_plain
 from flexc.frontend.walk import Walk
 
 WIDTH, FACTOR, SLOPES = 3, 0.5, torch.randn(2)

@@ -10,7 +10,7 @@ from torch import Tensor
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.runtime.interpreters import run_module
-from tests.reference import attention
+from tests.support.reference import attention
 from tests.unit.interpreters.ir import parse
 
 DATA, ROW = "tensor<?x?x?x?xf32>", "tensor<?x?x?xf32>"

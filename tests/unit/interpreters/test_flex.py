@@ -10,7 +10,7 @@ from torch import Tensor
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.runtime.interpreters import run_module
-from tests.reference import attention
+from tests.support.reference import attention
 from tests.unit.interpreters.ir import parse
 
 CAUSAL = "%c = arith.cmpi sge, %qi, %ki : i32"

@@ -8,7 +8,7 @@ from torch import Tensor
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.runtime.interpreters import run_module
-from tests.reference import attention
+from tests.support.reference import attention
 from tests.unit.interpreters.ir import parse
 
 DATA, OUT = "tensor<?x?x?x?xf32>", "memref<?x?x?x?xf32>"

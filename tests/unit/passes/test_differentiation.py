@@ -16,7 +16,7 @@ from flexc.dialects import flex
 from flexc.passes.scalar.canonicalization.region_simplifier import simplify_region
 from flexc.passes.scalar.differentiation.forward import push_forward
 from flexc.passes.scalar.differentiation.reverse import pull_back
-from tests.derivatives import (
+from tests.support.derivatives import (
     SCORE,
     Copy,
     Imported,

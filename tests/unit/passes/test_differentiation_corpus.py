@@ -6,9 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.corpus import CORPUS, Problem, corpus_scores
-from tests.derivatives import Imported, Points, torch_scores
-from tests.reference import ScoreMod
+from tests.support.corpus import (
+    CORPUS,
+    Problem,
+    corpus_scores,
+)
+from tests.support.derivatives import (
+    Imported,
+    Points,
+    torch_scores,
+)
+from tests.support.reference import ScoreMod
 
 NAMES = [n for n, c in CORPUS.items() if c.build.__module__ == corpus_scores.__name__]
 SHAPE = (2, 3, 5, 7)

@@ -11,7 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.derivatives import Imported, Points, torch_scores
+from tests.support.derivatives import (
+    Imported,
+    Points,
+    torch_scores,
+)
 from tests.unit.frontend.test_ops import FLOAT_UNARY, PARTIAL_UNARY
 
 INF = math.inf

@@ -25,7 +25,11 @@ from flexc.passes.scalar.differentiation import arithmetic, functions
 from flexc.passes.scalar.differentiation.partials import PARTIALS
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.runtime.interpreters.scalar import CASTS, FLOAT
-from tests.derivatives import pulled, pushed_mod, run_both
+from tests.support.derivatives import (
+    pulled,
+    pushed_mod,
+    run_both,
+)
 
 INF = math.inf
 POINTS = torch.tensor(

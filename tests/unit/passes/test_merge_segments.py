@@ -18,8 +18,8 @@ from flexc.runtime.arguments import split_block_mask
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.options import NO_OPTIONS
-from tests.corpus import CORPUS
-from tests.reference import attention
+from tests.support.corpus import CORPUS
+from tests.support.reference import attention
 
 HEADS, LENGTH, DIM = 2, 256, 16
 

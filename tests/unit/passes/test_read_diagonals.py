@@ -24,7 +24,7 @@ from flexc.runtime.arguments import split_block_mask
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.options import NO_OPTIONS
-from tests.reference import attention
+from tests.support.reference import attention
 
 Mod = Callable[..., Tensor]
 

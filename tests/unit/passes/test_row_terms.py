@@ -22,7 +22,12 @@ from flexc.runtime.arguments import split_block_mask
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.options import NO_OPTIONS
-from tests.reference import MaskMod, Reference, ScoreMod, attention
+from tests.support.reference import (
+    MaskMod,
+    Reference,
+    ScoreMod,
+    attention,
+)
 
 QUERIES, KEYS, DIM = 150, 300, 32
 SCALE = 0.25

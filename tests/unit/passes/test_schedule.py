@@ -19,8 +19,8 @@ from flexc.runtime.arguments import split_block_mask
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.options import NO_OPTIONS
-from tests.corpus import CORPUS
-from tests.reference import attention
+from tests.support.corpus import CORPUS
+from tests.support.reference import attention
 
 QUERIES, KEYS = 200, 700
 """Two blocks of rows of two or three parts, more keys than slots, edges in both."""

@@ -24,7 +24,7 @@ from flexc.runtime.arguments import split_block_mask
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.options import NO_OPTIONS
-from tests.reference import Reference, attention
+from tests.support.reference import Reference, attention
 from tests.unit.passes.test_one_loop import MASKS, SCORES, Call
 
 BLOCK_N = 32

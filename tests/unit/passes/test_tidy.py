@@ -18,7 +18,7 @@ from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
-from tests.corpus import CORPUS
+from tests.support.corpus import CORPUS
 
 CASES = ("alibi", "documents_per_batch", "t5_buckets", "neighbourhood_2d", "soft_cap")
 

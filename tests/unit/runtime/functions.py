@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import flexc
 from flexc.runtime.attention_nodes import OPERATOR
 from flexc.runtime.driver import counters
-from tests import reference
+from tests.support import reference
 
 COMPILE: Any = functools.partial(flexc.compile, backend="eager")
 """Most tests are about captures, and need no kernels."""

@@ -24,7 +24,7 @@ import flexc
 from flexc.errors import FlexcError
 from flexc.runtime.cache import clear_cache
 from flexc.runtime.driver import counters
-from tests.reference import attention
+from tests.support.reference import attention
 from tests.unit.runtime.test_cache import DAMAGES
 
 CONTEXT = get_context("forkserver")

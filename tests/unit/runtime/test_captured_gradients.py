@@ -23,7 +23,12 @@ from flexc.runtime.captured_gradients import (
     sums_bytes,
     sums_shape,
 )
-from tests.captured_reads import Reads, dense_gradient, of_chunk, summed
+from tests.support.captured_reads import (
+    Reads,
+    dense_gradient,
+    of_chunk,
+    summed,
+)
 from tests.unit.passes.test_capture_index import swin_index, t5_bucket
 
 SIZES = Sizes(2, 4, 37, 29)

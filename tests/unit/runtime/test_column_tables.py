@@ -24,7 +24,7 @@ from flexc.runtime.options import NO_OPTIONS
 from flexc.runtime.planner.columns import KINDS, column_tables, transposed
 from flexc.runtime.planner.ordering import ordered
 from flexc.runtime.planner.tables import plan_tables
-from tests.block_tables import listed_blocks
+from tests.support.block_tables import listed_blocks
 
 BATCH, HEADS, Q_LEN, KV_LEN = 2, 3, 200, 330
 BLOCK = (16, 32)

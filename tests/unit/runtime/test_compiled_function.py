@@ -25,7 +25,7 @@ from torch.nn.attention.flex_attention import (
 import flexc
 from flexc import errors
 from flexc.runtime.driver import counters
-from tests import reference
+from tests.support import reference
 from tests.unit.runtime.functions import (
     COMPILE,
     Block,

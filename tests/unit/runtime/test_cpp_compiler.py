@@ -26,7 +26,7 @@ from flexc.runtime.cpp_compiler import (
     sanitizer_flags,
 )
 from flexc.runtime.cpp_loader import check_sanitizer, file_name
-from tests.reference import attention
+from tests.support.reference import attention
 
 REAL = find_compiler().command[0]
 HERE = machines_of(find_compiler())

@@ -24,8 +24,8 @@ from flexc.errors import (
 )
 from flexc.runtime.driver import counters
 from flexc.runtime.notes import TABLES, Notes, made_by_flexc
-from tests.block_tables import dense_blocks, differences
-from tests.corpus import CORPUS, corpus_masks
+from tests.support.block_tables import dense_blocks, differences
+from tests.support.corpus import CORPUS, corpus_masks
 
 HEADS = 3
 

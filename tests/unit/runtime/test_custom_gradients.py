@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import flexc
 from flexc.errors import GradientError, UnsupportedOpError
-from tests.dense_gradients import attention
+from tests.support.dense_gradients import attention
 
 
 class Rounded(torch.autograd.Function):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import flexc
-from tests.dense_gradients import attention
-from tests.poison import poisoned
+from tests.support.dense_gradients import attention
+from tests.support.poison import poisoned
 
 LOWEST = torch.finfo(torch.float32).min
 SHAPE = (1, 2, 70, 8)

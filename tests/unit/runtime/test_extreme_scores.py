@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest
 
 import flexc
-from tests import reference
+from tests.support import reference
 
 LOWEST = torch.finfo(torch.float32).min
 

@@ -15,7 +15,7 @@ from flexc.runtime.arguments import split_block_mask
 from flexc.runtime.call import Attention, Outputs, read_signature
 from flexc.runtime.mask_reading import MAX_PLANNED_BLOCKS, MaskReading
 from flexc.runtime.options import NO_OPTIONS
-from tests.reference import attention
+from tests.support.reference import attention
 
 LENGTH, COARSE, FINE = 1024, 512, (32, 64)
 

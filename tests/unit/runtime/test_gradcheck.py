@@ -14,8 +14,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import flexc
 from bench.variants import DEMO, Variant
-from tests.corpus import CORPUS, Mods
-from tests.learned import Learned
+from tests.support.corpus import CORPUS, Mods
+from tests.support.learned import Learned
 
 HEADS, LENGTH, HEAD_DIM, VALUE_DIM = 2, 6, 3, 2
 

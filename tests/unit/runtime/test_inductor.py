@@ -11,7 +11,7 @@ from torch._inductor.utils import run_fw_bw_and_get_code
 from torch.profiler import ProfilerActivity, profile
 
 import flexc
-from tests.dense_gradients import attention
+from tests.support.dense_gradients import attention
 from tests.unit.runtime.repeated import same
 
 pytestmark = pytest.mark.usefixtures("known")

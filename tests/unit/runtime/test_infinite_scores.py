@@ -15,8 +15,9 @@ from torch.nn.attention.flex_attention import AuxRequest
 import flexc
 from flexc.passes.pipelines import Target
 from flexc.runtime.interpreters import run_module
-from tests.dense_gradients import attention
-from tests.infinite_scores import (
+from tests.property.lowering import attention_module, lowered
+from tests.support.dense_gradients import attention
+from tests.support.infinite_scores import (
     INF,
     MODS,
     SCALES,
@@ -26,7 +27,6 @@ from tests.infinite_scores import (
     expected,
     tensors,
 )
-from tests.property.lowering import attention_module, lowered
 
 SCALE = 0.25
 

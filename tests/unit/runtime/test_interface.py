@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import (
 
 import flexc
 from flexc import errors
-from tests import reference
+from tests.support import reference
 
 Triple = tuple[Tensor, Tensor, Tensor]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import flexc
 from flexc.runtime.driver import counters
-from tests import reference
+from tests.support import reference
 
 
 def new_work(run: Callable[[], Any]) -> dict[str, int]:

@@ -17,7 +17,7 @@ from flexc.runtime.graph_call import GraphCall, Operands
 from flexc.runtime.mod_graphs import ModGraphs
 from flexc.runtime.operators.traced import TracedAttention
 from flexc.runtime.options import NO_CHOICES
-from tests.dense_gradients import attention
+from tests.support.dense_gradients import attention
 from tests.unit.runtime.repeated import attend, causal, same
 
 pytestmark = pytest.mark.usefixtures("known")

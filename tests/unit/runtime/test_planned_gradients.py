@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import BlockMask
 import flexc
 from flexc.runtime.equal_facts import Kept
 from flexc.runtime.gradients.kernels import Run
-from tests.dense_gradients import attention
+from tests.support.dense_gradients import attention
 from tests.unit.runtime.repeated import attend, causal, leaves, same
 
 LENGTH = 1040

@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 import flexc
 from flexc.runtime.call import Attention
 from flexc.runtime.equal_facts import Kept
-from tests.reference import attention
+from tests.support.reference import attention
 from tests.unit.runtime.repeated import attend, causal, qkv
 
 pytestmark = pytest.mark.usefixtures("known")

@@ -8,7 +8,7 @@ import torch
 
 import flexc
 from flexc.runtime.driver import counters
-from tests.reference import attention
+from tests.support.reference import attention
 
 
 def test_captured_caps_share_two_kernels() -> None:

@@ -17,7 +17,7 @@ from tests.property.interpreted import (
     starts_a_process,
     within_the_process,
 )
-from tests.reference import attention
+from tests.support.reference import attention
 
 pytest.importorskip("triton.language")
 

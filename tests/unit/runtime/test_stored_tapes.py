@@ -23,7 +23,7 @@ from flexc.runtime.driver import counters
 from flexc.runtime.planner.ordering import order_kernel
 from flexc.runtime.recent import Recent
 from flexc.runtime.stable_text import UnstableError, stable_text
-from tests.reference import attention
+from tests.support.reference import attention
 from tests.unit.runtime.repeated import attend, causal, leaves, qkv
 
 Mods = tuple[Callable[..., Any] | None, Callable[..., Any] | None]

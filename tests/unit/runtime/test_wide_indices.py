@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import i1, i32
 import flexc
 from flexc.passes import pipelines
 from flexc.runtime import driver, proofs, repeats, traces
-from tests.reference import MaskMod, ScoreMod
+from tests.support.reference import MaskMod, ScoreMod
 from tests.unit.frontend.evaluate import import_mods
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"

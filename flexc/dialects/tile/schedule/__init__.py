@@ -28,7 +28,12 @@ from flexc.dialects.tile.schedule.memory import (
     WriteViewOp,
 )
 from flexc.dialects.tile.schedule.products import AwaitDotOp, IssueDotOp
-from flexc.dialects.tile.schedule.roles import EndOp, PartsOp, RoleOp, RolesOp
+from flexc.dialects.tile.schedule.roles import (
+    EndOp,
+    PartsOp,
+    RoleOp,
+    RolesOp,
+)
 from flexc.dialects.tile.schedule.types import (
     BarriersType,
     PendingType,

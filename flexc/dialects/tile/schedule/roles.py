@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import I32, IntegerAttr, StringAttr, i32
-from xdsl.ir import Region
+from xdsl.dialects.builtin import (
+    I32,
+    IndexType,
+    IntegerAttr,
+    MemRefType,
+    StringAttr,
+    TensorType,
+    i32,
+)
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
@@ -16,12 +24,36 @@ from xdsl.irdl import (
 from xdsl.traits import HasParent, IsTerminator, NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
-from flexc.dialects.tile.schedule.capacity import (
-    Group,
-    verify_group,
-    verify_groups,
-)
-from flexc.dialects.tile.schedule.captures import verify_captures
+from flexc.dialects.mod_region import is_scalar
+from flexc.dialects.tile.schedule.capacity import Group, verify_group, verify_groups
+from flexc.dialects.tile.schedule.types import BarriersType, SharedType
+
+# What roles may use of the code around them.
+
+
+def verify_captures(region: Region) -> None:
+    """Roles use numbers, tensors and shared memory from outside, and no tiles.
+
+    A tile lies in the registers of those who computed it.
+    """
+    for op in region.walk():
+        for operand in op.operands:
+            if not _is_shared(operand.type) and not _is_inside(operand, region):
+                raise VerifyException(
+                    "roles expect numbers, tensors, memrefs, shared memory and "
+                    f"barriers from outside, got {operand.type} in {op.name}"
+                )
+
+
+def _is_shared(type_: Attribute) -> bool:
+    shared = IndexType | TensorType | MemRefType | SharedType | BarriersType
+    return is_scalar(type_) or isinstance(type_, shared)
+
+
+def _is_inside(value: SSAValue, region: Region) -> bool:
+    owner = value.owner
+    assert isinstance(owner, Operation | Block)
+    return region.is_ancestor(owner)
 
 
 @irdl_op_definition

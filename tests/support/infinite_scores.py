@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tests.reference import apply_mods
+from tests.support.reference import apply_mods
 
 LENGTH = 40
 INF, NAN = math.inf, math.nan

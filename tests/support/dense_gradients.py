@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tests.reference import MaskMod, ScoreMod
+from tests.support.reference import MaskMod, ScoreMod
 
 
 class Pairs(NamedTuple):

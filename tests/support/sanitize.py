@@ -1,8 +1,8 @@
 """Small calls of a CPU's kernels that check themselves.
 
-    python -m tests.sanitize                  # a short sample
-    python -m tests.sanitize --all            # dtypes, strides, tables, gradients
-    python -m tests.sanitize --machine avx2   # narrower vectors than the CPU has
+    python -m tests.support.sanitize                  # a short sample
+    python -m tests.support.sanitize --all            # dtypes, strides, gradients
+    python -m tests.support.sanitize --machine avx2   # narrower vectors
 
 Kernels are compiled with AddressSanitizer and UBSan (`FLEXC_SANITIZE`), in a process
 that has loaded the first before anything else, so that it knows where each tensor ends.
@@ -22,7 +22,11 @@ from collections.abc import Sequence
 import torch
 
 from flexc.runtime.cpp_compiler import find_compiler
-from tests.samples import ALLOWED, Sample, error_of
+from tests.support.samples import (
+    ALLOWED,
+    Sample,
+    error_of,
+)
 
 BOTH = "address,undefined"
 
@@ -85,7 +89,13 @@ def sanitized(arguments: Sequence[str], machine: str | None) -> int:
         }
         if machine is not None:
             environment["FLEXC_MACHINE"] = machine
-        command = [sys.executable, "-m", "tests.sanitize", "--here", *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.support.sanitize",
+            "--here",
+            *arguments,
+        ]
         return subprocess.run(command, env=environment, check=False).returncode
 
 

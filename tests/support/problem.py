@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tests.reference import MaskMod, ScoreMod
+from tests.support.reference import MaskMod, ScoreMod
 
 Mods = tuple[ScoreMod | None, MaskMod | None]
 Device = torch.device | str

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import flexc
-from tests.corpus import CORPUS, Mods
-from tests.dense_gradients import attention
+from tests.support.corpus import CORPUS, Mods
+from tests.support.dense_gradients import attention
 
 ALLOWED = 2.0**-5
 """Coarse: other tests are about digits. NaN is none of them."""

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import and_masks, or_masks
 
-from tests.problem import Mods, Problem, case
+from tests.support.problem import (
+    Mods,
+    Problem,
+    case,
+)
 
 
 def causal_mask(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tests.problem import Problem
+from tests.support.problem import Problem
 
 
 @dataclass

@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import and_masks
 
-from tests.corpus_masks import causal_mask
-from tests.problem import Mods, Problem, case
+from tests.support.corpus_masks import causal_mask
+from tests.support.problem import (
+    Mods,
+    Problem,
+    case,
+)
 
 
 @case

@@ -5,8 +5,14 @@ mask_mod)`, either of which may be None. Windows, tables and documents fit the
 sizes, captured tensors come from a fixed seed. Nothing here knows flexc.
 """
 
-from tests import corpus_masks, corpus_scores
-from tests.problem import CORPUS, Case, Device, Mods, Problem
+from tests.support import corpus_masks, corpus_scores
+from tests.support.problem import (
+    CORPUS,
+    Case,
+    Device,
+    Mods,
+    Problem,
+)
 
 __all__ = [
     "CORPUS",
