@@ -16,7 +16,7 @@ import sys
 import torch
 from flexc import flex_attention
 from flexc.runtime.driver import counters
-from @@tests@support@reference import attention
+from tests.support.reference import attention
 
 torch.manual_seed(0)
 LENGTH = 1024
