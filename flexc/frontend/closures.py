@@ -21,6 +21,8 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from flexc.errors import StateError
 from flexc.frontend.code_facts import code_facts, trusted
@@ -31,7 +33,7 @@ from flexc.frontend.plain_values import (
     MAX_NUMBERS,
     exact,
 )
-from flexc.frontend.rebuild import Rebuild
+from flexc.frontend.rebuild import Freeze, Rebuild
 from flexc.frontend.special_methods import (
     DYNAMIC_CALLABLES,
     MISSING,
@@ -225,6 +227,36 @@ def read_mods(*mods: Mod | None) -> ModSignature:
     if (found := read_plain(mods)) is not None:
         return ModSignature(mods, *found, True, False)
     return _walked(mods)
+
+
+def freeze(*mods: Mod | None) -> tuple[Mod | None, ...] | None:
+    """Return copies of mods that may outlive a call, None where that cannot be had.
+
+    Their key is the same, whatever happens to what the mods reach, and they hold none
+    of the tensors that the mods capture.
+    """
+    signature = read_mods(*mods)
+    values = [_stand_in(c) if isinstance(c, Tensor) else c for c in signature.captures]
+    try:
+        copies = Freeze(values).run(mods)
+        key, _ = read_key(*copies)
+    except Exception:  # Of objects that let nothing be written, say.
+        return None
+    return copies if signature.cacheable and key == signature.key else None
+
+
+def _stand_in(tensor: Tensor) -> Tensor:
+    """Return a tensor of one element that a key does not tell from this one."""
+    rank = tensor.dim()
+    strides = [1] * rank if rank and tensor.stride(-1) == 1 else [2] * rank
+    found = torch.empty_strided(
+        [1] * rank, strides, dtype=tensor.dtype, device=tensor.device
+    )
+    return (
+        Parameter(found, tensor.requires_grad)
+        if isinstance(tensor, Parameter)
+        else found
+    )
 
 
 def read_key(*mods: Mod | None) -> tuple[tuple[Any, ...] | None, tuple[Capture, ...]]:

@@ -69,11 +69,29 @@ class Rebuild(Walk):
             object.__setattr__(copy, name, value)
 
 
-def _copy_function(fn: FunctionType) -> FunctionType:
+class Freeze(Rebuild):
+    """Copies mods that outlive a call: functions hold the globals that they name."""
+
+    def begin(self, value: Any) -> Any:
+        if not isinstance(value, FunctionType):
+            return super().begin(value)
+        held, names = value.__globals__, _names_in(value.__code__)
+        return _copy_function(value, {n: held[n] for n in names if n in held})
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names of globals and attributes in code, and in code within it."""
+    within = (c for c in code.co_consts if isinstance(c, CodeType))
+    return {*code.co_names, "__builtins__"}.union(*map(_names_in, within))
+
+
+def _copy_function(
+    fn: FunctionType, held: dict[str, Any] | None = None
+) -> FunctionType:
+    """Return a copy with empty cells, and with its globals or those given."""
     cells = tuple(CellType() for _ in fn.__closure__ or ())
-    copy = FunctionType(
-        fn.__code__, dict(fn.__globals__), fn.__name__, None, cells or None
-    )
+    held = dict(fn.__globals__) if held is None else held
+    copy = FunctionType(fn.__code__, held, fn.__name__, None, cells or None)
     copy.__qualname__, copy.__module__ = fn.__qualname__, fn.__module__
     copy.__dict__.update(fn.__dict__)
     return copy

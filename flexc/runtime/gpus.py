@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
+
+TRITON_VARIABLES = (
+    "TRITON_",
+    "PTXAS_",
+    "MLIR_",
+    "LLVM_",
+    "DISABLE_",
+    "AMDGCN_",
+    "ENABLE_",
+    "NVPTX_",
+)
+"""How names of variables begin that steer Triton's compiler."""
 
 HOPPER = 90
 """The capability of an H100, ten times its major number and the minor one."""
@@ -30,11 +44,18 @@ def capability(device: torch.device) -> int:
 
 
 def gpu_facts(device: torch.device) -> Hashable:
-    """Return what kernels of a GPU are compiled for, and what the environment asks."""
-    from triton._C.libtriton import get_cache_invalidating_env_vars
+    """Return what a GPU's kernels are compiled for and by, and what Triton is asked."""
+    asked = sorted(v for v in os.environ.items() if v[0].startswith(TRITON_VARIABLES))
+    ptxas = os.environ.get("TRITON_PTXAS_PATH")
+    return (*properties(device), _state(ptxas), *asked)
 
-    asked = sorted(get_cache_invalidating_env_vars().items())
-    return (*properties(device), *asked)
+
+def _state(path: str | None) -> tuple[int, int] | None:
+    """Return time and size of a file, None if it is not there."""
+    if path is None or not os.path.exists(path):
+        return None
+    found = os.stat(path)
+    return found.st_mtime_ns, found.st_size
 
 
 @cache
@@ -42,4 +63,7 @@ def properties(device: torch.device) -> tuple[Hashable, ...]:
     """Return what a GPU is and can do, as far as choices of kernels depend on it."""
     found: Any = torch.cuda.get_device_properties(device)
     limits = (found.multi_processor_count, found.shared_memory_per_block_optin)
-    return found.name, found.major, found.minor, *limits, torch.version.cuda
+    library = find_spec("triton._C.libtriton")
+    triton = library and _state(library.origin)
+    gpu = found.name, found.major, found.minor
+    return *gpu, *limits, torch.version.cuda, triton

@@ -98,11 +98,7 @@ class GraphCall:
         signature = self.mods.signature(operands.captures)
         factor = None if scale is None else float(scale)
         facts = (self.choices, self.outputs, number_key(factor), self.enable_gqa)
-        rest: Any = operands[3:]
-
-        def prepare(given: tuple[Tensor, Tensor, Tensor]) -> Attention:
-            return self.prepare(Operands(*given, *rest))
-
+        prepare = GraphPreparation(self, operands[3:])
         mods = signature.key if signature.cacheable else None
         given = query, key, value
         if not operands.tables:
@@ -137,6 +133,20 @@ class GraphCall:
         )
         call.check_memory()
         return call
+
+
+class GraphPreparation(NamedTuple):
+    """What prepares a call of a graph, but for its query, key and value."""
+
+    call: GraphCall
+    rest: tuple[Any, ...]
+
+    def __call__(self, operands: tuple[Tensor, Tensor, Tensor]) -> Attention:
+        """Return the call of tensors, checked and ready to run."""
+        return self.call.prepare(Operands(*operands, *self.rest))
+
+    def frozen(self) -> None:
+        """Graphs are not stored: no other process knows their names."""
 
 
 def read_graph_options(options: Mapping[str, Any]) -> Choices:

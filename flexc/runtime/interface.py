@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,14 +16,15 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from flexc.errors import OptionError
-from flexc.frontend.closures import read_key
+from flexc.frontend.closures import freeze, read_key
 from flexc.frontend.plain_values import number_key
 from flexc.runtime.arguments import Outputs, mask_of, read_scale
 from flexc.runtime.autograd.run import run_attention
 from flexc.runtime.collection import without_collection
 from flexc.runtime.interception import current_scope
-from flexc.runtime.options import read_choices
+from flexc.runtime.options import Choices, read_choices
 from flexc.runtime.plans import attend, is_plain
+from flexc.runtime.recorded_calls import Operands
 from flexc.runtime.regions import Regions, compiled_for_flexc
 from flexc.runtime.versions import has_entry_point
 
@@ -124,6 +125,29 @@ def flex_attention(
     )
 
 
+class Preparation(NamedTuple):
+    """What prepares a call, but for its query, key and value."""
+
+    mods: tuple[ScoreMod | None, BlockMask | None, MaskMod | None]
+    rest: tuple[bool, float | None, Outputs, Choices, bool]
+
+    def __call__(self, operands: Operands) -> Attention:
+        """Return the call of tensors, checked and ready to run."""
+        with without_collection():
+            from flexc.runtime.preparation import prepared_call
+
+        return prepared_call(operands, self.mods, *self.rest)
+
+    def frozen(self) -> Preparation | None:
+        """Return one that may outlive the call, None where that cannot be had."""
+        score_mod, block_mask, mask_mod = self.mods
+        mask = mask_mod if block_mask is None else mask_of(block_mask)
+        found = freeze(score_mod, mask)
+        if found is None:
+            return None
+        return Preparation((found[0], None, found[1]), self.rest)
+
+
 def _run(
     query: Tensor,
     key: Tensor,
@@ -157,22 +181,15 @@ def _run(
     outputs = OUTPUTS[bool(wants_lse), bool(wants_max)]
     run = None if scope is None else scope.run
 
-    def prepare(tensors: tuple[Tensor, Tensor, Tensor]) -> Attention:
-        with without_collection():
-            from flexc.runtime.preparation import prepared_call
-
-        mods = score_mod, block_mask, mask_mod
-        is_traced = scope is not None and scope.tracing
-        return prepared_call(
-            tensors, enable_gqa, mods, scale, outputs, choices, is_traced
-        )
-
+    is_traced = scope is not None and scope.tracing
+    rest = enable_gqa, scale, outputs, choices, is_traced
+    prepare = Preparation((score_mod, block_mask, mask_mod), rest)
     given = query, key, value
     if run is None and is_plain(query, block_mask, mask_mod):
         mask = mask_mod if block_mask is None else mask_of(block_mask)
         mods_key, captures = read_key(score_mod, mask)
-        rest = (choices, outputs, number_key(scale), enable_gqa)
-        found = attend(given, mods_key, captures, rest, prepare, block_mask)
+        facts = (choices, outputs, number_key(scale), enable_gqa)
+        found = attend(given, mods_key, captures, facts, prepare, block_mask)
     else:
         found = (run or run_attention)(prepare(given))
     out, lse, max_scores = found

@@ -20,9 +20,10 @@ from torch.nn.attention.flex_attention import BlockMask
 from flexc.runtime.arguments import Results, Tables
 from flexc.runtime.autograd.run import run_attention
 from flexc.runtime.equal_facts import Kept
+from flexc.runtime.masked_calls import MaskedCall
 from flexc.runtime.notes import MAX_KEPT, Notes
-from flexc.runtime.planned_calls import (
-    MaskedCall,
+from flexc.runtime.options import is_interpreting
+from flexc.runtime.recorded_calls import (
     Operands,
     Prepare,
     RecordedCall,
@@ -84,8 +85,13 @@ def stored_plan(tensors: Sequence[Any], facts: Any) -> UnrecordedCall | Recorded
 
     The facts begin with the key that `attend` makes, and that with the mods' key.
     """
+    query = tensors[0]
+    if query.is_cuda and (
+        torch.version.hip or is_interpreting() or is_capturing(query)
+    ):
+        return plan_of(tensors)  # What is loaded would be there after a replay only.
     ((mods, *_), _), _ = facts
-    return plan_of(tensors, StoredTape(facts, mods, tensors[0].device), mods)
+    return plan_of(tensors, StoredTape(facts, query.device, mods))
 
 
 def unstored_plan(

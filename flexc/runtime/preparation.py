@@ -16,8 +16,8 @@ from flexc.runtime.options import Choices, resolve_backend
 
 def prepared_call(
     tensors: tuple[Tensor, Tensor, Tensor],
-    enable_gqa: bool,
     mods: tuple[Mod | None, BlockMask | None, Mod | None],
+    enable_gqa: bool,
     scale: float | None,
     outputs: Outputs,
     choices: Choices,

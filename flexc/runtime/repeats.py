@@ -46,8 +46,9 @@ class Repeated:
         if (tape := self.load()) is not None:
             return tape(tensors)
         if self._refused or not self._is_known:
+            found = run()[0]
             self._is_known = True
-            return run()[0]
+            return found
         with unseen(), Recorder(tensors) as seen:
             results, may_repeat = run()
         if may_repeat:
@@ -60,7 +61,7 @@ class Repeated:
     def load(self) -> Tape | None:
         """Return the tape of this process, else that of the disk, if there is one."""
         if self.tape is None and self._stored is not None:
-            self.tape = self._stored.load()
+            self.tape, _ = self._stored.load()
         return self.tape
 
 

@@ -30,11 +30,9 @@ def written_launch(launch: Launch) -> list[Any]:
     """Return JSON for a launch; the kernel of a GPU is stored if need be.
 
     Raises:
-        UnstableError: if it takes values that JSON does not hold, and of kernels that
-            Triton itself compiles when they are launched.
+        UnstableError: if it takes values that JSON does not hold.
+        FlexcError: if the kernel cannot be stored.
     """
-    if torch.version.hip:
-        raise UnstableError("a launch on a GPU of AMD's")
     if not NUMBERS.issuperset(map(type, launch.values)):
         raise UnstableError(f"a launch of {launch.values}")
     launcher: Any = launch.launcher
@@ -45,23 +43,22 @@ def written_launch(launch: Launch) -> list[Any]:
     from flexc.runtime.triton_compiler import Entry
 
     entry = Entry.of(launcher.kernel)
-    kernel = [_name_of(launcher.spec), launcher.grid, entry]
+    kernel = [_store(launcher.spec), launcher.grid, entry]
     return [kernel, launch.values, places]
 
 
 def _extents(place: Place) -> Any:
     """Return sizes and strides of the tensor whose map stands for its address."""
-    make: Any = place.make  # `__getitem__` of maps.
-    return None if make is None else make.__self__.extents
+    maps: Any = place.make
+    return None if maps is None else maps.extents
 
 
-def _name_of(spec: Any) -> str:
-    """Return the name of the entry of a kernel's spec, which is stored."""
+def _store(spec: Any) -> str:
+    """Store a kernel's spec, and return the name of its entry."""
     if spec is None:
         return ORDER
     name = f"kernel-{spec.digest}.json"
-    if load(name) is None:
-        store(name, spec.to_json().encode())
+    store(name, spec.to_json().encode())
     return name
 
 
@@ -94,7 +91,7 @@ class LaunchReader:
         if extents is None:
             return None
         sizes, steps = map(tuple, extents)
-        return loaded.maps(self.device, position, (sizes, steps)).__getitem__
+        return loaded.maps(self.device, position, (sizes, steps))
 
     def _function(self, file: str, name: str, types: list[str]) -> CppFunction:
         symbol = Symbol(file, name, tuple(types))

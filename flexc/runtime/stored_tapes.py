@@ -16,7 +16,7 @@ import json
 import logging
 import os
 from collections.abc import Hashable
-from operator import attrgetter
+from copy import copy
 from typing import Any
 
 import torch
@@ -61,47 +61,55 @@ _missed: Recent[list[str]] = Recent()
 class StoredTape:
     """The place on the disk for the tape of calls of equal facts."""
 
-    __slots__ = ("_device", "_facts", "_is_missing", "_mods", "_name", "rest")
+    __slots__ = ("_device", "_facts", "_is_missing", "_mods", "_name", "_rest")
 
     def __init__(
-        self, facts: Hashable, mods: Hashable, device: torch.device = CPU
+        self, facts: Hashable, device: torch.device, mods: Hashable = None
     ) -> None:
-        """`mods` is the part of the facts that is the mods' key."""
+        """`mods` is the part of the facts that is the mods' key.
+
+        None stands for those of a tape that was looked for.
+        """
         self._device = device
         self._facts = facts
         self._mods = mods
         self._name: str | None = None
         """None until the tape is looked for, and of facts without a text."""
         self._is_missing = False
-        self.rest: Any = None
-        """What is stored and loaded beside the tape: JSON."""
+        self._rest: Any = None
 
-    def load(self) -> Tape | None:
-        """Return the tape, if it is there; it is looked for once."""
+    def load(self) -> tuple[Tape | None, dict[str, Any] | None]:
+        """Return the tape, if it is there, and the rest; it is looked for once."""
         facts, self._facts = self._facts, None
-        missed = _missed.get(self._mods, list)
-        if facts is None or len(missed) >= MOST_MISSES:
-            return None
+        if facts is None:
+            return None, None
+        missed = [] if self._mods is None else _missed.get(self._mods, list)
+        if len(missed) >= MOST_MISSES:
+            return None, None
         try:
             self._name = name_of(facts, self._device)
-            tape, self.rest = read(load(self._name), self._device)
         except (UnstableError, FlexcError) as error:
             log.debug("a call has no tape on the disk: %s", error)
-            return None
-        if tape is None:
+            return None, None
+        try:
+            found = read(load(self._name), self._device)
+        except Exception as error:  # Whatever it is, the call is made anew.
+            log.debug("a tape on the disk cannot be read: %r", error)
+            found = None, None
+        if found[0] is None:
             missed.append(self._name)
             self._is_missing = True
-        return tape
+        return found
 
     def store(self, tape: Tape) -> None:
-        """Store a tape that was looked for in vain."""
+        """Store a tape that was looked for in vain, and the rest."""
         is_missing, self._is_missing = self._is_missing, False
-        text = written(tape, self.rest) if is_missing else None
-        if self._name is None or text is None:
+        if self._name is None or not is_missing:
             return
         try:
-            store(self._name, text.encode())
-        except FlexcError as error:  # A cache that can only be read serves too.
+            store(self._name, written(tape, self._rest).encode())
+        except (UnstableError, FlexcError) as error:
+            # A cache that can only be read serves too.
             log.debug("a tape cannot be stored: %s", error)
 
     def beside(self, what: Hashable) -> StoredTape | None:
@@ -111,7 +119,13 @@ class StoredTape:
         """
         if self._name is None:
             return None
-        return StoredTape((self._name, what), (self._mods, "beside"), self._device)
+        return StoredTape((self._name, what), self._device)
+
+    def with_rest(self, rest: Any) -> StoredTape:
+        """Return this place with JSON that is stored and loaded beside the tape."""
+        found = copy(self)
+        found._rest = rest
+        return found
 
 
 def name_of(facts: Hashable, device: torch.device) -> str:
@@ -132,14 +146,15 @@ def cpu_facts() -> Hashable:
     return processor(), command, file.st_mtime_ns, file.st_size, variables
 
 
-def written(tape: Tape, rest: Any) -> str | None:
-    """Return the text of a tape, None if it cannot be stored."""
-    try:
-        steps = [_written_step(step) for step in tape.steps]
-        constants = [[n, *_written_tensor(t)] for n, t in tape.constants.items()]
-    except UnstableError as error:
-        log.debug("a tape cannot be stored: %s", error)
-        return None
+def written(tape: Tape, rest: Any) -> str:
+    """Return the text of a tape, and store a GPU's kernels that it names.
+
+    Raises:
+        UnstableError: if a step or a constant cannot be stored.
+        FlexcError: if a kernel cannot be stored.
+    """
+    steps = [_written_step(step) for step in tape.steps]
+    constants = [[n, *_written_tensor(t)] for n, t in tape.constants.items()]
     facts = {"count": tape.count, "constants": constants, "steps": steps}
     return json.dumps(facts | {"results": tape.results, "rest": rest})
 
@@ -215,7 +230,9 @@ def _read_step(step: list[Any], launches: LaunchReader) -> Step:
         case ["launch", *launch]:
             return launches.read(*launch)
     _, name, args, kwargs, outputs, is_pure = step
-    function = attrgetter(name)(torch.ops)
+    space, packet, overload = name.split(".")
+    assert space == "aten", "only ATen's operations are stored"
+    function = getattr(getattr(torch.ops.aten, packet), overload)
     named = {name: _read_value(value) for name, value in kwargs.items()}
     return Operation(
         function, tuple(map(_read_value, args)), named, tuple(outputs), is_pure

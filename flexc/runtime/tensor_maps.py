@@ -31,6 +31,8 @@ class Maps(dict[int, Any]):
         self._make = make
         self.extents = extents
 
+    __call__ = dict[int, Any].__getitem__
+
     def __missing__(self, address: int) -> Any:
         if len(self) >= MAX_MAPS:
             self.clear()
@@ -45,9 +47,9 @@ class TensorMaps:
         self._meta = meta
         self._known: dict[Any, Maps] = {}
 
-    def maker(self, tensor: Tensor) -> Callable[[int], Any]:
+    def maker(self, tensor: Tensor) -> Maps:
         """What makes the map of such a tensor at an address, or has made it."""
-        return self.maps(self._extents(tensor)).__getitem__
+        return self.maps(self._extents(tensor))
 
     def maps(self, extents: Extents) -> Maps:
         """Return the maps of all tensors of these sizes and strides."""

@@ -7,11 +7,14 @@ becomes of the file.
 
 from __future__ import annotations
 
+import json
 import linecache
+import logging
 import os
 import sys
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from threading import RLock
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +34,8 @@ from flexc.runtime.recent import MOST, Recent
 
 if TYPE_CHECKING:
     from flexc.runtime.build import Build
+
+log = logging.getLogger("flexc")
 
 WARP = 32
 
@@ -159,10 +164,19 @@ class Entry(NamedTuple):
         Of the source the types of parameters are asked for, and constants.
         """
         knob = knobs.compilation
-        if knob.always_compile or knob.override:
+        hook = getattr(knobs.runtime, "add_stages_inspection_hook", None)
+        if knob.always_compile or knob.override or hook is not None:
             return None
-        files = get_cache_manager(self.key).get_group(self.file)
-        return CompiledKernel(source, files, self.key) if files else None
+        try:
+            files = get_cache_manager(self.key).get_group(self.file)
+            if not files or "target" not in json.loads(
+                Path(files[self.file]).read_text()
+            ):
+                return None
+            return CompiledKernel(source, files, self.key)
+        except Exception as error:  # Triton compiles what it cannot read.
+            log.debug("Triton's cache cannot be read: %r", error)
+            return None
 
 
 def take_kernel(spec: KernelSpec, capability: int, entry: Entry | None = None) -> Any:

@@ -5,26 +5,38 @@ Nothing is launched: kernels are compiled for a GPU that need not be there.
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import triton
 from triton import knobs
+from triton.backends.compiler import GPUTarget
 
-from flexc.codegen.kernel_spec import KernelSpec
+from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import OptionError
 from flexc.runtime import driver, triton_compiler, triton_loader
 from flexc.runtime.build import Build
 from flexc.runtime.gpus import HOPPER
 from flexc.runtime.options import NO_OPTIONS, TileOptions
+from flexc.runtime.planner.ordering_triton import order_source
 from flexc.runtime.schedules import candidates
-from flexc.runtime.triton_compiler import find_problems, take_kernel
+from flexc.runtime.triton_compiler import (
+    Entry,
+    bare_source,
+    find_problems,
+    signature_type,
+    take_kernel,
+)
 from flexc.runtime.triton_loader import OnGrid
 from tests.codegen.triton_kernels import Variant, call_of
 
@@ -206,3 +218,47 @@ def test_hooks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     launch(3, 7)
     assert told == [((4, 5, 6), 3, (7,))]
     assert kernel.run.heard == []
+
+
+@pytest.fixture
+def ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A kernel in a cache of Triton's own."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    target = GPUTarget("cuda", HOPPER, 32)
+    return triton.compile(order_source(), target=target)
+
+
+def test_an_entry_is_the_kernel_that_was_compiled(ordered: Any) -> None:
+    entry = Entry.of(ordered)
+    found = Entry(*json.loads(json.dumps(entry))).load(order_source())
+    assert found is not None
+    assert found.hash == ordered.hash
+    assert found.kernel == ordered.kernel
+    assert found.metadata._asdict().items() <= ordered.metadata._asdict().items()
+    assert found.packed_metadata == ordered.packed_metadata
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "no binary", "gone"])
+def test_an_entry_that_cannot_be_read_is_none(
+    damage: str, ordered: Any, tmp_path: Path
+) -> None:
+    entry = Entry.of(ordered)
+    files = {Path(path).suffix: Path(path) for path in ordered.metadata_group.values()}
+    if damage == "truncated":
+        files[".json"].write_text(files[".json"].read_text()[:-20])
+    elif damage == "empty":
+        files[".json"].write_text("{}")
+    elif damage == "no binary":
+        files[".cubin"].unlink()
+    else:
+        shutil.rmtree(tmp_path)
+    assert entry.load(order_source()) is None
+
+
+def test_launchers_ask_a_bare_source_for_types() -> None:
+    spec = KernelSpec(
+        "triton", "f", (ParamSpec("a", "f32", "input", "tensor", 0),), "", ""
+    )
+    source = bare_source(spec, signature_type)
+    assert source.signature == {"a": "*fp32"}
+    assert source.constants == {}

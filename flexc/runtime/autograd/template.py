@@ -82,19 +82,9 @@ class Template:
     lse_rest: bool
     """Whether lse has its rest beside it."""
     blank: Attention | None
-    """The call without tensors; None if tapes came from the disk."""
+    """The call without tensors; None if the forward's tape came from the disk."""
     repeats: Repeats | None = None
     """Tapes for tensors like those that the template was made of."""
-    prepare: Callable[[Template, Sequence[Tensor]], Attention] | None = None
-    """Make `blank`, where a tape is missing that the disk does not have."""
-
-    def prepared_by(
-        self, prepare: Callable[[Template, Sequence[Tensor]], Attention]
-    ) -> Template:
-        """Return the template of one call: `dataclasses.replace` takes 4 us."""
-        template = object.__new__(Template)
-        vars(template).update(vars(self), prepare=prepare)
-        return template
 
     @property
     def kinds(self) -> list[Kind]:
@@ -109,7 +99,10 @@ class Template:
     def bind(self, tensors: Sequence[Tensor]) -> Attention:
         """The call of these tensors."""
         query, key, value, *rest = tensors
-        blank = self.blank or self._prepared(tensors)
+        blank = self.blank
+        if blank is None:
+            assert self.repeats is not None
+            blank = self.repeats.blank(self, tensors)
         return replace(
             blank,
             query=query,
@@ -126,18 +119,6 @@ class Template:
         for slot, unit, tensor in given:
             captures[slot] = tensor if not unit or _is_unit(tensor) else _dense(tensor)
         return tuple(captures)
-
-    def _prepared(self, tensors: Sequence[Tensor]) -> Attention:
-        """Return what all calls of equal facts share, prepared by the first of them."""
-        repeats = self.repeats
-        assert repeats is not None
-        if repeats.blank is not None:
-            return repeats.blank
-        assert self.prepare is not None
-        blank = self.prepare(self, tensors)
-        if not is_transformed():  # There no blocks are planned.
-            repeats.blank = blank
-        return blank
 
     def run(self, tensors: Sequence[Tensor]) -> Results:
         """The results of the call of these tensors."""
@@ -254,27 +235,36 @@ def join_tables(tables: Tables, tensors: Sequence[Tensor]) -> Tables:
 class Repeats:
     """Tapes of a template's forward and of its derivatives."""
 
-    __slots__ = ("_derived", "_device", "_is_known", "_stored", "blank", "forward")
+    __slots__ = ("_blank", "_derived", "_device", "_prepare", "_stored", "forward")
 
     def __init__(
         self,
         device: torch.device,
         stored: StoredTape | None = None,
-        is_known: bool = True,
+        prepare: Callable[[Template, Sequence[Tensor]], Attention] | None = None,
     ):
         """`stored` is the place of the forward's tape on the disk, if it has one.
 
-        Where nothing is known of the call yet, what has no tape on the disk is run
-        once before it is recorded.
+        If that was loaded, `prepare` makes the call, without tensors, for derivatives
+        without a tape, which are run once before they are recorded.
         """
         self._device = device
-        self._is_known = is_known
+        self._prepare = prepare
         self._stored = stored
-        self.blank: Attention | None = None
-        """That of a template whose tapes came from the disk, once it was prepared."""
-        self.forward = Repeated(is_known, stored)
+        self._blank: Attention | None = None
+        self.forward = Repeated(prepare is None, stored)
         """Of tensors whose facts are those of the template."""
         self._derived = Kept(MAX_DERIVED)
+
+    def blank(self, template: Template, tensors: Sequence[Tensor]) -> Attention:
+        """Return the call without tensors of a template from the disk."""
+        if self._blank is not None:
+            return self._blank
+        assert self._prepare is not None
+        blank = self._prepare(template, tensors)
+        if not is_transformed():  # There no blocks are planned.
+            self._blank = blank
+        return blank
 
     def __call__(
         self, what: Hashable, tensors: Sequence[Any], run: Callable[[], Any]
@@ -287,10 +277,14 @@ class Repeats:
             return found.tape(tensors)
         return found(tensors, self._device, lambda: (run(), True))
 
-    def _make(self, tensors: Sequence[Any], facts: Hashable) -> Repeated:
+    def _make(self, tensors: Sequence[Any], facts: Any) -> Repeated:
         """Return what is done to such tensors; its tape may be on the disk."""
-        stored = None if self._stored is None else self._stored.beside(facts)
-        return Repeated(self._is_known, stored)
+        ((what, stream), settings), of_tensors = facts
+        is_captured = stream is not None and stream[1]
+        stored = None if is_captured else self._stored
+        if stored is not None:  # Streams have other numbers in other processes.
+            stored = stored.beside((what, settings, of_tensors))
+        return Repeated(self._prepare is None, stored)
 
 
 MAX_DERIVED = 32

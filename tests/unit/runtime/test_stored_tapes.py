@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from flexc.errors import GradientError
 from flexc.frontend.closures import read_mods
 from flexc.runtime import cpp_compiler, driver, repeats, stored_tapes, traces
 from flexc.runtime.driver import counters
@@ -324,33 +325,128 @@ def test_numbers_are_those_of_the_call(process: Process) -> None:
         torch.testing.assert_close(gradient.double(), right.double(), atol=2e-5, rtol=0)
 
 
-def test_mods_that_are_exchanged_before_a_gradient(process: Process) -> None:
-    function: Any = torch.tanh
+class Changing:
+    """A mod whose meaning changes when `changed` is called."""
 
-    def scored(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return function(s)
+    def __init__(self, first: Any, second: Any, use: Callable[[Tensor, Any], Tensor]):
+        held = first
 
+        def score_mod(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return use(s, held)
+
+        def changed() -> None:
+            nonlocal held
+            held = second
+
+        self.score_mod, self.changed = score_mod, changed
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "use"),
+    [
+        (True, False, lambda s, flag: s.tanh() if flag else s * 2),
+        ("tanh", "sin", lambda s, name: s.tanh() if name == "tanh" else s.sin()),
+        (torch.tanh, torch.sin, lambda s, function: function(s)),
+        (3.0, 5.0, lambda s, cap: cap * torch.tanh(s / cap)),
+        (torch.tensor(2.0), torch.ones(1), lambda s, t: s * t.sum() * 0.5),
+    ],
+    ids=["bool", "str", "function", "number", "rank"],
+)
+@pytest.mark.parametrize("cotangent", ["dense", "expanded"])
+def test_mods_that_change_before_a_gradient(
+    first: Any, second: Any, use: Any, cotangent: str, process: Process
+) -> None:
+    """The second process prepares what has no tape: the gradient along another."""
     for _ in range(2):
-        check_gradients((scored, None))
+        check_gradients((Changing(first, second, use).score_mod, None))
     process.another()
-    out = attend(*leaves(), scored)
-    function = torch.sin
-    with pytest.raises(GradientError, match="exchanged"):
-        out.sum().backward()
+    mod, inputs = Changing(first, second, use), leaves()
+    query, key, value = inputs
+    out = attend(query, key, value, mod.score_mod)
+    dense = attention(query, key, value, mod.score_mod).out
+    along = torch.ones(() if cotangent == "expanded" else out.shape).expand_as(out)
+    expected = torch.autograd.grad(dense, inputs, along.to(dense.dtype))
+    mod.changed()
+    found = torch.autograd.grad(out, inputs, along)
+    for gradient, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(gradient.double(), right.double(), atol=2e-5, rtol=0)
 
 
 def test_a_stored_call_holds_no_tensor(process: Process) -> None:
-    """Neither do plans keep the mods of the first call."""
+    """Neither its plan nor its graph holds what mods captured."""
     for _ in range(2):
         check_gradients(biased())
     process.another()
     score_mod, _ = biased()
     (table,) = read_mods(score_mod).captures
     alive = weakref.ref(table)
-    attend(*leaves(), score_mod).sum().backward()
+    out = attend(*leaves(), score_mod)
+    out.sum().backward()
     del table, score_mod
     gc.collect()
     assert alive() is None
+    assert out.grad_fn is not None
+
+
+def test_a_process_that_loads_while_another_thread_records(
+    process: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread looks for the tape for so long that the other has recorded it."""
+    begun, done = threading.Event(), threading.Event()
+    load = stored_tapes.load
+
+    def slow(name: str) -> bytes | None:
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            assert done.wait(60)
+        return load(name)
+
+    monkeypatch.setattr(stored_tapes, "load", slow)
+    thread = threading.Thread(target=lambda: check_gradients(windowed(8)))
+    thread.start()
+    assert begun.wait(60)
+    for _ in range(2):
+        check_gradients(windowed(8))
+    done.set()
+    thread.join()
+    for _ in range(2):
+        check_gradients(windowed(8))
+    process.another()
+    check_gradients(windowed(8))
+
+
+def test_derivatives_of_many_lengths_are_stored(
+    process: Process, tmp_path: Path
+) -> None:
+    for length in range(20, 26):
+        for _ in range(2):
+            check_gradients(windowed(8), length)
+    assert len(tapes(tmp_path)) == 12
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda found: found | {"rest": None},
+        lambda found: (
+            found | {"steps": [["call", "os.system.default", [], {}, [], True]]}
+        ),
+        lambda found: {},
+    ],
+    ids=["rest", "operation", "empty"],
+)
+def test_an_entry_of_another_form_is_made_anew(
+    damage: Any, process: Process, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        check_gradients(windowed(8))
+    for path in tapes(tmp_path):
+        text = stored_tapes.load(path.name)
+        assert text is not None
+        stored_tapes.store(path.name, json.dumps(damage(json.loads(text))).encode())
+    process.another()
+    for _ in range(3):
+        check_gradients(windowed(8))
 
 
 def test_a_backward_that_gradients_are_recorded_of(process: Process) -> None:
