@@ -377,9 +377,11 @@ class Walk:
     def cls(self, value: type, used: bool = True) -> Any:
         # What a protocol's classes must have is read by code that is not.
         self.sound &= value not in DYNAMIC_CALLABLES and not is_protocol(value)
+        key = ("class", value)  # The type of a number stands for the number.
         if trusted_class(value):
-            return self.by_identity(value)
-        return self._keyed(value, value, used)
+            self.by_identity(key)
+            return value
+        return self._keyed(value, key, used)
 
     def member(self, value: enum.Enum) -> Any:
         """A member of an enumeration: there is one of it, whose state may change."""

@@ -6,7 +6,8 @@ is not even imported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -35,6 +36,7 @@ from flexc.runtime.derivatives import check_gradient
 from flexc.runtime.modes import unseen
 from flexc.runtime.repeats import Repeated
 from flexc.runtime.stored_tapes import StoredTape
+from flexc.runtime.transforms import is_transformed
 
 if TYPE_CHECKING:
     from flexc.runtime.call import Attention
@@ -141,7 +143,8 @@ class RecordedCall:
         if tape is None or found is None or (frozen := prepare.frozen()) is None:
             return None
         rest = Rest(**found)
-        repeats = Repeats(tensors[0].device, stored, partial(prepared_again, frozen))
+        again = partial(prepared_again, frozen, torch.get_default_dtype())
+        repeats = Repeats(tensors[0].device, stored, again)
         repeats.forward.tape = tape
         template = rest.template(tensors[INPUTS:], repeats)
         self._share(template, rest.plans, is_known=False)
@@ -200,17 +203,46 @@ def prepared(
 
 
 def prepared_again(
-    prepare: Prepare, template: Template, tensors: Sequence[Tensor]
+    prepare: Prepare,
+    dtype: torch.dtype,
+    template: Template,
+    tensors: Sequence[Tensor],
 ) -> Attention:
-    """Return the call of a template from the disk, without tensors."""
+    """Return the call of a template from the disk, without tensors.
+
+    It is what the call was: no tensor was cast then, whatever autocast says now.
+    """
     query, key, value, *_ = tensors
-    with unseen(), torch.no_grad():
+    with unseen(), torch.no_grad(), _without_autocast(), _default_dtype(dtype):
         call = prepare((query, key, value))
         signature = replace(call.signature, captures=template.captured(tensors))
         call = replace(call, signature=signature).with_traced()
-        blank = split(settle(call))[0].blank
-    assert blank is not None
-    return blank
+        found, given = split(settle(call))
+    assert found.blank is not None
+    if template.is_packed and not is_transformed():
+        # The graph saved tables of this layout.
+        assert given[-1].shape == tensors[-1].shape, "blocks were planned otherwise"
+    return found.blank
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Trace as if torch's default dtype were another."""
+    before = torch.get_default_dtype()
+    if before == dtype:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def packed(call: Attention) -> tuple[Tensor]:

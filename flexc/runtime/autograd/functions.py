@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import wraps
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 
 from flexc.errors import GradientError
@@ -34,8 +36,22 @@ Maybe = Tensor | None
 
 
 def _signed(function: Any) -> Any:
-    """Keep what torch would find out at every call: the arguments of forward."""
+    """Keep what torch would find out at every call: the arguments of forward.
+
+    And hide its backward from Dynamo, which traces it for compiled autograd: it would
+    take a tape's launches for nothing.
+    """
     function.forward.__signature__ = inspect.signature(function.forward)
+    backward = function.backward
+    # `torch.compiler.disable` would import Dynamo.
+    hidden = _disable_dynamo(backward)
+
+    @wraps(backward)
+    def shown(ctx: Any, *grads: Maybe) -> Any:
+        run = hidden if torch.compiler.is_dynamo_compiling() else backward
+        return run(ctx, *grads)
+
+    function.backward = staticmethod(shown)
     return function
 
 

@@ -421,3 +421,10 @@ def test_numbers_without_end() -> None:
     assert read_mods(mod).key != before.key
     ((rebuilt,), _) = before.rebuild(before.captures)
     assert rebuilt(1, 0, 0, 0, 0) == -1.0
+
+
+def test_a_class_is_not_a_number_of_it() -> None:
+    def made(first: Any, second: Any) -> Any:
+        return lambda s, b, h, q, k: (s * 2 if first == 3 else s) + (second is int)
+
+    assert read_mods(made(int, 3)).key != read_mods(made(3, int)).key
