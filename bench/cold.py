@@ -142,8 +142,8 @@ def seconds(run: Callable[[], Any]) -> Tensor:
 
 def forget() -> None:
     """Drop what calls left in memory."""
-    from flexc.runtime import repeats
-    from flexc.runtime.recent import Recent
+    from flexc.runtime.process.recent import Recent
+    from flexc.runtime.replay import repeats
 
     repeats.KNOWN.clear()
     ordering = sys.modules.get("flexc.runtime.planner.ordering")
@@ -186,11 +186,11 @@ def lower(mods: Mods) -> None:
     from flexc.frontend.capture import capture_mods
     from flexc.frontend.closures import read_mods
     from flexc.frontend.import_graph import AttentionCall, build_attention_module
-    from flexc.runtime.build import Build
-    from flexc.runtime.driver import lower
-    from flexc.runtime.gpus import HOPPER
-    from flexc.runtime.options import NO_OPTIONS
-    from flexc.runtime.schedules import candidates
+    from flexc.runtime.inputs.options import NO_OPTIONS
+    from flexc.runtime.kernels.build import Build
+    from flexc.runtime.kernels.driver import lower
+    from flexc.runtime.kernels.schedules import candidates
+    from flexc.runtime.tapes.gpus import HOPPER
 
     call = AttentionCall(
         dtype=torch.bfloat16,

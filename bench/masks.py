@@ -23,8 +23,8 @@ from torch.nn.attention.flex_attention import create_block_mask as torch_block_m
 import flexc
 from bench.timing import interleaved_medians
 from flexc.frontend.closures import read_mods
-from flexc.runtime.cache import cache_dir
 from flexc.runtime.planner.tables import plan_tables
+from flexc.runtime.process.cache import cache_dir
 from tests.support.block_tables import differences
 
 DOCUMENT = 3001

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flexc.runtime.compiled_function import compile
+    from flexc.runtime.compiled.compiled_function import compile
     from flexc.runtime.explain import explain
     from flexc.runtime.interface import flex_attention
     from flexc.runtime.planner.block_mask import create_block_mask
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _EXPORTS = {
-    "compile": "flexc.runtime.compiled_function",
+    "compile": "flexc.runtime.compiled.compiled_function",
     "create_block_mask": "flexc.runtime.planner.block_mask",
     "explain": "flexc.runtime.explain",
     "flex_attention": "flexc.runtime.interface",
@@ -46,7 +46,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'flexc' has no attribute {name!r}")
-    from flexc.runtime.collection import without_collection
+    from flexc.runtime.process.collection import without_collection
 
     with without_collection():
         found = getattr(import_module(_EXPORTS[name]), name)

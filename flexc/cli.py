@@ -19,7 +19,7 @@ from flexc.passes.sizes.vector_machine import MACHINES
 
 if TYPE_CHECKING:
     from flexc.frontend.signatures import ModKind
-    from flexc.runtime.build import Build
+    from flexc.runtime.kernels.build import Build
 
 LEVELS = ("flex", "blocksparse", "tile", "source")
 TARGETS = ("cpp", "triton", "gluon")
@@ -125,8 +125,8 @@ def _printed(module: Any, level: str, target: str, build: Build) -> str:
     from xdsl.context import Context
 
     from flexc.passes import pipelines
-    from flexc.runtime.driver import lower
-    from flexc.runtime.schedules import OVERLAP, TRITON
+    from flexc.runtime.kernels.driver import lower
+    from flexc.runtime.kernels.schedules import OVERLAP, TRITON
 
     if level == "source":
         return lower(module, build, OVERLAP if target == "gluon" else TRITON).source
@@ -145,8 +145,8 @@ def _build(args: argparse.Namespace) -> Build:
     import torch
 
     from flexc.frontend.import_graph import AttentionCall
-    from flexc.runtime.build import Build, machine_for
-    from flexc.runtime.options import TileOptions
+    from flexc.runtime.inputs.options import TileOptions
+    from flexc.runtime.kernels.build import Build, machine_for
 
     call = AttentionCall(
         dtype=getattr(torch, args.dtype),
@@ -208,8 +208,8 @@ def explain(args: argparse.Namespace) -> None:
 
 def cache(args: argparse.Namespace) -> None:
     """Say how large the cache on disk is, list what is in it, or empty it."""
-    from flexc.runtime.cache import cache_dir, clear_cache
-    from flexc.runtime.eviction import entries, limit
+    from flexc.runtime.process.cache import cache_dir, clear_cache
+    from flexc.runtime.process.eviction import entries, limit
 
     folder = cache_dir()
     found = entries(folder)
@@ -228,8 +228,8 @@ def cache(args: argparse.Namespace) -> None:
 
 def _about(path: Path) -> str:
     """What an entry of the cache is the kernel of, where its text says so."""
-    from flexc.runtime.cache import load
-    from flexc.runtime.progress import described
+    from flexc.runtime.process.cache import load
+    from flexc.runtime.process.progress import described
 
     if not path.name.startswith("spec-"):
         return ""
@@ -258,7 +258,7 @@ def _version(package: str) -> str:
 
 
 def _compiler() -> str:
-    from flexc.runtime.cpp_compiler import find_compiler
+    from flexc.runtime.kernels.cpp_compiler import find_compiler
 
     try:
         found = find_compiler()
@@ -270,7 +270,7 @@ def _compiler() -> str:
 def _cpu() -> str:
     import torch
 
-    from flexc.runtime.cpp_compiler import host_machine
+    from flexc.runtime.kernels.cpp_compiler import host_machine
 
     try:
         kind = host_machine()
@@ -303,7 +303,7 @@ def _positive(text: str) -> int:
 
 
 def _head_dim(text: str) -> int:
-    from flexc.runtime.arguments import MAX_HEAD_DIM
+    from flexc.runtime.inputs.arguments import MAX_HEAD_DIM
 
     if _positive(text) > MAX_HEAD_DIM:
         raise argparse.ArgumentTypeError(f"expects 1 to {MAX_HEAD_DIM}, got {text}")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from flexc.runtime import stored_tapes
+from flexc.runtime.replay import stored_tapes
 
 # Calls verify the IR of each kernel before it is printed.
 os.environ["FLEXC_VERIFY"] = "1"

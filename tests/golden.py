@@ -23,11 +23,15 @@ import torch
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.frontend.closures import read_mods
 from flexc.passes.sizes.vector_machine import MachineName
-from flexc.runtime import driver
+from flexc.runtime.kernels import driver
+from flexc.runtime.kernels.schedules import (
+    OVERLAP,
+    SIMPLE,
+    Schedule,
+)
+from flexc.runtime.kernels.traces import trace_mods
 from flexc.runtime.planner import plans
 from flexc.runtime.planner.block_mask import checked_problem
-from flexc.runtime.schedules import OVERLAP, SIMPLE, Schedule
-from flexc.runtime.traces import trace_mods
 from tests.codegen import derivative_kernels as derivatives
 from tests.codegen.triton_kernels import Variant, call_of, vendor_of
 from tests.support.corpus import CORPUS

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from bench.timing import seconds_of
-from flexc.runtime.cpp_compiler import SHARED_LEVEL, find_compiler
+from flexc.runtime.kernels.cpp_compiler import SHARED_LEVEL, find_compiler
 
 SOURCE = Path(__file__).with_name("peak.cpp")
 BURST = 0.02

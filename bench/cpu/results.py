@@ -12,7 +12,7 @@ import torch
 
 from bench import files
 from bench.cpu.cells import Cell
-from flexc.runtime.cpp_compiler import host_machine
+from flexc.runtime.kernels.cpp_compiler import host_machine
 
 
 @dataclass(frozen=True)

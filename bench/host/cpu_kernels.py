@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from bench.timing import seconds_of, turns
-from flexc.runtime.cpp_loader import CppFunction
+from flexc.runtime.kernels.cpp_loader import CppFunction
 
 Call = Callable[[], object]
 

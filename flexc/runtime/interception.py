@@ -21,12 +21,12 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 
 from flexc.errors import TracingError
-from flexc.runtime.arguments import Results
-from flexc.runtime.options import Choices
-from flexc.runtime.transforms import is_transformed, tracing
+from flexc.runtime.inputs.arguments import Results
+from flexc.runtime.inputs.options import Choices
+from flexc.runtime.inputs.transforms import is_transformed, tracing
 
 if TYPE_CHECKING:
-    from flexc.runtime.call import Attention
+    from flexc.runtime.attention.call import Attention
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,19 @@ _original = FunctionType(
 _original.__kwdefaults__ = _patched.__kwdefaults__
 
 
+_ours: Callable[..., Any] = _original
+
+
+def redirect_to(function: Callable[..., Any]) -> None:
+    """Have flexc's own `flex_attention` take the place of torch's within scopes."""
+    global _ours
+    _ours = function
+
+
 def torch_attention(*args: Any, **kwargs: Any) -> Any:
     """torch's `flex_attention` while some thread has a scope."""
-    if _current.scope is None:
-        return _original(*args, **kwargs)
-    from flexc.runtime.interface import flex_attention
-
-    return flex_attention(*args, **kwargs)
+    function = _original if _current.scope is None else _ours
+    return function(*args, **kwargs)
 
 
 def _redirect() -> None:

@@ -18,21 +18,25 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 from flexc.errors import OptionError
 from flexc.frontend.closures import freeze, read_key
 from flexc.frontend.plain_values import number_key
-from flexc.runtime.arguments import Outputs, mask_of, read_scale
 from flexc.runtime.autograd.run import run_attention
-from flexc.runtime.collection import without_collection
-from flexc.runtime.interception import current_scope
-from flexc.runtime.options import Choices, read_choices
-from flexc.runtime.plans import attend, is_plain
-from flexc.runtime.recorded_calls import Operands
-from flexc.runtime.regions import Regions, compiled_for_flexc
-from flexc.runtime.versions import has_entry_point
+from flexc.runtime.call_plans.attend import attend, is_plain
+from flexc.runtime.call_plans.recorded_calls import Operands
+from flexc.runtime.inputs.arguments import (
+    Outputs,
+    mask_of,
+    read_scale,
+)
+from flexc.runtime.inputs.options import Choices, read_choices
+from flexc.runtime.interception import current_scope, redirect_to
+from flexc.runtime.process.collection import without_collection
+from flexc.runtime.process.versions import has_entry_point
+from flexc.runtime.torch_compile.regions import Regions, compiled_for_flexc
 
 if TYPE_CHECKING:
-    from flexc.runtime.call import Attention
+    from flexc.runtime.attention.call import Attention
 
 if not has_entry_point():
-    from flexc.runtime.dynamo import register
+    from flexc.runtime.torch_compile.dynamo import register
 
     register()
 
@@ -104,7 +108,7 @@ def flex_attention(
     """
     run: Any = _run
     if torch.compiler.is_dynamo_compiling():
-        from flexc.runtime.operators.call import in_graphs
+        from flexc.runtime.torch_compile.operators.call import in_graphs
 
         run = in_graphs or _hidden()
     elif get_eval_frame_callback() is not None:
@@ -206,3 +210,6 @@ def _hidden() -> Any:
     """Return what runs a call in code that Dynamo gave up on: it sees no more of it."""
     reason = "flexc.flex_attention launches its own kernels"
     return torch.compiler.disable(_run, reason=reason)
+
+
+redirect_to(flex_attention)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from flexc.errors import DtypeError, GradientError, OptionError, ShapeError
-from flexc.runtime.driver import counters
+from flexc.runtime.kernels.driver import counters
 from flexc.runtime.planner.block_mask import check_gpu
 
 USAGE = (

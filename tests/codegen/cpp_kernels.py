@@ -21,7 +21,7 @@ from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.hopper.tile_assign_buffers import TileAssignBuffersPass
 from flexc.passes.hopper.tile_insert_copies import TileInsertCopiesPass
-from flexc.runtime.kernel import Kernel
+from flexc.runtime.kernels.kernel import Kernel
 
 ELEMENTS = {
     torch.float64: "f64",

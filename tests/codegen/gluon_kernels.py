@@ -11,10 +11,9 @@ from typing import Any
 from triton import knobs
 
 from flexc.codegen.kernel_spec import KernelSpec
-from flexc.runtime import driver
-from flexc.runtime.assembler_log import assembler_log
-from flexc.runtime.gluon_compiler import compile_kernel
-from flexc.runtime.schedules import OVERLAP, Schedule
+from flexc.runtime.kernels import driver
+from flexc.runtime.kernels.gluon_compiler import assembler_log, compile_kernel
+from flexc.runtime.kernels.schedules import OVERLAP, Schedule
 from tests.codegen.triton_kernels import Variant, call_of
 
 HOPPER = 90

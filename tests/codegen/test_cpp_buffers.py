@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
-from flexc.runtime.cpp_loader import load_cpp
 from flexc.runtime.interpreters import run_module
-from flexc.runtime.kernel import Kernel, launch
+from flexc.runtime.kernels.cpp_loader import load_cpp
+from flexc.runtime.kernels.kernel import Kernel, launch
 from tests.codegen.cpp_kernels import PREPARE, parse, run_passes
 
 T = "!tile.tile<4x8xf32>"

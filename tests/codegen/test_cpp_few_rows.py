@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 import flexc
-from flexc.runtime.cpp_compiler import find_compiler
+from flexc.runtime.kernels.cpp_compiler import find_compiler
 from tests.support.reference import attention
 
 TOLERANCE = {
@@ -75,7 +75,9 @@ def test_keys_beyond_the_last_block(kv_len: int) -> None:
 @pytest.mark.parametrize("vector_bytes", ["16", "32"])
 def test_narrow_vectors(vector_bytes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = {"16": "portable", "32": "avx2"}[vector_bytes]
-    monkeypatch.setattr("flexc.runtime.call.machine_for", lambda backend: name)
+    monkeypatch.setattr(
+        "flexc.runtime.attention.call.machine_for", lambda backend: name
+    )
     for group, dtype in ((1, torch.float32), (3, torch.float16), (7, torch.float64)):
         check(inputs(group, 1, 131, (72, 40), dtype))
 

@@ -11,11 +11,15 @@ import torch
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError, CompilerNotFoundError
-from flexc.runtime import cpp_compiler
-from flexc.runtime.cache import cache_dir
-from flexc.runtime.cpp_compiler import Compiler, find_compiler
-from flexc.runtime.cpp_loader import build, is_whole, load_cpp
-from flexc.runtime.kernel import launch
+from flexc.runtime.kernels import cpp_compiler
+from flexc.runtime.kernels.cpp_compiler import Compiler, find_compiler
+from flexc.runtime.kernels.cpp_loader import (
+    build,
+    is_whole,
+    load_cpp,
+)
+from flexc.runtime.kernels.kernel import launch
+from flexc.runtime.process.cache import cache_dir
 
 SPEC = KernelSpec(
     target="cpp",

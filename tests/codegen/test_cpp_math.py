@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexc.runtime.cpp_compiler import find_compiler
+from flexc.runtime.kernels.cpp_compiler import find_compiler
 
 UNARY = ("exp2", "exp", "expm1", "log", "log2", "log1p", "tanh", "erf")
 WIDTHS = (0, 16, 32, 64)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flexc.passes.sizes.vector_machine import MACHINES, MachineName
-from flexc.runtime.kernel import Kernel
+from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import ELEMENTS, PREPARE, parse, run_passes
 
 PLACES = ((70, 1), (1, 70), (2, 71), (-70, 1), (1, -70), (-1, 70), (0, 1), (1, 1))

@@ -16,10 +16,10 @@ from flexc.dialects.flex import SumKind
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.sizes.vector_machine import MachineName
-from flexc.runtime.gradients import launch as launches
-from flexc.runtime.gradients.parts import parts_for
+from flexc.runtime.autograd.gradients import launch as launches
+from flexc.runtime.autograd.gradients.launch import parts_for
 from flexc.runtime.interpreters import run_module
-from flexc.runtime.kernel import Kernel
+from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import parse, run_passes
 
 DIMS = pytest.mark.parametrize("dim", [8, 32, 40])

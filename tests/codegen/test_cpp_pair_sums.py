@@ -12,7 +12,7 @@ from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.interpreters.finish import diagonal_shape
-from flexc.runtime.kernel import Kernel
+from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import parse, run_passes
 
 M = "tensor<?x?x?x8xf32>"

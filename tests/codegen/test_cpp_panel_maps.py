@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexc.runtime.cpp_compiler import find_compiler
 from flexc.runtime.interpreters import run_module
-from flexc.runtime.kernel import Kernel
+from flexc.runtime.kernels.cpp_compiler import find_compiler
+from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import PREPARE, parse, run_passes
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "i32": torch.int32}

@@ -11,7 +11,7 @@ from torch import Tensor
 from flexc.passes.sizes.vector_machine import MACHINES, MachineName
 from flexc.passes.tile.tile_register_products import TileRegisterProductsPass
 from flexc.runtime.interpreters import run_module
-from flexc.runtime.kernel import Kernel
+from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import ELEMENTS, PREPARE, parse, run_passes
 
 ROWS, INNER = 22, 13

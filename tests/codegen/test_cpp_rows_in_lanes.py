@@ -9,7 +9,7 @@ from torch import Tensor
 from flexc.passes import pipelines
 from flexc.passes.cpu.tile_put_rows_in_lanes import TilePutRowsInLanesPass
 from flexc.runtime.interpreters import run_module
-from flexc.runtime.kernel import Kernel
+from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import parse, run_passes
 
 M, N, D = 16, 24, 8

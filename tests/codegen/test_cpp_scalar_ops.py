@@ -13,7 +13,7 @@ from xdsl.ir import Operation
 from flexc.codegen.cpp.scalar_rules import SCALAR_RULES
 from flexc.dialects import tile
 from flexc.runtime.interpreters import run_region
-from flexc.runtime.kernel import Kernel
+from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import PREPARE, parse, run_passes
 
 DTYPES = {

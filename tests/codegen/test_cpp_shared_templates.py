@@ -13,9 +13,9 @@ from xdsl.context import Context
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.passes.flex.flex_fold_heads import FlexFoldHeadsPass
-from flexc.runtime import driver
-from flexc.runtime.cpp_compiler import find_compiler
-from flexc.runtime.cpp_loader import compiled
+from flexc.runtime.kernels import driver
+from flexc.runtime.kernels.cpp_compiler import find_compiler
+from flexc.runtime.kernels.cpp_loader import compiled
 from tests.codegen.derivative_kernels import cpp_kernels
 from tests.codegen.triton_kernels import Variant, call_of
 

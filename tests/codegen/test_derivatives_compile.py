@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flexc.runtime.kernel import Kernel
+from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.derivative_kernels import cpp_kernels, triton_kernels
 from tests.codegen.triton_kernels import (
     SHARED_MEMORY,

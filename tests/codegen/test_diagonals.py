@@ -20,7 +20,7 @@ from xdsl.passes import ModulePass
 from flexc.codegen.cpp.target import emit_cpp
 from flexc.passes import pipelines
 from flexc.runtime.interpreters import run_module
-from flexc.runtime.kernel import Kernel
+from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import parse
 
 try:

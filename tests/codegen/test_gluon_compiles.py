@@ -13,7 +13,7 @@ import pytest
 
 from flexc.codegen.gluon.compiled_check import problems
 from flexc.errors import ScheduleError
-from flexc.runtime.schedules import SIMPLE
+from flexc.runtime.kernels.schedules import SIMPLE
 from tests.codegen.gluon_kernels import compiled, lower
 from tests.codegen.triton_kernels import Variant, has_mask
 from tests.support.corpus import CORPUS

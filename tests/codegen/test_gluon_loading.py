@@ -17,14 +17,25 @@ from triton import knobs
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError
 from flexc.frontend.import_graph import AttentionCall
-from flexc.runtime import gluon_compiler, gluon_loader, tensor_maps
-from flexc.runtime.assembler_log import ALWAYS, LOG, assembler_log
-from flexc.runtime.build import Build
-from flexc.runtime.gluon_compiler import compile_kernel, expanded, find_problems
-from flexc.runtime.gluon_loader import OnDevice
-from flexc.runtime.gpus import HOPPER
-from flexc.runtime.options import NO_OPTIONS
-from flexc.runtime.tensor_maps import TensorMaps
+from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.kernels import (
+    gluon_compiler,
+    gluon_loader,
+)
+from flexc.runtime.kernels import (
+    gluon_loader as tensor_maps,
+)
+from flexc.runtime.kernels.build import Build
+from flexc.runtime.kernels.gluon_compiler import (
+    ALWAYS,
+    LOG,
+    assembler_log,
+    compile_kernel,
+    expanded,
+    find_problems,
+)
+from flexc.runtime.kernels.gluon_loader import OnDevice, TensorMaps
+from flexc.runtime.tapes.gpus import HOPPER
 
 SOURCE = """
 import triton.experimental.gluon.language as gl

@@ -21,15 +21,15 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.frontend.closures import read_mods
-from flexc.runtime.beside import Beside
+from flexc.runtime.kernels.traces import trace_mods
 from flexc.runtime.planner.block_mask import checked_problem, plan_block_mask
 from flexc.runtime.planner.plans import Plan, build_for, lower
-from flexc.runtime.traces import trace_mods
+from flexc.runtime.process.beside import Beside
 from tests.support.block_tables import differences
 from tests.support.corpus import CORPUS
 
 triton = pytest.importorskip("triton")
-ordering_triton = pytest.importorskip("flexc.runtime.planner.ordering_triton")
+ordering_triton = pytest.importorskip("flexc.runtime.kernels.ordering_triton")
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 OLD_INTERPRETER = version("triton").startswith("3.6.")
@@ -62,7 +62,7 @@ def test_compiles(case: str, target: str) -> None:
 @pytest.mark.skipif(INTERPRETING, reason="nothing is compiled there")
 @pytest.mark.parametrize("target", ["sm90", "gfx942"])
 def test_order_compiles(target: str) -> None:
-    from flexc.runtime.planner.ordering_triton import order_source
+    from flexc.runtime.kernels.ordering_triton import order_source
     from tests.codegen.triton_kernels import TARGETS
 
     assert triton.compile(order_source(), target=TARGETS[target]).asm

@@ -9,8 +9,12 @@ import pytest
 from flexc.codegen.gluon.compiled_check import problems
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.frontend.combine_module import build_combine_module
-from flexc.runtime import driver
-from flexc.runtime.schedules import OVERLAP, TRITON, Schedule
+from flexc.runtime.kernels import driver
+from flexc.runtime.kernels.schedules import (
+    OVERLAP,
+    TRITON,
+    Schedule,
+)
 from tests.codegen import gluon_kernels, triton_kernels
 from tests.codegen.triton_kernels import Variant, spilled_bytes
 

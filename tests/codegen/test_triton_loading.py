@@ -24,20 +24,24 @@ from triton.backends.compiler import GPUTarget
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import OptionError
-from flexc.runtime import driver, triton_compiler, triton_loader
-from flexc.runtime.build import Build
-from flexc.runtime.gpus import HOPPER
-from flexc.runtime.options import NO_OPTIONS, TileOptions
-from flexc.runtime.planner.ordering_triton import order_source
-from flexc.runtime.schedules import candidates
-from flexc.runtime.triton_compiler import (
+from flexc.runtime.inputs.options import NO_OPTIONS, TileOptions
+from flexc.runtime.kernels import (
+    driver,
+    triton_compiler,
+    triton_loader,
+)
+from flexc.runtime.kernels.build import Build
+from flexc.runtime.kernels.ordering_triton import order_source
+from flexc.runtime.kernels.schedules import candidates
+from flexc.runtime.kernels.triton_compiler import (
     Entry,
     bare_source,
     find_problems,
     signature_type,
     take_kernel,
 )
-from flexc.runtime.triton_loader import OnGrid
+from flexc.runtime.kernels.triton_loader import OnGrid
+from flexc.runtime.tapes.gpus import HOPPER
 from tests.codegen.triton_kernels import Variant, call_of
 
 VARIANT = Variant("soft_cap", "sm90", head_dim=64)

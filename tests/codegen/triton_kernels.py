@@ -24,11 +24,15 @@ from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.dialects.flex import AttentionOp
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.import_graph import build_attention_module
-from flexc.runtime import driver
-from flexc.runtime.arguments import split_block_mask
-from flexc.runtime.call import Attention, Outputs, read_signature
-from flexc.runtime.options import NO_OPTIONS
-from flexc.runtime.triton_compiler import load_jit_function
+from flexc.runtime.attention.call import (
+    Attention,
+    Outputs,
+    read_signature,
+)
+from flexc.runtime.inputs.arguments import split_block_mask
+from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.kernels import driver
+from flexc.runtime.kernels.triton_compiler import load_jit_function
 from tests.support.corpus import CORPUS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flexc.runtime import call
+from flexc.runtime.attention import call
 
 
 @pytest.fixture

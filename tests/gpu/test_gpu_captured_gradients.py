@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexc.runtime.captured_gradients import CapturedGradient
+from flexc.runtime.autograd.captured_gradients import CapturedGradient
 from tests.support.captured_reads import of_chunk, summed
 from tests.unit.runtime.test_captured_gradients import (
     CASES,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import flexc
 from bench.variants import ANCHORS
-from flexc.runtime.driver import counters
+from flexc.runtime.kernels.driver import counters
 from tests.gpu.gradients import (
     Call,
     Sizes,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 import flexc
-from flexc.runtime.driver import counters
+from flexc.runtime.kernels.driver import counters
 from tests.support.block_tables import dense_blocks, differences
 from tests.support.corpus import CORPUS
 

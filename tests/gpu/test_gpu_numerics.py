@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
 import flexc
-from flexc.runtime.driver import counters
+from flexc.runtime.kernels.driver import counters
 from tests.support.corpus import CORPUS, Mods
 from tests.support.poison import poisoned
 from tests.support.reference import Reference, attention

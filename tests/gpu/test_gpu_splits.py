@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
 import flexc
-from flexc.runtime import call as calls
-from flexc.runtime.driver import counters
+from flexc.runtime.attention import call as calls
+from flexc.runtime.kernels.driver import counters
 from tests.gpu.test_gpu_numerics import Sizes, close, inputs, mods_of
 from tests.support.corpus import Mods
 from tests.support.poison import poisoned

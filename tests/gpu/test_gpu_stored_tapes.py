@@ -15,7 +15,7 @@ PROGRAM = """
 import sys
 import torch
 from flexc import flex_attention
-from flexc.runtime.driver import counters
+from flexc.runtime.kernels.driver import counters
 from tests.support.reference import attention
 
 torch.manual_seed(0)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask
 
 import flexc
-from flexc.runtime import mask_reading
+from flexc.runtime.kernels import mask_reading
 from tests.property.cases import Case, with_layout
 from tests.property.mod_derivatives import ModPoints
 from tests.support.block_tables import dense_blocks

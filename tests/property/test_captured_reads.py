@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flexc.passes.scalar.dependence import Along
 from flexc.passes.scalar.reads.captured_read import IndexClass, Part
-from flexc.runtime.captured_gradients import (
+from flexc.runtime.autograd.captured_gradients import (
     CapturedGradient,
     Scatter,
     Sizes,

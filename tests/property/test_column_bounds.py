@@ -27,11 +27,11 @@ from flexc.passes.masks.segments.segment_builder import build_segments, order_of
 from flexc.passes.masks.segments.subject import SegmentSubject
 from flexc.passes.scalar.proof import Proven
 from flexc.passes.sizes.tile_sizes import TileSizes
-from flexc.runtime.arguments import split_block_mask
+from flexc.runtime.inputs.arguments import split_block_mask
+from flexc.runtime.inputs.listed_blocks import classes_of, pairs_of
 from flexc.runtime.interpreters import run_region
-from flexc.runtime.listed_blocks import classes_of, pairs_of
-from flexc.runtime.planner.columns import column_tables
-from flexc.runtime.proofs import Prover, attention_of
+from flexc.runtime.kernels.proofs import Prover, attention_of
+from flexc.runtime.planner.tables import column_tables
 from tests.property.affine_masks import Spelled, masks
 from tests.property.block_visits import (
     FULL,

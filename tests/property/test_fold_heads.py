@@ -15,7 +15,7 @@ from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlockspar
 from flexc.passes.flex.flex_fold_heads import FlexFoldHeadsPass
 from flexc.passes.sizes.tile_sizes import FEW_ROWS
 from flexc.passes.sizes.vector_machine import MachineName
-from flexc.runtime.few_rows import folded_rows
+from flexc.runtime.attention.few_rows import folded_rows
 from flexc.runtime.interpreters import run_module
 from tests.property.calls import check_backend
 from tests.property.cases import Case, Sizes

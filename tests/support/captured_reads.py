@@ -18,9 +18,9 @@ from flexc.passes import pipelines
 from flexc.passes.scalar.reads.capture_index import CaptureIndices
 from flexc.passes.scalar.reads.captured_read import CapturedRead, IndexClass
 from flexc.passes.scalar.reads.slices import index_region
-from flexc.runtime.captured_gradients import Chunk, Sizes
+from flexc.runtime.autograd.captured_gradients import Chunk, Sizes
 from flexc.runtime.interpreters import run_region
-from flexc.runtime.proofs import attention_of
+from flexc.runtime.kernels.proofs import attention_of
 
 Mod = Callable[..., Any]
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import torch
 
-from flexc.runtime.cpp_compiler import find_compiler
+from flexc.runtime.kernels.cpp_compiler import find_compiler
 from tests.support.samples import (
     ALLOWED,
     Sample,

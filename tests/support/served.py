@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flexc.runtime.kernel import Kernel
+from flexc.runtime.kernels.kernel import Kernel
 
 
 @contextmanager

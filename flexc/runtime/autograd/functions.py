@@ -26,11 +26,11 @@ from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 
 from flexc.errors import GradientError
-from flexc.runtime import derivatives
+from flexc.runtime.autograd import derivatives
 from flexc.runtime.autograd.batching import map_slices
+from flexc.runtime.autograd.derivatives import Gradients, Wanted
 from flexc.runtime.autograd.template import Template
-from flexc.runtime.derivatives import Gradients, Wanted
-from flexc.runtime.transforms import is_transformed
+from flexc.runtime.inputs.transforms import is_transformed
 
 Maybe = Tensor | None
 

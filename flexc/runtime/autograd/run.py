@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flexc.runtime import derivatives
+from flexc.runtime.autograd import derivatives
+from flexc.runtime.autograd.derivatives import check_gradient
 from flexc.runtime.autograd.functions import FlexAttentionFunction
 from flexc.runtime.autograd.template import Results, Template, split
-from flexc.runtime.derivatives import check_gradient
-from flexc.runtime.modes import unseen
-from flexc.runtime.transforms import is_transformed
+from flexc.runtime.inputs.transforms import is_transformed
+from flexc.runtime.tapes.modes import unseen
 
 if TYPE_CHECKING:
-    from flexc.runtime.call import Attention
+    from flexc.runtime.attention.call import Attention
 
 
 def run_attention(call: Attention) -> Results:

@@ -10,19 +10,23 @@ import torch
 from torch import Tensor
 
 from flexc.frontend.closures import ModSignature
-from flexc.runtime.arguments import Outputs, Results, Tables
 from flexc.runtime.autograd.batching import Kind
-from flexc.runtime.derivatives import Gradients, Wanted
-from flexc.runtime.equal_facts import Kept, stream_facts
-from flexc.runtime.repeats import Repeated
-from flexc.runtime.stored_tapes import StoredTape
-from flexc.runtime.transforms import is_transformed
+from flexc.runtime.autograd.derivatives import Gradients, Wanted
+from flexc.runtime.inputs.arguments import (
+    Outputs,
+    Results,
+    Tables,
+)
+from flexc.runtime.inputs.transforms import is_transformed
+from flexc.runtime.replay.equal_facts import Kept, stream_facts
+from flexc.runtime.replay.repeats import Repeated
+from flexc.runtime.replay.stored_tapes import StoredTape
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
     from flexc.frontend.captured import CapturedMods
-    from flexc.runtime.call import Attention
+    from flexc.runtime.attention.call import Attention
 
 INPUTS = 3
 """Query, key and value."""

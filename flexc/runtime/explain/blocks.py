@@ -22,8 +22,8 @@ from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.scalar.dependence import Along
 from flexc.runtime.explain.subject import Subject
+from flexc.runtime.inputs.listed_blocks import classes_of, pairs_of
 from flexc.runtime.interpreters import run_region
-from flexc.runtime.listed_blocks import classes_of, pairs_of
 from flexc.runtime.planner.classes import DEAD, FULL, PARTIAL, UNKNOWN, Planning
 from flexc.runtime.planner.plans import Problem, find_plan
 

@@ -28,9 +28,9 @@ from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.readable import spell
 from flexc.passes.scalar.reads.capture_index import CaptureIndices
 from flexc.passes.scalar.reads.captured_read import IndexClass
-from flexc.runtime.driver import convert_for
 from flexc.runtime.explain.subject import Subject
-from flexc.runtime.options import NO_OPTIONS, is_interpreting
+from flexc.runtime.inputs.options import NO_OPTIONS, is_interpreting
+from flexc.runtime.kernels.driver import convert_for
 
 By = Literal["head", "row", "column", "distance", "pair"]
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from flexc.errors import OptionError
 from flexc.passes.scalar.readable import describe_mod
-from flexc.runtime.call import Attention
-from flexc.runtime.cpp_compiler import host_machine
+from flexc.runtime.attention.call import Attention
 from flexc.runtime.explain.blocks import Blocks, Rows, Run, find_blocks
 from flexc.runtime.explain.counts import Counts, count
 from flexc.runtime.explain.facts import Fact, facts_of
@@ -21,6 +20,7 @@ from flexc.runtime.explain.gradients import GradientFacts, gradients_of
 from flexc.runtime.explain.picture import draw_png, draw_svg
 from flexc.runtime.explain.schedules import ScheduleFacts, schedule_of
 from flexc.runtime.explain.subject import Subject, Way
+from flexc.runtime.kernels.cpp_compiler import host_machine
 
 WIDTH = 92
 MAX_FACT_LINES = 4

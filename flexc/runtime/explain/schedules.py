@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from flexc.runtime.attention.call import Attention
 from flexc.runtime.autograd.template import outputs_with_lse
-from flexc.runtime.call import Attention
-from flexc.runtime.driver import Compiled, crowd_of, known_spec
 from flexc.runtime.explain.subject import Subject
-from flexc.runtime.schedules import Candidates, Schedule, candidates
+from flexc.runtime.kernels.driver import (
+    Compiled,
+    crowd_of,
+    known_spec,
+)
+from flexc.runtime.kernels.schedules import (
+    Candidates,
+    Schedule,
+    candidates,
+)
 
 UNKNOWN = "the first call finds out"
 

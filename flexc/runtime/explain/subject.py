@@ -24,12 +24,12 @@ from flexc.passes.scalar.dependence import (
 from flexc.passes.scalar.proof import Proof, WhyNot
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.sizes.tile_sizes import TileSizes
-from flexc.runtime.call import Attention
-from flexc.runtime.driver import Compiled, convert_for
-from flexc.runtime.few_rows import few_rows
-from flexc.runtime.mask_reading import MIN_PLANNED_PAIRS, MaskReading
-from flexc.runtime.proofs import Known, attention_of
-from flexc.runtime.schedules import Schedule
+from flexc.runtime.attention.call import Attention
+from flexc.runtime.attention.few_rows import few_rows
+from flexc.runtime.kernels.driver import Compiled, convert_for
+from flexc.runtime.kernels.mask_reading import MIN_PLANNED_PAIRS, MaskReading
+from flexc.runtime.kernels.proofs import Known, attention_of
+from flexc.runtime.kernels.schedules import Schedule
 
 Way = Literal["no mask", "bounds", "planned", "tables", "every pair"]
 """How the blocks to visit are found."""

@@ -28,8 +28,7 @@ from flexc.runtime.interpreters.pair_sums import PairSumsFunctions
 from flexc.runtime.interpreters.panels import PanelFunctions
 from flexc.runtime.interpreters.scalar import ScalarFunctions
 from flexc.runtime.interpreters.schedule import schedule_functions, set_interleaving
-from flexc.runtime.interpreters.tile import TileFunctions
-from flexc.runtime.interpreters.tile_approx import TileApproxFunctions
+from flexc.runtime.interpreters.tile import TileApproxFunctions, TileFunctions
 from flexc.runtime.interpreters.values import as_value
 
 ENTRIES = (

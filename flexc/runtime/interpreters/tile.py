@@ -32,6 +32,20 @@ from flexc.runtime.interpreters.memory import (
 from flexc.runtime.interpreters.schedule import read_operand
 from flexc.runtime.interpreters.values import dense_array, dtype_of
 
+# The meaning of what hardware approximates: the function itself.
+
+
+@register_impls
+class TileApproxFunctions(InterpreterFunctions):
+    """Scalar ops of the `tile` dialect that promise a few bits only."""
+
+    @impl(tile.TanhApproxOp)
+    def run_tanh(
+        self, interpreter: Interpreter, op: tile.TanhApproxOp, args: PythonValues
+    ) -> PythonValues:
+        return (args[0].tanh(),)
+
+
 PROGRAM = "program"
 """Key of the interpreter's data that holds this program's position."""
 

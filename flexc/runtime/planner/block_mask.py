@@ -13,15 +13,15 @@ from flexc.errors import DeviceError, OptionError, ShapeError
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.signatures import check_callable
-from flexc.runtime.notes import sign
-from flexc.runtime.options import resolve_backend
+from flexc.runtime.inputs.notes import sign
+from flexc.runtime.inputs.options import resolve_backend
+from flexc.runtime.inputs.tensor_facts import check_captures
+from flexc.runtime.inputs.wrappers import check_captured
+from flexc.runtime.kernels.traces import trace_mods
 from flexc.runtime.planner.classes import Planning, expanded, whole_blocks
 from flexc.runtime.planner.ordering import ordered, start_order
 from flexc.runtime.planner.plans import Problem, find_plan
-from flexc.runtime.repeats import repeat
-from flexc.runtime.tensor_facts import check_captures
-from flexc.runtime.traces import trace_mods
-from flexc.runtime.wrappers import check_captured
+from flexc.runtime.replay.repeats import repeat
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -18,11 +18,11 @@ from flexc.passes import pipelines
 from flexc.passes.flex.planning.ordering import KINDS, build_order
 from flexc.passes.sizes.vector_machine import MachineName
 from flexc.passes.tile.tile_expand_captures import TileExpandCapturesPass
-from flexc.runtime.beside import Beside
-from flexc.runtime.cache import load, store
-from flexc.runtime.cpp_compiler import host_machine
-from flexc.runtime.kernel import Kernel
-from flexc.runtime.versions import versions
+from flexc.runtime.kernels.cpp_compiler import host_machine
+from flexc.runtime.kernels.kernel import Kernel
+from flexc.runtime.process.beside import Beside
+from flexc.runtime.process.cache import load, store
+from flexc.runtime.process.versions import versions
 
 Table = tuple[Tensor, Tensor]
 """How many blocks each row has, and which."""
@@ -57,7 +57,7 @@ def ordered(classes: Tensor, backend: str, both: bool = False) -> list[Tensor]:
 def order(classes: Tensor, tables: Sequence[Tensor], backend: str) -> None:
     """Fill the tables of rows and, if there are eight, of columns."""
     if backend == "triton":
-        from flexc.runtime.planner.ordering_triton import launch_order
+        from flexc.runtime.kernels.ordering_triton import launch_order
 
         launch_order(classes, tables)
         return
@@ -103,7 +103,7 @@ def start_order(backend: str, device: torch.device) -> None:
     if backend == "cpp":
         order_kernel(host_machine())
     if backend == "triton":
-        from flexc.runtime.planner.ordering_triton import ORDER
+        from flexc.runtime.kernels.ordering_triton import ORDER
 
         ORDER.start(device)
 

@@ -28,22 +28,34 @@ from flexc.passes.scalar.dependence import (
     Dependences,
     yielded,
 )
-from flexc.runtime.beside import Beside
-from flexc.runtime.build import Build, machine_for, shared_memory
-from flexc.runtime.cache import load, store
-from flexc.runtime.captured_reads import CapturedReads
-from flexc.runtime.collection import without_collection
-from flexc.runtime.driver import counters, kernel_key, problems_of
-from flexc.runtime.gpus import capability
-from flexc.runtime.kernel import Kernel
-from flexc.runtime.options import NO_OPTIONS
-from flexc.runtime.proofs import Proofs, Prover, attention_of
-from flexc.runtime.tensor_facts import (
+from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.inputs.tensor_facts import (
     MAX_NARROW_OFFSET,
     check_captures,
     largest_offset,
     max_length,
 )
+from flexc.runtime.kernels.build import (
+    Build,
+    machine_for,
+    shared_memory,
+)
+from flexc.runtime.kernels.captured_reads import CapturedReads
+from flexc.runtime.kernels.driver import (
+    counters,
+    kernel_key,
+    problems_of,
+)
+from flexc.runtime.kernels.kernel import Kernel
+from flexc.runtime.kernels.proofs import (
+    Proofs,
+    Prover,
+    attention_of,
+)
+from flexc.runtime.process.beside import Beside
+from flexc.runtime.process.cache import load, store
+from flexc.runtime.process.collection import without_collection
+from flexc.runtime.tapes.gpus import capability
 
 FIRST = ("summarize", "classify")
 """Kernels that every mask needs."""

@@ -14,7 +14,7 @@ from flexc.errors import DivisionByZeroError
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import read_mods
-from flexc.runtime.driver import counters
+from flexc.runtime.kernels.driver import counters
 from tests.support.reference import attention
 
 QUERY, KEY, VALUE = torch.randn(3, 1, 2, 8, 16).unbind()

@@ -13,7 +13,7 @@ from flexc.errors import GradientError
 from flexc.passes.scalar.dependence import NOTHING, Along
 from flexc.passes.scalar.reads.capture_index import CaptureIndices
 from flexc.passes.scalar.reads.captured_read import IndexClass
-from flexc.runtime.captured_gradients import Sizes
+from flexc.runtime.autograd.captured_gradients import Sizes
 from tests.support.captured_reads import Reads, is_constant
 
 SIZES = Sizes(2, 4, 70, 50)

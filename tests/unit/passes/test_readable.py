@@ -18,7 +18,7 @@ from flexc.passes.masks.bounds.describe_ranges import RangeSpeller
 from flexc.passes.masks.segments.subject import SegmentSubject
 from flexc.passes.scalar.proof import Proven
 from flexc.passes.scalar.readable import describe_mod
-from flexc.runtime.proofs import attention_of
+from flexc.runtime.kernels.proofs import attention_of
 
 Mask = Callable[..., Any]
 

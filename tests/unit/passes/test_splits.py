@@ -20,10 +20,14 @@ from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.pipelines import Target
-from flexc.runtime.arguments import split_block_mask
-from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.attention.call import (
+    Attention,
+    Outputs,
+    read_signature,
+)
+from flexc.runtime.inputs.arguments import split_block_mask
+from flexc.runtime.inputs.options import NO_OPTIONS
 from flexc.runtime.interpreters import run_module
-from flexc.runtime.options import NO_OPTIONS
 from tests.support.reference import Reference, attention
 from tests.unit.passes.test_one_loop import MASKS, SCORES, Call
 

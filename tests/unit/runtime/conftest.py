@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from flexc.runtime import repeats
-from flexc.runtime.call import Attention
-from flexc.runtime.equal_facts import Kept
-from flexc.runtime.gradients.kernels import Run
+from flexc.runtime.attention.call import Attention
+from flexc.runtime.autograd.gradients.kernels import Run
+from flexc.runtime.replay import repeats
+from flexc.runtime.replay.equal_facts import Kept
 
 
 @pytest.fixture

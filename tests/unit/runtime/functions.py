@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import flexc
-from flexc.runtime.attention_nodes import OPERATOR
-from flexc.runtime.driver import counters
+from flexc.runtime.kernels.driver import counters
+from flexc.runtime.torch_compile.attention_nodes import OPERATOR
 from tests.support import reference
 
 COMPILE: Any = functools.partial(flexc.compile, backend="eager")

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import (
 
 import flexc
 from flexc import errors
-from flexc.runtime import derivatives
-from flexc.runtime.derivatives import Wanted
+from flexc.runtime.autograd import derivatives
+from flexc.runtime.autograd.derivatives import Wanted
 from tests.unit.runtime.training import BACKENDS, causal, dense, gradients, tensors
 
 Mods = tuple[Any, Any]

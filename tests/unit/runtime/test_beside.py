@@ -16,9 +16,10 @@ from torch import Tensor
 
 import flexc
 from flexc.errors import CompilationError
-from flexc.runtime import beside, cpp_loader
-from flexc.runtime.beside import Beside
-from flexc.runtime.driver import counters
+from flexc.runtime.kernels import cpp_loader
+from flexc.runtime.kernels.driver import counters
+from flexc.runtime.process import beside
+from flexc.runtime.process.beside import Beside
 
 attend: Any = flexc.flex_attention
 

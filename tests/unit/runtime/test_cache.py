@@ -18,12 +18,19 @@ from torch import Tensor
 
 import flexc
 from flexc.errors import CompilerNotFoundError, OptionError
-from flexc.runtime import driver, repeats, traces
-from flexc.runtime.cache import cache_dir, clear_cache, load, store, workspace
-from flexc.runtime.cpp_compiler import find_compiler
-from flexc.runtime.driver import counters
+from flexc.runtime.kernels import driver, traces
+from flexc.runtime.kernels.cpp_compiler import find_compiler
+from flexc.runtime.kernels.driver import counters
 from flexc.runtime.planner.ordering import order_kernel
-from flexc.runtime.recent import Recent
+from flexc.runtime.process.cache import (
+    cache_dir,
+    clear_cache,
+    load,
+    store,
+    workspace,
+)
+from flexc.runtime.process.recent import Recent
+from flexc.runtime.replay import repeats
 
 
 @pytest.fixture
@@ -135,7 +142,7 @@ def test_equal_code_of_other_functions_shares_a_kernel(folder: Path) -> None:
 
 def test_disk_serves_a_second_process(folder: Path) -> None:
     code = (
-        "import torch, flexc; from flexc.runtime.driver import counters;"
+        "import torch, flexc; from flexc.runtime.kernels.driver import counters;"
         "q = torch.ones(1, 2, 24, 8);"
         "flexc.flex_attention(q, q, q, lambda s, b, h, q, k: s + q);"
         "print(counters['lowered'], counters['loaded'])"

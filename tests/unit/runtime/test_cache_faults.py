@@ -22,8 +22,8 @@ from torch import Tensor
 
 import flexc
 from flexc.errors import FlexcError
-from flexc.runtime.cache import clear_cache
-from flexc.runtime.driver import counters
+from flexc.runtime.kernels.driver import counters
+from flexc.runtime.process.cache import clear_cache
 from tests.support.reference import attention
 from tests.unit.runtime.test_cache import DAMAGES
 

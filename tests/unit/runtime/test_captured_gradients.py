@@ -13,15 +13,17 @@ from flexc.errors import GradientError
 from flexc.passes.scalar.reads.capture_index import read_of_index
 from flexc.passes.scalar.reads.captured_read import IndexClass
 from flexc.passes.scalar.reads.slices import index_region
-from flexc.runtime.captured_gradients import (
+from flexc.runtime.autograd.captured_gradients import (
     CapturedGradient,
     Chunk,
     Scatter,
     Sizes,
     chunks_for,
-    spread,
     sums_bytes,
     sums_shape,
+)
+from flexc.runtime.autograd.captured_gradients import (
+    scatter as spread,
 )
 from tests.support.captured_reads import (
     Reads,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import flexc
 from flexc.errors import CapturedIndexError
-from flexc.runtime.driver import counters
+from flexc.runtime.kernels.driver import counters
 
 SMALL = torch.randn(64)
 SQUARE = torch.randn(64, 64)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flexc.cli import main, parser
-from flexc.runtime.cache import store
+from flexc.runtime.process.cache import store
 
 MODS = """
 import torch

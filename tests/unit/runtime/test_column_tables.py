@@ -16,14 +16,22 @@ from torch.nn.attention.flex_attention import create_block_mask as torch_block_m
 import flexc
 from flexc.errors import BlockMaskError
 from flexc.frontend.closures import read_mods
-from flexc.runtime.arguments import Tables, split_block_mask
-from flexc.runtime.call import Attention, Outputs, read_signature
-from flexc.runtime.listed_blocks import classes_of, pairs_of
-from flexc.runtime.mask_reading import CPU_BLOCK
-from flexc.runtime.options import NO_OPTIONS
-from flexc.runtime.planner.columns import KINDS, column_tables, transposed
+from flexc.runtime.attention.call import (
+    Attention,
+    Outputs,
+    read_signature,
+)
+from flexc.runtime.inputs.arguments import Tables, split_block_mask
+from flexc.runtime.inputs.listed_blocks import classes_of, pairs_of
+from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.kernels.mask_reading import CPU_BLOCK
 from flexc.runtime.planner.ordering import ordered
-from flexc.runtime.planner.tables import plan_tables
+from flexc.runtime.planner.tables import (
+    KINDS,
+    column_tables,
+    plan_tables,
+    transposed,
+)
 from tests.support.block_tables import listed_blocks
 
 BATCH, HEADS, Q_LEN, KV_LEN = 2, 3, 200, 330

@@ -24,7 +24,7 @@ from torch.nn.attention.flex_attention import (
 
 import flexc
 from flexc import errors
-from flexc.runtime.driver import counters
+from flexc.runtime.kernels.driver import counters
 from tests.support import reference
 from tests.unit.runtime.functions import (
     COMPILE,

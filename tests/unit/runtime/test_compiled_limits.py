@@ -16,13 +16,18 @@ from torch import Tensor, nn
 
 import flexc
 from flexc import errors
-from flexc.runtime import driver, repeats
-from flexc.runtime import traces as kept_traces
-from flexc.runtime.compiled_function import MAX_KINDS, _kinds
-from flexc.runtime.driver import counters
-from flexc.runtime.kinds import MAX_FACTS, MAX_TRACES
-from flexc.runtime.recent import MOST
-from flexc.runtime.shortcut import MAX_CALLS
+from flexc.runtime.compiled.compiled_function import (
+    MAX_FACTS,
+    MAX_KINDS,
+    MAX_TRACES,
+    _kinds,
+)
+from flexc.runtime.compiled.shortcut import MAX_CALLS
+from flexc.runtime.kernels import driver
+from flexc.runtime.kernels import traces as kept_traces
+from flexc.runtime.kernels.driver import counters
+from flexc.runtime.process.recent import MOST
+from flexc.runtime.replay import repeats
 from tests.unit.runtime.functions import COMPILE, Block, dense, qkv, traces
 
 MANY = 200_000

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import flexc
-from flexc.runtime import compiled_function
+from flexc.runtime.compiled import compiled_function
 from tests.unit.runtime.functions import COMPILE, Block, qkv, traces
 
 attend: Any = flexc.flex_attention

@@ -12,8 +12,8 @@ import torch
 import flexc
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.errors import OptionError
-from flexc.runtime import cpp_compiler
-from flexc.runtime.cpp_compiler import (
+from flexc.runtime.kernels import cpp_compiler
+from flexc.runtime.kernels.cpp_compiler import (
     FLAGS,
     GCC_LIBRARIES,
     Answer,
@@ -25,7 +25,7 @@ from flexc.runtime.cpp_compiler import (
     machines_of,
     sanitizer_flags,
 )
-from flexc.runtime.cpp_loader import check_sanitizer, file_name
+from flexc.runtime.kernels.cpp_loader import check_sanitizer, file_name
 from tests.support.reference import attention
 
 REAL = find_compiler().command[0]

@@ -22,8 +22,12 @@ from flexc.errors import (
     OptionError,
     ShapeError,
 )
-from flexc.runtime.driver import counters
-from flexc.runtime.notes import TABLES, Notes, made_by_flexc
+from flexc.runtime.inputs.notes import (
+    TABLES,
+    Notes,
+    made_by_flexc,
+)
+from flexc.runtime.kernels.driver import counters
 from tests.support.block_tables import dense_blocks, differences
 from tests.support.corpus import CORPUS, corpus_masks
 

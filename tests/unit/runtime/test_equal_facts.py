@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from flexc.runtime.equal_facts import MOST_GUARDS, Guard, Kept, facts_of
+from flexc.runtime.replay.equal_facts import (
+    MOST_GUARDS,
+    Guard,
+    Kept,
+    facts_of,
+)
 
 CPU = torch.device("cpu")
 

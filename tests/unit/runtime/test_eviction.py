@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 from flexc.errors import OptionError
-from flexc.runtime import eviction
-from flexc.runtime.cache import load, store
-from flexc.runtime.eviction import IN_USE, limit, make_room
+from flexc.runtime.process import eviction
+from flexc.runtime.process.cache import load, store
+from flexc.runtime.process.eviction import (
+    IN_USE,
+    limit,
+    make_room,
+)
 
 KILOBYTE = b"x" * 1000
 

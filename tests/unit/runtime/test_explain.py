@@ -29,8 +29,8 @@ from flexc.errors import (
     ShapeError,
 )
 from flexc.passes.sizes.vector_machine import MACHINES
-from flexc.runtime.cpp_compiler import host_machine
 from flexc.runtime.explain import Explanation
+from flexc.runtime.kernels.cpp_compiler import host_machine
 
 TILE = MACHINES[host_machine()].panel(32), 96
 SIZE = f"blocks of {TILE[0]} x {TILE[1]}"
@@ -480,8 +480,8 @@ def test_blocks_of_a_block_mask_are_its_own() -> None:
 
 def _subject_with_tables(subject: Any) -> Any:
     from flexc.runtime.autograd import run_attention
+    from flexc.runtime.inputs.options import Choices
     from flexc.runtime.interception import Scope, activate
-    from flexc.runtime.options import Choices
 
     seen: list[Any] = []
 

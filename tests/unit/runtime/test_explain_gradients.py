@@ -11,7 +11,7 @@ import torch
 import flexc
 from flexc.cli import main
 from flexc.runtime.explain.gradients import QUERIES, VARY, GradientFacts
-from flexc.runtime.options import is_interpreting
+from flexc.runtime.inputs.options import is_interpreting
 
 N = 600
 WINDOW, SINKS = 70, 4

@@ -10,11 +10,15 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask as torch_block_mask
 
 import flexc
-from flexc.runtime import call as calls
-from flexc.runtime.arguments import split_block_mask
-from flexc.runtime.call import Attention, Outputs, read_signature
-from flexc.runtime.mask_reading import MAX_PLANNED_BLOCKS, MaskReading
-from flexc.runtime.options import NO_OPTIONS
+from flexc.runtime.attention import call as calls
+from flexc.runtime.attention.call import (
+    Attention,
+    Outputs,
+    read_signature,
+)
+from flexc.runtime.inputs.arguments import split_block_mask
+from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.kernels.mask_reading import MAX_PLANNED_BLOCKS, MaskReading
 from tests.support.reference import attention
 
 LENGTH, COARSE, FINE = 1024, 512, (32, 64)

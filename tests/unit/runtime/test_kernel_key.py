@@ -10,9 +10,10 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 
 from flexc.frontend.import_graph import AttentionCall
-from flexc.runtime import driver, versions
-from flexc.runtime.driver import Build
-from flexc.runtime.options import TileOptions
+from flexc.runtime.inputs.options import TileOptions
+from flexc.runtime.kernels import driver
+from flexc.runtime.kernels.driver import Build
+from flexc.runtime.process import versions
 
 
 def test_precision_of_products_is_part_of_the_key() -> None:

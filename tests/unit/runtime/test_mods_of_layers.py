@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import flexc
-from flexc.runtime.driver import counters
+from flexc.runtime.kernels.driver import counters
 from tests.support import reference
 
 

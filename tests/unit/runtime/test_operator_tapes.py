@@ -11,12 +11,12 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import flexc
 from flexc.errors import BlockMaskError
-from flexc.runtime.call import Attention, Outputs
-from flexc.runtime.gradients.kernels import Run
-from flexc.runtime.graph_call import GraphCall, Operands
-from flexc.runtime.mod_graphs import ModGraphs
-from flexc.runtime.operators.traced import TracedAttention
-from flexc.runtime.options import NO_CHOICES
+from flexc.runtime.attention.call import Attention, Outputs
+from flexc.runtime.autograd.gradients.kernels import Run
+from flexc.runtime.inputs.options import NO_CHOICES
+from flexc.runtime.torch_compile.graph_call import GraphCall, Operands
+from flexc.runtime.torch_compile.mod_graphs import ModGraphs
+from flexc.runtime.torch_compile.operators.traced import TracedAttention
 from tests.support.dense_gradients import attention
 from tests.unit.runtime.repeated import attend, causal, same
 

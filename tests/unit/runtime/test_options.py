@@ -11,8 +11,12 @@ from torch.nn.attention import flex_attention as torch_flex
 
 import flexc
 from flexc.errors import OptionError
-from flexc.runtime.options import read_choices
-from flexc.runtime.torch_options import MOOT_OPTIONS, TILE_OPTIONS, TORCH_BACKENDS
+from flexc.runtime.inputs.options import read_choices
+from flexc.runtime.inputs.torch_options import (
+    MOOT_OPTIONS,
+    TILE_OPTIONS,
+    TORCH_BACKENDS,
+)
 
 Q = torch.randn(1, 2, 16, 8)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 import flexc
-from flexc.runtime.call import Attention
-from flexc.runtime.equal_facts import Kept
+from flexc.runtime.attention.call import Attention
+from flexc.runtime.replay.equal_facts import Kept
 from tests.support.reference import attention
 from tests.unit.runtime.repeated import attend, causal, qkv
 

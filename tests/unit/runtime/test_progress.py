@@ -10,8 +10,12 @@ import time
 
 import pytest
 
-from flexc.runtime import progress
-from flexc.runtime.progress import Progress, compiling, described
+from flexc.runtime.process import progress
+from flexc.runtime.process.progress import (
+    Progress,
+    compiling,
+    described,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -18,11 +18,17 @@ import pytest
 import torch
 
 import flexc
-from flexc.runtime import cpp_loader, driver, kernel, repeats, traces
-from flexc.runtime.cpp_loader import load_cpp
-from flexc.runtime.kernel import launch
-from flexc.runtime.prepared import Prepared
-from flexc.runtime.recent import Recent
+from flexc.runtime.kernels import (
+    cpp_loader,
+    driver,
+    kernel,
+    traces,
+)
+from flexc.runtime.kernels.cpp_loader import load_cpp
+from flexc.runtime.kernels.kernel import launch
+from flexc.runtime.process.recent import Recent
+from flexc.runtime.replay import repeats
+from flexc.runtime.tapes.prepared import Prepared
 from tests.codegen.test_cpp_loader import SPEC
 
 

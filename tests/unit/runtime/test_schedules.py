@@ -19,16 +19,30 @@ from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError, OptionError, ScheduleError
 from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.sizes.tile_sizes import TileSizes
-from flexc.runtime import driver, gpus, schedules
-from flexc.runtime.build import Build
-from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.attention.call import (
+    Attention,
+    Outputs,
+    read_signature,
+)
 from flexc.runtime.explain.calls import explain_mask, key_of, light
 from flexc.runtime.explain.report import Explanation
-from flexc.runtime.gpus import HOPPER
-from flexc.runtime.options import NO_OPTIONS, TileOptions, read_choices, tile_options
-from flexc.runtime.options import kernel_options as options_of
-from flexc.runtime.schedules import Schedule, candidates, choose
-from flexc.runtime.tensor_facts import is_aligned
+from flexc.runtime.inputs.options import (
+    NO_OPTIONS,
+    TileOptions,
+    read_choices,
+    tile_options,
+)
+from flexc.runtime.inputs.options import kernel_options as options_of
+from flexc.runtime.inputs.tensor_facts import is_aligned
+from flexc.runtime.kernels import driver, schedules
+from flexc.runtime.kernels.build import Build
+from flexc.runtime.kernels.schedules import (
+    Schedule,
+    candidates,
+    choose,
+)
+from flexc.runtime.tapes import gpus
+from flexc.runtime.tapes.gpus import HOPPER
 
 CALL = AttentionCall(torch.bfloat16, 128, 128, alignment=16)
 BUILD = Build(CALL, "triton", "cuda", TileOptions(), capability=HOPPER)

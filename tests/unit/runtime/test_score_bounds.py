@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import flexc
-from flexc.runtime.driver import counters
+from flexc.runtime.kernels.driver import counters
 from tests.support.reference import attention
 
 

@@ -8,12 +8,22 @@ from typing import Any
 import pytest
 import torch
 
-from flexc.runtime.arguments import Tables
-from flexc.runtime.call import Attention, Outputs, read_signature
+from flexc.runtime.attention.call import (
+    Attention,
+    Outputs,
+    read_signature,
+)
+from flexc.runtime.attention.splits import (
+    MAX_BYTES,
+    MIN_BLOCKS,
+    Gpu,
+    choose_splits,
+    cost,
+)
 from flexc.runtime.explain import calls as explain_calls
 from flexc.runtime.explain.calls import explain_mask
-from flexc.runtime.options import NO_OPTIONS, TileOptions
-from flexc.runtime.splits import MAX_BYTES, MIN_BLOCKS, Gpu, choose_splits, cost
+from flexc.runtime.inputs.arguments import Tables
+from flexc.runtime.inputs.options import NO_OPTIONS, TileOptions
 
 H100 = Gpu(132)
 CPU = torch.device("cpu")

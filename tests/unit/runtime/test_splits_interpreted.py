@@ -10,8 +10,8 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest
 
 import flexc
-from flexc.runtime import call as calls
-from flexc.runtime.driver import counters
+from flexc.runtime.attention import call as calls
+from flexc.runtime.kernels.driver import counters
 from tests.property.interpreted import (
     run_interpreted,
     starts_a_process,

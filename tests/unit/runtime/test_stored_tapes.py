@@ -20,11 +20,16 @@ from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 from flexc.frontend.closures import read_mods
-from flexc.runtime import cpp_compiler, driver, repeats, stored_tapes, traces
-from flexc.runtime.driver import counters
+from flexc.runtime.kernels import (
+    cpp_compiler,
+    driver,
+    traces,
+)
+from flexc.runtime.kernels.driver import counters
 from flexc.runtime.planner.ordering import order_kernel
-from flexc.runtime.recent import Recent
-from flexc.runtime.stable_text import UnstableError, stable_text
+from flexc.runtime.process.recent import Recent
+from flexc.runtime.replay import repeats, stored_tapes
+from flexc.runtime.replay.stable_text import UnstableError, stable_text
 from tests.support.reference import attention
 from tests.unit.runtime.repeated import attend, causal, leaves, qkv
 
@@ -589,7 +594,7 @@ def test_what_is_known_by_identity_has_no_text() -> None:
 PROGRAM = """
 import math, torch
 from flexc.frontend.closures import read_mods
-from flexc.runtime.stable_text import stable_text
+from flexc.runtime.replay.stable_text import stable_text
 
 scale = 2.0
 def score(s, b, h, q, k):

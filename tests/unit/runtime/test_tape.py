@@ -9,10 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexc.runtime.cpp_loader import load_cpp
-from flexc.runtime.kernel import launch
-from flexc.runtime.recorder import Recorder, recorder
-from flexc.runtime.tape import Allocation, Launch, Operation, Tape
+from flexc.runtime.kernels.cpp_loader import load_cpp
+from flexc.runtime.kernels.kernel import launch
+from flexc.runtime.tapes.recorder import Recorder, recorder
+from flexc.runtime.tapes.tape import (
+    Allocation,
+    Launch,
+    Operation,
+    Tape,
+)
 from tests.codegen.test_cpp_loader import SPEC
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from flexc.runtime import tensor_maps
-from flexc.runtime.tensor_maps import TensorMaps, regular_strides
+from flexc.runtime.kernels import gluon_loader as tensor_maps
+from flexc.runtime.kernels.gluon_loader import TensorMaps, regular_strides
 
 META = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [1, 1, 64, 64]}
 

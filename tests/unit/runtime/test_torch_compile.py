@@ -17,11 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 import flexc
 from flexc.errors import FlexcError
-from flexc.runtime.call import Attention, Outputs
-from flexc.runtime.graph_call import GraphCall, Operands
-from flexc.runtime.mod_graphs import ModGraphs
-from flexc.runtime.operators.traced import TracedAttention
-from flexc.runtime.options import Choices
+from flexc.runtime.attention.call import Attention, Outputs
+from flexc.runtime.inputs.options import Choices
+from flexc.runtime.torch_compile.graph_call import GraphCall, Operands
+from flexc.runtime.torch_compile.mod_graphs import ModGraphs
+from flexc.runtime.torch_compile.operators.traced import TracedAttention
 from tests.unit.runtime.training import causal, dense, gradients, tensors
 
 COMPILERS = ("eager", "aot_eager")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import flexc
 from flexc.errors import DeviceError, DtypeError, GradientError, OptionError, ShapeError
-from flexc.runtime.driver import counters
+from flexc.runtime.kernels.driver import counters
 
 SHAPE = 1, 2, 40, 8
 

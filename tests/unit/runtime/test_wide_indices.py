@@ -16,7 +16,12 @@ from xdsl.dialects.builtin import i1, i32
 
 import flexc
 from flexc.passes import pipelines
-from flexc.runtime import driver, proofs, repeats, traces
+from flexc.runtime.kernels import (
+    driver,
+    proofs,
+    traces,
+)
+from flexc.runtime.replay import repeats
 from tests.support.reference import MaskMod, ScoreMod
 from tests.unit.frontend.evaluate import import_mods
 

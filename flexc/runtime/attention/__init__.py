@@ -1,0 +1,1 @@
+"""One call of attention, from its checked arguments to its kernel."""

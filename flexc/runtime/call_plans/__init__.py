@@ -1,0 +1,1 @@
+"""Plans that calls of equal facts share."""

@@ -1,0 +1,1 @@
+"""Arguments of calls: checked, cast, described."""

@@ -1,0 +1,410 @@
+"""Checks of what `flex_attention` is given, with errors that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, noop_mask
+
+from flexc.errors import (
+    BlockMaskError,
+    DeviceError,
+    DtypeError,
+    OptionError,
+    ShapeError,
+)
+from flexc.frontend.signatures import described
+from flexc.runtime.inputs.notes import (
+    Notes,
+    Origin,
+    origin_of,
+)
+
+MAX_HEAD_DIM = 512
+
+NO_BLOCKS = 1 << 30
+"""BLOCK_SIZE of the empty BlockMask that torch makes where there is none."""
+
+DTYPES = {
+    "cpu": (torch.float32, torch.bfloat16, torch.float16, torch.float64),
+    "cuda": (torch.float32, torch.bfloat16, torch.float16),
+}
+
+
+Results = tuple[Tensor, Tensor | None, Tensor | None]
+"""The output of a call and, where asked for, log-sum-exp and largest scores."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Which results a call wants beside the output."""
+
+    lse: bool = False
+    max_scores: bool = False
+    lse_rest: bool = False
+    """Beside lse also what it lost when it was rounded, which derivatives need of large
+    scores: (B, 2, Hq, Sq) of both."""
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Tables in one tensor."""
+
+    tensor: Tensor
+    unpack: Callable[[Tensor], Tables]
+    """The tables that lie in such a tensor."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a BlockMask, broadcast to the call's batch and query heads.
+
+    They list blocks of columns for each block of rows. Rows are queries and columns
+    keys, or, as `column_tables` makes them, the other way around.
+    """
+
+    tensors: tuple[Tensor, ...]
+    block_size: tuple[int, int]
+    """Rows and columns of a block."""
+    origin: Origin | None = None
+    """Where flexc made them: the BlockMask's own, and not those of another mask."""
+    notes: Notes | None = None
+    """What is known of the BlockMask that they were read from."""
+    columns: Tables | None = None
+    """The same blocks for each block of keys, where both were planned together."""
+    packed: Packed | None = None
+    """The one tensor that they were planned into, those of the columns too."""
+
+    @property
+    def all_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that tables of rows and of columns lie in."""
+        if self.packed is not None:
+            return (self.packed.tensor,)
+        return self.tensors + (() if self.columns is None else self.columns.tensors)
+
+    @property
+    def bare(self) -> Tables:
+        """The tables alone: what is kept for later calls holds no BlockMask."""
+        columns = self.columns and Tables(self.columns.tensors, self.columns.block_size)
+        return Tables(
+            self.tensors, self.block_size, columns=columns, packed=self.packed
+        )
+
+    @property
+    def replaceable(self) -> bool:
+        """They list what the mask itself says, so whatever says the same will do."""
+        return self.origin is not None
+
+
+DENSE = "a tensor with its elements in memory"
+
+
+def is_lazy(tensor: Tensor) -> bool:
+    """Whether the elements are not what lies in memory at the strides."""
+    strided = tensor.layout is torch.strided and not tensor.is_nested
+    strided &= not tensor.is_quantized
+    return not strided or tensor.is_neg() or tensor._is_zerotensor()
+
+
+def describe(tensor: Tensor) -> str:
+    """What a lazy tensor is, and what to do."""
+    if tensor.is_nested:
+        return (
+            "a nested one; pad it, or pack its sequences into one and mask by document"
+        )
+    if tensor.layout is not torch.strided:
+        return f"one of layout {tensor.layout}; make it dense with to_dense()"
+    if tensor.is_quantized:
+        return "a quantized one; make it one of floats with dequantize()"
+    if tensor.is_neg():
+        return "one that is negated when it is read; call resolve_neg()"
+    return "zeros that have no memory; call clone()"
+
+
+def check_ranks(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Check that query, key and value are dense tensors of four dimensions."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise ShapeError(f"{name} expects a tensor, got {type(tensor).__name__}")
+        if is_lazy(tensor):
+            raise ShapeError(f"{name} expects {DENSE}, got {describe(tensor)}")
+        if tensor.dim() != 4:
+            raise ShapeError(
+                f"{name} expects 4 dimensions (batch, heads, length, head dim), got "
+                f"shape {tuple(tensor.shape)}"
+            )
+
+
+def cast_and_check(
+    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value as autocast wants them, checked."""
+    check_ranks(query, key, value)
+    query, key, value = autocast((query, key, value))
+    check_dtypes(query, key, value)
+    check_shapes(query, key, value, enable_gqa)
+    return query, key, value
+
+
+def check_dtypes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    if not query.device == key.device == value.device:
+        raise DeviceError(
+            "query, key and value expect one device, got "
+            f"{query.device}, {key.device} and {value.device}"
+        )
+    if not query.dtype == key.dtype == value.dtype:
+        raise DtypeError(
+            "query, key and value expect one dtype, got "
+            f"{query.dtype}, {key.dtype} and {value.dtype}; cast them"
+        )
+    allowed = DTYPES.get(query.device.type, DTYPES["cpu"])
+    if query.dtype not in allowed:
+        names = ", ".join(str(d).removeprefix("torch.") for d in allowed)
+        raise DtypeError(
+            f"query, key and value on {query.device.type} expect one of {names}, got "
+            f"{query.dtype}"
+        )
+
+
+Shapes = tuple[torch.Size | Sequence[int], ...]
+"""Those of query, key and value."""
+
+
+def check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    """Check that shapes fit each other; a swapped layout is named where it would."""
+    shapes = (query.shape, key.shape, value.shape)
+    fault = _shape_fault(shapes, enable_gqa)
+    if fault is not None:
+        raise ShapeError(fault + _layout_hint(shapes, enable_gqa))
+
+
+def _shape_fault(shapes: Shapes, enable_gqa: bool) -> str | None:
+    """What does not fit, None where all does."""
+    (bq, hq, _, e), (bk, hkv, kv_len, ek), (bv, hv, v_len, ev) = shapes
+    if e != ek:
+        return f"key expects head dim {e} as the query has, got {ek}"
+    if (bk, hkv, kv_len) != (bv, hv, v_len):
+        return (
+            f"value expects batch, heads and length {(bk, hkv, kv_len)} as the key "
+            f"has, got {(bv, hv, v_len)}"
+        )
+    for name, dim in (("query", e), ("value", ev)):
+        if not 1 <= dim <= MAX_HEAD_DIM:
+            return f"{name} expects a head dim of 1 to 512, got {dim}"
+    if bk not in (bq, 1):
+        expected = "1 as the query has" if bq == 1 else f"{bq} or 1"
+        return f"key expects batch {expected}, got {bk}"
+    if hq == hkv:
+        return None
+    shared = hkv != 0 and hq % hkv == 0
+    if not enable_gqa:
+        hint = "; pass enable_gqa=True to share key heads among query heads" * shared
+        return f"key expects {hq} heads as the query has, got {hkv}{hint}"
+    if not shared:
+        return f"query expects a multiple of the key's {hkv} heads, got {hq} heads"
+    return None
+
+
+NAMES = ("query", "key", "value")
+
+
+def _layout_hint(shapes: Shapes, enable_gqa: bool) -> str:
+    """Which tensors would fit with heads and length swapped, as others lay them out."""
+    for names in (NAMES, NAMES[1:], *((name,) for name in NAMES)):
+        swaps = [name in names for name in NAMES]
+        pairs = list(zip(swaps, shapes, strict=True))
+        turned = tuple((s[0], s[2], s[1], s[3]) if w else s for w, s in pairs)
+        # Positions outnumber heads, except those of a query when a token is decoded.
+        judged = pairs[1:] if names == NAMES else pairs
+        many = all(s[1] > s[2] for w, s in judged if w)
+        if many and _shape_fault(turned, enable_gqa) is None:
+            return f"; {swapped_layout(_listed(names))}"
+    return ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names as a sentence has them: "query, key and value"."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def swapped_layout(what: str) -> str:
+    """The question whether something was given in the layout of other libraries."""
+    return (
+        f"expected (B, H, S, E): did you pass {what} as (B, S, H, E)? Call "
+        "transpose(1, 2)"
+    )
+
+
+def read_scale(scale: Any) -> float | None:
+    """The factor on scores as a number, None for torch's own."""
+    if scale is None or isinstance(scale, torch.SymFloat):
+        return scale  # pyright: ignore[reportReturnType]
+    got = "a tensor that requires a gradient, which a scale does not get"
+    if not (isinstance(scale, Tensor) and scale.requires_grad):
+        try:
+            return float(scale)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            got = described(scale).partition(":")[0]
+    raise OptionError(
+        f"scale expects a number, got {got}; multiply the query by it instead"
+    )
+
+
+def autocast(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Cast as torch's own attention does under `torch.autocast`: all but float64."""
+    device = tensors[0].device.type
+    if device not in DTYPES or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(
+        t.to(dtype) if t.is_floating_point() and t.dtype is not torch.float64 else t
+        for t in tensors
+    )
+
+
+def split_block_mask(
+    block_mask: BlockMask | None,
+    mask_mod: Callable[..., Any] | None,
+    query: Tensor,
+    key: Tensor,
+) -> tuple[Callable[..., Any] | None, Tables | None]:
+    """The mask and the tables of a call, of which both may be absent."""
+    if isinstance(mask_mod, BlockMask):
+        raise BlockMaskError(
+            "mask_mod expects a function of (b, h, q_idx, kv_idx), got a BlockMask; "
+            "pass it as block_mask="
+        )
+    if block_mask is None:
+        return mask_mod, None
+    if not isinstance(block_mask, BlockMask):
+        got = described(block_mask, (*query.shape[:3], key.size(2)))
+        hint = "; pass a function as mask_mod=" if callable(block_mask) else ""
+        raise BlockMaskError(
+            "block_mask expects torch.nn.attention.flex_attention.BlockMask, got "
+            f"{got}{hint}"
+        )
+    if mask_mod is not None:
+        raise OptionError(
+            "give block_mask or mask_mod, not both: a BlockMask brings its own "
+            "mask_mod; combine masks with torch's and_masks"
+        )
+    mask = mask_of(block_mask)
+    if mask is not None and getattr(mask, "__name__", "") == "_sliced_mask_mod_error":
+        raise BlockMaskError(
+            "block_mask was sliced, which drops its mask_mod; set mask_mod on the "
+            "slice, or make a BlockMask for the part"
+        )
+    if min(block_mask.BLOCK_SIZE) >= NO_BLOCKS:
+        return mask, None
+    lengths = (block_mask.seq_lengths[0], block_mask.seq_lengths[1])
+    check_lengths(lengths, block_mask.kv_num_blocks.device, query, key)
+    tables, origin = tables_of(block_mask, query), origin_of(block_mask)
+    return mask, replace(tables, origin=origin, notes=Notes.of(block_mask))
+
+
+def mask_of(block_mask: BlockMask) -> Any:
+    """The mask_mod, None where it lets all pairs through."""
+    return None if block_mask.mask_mod is noop_mask else block_mask.mask_mod
+
+
+def check_lengths(
+    lengths: tuple[int, int], device: torch.device, query: Tensor, key: Tensor
+) -> None:
+    """Check what a BlockMask was made for, and where."""
+    expected = (query.size(2), key.size(2))
+    if lengths != expected:
+        instead = "make one for these lengths, or pass its mask_mod as mask_mod="
+        if lengths == (query.size(1), key.size(1)):
+            instead = swapped_layout("query, key and value")
+        raise BlockMaskError(
+            f"block_mask was made for (q_len, kv_len) = {lengths}, got tensors with "
+            f"{expected}; {instead}"
+        )
+    if device != query.device:
+        raise BlockMaskError(
+            f"block_mask is on {device}, query on {query.device}; move it with "
+            "block_mask.to(device)"
+        )
+
+
+def tables_of(block_mask: BlockMask, query: Tensor) -> Tables:
+    """The tables with batch and heads of the query; broadcast ones have stride 0.
+
+    Kernels read int32, which torch makes tables of, but BlockMask takes others.
+    """
+    tables = [block_mask.kv_num_blocks, block_mask.kv_indices]
+    if block_mask.full_kv_num_blocks is not None:
+        tables += [block_mask.full_kv_num_blocks, block_mask.full_kv_indices]
+    q_block, kv_block = block_mask.BLOCK_SIZE
+    return make_tables(tables, (q_block, kv_block), query)
+
+
+def given_columns(
+    given: Sequence[Tensor], rows: Sequence[Tensor], columns: int
+) -> Sequence[Tensor] | None:
+    """What a BlockMask holds for blocks of keys, if it is as much as for queries.
+
+    A mask made of tables narrower than its keys has too few rows here, in which
+    torch leaves out what is listed beyond.
+    """
+    if len(given) != len(rows):
+        return None
+    short = any(t.size(-1 - i % 2) < columns for i, t in enumerate(given))
+    return None if short else given
+
+
+def make_tables(
+    tables: Sequence[Tensor | None],
+    block_size: tuple[int, int],
+    query: Tensor,
+    length: int | None = None,
+    expand: bool = True,
+) -> Tables:
+    """Tables that are checked to have a row for each block of rows.
+
+    There are as many rows as queries, or another number if a `length` is given.
+    Without `expand` those of one batch or head have one.
+    """
+    length = query.size(2) if length is None else length
+    rows = -(-length // block_size[0])
+    for rank, table in zip((1, 2, 1, 2), tables, strict=False):
+        assert table is not None
+        if table.size(-rank) < rows:
+            raise BlockMaskError(
+                f"block_mask expects {rows} rows of blocks of {block_size[0]} for "
+                f"{length} queries, got {table.size(-rank)}; make one for this "
+                "length (a slice or an adjusted mask has the rows of its origin)"
+            )
+    return Tables(broadcast_tables(tables, query, expand), block_size)
+
+
+def broadcast_tables(
+    tables: Sequence[Tensor | None], query: Tensor, expand: bool = True
+) -> tuple[Tensor, ...]:
+    """Partial, full and any more such tables, of a query's batch and heads."""
+    b, h = query.shape[:2]
+    expanded: list[Tensor] = []
+    for rank, table in zip((3, 4, 3, 4) * 2, tables, strict=False):
+        assert table is not None
+        if is_lazy(table):
+            raise BlockMaskError(f"block_mask expects {DENSE}, got {describe(table)}")
+        while table.dim() < rank:
+            table = table.unsqueeze(0)
+        for name, have, want in (("B", table.size(0), b), ("H", table.size(1), h)):
+            if have not in (1, want):
+                raise BlockMaskError(
+                    f"block_mask was made for {name}={have}, got a query with {want}"
+                )
+        table = table.to(torch.int32)
+        if table.stride(-1) != 1:
+            table = table.contiguous()
+        if table.size(-1) == 0:
+            # Nothing is listed; kernels that begin with some block read an entry.
+            table = table.new_zeros(*table.shape[:-1], 1)
+        expanded.append(table.expand(b, h, *table.shape[2:]) if expand else table)
+    return tuple(expanded)

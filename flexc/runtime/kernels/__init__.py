@@ -1,0 +1,1 @@
+"""From modules in IR to loaded kernels."""

@@ -1,0 +1,263 @@
+"""Reads of captured tensors that are out of range at pairs that count: they raise.
+
+torch raises IndexError where a mod reads outside of a tensor; a kernel reads 0 there.
+What is known at a call is said before its kernel runs: an index that positions, sizes
+and captured integers make is evaluated at some pairs, the ends of all ranges among
+them, and so is the mask. One that is out of range at a pair which the mask keeps is an
+error. Nothing is concluded that was not evaluated: no call raises that reads no more
+than it has. Indices that are loaded themselves, or computed in floats, masks that read
+tensors, and what `torch.where` does not choose are left to the guards of kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from xdsl.context import Context
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import IntegerType, ModuleOp, i1
+from xdsl.interpreter import Interpreter
+from xdsl.ir import Operation, Region, SSAValue
+
+from flexc.dialects import flex
+from flexc.dialects.mod_region import is_scalar
+from flexc.errors import CapturedIndexError
+from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
+from flexc.passes.scalar.ranges.capture_bounds import captures_inside
+from flexc.passes.scalar.ranges.exact_ranges import Known, position_args
+from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.passes.scalar.readable import meant, spell
+from flexc.passes.scalar.reads.slices import location_of
+from flexc.runtime.autograd.captured_gradients.places import ScalarsOnDevice
+from flexc.runtime.interpreters.values import dtype_of
+from flexc.runtime.kernels.proofs import at_most, attention_of
+
+MAX_KNOWN = 4096
+"""Kinds of calls whose outcome is remembered."""
+
+NAMES = ("b", "h", "q_idx", "kv_idx")
+
+HOST = torch.device("cpu")
+
+
+class CapturedReads:
+    """What is known of the captured reads of a module with one attention.
+
+    The module may be rewritten afterwards: reads are those of a copy.
+    """
+
+    def __init__(self, module: ModuleOp):
+        self.module = module.clone()
+        self.outcomes: dict[Hashable, CapturedIndexError | None] = {}
+
+    @cached_property
+    def attention(self) -> flex.AttentionOp:
+        """The attention, with indices that do not overflow."""
+        module = self.module.clone()
+        FlexWidenIndicesPass().apply(Context(), module)
+        return attention_of(module)
+
+    @cached_property
+    def any(self) -> bool:
+        """Whether there is a read whose place may be known."""
+        return any(isinstance(o, flex.LoadCaptureOp) for o in self.module.walk())
+
+    def check(self, sizes: Sequence[int], captures: Sequence[Any]) -> None:
+        """Raise if some read of a call is out of range.
+
+        `sizes` are (batch, heads, q_len, kv_len), `captures` the capture arguments.
+        """
+        if not self.any:
+            return
+        known = tuple(map(_known, captures))
+        # What is in range at greater lengths is at these: decoding has new ones always.
+        if self.remembered(tuple(map(at_most, sizes)), known) is None:
+            return
+        error = self.remembered(tuple(sizes), known)
+        if error is not None:
+            raise CapturedIndexError(error.what, error.location)
+
+    def remembered(
+        self, sizes: tuple[int, ...], known: tuple[Known, ...]
+    ) -> CapturedIndexError | None:
+        """What a call of these sizes raises."""
+        key, outcomes = (sizes, known), self.outcomes
+        if key not in outcomes:
+            # A new one, as other threads read the old one.
+            if len(outcomes) >= MAX_KNOWN:
+                outcomes = self.outcomes = {}
+            outcomes[key] = self.find(sizes, known)
+        return outcomes[key]
+
+    def find(
+        self, sizes: Sequence[int], known: Sequence[Known]
+    ) -> CapturedIndexError | None:
+        """What a call raises, by evaluation."""
+        op, positions = self.attention, [Interval(0, n - 1) for n in sizes]
+        mods = (op.mask_mod, op.score_mod)
+        if all(captures_inside(mod, positions, known) for mod in mods):
+            return None
+        mask = Evaluation(op.mask_mod, sizes, known)
+        score = Evaluation(op.score_mod, sizes, known)
+        every = torch.ones((), dtype=torch.bool)
+        live = mask.values.get(mask.yielded)
+        for evaluation, counts in ((mask, every), (score, live)):
+            if counts is not None:
+                for read in evaluation.outside(counts):
+                    return read.error()
+        return None
+
+
+def _known(capture: Any) -> Known:
+    if isinstance(capture, Tensor):
+        return tuple(capture.shape)
+    return int(capture) if isinstance(capture, int) else None
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A read that is out of range at a pair."""
+
+    load: flex.LoadCaptureOp
+    axis: int
+    index: int
+    size: int
+    at: Sequence[int]
+
+    def error(self) -> CapturedIndexError:
+        index = meant(self.load.indices[self.axis])
+        where = ", ".join(f"{n} {at}" for n, at in zip(NAMES, self.at, strict=True))
+        tensor = self.load.tensor.name_hint or "a captured tensor"
+        return CapturedIndexError(
+            f"{tensor} has {self.size} elements along dimension {self.axis}, but "
+            f"{spell(index)} is {self.index} at {where}; make the tensor larger, clamp "
+            "the index, or hide such pairs by the mask",
+            location_of(self.load),
+        )
+
+
+@cache
+def scalar_interpreter() -> Interpreter:
+    interpreter = Interpreter(ModuleOp([]))
+    interpreter.register_implementations(ScalarsOnDevice(HOST))
+    return interpreter
+
+
+class Evaluation:
+    """The integers of a mod's region at some pairs, as far as they are known.
+
+    Values have a dimension for batches, one for heads and one for pairs.
+    """
+
+    def __init__(self, region: Region, sizes: Sequence[int], known: Sequence[Known]):
+        self.region = region
+        self.at = pairs_of(sizes)
+        args = region.block.args[len(region.block.args) - len(known) :]
+        self.shapes: dict[SSAValue, tuple[int, ...]] = {}
+        self.values: dict[SSAValue, Tensor] = dict(
+            zip(position_args(region), self.at, strict=True)
+        )
+        for arg, what in zip(args, known, strict=True):
+            if isinstance(what, tuple):
+                self.shapes[arg] = what
+            elif isinstance(what, int) and isinstance(arg.type, IntegerType):
+                self.values[arg] = torch.tensor(what).to(dtype_of(arg.type))
+        self._evaluate()
+
+    @property
+    def yielded(self) -> SSAValue:
+        last = self.region.block.last_op
+        assert isinstance(last, flex.YieldOp)
+        return last.values[0]
+
+    def _evaluate(self) -> None:
+        interpreter = scalar_interpreter()
+        for op in self.region.block.ops:
+            if isinstance(op, flex.DimOp):
+                size = torch.tensor(self.shapes[op.tensor][op.dim.value.data])
+                self.values[op.result] = size.to(dtype_of(op.result.type))
+            elif self._is_known(op):
+                args = tuple(self.values[v] for v in op.operands)
+                self.values[op.results[0]] = interpreter.run_op(op, args)[0]
+
+    def _is_known(self, op: Operation) -> bool:
+        if isinstance(op, flex.LoadCaptureOp | flex.YieldOp):
+            return False
+        is_integer = all(isinstance(r.type, IntegerType) for r in op.results)
+        return is_integer and all(v in self.values for v in op.operands)
+
+    def outside(self, counts: Tensor) -> Iterator[Outside]:
+        """Reads that are out of range where values are needed, given what counts."""
+        needed: dict[SSAValue, Tensor] = {self.yielded: counts}
+        for op in reversed(self.region.block.ops):
+            if isinstance(op, flex.YieldOp) or op.results[0] not in needed:
+                continue
+            need = needed[op.results[0]]
+            for value, where in self.operands(op, need):
+                needed[value] = needed[value] | where if value in needed else where
+            if isinstance(op, flex.LoadCaptureOp):
+                yield from self.reads(op, need)
+
+    def operands(
+        self, op: Operation, need: Tensor
+    ) -> Iterator[tuple[SSAValue, Tensor]]:
+        """Operands, and where they are sure to be needed for a result that is."""
+        match op:
+            case arith.SelectOp():
+                chosen = self.values.get(op.cond)
+                yield op.cond, need
+                if chosen is not None:
+                    yield op.lhs, need & chosen
+                    yield op.rhs, need & ~chosen
+            case arith.AndIOp() | arith.OrIOp() if op.result.type == i1:
+                for value, other in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
+                    decided = self.values.get(other)
+                    if decided is not None:
+                        undecided = decided ^ isinstance(op, arith.OrIOp)
+                        yield value, need & undecided
+            case _:
+                for value in op.operands:
+                    if is_scalar(value.type):
+                        yield value, need
+
+    def reads(self, op: flex.LoadCaptureOp, need: Tensor) -> Iterator[Outside]:
+        for axis, size in enumerate(self.shapes[op.tensor]):
+            index = self.values.get(op.indices[axis])
+            if index is None:
+                continue
+            outside = need & ((index < 0) | (index >= size))
+            if outside.any():
+                yield self.example(op, axis, index, outside)
+
+    def example(
+        self, op: flex.LoadCaptureOp, axis: int, index: Tensor, outside: Tensor
+    ) -> Outside:
+        """The last pair of those where a read is outside."""
+        places = torch.broadcast_tensors(outside, index, *self.at)
+        last = tuple(places[0].nonzero()[-1])
+        found, *at = (int(p[last]) for p in places[1:])
+        return Outside(op, axis, found, self.shapes[op.tensor][axis], at)
+
+
+def pairs_of(sizes: Sequence[int]) -> list[Tensor]:
+    """b, h, q_idx and kv_idx of pairs at the ends of all ranges and between them."""
+    batches, heads, rows, columns = (ends_of(n) for n in sizes)
+    grid = torch.cartesian_prod(rows, columns)
+    near = (
+        torch.stack([rows, (rows + i).clamp(0, sizes[3] - 1)], 1) for i in (-1, 0, 1)
+    )
+    q_idx, kv_idx = torch.cat([*near, grid]).unbind(1)
+    return [batches[:, None, None], heads[:, None], q_idx, kv_idx]
+
+
+def ends_of(size: int) -> Tensor:
+    """Positions at distances of powers of two from both ends."""
+    steps = {0, *(1 << i for i in range(size.bit_length()))}
+    first = {s for s in steps if s < size}
+    found = sorted(first | {size - 1 - s for s in first})
+    return torch.tensor(found, dtype=torch.int32, device=HOST)

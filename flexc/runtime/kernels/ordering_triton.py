@@ -1,0 +1,248 @@
+"""The GPU's kernel that turns classes of blocks into torch's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flexc.runtime.inputs.options import is_interpreting
+from flexc.runtime.kernels.kernel import launch
+from flexc.runtime.kernels.triton_compiler import Entry, TritonSource
+from flexc.runtime.kernels.triton_loader import OnGrid, prepare
+from flexc.runtime.process.beside import Beside
+from flexc.runtime.process.recent import Recent
+from flexc.runtime.tapes.prepared import Prepared
+
+TILES = {"ROWS": 4, "ROW_ENTRIES": 256, "COLUMNS": 8, "COLUMN_ENTRIES": 128}
+"""The tile of a program, for rows of blocks and for columns: neighbours in memory
+are along its second dimension and its first."""
+
+
+@triton.jit
+def _kinds(classes, lines, entries, last_line, last_entry, pitch, BY_ROW: tl.constexpr):
+    """1 where a block is partial, or may be, and 1 where it is full."""
+    if BY_ROW:
+        offsets = lines[:, None].to(tl.int64) * pitch + entries[None, :]
+    else:
+        offsets = entries[None, :].to(tl.int64) * pitch + lines[:, None]
+    inside = (lines < last_line)[:, None] & (entries < last_entry)[None, :]
+    kind = tl.load(classes + offsets, mask=inside, other=0)
+    return ((kind == 1) | (kind == 3)).to(tl.int32), (kind == 2).to(tl.int32), inside
+
+
+@triton.jit
+def _place(indices, entries, kind, seen, total, inside, rows):
+    """Write each index to its place; how many live ones were seen by then."""
+    before = seen[:, None] + tl.cumsum(kind, 1) - kind
+    dead = total[:, None] + entries[None, :] - before
+    place = tl.where(kind != 0, before, dead)
+    value = tl.broadcast_to(entries[None, :], place.shape)
+    tl.store(indices + rows[:, None] + place, value, mask=inside)
+    return seen + tl.sum(kind, 1)
+
+
+@triton.jit
+def _order(
+    classes,
+    partial_counts,
+    partial_indices,
+    full_counts,
+    full_indices,
+    program,
+    size_lines,
+    size_entries,
+    pitch,
+    LINES: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    BY_ROW: tl.constexpr,
+):
+    """One tile of lines: count the live blocks, then put every index in place."""
+    which = tl.program_id(1).to(tl.int64)
+    line = program * LINES + tl.arange(0, LINES)
+    entry = tl.arange(0, ENTRIES)
+    classes += which * size_lines * size_entries
+    partial = tl.zeros([LINES], tl.int32)
+    full = tl.zeros([LINES], tl.int32)
+    for first in range(0, size_entries, ENTRIES):
+        p, f, _ = _kinds(
+            classes, line, first + entry, size_lines, size_entries, pitch, BY_ROW
+        )
+        partial += tl.sum(p, 1)
+        full += tl.sum(f, 1)
+    where = which * size_lines + line
+    tl.store(partial_counts + where, partial, mask=line < size_lines)
+    tl.store(full_counts + where, full, mask=line < size_lines)
+    rows = where * size_entries
+    partial_seen = tl.zeros([LINES], tl.int32)
+    full_seen = tl.zeros([LINES], tl.int32)
+    for first in range(0, size_entries, ENTRIES):
+        n = first + entry
+        p, f, inside = _kinds(classes, line, n, size_lines, size_entries, pitch, BY_ROW)
+        partial_seen = _place(
+            partial_indices, n, p, partial_seen, partial, inside, rows
+        )
+        full_seen = _place(full_indices, n, f, full_seen, full, inside, rows)
+
+
+@triton.jit(
+    do_not_specialize=["row_programs", "size_rows", "size_columns"],
+    do_not_specialize_on_alignment=[
+        "classes",
+        "row_counts",
+        "row_indices",
+        "full_row_counts",
+        "full_row_indices",
+        "column_counts",
+        "column_indices",
+        "full_column_counts",
+        "full_column_indices",
+    ],
+)
+def order(
+    classes,
+    row_counts,
+    row_indices,
+    full_row_counts,
+    full_row_indices,
+    column_counts,
+    column_indices,
+    full_column_counts,
+    full_column_indices,
+    row_programs,
+    size_rows,
+    size_columns,
+    ROWS: tl.constexpr,
+    ROW_ENTRIES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COLUMN_ENTRIES: tl.constexpr,
+):
+    """Rows of blocks, and then columns if the grid has programs for them."""
+    program = tl.program_id(0)
+    if program < row_programs:
+        _order(
+            classes,
+            row_counts,
+            row_indices,
+            full_row_counts,
+            full_row_indices,
+            program,
+            size_rows,
+            size_columns,
+            size_columns,
+            ROWS,
+            ROW_ENTRIES,
+            tl.constexpr(True),
+        )
+    else:
+        _order(
+            classes,
+            column_counts,
+            column_indices,
+            full_column_counts,
+            full_column_indices,
+            program - row_programs,
+            size_columns,
+            size_rows,
+            size_columns,
+            COLUMNS,
+            COLUMN_ENTRIES,
+            tl.constexpr(False),
+        )
+
+
+def order_grid(shape: Sequence[int], both: bool) -> tuple[int, int, int]:
+    """The programs for classes of a shape: for rows, or for rows and columns."""
+    batches, heads, rows, columns = shape
+    programs = triton.cdiv(rows, TILES["ROWS"])
+    if both:
+        programs += triton.cdiv(columns, TILES["COLUMNS"])
+    return programs, batches * heads, 1
+
+
+def order_values(classes: Tensor, tables: Sequence[Tensor]) -> list[Any]:
+    """The kernel's arguments, constants last."""
+    rows, columns = classes.shape[2:]
+    numbers = (triton.cdiv(rows, TILES["ROWS"]), rows, columns)
+    return [classes, *tables, *numbers, *TILES.values()]
+
+
+def order_source() -> TritonSource:
+    """The kernel as Triton compiles it, for any target."""
+    names = order.arg_names
+    pointers, numbers = ["*i8", *["*i32"] * 8], ["i32"] * 3
+    types = [*pointers, *numbers, *["constexpr"] * len(TILES)]
+    constants = {(names.index(name),): value for name, value in TILES.items()}
+    return TritonSource(order, dict(zip(names, types, strict=True)), constants, {})
+
+
+def compile_order(device: torch.device, entry: Entry | None = None) -> Any:
+    """The kernel, compiled for a device and loaded to it."""
+    source = order_source()
+    with torch.cuda.device(device):
+        kernel = None if entry is None else entry.load(source)
+        if kernel is None:
+            target = triton.runtime.driver.active.get_current_target()
+            # Triton's default is about to change.
+            options = {"enable_fp_fusion": True}
+            kernel = triton.compile(source, target=target, options=options)
+        assert kernel.run is not None  # Loaded here, and not at the first launch.
+    return kernel
+
+
+class Order:
+    """The kernel on each device that needed it."""
+
+    def __init__(self) -> None:
+        self._on: Recent[Beside[Any]] = Recent()
+
+    def start(self, device: torch.device) -> None:
+        """Start to compile the kernel for a device, where it is not interpreted.
+
+        On AMD's GPUs others are compiled by Triton's own launch, which takes no turns.
+        """
+        if device.type == "cuda" and not torch.version.hip and not is_interpreting():
+            self._begin(device)
+
+    def prepare(
+        self, grid: tuple[int, ...], args: Sequence[Any], threads: int | None = None
+    ) -> Prepared | None:
+        device = args[0].device
+        if device.type == "cpu" or is_interpreting():
+            return None
+        return prepare(self.on(device), grid, args)
+
+    def launcher(
+        self, device: torch.device, grid: tuple[int, ...], count: int, entry: Entry
+    ) -> OnGrid:
+        """Return the launcher on a grid of a device, of so many values."""
+        return OnGrid(self._begin(device, entry).get(), grid, count)
+
+    def on(self, device: torch.device) -> Any:
+        """The kernel, compiled for a device."""
+        return self._begin(device).get()
+
+    def _begin(self, device: torch.device, entry: Entry | None = None) -> Beside[Any]:
+        make = partial(Beside, partial(compile_order, device, entry))
+        return self._on.get(device.index, make)
+
+    def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:
+        order[grid](*args)
+
+
+ORDER = Order()
+
+
+def launch_order(classes: Tensor, tables: Sequence[Tensor]) -> None:
+    """Fill counts and indices of each row, partial blocks first, and of each column.
+
+    Without tables for columns, which are the last four, those are left out.
+    """
+    both = len(tables) == 8
+    values = order_values(classes, tables if both else [*tables, *tables])
+    launch(ORDER, order_grid(classes.shape, both), values)

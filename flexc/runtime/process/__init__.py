@@ -1,0 +1,1 @@
+"""What a process keeps: caches in memory and on the disk, threads, versions."""

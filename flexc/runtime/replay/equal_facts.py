@@ -1,0 +1,224 @@
+"""What is kept for tensors, and found again for all tensors of equal facts.
+
+Facts are what a tape or a plan depends on: shapes, strides, dtypes, alignment, which
+tensors want gradients, numbers by value, and settings of torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
+from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+from flexc.frontend.plain_values import number_key
+from flexc.runtime.inputs.tensor_facts import ALIGNMENT
+from flexc.runtime.inputs.wrappers import PLAIN
+from flexc.runtime.tapes.streams import CPU, stream_of
+
+MOST = 1024
+"""Facts for which something is kept."""
+
+MOST_GUARDS = 8
+"""Facts of one key that are compared with before any are computed."""
+
+current_transform: Any = torch._C._functorch.maybe_current_level  # pyright: ignore
+count_of_modes = torch._C._len_torch_dispatch_stack
+count_of_function_modes = torch._C._len_torch_function_stack
+is_autocast_enabled = torch.is_autocast_enabled
+is_deterministic = torch.are_deterministic_algorithms_enabled
+precision_of: Any = torch._C._get_fp32_precision_getter  # pyright: ignore
+"""What `torch.backends` says of products of fp32, in a fifth of the time."""
+
+environment: Any = getattr(os.environ, "_data")  # noqa: B009  (private)
+"""What `os.environ` holds; it takes a microsecond to say that it lacks a name."""
+MACHINE: Any = os.environ.encodekey("FLEXC_MACHINE")
+
+NUMBERS = frozenset({int, float, bool})
+
+Make = Callable[[Sequence[Any], Hashable], Any]
+"""Makes what is kept, from the first tensors of some facts, and from the key and these
+facts."""
+
+
+class Kept:
+    """What is kept for a key and facts.
+
+    The key is all that it depends on but the facts of tensors and numbers.
+    """
+
+    __slots__ = ("_found", "_guards", "most")
+
+    def __init__(self, most: int = MOST):
+        self.most = most
+        """What is kept at once; all of it goes when there is no more room."""
+        self._found: dict[Hashable, Any] = {}
+        self._guards: dict[Hashable, list[tuple[Guard, Any]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def clear(self) -> None:
+        self._found.clear()
+        self._guards.clear()
+
+    def find(
+        self,
+        key: Hashable,
+        tensors: Sequence[Any],
+        device: torch.device,
+        make: Make | None = None,
+    ) -> Any:
+        """What is kept, made where nothing is; None for what has no facts."""
+        if not is_hidden():
+            return None
+        key = (key, settings(device))
+        guards = self._guards.get(key)
+        if guards is not None:
+            for guard, found in guards:
+                if guard.holds(tensors):
+                    return found
+        facts = facts_of(tensors)
+        if facts is None:
+            return None
+        exact = key, facts
+        found = self._found.get(exact)
+        if found is not None:
+            self._guard(key, tensors, found)
+        elif make is not None:
+            if len(self._found) >= self.most:
+                self.clear()
+            found = self._found[exact] = make(tensors, exact)
+        return found
+
+    def _guard(self, key: Hashable, tensors: Sequence[Any], found: Any) -> None:
+        """Find this sooner from now on: its facts were seen a second time."""
+        guards = self._guards.get(key, [])
+        if len(guards) >= MOST_GUARDS:
+            return  # To compare with many takes longer than to list facts.
+        guard = Guard.of(tensors)
+        if guard is not None:
+            self._guards[key] = [*guards, (guard, found)]
+
+
+class Guard:
+    """Says whether tensors have certain facts, in a fraction of the time to list them.
+
+    Torch compares all facts but addresses.
+    """
+
+    __slots__ = ("_check", "_count", "_numbers", "_pick")
+
+    def __init__(self, tensors: Sequence[Any], places: Sequence[int]):
+        self._count = len(tensors)
+        self._pick = itemgetter(*places) if len(places) < len(tensors) else None
+        found = [tensors[i] for i in places]
+        static: Any = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
+        self._check = TensorGuards(*found, **static).check
+        others = [i for i in range(len(tensors)) if i not in places]
+        self._numbers = [(i, type(tensors[i]), number_key(tensors[i])) for i in others]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Any]) -> Guard | None:
+        """The guard of tensors that are different, aligned and not empty, if any.
+
+        What is no tensor is a number or None: nothing else is told by `number_key`.
+        """
+        places = [i for i, t in enumerate(tensors) if isinstance(t, Tensor)]
+        others = [t for t in tensors if not isinstance(t, Tensor) and t is not None]
+        if not NUMBERS.issuperset(map(type, others)):
+            return None
+        found = [tensors[i] for i in places]
+        if not found or (len(found) == 1 and len(tensors) > 1):
+            return None  # Too few to pick.
+        if len(set(map(id, found))) < len(found) or not _are_aligned(found):
+            return None
+        return cls(tensors, places)
+
+    def holds(self, tensors: Sequence[Any]) -> bool:
+        if len(tensors) != self._count:
+            return False
+        if self._pick is not None:
+            for place, kind, fact in self._numbers:
+                number = tensors[place]
+                if type(number) is not kind or number_key(number) != fact:
+                    return False
+            tensors = self._pick(tensors)
+        return self._check(*tensors) and _are_aligned(tensors)
+
+
+def _are_aligned(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors have memory, at aligned addresses."""
+    for tensor in tensors:
+        address = tensor.data_ptr()
+        if not address or address % ALIGNMENT:
+            return False
+    return True
+
+
+def is_hidden() -> bool:
+    """Whether no one sees or changes operations: no mode, transform or recorder."""
+    return (
+        current_transform() is None
+        and forward_ad._current_level < 0
+        and not count_of_modes()
+        and (not count_of_function_modes() or _only_says_devices())
+    )
+
+
+def _only_says_devices() -> bool:
+    """Whether all modes of functions only say where tensors are made."""
+    modes = _get_current_function_mode_stack()
+    return all(type(mode) is DeviceContext for mode in modes)
+
+
+def facts_of(tensors: Sequence[Any]) -> tuple[Hashable, ...] | None:
+    """What is known of tensors and numbers; None if it does not do."""
+    facts: list[Any] = []
+    try:  # What has no strides or no memory raises an error when asked for it.
+        for tensor in tensors:
+            if type(tensor) in PLAIN:
+                address = tensor.data_ptr()
+                if tensor.is_neg() or (not address and tensor.numel()):
+                    return None
+                aligned = address % ALIGNMENT == 0
+                facts += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+                facts += (tensor.requires_grad, aligned)
+            elif tensor is None or type(tensor) in NUMBERS:
+                facts.append(number_key(tensor))
+            else:
+                return None
+    except RuntimeError:
+        return None
+    if len(set(map(id, tensors))) < len(tensors):
+        # A tape knows tensors apart by what they are, not by where they are given.
+        first = {id(t): i for i, t in reversed(list(enumerate(tensors)))}
+        facts += [first[id(t)] for t in tensors]
+    return tuple(facts)
+
+
+def settings(device: torch.device) -> tuple[Hashable, ...]:
+    """A device, and what torch and the environment say that calls on it depend on."""
+    if device == CPU:
+        cast = is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        machine = environment.get(MACHINE)
+        return device, cast, is_deterministic(), torch.get_num_threads(), machine
+    cast = is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+    return device, cast, is_deterministic(), precision_of("cuda", "matmul")
+
+
+def stream_facts(device: torch.device) -> Hashable:
+    """Where the constants of a tape are made: other streams would not wait for them.
+
+    A CUDA graph would outlive them.
+    """
+    if device == CPU:
+        return None
+    return stream_of(device), torch.cuda.is_current_stream_capturing()

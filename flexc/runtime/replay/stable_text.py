@@ -1,0 +1,162 @@
+"""Texts of keys that mean the same in every process.
+
+A key in memory holds objects: code, modules, functions of torch. What another process
+can find again is spelled by its name, code by its bytecode and constants. A key that
+holds anything else has no text: what is known by its identity alone, and functions
+whose results are constant in a process but differ among processes.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodDescriptorType,
+    ModuleType,
+)
+from typing import Any
+
+import torch
+
+from flexc.frontend.plain_values import BY_VALUE
+from flexc.frontend.special_methods import is_trusted, is_trusted_module, trusted_class
+
+ATOMS = frozenset({*BY_VALUE, int, float})
+"""Types of values that `repr` tells apart."""
+
+
+COMPUTING = frozenset(
+    {
+        "_operator",
+        "cmath",
+        "math",
+        "torch._C._linalg",
+        "torch._C._nn",
+        "torch._C._special",
+        "torch.functional",
+        "torch.nn.functional",
+    }
+)
+"""Modules whose functions know nothing but their arguments. Others of torch's, such as
+`torch.distributed.get_rank`, are constant in a process and differ among processes."""
+
+TENSOR_FUNCTIONS = "_VariableFunctionsClass."
+"""How names of torch's own functions of tensors begin."""
+
+_BUILTINS = """
+    NoneType abs all any bool bytes cell complex dict divmod ellipsis enumerate filter
+    float int len list map max method min pow range reversed round slice sorted str sum
+    tuple type zip
+"""
+BUILTINS = frozenset(_BUILTINS.split())
+"""Python's functions and types whose results follow from what they are given, unlike
+`hash` and the order of sets."""
+
+CLASSES = frozenset(
+    f"torch.{name}"
+    for name in ("Size", "Tensor", "device", "dtype", "finfo", "iinfo", "layout")
+) | {"functools.partial", "torch.memory_format"}
+
+UNTOLD = frozenset({"BUILD_SET", "SET_ADD", "SET_UPDATE", "IMPORT_NAME"})
+"""Instructions of code that reads what no key holds, or in an order of its own."""
+
+
+class UnstableError(Exception):
+    """A part of a key is known by its identity, or differs among processes."""
+
+
+def stable_text(value: Any) -> str:
+    """Return a text that is equal for equal keys, in other processes too.
+
+    Raises:
+        UnstableError: where a part of the key has no such text.
+    """
+    kind = type(value)
+    if kind in ATOMS:
+        return f"{kind.__name__} {value!r}"
+    if kind is tuple or kind is torch.Size:
+        return f"({', '.join(map(stable_text, value))})"
+    if kind is CodeType:
+        return f"code {stable_text(_parts_of(value))}"
+    if is_dataclass(value) and kind.__module__.startswith("flexc."):
+        held = tuple(getattr(value, field.name) for field in fields(value))
+        return f"{kind.__qualname__} {stable_text(held)}"
+    return f"{kind.__name__} {_name_of(value)}"
+
+
+def _parts_of(code: CodeType) -> tuple[Any, ...]:
+    """Return what decides what code computes: not its name, nor where it is."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in UNTOLD:
+            raise UnstableError(instruction.opname)
+    _check_methods(code.co_names)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+    rest = (code.co_flags, code.co_exceptiontable)
+    return (code.co_code, code.co_consts, *names, *counts, *rest)
+
+
+def _name_of(value: Any) -> str:
+    """Return the name by which a module of a trusted package has an object."""
+    if isinstance(value, ModuleType) and is_trusted_module(value):
+        return value.__name__
+    if isinstance(value, type) and trusted_class(value):
+        name = f"{value.__module__}.{value.__qualname__}"
+        if name in CLASSES or name.removeprefix("builtins.") in BUILTINS:
+            return name
+    if isinstance(value, FunctionType | BuiltinFunctionType):
+        module, name = value.__module__, value.__name__
+        if _computes(value) and getattr(sys.modules.get(module), name, None) is value:
+            return f"{module}.{name}{_body_of(value)}"
+    raise UnstableError(repr(value))
+
+
+def _body_of(function: FunctionType | BuiltinFunctionType) -> str:
+    """Return what a function in Python is made of: someone may have exchanged that."""
+    if isinstance(function, BuiltinFunctionType):
+        return ""
+    options = sorted((function.__kwdefaults__ or {}).items())
+    return stable_text((function.__code__, function.__defaults__, tuple(options)))
+
+
+_TENSOR = dict(vars(torch.Tensor))
+"""The methods of tensors as they were when this was imported."""
+
+_FOREIGN = frozenset(
+    name
+    for name, value in _TENSOR.items()
+    if isinstance(value, FunctionType) and not is_trusted(value)
+)
+"""Those that were not torch's own even then."""
+
+
+def _check_methods(names: Iterable[str]) -> None:
+    """Refuse methods of tensors that someone exchanged: keys hold their names alone."""
+    held = vars(torch.Tensor)
+    operators = [name for name in held if name.startswith("__")]
+    for name in (*operators, *names):
+        value = held.get(name)
+        is_own = _TENSOR.get(name) is value and name not in _FOREIGN
+        if isinstance(value, FunctionType):
+            exchanged = not (is_own or is_trusted(value))
+        elif isinstance(value, MethodDescriptorType):
+            exchanged = not is_own or (name not in operators and value.__name__ != name)
+        else:
+            continue
+        if exchanged:
+            raise UnstableError(f"torch.Tensor.{name}")
+
+
+def _computes(function: FunctionType | BuiltinFunctionType) -> bool:
+    """Return whether the results of a function follow from its arguments."""
+    module = function.__module__
+    if module == "builtins":
+        return function.__name__ in BUILTINS
+    if module == "torch":
+        return function.__qualname__.startswith(TENSOR_FUNCTIONS)
+    return module in COMPUTING

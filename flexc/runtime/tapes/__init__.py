@@ -1,0 +1,1 @@
+"""Tapes of launches: what records them and what replays them."""

@@ -1,0 +1,308 @@
+"""What makes tapes: a mode that sees operations, and is told of launches.
+
+What reads data on the host, or meets a tensor that is neither given nor made on the
+way, is no tape: `Recorder.tape` returns None.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flexc.runtime.tapes.prepared import Prepared
+from flexc.runtime.tapes.tape import (
+    Allocation,
+    Launch,
+    Operation,
+    Place,
+    Slot,
+    Step,
+    Tape,
+    needed_steps,
+)
+
+# Small temporaries of a tape in one allocation: each takes as long as a launch.
+
+
+MOST = 1 << 20
+"""Bytes of a temporary; memory of larger ones goes to what comes next."""
+
+UNIT = 256
+"""Bytes that addresses of allocations are multiples of, as kernels take them to be."""
+
+
+def with_scratch(
+    steps: Sequence[Step], results: Iterable[int], free: int
+) -> Sequence[Step]:
+    """Steps in which temporaries have parts of one tensor, of the slot that is free."""
+    named = set(results)
+    for step in steps:
+        if not isinstance(step, Launch):
+            named |= step.uses
+    parts: dict[int, int] = {}
+    size, device = 0, None
+    for step in steps:
+        if isinstance(step, Allocation) and step.slot not in named and is_small(step):
+            parts[step.slot] = size
+            size += -(-step.size // UNIT) * UNIT
+            device = step.device
+    if device is None or len(parts) < 2:
+        return steps
+    whole = Allocation(free, (size,), (1,), torch.uint8, device, None, False)
+    found: list[Step] = [whole]
+    for step in steps:
+        if isinstance(step, Launch):
+            places = [_moved(place, free, parts) for place in step.places]
+            found.append(replace(step, places=tuple(places)))
+        elif not (isinstance(step, Allocation) and step.slot in parts):
+            found.append(step)
+    return found
+
+
+def is_small(step: Allocation) -> bool:
+    """Whether what is allocated may be a part of something else."""
+    return not step.is_zero and step.size <= MOST
+
+
+def _moved(place: Place, whole: int, parts: dict[int, int]) -> Place:
+    """The place of what may be a part now."""
+    if place.slot not in parts:
+        return place
+    offset = place.offset + parts[place.slot]
+    return place._replace(slot=whole, offset=offset)
+
+
+log = logging.getLogger("flexc")
+
+EMPTY = frozenset(
+    {
+        "aten::empty.memory_format",
+        "aten::empty_like",
+        "aten::empty_permuted",
+        "aten::empty_strided",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+    }
+)
+ZEROS = frozenset({"aten::new_zeros", "aten::zeros", "aten::zeros_like"})
+ALIASES = frozenset({"aten::alias", "aten::detach"})
+"""The tensor itself, as far as a tape can tell."""
+
+HOST_READS = frozenset(
+    {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+)
+MASKS = frozenset({torch.bool, torch.uint8})
+"""Types of indices that say which elements to take."""
+
+
+class Recorder(TorchDispatchMode):
+    """Sees the operations and launches of a call on given tensors."""
+
+    def __init__(self, tensors: Sequence[Any]):
+        super().__init__()
+        self._steps: list[Step] = []
+        self._tensors: list[Any] = []
+        """That of each slot: others would come to have their ids."""
+        self._aliases: list[Tensor] = []
+        """Tensors that have the slot of another."""
+        self._slots: dict[int, int] = {}
+        self._origin: list[tuple[int, int]] = []
+        """Of each slot the slot whose memory it views, and its place there in bytes."""
+        self._constants: list[Tensor] = []
+        self._foreign: set[int] = set()
+        """Tensors that are neither given, nor made, nor constants."""
+        self._fault = ""
+        self._count = self._given = len(tensors)
+        for slot, tensor in enumerate(tensors):
+            self._origin.append((slot, 0))
+            self._tensors.append(tensor)
+            if isinstance(tensor, Tensor):
+                self._slots.setdefault(id(tensor), slot)
+
+    def __enter__(self) -> Recorder:
+        super().__enter__()
+        _current.recorder = self
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _current.recorder = None
+        super().__exit__(*error)
+
+    def refuse(self, why: str) -> None:
+        """This is no tape."""
+        self._fault = self._fault or why
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if _reads_on_host(func, args):
+            self.refuse(f"{func} reads data on the host")
+        elif not self._fault:
+            self._note(func, args, kwargs, found)
+        return found
+
+    def _note(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
+        if func.name() in ALIASES:
+            self._alias(found, self._slot_of(args[0]))
+            return
+        if func.name() in EMPTY or func.name() in ZEROS:
+            slot = self._new(found)
+            facts = tuple(found.shape), found.stride(), found.dtype, found.device
+            is_zero = func.name() in ZEROS
+            self._steps.append(Allocation(slot, *facts, self._like(found), is_zero))
+            return
+        results: Sequence[Any]
+        results = found if isinstance(found, tuple | list) else (found,)
+        if not _tensors_in(results):
+            return  # Facts that tensors have, such as the type of a result.
+        sources = _tensors_in((*args, *kwargs.values()))
+        given = tuple(self._referred(arg) for arg in args)
+        named = {name: self._referred(arg) for name, arg in kwargs.items()}
+        count = self._count
+        outputs = tuple(self._output(result, sources) for result in results)
+        is_pure = not func._schema.is_mutable
+        if is_pure and self._count == count:
+            return  # All that it makes is there: a tensor itself, or a view as it is.
+        self._steps.append(Operation(func, given, named, outputs, is_pure))
+
+    def _like(self, made: Tensor) -> int | None:
+        """A given tensor such that `torch.empty_like` of it makes what was made."""
+        facts = (made.shape, made.stride(), made.dtype, made.device)
+        for slot, tensor in enumerate(self._tensors[: self._given]):
+            if isinstance(tensor, Tensor) and facts == (
+                tensor.shape,
+                tensor.stride(),
+                tensor.dtype,
+                tensor.device,
+            ):
+                is_dense = torch.empty_like(tensor, device="meta").stride() == facts[1]
+                return slot if is_dense and not made.requires_grad else None
+        return None
+
+    def _output(self, result: Any, sources: Sequence[Tensor]) -> int | None:
+        if not isinstance(result, Tensor):
+            return None
+        if id(result) in self._slots:
+            return self._slots[id(result)]
+        for source in sources:
+            if source.untyped_storage()._cdata == result.untyped_storage()._cdata:
+                base, offset = self._origin[self._slot_of(source)]
+                offset += result.data_ptr() - source.data_ptr()
+                if not offset and _is_whole(result, self._tensors[base]):
+                    return self._alias(result, base)
+                return self._new(result, base, offset)
+        return self._new(result)
+
+    def _alias(self, tensor: Tensor, slot: int) -> None:
+        """Note what is the tensor of a slot, as far as a tape can tell."""
+        self._slots[id(tensor)] = slot
+        self._aliases.append(tensor)
+
+    def _new(self, tensor: Tensor, base: int | None = None, offset: int = 0) -> int:
+        slot = self._count
+        self._count += 1
+        self._slots[id(tensor)] = slot
+        self._tensors.append(tensor)
+        self._origin.append((slot if base is None else base, offset))
+        return slot
+
+    def _slot_of(self, tensor: Tensor) -> int:
+        slot = self._slots.get(id(tensor))
+        if slot is None:
+            slot = self._new(tensor)
+            if not any(held is tensor for held in self._constants):
+                self._foreign.add(slot)
+        return slot
+
+    def hold(self, tensor: Tensor) -> None:
+        """Take a tensor that is neither given nor made for a constant of the tape."""
+        self._constants.append(tensor)
+
+    def _referred(self, arg: Any) -> Any:
+        if isinstance(arg, Tensor):
+            return Slot(self._slot_of(arg))
+        if isinstance(arg, list | tuple):
+            return type(arg)(self._referred(a) for a in arg)
+        return arg
+
+    def launch(self, prepared: Prepared | None, args: Sequence[Any]) -> None:
+        """Note a launch; of those without addresses there is no tape."""
+        if prepared is None:
+            self.refuse("a launch cannot be prepared")
+            return
+        places: list[Place] = []
+        for position, number, make in prepared.addresses:
+            base, offset = self._origin[self._slot_of(args[number])]
+            places.append(Place(position, base, offset, make))
+        self._steps.append(
+            Launch(
+                prepared.launcher, prepared.values, tuple(places), prepared.on_stream
+            )
+        )
+
+    def tape(self, results: Sequence[Any], device: torch.device) -> Tape | None:
+        """The tape of what was seen, which gave these results."""
+        given = [None if r is None else self._slot_of(r) for r in results]
+        if self._fault:
+            return _refused(self._fault)
+        wanted = {slot for slot in given if slot is not None}
+        kept, needed = needed_steps(self._steps, wanted)
+        if needed & self._foreign:
+            return _refused("it reads a tensor that is neither given nor made")
+        steps = with_scratch([step for step, _ in kept], wanted, self._count)
+        held = {self._slot_of(t): t for t in self._constants}
+        return Tape(device, self._given, held, steps, given)
+
+
+def _reads_on_host(func: Any, args: Sequence[Any]) -> bool:
+    """Return whether the data of tensors decides a result's shape or a number."""
+    if not HOST_READS & set(func.tags):
+        return False
+    if func is torch.ops.aten.index.Tensor:  # Of masks it is told, of indices not.
+        return any(t is not None and t.dtype in MASKS for t in args[1])
+    return True
+
+
+def _refused(why: str) -> None:
+    """Say why calls of equal facts take their whole way again."""
+    log.debug("a call cannot be replayed: %s", why)
+
+
+def _is_whole(view: Tensor, base: Tensor) -> bool:
+    """Whether a view that begins where its base does is the same as that."""
+    return (
+        view.shape == base.shape
+        and view.stride() == base.stride()
+        and view.dtype == base.dtype
+        and view.is_conj() == base.is_conj()
+        and view.is_neg() == base.is_neg()
+    )
+
+
+class _Current(threading.local):
+    recorder: Recorder | None = None
+
+
+_current = _Current()
+
+
+def recorder() -> Recorder | None:
+    """The recorder of this thread, if it has one."""
+    return _current.recorder
+
+
+def _tensors_in(args: Any) -> list[Tensor]:
+    if isinstance(args, Tensor):
+        return [args]
+    if isinstance(args, list | tuple):
+        return [tensor for arg in args for tensor in _tensors_in(arg)]
+    return []

@@ -1,0 +1,252 @@
+"""Tapes: what a call does to tensors, recorded once and replayed on others.
+
+Between its checks and its results a call allocates, launches kernels and runs a few of
+torch's operations. All of that follows from facts that calls have in common (shapes,
+strides, dtypes, captured numbers); only addresses are new. So a call is run once under
+a `Recorder`, and calls of equal facts replay its `Tape`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flexc.runtime.tapes.prepared import Launcher
+from flexc.runtime.tapes.streams import current_device, raw_stream
+
+LITERALS = frozenset({int, bool, str, type(None)})
+"""What is written into the text of a tape; floats lose nothing by a name."""
+
+
+class Place(NamedTuple):
+    """Where a launch's argument is found: an address within a slot's tensor."""
+
+    position: int
+    slot: int
+    offset: int
+    """In bytes from the tensor's first element."""
+    make: Callable[[int], Any] | None
+    """As that of `Address`."""
+
+
+class Slot(NamedTuple):
+    """A tensor of the tape in the arguments of an operation."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Allocation:
+    """A tensor of zeros, or one whose elements are still to be written."""
+
+    slot: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    like: int | None
+    """A given tensor that `torch.empty_like` makes such tensors of."""
+    is_zero: bool
+
+    @property
+    def uses(self) -> set[int]:
+        return set() if self.like is None else {self.like}
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        steps = zip(self.shape, self.strides, strict=True)
+        last = sum((n - 1) * stride for n, stride in steps)
+        return (last + 1) * self.dtype.itemsize if all(self.shape) else 0
+
+    def source(self, hold: Hold) -> str:
+        made = f"t{self.slot} = "
+        if self.like is not None:
+            return f"{made}{'zeros' if self.is_zero else 'empty'}_like(t{self.like})"
+        options = f"dtype={hold(self.dtype)}, device={hold(self.device)}"
+        made += f"empty({self.shape}, {self.strides}, {options})"
+        return f"{made}.zero_()" if self.is_zero else made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """A launch of a kernel."""
+
+    launcher: Launcher
+    values: list[Any]
+    places: tuple[Place, ...]
+    on_stream: bool
+
+    @property
+    def uses(self) -> set[int]:
+        return {place.slot for place in self.places}
+
+    def source(self, hold: Hold) -> str:
+        values = [repr(v) if type(v) in LITERALS else hold(v) for v in self.values]
+        for position, slot, offset, make in self.places:
+            named = slot in hold.addresses
+            address = f"a{slot}" if named else f"t{slot}.data_ptr()"
+            address += f" + {offset}" if offset else ""
+            values[position] = address if make is None else f"{hold(make)}({address})"
+        first = ["stream"] if self.on_stream else []
+        return f"{hold(self.launcher)}.launch({', '.join(first + values)})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """One of torch's operations."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[int | None, ...]
+    is_pure: bool
+    """It writes to nothing: of no use where nothing reads what it makes."""
+
+    @property
+    def uses(self) -> set[int]:
+        return _slots_in((*self.args, *self.kwargs.values()))
+
+    def source(self, hold: Hold) -> str:
+        args = [_spelled(arg, hold) for arg in self.args]
+        args += [f"{name}={_spelled(arg, hold)}" for name, arg in self.kwargs.items()]
+        made = [f"t{slot}" if slot is not None else "_" for slot in self.outputs]
+        targets = ", ".join(made) + "," * self.is_multiple
+        return f"{targets} = {hold(self.function)}({', '.join(args)})"
+
+    @property
+    def is_multiple(self) -> bool:
+        """Whether results come in a tuple or a list."""
+        returns = self.function._schema.returns
+        return len(returns) != 1 or str(returns[0].type) != "Tensor"
+
+
+Step = Allocation | Launch | Operation
+
+
+class Hold:
+    """Names for the objects that the text of a tape refers to."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Any] = {
+            "empty": torch.empty_strided,
+            "empty_like": torch.empty_like,
+            "zeros_like": torch.zeros_like,
+        }
+        self.addresses: set[int] = set()
+        """Slots whose addresses have names, `a0`, `a1`, ..."""
+
+    def __call__(self, value: Any) -> str:
+        name = f"c{len(self.names)}"
+        self.names[name] = value
+        return name
+
+
+class Tape:
+    """The steps that results need, as a function of `count` tensors that are given.
+
+    `source` is its text, in which `t0`, `t1`, ... are tensors, those given first, and
+    `a0`, `a1`, ... the addresses of those that are passed more than once.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        count: int,
+        constants: Mapping[int, Tensor],
+        steps: Sequence[Step],
+        results: Sequence[int | None],
+    ):
+        kept, needed = needed_steps(steps, {r for r in results if r is not None})
+        given = sorted(slot for slot in needed if slot < count)
+        self.device, self.count, self.results = device, count, tuple(results)
+        self.constants = {n: t for n, t in constants.items() if n in needed}
+        self.steps = tuple(step for step, _ in kept)
+        hold = Hold()
+        lines = [f"t{slot} = tensors[{slot}]" for slot in given]
+        lines += [
+            f"t{slot} = {hold(tensor)}" for slot, tensor in self.constants.items()
+        ]
+        passed = [p.slot for step in self.steps for p in _places(step)]
+        seen: set[int] = set()
+        again = {slot for slot in passed if slot in seen or seen.add(slot)}
+        for i, (step, done) in enumerate(kept, 1):
+            often = {p.slot for p in _places(step)} & again
+            for slot in sorted(often - hold.addresses):
+                lines.append(f"a{slot} = t{slot}.data_ptr()")
+            hold.addresses |= often
+            lines.append(step.source(hold))
+            if i < len(kept):  # Memory goes to what comes next.
+                lines += [f"t{slot} = None" for slot in done if slot not in given]
+        found = ", ".join("None" if r is None else f"t{r}" for r in results)
+        lines.append(f"return ({found},)" if results else "return ()")
+        self._index = None if device.type == "cpu" else device.index
+        self.source = "def replay(tensors, stream):\n    " + "\n    ".join(lines)
+        exec(compile(self.source, "<tape>", "exec"), hold.names)
+        self._replay: Callable[[Sequence[Any], Any], tuple[Any, ...]]
+        self._replay = hold.names.pop("replay")
+
+    def __call__(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        """The results for tensors that are given as they were when it was recorded."""
+        index = self._index
+        if index is None:
+            return self._replay(tensors, None)
+        if index == current_device():
+            return self._replay(tensors, raw_stream(index))
+        with torch.cuda.device(index):
+            return self._replay(tensors, raw_stream(index))
+
+
+def needed_steps(
+    steps: Sequence[Step], results: Iterable[int]
+) -> tuple[list[tuple[Step, tuple[int, ...]]], set[int]]:
+    """The steps that results need, each with the slots that it is the last to use.
+
+    And all slots that they use.
+    """
+    kept: list[tuple[Step, tuple[int, ...]]] = []
+    needed = set(results)
+    for step in reversed(steps):
+        if is_idle(step, needed):
+            continue
+        uses = step.uses
+        kept.append((step, tuple(uses - needed)))
+        needed |= uses
+    return kept[::-1], needed
+
+
+def is_idle(step: Step, needed: set[int]) -> bool:
+    """Whether nothing needs what a step makes."""
+    match step:
+        case Allocation():
+            return step.slot not in needed
+        case Operation():
+            return step.is_pure and not needed & set(step.outputs)
+        case Launch():
+            return False
+
+
+def _places(step: Step) -> tuple[Place, ...]:
+    return step.places if isinstance(step, Launch) else ()
+
+
+def _slots_in(arg: Any) -> set[int]:
+    if isinstance(arg, Slot):
+        return {arg.number}
+    if isinstance(arg, list | tuple):
+        return {slot for a in arg for slot in _slots_in(a)}
+    return set()
+
+
+def _spelled(arg: Any, hold: Hold) -> str:
+    """An argument of an operation, as the text of a tape has it."""
+    if type(arg) is Slot:
+        return f"t{arg.number}"
+    if isinstance(arg, list | tuple):
+        inner = ", ".join(_spelled(a, hold) for a in arg)
+        return f"[{inner}]"
+    return repr(arg) if type(arg) in LITERALS else hold(arg)

@@ -1,0 +1,1 @@
+"""Attention in graphs of torch.compile."""

@@ -1,0 +1,175 @@
+"""`flexc::plan`: the blocks of a mask, an operator of its own in torch's graphs.
+
+Layers that share a mask have equal calls of it, of which torch's compilers keep one. It
+takes what the mask captures and gives all tables in one tensor, of rows and of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexc.passes.scalar.dependence import Along
+from flexc.runtime.attention.call import Attention, Outputs
+from flexc.runtime.inputs.options import NO_CHOICES, resolve_backend
+from flexc.runtime.inputs.transforms import is_transformed
+from flexc.runtime.kernels.traces import trace_mods
+from flexc.runtime.planner.classes import collapsed
+from flexc.runtime.planner.plans import Problem, find_plan
+from flexc.runtime.planner.tables import is_ordered, plan_problem
+from flexc.runtime.replay.repeats import repeat
+from flexc.runtime.tapes.modes import unseen
+from flexc.runtime.torch_compile.mod_graphs import ModGraphs
+from flexc.runtime.torch_compile.operators.traced import (
+    Constants,
+    PlannedBlocks,
+    TracedAttention,
+    captures_of,
+    kind_of,
+    lookup,
+)
+
+
+def choose_blocks(call: Attention) -> PlannedBlocks | None:
+    """The blocks for a call whose tensors need no data; None where none are planned."""
+    call = call.with_traced()
+    compiled = call.compiled()
+    captures = compiled.attention.arguments(call.signature.captures)
+    mask = compiled.mask(compiled.proofs(call.query, call.key, captures))
+    batch, heads, q_len, _ = call.query.shape
+    sizes = (batch, heads, q_len, call.key.size(2))
+    if mask.has_bounds or not mask.is_planned(sizes):
+        return None
+    device, backend = call.query.device, call.backend
+    problem = Problem(*sizes, *mask.block_for(*sizes[2:]))
+    along = find_plan(call.signature, call.trace(), problem, device, backend).along
+    if not is_ordered(collapsed(problem, along), device):
+        return None
+    block = problem.q_block, problem.kv_block
+    return PlannedBlocks(block, Along.BATCH in along, Along.HEAD in along)
+
+
+def plan(
+    captures: list[Tensor],
+    sizes: Sequence[int],
+    numbers: Sequence[int],
+    handle: str,
+    device: torch.device,
+) -> Tensor:
+    """The tables of a mask's calls of (batch, heads, q_len, kv_len)."""
+
+    def run() -> tuple[Tensor]:
+        constants = lookup(handle)
+        blocks = constants.blocks
+        assert blocks is not None
+        given = (None, None, None, captures, (), numbers, 1.0, handle)
+        signature = constants.mods.signature(captures_of(given))
+        problem, backend = blocks.problem(sizes), resolve_backend("auto", device)
+        found, mods = trace_mods(signature, torch.float32, device)
+        planned = plan_problem(found, mods, problem, device, backend, both=True)
+        assert planned.packed is not None
+        return (planned.packed.tensor,)
+
+    key = (handle, tuple(sizes), tuple(numbers))
+    return repeat(key, captures, device, run)[0]
+
+
+def plan_fake(
+    captures: list[Tensor],
+    sizes: Sequence[int],
+    numbers: Sequence[int],
+    handle: str,
+    device: torch.device,
+) -> Tensor:
+    blocks = lookup(handle).blocks
+    assert blocks is not None
+    return blocks.layout(blocks.problem(sizes)).empty(device)
+
+
+def with_planned(traced: TracedAttention) -> TracedAttention:
+    """A call whose planned blocks come from an operator of their own.
+
+    What numbers a trace does not know yet say nothing here: their masks are planned by
+    the operator of attention itself.
+    """
+    mods, captures = traced.mods, traced.signature.captures
+    assert mods is not None
+    graph, slots = mods.graphs[1], mods.slots[1]
+    if graph is None or traced.tables is not None or mods.numbers & set(slots):
+        return traced
+    if traced.kernels == "eager" or is_transformed():
+        return traced
+    with unseen():
+        call = stand_in(traced, mods)
+        blocks = None if call is None else choose_blocks(call)
+    if blocks is None:
+        return traced
+    given = tuple(captures[slot] for slot in slots)
+    own = ModGraphs.of((None, graph), ((), tuple(range(len(given)))))
+    constants = Constants(
+        own, tuple(map(kind_of, given)), Outputs(), NO_CHOICES, blocks=blocks
+    )
+    constants.remember()
+    sizes = [*traced.query.shape[:3], traced.key.size(2)]
+    packed = torch.ops.flexc.plan(
+        [c for c in given if isinstance(c, Tensor)],
+        sizes,
+        [c for c in given if kind_of(c) is int],
+        constants.handle,
+        traced.query.device,
+    )
+    return replace(traced, tables=blocks.packed(packed, sizes), blocks=blocks)
+
+
+ONE = torch.ones((), dtype=torch.float64)
+"""What a captured float is taken for, where only a run knows it."""
+
+
+def stand_in(traced: TracedAttention, mods: ModGraphs) -> Attention | None:
+    """A call like a traced one, of tensors without data; None if a size is unknown."""
+    tensors = [_empty(t) for t in (traced.query, traced.key, traced.value)]
+    values = [
+        ONE if slot in mods.numbers else _value(capture)
+        for slot, capture in enumerate(traced.signature.captures)
+    ]
+    if any(t is None for t in (*tensors, *values)):
+        return None
+    query, key, value = (t for t in tensors if t is not None)
+    for tensor in (query, key, value):
+        tensor.untyped_storage().resize_(0)
+    return Attention(
+        query,
+        key,
+        value,
+        traced.scale if type(traced.scale) is float else 1.0,
+        None,
+        mods.signature(values),
+        traced.outputs,
+        traced.kernels,
+        traced.tiles,
+    )
+
+
+def _value(capture: Any) -> Any:
+    """A captured number, or zeros like a captured tensor."""
+    if not isinstance(capture, Tensor):
+        return _hint(capture)
+    made = _empty(capture)
+    return None if made is None else made.zero_()
+
+
+def _empty(tensor: Tensor) -> Tensor | None:
+    """A tensor of the sizes and strides that a trace goes by."""
+    shape, strides = ([_hint(n) for n in ns] for ns in (tensor.shape, tensor.stride()))
+    if None in shape or None in strides:
+        return None
+    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+
+
+def _hint(number: Any) -> Any:
+    """What a trace takes a symbolic number for, None if it does not know."""
+    return number.node.hint if isinstance(number, torch.SymInt) else number

@@ -1,0 +1,312 @@
+"""Calls that are traced: their operands become those of flexc's operators.
+
+An operator takes tensors and sizes, and a handle to the rest, which is held here. The
+handle is a digest, of flexc's version too, so a graph means the same in every process
+that traced its mods, and Inductor's code is not read by another version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexc.errors import TracingError
+from flexc.runtime.attention.call import Attention, Outputs
+from flexc.runtime.autograd.derivatives import OPERATORS
+from flexc.runtime.autograd.run import Results
+from flexc.runtime.autograd.template import Reads
+from flexc.runtime.inputs.arguments import (
+    Packed,
+    Tables,
+    broadcast_tables,
+)
+from flexc.runtime.inputs.options import (
+    NO_CHOICES,
+    Choices,
+    resolve_backend,
+)
+from flexc.runtime.inputs.tensor_facts import check_captures
+from flexc.runtime.inputs.transforms import is_transformed
+from flexc.runtime.planner.ordering import TablesLayout
+from flexc.runtime.planner.plans import Problem
+from flexc.runtime.planner.tables import unpacked
+from flexc.runtime.process.versions import versions
+from flexc.runtime.torch_compile.graph_call import GraphCall, Operands
+from flexc.runtime.torch_compile.mod_graphs import GraphSignature, ModGraphs
+
+Arguments = tuple[
+    Tensor, Tensor, Tensor, list[Tensor], list[Tensor], list[int], float | None, str
+]
+"""Query, key, value, captured tensors, tables, sizes, scale and handle.
+
+A scale that is not known yet is None, and a tensor before those that are captured.
+"""
+
+
+@dataclass(frozen=True)
+class PlannedBlocks:
+    """Blocks that a trace chose for a call's mask."""
+
+    block: tuple[int, int]
+    by_batch: bool
+    """Whether batches may look different."""
+    by_head: bool
+
+    def problem(self, sizes: Sequence[int]) -> Problem:
+        """What is planned for (batch, heads, q_len, kv_len)."""
+        batch, heads, q_len, kv_len = sizes
+        return Problem(batch, heads, q_len, kv_len, *self.block)
+
+    def layout(self, problem: Problem) -> TablesLayout:
+        """Where the tables lie in their tensor."""
+        batch = problem.batches if self.by_batch else 1
+        heads = problem.heads if self.by_head else 1
+        return TablesLayout((batch, heads, problem.rows, problem.columns), both=True)
+
+    def packed(self, tensor: Tensor, sizes: Sequence[int]) -> Tables:
+        """The tables in their tensor, which `unpack` takes apart."""
+
+        def still_packed(tensor: Tensor) -> Tables:
+            return self.packed(tensor, sizes)
+
+        return Tables((), self.block, packed=Packed(tensor, still_packed))
+
+    def unpack(self, packed: Tensor, sizes: Sequence[int]) -> Tables:
+        problem = self.problem(sizes)
+        return unpacked(packed, self.layout(problem), problem)
+
+
+@dataclass(frozen=True, eq=False)
+class Constants:
+    """All of a call that a graph holds as a constant."""
+
+    mods: ModGraphs
+    captures: tuple[Any, ...]
+    """Captured numbers; `Tensor` or `int` for those that are arguments."""
+    outputs: Outputs
+    choices: Choices
+    columns: bool = False
+    """Whether a BlockMask's tables of columns follow those of rows."""
+    blocks: PlannedBlocks | None = None
+    """Those of tables that `flexc::plan` made."""
+    handle: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts = (self.mods.digest, self.mods.slots, sorted(self.mods.numbers))
+        rest = (self.captures, self.outputs, self.choices, self.columns, self.blocks)
+        text = repr((parts, rest, versions()))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        object.__setattr__(self, "handle", digest)
+
+    def remember(self) -> None:
+        """Let the handle be looked up."""
+        _known.setdefault(self.handle, self)
+
+    def tables(
+        self, query: Tensor, key: Tensor, tables: Sequence[Tensor], sizes: Sequence[int]
+    ) -> Tables | None:
+        """The tables among an operator's arguments."""
+        if not tables:
+            return None
+        if self.blocks is not None:
+            return self.blocks.packed(tables[0], (*query.shape[:3], key.size(2)))
+        block = (sizes[0], sizes[1])
+        tables = broadcast_tables(tables, query)
+        if not self.columns:
+            return Tables(tables, block)
+        half = len(tables) // 2
+        columns = Tables(tables[half:], (block[1], block[0]))
+        return Tables(tables[:half], block, columns=columns)
+
+
+_known: dict[str, Constants] = {}
+
+
+def lookup(handle: str) -> Constants:
+    if handle not in _known:
+        raise TracingError(
+            "a graph with attention of flexc expects to run in a process that traced "
+            "it; compile the function again in this one"
+        )
+    return _known[handle]
+
+
+@dataclass(frozen=True, eq=False)
+class TracedAttention(Attention):
+    """A call of tensors without data: it runs as operators, and so do derivatives."""
+
+    mods: ModGraphs | None = None
+    choices: Choices = NO_CHOICES
+    blocks: PlannedBlocks | None = None
+
+    @classmethod
+    def of(cls, call: GraphCall, operands: Operands) -> TracedAttention:
+        """The call of operands, in which floats may be tensors, or symbolic."""
+        operands = operands.checked(call.enable_gqa)
+        query, key, value, *_ = operands
+        captures, mods = tuple(operands.captures), call.mods
+        assert isinstance(mods, ModGraphs), "functions are not traced but run"
+        own = [c for i, c in enumerate(captures) if i not in mods.numbers]
+        check_captures(own, query.device)
+        return cls(
+            query,
+            key,
+            value,
+            _constant_or_tensor(operands.factor),
+            operands.make_tables(expand=is_transformed()),
+            GraphSignature(mods.graphs, (), captures, True, False, mods.slots),
+            call.outputs,
+            OPERATORS,
+            call.choices.tiles,
+            call.choices.deterministic,
+            mods=mods,
+            choices=call.choices,
+        )
+
+    @classmethod
+    def bind(cls, arguments: Sequence[Any]) -> TracedAttention:
+        """The call of an operator's arguments."""
+        query, key, value, _, tables, sizes, scale, handle = arguments
+        constants = lookup(handle)
+        mods, choices = constants.mods, constants.choices
+        captures = captures_of(arguments)
+        if scale is None:
+            scale = arguments[3][0]
+        return cls(
+            query,
+            key,
+            value,
+            scale,
+            constants.tables(query, key, tables, sizes),
+            GraphSignature(mods.graphs, (), captures, True, False, mods.slots),
+            constants.outputs,
+            OPERATORS,
+            choices.tiles,
+            choices.deterministic,
+            mods=mods,
+            choices=choices,
+            blocks=constants.blocks,
+        )
+
+    @property
+    def kernels(self) -> str:
+        return resolve_backend(self.choices.backend, self.query.device)
+
+    def reads(self) -> Reads:
+        assert self.mods is not None
+        return self.mods.reads(self.signature.captures)
+
+    def unpacked_tables(self) -> Tables | None:
+        """The tables as kernels read them."""
+        if self.tables is None or self.blocks is None:
+            return self.tables
+        (packed,) = self.tables.all_tensors
+        sizes = (*self.query.shape[:3], self.key.size(2))
+        return self.blocks.unpack(packed, sizes)
+
+    def run(self) -> Results:
+        call = self
+        if self.tables is not None and self.tables.columns is not None:
+            # These are for derivatives.
+            call = replace(self, tables=replace(self.tables, columns=None))
+        out, *rest = torch.ops.flexc.attention(*call.arguments())
+        lse = rest[0] if self.outputs.lse else None
+        return out, lse, rest[-1] if self.outputs.max_scores else None
+
+    def arguments(self) -> Arguments:
+        """What the operators take."""
+        assert self.mods is not None
+        captures = self.signature.captures
+        kinds = tuple(map(kind_of, captures))
+        columns = self.tables is not None and self.tables.columns is not None
+        constants = Constants(
+            self.mods, kinds, self.outputs, self.choices, columns, self.blocks
+        )
+        constants.remember()
+        block = () if self.tables is None else self.tables.block_size
+        numbers = [c for c, kind in zip(captures, kinds, strict=True) if kind is int]
+        tensors = [c for c in (self.scale, *captures) if isinstance(c, Tensor)]
+        return (
+            self.query,
+            self.key,
+            self.value,
+            tensors,
+            [] if self.tables is None else list(self.tables.all_tensors),
+            [*block, *numbers],  # pyright: ignore[reportReturnType]
+            None if isinstance(self.scale, Tensor) else self.scale,
+            constants.handle,
+        )
+
+
+def _constant_or_tensor(scale: Any) -> Any:
+    """A number, or a tensor of one that changes from call to call.
+
+    The product is what torch's compilers turn into an op of tensors; they make a
+    constant of a symbolic float that anything else takes.
+    """
+    if not isinstance(scale, torch.SymFloat):
+        return float(scale)
+    return torch.mul(torch.ones((), dtype=torch.float64), scale)  # pyright: ignore
+
+
+def kind_of(capture: Any) -> Any:
+    if isinstance(capture, Tensor):
+        return Tensor
+    is_size = isinstance(capture, int | torch.SymInt) and not isinstance(capture, bool)
+    return int if is_size else capture
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a call's numbers are, of which floats may be given as tensors."""
+
+    signature: GraphSignature
+    scale: float
+
+
+def resolved(arguments: Sequence[Any]) -> Resolved:
+    """The mods and the scale of an operator's arguments, which have data."""
+    mods = lookup(arguments[-1]).mods
+    scale = arguments[-2]
+    return Resolved(
+        mods.signature(captures_of(arguments)),
+        float(arguments[3][0] if scale is None else scale),
+    )
+
+
+def bind(arguments: Sequence[Any], numbers: Resolved | None = None) -> Attention:
+    """The call of an operator's arguments, which have data and were checked."""
+    traced = TracedAttention.bind(arguments)
+    numbers = numbers or resolved(arguments)
+    signature = numbers.signature
+    device = traced.query.device
+    check_captures(signature.captures, device)
+    return Attention(
+        traced.query,
+        traced.key,
+        traced.value,
+        numbers.scale,
+        traced.unpacked_tables(),
+        signature,
+        traced.outputs,
+        resolve_backend(traced.choices.backend, device),
+        traced.tiles,
+        traced.asks_determinism,
+        settled=traced.tables is not None,
+    )
+
+
+def captures_of(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """All captures of a call, of which floats may be tensors."""
+    _, _, _, tensors, tables, sizes, scale, handle = arguments
+    given: dict[Any, Any] = {
+        Tensor: iter(tensors[1:] if scale is None else tensors),
+        int: iter(sizes[2:] if tables else sizes),
+    }
+    kinds = lookup(handle).captures
+    return tuple(next(given[k]) if k in (Tensor, int) else k for k in kinds)
