@@ -76,7 +76,7 @@ def test_threads_compile_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.05)  # Others ask meanwhile.
         return Beside(make)
 
-    def compile_order(device: torch.device) -> str:
+    def compile_order(device: torch.device, entry: Any = None) -> str:
         compiled.append(device.index)
         return f"kernel {device.index}"
 

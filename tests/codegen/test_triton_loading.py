@@ -184,10 +184,10 @@ def test_a_child_has_locks_of_its_own() -> None:
     """A thread that it does not have may have held its parent's."""
     script = """
 import os, threading
-from flexc.runtime import assembler_log, triton_compiler
+from flexc.runtime.kernels import gluon_compiler, triton_compiler
 held, done = threading.Event(), threading.Event()
 def hold():
-    with triton_compiler._one_at_a_time, assembler_log.assembler_log():
+    with triton_compiler._one_at_a_time, gluon_compiler.assembler_log():
         held.set()
         done.wait(60)
 thread = threading.Thread(target=hold)
@@ -196,7 +196,7 @@ held.wait(60)
 child = os.fork()
 if child == 0:
     free = triton_compiler._one_at_a_time.acquire(timeout=10)
-    with assembler_log.assembler_log():
+    with gluon_compiler.assembler_log():
         os._exit(0 if free else 1)
 done.set()
 thread.join()
