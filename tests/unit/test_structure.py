@@ -65,6 +65,54 @@ def _imported_areas(path: Path) -> set[str]:
     return areas
 
 
+ROOMS = {
+    "passes": (
+        "refusal tidy sizes scalar tile masks flex blocksparse hopper cpu pipelines"
+    ),
+    "runtime": (
+        "process inputs tapes interpreters kernels replay planner attention autograd "
+        "call_plans interception torch_compile preparation interface warmup compiled "
+        "explain"
+    ),
+}
+"""Rooms of a folder, from the ground up: none imports from one above it."""
+
+
+def _imported_modules(path: Path) -> set[tuple[str, ...]]:
+    """Modules of flexc that a file imports, without `flexc` itself."""
+    return {
+        tuple(node.module.split(".")[1:])
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.ImportFrom)
+        and node.module is not None
+        and node.module.startswith("flexc.")
+    }
+
+
+@pytest.mark.parametrize("area", ROOMS)
+def test_no_room_imports_from_one_above_it(area: str) -> None:
+    floors = {room: floor for floor, room in enumerate(ROOMS[area].split())}
+    found = {path.stem if path.is_file() else path.name for path in _rooms(area)}
+    assert found == floors.keys()
+    upward: list[str] = []
+    for path in (PACKAGE / area).rglob("*.py"):
+        own = path.relative_to(PACKAGE / area).parts[0].removesuffix(".py")
+        for top, *within in _imported_modules(path):
+            is_within = own in floors and top == area and len(within) > 0
+            if is_within and floors[within[0]] > floors[own]:
+                upward.append(f"{_ids(path)} imports {'.'.join(within)}")
+    assert not upward
+
+
+def _rooms(area: str) -> list[Path]:
+    """Return the folders and files of a folder that hold code."""
+    return [
+        path
+        for path in (PACKAGE / area).iterdir()
+        if path.stem not in ("__init__", "__pycache__")
+    ]
+
+
 def _functions(path: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     return [
         node

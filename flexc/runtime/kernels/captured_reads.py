@@ -33,7 +33,7 @@ from flexc.passes.scalar.ranges.exact_ranges import Known, position_args
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.readable import meant, spell
 from flexc.passes.scalar.reads.slices import location_of
-from flexc.runtime.autograd.captured_gradients.places import ScalarsOnDevice
+from flexc.runtime.interpreters.on_device import ScalarsOnDevice
 from flexc.runtime.interpreters.values import dtype_of
 from flexc.runtime.kernels.proofs import at_most, attention_of
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.interpreter import Interpreter, PythonValues, impl, register_impls
+from xdsl.interpreter import Interpreter
 from xdsl.ir import Region
 
 from flexc.dialects import flex
@@ -26,7 +25,7 @@ from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.reads.capture_index import POSITIONS
 from flexc.passes.scalar.reads.captured_read import Part
 from flexc.runtime.autograd.captured_gradients.sums import Chunk, Sizes
-from flexc.runtime.interpreters.scalar import ScalarFunctions, constant
+from flexc.runtime.interpreters.on_device import ScalarsOnDevice
 from flexc.runtime.interpreters.values import dtype_of, signless
 from flexc.runtime.tapes.recorder import recorder
 from flexc.runtime.tapes.streams import stream_of
@@ -36,36 +35,6 @@ MAX_KEPT = 16
 
 MAX_KEPT_SIZE = 1 << 20
 """Indices of an evaluation that is remembered."""
-
-
-@register_impls
-class ScalarsOnDevice(ScalarFunctions):
-    """Scalar code whose constants are made on a device: copies would wait for it."""
-
-    def __init__(self, device: torch.device):
-        super().__init__()
-        self.device = device
-
-    @impl(arith.ConstantOp)
-    def run_constant(
-        self, interpreter: Interpreter, op: arith.ConstantOp, args: PythonValues
-    ) -> PythonValues:
-        value = self.constants.get(op)
-        if value is None:
-            host = constant(op)
-            value = torch.full((), host.item(), dtype=host.dtype, device=self.device)
-            self.constants[op] = value
-        elif (tape := recorder()) is not None:
-            tape.hold(value)
-        return (value,)
-
-    @impl(flex.DimOp)
-    def run_dim(
-        self, interpreter: Interpreter, op: flex.DimOp, args: PythonValues
-    ) -> PythonValues:
-        size = args[0].shape[op.dim.value.data]
-        dtype = dtype_of(op.result.type)
-        return (torch.full((), size, dtype=dtype, device=self.device),)
 
 
 @dataclass(frozen=True, eq=False)
