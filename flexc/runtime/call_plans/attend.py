@@ -86,10 +86,10 @@ def stored_plan(tensors: Sequence[Any], facts: Any) -> UnrecordedCall | Recorded
     The facts begin with the key that `attend` makes, and that with the mods' key.
     """
     query = tensors[0]
-    if query.is_cuda and (
-        torch.version.hip or is_interpreting() or is_capturing(query)
-    ):
-        return plan_of(tensors)  # What is loaded would be there after a replay only.
+    if query.is_cuda and (torch.version.hip or is_interpreting()):
+        return plan_of(tensors)  # Triton compiles or interprets what it launches.
+    if is_capturing(query):
+        return plan_of(tensors)  # A graph must not capture what loading launches.
     ((mods, *_), _), _ = facts
     return plan_of(tensors, StoredTape(facts, query.device, mods))
 
