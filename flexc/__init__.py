@@ -1,10 +1,12 @@
 """flexc: a compiler for attention.
 
-`flexc.flex_attention` is torch's `flex_attention`, compiled when it is called;
-`flexc.compile` compiles functions that contain it; `flexc.create_block_mask` is
-torch's, without looking at every pair, `flexc.explain` says what is known of a mask,
-and `flexc.warmup` compiles what calls will need. Names are loaded when they are first
-used, so that `flexc-opt` starts without torch.
+- `flexc.flex_attention` is torch's `flex_attention`, compiled when it is called.
+- `flexc.compile` compiles functions that contain attention.
+- `flexc.create_block_mask` is torch's function, without evaluating every pair.
+- `flexc.explain` reports what flexc proves of a mask.
+- `flexc.warmup` compiles kernels before the calls that need them.
+
+Names are imported at their first use, so that `flexc-opt` starts without torch.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'flexc' has no attribute {name!r}")
-    from flexc.runtime.process.collection import without_collection
+    from flexc.runtime.process.background import without_collection
 
     with without_collection():
         found = getattr(import_module(_EXPORTS[name]), name)
-    globals()[name] = found  # To come here again takes longer than many a kernel.
+    globals()[name] = found  # Later lookups then skip this slow function.
     return found

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flexc.errors import FlexcError, OptionError, did_you_mean
-from flexc.passes.sizes.vector_machine import MACHINES
+from flexc.passes.targets.cpp import MACHINES
 
 if TYPE_CHECKING:
     from flexc.frontend.signatures import ModKind
@@ -46,7 +46,7 @@ TILE_ARGUMENTS = {
 
 
 def load_function(spec: str) -> Callable[..., Any] | None:
-    """The function that `MODULE:NAME` or `FILE.py:NAME` names, None for `-`."""
+    """Return the function that `MODULE:NAME` or `FILE.py:NAME` names, None for `-`."""
     if spec == "-":
         return None
     where, colon, name = spec.rpartition(":")
@@ -65,9 +65,9 @@ def load_function(spec: str) -> Callable[..., Any] | None:
 
 
 def _load_mods(args: argparse.Namespace, usage: Mapping[ModKind, str]) -> list[Any]:
-    """The score mod and the mask, neither in the other's place.
+    """Return the score mod and the mask. Raise OptionError if they are swapped.
 
-    `usage` says how the command is given each alone.
+    `usage` holds the command for a mod of each kind, given alone.
     """
     from flexc.frontend.signatures import takes
 
@@ -121,15 +121,15 @@ def emit(args: argparse.Namespace) -> None:
 
 
 def _printed(module: Any, level: str, target: str, build: Build) -> str:
-    """A flex module at a level, as text."""
+    """Return a flex module, lowered to a level, as text."""
     from xdsl.context import Context
 
     from flexc.passes import pipelines
     from flexc.runtime.kernels.driver import lower
-    from flexc.runtime.kernels.schedules import OVERLAP, TRITON
+    from flexc.runtime.kernels.schedules import first_of
 
     if level == "source":
-        return lower(module, build, OVERLAP if target == "gluon" else TRITON).source
+        return lower(module, build, first_of(target)).source
     if level != "flex":
         tiles: Any = {n: getattr(build.tiles, n) for n in TILE_ARGUMENTS}
         to_level: Any = pipelines.FlexcToBlocksparsePass
@@ -145,6 +145,7 @@ def _build(args: argparse.Namespace) -> Build:
     import torch
 
     from flexc.frontend.import_graph import AttentionCall
+    from flexc.runtime.inputs.backends import backend_of
     from flexc.runtime.inputs.options import TileOptions
     from flexc.runtime.kernels.build import Build, machine_for
 
@@ -163,10 +164,9 @@ def _build(args: argparse.Namespace) -> Build:
         index_width=32,
     )
     tiles = TileOptions(**{n: getattr(args, n) for n in TILE_ARGUMENTS})
-    device = "cpu" if args.target == "cpp" else "cuda"
-    backend = "cpp" if args.target == "cpp" else "triton"
-    machine = args.machine or machine_for(backend)
-    return Build(call, backend, device, tiles, machine=machine)
+    backend = backend_of(args.target)
+    machine = args.machine or machine_for(backend.name)
+    return Build(call, backend.name, backend.device, tiles, machine=machine)
 
 
 def _score_dtype(name: str) -> Any:
@@ -179,7 +179,7 @@ def explain(args: argparse.Namespace) -> None:
     """Print what is known of a mask, and which blocks it leaves."""
     import torch
 
-    from flexc.runtime.explain.calls import explain_mask
+    from flexc.runtime.explain import explain_mask
 
     usage: dict[ModKind, str] = {
         "score_mod": "flexc explain - --score-mod {}",
@@ -208,8 +208,7 @@ def explain(args: argparse.Namespace) -> None:
 
 def cache(args: argparse.Namespace) -> None:
     """Say how large the cache on disk is, list what is in it, or empty it."""
-    from flexc.runtime.process.cache import cache_dir, clear_cache
-    from flexc.runtime.process.eviction import entries, limit
+    from flexc.runtime.process.cache import cache_dir, clear_cache, entries, limit
 
     folder = cache_dir()
     found = entries(folder)
@@ -227,14 +226,28 @@ def cache(args: argparse.Namespace) -> None:
 
 
 def _about(path: Path) -> str:
-    """What an entry of the cache is the kernel of, where its text says so."""
+    """Return the names of the kernels in an entry of the cache, else ""."""
     from flexc.runtime.process.cache import load
     from flexc.runtime.process.progress import described
 
-    if not path.name.startswith("spec-"):
+    kind = path.name.partition("-")[0]
+    if kind not in ("spec", "kernel", "tape"):
         return ""
     data = load(path.name, used=False)
-    return "" if data is None else f"  {described(json.loads(data)['source'])}"
+    if data is None:
+        return ""
+    found = json.loads(data)
+    return f"  {_tape(found) if kind == 'tape' else described(found['source'])}"
+
+
+def _tape(tape: dict[str, Any]) -> str:
+    """Return the kernels that a tape launches, and the tensors that it allocates."""
+    launchers = [step[1] for step in tape["steps"] if step[0] == "launch"]
+    # A CPU's launch names a shared object and a function, a GPU's an entry and a grid.
+    kernels = [name if type(name) is str else file for file, name, _ in launchers]
+    made = [step[2:5:2] for step in tape["steps"] if step[0] == "allocate"]
+    results = ", ".join(f"{dtype} {tuple(shape)}" for shape, dtype in made)
+    return f"launches {', '.join(kernels)}; allocates {results or 'nothing'}"
 
 
 def env(args: argparse.Namespace) -> None:
@@ -323,7 +336,7 @@ def _device(text: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     main_parser = argparse.ArgumentParser("flexc", description=__doc__)
     commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
     _add_emit(commands.add_parser("emit", help=emit.__doc__, description=emit.__doc__))
@@ -449,7 +462,7 @@ def _add_inputs(sub: argparse.ArgumentParser, dtype: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 1 for what flexc refuses."""
+    """Run a command. Return 1 if flexc refuses it."""
     args = parser().parse_args(argv)
     try:
         args.run(args)

@@ -1,7 +1,7 @@
-"""Every refusal of flexc, one class per mistake.
+"""The errors of flexc, one class for each kind of mistake.
 
-A message says what was expected, what was got and what to do. Errors about a
-mod carry the file and line of the user's function in `location`.
+A message says what was expected, what was given and what to do. Errors about a mod
+carry the file and line of the user's function in `location`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SourceLocation:
 
 
 class FlexcError(Exception):
-    """The base of all errors that flexc raises on purpose."""
+    """The base class of all errors that flexc raises on purpose."""
 
     location: SourceLocation | None
 
@@ -33,11 +33,11 @@ class FlexcError(Exception):
 
 
 class UnsupportedOpError(FlexcError, NotImplementedError):
-    """A mod uses an operation that has no scalar meaning or no lowering."""
+    """A mod uses an operation without a scalar meaning or without a lowering."""
 
 
 class DataDependentControlFlowError(FlexcError, TypeError):
-    """A mod branches in Python on a value only known on the device."""
+    """A mod branches in Python on a value that is only known on the device."""
 
 
 class DivisionByZeroError(FlexcError, ZeroDivisionError, RuntimeError):
@@ -45,7 +45,7 @@ class DivisionByZeroError(FlexcError, ZeroDivisionError, RuntimeError):
 
 
 class NumberRangeError(FlexcError, OverflowError):
-    """A mod computes with an integer beyond 64 bits, or a float beyond all finite."""
+    """A mod computes an integer beyond 64 bits, or a float beyond the finite range."""
 
 
 class MutationError(FlexcError, TypeError):
@@ -69,7 +69,7 @@ class ShapeError(FlexcError, ValueError):
 
 
 class CapturedIndexError(FlexcError, IndexError):
-    """A mod reads outside of a captured tensor at a pair that counts."""
+    """A mod reads outside of a captured tensor at a live pair."""
 
     def __init__(self, message: str, location: SourceLocation | None = None):
         self.what = message
@@ -81,7 +81,7 @@ class DtypeError(FlexcError, TypeError):
 
 
 class DeviceError(FlexcError, ValueError):
-    """Tensors are on different devices, or no backend serves the device."""
+    """Tensors are on different devices, or no backend supports the device."""
 
 
 class BlockMaskError(FlexcError, ValueError):
@@ -89,11 +89,11 @@ class BlockMaskError(FlexcError, ValueError):
 
 
 class OptionError(FlexcError, ValueError):
-    """An unknown backend, kernel option or combination of arguments."""
+    """A backend, a kernel option or a combination of arguments is invalid."""
 
 
 class GradientError(FlexcError, NotImplementedError):
-    """A gradient was asked for that flexc cannot compute yet."""
+    """Autograd requires a gradient that flexc cannot compute."""
 
 
 class TracingError(FlexcError, RuntimeError):
@@ -101,14 +101,14 @@ class TracingError(FlexcError, RuntimeError):
 
 
 class ScheduleError(FlexcError, NotImplementedError):
-    """A kernel cannot be given a schedule; the message says why.
+    """A kernel cannot have a schedule. The message says why.
 
-    Whoever asked for it records that and takes the next simpler schedule.
+    Code that chooses among schedules catches this error and tries the next simpler one.
     """
 
 
 class PassResultError(FlexcError, RuntimeError):
-    """A pass made IR that does not verify of IR that did: a bug in flexc."""
+    """A pass made invalid IR from valid IR: a bug in flexc."""
 
 
 class CompilerNotFoundError(FlexcError, RuntimeError):
@@ -116,11 +116,11 @@ class CompilerNotFoundError(FlexcError, RuntimeError):
 
 
 class CompilationError(FlexcError, RuntimeError):
-    """An emitted kernel was refused by its compiler: a bug in flexc."""
+    """A compiler rejected an emitted kernel: a bug in flexc."""
 
 
 def did_you_mean(got: object, known: Sequence[str]) -> str:
-    """What was probably meant, as the end of a message."""
+    """Return the known spelling closest to `got`, as the end of a message, else ""."""
     spellings = {name.casefold(): name for name in known}
     found = get_close_matches(str(got).casefold(), spellings, 1)
     return f"; did you mean {spellings[found[0]]!r}?" if found else ""

@@ -1,7 +1,7 @@
-"""What `flexc-opt` checks of a text and of a module before verifiers see it.
+"""Checks of a text and of a module by `flexc-opt`, before verifiers run.
 
-xDSL takes for granted what its own texts keep to: that strings end, that ops have the
-parts that their definitions say, and that values are computed before they are used.
+xDSL assumes properties that its own texts have: strings end, ops have the parts that
+their definitions require, and values are computed before they are used.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from xdsl.utils.lexer import Input, Span
 STRINGS = re.compile(
     r'//[^\n]*|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*"|(?P<open>")|[^"/]+|/'
 )
-"""A text's comments and strings, what is around them, and quotes that are not closed.
+"""A pattern for comments, strings, text between them, and quotes that are not closed.
 
-xDSL's own pattern takes exponential time where a quote is not closed.
+xDSL's own pattern takes exponential time if a quote is not closed.
 """
 
 
 def check_strings(text: Input) -> None:
-    """Raise an error where a string does not end."""
+    """Raise an error if a string does not end."""
     for match in STRINGS.finditer(text.content):
         if match["open"]:
             span = Span(*match.span(), text)
@@ -35,18 +35,18 @@ def check_strings(text: Input) -> None:
 
 
 def is_of_xdsl(error: Exception) -> bool:
-    """Whether xDSL's code raised an error, of whatever type.
+    """Return True if xDSL's code raised the error, of whatever type.
 
-    Its parser takes some malformed text to be well formed.
+    xDSL's parser assumes that some malformed texts are well formed.
     """
     *_, (frame, _) = walk_tb(error.__traceback__)
     return str(frame.f_globals["__name__"]).startswith("xdsl.")
 
 
 def check_definitions(module: ModuleOp) -> None:
-    """Raise an error where an op has not the parts that it is defined to have.
+    """Raise an error if an op lacks parts that its definition requires.
 
-    Verifiers look at other ops, and xDSL verifies an op after those within it.
+    Verifiers look at other ops, and xDSL verifies an op after the ops within it.
     """
     for op in module.walk():
         if isinstance(op, IRDLOperation):
@@ -59,7 +59,7 @@ def check_definitions(module: ModuleOp) -> None:
 
 
 def check_predicate(op: IRDLOperation) -> None:
-    """Raise an error where a comparison is of no kind, which xDSL does not verify."""
+    """Raise an error for an unknown comparison predicate, which xDSL does not check."""
     if not isinstance(op, arith.CmpiOp | arith.CmpfOp):
         return
     is_integer = isinstance(op, arith.CmpiOp)
@@ -72,7 +72,7 @@ def check_predicate(op: IRDLOperation) -> None:
 
 
 def check_names(op: IRDLOperation) -> None:
-    """Raise an error where an attribute is called what a property of the op is.
+    """Raise an error if an attribute has the name of a property of the op.
 
     A custom syntax has one place for both.
     """
@@ -82,9 +82,9 @@ def check_names(op: IRDLOperation) -> None:
 
 
 def check_order(region: Region, known: set[SSAValue] | None = None) -> None:
-    """Raise an error where a value is used before it is computed.
+    """Raise an error if a value is used before it is computed.
 
-    `known` are the values of regions around.
+    `known` are the values of the enclosing regions.
     """
     known = set() if known is None else known
     own: list[SSAValue] = [arg for block in region.blocks for arg in block.args]

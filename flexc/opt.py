@@ -35,10 +35,10 @@ from flexc.input_checks import (
 DESCRIPTION = "Parse, transform, verify and print the IR of flexc."
 
 REFUSALS = (ParseError, DiagnosticException, FlexcError, OSError, UnicodeError)
-"""What input may be refused with: the message is for the user, the trace is not.
+"""Errors that mean refused input. The tool prints their message without a traceback.
 
-Anything else is a fault of flexc and stays one. Verifiers and passes say what they
-expect; nothing here guesses what an error of Python may have meant.
+Any other error is a fault of flexc, and its traceback is shown. Verifiers and passes
+state what they expect, so errors of Python are not interpreted here.
 """
 
 
@@ -46,7 +46,7 @@ class FlexcOptMain(xDSLOptMain):
     """xDSL's driver with flexc's dialects, passes, pipelines and targets."""
 
     between: PassPipelineCallbackType | None
-    """What xDSL does before the first pass and after each."""
+    """xDSL's callback before the first pass and after each pass."""
 
     def register_all_dialects(self) -> None:
         super().register_all_dialects()
@@ -57,7 +57,7 @@ class FlexcOptMain(xDSLOptMain):
         self.available_frontends["mlir"] = self.parse_mlir
 
     def parse_mlir(self, io: IO[bytes]) -> ModuleOp:
-        """Parse a module; errors say where, those of xDSL's constructors too."""
+        """Parse a module. All errors have a position in the text."""
         text = io.read().decode()
         check_strings(Input(text, self.get_input_name()))
         parser = Parser(self.ctx, text, self.get_input_name())
@@ -84,7 +84,7 @@ class FlexcOptMain(xDSLOptMain):
         self.available_targets.update(universe.TARGETS)
 
     def register_all_arguments(self, arg_parser: argparse.ArgumentParser) -> None:
-        """xDSL's arguments, and a list of what is flexc's own among its many."""
+        """Register xDSL's arguments, and list flexc's own passes in the help text."""
         super().register_all_arguments(arg_parser)
         arg_parser.formatter_class = argparse.RawDescriptionHelpFormatter
         pipelines = [n for n in universe.PASSES if n.startswith("flexc-")]
@@ -98,14 +98,14 @@ class FlexcOptMain(xDSLOptMain):
         )
 
     def prepare_input(self) -> tuple[list[tuple[IO[bytes], int]], str]:
-        """The input, or an error where its name says another language."""
+        """Return the input. Raise OptionError for an unknown file extension."""
         try:
             return super().prepare_input()
         except ValueError as error:
             raise OptionError(f"{self.args.input_file}: {error}") from error
 
     def setup_pipeline(self) -> None:
-        """The pipeline asked for, or an error that says what is wrong with it."""
+        """Set up the requested pipeline. Raise OptionError if its text is invalid."""
         try:
             for spec in parse_pipeline(self.args.passes):
                 self.check_pass_name(spec.name)
@@ -118,7 +118,10 @@ class FlexcOptMain(xDSLOptMain):
     def check_between(
         self, done: ModulePass | None, module: ModuleOp, following: ModulePass | None
     ) -> None:
-        """Verify a module; what a pass made of one that did verify is a fault."""
+        """Verify a module between passes.
+
+        A pass that makes invalid IR from valid IR raises PassResultError.
+        """
         assert self.between is not None
         try:
             self.between(done, module, following)
@@ -138,7 +141,7 @@ class FlexcOptMain(xDSLOptMain):
 
 
 def listed(title: str, names: Iterable[str]) -> str:
-    """Names under a title, in lines of a terminal's width."""
+    """Return names under a title, wrapped to a terminal's width."""
     text = ", ".join(sorted(names))
     lines = fill(
         text,
@@ -151,7 +154,7 @@ def listed(title: str, names: Iterable[str]) -> str:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the tool; 1 for what it refuses, with a message and no trace."""
+    """Run the tool. Return 1 for refused input, after printing a message."""
     try:
         FlexcOptMain(DESCRIPTION, args=args).run()
     except REFUSALS as error:

@@ -1,7 +1,7 @@
-"""What `flexc-opt` knows: names of dialects, passes and targets.
+"""Names of dialects, passes and targets that `flexc-opt` knows.
 
-They are read off the sources that declare them, so that starting the tool imports none:
-a name stands for an object that is imported when it is first asked for.
+The names are read from the sources that declare them, so that starting the tool imports
+none of these modules. An object is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -40,6 +40,6 @@ DIALECTS = declared(DIALECT, PACKAGE.glob("dialects/*/__init__.py"))
 
 PASSES = declared(PASS, PACKAGE.glob("passes/*/**/*.py"))
 PASSES |= declared(PASS, [PACKAGE / "passes" / "pipelines.py"])
-"""Passes of the folders, and pipelines of them."""
+"""All passes of the folders, and the pipelines."""
 
 TARGETS = declared(TARGET, PACKAGE.glob("codegen/*/target.py"))

@@ -115,7 +115,7 @@ def _commands(whole: str) -> list[Command]:
 @cache
 def to_kernels() -> tuple[tuple[str, Command], ...]:
     """For what a text of a level has in it, the ways from there to kernels' source."""
-    targets: tuple[tuple[pipelines.Target, pipelines.Passes], ...] = (
+    targets: tuple[tuple[str, pipelines.Passes], ...] = (
         ("cpp", pipelines.to_cpp()),
         ("triton", pipelines.to_triton()),
         ("gluon", pipelines.to_gluon()),
@@ -123,9 +123,7 @@ def to_kernels() -> tuple[tuple[str, Command], ...]:
     return tuple(way for target, last in targets for way in _ways(target, last))
 
 
-def _ways(
-    target: pipelines.Target, last: pipelines.Passes
-) -> list[tuple[str, Command]]:
+def _ways(target: str, last: pipelines.Passes) -> list[tuple[str, Command]]:
     tile, source = pipelines.to_tile(target), ("-t", target)
     return [
         (ATTENTION, ("-p", f"flexc-to-{target}", *source)),

@@ -22,7 +22,7 @@ import torch
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.frontend.closures import read_mods
-from flexc.passes.sizes.vector_machine import MachineName
+from flexc.passes.targets.target import MachineName
 from flexc.runtime.kernels import driver
 from flexc.runtime.kernels.schedules import (
     OVERLAP,

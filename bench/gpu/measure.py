@@ -23,8 +23,8 @@ from bench.timing import (
     interleaved_loop_medians,
     interleaved_medians,
 )
+from tests.support.kernel_counts import counting
 from tests.support.reference import visible_pairs
-from tests.support.served import counting
 
 MATMUL_SIZE = {"cuda": 8192, "cpu": 64}
 

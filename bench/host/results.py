@@ -59,6 +59,6 @@ def machine(device: str) -> str:
 
 
 def path_of(machine: str, folder: Path) -> Path:
-    """Beside the file of the machine's other results."""
+    """Background the file of the machine's other results."""
     name, _, _ = machine.partition(",")
     return files.path_of(f"{name} host", folder)

@@ -1,4 +1,4 @@
-"""What a printer hands to the runtime: source text and how to call it."""
+"""The result of printing a kernel: its source text, and how to call it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """One kernel parameter, and what of the call's arguments it receives.
+    """A kernel parameter and the source of its value among the call's arguments.
 
-    `dtype` is the IR's name of a type ("f32", "bf16", "i64"): the element's for a
-    tensor. `role` is "input" or "output" for tensors, "scalar" for numbers.
-    `kind`, `source`, `dim` and `unit` are those of `#tile.param`. `box` is a
-    descriptor's: sizes of what is copied at once, one for each of the tensor's
-    dimensions.
+    `dtype` is the IR's name of a type ("f32", "bf16", "i64"); for a tensor, that of its
+    elements. `role` is "input" or "output" for a tensor, "scalar" for a number. `kind`,
+    `source`, `dim` and `unit` are those of `#tile.param`. `box` is the shape of one
+    copy of a descriptor, with a size for each of the tensor's dimensions.
     """
 
     name: str
@@ -42,26 +41,27 @@ class KernelSpec:
     num_warps: int | None = None
     num_stages: int | None = None
     max_registers: int | None = None
-    """Registers that each thread may have when the kernel starts."""
+    """The registers of each thread when the kernel starts, or None for the default."""
     schedule: str = ""
-    """How its warps share the work, where there was a choice."""
+    """The name of the chosen schedule, "" if there was no choice."""
     rejected: tuple[str, ...] = ()
-    """Which schedules were preferred to that, and why they were left."""
+    """The schedules that would have been preferred, each with the reason it failed."""
     copied_ahead: int = 0
-    """Bytes of captured tensors that Triton holds in shared memory for later steps."""
+    """The bytes of captures that Triton copies to shared memory ahead of use."""
     shared: tuple[str, ...] = ()
-    """Instantiations of the C++ templates that it calls and other kernels call too."""
+    """The instantiations of C++ templates that the kernel shares with other kernels."""
 
     @cached_property
     def digest(self) -> str:
-        """A name for this kernel: equal for equal text, parameters and options."""
+        """A name that is equal for kernels of equal text, parameters and options."""
         bare = replace(self, schedule="", rejected=())
         return hashlib.sha256(bare.to_json().encode()).hexdigest()
 
     @cached_property
     def grid_function(self) -> Callable[[int, int, int], tuple[int, ...]]:
-        """The numbers of programs for given B, Hq and Sq."""
-        # A process whose launches are on the disk does without xDSL.
+        """The function from B, Hq and Sq to the numbers of programs."""
+        # Imported here so that a process whose launches are cached on disk needs no
+        # xDSL.
         from xdsl.context import Context
         from xdsl.dialects.builtin import AffineMapAttr
         from xdsl.parser import Parser

@@ -1,4 +1,4 @@
-"""Parameters of a kernel, read off the arguments of its op."""
+"""Make parameters of a kernel from the arguments of its op."""
 
 from __future__ import annotations
 

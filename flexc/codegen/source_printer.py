@@ -1,9 +1,9 @@
-"""What printers of source text share: names, indentation, blocks.
+"""The base of printers of source text: names, indentation, blocks.
 
-A printer of a target subclasses `SourcePrinter` and says, as class attributes,
-how its language marks comments and blocks and which words it reserves. Names
-come from SSA name hints, so that source reads like the IR it was printed from,
-and they live in the instance: printing twice gives the same text.
+A target's printer subclasses `SourcePrinter`. Its class attributes have the language's
+markers of comments and blocks, and the reserved words. Names come from SSA name hints,
+so that source reads like the IR. The instance holds the names, so that printing twice
+gives the same text.
 """
 
 from __future__ import annotations
@@ -22,24 +22,22 @@ _TRAILING_COUNT = re.compile(r"_\d+$")
 
 @dataclass(eq=False, repr=False)
 class SourcePrinter(BasePrinter):
-    """Lines of source text, and unique names for SSA values."""
+    """A printer of lines of source text with unique names for SSA values."""
 
     indent_num_spaces: int = field(default=4, kw_only=True)
     _names: dict[SSAValue, str] = field(default_factory=dict[SSAValue, str], init=False)
     _used: set[str] = field(default_factory=set[str], init=False)
 
     reserved: ClassVar[frozenset[str]] = frozenset()
-    """Words that cannot be names: keywords, and what the prologue defines."""
+    """Words that cannot be names: keywords, and names that the prologue defines."""
     comment_marker: ClassVar[str] = "#"
     block_open: ClassVar[str] = ":"
     block_close: ClassVar[str] = ""
     unnamed: ClassVar[str] = "v"
-    """The name of values that have no hint."""
-
-    # Names
+    """The name of values without a hint."""
 
     def unique_name(self, hint: str | None) -> str:
-        """A name like `hint` that nothing else has."""
+        """Return a name like `hint` that is not used yet, and reserve it."""
         stem = re.sub(r"\W", "_", hint or self.unnamed)
         if stem[0].isdigit():
             stem = f"v{stem}"
@@ -53,20 +51,18 @@ class SourcePrinter(BasePrinter):
         return name
 
     def declare(self, value: SSAValue, hint: str | None = None) -> str:
-        """Give a value a name of its own."""
+        """Give a value a unique name, and return the name."""
         name = self.unique_name(hint or value.name_hint)
         self._names[value] = name
         return name
 
     def bind(self, value: SSAValue, text: str) -> None:
-        """Let a value be spelled as `text`: another value's name, or a literal."""
+        """Let a value print as `text`: another value's name, or a literal."""
         self._names[value] = text
 
     def name(self, value: SSAValue) -> str:
-        """How a value is spelled; it must have been declared or bound."""
+        """Return the text of a value that was declared or bound."""
         return self._names[value]
-
-    # Text
 
     def line(self, text: str = "") -> None:
         """Print one line at the current indentation."""
@@ -75,13 +71,13 @@ class SourcePrinter(BasePrinter):
         self.print_string("\n", indent=0)
 
     def comment(self, text: str) -> None:
-        """Print a comment, one line for each of its lines."""
+        """Print a comment, with one comment line for each line of `text`."""
         for part in text.splitlines():
             self.line(f"{self.comment_marker} {part}".rstrip())
 
     @contextmanager
     def block(self, header: str) -> Generator[None]:
-        """Print `header` and, indented, what is printed within."""
+        """Print `header`, and indent the lines that the `with` body prints."""
         self.line((header + self.block_open).lstrip())
         self._indent += 1
         yield

@@ -1,8 +1,9 @@
-"""What the three dialects share about regions of scalar code.
+"""Helpers of all three dialects for regions of scalar code.
 
-A *mod region* is one block of scalar `arith`, `math` and `flex` ops that ends
-in `flex.yield`. It is the user's function, and the same object at every level:
-`flex`, `blocksparse` and `tile` ops differ in the shape they apply it over.
+A *mod region* is one block of scalar `arith`, `math` and `flex` ops that ends in
+`flex.yield`. The region holds the user's function and is the same at every level.
+`flex`, `blocksparse` and `tile` ops differ only in the shape over which they apply the
+region.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ INDEX_ARGS: tuple[IntegerType, ...] = (i32, i32, i32, i32)
 """Types of (b, h, q_idx, kv_idx), the indices that every mod receives."""
 
 SCALAR = ("arith.", "math.", "flex.", "tile.")
-"""What the names of scalar ops begin with."""
+"""Prefixes of the names of scalar ops."""
 
 MASK_RESULT: tuple[Attribute, ...] = (i1,)
 
@@ -36,7 +37,13 @@ def verify_scalar_region(
     arg_types: Sequence[Attribute],
     result_types: Sequence[Attribute],
 ) -> None:
-    """Check arguments, purity and the terminator of a region of scalar code."""
+    """Check the arguments, the ops and the terminator of a region of scalar code.
+
+    `what` names the region in error messages.
+
+    Raises:
+        VerifyException: argument types or yielded types differ, or an op is not scalar.
+    """
     block = region.block
     if (got := tuple(block.arg_types)) != tuple(arg_types):
         raise VerifyException(
@@ -63,7 +70,7 @@ def verify_scalar_region(
 
 
 def verify_comparison(op: Operation) -> None:
-    """Check that a comparison has operands of one type, which xDSL does not."""
+    """Check that a comparison has operands of one type. xDSL does not check this."""
     if isinstance(op, arith.CmpiOp | arith.CmpfOp) and op.lhs.type != op.rhs.type:
         raise VerifyException(
             f"{op.name} expects operands of one type, got {op.lhs.type} and "
@@ -72,10 +79,10 @@ def verify_comparison(op: Operation) -> None:
 
 
 def expect_type(what: str, value: SSAValue, kind: type[_Type]) -> _Type:
-    """Return the type of an operand, or raise an error where it is of another kind.
+    """Return the type of a value, or raise an error if the type is no `kind`.
 
-    For constructors that compute the types of results: a parser calls these before
-    anything is verified.
+    Constructors that compute result types call this function: the parser runs them
+    before the verifier.
     """
     if not isinstance(value.type, kind):
         raise VerifyException(f"{what} expects {kind.name}, got {value.type}")
@@ -83,19 +90,19 @@ def expect_type(what: str, value: SSAValue, kind: type[_Type]) -> _Type:
 
 
 def expect_tensor(what: str, value: SSAValue) -> TensorType[Attribute]:
-    """Return the type of an operand, or raise an error where that is no tensor."""
+    """Return the type of a value, or raise an error if the type is no tensor type."""
     if not isa(value.type, TensorType[Attribute]):
         raise VerifyException(f"{what} expects a tensor, got {value.type}")
     return value.type
 
 
 def is_scalar(type_: Attribute) -> bool:
-    """Whether a value of this type is one number."""
+    """Return True if a value of this type is one number."""
     return isinstance(type_, IntegerType | AnyFloat)
 
 
 def is_capture(type_: Attribute) -> bool:
-    """Whether a value of this type may be captured by a mod."""
+    """Return True if a mod may capture a value of this type."""
     return is_scalar(type_) or isinstance(type_, TensorType)
 
 
@@ -112,13 +119,13 @@ def print_region_with_args(printer: Printer, keyword: str, region: Region) -> No
 
 
 def parse_region_with_args(parser: Parser, keyword: str) -> Region:
-    """Parse what `print_region_with_args` prints."""
+    """Parse the output of `print_region_with_args`."""
     parser.parse_keyword(keyword)
     return parse_region_after_keyword(parser)
 
 
 def parse_optional_region_with_args(parser: Parser, keyword: str) -> Region:
-    """As `parse_region_with_args`; an absent keyword gives an empty region."""
+    """Parse a region if `keyword` comes next, else return an empty region."""
     if parser.parse_optional_keyword(keyword) is None:
         return Region()
     return parse_region_after_keyword(parser)
@@ -145,7 +152,7 @@ def print_operand_group(
 
 
 def parse_operand_group(parser: Parser, keyword: str) -> list[SSAValue]:
-    """Parse what `print_operand_group` prints."""
+    """Parse the output of `print_operand_group`; return [] if `keyword` is absent."""
     if parser.parse_optional_keyword(keyword) is None:
         return []
     pos = parser.pos
@@ -160,14 +167,14 @@ def parse_operand_group(parser: Parser, keyword: str) -> list[SSAValue]:
 
 
 def mod_args(score: Attribute | None, captures: Sequence[Attribute]) -> list[Attribute]:
-    """Argument types of a score (or, without `score`, a mask) region."""
+    """Return the argument types of a score region; of a mask region without `score`."""
     return [*([] if score is None else [score]), *INDEX_ARGS, *captures]
 
 
 def print_properties(
     printer: Printer, op: IRDLOperation, skip: Sequence[str] = ()
 ) -> None:
-    """Print ` {a = 1, ...}` for properties and attributes not said elsewhere."""
+    """Print ` {a = 1, ...}` for the properties and attributes not named in `skip`."""
     sizes = ("operandSegmentSizes", "resultSegmentSizes", "regionSegmentSizes")
     hidden = {*sizes, *skip}
     shown = {k: v for k, v in op.properties.items() if k not in hidden}
@@ -178,7 +185,7 @@ def print_properties(
 def parse_properties(
     parser: Parser, op: type[IRDLOperation]
 ) -> tuple[dict[str, Attribute], dict[str, Attribute]]:
-    """Parse what `print_properties` prints: properties of an op, and the rest."""
+    """Parse the output of `print_properties`: properties and other attributes."""
     given = parser.parse_optional_attr_dict()
     names = op.get_irdl_definition().properties
     properties = {k: v for k, v in given.items() if k in names}

@@ -1,1 +1,1 @@
-"""From Python functions to a `flex` module: closures, capture, import."""
+"""Conversion of Python functions to a `flex` module: closures, capture, import."""

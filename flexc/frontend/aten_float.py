@@ -1,4 +1,4 @@
-"""Rounding, elementary functions and activations: aten to `math`."""
+"""Rules that import rounding, elementary functions and activations as `math`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from flexc.frontend.aten_to_arith import (
     neg,
     sub,
 )
-from flexc.frontend.rules import rule
-from flexc.frontend.scalars import Emitter, Scalar, compute_dtype, number
+from flexc.frontend.scalars import Emitter, Scalar, compute_dtype, number, rule
 
 ONE, ZERO, HALF = number(1.0), number(0.0), number(0.5)
 LEAK = number(0.01)
@@ -120,8 +119,8 @@ def _atan2(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
 def _hypot(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     into = compute_dtype(out)
     a, b = inner(e, out, a, b)
-    # Scaled by the larger, so that squares neither overflow nor vanish. What it is
-    # scaled by does not matter otherwise, so it has no derivative.
+    # Scaled by the larger operand, so that squares neither overflow nor underflow. The
+    # result does not depend on the scale, so the scale has no derivative.
     scale = maximum(e, into, absolute(e, into, a), absolute(e, into, b))
     scale = detach(e, into, scale)
     squares = (_square(e, into, div(e, into, x, scale)) for x in (a, b))
@@ -177,11 +176,12 @@ def _nan_to_num(
     return e.select(e.compare("ne", x, x), nan or ZERO, result, out)
 
 
-# Activations are computed wide and rounded once, as torch's kernels do.
-
-
 def _activation(*names: str) -> Any:
-    """Register a rule that is written for one floating dtype."""
+    """Register a rule for one floating dtype.
+
+    The argument is cast to the compute dtype, and the result is rounded once, as in
+    torch.
+    """
 
     def register(fn: Any) -> Any:
         def apply(
@@ -209,8 +209,7 @@ def _silu(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
 
 @_activation("log_sigmoid", "log_sigmoid_forward")
 def _log_sigmoid(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
-    # Choices, no minimum and no absolute value: of either side the derivatives are
-    # right at 0 too.
+    # Selects, because the derivatives of a minimum or an absolute value are wrong at 0.
     below = e.compare("lt", x, ZERO)
     gap = e.select(below, x, neg(e, t, x), t)
     soft = e.op(math.Log1pOp, t, e.op(math.ExpOp, t, gap))
@@ -277,16 +276,19 @@ def _celu(e: Emitter, t: torch.dtype, x: Scalar, alpha: Scalar = ONE) -> Scalar:
     return e.select(e.compare("gt", x, ZERO), x, low, t)
 
 
+def _gate(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
+    """Return `x + 3`, clamped to 0 and 6."""
+    return clamp_open(e, t, add(e, t, x, number(3.0)), ZERO, number(6.0))
+
+
 @_activation("hardsigmoid")
 def _hardsigmoid(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
-    gate = clamp_open(e, t, add(e, t, x, number(3.0)), ZERO, number(6.0))
-    return div(e, t, gate, number(6))
+    return div(e, t, _gate(e, t, x), number(6))
 
 
 @_activation("hardswish")
 def _hardswish(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
-    gate = clamp_open(e, t, add(e, t, x, number(3.0)), ZERO, number(6.0))
-    return div(e, t, mul(e, t, x, gate), number(6))
+    return div(e, t, mul(e, t, x, _gate(e, t, x)), number(6))
 
 
 @_activation("mish")
@@ -342,7 +344,7 @@ def _xlogy(e: Emitter, out: torch.dtype, x: Scalar, y: Scalar) -> Scalar:
     into = compute_dtype(out)
     x, y = inner(e, out, x, y)
     product = mul(e, into, x, e.op(math.LogOp, into, y))
-    # 0 only where the product is not: by x, it has the derivative log(y) there.
+    # Select 0 only if the product is not 0. The product has the derivative log(y) by x.
     infinite = e.op(
         arith.OrIOp,
         torch.bool,
@@ -357,7 +359,7 @@ def _xlogy(e: Emitter, out: torch.dtype, x: Scalar, y: Scalar) -> Scalar:
 def _logaddexp(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     into = compute_dtype(out)
     a, b = inner(e, out, a, b)
-    # Choices, as in `_log_sigmoid`.
+    # Selects, as in `_log_sigmoid`.
     above = e.compare("gt", a, b)
     difference = sub(e, into, a, b)
     gap = e.select(above, neg(e, into, difference), difference, into)

@@ -1,4 +1,4 @@
-"""Arithmetic, comparisons, logic and casts: aten to `arith`."""
+"""Rules that import arithmetic, comparisons, logic and casts as `arith`."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from xdsl.dialects import arith, math
 from flexc.dialects.flex import FmodOp
 from flexc.dialects.flex.ties import Ties
 from flexc.errors import UnsupportedOpError
-from flexc.frontend.rules import rule
 from flexc.frontend.scalars import (
     Emitter,
     Scalar,
     compute_dtype,
     number,
+    rule,
 )
 
 ONE, MINUS_ONE = number(1), number(-1)
 
 
 def by_kind(dtype: torch.dtype, on_float: Any, on_int: Any, on_bool: Any = None) -> Any:
-    """The op for the kind of a dtype."""
+    """Return the op for the kind of a dtype."""
     if dtype.is_floating_point:
         return on_float
     return on_bool if dtype is torch.bool and on_bool else on_int
 
 
 def inner(e: Emitter, dtype: torch.dtype, *xs: Scalar) -> list[Scalar]:
-    """Arguments in what a dtype is computed in, tensors rounded to it first.
+    """Cast arguments to a dtype's compute dtype, after rounding tensors to the dtype.
 
-    A Python number meets a half tensor unrounded, as in torch's kernels.
+    A Python number is not rounded to a half dtype, as in torch's kernels.
     """
     if not dtype.is_floating_point:
         return e.together(dtype, *xs)
@@ -48,6 +48,7 @@ def sub(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     return _arith(e, by_kind(out, arith.SubfOp, arith.SubiOp), out, a, b)
 
 
+@rule("mul")
 def mul(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     op = by_kind(out, arith.MulfOp, arith.MuliOp, arith.AndIOp)
     return _arith(e, op, out, a, b)
@@ -84,16 +85,11 @@ def _rsub(
 
 
 def scaled(e: Emitter, out: torch.dtype, x: Scalar, by: Scalar) -> Scalar:
-    """`x * by`, kept unrounded."""
+    """Return `x * by`, without rounding to a half type."""
     if by.const == 1:
         return x
     into = compute_dtype(out)
     return mul(e, into, e.cast(x, into), by)
-
-
-@rule("mul")
-def _mul(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
-    return mul(e, out, a, b)
 
 
 @rule("div", "true_divide")
@@ -116,7 +112,7 @@ def _div(
 
 
 def by_sign(dtype: torch.dtype, signed: Any, unsigned: Any) -> Any:
-    """The op for the signedness of an integer dtype."""
+    """Return the op for the signedness of an integer dtype."""
     return signed if dtype.is_signed else unsigned
 
 
@@ -124,7 +120,7 @@ def by_sign(dtype: torch.dtype, signed: Any, unsigned: Any) -> Any:
 def floor_divide(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     if not out.is_floating_point:
         return e.op(by_sign(out, arith.FloorDivSIOp, arith.DivUIOp), out, a, b)
-    # c10::div_floor_floating: exact where a / b rounds up to an integer.
+    # As c10::div_floor_floating: exact if a / b is rounded up to an integer.
     into = compute_dtype(out)
     a, b = inner(e, out, a, b)
     mod = e.op(FmodOp, into, a, b)
@@ -143,7 +139,7 @@ def floor_divide(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
 
 
 def _signs_differ(e: Emitter, mod: Scalar, b: Scalar) -> Scalar:
-    """A remainder is not zero and has another sign than the divisor."""
+    """Return the flag of a nonzero remainder whose sign differs from the divisor's."""
     zero = number(0)
     differ = e.op(
         arith.XOrIOp, torch.bool, e.compare("lt", mod, zero), e.compare("lt", b, zero)
@@ -205,9 +201,8 @@ def _comparison(predicate: str) -> Any:
 
 for _predicate in ("eq", "ne", "lt", "le", "gt", "ge"):
     rule(_predicate)(_comparison(_predicate))
-
-rule("less")(_comparison("lt"))
-rule("greater")(_comparison("gt"))
+for _name, _predicate in (("less", "lt"), ("greater", "gt")):
+    rule(_name)(_comparison(_predicate))
 
 
 def _bitwise(op: Any, logical: bool) -> Any:
@@ -256,10 +251,10 @@ def _right_shift(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
 def _shift_amount(
     e: Emitter, out: torch.dtype, b: Scalar
 ) -> tuple[Scalar, Scalar | None]:
-    """An amount within the width, and whether it was one (None: it is).
+    """Return an amount within the width, and a flag that is true for valid amounts.
 
-    A shift past the width is undefined in `arith`, but shifts all bits out in
-    torch.
+    The flag is None if the amount is known to be valid. A shift beyond the width is
+    undefined in `arith`, but torch shifts all bits out.
     """
     bits = out.itemsize * 8
     if b.const is not None and 0 <= b.const < bits:
@@ -302,20 +297,16 @@ def minimum(
 
 @rule("fmax")
 def _fmax(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
-    return (
-        e.op(arith.MaxnumfOp, out, a, b)
-        if out.is_floating_point
-        else maximum(e, out, a, b)
-    )
+    if out.is_floating_point:
+        return e.op(arith.MaxnumfOp, out, a, b)
+    return maximum(e, out, a, b)
 
 
 @rule("fmin")
 def _fmin(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
-    return (
-        e.op(arith.MinnumfOp, out, a, b)
-        if out.is_floating_point
-        else minimum(e, out, a, b)
-    )
+    if out.is_floating_point:
+        return e.op(arith.MinnumfOp, out, a, b)
+    return minimum(e, out, a, b)
 
 
 @rule("clamp", "clip")
@@ -327,7 +318,7 @@ def clamp(
     max: Scalar | None = None,
     ties: Ties = Ties.LHS,
 ) -> Scalar:
-    """Within bounds, where the derivative is 1; also at the bounds."""
+    """Clamp a number. Its derivative is 1 within the bounds and at the bounds."""
     if min is not None:
         x = maximum(e, out, x, min, ties)
     return x if max is None else minimum(e, out, x, max, ties)
@@ -341,7 +332,7 @@ def clamp_open(
     min_val: Scalar = MINUS_ONE,
     max_val: Scalar = ONE,
 ) -> Scalar:
-    """As `clamp`, but the derivative at the bounds is 0."""
+    """Clamp a number. Its derivative is 1 within the bounds and 0 at the bounds."""
     return clamp(e, out, x, min_val, max_val, Ties.RHS)
 
 
@@ -357,7 +348,7 @@ def _clamp_max(e: Emitter, out: torch.dtype, x: Scalar, max: Scalar) -> Scalar:
 
 @rule("detach")
 def detach(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
-    """The number without its derivative, spelled as a cast of its bits."""
+    """Return the number without its derivative, as a bitcast to its own type."""
     if not out.is_floating_point or x.const is not None:
         return e.cast(x, out)
     value = e.value(x, out)
@@ -439,7 +430,7 @@ def _pow(e: Emitter, out: torch.dtype, base: Scalar, exponent: Scalar) -> Scalar
 
 
 def _power(e: Emitter, dtype: torch.dtype, base: Scalar, n: int) -> Scalar:
-    """`base` to a constant, by squaring."""
+    """Return `base` to the power of a constant, by repeated squaring."""
     result: Scalar | None = None
     while n:
         if n & 1:
@@ -454,7 +445,7 @@ def _int_pow(e: Emitter, out: torch.dtype, base: Scalar, exponent: Scalar) -> Sc
         if exponent.const < 0:
             raise UnsupportedOpError("an integer to a negative power is no integer")
         return _power(e, out, e.cast(base, out), int(exponent.const))
-    # All bits of the exponent: torch wraps around, so none can be left out.
+    # All bits of the exponent count, because torch's products wrap around.
     power, square = e.cast(exponent, out), e.cast(base, out)
     result = e.constant(1, out)
     for bit in range(out.itemsize * 8 - 1):

@@ -1,4 +1,4 @@
-"""Indexing, views and tensor factories: aten to loads at computed indices."""
+"""Rules that import indexing, views and factories as loads at computed indices."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from flexc.errors import UnsupportedOpError
 from flexc.frontend import fields
 from flexc.frontend.aten_to_arith import detach
 from flexc.frontend.fields import Field, Size, Value, as_field
-from flexc.frontend.rules import structural
-from flexc.frontend.scalars import Emitter, Scalar, number
+from flexc.frontend.scalars import Emitter, Scalar, number, structural
 
 _END = number(torch.iinfo(torch.int64).max)
 
 
 def _int(x: Any) -> int:
-    """An argument that says which dimension: always a constant."""
+    """Return a dimension or a step, which must be a constant."""
     value = x.const if isinstance(x, Scalar) else x
     if not isinstance(value, int):
         raise UnsupportedOpError("a dimension or step must be a constant")
@@ -61,7 +60,7 @@ def _embedding(
 
 
 def _with_padding(rows: Field, padding_idx: Scalar) -> Field:
-    """Return the table with the gradient of its padding row stopped."""
+    """Return a table without the gradient of its padding row."""
 
     def load(e: Emitter, at: Sequence[Scalar]) -> Scalar:
         element = rows.load(e, at)
@@ -170,7 +169,7 @@ def _view(e: Emitter, out: torch.dtype, x: Value, sizes: Any) -> Field:
 
 
 def _quotient(total: Size, known: Size) -> Size:
-    """The extent that -1 stands for."""
+    """Return the extent that -1 stands for."""
 
     def emit(e: Emitter, dtype: torch.dtype) -> Scalar:
         parts = total.emit(e, torch.int64), known.emit(e, torch.int64)
@@ -214,35 +213,11 @@ def _full(e: Emitter, out: torch.dtype, sizes: Any, x: Scalar, **kw: Any) -> Fie
     return _filled(x, out, _sizes(sizes))
 
 
-@structural("zeros", "empty")
-def _zeros(e: Emitter, out: torch.dtype, sizes: Any, **kw: Any) -> Field:
-    return _filled(number(0), out, _sizes(sizes))
-
-
-@structural("ones")
-def _ones(e: Emitter, out: torch.dtype, sizes: Any, **kw: Any) -> Field:
-    return _filled(number(1), out, _sizes(sizes))
-
-
 @structural("new_full")
 def _new_full(
     e: Emitter, out: torch.dtype, like: Value, sizes: Any, x: Scalar, **kw: Any
 ) -> Field:
     return _filled(x, out, _sizes(sizes))
-
-
-@structural("new_zeros")
-def _new_zeros(
-    e: Emitter, out: torch.dtype, like: Value, sizes: Any, **kw: Any
-) -> Field:
-    return _filled(number(0), out, _sizes(sizes))
-
-
-@structural("new_ones")
-def _new_ones(
-    e: Emitter, out: torch.dtype, like: Value, sizes: Any, **kw: Any
-) -> Field:
-    return _filled(number(1), out, _sizes(sizes))
 
 
 @structural("full_like", "fill")
@@ -252,14 +227,25 @@ def _full_like(
     return _filled(x, out, as_field(like).sizes)
 
 
-@structural("zeros_like", "zero")
-def _zeros_like(e: Emitter, out: torch.dtype, like: Value, **kw: Any) -> Field:
-    return _filled(number(0), out, as_field(like).sizes)
+def _register_fills(value: int, sized: Sequence[str], alike: Sequence[str]) -> None:
+    """Register factories of one value, by sizes and by a tensor of these sizes."""
+    filling = number(value)
+
+    @structural(*sized)
+    def fill(e: Emitter, out: torch.dtype, sizes: Any, **kw: Any) -> Field:
+        return _filled(filling, out, _sizes(sizes))
+
+    @structural(f"new_{sized[0]}")
+    def new(e: Emitter, out: torch.dtype, like: Value, sizes: Any, **kw: Any) -> Field:
+        return _filled(filling, out, _sizes(sizes))
+
+    @structural(*alike)
+    def fill_like(e: Emitter, out: torch.dtype, like: Value, **kw: Any) -> Field:
+        return _filled(filling, out, as_field(like).sizes)
 
 
-@structural("ones_like")
-def _ones_like(e: Emitter, out: torch.dtype, like: Value, **kw: Any) -> Field:
-    return _filled(number(1), out, as_field(like).sizes)
+_register_fills(0, ("zeros", "empty"), ("zeros_like", "zero"))
+_register_fills(1, ("ones",), ("ones_like",))
 
 
 @structural("copy")

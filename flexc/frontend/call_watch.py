@@ -1,7 +1,7 @@
-"""The functions that a mod calls while it is traced, held against what the walk read.
+"""A check that a traced mod calls only functions that the walk has read.
 
-The walk goes by code that has not run, so that a call can be keyed in microseconds. A
-mod that calls what the walk did not read is traced at every call.
+The walk reads code that has not run, so that computing a call's key is fast. A mod that
+calls a function that the walk did not read is traced at every call.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _PURE_MODULES = frozenset(
     {"math", "cmath", "_operator", "_functools"}
     | {f"torch._C.{name}" for name in _OPERATORS}
 )
-"""Modules written in C whose functions read nothing but their arguments."""
+"""Modules in C whose functions depend on their arguments alone."""
 
 _IMPURE_BUILTINS = DYNAMIC_NAMES | {"dir", "id"}
 
 _INTERNAL = frozenset({"_weakrefset", "flexc", "mpmath", "sympy", "weakref"})
-"""Packages whose code runs while a mod is traced, and is none of the mod's.
+"""Packages whose code runs during a trace but does not belong to the mod.
 
 Callbacks of weak references may run at any time.
 """
@@ -44,48 +44,48 @@ _NOT_SYMBOLIC = frozenset(
     for name in ("__repr__", "__str__", "__format__", "__round__")
     if isinstance(method := getattr(cls, name, None), FunctionType)
 )
-"""Methods that print a symbolic number's name where a number prints its digits."""
+"""Methods that print the name of a symbolic number instead of its digits."""
 
 _ARITHMETIC = frozenset(
     getattr(torch.SymFloat, f"__{name}__").__code__ for name in ("add", "radd", "neg")
 )
-"""The code that operators of symbolic floats share: binary, reflected and unary."""
+"""The code of the operators of symbolic floats: binary, reflected and unary."""
 
 _PYTHONS_GENERATOR = random.random.__self__  # pyright: ignore
-"""What the functions of `random` are methods of."""
+"""Python's own generator, to which the functions of `random` are bound."""
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__
 
 
 class CallWatch:
-    """Sees each function that a mod calls, in Python and in C.
+    """A profiler that sees each function that a mod calls, in Python and in C.
 
-    `codes` are those of the functions that the walk has read.
+    `codes` is the code of the functions that the walk has read.
     """
 
     def __init__(self, codes: Iterable[CodeType]):
         self._read = {inner for code in codes for inner in nested(code)}
         self.unread: str | None = None
-        """Something that was called and that the walk did not read."""
+        """The first function that was called without having been read."""
         self.asks_grad_mode = False
         self.wants_numbers = False
-        """Something was done to a symbolic number that only a true number can do."""
+        """True if a symbolic number was used in a way that requires a real number."""
         self.custom_gradient = False
-        """A torch.autograd.Function was applied."""
+        """True if a torch.autograd.Function was applied."""
         self.draws_in_python = False
-        """A random number was drawn from Python's own generator."""
+        """True if a random number was drawn from Python's own generator."""
         self.numpy_drew = False
-        """NumPy's own generator has another state: a mod, or another thread, drew."""
+        """True if the state of NumPy's generator changed, perhaps by another thread."""
 
     def __enter__(self) -> CallWatch:
         self._numpy_state = _numpy_state()
-        # What is collected may run code of anybody's.
+        # A collection may run any finalizer.
         self._collects = gc.isenabled()
         gc.disable()
         self._outer = sys.getprofile()
         if isinstance(getattr(self._outer, "__self__", self), CallWatch):
             sys.setprofile(self._event)
-        else:  # There is one profiler at a time.
+        else:  # Only one profiler can be active.
             self._note("a profiler was active")
         return self
 
@@ -118,7 +118,7 @@ class CallWatch:
             self.wants_numbers |= _is_cancelled(arg)
 
     def _asked(self, name: str, frame: FrameType) -> None:
-        """Note a setting of torch that a mod asks for through a function of torch."""
+        """Note a setting that a mod reads through a function of torch."""
         caller = frame.f_back
         if not _asks_state(name) or caller is None or _is_internal(caller):
             return
@@ -140,7 +140,7 @@ class CallWatch:
             self._note(f"{function.__qualname__}()")
 
     def _serves_torch(self, frame: FrameType) -> bool:
-        """Whether code of a library runs for torch, not for a mod."""
+        """Return True if a library's code runs for torch, not for a mod."""
         while frame.f_back is not None and not _is_internal(frame.f_back):
             frame = frame.f_back
         code = frame.f_code
@@ -170,7 +170,7 @@ def _is_internal_module(name: object) -> bool:
 
 
 def _is_pure(function: Any) -> bool:
-    """Whether a function written in C reads nothing but its arguments."""
+    """Return True if a function in C depends on its arguments alone."""
     owner = function.__self__
     if isinstance(owner, ModuleType):
         if owner.__name__ == "builtins":
@@ -191,25 +191,25 @@ _SETTING = re.compile(
 
 @lru_cache(4096)
 def _asks_state(name: str) -> bool:
-    """Return whether a function of that name returns a setting or a random state.
+    """Return True if a function of this name returns a setting or a random state.
 
-    The default dtype is a part of all keys.
+    The default dtype is not among these, because all keys hold it.
     """
     return _SETTING.fullmatch(name) is not None and name != "get_default_dtype"
 
 
 def _is_cancelled(result: Any) -> bool:
-    """Return whether terms of float arithmetic cancelled, as in `x + 1e16 - 1e16`.
+    """Return True if terms of float arithmetic cancelled, as in `x + 1e16 - 1e16`.
 
-    The symbolic result is exact, Python's is rounded.
+    The symbolic result is exact, but Python rounds.
     """
     return isinstance(result, torch.SymFloat) and result.node.expr.is_Atom
 
 
 def _numpy_state() -> bytes:
-    """The state of NumPy's own generator of random numbers, of whatever kind.
+    """Return the state of NumPy's own random generator, of any kind.
 
-    Its methods are not seen when they are called.
+    Calls of the generator's methods cannot be seen.
     """
     numpy = sys.modules.get("numpy")
     return b"" if numpy is None else pickle.dumps(numpy.random.get_state(legacy=False))

@@ -1,9 +1,8 @@
-"""Tracing of mods into scalar FX graphs whose inputs are what the mods capture.
+"""Tracing of mods into scalar FX graphs, whose inputs are the captures of the mods.
 
-Mods are traced by `make_fx` on 0-d fake tensors. Captured tensors have symbolic
-sizes and captured Python numbers are symbolic numbers, so that none of their
-values is a constant of the graph, Python's promotion rules hold, and a Python
-`if` on a number is recorded as a guard.
+`make_fx` traces mods on 0-d fake tensors. Captured tensors have symbolic sizes, and
+captured Python numbers are symbolic numbers. So their values are not constants of the
+graph, Python's promotion rules apply, and an `if` on a number is recorded as a guard.
 """
 
 from __future__ import annotations
@@ -36,22 +35,21 @@ from flexc.errors import (
 from flexc.frontend.call_watch import CallWatch
 from flexc.frontend.captured import CapturedMod, CapturedMods, CaptureInput
 from flexc.frontend.closures import Mod, ModSignature
-from flexc.frontend.grad_modes import DetachWithoutGrad
 from flexc.frontend.guards import (
+    Assumption,
     ExactShapeEnv,
-    SourcePrinter,
+    Guards,
+    HostNumbers,
+    Symbols,
     UnlocatedShapeEnv,
+    equal_guards,
     number_guards,
-    read_guards,
-    rounded,
 )
-from flexc.frontend.host_numbers import Assumption, HostNumbers
-from flexc.frontend.indexing import IndexByScalars
 from flexc.frontend.locations import RecordLines, error_location, mod_location
 from flexc.frontend.mistakes import check_graph, mistake_of, random_numbers
-from flexc.frontend.rules import is_known
+from flexc.frontend.scalars import is_known
 from flexc.frontend.signatures import ModKind, check_arity, check_result
-from flexc.frontend.tensor_watch import TensorWatch
+from flexc.frontend.trace_modes import DetachWithoutGrad, IndexByScalars, TensorWatch
 
 
 def capture_mods(
@@ -62,7 +60,7 @@ def capture_mods(
     """Trace `(score_mod, mask_mod)`, as given to `read_mods`.
 
     Raises:
-        FlexcError: where a mod is no function of one pair that kernels can compute.
+        FlexcError: if a mod is not a function of one pair that kernels can compute.
     """
     score_mod, mask_mod = signature.mods
     check_arity("score_mod", score_mod)
@@ -84,7 +82,7 @@ def _trace(
     device: torch.device | str,
     gradients: bool,
 ) -> _Tracer:
-    """Trace over symbols; over numbers, and over tensors too, where mods need them."""
+    """Trace with symbols. If mods need numbers, or real tensors, trace with those."""
     args = (signature, score_dtype, device, gradients)
     if not signature.static_numbers:
         try:
@@ -93,12 +91,12 @@ def _trace(
             if not (tracer.calls.wants_numbers or tracer.needs_tensors):
                 return tracer
         except NumberRangeError:
-            pass  # Numbers that are known need no room for others.
+            pass  # Known numbers may fit where arbitrary numbers do not.
         except FlexcError:
             raise
         except Exception:
-            # Python code that wants a true number, say a dict lookup. What is
-            # wrong for another reason fails again.
+            # Python code may need a real number, as a dict lookup does. Any other error
+            # occurs again in the next attempt.
             pass
     tracer = _Tracer(*args, "numbers")
     tracer.run()
@@ -120,16 +118,16 @@ class _Tracer:
         given: Literal["symbols", "numbers", "tensors"],
     ):
         env = ExactShapeEnv if given == "symbols" else UnlocatedShapeEnv
-        self.shape_env = env(duck_shape=False, specialize_zero_one=False)
-        self.mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
+        shape_env = env(duck_shape=False, specialize_zero_one=False)
+        self.symbols = Symbols(shape_env)
+        self.mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
         self.signature = signature
         self.gradients = gradients
         self.symbolic = given == "symbols"
         self.keeps_tensors = given == "tensors"
         self.needs_tensors = False
-        """Some op has no meaning for one pair, and takes captured tensors alone."""
+        """True if an op without a meaning for one pair is applied to captures alone."""
         self.names = signature.capture_names()
-        self.sources: dict[str, str] = {}
         self.found: list[torch.Tensor] = []
         self.assumptions: list[Assumption] = []
         self.fakes = [self._fake(i, v) for i, v in enumerate(signature.captures)]
@@ -142,16 +140,7 @@ class _Tracer:
     def _fake(self, slot: int, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value if self.keeps_tensors else self._fake_tensor(slot, value)
-        if not self.symbolic:
-            return value
-        source = ConstantSource(f"n{slot}")
-        symbol = self.shape_env.create_unspecified_symbol(
-            value, source, DimDynamic.DYNAMIC
-        )
-        self.sources[str(symbol)] = f"v[{slot}]"
-        if isinstance(value, int):
-            return self.shape_env.create_symintnode(symbol, hint=value, source=source)
-        return self.shape_env.create_symfloatnode(symbol, hint=value, source=source)
+        return self.symbols.number(slot, value) if self.symbolic else value
 
     def _fake_tensor(self, slot: int, value: torch.Tensor) -> torch.Tensor:
         fake = self.mode.from_tensor(
@@ -164,15 +153,11 @@ class _Tracer:
         )
         fake._is_param = isinstance(value, torch.nn.Parameter)
         vars(fake)["_is_buffer"] = isinstance(value, torch.nn.Buffer)
-        for what, extents in (("shape", fake.shape), ("stride()", fake.stride())):
-            for d, extent in enumerate(extents):
-                if isinstance(extent, torch.SymInt):
-                    for symbol in extent.node.expr.free_symbols:
-                        self.sources.setdefault(symbol.name, f"v[{slot}].{what}[{d}]")
+        self.symbols.note_extents(slot, fake.shape, fake.stride())
         return fake
 
     def run(self) -> None:
-        """Make `mods`."""
+        """Trace the mods, and set `mods`."""
         (score_mod, mask_mod), codes = self.signature.rebuild(self.fakes)
         values = self.signature.captures
         self.calls = CallWatch(codes)
@@ -185,12 +170,12 @@ class _Tracer:
             custom_gradient = self.calls.custom_gradient
         if mask_mod is not None:
             mask = self._trace("mask_mod", mask_mod, self.signature.mods[1])
-        for assumption in rounded(self.shape_env, self.sources):
+        for assumption in self.symbols.assumptions():
             self._assume(assumption)
         pinned = () if self.symbolic else number_guards(values)
-        guards = read_guards(
-            self.shape_env, self.sources, values, pinned, self.assumptions
-        )
+        guards = self.symbols.guards(values, pinned, self.assumptions)
+        if guards is None:
+            guards = Guards(equal_guards(values), tuple(self.assumptions))
         self.mods = CapturedMods(
             score,
             mask,
@@ -208,7 +193,7 @@ class _Tracer:
         return "a tensor" if self.found else None
 
     def assume(self, condition: str) -> None:
-        """Let the mods serve calls only of which a condition holds."""
+        """Add a condition to the guards of the mods."""
         guards = self.mods.guards
         guards = replace(guards, conditions=(*guards.conditions, condition))
         self.mods = replace(self.mods, guards=guards, reads_state=True)
@@ -219,8 +204,8 @@ class _Tracer:
         arity = len(args)
 
         def call(*inputs: Any) -> Any:
-            # The rebuilt mod closes over self.fakes themselves, which is what
-            # the tracer knows as its inputs.
+            # The rebuilt mod closes over the objects in self.fakes, which the tracer
+            # knows as its inputs.
             with self.tensors, self.calls:
                 result = mod(*inputs[:arity])
             check_result(kind, result, location)
@@ -235,14 +220,15 @@ class _Tracer:
                 raise type(error)(str(error), where) from None
             raise error.with_traceback(None) from None
         except Exception as error:
-            # What wants a true number is no mistake: the other attempt decides.
+            # The need for a real number is no mistake: the next attempt has real
+            # numbers.
             mistake = None if self.symbolic else mistake_of(kind, error, location)
             if mistake is None:
                 raise
             raise mistake from None
         if self.calls.draws_in_python:
             raise random_numbers(kind, "Python's random", location)
-        # A mod of which all is read calls nothing of NumPy's.
+        # If all code of a mod was read, the mod does not call NumPy.
         is_read = self.signature.cacheable and self.calls.unread is None
         if self.calls.numpy_drew and not is_read:
             raise random_numbers(kind, "numpy.random", location)
@@ -253,7 +239,7 @@ class _Tracer:
     def _captured(
         self, kind: ModKind, gm: GraphModule, arity: int, where: SourceLocation | None
     ) -> CapturedMod:
-        """Lift arithmetic on numbers, and drop the captures that are not read."""
+        """Lift arithmetic on numbers, and drop captures without reads."""
         placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         lifted = self._lift_numbers(kind, gm, placeholders[arity:])
         gm.graph.eliminate_dead_code()
@@ -270,9 +256,9 @@ class _Tracer:
     def _lift_numbers(
         self, kind: ModKind, gm: GraphModule, captures: Sequence[Node]
     ) -> list[CaptureInput]:
-        """What is computed of numbers and sizes alone becomes inputs."""
+        """Turn values that depend on numbers and sizes alone into inputs."""
         leaves = {n: (f"v[{i}]", self.names[i]) for i, n in enumerate(captures)}
-        numbers = HostNumbers(gm, leaves, SourcePrinter(self.sources).spell)
+        numbers = HostNumbers(gm, leaves, self.symbols.spell)
         for assumption in numbers.assumptions(kind):
             self._assume(assumption)
         return [
@@ -281,7 +267,7 @@ class _Tracer:
         ]
 
     def _assume(self, assumption: Assumption) -> None:
-        """Note what the trace is right for."""
+        """Note an assumption of the trace. Raise an error if this call violates it."""
         if not assumption.holds(self.signature.captures):
             raise assumption.error or NumberRangeError(
                 "mods compute with integers of 64 bits and finite numbers, got "
@@ -291,9 +277,9 @@ class _Tracer:
         self.assumptions.append(assumption)
 
     def _lift_tensors(self, gm: GraphModule) -> list[CaptureInput]:
-        """Make inputs of the tensors that a trace met or made of Python numbers.
+        """Turn tensors that the trace found, or made from Python numbers, into inputs.
 
-        A constant of one number stays one.
+        A constant of one number remains a constant.
         """
         inputs = []
         for node in [n for n in gm.graph.nodes if n.op == "get_attr"]:
@@ -336,7 +322,7 @@ class _Tracer:
 
 
 def _computes_of_captures_alone(gm: GraphModule, arity: int) -> bool:
-    """Whether an op that mods lack is applied to captured tensors and nothing else."""
+    """Return True if an op without a rule is applied to captured tensors alone."""
     nodes = list(gm.graph.nodes)
     varying = set(nodes[:arity])
     for node in nodes:
@@ -353,7 +339,7 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _make_placeholder(gm: GraphModule, node: Node, tensor: torch.Tensor) -> None:
-    """Have a graph take a tensor that it holds."""
+    """Replace a tensor that a graph holds by a placeholder."""
     last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1]
     with gm.graph.inserting_after(last):
         placeholder = gm.graph.placeholder(node.name)
@@ -366,18 +352,18 @@ def _make_fx(
     fn: Callable[..., Any], args: Sequence[Any], gradients: bool
 ) -> GraphModule:
     with ExitStack() as stack:
-        # `make_fx` sets flags of the process, which two threads would leave set.
+        # `make_fx` sets global flags, and two threads could leave them set.
         stack.enter_context(compile_lock)
-        # Nothing that is traced requires grad; a mod's own `no_grad` shows so.
+        # No traced tensor requires a gradient. A mod's own `no_grad` becomes visible.
         stack.enter_context(torch.set_grad_enabled(gradients))
         if gradients:
             stack.enter_context(DetachWithoutGrad())
         stack.enter_context(IndexByScalars())
         stack.enter_context(fx_traceback.preserve_node_meta())
         stack.enter_context(RecordLines())
-        # What ops refuse is raised, and is not logged before.
+        # Errors of ops are raised, so torch need not log them.
         stack.enter_context(patch.object(fake_tensor.log, "disabled", True))
-        # Sums that are equal as real numbers are rounded differently.
+        # Sums that are equal for real numbers may be rounded differently.
         stack.enter_context(
             patch.object(dedupe_symint_uses, "dedupe_symints", lambda graph: None)
         )

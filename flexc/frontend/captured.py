@@ -1,4 +1,4 @@
-"""What tracing makes of mods: graphs, their inputs, and what they assume."""
+"""Graphs of traced mods: their inputs, and the assumptions under which they hold."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from flexc.errors import SourceLocation
-from flexc.frontend.guards import Guards
-from flexc.frontend.host_numbers import HostNumber
+from flexc.frontend.guards import Guards, HostNumber
 from flexc.frontend.signatures import ModKind
 
 
@@ -22,18 +21,19 @@ class CaptureInput:
 
     name: str
     slot: int | None
-    """Its place among the captures of the signature, and behind them those that tracing
-    found; None for what is made of them."""
+    """Its place among the captures of the signature, followed by those that tracing
+    found. None for a constant and for a number computed from captures.
+    """
     dtype: torch.dtype
-    """int64 for a Python int, float64 for a Python float."""
+    """The dtype of the value: int64 for a Python int, float64 for a Python float."""
     rank: int | None
-    """None for a Python number."""
+    """The rank of a tensor. None for a Python number."""
     unit_stride: bool = False
-    """The elements of the last dimension lie next to each other."""
+    """True if the elements of the last dimension are adjacent."""
     constant: torch.Tensor | None = None
-    """A tensor that the mod made itself from Python numbers."""
+    """A tensor that the mod made from Python numbers."""
     number: HostNumber | None = None
-    """A number that Python computes of captured ones."""
+    """A number that Python computes from captured numbers."""
 
     def value(self, captures: Sequence[Any]) -> Any:
         if self.number is not None:
@@ -45,8 +45,8 @@ class CaptureInput:
 class CapturedMod:
     """A traced mod.
 
-    Placeholders of `graph` are the mod's arguments, as `MOD_ARGS` names them, and
-    then one for each of `inputs`. Its result is a 0-d tensor or a number.
+    The placeholders of `graph` are the mod's arguments, as in `MOD_ARGS`, followed by
+    one for each of `inputs`. Its result is a 0-d tensor or a number.
     """
 
     kind: ModKind
@@ -57,28 +57,28 @@ class CapturedMod:
 
 @dataclass(frozen=True, eq=False)
 class CapturedMods:
-    """The mods of one call, None where there is none, and what they assumed."""
+    """The mods of one call and their assumptions. A mod that is absent is None."""
 
     score: CapturedMod | None
     mask: CapturedMod | None
     guards: Guards
     found: tuple[torch.Tensor, ...] = ()
-    """Tensors that the walk did not find: captures behind those of the signature."""
+    """Tensors that the walk did not find. They follow the captures of the signature."""
     unread: str | None = None
-    """Something that the mods read and that is no part of their key."""
+    """A description of a value that the mods read and that their key does not hold."""
     reads_state: bool = False
-    """The guards ask for more than numbers, shapes and strides."""
+    """True if the guards depend on more than numbers, shapes and strides."""
     custom_gradient: bool = False
-    """The score applies a torch.autograd.Function, whose backward was not traced."""
+    """True if the score applies a torch.autograd.Function with an untraced backward."""
     compiled: dict[Any, Any] = field(default_factory=dict)
-    """What was made of these mods, for each kind of call."""
+    """The results of compiling these mods, for each kind of call."""
 
     @cached_property
     def slots(self) -> frozenset[int]:
-        """Which captures are read."""
+        """The slots of the captures that the graphs read."""
         mods = (m for m in (self.score, self.mask) if m is not None)
         return frozenset(i.slot for m in mods for i in m.inputs if i.slot is not None)
 
     def guards_hold(self, captures: Sequence[Any]) -> bool:
-        """Whether the graphs are right for other captured values."""
+        """Return True if the graphs are valid for other captured values."""
         return self.guards.hold(captures)

@@ -1,23 +1,31 @@
-"""What mods are made of: a key, the values they capture, and a way to swap them.
+"""Reading of the code and state of mods: a key, captured values, and copies of mods.
 
-A mod is walked at every call, so the walk is the fast path of the frontend: it
-reads closure cells, defaults, the globals that the bytecode names, partials,
-bound methods and objects, and yields
+A mod is read at every call, so this must be fast. Reading covers closure cells,
+defaults, the globals that the bytecode names, partials, bound methods and objects. It
+gives:
 
-- a *key*, equal for two closures of equal bodies over different values;
-- the *captures*, in a stable order: tensors, Python ints and floats, which
-  become kernel arguments;
-- whether the key is sound. Where it is not (`getattr`, an unknown C object), the
-  mod is traced at every call: slow, but never stale. `call_watch` checks this
-  while a mod is traced.
+- a *key*, equal for two closures of equal bodies over different values,
+- the *captures*, in a stable order: tensors, Python ints and floats, which become
+  arguments of the kernel,
+- `cacheable`: True if the key is sound. A mod without a sound key (`getattr`, an
+  unknown C object) is traced at every call. `call_watch` checks soundness during a
+  trace.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
@@ -25,7 +33,16 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from flexc.errors import StateError
-from flexc.frontend.code_facts import code_facts, trusted
+from flexc.frontend.code_facts import (
+    DYNAMIC_CALLABLES,
+    HEAP_TYPE,
+    MISSING,
+    code_facts,
+    is_trusted,
+    is_trusted_module,
+    own_attributes,
+    trusted,
+)
 from flexc.frontend.plain_values import (
     BY_VALUE,
     INT64_MAX,
@@ -33,19 +50,106 @@ from flexc.frontend.plain_values import (
     MAX_NUMBERS,
     exact,
 )
-from flexc.frontend.rebuild import Freeze, Rebuild
-from flexc.frontend.special_methods import (
-    DYNAMIC_CALLABLES,
-    MISSING,
-    is_trusted,
-    is_trusted_module,
-)
 from flexc.frontend.walk import Capture, Mod, Walk
 
-# A shorter walk, over functions that read tensors, numbers and torch's functions.
-#
-# Most mods are such functions, and mods are walked at every call. What is found of them
-# is what `Walk` finds.
+
+class Rebuild(Walk):
+    """A walk in the same order as `Walk` that copies the values it visits."""
+
+    def __init__(self, values: Sequence[Any]):
+        super().__init__()
+        self._values = values
+        self.names: list[str] = []
+        self.codes: set[CodeType] = set()
+        """The code of all functions that were visited."""
+
+    def slot(self, slot: int, value: Capture) -> Any:
+        if slot == len(self.names):
+            self.names.append(self.name)
+        return self._values[slot]
+
+    def remake(self, value: Any, parts: Any) -> Any:
+        match value:
+            case functools.partial():
+                func, args, keywords = parts
+                copy = functools.partial(func, *args, **keywords)
+                vars(copy).update(vars(value))
+                return copy
+            case MethodType():
+                return MethodType(*parts)
+            case tuple() if hasattr(value, "_make"):
+                return tuple.__new__(type(value), parts)
+            case _:
+                return type(value)(parts)
+
+    def begin(self, value: Any) -> Any:
+        if isinstance(value, FunctionType):
+            self.codes.add(value.__code__)
+            return _copy_function(value)
+        if isinstance(value, ModuleType):
+            module = ModuleType(value.__name__)
+            module.__dict__.update(vars(value))
+            return module
+        return _copy_object(value)
+
+    def fill_function(
+        self, copy: Any, cells: Any, globals_: Any, defaults: Any
+    ) -> None:
+        for cell, content in zip(copy.__closure__ or (), cells, strict=True):
+            if content is not CellType:
+                cell.cell_contents = content
+        copy.__globals__.update(globals_)
+        copy.__defaults__, copy.__kwdefaults__ = defaults
+
+    def fill_attribute(self, copy: Any, name: str, value: Any, table: str) -> None:
+        if table:
+            held = vars(copy)[table]
+            vars(copy)[table] = type(held)(held) | {name: value}
+        elif name in own_attributes(copy):
+            vars(copy)[name] = value
+        else:
+            object.__setattr__(copy, name, value)
+
+
+class Freeze(Rebuild):
+    """A walk that copies mods to outlive a call, with only the globals they name."""
+
+    def begin(self, value: Any) -> Any:
+        if not isinstance(value, FunctionType):
+            return super().begin(value)
+        held, names = value.__globals__, _names_in(value.__code__)
+        return _copy_function(value, {n: held[n] for n in names if n in held})
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names of globals and attributes in code, and in nested code."""
+    within = (c for c in code.co_consts if isinstance(c, CodeType))
+    return {*code.co_names, "__builtins__"}.union(*map(_names_in, within))
+
+
+def _copy_function(
+    fn: FunctionType, held: dict[str, Any] | None = None
+) -> FunctionType:
+    """Return a copy of a function with empty cells, and its own or given globals."""
+    cells = tuple(CellType() for _ in fn.__closure__ or ())
+    held = dict(fn.__globals__) if held is None else held
+    copy = FunctionType(fn.__code__, held, fn.__name__, None, cells or None)
+    copy.__qualname__, copy.__module__ = fn.__qualname__, fn.__module__
+    copy.__dict__.update(fn.__dict__)
+    return copy
+
+
+def _copy_object(value: Any) -> Any:
+    cls = type(value)
+    heap = cls.__flags__ & HEAP_TYPE
+    copy: Any = object.__new__(cls) if heap else cls()
+    own_attributes(copy).update(own_attributes(value))
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                object.__setattr__(copy, name, getattr(value, name))
+    return copy
 
 
 NO_MOD = exact(None)
@@ -58,8 +162,12 @@ Found = tuple[tuple[Any, ...], tuple[Capture, ...]]
 
 
 def read_plain(mods: Sequence[Mod | None]) -> Found | None:
-    """The key and captures of mods, None if they are no plain functions."""
-    # Quotients of positions are of the default dtype.
+    """Return the key and captures of mods, None if they are not plain functions.
+
+    This is a short path for functions that read only tensors, numbers and torch's
+    functions, as most mods do. The result equals that of `Walk`.
+    """
+    # Quotients of positions have the default dtype.
     key: list[Any] = [torch.get_default_dtype()]
     captures: list[Capture] = []
     slots: dict[int, int] = {}
@@ -106,7 +214,7 @@ def read_plain(mods: Sequence[Mod | None]) -> Found | None:
 
 
 def _values_of(fn: FunctionType, names: Sequence[str]) -> list[Any]:
-    """What a function's cells and globals hold; `MISSING` for what is not there."""
+    """Return a function's cell and global values, with MISSING last if one lacks."""
     values: list[Any] = []
     try:
         for cell in fn.__closure__ or ():
@@ -124,7 +232,7 @@ def _add_tensor(
     captures: list[Capture],
     slots: dict[int, int],
 ) -> bool:
-    """Note a tensor, unless there is more to it."""
+    """Add a tensor to key and captures. Return False if it needs the full walk."""
     if value.layout is not torch.strided or value.is_nested or value.__dict__:
         return False
     slot = slots.get(id(value))
@@ -144,7 +252,7 @@ def _add_tensor(
 def _add_members(
     modules: Sequence[ModuleType], mods: Sequence[Any], key: list[Any]
 ) -> bool:
-    """Add what code may read of trusted modules, if that is constant."""
+    """Add members of trusted modules that code reads. Return False if not constant."""
     attributes: set[str] = set()
     for mod in mods:
         if mod is not None:
@@ -164,7 +272,7 @@ def _add_members(
 
 
 def _is_constant(member: Any) -> bool:
-    """Whether a member of a trusted module is a function that stands for itself."""
+    """Return True if a member of a trusted module is a function keyed by identity."""
     if type(member) is FunctionType:
         return member.__closure__ is None and is_trusted(member)
     if type(member) is not BuiltinFunctionType or member in DYNAMIC_CALLABLES:
@@ -177,40 +285,40 @@ def _is_constant(member: Any) -> bool:
 
 @dataclass(slots=True, eq=False)
 class ModSignature:
-    """What the walk over one or more mods found.
+    """The result of a walk over one or more mods.
 
-    Not frozen, as one is made at each call, and that would take three times as long.
+    The class is not frozen, because each call makes an instance and freezing is slow.
     """
 
     mods: tuple[Mod | None, ...]
     key: tuple[Any, ...]
     captures: tuple[Capture, ...]
     cacheable: bool
-    """The key tells apart whatever must be traced apart."""
+    """True if mods with equal keys may share a trace."""
     static_numbers: bool
-    """Numbers must stay Python numbers in the trace: the mod looks at types."""
+    """True if numbers must stay Python numbers, because the mod inspects types."""
 
     @property
     def can_grow(self) -> bool:
-        """Whether tensors that tracing finds may become captures."""
+        """True if tensors that tracing finds may become captures."""
         return True
 
     def rebuild(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], set[CodeType]]:
-        """Copy the mods with `values` in place of their captures.
+        """Return copies of the mods with `values` in place of their captures.
 
-        Also return the code of all functions that were read: none of mods that cannot
-        be copied, which are returned themselves.
+        Also return the code of all functions that were read. If the mods cannot be
+        copied, return the mods themselves, and no code.
         """
         rebuild = Rebuild(values)
         try:
             mods = rebuild.run(self.mods)
-        except Exception:  # Of objects that let nothing be written, say.
+        except Exception:  # Some objects cannot be written to.
             return self.mods, set()
         same = self.key[1:] == tuple(rebuild.key)
         return (mods, rebuild.codes) if same else (self.mods, set())
 
     def capture_names(self) -> tuple[str, ...]:
-        """The user's name for each capture: of a variable or an attribute."""
+        """Return the user's name, of a variable or an attribute, for each capture."""
         rebuild = Rebuild(self.captures)
         with suppress(Exception):  # As above.
             rebuild.run(self.mods)
@@ -219,10 +327,10 @@ class ModSignature:
 
 
 def read_mods(*mods: Mod | None) -> ModSignature:
-    """Walk mods together: a tensor that two of them capture is one capture.
+    """Walk mods together. A tensor that two mods capture is one capture.
 
-    Mods that reach too much to be read, or that may find that what they reach is a
-    copy, have no captures until they are traced.
+    Mods that reach too many objects, or that might detect that an object is a copy,
+    have no captures until they are traced.
     """
     if (found := read_plain(mods)) is not None:
         return ModSignature(mods, *found, True, False)
@@ -230,23 +338,23 @@ def read_mods(*mods: Mod | None) -> ModSignature:
 
 
 def freeze(*mods: Mod | None) -> tuple[Mod | None, ...] | None:
-    """Return copies of mods that may outlive a call, None where that cannot be had.
+    """Return copies of mods that may outlive a call, None if they cannot be copied.
 
-    Their key is the same, whatever happens to what the mods reach, and they hold none
-    of the tensors that the mods capture.
+    The copies keep their key regardless of later changes to the user's objects. They
+    hold none of the captured tensors.
     """
     signature = read_mods(*mods)
     values = [_stand_in(c) if isinstance(c, Tensor) else c for c in signature.captures]
     try:
         copies = Freeze(values).run(mods)
         key, _ = read_key(*copies)
-    except Exception:  # Of objects that let nothing be written, say.
+    except Exception:  # Some objects cannot be written to.
         return None
     return copies if signature.cacheable and key == signature.key else None
 
 
 def _stand_in(tensor: Tensor) -> Tensor:
-    """Return a tensor of one element that a key does not tell from this one."""
+    """Return a tensor of one element with the same key as the given one."""
     rank = tensor.dim()
     strides = [1] * rank if rank and tensor.stride(-1) == 1 else [2] * rank
     found = torch.empty_strided(
@@ -260,7 +368,7 @@ def _stand_in(tensor: Tensor) -> Tensor:
 
 
 def read_key(*mods: Mod | None) -> tuple[tuple[Any, ...] | None, tuple[Capture, ...]]:
-    """The key and captures of mods; no key where they are traced at every call."""
+    """Return mods' key and captures. The key is None for mods traced at every call."""
     if (found := read_plain(mods)) is not None:
         return found
     signature = _walked(mods)
@@ -275,7 +383,7 @@ def _walked(mods: tuple[Mod | None, ...]) -> ModSignature:
         return ModSignature(mods, (), (), False, False)
     if walk.compares_identity and (walk.met_twice or not walk.sound):
         return ModSignature(mods, (), (), False, False)
-    # Quotients of positions are of the default dtype.
+    # Quotients of positions have the default dtype.
     key = (torch.get_default_dtype(), *walk.key)
     return ModSignature(
         mods, key, tuple(walk.captures), walk.sound, walk.static_numbers

@@ -1,17 +1,28 @@
-"""What a code object can read, from its bytecode: names, attributes, hazards.
+"""Facts of Python code and classes: names read, special methods, constants.
 
-A fact is computed once per code object; the walk over a mod's closure, which
-runs at every call, only looks it up.
+A fact is computed once per code object or class. The walk over a mod, which runs at
+every call, looks facts up. No user code runs.
 """
 
 from __future__ import annotations
 
+import builtins
 import dis
-from collections.abc import Iterator
+import enum
+import functools
+import operator
+import sys
+import typing
+from abc import ABC, ABCMeta
+from collections import namedtuple
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from types import CodeType
+from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
+from typing import Any
+
+import torch
 
 DYNAMIC_NAMES = frozenset(
     {
@@ -32,7 +43,7 @@ DYNAMIC_NAMES = frozenset(
         "super",
     }
 )
-"""Functions that read or write what the bytecode does not name."""
+"""Functions that read or write values that the bytecode does not name."""
 
 _DYNAMIC = """
     annotations base bases builtins class closure code defaults dict doc func
@@ -44,10 +55,10 @@ DYNAMIC_ATTRIBUTES = frozenset(
     | {"attrgetter", "methodcaller", "f_globals", "f_locals", "gi_frame", "mro"}
     | {"format", "format_map"}
 )
-"""Attributes of functions, classes and frames that lead to what no name says."""
+"""Attributes of functions, classes and frames that give access to unnamed values."""
 
 INSPECTING_NAMES = frozenset({"isinstance", "issubclass", "type"})
-"""Builtins that tell a symbolic number from a Python one."""
+"""Builtins that distinguish a symbolic number from a Python number."""
 
 TRUSTED_PACKAGES = frozenset(
     {
@@ -75,39 +86,41 @@ _WRITES_STATE = frozenset(
 
 @dataclass(frozen=True)
 class CodeFacts:
-    """The reads of one code object and of those nested in it."""
+    """The reads of one code object, including nested code."""
 
     globals: tuple[str, ...]
     attributes: frozenset[str]
     used: frozenset[str]
-    """Variables that more is done with than reading attributes."""
+    """Variables that are used for more than reading their attributes."""
     used_attributes: frozenset[str]
-    """Attributes whose values more is done with than reading attributes."""
+    """Attributes whose values are used for more than reading attributes."""
     sound: bool
-    """Nothing is read or written but what the fields above name."""
+    """True if the code reads and writes only values that the fields above name."""
     inspects_types: bool
-    """A symbolic number may change which path is taken."""
+    """True if a symbolic number may take another branch than a Python number."""
     asks_instances_only: bool
-    """Nothing but `isinstance` looks at types."""
+    """True if only `isinstance` inspects types."""
     compares_identity: bool
-    """Objects are compared by identity."""
+    """True if objects are compared by identity."""
     uses_self: bool
-    """Of a method: more is done with its object than reading attributes."""
+    """True for a method that uses its object for more than reading attributes, and for
+    code that is no method.
+    """
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether what it reads is all that it depends on."""
+        """True if the code depends only on the names that it reads."""
         return self.sound and not (self.inspects_types or self.compares_identity)
 
 
 MAX_CODES = 16_384
-"""Code objects whose facts are remembered."""
+"""The number of code objects whose facts are cached."""
 
 
 def trusted(module_name: object) -> bool:
-    """Whether what a module holds may be taken as constant.
+    """Return True if the contents of a module may be treated as constant.
 
-    Some classes written in C have a descriptor for a `__module__`.
+    Some classes in C have a descriptor as their `__module__`.
     """
     return not isinstance(module_name, str) or _in_trusted_package(module_name)
 
@@ -118,7 +131,7 @@ def _in_trusted_package(module_name: str) -> bool:
 
 
 def nested(code: CodeType) -> Iterator[CodeType]:
-    """A code object and those within it."""
+    """Yield a code object and all nested code objects."""
     yield code
     for const in code.co_consts:
         if isinstance(const, CodeType):
@@ -127,7 +140,7 @@ def nested(code: CodeType) -> Iterator[CodeType]:
 
 @lru_cache(MAX_CODES)
 def code_facts(code: CodeType) -> CodeFacts:
-    """The facts of a code object."""
+    """Return the facts of a code object."""
     names: dict[str, None] = {}
     attributes: set[str] = set()
     used: set[str] = set()
@@ -167,12 +180,12 @@ def code_facts(code: CodeType) -> CodeFacts:
 
 
 def _steps(code: CodeType) -> Iterator[tuple[dis.Instruction, dis.Instruction | None]]:
-    """Each instruction, and the one that follows it."""
+    """Return pairs of each instruction and its successor, None for the last one."""
     return pairwise([*dis.get_instructions(code), None])  # pyright: ignore
 
 
 def _variables(ins: dis.Instruction) -> tuple[str, ...]:
-    """What an instruction loads; some load two variables."""
+    """Return the names that an instruction loads. Some instructions load two."""
     value = ins.argval
     names = value if isinstance(value, tuple) else (value,)
     return tuple(n for n in names if isinstance(n, str))
@@ -186,3 +199,235 @@ def _attribute_name(ins: dis.Instruction) -> str:
 def _writes_free_variable(ins: dis.Instruction, code: CodeType) -> bool:
     written = ins.opname in ("STORE_DEREF", "DELETE_DEREF")
     return written and ins.argval in code.co_freevars
+
+
+SILENT_METHODS = frozenset(
+    {
+        "__class_getitem__",
+        "__delattr__",
+        "__init__",
+        "__init_subclass__",
+        "__new__",
+        "__post_init__",
+        "__reduce__",
+        "__repr__",
+        "__setattr__",
+        "__str__",
+    }
+)
+"""Special methods that computing with an object does not call."""
+
+READING_METHODS = frozenset({"__getattr__", "__getattribute__"})
+MAKING_METHODS = frozenset({"__init__", "__new__", "__post_init__"})
+"""Special methods that are called by reading an attribute, and by making an object."""
+
+MODULE_CALLS = frozenset({"__call__", "_call_impl", "_wrapped_call_impl"})
+MODULE_LISTS = frozenset(
+    {
+        "buffers",
+        "children",
+        "get_buffer",
+        "get_extra_state",
+        "get_parameter",
+        "get_submodule",
+        "modules",
+        "named_buffers",
+        "named_children",
+        "named_modules",
+        "named_parameters",
+        "parameters",
+        "state_dict",
+    }
+)
+"""Methods of torch.nn.Module that call the module, and methods that give access to
+members without naming them.
+"""
+
+MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+"""Dictionaries of a torch.nn.Module that its `__getattr__` searches."""
+
+MEMBERS_OWN = frozenset({"_name_", "__objclass__", "_sort_order_"})
+"""Attributes that the enum package gives to each member."""
+
+MISSING = object()
+C_DESCRIPTORS = (
+    type(str.join),
+    type(object.__init__),
+    type(type.__dict__["__dict__"]),
+    MemberDescriptorType,
+    type(dict.__dict__["fromkeys"]),
+    type(vars(namedtuple("_", "field"))["field"]),
+)
+
+
+DYNAMIC_CALLABLES = frozenset(
+    getattr(scope, name)
+    for scope in (builtins, operator)
+    for name in DYNAMIC_NAMES
+    if hasattr(scope, name)
+)
+"""Builtins and operators, which code may call by another name."""
+
+KNOWN_MODULES = (ModuleType, type(torch.ops), type(torch.ops.aten))
+"""Types of modules whose attributes do not depend on other state."""
+
+HEAP_TYPE = 1 << 9
+KNOWN_METACLASSES = (type, ABCMeta, enum.EnumMeta, type(typing.Protocol))
+
+
+@functools.lru_cache(4096)
+def trusted_class(cls: type) -> bool:
+    """Return True if a class belongs to a trusted package, not only by its name.
+
+    A class in Python must be found in its module. A class that was renamed, or that the
+    module made from a user's class, is not found there.
+    """
+    module = cls.__module__
+    if not trusted(module) or not cls.__flags__ & HEAP_TYPE:
+        return trusted(module)
+    found: Any = sys.modules.get(module)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is cls
+
+
+def is_trusted_module(value: ModuleType) -> bool:
+    """Return True if a module belongs to a trusted package, not only by its name."""
+    return trusted(value.__name__) and sys.modules.get(value.__name__, value) is value
+
+
+def is_protocol(cls: type) -> bool:
+    """Return True if a class is a protocol, which objects match by their attributes."""
+    return "_is_protocol" in vars(cls) and vars(cls)["_is_protocol"]
+
+
+def scopes_of(value: Any) -> Sequence[type]:
+    """Return the classes in which an attribute of a value is looked up."""
+    cls = type(value)
+    if not isinstance(value, type):
+        return (cls,)
+    return (value,) if cls in KNOWN_METACLASSES else (value, cls)
+
+
+def own_attributes(value: Any) -> dict[str, Any]:
+    """Return an object's attributes, without running code of its class."""
+    try:
+        return object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+
+
+def static_lookup(cls: type, name: str) -> Any:
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return MISSING
+
+
+def has_getattr(value: Any) -> bool:
+    """Return True if code determines which attributes a value has."""
+    if isinstance(value, ModuleType):
+        return "__getattr__" in vars(value)
+    cls = type(value)
+    found = static_lookup(cls, "__getattr__")
+    if found is not MISSING and found is not torch.nn.Module.__getattr__:
+        return True
+    return isinstance(static_lookup(cls, "__getattribute__"), FunctionType)
+
+
+def is_trusted(fn: Any) -> bool:
+    """Return True if a function's globals are those of a trusted package's module."""
+    if not isinstance(fn, FunctionType):
+        return False
+    name = fn.__globals__.get("__name__")
+    if not isinstance(name, str) or not trusted(name):
+        return False
+    return getattr(sys.modules.get(name), "__dict__", None) is fn.__globals__
+
+
+def uses_self(fn: Any) -> bool:
+    """Return True if a method uses its object for more than reading attributes."""
+    return not isinstance(fn, FunctionType) or code_facts(fn.__code__).uses_self
+
+
+def leaks_self(found: Any) -> bool:
+    """Return True if reading or calling a class attribute may leak its object."""
+    match found:
+        case FunctionType():
+            return not is_trusted(found) and uses_self(found)
+        case property():
+            return is_trusted(found.fget) or uses_self(found.fget)
+        case functools.cached_property():
+            return uses_self(found.func)
+        case staticmethod() | classmethod():
+            return False
+        case _:
+            is_c = type(found) in C_DESCRIPTORS
+            return hasattr(type(found), "__get__") and not is_c
+
+
+def implicit_methods(value: Any) -> frozenset[str]:
+    """Return the methods that are called without being named, such as operators.
+
+    For a class, these are the methods that making an instance calls.
+    """
+    if isinstance(value, ModuleType):
+        return frozenset()
+    return (
+        _methods_of_class(value)
+        if isinstance(value, type)
+        else _methods_of(type(value))
+    )
+
+
+def _methods_of_class(cls: type) -> frozenset[str]:
+    own = _special_methods(cls) & MAKING_METHODS
+    meta = type(cls)
+    return own if meta in KNOWN_METACLASSES else own | _special_methods(meta)
+
+
+def _methods_of(cls: type) -> frozenset[str]:
+    is_module = issubclass(cls, torch.nn.Module)
+    return (_special_methods(cls) - SILENT_METHODS) | (
+        {"forward"} if is_module else set()
+    )
+
+
+def _special_methods(cls: type) -> frozenset[str]:
+    return frozenset(
+        name
+        for base in cls.__mro__
+        if not trusted_class(base)
+        for name, value in vars(base).items()
+        if name[:2] == "__" and isinstance(value, FunctionType | staticmethod)
+    )
+
+
+def is_plain(cls: type) -> bool:
+    """Return True for a class in Python whose code the walk can read completely."""
+    if not cls.__flags__ & HEAP_TYPE or cls.__flags__ & _NEVER_MADE:
+        return False
+    reads = static_lookup(cls, "__getattribute__")
+    return not (
+        isinstance(reads, FunctionType) or has_unread_code(cls) or _is_made_in_c(cls)
+    )
+
+
+def _is_made_in_c(cls: type) -> bool:
+    """Return True if objects of a class hold state that only C code can read."""
+    makers = (vars(base).get("__new__") for base in cls.__mro__ if base is not object)
+    return any(m is not None and not isinstance(m, staticmethod) for m in makers)
+
+
+@functools.lru_cache(4096)
+def has_unread_code(cls: type) -> bool:
+    """Return True if some code of a class is not read, so its reads are unknown."""
+    bases = (base for base in cls.__mro__ if base not in _KNOWN_BASES)
+    return any(map(trusted_class, bases))
+
+
+_NEVER_MADE = 1 << 7
+"""The flag of a type in C that cannot be instantiated."""
+
+_KNOWN_BASES = (object, torch.nn.Module, typing.Generic, typing.Protocol, ABC)

@@ -1,8 +1,8 @@
 """Tensors of rank one and more inside a mod: functions from indices to scalars.
 
-A mod may slice, transpose, convert or add to a captured tensor before it indexes
-it. Nothing is ever materialised: such a tensor is a *field*, which knows how to
-load one element, and views and pointwise ops compose fields.
+A mod may slice, transpose, convert or add to a captured tensor before indexing it. Such
+a tensor is never materialised. It is a *field*, which can load one element. Views and
+pointwise ops compose fields.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Load = Callable[[Emitter, Sequence[Scalar]], Scalar]
 
 @dataclass(frozen=True, eq=False)
 class Size:
-    """The extent of a dimension, emitted as the integer dtype it meets."""
+    """The extent of a dimension, emitted as an integer of the requested dtype."""
 
     emit: Callable[[Emitter, torch.dtype], Scalar]
     known: int | None = None
-    """The extent, where tracing knows it; a guard says so where it was a symbol."""
+    """The extent, if tracing knows it. A guard ensures it if it was a symbol."""
 
     @property
     def is_one(self) -> bool:
@@ -57,14 +57,14 @@ def constant_size(n: int) -> Size:
 
 
 def scalar_size(n: Scalar) -> Size:
-    """A size that the mod computed."""
+    """Return a size that the mod computed."""
     return Size(lambda e, dtype: e.cast(n, dtype))
 
 
 def traced_sizes(sizes: Sequence[Size], shape: Sequence[Any]) -> tuple[Size, ...]:
-    """The sizes of a tensor of that traced shape, which tells those that are known.
+    """Return sizes in which the extents that the traced shape knows are constants.
 
-    Which dimensions are repeated was decided by it when the mod was traced.
+    The traced shape determines which dimensions are broadcast.
     """
     known = [_known(extent) for extent in shape]
     return tuple(
@@ -80,7 +80,7 @@ def _known(extent: Any) -> int | None:
 
 
 def captured_field(tensor: SSAValue, dtype: torch.dtype, shape: Sequence[Any]) -> Field:
-    """A captured tensor; `shape` is the traced one."""
+    """Return a captured tensor as a field. `shape` is the traced shape."""
 
     def size(d: int) -> Size:
         def emit(e: Emitter, index: torch.dtype) -> Scalar:
@@ -98,19 +98,19 @@ def captured_field(tensor: SSAValue, dtype: torch.dtype, shape: Sequence[Any]) -
 
 
 def as_field(value: Value) -> Field:
-    """A scalar as a field of rank 0."""
+    """Return a scalar as a field of rank 0. Fields are returned unchanged."""
     if isinstance(value, Field):
         return value
     return Field(value.dtype, (), lambda e, indices: value)
 
 
 def as_value(e: Emitter, field: Field) -> Value:
-    """A field of rank 0 as the scalar it is."""
+    """Return a field of rank 0 as a scalar. Other fields are returned unchanged."""
     return field if field.rank else field.load(e, ())
 
 
 def as_index(e: Emitter, index: Scalar) -> Scalar:
-    """An index as i32, or i64 where it is wider or unbounded."""
+    """Return an index as i32, or as i64 if it is wider or unbounded."""
     if index.dtype is torch.bool or index.dtype.is_floating_point:
         raise UnsupportedOpError(
             f"an index into a captured tensor is an integer, got {index.dtype}: "
@@ -122,11 +122,11 @@ def as_index(e: Emitter, index: Scalar) -> Scalar:
 
 
 def wrapped(e: Emitter, index: Scalar, size: Size) -> Scalar:
-    """A negative index counts from the end."""
+    """Return an index in which a negative value counts from the end."""
     index = as_index(e, index)
     if index.nonnegative:
         return index
-    # An index meets a size that is cut as it is.
+    # A size that meets an i32 index is truncated as the index is.
     extent = size.emit(e, torch.int32 if index.is_index else index.dtype)
     from_end = e.op(arith.AddiOp, index.dtype, index, extent)
     if index.const is not None:
@@ -136,7 +136,7 @@ def wrapped(e: Emitter, index: Scalar, size: Size) -> Scalar:
 
 
 def select(e: Emitter, x: Field, dim: int, index: Scalar) -> Field:
-    """`x` at one index of a dimension."""
+    """Return `x` at one index of a dimension."""
     dim %= x.rank
     at = wrapped(e, index, x.sizes[dim])
 
@@ -149,7 +149,7 @@ def select(e: Emitter, x: Field, dim: int, index: Scalar) -> Field:
 def slice_(
     e: Emitter, x: Field, dim: int, start: Scalar, end: Scalar, step: int
 ) -> Field:
-    """`x[start:end:step]` of a dimension."""
+    """Return `x[start:end:step]` along a dimension."""
     dim %= x.rank
     size = x.sizes[dim]
     if start.const == 0 and step == 1 and end.const == torch.iinfo(torch.int64).max:
@@ -173,7 +173,7 @@ def slice_(
 
 
 def _clamped(e: Emitter, bound: Scalar, size: Size) -> Scalar:
-    """A bound of a slice: wrapped, then within the dimension."""
+    """Return a bound of a slice, wrapped if negative, then clamped to the dimension."""
     if bound.const == 0:
         return number(0)
     extent = size.emit(e, torch.int64)
@@ -186,7 +186,7 @@ def _clamped(e: Emitter, bound: Scalar, size: Size) -> Scalar:
 
 
 def permute(x: Field, dims: Sequence[int]) -> Field:
-    """`x` with its dimensions in another order."""
+    """Return `x` with its dimensions in another order."""
     order = [d % x.rank for d in dims]
 
     def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
@@ -197,7 +197,7 @@ def permute(x: Field, dims: Sequence[int]) -> Field:
 
 
 def unsqueeze(x: Field, dim: int) -> Field:
-    """`x` with a dimension of size 1 inserted."""
+    """Return `x` with a new dimension of size 1."""
     dim %= x.rank + 1
 
     def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
@@ -207,7 +207,7 @@ def unsqueeze(x: Field, dim: int) -> Field:
 
 
 def squeeze(e: Emitter, x: Field, dims: Sequence[int]) -> Field:
-    """`x` without those of the dimensions that have size 1."""
+    """Return `x` without those of the dimensions that have size 1."""
     for dim in sorted((d % x.rank for d in dims), reverse=True):
         if x.sizes[dim].is_one:
             x = select(e, x, dim, number(0))
@@ -215,7 +215,7 @@ def squeeze(e: Emitter, x: Field, dims: Sequence[int]) -> Field:
 
 
 def broadcast(x: Field, sizes: Sequence[Size]) -> Field:
-    """`x` repeated along new dimensions and along those of size 1."""
+    """Return `x` broadcast to `sizes`: along new dimensions and those of size 1."""
     sizes = tuple(sizes)
     new = len(sizes) - x.rank
 
@@ -227,7 +227,7 @@ def broadcast(x: Field, sizes: Sequence[Size]) -> Field:
 
 
 def broadcast_sizes(fields: Sequence[Field]) -> tuple[Size, ...]:
-    """The sizes that fields have together, aligned at the last dimension."""
+    """Return the broadcast sizes of fields, aligned at the last dimension."""
     sizes = []
     for d in range(-max(f.rank for f in fields), 0):
         here = [f.sizes[d] for f in fields if f.rank >= -d]
@@ -252,7 +252,7 @@ def pointwise(
 
 
 def index(e: Emitter, x: Field, indices: Sequence[Value | None]) -> Field:
-    """Advanced indexing: index tensors broadcast together."""
+    """Return `x` indexed by tensors, which broadcast together (advanced indexing)."""
     at = {d: as_field(i) for d, i in enumerate(indices) if i is not None}
     if any(i.dtype is torch.bool for i in at.values()):
         raise UnsupportedOpError(
@@ -263,7 +263,7 @@ def index(e: Emitter, x: Field, indices: Sequence[Value | None]) -> Field:
     fields = {d: broadcast(f, sizes) for d, f in at.items()}
     dims = list(at)
     adjacent = dims == list(range(dims[0], dims[-1] + 1))
-    # Where torch puts the dimensions of the index tensors.
+    # The place of the index tensors' dimensions in torch's result.
     place = dims[0] if adjacent else 0
     rest = [d for d in range(x.rank) if d not in at]
     n = len(sizes)
@@ -282,7 +282,7 @@ def index(e: Emitter, x: Field, indices: Sequence[Value | None]) -> Field:
 
 
 def reshape(e: Emitter, x: Field, sizes: Sequence[Size]) -> Field:
-    """The same elements, in row-major order, under other sizes."""
+    """Return the same elements, in row-major order, with other sizes."""
 
     def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
         dtype = torch.int64
@@ -306,7 +306,7 @@ def reshape(e: Emitter, x: Field, sizes: Sequence[Size]) -> Field:
 
 
 def product(sizes: Sequence[Size]) -> Size:
-    """The number of elements."""
+    """Return the product of sizes: the number of elements."""
 
     def emit(e: Emitter, dtype: torch.dtype) -> Scalar:
         total: Scalar = number(1)
@@ -318,7 +318,7 @@ def product(sizes: Sequence[Size]) -> Size:
 
 
 def arange(start: Scalar, step: Scalar, n: Size, dtype: torch.dtype) -> Field:
-    """`start + i * step`."""
+    """Return the field of `start + i * step`."""
 
     def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
         inner = promote(start, step, indices[0])

@@ -1,4 +1,4 @@
-"""FX graphs of mods into regions, and a call's mods into a `flex` module."""
+"""Import of FX graphs of mods as regions, and of calls as `flex` modules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.rewriter import InsertPoint
 
-from flexc.dialects.flex import AttentionOp, YieldOp, score_type
+from flexc.dialects.flex import AttentionOp, CombineSplitsOp, YieldOp, score_type
 from flexc.dialects.mod_region import mod_args
 from flexc.errors import DtypeError, FlexcError, SourceLocation, UnsupportedOpError
 from flexc.frontend import aten_float, aten_views  # noqa: F401  (register rules)
@@ -48,14 +48,21 @@ from flexc.frontend.fields import (
 )
 from flexc.frontend.locations import node_location
 from flexc.frontend.mistakes import unsupported_op
-from flexc.frontend.rules import RULES, Entry, op_name
-from flexc.frontend.scalars import Emitter, Scalar, element_type, number
+from flexc.frontend.scalars import (
+    RULES,
+    Emitter,
+    Entry,
+    Scalar,
+    element_type,
+    number,
+    op_name,
+)
 from flexc.frontend.signatures import MOD_ARGS, ModKind
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What is known of a call when its kernel is made. Hashable: part of a key."""
+    """The facts of a call on which its kernel depends. Instances are hashable."""
 
     dtype: torch.dtype
     head_dim: int
@@ -63,12 +70,14 @@ class AttentionCall:
     lse: bool = False
     max_scores: bool = False
     lse_rest: bool = False
-    """What log-sum-exp lost when it was rounded, for derivatives."""
+    """True if the kernel also returns the rest of log-sum-exp, lost to rounding."""
     split: bool = False
-    """Rows are split along their keys: into how many splits, the kernel is told. It
-    gives them as `flex.attention` says, whatever else is asked for."""
+    """True if rows are split along their keys. The kernel takes the number of splits,
+    and returns the results of splits that `flex.attention` defines, regardless of other
+    options.
+    """
     unit_strides: tuple[bool, bool, bool] = (True, True, True)
-    """Whether elements of a head lie side by side, of query, key and value."""
+    """For each of query, key and value, True if the elements of a row are adjacent."""
     sparse_block: tuple[int, int] | None = None
     full_tables: bool = False
     scale_positive: bool = False
@@ -79,11 +88,12 @@ class AttentionCall:
     max_length: int | None = None
     has_keys: bool = False
     few_rows: tuple[int, int] | None = None
-    """Query heads that share a key head, and queries: a program owns them all, as
-    `flex-fold-heads` says."""
+    """The numbers of query heads that share a key head, and of queries. One program
+    owns them all (see `flex-fold-heads`).
+    """
 
     def facts(self) -> dict[str, Attribute]:
-        """The properties of `flex.attention`."""
+        """Return the properties of `flex.attention`."""
         names = (
             "q_len_multiple",
             "kv_len_multiple",
@@ -108,7 +118,7 @@ class AttentionModule:
     inputs: tuple[CaptureInput, ...]
 
     def arguments(self, captures: Sequence[Any]) -> list[Any]:
-        """The values of its capture arguments, in order."""
+        """Return the values of the capture arguments, in order."""
         return [i.value(captures) for i in self.inputs]
 
 
@@ -118,7 +128,10 @@ TABLES = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"
 def build_attention_module(
     score: CapturedMod | None, mask: CapturedMod | None, call: AttentionCall
 ) -> AttentionModule:
-    """`func.func @attention` over query, key, value, scale, captures and tables."""
+    """Build the `flex` module of a call.
+
+    Its `func.func @attention` takes query, key, value, scale, captures and tables.
+    """
     inputs = _shared_inputs(score, mask)
     types = [_capture_type(i) for i in inputs]
     element = element_type(call.dtype)
@@ -158,7 +171,7 @@ def build_attention_module(
 def _result_types(
     call: AttentionCall, element: Attribute, score: Attribute
 ) -> Sequence[Sequence[Attribute]]:
-    """The runtime makes the outputs, so it can promise how they lie in memory."""
+    """Return the types of the results. The runtime allocates them with unit strides."""
     if call.split:
         element = score
     out = strided([None] * 3 + [call.value_dim], element, unit_stride=True)
@@ -187,7 +200,7 @@ def _result_names(call: AttentionCall) -> list[str]:
 
 
 def _shared_inputs(*mods: CapturedMod | None) -> list[CaptureInput]:
-    """Captures of the score, then those that only the mask has."""
+    """Return the captures of the score, then those that only the mask has."""
     inputs: dict[Any, CaptureInput] = {}
     for mod in mods:
         for given in mod.inputs if mod is not None else ():
@@ -217,7 +230,7 @@ def _tensor(
 def strided(
     shape: Sequence[int | None], element: Attribute, unit_stride: bool
 ) -> TensorType:
-    """A tensor of any strides, the last known to be 1 or not."""
+    """Return the type of a tensor of any strides. The last may be fixed to 1."""
     if not unit_stride:
         return _tensor(shape, element)
     strides = ArrayAttr([*[NoneAttr()] * (len(shape) - 1), IntAttr(1)])
@@ -244,7 +257,7 @@ def _name_args(block: Block, names: Sequence[str]) -> None:
 
 
 def _hint(name: str) -> str:
-    """A name that an SSA value may have."""
+    """Return a name that an SSA value may have."""
     name = re.sub(r"\W", "_", name, flags=re.ASCII).strip("_") or "capture"
     return f"capture{name}" if name[0].isdigit() else name
 
@@ -256,7 +269,7 @@ def build_region(
     types: Sequence[Attribute],
     score: AnyFloat | None,
 ) -> Region:
-    """A mod's region; without a mod, the identity or `true`."""
+    """Build a mod's region. Without a mod, it is the identity or `true`."""
     block = Block(arg_types=mod_args(score, types))
     names = (*MOD_ARGS[kind], *(i.name for i in inputs))
     _name_args(block, names)
@@ -295,10 +308,11 @@ def _yield(e: Emitter, result: Value, block: Block, score: AnyFloat | None) -> N
 def import_subgraph(
     kind: ModKind, gm: GraphModule, captures: Sequence[Attribute], score: AnyFloat
 ) -> Region:
-    """The region of a subgraph of torch's FlexAttention operator.
+    """Return the region of a subgraph of torch's FlexAttention operator.
 
-    Its placeholders are the mod's arguments and then the lifted buffers of that
-    mod. `captures` are their types: tensors, i64 for a Python int, f64 for a float.
+    The placeholders are the mod's arguments, followed by the mod's lifted buffers.
+    `captures` are the types of these buffers: tensors, i64 for a Python int, f64 for a
+    float.
     """
     own = score if kind == "score_mod" else None
     block = Block(arg_types=mod_args(own, captures))
@@ -319,7 +333,7 @@ def import_region(
     captures: Sequence[SSAValue],
     dtypes: Sequence[torch.dtype],
 ) -> Value:
-    """Emit a mod's graph; `args` are (score), b, h, q_idx, kv_idx."""
+    """Emit a mod's graph. `args` are (score), b, h, q_idx, kv_idx."""
     importer = _Importer(gm, emitter)
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     has_score = len(args) == len(MOD_ARGS["score_mod"])
@@ -334,7 +348,7 @@ def import_region(
 
 
 def _position(node: Node, arg: SSAValue) -> Scalar:
-    """A position: int64 where flexc traced, an int32 in torch's own subgraphs."""
+    """Return a position: int64 in flexc's traces, int32 in torch's own subgraphs."""
     return Scalar(_value_dtype(node.meta["val"]), arg, nonnegative=True)
 
 
@@ -348,7 +362,7 @@ def _capture_value(e: Emitter, node: Node, arg: SSAValue, dtype: torch.dtype) ->
 
 @dataclass
 class _Importer:
-    """Walks one graph, node by node."""
+    """An importer of one graph, node by node."""
 
     gm: GraphModule
     emitter: Emitter
@@ -374,7 +388,7 @@ class _Importer:
             if error.location is not None or where is None:
                 raise
             raise type(error)(str(error), where) from None
-        except TypeError as error:  # A rule that does not know some argument.
+        except TypeError as error:  # A rule lacks some argument.
             raise UnsupportedOpError(
                 f"{node.target} cannot be imported with these arguments: {error}", where
             ) from error
@@ -383,7 +397,7 @@ class _Importer:
         args = [self._argument(a) for a in node.args]
         kwargs = {k: self._argument(v) for k, v in node.kwargs.items()}
         if node.target is operator.getitem:
-            return args[0]  # Of log_sigmoid_forward, whose second result is scratch.
+            return args[0]  # The second result of log_sigmoid_forward is unused.
         entry = RULES.get(name := op_name(node.target))
         if entry is None:
             raise unsupported_op(node, name)
@@ -433,7 +447,7 @@ def _is_value(arg: Any) -> bool:
 def _splitter(
     args: list[Any], kwargs: dict[str, Any], named: list[str]
 ) -> Callable[[Sequence[Scalar]], tuple[list[Any], Mapping[str, Any]]]:
-    """Puts operands back where they stood among the arguments."""
+    """Return a function that puts operands back to their places among the arguments."""
     places = [i for i, a in enumerate(args) if _is_value(a)]
     rest = {k: v for k, v in kwargs.items() if k not in _IGNORED}
 
@@ -477,8 +491,39 @@ def _value_dtype(value: Any) -> torch.dtype:
 
 
 def _constant(tensor: Any) -> Scalar:
-    """A 0-d tensor that the mod made of a Python number."""
+    """Return the constant for a 0-d tensor that the mod made from a Python number."""
     if not isinstance(tensor, torch.Tensor) or tensor.dim():
         raise UnsupportedOpError(f"a constant of type {type(tensor).__name__}")
     value = tensor.item()
     return Scalar(tensor.dtype, None, value, False, value >= 0)
+
+
+NAMES = ("outs", "row_shift", "log_sum", "splits")
+
+
+def build_combine_module(call: AttentionCall) -> ModuleOp:
+    """Build `func.func @combine_splits` over the results of a kernel for splits.
+
+    Its last argument is the number of splits.
+    """
+    element = element_type(call.dtype)
+
+    def matrix(element: Attribute) -> Attribute:
+        return strided([None, None, None, call.value_dim], element, unit_stride=True)
+
+    score = score_type(matrix(element))
+    row = strided([None, None, None], score, unit_stride=True)
+    block = Block(arg_types=[matrix(score), row, row, i32])
+    for arg, name in zip(block.args, NAMES, strict=True):
+        arg.name_hint = name
+    known = {}
+    if call.alignment is not None:
+        known["alignment"] = IntegerAttr(call.alignment, i64)
+    outs, row_shift, log_sum, splits = block.args
+    combine = CombineSplitsOp(
+        outs, row_shift, log_sum, splits, matrix(element), row, known
+    )
+    combine.out.name_hint, combine.lse.name_hint = "out", "lse"
+    block.add_ops([combine, ReturnOp(combine.out, combine.lse)])
+    types = FunctionType.from_lists(block.arg_types, combine.result_types)
+    return ModuleOp([FuncOp("combine_splits", types, Region(block))])

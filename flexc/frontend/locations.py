@@ -1,4 +1,4 @@
-"""Which line of the user's file: of a mod, of a traced op, of an exception."""
+"""Lines of user files: the source locations of mods, traced ops and exceptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flexc.errors import SourceLocation
 
 
 def _found(package: str) -> Sequence[str]:
-    """The folders of a package, which is not imported for that."""
+    """Return the folders of a package, without importing it."""
     spec = find_spec(package)
     return () if spec is None else spec.submodule_search_locations or ()
 
@@ -30,16 +30,16 @@ _OURS = (
     str(Path(torch.__file__).parent),
     *_found("xdsl"),
 )
-"""Folders of packages that run while a mod is traced, wherever they are installed."""
+"""Folders of packages that run during a trace."""
 
 _PYTHONS = (sysconfig.get_path("stdlib"), "<frozen", "<eval_with_key>")
 
 _INSTALLED = ("site-packages", "dist-packages")
-"""Folders of packages, in that of Python's own library too."""
+"""Folders of installed packages. They may lie within Python's own library."""
 
 
 def mod_location(mod: Any) -> SourceLocation | None:
-    """Where a mod, or what it wraps, is defined; of a graph, where it ends."""
+    """Return the location of a mod's function, or of the end of a mod's graph."""
     if isinstance(mod, GraphModule):
         found = [node_location(node) for node in mod.graph.nodes]
         return next((place for place in reversed(found) if place is not None), None)
@@ -59,18 +59,18 @@ def mod_location(mod: Any) -> SourceLocation | None:
 
 
 def is_user_file(filename: str) -> bool:
-    """Whether a file is neither Python's own, nor of torch, xDSL or flexc."""
+    """Return True if a file belongs neither to Python nor to torch, xDSL or flexc."""
     pythons = filename.startswith(_PYTHONS) and not is_installed(filename)
     return not pythons and not filename.startswith(_OURS)
 
 
 def is_installed(filename: str) -> bool:
-    """Return whether a file lies in a folder of installed packages."""
+    """Return True if a file lies in a folder of installed packages."""
     return any(folder in filename for folder in _INSTALLED)
 
 
 def user_trace(error: BaseException) -> TracebackType | None:
-    """The innermost frame of user code that an exception passed through."""
+    """Return the innermost frame of user code that an exception passed through."""
     found = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
@@ -81,7 +81,7 @@ def user_trace(error: BaseException) -> TracebackType | None:
 
 
 def error_location(error: BaseException) -> SourceLocation | None:
-    """The innermost line of user code that an exception passed through."""
+    """Return the innermost line of user code that an exception passed through."""
     found = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
@@ -91,9 +91,9 @@ def error_location(error: BaseException) -> SourceLocation | None:
 
 
 def _user_line(frame: FrameType, line: int) -> SourceLocation | None:
-    """The user's line that a frame runs; None for one of a library's.
+    """Return the user's line that a frame runs, None for a library's line.
 
-    Of a graph that is interpreted, as Dynamo's are, the line that a node came from.
+    For an interpreted graph, such as Dynamo's, return the line that a node came from.
     """
     if frame.f_code is Interpreter.run_node.__code__:
         return node_location(frame.f_locals["n"])
@@ -102,7 +102,7 @@ def _user_line(frame: FrameType, line: int) -> SourceLocation | None:
 
 
 def node_location(node: Node) -> SourceLocation | None:
-    """The user's line that an FX node was traced from."""
+    """Return the user's line that an FX node was traced from."""
     text = node.meta.get("stack_trace") or ""
     for line in reversed(text.split('File "')[1:]):
         filename, quote, rest = line.partition('", line ')
@@ -113,9 +113,9 @@ def node_location(node: Node) -> SourceLocation | None:
 
 
 class RecordLines(TorchFunctionMode):
-    """Gives every node traced under it the user's line as its stack trace.
+    """A mode that records the user's line as the stack trace of every traced node.
 
-    FX records whole Python stacks, at a cost that shows when a mod is traced.
+    FX would record whole Python stacks, which is slow.
     """
 
     def __torch_function__(

@@ -1,14 +1,29 @@
-"""What an exception or a graph says of a mistake in a mod, as an error to act on."""
+"""Errors for mistakes in mods, with advice.
+
+A mod is traced on tensors without values. If Python code reads a value, the exception's
+traceback gives the instruction, and the instruction's position gives the expression in
+the source: `math.log(abs(q - k))`, `table[h]`, the test of an `if`.
+"""
 
 from __future__ import annotations
 
+import ast
+import builtins
+import dis
+import linecache
 import re
 from dataclasses import dataclass
+from itertools import islice
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from flexc.errors import (
     CapturedIndexError,
@@ -23,18 +38,249 @@ from flexc.errors import (
     SourceLocation,
     UnsupportedOpError,
 )
-from flexc.frontend.locations import error_location, node_location
+from flexc.frontend.locations import error_location, node_location, user_trace
 from flexc.frontend.signatures import MOD_ARGS, ModKind
-from flexc.frontend.value_reads import Site, describe_read, is_value_read, site_of
+
+WANTS_VALUE = (
+    "value out of a tracing tensor",
+    ".numpy() is not supported",
+    "iteration over a 0-d tensor",
+    "len() of a 0-d tensor",
+    "FakeTensor.__format__",
+    "type FakeTensor doesn't define __",
+    "unsupported operand type(s) for divmod(): 'FakeTensor'",
+    "its data is not allocated yet",
+    "(got SymInt)",
+    "'numpy.ndarray' and 'FakeTensor'",
+    "This higher order operator doesn't work",
+)
+"""Messages of exceptions that torch and Python raise if a value is missing."""
+
+
+MAX_QUOTED = 120
+"""The largest number of characters of an expression that messages quote."""
+
+
+def is_value_read(error: BaseException) -> bool:
+    """Return True if an exception means that a tensor's value was read."""
+    if isinstance(error, KeyError):  # A dict lookup: tensors are never equal.
+        return bool(error.args) and isinstance(error.args[0], torch.Tensor)
+    kinds = (DataDependentOutputException, GuardOnDataDependentSymNode)
+    return isinstance(error, kinds) or any(sign in str(error) for sign in WANTS_VALUE)
+
+
+@dataclass(frozen=True)
+class Site:
+    """The user's instruction that raised an exception."""
+
+    opname: str
+    text: str
+    """The source of its expression, empty if there is none or it is too long."""
+    frame: FrameType
+
+    @property
+    def writes(self) -> bool:
+        """True for an assignment to an element."""
+        return self.opname in ("STORE_SUBSCR", "DELETE_SUBSCR")
+
+    @property
+    def node(self) -> ast.expr | None:
+        if not self.text:
+            return None
+        try:
+            return ast.parse(f"({self.text}\n)", mode="eval").body
+        except SyntaxError:  # A part of a statement.
+            return None
+
+    def named(self, node: ast.expr) -> Any:
+        """Return the value of a name or a module's attribute, None if unknown."""
+        match node:
+            case ast.Name(id=name):
+                known = self.frame.f_globals.get(name, getattr(builtins, name, None))
+                return self.frame.f_locals.get(name, known)
+            case ast.Attribute(value=value, attr=name):
+                base = self.named(value)
+                found = vars(base) if isinstance(base, ModuleType) else {}
+                return found.get(name)
+            case _:
+                return None
+
+
+def site_of(error: BaseException) -> Site | None:
+    """Return the innermost user instruction that an exception passed through."""
+    trace = user_trace(error)
+    if trace is None:
+        return None
+    code, at = trace.tb_frame.f_code, trace.tb_lasti
+    return Site(dis.opname[code.co_code[at]], _source(code, at), trace.tb_frame)
+
+
+def _source(code: CodeType, at: int) -> str:
+    """Return the source of the expression that an instruction computes."""
+    first, last, start, end = next(islice(code.co_positions(), at // 2, None))
+    if first is None or last is None:
+        return ""
+    lines = linecache.getlines(code.co_filename)[first - 1 : last]
+    parts = [line.encode() for line in lines]
+    if parts:
+        parts[-1] = parts[-1][:end]
+        parts[0] = parts[0][start:]
+    text = b"".join(parts).decode().strip()
+    return text if len(text) <= MAX_QUOTED else ""
+
+
+@dataclass(frozen=True)
+class Read:
+    """A failed read of a value, and the code to write instead."""
+
+    failed: str
+    instead: str
+
+
+def describe_read(site: Site | None, error: BaseException) -> Read:
+    """Describe a failed read of a tensor's value, with the code to write instead."""
+    if "0-d tensor" in str(error):
+        return Read("they are single numbers without elements", "use them as they are")
+    if site is not None and site.opname.startswith("FORMAT"):
+        return Read(f"`{site.text}` gets no number to print", "leave it out")
+    node = None if site is None else site.node
+    if site is None or node is None or isinstance(node, ast.Constant):
+        failed = "Python cannot branch on or convert a value computed from them"
+        return Read(failed, _ANY)
+    code = f"`{site.text}`"
+    match node:
+        case ast.Call():
+            return Read(f"{code} gets no Python value", _of_call(site, node))
+        case ast.Subscript():
+            return Read(f"{code} gets no Python number", _of_subscript(site, node))
+        case _ if "numpy" in str(error):
+            instead = "make NumPy's arrays tensors before the call"
+            return Read(f"{code} gets no value for NumPy", instead)
+        case _:
+            return _of_condition(node, code)
+
+
+_WHERE = "write torch.where(condition, a, b)"
+_ITSELF = "use the tensor itself"
+_TABLE = "compute a table before the call, capture it and index it"
+_ANY = (
+    "use torch.where(condition, a, b), & | ~ in place of and, or, not, and torch's "
+    "functions of tensors"
+)
+
+CALLS = {
+    "builtins.int": "write `({args}).to(torch.int32)`",
+    "builtins.float": f"{_ITSELF}, or `({{args}}).to(torch.float32)`",
+    "builtins.complex": _ITSELF,
+    "builtins.bool": "use the condition itself, as in `x != 0`",
+    "builtins.max": "write torch.maximum(x, y), or x.clamp(min=number)",
+    "builtins.min": "write torch.minimum(x, y), or x.clamp(max=number)",
+    "builtins.round": "write torch.round(x)",
+    "builtins.divmod": "write x // n and x % n",
+    "builtins.any": "combine conditions by |",
+    "builtins.all": "combine conditions by &",
+    "builtins.range": f"loop to a fixed number and use torch.where, or {_TABLE}",
+    "builtins.format": "leave it out",
+    "numpy.array": _ITSELF,
+    "numpy.asarray": _ITSELF,
+    "torch.equal": "write `x == y`",
+    "torch.allclose": "write `torch.isclose({args})`",
+    "torch.is_nonzero": "write `({args}) != 0`",
+    "torch.tensor": "use the numbers themselves, with torch.where or torch.maximum",
+    "torch.cond": _WHERE,
+}
+"""Advice for functions, by module and name."""
+
+METHODS = ("item", "tolist", "numpy")
+"""Methods of a tensor that return its value."""
+
+
+def _of_call(site: Site, call: ast.Call) -> str:
+    """Return the advice for a call that requires Python numbers."""
+    found = site.named(call.func)
+    if found is None and isinstance(call.func, ast.Attribute):
+        return _ITSELF if call.func.attr in METHODS else _ANY
+    name = getattr(found, "__name__", "")
+    module = (getattr(found, "__module__", None) or "torch").partition(".")[0]
+    args = ", ".join(ast.unparse(a) for a in call.args)
+    known = CALLS.get(f"{module}.{name}")
+    if known is not None:
+        return known.format(args=args)
+    if module in ("math", "numpy") and callable(getattr(torch, name, None)):
+        return f"write `torch.{name}({args})`"
+    return _ANY
+
+
+def _of_subscript(site: Site, node: ast.Subscript) -> str:
+    """Return the advice for an element that Python or NumPy looks up."""
+    indices = list(ast.walk(node.slice))
+    if ".item()" in site.text:
+        return f"write `{_without_item(node)}`"
+    if any(isinstance(i, ast.Slice) for i in indices):
+        return f"a length cannot depend on a position, so {_TABLE}"
+    if isinstance(site.named(node.value), torch.Tensor):
+        if any(isinstance(i, ast.Compare) for i in indices):
+            return _WHERE
+        return "indices are integers, as from // in place of / or .to(torch.int32)"
+    return (
+        "make the container a tensor before the call, as by torch.tensor or "
+        "torch.stack, and index that"
+    )
+
+
+def _of_condition(node: ast.expr, code: str) -> Read:
+    """Return the advice for a condition. The test of an `if` may be a part of it."""
+    if _binds_tighter(node):
+        instead = "& and | bind tighter than comparisons, so put each in parentheses"
+        return Read(f"Python cannot decide {code}", instead)
+    whole = as_tensors(node)
+    if whole != _without_item(node):
+        return Read(f"Python cannot decide {code}", f"write `{whole}`")
+    instead = f"write torch.where({whole}, a, b), and & | ~ in place of and, or, not"
+    return Read(f"Python cannot branch on {code}", instead)
+
+
+def _binds_tighter(node: ast.expr) -> bool:
+    """Return True for expressions like `a >= b & c < d`, which compares `b & c`."""
+    match node:
+        case ast.Compare(left=left, comparators=[*others, _]):
+            operands = [o for o in (left, *others) if isinstance(o, ast.BinOp)]
+            return any(isinstance(o.op, ast.BitAnd | ast.BitOr) for o in operands)
+        case _:
+            return False
+
+
+def as_tensors(node: ast.expr) -> str:
+    """Return the source of a condition as operators of tensors."""
+    match node:
+        case ast.BoolOp(op=op, values=values):
+            sign = " & " if isinstance(op, ast.And) else " | "
+            return sign.join(f"({as_tensors(v)})" for v in values)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return f"~({as_tensors(operand)})"
+        case ast.Compare(left=left, ops=[ast.In()], comparators=[comparator]):
+            elements = getattr(comparator, "elts", [])
+            pairs = [ast.Compare(left, [ast.Eq()], [e]) for e in elements]
+            return " | ".join(f"({_without_item(p)})" for p in pairs) or "x == element"
+        case ast.Compare(left=left, ops=ops, comparators=right) if len(ops) > 1:
+            operands = zip([left, *right[:-1]], ops, right, strict=True)
+            pairs = [ast.Compare(a, [op], [b]) for a, op, b in operands]
+            return " & ".join(f"({_without_item(p)})" for p in pairs)
+        case _:
+            return _without_item(node)
+
+
+def _without_item(node: ast.expr) -> str:
+    return ast.unparse(node).replace(".item()", "")
 
 
 @dataclass(frozen=True)
 class Sign:
-    """How an exception of torch shows a mistake, and what is said of it."""
+    """A pattern of a mistake in torch's exceptions, and the message for the mistake."""
 
     kinds: tuple[type[Exception], ...]
     text: str
-    """A regular expression that its first line has."""
+    """A regular expression that matches in the first line of the exception."""
     refusal: type[FlexcError]
     says: str
 
@@ -84,7 +330,7 @@ SIGNS = (
 def mistake_of(
     kind: ModKind, error: Exception, location: SourceLocation | None
 ) -> FlexcError | None:
-    """Return an error that says what to do, None for an exception of the user's own."""
+    """Return an error with advice, None for an exception that user code raised."""
     where, site = error_location(error) or location, site_of(error)
     text = str(error).partition("\n")[0]
     if site is not None and site.opname == "RAISE_VARARGS":
@@ -118,7 +364,7 @@ def _value_read(
 
 
 def _is_of_torch(error: Exception) -> bool:
-    """Whether torch raised it, where the user's code did not."""
+    """Return True if torch, not user code, raised an error."""
     own = type(error) is RuntimeError or type(error).__module__.startswith("torch.")
     return isinstance(error, RuntimeError) and own
 
@@ -126,7 +372,7 @@ def _is_of_torch(error: Exception) -> bool:
 def random_numbers(
     kind: ModKind, what: str, where: SourceLocation | None
 ) -> RandomNumberError:
-    """The error for a mod that draws random numbers, with `what` it does so."""
+    """Return the error for a mod that draws random numbers by `what`."""
     return RandomNumberError(
         f"a {kind} must not draw random numbers, as {what} does: it is computed anew "
         "whenever a kernel needs it. Draw them before the call, capture the "
@@ -136,7 +382,7 @@ def random_numbers(
 
 
 def unsupported_op(node: Node, name: str) -> UnsupportedOpError:
-    """The error for an operation that has no rule."""
+    """Return the error for an operation without a rule."""
     return UnsupportedOpError(
         f"{node.target} has no meaning for one score ({name}): mods compute with "
         "single numbers, by pointwise ops and indexing. Compute such a table before "
@@ -179,7 +425,7 @@ def _draws(node: Node) -> bool:
 
 
 def is_in_place(node: Node) -> bool:
-    """Whether a node writes to its first argument."""
+    """Return True if a node writes to its first argument."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
 
@@ -191,7 +437,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _writes_own_scalar(node: Node, fresh: set[Node]) -> bool:
-    """In-place ops on scalars that a mod made itself are as good as others."""
+    """Return True for an in-place op on a scalar that the mod made: it is allowed."""
     written = node.args[0]
     assert isinstance(written, Node)
     if written not in fresh or any(map(_is_view, written.users)):

@@ -1,4 +1,4 @@
-"""Values of Python and torch that a key holds as they are, and how many it may hold."""
+"""Types of values that a key holds by value, and the limits of a walk."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ BY_VALUE: tuple[type, ...] = (
     torch.layout,
     torch.memory_format,
 )
-"""Types of what never changes."""
+"""Types of immutable values."""
 
-KEY_TYPES = (bool, bytes, float, int, str, type(None), torch.dtype, torch.device)
+KEY_TYPES = frozenset(
+    {bool, bytes, float, int, str, type(None), torch.dtype, torch.device}
+)
 """Types of keys of dictionaries and elements of sets."""
 
 BUDGET = 1_000_000
-"""What one walk may cost, in attributes that are looked for."""
+"""The largest cost of one walk, in attributes that are looked up."""
 VALUE, OBJECT = 10, 200
-"""What a value in a container costs, and an object or function."""
+"""The costs of a value in a container, and of an object or function."""
 
 MAX_NUMBERS = 1_000
-"""Python numbers that one walk may capture; what follows is keyed by its value.
-
-Each takes a millisecond to trace, whether it is read or not.
+"""The number of Python numbers that one walk may capture. Further numbers are keyed by
+value, because each captured number makes tracing slower.
 """
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 def exact(value: Any) -> Any:
-    """A key that tells -0.0 from 0.0, and is equal for two that are no numbers."""
+    """Return a key that distinguishes -0.0 from 0.0, and is equal for two NaNs."""
     match value:
         case float():
             return type(value), value.hex()
@@ -50,5 +51,5 @@ def exact(value: Any) -> Any:
 
 
 def number_key(value: float | None) -> Any:
-    """A key that tells -0.0 from 0.0, of a number whose type is known."""
+    """Return a key of a number of known type that distinguishes -0.0 from 0.0."""
     return value or repr(value)

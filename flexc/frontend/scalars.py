@@ -1,18 +1,23 @@
-"""Scalars of torch dtypes as SSA values, and the arithmetic they have in common.
+"""Scalars of torch dtypes as SSA values, their arithmetic, and the table of rules.
 
 An element type says less than a dtype: `uint8` and `int8` are both `i8`. So values
-carry their dtype, and the emitter picks the signed or the unsigned op. Half types
-are computed in f32 and rounded after every op, as torch does.
+carry their dtype, and the emitter chooses the signed or the unsigned op. Half types are
+computed in f32 and rounded after every op, as in torch.
 
-Positions are int64, but written as i32, and so is what is computed from them, sizes
-and Python numbers, whose other bits are cut. Such an *index* is exact all the same:
-`flex-widen-indices` writes as i64 what may need it. A number that i32 does not hold
-is a cut i64, of which that pass finds all bits.
+Positions are int64, but have the type i32. So do values computed from positions, and
+sizes and Python numbers that meet positions, which are truncated. Such an *index* is
+still exact: `flex-widen-indices` gives the type i64 to all values that may need it. A
+number that does not fit i32 is a truncated i64 constant, whose bits that pass restores.
+
+`RULES` maps the name of an aten overload packet, without the underscore of in-place
+variants, to a function that builds scalar ops.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,7 +64,7 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def element_type(dtype: torch.dtype) -> Any:
-    """The element type that holds a dtype: an `IntegerType` or a float type."""
+    """Return the element type for a dtype: an `IntegerType` or a float type."""
     if dtype not in ELEMENT_TYPES:
         raise DtypeError(f"mods compute with {_names()}, got {dtype}")
     return ELEMENT_TYPES[dtype]
@@ -70,38 +75,38 @@ def _names() -> str:
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What arithmetic on a dtype is done in."""
+    """Return the dtype in which arithmetic on a dtype is computed."""
     return torch.float32 if dtype in HALF_TYPES else dtype
 
 
 @dataclass(frozen=True, eq=False)
 class Scalar:
-    """One number of a mod: an SSA value, or a constant not yet of any type."""
+    """One number of a mod: an SSA value, or a constant without a type."""
 
     dtype: torch.dtype
     ssa: SSAValue | None
     const: Number | None = None
     weak: bool = False
-    """A Python number: it only raises the kind of a result, never the width."""
+    """True for a Python number, which raises a result's kind but never its width."""
     nonnegative: bool = False
-    """Known to be at least 0, as positions are: it needs no wrapping."""
+    """True if the value is known to be at least 0, as positions are."""
 
     @property
     def is_index(self) -> bool:
-        """An int64 that is written as i32."""
+        """True for an int64 that has the type i32."""
         narrow = self.ssa is not None and self.ssa.type == i32
         return narrow and self.dtype is torch.int64
 
     @property
     def can_be_index(self) -> bool:
-        """Whether nothing is lost where it meets an index."""
+        """True if the value can be combined with an index without loss."""
         if self.is_index or self.dtype.is_floating_point:
             return self.is_index
         return self.weak or self.const is not None or self.dtype is not torch.int64
 
 
 def number(value: Number) -> Scalar:
-    """A Python number."""
+    """Return a Python number as a scalar."""
     kind = {bool: torch.bool, int: torch.int64, float: torch.float64}[type(value)]
     return Scalar(kind, None, value, True, value >= 0)
 
@@ -111,7 +116,7 @@ def _kind(dtype: torch.dtype) -> int:
 
 
 def promote(*values: Scalar) -> torch.dtype:
-    """The dtype that torch computes in, given tensors and Python numbers."""
+    """Return the dtype in which torch computes, given tensors and Python numbers."""
     strong = [v.dtype for v in values if not v.weak] or [v.dtype for v in values]
     dtype = strong[0]
     for other in strong[1:]:
@@ -124,7 +129,7 @@ def promote(*values: Scalar) -> torch.dtype:
 
 
 class Emitter:
-    """Builds scalar ops at one place; every result has the user's line."""
+    """A builder of scalar ops at one insertion point. Each op has the user's line."""
 
     def __init__(self, builder: Builder):
         self.builder = builder
@@ -132,14 +137,14 @@ class Emitter:
         self._constants: dict[tuple[torch.dtype, str], SSAValue] = {}
 
     def insert(self, op: Operation) -> SSAValue:
-        """Insert an op of one result."""
+        """Insert an op with one result, and return the result."""
         if self.location is not None:
             op.location = self.location
         self.builder.insert(op)
         return op.results[0]
 
     def constant(self, value: Number, dtype: torch.dtype) -> Scalar:
-        """A constant of a dtype; equal ones are one op."""
+        """Return a constant of a dtype. Equal constants share one op."""
         value = _convert_number(value, dtype)
         key = (dtype, repr(value))
         if key not in self._constants:
@@ -148,17 +153,17 @@ class Emitter:
         return Scalar(dtype, self._constants[key], value, False, positive)
 
     def ssa(self, x: Scalar) -> SSAValue:
-        """The SSA value of a scalar, whatever its dtype."""
+        """Return the SSA value of a scalar, in its own dtype."""
         return x.ssa if x.ssa is not None else self.value(x, x.dtype)
 
     def value(self, x: Scalar, dtype: torch.dtype) -> SSAValue:
-        """The SSA value of a scalar as a dtype, of the dtype's element type."""
+        """Return the SSA value of a scalar, cast to a dtype and its element type."""
         ssa = self.written(x, dtype).ssa
         assert ssa is not None
         return ssa
 
     def written(self, x: Scalar, dtype: torch.dtype) -> Scalar:
-        """The scalar as a dtype and its element type: no index."""
+        """Return a scalar cast to a dtype and its element type, never an index."""
         x = self.cast(x, dtype)
         if not x.is_index:
             return x
@@ -167,14 +172,14 @@ class Emitter:
         return replace(x, ssa=self.insert(arith.ExtSIOp(self.ssa(x), i64)))
 
     def together(self, dtype: torch.dtype, *args: Scalar) -> list[Scalar]:
-        """Scalars as one dtype: indices, where some are and all can be."""
+        """Return scalars cast to one dtype, as indices if any is one and all can be."""
         some = dtype is torch.int64 and any(x.is_index for x in args)
         if some and all(x.can_be_index for x in args):
             return [self._as_index(x) for x in args]
         return [self.written(x, dtype) for x in args]
 
     def values(self, dtype: torch.dtype, *args: Scalar) -> list[SSAValue]:
-        """The SSA values of scalars that meet as a dtype."""
+        """Return the SSA values of scalars, cast to one dtype."""
         return [self.ssa(x) for x in self.together(dtype, *args)]
 
     def _as_index(self, x: Scalar) -> Scalar:
@@ -191,7 +196,7 @@ class Emitter:
         return replace(wide, ssa=self.insert(arith.TruncIOp(self.ssa(wide), i32)))
 
     def cast(self, x: Scalar, to: torch.dtype) -> Scalar:
-        """The scalar converted to a dtype, as `Tensor.to` converts."""
+        """Return a scalar cast to a dtype, as `Tensor.to` does."""
         if x.const is not None and (x.ssa is None or x.dtype is not to):
             return self.constant(x.const, to)
         if x.dtype is to:
@@ -237,11 +242,10 @@ class Emitter:
             return self.insert(op(source, type_))
         if to.itemsize == x.dtype.itemsize:
             return source
-        # The user's cut of an index, which is not the cut that all indices have.
+        # Emit the user's truncation as an op, unlike the implicit truncation of
+        # indices.
         source = self.value(x, x.dtype) if to is torch.int32 else source
         return self.insert(arith.TruncIOp(source, type_))
-
-    # Arithmetic on operands of one dtype.
 
     def op(
         self,
@@ -250,10 +254,10 @@ class Emitter:
         *args: Scalar,
         ties: Ties = Ties.HALVES,
     ) -> Scalar:
-        """An op whose operands and result are of the dtype.
+        """Build an op whose operands and result have the dtype.
 
-        Of a half type, it is computed in f32 and rounded. Of Python numbers, it is
-        one. `ties` are those of a maximum or minimum of floats.
+        An op of a half type is computed in f32 and rounded. An op of Python numbers
+        gives a Python number. `ties` applies to a maximum or minimum of floats.
         """
         inner = compute_dtype(dtype)
         op = kind(*self.values(inner, *args))
@@ -263,7 +267,7 @@ class Emitter:
         return replace(self.cast(result, dtype), weak=all(x.weak for x in args))
 
     def compare(self, predicate: str, a: Scalar, b: Scalar) -> Scalar:
-        """A comparison, `predicate` one of eq ne lt le gt ge."""
+        """Return a comparison's result. `predicate` is one of eq ne lt le gt ge."""
         dtype = promote(a, b)
         x, y = self.values(dtype, a, b)
         if dtype.is_floating_point:
@@ -277,18 +281,18 @@ class Emitter:
         return Scalar(torch.bool, self.insert(op))
 
     def select(self, cond: Scalar, a: Scalar, b: Scalar, dtype: torch.dtype) -> Scalar:
-        """`a` where the condition holds, else `b`."""
+        """Return `a` if the condition holds, else `b`."""
         condition = self.value(cond, torch.bool)
         chosen = arith.SelectOp(condition, *self.values(dtype, a, b))
         both = a.nonnegative and b.nonnegative
         return Scalar(dtype, self.insert(chosen), nonnegative=both)
 
     def negate(self, flag: Scalar) -> Scalar:
-        """Not."""
+        """Return the logical not of a flag."""
         return self.op(arith.XOrIOp, torch.bool, flag, number(True))
 
     def both(self, a: Scalar, b: Scalar) -> Scalar:
-        """And, of flags."""
+        """Return the logical and of two flags."""
         return self.op(arith.AndIOp, torch.bool, a, b)
 
 
@@ -313,3 +317,55 @@ def _constant_op(value: Number, dtype: torch.dtype) -> arith.ConstantOp:
     if dtype in HALF_TYPES or dtype is torch.float32:
         value = torch.tensor(value, dtype=torch.float64).to(dtype).item()
     return arith.ConstantOp(FloatAttr(float(value), type_))
+
+
+Rule = Callable[..., Any]
+"""A function `rule(emitter, result dtype, *args, **kwargs)` with aten's arguments.
+Every tensor and number is a `Scalar`, or a `Field` for a structural rule.
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A rule, and the way in which it is applied."""
+
+    rule: Rule
+    structural: bool
+    """True if the rule takes fields. Other rules are applied element by element."""
+
+
+RULES: dict[str, Entry] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a pointwise rule."""
+
+    def register(fn: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, Entry(fn, False)))
+        return fn
+
+    return register
+
+
+def structural(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule that moves elements instead of computing with them."""
+
+    def register(fn: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, Entry(fn, True)))
+        return fn
+
+    return register
+
+
+def op_name(target: Any) -> str:
+    """Return the name of an FX node's target, as in RULES."""
+    if isinstance(target, torch._ops.OpOverload):
+        name = target._schema.name.partition("::")[2]
+        in_place = name.endswith("_") and not name.endswith("__")
+        return name.removesuffix("_") if in_place else name
+    return getattr(target, "__name__", str(target))
+
+
+def is_known(target: Any) -> bool:
+    """Return True if a rule imports the target of an FX node."""
+    return target is operator.getitem or op_name(target) in RULES

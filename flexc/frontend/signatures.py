@@ -1,4 +1,4 @@
-"""What a mod is called with and what it returns, and checks of both."""
+"""Arguments and results of mods, and checks of both."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ INDICES_BY_RANK = {
     3: [("b", "q_idx", "kv_idx"), ("h", "q_idx", "kv_idx")],
     4: [POSITIONS],
 }
-"""What the dimensions of a dense mask or bias may be, the likeliest first."""
+"""The meanings of the dimensions of a dense mask or bias, the likeliest first."""
 
 
 def check_arity(kind: ModKind, mod: Mod | None) -> None:
-    """Check that a mod is a function of what it will be called with."""
+    """Check that a mod accepts the arguments of its kind."""
     if mod is None:
         return
     check_callable(kind, mod)
@@ -51,9 +51,9 @@ def check_arity(kind: ModKind, mod: Mod | None) -> None:
 
 
 def check_callable(kind: ModKind, mod: Any, sizes: Sequence[int] | None = None) -> None:
-    """Check that a mod is a function, or an object to call.
+    """Check that a mod is a function or a callable object.
 
-    `sizes` are the call's batch, heads, queries and keys, where they are known.
+    `sizes` are the call's batch, heads, queries and keys, if known.
     """
     if callable(mod) and not isinstance(mod, type):
         return
@@ -63,13 +63,13 @@ def check_callable(kind: ModKind, mod: Any, sizes: Sequence[int] | None = None) 
 
 
 def takes(mod: Callable[..., Any], kind: ModKind) -> bool:
-    """Whether a function can be called as a mod; True where nothing is known."""
+    """Return True if a function accepts a mod's arguments, or may do so."""
     signature = _signature(mod)
     return signature is None or _takes(signature, kind)
 
 
 def _signature(mod: Callable[..., Any]) -> inspect.Signature | None:
-    if isinstance(mod, GraphModule):  # It takes what it captures besides.
+    if isinstance(mod, GraphModule):  # Captures follow the mod's arguments.
         return None
     try:
         module = isinstance(mod, torch.nn.Module)
@@ -87,7 +87,7 @@ def _takes(signature: inspect.Signature, kind: ModKind) -> bool:
 
 
 def _other_use(kind: ModKind, signature: inspect.Signature) -> str:
-    """What a function is that cannot be called as a mod of this kind."""
+    """Return advice for a function that is not a mod of this kind."""
     other: ModKind = "mask_mod" if kind == "score_mod" else "score_mod"
     if _takes(signature, other):
         if kind == "score_mod" and list(signature.parameters)[:1] == ["score"]:
@@ -99,7 +99,7 @@ def _other_use(kind: ModKind, signature: inspect.Signature) -> str:
 
 
 def described(value: Any, sizes: Sequence[int] | None = None) -> str:
-    """What was given in place of a mod or a BlockMask, and what to pass instead."""
+    """Describe a value given in place of a mod or a BlockMask, with advice."""
     match value:
         case type():
             name = value.__name__
@@ -120,7 +120,7 @@ def described(value: Any, sizes: Sequence[int] | None = None) -> str:
 
 
 def _as_mod(dense: Tensor, sizes: Sequence[int] | None) -> str:
-    """The mod that reads a dense mask or bias, as Python."""
+    """Return the source of a mod that reads a dense mask or bias."""
     if dense.dim() not in INDICES_BY_RANK:
         return ""
     known = dict(zip(POSITIONS, sizes, strict=True)) if sizes is not None else {}
@@ -142,7 +142,7 @@ def _fits(dense: Tensor, names: Sequence[str], known: dict[str, int]) -> bool:
 
 
 def check_result(kind: ModKind, result: Any, where: SourceLocation | None) -> None:
-    """Check that a mod gave one number, or of a mask one boolean."""
+    """Check that a mod returned one number, or one boolean for a mask."""
     fault = _fault(kind, result)
     if fault is None:
         return
@@ -151,7 +151,7 @@ def check_result(kind: ModKind, result: Any, where: SourceLocation | None) -> No
 
 
 def _fault(kind: ModKind, result: Any) -> str | None:
-    """What is wrong with a result, and what to write instead."""
+    """Describe the fault of a result with advice. Return None for a valid result."""
     got = type(result).__name__
     match result:
         case Tensor():
@@ -190,7 +190,7 @@ def _tensor_fault(kind: ModKind, result: Tensor) -> str | None:
 
 
 def _sizes(tensor: Tensor) -> tuple[Any, ...]:
-    """The shape, with the numbers that symbolic sizes stand for."""
+    """Return the shape, with the hints of symbolic sizes."""
     return tuple(
         n.node.hint if isinstance(n, torch.SymInt) else n for n in tensor.shape
     )

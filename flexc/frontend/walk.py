@@ -1,8 +1,8 @@
-"""The walk over what mods are made of: functions, objects, and what these hold.
+"""The walk over the objects that make up mods: functions, objects and their members.
 
-It yields a key and the captures, in a stable order. A value is visited by a handler
-of its type; an object through the names that any code met so far uses of it, and
-what torch's own modules hold is visited whole, as their code is not read.
+The walk yields a key and the captures, in a stable order. A handler of its type visits
+each value. Objects are visited through the names that the code visited so far uses.
+torch's own modules are visited completely, because their code is not read.
 """
 
 from __future__ import annotations
@@ -26,19 +26,7 @@ from typing import Any
 import torch
 
 from flexc.errors import StateError
-from flexc.frontend.code_facts import CodeFacts, code_facts, trusted
-from flexc.frontend.plain_values import (
-    BUDGET,
-    BY_VALUE,
-    INT64_MAX,
-    INT64_MIN,
-    KEY_TYPES,
-    MAX_NUMBERS,
-    OBJECT,
-    VALUE,
-    exact,
-)
-from flexc.frontend.special_methods import (
+from flexc.frontend.code_facts import (
     C_DESCRIPTORS,
     DYNAMIC_CALLABLES,
     KNOWN_MODULES,
@@ -49,6 +37,8 @@ from flexc.frontend.special_methods import (
     MODULE_LISTS,
     MODULE_TABLES,
     READING_METHODS,
+    CodeFacts,
+    code_facts,
     has_getattr,
     has_unread_code,
     implicit_methods,
@@ -60,8 +50,20 @@ from flexc.frontend.special_methods import (
     own_attributes,
     scopes_of,
     static_lookup,
+    trusted,
     trusted_class,
     uses_self,
+)
+from flexc.frontend.plain_values import (
+    BUDGET,
+    BY_VALUE,
+    INT64_MAX,
+    INT64_MIN,
+    KEY_TYPES,
+    MAX_NUMBERS,
+    OBJECT,
+    VALUE,
+    exact,
 )
 
 Capture = torch.Tensor | int | float
@@ -69,7 +71,7 @@ Mod = Callable[..., Any]
 
 
 class Walk:
-    """One walk. Every `visit` returns the value; `Rebuild` returns another."""
+    """A walk over mods. Each `visit` returns the value, or a copy in `Rebuild`."""
 
     def __init__(self) -> None:
         self.key: list[Any] = []
@@ -83,13 +85,15 @@ class Walk:
         self._frozen = False
         self.compares_identity = False
         self.met_twice = False
-        """An object or container was met twice, of which a rebuild makes two copies."""
+        """True if a value was visited twice, of which a rebuild makes two copies."""
         self._containers: set[int] = set()
         self._slots: dict[int, int] = {}
         self._seen: dict[int, tuple[int, Any]] = {}
         self._objects: list[tuple[Any, Any, bool, set[str]]] = []
         self._tables: list[tuple[Mapping[str, Any], Any, set[str]]] = []
-        """What modules of trusted packages and tensors hold, and copies of these."""
+        """Attributes of trusted modules and of tensors, with the copies of their
+        owners.
+        """
         self._attributes: set[str] = set()
         self._methods: dict[int, frozenset[str]] = {}
         self._used_attributes: set[str] = set()
@@ -102,41 +106,37 @@ class Walk:
         return results
 
     def spend(self, cost: int) -> None:
-        """Count what is about to be read against the budget."""
+        """Add a cost to the walk's total. Raise StateError beyond the budget."""
         self._cost += cost
         if self._cost > BUDGET:
             most = f"{BUDGET // OBJECT:,} objects or {BUDGET // VALUE:,} values"
             raise StateError(f"more than {most} in containers are within reach")
 
-    # What a rebuild does otherwise.
-
     def slot(self, slot: int, value: Capture) -> Any:
         return value
 
     def remake(self, value: Any, parts: Any) -> Any:
-        """A container or partial of other parts."""
+        """Return a container or partial with other parts. Overridden by `Rebuild`."""
         return value
 
     def begin(self, value: Any) -> Any:
-        """A function or object to be filled in later: they may be cyclic."""
+        """Return a copy of a function or object, filled later as it may be cyclic."""
         return value
 
     def fill_function(
         self, copy: Any, cells: Any, globals_: Any, defaults: Any
     ) -> None:
-        """Give a begun function its parts."""
+        """Fill a copy of a function with its parts."""
 
     def fill_attribute(self, copy: Any, name: str, value: Any, table: str) -> None:
-        """Give a begun object one attribute."""
-
-    # The walk.
+        """Set one attribute of a copy of an object."""
 
     def visit(self, value: Any) -> Any:
         handler = _HANDLERS.get(type(value))
         return (handler or _handler(value))(self, value)
 
     def visit_read(self, value: Any) -> Any:
-        """Visit what is used for nothing but reading its attributes."""
+        """Visit a value that is only used for reading its attributes."""
         handler = _HANDLERS.get(type(value)) or _handler(value)
         if handler is Walk.object:
             return self.object(value, used=False)
@@ -145,7 +145,7 @@ class Walk:
         return self.visit(value)
 
     def visit_frozen(self, value: Any) -> Any:
-        """Visit what cannot be replaced: numbers are keyed by their values."""
+        """Visit a value that cannot be replaced. Its numbers are keyed by value."""
         before, self._frozen = self._frozen, True
         self.visit(value)
         self._frozen = before
@@ -178,7 +178,7 @@ class Walk:
         return self.slot(len(self.captures) - 1, value)
 
     def symbol(self, value: torch.SymInt | torch.SymFloat) -> Any:
-        """A number in a function that is captured itself."""
+        """Visit a symbolic number in a function that is itself captured."""
         kind = int if isinstance(value, torch.SymInt) else float
         return self.unknown(value) if self._frozen else self._capture(kind, value)
 
@@ -206,14 +206,15 @@ class Walk:
         if (known := self._known(fn)) is not None:
             return known
         closure = fn.__closure__
-        # Its globals, as `functools.wraps` copies the name of another's module.
+        # By its globals: `functools.wraps` copies the name of another function's
+        # module.
         foreign = is_trusted(fn)
         if foreign and closure is None:
             return self.by_identity(fn)
         code = fn.__code__
         facts = code_facts(code)
         self.key.append(code)
-        copy = self._begin(fn)
+        copy = self._note(fn, self.begin(fn))
         self._read_attributes(fn, copy)
         if not foreign:
             self.sound &= facts.sound
@@ -245,7 +246,7 @@ class Walk:
             self.name = name
             try:
                 content = cell.cell_contents
-            except ValueError:  # A variable that has no value yet.
+            except ValueError:  # The variable has no value yet.
                 self.key.append(CellType)
                 values.append(CellType)
                 continue
@@ -268,15 +269,12 @@ class Walk:
         return values
 
     def _known(self, value: Any) -> Any:
-        """What was made of a value that was met before, and a key that says so."""
+        """Return the copy of a value visited before, and add its place to the key."""
         seen = self._seen.get(self._id(value))
         if seen is None:
             return None
         self.key.append(seen[0])
         return seen[1]
-
-    def _begin(self, value: Any) -> Any:
-        return self._note(value, self.begin(value))
 
     def _note(self, value: Any, copy: Any) -> Any:
         self.spend(OBJECT)
@@ -285,7 +283,7 @@ class Walk:
         return copy
 
     def _id(self, value: Any) -> int:
-        """A frozen value is another one: it keeps its numbers."""
+        """Return an id that differs for a frozen value, which keeps its numbers."""
         return ~id(value) if self._frozen else id(value)
 
     def sequence(self, value: Sequence[Any]) -> Any:
@@ -297,7 +295,7 @@ class Walk:
         return self._leave(value, parts)
 
     def named_tuple(self, value: Any) -> Any:
-        """A tuple, of a class whose other attributes are keyed by their values."""
+        """Visit a named tuple. Other attributes of its class are keyed by value."""
         if own_attributes(value) or has_getattr(value):
             return self.unknown(value)
         self._objects.append((value, value, True, set()))
@@ -320,14 +318,14 @@ class Walk:
 
     def set(self, value: Any) -> Any:
         self.spend(VALUE * len(value))
-        if not all(type(v) in KEY_TYPES for v in value):
+        if not KEY_TYPES.issuperset(map(type, value)):
             return self.unknown(value)
         # Equal sets may be iterated in different orders.
         self.key.append((type(value), tuple(map(exact, value))))
         return value
 
     def _enter(self, container: Any) -> bool:
-        """False within a container that holds itself."""
+        """Mark a container as being visited. Return False if it contains itself."""
         if self._seen.setdefault(id(container), (-1, container))[0] == -2:
             self.sound = False
             return False
@@ -365,7 +363,7 @@ class Walk:
     def module(self, value: ModuleType) -> Any:
         if not is_trusted_module(value):
             return self.object(value)
-        # Functions there are constant, but for what a user puts in their place.
+        # Functions of trusted modules are constant, unless a user replaced them.
         self.sound &= type(value) in KNOWN_MODULES
         if (known := self._known(value)) is None:
             known = value
@@ -375,16 +373,16 @@ class Walk:
         return known
 
     def cls(self, value: type, used: bool = True) -> Any:
-        # What a protocol's classes must have is read by code that is not.
+        # Code that the walk does not read checks the members of a protocol.
         self.sound &= value not in DYNAMIC_CALLABLES and not is_protocol(value)
-        key = ("class", value)  # The type of a number stands for the number.
+        key = ("class", value)  # A number's type alone is the number's key.
         if trusted_class(value):
             self.by_identity(key)
             return value
         return self._keyed(value, key, used)
 
     def member(self, value: enum.Enum) -> Any:
-        """A member of an enumeration: there is one of it, whose state may change."""
+        """Visit a member of an enumeration. It is never copied, but may change."""
         known = id(value) in self._seen or ~id(value) in self._seen
         self._keyed(value, (type(value), value._name_), True)
         if not known:
@@ -395,7 +393,7 @@ class Walk:
         return value
 
     def _keyed(self, value: Any, key: Any, used: bool) -> Any:
-        """What is never copied: its attributes are keyed by their values."""
+        """Key a value that is never copied. Its attributes are keyed by value."""
         if (known := self._known(value)) is None:
             known = value
             self.by_identity(key)
@@ -408,8 +406,8 @@ class Walk:
     def object(self, value: Any, used: bool = True) -> Any:
         if (copy := self._known(value)) is None:
             self.by_identity(type(value))
-            copy = self._begin(value)
-            # Of torch's own modules all is read at once, by no names.
+            copy = self._note(value, self.begin(value))
+            # The members of torch's own modules are all read at once.
             whole = trusted_class(type(value)) and has_unread_code(type(value))
             if isinstance(value, torch.nn.Module) and whole:
                 used = True
@@ -420,7 +418,7 @@ class Walk:
         return copy
 
     def _use(self, value: Any) -> None:
-        """Note that more is done with an object than reading attributes."""
+        """Note that an object is used for more than reading its attributes."""
         if id(value) in self._methods:
             return
         self._methods[id(value)] = implicit_methods(value)
@@ -433,13 +431,13 @@ class Walk:
                 self.whole(value, self._seen[self._id(value)][1])
 
     def whole(self, module: torch.nn.Module, copy: Any) -> None:
-        """Visit all that a module holds, for code that is not read."""
+        """Visit all members of a module whose code is not read."""
         for name, part in vars(module).items():
             self.key.append(name)
             if name in MODULE_TABLES:
                 self.table(copy, name, part)
             elif "hooks" in name:
-                # Those of loading and saving are no part of a call.
+                # Hooks of loading and saving do not run in a call.
                 self.sound &= "state_dict" in name or not part
             elif name != "_non_persistent_buffers_set":
                 self.name = name
@@ -452,8 +450,7 @@ class Walk:
             self.name = name
             self.fill_attribute(copy, name, self.visit(part), table)
 
-    # Objects are read through the names that any code met so far uses, until
-    # no new code and hence no new name is met.
+    # Objects are read by names in visited code, until no new name is found.
 
     def _visit_attributes(self) -> None:
         grown = True
@@ -475,7 +472,7 @@ class Walk:
                     self._attribute(i, value, copy, name)
 
     def _visit_tables(self) -> bool:
-        """Visit what tables hold by the names of attributes; True if there was more."""
+        """Visit the members of tables that code names. Return True if some were new."""
         grown = False
         for held, copy, done in self._tables:
             names = (self._attributes & held.keys()) - done
@@ -497,7 +494,7 @@ class Walk:
         mark = len(self.key)
         self.key.append((i, name))
         own = not isinstance(value, type) and self._own(value, copy, name)
-        # What the class has counts too: `type(x).a`, and properties come first.
+        # `type(x).a` reads the class, and properties take precedence.
         found = [
             f for s in scopes_of(value) if (f := static_lookup(s, name)) is not MISSING
         ]
@@ -508,7 +505,7 @@ class Walk:
             self.sound &= not has_getattr(value)
 
     def _own(self, value: Any, copy: Any, name: str) -> bool:
-        """Visit an attribute of the object itself, if it has it."""
+        """Visit an object's own attribute. Return False if the object lacks it."""
         scope = own_attributes(value)
         if name in scope:
             part = self._part(name, scope[name])
@@ -577,22 +574,24 @@ _HANDLERS: dict[type, Callable[[Walk, Any], Any]] = {
     frozenset: Walk.set,
 }
 
+_HANDLERS_OF_SUBCLASSES: dict[type, Callable[[Walk, Any], Any]] = {
+    enum.Enum: Walk.member,
+    torch.Tensor: Walk.tensor,
+    type: Walk.cls,
+    ModuleType: Walk.module,
+    torch._ops.OpOverload: Walk.by_identity,
+    torch._ops.OpOverloadPacket: Walk.by_identity,
+}
+
 
 def _handler(value: Any) -> Callable[[Walk, Any], Any]:
-    """The handler of a type that the table does not name."""
+    """Return the handler for a type that `_HANDLERS` lacks."""
     cls = type(value)
-    if isinstance(value, enum.Enum):
-        return Walk.member
-    if isinstance(value, torch.Tensor):
-        return Walk.tensor
-    if isinstance(value, type):
-        return Walk.cls
-    if isinstance(value, ModuleType):
-        return Walk.module
+    for base, handler in _HANDLERS_OF_SUBCLASSES.items():
+        if isinstance(value, base):
+            return handler
     if isinstance(value, tuple) and hasattr(cls, "_make"):
         return Walk.named_tuple
-    if isinstance(value, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-        return Walk.by_identity
     if isinstance(value, torch.nn.Module):
         scripted = isinstance(value, torch.jit.ScriptModule)
         return Walk.unknown if scripted else Walk.object

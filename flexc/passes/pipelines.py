@@ -1,7 +1,7 @@
-"""The named pipelines: which passes run, in which order, and why there.
+"""The named pipelines: which passes run, in which order, and why.
 
-Each is also a pass of its name, so that `flexc-opt -p flexc-to-tile` stops at a
-level, and what it prints goes on with the passes that are left.
+Each pipeline is also a pass of its name: `flexc-opt -p flexc-to-tile` stops at a level.
+The other passes accept the printed module.
 """
 
 from __future__ import annotations
@@ -21,10 +21,17 @@ from flexc.passes.blocksparse.convert_blocksparse_to_tile import (
     ConvertBlocksparseToTilePass,
 )
 from flexc.passes.cpu.legalize_tile_for_cpp import LegalizeTileForCppPass
+from flexc.passes.cpu.products import (
+    TileAddProductsPass,
+    TileRegisterProductsPass,
+    TileStreamProductsPass,
+)
+from flexc.passes.cpu.tile_assign_buffers import (
+    TileAssignBuffersPass,
+    TileInsertCopiesPass,
+)
 from flexc.passes.cpu.tile_panel_maps import TilePanelMapsPass
 from flexc.passes.cpu.tile_put_rows_in_lanes import TilePutRowsInLanesPass
-from flexc.passes.cpu.tile_read_in_place import TileReadInPlacePass
-from flexc.passes.cpu.tile_stream_products import TileStreamProductsPass
 from flexc.passes.cpu.tile_widen_floats import TileWidenFloatsPass
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex.convert_flex_to_planning import ConvertFlexToPlanningPass, Part
@@ -37,27 +44,23 @@ from flexc.passes.hopper.legalize_tile_for_gluon import LegalizeTileForGluonPass
 from flexc.passes.hopper.specialize_warps.tile_specialize_warps import (
     TileSpecializeWarpsPass,
 )
-from flexc.passes.hopper.tile_assign_buffers import TileAssignBuffersPass
 from flexc.passes.hopper.tile_assign_layouts import TileAssignLayoutsPass
 from flexc.passes.hopper.tile_async_products import TileAsyncProductsPass
 from flexc.passes.hopper.tile_delay_products import TileDelayProductsPass
-from flexc.passes.hopper.tile_insert_copies import TileInsertCopiesPass
 from flexc.passes.hopper.tile_read_diagonals import TileReadDiagonalsPass
 from flexc.passes.hopper.tile_split_rows import TileSplitRowsPass
-from flexc.passes.sizes.tile_sizes import HOPPER_SHARED_MEMORY
-from flexc.passes.sizes.vector_machine import MachineName
+from flexc.passes.targets import target_named
+from flexc.passes.targets.target import HOPPER_SHARED_MEMORY, MachineName, Target
 from flexc.passes.tidy import TidyCanonicalizePass, TidyCsePass
 from flexc.passes.tile.legalize_tile_for_triton import LegalizeTileForTritonPass
-from flexc.passes.tile.tile_add_products import TileAddProductsPass
 from flexc.passes.tile.tile_expand_captures import TileExpandCapturesPass
 from flexc.passes.tile.tile_expand_math import TileExpandMathPass
 from flexc.passes.tile.tile_hoist_from_branches import TileHoistFromBranchesPass
 from flexc.passes.tile.tile_materialize_params import TileMaterializeParamsPass
-from flexc.passes.tile.tile_register_products import TileRegisterProductsPass
+from flexc.passes.tile.tile_read_in_place import TileReadInPlacePass
 from flexc.passes.tile.tile_relax_score_math import TileRelaxScoreMathPass
 from flexc.passes.tile.tile_split_maps import TileSplitMapsPass
 
-Target = Literal["triton", "gluon", "cpp"]
 Tanh = Literal["exact", "nvidia", "exp2"]
 F32Precision = Literal["ieee", "tf32"]
 Reads = Literal["coalesced", "in_place"]
@@ -65,13 +68,13 @@ Passes = tuple[ModulePass, ...]
 
 
 TIDY: Passes = (TidyCanonicalizePass(), TidyCsePass())
-"""Drop what a pass left unused or doubled."""
+"""Passes that drop unused and duplicate ops."""
 
 
 def to_simple_flex() -> Passes:
-    """Mods of exact arithmetic in their simplest form, which says most."""
+    """Return the passes that make the arithmetic of mods exact, and simplify mods."""
     return (
-        # First, as it reads how the frontend wraps negative indices.
+        # First: this pass recognizes the frontend's wrapping of negative indices.
         FlexTrustCapturesPass(),
         # Before simplification, whose rules hold for sums that wrap.
         FlexWidenIndicesPass(),
@@ -80,62 +83,55 @@ def to_simple_flex() -> Passes:
 
 
 def to_blocksparse(convert: ConvertFlexToBlocksparsePass) -> Passes:
-    """From `flex` to `blocksparse`, with the tiles that `convert` is told."""
+    """Return the passes from `flex` to `blocksparse`; `convert` chooses the tiles."""
     return (
-        # Before anything reads the mods: a mask that folds to true is no mask.
+        # Before all passes that read mods: a mask that folds to true is no mask.
         *to_simple_flex(),
-        # Of no use but to what follows.
+        # Only later passes use these facts.
         FlexInferFactsPass(),
-        # Of mods in their simplest form, whose derivatives are simpler for it.
-        FlexExpandDerivativesPass(one_pass=in_one_pass(convert.target)),
+        # After simplification: derivatives of simpler mods are simpler.
+        FlexExpandDerivativesPass(one_pass=convert.rules.one_pass),
         FlexSimplifyModsPass(),
         convert,
-        *merge_segments(convert.target),
-        # Bounds are written with more care than many masks need.
+        *merge_segments(convert.rules),
+        # Bounds are written for any mask; for many masks they can be simplified.
         FlexSimplifyModsPass(),
     )
 
 
-def in_one_pass(target: Target) -> bool:
-    """Whether gradients of all inputs are made in one visit to each pair.
-
-    It adds to memory that no other program may touch: a CPU has few programs.
-    """
-    return target == "cpp"
-
-
 def merge_segments(target: Target) -> Passes:
-    """Fewer loops, where a loop costs something; one, where it is scheduled as one."""
-    if target == "cpp":
+    """Return the pass that merges loops, for a target that merges segments."""
+    if not target.merges_segments:
         return ()
-    return (BlocksparseMergeSegmentsPass(into_one=target == "gluon"),)
+    return (BlocksparseMergeSegmentsPass(into_one=target.one_loop),)
 
 
-def to_tile(target: Target) -> Passes:
-    """From `blocksparse` to `tile`, every value at its own rank and depth."""
+def to_tile(target: str) -> Passes:
+    """Return the passes from `blocksparse` to `tile`, with values hoisted and split."""
     return (
         ConvertBlocksparseToTilePass(target),
-        # Addresses first: the part of one that does not vary is then split off.
+        # Addresses first: the part of an address that does not vary is then split off.
         TileExpandCapturesPass(),
         *TIDY,
-        # Makes values of lower rank, which are then split off as well. A GPU's own
-        # division has no better range; a CPU's is exact and stays so.
-        *([TileRelaxScoreMathPass()] if target != "cpp" else []),
+        # This pass makes values of lower rank, which are then split off as well. The
+        # pass may replace a GPU's division, whose range is no better; a CPU's division
+        # stays exact.
+        *([TileRelaxScoreMathPass()] * target_named(target).relaxes_division),
         TileSplitMapsPass(),
         *TIDY,
-        # Loads of a head's or a row's values now stand alone: out of the loop.
+        # Loads of the values of a head or a row now stand alone and can leave the loop.
         TileHoistFromBranchesPass(),
         LoopInvariantCodeMotionPass(),
         *TIDY,
     )
 
 
-def to_planning(target: Target, part: Part = "all") -> Passes:
-    """From `flex` to the kernels in `tile` that plan the masks."""
+def to_planning(target: str, part: Part = "all") -> Passes:
+    """Return the passes from `flex` to the kernels in `tile` that plan the masks."""
     return (
         *to_simple_flex(),
         ConvertFlexToPlanningPass(target, part),
-        # Samples of a block share most of what they compute.
+        # Samples of a block have most of their code in common.
         FlexSimplifyModsPass(),
         TileExpandCapturesPass(),
         *TIDY,
@@ -151,7 +147,7 @@ def to_triton(
     f32_precision: F32Precision = "ieee",
     reads: Reads = "coalesced",
 ) -> Passes:
-    """From `tile` to what the Triton printer can print."""
+    """Return the passes from `tile` to the ops that the Triton printer accepts."""
     return (
         TileExpandMathPass(tanh),
         *([TileReadInPlacePass()] if reads == "in_place" else []),
@@ -172,22 +168,25 @@ def to_schedule(
     overlap: bool = True,
     shared_memory: int = HOPPER_SHARED_MEMORY,
 ) -> Passes:
-    """From `tile` to programs of roles, whose products run beside other work.
+    """Return the passes from `tile` to programs with roles and asynchronous products.
 
-    Without `overlap` an iteration's products are done in the same.
+    With `overlap`, products run while other work is done. Without it, the products of
+    an iteration finish in the same iteration.
     """
     return (
         TileExpandMathPass(tanh),
         *([TileReadInPlacePass()] if reads == "in_place" else []),
         TileSplitRowsPass(),
-        # Of a part's rows, and before iterations are written more than once.
+        # After rows are split into parts, and before iterations are written more than
+        # once.
         TileReadDiagonalsPass(),
         *([TileDelayProductsPass()] if overlap else []),
-        # The first iteration knows its index, and a part's rows begin at one place.
+        # The index of the first iteration is a constant, and a part's rows have one
+        # origin.
         *TIDY,
         LoopInvariantCodeMotionPass(),
         *TIDY,
-        # Loads and products are where they stay: who waits for what is written now.
+        # Loads and products have their final order: waits for them can be written.
         TileSpecializeWarpsPass(shared_memory=shared_memory),
         *TIDY,
         TileAsyncProductsPass(),
@@ -201,40 +200,43 @@ def to_gluon(
     overlap: bool = True,
     shared_memory: int = HOPPER_SHARED_MEMORY,
 ) -> Passes:
-    """From `tile` to what the Gluon printer can print."""
+    """Return the passes from `tile` to the ops that the Gluon printer accepts."""
     return (
         *to_schedule(tanh, reads, overlap, shared_memory),
         LegalizeTileForGluonPass(),
-        # Offsets of what is still loaded and stored by pointers.
+        # Offsets of tiles that are still loaded and stored by pointers.
         TileSplitMapsPass(),
         *TIDY,
         LoopInvariantCodeMotionPass(),
         TileMaterializeParamsPass(),
         *TIDY,
-        # Last: layouts are of the tiles that are left.
+        # Last: only the remaining tiles need layouts.
         TileAssignLayoutsPass(),
     )
 
 
 def to_cpp(machine: MachineName = "avx2") -> Passes:
-    """From `tile` to what the C++ printer can print, for a machine's vectors."""
+    """Return the passes from `tile` to the ops that the C++ printer accepts.
+
+    Vectors and register tiles are those of `machine`.
+    """
     return (
-        # Before loads and stores have strides, which then need no transposes.
+        # Before loads and stores get strides, which then need no transposes.
         TilePutRowsInLanesPass(machine),
         LegalizeTileForCppPass(),
-        # Before hoisting: what is widened for every block may not need to be.
+        # Before hoisting: a tile that is widened for every block may be hoisted.
         TileWidenFloatsPass(),
         *TIDY,
         LoopInvariantCodeMotionPass(),
         TileMaterializeParamsPass(),
         *TIDY,
-        # After hoisting: what is loaded before a loop is worth a tile.
+        # After hoisting: a tile that is loaded before a loop is worth keeping.
         TileStreamProductsPass(machine),
         TileRegisterProductsPass(machine),
         TileAddProductsPass(machine),
-        # After products, which say how many rows they look at.
+        # After products, which state how many rows they compute.
         TilePanelMapsPass(),
-        # Last: buffers are assigned to the tiles that are left.
+        # Last: buffers are assigned to the remaining tiles.
         TileInsertCopiesPass(),
         TileAssignBuffersPass(),
     )
@@ -248,7 +250,7 @@ def run(passes: Passes, ctx: Context, module: ModuleOp) -> None:
 
 @dataclass(frozen=True)
 class _Pipeline(ModulePass):
-    """Options that all pipelines have; those not given are chosen."""
+    """The options of all pipelines; sizes that are not given are chosen."""
 
     block_m: int | None = None
     block_n: int | None = None
@@ -256,9 +258,9 @@ class _Pipeline(ModulePass):
     num_stages: int | None = None
     shared_memory: int = HOPPER_SHARED_MEMORY
     machine: MachineName = "avx2"
-    """Whose vectors a CPU's kernel is for."""
+    """The machine whose vectors a CPU's kernel uses."""
 
-    def convert(self, target: Target) -> ConvertFlexToBlocksparsePass:
+    def convert(self, target: str) -> ConvertFlexToBlocksparsePass:
         return ConvertFlexToBlocksparsePass(
             target,
             self.block_m,
@@ -276,7 +278,7 @@ class FlexcToBlocksparsePass(_Pipeline):
 
     name = "flexc-to-blocksparse"
 
-    target: Target = "triton"
+    target: str = "triton"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         run(to_blocksparse(self.convert(self.target)), ctx, op)
@@ -284,11 +286,11 @@ class FlexcToBlocksparsePass(_Pipeline):
 
 @dataclass(frozen=True)
 class FlexcToTilePass(_Pipeline):
-    """The pipeline from flex.attention to a tile.kernel that any target takes on."""
+    """The pipeline from flex.attention to a tile.kernel that any target accepts."""
 
     name = "flexc-to-tile"
 
-    target: Target = "triton"
+    target: str = "triton"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         convert = self.convert(self.target)
@@ -297,11 +299,11 @@ class FlexcToTilePass(_Pipeline):
 
 @dataclass(frozen=True)
 class FlexcToTritonPass(_Pipeline):
-    """The pipeline from flex.attention to what `-t triton` prints.
+    """The pipeline from flex.attention to the input of `-t triton`.
 
-    `tanh` says how tanh is computed, see tile-expand-math; `f32_precision` how
-    products of fp32 tiles are; `reads` whether gathers stay in the layout of the
-    scores, see tile-read-in-place.
+    `tanh` chooses the computation of tanh, see tile-expand-math. `f32_precision`
+    chooses the precision of products of fp32 tiles. `reads` chooses if gathers stay in
+    the layout of the scores, see tile-read-in-place.
     """
 
     name = "flexc-to-triton"
@@ -318,9 +320,9 @@ class FlexcToTritonPass(_Pipeline):
 
 @dataclass(frozen=True)
 class FlexcToGluonPass(_Pipeline):
-    """The pipeline from flex.attention to what `-t gluon` prints.
+    """The pipeline from flex.attention to the input of `-t gluon`.
 
-    `overlap` says whether products run beside the softmax of another block; `tanh`
+    With `overlap`, products run while the softmax of another block is computed. `tanh`
     and `reads` are those of flexc-to-triton.
     """
 
@@ -338,7 +340,7 @@ class FlexcToGluonPass(_Pipeline):
 
 @dataclass(frozen=True)
 class FlexcToCppPass(_Pipeline):
-    """The pipeline from flex.attention to what `-t cpp` prints."""
+    """The pipeline from flex.attention to the input of `-t cpp`."""
 
     name = "flexc-to-cpp"
 

@@ -1,4 +1,4 @@
-"""How passes and printers refuse an op that they were given."""
+"""The error for a valid op that a pass or printer cannot handle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flexc.errors import UnsupportedOpError
 
 
 def refuse(op: Operation, message: str) -> NoReturn:
-    """Raise an error about an op that verifies and that nothing is known to do with.
+    """Raise UnsupportedOpError for an op that verifies but cannot be handled.
 
     A note of the error shows the op in its module.
     """

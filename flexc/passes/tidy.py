@@ -1,8 +1,7 @@
-"""`canonicalize` and `cse`: drop what a pass left unused or doubled.
+"""`canonicalize` and `cse`: drop the unused and duplicate ops that passes leave.
 
-They leave what xDSL's passes of these names leave. Those look the traits of an op up
-again and again, which was a third of all lowering; here that is done once for each
-class of ops.
+The results are those of xDSL's passes of these names. xDSL's passes look up the traits
+of each op many times, which is slow. These passes do so once for each class of ops.
 """
 
 from __future__ import annotations
@@ -46,22 +45,22 @@ from xdsl.transforms.dead_code_elimination import result_only_effects
 
 @dataclass(frozen=True)
 class Kind:
-    """What the traits of a class of ops say."""
+    """The traits of a class of ops."""
 
     terminates: bool
     isolated: bool
     stays: bool
-    """It is kept though nobody uses its results."""
+    """True if the op is kept even without uses of its results."""
     pure: bool
-    """It has no effects, whatever its operands are."""
+    """True if the op has no effects, for any operands."""
     folds: bool
     pattern: RewritePattern | None
-    """How it is brought to its canonical form."""
+    """The pattern that brings the op to its canonical form."""
 
 
 @cache
 def kind_of(op: type[Operation]) -> Kind:
-    """The kind of all ops of a class."""
+    """Return the kind of all ops of a class."""
     effects = op.get_traits_of_type(MemoryEffect)
     terminates = op.has_trait(IsTerminator, value_if_unregistered=False)
     symbol = op.has_trait(SymbolOpInterface, value_if_unregistered=False)
@@ -77,7 +76,7 @@ def kind_of(op: type[Operation]) -> Kind:
 
 
 def pattern_of(op: type[Operation]) -> RewritePattern | None:
-    """All canonicalization patterns of a class of ops."""
+    """Return a pattern with all canonicalizations of a class of ops, or None."""
     traits = op.get_traits_of_type(HasCanonicalizationPatternsTrait)
     patterns = [p for trait in traits for p in trait.get_patterns(op)]
     if len(patterns) > 1:
@@ -86,7 +85,7 @@ def pattern_of(op: type[Operation]) -> RewritePattern | None:
 
 
 def is_dead(op: Operation) -> bool:
-    """Whether nobody misses an op."""
+    """Return True if an op can be erased: it has no uses and no effects."""
     if any(result.first_use is not None for result in op.results):
         return False
     kind = kind_of(type(op))
@@ -95,12 +94,11 @@ def is_dead(op: Operation) -> bool:
 
 @dataclass
 class Canonicalize(RewritePattern):
-    """Erase an op that is dead, fold it, or apply its patterns."""
+    """A pattern that erases a dead op, folds an op, or applies its patterns."""
 
     folder: Folder
 
     def match_and_rewrite(self, op: Operation, rewriter: PatternRewriter) -> None:
-        """Rewrite one op."""
         if is_dead(op):
             rewriter.erase(op)
             return
@@ -113,7 +111,7 @@ class Canonicalize(RewritePattern):
 
 
 def erase_dead(region: Region, listener: PatternRewriterListener | None = None) -> bool:
-    """Erase the dead ops of a region, users first; whether there were any."""
+    """Erase the dead ops of a region, users first; return True if there were any."""
     found = False
     for block in reversed(region.blocks):
         for op in reversed(block.ops):
@@ -130,13 +128,12 @@ def erase_dead(region: Region, listener: PatternRewriterListener | None = None) 
 
 @dataclass(frozen=True)
 class TidyCanonicalizePass(ModulePass):
-    """Bring all ops to their canonical form, and erase those that are dead."""
+    """A pass that brings ops to their canonical form and erases dead ops."""
 
     name = "canonicalize"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        """Rewrite a module."""
-        # It knows how to write the constants that ops are folded to.
+        # The dialect writes the constants that ops are folded to.
         if ctx.get_optional_dialect(arith.Arith.name) is None:
             ctx.load_dialect(arith.Arith)
         pattern = Canonicalize(Folder(ctx))
@@ -145,42 +142,41 @@ class TidyCanonicalizePass(ModulePass):
 
 @dataclass(frozen=True)
 class TidyCsePass(ModulePass):
-    """Merge each op with an equal one before it."""
+    """A pass that replaces each op by an equal op that precedes it, if any."""
 
     name = "cse"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        """Rewrite a module."""
         merger = Merger()
         merger.visit_regions(op, {})
         merger.erase()
 
 
 Known = dict[Hashable, list[Operation]]
-"""Ops that were met, by what all but their regions says."""
+"""The visited ops, by `key_of`."""
 
 
 @dataclass
 class Merger:
-    """Merges the equal ops of a module."""
+    """A merger of the equal ops of a module."""
 
     done: list[Operation] = field(default_factory=list[Operation])
-    """Ops that nobody uses any longer, operands before users."""
+    """Ops without uses, operands before users."""
 
     def erase(self) -> None:
-        """Erase what nobody uses any longer."""
+        """Erase the ops without uses."""
         for op in reversed(self.done):
             Rewriter.erase_op(op)
 
     def visit_regions(self, op: Operation, known: Known) -> None:
-        """Visit the regions of an op that sees `known`."""
+        """Visit the regions of an op and merge their ops with those in `known`."""
         seen: Known = {} if kind_of(type(op)).isolated else known
         for region in op.regions:
             if len(region.blocks) == 1:
                 self.visit_block(region.block, dict(seen))
 
     def visit_block(self, block: Block, known: Known) -> None:
-        """Merge the ops of a block with each other, and with those that it sees."""
+        """Merge the ops of a block with each other and with those in `known`."""
         for op in block.ops:
             if op.regions:
                 self.visit_regions(op, known)
@@ -188,7 +184,7 @@ class Merger:
                 self.visit(op, known)
 
     def visit(self, op: Operation, known: Known) -> None:
-        """Merge an op with an equal one."""
+        """Replace an op by an equal one in `known`, or add the op to `known`."""
         if is_dead(op):
             self.done.append(op)
             return
@@ -211,7 +207,7 @@ class Merger:
 
 
 def key_of(op: Operation) -> Hashable:
-    """What ops have to have in common to compute the same, but for their regions."""
+    """Return a key that is equal for ops that are equal except for their regions."""
     return (
         op.name,
         tuple(op.operands),
@@ -222,12 +218,12 @@ def key_of(op: Operation) -> Hashable:
 
 
 def has_equal_regions(one: Operation, other: Operation) -> bool:
-    """Whether the regions of two ops hold the same code."""
+    """Return True if the regions of two ops hold the same code."""
     pairs = zip(one.regions, other.regions, strict=True)
     return all(a.is_structurally_equivalent(b) for a, b in pairs)
 
 
 def reads_the_same(first: Operation, second: Operation) -> bool:
-    """Whether memory is the same when two ops read it."""
+    """Return True if no op writes to memory between two reads in one block."""
     same_block = first.parent is second.parent
     return same_block and not has_other_side_effecting_op_in_between(first, second)

@@ -1,19 +1,25 @@
-"""Calls of attention within a function that flexc compiles: what becomes of them.
+"""Settings of compiled functions for the calls of attention in them.
 
-While such a function runs or is captured, its thread has a `Scope`, which
-`flexc.flex_attention` asks how to run, and torch's own `flex_attention` leads to
-flexc's. People import torch's function by name, so no name can be patched:
-its code object is exchanged, for the time that any thread has a scope.
+While a function that flexc compiles runs or is captured, its thread has a `Scope`.
+`flexc.flex_attention` reads its settings from the scope, and torch's own
+`flex_attention` calls flexc's. User code imports torch's function by name, so replacing
+the name has no effect. Instead, the function's code object is replaced while any thread
+has a scope.
+
+After too many recompilations, Dynamo runs a frame and all its calls as plain Python.
+Then torch's attention would compute every pair, and Dynamo notifies no backend. But the
+call of `torch.compile` is still on the stack, where `compiled_for_flexc` finds it.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,8 +28,12 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from flexc.errors import TracingError
 from flexc.runtime.inputs.arguments import Results
-from flexc.runtime.inputs.options import Choices
-from flexc.runtime.inputs.transforms import is_transformed, tracing
+from flexc.runtime.inputs.options import (
+    DYNAMO_OPTIONS,
+    Choices,
+    read_choices_of_scope,
+)
+from flexc.runtime.inputs.wrappers import is_transformed, tracing
 
 if TYPE_CHECKING:
     from flexc.runtime.attention.call import Attention
@@ -31,15 +41,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scope:
-    """How attention runs within a compiled function."""
+    """Settings of attention within a compiled function."""
 
     choices: Choices
     run: Callable[[Attention], Results] | None = None
-    """What runs a call in the place of flexc."""
+    """A function that runs a call in place of flexc's kernels."""
     tracing: bool = False
 
     def within(self, inner: Scope) -> Scope:
-        """This scope for a compiled function that is called within it."""
+        """Return the scope of a compiled function that is called within this scope."""
         return replace(self, choices=self.choices.merge(inner.choices))
 
 
@@ -53,7 +63,7 @@ _depth = 0
 
 
 def current_scope() -> Scope | None:
-    """The scope of this thread, None outside compiled functions."""
+    """Return the scope of this thread, None outside compiled functions."""
     return _current.scope
 
 
@@ -61,8 +71,7 @@ def current_scope() -> Scope | None:
 def activate(scope: Scope) -> Iterator[None]:
     """Run a compiled function's Python code under a scope.
 
-    What the function itself gives to `torch.compile` runs as it is written, so
-    that the attention in it is met.
+    `torch.compile` within the function runs eagerly, so that flexc sees the attention.
     """
     before = _current.scope
     _current.scope = scope
@@ -98,7 +107,10 @@ def _attention_code(
     *,
     return_aux=None,
 ):
-    """The code that torch's function has meanwhile; it has torch's globals."""
+    """Call `torch_attention`. This code replaces the code of torch's function.
+
+    It runs with torch's globals.
+    """
     from flexc.runtime.interception import torch_attention
 
     return torch_attention(
@@ -127,13 +139,13 @@ _ours: Callable[..., Any] = _original
 
 
 def redirect_to(function: Callable[..., Any]) -> None:
-    """Have flexc's own `flex_attention` take the place of torch's within scopes."""
+    """Set the function that replaces torch's `flex_attention` within scopes."""
     global _ours
     _ours = function
 
 
 def torch_attention(*args: Any, **kwargs: Any) -> Any:
-    """torch's `flex_attention` while some thread has a scope."""
+    """Run `flex_attention`: flexc's if the thread has a scope, else torch's."""
     function = _original if _current.scope is None else _ours
     return function(*args, **kwargs)
 
@@ -154,13 +166,13 @@ def _restore() -> None:
 
 
 def check_not_traced(query: Tensor) -> None:
-    """Refuse what has no data to compute with: other people's traces."""
+    """Refuse a call that another tool traces, because its tensors have no data."""
     if (got := tracing(query)) is not None:
         raise _refusal(got)
 
 
 class OnlyRunError(TracingError):
-    """A capture meets what only a run can follow, such as a transform of torch.func."""
+    """A capture meets code that can only be run, such as a transform of torch.func."""
 
 
 def check_not_transformed() -> None:
@@ -175,3 +187,58 @@ def _refusal(got: str) -> TracingError:
         "record it, nor does torch.export with strict=False; use strict=True, "
         "torch.compile or flexc.compile, which trace its mods"
     )
+
+
+class Regions:
+    """Facts about the calls of torch.compile in this process."""
+
+    have_options = False
+    """True if a call gave options to flexc, which hold even if Dynamo gives up."""
+
+
+BACKEND_MODULE = "flexc.runtime.torch_compile.dynamo"
+"""The module of the backend for torch.compile."""
+
+
+def compiled_for_flexc(within_torch: bool = False) -> Choices | None:
+    """Return the choices of the innermost `torch.compile` on the stack, if for flexc.
+
+    torch's own attention also calls `torch.compile`. With `within_torch`, frames up to
+    torch's attention are skipped.
+    """
+    from torch._dynamo.eval_frame import _TorchDynamoContext
+
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and within_torch:
+        within_torch = not _is_attention(frame)
+        frame = frame.f_back
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper":
+            context = frame.f_locals.get("self")
+            if isinstance(context, _TorchDynamoContext):
+                return _choices_of(context)
+        frame = frame.f_back
+    return None
+
+
+def _is_attention(frame: FrameType) -> bool:
+    """Return True for a frame of torch's `flex_attention`, or of its copy by Dynamo."""
+    code = frame.f_code
+    name = code.co_name.removeprefix("torch_dynamo_resume_in_").partition("_at_")[0]
+    return code.co_filename == torch_flex.__file__ and name == "flex_attention"
+
+
+def _choices_of(context: Any) -> Choices | None:
+    """Return the choices of a call of `torch.compile`, None with another backend."""
+    from torch._dynamo.eval_frame import innermost_backend
+
+    backend: Any = innermost_backend(getattr(context, "callback", None) or _nothing)
+    function = getattr(backend, "compiler_fn", backend)
+    if getattr(function, "__module__", None) != BACKEND_MODULE:
+        return None
+    options = getattr(backend, "kwargs", {}).get("options")
+    return read_choices_of_scope("auto", options, DYNAMO_OPTIONS)
+
+
+def _nothing() -> None:
+    """Stand for the backend of a context without one."""

@@ -1,7 +1,7 @@
-"""`flex_attention`: torch's signature, compiled whenever it is called.
+"""`flex_attention`: torch's signature, compiled when it is called.
 
-What traces, lowers and compiles is imported by the first call that needs it: for one
-whose tape is on the disk that would take longer than all the rest.
+The first call that traces, lowers or compiles imports the modules for it. A call with a
+tape on the disk does not need them, and their import would take most of its time.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ from flexc.runtime.inputs.arguments import (
     read_scale,
 )
 from flexc.runtime.inputs.options import Choices, read_choices
-from flexc.runtime.interception import current_scope, redirect_to
-from flexc.runtime.process.collection import without_collection
+from flexc.runtime.interception import (
+    Regions,
+    compiled_for_flexc,
+    current_scope,
+    redirect_to,
+)
+from flexc.runtime.process.background import without_collection
 from flexc.runtime.process.versions import has_entry_point
-from flexc.runtime.torch_compile.regions import Regions, compiled_for_flexc
 
 if TYPE_CHECKING:
     from flexc.runtime.attention.call import Attention
@@ -62,14 +66,14 @@ def flex_attention(
     mask_mod: MaskMod | None = None,
     backend: str = "auto",
 ) -> Result:
-    """Attention with scores and masks computed by Python functions.
+    """Compute attention, with scores and masks given by Python functions.
 
     The arguments and results are those of
-    `torch.nn.attention.flex_attention.flex_attention`, with `mask_mod` besides.
-    A kernel is compiled for mods when they are first seen; later calls with mods of
-    equal code compile nothing, whatever the lengths and the values that they capture.
+    `torch.nn.attention.flex_attention.flex_attention`, with the additional `mask_mod`.
+    A kernel is compiled when mods are first seen. Later calls with mods of equal code
+    compile nothing, for any lengths and any captured values.
 
-    Out and lse have derivatives in query, key, value and every tensor of floats that
+    Out and lse have derivatives by query, key, value and every float tensor that
     `score_mod` captures: in reverse and forward mode, to the second order, under
     `torch.func` and in code that `torch.compile` compiles.
 
@@ -77,25 +81,25 @@ def flex_attention(
         query: (B, Hq, Sq, E), float32, bfloat16 or float16, on a CPU also float64.
         key: (B or 1, Hkv, Skv, E), of the query's dtype and device.
         value: (B or 1, Hkv, Skv, Ev). Head dims E and Ev are 1 to 512.
-        score_mod: `score_mod(score, b, h, q_idx, kv_idx)`: a new score for a pair
-            of positions, from its scaled score. All arguments are 0-d tensors, the
-            score of float32 (float64 for float64 inputs), the rest of int32.
+        score_mod: `score_mod(score, b, h, q_idx, kv_idx)` returns a new score for a
+            pair, given its scaled score. All arguments are 0-d tensors: the
+            score is float32 (float64 for float64 inputs), the others are int32.
         block_mask: a BlockMask made for these lengths. Only its blocks are visited.
         scale: the factor on scores, 1 / sqrt(E) by default.
         enable_gqa: let Hq be a multiple of Hkv: head h reads h // (Hq / Hkv).
         return_lse: also return the log-sum-exp of each row's scores, (B, Hq, Sq)
-            in natural units, -inf for a row with nothing to attend to (whose
-            output is 0). torch calls this way deprecated: use `return_aux`.
+            in natural units. It is -inf for a row without live keys, whose output is 0.
+            torch deprecates this argument: use `return_aux`.
         kernel_options: torch's BLOCK_M, BLOCK_N, num_warps and num_stages choose
-            the tile; other names of torch's change nothing, as `explain` says.
-            `{"schedule": "overlap"}`, "simple" or "triton" asks a GPU for one way to
-            share the work among warps, or raises ScheduleError (see the README).
-            `{"split_keys": True}` lets a GPU share out a row's keys among programs
-            where a call has too few to fill it, as in decoding.
+            the tile. Other options of torch are ignored, and `explain` lists them.
+            `{"schedule": "overlap"}`, "simple" or "triton" chooses how the warps of a
+            GPU's kernel share the work, or raises ScheduleError (see the README).
+            `{"split_keys": True}` lets a GPU split a row's keys among programs if a
+            call has too few programs to fill the GPU, as in decoding.
             `{"deterministic": True}` asks for gradients of equal bits at every run, as
             `torch.use_deterministic_algorithms(True)` does for all calls.
         return_aux: `AuxRequest(lse=..., max_scores=...)`: also return an AuxOutput.
-        mask_mod: `mask_mod(b, h, q_idx, kv_idx)`: whether a pair counts.
+        mask_mod: `mask_mod(b, h, q_idx, kv_idx)` returns True for a live pair.
         backend: "auto" (by device), "triton", "cpp", or "eager": the dense
             definition, for debugging, in memory of order Sq * Skv.
 
@@ -104,11 +108,11 @@ def flex_attention(
         (output, lse), with `return_aux` a pair (output, AuxOutput).
 
     Raises:
-        FlexcError: one of the classes of `flexc.errors`, which say what to do.
+        FlexcError: a class of `flexc.errors`, with a message that says what to do.
     """
     run: Any = _run
     if torch.compiler.is_dynamo_compiling():
-        from flexc.runtime.torch_compile.operators.call import in_graphs
+        from flexc.runtime.torch_compile.operators.higher_order import in_graphs
 
         run = in_graphs or _hidden()
     elif get_eval_frame_callback() is not None:
@@ -130,20 +134,20 @@ def flex_attention(
 
 
 class Preparation(NamedTuple):
-    """What prepares a call, but for its query, key and value."""
+    """A function that prepares a call, given query, key and value."""
 
     mods: tuple[ScoreMod | None, BlockMask | None, MaskMod | None]
     rest: tuple[bool, float | None, Outputs, Choices, bool]
 
     def __call__(self, operands: Operands) -> Attention:
-        """Return the call of tensors, checked and ready to run."""
+        """Return the call of these tensors, checked and ready to run."""
         with without_collection():
             from flexc.runtime.preparation import prepared_call
 
         return prepared_call(operands, self.mods, *self.rest)
 
     def frozen(self) -> Preparation | None:
-        """Return one that may outlive the call, None where that cannot be had."""
+        """Return a copy that may outlive the call, None if mods cannot be copied."""
         score_mod, block_mask, mask_mod = self.mods
         mask = mask_mod if block_mask is None else mask_of(block_mask)
         found = freeze(score_mod, mask)
@@ -166,7 +170,7 @@ def _run(
     mask_mod: MaskMod | None,
     backend: str,
 ) -> Result:
-    """A call outside of Dynamo."""
+    """Run a call outside of Dynamo."""
     if return_lse and return_aux is not None:
         raise OptionError(
             "give return_lse or return_aux, not both: return_aux=AuxRequest(lse=True)"
@@ -207,7 +211,7 @@ def _run(
 
 @cache
 def _hidden() -> Any:
-    """Return what runs a call in code that Dynamo gave up on: it sees no more of it."""
+    """Return `_run` hidden from Dynamo, for code that Dynamo gave up on."""
     reason = "flexc.flex_attention launches its own kernels"
     return torch.compiler.disable(_run, reason=reason)
 

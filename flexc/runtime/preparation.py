@@ -1,4 +1,4 @@
-"""From the arguments of `flex_attention` to a call that is ready to run."""
+"""Conversion of the arguments of `flex_attention` to a call that is ready to run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def prepared_call(
     choices: Choices,
     is_traced: bool,
 ) -> Attention:
-    """Return a call that was checked and is ready to run, or to be captured."""
+    """Check the arguments, and return a call that is ready to run or to be captured."""
     if is_traced:
         check_not_transformed()
     else:
@@ -49,7 +49,7 @@ def prepared_call(
         resolved,
         choices.tiles,
         choices.deterministic,
-        moot=choices.moot,
+        ignored=choices.ignored,
     )
     if not is_traced:
         call.check_memory()

@@ -1,4 +1,4 @@
-"""`flexc.warmup`: compile what calls will need before they come."""
+"""`flexc.warmup`: compile kernels before the calls that need them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ USAGE = (
 
 @dataclass(frozen=True)
 class Warmed:
-    """What a warmup did; 0 of all if everything was there."""
+    """The work of a warmup. All counts are 0 if everything was compiled already."""
 
     traced: int
-    """Pairs of mods that were traced."""
+    """The number of pairs of mods that were traced."""
     lowered: int
-    """Kernels that were made from them."""
+    """The number of kernels that were lowered."""
     loaded: int
-    """Kernels whose text was found on the disk."""
+    """The number of kernels whose source was found on the disk."""
     built: int
-    """Kernels that were compiled, or loaded as they are on the disk."""
+    """The number of kernels that were compiled, or loaded as binaries from the disk."""
     seconds: float
 
 
@@ -47,27 +47,27 @@ def warmup(
 ) -> Warmed:
     """Call a function once, on tensors of zeros, so that its kernels are compiled.
 
-    They are kept on the disk too: other processes find them there. A kernel serves all
-    lengths on a CPU; on a GPU there is one for lengths that are multiples of 128, and
-    one for others. On a Hopper GPU calls with few rows in all have kernels of their
-    own, with fewer rows in a program.
+    The kernels are also stored on the disk, for other processes. On a CPU, a kernel
+    serves all lengths. On a GPU there is one kernel for lengths that are multiples of
+    128, and one for other lengths. On a Hopper GPU, calls with few rows in total have
+    kernels of their own, with fewer rows in a program.
 
         flexc.warmup(flexc.flex_attention, *[(4, 8, 4096, 64)] * 3, mask_mod=causal,
                      dtype=torch.bfloat16, device="cuda", backward=True)
 
     Args:
         function: `flexc.flex_attention`, or a function or module that calls it, such as
-            what `flexc.compile` and `torch.compile` return.
-        args: its arguments. A tuple of integers is the shape of a tensor; all else,
-            tensors too, is passed as it is.
-        backward: also compile the gradients of floats that are given by their shape,
-            and of all else that requires them; they are added to no `.grad`.
-        dtype: of tensors that are given by their shape.
-        device: where these are; by default torch's default device.
-        kwargs: passed as they are, such as `score_mod` and `mask_mod`.
+            a result of `flexc.compile` or `torch.compile`.
+        args: its arguments. A tuple of integers is the shape of a tensor. All other
+            arguments, tensors included, are passed unchanged.
+        backward: also compile the gradients of float tensors given by their shape, and
+            of other tensors that require them. No `.grad` changes.
+        dtype: the dtype of tensors that are given by their shape.
+        device: the device of these tensors, by default torch's default device.
+        kwargs: passed unchanged, such as `score_mod` and `mask_mod`.
 
     Raises:
-        FlexcError: whatever the call raises, and for shapes that are none.
+        FlexcError: an error of the call, or of an invalid shape.
     """
     if not callable(function):
         raise OptionError(
@@ -93,7 +93,7 @@ def _given(
     device: torch.device | str | None,
     backward: bool,
 ) -> Any:
-    """An argument; zeros in the place of a shape."""
+    """Return an argument, or zeros for a shape."""
     if not isinstance(argument, tuple) or not all(type(n) is int for n in argument):
         return argument
     if min(argument, default=0) < 0:
@@ -105,7 +105,7 @@ def _given(
 
 
 def _differentiate(results: Any) -> None:
-    """Compute the gradients of results, and keep none."""
+    """Compute the gradients of results, and discard them."""
     recorded = [
         r for r in tree_leaves(results) if isinstance(r, Tensor) and r.requires_grad
     ]
@@ -121,7 +121,7 @@ def _differentiate(results: Any) -> None:
 
 
 def _leaves(results: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The tensors that gradients of results end in."""
+    """Yield the leaf tensors of the graph of results."""
     nodes = [r.grad_fn for r in results]
     seen = set(nodes)
     yield from (r for r in results if r.grad_fn is None)

@@ -15,12 +15,14 @@ from xdsl.parser import Parser
 from xdsl.passes import ModulePass
 
 from flexc import universe
-from flexc.codegen.cpp.target import emit_cpp
+from flexc.codegen.cpp.target import CppTarget
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.passes import pipelines
+from flexc.passes.cpu.tile_assign_buffers import (
+    TileAssignBuffersPass,
+    TileInsertCopiesPass,
+)
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
-from flexc.passes.hopper.tile_assign_buffers import TileAssignBuffersPass
-from flexc.passes.hopper.tile_insert_copies import TileInsertCopiesPass
 from flexc.runtime.kernels.kernel import Kernel
 
 ELEMENTS = {
@@ -61,7 +63,7 @@ def run_passes(
     for each in passes:
         each.apply(ctx, module)
         module.verify()
-    (spec,) = emit_cpp(module)
+    (spec,) = CppTarget().print_kernels(module)
     return spec
 
 

@@ -11,8 +11,8 @@ from xdsl.dialects.builtin import ModuleOp
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.dialects.flex import CAPTURE, AttentionOp
 from flexc.dialects.flex.pair_sums import is_float_tensor
-from flexc.passes.flex.derivatives.build import Derivative, derivative_module
-from flexc.runtime.autograd.gradients.program import expand
+from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
+from flexc.runtime.autograd.gradient_programs import expand
 from flexc.runtime.kernels import driver
 from tests.codegen.triton_kernels import Variant, call_of, vendor_of
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexc.passes.sizes.vector_machine import MACHINES, MachineName
+from flexc.passes.targets.cpp import MACHINES
+from flexc.passes.targets.target import MachineName
 from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import ELEMENTS, PREPARE, parse, run_passes
 

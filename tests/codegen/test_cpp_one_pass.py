@@ -15,9 +15,9 @@ import flexc
 from flexc.dialects.flex import SumKind
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
-from flexc.passes.sizes.vector_machine import MachineName
-from flexc.runtime.autograd.gradients import launch as launches
-from flexc.runtime.autograd.gradients.launch import parts_for
+from flexc.passes.targets.target import MachineName
+from flexc.runtime.autograd import gradient_programs as programs
+from flexc.runtime.autograd.gradient_programs import parts_for
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import parse, run_passes
@@ -249,13 +249,13 @@ def test_bits_are_the_same_at_every_run(threads: int) -> None:
 def kinds(monkeypatch: pytest.MonkeyPatch) -> list[list[SumKind]]:
     """What kernels are launched for."""
     found: list[list[SumKind]] = []
-    run = launches.Launch.run
+    run = programs.Launch.run
 
-    def noting(launch: launches.Launch, *args: Any) -> list[Tensor | None]:
+    def noting(launch: programs.Launch, *args: Any) -> list[Tensor | None]:
         found.append([r.kind for r in launch.results])
         return run(launch, *args)
 
-    monkeypatch.setattr(launches.Launch, "run", noting)
+    monkeypatch.setattr(programs.Launch, "run", noting)
     return found
 
 
@@ -320,8 +320,8 @@ def test_captured_reads_take_no_visit_of_their_own(
     by_column = [SumKind.COLUMN_MATRIX] * 2 if wants_keys else []
     pairs = [SumKind.PAIRS] * 2  # One is the negative of the other.
     once = [SumKind.MATRIX, *by_column, SumKind.DIAGONAL, *pairs]
-    for most in (launches.MAX_BYTES, 1):
-        monkeypatch.setattr(launches, "MAX_BYTES", most)
+    for most in (programs.MAX_BYTES, 1):
+        monkeypatch.setattr(programs, "MAX_BYTES", most)
         kinds.clear()
         got = learned_gradients(call, bias, MASKS[mask], "cpp", wants_keys)
         assert [sorted(k) for k in kinds] == [sorted(once)]

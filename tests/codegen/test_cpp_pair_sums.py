@@ -11,7 +11,7 @@ from torch import Tensor
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.runtime.interpreters import run_module
-from flexc.runtime.interpreters.finish import diagonal_shape
+from flexc.runtime.interpreters.host_ops import diagonal_shape
 from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import parse, run_passes
 
@@ -27,7 +27,7 @@ def text(kind: str) -> str:
 func.func @attention_backward(%q : {M}, %k : {M}, %b0 : i32, %h0 : i32, %r0 : i32,
                               %scale : f32) -> {SUMS} {{
   %sums = flex.pair_sums rows(%q : {M}) columns(%k : {M})
-      first(%b0, %h0, %r0 : i32, i32, i32) scale(%scale : f32) -> {SUMS}
+      tile_origin(%b0, %h0, %r0 : i32, i32, i32) scale(%scale : f32) -> {SUMS}
       {{products = [array<i32: 0, 0>], sums = [#flex.sum<{kind} [[0]]>]}}
       pairs(%qk : f32, %s : f32, {INDICES}) {{
     %place = arith.addi %h, %qi : i32

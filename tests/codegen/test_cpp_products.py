@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexc.passes.sizes.vector_machine import MACHINES, MachineName
-from flexc.passes.tile.tile_register_products import TileRegisterProductsPass
+from flexc.passes.cpu.products import TileRegisterProductsPass
+from flexc.passes.targets.cpp import MACHINES
+from flexc.passes.targets.target import MachineName
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import ELEMENTS, PREPARE, parse, run_passes

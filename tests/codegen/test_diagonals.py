@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from xdsl.passes import ModulePass
 
-from flexc.codegen.cpp.target import emit_cpp
+from flexc.codegen.cpp.target import CppTarget
 from flexc.passes import pipelines
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernels.kernel import Kernel
@@ -100,7 +100,7 @@ def test_the_interpreter_sums_at_every_level(target: str, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 def test_cpp_sums(dtype: torch.dtype) -> None:
-    (spec,) = emit_cpp(lowered(dtype, pipelines.to_cpp()))
+    (spec,) = CppTarget().print_kernels(lowered(dtype, pipelines.to_cpp()))
     x = matrix(dtype)
     out = torch.zeros_like(summed(x))
     Kernel(spec)(x, [x, out])
@@ -125,9 +125,9 @@ def test_triton_sums_in_a_process_that_interprets() -> None:
 @pytest.mark.skipif(not INTERPRETING, reason="runs in a process of its own")
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 def test_triton_sums(dtype: torch.dtype) -> None:
-    from flexc.codegen.triton.target import emit_triton
+    from flexc.codegen.triton.target import TritonTarget
 
-    (spec,) = emit_triton(lowered(dtype, pipelines.to_triton()))
+    (spec,) = TritonTarget().print_kernels(lowered(dtype, pipelines.to_triton()))
     x = matrix(dtype)
     out = torch.zeros_like(summed(x))
     Kernel(spec)(x, [x, out])

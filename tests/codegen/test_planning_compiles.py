@@ -24,7 +24,7 @@ from flexc.frontend.closures import read_mods
 from flexc.runtime.kernels.traces import trace_mods
 from flexc.runtime.planner.block_mask import checked_problem, plan_block_mask
 from flexc.runtime.planner.plans import Plan, build_for, lower
-from flexc.runtime.process.beside import Beside
+from flexc.runtime.process.background import Background
 from tests.support.block_tables import differences
 from tests.support.corpus import CORPUS
 
@@ -74,13 +74,13 @@ def test_threads_compile_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def beside(make: Any) -> Any:
         time.sleep(0.05)  # Others ask meanwhile.
-        return Beside(make)
+        return Background(make)
 
     def compile_order(device: torch.device, entry: Any = None) -> str:
         compiled.append(device.index)
         return f"kernel {device.index}"
 
-    monkeypatch.setattr(ordering_triton, "Beside", beside)
+    monkeypatch.setattr(ordering_triton, "Background", beside)
     monkeypatch.setattr(ordering_triton, "compile_order", compile_order)
     kernels, devices = (
         ordering_triton.Order(),

@@ -8,7 +8,7 @@ import pytest
 
 from flexc.codegen.gluon.compiled_check import problems
 from flexc.codegen.kernel_spec import KernelSpec
-from flexc.frontend.combine_module import build_combine_module
+from flexc.frontend.import_graph import build_combine_module
 from flexc.runtime.kernels import driver
 from flexc.runtime.kernels.schedules import (
     OVERLAP,

@@ -16,6 +16,11 @@ config.environment["PATH"] = os.pathsep.join(
     [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
 )
 
+# The checkout under test comes before a copy of flexc that is installed.
+config.environment["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+)
+
 # The round trips that every dialect test starts with: printing what was parsed,
 # and parsing that again, in custom and in generic syntax.
 config.substitutions += [

@@ -23,8 +23,8 @@ from tests.support.corpus import (
     Mods,
 )
 from tests.support.dense_gradients import attention
-from tests.support.learned import Learned
-from tests.support.poison import poisoned
+from tests.support.filled_memory import poisoned
+from tests.support.leaves import Learned
 
 MakeMods = Callable[..., Mods]
 """Mods of what they capture."""

@@ -21,12 +21,12 @@ from collections.abc import Sequence
 
 import torch
 
+from tests.support.kernel_counts import counting
 from tests.support.samples import (
     ALLOWED,
     Sample,
     error_of,
 )
-from tests.support.served import counting
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 FOUND = 86

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 import flexc
 from flexc.runtime.kernels.driver import counters
 from tests.support.corpus import CORPUS, Mods
-from tests.support.poison import poisoned
+from tests.support.filled_memory import poisoned
 from tests.support.reference import Reference, attention
 
 pytestmark = pytest.mark.gpu

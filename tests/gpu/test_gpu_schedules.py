@@ -13,11 +13,11 @@ from torch.nn.attention.flex_attention import AuxRequest
 
 import flexc
 from flexc.errors import ScheduleError
-from flexc.runtime.explain.schedules import ScheduleFacts
+from flexc.runtime.explain.subject import ScheduleFacts
 from flexc.runtime.kernels.driver import counters
 from tests.gpu.test_gpu_numerics import Sizes, check, inputs, mods_of
 from tests.support.corpus import Mods
-from tests.support.poison import poisoned
+from tests.support.filled_memory import poisoned
 from tests.support.reference import Reference
 
 HOPPER = (9, 0)

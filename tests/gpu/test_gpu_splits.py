@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
 import flexc
-from flexc.runtime.attention import call as calls
+from flexc.runtime.attention import run as running
 from flexc.runtime.kernels.driver import counters
 from tests.gpu.test_gpu_numerics import Sizes, close, inputs, mods_of
 from tests.support.corpus import Mods
-from tests.support.poison import poisoned
+from tests.support.filled_memory import poisoned
 from tests.support.reference import attention
 
 pytestmark = pytest.mark.gpu
@@ -31,18 +31,18 @@ DECODING = DECODING._replace(value_dim=128)
 def chosen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many splits calls had."""
     found: list[int] = []
-    choose = calls.choose_splits
+    choose = running.choose_splits
 
     def noted(*args: Any) -> int:
         found.append(choose(*args))
         return found[-1]
 
-    monkeypatch.setattr(calls, "choose_splits", noted)
+    monkeypatch.setattr(running, "choose_splits", noted)
     return found
 
 
 def forced(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
-    monkeypatch.setattr(calls, "choose_splits", lambda *_: splits)
+    monkeypatch.setattr(running, "choose_splits", lambda *_: splits)
 
 
 def attend(

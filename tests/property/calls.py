@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import AuxRequest
 import flexc
 from tests.property.cases import Case
 from tests.property.tolerance import check
-from tests.support.poison import poisoned
+from tests.support.filled_memory import poisoned
 
 
 def check_backend(case: Case, backend: str, block: int | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from xdsl.ir import Attribute
 from flexc.dialects.flex import CAPTURE, AttentionOp
 from flexc.dialects.flex.pair_sums import is_float_tensor
 from flexc.passes import pipelines
-from flexc.passes.flex.derivatives.build import Derivative, derivative_module
+from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
 from flexc.passes.flex.flex_infer_facts import FlexInferFactsPass
 from flexc.runtime.interpreters import run_module
 from tests.property.captures import LAYOUTS, TensorSpec
@@ -161,6 +162,13 @@ class DerivativeCase:
         """By torch, densely and in double precision."""
         return run_module(*self.module_and_args, compute_dtype=torch.float64)
 
+    @cached_property
+    def dense_errors(self) -> list[float]:
+        """The errors of dense attention in the type of the inputs, where finite."""
+        got = run_module(*self.module_and_args, compute_dtype=self.case.dtype)
+        errors = map(worst, got, self.expected)
+        return [error if isfinite(error) else 0.0 for error in errors]
+
     @property
     def is_double(self) -> bool:
         """Whether all that its mods compute is of double precision."""
@@ -168,9 +176,7 @@ class DerivativeCase:
         floats = [t for t in types if isinstance(t, AnyFloat)]
         return all(is_f64(t) for t in floats)
 
-    def levels(
-        self, target: pipelines.Target, block: int
-    ) -> Iterator[tuple[str, ModuleOp]]:
+    def levels(self, target: str, block: int) -> Iterator[tuple[str, ModuleOp]]:
         """The module after each pass that changed it."""
         module = self.module_and_args[0].clone()
         ctx, text = context(), ""
@@ -181,6 +187,12 @@ class DerivativeCase:
             before, text = text, str(module)
             if text != before:
                 yield f"{number} {each.name} for {target}", module
+
+
+def worst(got: Tensor, want: Tensor) -> float:
+    """The largest error; infinite where a number is NaN on one side only."""
+    error = (got.double() - want.double()).abs()
+    return float(error.nan_to_num(torch.inf).max()) if error.numel() else 0.0
 
 
 def exchanged(block: tuple[int, ...]) -> tuple[int, int]:

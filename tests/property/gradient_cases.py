@@ -19,7 +19,7 @@ from tests.property.cases import Case, with_layout
 from tests.property.mod_derivatives import ModPoints
 from tests.support.block_tables import dense_blocks
 from tests.support.dense_gradients import Results, attention
-from tests.support.poison import poisoned
+from tests.support.filled_memory import poisoned
 
 INPUTS = ("query", "key", "value")
 

@@ -67,7 +67,7 @@ def attention_module(
 
 
 def passes(
-    target: pipelines.Target, block_m: int | None = None, block_n: int | None = None
+    target: str, block_m: int | None = None, block_n: int | None = None
 ) -> tuple[ModulePass, ...]:
     """All passes from `flex` to what a printer takes."""
     convert = replace(ConvertFlexToBlocksparsePass(target), block_m=block_m)
@@ -82,7 +82,7 @@ def passes(
 
 def levels(
     case: Case,
-    target: pipelines.Target,
+    target: str,
     block_m: int | None = None,
     block_n: int | None = None,
 ) -> Iterator[tuple[str, ModuleOp, list[Any]]]:
@@ -93,7 +93,7 @@ def levels(
 def lowered(
     module: ModuleOp,
     args: list[Any],
-    target: pipelines.Target,
+    target: str,
     block_m: int | None = None,
     block_n: int | None = None,
 ) -> Iterator[tuple[str, ModuleOp, list[Any]]]:

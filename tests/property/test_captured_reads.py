@@ -9,14 +9,10 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flexc.passes.scalar.dependence import Along
-from flexc.passes.scalar.reads.captured_read import IndexClass, Part
-from flexc.runtime.autograd.captured_gradients import (
-    CapturedGradient,
-    Scatter,
-    Sizes,
-    chunks_for,
-)
+from flexc.passes.scalar.captured_reads import IndexClass, Part
+from flexc.passes.scalar.variation import Along
+from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
+from flexc.runtime.autograd.captured_places import Sizes, chunks_for
 from tests.property.affine_masks import Spelled
 from tests.property.captured_indices import indices
 from tests.support.captured_reads import (

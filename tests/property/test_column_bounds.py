@@ -23,10 +23,10 @@ from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
+from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.masks.segments.segment_builder import build_segments, order_of
-from flexc.passes.masks.segments.subject import SegmentSubject
 from flexc.passes.scalar.proof import Proven
-from flexc.passes.sizes.tile_sizes import TileSizes
+from flexc.passes.targets.target import TileSizes
 from flexc.runtime.inputs.arguments import split_block_mask
 from flexc.runtime.inputs.listed_blocks import classes_of, pairs_of
 from flexc.runtime.interpreters import run_region
@@ -73,7 +73,7 @@ def check(
 ) -> tuple[Tensor, Tensor]:
     """The classes that the segments visit, which are sound, and the exact ones."""
     op, captures = simplified(mask, s, proved)
-    subject = SegmentSubject.of(op, s.transposed)
+    subject = MaskProblem.of(op, s.transposed)
     row_multiple, column_multiple = multiples
     subject = replace(
         subject, row_multiple=row_multiple, column_multiple=column_multiple
@@ -91,7 +91,7 @@ def check_trimmed(
     op, captures = simplified(mask, s, proved)
     row_multiple, column_multiple = multiples
     subject = replace(
-        SegmentSubject.of(op, s.transposed),
+        MaskProblem.of(op, s.transposed),
         row_multiple=row_multiple,
         column_multiple=column_multiple,
     )
@@ -105,7 +105,7 @@ def check_trimmed(
 
 
 def is_solved(mask: Mask, s: Sizes, transposed: bool) -> bool:
-    subject = SegmentSubject.of(simplified(mask, s)[0], transposed)
+    subject = MaskProblem.of(simplified(mask, s)[0], transposed)
     return isinstance(subject.ranges(s.block_m, s.block_n), Proven)
 
 
@@ -246,7 +246,7 @@ def test_segments_keep_the_mask_itself() -> None:
     s = Sizes(70, 90, 16, 32, True)
     mask = FAMILIES["sinks and window"]
     op, captures = simplified(mask, s)
-    segments = build_segments(SegmentSubject.of(op, True), TileSizes(16, 32))
+    segments = build_segments(MaskProblem.of(op, True), TileSizes(16, 32))
     b = h = torch.zeros((), dtype=torch.int32)
     kv_idx = torch.arange(s.kv_len, dtype=torch.int32)[:, None]
     q_idx = torch.arange(s.q_len, dtype=torch.int32)
@@ -274,7 +274,7 @@ def test_tables_are_read_by_blocks_of_keys(
     call = AttentionCall(torch.float32, 16, 16, sparse_block=(16, 32), full_tables=True)
     module = build_attention_module(None, None, call).module
     subject = replace(
-        SegmentSubject.of(attention_of(module)),
+        MaskProblem.of(attention_of(module)),
         transposed=True,
         sparse_block=columns.block_size,
         column_multiple=multiple,
@@ -304,7 +304,7 @@ def test_listed_blocks_are_trimmed(
     assert tables is not None
     call = AttentionCall(torch.float32, 16, 16, sparse_block=block, full_tables=True)
     module = build_attention_module(None, None, call).module
-    subject = SegmentSubject.of(attention_of(module))
+    subject = MaskProblem.of(attention_of(module))
     subject = replace(subject, column_multiple=multiple)
     segments = build_segments(subject, TileSizes(16, step), trimmed=True)
     skips = step < block[1] and multiple % block[1] > 0
@@ -328,5 +328,5 @@ def test_keys_with_most_queries_come_first() -> None:
     ):
         op, _ = simplified(FAMILIES[name], s)
         for transposed, expected in ((False, here), (True, there)):
-            order = order_of(SegmentSubject.of(op, transposed), TileSizes(16, 16))
+            order = order_of(MaskProblem.of(op, transposed), TileSizes(16, 16))
             assert (order and order.value) == expected

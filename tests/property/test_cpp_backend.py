@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.property.calls import check_backend
 from tests.property.cases import Case
 from tests.property.strategies import cases
-from tests.support.poison import poisoned
+from tests.support.filled_memory import poisoned
 
 
 def test_memory_is_poisoned() -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex.flex_fold_heads import FlexFoldHeadsPass
-from flexc.passes.sizes.tile_sizes import FEW_ROWS
-from flexc.passes.sizes.vector_machine import MachineName
+from flexc.passes.targets.cpp import FEW_ROWS
+from flexc.passes.targets.target import MachineName
 from flexc.runtime.attention.few_rows import folded_rows
 from flexc.runtime.interpreters import run_module
 from tests.property.calls import check_backend

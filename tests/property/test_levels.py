@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexc.passes.pipelines import Target
 from flexc.runtime.interpreters import run_module
 from tests.property.cases import Case
 from tests.property.lowering import levels
@@ -25,7 +24,7 @@ def tiles(case: Case, block: int | None) -> tuple[int | None, int | None]:
 @settings(max_examples=settings().max_examples * 3 // 5)  # two dozen runs each
 @given(cases(longest=65), st.sampled_from((None, 16, 32)))
 def test_every_pass_preserves_the_meaning(
-    target: Target, case: Case, block: int | None
+    target: str, case: Case, block: int | None
 ) -> None:
     for name, module, args in levels(case, target, *tiles(case, block)):
         # A kernel's outputs are made by the interpreter, filled with NaN.

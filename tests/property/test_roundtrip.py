@@ -12,7 +12,6 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 
-from flexc.passes.pipelines import Target
 from tests.property.cases import Case
 from tests.property.lowering import context, levels, passes
 from tests.property.strategies import cases
@@ -28,7 +27,7 @@ def printed(module: ModuleOp, generic: bool) -> str:
 @pytest.mark.parametrize("target", ["triton", "cpp"])
 @given(cases(), st.floats(0, 1))
 def test_print_parse_print_is_the_identity(
-    target: Target, case: Case, depth: float
+    target: str, case: Case, depth: float
 ) -> None:
     """At one level of each case, after as many passes as `depth` says."""
     chosen = round(depth * len(passes(target)))

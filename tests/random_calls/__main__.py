@@ -32,7 +32,7 @@ import torch
 from flexc.errors import FlexcError
 from tests.random_calls.calls import Call
 from tests.random_calls.families import calls_of, family_of, ranges_of
-from tests.support.served import counting
+from tests.support.kernel_counts import counting
 
 DEVICES = ("cpu", "cuda")
 BACKENDS = ("auto", "cpp", "triton", "eager")

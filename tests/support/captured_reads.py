@@ -15,10 +15,13 @@ from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
-from flexc.passes.scalar.reads.capture_index import CaptureIndices
-from flexc.passes.scalar.reads.captured_read import CapturedRead, IndexClass
-from flexc.passes.scalar.reads.slices import index_region
-from flexc.runtime.autograd.captured_gradients import Chunk, Sizes
+from flexc.passes.scalar.captured_reads import (
+    CapturedRead,
+    CaptureIndices,
+    IndexClass,
+)
+from flexc.passes.scalar.copier import index_region
+from flexc.runtime.autograd.captured_places import Chunk, Sizes
 from flexc.runtime.interpreters import run_region
 from flexc.runtime.kernels.proofs import attention_of
 

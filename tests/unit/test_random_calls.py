@@ -17,7 +17,7 @@ from tests.random_calls import __main__ as random_calls
 from tests.random_calls.calls import Call
 from tests.random_calls.families import CPU, calls_of, family_of
 from tests.random_calls.shards import Shard, after
-from tests.support.served import counting
+from tests.support.kernel_counts import counting
 
 PLAIN, LEARNING = 28, 26
 """Families without gradients and with them, whose kernels are compiled soon."""

@@ -1,4 +1,4 @@
-"""The README's examples and commands run, in its order."""
+"""Examples and commands of the README and the pages that continue it run, in order."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ import torch
 
 from flexc import cli, opt
 
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/training.md", "docs/levels.md")
+TEXT = "\n".join((ROOT / page).read_text("utf-8") for page in PAGES)
 
 TOOLS = {"flexc": cli.main, "flexc-opt": opt.main}
 
 
 def blocks(language: str) -> list[str]:
     """The fenced code of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 
 
 def test_python_runs(

@@ -12,6 +12,7 @@ import pytest
 
 import flexc
 from flexc import universe
+from flexc.runtime.inputs.backends import BACKENDS
 
 PACKAGE = Path(flexc.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -67,7 +68,7 @@ def _imported_areas(path: Path) -> set[str]:
 
 ROOMS = {
     "passes": (
-        "refusal tidy sizes scalar tile masks flex blocksparse hopper cpu pipelines"
+        "refusal tidy targets scalar tile masks flex blocksparse hopper cpu pipelines"
     ),
     "runtime": (
         "process inputs tapes interpreters kernels replay planner attention autograd "
@@ -109,7 +110,7 @@ def _rooms(area: str) -> list[Path]:
     return [
         path
         for path in (PACKAGE / area).iterdir()
-        if path.stem not in ("__init__", "__pycache__")
+        if path.stem != "__init__" and (path.suffix == ".py" or any(path.rglob("*.py")))
     ]
 
 
@@ -165,6 +166,37 @@ def test_files_have_docstrings(path: Path) -> None:
     assert not tree.body or ast.get_docstring(tree)
 
 
+INDIRECT = [
+    "What",
+    "Whether",
+    "Which",
+    "How",
+    "Of",
+    "That",
+    "Where",
+    "Who",
+    "Whose",
+    "When",
+    "Why",
+]
+
+
+@pytest.mark.parametrize("path", FILES, ids=_ids)
+def test_docstrings_say_it_directly(path: Path) -> None:
+    """They begin with a verb or a noun, not with a relative clause."""
+    bodies = (getattr(node, "body", None) for node in ast.walk(_tree(path)))
+    texts = [
+        statement.value.value.lstrip()
+        for body in bodies
+        if isinstance(body, list)
+        for statement in body
+        if isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    ]
+    assert not [t for t in texts if t.partition(" ")[0].strip(",.:") in INDIRECT]
+
+
 def test_flexc_opt_starts_without_torch_and_triton() -> None:
     code = (
         "import sys; import flexc.opt;"
@@ -186,3 +218,29 @@ REGISTERED = [
 @pytest.mark.parametrize(("kind", "name"), REGISTERED, ids=[n for _, n in REGISTERED])
 def test_registered_names_load(kind: str, name: str) -> None:
     assert getattr(universe, kind)[name]().name == name
+
+
+def _strings(node: ast.AST) -> set[str]:
+    """Return the strings in a comparison's operand or a case's pattern."""
+    return {
+        n.value
+        for n in ast.walk(node)
+        if isinstance(n, ast.Constant) and isinstance(n.value, str)
+    }
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in FILES if p.name != "backends.py"],
+    ids=_ids,
+)
+def test_targets_are_asked_not_named(path: Path) -> None:
+    """No decision compares a name with that of a target or backend."""
+    compared: set[str] = set()
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.Compare):
+            for operand in (node.left, *node.comparators):
+                compared |= _strings(operand)
+        elif isinstance(node, ast.match_case):
+            compared |= _strings(node.pattern)
+    assert not compared & (set(universe.TARGETS) | set(BACKENDS))

@@ -1,13 +1,13 @@
-// Operations that C++ lacks or leaves undefined, on numbers and on vectors of them.
+// Operations that C++ lacks or leaves undefined, for numbers and for vectors.
 #pragma once
 
 #include "flexc_vector.h"
 
 namespace flexc {
 
-// ---- integers: wrap around, and no operation is undefined ----
+// Integers wrap around, and no operation on them is undefined.
 
-// Rounded towards zero; some number, and no trap, for b = 0.
+// Divide and round towards zero. For b = 0 the result is unspecified, without a trap.
 template <class T, typename EnableIf<!is_vector<T>>::type = 0>
 FLEXC_INLINE T divsi(T a, T b) {
     if (b == 0) return 0;
@@ -17,7 +17,8 @@ template <class V, IfVector<V> = 0>
 FLEXC_INLINE V divsi(V a, V b) {
     if constexpr (sizeof(Element<V>) == 4) {
         // The quotient of two 32-bit integers, rounded to a double, truncates to the
-        // exact one; -1 is apart as the quotient may be too large, 0 to give a number.
+        // exact quotient. b = -1 is separate because the quotient may overflow, b = 0
+        // to avoid an undefined conversion.
         const V safe = select(mask((b == 0) | (b == -1)), V{} + 1, b);
         const auto quotient = convert<double>(a) / convert<double>(safe);
         return select(mask(b == -1), -a, convert<int32_t>(quotient));
@@ -25,7 +26,7 @@ FLEXC_INLINE V divsi(V a, V b) {
         return each_lane([](auto x, auto y) { return divsi(x, y); }, a, b);
     }
 }
-// By one number. Compilers divide by constants without dividing.
+// Divide a vector by one number. Compilers divide by constants without a division.
 template <class V, IfVector<V> = 0>
 FLEXC_INLINE V divsi(V a, Element<V> b) {
     if (__builtin_constant_p(b) && b > 0) return a / b;
@@ -45,7 +46,7 @@ FLEXC_INLINE V divui(V a, Element<V> b) {
     return divui(a, V{} + b);
 }
 
-// Of two numbers, two vectors, or a vector and a number.
+// Return the remainder of two numbers, two vectors, or a vector and a number.
 template <class T, class B>
 FLEXC_INLINE T remsi(T a, B b) {
     return static_cast<T>(a - divsi(a, b) * b);
@@ -72,7 +73,7 @@ FLEXC_INLINE T ceildivui(T a, B b) {
     return select(mask(remui(a, b) != 0), static_cast<T>(quotient + 1), quotient);
 }
 
-// Shifts by the width or more give what shifting one by one would.
+// A shift by the width or more gives the same as that many shifts by one.
 template <class T> constexpr Element<T> bit_count = sizeof(Element<T>) * 8;
 
 template <class T>
@@ -106,10 +107,8 @@ FLEXC_INLINE T maxui(T a, T b) { return to_unsigned(a) > to_unsigned(b) ? a : b;
 template <class T>
 FLEXC_INLINE T absi(T a) { return a < 0 ? static_cast<T>(-a) : a; }
 
-// ---- floats ----
-
-// a > b ? a : b, and a < b ? a : b: one instruction of most machines. GCC finds it
-// for vectors of half a kilobit only with a hint.
+// Compute a > b ? a : b and a < b ? a : b, one instruction on most machines. For
+// vectors of 512 bits GCC finds the instruction only through its builtin.
 template <class V>
 FLEXC_INLINE V larger(V a, V b) { return a > b ? a : b; }
 template <class V>
@@ -124,18 +123,18 @@ FLEXC_INLINE Float16Lanes smaller(Float16Lanes a, Float16Lanes b) {
 }
 #endif
 
-// IEEE 754-2019 minimum and maximum: NaN if either is.
+// IEEE 754-2019 minimum and maximum: NaN if an operand is NaN.
 template <class T>
 FLEXC_INLINE T minimumf(T a, T b) { return (a < b) | (a != a) ? a : b; }
 template <class T>
 FLEXC_INLINE T maximumf(T a, T b) { return (a > b) | (a != a) ? a : b; }
-// C's fmin and fmax: the number if only one is.
+// C's fmin and fmax: if only one operand is a number, that operand.
 template <class T>
 FLEXC_INLINE T minnumf(T a, T b) { return (a < b) | (b != b) ? a : b; }
 template <class T>
 FLEXC_INLINE T maxnumf(T a, T b) { return (a > b) | (b != b) ? a : b; }
 
-// Truncation; out of range gives the end of the range, NaN gives 0.
+// Truncate. A value out of range gives the end of the range, NaN gives 0.
 template <class To, class V>
 FLEXC_INLINE Like<To, V> fptosi(V x) {
     using From = Element<V>;
@@ -160,8 +159,6 @@ FLEXC_INLINE Like<To, V> fptoui(V x) {
     const R value = convert<Wide>(select(inside, x, V{}));
     return Like<To, V>(select(mask(x >= limit), R{} + Wide(-1), value));
 }
-
-// ---- reading captured tensors ----
 
 template <class M>
 FLEXC_INLINE bool all(M condition) {
@@ -190,7 +187,7 @@ FLEXC_INLINE bool all(Vec<int64_t, 4> condition) {
 }
 #endif
 
-// Where lane i's offset is lane 0's plus i, a vector lies in memory as it is read.
+// Return true if lane i's offset is lane 0's plus i, so that one load reads the vector.
 template <class V>
 FLEXC_INLINE bool are_successive(V offset) {
     constexpr int L = Shape<V>::count;
@@ -200,7 +197,7 @@ FLEXC_INLINE bool are_successive(V offset) {
 template <class T, class I, typename EnableIf<!is_vector<I>>::type = 0>
 FLEXC_INLINE T read(const T* p, I offset) { return p[offset]; }
 
-// Of the first `count` lanes, as the others may be anywhere.
+// Read the first `count` lanes: offsets of other lanes may be out of range.
 template <class T, class I, IfVector<I> = 0>
 FLEXC_INLINE auto read(const T* p, I offset, int count = Shape<I>::count) {
     constexpr int L = Shape<I>::count;
@@ -210,8 +207,8 @@ FLEXC_INLINE auto read(const T* p, I offset, int count = Shape<I>::count) {
     return load_vector<L>(lane);
 }
 
-// 0 unless valid. The address read is one of the tensor's in any case, so that the
-// compiler may gather; an empty tensor has none, so another is read in its place.
+// Read 0 unless valid. The address is always inside the tensor, so that the compiler
+// may gather. An empty tensor has no such address; then the load reads `nothing`.
 template <class T, class I, typename EnableIf<!is_vector<I>>::type = 0>
 FLEXC_INLINE T read_if(bool valid, const T* p, I offset) {
     static const T nothing[1] = {};

@@ -1,11 +1,11 @@
-// Elementary functions of numbers and of vectors. Those of float that attention uses
-// are polynomials without branches; the rest are libm's, lane by lane.
+// Elementary functions of numbers and of vectors. The float functions that attention
+// uses are polynomials without branches. All others call libm for each lane.
 //
-// Largest errors over all floats, in units in the last place of the result, as
-// tests/codegen/test_cpp_math.py measures: exp2 1.2, exp 1.2, expm1 2, log 1, log2 2,
-// log1p 3, tanh 3, erf 2. Infinities, NaN, zeros and subnormal arguments are as in
-// libm; results of exp2 and exp below 2^-125 are 0, where the machine has no instruction
-// that scales by powers of two: subnormal numbers are slow.
+// Error bounds over all floats, in units in the last place of the result, which
+// tests/codegen/test_cpp_math.py checks: exp2 1.2, exp 1.2, expm1 2, log 1, log2 2,
+// log1p 3, tanh 3, erf 2. Infinities, NaN, zeros and subnormal arguments give the same
+// as in libm. Without an instruction that scales by powers of two, results of exp2 and
+// exp below 2^-125 are 0, because subnormal numbers are slow.
 #pragma once
 
 #include "flexc_arithmetic.h"
@@ -24,13 +24,13 @@ FLEXC_INLINE V copysign(V x, V y) {
     return bits<Element<V>>((bits<I>(x) & I(~sign)) | (bits<I>(y) & sign));
 }
 
-// Of float, and of vectors of it.
+// Functions of float and of vectors of float.
 namespace polynomial {
 
-// x rounded to an integer, for |x| < 2^22, is in the low bits of x plus this.
+// The low bits of x plus this constant are x rounded to an integer, for |x| < 2^22.
 constexpr float round_magic = 0x1.8p23f;
 
-// NaN stays.
+// Clamp x, and keep NaN.
 template <class V>
 FLEXC_INLINE V clamp(V x, float low, float high) {
     return smaller(V{} + high, larger(V{} + low, x));
@@ -38,7 +38,7 @@ FLEXC_INLINE V clamp(V x, float low, float high) {
 
 template <class V>
 FLEXC_INLINE V exp2(V x) {
-    // The exponent, biased for a half of 2^n, ends up in the low bits.
+    // The low bits become the exponent, biased for half of 2^n.
     constexpr float magic = round_magic + 126;
     const V inside = smaller(V{} + 129.0f, x);
     const V shifted = inside + magic;
@@ -49,14 +49,13 @@ FLEXC_INLINE V exp2(V x) {
     q = q * r + 4.80452954e-1f;
     q = q * r + 1.386294364f;
     q = q * r + 2.0f;
-    // Below, what the rest computes is of no use, and replaced.
+    // For smaller x the polynomial's result is wrong, and 0 replaces it.
     const V result = q * bits<float>(bits<int32_t>(shifted) << 23);
     return select(mask(x < -125.0f), V{}, result);
 }
 
 #ifdef FLEXC_AVX512
-// As above, where an instruction scales by 2^n: it also knows what to do with infinite
-// and with large arguments.
+// exp2 with an instruction that scales by 2^n, also for infinite and large arguments.
 FLEXC_INLINE Vec<float, 16> exp2(Vec<float, 16> x) {
     const Vec<float, 16> n = __builtin_ia32_rndscaleps_mask(x, 0, x, -1, 4);
     const Vec<float, 16> r = x - n;
@@ -70,7 +69,7 @@ FLEXC_INLINE Vec<float, 16> exp2(Vec<float, 16> x) {
 }
 #endif
 
-// What exp and expm1 share: x = n ln 2 + r, and r + r^2 q(r) = e^r - 1.
+// The common part of exp and expm1: x = n ln 2 + r, and r + r^2 q(r) = e^r - 1.
 template <class V> struct ReducedExp {
     V r, q;
     Like<int32_t, V> half_power;  // bits of 2^(n - 1), as 2^n may be too large
@@ -106,7 +105,8 @@ FLEXC_INLINE V expm1(V x) {
     return select(mask(x == 0.0f), x, result);
 }
 
-// log(x) = e ln 2 + log(1 + f), with 1 + f in [sqrt(1/2), sqrt(2)).
+// The common part of logarithms: log(x) = e ln 2 + log(1 + f), with 1 + f in
+// [sqrt(1/2), sqrt(2)).
 template <class V> struct ReducedLog {
     V f, q, e;  // log(1 + f) = f - f^2 / 2 + f^3 q
 };
@@ -130,7 +130,7 @@ FLEXC_INLINE ReducedLog<V> reduce_log(V x) {
     return {f, q, convert<float>(e)};
 }
 
-// The logarithm's value where the polynomial does not hold.
+// Return the logarithm of 0, negative numbers, infinity and NaN, else `value`.
 template <class V>
 FLEXC_INLINE V log_special(V x, V value) {
     value = select(mask(x == 0.0f), V{} - inf_f32, value);
@@ -151,12 +151,13 @@ FLEXC_INLINE V log2(V x) {
     const ReducedLog<V> l = reduce_log(x);
     const V f2 = l.f * l.f;
     const V low = l.f * f2 * l.q - 0.5f * f2;
-    // log2(e) in two parts, of which the first is exact in few bits.
+    // log2(e) is split into two parts; the first part has few bits, so that its product
+    // is exact.
     const V tail = low * 1.44269504f + l.f * 0.44269504f;
     return log_special(x, l.e + (l.f + tail));
 }
 
-// log(1 + x) = log(u) x / (u - 1) for u = 1 + x rounded (Kahan).
+// Compute log(1 + x) = log(u) x / (u - 1) for u = 1 + x rounded (Kahan).
 template <class V>
 FLEXC_INLINE V log1p(V x) {
     const V u = 1.0f + x, d = u - 1.0f;
@@ -164,7 +165,7 @@ FLEXC_INLINE V log1p(V x) {
     return select(mask((d == 0.0f) | (x == inf_f32)), x, quotient);
 }
 
-// tanh|x| = -u / (u + 1) for u = expm1(-2|x|) / 2
+// Compute tanh|x| = -u / (u + 1) for u = expm1(-2|x|) / 2.
 template <class V>
 FLEXC_INLINE V tanh(V x) {
     const ReducedExp<V> e = reduce_exp(larger(V{} - 30.0f, -2.0f * absf(x)));
@@ -173,7 +174,7 @@ FLEXC_INLINE V tanh(V x) {
     return copysign(u / (u + 1.0f), x);
 }
 
-// Near 0 an odd polynomial; else 1 - e^p(|x|).
+// Compute an odd polynomial near 0, else 1 - e^p(|x|).
 template <class V>
 FLEXC_INLINE V erf(V x) {
     const V t = absf(x), s = x * x;
@@ -195,15 +196,14 @@ FLEXC_INLINE V erf(V x) {
 
 }  // namespace polynomial
 
-// ---- of any floats ----
-
-// name(x) of vectors of either type, by way of numbers.
+// Define name(x) of vectors of either float type, lane by lane.
 #define FLEXC_LANES(name)                                                         \
     template <class V, IfVector<V> = 0>                                           \
     FLEXC_INLINE V name(V x) {                                                    \
         return each_lane([](auto lane) { return name(lane); }, x);                \
     }
-// A polynomial of float and of vectors of float, libm's function of double.
+// Define name(x) as a polynomial for float and its vectors, as libm's function for
+// double.
 #define FLEXC_POLYNOMIAL(name)                                                    \
     FLEXC_INLINE float name(float x) { return polynomial::name(x); }              \
     FLEXC_INLINE double name(double x) { return __builtin_##name(x); }            \
@@ -246,7 +246,7 @@ FLEXC_LIBM(cos)
 FLEXC_LIBM(cosh)
 FLEXC_LIBM(floor)
 FLEXC_LIBM(log10)
-// Rounding is to nearest even wherever these run.
+// rint rounds to nearest even, the rounding mode in which kernels run.
 FLEXC_LIBM(rint)
 FLEXC_LIBM(round)
 FLEXC_LIBM(sin)

@@ -1,16 +1,13 @@
 // Matrix products in registers.
 //
-// A block of R rows by V vectors of the result stays in registers, while V vectors of
-// rhs and one number of lhs for each row are read for each step along the inner
-// dimension. Numbers of lhs are read wherever they lie, and widened there: no operand
-// is copied, transposed or packed.
+// A block of R rows by V vectors of the result stays in registers. Each step along the
+// inner dimension reads V vectors of rhs, and one number of lhs for each row. Numbers
+// of lhs are read in place and widened: no operand is copied, transposed or packed.
 #pragma once
 
 #include "flexc_tile.h"
 
 namespace flexc {
-
-// ---- left operands ----
 
 // A number that is part of a type.
 template <int64_t N> struct Fixed {
@@ -18,7 +15,8 @@ template <int64_t N> struct Fixed {
 };
 template <int64_t N> constexpr Fixed<N> fixed{};
 
-// Element (i, k) is data[i * row + k * inner]. What lies `next` further is read soon.
+// An lhs whose element (i, k) is data[i * row + k * inner]. The elements at the
+// distance `next` are read soon.
 template <class S, class Row, class Inner, class Next>
 struct Strided {
     const S* data;
@@ -29,14 +27,14 @@ struct Strided {
     FLEXC_INLINE Strided from(int64_t i) const { return {at(i), row, inner, next}; }
 
     static constexpr bool is_followed = !is_same<Next, Fixed<0>>;
-    // Ask for what follows some rows of neighbours.
+    // Prefetch the elements at the distance `next` from some rows of adjacent elements.
     FLEXC_INLINE void prefetch_rows(int rows, int count) const {
         if constexpr (is_followed && is_same<Inner, Fixed<1>>)
             for (int i = 0; i < rows && next != 0; ++i)
                 for (int k = 0; k < count; k += 64 / int(sizeof(S)))
                     __builtin_prefetch(at(i) + next + k, 0, 2);
     }
-    // Ask for what follows a column of neighbours.
+    // Prefetch the elements at the distance `next` from a column of adjacent elements.
     FLEXC_INLINE void prefetch_column() const {
         if constexpr (is_followed && is_same<Row, Fixed<1>>)
             __builtin_prefetch(data + next, 0, 2);
@@ -47,19 +45,19 @@ FLEXC_INLINE Strided<S, Row, Inner, Next> strided(
     const S* data, Row row, Inner inner, Next next = {}) {
     return {data, row, inner, next};
 }
-// A tile of K columns.
+// An lhs that is a tile of K columns.
 template <class T, int K> using TileOperand = Strided<T, Fixed<pitch<T>(K)>, Fixed<1>, Fixed<0>>;
 template <class T, int M, int K>
 FLEXC_INLINE TileOperand<T, K> strided(Tile<T, M, K> tile) {
     return strided(static_cast<const T*>(tile.data), fixed<pitch<T>(K)>, fixed<1>);
 }
 
-// A number in all lanes.
+// Broadcast a number to all lanes.
 template <class T, class S>
 FLEXC_INLINE Vector<T> spread(const S* x) {
     return splat<lanes<T>>(convert<T>(*x));
 }
-// In vector units only.
+// This version uses vector units only.
 template <>
 FLEXC_INLINE Vector<float> spread<float>(const bfloat16* x) {
     const auto twice = __builtin_bit_cast(Vector<int32_t>, splat<lanes<uint16_t>>(x->raw));
@@ -82,8 +80,9 @@ FLEXC_INLINE Vector<float> spread<float>(const half* x) {
 }
 #endif
 
-// One of two neighbours: a load and one operation, as fast as a load of a float. They
-// are loaded as a float, as GCC would shift an integer before it goes to all lanes.
+// Broadcast one of two adjacent numbers. One load and one operation suffice, as for a
+// float. The numbers are loaded as a float, because GCC would shift an integer before
+// it broadcasts the integer.
 FLEXC_INLINE Vector<float> spread_of_two(const bfloat16* two, bool second) {
     float both;
     __builtin_memcpy(&both, two, sizeof(both));
@@ -91,10 +90,8 @@ FLEXC_INLINE Vector<float> spread_of_two(const bfloat16* two, bool second) {
     return bits<float>(second ? all & -0x10000 : all << 16);
 }
 
-// ---- blocks ----
-
-// Where a result lies: its rows are apart by a number that is part of a type in a tile,
-// and by any number in memory.
+// A result. In a tile the pitch of rows is part of the type, in memory it is any
+// number.
 template <class T, class Pitch>
 struct Result {
     T* data;
@@ -109,7 +106,7 @@ FLEXC_INLINE TileResult<T, N> result(Tile<T, M, N> tile) {
     return {tile.data, {}};
 }
 
-// Element (i, 0) of R rows, in all lanes.
+// Broadcast element (i, 0) of an lhs block of R rows.
 template <class T, int R, class S, class Row, class Inner, class Next>
 FLEXC_INLINE Vector<T> spread_row(Strided<S, Row, Inner, Next> lhs, int i) {
     if constexpr (is_same<S, bfloat16> && is_same<Row, Fixed<1>>)
@@ -117,7 +114,7 @@ FLEXC_INLINE Vector<T> spread_row(Strided<S, Row, Inner, Next> lhs, int i) {
     return spread<T>(lhs.at(i));
 }
 
-// R rows of V vectors each, `inner` steps.
+// Compute a block of R rows of V vectors in `inner` steps.
 template <bool Accumulate, int R, int V, int Pitch, class T, class O, class L>
 FLEXC_INLINE void product_block(O out, L lhs, const T* rhs, int inner) {
     lhs.prefetch_rows(R, inner);
@@ -151,10 +148,8 @@ FLEXC_INLINE void product_block(O out, L lhs, const T* rhs, int inner) {
             store_vector(out.at(i) + v * lanes<T>, sum[i][v]);
 }
 
-// ---- all rows of a result ----
-
-// M rows. With fewer than 8 sums a block waits for its own additions, so that a small
-// rest is shared with the block before it.
+// Compute M rows. A block with fewer than 8 sums waits for its own additions. So a
+// small rest is combined with the block before it, and the rows are divided evenly.
 template <bool Accumulate, int R, int V, int Pitch, class T, class O, class L, int64_t M>
 FLEXC_INLINE void product_rows(O out, L lhs, const T* rhs, Fixed<M>, int inner) {
     constexpr int rest = M % R;
@@ -171,12 +166,12 @@ FLEXC_INLINE void product_rows(O out, L lhs, const T* rhs, Fixed<M>, int inner) 
     }
 }
 
-// As many rows as there are, from row i on.
+// Compute the rows from i on; their number is known at run time only.
 template <bool Accumulate, int R, int V, int Pitch, class T, class O, class L>
 FLEXC_INLINE void product_rows(
     O out, L lhs, const T* rhs, int32_t rows, int inner, int i = 0) {
     if (!Accumulate && rows >= R) {
-        // To compute some rows again costs less than small blocks do.
+        // Computing some rows twice costs less than small blocks do.
         for (; i < rows; i += R) {
             const int at = i + R <= rows ? i : rows - R;
             product_block<Accumulate, R, V, Pitch>(out.from(at), lhs.from(at), rhs, inner);
@@ -192,7 +187,7 @@ FLEXC_INLINE void product_rows(
     }
 }
 
-// A function of its own for each kind of product, whatever the number of its uses.
+// Compute a panel in a function that is not inlined, one for each kind of product.
 template <
     bool Accumulate, int R, int V, int Pitch, class T, class O, class L, class Rows>
 __attribute__((noinline)) void product_panel(
@@ -200,8 +195,8 @@ __attribute__((noinline)) void product_panel(
     product_rows<Accumulate, R, V, Pitch>(out, lhs, rhs, rows, inner);
 }
 
-// out = lhs @ rhs, or out += lhs @ rhs, with N columns: the first rows of it, and of the
-// sums the first `inner` terms.
+// Compute the first `rows` rows of out = lhs @ rhs, or of out += lhs @ rhs, with N
+// columns. The sum is over the first `inner` terms.
 template <bool Accumulate, int R, int V, int N, class T, class O, class L, class Rows>
 struct Product {
     static void run(O out, L lhs, const T* rhs, Rows rows, int inner);
@@ -231,7 +226,7 @@ FLEXC_INLINE void add_product(
         result(out), lhs, rhs.data, rows, inner);
 }
 
-// The same in memory: element (i, j) is out[i * stride + j]
+// Add a product to memory, where element (i, j) is out[i * stride + j].
 template <class T> using MemoryResult = Result<T, int64_t>;
 template <int R, int V, class T, int N, int K, class L, class Rows>
 FLEXC_INLINE void add_product(

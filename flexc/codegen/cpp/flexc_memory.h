@@ -1,11 +1,12 @@
-// Moving tiles between tensors and fast memory: strides, bounds, conversions.
+// Moves of tiles between tensors and fast memory: strides, bounds, conversions.
 #pragma once
 
 #include "flexc_tile.h"
 
 namespace flexc {
 
-// Numbers of types T and S that are moved at a time: no vector is wider than a register.
+// The count of numbers of types T and S that are moved at a time. No vector is wider
+// than a register.
 template <class T, class S>
 constexpr int moved_lanes = sizeof(T) == 8 || sizeof(S) == 8 ? lanes<double> : lanes<float>;
 
@@ -13,10 +14,11 @@ FLEXC_INLINE int clip(int extent, int size) {
     return extent < 0 ? 0 : extent < size ? extent : size;
 }
 
-// Where a block of L begins, if there are that many: the last overlaps the one before.
+// Return where a block of L begins. The last block overlaps the one before; there must
+// be at least L elements.
 FLEXC_INLINE int block_start(int at, int end, int L) { return at + L <= end ? at : end - L; }
 
-// The last vector overlaps the one before.
+// Convert `count` numbers. The last vector overlaps the one before.
 template <class T, class S>
 FLEXC_INLINE void move_row(T* out, const S* in, int count) {
     constexpr int L = moved_lanes<T, S>;
@@ -27,13 +29,11 @@ FLEXC_INLINE void move_row(T* out, const S* in, int count) {
     for (int j = 0; count < L && j < count; ++j) out[j] = convert<T>(in[j]);
 }
 
-// ---- squares, transposed in registers ----
-
 template <int... I> struct Lanes {};
 template <int N, int... I> struct LanesUpTo : LanesUpTo<N - 1, N - 1, I...> {};
 template <int... I> struct LanesUpTo<0, I...> { using type = Lanes<I...>; };
 
-// Of two rows of blocks of D lanes each, exchange b's even blocks and a's odd ones.
+// Exchange b's even blocks of D lanes with a's odd blocks.
 template <int D, class V, int... I>
 FLEXC_INLINE void exchange(V& a, V& b, Lanes<I...>) {
     constexpr int L = sizeof...(I);
@@ -42,7 +42,7 @@ FLEXC_INLINE void exchange(V& a, V& b, Lanes<I...>) {
     a = first;
 }
 
-// Transpose the 2 x 2 blocks of ever larger squares.
+// Transpose a square: the 2 x 2 blocks of squares of D, 2 D, ... lanes.
 template <int D, class V, int L>
 FLEXC_INLINE void transpose_square(V (&rows)[L]) {
 #pragma GCC unroll 16
@@ -51,9 +51,9 @@ FLEXC_INLINE void transpose_square(V (&rows)[L]) {
     if constexpr (2 * D < L) transpose_square<2 * D>(rows);
 }
 
-// to[i * to_pitch + j] = from[j * from_pitch + i] for L x L numbers. Only so many rows
-// are read, others being 0, and so many written. In between they are of type W. Loads and
-// stores of the same types share one function.
+// Compute to[i * to_pitch + j] = from[j * from_pitch + i] for L x L numbers, by way of
+// type W. Only `read` rows are read, the others are 0. Only `written` rows are written.
+// Loads and stores of the same types share one function.
 template <int L, class W, class T, class S>
 __attribute__((noinline)) void move_square(
     T* to, int64_t to_pitch, const S* from, int64_t from_pitch, int read, int written) {
@@ -67,9 +67,7 @@ __attribute__((noinline)) void move_square(
         if (i < written) store_vector(to + i * to_pitch, convert<T>(rows[i]));
 }
 
-// ---- loads ----
-
-// out[i] = in[i * stride], 0 from `extent` on
+// Compute out[i] = in[i * stride], 0 from `extent` on.
 template <class T, int N, class S>
 FLEXC_INLINE void load(Tile<T, N> out, const S* in, int64_t stride, int32_t extent) {
     const int count = clip(extent, N);
@@ -80,7 +78,8 @@ FLEXC_INLINE void load(Tile<T, N> out, const S* in, int64_t stride, int32_t exte
     for (int j = count; j < N; ++j) out[j] = T(0);
 }
 
-// out[i][j] = in[i + j * in_pitch] within rows and columns, 0 in columns beyond
+// Compute out[i][j] = in[i + j * in_pitch] within rows and columns, 0 in columns
+// beyond.
 template <class T, int M, int N, class S>
 struct LoadTransposed {
     static void run(Tile<T, M, N> out, const S* in, int64_t in_pitch, int rows, int columns);
@@ -101,7 +100,7 @@ FLEXC_SHARED void LoadTransposed<T, M, N, S>::run(
     }
 }
 
-// out[i][j] = in[i * stride_0 + j * stride_1], 0 outside the extents
+// Compute out[i][j] = in[i * stride_0 + j * stride_1], 0 outside the extents.
 template <class T, int M, int N, class S>
 FLEXC_INLINE void load(
     Tile<T, M, N> out, const S* in, int64_t stride_0, int64_t stride_1,
@@ -123,7 +122,7 @@ FLEXC_INLINE void load(
         for (int j = 0; j < N; ++j) out[i][j] = T(0);
 }
 
-// From tile to tile.
+// Transpose a tile into another tile.
 template <class T, int M, int N>
 FLEXC_INLINE void transpose(Tile<T, N, M> out, Tile<T, M, N> in) {
     if constexpr (sizeof(T) >= 4)
@@ -133,9 +132,7 @@ FLEXC_INLINE void transpose(Tile<T, N, M> out, Tile<T, M, N> in) {
             for (int i = 0; i < M; ++i) out[j][i] = in[i][j];
 }
 
-// ---- stores ----
-
-// out[i * stride] = in[i] within the extent
+// Compute out[i * stride] = in[i] within the extent.
 template <class T, int N, class S>
 FLEXC_INLINE void store(S* out, Tile<T, N> in, int64_t stride, int32_t extent) {
     const int count = clip(extent, N);
@@ -145,7 +142,7 @@ FLEXC_INLINE void store(S* out, Tile<T, N> in, int64_t stride, int32_t extent) {
         for (int j = 0; j < count; ++j) out[j * stride] = convert<S>(in[j]);
 }
 
-// out[i + j * out_pitch] = in[i][j] within rows and columns
+// Compute out[i + j * out_pitch] = in[i][j] within rows and columns.
 template <class T, int M, int N, class S>
 struct StoreTransposed {
     static void run(S* out, Tile<T, M, N> in, int64_t out_pitch, int rows, int columns);
@@ -184,7 +181,7 @@ FLEXC_INLINE void store(
     }
 }
 
-// out[i * stride] += in[i] of the first `count`
+// Compute out[i * stride] += in[i] for the first `count` elements.
 template <class T, int N>
 FLEXC_INLINE void add_to(T* out, Tile<T, N> in, int64_t stride, int32_t count = N) {
     if (stride == 1) {
@@ -195,7 +192,7 @@ FLEXC_INLINE void add_to(T* out, Tile<T, N> in, int64_t stride, int32_t count = 
     }
 }
 
-// out[i * stride_0 + j * stride_1] += in[i][j] of the first rows
+// Compute out[i * stride_0 + j * stride_1] += in[i][j] for the first `rows` rows.
 template <class T, int M, int N>
 FLEXC_INLINE void add_to(
     T* out, Tile<T, M, N> in, int64_t stride_0, int64_t stride_1, int32_t rows = M) {

@@ -12,7 +12,7 @@ using uint64_t = __UINT64_TYPE__;
 using size_t = __SIZE_TYPE__;
 
 #define FLEXC_INLINE inline __attribute__((always_inline))
-// A function that an object of its own defines, for all kernels that call it.
+// A function that one separately compiled object defines for all kernels that call it.
 #define FLEXC_SHARED __attribute__((noinline))
 #define FLEXC_KERNEL extern "C" __attribute__((visibility("default")))
 
@@ -25,7 +25,7 @@ template <> struct Unsigned<int16_t> { using type = uint16_t; };
 template <> struct Unsigned<int32_t> { using type = uint32_t; };
 template <> struct Unsigned<int64_t> { using type = uint64_t; };
 
-// ---- 16-bit floats: stored as bits, computed with as float ----
+// 16-bit floats are stored as bits. Arithmetic converts them to float.
 
 struct bfloat16 {
     uint16_t raw;
@@ -41,13 +41,11 @@ struct half {
     FLEXC_INLINE operator float() const;
 };
 
-// ---- subnormal numbers ----
-
-// While one lives, what this thread computes below the least normal number is 0, where
-// that is what x86 has a bit for. Intel's cores take over a hundred cycles for a
-// subnormal result, and weights and decayed sums are full of them. Numbers that are
-// read stay what they are, so that comparisons of a mod with its data are exact. Arm's
-// cores lose no time.
+// While an instance lives, results below the least normal number are 0 in this thread,
+// on x86, which has a mode for that. Intel's cores compute subnormal results very
+// slowly, and weights and decayed sums contain many. Numbers that are read stay
+// unchanged, so that a mod's comparisons with its data are exact. Arm's cores lose no
+// time.
 class FlushSubnormals {
 #ifdef __SSE__
     static constexpr unsigned flush_to_zero = 1 << 15;
@@ -62,8 +60,6 @@ public:
 #endif
     FlushSubnormals(const FlushSubnormals&) = delete;
 };
-
-// ---- constants ----
 
 constexpr float inf_f32 = __builtin_inff();
 constexpr float nan_f32 = __builtin_nanf("");

@@ -1,16 +1,14 @@
-// Products with few rows, whose right operand streams by.
+// Products with few rows, which stream their rhs from memory.
 //
-// What bounds these is memory: rows of the right operand are read where they lie, once
-// and in whole vectors, widened there, and fetched some rows before they are needed.
+// Memory bounds the speed of these products. So rows of rhs are read in place, once and
+// in whole vectors, widened in registers, and prefetched some rows ahead.
 #pragma once
 
 #include "flexc_memory.h"
 
 namespace flexc {
 
-// ---- vectors of memory ----
-
-// Numbers that a machine widens by an instruction.
+// Widen a vector, with one instruction where the machine has one.
 template <class T, class S>
 FLEXC_INLINE Vector<T> widened(Vec<S, lanes<T>> x) { return convert<T>(x); }
 #if defined(__F16C__)
@@ -28,7 +26,7 @@ FLEXC_INLINE Vector<float> widened<float, half>(Vec<half, lanes<float>> x) {
 }
 #endif
 
-// The first Count numbers at p, and zeros.
+// Return the first Count numbers at p, followed by zeros.
 template <class T, int Count = lanes<T>, class S>
 FLEXC_INLINE Vector<T> read_vector(const S* p) {
     if constexpr (Count == lanes<T>) return widened<T, S>(load_vector<lanes<T>>(p));
@@ -38,7 +36,7 @@ FLEXC_INLINE Vector<T> read_vector(const S* p) {
     return widened<T, S>(load_vector<lanes<T>>(some));
 }
 
-// A row of N numbers, soon to be read.
+// Prefetch a row of N numbers.
 template <int N, class S>
 FLEXC_INLINE void prefetch_row(const S* p) {
     constexpr int line = 64 / static_cast<int>(sizeof(S));
@@ -46,9 +44,8 @@ FLEXC_INLINE void prefetch_row(const S* p) {
     for (int j = 0; j < N; j += line) __builtin_prefetch(p + j);
 }
 
-// ---- dot products of rows ----
-
-// Of L vectors, whose sums are wanted: halves of neighbours added until one is left.
+// Return the sums of the lanes of each of L vectors. Each level adds halves of two
+// neighbours, until one vector is left.
 template <int D, class V, int L>
 FLEXC_INLINE V sum_lanes(V (&x)[L]) {
 #pragma GCC unroll 16
@@ -60,8 +57,8 @@ FLEXC_INLINE V sum_lanes(V (&x)[L]) {
     return x[0];
 }
 
-// out[i][j] = the sum of lhs[i][k] * rows[j][k] over K, for R x C dot products, of which
-// there are as many as a vector has numbers, or fewer.
+// Compute out[i][j], the sum of lhs[i][k] * rows[j][k] over K, for R x C dot products:
+// at most as many as a vector has lanes.
 template <int R, int C, int K, int Pitch, int OutPitch, class T, class S>
 FLEXC_INLINE void dots_block(T* out, const T* lhs, const S* const (&rows)[C]) {
     constexpr int L = lanes<T>, whole = K / L * L, rest = K - whole;
@@ -95,7 +92,7 @@ FLEXC_INLINE void dots_block(T* out, const T* lhs, const S* const (&rows)[C]) {
         __builtin_memcpy(out + r * OutPitch, total + r * C, C * sizeof(T));
 }
 
-// All rows of lhs with C rows of memory.
+// Compute the dot products of all rows of lhs with C rows of memory.
 template <int R, int C, int M, int K, int Pitch, int OutPitch, class T, class S>
 FLEXC_INLINE void dots_rows(T* out, const T* lhs, const S* const (&rows)[C]) {
     if constexpr (M >= R) {
@@ -108,7 +105,8 @@ FLEXC_INLINE void dots_rows(T* out, const T* lhs, const S* const (&rows)[C]) {
     }
 }
 
-// out = lhs @ rhs^T, of the first `count` rows of rhs; what is beyond may be anything
+// Compute out = lhs @ rhs^T for the first `count` rows of rhs. Other columns of out are
+// unspecified.
 template <int R, int C, int Ahead, class T, int M, int N, int K, class S>
 struct StreamDots {
     static void run(
@@ -121,7 +119,7 @@ FLEXC_SHARED void StreamDots<R, C, Ahead, T, M, N, K, S>::run(
         const S* rows[C];
 #pragma GCC unroll 16
         for (int c = 0; c < C; ++c) {
-            // The last of them are read again in place of those that there are not.
+            // The last row is read again in place of rows beyond `count`.
             rows[c] = rhs + (j + c < count ? j + c : count - 1) * stride;
             if constexpr (Ahead > 0) prefetch_row<K>(rows[c] + Ahead * stride);
         }
@@ -134,9 +132,7 @@ FLEXC_INLINE void stream_dots(
     StreamDots<R, C, Ahead, T, M, N, K, S>::run(out, lhs, rhs, stride, count);
 }
 
-// ---- sums of rows ----
-
-// R rows of V vectors each, of which the last has Last numbers in memory.
+// Compute sums of R rows of V vectors. The last vector has Last numbers in memory.
 template <int R, int V, int Last, int Pitch, int LhsPitch, class T, class S>
 FLEXC_INLINE void sums_block(
     T* out, const T* lhs, const S* rhs, int64_t stride, int count, bool onto) {
@@ -166,7 +162,7 @@ FLEXC_INLINE void sums_block(
         for (int v = 0; v < V; ++v) store_vector(out + i * Pitch + v * L, sum[i][v]);
 }
 
-// M rows of N numbers, a block at a time.
+// Compute sums of M rows of N numbers, a block at a time.
 template <int R, int V, int M, int N, int Pitch, int LhsPitch, class T, class S>
 FLEXC_INLINE void sums_blocks(
     T* out, const T* lhs, const S* rhs, int64_t stride, int count, bool onto) {
@@ -188,11 +184,12 @@ FLEXC_INLINE void sums_panels(
             out + width, lhs, rhs + width, stride, count, onto);
 }
 
-// Rows of rhs that are gone through at a time, so that they are still in the cache
-// where they are read for several blocks.
+// The number of rows of rhs for one pass over all blocks, so that the rows stay in the
+// cache between blocks.
 constexpr int rows_at_once = 16;
 
-// out = lhs @ rhs, or out += lhs @ rhs: the sum over the first `count` rows of rhs
+// Compute out = lhs @ rhs, or out += lhs @ rhs: the sum over the first `count` rows of
+// rhs.
 template <int R, int V, int Ahead, class T, int M, int N, int K, class S>
 struct StreamSums {
     static void run(

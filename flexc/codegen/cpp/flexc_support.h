@@ -1,9 +1,9 @@
-// What every kernel that flexc emits includes: numbers, functions on them, tiles
-// of them, products of tiles. No header of the standard library: a kernel compiles
-// in a fraction of a second.
+// The header that every emitted kernel includes: numbers, functions of numbers, tiles,
+// products of tiles. It includes no header of the standard library, so that kernels
+// compile quickly.
 //
-// Compiled with -fwrapv -fno-math-errno -fno-trapping-math -ffp-contract=fast.
-// NaN, infinities and signed zeros behave as IEEE 754 says.
+// Kernels are compiled with -fwrapv -fno-math-errno -fno-trapping-math
+// -ffp-contract=fast. NaN, infinities and signed zeros behave as in IEEE 754.
 #pragma once
 
 #include "flexc_math.h"

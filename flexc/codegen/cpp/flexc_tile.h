@@ -1,4 +1,4 @@
-// Tiles in fast memory: what holds them, and whole-tile operations.
+// Tiles in fast memory: their buffers, and operations on whole tiles.
 #pragma once
 
 #include "flexc_arithmetic.h"
@@ -8,8 +8,8 @@ namespace flexc {
 // One register of the machine.
 template <class T> using Vector = Vec<T, lanes<T>>;
 
-// Distance between rows: whole vectors of whatever else is computed with, so that
-// neither products nor maps need masks.
+// The distance between rows: whole vectors, also of other element types in the same
+// maps, so that neither products nor maps need masks.
 template <class T>
 constexpr int pitch(int columns) {
     return (columns + lanes<float> - 1) / lanes<float> * lanes<float>;
@@ -19,7 +19,7 @@ constexpr int pitch(int columns) {
 template <int N, int L> constexpr int vectors_at_once = (N + L - 1) / L % 2 ? 1 : 2;
 template <int N, int L> constexpr int columns_at_once = vectors_at_once<N, L> * L;
 
-// ---- tiles: views of a buffer; columns beyond the last hold anything ----
+// A tile is a view of a buffer. Columns beyond the last are unspecified.
 
 template <class T, int... Shape> struct Tile;
 
@@ -45,8 +45,8 @@ struct Buffer : Tile<T, Shape...> {
         constexpr size_t alignment = 64;
         allocation = __builtin_malloc(this->size * sizeof(T) + alignment);
         if (!allocation) __builtin_abort();
-        // Moved as a pointer. From an integer, GCC may spell a buffer's address as
-        // another buffer's plus the distance between the two, and then hold that
+        // Move the pointer itself. From an integer, GCC may express a buffer's address
+        // as another buffer's plus the distance between the two. GCC then assumes that
         // such a store does not write this buffer (PR 49330).
         char* start = static_cast<char*>(allocation);
         start += -reinterpret_cast<size_t>(start) & (alignment - 1);
@@ -75,15 +75,13 @@ FLEXC_INLINE void copy(Tile<T, Shape...> out, Tile<T, Shape...> in) {
     __builtin_memcpy(out.data, in.data, out.size * sizeof(T));
 }
 
-// ---- reductions ----
-
 template <class T> constexpr T largest = T(__builtin_inff());
 template <> constexpr int8_t largest<int8_t> = __SCHAR_MAX__;
 template <> constexpr int16_t largest<int16_t> = __SHRT_MAX__;
 template <> constexpr int32_t largest<int32_t> = __INT32_MAX__;
 template <> constexpr int64_t largest<int64_t> = __INT64_MAX__;
 
-// Of numbers, and of vectors.
+// Kinds of reductions, of numbers and of vectors.
 struct Max {
     template <class V> static FLEXC_INLINE V combine(V a, V b) { return larger(a, b); }
     template <class T> static constexpr T identity = static_cast<T>(-largest<T> - 1);
@@ -108,7 +106,7 @@ FLEXC_INLINE T combine_lanes(Vector<T> v) {
     return part[0];
 }
 
-// One row to one number.
+// Reduce one row to one number.
 template <class Kind, int N, class T>
 FLEXC_INLINE T reduce_row(const T* row) {
     constexpr int whole = N / lanes<T>;
@@ -125,13 +123,13 @@ FLEXC_INLINE T reduce_row(const T* row) {
     return result;
 }
 
-// Combine each row: one number per row.
+// Reduce each row to one number.
 template <class Kind, class T, int M, int N>
 FLEXC_INLINE void reduce_rows(Tile<T, M> out, Tile<T, M, N> in) {
     for (int i = 0; i < M; ++i) out[i] = reduce_row<Kind, N>(in[i]);
 }
 
-// Of the first columns only.
+// Reduce the first `count` columns of each row.
 template <class Kind, class T, int M, int N>
 FLEXC_INLINE void reduce_rows(Tile<T, M> out, Tile<T, M, N> in, int count) {
     constexpr int L = lanes<T>;
@@ -152,10 +150,11 @@ FLEXC_INLINE void reduce_rows(Tile<T, M> out, Tile<T, M, N> in, int count) {
     }
 }
 
-// Combine each column: one number per column.
+// Reduce the first `count` rows of each column to one number.
 template <class Kind, class T, int M, int N>
 FLEXC_INLINE void reduce_columns(Tile<T, N> out, Tile<T, M, N> in, int count = M) {
-    // Rows have room for so many: vectors of small numbers do not fill a register.
+    // Rows have room for this many lanes: vectors of small numbers do not fill a
+    // register.
     constexpr int L = sizeof(T) > 4 ? lanes<double> : lanes<float>;
     constexpr int together = vectors_at_once<N, L>;
     for (int j = 0; j < N; j += together * L) {
@@ -171,7 +170,7 @@ FLEXC_INLINE void reduce_columns(Tile<T, N> out, Tile<T, M, N> in, int count = M
     }
 }
 
-// The smallest range of the first flags that holds all that are set.
+// Find the smallest range of the first `count` flags that contains all set flags.
 template <int N>
 FLEXC_INLINE void live_range(
     int32_t& first, int32_t& length, Tile<int8_t, N> flags, int count = N) {
@@ -194,7 +193,8 @@ FLEXC_INLINE void diagonals(Tile<T, L> out, Tile<T, M, N> in, int count = N) {
     }
 }
 
-// The same of the transpose: all in[j][i] with i - j + N = c.
+// Sum each diagonal of the transpose: out[c] is the sum of all in[j][i] with i - j + N
+// = c.
 template <class T, int L, int N, int M>
 FLEXC_INLINE void transposed_diagonals(Tile<T, L> out, Tile<T, N, M> in, int count = N) {
     static_assert(L == M + N, "a tile has as many diagonals as rows and columns");

@@ -1,13 +1,12 @@
-// Vectors: as many numbers as a register of the machine has floats, or fewer.
+// Vectors: at most as many numbers as a register of the machine has floats.
 //
-// What is computed with numbers is computed with vectors by the same text: templates
-// here and in the headers that follow take either. A condition on vectors is a mask, a
-// vector of integers that are 0 or -1.
+// The same text computes numbers and vectors: templates here and in the other headers
+// take either. A condition on vectors is a mask, a vector of integers that are 0 or -1.
 #pragma once
 
 #include "flexc_scalar.h"
 
-// Vectors are passed to functions, but all of these are inline.
+// Vectors are passed to functions, but all of these functions are inline.
 #pragma GCC diagnostic ignored "-Wpsabi"
 #pragma GCC diagnostic ignored "-Wignored-attributes"
 
@@ -21,7 +20,7 @@
 #endif
 #endif
 
-// Where GCC's names of instructions are known.
+// GCC's builtins of instructions are available.
 #if defined(__AVX512F__) && !defined(__clang__)
 #define FLEXC_AVX512
 #endif
@@ -33,21 +32,19 @@ namespace flexc {
 
 constexpr int vector_bytes = FLEXC_VECTOR_BYTES;
 
-// Numbers of a type that fill a register.
+// The count of numbers of a type that fill a register.
 template <class T> constexpr int lanes = vector_bytes / static_cast<int>(sizeof(T));
-
-// ---- types ----
 
 template <class T, int L> struct VectorOf {
     typedef T type __attribute__((vector_size(L * sizeof(T))));
     typedef T stored __attribute__((vector_size(L * sizeof(T)), aligned(alignof(T)), may_alias));
 };
 
-// L numbers. Where some are of 64 bits, L is lanes<double>: nothing is wider than a
-// register, as GCC compares wider vectors number by number.
+// A vector of L numbers. If a map has 64-bit numbers, L is lanes<double>: no vector is
+// wider than a register, because GCC compares wider vectors number by number.
 template <class T, int L = lanes<float>> using Vec = typename VectorOf<T, L>::type;
 
-// 16-bit floats, as bits.
+// A vector of 16-bit floats, stored as bits.
 template <class T, int L> struct NarrowVector { Vec<uint16_t, L> raw; };
 template <int L> struct VectorOf<bfloat16, L> { using type = NarrowVector<bfloat16, L>; };
 template <int L> struct VectorOf<half, L> { using type = NarrowVector<half, L>; };
@@ -63,7 +60,7 @@ template <int L> struct VectorOf<bool, L> {
 };
 template <int L = lanes<float>> using Mask = Vec<bool, L>;
 
-// Of a number or a vector V: the type of its elements, and how many it has.
+// The element type and the element count of a number or a vector V.
 template <class T> struct Plain { using type = T; };
 template <class T> struct Plain<T&> { using type = T; };
 template <class V> struct Shape {
@@ -103,15 +100,13 @@ template <class V, bool> struct Rebound { template <class T> using type = T; };
 template <class V> struct Rebound<V, true> {
     template <class T> using type = Vec<T, Shape<V>::count>;
 };
-// A number of type T, or a vector of as many as V has.
+// A number of type T, or a vector of T with as many elements as V.
 template <class T, class V>
 using Like = typename Rebound<V, is_vector<V>>::template type<T>;
 
 template <bool> struct EnableIf {};
 template <> struct EnableIf<true> { using type = int; };
 template <class V> using IfVector = typename EnableIf<is_vector<V>>::type;
-
-// ---- bits, conditions ----
 
 template <class T, class V>
 FLEXC_INLINE auto bits(V x) {
@@ -122,7 +117,7 @@ FLEXC_INLINE auto to_unsigned(V x) {
     return Like<typename Unsigned<Element<V>>::type, V>(x);
 }
 
-// What a comparison gives, as a bool or a mask.
+// Return the result of a comparison as a bool or a mask.
 FLEXC_INLINE bool mask(bool x) { return x; }
 template <class V, IfVector<V> = 0>
 FLEXC_INLINE auto mask(V x) {
@@ -144,13 +139,11 @@ FLEXC_INLINE NarrowVector<T, L> select(
     return {select(condition, a.raw, b.raw)};
 }
 
-// 1, or -1, where a condition holds, else 0.
+// Return 1, or -1, where a condition holds, else 0.
 FLEXC_INLINE int32_t one_if(bool x) { return x; }
 FLEXC_INLINE int32_t minus_one_if(bool x) { return -int32_t(x); }
 template <class V> FLEXC_INLINE V one_if(V x) { return -x; }
 template <class V> FLEXC_INLINE V minus_one_if(V x) { return x; }
-
-// ---- vectors of one number, of successive numbers, in memory ----
 
 template <int L = lanes<float>, class T>
 FLEXC_INLINE Vec<T, L> splat(T x) {
@@ -189,7 +182,7 @@ FLEXC_INLINE void store_vector(T* p, V x) {
 template <class T, int L>
 FLEXC_INLINE void store_vector(T* p, NarrowVector<T, L> x) { store_vector(&p->raw, x.raw); }
 
-// f of each number of vectors.
+// Apply f to each lane of one or two vectors.
 template <class F, class V>
 FLEXC_INLINE V each_lane(F f, V x) {
     constexpr int L = Shape<V>::count;
@@ -208,9 +201,7 @@ FLEXC_INLINE V each_lane(F f, V x, V y) {
     return load_vector<L>(out);
 }
 
-// ---- conversions ----
-
-// Bits of 16-bit floats, rounded to nearest even, in 32-bit integers.
+// Return the bits of 16-bit floats, rounded to nearest even, in 32-bit integers.
 template <class V>
 FLEXC_INLINE auto round_to(const bfloat16*, V x) {
     using U = Like<uint32_t, V>;
@@ -222,7 +213,7 @@ template <class V>
 FLEXC_INLINE auto round_to(const half*, V x) {
     using U = Like<uint32_t, V>;
     const U u = bits<uint32_t>(x), magnitude = u & 0x7fffffff;
-    // Adding 1/2 leaves a subnormal's significand, rounded, in the low bits.
+    // Adding 1/2 leaves a subnormal's rounded significand in the low bits.
     const U small = bits<uint32_t>(bits<float>(magnitude) + 0.5f) - 0x3f000000;
     const U odd = (magnitude >> 13) & 1;
     const U normal = (magnitude - 0x38000000 + 0xfff + odd) >> 13;
@@ -258,7 +249,7 @@ template <> constexpr bool is_narrow<half> = true;
 template <class A, class B> constexpr bool is_same = false;
 template <class A> constexpr bool is_same<A, A> = true;
 
-// A number, or each of a vector, as a T.
+// Convert a number, or each element of a vector, to T.
 template <class T, class V>
 FLEXC_INLINE Like<T, V> convert(V x) {
     if constexpr (is_same<T, Element<V>>)

@@ -1,10 +1,10 @@
-"""Prints maps of tiles: loops over vectors of columns, and over rows.
+"""Print maps of tiles as C++: loops over vectors of columns, and over rows.
 
-A value of a map's region is computed where all that it depends on is known: before
-the loops; once for some columns; once for a row; or for each row of some columns.
-What depends on columns is a vector, anything else a number. Columns are taken a few
-vectors at a time, whose computations overlap; within them all rows are gone through, so
-that what is combined over rows stays in registers.
+A value of a map's region is computed where all its operands are known: before the
+loops, once for some columns, once for a row, or for each row of some columns. A value
+that depends on columns is a vector; all others are scalars. A loop iteration takes a
+few vectors of columns, whose computations overlap, and runs over all rows of them, so
+that reductions over rows stay in registers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flexc.passes.refusal import refuse
 
 COMBINE = {ReduceKind.MAX: "Max", ReduceKind.MIN: "Min", ReduceKind.SUM: "Sum"}
 MOST_LANES = 16
-"""A width that is a multiple of this has whole vectors on any machine."""
+"""A number of columns that is a multiple of this has whole vectors on any machine."""
 
 _MIXED = (
     arith.AddiOp,
@@ -49,7 +49,7 @@ _MIXED = (
     arith.CmpiOp,
     arith.CmpfOp,
 )
-"""Operators of C++, which take a vector and a number of 32 bits or more."""
+"""Ops that print as C++ operators on vectors and scalars of 32 bits or more."""
 
 _BY_NUMBERS = (
     arith.DivSIOp,
@@ -60,27 +60,27 @@ _BY_NUMBERS = (
     arith.RemSIOp,
     arith.RemUIOp,
 )
-"""Functions that know what to do with a divisor that is a number."""
+"""Ops that print as functions with an overload for a scalar divisor."""
 
 ORDERED, UNORDERED, NEVER, ALWAYS = 7, 14, 0, 15
-"""Predicates of `arith.cmpf` that ask of each operand, or of none."""
+"""Predicates of `arith.cmpf` that test each operand alone, or none."""
 
 
 @dataclass(frozen=True)
 class MapPlan:
-    """A map of one dimension or two, and where its values are computed.
+    """A map of one or two dimensions, and the dimensions that its values depend on.
 
     A map of one dimension has columns only.
     """
 
     op: tile.MapOp | tile.PanelMapOp
     rows: str | None
-    """How many rows there are, as text; None for a map of one dimension."""
+    """The number of rows as C++ text, or None for a map of one dimension."""
     outcomes: tuple[ReduceKind | None, ...]
     depends: dict[SSAValue, frozenset[int]] = field(
         default_factory=dict[SSAValue, frozenset[int]]
     )
-    """The dimensions on which a value depends."""
+    """The dimensions on which each value depends."""
 
     def __post_init__(self) -> None:
         for i, arg in enumerate(self.op.body.block.args):
@@ -91,12 +91,12 @@ class MapPlan:
                 self.depends[result] = frozenset[int]().union(*known)
 
     def results(self) -> list[tuple[SSAValue, ReduceKind | None, SSAValue]]:
-        """Results, how their rows are combined, and the values that are."""
+        """Return each result, the reduction of its rows, and the yielded value."""
         values = _yielded(self.op)
         return list(zip(self.op.results, self.outcomes, values, strict=True))
 
     def computed(self) -> Iterable[Operation]:
-        """The ops of the region, in order."""
+        """Return the ops of the region in order, without the terminator."""
         return (op for op in self.op.body.block.ops if not isinstance(op, flex.YieldOp))
 
     @property
@@ -111,12 +111,12 @@ class MapPlan:
         return self.column_dim in self.depends[value]
 
     def in_rows(self, value: SSAValue) -> bool:
-        """Whether a value is computed within the loop over rows."""
+        """Return True if a value is computed inside the loop over rows."""
         return self.column_dim == 0 or 0 in self.depends[value]
 
     @property
     def is_wide(self) -> bool:
-        """Whether a vector has numbers of 64 bits."""
+        """True if a vector of the map has 64-bit numbers."""
         block = self.op.body.block
         inner = [r for op in block.ops for r in op.results]
         return any(is_wide(v.type) for v in [*block.args, *inner] if self.is_vector(v))
@@ -127,13 +127,13 @@ class MapPlan:
 
 
 def _asks_none(op: Operation) -> bool:
-    """Whether a comparison's result is the same for all operands."""
+    """Return True if a comparison gives the same result for all operands."""
     is_cmpf = isinstance(op, arith.CmpfOp)
     return is_cmpf and op.predicate.value.data in (NEVER, ALWAYS)
 
 
 def _keeps_number(op: Operation, index: int) -> bool:
-    """Whether an op on vectors takes a number for an operand as it is."""
+    """Return True if a vector form of an op takes this operand as a scalar."""
     type_ = op.operands[index].type
     if isinstance(op, arith.CmpfOp) and op.predicate.value.data in (ORDERED, UNORDERED):
         return False
@@ -148,18 +148,18 @@ def _keeps_number(op: Operation, index: int) -> bool:
 
 @dataclass(eq=False, repr=False)
 class MapPrinter(SourcePrinter):
-    """Prints the regions of maps, as numbers and as vectors."""
+    """A printer of the regions of maps, as scalar code and as vector code."""
 
     def names(self, values: Iterable[SSAValue]) -> list[str]:
         return [self.name(v) for v in values]
 
     def constant(self, value: SSAValue, expression: str) -> None:
-        """Define a scalar."""
+        """Define a scalar constant."""
         type_ = scalar_type(value.type)
         self.line(f"const {type_} {self.declare(value)} = {expression};")
 
     def print_number(self, op: Operation) -> None:
-        """One scalar op: a constant with an expression."""
+        """Print one op on scalars as a constant with an expression."""
         if isinstance(op, arith.ConstantOp):
             self.bind(op.result, literal(op.value))
         elif _asks_none(op):
@@ -168,7 +168,7 @@ class MapPrinter(SourcePrinter):
             self.constant(op.results[0], _rule(op)(op, self.names(op.operands)))
 
     def print_vector(self, op: Operation, plan: MapPlan) -> None:
-        """One scalar op of vectors."""
+        """Print one op on vectors."""
         (result,) = op.results
         args = [
             self.name(v)
@@ -184,21 +184,19 @@ class MapPrinter(SourcePrinter):
         self.define(result, text, plan)
 
     def splat(self, number: str, plan: MapPlan) -> str:
-        """A vector of one number."""
+        """Return the expression of a vector whose lanes all are one number."""
         return f"splat<lanes<double>>({number})" if plan.is_wide else f"splat({number})"
 
     def define(self, value: SSAValue, text: str, plan: MapPlan) -> None:
-        """Define a vector, or one of those that outlive a row."""
+        """Define a vector, or assign it to its array if the vector outlives a row."""
         if plan.in_rows(value):
             type_ = vector_type(value.type, plan.is_wide)
             self.line(f"const {type_} {self.declare(value)} = {text};")
         else:
             self.line(f"{self.name(value)} = {text};")
 
-    # Maps
-
     def print_scalar_map(self, op: tile.MapOp) -> None:
-        """A map that yields numbers."""
+        """Print a map that yields scalars."""
         for arg, value in zip(op.body.block.args, op.inputs, strict=True):
             self.bind(arg, self.name(value))
         for inner in op.body.block.ops:
@@ -208,7 +206,7 @@ class MapPrinter(SourcePrinter):
             self.bind(result, self.name(value))
 
     def print_tile_map(self, plan: MapPlan, labels: Sequence[str]) -> None:
-        """A map of tiles into buffers."""
+        """Print a map of tiles into the buffers `labels`."""
         self.print_numbers(plan, frozenset())
         lanes = plan.lanes
         if plan.rows is None:
@@ -237,14 +235,14 @@ class MapPrinter(SourcePrinter):
 
     @contextmanager
     def vectors(self, plan: MapPlan) -> Generator[None]:
-        """A loop over the vectors of some columns."""
+        """Open a loop over the vectors of some columns."""
         count = f"vectors_at_once<{plan.columns}, {plan.lanes}>"
         header = f"for (int v = 0, at = col; v < {count}; ++v, at += {plan.lanes})"
         with self.unrolled(header):
             yield
 
     def print_numbers(self, plan: MapPlan, depends: frozenset[int]) -> None:
-        """What is a number, and depends on just so much."""
+        """Print the scalars that depend on exactly the dimensions `depends`."""
         for i, arg in enumerate(plan.op.body.block.args):
             if plan.is_vector(arg) or plan.depends[arg] != depends:
                 continue
@@ -259,9 +257,9 @@ class MapPrinter(SourcePrinter):
                 self.print_number(op)
 
     def open_columns(self, plan: MapPlan) -> list[str]:
-        """Arrays of what outlives a row: values of columns, and what is combined.
+        """Print arrays of the vectors that outlive a row: column values and reductions.
 
-        The names of the latter, "" for a result that is a tile.
+        Return the name of each result's array of partial reductions, "" for a tile.
         """
         arrays: list[tuple[SSAValue, str]] = []
         block, count = plan.op.body.block, f"vectors_at_once<{plan.columns}, "
@@ -286,7 +284,7 @@ class MapPrinter(SourcePrinter):
         return partial
 
     def print_columns(self, plan: MapPlan, partial: Sequence[str]) -> None:
-        """What is known before the rows are."""
+        """Print the vectors that depend on columns alone; initialize reductions."""
         self.load_args(plan, in_rows=False)
         for op in plan.computed():
             if plan.is_vector(op.results[0]) and not plan.in_rows(op.results[0]):
@@ -311,7 +309,7 @@ class MapPrinter(SourcePrinter):
     def print_row(
         self, plan: MapPlan, labels: Sequence[str], partial: Sequence[str] = ()
     ) -> None:
-        """A vector of a row: what it is computed from, and what becomes of it."""
+        """Print the code of one vector of a row, and store or reduce the results."""
         self.load_args(plan, in_rows=True)
         for op in plan.computed():
             if plan.is_vector(op.results[0]) and plan.in_rows(op.results[0]):

@@ -1,8 +1,8 @@
-"""Prints `tile` kernels, legalized for C++, as C++: one op, one statement.
+"""Print `tile` kernels, legalized for C++, as C++: one statement for each op.
 
-A tile is spelled as the buffer that `tile-assign-buffers` gave it, so that an
-op that updates its operand's buffer prints as an update. Scalars are constants of
-their own, vectors are explicit: GCC vectorises few of such loops by itself.
+A tile prints as the name of its buffer, which `tile-assign-buffers` assigned. So an op
+that updates its operand's buffer prints as an update. Scalars print as constants.
+Vectors are explicit, because GCC vectorizes few of these loops.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from flexc.codegen.cpp.spelling import buffer_type, memory_type, scalar_type
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.codegen.parameters import param_spec
 from flexc.dialects import flex, tile
+from flexc.dialects.constants import int_constant
 from flexc.dialects.tile import BUFFERS, BufferAttr, TileType
-from flexc.dialects.tile.schedule.shapes import constant_of
 from flexc.dialects.tile.types import is_memory, is_tensor
 from flexc.passes.refusal import refuse
 
@@ -56,7 +56,7 @@ rsqrt shli shrsi shrui sin sinh sqrt store tan tanh to_unsigned transpose trunc
 _KERNEL = "program grid_0 grid_1 grid_2 threads flush row col at v"
 
 RESERVED = frozenset(f"{_KEYWORDS} {_SUPPORT} {_KERNEL}".split())
-"""Keywords, what emitted code uses of the support headers, and loop variables."""
+"""Keywords, names of the support headers that emitted code uses, and loop variables."""
 
 
 _PROGRAM_ID = (
@@ -69,12 +69,12 @@ _REDUCE_ALONG = ("reduce_columns", "reduce_rows")
 
 @dataclass(eq=False, repr=False)
 class CppPrinter(MapPrinter):
-    """Prints one kernel."""
+    """A printer of one kernel."""
 
     _buffers: list[tuple[str, TileType]] = field(
         default_factory=list[tuple[str, TileType]], init=False
     )
-    """Names of buffers, and what they hold."""
+    """The name of each buffer, and the type of its tile."""
 
     reserved: ClassVar[frozenset[str]] = RESERVED
     comment_marker: ClassVar[str] = "//"
@@ -82,10 +82,8 @@ class CppPrinter(MapPrinter):
     block_close: ClassVar[str] = "}"
     unnamed: ClassVar[str] = "x"
 
-    # The kernel
-
     def print_kernel(self, op: tile.KernelOp) -> tuple[ParamSpec, ...]:
-        """Print a kernel; how it is called."""
+        """Print a kernel; return its parameters."""
         self.print_header(op)
         entry = self.unique_name(op.sym_name.data)
         args = tuple(zip(op.body.block.args, op.params, strict=True))
@@ -123,7 +121,7 @@ class CppPrinter(MapPrinter):
         self.line()
 
     def print_buffers(self, op: tile.KernelOp) -> None:
-        """What each thread keeps its tiles in."""
+        """Print the definitions of the buffers in which each thread keeps its tiles."""
         buffers = op.attributes.get(BUFFERS)
         if not isa(buffers, ArrayAttr[BufferAttr]):
             refuse(op, "expects buffers: run tile-assign-buffers first")
@@ -132,14 +130,12 @@ class CppPrinter(MapPrinter):
             self._buffers.append((name, buffer.tile))
             self.line(f"{buffer_type(buffer.tile)} {name};")
 
-    # Helpers
-
     def print_block(self, block: Block) -> None:
         for op in block.ops:
             self.print_op(op)
 
     def bind_tiles(self, op: Operation) -> list[str]:
-        """Spell the tiles that an op defines as their buffers."""
+        """Bind the tiles that an op defines to their buffers' names; return these."""
         indices = op.attributes.get(BUFFERS)
         given = indices.get_values() if isinstance(indices, DenseArrayBase) else ()
         known = [self._buffers[i] for i in given if 0 <= i < len(self._buffers)]
@@ -151,8 +147,6 @@ class CppPrinter(MapPrinter):
 
     def call(self, function: str, *args: str) -> None:
         self.line(f"{function}({', '.join(args)});")
-
-    # Ops
 
     @singledispatchmethod
     def print_op(self, op: Operation) -> None:
@@ -176,7 +170,7 @@ class CppPrinter(MapPrinter):
     def open_carried(
         self, carried: Sequence[SSAValue], initial: Sequence[SSAValue]
     ) -> None:
-        """Tiles are carried in their buffers, scalars in variables."""
+        """Bind carried tiles to their buffers, and define carried scalars."""
         for value, init in zip(carried, initial, strict=True):
             if isinstance(value.type, TileType):
                 self.bind(value, self.name(init))
@@ -203,7 +197,7 @@ class CppPrinter(MapPrinter):
 
     @print_op.register
     def _(self, op: scf.YieldOp) -> None:
-        """Scalars are all read before the first is written."""
+        """Assign all yielded scalars through temporaries, so that reads come first."""
         parent = op.parent_op()
         assert parent is not None
         carried = parent.body.block.args[1:] if isinstance(parent, scf.ForOp) else None
@@ -222,11 +216,11 @@ class CppPrinter(MapPrinter):
 
     @print_op.register
     def _(self, op: flex.YieldOp) -> None:
-        """What a region yields is bound by the op around it."""
+        """Print nothing: the op around the region binds the yielded values."""
 
     @print_op.register
     def _(self, op: tile.ReturnOp) -> None:
-        """A program ends where its text does."""
+        """Print nothing: a program ends where its text ends."""
 
     @print_op.register
     def _(self, op: tile.ProgramIdOp) -> None:
@@ -270,7 +264,7 @@ class CppPrinter(MapPrinter):
 
     @print_op.register
     def _(self, op: tile.RegisterProductOp) -> None:
-        """The accumulator's buffer is the result's."""
+        """Print a product into the result's buffer, which is also the accumulator's."""
         rows, inner = tile.shape_of(op.result.type)[0], tile.shape_of(op.rhs.type)[0]
         lhs = [self.name(op.lhs)]
         if op.base is not None:
@@ -290,7 +284,7 @@ class CppPrinter(MapPrinter):
 
     @print_op.register
     def _(self, op: tile.AddRegisterProductOp) -> None:
-        """Rows of what is added to are apart by a stride."""
+        """Print a product that is added to memory, whose rows are a stride apart."""
         rows, inner = tile.shape_of(op.lhs.type)
         tile_ = f"{op.register_tile.rows.data}, {op.register_tile.vectors.data}"
         self.call(
@@ -305,7 +299,7 @@ class CppPrinter(MapPrinter):
 
     @print_op.register
     def _(self, op: tile.StreamProductOp) -> None:
-        """The accumulator's buffer is the result's."""
+        """Print a product into the result's buffer, which is also the accumulator's."""
         block = op.register_tile
         sizes = (block.rows.data, block.vectors.data, op.ahead.value.data)
         function = "stream_sums" if op.transposed is None else "stream_dots"
@@ -321,8 +315,8 @@ class CppPrinter(MapPrinter):
         )
 
     def stride(self, value: SSAValue) -> str:
-        """A stride; where it is constant the compiler is to know it."""
-        number = constant_of(value)
+        """Return the text of a stride; a constant becomes part of a type."""
+        number = int_constant(value)
         return self.name(value) if number is None else f"fixed<{number}>"
 
     @print_op.register
@@ -363,7 +357,7 @@ class CppPrinter(MapPrinter):
 
 
 def _plain(attr: Attribute) -> str:
-    """An attribute in words, for a comment."""
+    """Return the text of an attribute for a comment."""
     return str(getattr(attr, "data", attr))
 
 
@@ -376,7 +370,7 @@ def _param_type(type_: Attribute) -> str:
 
 
 def print_kernel(op: tile.KernelOp) -> KernelSpec:
-    """The C++ source of a kernel, and how to call it."""
+    """Return the C++ source of a kernel, and how to call it."""
     output = StringIO()
     printer = CppPrinter(output)
     params = printer.print_kernel(op)

@@ -1,8 +1,8 @@
-"""How scalar ops are spelled as C++ expressions: one row for each op.
+"""Rules that spell scalar ops as C++ expressions: one row for each op.
 
-A rule takes the op and the spellings of its operands. Each expression becomes
-one statement, `const T name = expression;`, so that rules need no precedence. The
-same expression computes vectors where operands are vectors.
+A rule takes the op and the texts of its operands. Each expression becomes one
+statement, `const T name = expression;`, so that rules ignore precedence. The same
+expression computes vectors if operands are vectors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def call(function: str) -> Rule:
 
 
 def _wrapping(symbol: str, bit: str) -> Rule:
-    """Integer arithmetic that wraps around, for a single bit too."""
+    """Return a rule for integer arithmetic that wraps around, also for a single bit."""
 
     def rule(op: Operation, args: list[str]) -> str:
         if op.results[0].type == i1:
@@ -48,7 +48,7 @@ def _cast(op: Operation, args: list[str]) -> str:
 
 
 def _signed_cast(op: Operation, args: list[str]) -> str:
-    """A single bit that is set means -1."""
+    """Spell a signed cast, in which a set bit of i1 means -1."""
     is_bit = op.operands[0].type == i1
     return _cast(op, [f"minus_one_if({args[0]})"] if is_bit else args)
 
@@ -59,7 +59,7 @@ def _unsigned_cast(op: Operation, args: list[str]) -> str:
 
 
 def _truncate(op: Operation, args: list[str]) -> str:
-    """The low bits; a bool would test for zero."""
+    """Spell a truncation to the low bits: a cast to bool would test for zero."""
     return f"({args[0]} & 1) != 0" if op.results[0].type == i1 else _cast(op, args)
 
 
@@ -68,7 +68,7 @@ def _is_narrow(type_: Attribute) -> bool:
 
 
 def _widened(rule: Rule) -> Rule:
-    """16-bit floats are computed with as 32-bit ones, and rounded."""
+    """Return a rule that computes 16-bit floats in 32 bits and rounds the result."""
 
     def widened(op: Operation, args: list[str]) -> str:
         args = [
@@ -116,8 +116,8 @@ def _cmpi(op: Operation, args: list[str]) -> str:
     return f"{args[0]} {_CMPI[predicate]} {args[1]}"
 
 
-# Indexed by predicate: o.. is false and u.. true where an operand is NaN. `one`
-# and `ueq` spell that out; | keeps them free of branches.
+# Indexed by predicate. o.. is false, and u.. true, if an operand is NaN. `one` and
+# `ueq` are explicit; | keeps them free of branches.
 _CMPF = (
     "false",
     "{0} == {1}",
@@ -144,7 +144,7 @@ def _cmpf(op: Operation, args: list[str]) -> str:
 
 
 def _read(op: Operation, args: list[str]) -> str:
-    """Its arguments are the op's and, if not all lanes exist, how many do."""
+    """Spell a read; an extra argument is the number of lanes that exist."""
     assert isinstance(op, tile.ReadOp)
     assert isa(op.tensor.type, TensorType[Attribute])
     function = "read"
@@ -246,7 +246,7 @@ _RULES: dict[type[Operation], Rule] = {
 }
 
 _EXACT = (arith.SelectOp, arith.BitcastOp, arith.ExtFOp, arith.TruncFOp, tile.ReadOp)
-"""What 16-bit floats need not be widened for."""
+"""Ops that need no widening of 16-bit floats."""
 
 SCALAR_RULES: dict[type[Operation], Rule] = {
     op: rule if op in _EXACT else _widened(rule) for op, rule in _RULES.items()

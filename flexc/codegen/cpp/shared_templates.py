@@ -1,8 +1,8 @@
-"""Which templates of the support headers a kernel shares with others.
+"""Find the templates of the support headers that a kernel shares with other kernels.
 
-Products and transposed copies depend on types and sizes of tiles, hardly on mods, and
-take the C++ compiler as long as the rest of a kernel. A kernel declares them, and an
-object that is compiled once defines them.
+Products and transposed copies depend on types and sizes of tiles, and rarely on mods.
+They take the C++ compiler as long as the rest of a kernel. So a kernel only declares
+their instantiations, and one separately compiled object defines them.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from flexc.codegen.cpp.spelling import memory_type
 from flexc.dialects import tile
+from flexc.dialects.constants import int_constant
 from flexc.dialects.tile import TileType
-from flexc.dialects.tile.schedule.shapes import constant_of
 from flexc.dialects.tile.types import is_memory, is_tensor
 
 
 def shared_templates(kernel: tile.KernelOp) -> tuple[str, ...]:
-    """Return the instantiations that a kernel calls, each once."""
+    """Return the shared instantiations that a kernel calls, each once and sorted."""
     found = (template(op) for op in kernel.body.walk())
     return tuple(sorted({text for text in found if text is not None}))
 
 
 @singledispatch
 def template(op: Operation) -> str | None:
-    """Return the instantiation that an op calls, if it is a shared one."""
+    """Return the shared instantiation that an op calls, or None."""
     return None
 
 
@@ -83,7 +83,7 @@ def _(op: tile.StoreStridedOp) -> str | None:
 def _transposed(
     name: str, value: SSAValue, memory: SSAValue, strides: tuple[SSAValue, ...]
 ) -> str | None:
-    """Return the copy of a matrix whose columns lie in memory one after another."""
+    """Return the copy of a matrix whose columns may be adjacent in memory, or None."""
     if not _may_transpose(value.type, strides):
         return None
     shape = tile.shape_of(value.type)
@@ -97,7 +97,7 @@ def _product(
     lhs: str,
     columns: int,
 ) -> str:
-    """The first rows that are computed are counted by a number, or all are."""
+    """Return a product's instantiation, for a counted number of rows or all rows."""
     m, block = tile.shape_of(_rows_of(op))[0], op.register_tile
     rows = f"Fixed<{m}>" if op.rows is None else "int32_t"
     sizes = block.rows.data, block.vectors.data, columns
@@ -123,15 +123,15 @@ def _tile_operand(value: SSAValue) -> str:
 
 
 def _stride(value: SSAValue) -> str:
-    number = constant_of(value)
+    number = int_constant(value)
     return "int64_t" if number is None else f"Fixed<{number}>"
 
 
 def _may_transpose(type_: Attribute, strides: tuple[SSAValue, ...]) -> bool:
-    """Whether rows of a matrix may be apart by one number where columns are not."""
+    """Return True if stride 0 may be 1 while stride 1 is not."""
     if len(strides) != 2 or _element(type_) in _NARROW:
         return False
-    first, second = (constant_of(stride) for stride in strides)
+    first, second = (int_constant(stride) for stride in strides)
     return first in (None, 1) and second != 1
 
 

@@ -1,4 +1,4 @@
-"""How C++ spells types and constants."""
+"""Spell types and constants in C++."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _INTEGERS = {1: "bool", 8: "int8_t", 16: "int16_t", 32: "int32_t", 64: "int64_t"
 
 
 def scalar_type(type_: Attribute) -> str:
-    """The C++ type of one number."""
+    """Return the C++ type of one number."""
     if isinstance(type_, IndexType):
         return "int64_t"
     if isinstance(type_, IntegerType):
@@ -44,40 +44,46 @@ def scalar_type(type_: Attribute) -> str:
 
 
 def is_wide(type_: Attribute) -> bool:
-    """Whether a number is of 64 bits: a vector then has fewer lanes."""
+    """Return True if a number has 64 bits, so that a vector has fewer lanes."""
     return scalar_type(type_) in ("int64_t", "double")
 
 
 def vector_type(type_: Attribute, is_wide: bool) -> str:
-    """The C++ type of a vector of numbers, `is_wide` if some beside it are."""
+    """Return the C++ type of a vector.
+
+    `is_wide` is True if some vector of the same map has 64-bit numbers.
+    """
     return f"Vec<{scalar_type(type_)}{', lanes<double>' if is_wide else ''}>"
 
 
 def memory_type(type_: Attribute) -> str:
-    """The C++ type of one number in memory. GCC vectorises no loads of bool."""
+    """Return the C++ type of one number in memory.
+
+    A bool is stored as int8_t, because GCC does not vectorize loads of bool.
+    """
     name = scalar_type(type_)
     return "int8_t" if name == "bool" else name
 
 
 def from_memory(type_: Attribute, element: str) -> str:
-    """The number that an element of memory is."""
+    """Return the expression that converts an element of memory to its scalar type."""
     return f"{element} != 0" if scalar_type(type_) == "bool" else element
 
 
 def to_memory(type_: Attribute, vector: str) -> str:
-    """A vector as memory holds it."""
+    """Return the expression that converts a vector to its type in memory."""
     is_bool = scalar_type(type_) == "bool"
     return f"convert<int8_t>(one_if({vector}))" if is_bool else vector
 
 
 def buffer_type(type_: TileType) -> str:
-    """The type of a buffer that holds a tile."""
+    """Return the C++ type of a buffer that holds a tile."""
     shape = ", ".join(str(n) for n in type_.get_shape())
     return f"Buffer<{memory_type(type_.element_type)}, {shape}>"
 
 
 def literal(value: Attribute) -> str:
-    """A constant, spelled so that it has its type exactly."""
+    """Return a constant, spelled so that it has exactly the type of the attribute."""
     if isa(value, IntegerAttr):
         return _integer_literal(value.value.data, value.type)
     assert isinstance(value, FloatAttr)
@@ -109,7 +115,7 @@ def _special(number: float, width: str) -> str | None:
 
 
 def _shortest_f32(number: float) -> str:
-    """The shortest decimal that reads back as the same float."""
+    """Return the shortest decimal that reads back as the same float."""
     (single,) = struct.unpack("f", struct.pack("f", number))
     texts = (f"{single:.{digits}g}" for digits in range(1, 10))
     text = next(t for t in texts if _is_f32(t, single))

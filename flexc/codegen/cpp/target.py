@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import IO
-
-from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.utils.target import Target
 
 from flexc.codegen.cpp.printer import print_kernel
 from flexc.codegen.kernel_spec import KernelSpec
-from flexc.codegen.requirements import require_kernels
+from flexc.codegen.target import LoweringOptions, Target
 from flexc.dialects import tile
-
-
-def emit_cpp(module: ModuleOp) -> list[KernelSpec]:
-    """The kernels of a module, printed."""
-    return [print_kernel(op) for op in module.ops if isinstance(op, tile.KernelOp)]
+from flexc.passes import pipelines
+from flexc.passes.pipelines import Passes
 
 
 @dataclass(frozen=True)
 class CppTarget(Target):
-    """Prints each kernel of a module as a C++ source file."""
+    """A target that prints each kernel of a module as a C++ source file."""
 
     name = "cpp"
 
-    def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
-        require_kernels(module, self.name)
-        output.write("\n".join(spec.source for spec in emit_cpp(module)))
+    def passes(self, options: LoweringOptions) -> Passes:
+        return pipelines.to_cpp(options.machine)
+
+    def print_kernel(self, kernel: tile.KernelOp) -> KernelSpec:
+        return print_kernel(kernel)
+
+    @property
+    def separator(self) -> str:
+        return "\n"

@@ -1,7 +1,7 @@
-"""What is wrong with a compiled kernel, by what ptxas says of it.
+"""Find performance problems of a compiled kernel in ptxas's log.
 
-Only in remarks does ptxas say that it put asynchronous products one after another, or
-that values did not fit registers: such a kernel is correct, and slow.
+ptxas reports only in remarks that it serialized asynchronous products, or that values
+did not fit registers. Such a kernel is correct but slow.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import re
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
 SERIALISED = re.compile(r"\((C75\d\d)\)\s*(.*)$", re.MULTILINE)
-"""Remarks C7510 to C7517: products are waited for where they are issued."""
+"""Remarks C7510 to C7517: products are awaited where they are issued."""
 
 
 SPILL_TO_MEMORY = " bytes spill to memory"
 
 MOST_SPILLED = 256
-"""Bytes that a thread may store to memory for lack of registers."""
+"""The bytes that a thread may spill to memory before a kernel counts as slow."""
 
 
 def problems(log: str, most_spilled: int = MOST_SPILLED) -> list[str]:
-    """What makes a kernel slow, of those that a log of `ptxas -v` is about."""
+    """Return the problems that make a kernel slow, from a log of `ptxas -v`."""
     if not SPILLS.search(log):
         return ["ptxas said nothing of the kernel"]
     found: list[str] = []
@@ -34,11 +34,11 @@ def problems(log: str, most_spilled: int = MOST_SPILLED) -> list[str]:
 
 
 def spilled_bytes(log: str) -> int:
-    """The most that a function of a log stores for lack of registers."""
+    """Return the most bytes that one function of a log spills."""
     return max((int(stores) for stores, _ in SPILLS.findall(log)), default=0)
 
 
 def spilled_by(problem: str) -> int:
-    """How many bytes a problem says that spill; 0 if it is another."""
+    """Return the spilled bytes that a problem's text states, 0 for another problem."""
     number, is_spill, _ = problem.partition(SPILL_TO_MEMORY)
     return int(number) if is_spill else 0

@@ -1,11 +1,11 @@
-"""Reading a tensor along the diagonals of a tile that lies as a product does.
+"""Read a tensor along the diagonals of a tile that has a product's layout.
 
-Of such a tile with N columns a thread has N / 2 elements: the lowest bit of an
-element's number is a column further, the next one 8 rows, the others 8 columns each.
-Where elements are read depends on row - column alone, which is 8 a - 8 g - e relative
-to the thread's first element, for bits a and e and group g. So 2 (N / 8 + 1) loads
-serve them all, at known distances from one address. The first two serve the row 8
-further alone, and have an address of their own, as that row may not count.
+In a tile with N columns a thread has N / 2 elements. Bit 0 of an element's number
+stands for 1 column, bit 1 for 8 rows, the other bits for 8 columns each. The address of
+an element depends only on row - column. Relative to the thread's first element that is
+8 a - 8 g - e, for bits a and e and group g. So 2 (N / 8 + 1) loads serve all elements,
+at constant distances from one address. The first two loads serve only the row 8 below.
+They have an address of their own, because that row may not count.
 """
 
 # pyright: basic, reportArgumentType=false, reportAssignmentType=false
@@ -19,23 +19,24 @@ from triton.experimental import gluon
 from triton.runtime.jit import constexpr_function
 
 MARGIN = gl.constexpr(1024)
-"""More than any offset is below that of the tile's first element."""
+"""A number of elements greater than any element's distance before the first one."""
 
 
 @constexpr_function
 def slot_of(element):
-    """Which load an element of the thread gets."""
+    """Return the number of the load that gives an element of the thread."""
     e, a, group = element & 1, element >> 1 & 1, element >> 2
     return 2 * (group - a + 1) + e
 
 
 @constexpr_function
 def read_code(kind, count, step, has_columns):
-    """PTX that gives a thread its elements.
+    """Return the PTX that loads a thread's elements.
 
-    Inputs, of which the first element's counts: the address of what it reads and of
-    what the row 8 further does, both MARGIN elements too far; and, where not all
-    columns count, how many do from its own on.
+    Each input has one register per element, of which only the first element's is used.
+    The inputs are the address of the first element and that of the row 8 below, both
+    MARGIN elements too large. With `has_columns`, a third input is the number of
+    columns that count, from the first element's column on.
     """
     bits = 16 if kind in ("bf16", "f16") else 32
     near, far, columns = f"${count}", f"${2 * count}", f"${3 * count}"
@@ -59,7 +60,7 @@ def read_code(kind, count, step, has_columns):
 
 @constexpr_function
 def widen(kind, slot):
-    """The element of 32 bits that a load becomes."""
+    """Return the PTX that converts a load to an element of 32 bits."""
     if kind == "bf16":
         return f"mov.b32 y{slot}, {{zero, x{slot}}};"
     cast = "cvt.f32.f16" if kind == "f16" else "mov.b32"
@@ -68,7 +69,7 @@ def widen(kind, slot):
 
 @constexpr_function
 def read_constraints(kind, count, has_columns):
-    """The registers of the results, and of each of the inputs."""
+    """Return the register constraints of the results and of each input."""
     result = "=&r" if kind == "i32" else "=&f"
     inputs = ["l"] * (2 * count) + ["r"] * (count * has_columns)
     return ",".join([result] * count + inputs)
@@ -76,19 +77,19 @@ def read_constraints(kind, count, has_columns):
 
 @constexpr_function
 def kind_of(dtype):
-    """The type of a tensor's elements, by the name that the IR has for it."""
+    """Return the IR's name of a dtype."""
     return {"fp32": "f32", "int32": "i32", "fp16": "f16"}.get(dtype.name, dtype.name)
 
 
 @constexpr_function
 def read_type(kind):
-    """The type that elements have once they are read."""
+    """Return the dtype of elements after they are read."""
     return gl.int32 if kind == "i32" else gl.float32
 
 
 @constexpr_function
 def lies_as_product(layout, columns):
-    """Whether a thread's elements are numbered as this file takes them to be."""
+    """Return True if a thread's elements are numbered as this module assumes."""
     further = range((columns // 8).bit_length() - 1)
     registers = [[0, 1], [8, 0], *([0, 8 << i] for i in further)]
     lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
@@ -97,11 +98,11 @@ def lies_as_product(layout, columns):
 
 @gluon.jit
 def addresses(tensor, first, row, column, STEP: gl.constexpr):
-    """Where elements are, MARGIN elements too far."""
+    """Return the addresses of elements, MARGIN elements too large."""
     offsets = first + STEP * (row[:, None] - column[None, :]) + MARGIN
     if first.dtype == gl.int32:
-        # What lies before the tensor's first element is near it: a sum that seems to
-        # be negative is of 32 bits.
+        # A valid sum is not negative, thanks to MARGIN. A sum that seems to be negative
+        # exceeds 31 bits.
         offsets = offsets.to(gl.uint32)
     return tensor + offsets.to(gl.int64)
 
@@ -110,9 +111,10 @@ def addresses(tensor, first, row, column, STEP: gl.constexpr):
 def read_diagonals(
     tensor, first, rows, columns, STEP: gl.constexpr, LAYOUT: gl.constexpr
 ):
-    """Elements at first + STEP * (row - column), those of 16 bits as f32.
+    """Return the elements at first + STEP * (row - column), 16-bit floats as f32.
 
-    If so many rows or columns count, others have any value.
+    `rows` and `columns` are the numbers of rows and columns that count, or None for
+    all. Elements beyond them are unspecified.
     """
     ROWS: gl.constexpr = 16 * LAYOUT.warps_per_cta[0]
     COLUMNS: gl.constexpr = LAYOUT.instr_shape[1]
@@ -122,7 +124,7 @@ def read_diagonals(
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
     near, far = row, row + 8
     if rows is not None:
-        # Rows that do not count read what the last one that does reads.
+        # Rows that do not count read the elements of the last row that counts.
         near = gl.minimum(near, rows - 1)
         far = gl.minimum(far, rows - 1)
     near = addresses(tensor, first, near, column, STEP)

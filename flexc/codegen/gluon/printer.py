@@ -1,7 +1,7 @@
-"""Prints a kernel in Gluon: one statement for each op.
+"""Print a kernel in Gluon: one statement for each op.
 
-Each role becomes a function, whose arguments are what it uses of the numbers,
-tensors, slots and barriers that were made before; the kernel starts them.
+Each role becomes a function. Its arguments are the numbers, tensors, slots and barriers
+from before the roles that it uses. The kernel starts the functions.
 """
 
 from __future__ import annotations
@@ -30,15 +30,12 @@ from flexc.dialects.tile import (
 )
 from flexc.dialects.tile.schedule import PendingType
 
-# Constants of a function that its statements call layouts by.
-
-
 LARGEST_PRODUCT = 256
-"""Columns of the largest product that one instruction computes."""
+"""The number of columns of the largest product that one instruction computes."""
 
 
 def layout_name(layout: LayoutAttr) -> str:
-    """What a layout is called."""
+    """Return the name of the constant that holds a layout."""
     if isinstance(layout, ProductAttr):
         return f"PRODUCT_{layout.columns.data}"
     if isinstance(layout, OperandAttr):
@@ -48,7 +45,7 @@ def layout_name(layout: LayoutAttr) -> str:
 
 
 def layout_call(layout: LayoutAttr, warps: int) -> tuple[str, list[str]]:
-    """The function that makes a layout, and its arguments."""
+    """Return the function that makes a layout, and its arguments."""
     if isinstance(layout, ProductAttr):
         columns = min(layout.columns.data, LARGEST_PRODUCT)
         shape = f"instr_shape=[16, {columns}, 16]"
@@ -61,7 +58,7 @@ def layout_call(layout: LayoutAttr, warps: int) -> tuple[str, list[str]]:
 
 
 def layouts_of(block: Block) -> list[LayoutAttr]:
-    """The layouts of a block's tiles, each after the one it is made of."""
+    """Return the layouts of a block's tiles, each after its parent layout."""
     used = {layout for layout in _layouts_within(block)}
     parents = {x if isinstance(x, ProductAttr) else x.parent for x in used}
     others = used - parents
@@ -83,7 +80,7 @@ def _layouts_within(block: Block) -> Iterator[LayoutAttr]:
 
 
 def layout_of(type_: Attribute) -> LayoutAttr | None:
-    """The layout of a tile, or of a product's result."""
+    """Return the layout of a tile or of a pending product's tile, or None."""
     if isinstance(type_, PendingType):
         type_ = type_.tile
     if not isinstance(type_, tile.TileType):
@@ -99,12 +96,12 @@ GLUON_WORDS = (
 )
 
 COPIED_DIMS = 4
-"""Dimensions of the tensors that tiles are copied from and to."""
+"""The number of dimensions of the tensors that copies read and write."""
 
 
 @dataclass(eq=False, repr=False)
 class GluonPrinter(TilePrinter):
-    """Statements of a Gluon kernel and of its roles."""
+    """A printer of a Gluon kernel and its roles."""
 
     reserved: ClassVar[frozenset[str]] = TilePrinter.reserved | set(GLUON_WORDS.split())
     language: ClassVar[Language] = GLUON
@@ -124,14 +121,12 @@ class GluonPrinter(TilePrinter):
         return f"range({', '.join(bounds if step == '1' else [*bounds, step])})"
 
     def spread(self, value: str, type_: Attribute) -> str:
-        """Gluon has no broadcast, but that of arithmetic."""
+        """Return `value` broadcast by `where`: Gluon broadcasts in arithmetic only."""
         assert isinstance(type_, tile.TileType)
         everywhere = self.call(
             "full", list(type_.get_shape()), "True", "gl.int1", *self.layout_args(type_)
         )
         return self.call("where", everywhere, value, value)
-
-    # Functions
 
     def print_kernel(self, kernel: tile.KernelOp) -> str:
         self._entry = kernel.sym_name.data
@@ -143,14 +138,14 @@ class GluonPrinter(TilePrinter):
 
     @contextmanager
     def aside(self) -> Generator[StringIO]:
-        """Print to a text of its own, that begins at the left."""
+        """Redirect printing to a separate text without indentation."""
         outer, indent = self.stream, self._indent
         self.stream, self._indent = StringIO(), 0
         yield self.stream
         self.stream, self._indent = outer, indent
 
     def print_prelude(self, body: Block) -> None:
-        """The layouts that a function's statements name."""
+        """Print the layout constants that a function's statements use."""
         role = body.parent_op()
         if not isinstance(role, schedule.RoleOp):
             return
@@ -163,7 +158,7 @@ class GluonPrinter(TilePrinter):
         self.print_call(f"{self.declare(value)} = {function}", args)
 
     def print_call(self, opening: str, args: list[str]) -> None:
-        """A call in one line, or in several where that would be too long."""
+        """Print a call in one line, or in several lines if one would be too long."""
         text = f"{opening}({', '.join(args)})"
         if len(text) + self._indent * self.indent_num_spaces <= 88:
             self.line(text)
@@ -171,7 +166,7 @@ class GluonPrinter(TilePrinter):
             self.print_wrapped(f"{opening}(", args, ")")
 
     def print_role(self, role: schedule.RoleOp) -> tuple[str, list[str]]:
-        """Print a role's function aside: its name, and what it is to be given."""
+        """Print a role's function aside; return its name and its arguments."""
         name = self.unique_name(f"{self._entry}_{role.label.data}")
         given = self.captured(role)
         used, self._used = self._used, set(given)
@@ -187,7 +182,7 @@ class GluonPrinter(TilePrinter):
         return name, given
 
     def captured(self, role: schedule.RoleOp) -> list[str]:
-        """What a role uses of the values from before, as these are called there."""
+        """Return the names of outer values that a role uses, in definition order."""
         names: dict[str, None] = {}
         for op in role.walk():
             for value in op.operands:
@@ -199,11 +194,9 @@ class GluonPrinter(TilePrinter):
                     names.setdefault(self.name(value))
         return [name for name in self._names.values() if names.pop(name, 0) is None]
 
-    # Statements
-
     @singledispatchmethod
     def print_statement(self, op: Operation) -> None:
-        """What Triton prints too."""
+        """Print a statement that Gluon and Triton share."""
         super().print_statement(op)
 
     @print_statement.register
@@ -274,11 +267,11 @@ class GluonPrinter(TilePrinter):
         self.assign(op.result, self.at(op.shared, op.index))
 
     def at(self, row: SSAValue, index: SSAValue) -> str:
-        """One of a row of slots or barriers."""
+        """Return the expression of one slot or barrier."""
         return f"{self.name(row)}.index({self.name(index)})"
 
     def view(self, value: SSAValue) -> str:
-        """A tile in shared memory, as products and threads see it."""
+        """Return the expression of a tile in shared memory for products and stores."""
         name = self.name(value)
         return f"tile_of({name})" if isinstance(value.owner, schedule.SlotOp) else name
 
@@ -341,6 +334,6 @@ class GluonPrinter(TilePrinter):
 
 
 def is_told_part(role: schedule.RoleOp) -> bool:
-    """Whether a role's function receives the number of its copy."""
+    """Return True if a role's function receives the number of its copy."""
     (part,) = role.body.block.args
     return bool(part.uses.get_length()) or role.copies.value.data > 1

@@ -1,7 +1,7 @@
 """Functions that emitted Gluon kernels import.
 
-Names that differ among versions of Triton are settled here, so that kernels are the
-same text for all of them.
+This module hides names that differ among versions of Triton, so that the text of a
+kernel is the same for all versions.
 """
 
 # pyright: basic
@@ -30,18 +30,18 @@ copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 @gluon.jit
 def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """A row of barriers, each of which completes a phase after some arrivals."""
+    """Return a row of barriers, each of which completes a phase after some arrivals."""
     row = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):  # pyright: ignore
         mbarrier.init(row.index(i), count=ARRIVALS)
-    # They are initialised by ordinary stores, and copies arrive at them.
+    # Ordinary stores initialize the barriers, and asynchronous copies arrive at them.
     fence_async_shared()
     return row
 
 
 @gluon.jit
 def tile_of(slot):
-    """The tile in a slot: copies see it with leading dimensions of size 1."""
+    """Return the tile in a slot, without the leading dimensions of size 1."""
     ROWS: gl.constexpr = slot.shape[slot.rank - 2]
     COLUMNS: gl.constexpr = slot.shape[slot.rank - 1]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(  # pyright: ignore
@@ -53,7 +53,7 @@ def tile_of(slot):
         return slot._reinterpret(slot.dtype, [ROWS, COLUMNS], layout)
 
 
-# Instructions of a thread, whatever the layout: the same code as Triton's.
+# Each is an instruction of one thread, in any layout: the code is Triton's.
 tanh_approx = gluon.jit(support.tanh_approx.fn)
 read_bf16 = gluon.jit(support.read_bf16.fn)
 read_f16 = gluon.jit(support.read_f16.fn)

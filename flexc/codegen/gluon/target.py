@@ -1,21 +1,17 @@
-"""The `gluon` target: a module with scheduled kernels to Gluon source."""
+"""The `gluon` target, which prints modules with scheduled kernels as Gluon source."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from io import StringIO
-from typing import IO
 
-from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
-from xdsl.utils.target import Target
 
 from flexc.codegen.gluon.printer import GluonPrinter
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.codegen.parameters import param_spec
-from flexc.codegen.requirements import require_kernels
+from flexc.codegen.target import LoweringOptions, Target
 from flexc.codegen.triton.target import (
     header,
     integer_attribute,
@@ -24,10 +20,12 @@ from flexc.codegen.triton.target import (
 from flexc.dialects import tile
 from flexc.dialects.tile import schedule
 from flexc.dialects.tile.schedule.capacity import shared_bytes
+from flexc.passes import pipelines
+from flexc.passes.pipelines import Passes
 
 SUPPORT = "flexc.codegen.gluon.support"
 NAN_OPS = arith.MaximumfOp | arith.MinimumfOp
-"""Ops that are spelled with Triton's enumeration."""
+"""Ops that print with Triton's enumeration `PropagateNan`."""
 
 HOPPER = "triton.experimental.gluon.language.nvidia.hopper"
 HOPPER_NAMES = (
@@ -42,11 +40,6 @@ SUPPORT_FUNCTIONS: dict[type[Operation], str] = {
     tile.ReadDiagonalsOp: "read_diagonals",
 }
 """Ops that print as calls of functions of the support module."""
-
-
-def emit_gluon(module: ModuleOp) -> list[KernelSpec]:
-    """Print every kernel of a module."""
-    return [_emit(op) for op in module.ops if isinstance(op, tile.KernelOp)]
 
 
 def _emit(kernel: tile.KernelOp) -> KernelSpec:
@@ -89,7 +82,7 @@ def print_imports(printer: GluonPrinter, kernel: tile.KernelOp) -> None:
 
 
 def schedule_header(kernel: tile.KernelOp, roles: list[schedule.RoleOp]) -> list[str]:
-    """Who computes the kernel."""
+    """Return comment lines about the roles, the shared memory and the residents."""
     lines = [
         f"role {role.label.data}: {role.copies.value.data} x {role.warps.value.data} "
         f"warps, {role.registers.value.data} registers"
@@ -103,11 +96,14 @@ def schedule_header(kernel: tile.KernelOp, roles: list[schedule.RoleOp]) -> list
 
 @dataclass(frozen=True)
 class GluonTarget(Target):
-    """Gluon source of every kernel in a module."""
+    """A target that prints each kernel of a module as Gluon source."""
 
     name = "gluon"
 
-    def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
-        require_kernels(module, self.name)
-        for spec in emit_gluon(module):
-            output.write(spec.source)
+    def passes(self, options: LoweringOptions) -> Passes:
+        return pipelines.to_gluon(
+            options.tanh, options.reads, options.overlap, options.shared_memory
+        )
+
+    def print_kernel(self, kernel: tile.KernelOp) -> KernelSpec:
+        return _emit(kernel)

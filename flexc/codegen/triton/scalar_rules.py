@@ -1,9 +1,9 @@
-"""How scalar `arith`, `math` and `flex` ops are spelled in Triton and in Gluon.
+"""Rules that spell scalar `arith`, `math` and `flex` ops in Triton and in Gluon.
 
-Each rule turns the texts of an op's operands into an expression. The same text
-serves numbers, values per row or column and full tiles: Triton broadcasts.
-`legalize-tile-for-triton` and `tile-expand-math` leave no other op. Gluon has the
-same functions as Triton, in a module of its own.
+Each rule turns the texts of an op's operands into an expression. The same text serves
+numbers, values per row or column, and full tiles: Triton broadcasts.
+`legalize-tile-for-triton` and `tile-expand-math` leave no other scalar op. Gluon has
+the same functions as Triton, in a module of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ DTYPES = {
 
 
 def literal(attr: Attribute) -> str:
-    """A constant. Beside a value, Triton gives a literal that value's type."""
+    """Return the text of a constant.
+
+    Next to a value, Triton gives a literal that value's type.
+    """
     if isa(attr, IntegerAttr):
         value = attr.value.data
         return str(bool(value)) if attr.type == i1 else str(value)
@@ -55,32 +58,32 @@ def literal(attr: Attribute) -> str:
 
 @dataclass(frozen=True)
 class Language:
-    """A module of functions that kernels call, as kernels spell it."""
+    """A language's module of functions, and its name in emitted source."""
 
     name: str
     module: str
 
     def dtype(self, type_: Attribute) -> str:
-        """The dtype of an element type."""
+        """Return the text of an element type's dtype."""
         return f"{self.module}.{DTYPES[str(type_)]}"
 
     def call(self, function: str, *args: str) -> str:
         return f"{self.module}.{function}({', '.join(args)})"
 
     def unsigned(self, type_: Attribute, text: str) -> str:
-        """`text` read as an unsigned integer of the same width; i1 is one already."""
+        """Return `text` as an unsigned integer of equal width; i1 is unsigned."""
         if type_ == i1:
             return text
         name = self.dtype(type_).replace("int", "uint")
         if text.lstrip("-").isdigit():
-            # A literal is 32 bits wide, and bits of another width cannot be read.
+            # A literal has 32 bits, and a bitcast cannot change the width.
             assert isa(type_, IntegerType)
             value = int(text) % (1 << type_.width.data)
             return self.call("full", "[]", str(value), name)
         return self.call("cast", text, name, "bitcast=True")
 
     def typed_literal(self, attr: Attribute, shape: list[int], *extra: str) -> str:
-        """A constant that stands alone, of its own type."""
+        """Return a constant tile of the attribute's own dtype, for use by itself."""
         assert isa(attr, IntegerAttr | FloatAttr)
         dtype = self.dtype(attr.type)
         return self.call("full", str(shape), literal(attr), dtype, *extra)
@@ -97,12 +100,15 @@ def infix(operator: str) -> Rule:
 
 
 def call(function: str, *extra: str) -> Rule:
-    """A function of the language's module."""
+    """Return a rule that calls a function of the language's module."""
     return lambda lang, op, args: lang.call(function, *args, *extra)
 
 
 def select(lang: Language, op: Operation, args: list[str]) -> str:
-    """Two literals would be i32 or f32, whatever the op's type is."""
+    """Spell a select.
+
+    Two literals would give i32 or f32, so the first gets the op's type.
+    """
     assert isinstance(op, arith.SelectOp)
     owners = (op.lhs.owner, op.rhs.owner)
     if all(isinstance(o, arith.ConstantOp) for o in owners):
@@ -113,7 +119,7 @@ def select(lang: Language, op: Operation, args: list[str]) -> str:
 
 
 def divide(lang: Language, op: Operation, args: list[str]) -> str:
-    """Triton's `/` of f32 is off by up to 2 units in the last place."""
+    """Spell a division; f32 needs `div_rn`, as Triton's `/` is off by up to 2 ulp."""
     assert isinstance(op, arith.DivfOp)
     approximate = FastMathFlag.APPROX_FUNC in op.fastmath.data
     if op.result.type == f32 and not approximate:
@@ -122,7 +128,7 @@ def divide(lang: Language, op: Operation, args: list[str]) -> str:
 
 
 def unsigned_infix(operator: str) -> Rule:
-    """An operator on unsigned integers; integer results are read as signed again."""
+    """Return a rule for an operator on unsigned integers with a signed result."""
 
     def rule(lang: Language, op: Operation, args: list[str]) -> str:
         type_ = op.operands[0].type
@@ -137,12 +143,12 @@ def unsigned_infix(operator: str) -> Rule:
 
 
 def cast(lang: Language, op: Operation, args: list[str]) -> str:
-    """A function, not a method: in Triton's interpreter arguments are numbers."""
+    """Spell a cast as a function: Triton's interpreter has numbers without methods."""
     return lang.call("cast", args[0], lang.dtype(op.results[0].type))
 
 
 def signed_cast(lang: Language, op: Operation, args: list[str]) -> str:
-    """Triton extends i1 with zeros; to MLIR a set bit is -1."""
+    """Spell a signed cast: in MLIR a set bit is -1; Triton extends i1 with zeros."""
     if op.operands[0].type == i1:
         args = ["-" + lang.call("cast", args[0], lang.dtype(i32))]
     return cast(lang, op, args)
@@ -153,19 +159,19 @@ def unsigned_cast(lang: Language, op: Operation, args: list[str]) -> str:
 
 
 def truncate(lang: Language, op: Operation, args: list[str]) -> str:
-    """The low bits; Triton's cast to i1 would test for zero."""
+    """Spell a truncation to the low bits: Triton's cast to i1 would test for zero."""
     return f"({args[0]} & 1) != 0" if op.results[0].type == i1 else cast(lang, op, args)
 
 
 def float_to_int(lang: Language, op: Operation, args: list[str]) -> str:
-    """Towards zero; Triton's cast to i1 would make true of 0.5."""
+    """Spell a cast towards zero: Triton's cast to i1 would turn 0.5 into true."""
     if op.results[0].type == i1:
         return lang.call("cast", args[0], lang.dtype(i32)) + " != 0"
     return cast(lang, op, args)
 
 
 def bitcast(lang: Language, op: Operation, args: list[str]) -> str:
-    """A literal is 32 bits wide: one of another type is given its own first."""
+    """Spell a bitcast; a literal, which has 32 bits, first gets the operand's type."""
     text, into = args[0], lang.dtype(op.results[0].type)
     if not text.split("[")[0].isidentifier():
         text = lang.call("full", "[]", text, lang.dtype(op.operands[0].type))
@@ -173,7 +179,7 @@ def bitcast(lang: Language, op: Operation, args: list[str]) -> str:
 
 
 def negate(lang: Language, op: Operation, args: list[str]) -> str:
-    """Triton's `-x` is 0 - x, which makes +0.0 of +0.0."""
+    """Spell a negation; Triton's `-x` is 0 - x, which gives +0.0 for +0.0."""
     return f"{args[0]} * -1.0"
 
 
@@ -189,13 +195,13 @@ def compare_int(lang: Language, op: Operation, args: list[str]) -> str:
     if predicate[0] == "u":
         args = [lang.unsigned(op.lhs.type, a) for a in args]
     elif op.lhs.type == i1:
-        # To MLIR a set bit is -1, to Triton 1: the order is the opposite.
+        # In MLIR a set bit is -1, in Triton 1, so that the order is reversed.
         args = args[::-1]
     return f"{args[0]} {operator} {args[1]}"
 
 
 def compare_float(lang: Language, op: Operation, args: list[str]) -> str:
-    """Python's comparisons are ordered, but for `!=`."""
+    """Spell a comparison of floats; Python's comparisons are ordered, except `!=`."""
     assert isinstance(op, arith.CmpfOp)
     predicate = arith.CMPF_COMPARISON_OPERATIONS[op.predicate.value.data]
     a, b = args
@@ -221,14 +227,14 @@ def compare_float(lang: Language, op: Operation, args: list[str]) -> str:
 
 
 def in_place_function(op: tile.ReadOp) -> str:
-    """The support function that reads elements of a tensor's type."""
+    """Return the name of the support function that reads a tensor's elements."""
     assert isa(op.tensor.type, TensorType[Attribute])
     guarded = "" if op.valid is None else "_if"
     return f"read_{op.tensor.type.element_type}{guarded}"
 
 
 def read(lang: Language, op: Operation, args: list[str]) -> str:
-    """An element of a tensor; booleans are stored as bytes."""
+    """Spell a read of a tensor's element; booleans are stored as bytes."""
     assert isinstance(op, tile.ReadOp)
     if "in_place" in op.attributes:
         guard = "" if op.valid is None else f", {args[2]}"
@@ -240,7 +246,7 @@ def read(lang: Language, op: Operation, args: list[str]) -> str:
 
 
 NAN = "propagate_nan=tl.PropagateNan.ALL"
-"""Triton's enumeration, which Gluon has no name for."""
+"""Triton's enumeration, for which Gluon has no name."""
 
 RULES: dict[type[Operation], Rule] = {
     arith.AddiOp: infix("+"),
@@ -299,7 +305,10 @@ RULES: dict[type[Operation], Rule] = {
 
 
 def expression(lang: Language, op: Operation, args: list[str]) -> str:
-    """The text of a scalar op."""
+    """Return the text of a scalar op.
+
+    Raise `UnsupportedOpError` for an op without a rule.
+    """
     rule = RULES.get(type(op))
     if rule is None:
         raise UnsupportedOpError(

@@ -1,9 +1,9 @@
-"""Functions that emitted Triton kernels import; those with PTX serve NVIDIA only.
+"""Functions that emitted Triton kernels import; those with PTX are for NVIDIA only.
 
-`diagonals` and `add_to` are the tile ops of these names.
+`diagonals` and `add_to` compute the tile ops of these names.
 
-`read_*` load one element for each pointer, in whatever layout the pointers have.
-They read through the non-coherent cache: a kernel does not write what it captures.
+`read_*` loads one element for each pointer, in the layout of the pointers. The loads go
+through the non-coherent cache, because a kernel does not write its captures.
 """
 
 # pyright: basic
@@ -17,12 +17,15 @@ import triton.language as tl
 
 @triton.jit
 def diagonals(tile):
-    """Element c is the sum of all tile[i, j] with i - j + columns = c, of a square."""
+    """Return the sums of the diagonals of a square tile.
+
+    Element c is the sum of all tile[i, j] with i - j + columns = c.
+    """
     N: tl.constexpr = tile.shape[0]
     tl.static_assert(tile.shape[1] == N)
     row = tl.arange(0, N)[:, None]
     distance = tl.arange(0, N)[None, :]
-    # Every row is turned, so that column d holds the diagonals d and d - N.
+    # Rotate every row, so that column d holds the diagonals d and d - N.
     turned = tl.gather(tile, (row - distance) & (N - 1), 1)
     upper = tl.sum(tl.where(row < distance, turned, 0.0), 0)
     lower = tl.sum(tl.where(row < distance, 0.0, turned), 0)
@@ -31,16 +34,16 @@ def diagonals(tile):
 
 @triton.jit
 def add_to(pointers, tile):
-    """Add a tile to memory that no other program touches."""
-    # Tiles that a loop adds may overlap at other offsets, so that another thread may
-    # have stored what this one loads: all stores come first.
+    """Add a tile to memory that no other program accesses."""
+    # Tiles that a loop adds may overlap at other offsets. Then another thread may have
+    # stored an element that this thread loads, so all stores must come first.
     tl.debug_barrier()
     tl.store(pointers, tl.load(pointers) + tile)
 
 
 @triton.jit
 def tanh_approx(x):
-    """NVIDIA's tanh of f32 in one instruction; max relative error 2^-11."""
+    """Return tanh of f32 by one instruction, with a relative error up to 2^-11."""
     return tl.inline_asm_elementwise(
         "tanh.approx.f32 $0, $1;",
         "=f,f",
@@ -53,7 +56,7 @@ def tanh_approx(x):
 
 @triton.jit
 def read_bf16(pointer):
-    """Elements of a bfloat16 tensor, as float32."""
+    """Return elements of a bfloat16 tensor as float32."""
     return tl.inline_asm_elementwise(
         """
         {
@@ -73,7 +76,7 @@ def read_bf16(pointer):
 
 @triton.jit
 def read_f16(pointer):
-    """Elements of a float16 tensor, as float32."""
+    """Return elements of a float16 tensor as float32."""
     return tl.inline_asm_elementwise(
         """
         {
@@ -92,7 +95,7 @@ def read_f16(pointer):
 
 @triton.jit
 def read_f32(pointer):
-    """Elements of a float32 tensor."""
+    """Return elements of a float32 tensor."""
     return tl.inline_asm_elementwise(
         "ld.global.nc.b32 $0, [$1];",
         "=f,l",
@@ -105,7 +108,7 @@ def read_f32(pointer):
 
 @triton.jit
 def read_i32(pointer):
-    """Elements of an int32 tensor."""
+    """Return elements of an int32 tensor."""
     return tl.inline_asm_elementwise(
         "ld.global.nc.b32 $0, [$1];",
         "=r,l",
@@ -118,7 +121,7 @@ def read_i32(pointer):
 
 @triton.jit
 def read_bf16_if(pointer, valid):
-    """Elements of a bfloat16 tensor, as float32; 0 where they are not valid."""
+    """Return elements of a bfloat16 tensor as float32, 0 where `valid` is false."""
     return tl.inline_asm_elementwise(
         """
         {
@@ -141,7 +144,7 @@ def read_bf16_if(pointer, valid):
 
 @triton.jit
 def read_f16_if(pointer, valid):
-    """Elements of a float16 tensor, as float32; 0 where they are not valid."""
+    """Return elements of a float16 tensor as float32, 0 where `valid` is false."""
     return tl.inline_asm_elementwise(
         """
         {
@@ -163,7 +166,7 @@ def read_f16_if(pointer, valid):
 
 @triton.jit
 def read_f32_if(pointer, valid):
-    """Elements of a float32 tensor; 0 where they are not valid."""
+    """Return elements of a float32 tensor, 0 where `valid` is false."""
     return tl.inline_asm_elementwise(
         """
         {
@@ -183,7 +186,7 @@ def read_f32_if(pointer, valid):
 
 @triton.jit
 def read_i32_if(pointer, valid):
-    """Elements of an int32 tensor; 0 where they are not valid."""
+    """Return elements of an int32 tensor, 0 where `valid` is false."""
     return tl.inline_asm_elementwise(
         """
         {

@@ -1,4 +1,4 @@
-"""The `triton` target: a module with one kernel to Triton source."""
+"""The `triton` target, which prints modules as Triton source."""
 
 from __future__ import annotations
 
@@ -6,27 +6,25 @@ from dataclasses import dataclass
 from functools import singledispatchmethod
 from io import StringIO
 from math import prod
-from typing import IO, ClassVar
+from typing import ClassVar
 
-from xdsl.context import Context
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import FixedBitwidthType, IntegerAttr, ModuleOp, StringAttr
+from xdsl.dialects.builtin import FixedBitwidthType, IntegerAttr, StringAttr
 from xdsl.ir import Operation
-from xdsl.utils.target import Target
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.codegen.parameters import param_spec
-from flexc.codegen.requirements import require_kernels
+from flexc.codegen.target import LoweringOptions, Target
 from flexc.codegen.triton.scalar_rules import TRITON, Language, in_place_function
 from flexc.codegen.triton.tile_printer import TilePrinter
 from flexc.dialects import tile
+from flexc.passes import pipelines
+from flexc.passes.pipelines import Passes
 from flexc.passes.refusal import refuse
-
-# Prints a kernel in Triton: one statement for each op.
 
 
 class TritonPrinter(TilePrinter):
-    """Statements of a Triton kernel."""
+    """A printer of a Triton kernel: one statement for each op."""
 
     reserved: ClassVar[frozenset[str]] = TilePrinter.reserved | {"add_to", "diagonals"}
     language: ClassVar[Language] = TRITON
@@ -41,7 +39,7 @@ class TritonPrinter(TilePrinter):
 
     @singledispatchmethod
     def print_statement(self, op: Operation) -> None:
-        """What Gluon prints too."""
+        """Print a statement that Triton and Gluon share."""
         super().print_statement(op)
 
     @print_statement.register
@@ -79,11 +77,6 @@ SUPPORT_FUNCTIONS: dict[type[Operation], str] = {
 """Ops that print as calls of functions of the support module."""
 
 
-def emit_triton(module: ModuleOp) -> list[KernelSpec]:
-    """Print every kernel of a module."""
-    return [_emit(op) for op in module.ops if isinstance(op, tile.KernelOp)]
-
-
 def _emit(kernel: tile.KernelOp) -> KernelSpec:
     stream = StringIO()
     printer = TritonPrinter(stream=stream)
@@ -115,14 +108,14 @@ def _emit(kernel: tile.KernelOp) -> KernelSpec:
 
 
 COPIED_BITS = 32
-"""Narrower elements cannot be copied to shared memory while a program goes on."""
+"""The fewest bits of an element that can be copied asynchronously to shared memory."""
 
 
 def copied_ahead(kernel: tile.KernelOp) -> int:
     """Return the bytes that a kernel's reads take in shared memory.
 
-    Triton copies what a loop reads for each pair as many steps ahead as there are
-    stages but one. It cannot where an address depends on another read: such reads are
+    Triton copies the reads of a loop's maps over pairs `num_stages - 1` iterations
+    ahead. It cannot do so if an address depends on another read; such reads are marked
     in place.
     """
     stages = integer_attribute(kernel, "num_stages") or 1
@@ -131,7 +124,7 @@ def copied_ahead(kernel: tile.KernelOp) -> int:
 
 
 def _bytes_read(loop: scf.ForOp) -> int:
-    """Return the bytes of a tile of each read of a loop's maps over pairs."""
+    """Return the bytes of the tiles that a loop's maps over pairs read."""
     total = 0
     for op in loop.walk():
         parent = op.parent_op()
@@ -146,7 +139,7 @@ def _bytes_read(loop: scf.ForOp) -> int:
 
 
 def support_names(kernel: tile.KernelOp) -> list[str]:
-    """The functions of the support module that a kernel calls."""
+    """Return the functions of the support module that a kernel calls, sorted."""
     names: set[str] = set()
     for op in kernel.walk():
         if type(op) in SUPPORT_FUNCTIONS:
@@ -157,7 +150,7 @@ def support_names(kernel: tile.KernelOp) -> list[str]:
 
 
 def header(kernel: tile.KernelOp, language: str) -> list[str]:
-    """What the source says of itself first."""
+    """Return the comment lines at the top of a kernel's source."""
     lines = [f"{kernel.sym_name.data}, emitted by flexc for {language}"]
     lines.append(f"grid: {kernel.grid.data}")
     warps, stages = (
@@ -173,18 +166,19 @@ def header(kernel: tile.KernelOp, language: str) -> list[str]:
 
 
 def integer_attribute(kernel: tile.KernelOp, name: str) -> int | None:
-    """The number that a kernel's attribute says, if it is there."""
+    """Return the value of a kernel's integer attribute, or None."""
     attr = kernel.attributes.get(name)
     return attr.value.data if isinstance(attr, IntegerAttr) else None
 
 
 @dataclass(frozen=True)
 class TritonTarget(Target):
-    """Triton source of every kernel in a module."""
+    """A target that prints each kernel of a module as Triton source."""
 
     name = "triton"
 
-    def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
-        require_kernels(module, self.name)
-        for spec in emit_triton(module):
-            output.write(spec.source)
+    def passes(self, options: LoweringOptions) -> Passes:
+        return pipelines.to_triton(options.tanh, options.f32_precision, options.reads)
+
+    def print_kernel(self, kernel: tile.KernelOp) -> KernelSpec:
+        return _emit(kernel)

@@ -1,8 +1,8 @@
-"""What printers of Triton and of Gluon share: one statement for each op.
+"""The base of the Triton and Gluon printers: one statement for each op.
 
-A `tile.map` prints the statements of its region, whose operands are spelled
-with the broadcast that their span asks for. A loop prints its carried values as
-variables that are assigned once before it and once at its end.
+A `tile.map` prints the statements of its region. Operands print with the broadcast that
+their span needs. A loop prints its carried values as variables that are assigned before
+the loop and at the end of its body.
 """
 
 from __future__ import annotations
@@ -38,43 +38,39 @@ LINE_LENGTH = 84
 HIDDEN_BLANK = "\0"
 
 BROADCASTS: dict[tuple[int, ...], str] = {(0,): "[:, None]", (1,): "[None, :]"}
-"""How a row or column value is spelled within a full tile."""
+"""The text that broadcasts a row or column value to a full tile, by span."""
 
 
 def is_pointer(arg: SSAValue, param: tile.ParamAttr) -> bool:
-    """Whether an argument is the address of a tensor."""
+    """Return True if an argument is the address of a tensor."""
     return not is_scalar(arg.type) and param.kind.data == ParamKind.ARGUMENT
 
 
 class TilePrinter(SourcePrinter):
-    """Statements of a kernel in a language of Triton's functions."""
+    """A printer of a kernel in a language with Triton's functions."""
 
     reserved: ClassVar[frozenset[str]] = frozenset(
         f"{PYTHON_WORDS} {READ_WORDS}".split()
     )
     language: ClassVar[Language]
     decorator: ClassVar[str]
-    """What makes a Python function a kernel."""
-
-    # What a language may spell differently
+    """The decorator that makes a Python function a kernel."""
 
     def layout_args(self, type_: Attribute) -> tuple[str, ...]:
-        """What a function that makes a tile is told of its layout."""
+        """Return the layout arguments of a function that makes a tile."""
         return ()
 
     def loop_range(self, op: scf.ForOp) -> str:
-        """What a loop's index runs through."""
+        """Return the range of a loop's index."""
         return f"range({', '.join(self.args(op.lb, op.ub, op.step))})"
 
     def loop_comment(self, op: scf.ForOp, kind: str) -> str:
-        """What is said of a loop over blocks."""
+        """Return the comment on a loop over blocks."""
         is_peeled = "peeled" in op.attributes
         return f"{kind} blocks, after the first" if is_peeled else f"{kind} blocks"
 
-    # Functions
-
     def print_kernel(self, kernel: tile.KernelOp) -> str:
-        """Print the kernel's function; the name it got."""
+        """Print the kernel's function; return its name."""
         entry = self.unique_name(kernel.sym_name.data)
         args = kernel.body.block.args
         names = [self.declare(arg) for arg in args]
@@ -86,19 +82,19 @@ class TilePrinter(SourcePrinter):
             for i, (name, param) in enumerate(zip(names, kernel.params, strict=True))
             if i not in known and is_pointer(args[i], param)
         ]
-        # One kernel for all lengths and addresses: Triton must not specialise.
+        # One kernel serves all lengths and addresses, so Triton must not specialize.
         opening = f"@{self.decorator}(do_not_specialize=["
         self.print_wrapped(opening, map(repr, numbers), "],")
         self.print_wrapped(
             "do_not_specialize_on_alignment=[", map(repr, unaligned), "])"
         )
-        # Types are spelled out: Triton must not guess them from values either.
+        # Annotations keep Triton from inferring types from values.
         params = [n + self.annotation(a) for n, a in zip(names, args, strict=True)]
         self.print_function(entry, params, kernel.body.block)
         return entry
 
     def annotation(self, arg: SSAValue) -> str:
-        """The annotation of a parameter: numbers have a dtype, others bring theirs."""
+        """Return a parameter's annotation: the dtype of a number, "" for a tensor."""
         return f": {self.language.dtype(arg.type)}" if is_scalar(arg.type) else ""
 
     def print_function(self, name: str, params: Iterable[str], body: Block) -> None:
@@ -109,9 +105,9 @@ class TilePrinter(SourcePrinter):
         self._indent -= 1
 
     def print_wrapped(self, opening: str, items: Iterable[str], closing: str) -> None:
-        """Print items in lines of bounded length."""
+        """Print items between `opening` and `closing` in lines of bounded length."""
         self.line(opening)
-        # An item is not broken: its own blanks are out of sight meanwhile.
+        # Hide the blanks within items, so that lines break only between items.
         text = ", ".join(item.replace(" ", HIDDEN_BLANK) for item in items)
         width = LINE_LENGTH - self._indent * self.indent_num_spaces
         for part in textwrap.wrap(text, width, break_long_words=False):
@@ -120,9 +116,7 @@ class TilePrinter(SourcePrinter):
         self.line(closing)
 
     def print_prelude(self, body: Block) -> None:
-        """What stands first in a function, before its statements."""
-
-    # Statements
+        """Print lines before a function's statements."""
 
     def print_block(self, block: Block) -> None:
         for op in block.ops:
@@ -137,12 +131,12 @@ class TilePrinter(SourcePrinter):
         return [self.name(v) for v in values]
 
     def call(self, function: str, *args: object) -> str:
-        """A call of one of the language's functions."""
+        """Return a call of one of the language's functions."""
         return self.language.call(function, *map(str, args))
 
     @singledispatchmethod
     def print_statement(self, op: Operation) -> None:
-        """A scalar op: an assignment."""
+        """Print a scalar op as an assignment."""
         if len(op.results) != 1:
             refuse(op, f"the {self.language.name} backend has no statement for it")
         args = self.args(*op.operands)
@@ -169,7 +163,7 @@ class TilePrinter(SourcePrinter):
         self.assign(op.result, self.full(type_, self.name(op.value)))
 
     def full(self, type_: TileType, value: str) -> str:
-        """A tile whose elements all are `value`."""
+        """Return a tile whose elements all are `value`."""
         shape, dtype = list(type_.get_shape()), self.language.dtype(type_.element_type)
         return self.call("full", shape, value, dtype, *self.layout_args(type_))
 
@@ -215,7 +209,10 @@ class TilePrinter(SourcePrinter):
     def print_map_result(
         self, op: tile.MapOp, result: SSAValue, value: SSAValue
     ) -> None:
-        """What a region computes has its shape; what it only passes on may not."""
+        """Bind a map's result, or assign it if it lacks the map's shape.
+
+        A constant or an operand that the region only yields may have a smaller shape.
+        """
         owner, shape = value.owner, list(op.shape)
         if isinstance(owner, arith.ConstantOp):
             extra = self.layout_args(result.type)
@@ -229,7 +226,7 @@ class TilePrinter(SourcePrinter):
             self.bind(result, self.name(value))
 
     def spread(self, value: str, type_: Attribute) -> str:
-        """A tile of what has fewer dimensions, whose own are spelled already."""
+        """Return a value of lower rank, spelled with its broadcast, as a tile."""
         return self.call("broadcast_to", value, list(shape_of(type_)))
 
     @print_statement.register
@@ -243,12 +240,12 @@ class TilePrinter(SourcePrinter):
         steps = self.loop_range(op)
         with self.block(f"for {self.declare(index)} in {steps}"):
             self.print_block(op.body.block)
-        # After the loop, what it carried holds its results.
+        # After the loop, its carried variables hold the results.
         for result, arg in zip(op.results, carried, strict=True):
             self.bind(result, self.name(arg))
 
     def initial(self, value: SSAValue) -> str:
-        """What a variable starts as; a literal alone would be i32 or f32."""
+        """Return a variable's initial text; a literal alone would be i32 or f32."""
         owner = value.owner
         if isinstance(owner, arith.ConstantOp) and value.type not in (i32, f32):
             return self.language.typed_literal(owner.value, [])

@@ -1,10 +1,10 @@
 """The `blocksparse` dialect: *which* pairs of blocks are visited.
 
-`blocksparse.attention` computes `block_m` query rows at a time and visits the
-keys in *segments*. A segment says, in scalar code, how many key blocks of
-`block_n` columns it visits for a block of rows and where each one starts; so
-block tables, ranges and closed-form bounds are one thing to all that follows.
-Tile sizes and warps are decided here; memory, layouts and instructions are not.
+`blocksparse.attention` computes `block_m` query rows at a time and visits the keys in
+*segments*. For each block of rows a segment states, in scalar code, how many blocks of
+`block_n` keys the program visits and the first key of each block. Block tables, ranges
+and closed-form bounds therefore look the same to all later passes. Tile sizes and warps
+are decided at this level; memory, layouts and instructions are not.
 
 ```mlir
 %out = blocksparse.attention %q, %k, %v : ... scale(%scale : f32)

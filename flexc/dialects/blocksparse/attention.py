@@ -36,13 +36,14 @@ from flexc.dialects.mod_region import (
 
 @irdl_op_definition
 class AttentionOp(AttentionLike, Tiled):
-    """Attention over the pairs that its segments visit; all others are masked.
+    """Attention over the pairs that its segments visit; all other pairs are masked.
 
-    No pair may be visited twice. `tables` are tensors that only the segments'
-    `bounds` and `block` regions read. `order` and `heads_per_group` are hints on
-    which tiles to start first: masks that give later rows more work start with
-    the last rows, of several heads at a time. Split s of n visits its share of each
-    segment's iterations: as many as the others or, if s is among the last, one more.
+    Segments visit no pair twice. Only the `bounds` and `block` regions of segments read
+    `tables`. `order` and `heads_per_group` are hints about the order in which tiles
+    start. For masks that give later rows more work, the last rows of several heads
+    start first. With splits, each split visits its share of the iterations of each
+    segment. Shares differ by at most one iteration; the last splits have the larger
+    shares.
     """
 
     name = "blocksparse.attention"

@@ -30,10 +30,10 @@ from flexc.dialects.mod_region import (
 class PairSumsOp(PairSumsLike, Tiled):
     """`flex.pair_sums` over the pairs that its segments visit.
 
-    A program owns `block_m` rows, and visits segments of blocks of `block_n` columns:
-    in those of a transposed op rows are keys and columns queries, so that `bounds`
-    receives (b, h, k_start, kv_len, q_len). b and h are always the query's: where
-    several query heads share the rows' head, a program visits the segments of each.
+    A program owns `block_m` rows and visits segments of blocks of `block_n` columns. In
+    a transposed op, rows are keys and columns are queries, so `bounds` receives (b, h,
+    k_start, kv_len, q_len). b and h always belong to the query. If several query heads
+    share the head of the rows, a program visits the segments of each query head.
     """
 
     name = "blocksparse.pair_sums"
@@ -51,7 +51,7 @@ class PairSumsOp(PairSumsLike, Tiled):
         segments: Region,
         properties: Mapping[str, Attribute],
     ):
-        """`operands` are grouped as those of `flex.pair_sums`."""
+        """Create the op; `operands` has the same groups as for `flex.pair_sums`."""
         super().__init__(
             operands=operands,
             result_types=[result_types],

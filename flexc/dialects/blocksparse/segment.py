@@ -1,4 +1,4 @@
-"""Segments: runs of blocks that a program visits, and in what order tiles start."""
+"""Segments: runs of blocks that a program visits, and the order of tiles."""
 
 from __future__ import annotations
 
@@ -40,22 +40,29 @@ from flexc.dialects.mod_region import (
 )
 
 BOUNDS_ARGS: tuple[IntegerType, ...] = (i32,) * 5
-"""Types of (b, h, q_start, q_len, kv_len), which `bounds` receives first."""
+"""Types of (b, h, q_start, q_len, kv_len), the first arguments of `bounds`."""
 
 BLOCK_ARGS: tuple[IntegerType, ...] = (i32,) * 6
-"""Types of (b, h, q_start, i, q_len, kv_len), which `block` receives first."""
+"""Types of (b, h, q_start, i, q_len, kv_len), the first arguments of `block`."""
 
 
 UNIT_PROPERTIES = (
-    *("inside", "full_inside", "nonempty", "padded", "may_skip", "narrowed"),
+    "inside",
+    "full_inside",
+    "nonempty",
+    "padded",
+    "may_skip",
+    "narrowed",
 )
-"""Properties of a segment that hold or do not."""
+"""Unit properties of a segment."""
 
 
 class SegmentKind(StrEnum):
-    """Whether every pair of a visited block is live, or the mask decides.
+    """The kind of a segment's blocks: full, partial, or both.
 
-    In a mixed segment `masked_if` says of which blocks the mask decides.
+    All pairs of a full block are live. In a partial block the mask decides. A mixed
+    segment has blocks of both kinds; its `masked_if` region is true for the partial
+    ones.
     """
 
     FULL = "full"
@@ -71,7 +78,7 @@ class SegmentKindAttr(EnumAttribute[SegmentKind], SpacedOpaqueSyntaxAttribute):
 
 
 class TileOrder(StrEnum):
-    """The order in which a head's blocks of rows are started."""
+    """The order in which the blocks of rows of a head start."""
 
     ASCENDING = "ascending"
     DESCENDING = "descending"
@@ -88,16 +95,19 @@ class TileOrderAttr(EnumAttribute[TileOrder], SpacedOpaqueSyntaxAttribute):
 class SegmentOp(IRDLOperation):
     """One run of key blocks: all full, all partial, or mixed.
 
-    `bounds` yields begin and end of the iteration, `block` the first key of
-    iteration i; both receive the captures and then the tables. Columns beyond
-    kv_len are never live. Of the others, a full segment visits all, a partial one
-    those where its mask, if it has one, is true. A mixed segment is partial in the
-    iterations where `masked_if`, which receives what `block` does, holds.
+    `bounds` yields the begin and the end of the iterations. `block` yields the first
+    key of iteration i. Both regions receive the captures and then the tables after
+    their own arguments. Columns at or beyond kv_len are never live. In a full segment
+    all other pairs are live. In a partial segment the pairs for which `mask_mod` is
+    true are live, or all pairs if there is no `mask_mod`. A mixed segment is partial in
+    the iterations for which `masked_if` is true, and full in the others. `masked_if`
+    has the arguments of `block`.
 
-    A loop over a `nonempty` or a `padded` segment runs once at least.
+    A loop over a `nonempty` or a `padded` segment runs at least once.
 
-    In a *trimmed* segment `block` also yields how many columns the iteration visits,
-    1 to block_n: runs of columns are exact to one column, and nothing sticks out.
+    In a *trimmed* segment `block` also yields the number of columns that the iteration
+    visits, from 1 to block_n. Runs of columns are then exact to one column, and no
+    visited column lies beyond kv_len.
 
     ```mlir
     block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
@@ -113,20 +123,28 @@ class SegmentOp(IRDLOperation):
 
     kind = prop_def(SegmentKindAttr)
     inside = opt_prop_def(UnitAttr)
-    """No visited block sticks out over kv_len: columns need no check."""
+    """True if no visited block reaches beyond kv_len: columns need no check."""
     full_inside = opt_prop_def(UnitAttr)
-    """No visited block that is not masked sticks out, in a mixed segment."""
+    """True if no unmasked block of a mixed segment reaches beyond kv_len."""
     nonempty = opt_prop_def(UnitAttr)
-    """Bounds are known not to be empty."""
+    """True if the bounds are known not to be empty."""
     padded = opt_prop_def(UnitAttr)
-    """Where bounds are empty, their first iteration takes place all the same, of which
-    no pair is live. `block` gives a block that there is for it."""
+    """True if the first iteration runs even if the bounds are empty.
+
+    None of the pairs is live in that case, and `block` yields the start of an existing
+    block.
+    """
     may_skip = opt_prop_def(UnitAttr)
-    """Iterations of a trimmed segment may visit nothing: their count is 0 or less, and
-    `block` gives a column that there is for them."""
+    """True if iterations of a trimmed segment may visit no column.
+
+    For such an iteration `block` yields an existing column, and a count of 0 or less.
+    """
     narrowed = opt_prop_def(UnitAttr)
-    """In an iteration of a trimmed segment, columns before the first and after the last
-    that the mask keeps for any row are left out: a program looks before it computes."""
+    """True if a program narrows each iteration of a trimmed segment to live columns.
+
+    The program evaluates the mask first, and leaves out the columns before the first
+    and after the last column that the mask keeps for any row.
+    """
     bounds = region_def("single_block")
     block = region_def("single_block")
     masked_if = opt_region_def("single_block")
@@ -145,7 +163,7 @@ class SegmentOp(IRDLOperation):
         masked_if: Region | None = None,
         facts: Sequence[str] = (),
     ):
-        """`facts` are properties that hold, besides `inside`."""
+        """Create a segment; `facts` names further unit properties to set."""
         if isinstance(kind, SegmentKind):
             kind = SegmentKindAttr(kind)
         facts = [*facts, "inside"] if inside else facts
@@ -163,13 +181,13 @@ class SegmentOp(IRDLOperation):
 
     @property
     def is_trimmed(self) -> bool:
-        """Whether iterations have a number of columns each."""
+        """True if `block` also yields the number of columns of an iteration."""
         last = self.block.block.last_op
         return last is not None and len(last.operands) > 1
 
     @property
     def is_entered(self) -> bool:
-        """Whether a loop over it runs once at least."""
+        """True if a loop over the segment runs at least once."""
         return self.nonempty is not None or self.padded is not None
 
     def verify_(self) -> None:

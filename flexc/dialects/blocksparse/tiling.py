@@ -1,4 +1,4 @@
-"""What ops over segments share: their tiles, and the region of their segments."""
+"""Tile properties of ops over segments, and the region that holds their segments."""
 
 from __future__ import annotations
 
@@ -20,30 +20,33 @@ TILING = (
     "rows_per_part",
     "residents",
 )
-"""Properties that are numbers of something."""
+"""Integer properties that must be at least 1."""
 
 
 class Tiled(IRDLOperation):
     """An op whose programs own `block_m` rows and visit `block_n` columns at a time."""
 
     block_m = prop_def(IntegerAttr)
-    """Query rows of a tile."""
+    """The rows of a tile."""
     block_n = prop_def(IntegerAttr)
-    """Key columns of a tile."""
+    """The columns of a tile."""
     num_warps = opt_prop_def(IntegerAttr)
-    """Warps of a program on a GPU."""
+    """The warps of a program on a GPU."""
     num_stages = opt_prop_def(IntegerAttr)
-    """Key blocks in flight on a GPU, the one being computed with included."""
+    """The key blocks in flight on a GPU, including the block that is computed."""
     rows_per_part = opt_prop_def(IntegerAttr)
-    """Rows of a tile that one group of warps computes: tiles are split by rows."""
+    """The rows that each group of warps computes, if tiles are split by rows."""
     residents = opt_prop_def(IntegerAttr)
-    """Programs that are to share a multiprocessor, if more than one."""
+    """The number of programs that share a multiprocessor, if more than one."""
     order = opt_prop_def(TileOrderAttr)
     heads_per_group = opt_prop_def(IntegerAttr)
-    """Heads whose tiles are started together, so that the longest come first and
-    their keys and values still share the cache."""
+    """The number of heads whose tiles start together.
+
+    The longest tiles then start first, and the keys and values of these heads still
+    share the cache.
+    """
     short_rows = opt_prop_def(UnitAttr)
-    """Rows may see few keys: what a program or a loop costs once is felt."""
+    """True if rows may see few keys: fixed costs of programs and loops matter."""
 
 
 def verify_segments(segments: Region) -> None:

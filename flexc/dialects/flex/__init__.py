@@ -1,9 +1,9 @@
 """The `flex` dialect: *what* is computed.
 
-`flex.attention` is torch's FlexAttention higher-order operator: attention over
-query, key and value, whose scores pass through a `score_mod` region and a
-`mask_mod` region. Which blocks are visited, in what order and on which machine
-is still open. Nothing here is specific to a variant of attention.
+`flex.attention` is torch's FlexAttention higher-order operator: attention over query,
+key and value, whose scores pass through a `score_mod` region and a `mask_mod` region.
+This level does not decide which blocks are visited, in what order, or on which machine.
+No op is specific to a variant of attention.
 
 ```mlir
 %out, %lse = flex.attention %q, %k, %v : tensor<?x?x?x64xf32>,
@@ -42,7 +42,7 @@ from flexc.dialects.flex.derivatives import (
     DerivativeOp,
 )
 from flexc.dialects.flex.facts import FACTS, POSITIVE, PairsOp, score_type, tensor_shape
-from flexc.dialects.flex.finish import (
+from flexc.dialects.flex.host_ops import (
     CenterRowsOp,
     Coordinates,
     LaunchOp,
@@ -65,7 +65,6 @@ from flexc.dialects.flex.scalar import (
     FmodOp,
     LoadCaptureOp,
     YieldOp,
-    print_indexed,
 )
 
 __all__ = [
@@ -102,7 +101,6 @@ __all__ = [
     "diagonal_entries",
     "diagonal_zero",
     "operand_groups",
-    "print_indexed",
     "score_type",
     "tensor_shape",
 ]

@@ -49,31 +49,36 @@ from flexc.dialects.mod_region import (
 class Split(IRDLOperation):
     """An op whose rows may be split along their keys.
 
-    A base of its own, so that its operand comes last.
+    `splits` has a base class of its own because it must be the last operand.
     """
 
     splits = opt_operand_def(i32)
-    """Into how many splits; results then have a batch for each split of each batch."""
+    """The number of splits: results have as many batches for each batch of operands."""
 
 
 class AttentionLike(PairsOp, Split):
-    """Operands, results and facts shared by the attention ops of two dialects.
+    """Operands, results and facts of the attention ops of two dialects.
 
-    `query` is (B, Hq, Sq, E), `key` (B, Hkv, Skv, E) and `value` (B, Hkv, Skv,
-    Ev); query head h reads key head h // (Hq / Hkv). `scale` multiplies the
-    scores before `score_mod` sees them. `out` is (B, Hq, Sq, Ev); `lse` and
-    `max_scores`, where asked for, are (B, Hq, Sq), in natural units, -inf for a
-    row with nothing to attend to, whose `out` is 0. `lse_rest`, asked for with `lse`,
-    is what that lost when it was rounded, 0 where it is infinite: derivatives of large
-    scores need it. `row_shift` and `log_sum`, asked for together, are log-sum-exp in
-    two parts that add up to it: a number near the row's largest score, and the
-    logarithm of the sum of exp(score - row_shift).
+    `query` is (B, Hq, Sq, E), `key` (B, Hkv, Skv, E) and `value` (B, Hkv, Skv, Ev).
+    Query head h reads key head h // (Hq / Hkv). `scale` multiplies the scores before
+    `score_mod` receives them.
 
-    With `splits` n, results have B * n batches: batch b * n + s is of split s of batch
-    b, attention over some of the keys that its rows see. Each such key is in one split;
-    in which, a lowering chooses. `out` then has the type of the scores, and `row_shift`
-    and `log_sum` are all that is asked for besides: `flex.combine_splits` makes of
-    these what attention over all keys is.
+    `out` is (B, Hq, Sq, Ev). All other results are optional and (B, Hq, Sq):
+
+    - `lse`: log-sum-exp of the row's scores, in natural units, and -inf for a row
+      without live pairs. The `out` of such a row is 0.
+    - `max_scores`: the largest score of the row, in natural units, or -inf.
+    - `lse_rest`: the rounding error of `lse`, 0 where `lse` is infinite. Derivatives of
+      large scores need it. It requires `lse`.
+    - `row_shift` and `log_sum`: two parts whose sum is the log-sum-exp. `row_shift` is
+      a number near the row's largest score; `log_sum` is the logarithm of the sum of
+      exp(score - row_shift).
+
+    With `splits` n, results have B * n batches. Batch b * n + s holds split s of batch
+    b: attention over some of the keys that its rows see. Each key is in exactly one
+    split; the lowering chooses which. `out` then has the element type of the scores,
+    `row_shift` and `log_sum` are required, and no other result is allowed.
+    `flex.combine_splits` combines the splits to attention over all keys.
     """
 
     query = operand_def(TensorType[Attribute])
@@ -100,11 +105,11 @@ class AttentionLike(PairsOp, Split):
 
     @property
     def split_groups(self) -> list[SSAValue]:
-        """The operand group of `splits`."""
+        """The operand group of `splits`: empty or one value."""
         return [] if self.splits is None else [self.splits]
 
     def result_groups(self) -> list[list[Attribute]]:
-        """Types of the results, an empty list for one that is not asked for."""
+        """Return the types of all `RESULTS`; an empty list for each absent result."""
         results = (getattr(self, name) for name in RESULTS)
         return [[] if r is None else [r.type] for r in results]
 
@@ -147,7 +152,7 @@ class AttentionLike(PairsOp, Split):
                 raise VerifyException(f"splits expects no {name} among results")
 
     def print_head(self, printer: Printer) -> None:
-        """Print the operands and the result types, up to the first region."""
+        """Print operands and result types: all that comes before the properties."""
         printer.print_string(" ")
         printer.print_list((self.query, self.key, self.value), printer.print_ssa_value)
         printer.print_string(" : ")
@@ -168,7 +173,7 @@ class AttentionLike(PairsOp, Split):
     def parse_head(
         cls, parser: Parser
     ) -> tuple[list[Sequence[SSAValue]], list[list[Attribute]]]:
-        """Parse what `print_head` prints: operand groups and result types."""
+        """Parse the output of `print_head`; return operand groups and result types."""
         pos = parser.pos
         names = parser.parse_comma_separated_list(
             parser.Delimiter.NONE, parser.parse_unresolved_operand
@@ -194,13 +199,13 @@ class AttentionLike(PairsOp, Split):
 
 
 GROUPS = 7
-"""Groups of operands: query, key, value, scale, captures, tables, splits."""
+"""The number of operand groups: query, key, value, scale, captures, tables, splits."""
 
 
 def operand_groups(
     operands: Sequence[SSAValue | Sequence[SSAValue]],
 ) -> list[SSAValue | Sequence[SSAValue]]:
-    """All groups; the last ones may be left out."""
+    """Return all operand groups; append empty ones for those left out at the end."""
     return [*operands, *[()] * (GROUPS - len(operands))]
 
 
@@ -222,13 +227,13 @@ def _parse_named_type(parser: Parser) -> tuple[str, Attribute]:
 class AttentionOp(AttentionLike):
     """Attention with a score and a mask region, over all pairs of positions.
 
-    `tables`, where given, are the tensors of torch's BlockMask: kv_num_blocks
-    (B, Hq, Q blocks), kv_indices (B, Hq, Q blocks, KV blocks) and, optionally,
-    the same for full blocks, expanded to the call's batch and heads;
-    `sparse_block` is its BLOCK_SIZE. A pair in a block
-    that no table lists is masked; a pair in a full block is not.
+    `tables`, if given, are the tensors of torch's BlockMask: kv_num_blocks
+    (B, Hq, Q blocks) and kv_indices (B, Hq, Q blocks, KV blocks), optionally followed
+    by the same two tensors for full blocks. They are expanded to the batch and the
+    heads of the call. `sparse_block` is BLOCK_SIZE of the BlockMask. Pairs in blocks
+    that no table lists are masked. Pairs in full blocks are not.
 
-    Score of a pair: `score_mod(scale * dot(q, k), b, h, q_idx, kv_idx)` where
+    The score of a pair is `score_mod(scale * dot(q, k), b, h, q_idx, kv_idx)` if
     `mask_mod(b, h, q_idx, kv_idx)` is true, else -inf.
     """
 

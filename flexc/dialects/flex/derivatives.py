@@ -1,9 +1,9 @@
-"""Derivatives of attention, before they are taken apart: `flex.attention_backward`
-and `flex.attention_jvp`.
+"""Derivatives of attention as single ops.
 
-What a result or a tangent belongs to is named: "query", "key", "value", or
-"capture 0" for the first captured value; of a backward's operands also "d_out" and
-"d_lse".
+The ops are `flex.attention_backward` and `flex.attention_jvp`;
+`flex-expand-derivatives` expands them. Results and tangents have names: "query", "key",
+"value", or "capture 0" for the first captured value. The operands of a backward op also
+include "d_out" and "d_lse".
 
 ```mlir
 %dq, %dk, %db = flex.attention_backward %q, %k, %v : ... scale(%scale : f32)
@@ -70,14 +70,15 @@ if TYPE_CHECKING:
     from flexc.dialects.flex.derivatives import DerivativeOp
 
 
-# What operands and results of a derivative belong to, and so what they are like.
-
-
 CAPTURE = "capture "
 
 
 def named_value(op: DerivativeOp, name: str) -> SSAValue:
-    """The operand of this name, or what is like it: out and lse of their cotangents."""
+    """Return the value whose type a derivative of this name must have.
+
+    This is the operand of the name; for the cotangents `d_out` and `d_lse` it is the
+    saved `out` or `lse`.
+    """
     match name.removeprefix("d_"):
         case "out":
             return op.saved[0]
@@ -90,7 +91,7 @@ def named_value(op: DerivativeOp, name: str) -> SSAValue:
 
 
 def verify_like(what: str, value: SSAValue, model: SSAValue) -> None:
-    """Check that a tensor has the element type of another, and may have its shape."""
+    """Check that a tensor has the element type of `model`, and perhaps its shape."""
     got, expected = value.type, model.type
     if not (isa(got, TensorType[Attribute]) and isa(expected, TensorType[Attribute])):
         fits = False
@@ -129,7 +130,7 @@ def verify_saved(op: DerivativeOp) -> None:
 
 
 def verify_tables(op: DerivativeOp, both: bool) -> None:
-    """Check that blocks are listed for rows and, if `both`, for columns as well."""
+    """Check block tables; with `both`, tables for rows require tables for columns."""
     counts = len(op.tables), len(op.column_tables)
     if counts[0] not in (0, 2, 4) or counts[1] not in (0, counts[0]):
         raise VerifyException(
@@ -153,7 +154,7 @@ def verify_cotangents(op: DerivativeOp) -> None:
 
 
 def verify_along(op: DerivativeOp, names: Sequence[str]) -> None:
-    """Check tangents of what has some of these names, or of captures."""
+    """Check that `along` names captures or values in `names`, and that tangents fit."""
     verify_named(op, "along", op.moved, names, op.tangents)
 
 
@@ -164,7 +165,7 @@ def verify_named(
     names: Sequence[str],
     values: Sequence[SSAValue],
 ) -> None:
-    """Check names of values: that they are known, there once, and like the values."""
+    """Check that names are known and unique, and that each value fits its name."""
     if len(given) != len(values):
         kind = "results" if what == "wrt" else "tangents"
         raise VerifyException(
@@ -182,7 +183,7 @@ def verify_named(
 
 
 def _captures(op: DerivativeOp) -> list[str]:
-    """Names of the captures that have derivatives: tensors of floats."""
+    """Return the names of the captures that have derivatives: tensors of floats."""
     return [
         f"{CAPTURE}{i}"
         for i, c in enumerate(op.captures)
@@ -201,11 +202,11 @@ GROUPS = (*OWN_GROUPS, "scale", "captures", "tables", "column_tables")
 class DerivativeOp(PairsOp):
     """Operands and regions of the derivatives of a `flex.attention`.
 
-    `query` to `tables` are the operands of the attention; `column_tables` list blocks
-    of queries for each block of keys, as torch's q_num_blocks and q_indices do.
-    `saved` are its `out`, `lse` and, where
-    scores may be large, `lse_rest`. `tangents` belong to what `along` names; those of
-    all else are zero.
+    `query` to `tables` are the operands of the attention op. `column_tables` list
+    blocks of queries for each block of keys, as torch's q_num_blocks and q_indices do.
+    `saved` holds `out`, `lse` and, if scores may be large, `lse_rest` of the attention
+    op. `along` names the values that `tangents` belong to; all other values have zero
+    tangents.
     """
 
     saved = var_operand_def(TensorType[Attribute])
@@ -233,7 +234,7 @@ class DerivativeOp(PairsOp):
         mask_mod: Region,
         properties: Mapping[str, Attribute],
     ):
-        """`operands` by the names of their groups; groups not given are empty."""
+        """Create the op from operand groups by name; groups not given are empty."""
         names = [name for name, _ in self.get_irdl_definition().operands]
         super().__init__(
             operands=[operands.get(name, []) for name in names],
@@ -252,11 +253,11 @@ class DerivativeOp(PairsOp):
 
     @property
     def moved(self) -> list[str]:
-        """What `along` names."""
+        """The names of the values that have tangents."""
         return [] if self.along is None else [a.data for a in self.along]
 
     def tangent_of(self, name: str) -> SSAValue | None:
-        """The tangent of what is named so, None for zero."""
+        """Return the tangent of the value of this name; None if the tangent is zero."""
         named = self.moved
         return self.tangents[named.index(name)] if name in named else None
 
@@ -327,12 +328,12 @@ class DerivativeOp(PairsOp):
 
 @irdl_op_definition
 class AttentionBackwardOp(DerivativeOp):
-    """Gradients of attention: what `wrt` names, in that order.
+    """The gradients of attention by the values that `wrt` names, in that order.
 
-    `cotangents` are those of `out` and, where given, of `lse`. A gradient has the
-    shape of what it belongs to. With `tangents`, the results are the tangents of
-    the gradients: how they change as the attention's operands and the cotangents
-    change along the tangents (and `out` and `lse` with them).
+    `cotangents` are those of `out` and, if given, of `lse`. A gradient has the shape of
+    the value that it belongs to. With `tangents`, the results are the tangents of the
+    gradients: the change of the gradients as the operands and the cotangents change
+    along the tangents. `out` and `lse` change with the operands.
     """
 
     name = "flex.attention_backward"

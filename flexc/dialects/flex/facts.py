@@ -1,4 +1,4 @@
-"""What ops over pairs of positions share: captures, tables, facts about a call."""
+"""The base of ops over pairs of positions: captures, tables, facts about a call."""
 
 from __future__ import annotations
 
@@ -44,24 +44,25 @@ FACTS = (
     "scores_moderate",
     "rows_never_empty",
 )
-"""Properties that say what is known about a call, kept by every lowering."""
+"""Properties that state proved facts about a call; every lowering keeps them."""
 
 
 POSITIVE = ("q_len_multiple", "kv_len_multiple", "alignment", "max_length")
-"""Facts that are numbers of something."""
+"""Integer facts that must be at least 1."""
 
 
 def score_type(query: Attribute) -> AnyFloat:
-    """Scores of fp64 inputs are fp64, of all others fp32."""
+    """Return the type of scores: fp64 for fp64 queries, fp32 for all others."""
     assert isa(query, TensorType[Attribute])
     return f64 if isinstance(query.element_type, Float64Type) else f32
 
 
 class PairsOp(IRDLOperation):
-    """An op over all pairs of a query and a key position, and what is known of it.
+    """An op over all pairs of a query and a key position, with facts about the call.
 
-    `scale` multiplies dot products of queries and keys. `captures` are what mods
-    read besides, `tables` what says which blocks of pairs count.
+    `scale` multiplies the dot products of queries and keys. `captures` are the values
+    that mods read in addition to their arguments. `tables` list the blocks of pairs
+    that count.
     """
 
     scale = operand_def(AnyFloat)
@@ -69,51 +70,65 @@ class PairsOp(IRDLOperation):
     tables = var_operand_def(TensorType[Attribute])
 
     scale_positive = opt_prop_def(UnitAttr)
-    """The scale is known to be positive, neither tiny nor huge: it moves past the
-    running maximum, and things may be divided by it."""
+    """True if the scale is known to be positive and neither tiny nor huge.
+
+    The scale may then be applied after the running maximum, and values may be divided
+    by the scale.
+    """
     q_len_multiple = opt_prop_def(IntegerAttr)
-    """Sq is known to be a multiple of this."""
+    """A known divisor of Sq."""
     kv_len_multiple = opt_prop_def(IntegerAttr)
-    """Skv is known to be a multiple of this."""
+    """A known divisor of Skv."""
     alignment = opt_prop_def(IntegerAttr)
-    """Base addresses of query, key, value and out, and their strides but the
-    last, are multiples of this many bytes."""
+    """The alignment of query, key, value and out, in bytes.
+
+    The number divides the base addresses and all strides except the last.
+    """
     index_width = opt_prop_def(IntegerAttr)
-    """Bits that hold every offset within a captured tensor (32 or 64)."""
+    """The number of bits that hold every offset within a captured tensor: 32 or 64."""
     max_length = opt_prop_def(IntegerAttr)
-    """Sq and Skv are known to be at most this."""
+    """A known upper bound of Sq and Skv."""
     captures_inside = opt_prop_def(UnitAttr)
-    """Captured loads are known to be in range at all pairs of positions, also the
-    masked ones, before negative indices are wrapped."""
+    """True if captured loads are known to be in range at all pairs of positions.
+
+    This includes masked pairs, and holds without the wrapping of negative indices.
+    """
     indices_fit = opt_prop_def(UnitAttr)
-    """At this call's lengths and captured integers, no arithmetic on positions
-    overflows its type."""
+    """True if no arithmetic on positions overflows its type.
+
+    This holds for the lengths and the captured integers of this call.
+    """
 
     score_range = opt_prop_def(DenseArrayBase.constr(f64))
-    """[lo, hi]: scores after `score_mod`, of all pairs that count, are within, are
-    -inf (a mod that masks), or are NaN, which stays NaN as it would without."""
+    """The bounds [lo, hi] of the scores after `score_mod`, of all pairs that count.
+
+    A score may also be -inf, if the mod masks the pair, or NaN.
+    """
     scores_finite = opt_prop_def(UnitAttr)
-    """No score after `score_mod` is infinite, of any pair that counts."""
+    """True if no pair that counts has an infinite score after `score_mod`."""
     has_keys = opt_prop_def(UnitAttr)
-    """Skv is known not to be 0."""
+    """True if Skv is known to be above 0."""
     paired_heads = opt_prop_def(UnitAttr)
-    """Query and key have the same batches and heads."""
+    """True if query and key have equal numbers of batches and of heads."""
     scores_moderate = opt_prop_def(UnitAttr)
-    """Scores after `score_mod` are hardly larger than those before it, -inf aside."""
+    """True if `score_mod` makes scores larger by a small factor at most.
+
+    Masked scores, which are -inf, do not count.
+    """
     rows_never_empty = opt_prop_def(UnitAttr)
-    """There are keys, and every row has one at least that no mask hides."""
+    """True if there are keys, and every row has a key that no mask hides."""
 
     def facts(self) -> dict[str, Attribute]:
-        """The facts that hold, to be copied by a lowering."""
+        """Return the facts that hold; a lowering copies them."""
         return {k: v for k, v in self.properties.items() if k in FACTS}
 
     def fact(self, name: str, default: int = 1) -> int:
-        """The value of an integer fact."""
+        """Return the value of an integer fact, or `default` if the fact is absent."""
         attr = self.properties.get(name)
         return attr.value.data if isinstance(attr, IntegerAttr) else default
 
     def verify_facts(self, *sizes: str) -> None:
-        """Check that facts, and other sizes of these names, are numbers above 0."""
+        """Check that integer facts and properties in `sizes` are above 0 if present."""
         for name in (*POSITIVE, *sizes):
             attr = self.properties.get(name)
             if isinstance(attr, IntegerAttr) and attr.value.data < 1:
@@ -126,7 +141,7 @@ class PairsOp(IRDLOperation):
             )
 
     def verify_scale_and_captures(self, score: AnyFloat) -> None:
-        """Check the type of the scale, and that captures can be read."""
+        """Check the type of the scale, the types of captures, and the score range."""
         if self.scale.type != score:
             raise VerifyException(f"scale expects type {score}, got {self.scale.type}")
         for capture in self.captures:
@@ -139,7 +154,7 @@ class PairsOp(IRDLOperation):
 
 
 def tensor_shape(value: SSAValue) -> tuple[int, ...]:
-    """The static shape of a tensor value; DYNAMIC_INDEX where it is dynamic."""
+    """Return the shape of a tensor value; DYNAMIC_INDEX for a dynamic dimension."""
     assert isa(value.type, TensorType[Attribute])
     return value.type.get_shape()
 
@@ -156,7 +171,7 @@ def verify_block(
     tables_name: str,
     tables: Sequence[SSAValue],
 ) -> None:
-    """Check that tables come with a size of their blocks: rows and columns."""
+    """Check that tables and their block size (rows, columns) come together."""
     if bool(tables) != (block is not None):
         raise VerifyException(
             f"{name} expects {tables_name}, and {tables_name} expect it"

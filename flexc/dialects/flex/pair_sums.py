@@ -1,8 +1,8 @@
-"""`flex.pair_sums`: sums over pairs of positions, what all derivatives are made of.
+"""`flex.pair_sums`: sums over pairs of positions, of which all derivatives are made.
 
-The rows that a result belongs to are queries, or keys if the op is `transposed`; the
-columns that it sums over are the other. So the gradient of the query and those of
-key and value are one op, whose pairs are the same code.
+The rows of a result are queries, or keys if the op is `transposed`. The op sums over
+the columns, which are the other side. The gradients of query, key and value are
+therefore the same op with the same code for each pair.
 
 ```mlir
 %dq = flex.pair_sums rows(%q, %do : ...) columns(%k, %v : ...)
@@ -75,35 +75,35 @@ from flexc.dialects.mod_region import (
 )
 
 DIAGONAL_UNIT = 128
-"""Blocks of rows and columns that are summed along diagonals are no larger."""
+"""The largest size of blocks of rows and columns that are summed along diagonals."""
 
 
 def diagonal_zero(kv_len: int) -> int:
-    """Which entry of diagonals is that of equal positions.
+    """Return the index of the diagonal entry that sums pairs of equal positions.
 
-    Before the first that counts there is room for a block of columns.
+    There is room for a block of columns before the first entry that counts.
     """
     return -(-kv_len // DIAGONAL_UNIT) * DIAGONAL_UNIT + DIAGONAL_UNIT
 
 
 def diagonal_entries(q_len: int, kv_len: int) -> int:
-    """How many entries diagonals have."""
+    """Return the number of entries of a diagonal sum."""
     return diagonal_zero(kv_len) + -(-q_len // DIAGONAL_UNIT) * DIAGONAL_UNIT
 
 
 class SumKind(StrEnum):
-    """What is summed, and over which pairs.
+    """The kind of a sum: the shape of its result, and the pairs that each element sums.
 
     MATRIX  (B, H, rows, D): for each row the sum over columns of value * matrix row,
-            and over all heads and batches that share the row's.
+            and over all heads and batches that share the head and batch of the row.
     TOTAL   (B, Hq, rows): for each row, and each query head, the sum over columns.
     DIAGONAL (B, Hq, N, L): entry q_idx - kv_idx + U sums the pairs with that
-            difference, where U is `diagonal_zero` and L `diagonal_entries`; the sum
-            over N, a number of the lowering's choice, counts.
+            difference, where U is `diagonal_zero` and L `diagonal_entries`. The
+            lowering chooses N; the gradient is the sum over N.
     PAIRS   (B, Hq, rows, columns): the values themselves, 0 where a pair is dead.
     COLUMN_MATRIX (N, B, H, columns, D): for each column the sum over rows of value *
-            matrix row, and over all heads and batches that share the column's; the
-            sum over N, a number of the lowering's choice, counts.
+            matrix row, and over all heads and batches that share the head and batch of
+            the column. The lowering chooses N; the gradient is the sum over N.
     """
 
     MATRIX = "matrix"
@@ -114,22 +114,23 @@ class SumKind(StrEnum):
 
 
 MATRICES = (SumKind.MATRIX, SumKind.COLUMN_MATRIX)
-"""Sums of rows of matrices."""
+"""The kinds that sum rows of matrices."""
 
 OF_ROWS = (SumKind.MATRIX, SumKind.TOTAL, SumKind.PAIRS)
-"""Sums whose results have a dimension of rows, the third."""
+"""The kinds whose results have the rows as their third dimension."""
 
 RANKS = {SumKind.TOTAL: 3, SumKind.COLUMN_MATRIX: 5}
-"""Dimensions of results; 4 of all others."""
+"""The ranks of results by kind; 4 for all other kinds."""
 
 
 @irdl_attr_definition
 class SumAttr(ParametrizedAttribute):
-    """One result: its kind, and what it takes of the values that `pairs` yields.
+    """One result: its kind, and the values that it sums.
 
-    `terms` are [value] or, for a matrix, [value, matrix] each; they add up: matrices
-    of the columns, or of the rows for a column matrix. Sums along diagonals, and pairs,
-    have one. `scaled` says that a matrix is multiplied by the op's scale.
+    Each term is [value] or, for a matrix, [value, matrix]: indices of a value that
+    `pairs` yields and of a matrix of the columns, or of the rows for a column matrix.
+    The result is the sum of its terms. Sums along diagonals and pairs have one term.
+    `scaled` says that a matrix is multiplied by the scale of the op.
     """
 
     name = "flex.sum"
@@ -179,36 +180,38 @@ class SumAttr(ParametrizedAttribute):
         return cls.of(SumKind(kind), terms, scaled).parameters
 
 
-GROUPS = ("rows", "columns", "row_values", "column_values", "first")
-"""Operand groups before those that all ops over pairs have."""
+GROUPS = ("rows", "columns", "row_values", "column_values", "tile_origin")
+"""The operand groups that precede those of all ops over pairs."""
 
 
 class PairSumsLike(PairsOp):
     """Operands, results and properties of the pair sums of two dialects.
 
     `rows` are matrices (B, H, rows, D) and `row_values` vectors (B, H, rows) on the
-    side of the rows, `columns` and `column_values` those on the other side. The
-    query's side has B batches of Hq heads, the key's has B or 1 of Hkv.
-    `first`, where given, are the batch, head and row (i32) that the results start
-    at, or the row alone: a part of all, as large as the results are.
+    side of the rows; `columns` and `column_values` are those of the columns. The side
+    of the query has B batches of Hq heads, the side of the key B or 1 batches of Hkv
+    heads. `tile_origin`, if given, is the batch, head and row (i32) at which the
+    results start, or the row alone. The results then cover a part of all rows, as large
+    as the results are.
 
-    For a pair, dot product i is the sum over the pairs [r, c, r, c, ...] of
-    `products[i]` of dot(rows[r], columns[c]). `pairs` receives the dot products, the
-    scale, the row values, the column values, b, h, q_idx, kv_idx (of the query) and
-    the captures; dead pairs count for nothing, whatever it yields.
+    `products[i]` is a list of pairs [r, c, r, c, ...]. Dot product i of a pair of
+    positions is the sum of dot(rows[r], columns[c]) over this list. `pairs` receives
+    the dot products, the scale, the row values, the column values, b, h, q_idx, kv_idx
+    (of the query) and the captures. Dead pairs contribute nothing, whatever `pairs`
+    yields.
     """
 
     rows = var_operand_def(TensorType[Attribute])
     columns = var_operand_def(TensorType[Attribute])
     row_values = var_operand_def(TensorType[Attribute])
     column_values = var_operand_def(TensorType[Attribute])
-    first = var_operand_def(i32)
+    tile_origin = var_operand_def(i32)
     sums_ = var_result_def(TensorType[Attribute])
 
     products = prop_def(ArrayAttr[DenseArrayBase[I32]])
     sums = prop_def(ArrayAttr[SumAttr])
     transposed = opt_prop_def(UnitAttr)
-    """Rows are keys, columns are queries."""
+    """True if rows are keys and columns are queries."""
 
     traits = traits_def(IsolatedFromAbove(), Pure())
     irdl_options = (AttrSizedOperandSegments(as_property=True), ParsePropInAttrDict())
@@ -222,7 +225,7 @@ class PairSumsLike(PairsOp):
         return self.transposed is not None
 
     def product_list(self) -> list[list[tuple[int, int]]]:
-        """For each dot product, which rows matrix meets which columns matrix."""
+        """Return the (row matrix, column matrix) index pairs of each dot product."""
         found: list[list[tuple[int, int]]] = []
         for product in self.products:
             flat = product.get_values()
@@ -230,24 +233,24 @@ class PairSumsLike(PairsOp):
         return found
 
     def length_multiple(self, of_rows: bool) -> int:
-        """What the number of rows, or of columns, is known to be a multiple of."""
+        """Return a known divisor of the number of rows, or of columns."""
         is_query = of_rows != self.is_transposed
         return self.fact("q_len_multiple" if is_query else "kv_len_multiple")
 
     @property
     def sum_of_rows(self) -> SSAValue | None:
-        """The first result whose third dimension is the rows."""
+        """The first result whose third dimension is the rows; None if there is none."""
         pairs = zip(self.sums, self.sums_, strict=True)
         return next((r for attr, r in pairs if attr.sum_kind in OF_ROWS), None)
 
     @property
     def first_index(self) -> int:
-        """Which argument of `pairs` is b, the first of a pair's indices."""
+        """The index of b among the arguments of `pairs`; h, q_idx, kv_idx follow."""
         values = len(self.row_values) + len(self.column_values)
         return len(self.products) + 1 + values
 
     def pairs_args(self) -> list[Attribute]:
-        """Types of the arguments of `pairs`."""
+        """Return the types of the arguments of `pairs`."""
         values = [*self.row_values, *self.column_values]
         return [
             *[self.score_type] * (len(self.products) + 1),
@@ -260,9 +263,9 @@ class PairSumsLike(PairsOp):
         for name, rank in zip(GROUPS[:4], (4, 4, 3, 3), strict=True):
             for operand in getattr(self, name):
                 verify_rank(name, operand.type, rank)
-        if not self.rows or len(self.first) not in (0, 1, 3):
+        if not self.rows or len(self.tile_origin) not in (0, 1, 3):
             raise VerifyException(
-                "expects rows, and first of none, one or three values"
+                "expects rows, and tile_origin of none, one or three values"
             )
         self.verify_scale_and_captures(self.score_type)
         for flat in self.products:
@@ -312,7 +315,7 @@ class PairSumsLike(PairsOp):
             self.verify_column_matrix(attr, result)
 
     def verify_matrix(self, attr: SumAttr, number: int, result: SSAValue) -> None:
-        """A matrix that a sum names is there, and as wide as the result."""
+        """Check that a matrix of a sum exists and is as wide as the result."""
         matrices = self.matrices_of(attr)
         if not 0 <= number < len(matrices):
             raise VerifyException(f"{attr} names no matrix of {len(matrices)}")
@@ -321,17 +324,19 @@ class PairSumsLike(PairsOp):
             raise VerifyException(f"{attr} expects head dim {dim}, got {result.type}")
 
     def verify_column_matrix(self, attr: SumAttr, result: SSAValue) -> None:
-        if self.is_transposed or len(self.first) > 1:
+        if self.is_transposed or len(self.tile_origin) > 1:
             raise VerifyException(f"{attr} expects queries of all heads as rows")
-        if self.first and self.sum_of_rows is None:
-            raise VerifyException("first expects a result that says how many rows")
+        if self.tile_origin and self.sum_of_rows is None:
+            raise VerifyException(
+                "tile_origin expects a result that says how many rows"
+            )
         if element_of(result) != self.score_type:
             raise VerifyException(
                 f"{attr} expects sums of {self.score_type}, got {result.type}"
             )
 
     def matrices_of(self, attr: SumAttr) -> Sequence[SSAValue]:
-        """The matrices that the terms of a sum name."""
+        """Return the matrices that the terms of a sum index."""
         return self.rows if attr.sum_kind == SumKind.COLUMN_MATRIX else self.columns
 
     def print_head(self, printer: Printer) -> None:
@@ -360,11 +365,11 @@ class PairSumsLike(PairsOp):
 
 @irdl_op_definition
 class PairSumsOp(PairSumsLike):
-    """Sums over all pairs that count: those that `mask_mod` and `tables` leave.
+    """Sums over all pairs that count: pairs that `mask_mod` and `tables` keep.
 
-    `tables` are as in `flex.attention`, but list blocks of columns for each block of
-    rows, and `sparse_block` is their rows and columns: of a transposed op, those of
-    torch's q_num_blocks and q_indices.
+    `tables` list blocks of columns for each block of rows, and `sparse_block` is the
+    rows and columns of their blocks. For a transposed op they are torch's q_num_blocks
+    and q_indices; otherwise they are as in `flex.attention`.
     """
 
     name = "flex.pair_sums"
@@ -381,8 +386,11 @@ class PairSumsOp(PairSumsLike):
         mask_mod: Region,
         properties: Mapping[str, Attribute],
     ):
-        """`operands` are the groups: rows, columns, their values, first, and then
-        scale, captures and tables."""
+        """Create the op from operand groups.
+
+        The groups are rows, columns, row_values, column_values, tile_origin, scale,
+        captures and tables.
+        """
         super().__init__(
             operands=operands,
             result_types=[result_types],
@@ -421,13 +429,13 @@ class PairSumsOp(PairSumsLike):
 
 
 def element_of(value: SSAValue) -> Attribute:
-    """The element type of a tensor value."""
+    """Return the element type of a tensor value."""
     assert isa(value.type, TensorType[Attribute])
     return value.type.element_type
 
 
 def is_float_tensor(type_: Attribute) -> bool:
-    """Whether a tensor holds floats, and so has a gradient."""
+    """Return True for the type of a tensor of floats: such a tensor has a gradient."""
     return isa(type_, TensorType[Attribute]) and isinstance(
         type_.element_type, AnyFloat
     )

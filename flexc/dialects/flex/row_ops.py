@@ -1,4 +1,4 @@
-"""`flex.row_dots`: dot products of rows with rows, as the backward's delta."""
+"""Ops on rows of tensors: `row_dots`, `weigh_rows`, `combine_splits`."""
 
 from __future__ import annotations
 
@@ -30,17 +30,15 @@ from flexc.dialects.mod_region import (
     print_properties,
 )
 
-# `flex.weigh_rows`: rows times the weight that their probabilities leave out.
-
 
 @irdl_op_definition
 class WeighRowsOp(IRDLOperation):
-    """values * w, with w a number for each row: how much larger its probabilities are
-    than exp(score - lse), as a kernel computes that from a rounded lse.
+    """values * w, where w is the weight of each row.
 
-    `values` are (B, H, S, D) or (B, H, S), `lse` and `lse_rest` (B, H, S): together
-    they are log-sum-exp to twice the digits. A row without pairs (lse is -inf) has
-    weight 0, whatever its values are.
+    The weight is the ratio of the exact probabilities of the row to exp(score - lse),
+    which a kernel computes from a rounded lse. `values` are (B, H, S, D) or (B, H, S).
+    `lse` and `lse_rest` are (B, H, S); their sum is log-sum-exp to twice the digits. A
+    row without live pairs (lse is -inf) has weight 0, whatever its values are.
 
     ```mlir
     %w = flex.weigh_rows %d_out, %lse, %rest
@@ -57,7 +55,7 @@ class WeighRowsOp(IRDLOperation):
     result = result_def(TensorType[Attribute])
 
     alignment = opt_prop_def(IntegerAttr)
-    """As of `flex.attention`, of values of rank 4."""
+    """As in `flex.attention`, for values of rank 4."""
     max_length = opt_prop_def(IntegerAttr)
 
     traits = traits_def(Pure())
@@ -96,16 +94,13 @@ class WeighRowsOp(IRDLOperation):
             verify_rank(name, getattr(self, name).type, 3)
 
 
-# `flex.combine_splits`: attention over all keys, from attention over some each.
-
-
 @irdl_op_definition
 class CombineSplitsOp(IRDLOperation):
     """The output and log-sum-exp of rows that were split along their keys.
 
-    Operands are what a `flex.attention` with `splits` gives, of B * splits batches, and
-    results what it gives without, of B batches. Split s weighs
-    exp(row_shift_s + log_sum_s), and nothing if no pair of it is live.
+    Operands are the results of a `flex.attention` with `splits`, of B * splits batches.
+    Results are those of the same attention without splits, of B batches. The weight of
+    split s is exp(row_shift_s + log_sum_s), or 0 if no pair of the split is live.
 
     ```mlir
     %out, %lse = flex.combine_splits %outs, %shifts, %sums splits %n
@@ -124,7 +119,7 @@ class CombineSplitsOp(IRDLOperation):
     lse = result_def(TensorType[Attribute])
 
     alignment = opt_prop_def(IntegerAttr)
-    """As of `flex.attention`, of values of rank 4."""
+    """As in `flex.attention`, for values of rank 4."""
     max_length = opt_prop_def(IntegerAttr)
 
     traits = traits_def(Pure())
@@ -187,7 +182,7 @@ class RowDotsOp(IRDLOperation):
     result = result_def(TensorType[Attribute])
 
     alignment = opt_prop_def(IntegerAttr)
-    """As of `flex.attention`, of the operands of rank 4."""
+    """As in `flex.attention`, for the operands of rank 4."""
     max_length = opt_prop_def(IntegerAttr)
 
     traits = traits_def(Pure())

@@ -1,4 +1,4 @@
-"""Scalar ops of mod regions: captured loads, sizes, remainders, and their end."""
+"""Scalar ops of mod regions: captured loads, sizes, remainders and the terminator."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ from flexc.dialects.mod_region import expect_tensor
 
 @irdl_op_definition
 class LoadCaptureOp(IRDLOperation):
-    """One element of a captured tensor; 0 where an index is out of range.
+    """One element of a captured tensor, or 0 if an index is out of range.
 
-    Indices are not wrapped: the frontend spells torch's negative indices out.
-    `inside` says that they are known to be in range: no test is needed.
+    The op does not wrap negative indices: the frontend writes torch's wrapping as
+    scalar code. `inside` says that the indices are known to be in range and need no
+    test.
 
     ```mlir
     %m = flex.load_capture %slopes[%h] : tensor<?xf32>, i32
@@ -145,9 +146,9 @@ class DimOp(IRDLOperation):
 
 @irdl_op_definition
 class FmodOp(IRDLOperation):
-    """C's fmod: the remainder of x / y rounded towards zero, exact.
+    """C's fmod: the exact remainder of x / y, with the quotient rounded towards zero.
 
-    `arith.remf` does not exist in xDSL 0.74.
+    xDSL 0.74 has no `arith.remf`.
     """
 
     name = "flex.fmod"
@@ -166,7 +167,7 @@ class FmodOp(IRDLOperation):
 
 @irdl_op_definition
 class YieldOp(IRDLOperation):
-    """Ends every region of scalar code."""
+    """The terminator of every region of scalar code."""
 
     name = "flex.yield"
 

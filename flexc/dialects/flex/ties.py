@@ -1,9 +1,9 @@
-"""`flex.ties`: who has the derivative of a maximum or minimum of equal numbers.
+"""`flex.ties`: the derivative of a maximum or minimum of equal operands.
 
-A discardable attribute of `arith.maximumf` and `arith.minimumf`, as in
-`arith.maximumf %x, %zero {flex.ties = "rhs"} : f32`. The value is the same with and
-without it. torch's functions differ: `maximum` halves the derivative between equal
-operands, `clamp` gives it to what is clamped, `relu` to the constant.
+A discardable attribute of `arith.maximumf` and `arith.minimumf`, as in `arith.maximumf
+%x, %zero {flex.ties = "rhs"} : f32`. The attribute does not change the value. torch's
+functions differ in their derivatives at equal operands: `maximum` gives half to each
+operand, `clamp` gives all to the clamped value, `relu` to the constant.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ TIES = "flex.ties"
 
 
 class Ties(StrEnum):
-    """Whose derivative that of the result is where the operands are equal."""
+    """The operand that receives the derivative if both operands are equal."""
 
     HALVES = "halves"
-    """Half of each; what holds without the attribute."""
+    """Half of the derivative for each operand; the default without the attribute."""
     LHS = "lhs"
     RHS = "rhs"
 
 
 def ties_of(op: Operation) -> Ties:
-    """What an op says of its operands being equal."""
+    """Return the `flex.ties` attribute of an op, or its default."""
     attr = op.attributes.get(TIES)
     return Ties(attr.data) if isinstance(attr, StringAttr) else Ties.HALVES
 
 
 def set_ties(op: Operation, ties: Ties) -> None:
-    """State it, where it is not what holds anyhow."""
+    """Set the `flex.ties` attribute of an op, unless `ties` is the default."""
     if ties is not Ties.HALVES:
         op.attributes[TIES] = StringAttr(ties.value)

@@ -1,11 +1,11 @@
 """The `tile` dialect: *how* one program computes its tiles.
 
-A `tile.kernel` is run once for every point of its grid. Tiles are immutable
-values in registers or fast memory; global tensors are read as values and
-outputs are written through memrefs. All element-wise work, the user's mod
-included, is `tile.map` over a region of scalar code, whose operands each span
-some of the result's dimensions: nothing is broadcast in memory. Spelling is all
-that is left to decide once a `legalize-tile-for-*` pass has run.
+A `tile.kernel` runs once for every point of its grid. Tiles are immutable values in
+registers or fast memory. Global tensors are read as values, and outputs are written
+through memrefs. All element-wise work, including the user's mod, is `tile.map`: a
+region of scalar code. Each operand of a map spans some of the result's dimensions, so
+that nothing is broadcast in memory. After a `legalize-tile-for-*` pass, a printer can
+spell each op as one statement.
 
 ```mlir
 tile.kernel @attention(%q : tensor<?x?x?x64xf32>, ...)
@@ -26,29 +26,32 @@ from __future__ import annotations
 
 from xdsl.ir import Dialect
 
-from flexc.dialects.tile.approx import TanhApproxOp
 from flexc.dialects.tile.compute import (
     ConvertLayoutOp,
     DiagonalsOp,
     DotOp,
     FullOp,
     IotaOp,
-    MapOp,
+    LiveRangeOp,
     ReduceOp,
+    TanhApproxOp,
     TransposeOp,
-    element_of,
-    shape_of,
 )
 from flexc.dialects.tile.cpu import (
     BUFFERS,
-    HOST_OPS,
     AddStridedOp,
     BufferAttr,
     CopyOp,
     LoadStridedOp,
     StoreStridedOp,
 )
-from flexc.dialects.tile.diagonal_reads import IDLE_BEYOND, ReadDiagonalsOp
+from flexc.dialects.tile.cpu_products import (
+    VECTOR_BYTES,
+    AddRegisterProductOp,
+    RegisterProductOp,
+    RegisterTileAttr,
+    StreamProductOp,
+)
 from flexc.dialects.tile.kernel import (
     GRID_OF,
     DimOp,
@@ -57,38 +60,31 @@ from flexc.dialects.tile.kernel import (
     ReturnOp,
     StrideOp,
 )
-from flexc.dialects.tile.layouts import (
-    AlongAttr,
-    LayoutAttr,
-    OperandAttr,
-    ProductAttr,
-)
-from flexc.dialects.tile.live import LiveRangeOp
+from flexc.dialects.tile.maps import KEPT, MapOp, PanelMapOp
 from flexc.dialects.tile.memory import (
+    IDLE_BEYOND,
     AddToOp,
     GatherOp,
     LoadOp,
+    ReadDiagonalsOp,
     ReadOp,
     ScatterAddOp,
     ScatterOp,
     StoreOp,
 )
-from flexc.dialects.tile.panels import KEPT, PANEL_OPS, PanelMapOp
-from flexc.dialects.tile.register_products import (
-    REGISTER_PRODUCT_OPS,
-    VECTOR_BYTES,
-    AddRegisterProductOp,
-    RegisterProductOp,
-    RegisterTileAttr,
-)
 from flexc.dialects.tile.schedule import SCHEDULE_OPS, SCHEDULE_TYPES
-from flexc.dialects.tile.streams import STREAM_OPS, StreamProductOp
 from flexc.dialects.tile.types import (
+    AlongAttr,
+    LayoutAttr,
+    OperandAttr,
     ParamAttr,
     ParamKind,
+    ProductAttr,
     ReduceKind,
     ReduceKindAttr,
     TileType,
+    element_of,
+    shape_of,
 )
 
 __all__ = [
@@ -170,10 +166,14 @@ Tile = Dialect(
         ConvertLayoutOp,
         DotOp,
         TanhApproxOp,
-        *HOST_OPS,
-        *PANEL_OPS,
-        *REGISTER_PRODUCT_OPS,
-        *STREAM_OPS,
+        LoadStridedOp,
+        StoreStridedOp,
+        AddStridedOp,
+        CopyOp,
+        PanelMapOp,
+        RegisterProductOp,
+        AddRegisterProductOp,
+        StreamProductOp,
         *SCHEDULE_OPS,
     ],
     [

@@ -1,70 +1,126 @@
-"""What verifiers of several tile ops check."""
+"""Verifiers, traits and syntax that several tile ops share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import I32, ArrayAttr, DenseArrayBase, MemRefType, TensorType
-from xdsl.ir import Attribute, SSAValue
+from xdsl.dialects.builtin import (
+    MemRefType,
+    TensorType,
+    i32,
+)
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+from xdsl.traits import (
+    ConditionallySpeculatable,
+    EffectInstance,
+    MemoryEffect,
+    MemoryEffectKind,
+)
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
-from flexc.dialects.mod_region import is_capture
-from flexc.dialects.tile.schedule.types import tile_of
-from flexc.dialects.tile.types import TileType
-
-SPANS: tuple[frozenset[tuple[int, ...]], ...] = (
-    frozenset({()}),
-    frozenset({(), (0,)}),
-    frozenset({(), (0,), (1,), (0, 1), (1, 0)}),
+from flexc.dialects.constants import int_constant
+from flexc.dialects.tile.types import (
+    BarriersType,
+    SharedType,
+    TileType,
+    ViewType,
+    tile_of,
 )
-"""What operands of a map may span, by how many dimensions its results have."""
-
-
-def verify_spans(
-    inputs: Sequence[SSAValue],
-    spans: ArrayAttr[DenseArrayBase[I32]],
-    shape: tuple[int, ...],
-) -> None:
-    """Each operand of a map is as large as the dimensions that it spans."""
-    if len(spans) != len(inputs):
-        raise VerifyException(f"spans expects {len(inputs)} entries, got {len(spans)}")
-    for i, (value, dims) in enumerate(zip(inputs, spans, strict=True)):
-        span = tuple(dims.get_values())
-        if span not in SPANS[len(shape)]:
-            raise VerifyException(
-                f"operand {i} expects to span dimensions of {shape}, got {list(span)}"
-            )
-        expected = tuple(shape[d] for d in span)
-        type_ = value.type
-        got = type_.get_shape() if isinstance(type_, TileType) else ()
-        if got != expected:
-            raise VerifyException(f"operand {i} expects shape {expected}, got {type_}")
-        if not span and not is_capture(type_):
-            raise VerifyException(
-                f"operand {i} expects a tile, a number or a tensor, got {type_}"
-            )
 
 
 def verify_tile(
     what: str, type_: Attribute, shape: Sequence[int], element: Attribute
 ) -> None:
-    """A tile, or a view of one, has a shape and elements of a type."""
-    tile = tile_of(type_)
-    if tile.get_shape() != tuple(shape) or tile.element_type != element:
-        expected = TileType(element, shape)
-        raise VerifyException(f"{what} expects a tile like {expected}, got {type_}")
+    """Verify the shape and the element type of a tile or of a view's tile."""
+    verify_same_tile(what, type_, TileType(element, shape))
 
 
 def verify_dim(what: str, dim: int, rank: int) -> None:
-    """A dimension is one of so many."""
+    """Verify that a dimension is at least 0 and below a rank."""
     if not 0 <= dim < rank:
         raise VerifyException(f"{what} expects a dimension below {rank}, got {dim}")
 
 
 def verify_elements(what: str, tile: Attribute, memory: Attribute) -> None:
-    """A tile has elements of the type that a tensor or memref holds."""
+    """Verify that a tile has the element type of a tensor or memref."""
     assert isa(memory, TensorType[Attribute] | MemRefType[Attribute])
     expected = memory.get_element_type()
     if tile_of(tile).element_type != expected:
         raise VerifyException(f"{what} expects elements of {expected}, got {tile}")
+
+
+def verify_same_tile(what: str, type_: Attribute, expected: TileType) -> None:
+    """Verify that a tile, or a view's tile, equals another except for its layout."""
+    got = tile_of(type_)
+    if got.with_layout(None) != expected.with_layout(None):
+        raise VerifyException(f"{what} expects a tile like {expected}, got {got}")
+
+
+def verify_box(tensor: Attribute, indices: Sequence[SSAValue], view: SSAValue) -> None:
+    """Verify a copy between a tensor or memref and a view of a slot.
+
+    Check the number of indices, the rank, the element type and the tile's dimensions.
+    """
+    assert isa(tensor, TensorType[Attribute] | MemRefType[Attribute])
+    tile, rank = tile_of(view.type), tensor.get_num_dims()
+    if len(indices) != rank:
+        raise VerifyException(f"expects {rank} indices, got {len(indices)}")
+    if tile.get_num_dims() > rank:
+        raise VerifyException(f"expects a tile no deeper than {tensor}, got {tile}")
+    if tensor.get_element_type() != tile.element_type:
+        raise VerifyException(
+            f"view expects elements of {tensor.get_element_type()} as {tensor} has, "
+            f"got {tile}"
+        )
+    if any(n & (n - 1) for n in tile.get_shape()):
+        raise VerifyException(f"expects dimensions of powers of two, got {tile}")
+
+
+def verify_index(index: SSAValue, row: Attribute) -> None:
+    """Verify that an index into slots or barriers is in range if it is a constant."""
+    assert isinstance(row, SharedType | BarriersType)
+    size = (row.slots if isinstance(row, SharedType) else row.count).data
+    number = int_constant(index)
+    if number is not None and not 0 <= number < size:
+        raise VerifyException(f"index expects 0 to {size - 1}, got {number}")
+
+
+class ReadsViews(MemoryEffect, ConditionallySpeculatable):
+    """The effects of an op whose operands may be views.
+
+    With a view, the op reads memory: it is neither moved nor merged across waits.
+    Without one, the op is pure.
+    """
+
+    @classmethod
+    def get_effects(cls, op: Operation) -> set[EffectInstance]:
+        """Return a read effect if an operand is a view."""
+        if _has_view(op):
+            return {EffectInstance(MemoryEffectKind.READ)}
+        return set()
+
+    @classmethod
+    def is_speculatable(cls, op: Operation) -> bool:
+        """Return True if the op may run where it did not run before."""
+        return not _has_view(op)
+
+
+def _has_view(op: Operation) -> bool:
+    return any(isinstance(type_, ViewType) for type_ in op.operand_types)
+
+
+def print_count(printer: Printer, count: SSAValue | None) -> None:
+    """Print ` count %n`, or nothing without a count."""
+    if count is not None:
+        printer.print_string(" count ")
+        printer.print_ssa_value(count)
+
+
+def parse_count(parser: Parser) -> SSAValue | None:
+    """Parse what `print_count` prints."""
+    if parser.parse_optional_keyword("count") is None:
+        return None
+    return parser.resolve_operand(parser.parse_unresolved_operand(), i32)

@@ -1,18 +1,16 @@
-"""Arithmetic on tiles: maps, reductions, matrix products."""
+"""Arithmetic on tiles: indices, reductions, layouts, matrix products."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from xdsl.dialects.builtin import (
     I32,
-    ArrayAttr,
-    DenseArrayBase,
     IntegerAttr,
     UnitAttr,
+    f32,
+    i1,
     i32,
 )
-from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.ir import SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
@@ -20,34 +18,40 @@ from xdsl.irdl import (
     opt_operand_def,
     opt_prop_def,
     prop_def,
-    region_def,
     result_def,
     traits_def,
-    var_operand_def,
-    var_result_def,
 )
 from xdsl.parser import Parser
 from xdsl.printer import Printer
-from xdsl.traits import IsolatedFromAbove, Pure
+from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from flexc.dialects.mod_region import expect_type, is_scalar, verify_scalar_region
+from flexc.dialects.mod_region import expect_type
 from flexc.dialects.tile.checks import (
+    ReadsViews,
+    parse_count,
+    print_count,
     verify_dim,
-    verify_spans,
     verify_tile,
 )
-from flexc.dialects.tile.counts import parse_count, print_count
-from flexc.dialects.tile.layouts import AlongAttr, LayoutAttr, ProductAttr
-from flexc.dialects.tile.schedule.effects import ReadsViews
-from flexc.dialects.tile.schedule.shapes import transposed
-from flexc.dialects.tile.schedule.types import ViewType, matrix_shape
-from flexc.dialects.tile.types import ReduceKind, ReduceKindAttr, TileType
+from flexc.dialects.tile.types import (
+    AlongAttr,
+    LayoutAttr,
+    ProductAttr,
+    ReduceKind,
+    ReduceKindAttr,
+    TileType,
+    ViewType,
+    element_of,
+    matrix_shape,
+    shape_of,
+    transposed,
+)
 
 
 @irdl_op_definition
 class IotaOp(IRDLOperation):
-    """start, start + 1, ...: the indices that a tile covers along a dimension."""
+    """The numbers start, start + 1, ...: the indices of a tile along a dimension."""
 
     name = "tile.iota"
 
@@ -90,187 +94,10 @@ class FullOp(IRDLOperation):
 
 
 @irdl_op_definition
-class MapOp(IRDLOperation):
-    """Scalar code applied to every element.
-
-    Operand i spans the dimensions `spans[i]` of the result: `[0, 1]` is a full
-    tile, `[0]` a value per row, `[1]` one per column, `[]` a number or a tensor
-    that the region reads. A map whose operands all span nothing yields scalars.
-    Division by zero within yields some number: it is never undefined, so that a
-    map may be moved.
-
-    ```mlir
-    %p = tile.map(%x : f32 = %s [0, 1] : !tile.tile<64x32xf32>,
-                  %y : f32 = %m [0] : !tile.tile<64xf32>) {
-      %d = arith.subf %x, %y : f32
-      flex.yield %d : f32
-    } -> !tile.tile<64x32xf32>
-    ```
-    """
-
-    name = "tile.map"
-
-    inputs = var_operand_def()
-    spans = prop_def(ArrayAttr[DenseArrayBase[I32]])
-    results_ = var_result_def()
-    body = region_def("single_block")
-
-    traits = traits_def(IsolatedFromAbove(), Pure())
-
-    def __init__(
-        self,
-        inputs: Sequence[SSAValue],
-        spans: Sequence[Sequence[int]],
-        result_types: Sequence[Attribute],
-        body: Region,
-    ):
-        super().__init__(
-            operands=[list(inputs)],
-            properties={
-                "spans": ArrayAttr([DenseArrayBase.from_list(i32, s) for s in spans])
-            },
-            result_types=[list(result_types)],
-            regions=[body],
-        )
-
-    def span(self, index: int) -> tuple[int, ...]:
-        """The result's dimensions that an operand spans."""
-        return tuple(self.spans.data[index].get_values())
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the results; empty if they are scalars."""
-        return shape_of(self.results[0].type)
-
-    def verify_(self) -> None:
-        if not self.results:
-            raise VerifyException("tile.map expects one result or more")
-        shape = self.shape
-        verify_spans(self.inputs, self.spans, shape)
-        for result in self.results:
-            if shape_of(result.type) != shape:
-                raise VerifyException(
-                    f"results expect shape {shape}, got {result.type}"
-                )
-            if not is_scalar(element_of(result.type)):
-                raise VerifyException(
-                    f"results expect tiles or numbers, got {result.type}"
-                )
-        self._verify_layouts()
-        verify_scalar_region(
-            "tile.map",
-            self.body,
-            [element_of(v.type) for v in self.inputs],
-            [element_of(r.type) for r in self.results],
-        )
-
-    def _verify_layouts(self) -> None:
-        """Operands lie as a matrix that results, where its layout is decided."""
-        layout = layout_of(self.results[0].type)
-        if not isinstance(layout, ProductAttr) or len(self.shape) != 2:
-            return
-        for i, value in enumerate(self.inputs):
-            span = self.span(i)
-            expected = AlongAttr(span[0], layout) if len(span) == 1 else layout
-            if span and layout_of(value.type) != expected:
-                raise VerifyException(
-                    f"operand {i} expects layout {expected}, got {value.type}"
-                )
-
-    def print(self, printer: Printer) -> None:
-        print_map_inputs(printer, self.body, self.inputs, self.spans)
-        if self.attributes:
-            printer.print_op_attributes(self.attributes, print_keyword=True)
-        printer.print_string(" ")
-        printer.print_region(self.body, print_entry_block_args=False)
-        printer.print_string(" -> ")
-        printer.print_list(self.result_types, printer.print_attribute)
-
-    @classmethod
-    def parse(cls, parser: Parser) -> MapOp:
-        args, inputs, spans = parse_map_inputs(parser)
-        attributes = parser.parse_optional_attr_dict_with_keyword()
-        body = parser.parse_region(args)
-        parser.parse_punctuation("->")
-        types = parser.parse_comma_separated_list(
-            parser.Delimiter.NONE, parser.parse_type
-        )
-        op = cls(inputs, spans, types, body)
-        op.attributes = {} if attributes is None else dict(attributes.data)
-        return op
-
-
-def print_map_inputs(
-    printer: Printer,
-    body: Region,
-    inputs: Sequence[SSAValue],
-    spans: ArrayAttr[DenseArrayBase[I32]],
-) -> None:
-    """A map's operands, each after the argument of the region that it is."""
-    printer.print_string("(")
-    rows = zip(body.block.args, inputs, spans.data, strict=True)
-    printer.print_list(rows, lambda row: _print_map_input(printer, *row))
-    printer.print_string(")")
-
-
-def parse_map_inputs(
-    parser: Parser,
-) -> tuple[list[Parser.Argument], list[SSAValue], list[list[int]]]:
-    """Arguments of a map's region, its operands, what these span."""
-    args: list[Parser.Argument] = []
-    inputs: list[SSAValue] = []
-    spans: list[list[int]] = []
-    parser.parse_punctuation("(")
-    while parser.parse_optional_punctuation(")") is None:
-        args.append(parser.parse_argument())
-        parser.parse_punctuation("=")
-        name = parser.parse_unresolved_operand()
-        spans.append(
-            parser.parse_comma_separated_list(
-                parser.Delimiter.SQUARE, parser.parse_integer
-            )
-        )
-        parser.parse_punctuation(":")
-        inputs.append(parser.resolve_operand(name, parser.parse_type()))
-        parser.parse_optional_punctuation(",")
-    return args, inputs, spans
-
-
-def _print_map_input(
-    printer: Printer, arg: SSAValue, value: SSAValue, span: DenseArrayBase[I32]
-) -> None:
-    printer.print_ssa_value(arg)
-    printer.print_string(" : ")
-    printer.print_attribute(arg.type)
-    printer.print_string(" = ")
-    printer.print_ssa_value(value)
-    printer.print_string(" ")
-    with printer.in_square_brackets():
-        printer.print_list(span.get_values(), lambda d: printer.print_string(str(d)))
-    printer.print_string(" : ")
-    printer.print_attribute(value.type)
-
-
-def shape_of(type_: Attribute) -> tuple[int, ...]:
-    """The shape of a tile; () for numbers and tensors, which a map takes whole."""
-    return type_.get_shape() if isinstance(type_, TileType) else ()
-
-
-def layout_of(type_: Attribute) -> LayoutAttr | None:
-    """The layout of a tile, where it is decided."""
-    return type_.get_layout() if isinstance(type_, TileType) else None
-
-
-def element_of(type_: Attribute) -> Attribute:
-    """The type that a map's region sees: the element of a tile, else the type."""
-    return type_.element_type if isinstance(type_, TileType) else type_
-
-
-@irdl_op_definition
 class ReduceOp(IRDLOperation):
-    """Combine a tile's elements along one dimension: the first `count`, or all.
+    """A combination of a tile's elements along one dimension, all or the first `count`.
 
-    The maximum or minimum of NaN and anything is unspecified. A count is 1 at least.
+    The maximum or minimum of NaN and any number is unspecified. A count is at least 1.
     """
 
     name = "tile.reduce"
@@ -325,7 +152,7 @@ class ReduceOp(IRDLOperation):
 
 
 def _reduced(type_: TileType, dim: int) -> TileType:
-    """The type of the values that one dimension of a matrix is reduced to."""
+    """Return the type of the result of a reduction of a matrix along a dimension."""
     shape = list(matrix_shape("input", type_))
     verify_dim("dim", dim, 2)
     del shape[dim]
@@ -339,11 +166,12 @@ def _reduced(type_: TileType, dim: int) -> TileType:
 
 @irdl_op_definition
 class DiagonalsOp(IRDLOperation):
-    """The sums along a tile's diagonals: element c is the sum of all [i, j] with
-    i - j + n = c, for a tile of m rows and n columns and c from 0 to m + n - 1.
+    """The sums along a tile's diagonals.
 
-    Of the first `count` columns, if that is given. Of a `transposed` op the tile is the
-    transpose of what is summed, of n rows and m columns.
+    Element c is the sum of all [i, j] with i - j + n = c, for a tile of m rows and n
+    columns, and c from 0 to m + n - 1. With a `count`, only the first `count` columns
+    are summed. With `transposed`, the operand is the transpose of that tile: it has n
+    rows and m columns.
 
     ```mlir
     %d = tile.diagonals %w : !tile.tile<64x64xf32> -> !tile.tile<128xf32>
@@ -418,7 +246,7 @@ class TransposeOp(IRDLOperation):
 
 @irdl_op_definition
 class ConvertLayoutOp(IRDLOperation):
-    """The same tile in another layout: its elements move between threads."""
+    """The same tile in another layout: elements move between threads."""
 
     name = "tile.convert_layout"
 
@@ -442,10 +270,11 @@ class ConvertLayoutOp(IRDLOperation):
 
 @irdl_op_definition
 class DotOp(IRDLOperation):
-    """The matrix product lhs @ rhs + acc, summed in the type of `acc`.
+    """The matrix product lhs @ rhs + acc, summed in the element type of `acc`.
 
-    Each of lhs and rhs is a tile or lies in shared memory, where it is read at once.
-    With a `count` the sum is over so many columns of lhs and rows of rhs, the first.
+    Each of lhs and rhs is a tile or a view of shared memory, which is read when the op
+    runs. With a `count`, the sum is over the first `count` columns of lhs and rows of
+    rhs.
     """
 
     name = "tile.dot"
@@ -478,3 +307,57 @@ class DotOp(IRDLOperation):
             raise VerifyException(f"rhs expects {k} rows as lhs has columns, got {k2}")
         if shape_of(self.acc.type) != (m, n) or self.acc.type != self.result.type:
             raise VerifyException(f"acc expects shape {(m, n)}, got {self.acc.type}")
+
+
+@irdl_op_definition
+class LiveRangeOp(IRDLOperation):
+    """The smallest range that holds all set flags: its first index and its length.
+
+    Only the first `count` flags are read, or all without a count. If no flag is set,
+    both results are 0.
+
+    ```mlir
+    %first, %length = tile.live_range %seen count %n : !tile.tile<96xi1>
+    ```
+    """
+
+    name = "tile.live_range"
+
+    flags = operand_def(TileType)
+    count = opt_operand_def(i32)
+    first = result_def(i32)
+    length = result_def(i32)
+
+    traits = traits_def(Pure())
+    assembly_format = "$flags (`count` $count^)? attr-dict `:` type($flags)"
+
+    def __init__(self, flags: SSAValue, count: SSAValue | None = None):
+        super().__init__(operands=[flags, count], result_types=[i32, i32])
+
+    def verify_(self) -> None:
+        if len(shape_of(self.flags.type)) != 1 or element_of(self.flags.type) != i1:
+            raise VerifyException(f"expects a row of flags, got {self.flags.type}")
+
+
+@irdl_op_definition
+class TanhApproxOp(IRDLOperation):
+    """The hyperbolic tangent, as hardware approximates it.
+
+    The relative error is at most 2**-11: PTX's `tanh.approx.f32`. The op is scalar, so
+    it can be part of mod regions.
+
+    ```mlir
+    %t = tile.tanh_approx %x : f32
+    ```
+    """
+
+    name = "tile.tanh_approx"
+
+    operand = operand_def(f32)
+    result = result_def(f32)
+
+    traits = traits_def(Pure())
+    assembly_format = "$operand attr-dict `:` type($result)"
+
+    def __init__(self, operand: SSAValue):
+        super().__init__(operands=[operand], result_types=[f32])

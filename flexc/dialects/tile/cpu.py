@@ -1,9 +1,9 @@
-"""Tile ops of a CPU: strided memory, buffers.
+"""Tile ops of a CPU: strided memory and buffers.
 
-On a CPU a tile lives in a buffer of fast memory. `tile-assign-buffers` says in
-which: `tile.buffers` lists, on a kernel, the buffers of each thread and, on an
-op, the buffer of each tile that it defines. The values of the IR stay what they
-were: buffers say where, never what.
+On a CPU a tile lies in a buffer of fast memory. `tile-assign-buffers` chooses the
+buffer. The attribute `tile.buffers` of a kernel lists the buffers of each thread. On an
+op it lists the buffer of each tile that the op defines. Buffers do not change the
+values of the IR.
 """
 
 from __future__ import annotations
@@ -40,16 +40,15 @@ from xdsl.printer import Printer
 from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
-from flexc.dialects.tile.compute import shape_of
-from flexc.dialects.tile.types import TileType
+from flexc.dialects.tile.types import TileType, shape_of
 
 BUFFERS = "tile.buffers"
-"""The attribute that says where tiles live."""
+"""The attribute that assigns buffers to tiles."""
 
 
 @irdl_attr_definition
 class BufferAttr(ParametrizedAttribute):
-    """A buffer in fast memory: its name in emitted source, and what it holds."""
+    """A buffer in fast memory: its name in emitted source, and the type of its tile."""
 
     name = "tile.buffer"
 
@@ -74,7 +73,7 @@ class BufferAttr(ParametrizedAttribute):
 
 
 def _verify_strided(tile: Attribute, **groups: Sequence[SSAValue]) -> None:
-    """Check that each group has a value for each dimension of a tile."""
+    """Verify that each group has one value for each dimension of a tile."""
     rank = len(shape_of(tile))
     for what, group in groups.items():
         if len(group) != rank:
@@ -82,20 +81,20 @@ def _verify_strided(tile: Attribute, **groups: Sequence[SSAValue]) -> None:
 
 
 def _verify_counted(dim: int | None, rank: int) -> None:
-    """Check that what is counted along is a dimension of a tile."""
+    """Verify that a counted dimension is a dimension of a tile."""
     if dim is not None and not 0 <= dim < rank:
         raise VerifyException(f"counted expects a dimension below {rank}, got {dim}")
 
 
 @irdl_op_definition
 class LoadStridedOp(IRDLOperation):
-    """The tile of elements `base + i * strides[0] + j * strides[1]` of a tensor.
+    """The tile of the elements `base + i * strides[0] + j * strides[1]` of a tensor.
 
-    Elements beyond `extents` along a dimension (none if negative) are not read. They
-    are 0, but along the dimension `counted` they are unspecified, and its extent is no
-    larger than the tile. Offsets count elements from the tensor's first. The
-    elements are converted to the tile's type, which holds them exactly. Exchanged
-    strides and extents give the transpose.
+    Offsets count elements from the tensor's first element. Elements beyond `extents`
+    along a dimension are not read; a negative extent means that none are read. Elements
+    that are not read are 0. Along the dimension `counted` they are unspecified, and the
+    extent is at most the tile's size. The elements are converted to the tile's type,
+    which holds them exactly. Exchanged strides and extents give the transpose.
 
     ```mlir
     %k_t = tile.load_strided %key[%base] strides [%c1, %s2] extents [%c64, %rows]
@@ -139,7 +138,7 @@ class LoadStridedOp(IRDLOperation):
 
     @property
     def counted_dim(self) -> int | None:
-        """The dimension beyond whose extent elements are unspecified, not 0."""
+        """The dimension beyond whose extent elements are unspecified, or None."""
         return None if self.counted is None else self.counted.value.data
 
     def verify_(self) -> None:
@@ -149,10 +148,11 @@ class LoadStridedOp(IRDLOperation):
 
 @irdl_op_definition
 class StoreStridedOp(IRDLOperation):
-    """Write a tile to the elements `base + i * strides[0] + ...` of a memref.
+    """A store of a tile to the elements `base + i * strides[0] + ...` of a memref.
 
-    What lies beyond `extents` is left out; along the dimension `counted` the extent is
-    no larger than the tile. Elements are rounded to the memref's type, to nearest even.
+    Elements beyond `extents` are not written. Along the dimension `counted`, the extent
+    is at most the tile's size. Elements are rounded to the memref's type, to nearest
+    even.
     """
 
     name = "tile.store_strided"
@@ -189,7 +189,7 @@ class StoreStridedOp(IRDLOperation):
 
     @property
     def counted_dim(self) -> int | None:
-        """The dimension of which so many elements are written as its extent says."""
+        """The dimension whose extent is the count of elements to write, or None."""
         return None if self.counted is None else self.counted.value.data
 
     def verify_(self) -> None:
@@ -199,10 +199,10 @@ class StoreStridedOp(IRDLOperation):
 
 @irdl_op_definition
 class AddStridedOp(IRDLOperation):
-    """Add a tile to the elements `base + i * strides[0] + ...` of a memref.
+    """An addition of a tile to the elements `base + i * strides[0] + ...` of a memref.
 
-    All of it is within, or the first `count` rows: `tile.add_to` at a stride. The
-    memref has the tile's type.
+    The op is `tile.add_to` with strides. All of the tile is added, or the first `count`
+    rows; these are in range. The memref has the tile's element type.
     """
 
     name = "tile.add_strided"
@@ -236,7 +236,7 @@ class AddStridedOp(IRDLOperation):
 
 @irdl_op_definition
 class CopyOp(IRDLOperation):
-    """The same tile, in another buffer."""
+    """The same tile in another buffer."""
 
     name = "tile.copy"
 
@@ -249,6 +249,3 @@ class CopyOp(IRDLOperation):
 
     def __init__(self, input: SSAValue):
         super().__init__(operands=[input], result_types=[input.type])
-
-
-HOST_OPS = (LoadStridedOp, StoreStridedOp, AddStridedOp, CopyOp)

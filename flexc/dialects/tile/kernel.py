@@ -1,4 +1,4 @@
-"""The kernel itself, and what a program can ask about its place and arguments."""
+"""The kernel op, and ops that query a program's position and its arguments' shapes."""
 
 from __future__ import annotations
 
@@ -35,23 +35,26 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects.mod_region import verify_comparison
 from flexc.dialects.tile.checks import verify_dim
-from flexc.dialects.tile.schedule.kernel_checks import verify_schedule
+from flexc.dialects.tile.schedule.checks import verify_schedule
 from flexc.dialects.tile.types import ParamAttr
 
 GRID_OF = "grid_of"
-"""The attribute of a kernel that says which of the call's arguments has the sizes
-(B, Hq, Sq) that its grid is for; without it, it is the first."""
+"""The attribute of a kernel with the call's argument that determines its grid.
+
+The grid is a function of that argument's sizes (B, Hq, Sq). Without the attribute, the
+first argument determines the grid.
+"""
 
 
 @irdl_op_definition
 class KernelOp(IRDLOperation):
     """The code of one program.
 
-    Arguments that are read are tensors and numbers, arguments that are written
-    are memrefs; `params` says where each comes from. `grid` maps (B, Hq, Sq) to
-    the numbers of programs along up to three axes. Of kernels with roles the attribute
-    `residents` says how many programs share a multiprocessor, and `max_registers` with
-    how many registers each thread starts.
+    Tensors and numbers are arguments that the kernel reads; memrefs are arguments that
+    it writes. `params` has the source of each argument. `grid` maps (B, Hq, Sq) to the
+    numbers of programs along up to three axes. A kernel with roles may have the
+    attribute `residents`, the number of programs that share a multiprocessor, and
+    `max_registers`, the number of registers with which each thread starts.
     """
 
     name = "tile.kernel"
@@ -141,7 +144,7 @@ def _print_kernel_arg(printer: Printer, arg: SSAValue, param: ParamAttr) -> None
 
 @irdl_op_definition
 class ReturnOp(IRDLOperation):
-    """Ends a kernel."""
+    """The end of a kernel."""
 
     name = "tile.return"
     traits = traits_def(IsTerminator())
@@ -193,7 +196,7 @@ class _ShapeQueryOp(IRDLOperation):
 
 @irdl_op_definition
 class DimOp(_ShapeQueryOp):
-    """The size of one dimension."""
+    """The size of one dimension of a tensor or memref."""
 
     name = "tile.dim"
 
@@ -203,7 +206,7 @@ class DimOp(_ShapeQueryOp):
 
 @irdl_op_definition
 class StrideOp(_ShapeQueryOp):
-    """The distance, in elements, between neighbours along one dimension."""
+    """The stride of one dimension of a tensor or memref, in elements."""
 
     name = "tile.stride"
 

@@ -1,4 +1,4 @@
-"""Reading tensors and writing memrefs, a tile at a time."""
+"""Ops that read tensors and write memrefs, a tile at a time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from xdsl.dialects.builtin import (
     BFloat16Type,
     DenseArrayBase,
     Float16Type,
+    IntegerAttr,
     IntegerType,
     MemRefType,
     TensorType,
@@ -29,29 +30,33 @@ from xdsl.irdl import (
     traits_def,
     var_operand_def,
 )
-from xdsl.parser import Parser, UnresolvedOperand
-from xdsl.printer import Printer
 from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
-from flexc.dialects.flex import print_indexed
 from flexc.dialects.mod_region import expect_tensor
-from flexc.dialects.tile.checks import verify_dim, verify_elements, verify_tile
-from flexc.dialects.tile.counts import parse_count, print_count
-from flexc.dialects.tile.schedule.types import tile_of
-from flexc.dialects.tile.types import TileType
+from flexc.dialects.tile.checks import (
+    verify_dim,
+    verify_elements,
+    verify_tile,
+)
+from flexc.dialects.tile.types import (
+    ProductAttr,
+    TileType,
+    element_of,
+    shape_of,
+    tile_of,
+)
 
 
 @irdl_op_definition
 class LoadOp(IRDLOperation):
     """The tile of a tensor's last dimensions that starts at the given indices.
 
-    Elements outside the tensor are 0. `checked` lists the tile's dimensions
-    along which that can happen; along the others the tile is known to fit.
-
-    With a `count` only so many elements of the tile's first dimension are read, all
-    of them inside the tensor; the others are unspecified.
+    Elements outside the tensor are 0. `checked` lists the tile's dimensions along which
+    elements may be outside; along the others the tile is known to fit. With a `count`,
+    only the first `count` elements of the tile's first dimension are read. These are
+    inside the tensor; the other elements are unspecified.
 
     ```mlir
     %k = tile.load %key[%b, %h, %n, %c0] checked [0] : tensor<?x?x?x64xbf16>,
@@ -66,11 +71,17 @@ class LoadOp(IRDLOperation):
     tensor = operand_def(TensorType[Attribute])
     indices = var_operand_def(i32)
     count = opt_operand_def(i32)
-    checked = prop_def(DenseArrayBase.constr(i32))
+    checked = prop_def(
+        DenseArrayBase.constr(i32), default_value=DenseArrayBase.from_list(i32, [])
+    )
     result = result_def(TileType)
 
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(Pure())
+    assembly_format = (
+        "$tensor `[` $indices `]` (`checked` $checked^)? (`count` $count^)? attr-dict "
+        "`:` type($tensor) `,` type($indices) `->` type($result)"
+    )
 
     def __init__(
         self,
@@ -91,36 +102,14 @@ class LoadOp(IRDLOperation):
         verify_elements("result", self.result.type, self.tensor.type)
         _verify_checked(self.checked, self.result.type)
 
-    def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        print_indexed(printer, self.tensor, self.indices)
-        _print_checked(printer, self.checked)
-        print_count(printer, self.count)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        types = [self.tensor.type, *(i.type for i in self.indices)]
-        printer.print_list(types, printer.print_attribute)
-        printer.print_string(" -> ")
-        printer.print_attribute(self.result.type)
-
-    @classmethod
-    def parse(cls, parser: Parser) -> LoadOp:
-        names, checked = _parse_place(parser)
-        count = parse_count(parser)
-        attributes = parser.parse_optional_attr_dict()
-        tensor, *indices = _parse_types(parser, names)
-        parser.parse_punctuation("->")
-        op = cls(tensor, indices, checked, parser.parse_type(), count)
-        op.attributes = attributes
-        return op
-
 
 @irdl_op_definition
 class StoreOp(IRDLOperation):
-    """Write a tile to a memref's last dimensions, leaving out what lies outside.
+    """A store of a tile to a memref's last dimensions, at the given indices.
 
-    With a `count` only so many elements of the tile's last dimension are written, all
-    of them inside the memref.
+    Elements outside the memref are not written; `checked` lists the dimensions along
+    which there may be such elements. With a `count`, only the first `count` elements of
+    the tile's last dimension are written, all of them inside the memref.
 
     ```mlir
     tile.store %o, %out[%b, %h, %m, %c0] checked [0] : memref<...>, i32, ...
@@ -134,10 +123,16 @@ class StoreOp(IRDLOperation):
     memref = operand_def(MemRefType)
     indices = var_operand_def(i32)
     count = opt_operand_def(i32)
-    checked = prop_def(DenseArrayBase.constr(i32))
+    checked = prop_def(
+        DenseArrayBase.constr(i32), default_value=DenseArrayBase.from_list(i32, [])
+    )
 
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(MemoryWriteEffect())
+    assembly_format = (
+        "$value `:` type($value) `,` $memref `[` $indices `]` (`checked` $checked^)? "
+        "(`count` $count^)? attr-dict `:` type($memref) `,` type($indices)"
+    )
 
     def __init__(
         self,
@@ -156,41 +151,13 @@ class StoreOp(IRDLOperation):
         _verify_access(self.memref.type, self.indices, self.value.type)
         _verify_checked(self.checked, self.value.type)
 
-    def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        printer.print_ssa_value(self.value)
-        printer.print_string(" : ")
-        printer.print_attribute(self.value.type)
-        printer.print_string(", ")
-        print_indexed(printer, self.memref, self.indices)
-        _print_checked(printer, self.checked)
-        print_count(printer, self.count)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        types = [self.memref.type, *(i.type for i in self.indices)]
-        printer.print_list(types, printer.print_attribute)
-
-    @classmethod
-    def parse(cls, parser: Parser) -> StoreOp:
-        name = parser.parse_unresolved_operand()
-        parser.parse_punctuation(":")
-        value = parser.resolve_operand(name, parser.parse_type())
-        parser.parse_punctuation(",")
-        names, checked = _parse_place(parser)
-        count = parse_count(parser)
-        attributes = parser.parse_optional_attr_dict()
-        memref, *indices = _parse_types(parser, names)
-        op = cls(value, memref, indices, checked, count)
-        op.attributes = attributes
-        return op
-
 
 @irdl_op_definition
 class AddToOp(IRDLOperation):
-    """Add a tile to a memref's last dimensions, all of it within.
+    """An addition of a tile to a memref's last dimensions, all of it inside the memref.
 
-    No other program reads or writes what is added to. With a `count` only so many
-    elements of the tile's first dimension are added, all of them within.
+    No other program reads or writes the elements that are added to. With a `count`,
+    only the first `count` elements of the tile's first dimension are added.
 
     ```mlir
     tile.add_to %d, %sums[%b, %h, %m, %at] : !tile.tile<128xf32>, memref<...>
@@ -225,35 +192,6 @@ class AddToOp(IRDLOperation):
         _verify_access(self.memref.type, self.indices, self.value.type)
 
 
-def _print_checked(printer: Printer, checked: DenseArrayBase[I32]) -> None:
-    if dims := checked.get_values():
-        printer.print_string(" checked ")
-        with printer.in_square_brackets():
-            printer.print_list(dims, lambda d: printer.print_string(str(d)))
-
-
-def _parse_place(parser: Parser) -> tuple[list[UnresolvedOperand], list[int]]:
-    names = [parser.parse_unresolved_operand()]
-    names += parser.parse_comma_separated_list(
-        parser.Delimiter.SQUARE, parser.parse_unresolved_operand
-    )
-    checked: list[int] = []
-    if parser.parse_optional_keyword("checked"):
-        checked = parser.parse_comma_separated_list(
-            parser.Delimiter.SQUARE, parser.parse_integer
-        )
-    return names, checked
-
-
-def _parse_types(
-    parser: Parser, names: Sequence[UnresolvedOperand]
-) -> Sequence[SSAValue]:
-    pos = parser.pos
-    parser.parse_punctuation(":")
-    types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
-    return parser.resolve_operands(names, types, pos)
-
-
 def _verify_checked(checked: DenseArrayBase[I32], tile: Attribute) -> None:
     for dim in checked.get_values():
         verify_dim("checked", dim, tile_of(tile).get_num_dims())
@@ -274,10 +212,10 @@ def _verify_access(
 
 @irdl_op_definition
 class GatherOp(IRDLOperation):
-    """Elements of a tensor's storage at `base + offsets`, 0 where `mask` is off.
+    """The elements of a tensor's storage at `base + offsets`, 0 where `mask` is false.
 
-    What `tile.load` becomes where a target has pointers: offsets count
-    elements from the tensor's first; the result has the offsets' shape.
+    `tile.load` becomes this op if a target has pointers. Offsets count elements from
+    the tensor's first element. The result has the shape of the offsets.
     """
 
     name = "tile.gather"
@@ -311,7 +249,7 @@ class GatherOp(IRDLOperation):
 
 @irdl_op_definition
 class ScatterOp(IRDLOperation):
-    """Write a tile to a memref's storage at `base + offsets` where `mask` is on."""
+    """A store of a tile to a memref's storage at `base + offsets` under a `mask`."""
 
     name = "tile.scatter"
 
@@ -344,7 +282,7 @@ class ScatterOp(IRDLOperation):
 def _verify_offsets(
     what: str, tile: Attribute, offsets: SSAValue, mask: SSAValue | None
 ) -> None:
-    """There is an offset, and a flag of a mask, for each element of a tile."""
+    """Verify that offsets, and a mask if there is one, have the shape of a tile."""
     shape = tile_of(offsets.type).get_shape()
     if not isinstance(tile_of(offsets.type).element_type, IntegerType):
         raise VerifyException(f"offsets expects integers, got {offsets.type}")
@@ -356,9 +294,10 @@ def _verify_offsets(
 
 @irdl_op_definition
 class ScatterAddOp(IRDLOperation):
-    """Add a tile to a memref's storage at `base + offsets`: `tile.add_to` by pointers.
+    """An addition of a tile to a memref's storage at `base + offsets`.
 
-    Offsets differ from each other, and no other program reads or writes there.
+    `tile.add_to` becomes this op if a target has pointers. All offsets differ, and no
+    other program reads or writes these elements.
     """
 
     name = "tile.scatter_add"
@@ -385,10 +324,10 @@ class ScatterAddOp(IRDLOperation):
 
 @irdl_op_definition
 class ReadOp(IRDLOperation):
-    """One element of a tensor's storage, 0 where `valid` is false.
+    """One element of a tensor's storage, 0 if `valid` is false.
 
-    What `flex.load_capture` becomes once strides and bounds are spelled out; a
-    scalar op, and so part of mod regions. A 16-bit float may be read as f32.
+    `flex.load_capture` becomes this op once offsets and guards are computed. The op is
+    scalar, so it can be part of mod regions. A 16-bit float may be read as f32.
     """
 
     name = "tile.read"
@@ -424,3 +363,88 @@ class ReadOp(IRDLOperation):
             raise VerifyException(
                 f"result expects type {element}, got {self.result.type}"
             )
+
+
+IDLE_BEYOND = "idle_beyond"
+"""The attribute of a minimum of an index and a limit that only keeps reads in range.
+
+Values computed from larger indices do not count.
+"""
+
+
+@irdl_op_definition
+class ReadDiagonalsOp(IRDLOperation):
+    """Elements of a tensor's storage that are constant along the tile's diagonals.
+
+    Element [i, j] is the tensor's element at `first + step * (i - j)`, computed in the
+    type of `first`, for a step of 1 or -1. A 16-bit float is read as f32.
+
+    `rows` and `columns` are the numbers of rows and columns that count; they may be
+    larger or smaller than the tile. Elements beyond them are unspecified. Columns
+    beyond the last one that counts are not read. A row beyond the last one that counts
+    may be read at the address of that last row. If no row counts, that is a row before
+    the tile's first.
+
+    ```mlir
+    %b = tile.read_diagonals %table[%first] step 1 rows %m columns %n
+         : tensor<?xbf16>, i32 -> !tile.tile<64x128xf32>
+    ```
+    """
+
+    name = "tile.read_diagonals"
+
+    tensor = operand_def(TensorType[Attribute])
+    first = operand_def(IntegerType)
+    step = prop_def(IntegerAttr[I32])
+    rows = opt_operand_def(i32)
+    columns = opt_operand_def(i32)
+    result = result_def(TileType)
+
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$tensor `[` $first `]` `step` $step (`rows` $rows^)? (`columns` $columns^)? "
+        "attr-dict `:` type($tensor) `,` type($first) `->` type($result)"
+    )
+
+    def __init__(
+        self,
+        tensor: SSAValue,
+        first: SSAValue,
+        step: int,
+        shape: Sequence[int],
+        rows: SSAValue | None = None,
+        columns: SSAValue | None = None,
+    ):
+        element = expect_tensor("tensor", tensor).element_type
+        super().__init__(
+            operands=[tensor, first, rows, columns],
+            properties={"step": IntegerAttr(step, i32)},
+            result_types=[TileType(read_as(element), shape)],
+        )
+
+    def verify_(self) -> None:
+        assert isa(self.tensor.type, TensorType[Attribute])
+        assert isinstance(self.result.type, TileType)
+        element, result = self.tensor.type.element_type, self.result.type
+        if self.first.type not in (i32, i64):
+            raise VerifyException(f"first expects type i32 or i64: {self.first.type}")
+        if self.step.value.data not in (1, -1):
+            raise VerifyException(f"step expects 1 or -1, got {self.step.value.data}")
+        if element not in READABLE:
+            raise VerifyException(f"tensor expects numbers of 16 or 32 bits: {element}")
+        if len(shape_of(result)) != 2 or element_of(result) != read_as(element):
+            raise VerifyException(
+                f"result expects a matrix of {read_as(element)}, got {result}"
+            )
+        if not isinstance(result.get_layout(), ProductAttr | None):
+            raise VerifyException(f"result expects the layout of a product: {result}")
+
+
+READABLE = (f32, i32, BFloat16Type(), Float16Type())
+"""The element types that `tile.read_diagonals` reads."""
+
+
+def read_as(element: Attribute) -> Attribute:
+    """Return the type of elements after they are read: f32 for 16-bit floats."""
+    return f32 if isinstance(element, BFloat16Type | Float16Type) else element

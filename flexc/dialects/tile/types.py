@@ -1,8 +1,9 @@
-"""Types and attributes of the `tile` dialect."""
+"""Types, layouts and attributes of the `tile` dialect."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from typing_extensions import TypeIs
 from xdsl.dialects.builtin import (
@@ -22,26 +23,96 @@ from xdsl.ir import (
     SpacedOpaqueSyntaxAttribute,
     TypeAttribute,
 )
-from xdsl.irdl import irdl_attr_definition
+from xdsl.irdl import (
+    irdl_attr_definition,
+)
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.str_enum import StrEnum
 
 from flexc.dialects.mod_region import is_scalar
-from flexc.dialects.tile.layouts import LayoutAttr
+
+
+@irdl_attr_definition
+class ProductAttr(ParametrizedAttribute):
+    """`#tile.product<128>`: the accumulator layout of a product with 128 columns.
+
+    All warps of the role share the rows.
+    """
+
+    name = "tile.product"
+
+    columns: IntAttr
+
+    def __init__(self, columns: int):
+        super().__init__(IntAttr(columns))
+
+    def print_parameters(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_string(str(self.columns.data))
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            return [IntAttr(parser.parse_integer())]
+
+
+@irdl_attr_definition
+class OperandAttr(ParametrizedAttribute):
+    """`#tile.operand<#tile.product<64>>`: the layout of an lhs in registers."""
+
+    name = "tile.operand"
+
+    parent: ProductAttr
+
+
+@irdl_attr_definition
+class AlongAttr(ParametrizedAttribute):
+    """`#tile.along<0, #tile.product<64>>`: one value for each row of such a tile.
+
+    1 stands for columns. Each thread holds the values of the rows, or columns, in which
+    it has elements.
+    """
+
+    name = "tile.along"
+
+    dim: IntAttr
+    parent: ProductAttr
+
+    def __init__(self, dim: int, parent: ProductAttr):
+        super().__init__(IntAttr(dim), parent)
+
+    def verify(self) -> None:
+        if self.dim.data not in (0, 1):
+            raise VerifyException(f"dim expects 0 or 1, got {self.dim.data}")
+
+    def print_parameters(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_string(f"{self.dim.data}, ")
+            printer.print_attribute(self.parent)
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            dim = IntAttr(parser.parse_integer())
+            parser.parse_punctuation(",")
+            return [dim, parser.parse_attribute()]
+
+
+LayoutAttr: TypeAlias = ProductAttr | OperandAttr | AlongAttr
 
 
 def is_tensor(type_: Attribute) -> TypeIs[TensorType[Attribute]]:
-    """Whether a type is one of what a kernel reads.
+    """Return True if a type is that of a tensor that a kernel reads.
 
-    `isa` of xDSL makes a constraint of the type at each call.
+    xDSL's `isa` is slower: it builds a constraint of the type at each call.
     """
     return isinstance(type_, TensorType)
 
 
 def is_memory(type_: Attribute) -> TypeIs[MemRefType[Attribute]]:
-    """Whether a type is one of what a kernel writes."""
+    """Return True if a type is that of memory that a kernel writes."""
     return isinstance(type_, MemRefType)
 
 
@@ -51,8 +122,8 @@ class TileType(
 ):
     """A block of numbers of static shape, with one or two dimensions.
 
-    `!tile.tile<64x128xf32, #tile.product<128>>` says in its layout which thread has
-    which elements; without one that is not decided.
+    The layout in `!tile.tile<64x128xf32, #tile.product<128>>` assigns elements to
+    threads. Without a layout, the assignment is not decided.
     """
 
     name = "tile.tile"
@@ -84,7 +155,7 @@ class TileType(
         return TileType(element_type, self.get_shape(), self.get_layout())
 
     def get_layout(self) -> LayoutAttr | None:
-        """The layout, None where it is not decided."""
+        """Return the layout, or None if it is not decided."""
         return None if isinstance(self.layout, NoneAttr) else self.layout
 
     def with_layout(self, layout: LayoutAttr | None) -> TileType:
@@ -118,7 +189,7 @@ class TileType(
 
 
 class ParamKind(StrEnum):
-    """What a kernel argument is, in terms of the call's arguments."""
+    """The kinds of kernel arguments."""
 
     ARGUMENT = "argument"
     DESCRIPTOR = "descriptor"
@@ -128,13 +199,13 @@ class ParamKind(StrEnum):
 
 @irdl_attr_definition
 class ParamAttr(ParametrizedAttribute):
-    """Where a kernel argument comes from.
+    """The source of a kernel argument among the call's arguments.
 
-    `#tile.param<argument 3>` is the call's fourth argument, a tensor or number;
-    `#tile.param<stride 0, 2>` is dimension 2's stride, in elements, of its first;
-    `#tile.param<stride 0, 2 / 8>` is that stride divided by 8, which it is known
-    to be a multiple of; `#tile.param<descriptor 0 box 64x128>` is what copies of 64
-    rows of 128 elements each need to know of the first.
+    `#tile.param<argument 3>` is the call's fourth argument, a tensor or number.
+    `#tile.param<stride 0, 2>` is the stride, in elements, of dimension 2 of its first
+    argument. `#tile.param<stride 0, 2 / 8>` is that stride divided by 8, of which it is
+    known to be a multiple. `#tile.param<descriptor 0 box 64x128>` describes the first
+    argument to copies of 64 rows of 128 elements.
     """
 
     name = "tile.param"
@@ -162,7 +233,7 @@ class ParamAttr(ParametrizedAttribute):
         )
 
     def get_box(self) -> tuple[int, ...]:
-        """The sizes of what a descriptor's copies copy."""
+        """Return the sizes of one copy of a descriptor."""
         return tuple(n.data for n in self.box)
 
     def print_parameters(self, printer: Printer) -> None:
@@ -193,7 +264,7 @@ class ParamAttr(ParametrizedAttribute):
 
 
 class ReduceKind(StrEnum):
-    """How `tile.reduce` combines."""
+    """The ways in which `tile.reduce` combines elements."""
 
     MAX = "max"
     MIN = "min"
@@ -205,3 +276,136 @@ class ReduceKindAttr(EnumAttribute[ReduceKind], SpacedOpaqueSyntaxAttribute):
     """`ReduceKind` as an attribute."""
 
     name = "tile.reduce_kind"
+
+
+@irdl_attr_definition
+class SharedType(ParametrizedAttribute, TypeAttribute):
+    """A row of slots in shared memory, each of which holds one tile.
+
+    `!tile.shared<2, !tile.tile<128x64xbf16>>` has two slots.
+    """
+
+    name = "tile.shared"
+
+    slots: IntAttr
+    tile: TileType
+
+    def __init__(self, slots: int, tile: TileType):
+        super().__init__(IntAttr(slots), tile)
+
+    def verify(self) -> None:
+        if self.slots.data < 1:
+            raise VerifyException(f"expects one slot or more, got {self.slots.data}")
+
+    def print_parameters(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_string(f"{self.slots.data}, ")
+            printer.print_attribute(self.tile)
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            slots = IntAttr(parser.parse_integer())
+            parser.parse_punctuation(",")
+            return [slots, parser.parse_attribute()]
+
+
+@irdl_attr_definition
+class ViewType(ParametrizedAttribute, TypeAttribute):
+    """A view of the tile in one slot of shared memory, or of its transpose.
+
+    A view is an address, not a value.
+    """
+
+    name = "tile.view"
+
+    tile: TileType
+
+
+@irdl_attr_definition
+class BarriersType(ParametrizedAttribute, TypeAttribute):
+    """A row of barriers, each of which completes a phase after some arrivals.
+
+    `!tile.barriers<2, 1>` is two barriers; one arrival completes a phase of each.
+    Phases are numbered from 0. A barrier stores the parity of its current phase's
+    number.
+    """
+
+    name = "tile.barriers"
+
+    count: IntAttr
+    arrivals: IntAttr
+
+    def __init__(self, count: int, arrivals: int):
+        super().__init__(IntAttr(count), IntAttr(arrivals))
+
+    def verify(self) -> None:
+        if min(self.count.data, self.arrivals.data) < 1:
+            raise VerifyException(
+                "expects one barrier and one arrival or more, got "
+                f"{self.count.data} and {self.arrivals.data}"
+            )
+
+    def print_parameters(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            printer.print_string(f"{self.count.data}, {self.arrivals.data}")
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        with parser.in_angle_brackets():
+            count = IntAttr(parser.parse_integer())
+            parser.parse_punctuation(",")
+            return [count, IntAttr(parser.parse_integer())]
+
+
+@irdl_attr_definition
+class PendingType(ParametrizedAttribute, TypeAttribute):
+    """A matrix product that was issued and whose result cannot be read yet."""
+
+    name = "tile.pending"
+
+    tile: TileType
+
+
+def tile_of(type_: Attribute) -> TileType:
+    """Return the type of a tile, or of the tile of a view.
+
+    Raise `VerifyException` for another type.
+    """
+    if isinstance(type_, ViewType):
+        return type_.tile
+    if not isinstance(type_, TileType):
+        raise VerifyException(f"expects a tile or a view of one, got {type_}")
+    return type_
+
+
+def matrix_shape(what: str, type_: Attribute) -> tuple[int, int]:
+    """Return the rows and columns of a tile or of a view's tile.
+
+    Raise `VerifyException` if there are not two dimensions.
+    """
+    tile = tile_of(type_)
+    if tile.get_num_dims() != 2:
+        raise VerifyException(f"{what} expects a matrix, got {tile}")
+    rows, columns = tile.get_shape()
+    return rows, columns
+
+
+def shape_of(type_: Attribute) -> tuple[int, ...]:
+    """Return the shape of a tile, or () for any other type."""
+    return type_.get_shape() if isinstance(type_, TileType) else ()
+
+
+def layout_of(type_: Attribute) -> LayoutAttr | None:
+    """Return the layout of a tile, or None if there is none."""
+    return type_.get_layout() if isinstance(type_, TileType) else None
+
+
+def element_of(type_: Attribute) -> Attribute:
+    """Return the type that a map's region sees: a tile's element, else the type."""
+    return type_.element_type if isinstance(type_, TileType) else type_
+
+
+def transposed(tile: TileType) -> TileType:
+    """Return the type of a tile's transpose."""
+    return TileType(tile.element_type, tile.get_shape()[::-1])

@@ -1,14 +1,14 @@
 """`blocksparse-merge-segments`: one loop over partial and full blocks, on a GPU.
 
-A loop fills its pipeline of loads anew, which rows of few blocks feel. And without
-the branch around the mask Triton waits for keys and values at once. Consecutive
-segments whose blocks lie inside become one mixed segment, if their masks are equal
-and `short_rows` is said. Block tables gain 5 to 15 % on an H100, and more with a soft
-cap; causal bounds, whose rows are long, gained nothing.
+Each loop fills its pipeline of loads anew, which is expensive for rows of few blocks.
+Without the branch around the mask, Triton also waits for keys and values together.
+Consecutive segments become one mixed segment if all their blocks are inside, their
+masks are equal and the op states `short_rows`. This makes kernels with block tables
+faster, most with a soft cap. Causal bounds, whose rows are long, gain nothing.
 
-With `into_one`, all segments of an op become one, whose loop runs once at least: a
-schedule can then start with its first iteration. Causal masks gain 2 % on an H100 in
-kernels with roles, and 13 % with a soft cap.
+With `into_one`, all segments of an op become one segment, whose loop runs at least
+once. A schedule can then start with the first iteration. In kernels with roles, causal
+masks gain from this, most with a soft cap.
 """
 
 from __future__ import annotations
@@ -37,31 +37,28 @@ from flexc.passes.scalar.scalar_code import (
     inline_region,
     new_region,
 )
-from flexc.passes.tile.tile_shapes import element_width
-
-# Several segments as one: their iterations one after another.
-
+from flexc.passes.tile.tile_access import element_width
 
 Range = tuple[SSAValue, SSAValue]
 
 ITERATION = 3
-"""Where `block` has the iteration among its arguments, and `bounds` none."""
+"""The index of the iteration among the arguments of `block`; `bounds` has none."""
 
 
 @dataclass(frozen=True)
 class Merger:
-    """Merges segments that have one mask at most into one.
+    """A merger of segments with at most one mask into one segment.
 
-    A partial segment without a mask visits what a full one does.
+    A partial segment without a mask is treated as a full one.
     """
 
     segments: Sequence[SegmentOp]
     nonempty: bool = False
-    """One of the segments has an iteration, as is known."""
+    """True if one of the segments is known to have an iteration."""
     padded: bool = False
-    """If none has, a block that there is takes the place."""
+    """True if the merged segment visits an existing block when all are empty."""
     has_columns: bool = True
-    """There is a block for that, and entries of tables to be read."""
+    """True if there are columns, so that a padding block and table entries exist."""
 
     def merge(self) -> SegmentOp:
         mask = next((s.mask_mod for s in self.segments if is_masked(s)), None)
@@ -89,25 +86,28 @@ class Merger:
 
     @property
     def is_inside(self) -> bool:
-        """Whether no block sticks out; one that is made up does without columns."""
+        """True if no block reaches beyond the last column.
+
+        A padding block does so if there are no columns.
+        """
         inside = all(s.inside is not None for s in self.segments)
         return inside and (self.has_columns or not self.padded)
 
     @property
     def is_full_inside(self) -> bool:
-        """Whether blocks that only the mask's segments have may stick out."""
+        """True if only blocks of masked segments may reach beyond the last column."""
         full = (s for s in self.segments if not is_masked(s))
         return not self.is_inside and all(s.inside is not None for s in full)
 
     def bounds(self) -> Region:
-        """All iterations, counted from 0."""
+        """Write the bounds of all iterations, counted from 0."""
         region, code = self.like(self.segments[0].bounds)
         ends = self.ends(code, self.ranges(code, region.block.args))
         code.yield_(code.const(0), ends[-1])
         return region
 
     def block(self) -> Region:
-        """The block of the segment that the iteration falls to."""
+        """Write the start of the block that each iteration visits."""
         region, code = self.like(self.segments[0].block)
         args: list[SSAValue] = list(region.block.args)
         i = args[ITERATION]
@@ -137,9 +137,11 @@ class Merger:
         ranges: Sequence[Range],
         ends: Sequence[SSAValue],
     ) -> SSAValue:
-        """The segment's iteration; one of its own, for loads, if i is another's.
+        """Return the iteration of segment `number` that corresponds to iteration i.
 
-        Its first if it has none: tables have an entry where there are columns.
+        If i belongs to another segment, the result is clamped to an iteration of the
+        segment, because `block` may read a table. If the segment has no iteration, the
+        result is its begin: tables have an entry there if there are columns.
         """
         begin, end = ranges[number]
         before = ends[number - 1] if number else code.const(0)
@@ -152,15 +154,15 @@ class Merger:
 
     @staticmethod
     def existing(code: ScalarCode, count: SSAValue, start: SSAValue) -> SSAValue:
-        """A block's start, and the first of all if there are no blocks.
+        """Return a block's start, or the first column if there are no blocks.
 
-        What a table has there may be anything.
+        Without blocks, a table's entry may hold any value.
         """
         zero = code.const(0)
         return code.select(code.cmp("slt", zero, count), start, zero)
 
     def masked_if(self) -> Region:
-        """Whether the iteration falls to a segment with a mask."""
+        """Write the condition that an iteration belongs to a masked segment."""
         region, code = self.like(self.segments[0].block)
         args = list(region.block.args)
         i = args.pop(ITERATION)
@@ -185,7 +187,7 @@ class Merger:
         return found
 
     def ends(self, code: ScalarCode, ranges: Sequence[Range]) -> list[SSAValue]:
-        """The iterations that the segments end before; a range may be reversed."""
+        """Return the iterations at which segments end; a range may be reversed."""
         at, zero = code.const(0), code.const(0)
         found: list[SSAValue] = []
         for begin, end in ranges:
@@ -196,14 +198,14 @@ class Merger:
 
     @staticmethod
     def like(region: Region) -> tuple[Region, ScalarCode]:
-        """An empty region with the arguments of another."""
+        """Return an empty region with the arguments of `region`, and its code."""
         args = region.block.args
         new = new_region([a.type for a in args], [a.name_hint for a in args])
         return new, ScalarCode(new.block)
 
 
 def is_masked(segment: SegmentOp) -> bool:
-    """Whether a mask decides of its pairs."""
+    """Return True if a segment has a mask."""
     return segment.mask_mod is not None
 
 
@@ -212,18 +214,18 @@ def reads(block: Region) -> bool:
 
 
 def guard_loads(block: Region) -> None:
-    """Tables may have no entry at all."""
+    """Guard a block's loads: tables may have no entry."""
     for op in block.walk():
         if isinstance(op, flex.LoadCaptureOp):
             op.inside = None
 
 
 WIDTH = 16
-"""Bits of the elements whose products are asynchronous."""
+"""The bits of elements whose products are asynchronous."""
 
 
 def groups(segments: Sequence[SegmentOp]) -> list[list[SegmentOp]]:
-    """Longest runs of segments that may be merged."""
+    """Return the longest runs of segments that may be merged."""
     found: list[list[SegmentOp]] = []
     for segment in segments:
         if found and all(fits(segment, other) for other in found[-1]):
@@ -234,7 +236,7 @@ def groups(segments: Sequence[SegmentOp]) -> list[list[SegmentOp]]:
 
 
 def fits(a: SegmentOp, b: SegmentOp) -> bool:
-    """Whether two segments may share a loop."""
+    """Return True if two segments may share a loop."""
     if a.inside is None or b.inside is None:
         return False
     if any(not s.is_full and s.mask_mod is None for s in (a, b)):
@@ -243,9 +245,9 @@ def fits(a: SegmentOp, b: SegmentOp) -> bool:
 
 
 def may_be_merged(segments: Sequence[SegmentOp]) -> bool:
-    """Return whether segments fit into one: they have at most one mask.
+    """Return True if segments can be merged: they have at most one mask.
 
-    Numbers of columns, which only a CPU's segments have, are not merged.
+    Mixed and trimmed segments are not merged.
     """
     if any(s.kind.data == SegmentKind.MIXED or s.is_trimmed for s in segments):
         return False
@@ -259,7 +261,7 @@ def masks_of(segments: Sequence[SegmentOp]) -> list[Region]:
 
 @dataclass(frozen=True)
 class MergeSegments(RewritePattern):
-    """Merge what may be merged and has both kinds."""
+    """A pattern that merges runs of segments that have full and partial blocks."""
 
     max_head_dim: int
 
@@ -277,7 +279,7 @@ class MergeSegments(RewritePattern):
 
 
 class MergeIntoOne(RewritePattern):
-    """Merge all segments of an op into one that is entered."""
+    """A pattern that merges all segments of an op into one whose loop always runs."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(
@@ -291,7 +293,7 @@ class MergeIntoOne(RewritePattern):
             merged = Merger(segments, padded=True, has_columns=has_columns).merge()
             replace(segments, merged, rewriter)
             return
-        # Every program has rows, and so a block that one of them sees.
+        # Every program has rows, and one of its rows sees a block.
         if len(segments) > 1:
             replace(segments, Merger(segments, nonempty=True).merge(), rewriter)
         else:
@@ -307,12 +309,12 @@ def is_transposed(op: AttentionOp | PairSumsOp) -> bool:
 
 
 def is_split(op: AttentionOp | PairSumsOp) -> bool:
-    """Whether programs visit a share of the blocks, of which there may be none."""
+    """Return True if programs visit a share of the blocks, which may be empty."""
     return isinstance(op, AttentionOp) and op.splits is not None
 
 
 def stores_blocks(op: AttentionOp | PairSumsOp) -> bool:
-    """Whether what is computed of a block is stored: then none may be made up."""
+    """Return True if results of single blocks are stored, which forbids padding."""
     if isinstance(op, AttentionOp):
         return False
     kinds = {attr.sum_kind for attr in op.sums}
@@ -329,14 +331,14 @@ def replace(
 
 @dataclass(frozen=True)
 class BlocksparseMergeSegmentsPass(ModulePass):
-    """Visit partial and full blocks in one loop."""
+    """A pass that merges loops over partial and full blocks."""
 
     name = "blocksparse-merge-segments"
 
     max_head_dim: int = 128
-    """Beyond, it was not measured, and accumulators leave no registers."""
+    """The largest head dim to merge for: wider accumulators leave no registers."""
     into_one: bool = False
-    """Merge all that an op has, of whatever size, into one segment that is entered."""
+    """True to merge all segments of an op, for any head dim and element type."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         pattern = MergeIntoOne() if self.into_one else MergeSegments(self.max_head_dim)

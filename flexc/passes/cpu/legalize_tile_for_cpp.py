@@ -1,11 +1,11 @@
-"""`legalize-tile-for-cpp`: tiles of tensors at explicit offsets and strides.
+"""`legalize-tile-for-cpp`: turn tile accesses into strided accesses.
 
-1. `tile.load`, `tile.store` and `tile.add_to` become strided accesses: a 64-bit
-   base, a stride and an extent for each dimension. What a checked dimension leaves
-   out is what lies beyond its extent; beyond a load's count elements are unspecified,
-   and beyond a store's they are not looked at.
-2. The transpose of a loaded tile is a load with strides exchanged, and so is what is
-   stored or added of a transpose.
+1. `tile.load`, `tile.store` and `tile.add_to` become strided accesses: a 64-bit base,
+   and a stride and an extent for each dimension. Along a checked dimension, elements
+   beyond the extent are out of range. Beyond a load's count, elements are unspecified.
+   Beyond a store's count, elements are not read.
+2. The transpose of a loaded tile becomes a load with exchanged strides. A store or
+   addition of a transpose exchanges its strides likewise.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from xdsl.pattern_rewriter import (
 from flexc.dialects import tile
 from flexc.dialects.tile.schedule import SCHEDULE_OPS, SCHEDULE_TYPES
 from flexc.passes.refusal import refuse
-from flexc.passes.tile.tile_access import TileAccess, is_zero
-from flexc.passes.tile.tile_shapes import static_stride
+from flexc.passes.tile.liveness import defined_by
+from flexc.passes.tile.tile_access import TileAccess, is_zero, static_stride
 
 
 @dataclass(frozen=True)
 class StridedAccess(TileAccess):
-    """Base, strides and extents of a tile within a tensor or memref."""
+    """The base, strides and extents of a tile within a tensor or memref."""
 
     def base(self) -> SSAValue:
-        """The sum of the indices times their strides."""
+        """Return the sum of the indices times their strides."""
         code, total = self.code, None
         for dim, index in enumerate(self.indices):
             if is_zero(index):
@@ -60,7 +60,10 @@ class StridedAccess(TileAccess):
         return [self.extent(i) for i in range(len(self.shape))]
 
     def extent(self, i: int) -> SSAValue:
-        """How much of the tensor is left from the tile's start."""
+        """Return the number of elements from the tile's start to the tensor's end.
+
+        Along an unchecked dimension the extent is the tile's size.
+        """
         dim, code = self.first_dim + i, self.code
         if i not in self.checked:
             return code.const(self.shape[i])
@@ -69,7 +72,7 @@ class StridedAccess(TileAccess):
 
 
 class LoadToStrided(RewritePattern):
-    """tile.load -> tile.load_strided."""
+    """A pattern that rewrites tile.load to tile.load_strided."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.LoadOp, rewriter: PatternRewriter) -> None:
@@ -84,7 +87,7 @@ class LoadToStrided(RewritePattern):
 
 
 class StoreToStrided(RewritePattern):
-    """tile.store -> tile.store_strided."""
+    """A pattern that rewrites tile.store to tile.store_strided."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.StoreOp, rewriter: PatternRewriter) -> None:
@@ -103,13 +106,13 @@ class StoreToStrided(RewritePattern):
 
 
 class AddToStrided(RewritePattern):
-    """tile.add_to -> tile.add_strided."""
+    """A pattern that rewrites tile.add_to to tile.add_strided."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.AddToOp, rewriter: PatternRewriter) -> None:
         access = StridedAccess.of_add(op)
         value, strides = op.value, access.strides()
-        # A count is one of rows.
+        # A count is a number of rows of the result, so the op must keep its rows.
         if isinstance(value.owner, tile.TransposeOp) and op.count is None:
             value, strides = value.owner.input, strides[::-1]
         base = access.base()
@@ -118,7 +121,7 @@ class AddToStrided(RewritePattern):
 
 
 class TransposeOfLoad(RewritePattern):
-    """transpose(load_strided [s, t]) -> load_strided [t, s]."""
+    """A pattern that rewrites transpose(load_strided [s, t]) to load_strided [t, s]."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(
@@ -139,13 +142,10 @@ class TransposeOfLoad(RewritePattern):
 
 
 def _refuse_schedules(module: ModuleOp) -> None:
-    """Refuse roles, shared memory and layouts: explicit schedules are for GPUs."""
+    """Refuse roles, shared memory and layouts: explicit schedules are for GPUs only."""
     for op in module.walk():
-        values = [
-            *op.results,
-            *(a for r in op.regions for b in r.blocks for a in b.args),
-        ]
-        if isinstance(op, SCHEDULE_OPS) or any(_is_placed(v.type) for v in values):
+        placed = any(_is_placed(v.type) for v in defined_by(op))
+        if isinstance(op, SCHEDULE_OPS) or placed:
             refuse(
                 op, "is part of an explicit schedule, which C++ kernels have none of"
             )
@@ -159,7 +159,7 @@ def _is_placed(type_: Attribute) -> bool:
 
 @dataclass(frozen=True)
 class LegalizeTileForCppPass(ModulePass):
-    """Spell tiles of tensors as strided accesses."""
+    """Turn tile accesses into strided accesses."""
 
     name = "legalize-tile-for-cpp"
 

@@ -1,15 +1,16 @@
-"""`tile-panel-maps`: maps over rows of vectors, which combine rows on the way.
+"""`tile-panel-maps`: fuse maps with each other and with reductions over their rows.
 
-1. A `tile.map` of two dimensions becomes a `tile.panel_map`. Where all that look at its
-   results look at the first rows only, as many as one count says, it computes no more;
-   nor does a `tile.register_product`.
-2. A map whose results only another reads, element by element, becomes a part of it.
-3. A `tile.reduce` along the first dimension of what a map yields is an outcome of that
-   map: rows are combined as they are computed. A tile that nobody else reads is then
-   not kept.
+1. A `tile.map` of two dimensions becomes a `tile.panel_map`. If all users of its
+   results read only the first rows, as many as one count says, the map computes only
+   those rows. A `tile.register_product` is limited in the same way.
+2. A map whose results only one other map reads, element by element, is fused with that
+   map.
+3. A `tile.reduce` along the first dimension of a map's result becomes an outcome of the
+   map: the map combines rows as it computes them. A tile without other users is not
+   kept.
 
-Maps that compute with numbers of 64 bits, whose vectors have fewer lanes, and those
-that do not stay apart.
+Maps that compute with 64-bit numbers are not fused with maps that do not: a vector of
+64-bit numbers has fewer lanes.
 """
 
 from __future__ import annotations
@@ -27,31 +28,33 @@ from xdsl.rewriter import Rewriter
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import element_of, shape_of
 from flexc.passes.tidy import erase_dead
+from flexc.passes.tile.liveness import yielded
 from flexc.passes.tile.map_builder import FULL
-
-# How many rows of a tile anybody looks at.
 
 
 class Rows(Enum):
-    """No rows at all, or all of them."""
+    """No rows, or all rows."""
 
     NONE = "none"
     ALL = "all"
 
 
 Demand = SSAValue | Rows
-"""A count, in which case that many rows, the first."""
+"""The rows that a user needs: none, all, or the first rows up to a count."""
 
 
 def join(a: Demand, b: Demand) -> Demand:
-    """What two users look at. Two counts are compared as values only."""
+    """Return the rows that two users need together.
+
+    Counts are compared as SSA values.
+    """
     if a is Rows.NONE or a is b:
         return b
     return a if b is Rows.NONE else Rows.ALL
 
 
 def is_known_before(count: SSAValue, op: Operation) -> bool:
-    """Whether a count is defined where an op runs."""
+    """Return True if a count is defined before an op runs."""
     owner = count.owner
     if isinstance(owner, Block):
         return owner.find_ancestor_op_in_block(op) is not None
@@ -63,10 +66,10 @@ def is_known_before(count: SSAValue, op: Operation) -> bool:
 
 @dataclass
 class Demands:
-    """Rows that users look at, of the tiles of two dimensions of a kernel.
+    """The rows that users need of the two-dimensional tiles of a kernel.
 
-    Products and maps pass on what their own users look at. Anything else, and all
-    that a loop carries, is looked at as a whole.
+    Products and maps need the rows that their own users need. All other ops, and loops
+    for the tiles that they carry, need all rows.
     """
 
     known: dict[SSAValue, Demand] = field(default_factory=dict[SSAValue, Demand])
@@ -103,7 +106,7 @@ class Demands:
         return demand
 
     def of_map(self, op: tile.MapOp | tile.PanelMapOp) -> Demand:
-        """Of an operand with rows; of others nobody asks."""
+        """Return the rows that a map needs of an operand with rows."""
         if isinstance(op, tile.PanelMapOp):
             return Rows.ALL if op.count is None else op.count
         demand: Demand = Rows.NONE
@@ -113,7 +116,7 @@ class Demands:
 
 
 def count_for(op: Operation, demands: Demands) -> SSAValue | None:
-    """How many rows of an op's results are needed, None for all."""
+    """Return the number of rows of an op's results that are needed, or None for all."""
     demand: Demand = Rows.NONE
     for result in op.results:
         assert len(shape_of(result.type)) > 1
@@ -123,11 +126,11 @@ def count_for(op: Operation, demands: Demands) -> SSAValue | None:
     return demand
 
 
-# Panel maps made of others, and of the reductions of what they yield.
-
-
 def sole_reader(op: tile.PanelMapOp) -> tile.PanelMapOp | None:
-    """The map that alone reads what a map yields, element by element, if it may."""
+    """Return the only map that reads an op's results, or None if it cannot be fused.
+
+    The map must read all results element by element, with equal shape, count and width.
+    """
     uses = [use for result in op.results for use in result.uses]
     readers = {use.operation for use in uses}
     if len(readers) != 1:
@@ -149,7 +152,7 @@ def sole_reader(op: tile.PanelMapOp) -> tile.PanelMapOp | None:
 
 
 def is_wide(op: tile.PanelMapOp) -> bool:
-    """Whether a map computes vectors of 64-bit numbers."""
+    """Return True if a map computes vectors of 64-bit numbers."""
     varying: set[SSAValue] = {
         a for i, a in enumerate(op.body.block.args) if 1 in op.span(i)
     }
@@ -161,7 +164,7 @@ def is_wide(op: tile.PanelMapOp) -> bool:
 
 
 def fuse_into(op: tile.PanelMapOp, reader: tile.PanelMapOp) -> tile.PanelMapOp:
-    """The reader, which computes itself what it read; the op is gone."""
+    """Return the reader, fused with the op whose results it reads; erase the op."""
     places: dict[tuple[SSAValue, tuple[int, ...]], SSAValue] = {}
     block = Block()
     mapped: dict[SSAValue, SSAValue] = {}
@@ -170,7 +173,7 @@ def fuse_into(op: tile.PanelMapOp, reader: tile.PanelMapOp) -> tile.PanelMapOp:
             zip(source.inputs, source.body.block.args, strict=True)
         ):
             if value.owner is op:
-                mapped[arg] = mapped[_yields(op)[op.results.index(value)]]
+                mapped[arg] = mapped[yielded(op.body.block)[op.results.index(value)]]
                 continue
             place = value, source.span(i)
             if place not in places:
@@ -196,7 +199,7 @@ def fuse_into(op: tile.PanelMapOp, reader: tile.PanelMapOp) -> tile.PanelMapOp:
 
 
 def reduces_of(op: tile.PanelMapOp) -> list[tile.ReduceOp]:
-    """Reductions over the rows that a map computes."""
+    """Return the reductions over the rows that a map computes."""
     users = [
         use.operation
         for i, result in enumerate(op.results)
@@ -215,7 +218,7 @@ def reduces_of(op: tile.PanelMapOp) -> list[tile.ReduceOp]:
 
 
 def combine_rows(op: tile.PanelMapOp, reduce: tile.ReduceOp) -> tile.PanelMapOp:
-    """The map with a reduction as one more outcome; the reduction is gone."""
+    """Return the map with a reduction as one more outcome; erase the reduction."""
     index = op.results.index(reduce.input)
     indices = [*range(len(op.results)), index]
     outcomes = [*(o.data for o in op.outcomes), reduce.kind.data.value]
@@ -226,7 +229,7 @@ def combine_rows(op: tile.PanelMapOp, reduce: tile.ReduceOp) -> tile.PanelMapOp:
 
 
 def drop_unused(op: tile.PanelMapOp) -> None:
-    """Leave out what nobody reads."""
+    """Remove the results that have no uses."""
     indices = [i for i, result in enumerate(op.results) if result.uses]
     if indices and len(indices) < len(op.results):
         outcomes = [op.outcomes.data[i].data for i in indices]
@@ -239,8 +242,11 @@ def with_outcomes(
     outcomes: Sequence[str],
     results: Sequence[SSAValue],
 ) -> tile.PanelMapOp:
-    """The map that yields such of its values, in the place of such results."""
-    last, values = op.body.block.last_op, [_yields(op)[i] for i in indices]
+    """Replace a map by one that yields the values at `indices` with these outcomes.
+
+    The new results replace `results`. Return the new map.
+    """
+    last, values = op.body.block.last_op, [yielded(op.body.block)[i] for i in indices]
     assert last is not None
     last.operands = values
     spans = [op.span(i) for i in range(len(op.inputs))]
@@ -250,19 +256,13 @@ def with_outcomes(
     return new
 
 
-def _yields(op: tile.PanelMapOp) -> Sequence[SSAValue]:
-    last = op.body.block.last_op
-    assert isinstance(last, flex.YieldOp)
-    return last.values
-
-
 def _replace(
     op: tile.PanelMapOp,
     new: tile.PanelMapOp,
     new_results: Sequence[SSAValue],
     results: Sequence[SSAValue] | None = None,
 ) -> None:
-    """Put a map where another was, and its results where others were."""
+    """Replace a map by another, and some results by those of the new map."""
     block = op.parent
     assert block is not None
     block.insert_op_before(new, op)
@@ -274,7 +274,7 @@ def _replace(
 
 
 def make_panel_map(op: tile.MapOp, count: SSAValue | None) -> None:
-    """tile.map -> tile.panel_map."""
+    """Rewrite tile.map to tile.panel_map."""
     rows, columns = op.shape
     spans = [op.span(i) for i in range(len(op.inputs))]
     outcomes = [tile.KEPT] * len(op.results)
@@ -286,7 +286,7 @@ def make_panel_map(op: tile.MapOp, count: SSAValue | None) -> None:
 
 
 def count_rows(kernel: tile.KernelOp) -> None:
-    """Maps of two dimensions as panel maps, of the rows that are needed."""
+    """Turn maps into panel maps; limit panel maps and products to needed rows."""
     demands = Demands()
     maps = [o for o in kernel.walk() if isinstance(o, tile.MapOp) and len(o.shape) > 1]
     products = [o for o in kernel.walk() if isinstance(o, tile.RegisterProductOp)]
@@ -300,7 +300,7 @@ def count_rows(kernel: tile.KernelOp) -> None:
 
 
 def limit_rows(op: tile.RegisterProductOp, rows: SSAValue) -> None:
-    """Let a product compute the first rows only."""
+    """Let a product compute only the first `rows` rows."""
     new = tile.RegisterProductOp(
         op.lhs,
         op.rhs,
@@ -318,7 +318,7 @@ def limit_rows(op: tile.RegisterProductOp, rows: SSAValue) -> None:
 
 
 def fuse(block: Block) -> None:
-    """Maps with the maps that read them, then with what combines their rows."""
+    """Fuse maps with the maps that read them, then with reductions over their rows."""
     for op in panel_maps(block):
         while op.parent is not None and (reader := sole_reader(op)) is not None:
             op = fuse_into(op, reader)
@@ -334,7 +334,7 @@ def panel_maps(block: Block) -> list[tile.PanelMapOp]:
 
 @dataclass(frozen=True)
 class TilePanelMapsPass(ModulePass):
-    """Combine rows where they are computed, and compute no others."""
+    """Fuse maps with each other and with reductions, and compute only needed rows."""
 
     name = "tile-panel-maps"
 

@@ -1,19 +1,19 @@
-"""`tile-put-rows-in-lanes`: a program's rows along the last dimension of its tiles.
+"""`tile-put-rows-in-lanes`: put a program's rows in the last dimension of its tiles.
 
-A vector is then a number of each of so many rows: what is known of a row alone is a
-tile of vectors, reductions over columns combine vectors, and products read keys and
-values as they lie in memory.
+A vector then holds one number for each of several rows. Values per row are vectors,
+reductions over columns combine vectors, and products read keys and values as they lie
+in memory.
 
-1. A product s = a @ b of rows becomes s^T = b^T @ a^T, and so does all that is made
-   of it: maps exchange their dimensions, reductions go along the other one, diagonals
-   are those of the transpose, loops and branches carry transposes.
-2. Other tiles have the form that is asked for, or both: a load is a load or the
-   transpose of one, which `legalize-tile-for-cpp` reads transposed; two transposes are
-   none; what cannot be had transposed otherwise is transposed.
-3. What is stored or added to memory is transposed back.
+1. A product s = a @ b of rows becomes s^T = b^T @ a^T. All values computed from s are
+   transposed too: maps exchange their dimensions, reductions go along the other
+   dimension, diagonals are those of the transpose, loops and branches carry transposes.
+2. Other tiles have the form that their users need, or both forms. A load is a load or
+   the transpose of one, which `legalize-tile-for-cpp` turns into a strided load. Two
+   transposes cancel. All other tiles get a transpose op.
+3. Tiles that are stored or added to memory are transposed back.
 
-A program's rows are what most of its products have as rows. Kernels without products
-stay as they are, and those with fewer rows than a vector has lanes.
+The rows of a program are the rows of most of its products. Kernels stay as they are if
+they have no products, or fewer rows than a vector has lanes.
 """
 
 from __future__ import annotations
@@ -40,25 +40,21 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from flexc.dialects import tile
 from flexc.dialects.tile import TileType, element_of, shape_of
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.sizes.vector_machine import (
-    MACHINES,
-    MachineName,
-    VectorMachine,
-)
+from flexc.passes.targets.cpp import MACHINES, VectorMachine
+from flexc.passes.targets.target import MachineName
 from flexc.passes.tidy import erase_dead
+from flexc.passes.tile.liveness import defined_by
 from flexc.passes.tile.tile_dims import (
     Dim,
     TileDims,
     rank,
 )
 
-# Tiles as they are and transposed, each made where it is first asked for.
-
 
 class TileForms:
-    """Both forms of each tile of two dimensions.
+    """Both forms, original and transposed, of each tile of two dimensions.
 
-    `turned` are the values that by now are the transposes of what they were.
+    `turned` has the values that are already the transposes of the original values.
     """
 
     def __init__(self, turned: Container[SSAValue]):
@@ -67,7 +63,7 @@ class TileForms:
         """The other form of a value."""
 
     def get(self, value: SSAValue, transposed: bool) -> SSAValue:
-        """What a value was, or the transpose of that."""
+        """Return the original form of a value, or its transpose."""
         if isinstance(value.owner, tile.TransposeOp):
             return self.get(value.owner.input, not transposed)
         if (value in self.turned) == transposed:
@@ -78,7 +74,7 @@ class TileForms:
 
 
 def other_form(value: SSAValue) -> SSAValue:
-    """The transpose of a tile, made where the tile is."""
+    """Return the transpose of a tile, defined right after the tile."""
     owner = value.owner
     if isinstance(owner, Block):
         point = InsertPoint.at_start(owner)
@@ -93,23 +89,20 @@ def other_form(value: SSAValue) -> SSAValue:
 
 
 def transposed_type(value: SSAValue) -> TileType:
-    """The type of a tile's transpose."""
+    """Return the type of a tile's transpose."""
     assert isinstance(value.type, TileType)
     return TileType(value.type.element_type, value.type.get_shape()[::-1])
 
 
-# Which tiles of a program are to be transposed so that its rows lie in lanes.
-
-
 TURNED = (tile.MapOp, tile.DotOp, scf.ForOp, scf.IfOp)
-"""Ops whose results are transposed by transposing what they work on."""
+"""Ops that give transposed results if their operands are transposed."""
 
 
 class RowTiles:
-    """The tiles of a kernel whose first dimension, not the last, is the rows.
+    """The tiles of a kernel whose first dimension, and not the last, is the rows.
 
-    A program's rows are what most of its products have as rows. There are none where
-    they would fill no vector.
+    The rows of a program are the rows of most of its products. The set is empty if
+    there are fewer rows than a vector has lanes.
     """
 
     def __init__(self, block: Block, machine: VectorMachine):
@@ -125,21 +118,20 @@ class RowTiles:
         return rows if fills_vector(rows, products, machine) else None
 
     def __contains__(self, value: SSAValue) -> bool:
-        """Whether a tile's first dimension is the rows, and its last is not."""
+        """Return True if the rows are a tile's first dimension and not its last."""
         if self.rows is None or rank(value) != 2:
             return False
         return self.dims.along(value, self.rows) == [0]
 
     def turned(self, op: Operation) -> list[SSAValue]:
-        """What an op defines that is to be transposed by transposing its operands."""
+        """Return the values of an op that become transposed when its operands do."""
         if not isinstance(op, TURNED):
             return []
-        args = [arg for r in op.regions for b in r.blocks for arg in b.args]
-        return [value for value in (*op.results, *args) if value in self]
+        return [value for value in defined_by(op) if value in self]
 
 
 def fills_vector(rows: Dim, products: list[tile.DotOp], machine: VectorMachine) -> bool:
-    """Whether a vector of the sums' type has no more lanes than there are rows."""
+    """Return True if there are at least as many rows as a vector has lanes."""
     value, dim = rows
     types = (element_of(op.result.type) for op in products)
     bits = [t.bitwidth for t in types if isinstance(t, FixedBitwidthType)]
@@ -147,18 +139,18 @@ def fills_vector(rows: Dim, products: list[tile.DotOp], machine: VectorMachine) 
 
 
 class LaneRewriter:
-    """Transposes the tiles of rows of one kernel."""
+    """A rewrite that transposes the tiles of rows of one kernel."""
 
     def __init__(self, block: Block, rows: RowTiles):
         self.block = block
         self.ops = list(block.walk())
         self.of_rows = {v for op in self.ops for v in tiles_of(op) if v in rows}
-        """Tiles that are best transposed, by what they are now."""
+        """The tiles of rows, which are best transposed; updated when types change."""
         self.turned = {v for op in self.ops for v in rows.turned(op)}
         self.forms = TileForms(self.turned)
 
     def run(self) -> None:
-        # First all types: an op's operands are then looked up by what they are now.
+        # Change all types first, so that the lookups below find the new values.
         for value in list(self.turned):
             new = Rewriter.replace_value_with_new_type(value, transposed_type(value))
             for group in (self.turned, self.of_rows):
@@ -168,7 +160,7 @@ class LaneRewriter:
             self.rewrite(op)
 
     def rewrite(self, op: Operation) -> None:
-        """Give an op the forms of its operands that it is to work on."""
+        """Give an op its operands in the right form."""
         match op:
             case tile.MapOp():
                 self.rewrite_map(op)
@@ -191,7 +183,7 @@ class LaneRewriter:
                 self.give(op, dict.fromkeys(range(len(op.operands)), False))
 
     def give(self, op: Operation, forms: dict[int, bool]) -> None:
-        """Replace operands by their transposes, or by what they were."""
+        """Replace operands by their transposes, or by their original forms."""
         for index, transposed in forms.items():
             if rank(op.operands[index]) == 2:
                 op.operands[index] = self.forms.get(op.operands[index], transposed)
@@ -199,12 +191,12 @@ class LaneRewriter:
     def hand_over(
         self, op: Operation | None, first: int, targets: Sequence[SSAValue]
     ) -> None:
-        """Give operands from `first` on the forms of what they become."""
+        """Give operands from `first` on the forms of the values that they become."""
         assert op is not None
         self.give(op, {first + i: v in self.turned for i, v in enumerate(targets)})
 
     def rewrite_map(self, op: tile.MapOp) -> None:
-        """Exchange the dimensions, and have whole operands span them in order."""
+        """Exchange a map's dimensions; transpose operands that span them reversed."""
         if len(op.shape) != 2:
             return
         turned = op.results[0] in self.turned
@@ -212,19 +204,19 @@ class LaneRewriter:
         self.give(op, {i: turned != (s == (1, 0)) for i, s in enumerate(spans)})
         if turned:
             spans = [tuple(1 - d for d in s) for s in spans]
-        # Operands that span both dimensions now do so in order.
+        # Operands that span both dimensions now span them in order.
         entries = [DenseArrayBase.from_list(i32, sorted(s)) for s in spans]
         op.spans = ArrayAttr(entries)
 
     def rewrite_product(self, op: tile.DotOp) -> None:
-        """a @ b + c, or b^T @ a^T + c^T."""
+        """Compute a @ b + c, or b^T @ a^T + c^T if the result is transposed."""
         turned = op.result in self.turned
         if turned:
             op.operands[0], op.operands[1] = op.rhs, op.lhs
         self.give(op, dict.fromkeys(range(3), turned))
 
     def rewrite_reduction(self, op: tile.ReduceOp) -> None:
-        """Along the other dimension, where the transpose is what there is."""
+        """Reduce along the other dimension if the operand is transposed."""
         if rank(op.input) == 2 and op.input in self.of_rows:
             self.give(op, {0: True})
             op.dim = IntegerAttr(1 - op.dim.value.data, i32)
@@ -232,7 +224,7 @@ class LaneRewriter:
             self.give(op, {0: False})
 
     def rewrite_diagonals(self, op: tile.DiagonalsOp) -> None:
-        """Of the transpose, where that is what there is."""
+        """Sum along the diagonals of the transpose if the operand is transposed."""
         turned = op.input in self.of_rows
         self.give(op, {0: turned})
         if turned:
@@ -240,7 +232,7 @@ class LaneRewriter:
 
 
 def split_constants(block: Block) -> None:
-    """A constant tile of its own for each use, which may go along other dimensions."""
+    """Give each use of a constant tile a tile of its own, so that forms may differ."""
     for op in [o for o in block.walk() if isinstance(o, tile.FullOp)]:
         for use in list(op.result.uses)[1:]:
             code = ScalarCode(InsertPoint.after(op))
@@ -250,14 +242,13 @@ def split_constants(block: Block) -> None:
 
 
 def tiles_of(op: Operation) -> Iterable[SSAValue]:
-    """The tiles that an op defines, or that blocks inside begin with."""
-    args = [arg for r in op.regions for b in r.blocks for arg in b.args]
-    return [value for value in (*op.results, *args) if rank(value)]
+    """Return the tiles that an op or the arguments of its blocks define."""
+    return [value for value in defined_by(op) if rank(value)]
 
 
 @dataclass(frozen=True)
 class TilePutRowsInLanesPass(ModulePass):
-    """Transpose the tiles of programs with matrix products."""
+    """Transpose the tiles of programs so that rows fill vectors."""
 
     name = "tile-put-rows-in-lanes"
 

@@ -1,14 +1,13 @@
-"""`tile-widen-floats`: compute with 32-bit floats where memory holds 16.
+"""`tile-widen-floats`: compute with 32-bit floats where memory holds 16-bit floats.
 
-A machine without 16-bit arithmetic multiplies matrices of 32-bit floats. Values
-are widened where they are read, by a load once for each block or by a product that
-reads in place, and rounded where they are written; what was rounded in between, only
-to be multiplied, is not.
+A machine without 16-bit arithmetic multiplies matrices of 32-bit floats. A load widens
+values once for each block, or a product that reads in place widens them. A store rounds
+values. A value that was rounded only to be multiplied is no longer rounded.
 
-1. A 16-bit operand of a product is read as, or was computed from, a tile of
-   32-bit floats: that takes its place. Any other is widened by a map.
-2. A store of rounded values stores, and so rounds, the unrounded.
-3. A map that yields its operand is its operand.
+1. If a 16-bit operand of a product was loaded, or was rounded from a tile of 32-bit
+   floats, that tile takes its place. Any other operand is widened by a map.
+2. A store of rounded values stores the unrounded values: the store itself rounds.
+3. A map that only yields an operand is replaced by the operand.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from flexc.passes.tile.map_builder import build_map
 
 
 def is_narrow(value: SSAValue) -> bool:
-    """Whether a value is a tile of 16-bit floats."""
+    """Return True if a value is a tile of 16-bit floats."""
     type_ = value.type
     return isinstance(type_, TileType) and isinstance(
         type_.element_type, BFloat16Type | Float16Type
@@ -45,7 +44,7 @@ def is_narrow(value: SSAValue) -> bool:
 
 
 def rounding_of(body: Region) -> arith.TruncFOp | None:
-    """The op that rounds the only value that a map's region yields."""
+    """Return the op that rounds the only value that a map's region yields, or None."""
     last = body.block.last_op
     assert isinstance(last, flex.YieldOp)
     owner = last.values[0].owner
@@ -55,7 +54,7 @@ def rounding_of(body: Region) -> arith.TruncFOp | None:
 
 
 def unrounded(value: SSAValue, code: ScalarCode) -> SSAValue | None:
-    """The tile of 32-bit floats that a map rounded to `value`."""
+    """Return a tile of the 32-bit floats that a map rounds to `value`, or None."""
     op = value.owner
     if not isinstance(op, tile.MapOp) or rounding_of(op.body) is None:
         return None
@@ -70,7 +69,7 @@ def unrounded(value: SSAValue, code: ScalarCode) -> SSAValue | None:
 
 
 def loaded(value: SSAValue, code: ScalarCode) -> SSAValue | None:
-    """A tile of 32-bit floats with the elements that were loaded as `value`."""
+    """Return a 32-bit tile of the elements that `value` loads, or None."""
     op = value.owner
     if not isinstance(op, tile.LoadStridedOp):
         return None
@@ -82,7 +81,7 @@ def loaded(value: SSAValue, code: ScalarCode) -> SSAValue | None:
 
 
 def widened(value: SSAValue) -> SSAValue:
-    """`value` as a tile of 32-bit floats, made where `value` is."""
+    """Return `value` as a tile of 32-bit floats, defined right after `value`."""
     op = value.owner
     point = InsertPoint.at_start(op) if isinstance(op, Block) else InsertPoint.after(op)
     code = ScalarCode(point)
@@ -99,11 +98,11 @@ def widened(value: SSAValue) -> SSAValue:
 
 
 class WidenProduct(RewritePattern):
-    """Multiply 32-bit floats."""
+    """A pattern that widens the operands of a product to 32-bit floats."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.DotOp, rewriter: PatternRewriter) -> None:
-        # One entry, and one widening, where both operands are the same.
+        # If both operands are the same value, the dict has one entry and one widening.
         operands = dict.fromkeys((op.lhs, op.rhs))
         narrow = {v: widened(v) for v in operands if is_narrow(v)}
         if narrow:
@@ -112,7 +111,7 @@ class WidenProduct(RewritePattern):
 
 
 class StoreUnrounded(RewritePattern):
-    """store(map { truncf x }) -> store(map { x }): a store rounds."""
+    """A pattern that rewrites store(map { truncf x }) to store(map { x })."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(
@@ -125,7 +124,7 @@ class StoreUnrounded(RewritePattern):
 
 
 class IdentityMap(RewritePattern):
-    """map(x) { x } -> x"""
+    """A pattern that rewrites map(x) { x } to x."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.MapOp, rewriter: PatternRewriter) -> None:
@@ -141,7 +140,7 @@ class IdentityMap(RewritePattern):
 
 @dataclass(frozen=True)
 class TileWidenFloatsPass(ModulePass):
-    """Compute with 32-bit floats what memory holds in 16 bits."""
+    """Compute with 32-bit floats where memory holds 16-bit floats."""
 
     name = "tile-widen-floats"
 

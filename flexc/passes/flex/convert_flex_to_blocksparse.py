@@ -1,13 +1,12 @@
-"""`convert-flex-to-blocksparse`: decide the tiles, and which blocks are visited.
+"""`convert-flex-to-blocksparse`: choose tile sizes, and the blocks to visit.
 
-Tile sizes are taken from the options or chosen for the target; what the segments are
-made from, a BlockMask's tables or the mask, `segment_builder` says.
+Tile sizes come from the options or are chosen for the target. `segment_builder` makes
+the segments from the tables of a BlockMask or from the mask.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import DYNAMIC_INDEX, IntegerAttr, ModuleOp, UnitAttr, i32
@@ -23,6 +22,7 @@ from xdsl.pattern_rewriter import (
 from flexc.dialects import blocksparse, flex
 from flexc.dialects.flex import SumKind
 from flexc.errors import OptionError
+from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.masks.segments.segment_builder import (
     build_segments,
     has_short_rows,
@@ -30,36 +30,30 @@ from flexc.passes.masks.segments.segment_builder import (
     is_listed,
     order_of,
 )
-from flexc.passes.masks.segments.subject import SegmentSubject
-from flexc.passes.sizes.hopper_sizes import (
-    check_hopper_sizes,
-    check_hopper_warps,
-    choose_hopper_sizes,
-    rows_per_part,
-)
-from flexc.passes.sizes.pair_sizes import PairDims, choose_pair_sizes
-from flexc.passes.sizes.tile_sizes import (
+from flexc.passes.targets import target_named
+from flexc.passes.targets.target import (
     HOPPER_SHARED_MEMORY,
+    AttentionShape,
+    MachineName,
+    PairShape,
+    RowFacts,
+    SizeOptions,
+    Target,
     TileSizes,
-    choose_tile_sizes,
-    largest_power_of_2_divisor,
-    panel_sizes,
-    smaller,
 )
-from flexc.passes.sizes.vector_machine import MachineName
-from flexc.passes.tile.tile_shapes import element_width
-
-HEADS_PER_GROUP = 8
-"""Keys and values of so many heads of 8,192 tokens fit the cache of an H100.
-
-A core of a CPU has no room for those of two: its programs stay with one head.
-"""
+from flexc.passes.tile.tile_access import element_width
 
 
 def check_tiles_divide(
     sizes: TileSizes, sparse: tuple[int, int] | None, trimmed: bool = False
 ) -> None:
-    """A tile must not reach over the blocks of a table; columns may be trimmed."""
+    """Check that a tile divides the blocks of a table.
+
+    Columns need not divide them if iterations are `trimmed`.
+
+    Raises:
+        OptionError: a tile would reach beyond a block of the table.
+    """
     tile_sizes = (sizes.block_m, sizes.block_n)
     for name, tile, block in zip(
         ("BLOCK_M", "BLOCK_N"), tile_sizes, sparse or tile_sizes, strict=True
@@ -73,42 +67,18 @@ def check_tiles_divide(
             )
 
 
-MIN_TRITON_BLOCK_N = 16
-"""Triton's matrix products sum over so many elements at least."""
-
-
-def check_triton_sizes(sizes: TileSizes) -> None:
-    """Triton's tiles have no sizes but powers of 2, and nor have its programs."""
-    for name, number in (
-        ("BLOCK_M", sizes.block_m),
-        ("BLOCK_N", sizes.block_n),
-        ("num_warps", sizes.num_warps),
-    ):
-        if number != largest_power_of_2_divisor(number):
-            raise OptionError(f"{name} expects a power of 2 for Triton, got {number}")
-    if sizes.block_n < MIN_TRITON_BLOCK_N:
-        raise OptionError(
-            f"BLOCK_N expects {MIN_TRITON_BLOCK_N} or more for Triton, got "
-            f"{sizes.block_n}; where a BlockMask has such blocks, make it with a "
-            f"multiple of {MIN_TRITON_BLOCK_N} as BLOCK_SIZE"
-        )
-
-
 SIZES = ("block_m", "block_n", "num_warps", "num_stages")
-"""Options that say how large tiles are."""
-
-NARROW = 64
-"""Head dims up to which Hopper's exponentials take as long as its products."""
+"""The options that set tile sizes."""
 
 
 def known_rows(op: flex.AttentionOp) -> int | None:
-    """How many rows a head has, if its query's type says so."""
+    """Return the number of rows of a head if the query's type states it, else None."""
     rows = flex.tensor_shape(op.query)[2]
     return None if rows == DYNAMIC_INDEX else rows
 
 
 def changes_scores(op: flex.AttentionOp) -> bool:
-    """Whether the score mod yields anything but the score."""
+    """Return True if the score mod yields anything but its score argument."""
     block = op.score_mod.block
     last = block.last_op
     assert isinstance(last, flex.YieldOp)
@@ -117,7 +87,7 @@ def changes_scores(op: flex.AttentionOp) -> bool:
 
 @dataclass(frozen=True)
 class ConvertAttention(RewritePattern):
-    """flex.attention -> blocksparse.attention."""
+    """A pattern that lowers `flex.attention` to `blocksparse.attention`."""
 
     options: ConvertFlexToBlocksparsePass
 
@@ -125,11 +95,11 @@ class ConvertAttention(RewritePattern):
     def match_and_rewrite(
         self, op: flex.AttentionOp, rewriter: PatternRewriter
     ) -> None:
-        subject = SegmentSubject.of(op)
-        short_rows = has_short_rows(subject)
-        sizes = self.options.tile_sizes(op)
-        segments = Region(Block(build_segments(subject, sizes, self.options.trims)))
-        properties = op.facts() | self.options.tiling(subject, sizes)
+        problem = MaskProblem.of(op)
+        short_rows = has_short_rows(problem)
+        sizes = self.options.tile_sizes(op, problem=problem)
+        segments = Region(Block(build_segments(problem, sizes, self.options.trims)))
+        properties = op.facts() | self.options.tiling(problem, sizes)
         if (part := self.options.part_rows(op, sizes)) is not None:
             properties["rows_per_part"] = IntegerAttr(part, i32)
         if short_rows:
@@ -150,23 +120,23 @@ class ConvertAttention(RewritePattern):
 
 @dataclass(frozen=True)
 class ConvertPairSums(RewritePattern):
-    """flex.pair_sums -> blocksparse.pair_sums."""
+    """A pattern that lowers `flex.pair_sums` to `blocksparse.pair_sums`."""
 
     options: ConvertFlexToBlocksparsePass
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: flex.PairSumsOp, rewriter: PatternRewriter) -> None:
-        subject = SegmentSubject.of_sums(op)
-        sizes = self.options.pair_sums_sizes(op, subject)
+        problem = MaskProblem.of_sums(op)
+        sizes = self.options.pair_sums_sizes(op, problem)
         new = blocksparse.PairSumsOp(
             [
-                *(op.rows, op.columns, op.row_values, op.column_values, op.first),
+                *(op.rows, op.columns, op.row_values, op.column_values, op.tile_origin),
                 *(op.scale, op.captures, op.tables),
             ],
             op.result_types,
             op.detach_region(op.pairs),
-            Region(Block(build_segments(subject, sizes, self.options.trims))),
-            kept_properties(op) | self.options.tiling(subject, sizes),
+            Region(Block(build_segments(problem, sizes, self.options.trims))),
+            kept_properties(op) | self.options.tiling(problem, sizes),
         )
         new.attributes |= op.attributes
         for old, result in zip(op.results, new.results, strict=True):
@@ -175,7 +145,7 @@ class ConvertPairSums(RewritePattern):
 
 
 def kept_properties(op: flex.PairSumsOp) -> dict[str, Attribute]:
-    """What a lowering keeps of an op."""
+    """Return the properties of sums over pairs that the lowering keeps."""
     own = ("products", "sums", "transposed")
     known = op.properties
     return op.facts() | {name: known[name] for name in own if name in known}
@@ -183,20 +153,20 @@ def kept_properties(op: flex.PairSumsOp) -> dict[str, Attribute]:
 
 @dataclass(frozen=True)
 class ConvertFlexToBlocksparsePass(ModulePass):
-    """Choose tiles and turn masks and block tables into segments.
+    """A pass that chooses tiles and turns masks and block tables into segments.
 
-    For Gluon `overlap` says that products are to run beside the softmax of another
-    block, which takes registers; a program has `program_rows` rows, if that is given
-    and less than it would have alone on a multiprocessor. For Triton tiles are
-    `smaller` by so many steps than the best, where that needs more shared memory than
-    there is. For C++ a program owns a panel of the `machine`, and segments are
-    `trimmed`, where it is not needed that blocks of columns begin at multiples of
-    their size.
+    - Gluon: `overlap` says that products run while the softmax of another block is
+      computed, which takes registers. `program_rows` is an upper bound of the rows of a
+      program.
+    - Triton: `smaller` is the number of steps by which tiles are reduced, for kernels
+      that do not fit shared memory otherwise.
+    - C++: a program owns a panel of the `machine`. `trimmed` allows blocks of columns
+      that do not begin at multiples of their size.
     """
 
     name = "convert-flex-to-blocksparse"
 
-    target: Literal["triton", "gluon", "cpp"] = "triton"
+    target: str = "triton"
     block_m: int | None = None
     block_n: int | None = None
     num_warps: int | None = None
@@ -212,8 +182,8 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         for pattern in (ConvertAttention(self), ConvertPairSums(self)):
             PatternRewriteWalker(pattern, apply_recursively=False).rewrite_module(op)
 
-    def tiling(self, subject: SegmentSubject, sizes: TileSizes) -> dict[str, Attribute]:
-        """The properties that say which tiles, and in what order they start."""
+    def tiling(self, problem: MaskProblem, sizes: TileSizes) -> dict[str, Attribute]:
+        """Return the properties for tile sizes and for the order of tiles."""
         properties: dict[str, Attribute] = {
             "block_m": IntegerAttr(sizes.block_m, i32),
             "block_n": IntegerAttr(sizes.block_n, i32),
@@ -223,62 +193,66 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             properties["num_stages"] = IntegerAttr(sizes.num_stages, i32)
         if sizes.residents > 1:
             properties["residents"] = IntegerAttr(sizes.residents, i32)
-        if (order := order_of(subject, sizes)) is not None:
+        if (order := order_of(problem, sizes)) is not None:
             properties["order"] = blocksparse.TileOrderAttr(order)
-            if self.target != "cpp":
-                properties["heads_per_group"] = IntegerAttr(HEADS_PER_GROUP, i32)
+            if (heads := self.rules.heads_per_group) is not None:
+                properties["heads_per_group"] = IntegerAttr(heads, i32)
         return properties
 
-    def pair_sums_sizes(
-        self, op: flex.PairSumsOp, subject: SegmentSubject
-    ) -> TileSizes:
-        """The tile of sums over pairs: what the options say, the rest chosen."""
-        sparse = subject.sparse_block
+    def pair_sums_sizes(self, op: flex.PairSumsOp, problem: MaskProblem) -> TileSizes:
+        """Return the tile of sums over pairs; options override chosen sizes."""
+        sparse = problem.sparse_block
         matrices = (op.rows, op.columns)
         rows, columns = ([flex.tensor_shape(m)[3] for m in side] for side in matrices)
         kinds = [attr.sum_kind for attr in op.sums]
-        if self.trims:
-            bits = max(32, op.score_type.bitwidth)
-            widest, sums_columns = max(*rows, *columns), SumKind.COLUMN_MATRIX in kinds
-            chosen = panel_sizes(self.machine, bits, widest, sparse, sums_columns)
-            sizes = self.with_options(chosen)
-            check_tiles_divide(sizes, sparse, self.trims)
-            return sizes
-        chosen = choose_pair_sizes(
-            self.target,
+        results = [
+            r for r, k in zip(op.sums_, kinds, strict=True) if k == SumKind.MATRIX
+        ]
+        is_square = SumKind.DIAGONAL in kinds
+        shape = PairShape(
             element_width(op.rows[0].type),
-            PairDims(
-                rows,
-                columns,
-                [
-                    flex.tensor_shape(r)[3]
-                    for r, k in zip(op.sums_, kinds, strict=True)
-                    if k == SumKind.MATRIX
-                ],
-            ),
+            op.score_type.bitwidth,
+            rows,
+            columns,
+            [flex.tensor_shape(result)[3] for result in results],
             sparse,
-            self.shared_memory,
-            SumKind.DIAGONAL in kinds,
+            is_square,
+            SumKind.COLUMN_MATRIX in kinds,
         )
+        chosen = self.rules.pair_sizes(shape, self.options)
         sizes = self.shrunk(self.with_options(chosen))
-        if SumKind.DIAGONAL in kinds and self.smaller:
+        if is_square and self.smaller:
             side = min(sizes.block_m, sizes.block_n)
             sizes = replace(sizes, block_m=side, block_n=side)
-        check_tiles_divide(sizes, sparse)
-        if self.target != "cpp":
-            check_triton_sizes(sizes)
+        check_tiles_divide(sizes, sparse, self.trims)
+        self.rules.check_pairs(sizes)
         return sizes
 
     @property
+    def rules(self) -> Target:
+        """The target that chooses tile sizes."""
+        return target_named(self.target)
+
+    @property
+    def options(self) -> SizeOptions:
+        return SizeOptions(
+            self.shared_memory,
+            self.machine,
+            self.overlap,
+            self.program_rows,
+            self.trimmed,
+        )
+
+    @property
     def trims(self) -> bool:
-        """Whether iterations visit no column that is dead for all of a program's rows,
-        as far as bounds are known, and none beyond the last."""
-        return self.target == "cpp" and self.trimmed
+        """True if iterations visit no column outside the bounds of a program's rows."""
+        return self.rules.trims(self.options)
 
     def with_options(self, chosen: TileSizes) -> TileSizes:
-        """What the options say, and for the rest what was chosen.
+        """Replace chosen sizes by those that the options set.
 
-        Programs of other sizes than those that were chosen need not fit beside others.
+        A program of other sizes than the chosen ones may not fit beside others on a
+        multiprocessor, so `residents` becomes 1.
         """
         sizes = replace(chosen, **{n: getattr(self, n) for n in self.given_sizes})
         return sizes if sizes == chosen else replace(sizes, residents=1)
@@ -288,25 +262,30 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         return [name for name in SIZES if getattr(self, name)]
 
     def shrunk(self, sizes: TileSizes) -> TileSizes:
-        """As many steps smaller as is asked for; what the options say stays."""
+        """Return sizes smaller by `self.smaller` steps; options keep their values."""
         if not self.smaller:
             return sizes
-        return smaller(sizes, self.smaller, self.given_sizes)
+        return self.rules.smaller(sizes, self.smaller, self.given_sizes)
 
     def tile_sizes(
-        self, op: flex.AttentionOp, short_rows: bool | None = None
+        self,
+        op: flex.AttentionOp,
+        short_rows: bool | None = None,
+        problem: MaskProblem | None = None,
     ) -> TileSizes:
-        """The tile of an attention op: what the options say, the rest chosen.
+        """Return the tile of an attention op; options override chosen sizes.
 
-        Whether rows may be short is found out, unless `short_rows` says so.
+        Analyse `problem` to find out if rows may be short, unless `short_rows` is
+        given.
         """
         if short_rows is None:
-            short_rows = self.expects_short_rows(op)
+            problem = problem or MaskProblem.of(op)
+            short_rows = self.expects_short_rows(op, problem)
         sparse = None
         if op.sparse_block is not None:
             sparse_m, sparse_n = op.sparse_block.get_values()
             sparse = sparse_m, sparse_n
-        chosen = self.choose(
+        shape = AttentionShape(
             element_width(op.query.type),
             flex.tensor_shape(op.query)[3],
             flex.tensor_shape(op.value)[3],
@@ -314,63 +293,28 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             self.block_m is None and self.block_n is None and short_rows,
             known_rows(op),
         )
+        chosen = self.choose(shape)
         sizes = self.shrunk(self.with_options(chosen))
         check_tiles_divide(sizes, sparse, self.trims)
-        if self.target == "triton":
-            check_triton_sizes(sizes)
-        if self.target == "gluon":
-            check_hopper_sizes(sizes)
-            check_hopper_warps(self.num_warps)
+        self.rules.check(sizes, self.num_warps)
         return sizes
 
-    def expects_short_rows(self, op: flex.AttentionOp) -> bool:
-        """Whether tiles are chosen for rows of few keys.
-
-        On Hopper at head dim 64 also for a score mod's work; at 128 two consumers are
-        faster than two programs even in a band (439 TFLOP/s and 424, of 1024 keys).
-        """
-        subject = SegmentSubject.of(op)
-        if self.target != "gluon":
-            return has_short_rows(subject)
-        widest = max(flex.tensor_shape(v)[3] for v in (op.query, op.value))
-        if widest > NARROW:
-            return is_listed(subject)
-        return is_listed(subject) or is_banded(subject) or changes_scores(op)
-
-    def choose(
-        self,
-        bits: int,
-        head_dim: int,
-        value_dim: int,
-        sparse_block: tuple[int, int] | None,
-        short_rows: bool,
-        rows: int | None = None,
-    ) -> TileSizes:
-        """The tile of attention on inputs of `bits` per element, without options.
-
-        Of `rows` rows in all, where that is known.
-        """
-        dims, memory = (head_dim, value_dim), self.shared_memory
-        if self.trims:
-            bits = max(32, bits)
-            return panel_sizes(self.machine, bits, max(dims), sparse_block, rows=rows)
-        if self.target == "gluon":
-            return choose_hopper_sizes(
-                bits,
-                *dims,
-                sparse_block,
-                memory,
-                short_rows,
-                self.overlap,
-                self.program_rows,
-            )
-        return choose_tile_sizes(
-            self.target, bits, *dims, sparse_block, memory, short_rows
+    def expects_short_rows(self, op: flex.AttentionOp, problem: MaskProblem) -> bool:
+        """Return True if the target chooses small tiles for rows that see few keys."""
+        facts = RowFacts(
+            max(flex.tensor_shape(v)[3] for v in (op.query, op.value)),
+            bool(problem.tables),
+            is_listed(problem),
+            is_banded(problem),
+            changes_scores(op),
         )
+        return self.rules.has_short_rows(facts)
+
+    def choose(self, shape: AttentionShape) -> TileSizes:
+        """Return the target's best tile of attention, without options for sizes."""
+        return self.rules.attention_sizes(shape, self.options)
 
     def part_rows(self, op: flex.AttentionOp, sizes: TileSizes) -> int | None:
-        """How many rows a part of a program has, for a target that has parts."""
-        if self.target != "gluon":
-            return None
+        """Return the rows of a part of a program; None for a target without parts."""
         dims = (flex.tensor_shape(v)[3] for v in (op.query, op.value))
-        return rows_per_part(sizes, element_width(op.query.type), max(dims))
+        return self.rules.part_rows(sizes, element_width(op.query.type), max(dims))

@@ -1,9 +1,9 @@
-"""`convert-flex-to-planning`: kernels that find which blocks a mask needs.
+"""`convert-flex-to-planning`: replace attention by kernels that classify blocks.
 
-Each `flex.attention` with a mask becomes `@summarize` (where the mask reads captured
-tensors by row or by column), `@classify`, for a CPU `@sample`, and `@refine`; see
-`planning`. The attention itself is dropped: what is planned does not depend on query,
-key, value or score.
+Each `flex.attention` with a mask becomes `@summarize` (if the mask reads captured
+tensors by row or by column), `@classify`, `@sample` (on a CPU) and `@refine`; see
+`planning`. The pass erases the attention op: a plan does not depend on query, key,
+value or score.
 """
 
 from __future__ import annotations
@@ -18,38 +18,46 @@ from xdsl.passes import ModulePass
 
 from flexc.dialects import flex, tile
 from flexc.errors import OptionError
-from flexc.passes.flex.planning.classes import build_classify, build_sample
-from flexc.passes.flex.planning.refinement import build_refine
-from flexc.passes.flex.planning.summaries import build_summarize
+from flexc.passes.flex.planning.classes import (
+    build_classify,
+    build_refine,
+    build_sample,
+)
+from flexc.passes.flex.planning.summarize import build_summarize
 from flexc.passes.masks.blocks.block_classifier import build_classifier
 from flexc.passes.scalar.proof import Proven
+from flexc.passes.targets import target_named
 
 LONGEST = 2**31 - 2
-"""Lengths are i32, and so is one more."""
+"""The largest length: lengths are i32, and so is a length plus one."""
 
 
 Part = Literal["all", "first", "rest"]
-"""Which kernels are wanted: those that any plan needs, or those that look at pairs."""
+"""The kernels to build.
+
+"first" are the kernels that every plan needs, "rest" the kernels that evaluate pairs of
+unknown blocks.
+"""
 
 
 def planning_kernels(
     attention: flex.AttentionOp,
-    target: Literal["triton", "gluon", "cpp"],
+    target: str,
     part: Part = "all",
 ) -> list[tile.KernelOp]:
-    """The kernels for the mask of an attention op."""
+    """Return the planning kernels for the mask of an attention op."""
     mask, length = attention.mask_mod, attention.max_length
     longest = LONGEST if length is None else length.value.data
-    samples = target != "cpp"
+    in_place = not target_named(target).samples_blocks
     kernels: list[tile.KernelOp] = []
     if part != "rest":
         proof = build_classifier(mask, longest, attention.indices_fit is not None)
         classifier = proof.value if isinstance(proof, Proven) else None
         if classifier is not None and classifier.summaries:
             kernels.append(build_summarize(mask, classifier.summaries))
-        kernels.append(build_classify(mask, classifier, samples))
+        kernels.append(build_classify(mask, classifier, in_place))
     if part != "first":
-        kernels += [] if samples else [build_sample(mask)]
+        kernels += [] if in_place else [build_sample(mask)]
         kernels.append(build_refine(mask))
     if attention.index_width is not None:
         for kernel in kernels:
@@ -59,11 +67,11 @@ def planning_kernels(
 
 @dataclass(frozen=True)
 class ConvertFlexToPlanningPass(ModulePass):
-    """Replace attention by the kernels that plan its mask."""
+    """A pass that replaces attention by the kernels that plan its mask."""
 
     name = "convert-flex-to-planning"
 
-    target: Literal["triton", "gluon", "cpp"] = "triton"
+    target: str = "triton"
     part: Part = "all"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:

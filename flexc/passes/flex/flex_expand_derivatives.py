@@ -1,103 +1,367 @@
-"""`flex-expand-derivatives`: derivatives of attention as sums over pairs.
+"""`flex-expand-derivatives`: expand derivatives of attention into sums over pairs.
 
-The function of a `flex.attention_backward` or `flex.attention_jvp` becomes calls of
-kernels, each a function of its own, and what finishes their results:
+The function of a `flex.attention_backward` or `flex.attention_jvp` becomes a host
+function. It launches kernels, each a function of its own, and finishes their results:
 
-- delta, the dot products of d_out and out;
-- the query's gradient, with the row sums of what was read by head or by row;
-- those of key and value, transposed, with the row sums of what was read by column;
-- one more for each sum of what was read by distance or by pair;
-- `flex.scatter_sums` for each read.
+- delta: the dot products of the rows of d_out and out;
+- the gradient of the query, with the row sums for captures that are read by head or by
+  row;
+- the gradients of key and value, transposed, with the row sums for captures that are
+  read by column;
+- one kernel for each sum for captures that are read by distance or by pair;
+- one `flex.scatter_sums` for each read.
 
-With `one_pass` the gradients of query, key and value are sums of one kernel, which
-visits each pair once: five products in place of seven. It adds to what belongs to keys
-in memory, `flex.sum_parts` adds that up. Sums by distance and by pair are its own too,
-or those of the query's kernel. Reads by column keep a kernel of their own. Delta is
-part of the kernel that reads it, if only one does, and if that owns the rows.
+With `one_pass` one kernel computes the gradients of query, key and value. The kernel
+visits each pair once and computes five products instead of seven. It adds the sums by
+column to memory; `flex.sum_parts` adds up the parts of its programs. Sums by distance
+and by pair are part of this kernel, or of the query's kernel if there is no such
+kernel. Reads by column keep a kernel of their own. The kernel that reads delta computes
+delta itself, if it is the only reader and its programs own the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from xdsl.context import Context
 from xdsl.dialects import func
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.dialects.builtin import ModuleOp, TensorType, i32
+from xdsl.ir import Attribute, SSAValue
 from xdsl.passes import ModulePass
-from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
-from flexc.dialects.flex import DerivativeOp
-from flexc.passes.flex.derivatives.expansion import Expansion
+from flexc.dialects.flex import (
+    CAPTURE,
+    Coordinates,
+    DerivativeOp,
+    SumKind,
+    score_type,
+    tensor_shape,
+)
+from flexc.passes.flex.derivative_kernels import (
+    HostFunction,
+    Sum,
+    absorb_rows,
+    fresh,
+)
+from flexc.passes.flex.pair_code import (
+    PairCode,
+    backward_code,
+    is_weighed,
+    jvp_code,
+)
+from flexc.passes.scalar.captured_reads import CaptureIndices
+from flexc.passes.scalar.copier import sliced
+from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.tidy import erase_dead
 
-# Ops over rows that become part of the one kernel over pairs that reads them.
-#
-# Delta, and cotangents times the weights of their rows, are numbers of rows that a
-# program over pairs owns. It computes them where it loads these rows: a kernel less,
-# and nothing is stored. A transposed kernel reads them as columns, again and again.
+KINDS = {
+    Coordinates.HEAD: SumKind.TOTAL,
+    Coordinates.ROW: SumKind.TOTAL,
+    Coordinates.COLUMN: SumKind.TOTAL,
+    Coordinates.DIAGONAL: SumKind.DIAGONAL,
+    Coordinates.PAIR: SumKind.PAIRS,
+}
+"""The kind of sum for the adjoints of each class of reads.
+
+Adjoints of reads by column are summed in a transposed kernel.
+"""
+
+BY_ROW = (Coordinates.HEAD, Coordinates.ROW)
+BY_COLUMN = (Coordinates.COLUMN,)
+BY_PAIR = (Coordinates.DIAGONAL, Coordinates.PAIR)
+
+LARGE = (SumKind.DIAGONAL, SumKind.PAIRS)
+"""Kinds of sums that may need more memory than all other tensors of a call."""
 
 
-def absorb_rows(host: func.FuncOp, kernels: Mapping[str, func.FuncOp]) -> None:
-    """Take ops over rows into the kernels that alone read them, the last ones first.
+@dataclass(frozen=True)
+class CaptureRead:
+    """A read of a captured tensor whose gradient is wanted."""
 
-    `kernels` are the functions that the host function launches.
+    value: str
+    """The name of the read's adjoint, or of an equal adjoint."""
+    load: flex.LoadCaptureOp
+    capture: int
+    by: Coordinates
+
+    @property
+    def sum_key(self) -> tuple[SumKind, str]:
+        """The kind and the value of the read's sum; reads of equal keys share a sum."""
+        return KINDS[self.by], self.value
+
+
+class CapturedGradients:
+    """The gradients of captured tensors of `score_mod`, built up as sums are computed.
+
+    A gradient is the sum of the adjoints of its reads, each added at the index that was
+    read. Reads by head, row or column add sums to kernels that other gradients need
+    anyway. Reads by distance or by pair have kernels of their own on a GPU; on a CPU
+    they are part of a kernel of sums by row.
     """
-    for launch in reversed(list(host.body.ops)):
-        if not isinstance(launch, flex.LaunchOp):
-            continue
-        op = work_of(kernels[launch.callee.string_value()])
-        if not isinstance(op, flex.RowDotsOp | flex.WeighRowsOp):
-            continue
-        readers = {use.operation for use in launch.outputs[0].uses}
-        if len(readers) == 1 and isinstance(reader := readers.pop(), flex.LaunchOp):
-            kernel = kernels[reader.callee.string_value()]
-            sums = work_of(kernel)
-            if isinstance(sums, flex.PairSumsOp) and not sums.is_transposed:
-                absorb(launch, op, reader, kernel)
+
+    def __init__(self, host: HostFunction, code: PairCode, prefix: str):
+        self.host, self.code = host, code
+        self.score_type = score_type(host.op.query.type)
+        self.gradients: dict[int, SSAValue] = {}
+        op, self.reads = host.op, list[CaptureRead]()
+        length = op.fact("max_length", full(32).hi)
+        indices = CaptureIndices(op.score_mod, length, op.indices_fit is not None)
+        for i, load in enumerate(code.reads):
+            value = f"{prefix}read {i}"
+            if value in code.yields:
+                known = indices.read(load)
+                by = Coordinates(known.index_class.value)
+                value = code.first_name(value)
+                self.reads.append(CaptureRead(value, load, known.capture, by))
+
+    def named(self) -> dict[str, SSAValue]:
+        """Return the gradients found so far, by their names in the dialect."""
+        return {f"{CAPTURE}{i}": g for i, g in self.gradients.items()}
+
+    def sums(self, by: Sequence[Coordinates]) -> list[Sum]:
+        """Return the sums for the gradients of reads of some classes."""
+        keys = dict.fromkeys(r.sum_key for r in self.reads if r.by in by)
+        return [
+            Sum(kind, [(value,)], self.score_type, name=f"{kind}_sums")
+            for kind, value in keys
+        ]
+
+    def add(self, by: Sequence[Coordinates], results: Sequence[SSAValue]) -> None:
+        """Add `results`, the results of `sums(by)`, to the gradients."""
+        reads = [r for r in self.reads if r.by in by]
+        keys = dict.fromkeys(r.sum_key for r in reads)
+        found = dict(zip(keys, results, strict=True))
+        for read in reads:
+            self.scatter(read, found[read.sum_key])
+
+    def add_pairs(self) -> None:
+        """Add the gradients of reads by distance or pair, with a kernel for each sum.
+
+        Several sums in one kernel need more registers than a GPU has left.
+        """
+        results: list[SSAValue] = []
+        for i, s in enumerate(self.sums(BY_PAIR)):
+            origin = [self.host.code.const(0, i32)] * 3
+            results += self.host.pair_sums(f"read_{i}", self.code, [s], origin=origin)
+        self.add(BY_PAIR, results)
+
+    def scatter(self, read: CaptureRead, sums: SSAValue) -> None:
+        """Add the sums of a read to the gradient of the tensor that was read."""
+        op = self.host.op
+        target = op.captures[read.capture]
+        before = self.gradients.get(read.capture)
+        scatter = flex.ScatterSumsOp(
+            read.by,
+            sums,
+            target,
+            op.captures,
+            [] if before is None else [before],
+            sliced(op.score_mod, list(read.load.indices)),
+        )
+        name = f"d_{target.name_hint or 'capture'}"
+        self.gradients[read.capture] = self.host.append(scatter, name)
 
 
-def work_of(kernel: func.FuncOp) -> Operation:
-    """The op that makes what a kernel returns."""
-    last = kernel.body.block.last_op
-    assert isinstance(last, func.ReturnOp)
-    owner = last.operands[0].owner
-    assert isinstance(owner, Operation)
-    return owner
+Terms = list[tuple[str, ...]]
 
 
-def absorb(
-    launch: flex.LaunchOp,
-    op: flex.RowDotsOp | flex.WeighRowsOp,
-    reader: flex.LaunchOp,
-    kernel: func.FuncOp,
-) -> None:
-    """Take the op of a launched kernel into the kernel that reads what it makes."""
-    block, inputs = kernel.body.block, list(reader.inputs)
-    values: dict[SSAValue, SSAValue] = {}
-    for given, operand in zip(launch.inputs, op.operands, strict=True):
-        if given not in inputs:
-            inputs.append(given)
-            arg = block.insert_arg(operand.type, len(block.args))
-            arg.name_hint = operand.name_hint
-        values[operand] = block.args[inputs.index(given)]
-    made = op.clone(values)
-    made.result.name_hint = op.result.name_hint
-    Rewriter.insert_op(made, InsertPoint.at_start(block))
-    for number in reversed(range(len(inputs))):
-        if inputs[number] is launch.outputs[0]:
-            block.args[number].replace_all_uses_with(made.result)
-            block.erase_arg(block.args[number])
-            del inputs[number]
-    reader.operands = inputs
-    Rewriter.erase_op(launch)
-    kernel.update_function_type()
+class Expansion:
+    """An expansion of one derivative op in its host function."""
+
+    def __init__(self, op: DerivativeOp, name: str, one_pass: bool = False):
+        self.op, self.one_pass = op, one_pass
+        self.host = HostFunction(op, name)
+        self.score_type = score_type(op.query.type)
+        self.weighs = is_weighed(op)
+        self.named = self.host.named
+        self.named |= {"query": op.query, "key": op.key, "value": op.value}
+        self.named |= zip(("out", "lse", "lse_rest"), op.saved, strict=False)
+        self.named |= zip(("d_out", "d_lse"), op.cotangents, strict=False)
+        if op.along is not None:
+            names = (f"t_{a.data}" for a in op.along)
+            self.named |= zip(names, op.tangents, strict=True)
+
+    def run(self) -> list[func.FuncOp]:
+        """Replace the op; return the kernels that the host function launches."""
+        if isinstance(self.op, flex.AttentionJvpOp):
+            results = self.jvp()
+        else:
+            assert isinstance(self.op, flex.AttentionBackwardOp)
+            results = self.backward(self.op)
+        for old, new in zip(self.op.results, results, strict=True):
+            old.replace_all_uses_with(new)
+        self.op.detach()
+        self.op.erase()
+        return self.host.functions
+
+    def jvp(self) -> list[SSAValue]:
+        """Return the tangents of out and lse."""
+        code, named = jvp_code(self.op), self.named
+        out = named["out"]
+        terms: Terms = []
+        scores_move = "p_t_x" in code.yields
+        if scores_move:
+            terms.append(("p_t_x", "value"))
+        if "t_value" in named:
+            terms.append(("p", "t_value"))
+        dim = tensor_shape(out)[3]
+        sums = [Sum(SumKind.MATRIX, terms, self.score_type, dim, name="sums")]
+        # If scores have no tangent, the total has no terms and is 0.
+        total: Terms = [("p_t_x",)] if scores_move else []
+        sums.append(Sum(SumKind.TOTAL, total, self.score_type, name="t_lse"))
+        moved_sums, t_lse = self.host.pair_sums("tangents", code, sums)
+        if self.weighs:
+            moved_sums = self.weighed("sums", moved_sums)
+            t_lse = self.weighed("t_lse", t_lse)
+        center = flex.CenterRowsOp(moved_sums, t_lse, out)
+        return [self.host.append(center, "t_out"), t_lse]
+
+    def weighed(self, name: str, rows: SSAValue) -> SSAValue:
+        """Multiply rows by the row weights that the computed probabilities lack."""
+        assert isa(rows.type, TensorType[Attribute])
+        lse, rest = self.named["lse"], self.named["lse_rest"]
+        weigh = flex.WeighRowsOp(rows, lse, rest, rows.type, self.row_facts())
+        weigh.result.name_hint = name
+        return self.host.kernel(f"weighed_{name}", weigh)[0]
+
+    def row_facts(self) -> dict[str, Attribute]:
+        facts = self.op.facts()
+        return {n: facts[n] for n in ("alignment", "max_length") if n in facts}
+
+    def backward(self, op: flex.AttentionBackwardOp) -> list[SSAValue]:
+        """Return the wanted gradients, or their tangents if the op has tangents."""
+        self.code, named = backward_code(op), self.named
+        self.wanted = op.wanted()
+        for name in ("d_out", "d_lse", "t_d_out", "t_d_lse"):
+            if self.weighs and name in named:
+                named[name] = self.weighed(name, named[name])
+        named["delta"] = self.row_dots("delta", [("d_out", "out")], "d_lse")
+        self.prefix = ""
+        if op.tangents:
+            self.name_tangents_of_saved()
+            self.prefix = "t_"
+        self.captured = CapturedGradients(self.host, self.code, self.prefix)
+        by_row = (*BY_ROW, *BY_PAIR) if self.one_pass else BY_ROW
+        if self.one_pass and self.has_both_sides:
+            found = self.one_pass_gradients(by_row)
+        else:
+            found = self.summed("query", self.query_sums(), by_row)
+            sums = self.key_value_sums()
+            found |= self.summed("key_value", sums, BY_COLUMN, transposed=True)
+        if not self.one_pass:
+            self.captured.add_pairs()
+        found |= self.captured.named()
+        return [
+            found[name] if name in found else self.zeros(name) for name in self.wanted
+        ]
+
+    @property
+    def has_both_sides(self) -> bool:
+        """True if the gradients of the query and of key or value are wanted."""
+        return "query" in self.wanted and not {"key", "value"}.isdisjoint(self.wanted)
+
+    def zeros(self, name: str) -> SSAValue:
+        """Return zeros: the gradient of a captured tensor that no score depends on."""
+        capture = self.op.captures[int(name.removeprefix(CAPTURE))]
+        return self.host.append(flex.ZerosLikeOp(capture))
+
+    def name_tangents_of_saved(self) -> None:
+        """Compute and name the tangents of out, lse and delta."""
+        named = self.named
+        if "t_out" not in named:
+            named["t_out"], named["t_lse"] = self.jvp()
+        products = [
+            (left, right)
+            for left, right in (("t_d_out", "out"), ("d_out", "t_out"))
+            if left in named and right in named
+        ]
+        named["t_delta"] = self.row_dots("t_delta", products, "t_d_lse")
+
+    def row_dots(
+        self, name: str, products: Sequence[tuple[str, str]], minus: str
+    ) -> SSAValue:
+        """Return the dot products of rows, less the value named `minus` if any."""
+        named = self.named
+        lhs, rhs = ([named[p[i]] for p in products] for i in (0, 1))
+        less = [named[minus]] if minus in named else []
+        type_ = fresh([None] * 3, self.score_type)
+        dots = flex.RowDotsOp(lhs, rhs, less, type_, self.row_facts())
+        dots.result.name_hint = name
+        return self.host.kernel(name, dots)[0]
+
+    def one_pass_gradients(self, by_row: Sequence[Coordinates]) -> dict[str, SSAValue]:
+        """Return the gradients from one visit to each pair.
+
+        Only captured reads by column have a kernel of their own.
+        """
+        rounded = self.key_value_sums()
+        by_column = [
+            replace(s, kind=SumKind.COLUMN_MATRIX, element=self.score_type)
+            for s in rounded
+        ]
+        found = self.summed("gradients", [*self.query_sums(), *by_column], by_row)
+        for s in rounded:
+            name = str(s.name).removeprefix("d_")
+            found[name] = self.host.append(flex.SumPartsOp(found[name], s.type), s.name)
+        self.summed("key_value", [], BY_COLUMN, transposed=True)
+        return found
+
+    def query_sums(self) -> list[Sum]:
+        if "query" not in self.wanted:
+            return []
+        return [self.gradient("query", self.terms("ds", "key"), True)]
+
+    def key_value_sums(self) -> list[Sum]:
+        sums: list[Sum] = []
+        if "key" in self.wanted:
+            sums.append(self.gradient("key", self.terms("ds", "query"), True))
+        if "value" in self.wanted:
+            sums.append(self.gradient("value", self.terms("p", "d_out"), False))
+        return sums
+
+    def gradient(self, wrt: str, terms: Terms, scaled: bool) -> Sum:
+        """Return the sum that is the gradient of query, key or value."""
+        given = self.named[wrt]
+        assert isa(given.type, TensorType[Attribute])
+        dim, element = tensor_shape(given)[3], given.type.element_type
+        return Sum(SumKind.MATRIX, terms, element, dim, scaled, f"d_{wrt}")
+
+    def terms(self, value: str, matrix: str) -> Terms:
+        """Return the terms of value @ matrix, or of its tangent by the product rule."""
+        found: Terms = []
+        if f"{self.prefix}{value}" in self.code.yields:
+            found.append((f"{self.prefix}{value}", matrix))
+        if self.prefix and f"t_{matrix}" in self.named and value in self.code.yields:
+            found.append((value, f"t_{matrix}"))
+        return found
+
+    def summed(
+        self,
+        suffix: str,
+        sums: list[Sum],
+        by: Sequence[Coordinates],
+        transposed: bool = False,
+    ) -> dict[str, SSAValue]:
+        """Launch a kernel for gradients and for captured reads of the classes `by`.
+
+        Return the gradients by name. The gradients of captured reads are added to
+        `self.captured`. A kernel with large sums is launched for some rows at a time.
+        """
+        names = [str(s.name).removeprefix("d_") for s in sums]
+        of_reads = self.captured.sums(by)
+        is_large = any(s.kind in LARGE for s in of_reads)
+        origin = [self.host.code.const(0, i32)] if is_large else []
+        sums = [*sums, *of_reads]
+        results = self.host.pair_sums(suffix, self.code, sums, transposed, origin)
+        self.captured.add(by, results[len(names) :])
+        return dict(zip(names, results, strict=False))
 
 
-def expanded(function: func.FuncOp, one_pass: bool = False) -> list[func.FuncOp]:
-    """Expand the derivatives in a function, in place; the kernels that it launches."""
+def expand(function: func.FuncOp, one_pass: bool = False) -> list[func.FuncOp]:
+    """Expand the derivatives in a function; return the kernels that it launches."""
     name, kernels = function.sym_name.data, list[func.FuncOp]()
     derivatives = [o for o in function.walk() if isinstance(o, DerivativeOp)]
     for i, op in enumerate(derivatives):
@@ -105,7 +369,7 @@ def expanded(function: func.FuncOp, one_pass: bool = False) -> list[func.FuncOp]
     if derivatives:
         # Not every derivative needs delta.
         erase_dead(function.body)
-        # Results have their own layouts.
+        # The new results may have other layouts than the old ones.
         function.update_function_type()
     if one_pass:
         absorb_rows(function, {kernel.sym_name.data: kernel for kernel in kernels})
@@ -116,7 +380,7 @@ def expanded(function: func.FuncOp, one_pass: bool = False) -> list[func.FuncOp]
 
 @dataclass(frozen=True)
 class FlexExpandDerivativesPass(ModulePass):
-    """Take derivatives of attention apart into sums over pairs."""
+    """A pass that expands derivatives of attention into sums over pairs."""
 
     name = "flex-expand-derivatives"
 
@@ -125,5 +389,5 @@ class FlexExpandDerivativesPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in list(op.ops):
             if isinstance(function, func.FuncOp):
-                kernels = expanded(function, self.one_pass)
+                kernels = expand(function, self.one_pass)
                 op.body.block.insert_ops_before(kernels, function)

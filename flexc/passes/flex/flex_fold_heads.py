@@ -1,15 +1,15 @@
-"""`flex-fold-heads`: attention of few queries as attention of a group's heads.
+"""`flex-fold-heads`: turn the query heads of a group into rows of one head.
 
 Query heads that share a key head become rows of one head:
 
-1. `flex.attention` with `group` query heads for each key head and `queries` queries is
-   made one with as many heads as the key has and `group * queries` rows, which is their
-   number in its types. Row r of head n is query r % queries of head
-   n * group + r // queries, and that is what its mods are told.
-2. The function takes a query and gives results of these shapes; a caller views its
-   tensors so.
+1. A `flex.attention` with `group` query heads for each key head and `queries` queries
+   gets as many heads as the key has, and `group * queries` rows. The types state this
+   number of rows. Row r of head n is query r % queries of head
+   n * group + r // queries; mods receive this query and this head.
+2. The function takes a query and returns results of these shapes. The caller passes
+   views of its tensors.
 
-With a group of 1 nothing changes but that the number of rows is known.
+With a group of 1 the only change is that the types state the number of rows.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from flexc.passes.refusal import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 
 ROWS = 2
-"""The dimension of rows, of query and of results."""
+"""The dimension of the rows in the query and in the results."""
 
 
 def with_rows(type_: Attribute, rows: int) -> Attribute:
-    """The type of a tensor of so many rows."""
+    """Return a tensor type with another number of rows."""
     assert isa(type_, TensorType[Attribute])
     shape = list(type_.get_shape())
     shape[ROWS] = rows
@@ -43,7 +43,7 @@ def with_rows(type_: Attribute, rows: int) -> Attribute:
 
 @dataclass(frozen=True)
 class FlexFoldHeadsPass(ModulePass):
-    """Make rows of the query heads that share a key head."""
+    """A pass that turns the query heads of a key head into rows of one head."""
 
     name = "flex-fold-heads"
 
@@ -52,7 +52,7 @@ class FlexFoldHeadsPass(ModulePass):
 
     @property
     def rows(self) -> int:
-        """How many rows a folded head has."""
+        """The number of rows of a folded head."""
         return self.group * self.queries
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
@@ -71,7 +71,7 @@ class FlexFoldHeadsPass(ModulePass):
                 )
 
     def fold(self, op: flex.AttentionOp) -> None:
-        """Give query and results the rows, and mods the heads and queries."""
+        """Set the number of rows in types and facts, and fold the positions of mods."""
         for value in (op.query, *op.results):
             type_ = with_rows(value.type, self.rows)
             Rewriter.replace_value_with_new_type(value, type_)
@@ -81,7 +81,7 @@ class FlexFoldHeadsPass(ModulePass):
                 self.fold_positions(region)
 
     def fold_positions(self, region: Region) -> None:
-        """Compute a mod's head and query from a head of keys and a row."""
+        """Compute a mod's query head and query from a key head and a row."""
         block = region.block
         skip = 1 if block.args[0].type not in INDEX_ARGS else 0
         head, row = block.args[skip + 1], block.args[skip + 2]

@@ -1,11 +1,11 @@
-"""`flex-infer-facts`: prove what later passes may rely on, and write it down.
+"""`flex-infer-facts`: prove facts about attention ops that later passes rely on.
 
-For each fact in the table that an attention op does not state yet, a function looks
-for a proof in the op's regions and facts. What is proved becomes a property of the
-op; with `explain`, what is not becomes an attribute that says why.
+For each fact in `FACTS` that an attention op does not state yet, a function looks for a
+proof in the op's regions and facts. A proved fact becomes a property of the op. With
+`explain`, the reason for a missing proof becomes an attribute.
 
 - `score_range`: bounds of the scores, by interval arithmetic (see `float_values`).
-- `scores_finite`: no score is infinite, so none of a mod's own is a mask.
+- `scores_finite`: no score is infinite, so `score_mod` masks no pair.
 - `rows_never_empty`: some key is seen by all rows.
 """
 
@@ -27,17 +27,19 @@ from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.passes import ModulePass
 
 from flexc.dialects import flex
+from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.flex.flex_simplify_mods import (
     INDEX,
     MOD,
     first_args,
 )
-from flexc.passes.masks.bounds.affine import Facts
-from flexc.passes.masks.bounds.atoms import Atom, KeyBound
+from flexc.passes.masks.bounds.facts import Facts
 from flexc.passes.masks.bounds.key_bounds import Solver
 from flexc.passes.masks.bounds.key_ranges import MAX_ALTERNATIVES, conjunctions
 from flexc.passes.masks.bounds.terms import (
+    Atom,
     Constant,
+    KeyBound,
     Negative,
     Product,
     Quotient,
@@ -61,18 +63,14 @@ from flexc.passes.scalar.ranges.float_values import (
 )
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges
-
-# Whether every row has a live key, whatever the lengths and captured values.
-#
-# Shown by a key that all rows see: the first one, as there is always that.
-
+from flexc.passes.scalar.variation import yielded
 
 WIDTH = 1 << 10
-"""Bits in which no term wraps around."""
+"""A number of bits with which no term overflows."""
 
 
 def first_key_is_seen(mask: Region, max_length: int, fits: bool) -> Proof[None]:
-    """Whether a mask is true of key 0 in all rows."""
+    """Prove that a mask keeps key 0 in all rows, for any lengths and captures."""
     facts = Facts(mask, max_length, fits)
     found = alternatives(mask_formula(mask), MAX_ALTERNATIVES)
     solver = Solver(facts)
@@ -84,7 +82,7 @@ def first_key_is_seen(mask: Region, max_length: int, fits: bool) -> Proof[None]:
 
 
 def allows_first_key(facts: Facts, atom: Atom) -> bool:
-    """Whether an atom is known to hold for key 0, whatever the row."""
+    """Return True if an atom is known to hold for key 0 in every row."""
     if not isinstance(atom, KeyBound):
         return False
     limit = term_range(facts, atom.term)
@@ -94,7 +92,7 @@ def allows_first_key(facts: Facts, atom: Atom) -> bool:
 
 
 def term_range(facts: Facts, term: Term) -> Interval | None:
-    """What a term may be; None where nothing is known."""
+    """Return the range of a term; None if it is unknown."""
     match term:
         case Constant():
             return intervals.point(term.value)
@@ -139,9 +137,9 @@ Inference = Callable[[flex.WithMods], Proof[Attribute]]
 
 
 def score_range(op: flex.WithMods, numbers: Numbers = ()) -> Proof[Attribute]:
-    """Bounds of the scores that weigh something.
+    """Prove bounds of the scores that are not -inf.
 
-    `numbers` are the values of the captures where a call's are known, else None.
+    `numbers` holds the value of each capture of a call, or None if unknown.
     """
     score, ranges = yielded_score(op, numbers)
     bounds = ranges.without_minus_inf(score)
@@ -151,7 +149,7 @@ def score_range(op: flex.WithMods, numbers: Numbers = ()) -> Proof[Attribute]:
 
 
 def scores_finite(op: flex.WithMods, numbers: Numbers = ()) -> Proof[Attribute]:
-    """Whether no score masks by being -inf; `numbers` as for `score_range`."""
+    """Prove that no score is infinite; `numbers` is as for `score_range`."""
     score, ranges = yielded_score(op, numbers)
     return (
         Proven(UnitAttr())
@@ -161,7 +159,7 @@ def scores_finite(op: flex.WithMods, numbers: Numbers = ()) -> Proof[Attribute]:
 
 
 def rows_never_empty(op: flex.WithMods) -> Proof[Attribute]:
-    """Whether there are keys, one of which every row sees."""
+    """Prove that every row sees some key."""
     if op.tables:
         return WhyNot("tables may list no block for a row")
     if op.has_keys is None and flex.tensor_shape(op.key)[2] <= 0:
@@ -176,34 +174,71 @@ FACTS: dict[str, Inference] = {
     "scores_finite": scores_finite,
     "rows_never_empty": rows_never_empty,
 }
-"""How the properties of these names are inferred, in this order: an inference may
-read facts above it."""
+"""The proofs of properties by name, in the order in which they run."""
 
 
 def yielded_score(
     op: flex.WithMods, numbers: Numbers = ()
 ) -> tuple[SSAValue, FloatRanges]:
-    """What `score_mod` yields, and the ranges of its region's values."""
-    last = op.score_mod.block.last_op
-    assert isinstance(last, flex.YieldOp)
+    """Return the value that `score_mod` yields, and the ranges of its values."""
     length = op.fact("max_length", INDEX.hi + 1)
     position = Interval(0, min(length - 1, INDEX.hi))
-    indices = (*MOD[:2], position, position)
+    return yielded(op.score_mod), score_ranges(
+        op, (*MOD[:2], position, position), numbers
+    )
+
+
+def score_ranges(
+    op: flex.WithMods,
+    indices: Sequence[Interval],
+    numbers: Numbers,
+    score: FloatInterval | None = None,
+) -> FloatRanges:
+    """Return the ranges of the values of `score_mod`.
+
+    `indices` bounds b, h, q_idx and kv_idx; `score` bounds the score argument.
+    """
     integers = first_args(op.score_mod, indices, skip=1)
-    floats: dict[SSAValue, FloatInterval] = {}
-    captures = op.score_mod.block.args[1 + len(indices) :]
-    for arg, value in zip(captures, numbers, strict=False):
+    args = op.score_mod.block.args
+    floats: dict[SSAValue, FloatInterval] = {} if score is None else {args[0]: score}
+    for arg, value in zip(args[1 + len(INDEX_ARGS) :], numbers, strict=False):
         if isinstance(value, float) and arg.type in FORMATS:
             floats[arg] = point(value, FORMATS[arg.type])
         elif isinstance(value, int) and isinstance(arg.type, IntegerType):
             integers[arg] = intervals.point(value)
         elif isinstance(value, Interval):
             integers[arg] = value
-    return last.values[0], FloatRanges(ValueRanges(integers), floats)
+    return FloatRanges(ValueRanges(integers), floats)
+
+
+MAX_DOT = 2.0**14
+"""The largest dot product for which score growth is judged.
+
+The f32 rounding error of such a dot product is at most 2^-10.
+"""
+
+MAX_GROWTH = 2.0**4
+"""The factor by which a score may exceed `MAX_DOT`."""
+
+
+def score_growth_is_bounded(
+    op: flex.WithMods, sizes: Sequence[int], numbers: Numbers
+) -> bool:
+    """Return True if dot products up to `MAX_DOT` give scores of about that size.
+
+    The rounding error of a row's log-sum-exp is then no larger than that of its scores,
+    and rows need no weights (see `pair_code`). `sizes` are upper bounds of B, Hq, Sq
+    and Skv; `numbers` is as for `score_range`.
+    """
+    indices = [Interval(0, max(n - 1, 0)) for n in sizes]
+    dots = FloatInterval(-MAX_DOT, MAX_DOT)
+    ranges = score_ranges(op, indices, numbers, dots)
+    found = ranges.without_minus_inf(yielded(op.score_mod))
+    return found.is_finite and found.size <= MAX_DOT * MAX_GROWTH
 
 
 def infer(op: flex.WithMods, explain: bool) -> None:
-    """Add the facts that can be proved and that are not stated."""
+    """Add the facts that can be proved and are not stated."""
     for name, inference in FACTS.items():
         if name in op.properties:
             continue
@@ -217,12 +252,12 @@ def infer(op: flex.WithMods, explain: bool) -> None:
 
 @dataclass(frozen=True)
 class FlexInferFactsPass(ModulePass):
-    """Prove facts about attention ops and attach them."""
+    """A pass that proves facts about attention ops and adds them as properties."""
 
     name = "flex-infer-facts"
 
     explain: bool = False
-    """Attach why a fact was not proved."""
+    """Add the reason for each missing proof as an attribute."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for inner in list(op.walk()):

@@ -1,15 +1,14 @@
-"""`flex-simplify-mods`: simplify the user's code by what is known of indices.
+"""`flex-simplify-mods`: simplify scalar code with the known ranges of indices.
 
-Works on every region of scalar code: score and mask mods, the bounds of
-segments, the bodies of maps. Constants are folded, identities applied, equal ops
-merged and unused ones erased; see `canonicalization`.
+The pass visits every region of scalar code: score and mask mods, the regions of
+segments, the bodies of maps. It folds constants, applies identities, merges equal ops
+and erases unused ones; see `canonicalization`.
 
-Batch, head, query and key indices are never negative and, as lengths are i32,
-at most 2**31 - 2; sizes are not negative either. Interval arithmetic carries
-that on through the code, in which sums may wrap. So a captured tensor's index
-loses the wrapping of negative numbers that the frontend spelled out, Python's
-`//` and `%` of indices become plain division, and those by powers of two shifts
-and masks.
+Batch, head, query and key indices are never negative and, as lengths are i32, at most
+2**31 - 2. Sizes are not negative either. Interval arithmetic, in which sums may wrap,
+propagates these ranges through the code. With them the index of a captured tensor loses
+the wrapping of negative numbers that the frontend wrote. Python's `//` and `%` of
+indices become plain division, or shifts and masks for powers of two.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ from flexc.passes.scalar.ranges.value_ranges import ValueRanges, width_of
 LENGTH = Interval(0, full(width_of(i32)).hi)
 
 INDEX = Interval(0, LENGTH.hi - 1)
-"""A position within a length."""
+"""The range of a position below a length."""
 
 MOD = (INDEX,) * len(INDEX_ARGS)
 
 BOUNDS = (INDEX, INDEX, INDEX, LENGTH, LENGTH)
-"""b, h, q_start, q_len, kv_len."""
+"""The ranges of b, h, q_start, q_len, kv_len."""
 
 BLOCK = (INDEX, INDEX, INDEX, full(width_of(i32)), LENGTH, LENGTH)
-"""b, h, q_start, i, q_len, kv_len."""
+"""The ranges of b, h, q_start, i, q_len, kv_len."""
 
 Known = dict[SSAValue, Interval]
 
 
 def first_args(region: Region, ranges: Sequence[Interval], skip: int = 0) -> Known:
-    """Ranges of a region's arguments, after the first `skip`."""
+    """Map a region's arguments after the first `skip` to `ranges`."""
     args = region.block.args[skip : skip + len(ranges)]
     return dict(zip(args, ranges, strict=True))
 
 
 def known_of_map(op: tile.MapOp) -> Known:
-    """What the ops outside a map say of its scalar operands."""
+    """Return the ranges of a map's scalar operands, derived from the code outside."""
     outside = ValueRanges({})
     return {
         arg: outside[value]
@@ -61,7 +60,7 @@ def known_of_map(op: tile.MapOp) -> Known:
 
 
 def scalar_regions(op: Operation) -> Iterable[tuple[Region, Known]]:
-    """The regions of scalar code of an op, and the ranges of their arguments."""
+    """Yield the regions of scalar code of an op, with the ranges of their arguments."""
     match op:
         case flex.AttentionOp() | flex.DerivativeOp():
             yield op.score_mod, first_args(op.score_mod, MOD, skip=1)
@@ -88,7 +87,7 @@ def scalar_regions(op: Operation) -> Iterable[tuple[Region, Known]]:
 
 @dataclass(frozen=True)
 class FlexSimplifyModsPass(ModulePass):
-    """Simplify regions of scalar code."""
+    """A pass that simplifies regions of scalar code."""
 
     name = "flex-simplify-mods"
 

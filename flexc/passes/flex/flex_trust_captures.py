@@ -1,7 +1,7 @@
-"""`flex-trust-captures`: use that captured loads are known to be in range.
+"""`flex-trust-captures`: drop the guards of captured loads that are in range.
 
-Where an attention op says `captures_inside`, its loads need no test, and their
-indices no wrapping of negative numbers.
+If an attention op states `captures_inside`, its captured loads need no range test, and
+their indices need no wrapping of negative numbers.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
 from flexc.dialects import flex
-from flexc.passes.scalar.ranges.capture_bounds import unwrapped
+from flexc.passes.scalar.ranges.index_proofs import unwrapped
 
 
 def trust(attention: flex.WithMods) -> None:
-    """Take the tests out of an op's captured loads."""
+    """Replace an op's captured loads by loads without range tests."""
     for op in list(attention.walk()):
         if not isinstance(op, flex.LoadCaptureOp) or op.inside is not None:
             continue
@@ -31,7 +31,7 @@ def trust(attention: flex.WithMods) -> None:
 
 @dataclass(frozen=True)
 class FlexTrustCapturesPass(ModulePass):
-    """Drop the guards of captured loads that are known to be in range."""
+    """A pass that drops the guards of captured loads that are in range."""
 
     name = "flex-trust-captures"
 

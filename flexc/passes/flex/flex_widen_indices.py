@@ -1,19 +1,19 @@
-"""`flex-widen-indices`: compute in i64 what may overflow an i32.
+"""`flex-widen-indices`: compute indices that may overflow an i32 in i64.
 
 Positions and captured integers are int64 in torch's eager mode, and i32 in a mod's
-region. Where `max_length`, or what any position is, does not bound a result of
-theirs to i32, it is computed in i64, and so is what is computed from it, until a
-result surely fits, is compared, converted to a float, or read at. The frontend's
-cut of a captured integer or a literal to i32 is dropped there, and a shift may be by
-more bits than an i32 has. Casts by the user stay.
+region. If neither `max_length` nor the range of all positions bounds a result to i32,
+the result is computed in i64. So are the values computed from this result, until a
+value surely fits an i32, is compared, is converted to a float, or is the index of a
+load. In such code the frontend's truncation of captured integers and literals to i32 is
+dropped, and shifts may be by more than 31 bits. Casts by the user stay.
 
-Comparisons of 64 bits for each pair cost a GPU dearly. A wide value that varies along
-fewer positions than the narrow one it is compared with is clamped to i32 instead:
-the clamp leaves the loop, and a narrow value strictly within i32 lies on the same
-side of both.
+64-bit comparisons for each pair are expensive on a GPU. If a wide value varies along
+fewer positions than the narrow value that it is compared with, the wide value is
+clamped to i32 instead. The clamp is computed outside the loop. The comparison gives the
+same result, as the narrow value is strictly within i32.
 
-With `indices_fit`, nothing is to be done. This comes before any simplification:
-those hold for sums that wrap, and would not know of exact ones.
+With `indices_fit` the pass does nothing. The pass precedes every simplification:
+simplification rules hold for sums that wrap, not for the exact sums of i64.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from xdsl.utils.hints import isa
 from flexc.dialects import flex
 from flexc.passes.flex.flex_simplify_mods import INDEX
 from flexc.passes.scalar.canonicalization.region_simplifier import is_unused
-from flexc.passes.scalar.dependence import (
+from flexc.passes.scalar.ranges.exact_ranges import position_args
+from flexc.passes.scalar.ranges.index_proofs import IndexWidths
+from flexc.passes.scalar.ranges.intervals import Interval, full
+from flexc.passes.scalar.ranges.value_ranges import width_of
+from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.scalar.variation import (
     PAIR,
     Along,
     Dependences,
 )
-from flexc.passes.scalar.ranges.exact_ranges import position_args
-from flexc.passes.scalar.ranges.index_width import IndexWidths
-from flexc.passes.scalar.ranges.intervals import Interval, full
-from flexc.passes.scalar.ranges.value_ranges import width_of
-from flexc.passes.scalar.scalar_code import ScalarCode
 
 NARROW = full(width_of(i32))
 
 
 class RegionWidener:
-    """Rewrites one region; its old ops stay until the end, for the analyses."""
+    """A rewriter of one region; the old ops stay until the end, for the analyses."""
 
     def __init__(self, widths: IndexWidths):
         self.widths = widths
@@ -70,7 +70,7 @@ class RegionWidener:
             self.replace_old()
 
     def widen(self, op: Operation, code: ScalarCode) -> None:
-        """Write what stands for an op that computes or reads wide values."""
+        """Write the replacement of an op that computes or reads wide values."""
         result = op.results[0]
         match op:
             case arith.ExtSIOp():
@@ -86,7 +86,7 @@ class RegionWidener:
                 self.wide[result] = self.rebuild(op, operands, i64, code)
 
     def all_widened(self, op: Operation, code: ScalarCode) -> list[SSAValue]:
-        """All integer operands as i64; the condition of a select is none."""
+        """Return the integer operands as i64; the condition of a select stays an i1."""
         flags = op.operands[: isinstance(op, arith.SelectOp)]
         numbers = op.operands[len(flags) :]
         return [*flags, *(self.widened(v, code) for v in numbers)]
@@ -97,7 +97,7 @@ class RegionWidener:
         return self.widened(value, code) if self.widths.is_too_wide(value) else value
 
     def widened(self, value: SSAValue, code: ScalarCode) -> SSAValue:
-        """An integer as i64, with all its bits."""
+        """Return the exact value of an integer as i64."""
         if value in self.wide:
             return self.wide[value]
         if value.type == i64:
@@ -121,7 +121,7 @@ class RegionWidener:
         return self.constants[value]
 
     def clamped(self, op: arith.CmpiOp, code: ScalarCode) -> list[SSAValue] | None:
-        """Operands of an i32 comparison that says the same, where it is cheaper."""
+        """Return operands of an equivalent, cheaper i32 comparison, or None."""
         if op.lhs.type != i32:
             return None
         strictly_inside = Interval(NARROW.lo + 1, NARROW.hi - 1)
@@ -133,12 +133,12 @@ class RegionWidener:
         return None
 
     def pair(self, value: SSAValue) -> Along:
-        """Which of q_idx and kv_idx a value varies along; all, with the score."""
+        """Return the positions that a value varies along: both for scores."""
         along = self.along[value]
         return PAIR if along & Along.SCORE else along & PAIR
 
     def clamp(self, value: SSAValue, code: ScalarCode) -> SSAValue:
-        """The i32 that is nearest to a wide value."""
+        """Return the i32 that is nearest to a wide value."""
         if value not in self.clamps:
             wide = self.widened(value, code)
             low = code.insert(arith.MaxSIOp(wide, self.constant(NARROW.lo, code)))
@@ -153,7 +153,7 @@ class RegionWidener:
         type_: Attribute,
         code: ScalarCode,
     ) -> SSAValue:
-        """The same op on other operands."""
+        """Write the same op on other operands."""
         new = type(op).create(
             operands=operands,
             result_types=[type_],
@@ -163,8 +163,10 @@ class RegionWidener:
         return code.insert(new, op.results[0].name_hint)
 
     def replace_old(self) -> None:
-        """Put new values in the place of old ones, the last first: who still reads
-        an old one wants its type's bits of it."""
+        """Replace old values by new ones, the last op first.
+
+        A value that an old op still reads keeps the lowest bits of its type.
+        """
         for op in reversed(list(self.widths.region.block.ops)):
             if op in self.wide_ops and not is_unused(op):
                 result = op.results[0]
@@ -174,7 +176,7 @@ class RegionWidener:
                 Rewriter.erase_op(op)
 
     def narrowed(self, op: Operation, result: SSAValue) -> SSAValue:
-        """The lowest bits of a wide value."""
+        """Return the lowest bits of a wide value, in the type of `result`."""
         assert isa(result.type, IntegerType)
         before, code = op.prev_op, ScalarCode(InsertPoint.before(op))
         new = code.int_cast(self.wide[result], result.type)
@@ -183,7 +185,7 @@ class RegionWidener:
 
 
 def set_locations(op: Operation, before: Operation | None) -> None:
-    """Give the ops between two the user's line of the latter."""
+    """Give the ops between `before` and `op` the source location of `op`."""
     new = op.prev_op
     while new is not None and new is not before:
         new.location = op.location
@@ -191,7 +193,7 @@ def set_locations(op: Operation, before: Operation | None) -> None:
 
 
 def widths_of(op: flex.WithMods) -> list[IndexWidths]:
-    """What needs width in the mods of an op, whatever its captures are."""
+    """Return the widths that the mods of an op need, for any captures."""
     length = Interval(0, min(op.fact("max_length", INDEX.hi + 1) - 1, INDEX.hi))
     ranges = (INDEX, INDEX, length, length)
     return [
@@ -201,13 +203,13 @@ def widths_of(op: flex.WithMods) -> list[IndexWidths]:
 
 
 def would_widen(op: flex.WithMods) -> bool:
-    """Whether the pass changes an op that does not say `indices_fit`."""
+    """Return True if the pass would change an op without `indices_fit`."""
     return any(widths.wide_ops() for widths in widths_of(op))
 
 
 @dataclass(frozen=True)
 class FlexWidenIndicesPass(ModulePass):
-    """Compute indices that may overflow an i32 in i64."""
+    """A pass that computes indices that may overflow an i32 in i64."""
 
     name = "flex-widen-indices"
 

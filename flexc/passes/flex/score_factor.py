@@ -1,39 +1,80 @@
-"""Taking a positive factor out of the scores.
+"""Rewrites and bounds of scores that save work in the online softmax.
 
-softmax(f * x) needs f only where x becomes an exponent: the maximum of f * x is f
-times that of x for every f > 0. So a score region that yields f * x, with f
-uniform and known to be positive, may yield x, and f goes into the one fused
-multiply-add that the online softmax does for each score anyhow:
+`factor_score` takes a positive factor out of the scores. softmax(f * x) needs f only
+where x becomes an exponent: for every f > 0, the maximum of f * x is f times the
+maximum of x. A score region that yields f * x, with f uniform and known to be positive,
+may therefore yield x. f becomes part of the fused multiply-add that the online softmax
+runs for each score in any case:
 
 - the score itself is scale * (q . k): plain attention multiplies nothing else;
 - a constant factor, as in c * tanh(x / c), costs nothing;
 - f * x + l * z, with l of lower rank than z, is f * (x + (l / f) * z);
-- the scale joins a constant within tanh, which is as good as 1 before the product with
-  either overflows.
+- the scale is combined with a constant within tanh. tanh is as good as 1 before either
+  form of the product overflows.
 
-In floating point, x differs from f * x / f by roundings of relative size 2^-24. That
-is all it may differ by: where f * x or a part of it is infinite, so is the score. A
-`Factor` knows of a limit for x, beyond which the score is infinite; and what is added
-to f * x has to be bounded, so that it makes nothing of that finite.
+In floating point, x differs from f * x / f only by roundings of relative size 2^-24. If
+f * x or a part of f * x is infinite, so is the score. A `Factor` has a limit for x
+beyond which the score is infinite. A term that is added to f * x must be bounded, so
+that it cannot make an infinite score finite.
+
+`softmax_facts` derives from bounds of the scores which steps the online softmax may
+leave out. Let e = score * log2(e) be the exponents, within [a, b], and W = b - a.
+
+*A constant in place of the maximum.* With weights p = 2**(e - b + t), for a constant t,
+nothing depends on the row: there is no maximum, and sums are not rescaled. The result
+acc / l of a row is the same as with the row's own maximum m if nothing overflows and no
+weight that matters underflows:
+
+- t = 0 if weights have the exponents of the accumulators (bf16 and tf32 have those of
+  f32). p <= 1, so |acc| is at most as large as with the row's maximum, for any values,
+  and l is at most the number of keys.
+- p >= 2**-W is normal, and has full precision even in a row whose scores are all at the
+  lower bound. The same must hold for p * v, for a value v that matters next to values
+  of 1, that is, v of at least the accumulator's rounding, 2**-digits: W <= 126 - 24 =
+  102 for f32, and 1022 - 53 = 969 for f64. All numbers of fp16 are that large; smaller
+  values may have an absolute error of 2**(W - 126).
+- fp16 holds weights up to 65504 and gives weights below 2**-14 an absolute error of
+  2**-25. With a row's own maximum the largest weight is 1, and that error is
+  acceptable. With a constant the same holds if the weight of a row's largest score,
+  which is at least 2**(t - W), is at least 1: W <= t. t = 15 leaves a factor of 2 below
+  65504. Sums of 2**31 products with values below 2**16 are below 2**62, so f32 does not
+  overflow.
+
+An exponent near a is rounded to half a unit in the last place of W, which is at most
+twice the rounding of the largest |e|: the scores themselves have errors of that size.
+
+Soft-capping by c has W = 2.885 * c. c = 20 (58) and 30 (87) are within 102. 50 (144) is
+not; only fp64 has room for it. fp16 takes c up to 5.19.
+
+*A maximum that starts at the lower bound* is never -inf in any block, even if all pairs
+are masked: exponents need no guard against -inf. If |a| and |b| are below 2**(digits +
+3) too, exponents do not need the power of two (see `online_softmax`).
+
+Constants of up to 2**(digits - 4) are accurate to a 16th of an exponent, and so is the
+rounding of a factor that is added to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects.builtin import AnyFloat, FloatAttr
+from xdsl.dialects.builtin import AnyFloat, Float16Type, TensorType
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.rewriter import InsertPoint
+from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
+from flexc.dialects.constants import float_constant
 from flexc.passes.flex.flex_simplify_mods import INDEX
-from flexc.passes.scalar.ranges.float_values import FloatRanges
+from flexc.passes.scalar.ranges.float_intervals import Format
+from flexc.passes.scalar.ranges.float_values import FORMATS, FloatRanges
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
+from flexc.passes.scalar.variation import Variation, yielded
 from flexc.passes.tile.map_builder import (
     COLUMN,
     FULL,
@@ -42,26 +83,35 @@ from flexc.passes.tile.map_builder import (
 )
 
 SAFE_FACTORS = (2.0**-30, 2.0**30)
-"""A scale, or a product of constants, outside of this stays where it is."""
+"""Bounds of a constant factor, and of a constant within tanh, that may be taken out."""
 
 LARGEST_TERM = 2.0**40
-"""What is added to scores and divided by a factor is at most this.
+"""The largest term, added to scores, that may be divided by a factor.
 
-Over the least factor, 2^-60, it is less than half a unit in the last place of the
-largest number: where a score overflows with such a term, it does without it.
+The least factor is 2^-60. Divided by this factor, the term is less than half a unit in
+the last place of the largest float: a score that overflows with such a term also
+overflows without the term.
 """
 
-MOD_SPANS = (UNIFORM, UNIFORM, ROW, COLUMN)
-"""What (b, h, q_idx, kv_idx) vary along."""
+SPANS = (FULL, UNIFORM, UNIFORM, UNIFORM, ROW, COLUMN)
+"""The dimensions along which arguments of a `FactoredScore` vary.
+
+The arguments are raw, scale, b, h, q_idx and kv_idx.
+"""
+
+
+def score_variation(block: Block) -> Variation[frozenset[int]]:
+    """Return the dimensions that the values of a factored score vary along."""
+    known = zip(block.args, map(frozenset, SPANS), strict=False)
+    return Variation(dict(known), frozenset())
 
 
 @dataclass(frozen=True)
 class Factor:
-    """constant, or constant * scale.
+    """A factor of all scores: `constant`, or `constant * scale`.
 
-    The score was computed one factor after another; `peak` is the largest of the
-    products on the way, the scale apart. Where |x| times that overflows the score is
-    infinite.
+    `peak` is the largest product of constants that the score mod computes on the way,
+    without the scale. A score is infinite if |x| times `peak` overflows.
     """
 
     constant: float = 1.0
@@ -69,7 +119,7 @@ class Factor:
     peak: float = 1.0
 
     def times(self, constant: float) -> Factor | None:
-        """None if the product is not safe."""
+        """Return the product; None if it is outside of `SAFE_FACTORS`."""
         product = self.constant * constant
         if not SAFE_FACTORS[0] < product < SAFE_FACTORS[1]:
             return None
@@ -77,7 +127,11 @@ class Factor:
 
     @property
     def units(self) -> tuple[float, float]:
-        """Factors of the constant; a product with the first overflows if any does."""
+        """The peak, and the constant divided by the peak.
+
+        Multiplied by these one after another, a value overflows if any of the score
+        mod's products does.
+        """
         return self.peak, self.constant / self.peak
 
     @property
@@ -87,7 +141,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class FactoredScore:
-    """A score region that yields scores over `factor`.
+    """A score region that yields scores divided by `factor`.
 
     The region takes the raw score (q . k), the scale, and a mod's arguments.
     """
@@ -97,19 +151,14 @@ class FactoredScore:
 
     @property
     def is_raw(self) -> bool:
-        """Whether the region yields the raw score: there is nothing to do."""
-        last = self.region.block.last_op
-        assert isinstance(last, flex.YieldOp)
-        return last.values[0] is self.region.block.args[0]
+        """True if the region yields the raw score unchanged."""
+        return yielded(self.region) is self.region.block.args[0]
 
 
 def factor_score(
     score_mod: Region, score_type: AnyFloat, scale_positive: bool, max_length: int
 ) -> FactoredScore:
-    """Take out of a score region what factor there is.
-
-    Positions are below `max_length`.
-    """
+    """Take the factor out of a score region; positions are below `max_length`."""
     mod_args = score_mod.block.args[1:]
     types: list[Attribute] = [score_type, score_type, *(a.type for a in mod_args)]
     block = Block(arg_types=types)
@@ -129,13 +178,13 @@ def factor_score(
 
 
 def join_factors(block: Block) -> None:
-    """tanh((raw * scale) / c) -> tanh(raw * (scale / c)), for constants c."""
+    """Rewrite tanh((raw * scale) / c) to tanh(raw * (scale / c)), for constants c."""
     raw, scale = block.args[:2]
     for op in list(block.ops):
         inner = op.operands[0].owner if isinstance(op, math_dialect.TanhOp) else None
         if not isinstance(inner, arith.MulfOp | arith.DivfOp):
             continue
-        constant, score = constant_of(inner.rhs), inner.lhs.owner
+        constant, score = float_constant(inner.rhs), inner.lhs.owner
         if constant is None or not SAFE_FACTORS[0] < abs(constant) < SAFE_FACTORS[1]:
             continue
         if isinstance(score, arith.MulfOp) and set(score.operands) == {raw, scale}:
@@ -145,7 +194,7 @@ def join_factors(block: Block) -> None:
 
 
 class Extractor:
-    """Splits values of a score region into factor and rest."""
+    """A rewriter that splits values of a score region into a factor and the rest."""
 
     def __init__(
         self, code: ScalarCode, block: Block, scale_positive: bool, max_length: int
@@ -156,24 +205,10 @@ class Extractor:
         position = Interval(0, max_length - 1)
         indices = zip(block.args[2:], (INDEX, INDEX, position, position), strict=False)
         self.ranges = FloatRanges(ValueRanges(dict(indices)), {})
-        spans: Sequence[Sequence[int]] = (FULL, UNIFORM, *MOD_SPANS)
-        rest = len(block.args) - len(spans)
-        self.spans: dict[SSAValue, frozenset[int]] = {
-            arg: frozenset(span)
-            for arg, span in zip(block.args, [*spans, *[UNIFORM] * rest], strict=True)
-        }
-
-    def span(self, value: SSAValue) -> frozenset[int]:
-        """What a value varies along."""
-        if value not in self.spans:
-            owner = value.owner
-            assert not isinstance(owner, Block)
-            parts = (self.span(v) for v in owner.operands)
-            self.spans[value] = frozenset[int]().union(*parts)
-        return self.spans[value]
+        self.spans = score_variation(block)
 
     def extract(self, value: SSAValue) -> tuple[Factor, SSAValue]:
-        """f and x with value = f * x, where computing x costs no more."""
+        """Return f and x with value = f * x, such that computing x costs no more."""
         owner = value.owner
         if isinstance(owner, arith.MulfOp):
             return self.extract_product(value, owner)
@@ -187,7 +222,7 @@ class Extractor:
         for x, u in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
             if u is self.scale and self.scale_positive:
                 return Factor(has_scale=True), x
-            constant = constant_of(u)
+            constant = float_constant(u)
             if constant is None or not SAFE_FACTORS[0] < constant < SAFE_FACTORS[1]:
                 continue
             factor, rest = self.extract(x)
@@ -209,14 +244,14 @@ class Extractor:
         return Factor(), value
 
     def divided(self, value: SSAValue, factor: Factor) -> SSAValue | None:
-        """value / factor, where that saves a product for each pair."""
+        """Return value / factor if that saves a product for each pair, else None."""
         owner = value.owner
         if not isinstance(owner, arith.MulfOp):
             return None
         if not self.ranges[value].size <= LARGEST_TERM:
             return None
         for low, z in ((owner.lhs, owner.rhs), (owner.rhs, owner.lhs)):
-            if self.span(low) < self.span(z) == frozenset(FULL):
+            if self.spans[low] < self.spans[z] == frozenset(FULL):
                 return self.code.insert(arith.MulfOp(self.divide(low, factor), z))
         return None
 
@@ -227,9 +262,66 @@ class Extractor:
         return self.code.insert(arith.DivfOp(value, divisor))
 
 
-def constant_of(value: SSAValue) -> float | None:
-    """The value of a float constant."""
-    owner = value.owner
-    if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, FloatAttr):
-        return owner.value.value.data
-    return None
+LOG2_E = math.log2(math.e)
+
+F16_HEADROOM = 15
+"""The constant t for fp16: the greatest exponent of weights."""
+
+
+@dataclass(frozen=True)
+class SoftmaxFacts:
+    """Facts about the rows of one attention op."""
+
+    shift: float | None = None
+    """The constant shift of the exponents, which replaces the row's maximum."""
+    least: float | None = None
+    """The lower bound of scores divided by the factor.
+
+    None unless all scores are exact enough as exponents.
+    """
+    never_empty: bool = False
+    """True if each row has a score that is not -inf."""
+
+
+def softmax_facts(op: flex.AttentionLike, factor: Factor) -> SoftmaxFacts:
+    """Return the facts about the softmax of scores that are divided by `factor`."""
+    # A row with visible keys is still empty if all its scores are -inf, and a split of
+    # a row may hold no visible key.
+    full = op.rows_never_empty is not None and op.scores_finite is not None
+    full = full and op.splits is None
+    if op.score_range is None:
+        return SoftmaxFacts(never_empty=full)
+    lo, hi = op.score_range.get_values()
+    a, b = lo * LOG2_E, hi * LOG2_E
+    fmt, size = FORMATS[op.score_type], max(abs(a), abs(b))
+    shift = least = None
+    if size <= 2.0 ** (fmt.digits - 4) and op.max_scores is None:
+        shift = constant_shift(a, b, fmt, weights_type(op))
+    if size <= 2.0 ** (fmt.digits + 3) and not factor.has_scale:
+        least = lo / factor.constant
+    return SoftmaxFacts(shift, least, full)
+
+
+def constant_shift(a: float, b: float, fmt: Format, weights: Attribute) -> float | None:
+    """Return t - b if exponents within [a, b] need no maximum, else None."""
+    headroom = F16_HEADROOM if isinstance(weights, Float16Type) else 0
+    return headroom - b if b - a <= width_limit(fmt, weights) else None
+
+
+def width_limit(fmt: Format, weights: Attribute) -> float:
+    """Return the greatest W for which a constant shift is exact enough."""
+    if isinstance(weights, Float16Type):
+        return F16_HEADROOM
+    return -fmt.least - fmt.digits
+
+
+def narrow_scores(op: flex.AttentionLike) -> float:
+    """Return the greatest b, cut to 0.01, so that scores in [-b, b] need no maximum."""
+    limit = width_limit(FORMATS[op.score_type], weights_type(op))
+    return math.floor(100 * limit / 2 / LOG2_E) / 100
+
+
+def weights_type(op: flex.AttentionLike) -> AnyFloat:
+    """Return the type of the values, to which weights are rounded."""
+    assert isa(op.value.type, TensorType[AnyFloat])
+    return op.value.type.element_type

@@ -1,1 +1,1 @@
-"""Passes on the tile dialect for Hopper's tensor cores, copies and roles."""
+"""Passes on the tile dialect for Hopper's tensor cores, async copies and roles."""

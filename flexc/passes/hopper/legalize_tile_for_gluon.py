@@ -1,8 +1,9 @@
-"""`legalize-tile-for-gluon`: what is left of tiles of tensors, once it is scheduled.
+"""`legalize-tile-for-gluon`: replace tensors and remaining tile accesses.
 
-Tensors that asynchronous copies read and write become descriptors: arguments that say
-where the tensor lies and what is copied at once. A tensor that is read by pointers as
-well is given twice. Other loads and stores are spelled as for Triton.
+A tensor that asynchronous copies read or write becomes a descriptor argument. A
+descriptor says where the tensor lies and which box one copy transfers. A tensor that is
+also read through pointers gets a second argument. All other loads and stores become
+gathers and scatters, as for Triton.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from xdsl.pattern_rewriter import GreedyRewritePatternApplier, PatternRewriteWal
 
 from flexc.dialects import tile
 from flexc.dialects.tile import ParamAttr, ParamKind, schedule
-from flexc.dialects.tile.schedule.types import tile_of
+from flexc.dialects.tile.types import tile_of
 from flexc.errors import ScheduleError
 from flexc.passes.tile.legalize_tile_for_triton import LoadToGather, StoreToScatter
 
@@ -30,11 +31,11 @@ UNSCHEDULED = (
     tile.TransposeOp,
     schedule.PartsOp,
 )
-"""Ops that a schedule leaves nothing of."""
+"""Ops that must not remain in a scheduled kernel."""
 
 
 class DescriptorMaker:
-    """Gives a kernel descriptors of the tensors that its copies read and write."""
+    """A rewrite that adds descriptors of the tensors that a kernel's copies use."""
 
     def __init__(self, kernel: tile.KernelOp):
         self.kernel = kernel
@@ -49,7 +50,11 @@ class DescriptorMaker:
                         use.operation.operands[use.index] = descriptor
 
     def descriptor(self, arg: BlockArgument, box: Box) -> SSAValue:
-        """An argument that describes a tensor: the tensor's own if that is free."""
+        """Return an argument that describes a tensor to copies of a box.
+
+        The tensor's own argument becomes the descriptor if only copies, sizes and
+        strides use the tensor. Otherwise append a new argument.
+        """
         params = list(self.kernel.params.data)
         param = ParamAttr(ParamKind.DESCRIPTOR, params[arg.index].source.data, box=box)
         if is_free(arg, params[arg.index]):
@@ -64,7 +69,7 @@ class DescriptorMaker:
 
 
 def is_free(arg: BlockArgument, param: ParamAttr) -> bool:
-    """Whether a tensor itself is no more needed: sizes are arguments of their own."""
+    """Return True if a tensor is used only for its sizes, its strides and by copies."""
     others = (tile.DimOp, tile.StrideOp, schedule.CopyInOp, schedule.CopyOutOp)
     return param.kind.data == ParamKind.ARGUMENT and all(
         isinstance(use.operation, others) for use in arg.uses
@@ -72,7 +77,7 @@ def is_free(arg: BlockArgument, param: ParamAttr) -> bool:
 
 
 def copies_of(arg: SSAValue) -> dict[Box, list[Use]]:
-    """The copies of a tensor's tiles, by what each copies."""
+    """Return a tensor's uses by copies, grouped by the shape of the copied tile."""
     copies: dict[Box, list[Use]] = {}
     for use in arg.uses:
         if isinstance(use.operation, schedule.CopyInOp | schedule.CopyOutOp):
@@ -82,7 +87,7 @@ def copies_of(arg: SSAValue) -> dict[Box, list[Use]]:
 
 
 def set_warps(kernel: tile.KernelOp) -> None:
-    """The kernel starts with the warps of the first role's first copy."""
+    """Set the number of warps that the kernel starts with to that of its first role."""
     for op in kernel.walk():
         if isinstance(op, schedule.RoleOp):
             kernel.attributes["num_warps"] = IntegerAttr(op.warps.value.data, i32)
@@ -92,7 +97,7 @@ def set_warps(kernel: tile.KernelOp) -> None:
 
 @dataclass(frozen=True)
 class LegalizeTileForGluonPass(ModulePass):
-    """Descriptors for copies, pointers for other loads and stores."""
+    """Turn copied tensors into descriptors, other accesses into pointer accesses."""
 
     name = "legalize-tile-for-gluon"
 
@@ -105,7 +110,10 @@ class LegalizeTileForGluonPass(ModulePass):
 
 
 def legalize(kernel: tile.KernelOp) -> None:
-    """Refuse what was given no schedule; then spell what is left."""
+    """Make descriptors and set the number of warps.
+
+    Raise `ScheduleError` if an op remains that needs a schedule.
+    """
     has_roles = any(isinstance(op, schedule.RolesOp) for op in kernel.walk())
     for op in kernel.walk():
         if isinstance(op, UNSCHEDULED) and not has_roles:

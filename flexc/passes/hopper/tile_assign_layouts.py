@@ -1,16 +1,9 @@
-"""`tile-assign-layouts`: which thread of a role has which elements of its tiles.
-
-A matrix lies as the result of a product with as many columns does, and a left operand
-of a product as that product reads it from registers. A vector belongs to the rows or
-the columns of a matrix: of that whose reduction made it, or else of that which most of
-its uses ask for. Sequences and constants are made anew in each layout in which they
-are used; other values are converted where they are used in another.
-"""
+"""`tile-assign-layouts`: give each tile of a role the layout that its users need."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -19,32 +12,111 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, Region, SSAValue, Use
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.utils.disjoint_set import DisjointSet
 
 from flexc.dialects import tile
 from flexc.dialects.tile import (
     AlongAttr,
     LayoutAttr,
     OperandAttr,
+    ProductAttr,
     TileType,
     schedule,
     shape_of,
 )
 from flexc.errors import ScheduleError
-from flexc.passes.hopper.layout_demands import (
-    demand,
-    is_made_anew,
-    is_tile,
-    is_vector,
-    layout_along,
-    matrix_layout,
-    relatives,
-)
+from flexc.passes.tile.liveness import defined_by, is_tile
 
-# Writes the conversions that ops need between layouts.
+Layouts = Mapping[SSAValue, LayoutAttr]
 
 
-class Placer:
-    """Gives every op of a role its operands in the layouts that it wants."""
+def is_vector(value: SSAValue) -> bool:
+    return len(shape_of(value.type)) == 1
+
+
+def is_made_anew(value: SSAValue) -> bool:
+    """Return True if a value is recomputed in every layout in which it is used."""
+    return isinstance(value.owner, tile.IotaOp | tile.FullOp)
+
+
+def matrix_layout(columns: int) -> ProductAttr:
+    """Return the layout of a matrix with so many columns in registers."""
+    return ProductAttr(columns)
+
+
+def layout_along(shape: tuple[int, ...], span: tuple[int, ...]) -> LayoutAttr:
+    """Return the layout of a tile that spans some dimensions of a matrix."""
+    matrix = matrix_layout(shape[1])
+    return matrix if len(span) == 2 else AlongAttr(span[0], matrix)
+
+
+def carried_into(use: Use) -> SSAValue | None:
+    """Return the loop argument or branch result that an operand becomes."""
+    op = use.operation
+    if isinstance(op, scf.ForOp):
+        return op.body.block.args[use.index - 2] if use.index > 2 else None
+    if not isinstance(op, scf.YieldOp):
+        return None
+    parent = op.parent_op()
+    if isinstance(parent, scf.ForOp):
+        return parent.body.block.args[1 + use.index]
+    if not isinstance(parent, scf.IfOp):
+        raise ScheduleError("a tile is carried by what is no loop or branch")
+    return parent.results[use.index]
+
+
+def demand(use: Use, layouts: Layouts) -> LayoutAttr | None:
+    """Return the layout that a use needs of its operand, or None if any layout will do.
+
+    `layouts` has the known layouts of other values.
+    """
+    op = use.operation
+    if (target := carried_into(use)) is not None:
+        return layouts.get(target)
+    if isinstance(op, tile.MapOp):
+        if len(op.shape) == 1:
+            return layouts.get(op.results[0])
+        return layout_along(op.shape, op.span(use.index)) if op.shape else None
+    if isinstance(op, tile.ReduceOp):
+        return matrix_layout(shape_of(op.input.type)[1])
+    if isinstance(op, schedule.IssueDotOp):
+        return _demand_of_product(op, use.index)
+    if isinstance(op, tile.GatherOp | tile.ScatterOp):
+        return layouts.get(anchor(op))
+    return None
+
+
+def _demand_of_product(op: schedule.IssueDotOp, index: int) -> LayoutAttr:
+    assert isinstance(op.result.type, schedule.PendingType)
+    product = matrix_layout(op.result.type.tile.get_shape()[1])
+    return OperandAttr(product) if index == 0 else product
+
+
+def anchor(op: tile.GatherOp | tile.ScatterOp) -> SSAValue:
+    """Return the value whose layout assigns memory accesses to threads."""
+    if isinstance(op, tile.GatherOp):
+        return op.result
+    return op.offsets if is_made_anew(op.value) else op.value
+
+
+def relatives(op: Operation) -> Iterator[tuple[SSAValue, SSAValue]]:
+    """Yield pairs of vectors that should have the same layout."""
+    if isinstance(op, tile.MapOp) and len(op.shape) == 1:
+        for value in (*op.inputs, *op.results):
+            yield op.results[0], value
+    elif isinstance(op, tile.GatherOp | tile.ScatterOp):
+        for value in (*op.operands, *op.results):
+            yield anchor(op), value
+    elif isinstance(op, scf.ForOp):
+        yield from zip(op.body.block.args[1:], op.results, strict=True)
+    for i, value in enumerate(op.operands):
+        target = carried_into(Use(op, i))
+        if target is not None:
+            yield target, value
+
+
+class LayoutConverter:
+    """A rewrite of a role that gives every op its operands in the layouts it needs."""
 
     def __init__(self, region: Region, layouts: dict[SSAValue, LayoutAttr]):
         self.region = region
@@ -65,10 +137,11 @@ class Placer:
     def value_in(
         self, value: SSAValue, layout: LayoutAttr, user: Operation
     ) -> SSAValue:
-        """A value in another layout.
+        """Return a value in another layout.
 
-        It is converted where it is used, so that nothing waits for it earlier, or, if
-        that is within a loop or a branch, where it is made.
+        The conversion is placed before the use, so that no earlier op waits for the
+        value. If the use is in a nested region, the conversion is placed after the
+        value's definition.
         """
         home = owner_block(value)
         block = home if is_made_anew(value) else user.parent
@@ -116,19 +189,16 @@ def after(value: SSAValue) -> InsertPoint:
     return InsertPoint.after(owner)
 
 
-# Vectors that share a layout, and which.
-
-
 class VectorClasses:
-    """Classes of a role's vectors; what made some of them decides for their class."""
+    """Classes of a role's vectors that share a layout."""
 
     def __init__(self, region: Region):
         self.region = region
-        self.parents: dict[SSAValue, SSAValue] = {}
+        self.sets = DisjointSet(list(self.vectors()))
         self.fixed: dict[SSAValue, LayoutAttr] = {}
 
     def layouts(self) -> dict[SSAValue, LayoutAttr]:
-        """The layout of every vector, but for those that are made anew."""
+        """Return the layout of every vector that is not recomputed."""
         for op in self.region.walk():
             if isinstance(op, tile.ReduceOp):
                 span = (1 - op.dim.value.data,)
@@ -138,36 +208,29 @@ class VectorClasses:
                 self.unite(one, other)
         vectors = list(self.vectors())
         self.vote(vectors)
-        return {v: self.fixed[self.find(v)] for v in vectors}
-
-    def find(self, value: SSAValue) -> SSAValue:
-        while value in self.parents:
-            value = self.parents[value]
-        return value
+        return {v: self.fixed[self.sets.find(v)] for v in vectors}
 
     def unite(self, one: SSAValue, other: SSAValue) -> None:
-        """Let two vectors share a layout, if nothing says that they differ."""
+        """Merge the classes of two vectors unless their layouts are known to differ."""
         if not is_free_vector(one) or not is_free_vector(other):
             return
-        a, b = self.find(one), self.find(other)
+        a, b = self.sets.find(one), self.sets.find(other)
         known = {self.fixed[x] for x in (a, b) if x in self.fixed}
         if a is b or len(known) > 1:
             return
-        self.parents[b] = a
+        self.sets.union_left(a, b)
         if known:
             self.fixed[a] = known.pop()
 
     def vectors(self) -> Iterable[SSAValue]:
         for op in self.region.walk():
-            blocks = (block for region in op.regions for block in region.blocks)
-            args = (arg for block in blocks for arg in block.args)
-            yield from (v for v in (*op.results, *args) if is_free_vector(v))
+            yield from (v for v in defined_by(op) if is_free_vector(v))
 
     def vote(self, vectors: Iterable[SSAValue]) -> None:
-        """Decide for classes that only uses say something of, or nothing."""
+        """Fix the layouts of classes without a reduction to what most uses need."""
         votes: dict[SSAValue, Counter[LayoutAttr]] = {}
         for value in vectors:
-            counter = votes.setdefault(self.find(value), Counter())
+            counter = votes.setdefault(self.sets.find(value), Counter())
             wanted = (demand(use, {}) for use in value.uses)
             counter.update(layout for layout in wanted if layout is not None)
         for root, counter in votes.items():
@@ -176,7 +239,10 @@ class VectorClasses:
                 self.fixed[root] = most[0][0] if most else self.default(root)
 
     def default(self, value: SSAValue) -> LayoutAttr:
-        """Of a vector that meets no matrix: as the rows of the first product."""
+        """Return the layout of a vector that no matrix constrains.
+
+        The vector is laid out as the rows of the first product with that many rows.
+        """
         for op in self.region.walk():
             if isinstance(op, schedule.IssueDotOp):
                 assert isinstance(op.result.type, schedule.PendingType)
@@ -198,15 +264,14 @@ def assign_layouts(region: Region) -> None:
     layouts = matrices(region)
     carry_operands(region, layouts)
     layouts.update(VectorClasses(region).layouts())
-    Placer(region, layouts).run()
+    LayoutConverter(region, layouts).run()
 
 
 def matrices(region: Region) -> dict[SSAValue, LayoutAttr]:
-    """The layouts of matrices, and of products in flight."""
+    """Return the layouts of matrices and of products in flight."""
     layouts: dict[SSAValue, LayoutAttr] = {}
     for op in region.walk():
-        args = (a for each in op.regions for b in each.blocks for a in b.args)
-        for value in (*op.results, *args):
+        for value in defined_by(op):
             type_ = value.type
             if isinstance(type_, schedule.PendingType):
                 type_ = type_.tile
@@ -217,7 +282,7 @@ def matrices(region: Region) -> dict[SSAValue, LayoutAttr]:
 
 
 def carry_operands(region: Region, layouts: dict[SSAValue, LayoutAttr]) -> None:
-    """Let loops carry as left operands what is used as nothing else."""
+    """Give carried matrices the layout of an lhs if all their uses need that layout."""
     for op in reversed(list(region.walk())):
         if not isinstance(op, scf.ForOp):
             continue
@@ -232,7 +297,7 @@ def carry_operands(region: Region, layouts: dict[SSAValue, LayoutAttr]) -> None:
 
 @dataclass(frozen=True)
 class TileAssignLayoutsPass(ModulePass):
-    """Decide which thread has which elements."""
+    """Decide which thread holds which elements of each tile."""
 
     name = "tile-assign-layouts"
 

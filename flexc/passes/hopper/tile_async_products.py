@@ -1,22 +1,25 @@
-"""`tile-async-products`: products are issued, and waited for where they are used.
+"""`tile-async-products`: issue products, and wait for each where its result is used.
 
-Products of one warp group complete in the order in which they were issued. Each is
-waited for right before the first op that needs its result, and at the latest where its
-block ends or a loop begins: none is in flight from one iteration to the next, for which
-ptxas would make all of them wait. What runs in between runs beside the product.
+Products of one warp group complete in the order of their issue. The wait for a product
+comes right before the first op that needs the result, and at the latest at the end of
+the block or before a loop. No product is in flight from one iteration to the next:
+ptxas would make all products wait. Ops between issue and wait overlap with the product.
 
-A slot is given back where the products that were issued before that are complete.
+A slot is released once the products issued before the release are complete.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from xdsl.context import Context
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
+from xdsl.traits import IsTerminator
 
 from flexc.dialects import tile
 from flexc.dialects.tile import TileType
@@ -32,9 +35,8 @@ from flexc.dialects.tile.schedule import (
 )
 from flexc.dialects.tile.schedule.memory import CopyInOp, CopyOutOp
 from flexc.errors import ScheduleError
-from flexc.passes.hopper.products_in_flight import complete_before
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.tile_access import is_zero
+from flexc.passes.tile.tile_access import is_zeros
 
 VIEW_USERS = (
     SlotOp,
@@ -47,11 +49,33 @@ VIEW_USERS = (
 )
 
 
+def complete_before(op: Operation, in_flight: Sequence[SSAValue]) -> int:
+    """Return how many products, in issue order, must be complete before an op.
+
+    `in_flight` has the results of the products of the op's block that were issued and
+    not yet awaited, in issue order.
+    """
+    count = len(in_flight)
+    if not needs_all(op):
+        used = {value for inner in op.walk() for value in inner.operands}
+        while count and in_flight[count - 1] not in used:
+            count -= 1
+    return count
+
+
+def needs_all(op: Operation) -> bool:
+    """Return True if no product may be in flight when an op runs."""
+    if isinstance(op, scf.ForOp | WriteViewOp) or op.has_trait(IsTerminator):
+        return True
+    inside = (inner for inner in op.walk() if inner is not op)
+    return any(isinstance(inner, tile.DotOp | ArriveOp) for inner in inside)
+
+
 @dataclass
 class InFlight:
-    """A product that was issued, and what waits for it.
+    """A product that was issued, and the releases that wait for it.
 
-    `result` is what stands for its result until it is waited for.
+    `result` is the value that uses refer to until the wait replaces it.
     """
 
     issue: IssueDotOp
@@ -60,13 +84,13 @@ class InFlight:
 
 
 class AsyncProducts:
-    """Rewrites one block: the products in flight, in the order of their issue."""
+    """A rewrite of one block that tracks the products in flight, in issue order."""
 
     def __init__(self) -> None:
         self.in_flight: list[InFlight] = []
 
     def run(self, block: Block) -> None:
-        """Make the products of a block asynchronous, and those of blocks within."""
+        """Make the products of a block and of its nested blocks asynchronous."""
         for op in list(block.ops):
             results = [product.result for product in self.in_flight]
             for _ in range(complete_before(op, results)):
@@ -82,7 +106,7 @@ class AsyncProducts:
                         AsyncProducts().run(inner)
 
     def issue(self, dot: tile.DotOp) -> None:
-        """Issue a product. What it is added to is left out if that is 0."""
+        """Issue a product, without an accumulator if that is 0."""
         assert isinstance(dot.result.type, TileType)
         acc = None if is_zeros(dot.acc) else dot.acc
         new = IssueDotOp(dot.lhs, dot.rhs, acc, dot.result.type)
@@ -92,7 +116,7 @@ class AsyncProducts:
         self.in_flight.append(InFlight(new, dot.result))
 
     def complete_first(self, op: Operation) -> None:
-        """Wait before an op for the product that was issued first."""
+        """Insert before an op the wait for the product that was issued first."""
         first = self.in_flight.pop(0)
         code = ScalarCode(InsertPoint.before(op))
         done = AwaitDotOp(first.issue.result, len(self.in_flight))
@@ -105,18 +129,13 @@ class AsyncProducts:
 
 
 def code_result(done: AwaitDotOp, dot: tile.DotOp) -> SSAValue:
-    """The result of a product that is complete, under the product's name."""
+    """Return the result of a completed product, named like the product."""
     done.result.name_hint = dot.result.name_hint
     return done.result
 
 
-def is_zeros(value: SSAValue) -> bool:
-    """Whether all of a tile's elements are the constant 0."""
-    return isinstance(value.owner, tile.FullOp) and is_zero(value.owner.value)
-
-
 def check_views(role: RoleOp) -> None:
-    """Raise if shared memory is read by anything but products and copies."""
+    """Raise `ScheduleError` if other ops than products and copies use a view."""
     for op in role.body.walk():
         if isinstance(op, VIEW_USERS):
             continue

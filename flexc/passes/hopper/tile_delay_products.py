@@ -1,8 +1,8 @@
-"""`tile-delay-products`: what ends an iteration is done in the next one.
+"""`tile-delay-products`: compute an iteration's last product in the next iteration.
 
-A loop's last matrix product waits for all that the iteration computes, and nothing in
-the iteration waits for it. Done one iteration later it is issued beside the first
-product, and what lies between the two in program order overlaps with it:
+A loop's last matrix product waits for all other values of the iteration, and no op of
+the iteration waits for the product. One iteration later, the product is issued together
+with the first product. The ops between the two in program order overlap with it:
 
     s = q @ k[0];  p, a = f(s, 0)        the first iteration, without its product
     for i from 1:
@@ -11,9 +11,10 @@ product, and what lies between the two in program order overlaps with it:
       p, a = f(s, o)
     o = p @ v[n - 1] + a
 
-In place of its result the loop carries what the product is made from, of the iteration
-before: tiles, and the indices of what is loaded for nothing else. That takes a loop
-that runs once at least, as `nonempty` says; others are left alone.
+The loop no longer carries the product's result. The loop carries the inputs of the
+product from the previous iteration: tiles, and the indices of loads that only the
+product uses. The loop must run at least once, as its attribute `nonempty` says. Loops
+without that attribute stay as they are.
 """
 
 from __future__ import annotations
@@ -30,20 +31,18 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import tile
+from flexc.dialects.constants import int_constant
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.scalar.steps import constant
-
-# The product that ends an iteration, which only the next one waits for.
 
 
 @dataclass(frozen=True, eq=False)
-class Tail:
-    """A product that only the next iteration waits for, and what is loaded for it."""
+class DelayedProduct:
+    """A product that only the next iteration awaits, with the loads that it needs."""
 
     loop: scf.ForOp
     dot: tile.DotOp
     number: int
-    """Of the loop's results, the one that the product is."""
+    """The index of the product among the loop's results."""
 
     @property
     def block(self) -> Block:
@@ -51,9 +50,9 @@ class Tail:
 
     @cached_property
     def ops(self) -> list[Operation]:
-        """The product and its own loads and transposes, in program order.
+        """The product, loads and transposes for it alone, and the work on its sum.
 
-        And what is done to the sum that it adds to: beside another product.
+        The ops are in program order.
         """
         found: set[Operation] = {self.dot, *self.work_on_sum()}
         grown = True
@@ -71,10 +70,10 @@ class Tail:
         return [op for op in self.block.ops if op in found]
 
     def work_on_sum(self) -> list[Operation]:
-        """The map between the sum that is carried and the product, if it is delayed.
+        """Return the delayed map between the carried sum and the product, if any.
 
-        An H100 runs attention without a mask 1 to 3 % faster for it, and where a branch
-        applies one up to 2 % slower.
+        Delaying the map overlaps it with another product. This is faster in a loop
+        without a branch that applies a mask, and slower in a loop with one.
         """
         owner, total = self.dot.acc.owner, self.block.args[1 + self.number]
         if not isinstance(owner, tile.MapOp) or owner.parent is not self.block:
@@ -86,7 +85,7 @@ class Tail:
 
     @cached_property
     def rest(self) -> list[Operation]:
-        """What else an iteration does, but for its end."""
+        """The ops of an iteration without the delayed ops and the terminator."""
         return [
             op
             for op in self.block.ops
@@ -95,22 +94,23 @@ class Tail:
 
     @cached_property
     def inputs(self) -> list[SSAValue]:
-        """What the product and its loads take from an iteration."""
+        """The values of an iteration that the delayed ops use."""
         own = {result for op in self.ops for result in op.results}
         operands = (v for op in self.ops for v in op.operands)
         return [v for v in dict.fromkeys(operands) if v not in own and self.varies(v)]
 
     def varies(self, value: SSAValue) -> bool:
-        """Whether a value is an iteration's own."""
+        """Return True if a value is defined within the loop."""
         if isinstance(value, BlockArgument):
             return value.block is self.block
         return isinstance(value.owner, Operation) and value.owner.parent is self.block
 
     @cached_property
-    def place(self) -> int:
-        """How many of `rest` come before the product of the iteration before.
+    def position(self) -> int:
+        """The number of ops of `rest` before the delayed product.
 
-        It follows the last product that has no need of it. 0 if there is none.
+        The delayed product follows the last product that does not need its result. The
+        number is 0 if there is no such product.
         """
         total = self.block.args[1 + self.number]
         before = 0
@@ -123,12 +123,12 @@ class Tail:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether its rhs comes from memory, and another product overlaps with it."""
-        return self.place > 0 and self.dot.rhs not in self.inputs
+        """True if the rhs comes from memory and another product overlaps."""
+        return self.position > 0 and self.dot.rhs not in self.inputs
 
 
-def tail_of(loop: scf.ForOp) -> Tail | None:
-    """What may be done an iteration later, if the loop has such a thing."""
+def delayed_product(loop: scf.ForOp) -> DelayedProduct | None:
+    """Return the product that may be delayed by an iteration, if there is one."""
     block = loop.body.block
     last = block.last_op
     if "nonempty" not in loop.attributes or not isinstance(last, scf.YieldOp):
@@ -137,25 +137,22 @@ def tail_of(loop: scf.ForOp) -> Tail | None:
     for dot in reversed(dots):
         uses = list(dot.result.uses)
         if len(uses) == 1 and uses[0].operation is last:
-            tail = Tail(loop, dot, uses[0].index)
-            return tail if tail.is_worth_it else None
+            found = DelayedProduct(loop, dot, uses[0].index)
+            return found if found.is_worth_it else None
     return None
 
 
-# What is known in all iterations of a loop but the first.
-
-
 LESS = 2
-"""The number of arith.cmpi's signed comparison `slt`."""
+"""The number of the predicate `slt` (signed less than) of `arith.cmpi`."""
 
 
 def known_later(loop: scf.ForOp) -> dict[SSAValue, bool]:
-    """Conditions from outside of a loop that are settled after its first iteration.
+    """Return outer conditions that are known after a loop's first iteration.
 
-    A loop from begin to max(end, begin + 1) has a second one only if begin < end.
+    A loop from begin to max(end, begin + 1) has a second iteration only if begin < end.
     """
     bound = loop.ub.owner
-    if not isinstance(bound, arith.MaxSIOp) or constant(loop.step) != 1:
+    if not isinstance(bound, arith.MaxSIOp) or int_constant(loop.step) != 1:
         return {}
     ends = [(bound.lhs, bound.rhs), (bound.rhs, bound.lhs)]
     found: dict[SSAValue, bool] = {}
@@ -168,29 +165,29 @@ def known_later(loop: scf.ForOp) -> dict[SSAValue, bool]:
 
 
 def _is_next(begin: SSAValue, value: SSAValue) -> bool:
-    first, second = constant(begin), constant(value)
+    first, second = int_constant(begin), int_constant(value)
     return first is not None and second == first + 1
 
 
 def _is_below(op: Operation, begin: SSAValue, end: SSAValue) -> bool:
-    """Whether an op tests if a constant begin is below an end."""
+    """Return True if an op tests that a constant begin is below an end."""
     return (
         isinstance(op, arith.CmpiOp)
         and op.predicate.value.data == LESS
-        and constant(op.lhs) == constant(begin)
+        and int_constant(op.lhs) == int_constant(begin)
         and op.rhs is end
     )
 
 
 def _with_negations(test: SSAValue) -> dict[SSAValue, bool]:
-    """A condition that holds, and what says that it does not."""
+    """Return a condition mapped to True, and its negations mapped to False."""
     found = {test: True}
     for use in test.uses:
         op = use.operation
         if isinstance(op, arith.XOrIOp):
             other = op.rhs if op.lhs is test else op.lhs
-            if constant(other) is not None and other.type == i1:
-                found[op.result] = not constant(other)
+            if int_constant(other) is not None and other.type == i1:
+                found[op.result] = not int_constant(other)
     return found
 
 
@@ -198,19 +195,19 @@ Values = dict[SSAValue, SSAValue]
 
 
 class Delay:
-    """Rewrites one loop."""
+    """The rewrite of one loop."""
 
-    def __init__(self, tail: Tail):
-        self.tail = tail
-        self.loop = tail.loop
-        self.block = tail.block
+    def __init__(self, delayed: DelayedProduct):
+        self.delayed = delayed
+        self.loop = delayed.loop
+        self.block = delayed.block
         last = self.block.last_op
         assert last is not None
-        self.kept = [i for i in range(len(last.operands)) if i != tail.number]
+        self.kept = [i for i in range(len(last.operands)) if i != delayed.number]
         self.yielded = list(last.operands)
 
     def run(self) -> None:
-        """Peel the first iteration, delay the tail, and do it once more at the end."""
+        """Peel the first iteration, and compute the last product after the loop."""
         before = ScalarCode(InsertPoint.before(self.loop))
         first = self.peeled(before)
         begin = before.add(self.loop.lb, self.loop.step)
@@ -223,33 +220,33 @@ class Delay:
         before.builder.insert(loop)
         kept = list(loop.results[: len(self.kept)])
         carried = loop.results[len(self.kept) :]
-        total = self.tail_code(before, carried)
+        total = self.product_code(before, carried)
         announce(total, "the last block's values")
-        results = [*kept[: self.tail.number], total, *kept[self.tail.number :]]
+        results = [*kept[: self.delayed.number], total, *kept[self.delayed.number :]]
         for new, old in zip(loop.results, self.carried(), strict=True):
             new.name_hint = old.name_hint
         Rewriter.replace_op(self.loop, [], results)
 
     def carried(self) -> list[SSAValue]:
-        """What an iteration leaves to the next."""
-        return [*(self.yielded[i] for i in self.kept), *self.tail.inputs]
+        """Return the values that an iteration passes to the next."""
+        return [*(self.yielded[i] for i in self.kept), *self.delayed.inputs]
 
     def peeled(self, code: ScalarCode) -> list[SSAValue]:
-        """The first iteration without its tail; what it leaves."""
+        """Append the first iteration without its product; return its carried values."""
         inits = [self.loop.lb, *self.loop.iter_args]
         values: Values = dict(zip(self.block.args, inits, strict=True))
-        clone_into(code, self.tail.rest, values)
-        first = next(o for o in self.tail.rest if isinstance(o, tile.DotOp))
+        clone_into(code, self.delayed.rest, values)
+        first = next(o for o in self.delayed.rest if isinstance(o, tile.DotOp))
         announce(values[first.result], "the first block")
         return [values.get(v, v) for v in self.carried()]
 
     def body(self) -> Block:
-        """An iteration that begins with the tail of the one before."""
+        """Return a loop body that computes the previous iteration's product."""
         old = self.block.args
         kept = [old[1 + i] for i in self.kept]
-        types = [v.type for v in (old[0], *kept, *self.tail.inputs)]
+        types = [v.type for v in (old[0], *kept, *self.delayed.inputs)]
         block = Block(arg_types=types)
-        names = [v.name_hint for v in (old[0], *kept, *self.tail.inputs)]
+        names = [v.name_hint for v in (old[0], *kept, *self.delayed.inputs)]
         for arg, name in zip(block.args, names, strict=True):
             arg.name_hint = name
         code = ScalarCode(block)
@@ -258,29 +255,29 @@ class Delay:
             for value, holds in known_later(self.loop).items()
         }
         values.update(zip([old[0], *kept], block.args, strict=False))
-        rest, place = self.tail.rest, self.tail.place
-        clone_into(code, rest[:place], values)
+        rest, position = self.delayed.rest, self.delayed.position
+        clone_into(code, rest[:position], values)
         carried = block.args[1 + len(kept) :]
-        values[old[1 + self.tail.number]] = self.tail_code(code, carried)
-        clone_into(code, rest[place:], values)
+        values[old[1 + self.delayed.number]] = self.product_code(code, carried)
+        clone_into(code, rest[position:], values)
         code.builder.insert(scf.YieldOp(*(values.get(v, v) for v in self.carried())))
         return block
 
-    def tail_code(self, code: ScalarCode, carried: Sequence[SSAValue]) -> SSAValue:
-        """The tail of an iteration that left these; its product."""
-        values: Values = dict(zip(self.tail.inputs, carried, strict=True))
-        clone_into(code, self.tail.ops, values)
-        return values[self.tail.dot.result]
+    def product_code(self, code: ScalarCode, carried: Sequence[SSAValue]) -> SSAValue:
+        """Append the delayed ops of the previous iteration; return the product."""
+        values: Values = dict(zip(self.delayed.inputs, carried, strict=True))
+        clone_into(code, self.delayed.ops, values)
+        return values[self.delayed.dot.result]
 
 
 def announce(product: SSAValue, text: str) -> None:
-    """Say of a product, in a comment, what begins with it."""
+    """Attach a comment to a product that names what begins there."""
     assert isinstance(product.owner, tile.DotOp)
     product.owner.attributes["comment"] = StringAttr(text)
 
 
 def clone_into(code: ScalarCode, ops: Sequence[Operation], values: Values) -> None:
-    """Append clones of ops, of mapped operands; `values` then maps their results."""
+    """Append clones of ops with mapped operands; map the results in `values`."""
     for op in ops:
         clone = op.clone(values)
         clone.location = op.location
@@ -289,11 +286,11 @@ def clone_into(code: ScalarCode, ops: Sequence[Operation], values: Values) -> No
 
 @dataclass(frozen=True)
 class TileDelayProductsPass(ModulePass):
-    """Do the last product of an iteration in the next one."""
+    """Compute the last product of an iteration in the next iteration."""
 
     name = "tile-delay-products"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for loop in [o for o in op.walk() if isinstance(o, scf.ForOp)]:
-            if (tail := tail_of(loop)) is not None:
-                Delay(tail).run()
+            if (delayed := delayed_product(loop)) is not None:
+                Delay(delayed).run()

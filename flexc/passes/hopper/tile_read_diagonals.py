@@ -1,18 +1,18 @@
-"""`tile-read-diagonals`: reads that are the same along diagonals, as reads of these.
+"""`tile-read-diagonals`: read values that are constant along diagonals once for each.
 
 A bias by distance, `table[h, q_idx - kv_idx + n]`, reads rows + columns - 1 elements of
-its table for a whole tile. Where the offset of a `tile.read` at full rank is a uniform
-number plus row - column, or column - row, it becomes a `tile.read_diagonals` before the
-map, at the offset of the tile's first element: a thread then loads each of its elements
-once, all of them near one address.
+its table for a whole tile. The pass rewrites a `tile.read` at full rank whose offset is
+a uniform number plus row - column, or column - row. The read becomes a
+`tile.read_diagonals` before the map, at the offset of the tile's first element. A
+thread then loads each of its elements once, from nearby addresses.
 
-Positions that were lowered to the last one only so that something is read, as what is
-beyond does not count (`idle_beyond`), would not be the same along diagonals. They are
-not lowered here, and the read is told how many rows and columns count. Reads with
-guards stay as they are: what they read outside is 0.
+`idle_beyond` marks positions that are clamped to the last one only to keep a read in
+range; elements beyond the limit do not count. Clamped positions are not constant along
+diagonals. The pass drops such a clamp and passes the number of rows and columns that
+count to the read. Reads with guards stay as they are: a guarded read gives 0 outside.
 
-Rows are those of a part by now, and iterations are not yet peeled or rotated: there is
-one read of each.
+The pass runs after rows are split into parts, and before loops are peeled or rotated,
+so that each read occurs once.
 """
 
 from __future__ import annotations
@@ -34,24 +34,19 @@ from xdsl.pattern_rewriter import (
 from xdsl.rewriter import InsertPoint
 from xdsl.utils.hints import isa
 
-from flexc.dialects import flex, tile
+from flexc.dialects import tile
+from flexc.dialects.constants import int_constant
 from flexc.dialects.tile import element_of
-from flexc.dialects.tile.diagonal_reads import READABLE, read_as
-from flexc.passes.scalar.ranges.linear_forms import int_constant
+from flexc.dialects.tile.memory import READABLE, read_as
 from flexc.passes.scalar.ranges.value_ranges import width_of
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.sizes.hopper_sizes import PART_ROWS
-
-# Integers of a map that are the same along the diagonals of its tile.
-#
-# Such a value is `first + step * (row - column)` for a step of 1 or -1, as a sum of its
-# own type: modulo two to the power of its width, so that nothing need be known of
-# sizes.
+from flexc.passes.targets.gluon import PART_ROWS
+from flexc.passes.tile.liveness import yielded
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What an index of a tile's dimension is lowered to, which is idle beyond."""
+    """The clamp of an index to a limit beyond which elements are idle."""
 
     dim: int
     map: tile.MapOp
@@ -60,14 +55,14 @@ class Limit:
 
 @dataclass(frozen=True)
 class Form:
-    """`row * i + column * j` plus what is uniform, for element [i, j] of a tile."""
+    """A value that is `row * i + column * j` plus a uniform value at element [i, j]."""
 
     row: int = 0
     column: int = 0
     limits: tuple[Limit, ...] = ()
-    """Beyond these the value may be another one."""
+    """Limits beyond which the value may differ from the form."""
     is_index: bool = False
-    """Whether it is an index itself, which no sum has wrapped around."""
+    """True for an index itself, which no addition has wrapped around."""
 
     @property
     def is_uniform(self) -> bool:
@@ -75,7 +70,7 @@ class Form:
 
     @property
     def step(self) -> int | None:
-        """What a step off the diagonal adds, where that is 1 or -1."""
+        """The change per row, 1 or -1, or None if diagonals are not constant."""
         is_diagonal = self.row in (1, -1) and self.column == -self.row
         return self.row if is_diagonal else None
 
@@ -89,11 +84,14 @@ def plus(a: Form, b: Form, sign: int = 1) -> Form:
 
 
 Known = dict[tuple[SSAValue, tuple[int, ...]], Form | None]
-"""Forms that were found, of values of maps along these dimensions of the tile."""
+"""The forms found so far, by value and by the dimensions that its map goes along."""
 
 
 class Forms:
-    """The forms of a map's integers modulo two to the power of some width."""
+    """The forms of a map's integers modulo two to the power of a width.
+
+    Arithmetic modulo that power needs no bounds on sizes: sums may wrap around.
+    """
 
     def __init__(
         self,
@@ -105,11 +103,11 @@ class Forms:
         self.op = op
         self.width = width
         self.dims = dims
-        """Which dimensions of the tile the map goes along."""
+        """The dimensions of the tile that the map goes along."""
         self.known: Known = {} if known is None else known
 
     def of(self, value: SSAValue) -> Form | None:
-        """The form of a value of the region; None if it is not known to have one."""
+        """Return the form of a value of the region, or None if no form is known."""
         key = value, self.dims
         if key not in self.known:
             self.known[key] = self._found(value)
@@ -151,16 +149,16 @@ class Forms:
             return Form(int(span == (0,)), int(span == (1,)), is_index=True)
         if isinstance(source.owner, tile.MapOp) and isinstance(source, OpResult):
             forms = Forms(source.owner, self.width, span, self.known)
-            return forms.of(yielded(source.owner, source.index))
+            return forms.of(yielded(source.owner.body.block)[source.index])
         return None
 
     def _extended(
         self, op: arith.ExtSIOp | arith.ExtUIOp, operand: Form
     ) -> Form | None:
-        """A wider integer: the same modulo what the operand is known modulo."""
+        """Return the form of an extended integer: the operand's form, or None."""
         if width_of(op.input.type) >= self.width:
             return operand
-        # Positions are not negative and do not wrap around.
+        # Indices are not negative and do not wrap around.
         return operand if operand.is_index else None
 
     def _lowered(self, op: arith.MinSIOp, a: Form, b: Form) -> Form | None:
@@ -184,23 +182,16 @@ def _product_with(value: SSAValue, form: Form) -> Form | None:
     return Form(form.row * factor, form.column * factor, form.limits)
 
 
-def yielded(op: tile.MapOp, number: int) -> SSAValue:
-    """What a map's region yields as one of its results."""
-    last = op.body.block.last_op
-    assert isinstance(last, flex.YieldOp)
-    return last.values[number]
-
-
 def diagonal(op: tile.MapOp, value: SSAValue) -> Form | None:
-    """The form of a value that is the same along diagonals, and not uniform."""
+    """Return the form of a value that is constant along diagonals and not uniform."""
     form = Forms(op, width_of(value.type)).of(value)
     return None if form is None or form.step is None else form
 
 
 class Corner:
-    """Code of the values that a map's region has at its tile's first element.
+    """The code of values that a map's region has at its tile's first element.
 
-    It is the region of a map that goes along nothing.
+    The code becomes the region of a map that goes along no dimension.
     """
 
     def __init__(self) -> None:
@@ -210,7 +201,7 @@ class Corner:
         self.known: dict[SSAValue, SSAValue] = {}
 
     def outer(self, value: SSAValue) -> SSAValue:
-        """A value from before, as the region sees it."""
+        """Return the region's argument for a value from outside."""
         if value not in self.known:
             arg = self.block.insert_arg(value.type, len(self.inputs))
             arg.name_hint = value.name_hint
@@ -219,7 +210,7 @@ class Corner:
         return self.known[value]
 
     def of(self, op: tile.MapOp, value: SSAValue) -> SSAValue:
-        """A value of some map's region at row 0 and column 0."""
+        """Return a value of a map's region at row 0 and column 0."""
         if value not in self.known:
             self.known[value] = self.written(op, value)
         return self.known[value]
@@ -243,17 +234,17 @@ class Corner:
             return self.outer(source)
         assert isinstance(source, OpResult)
         assert isinstance(source.owner, tile.MapOp)
-        return self.of(source.owner, yielded(source.owner, source.index))
+        return self.of(source.owner, yielded(source.owner.body.block)[source.index])
 
     def finish(self, value: SSAValue) -> tile.MapOp:
-        """The map that yields a value."""
+        """Return the map that yields a value."""
         self.code.yield_(value)
         spans = [()] * len(self.inputs)
         return tile.MapOp(self.inputs, spans, [value.type], Region(self.block))
 
 
 class ReadAlongDiagonals(RewritePattern):
-    """Replace a read by an operand that was read along diagonals."""
+    """A pattern that replaces a read by an operand that was read along diagonals."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.ReadOp, rewriter: PatternRewriter) -> None:
@@ -279,14 +270,14 @@ class ReadAlongDiagonals(RewritePattern):
 def at_corner(
     code: ScalarCode, name: str, write: Callable[[Corner], SSAValue]
 ) -> SSAValue:
-    """Append a map of one value, which may leave a loop alone."""
+    """Append a map of one value, which can be hoisted out of loops by itself."""
     corner = Corner()
     op = corner.finish(write(corner))
     return code.insert(op, name)
 
 
 def count_along(code: ScalarCode, form: Form, dim: int) -> SSAValue | None:
-    """How many of a tile's rows or columns count, if not all do."""
+    """Return the number of live rows or columns of a tile, or None if all are live."""
     limits = [limit for limit in form.limits if limit.dim == dim]
     if not limits:
         return None
@@ -294,7 +285,7 @@ def count_along(code: ScalarCode, form: Form, dim: int) -> SSAValue | None:
 
 
 def count_up_to(corner: Corner, limits: Sequence[Limit]) -> SSAValue:
-    """How many of a tile's indices are within all limits; none or less if none are."""
+    """Return the number of indices within all limits, at most 0 if none are."""
     code, count = corner.code, None
     for limit in limits:
         start, last = (corner.of(limit.map, v) for v in limit.op.operands)
@@ -307,7 +298,7 @@ def count_up_to(corner: Corner, limits: Sequence[Limit]) -> SSAValue:
 
 
 def is_readable(op: tile.ReadOp, parent: tile.MapOp) -> bool:
-    """Whether a thread of a warp group can read its elements along diagonals."""
+    """Return True if a warp group's threads can read the elements along diagonals."""
     rows, columns = parent.shape
     if op.valid is not None or rows != PART_ROWS or columns % 16:
         return False
@@ -317,7 +308,7 @@ def is_readable(op: tile.ReadOp, parent: tile.MapOp) -> bool:
 
 
 def full_operand(op: tile.MapOp, value: SSAValue) -> SSAValue:
-    """The region's argument for one more operand, of the map's own shape."""
+    """Add an operand of the map's own shape; return the region's argument for it."""
     op.operands = [*op.operands, value]
     spans = [*op.spans.data, DenseArrayBase.from_list(i32, [0, 1])]
     op.spans = ArrayAttr(spans)
@@ -328,7 +319,7 @@ def full_operand(op: tile.MapOp, value: SSAValue) -> SSAValue:
 
 @dataclass(frozen=True)
 class TileReadDiagonalsPass(ModulePass):
-    """Read what is the same along diagonals once for each."""
+    """Read values that are constant along diagonals once for each diagonal."""
 
     name = "tile-read-diagonals"
 

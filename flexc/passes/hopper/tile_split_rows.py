@@ -1,12 +1,14 @@
-"""`tile-split-rows`: the rows of a program as parts, one for each group of warps.
+"""`tile-split-rows`: split the rows of a program into parts, one for each warp group.
 
-What is done to tiles moves into a `tile.parts`, whose region does it for as many rows
-as a part has; numbers of the whole program stay before. The rows are what the stores
-go along, and all dimensions that are cut with them (see `tile_dims`). Where a tile of
-rows is loaded, stored or counted from, the part's first row is added.
+Ops on tiles move into a `tile.parts` op, whose region computes as many rows as one part
+has. Scalars of the whole program stay before that op. The split rows are the dimension
+that the stores go along, and all dimensions that must be split with it (see
+`tile_dims`). At a load, store or iota of a tile of rows, the pass adds the part's first
+row to the start.
 
-A kernel says by `rows_per_part` that it is to be split; others are left alone. One that
-cannot be, as it sums over rows, say, is refused with `ScheduleError`.
+A kernel asks for the split with its attribute `rows_per_part`; other kernels stay as
+they are. The pass raises `ScheduleError` for a kernel without such a split, such as one
+that sums over rows.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from flexc.dialects.tile import TileType, shape_of
 from flexc.dialects.tile.schedule import EndOp, PartsOp
 from flexc.errors import ScheduleError
 from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.tile.liveness import defined_by
 from flexc.passes.tile.tile_access import has_count
 from flexc.passes.tile.tile_dims import (
     Dim,
@@ -40,7 +43,7 @@ Accesses = tile.LoadOp | tile.StoreOp | tile.AddToOp
 
 
 class RowSplitter:
-    """Splits the rows of one kernel."""
+    """The rewrite that splits the rows of one kernel."""
 
     def __init__(self, kernel: tile.KernelOp, rows: int):
         self.kernel = kernel
@@ -50,7 +53,7 @@ class RowSplitter:
         self.row = self.row_class()
 
     def run(self) -> None:
-        """Put the kernel's tile code into parts."""
+        """Move the kernel's tile code into parts."""
         parts = self.part_count()
         self.check()
         moved = code_of_tiles(self.block)
@@ -71,9 +74,10 @@ class RowSplitter:
         self.block.insert_op_before(PartsOp(parts, Region(body)), last)
 
     def row_class(self) -> Dim:
-        """The class of the rows: what all stores go along first.
+        """Return the class of the rows: the first dimension of all stored tiles.
 
-        A constant goes along what is stored where it is, at the same first row.
+        A constant tile joins the class of another tile that is stored at the same first
+        row. Raise `ScheduleError` if the stores go along several classes.
         """
         stores = [op for op in self.block.walk() if isinstance(op, Stores)]
         begun = {
@@ -97,19 +101,18 @@ class RowSplitter:
         return size // self.rows
 
     def check(self) -> None:
-        """Raise if parts would not compute what the whole did."""
+        """Raise `ScheduleError` if parts would not compute the same as the whole."""
         check_known(self.block.walk())
         for op in self.block.walk():
             if has_count(op):
                 raise ScheduleError(f"{op.name} has a count")
             if any(self.dims.find(dim) == self.row for dim in summed_dims(op)):
                 raise ScheduleError(f"{op.name} goes over all rows at once")
-            values = [*op.results, *(a for r in op.regions for a in args_of(r))]
-            if any(len(self.dims.along(v, self.row)) > 1 for v in values):
+            if any(len(self.dims.along(v, self.row)) > 1 for v in defined_by(op)):
                 raise ScheduleError(f"{op.name} pairs rows with rows")
 
     def starts(self, op: Operation) -> list[int]:
-        """The operands of an op that say where its tile of rows begins."""
+        """Return the indices of the operands that are the start of an op's rows."""
         if isinstance(op, tile.IotaOp):
             return [0] if self.dims.along(op.result, self.row) else []
         if not isinstance(op, Accesses):
@@ -120,17 +123,15 @@ class RowSplitter:
 
     def shrink(self, ops: Iterable[Operation]) -> None:
         """Give all tiles of rows the size of a part."""
-        values: list[SSAValue] = []
-        for op in (inner for each in ops for inner in each.walk()):
-            values += [*op.results, *(a for r in op.regions for a in args_of(r))]
-        # First all types, as values are replaced by others.
+        values = [v for op in ops for inner in op.walk() for v in defined_by(inner)]
+        # Find all types first: replacing a value with a new type invalidates `dims`.
         types = [self.part_type(value) for value in values]
         for value, type_ in zip(values, types, strict=True):
             if type_ is not None:
                 Rewriter.replace_value_with_new_type(value, type_)
 
     def part_type(self, value: SSAValue) -> TileType | None:
-        """The type of a part's tile; None for what stays as it is."""
+        """Return the type of a part's tile, or None if the value is not split."""
         cut = self.dims.along(value, self.row)
         if not cut:
             return None
@@ -141,12 +142,12 @@ class RowSplitter:
 
 
 def start_of(op: Stores) -> SSAValue:
-    """The first of the rows that are stored to."""
+    """Return the index of the first row that an op stores to."""
     return op.operands[len(op.operands) - rank(op.value)]
 
 
 def code_of_tiles(block: Block) -> list[Operation]:
-    """The ops of a kernel that make or use tiles, and what depends on these."""
+    """Return the ops of a block that use tiles, have effects, or depend on such ops."""
     found: list[Operation] = []
     inside: set[SSAValue] = set()
     for op in block.ops:
@@ -160,7 +161,7 @@ def code_of_tiles(block: Block) -> list[Operation]:
 
 
 def uses_tiles(op: Operation) -> bool:
-    """Whether an op, or one inside, makes or uses tiles."""
+    """Return True if an op, or one inside it, makes or uses tiles."""
     return any(rank(v) for each in op.walk() for v in (*each.operands, *each.results))
 
 
@@ -172,10 +173,6 @@ def shift(op: Operation, operands: Iterable[int], offset: SSAValue) -> None:
         op.operands[index] = code.add(start, offset, start.name_hint)
 
 
-def args_of(region: Region) -> list[SSAValue]:
-    return [arg for block in region.blocks for arg in block.args]
-
-
 @dataclass(frozen=True)
 class TileSplitRowsPass(ModulePass):
     """Split the rows of programs into parts."""
@@ -183,7 +180,7 @@ class TileSplitRowsPass(ModulePass):
     name = "tile-split-rows"
 
     rows: int | None = None
-    """Rows of a part, for all kernels, whatever they say."""
+    """The rows of a part for all kernels; overrides the kernels' attributes."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for kernel in [o for o in op.ops if isinstance(o, tile.KernelOp)]:
@@ -192,6 +189,6 @@ class TileSplitRowsPass(ModulePass):
 
 
 def rows_per_part(kernel: tile.KernelOp) -> int | None:
-    """How many rows a part has, as a kernel says."""
+    """Return a kernel's number of rows per part, or None if it is not to be split."""
     attr = kernel.attributes.get("rows_per_part")
     return attr.value.data if isinstance(attr, IntegerAttr) else None

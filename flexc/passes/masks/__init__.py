@@ -1,1 +1,1 @@
-"""Masks as formulas: which pairs, keys and blocks they keep."""
+"""Analyse masks as formulas: find the pairs, keys and blocks that they keep."""

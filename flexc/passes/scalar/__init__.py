@@ -1,1 +1,1 @@
-"""Scalar code of mods: built, simplified, bounded, differentiated, expanded."""
+"""Build, simplify, bound, differentiate and expand the scalar code of mods."""

@@ -1,20 +1,25 @@
-"""Values of a region, copied to another block with what they need."""
+"""Copy values of a mod's region, with the ops that compute them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import i1, i64
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.dialects.builtin import FileLineColLoc, IntegerType, i1, i64
+from xdsl.ir import Block, Operation, Region, SSAValue
 
+from flexc.dialects import flex
+from flexc.errors import SourceLocation
 from flexc.passes.scalar.formula import AllOf, Formula, Leaf
-from flexc.passes.scalar.ranges.linear_forms import Linear
 from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.scalar.variation import Linear
 
 
 class Copier:
-    """Copies values of a mask region to another block, with what they need."""
+    """A copier of values of a mask region, with the ops that compute them, to a block.
+
+    `known` maps values of the region to values of the block that replace them.
+    """
 
     def __init__(self, code: ScalarCode, known: Mapping[SSAValue, SSAValue]):
         self.code, self.known = code, dict(known)
@@ -32,7 +37,7 @@ class Copier:
         return self.code.insert(clone)
 
     def formula(self, formula: Formula) -> SSAValue:
-        """Whether a formula holds."""
+        """Append code that evaluates a formula, and return its i1 result."""
         code = self.code
         if isinstance(formula, Leaf):
             value = self.value(formula.value)
@@ -47,7 +52,10 @@ class Copier:
         return total
 
     def linear(self, form: Linear) -> SSAValue:
-        """The value of a form that fits i64; of a single value its own type."""
+        """Append code that evaluates a form, and return its result as an i64.
+
+        The form must fit i64. A form that is a single value keeps that value's type.
+        """
         if not form.const and [f for _, f in form.terms] == [1]:
             return self.value(form.terms[0][0])
         total = self.code.const(form.const, i64)
@@ -57,3 +65,51 @@ class Copier:
                 total, self.code.mul(wide, self.code.const(factor, i64))
             )
         return total
+
+
+def needed(value: SSAValue) -> list[Operation]:
+    """Return the ops of a region that compute a value, in order."""
+    found: set[Operation] = set()
+    left = [value]
+    while left:
+        owner = left.pop().owner
+        if isinstance(owner, Operation) and owner not in found:
+            found.add(owner)
+            left += owner.operands
+    last = value.owner
+    if not isinstance(last, Operation) or last.parent is None:
+        return []
+    return [op for op in last.parent.ops if op in found]
+
+
+def sliced(region: Region, values: Sequence[SSAValue]) -> Region:
+    """Return a region that computes values of a mod that do not depend on the score.
+
+    The region's arguments are b, h, q_idx, kv_idx and the captures. It yields the
+    values.
+    """
+    kept = [a for a in region.block.args if a.index or isinstance(a.type, IntegerType)]
+    block = Block(arg_types=[a.type for a in kept])
+    for old, new in zip(kept, block.args, strict=True):
+        new.name_hint = old.name_hint
+    code = ScalarCode(block)
+    copier = Copier(code, dict(zip(kept, block.args, strict=True)))
+    code.yield_(*map(copier.value, values))
+    return Region(block)
+
+
+def index_region(region: Region, load: flex.LoadCaptureOp) -> Region:
+    """Return a region that computes the indices of a read.
+
+    The region's arguments are b, h, q_idx, kv_idx and the captures. The region does not
+    check that the indices are in range, as the read itself does not.
+    """
+    return sliced(region, load.indices)
+
+
+def location_of(op: Operation) -> SourceLocation | None:
+    """Return the line of the user's function that an op was imported from, if known."""
+    at = op.location
+    if not isinstance(at, FileLineColLoc):
+        return None
+    return SourceLocation(at.filename.data, at.line.data)

@@ -1,6 +1,6 @@
-"""A region of scalar code as one line that a person can read.
+"""Print a region of scalar code as one readable line.
 
-For headers of emitted source: `score + slopes[h] * f32(kv_idx - q_idx)`.
+Headers of emitted source contain such lines: `score + slopes[h] * f32(kv_idx - q_idx)`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from flexc.dialects import flex
 
 MAX_VALUES = 40
-"""Longer descriptions are cut: who reads them wants the gist, and a value that is
-used twice is spelled twice."""
+"""The number of values after which a description is cut. A value that is used twice is
+spelled and counted twice.
+"""
 
 INFIX: dict[type[Operation], str] = {
     arith.AddiOp: "+",
@@ -49,7 +50,7 @@ COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": "
 
 
 def describe(region: Region) -> str:
-    """What a region yields, as an expression of its arguments."""
+    """Return the yielded values of a region as expressions of its arguments."""
     last = region.block.last_op
     assert isinstance(last, flex.YieldOp)
     speller = Speller()
@@ -57,12 +58,12 @@ def describe(region: Region) -> str:
 
 
 def spell(value: SSAValue) -> str:
-    """A value, as an expression of its region's arguments."""
+    """Return a value as an expression of its region's arguments."""
     return Speller().spell(value, outer=True)
 
 
 class Speller:
-    """Spells values until it has spelled too many."""
+    """A printer of values as expressions, which prints "..." beyond `left` values."""
 
     def __init__(self) -> None:
         self.left = MAX_VALUES
@@ -96,7 +97,7 @@ class Speller:
 
 
 def constant(op: arith.ConstantOp) -> str:
-    """A literal."""
+    """Return the literal of a constant."""
     if isinstance(op.value, IntegerAttr):
         value = op.value.value.data
         return str(bool(value)).lower() if op.value.type == i1 else str(value)
@@ -104,7 +105,7 @@ def constant(op: arith.ConstantOp) -> str:
 
 
 def infix(op: Operation) -> str | None:
-    """The operator of an op that is written between its operands."""
+    """Return the operator of an op that is written between its operands, else None."""
     if isinstance(op, arith.CmpiOp):
         name = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
     elif isinstance(op, arith.CmpfOp):

@@ -1,9 +1,9 @@
-"""What a mask says, as a formula: leaves under "all of" and "any of".
+"""Read a mask as a formula: leaves under conjunctions and disjunctions.
 
-Negations are pushed down to the leaves, which are the region's comparisons,
-loads of booleans and whatever else is not logic. So a formula and the formula
-of its negation (`formula_of(value, negated=True)`) are read by the same code: a
-block is empty where the first has no solution and full where the second has none.
+Negations are pushed down to the leaves. Leaves are comparisons, loads of booleans and
+other i1 values that no logic op computes. The same code therefore handles a formula and
+the formula of its negation (`formula_of(value, negated=True)`). A block is dead if the
+formula has no solution in the block, and full if the negation has none.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Leaf:
 
 @dataclass(frozen=True)
 class AllOf:
-    """True where all parts are; of no parts: true."""
+    """A conjunction of formulas; true if it has no parts."""
 
     parts: tuple[Formula, ...]
 
 
 @dataclass(frozen=True)
 class AnyOf:
-    """True where some part is; of no parts: false."""
+    """A disjunction of formulas; false if it has no parts."""
 
     parts: tuple[Formula, ...]
 
@@ -46,14 +46,14 @@ TRUE, FALSE = AllOf(()), AnyOf(())
 
 
 def mask_formula(mask: Region, negated: bool = False) -> Formula:
-    """The formula of what a mask region yields."""
+    """Return the formula of the value that a mask region yields."""
     last = mask.block.last_op
     assert isinstance(last, flex.YieldOp)
     return formula_of(last.values[0], negated)
 
 
 def formula_of(value: SSAValue, negated: bool = False) -> Formula:
-    """The formula of a value of type i1."""
+    """Return the formula of a value of type i1, or of its negation."""
     op = value.owner
     match op:
         case arith.ConstantOp(value=IntegerAttr() as attr):
@@ -73,13 +73,13 @@ def formula_of(value: SSAValue, negated: bool = False) -> Formula:
 
 
 def _equality(op: arith.CmpiOp) -> bool | None:
-    """Whether a comparison is for equality (True), inequality, or neither."""
+    """Return True for an equality test, False for an inequality test, else None."""
     name = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
     return {"eq": True, "ne": False}.get(name)
 
 
 def _differ(a: SSAValue, b: SSAValue, negated: bool) -> Formula:
-    """Exactly one of two values; negated: both or none."""
+    """Return the formula of `a xor b`, or of its negation."""
     return any_of(
         all_of([formula_of(a, first), formula_of(b, first == negated)])
         for first in (False, True)
@@ -95,7 +95,7 @@ def _choice(op: arith.SelectOp, negated: bool) -> Formula:
 
 
 def all_of(parts: Iterable[Formula]) -> Formula:
-    """The conjunction, flat and without what does not matter."""
+    """Return the conjunction of formulas, flattened and simplified."""
     flat = _flat(parts, AllOf)
     if FALSE in flat:
         return FALSE
@@ -103,7 +103,7 @@ def all_of(parts: Iterable[Formula]) -> Formula:
 
 
 def any_of(parts: Iterable[Formula]) -> Formula:
-    """The disjunction, flat and without what does not matter."""
+    """Return the disjunction of formulas, flattened and simplified."""
     flat = _flat(parts, AnyOf)
     if TRUE in flat:
         return TRUE
@@ -111,7 +111,7 @@ def any_of(parts: Iterable[Formula]) -> Formula:
 
 
 def _flat(parts: Iterable[Formula], kind: type[AllOf] | type[AnyOf]) -> list[Formula]:
-    """The parts, with those of parts of the same kind, each once."""
+    """Return the parts without duplicates, with the parts of nested `kind` formulas."""
     flat: dict[Formula, None] = {}
     for part in parts:
         flat.update(dict.fromkeys(part.parts if isinstance(part, kind) else [part]))
@@ -122,9 +122,9 @@ Leaves = tuple[Leaf, ...]
 
 
 def alternatives(formula: Formula, limit: int) -> list[Leaves] | None:
-    """Conjunctions of leaves of which one holds where the formula does.
+    """Return conjunctions of leaves whose disjunction is the formula.
 
-    None where there are more than `limit`.
+    Return None if there are more than `limit` of them.
     """
     match formula:
         case Leaf():

@@ -1,4 +1,4 @@
-"""What an analysis answers: proven, with what was found, or why not."""
+"""Results of analyses: a proof with the value found, or the reason for its absence."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Proven(Generic[T]):
-    """Holds for all inputs of the kernel that is being made."""
+    """A result that holds for all inputs of the kernel that is compiled."""
 
     value: T
 
 
 @dataclass(frozen=True)
 class WhyNot:
-    """Was not proved, which says nothing about whether it holds."""
+    """The reason why a property was not proved. The property may hold nevertheless."""
 
     reason: str
-    """For the user: names the operation that the proof stopped at."""
+    """A message to the user that names the operation at which the proof stopped."""
 
 
 Proof = Proven[T] | WhyNot

@@ -1,8 +1,8 @@
-"""Scalar code as its author may have written it, for people who did not write flexc.
+"""Print scalar code as its author may have written it, for users of flexc.
 
-Like `describe`, without what the compiler put there: casts of integers, clamps to
-what a type holds, the wrapping of negative indices, and the spellings of Python's
-`%`, `//` and `not`.
+Unlike `describe`, this printer omits ops that the compiler inserted: casts of integers,
+clamps to a type's range, and the wrapping of negative indices. It prints Python's `%`,
+`//` and `not` as such.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects.builtin import IntegerAttr, i1, i32
+from xdsl.dialects.builtin import i1, i32
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from flexc.dialects import flex
+from flexc.dialects.constants import int_constant
 from flexc.passes.scalar.describe import Speller, infix
 from flexc.passes.scalar.ranges.intervals import full
-from flexc.passes.scalar.ranges.value_ranges import to_signed, width_of
+from flexc.passes.scalar.ranges.value_ranges import width_of
 
 MAX_VALUES = 60
 
@@ -47,7 +48,7 @@ ARITHMETIC = (
     arith.MulfOp,
     arith.DivfOp,
 )
-"""What needs no parentheses beside a comparison."""
+"""Operations that need no parentheses as operands of a comparison."""
 
 TO_FLOAT = (arith.SIToFPOp, arith.UIToFPOp)
 
@@ -55,19 +56,22 @@ LIMITS = full(width_of(i32))
 
 
 def describe_mod(region: Region) -> str:
-    """What a mod computes, as an expression of its arguments."""
+    """Return the yielded values of a mod as expressions of its arguments."""
     last = region.block.last_op
     assert isinstance(last, flex.YieldOp)
     return ", ".join(spell(value) for value in last.values)
 
 
 def spell(value: SSAValue, names: Mapping[SSAValue, str] | None = None) -> str:
-    """A value, as an expression of its region's arguments, some by other names."""
+    """Return a value as an expression of its region's arguments.
+
+    Values in `names` are printed as the names there.
+    """
     return Readable(names).spell(value, outer=True)
 
 
 class Readable(Speller):
-    """Spells values, those that `names` has by its names."""
+    """A printer of expressions that prints the values in `names` by name."""
 
     def __init__(self, names: Mapping[SSAValue, str] | None = None):
         super().__init__()
@@ -84,17 +88,17 @@ class Readable(Speller):
         return super().spell(value, outer)
 
     def rewritten(self, op: Operation | Block) -> str | None:
-        """An op that people write otherwise."""
+        """Return an op's Python spelling if `Speller` spells the op otherwise."""
         match op:
             case arith.CmpiOp() | arith.CmpfOp() if (name := infix(op)) is not None:
                 return f"{self.side(op.lhs)} {name} {self.side(op.rhs)}"
             case arith.DivSIOp():
                 return f"{self.spell(op.lhs)} // {self.spell(op.rhs)}"
-            case arith.XOrIOp() if op.lhs.type == i1 and number(op.rhs) == -1:
+            case arith.XOrIOp() if op.lhs.type == i1 and int_constant(op.rhs) == -1:
                 return f"not {self.spell(op.lhs)}"
-            case arith.ShRSIOp() if (by := number(op.rhs)) is not None:
+            case arith.ShRSIOp() if (by := int_constant(op.rhs)) is not None:
                 return f"{self.spell(op.lhs)} // {1 << by}"
-            case arith.ShLIOp() if (by := number(op.rhs)) is not None:
+            case arith.ShLIOp() if (by := int_constant(op.rhs)) is not None:
                 return f"{self.spell(op.lhs)} * {1 << by}"
             case arith.SelectOp() if (rest := python_remainder(op)) is not None:
                 return f"{self.spell(rest.lhs)} % {self.spell(rest.rhs)}"
@@ -102,7 +106,7 @@ class Readable(Speller):
                 return None
 
     def side(self, value: SSAValue) -> str:
-        """One side of a comparison."""
+        """Return one side of a comparison."""
         op = meant(value).owner
         is_remainder = isinstance(op, arith.SelectOp) and python_remainder(op)
         return self.spell(value, isinstance(op, ARITHMETIC) or bool(is_remainder))
@@ -120,7 +124,7 @@ class Readable(Speller):
 
 
 def meant(value: SSAValue) -> SSAValue:
-    """The value without casts, clamps and wrapping around it."""
+    """Return the value before casts, clamps and index wrapping."""
     while (inner := _inner(value.owner)) is not None:
         value = inner
     return value
@@ -130,9 +134,9 @@ def _inner(op: Operation | Block) -> SSAValue | None:
     match op:
         case Operation() if isinstance(op, CASTS):
             return op.operands[0]
-        case arith.MaxSIOp() if number(op.rhs) == LIMITS.lo:
+        case arith.MaxSIOp() if int_constant(op.rhs) == LIMITS.lo:
             return op.lhs
-        case arith.MinSIOp() if number(op.rhs) == LIMITS.hi:
+        case arith.MinSIOp() if int_constant(op.rhs) == LIMITS.hi:
             return op.lhs
         case arith.SelectOp():
             return _unwrapped(op, lambda v: isinstance(v.owner, flex.DimOp))
@@ -143,7 +147,7 @@ def _inner(op: Operation | Block) -> SSAValue | None:
 def _unwrapped(
     op: arith.SelectOp, is_added: Callable[[SSAValue], bool]
 ) -> SSAValue | None:
-    """x of `select(test, x + n, x)`, for an n that `is_added`."""
+    """Return x of `select(test, x + n, x)` if `is_added(n)`, else None."""
     total = op.lhs.owner
     if not isinstance(total, arith.AddiOp):
         return None
@@ -154,22 +158,19 @@ def _unwrapped(
 
 
 def python_remainder(op: arith.SelectOp) -> arith.RemSIOp | None:
-    """r of `select(test, r + c, r)`, where r is what is left of division by c."""
+    """Return r of `select(test, r + c, r)`, where r is the remainder by c.
+
+    Return None if `op` has another form.
+    """
     rest = op.rhs.owner
     if not isinstance(rest, arith.RemSIOp):
         return None
     divisor = meant(rest.rhs)
 
     def is_divisor(value: SSAValue) -> bool:
-        same = number(value) is not None and number(value) == number(divisor)
+        same = int_constant(value) is not None and int_constant(value) == int_constant(
+            divisor
+        )
         return same or value is divisor
 
     return None if _unwrapped(op, is_divisor) is None else rest
-
-
-def number(value: SSAValue) -> int | None:
-    """The value of an integer constant."""
-    op = value.owner
-    if not isinstance(op, arith.ConstantOp) or not isinstance(op.value, IntegerAttr):
-        return None
-    return to_signed(op.value.value.data, width_of(value.type))

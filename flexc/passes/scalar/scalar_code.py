@@ -1,4 +1,4 @@
-"""Writing scalar index arithmetic without ceremony, for passes that build IR."""
+"""Write scalar index arithmetic, for passes that build IR."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from flexc.dialects import flex
 
 
 class ScalarCode:
-    """Appends `arith` ops at an insertion point and returns their results."""
+    """A builder that inserts `arith` ops at one place and returns their results."""
 
     def __init__(self, at: InsertPoint | Block):
         point = InsertPoint.at_end(at) if isinstance(at, Block) else at
         self.builder = Builder(point)
 
     def insert(self, op: Operation, name: str | None = None) -> SSAValue:
-        """Insert any op of one result."""
+        """Insert an op that has one result, and return the result."""
         self.builder.insert(op)
         if name is not None:
             op.results[0].name_hint = name
@@ -46,15 +46,15 @@ class ScalarCode:
         return self.insert(arith.MuliOp(a, b), name)
 
     def div(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
-        """Division that rounds towards zero."""
+        """Return a / b, rounded towards zero."""
         return self.insert(arith.DivSIOp(a, b), name)
 
     def rem(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
-        """What `div` leaves, with the sign of `a`."""
+        """Return the remainder of `div`, which has the sign of `a`."""
         return self.insert(arith.RemSIOp(a, b), name)
 
     def ceildiv(self, a: SSAValue, n: int, name: str | None = None) -> SSAValue:
-        """ceil(a / n) for a >= 0 and a constant n > 0."""
+        """Return ceil(a / n) for a >= 0 and a constant n > 0."""
         return self.div(self.add(a, self.const(n - 1)), self.const(n), name)
 
     def cmp(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
@@ -73,7 +73,9 @@ class ScalarCode:
         return self.insert(arith.SelectOp(c, a, b))
 
     def int_cast(self, value: SSAValue, type_: IntegerType) -> SSAValue:
-        """Sign-extend or truncate to `type_`; an i1 is extended with zeros."""
+        """Return an integer, sign-extended or truncated to `type_`; an i1 is
+        zero-extended.
+        """
         assert isa(value.type, IntegerType)
         have, want = value.type.width.data, type_.width.data
         if have == want:
@@ -84,7 +86,7 @@ class ScalarCode:
         return self.insert(extend(value, type_), value.name_hint)
 
     def float_cast(self, value: SSAValue, type_: AnyFloat) -> SSAValue:
-        """Extend or round to `type_`."""
+        """Return a float, extended or rounded to `type_`."""
         assert isinstance(value.type, AnyFloat)
         if value.type == type_:
             return value
@@ -103,11 +105,11 @@ def inline_region(
     outside: ScalarCode | None = None,
     varying: Sequence[int] = (),
 ) -> list[SSAValue]:
-    """Clone a scalar region's ops in place; the values that it yields.
+    """Clone a scalar region's ops into `code`, and return the values that it yields.
 
-    With `outside`, ops go there that depend on none of the `varying` arguments:
-    not all that a loop could do without are declared pure, so that xDSL would
-    leave them in it.
+    With `outside`, ops that depend on none of the `varying` arguments are cloned there.
+    xDSL's loop-invariant code motion would leave some of these ops in the loop, because
+    not all of them are declared pure.
     """
     value_map: dict[SSAValue, SSAValue] = dict(
         zip(region.block.args, args, strict=True)
@@ -127,7 +129,7 @@ def inline_region(
 
 
 def new_region(arg_types: Sequence[Attribute], names: Sequence[str | None]) -> Region:
-    """A region of one empty block with named arguments."""
+    """Return a region of one empty block with named arguments."""
     block = Block(arg_types=arg_types)
     for arg, name in zip(block.args, names, strict=True):
         arg.name_hint = name

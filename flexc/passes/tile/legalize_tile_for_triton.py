@@ -1,9 +1,10 @@
-"""`legalize-tile-for-triton`: tiles become pointers, offsets and masks.
+"""`legalize-tile-for-triton`: turn tile accesses into pointers, offsets and masks.
 
-A tile of a tensor is read at `base + offsets`. The base, a 64-bit scalar, takes
-in the leading indices and the tile's start; the offsets within the tile are 32
-bits wide and, once hoisted, computed once for a whole loop. Along a checked
-dimension indices are compared with the size. Ops with a count are refused.
+A tile of a tensor is read at `base + offsets`. The base is a 64-bit scalar: the sum of
+the leading indices and the tile's start, each times its stride. The offsets within the
+tile are 32 bits wide; once hoisted, they are computed once for a whole loop. The mask
+compares indices with the size along each checked dimension. The pass refuses ops with a
+count.
 """
 
 from __future__ import annotations
@@ -32,22 +33,18 @@ from flexc.passes.tile.map_builder import (
     Input,
     build_map,
 )
-from flexc.passes.tile.tile_access import (
-    TileAccess,
-    has_count,
-    is_zero,
-)
-from flexc.passes.tile.tile_shapes import static_stride
+from flexc.passes.tile.tile_access import TileAccess, has_count, is_zero, static_stride
 
 
 @dataclass(frozen=True)
 class PointerAccess(TileAccess):
-    """Base, offsets and mask of a tile within a tensor or memref."""
+    """The base, offsets and mask of a tile within a tensor or memref."""
 
     def base(self) -> SSAValue:
-        """The offset of the tile's first element.
+        """Return the offset of the tile's first element, in 64 bits.
 
-        Each term is a map of its own, which may leave a loop alone.
+        Each term is a map of its own, so that each can be hoisted out of a loop by
+        itself.
         """
         terms = [
             self.base_term(dim, index)
@@ -60,7 +57,7 @@ class PointerAccess(TileAccess):
         return base
 
     def base_term(self, dim: int, index: SSAValue) -> SSAValue:
-        """index * stride in 64 bits."""
+        """Return index * stride in 64 bits."""
 
         def body(code: ScalarCode, i: SSAValue, s: SSAValue) -> SSAValue:
             return code.mul(code.int_cast(i, i64), s)
@@ -77,7 +74,7 @@ class PointerAccess(TileAccess):
         )
 
     def offsets(self) -> SSAValue:
-        """Offsets within the tile; the same for all tiles of a tensor."""
+        """Return the offsets within the tile, equal for all tiles of a tensor."""
         zero = self.code.const(0)
         inputs: list[Input] = []
         for i, size in enumerate(self.shape):
@@ -104,7 +101,7 @@ class PointerAccess(TileAccess):
         return build_map(self.code, self.shape, inputs, body, self.hint("offsets"))
 
     def mask(self) -> SSAValue | None:
-        """Which elements exist, tested along the checked dimensions."""
+        """Return a mask of elements in range along checked dimensions, or None."""
         if not self.checked:
             return None
         inputs: list[Input] = []
@@ -129,7 +126,7 @@ class PointerAccess(TileAccess):
 
 
 class LoadToGather(RewritePattern):
-    """tile.load -> tile.gather."""
+    """A pattern that rewrites tile.load to tile.gather."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.LoadOp, rewriter: PatternRewriter) -> None:
@@ -143,7 +140,7 @@ class LoadToGather(RewritePattern):
 
 @dataclass(frozen=True)
 class SetPrecision(RewritePattern):
-    """Say how products of fp32 tiles are computed."""
+    """A pattern that sets the precision of products of f32 tiles."""
 
     precision: str
 
@@ -155,7 +152,7 @@ class SetPrecision(RewritePattern):
 
 
 class StoreToScatter(RewritePattern):
-    """tile.store -> tile.scatter."""
+    """A pattern that rewrites tile.store to tile.scatter."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.StoreOp, rewriter: PatternRewriter) -> None:
@@ -167,7 +164,7 @@ class StoreToScatter(RewritePattern):
 
 
 class AddToScatter(RewritePattern):
-    """tile.add_to -> tile.scatter_add."""
+    """A pattern that rewrites tile.add_to to tile.scatter_add."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.AddToOp, rewriter: PatternRewriter) -> None:
@@ -178,7 +175,7 @@ class AddToScatter(RewritePattern):
 
 @dataclass(frozen=True)
 class LegalizeTileForTritonPass(ModulePass):
-    """Spell tiles as pointers, offsets and masks."""
+    """Turn tile accesses into gathers and scatters at pointers, offsets and masks."""
 
     name = "legalize-tile-for-triton"
 

@@ -1,4 +1,4 @@
-"""Building `tile.map` ops from Python functions over scalars."""
+"""Build `tile.map` ops from Python functions over scalars."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build_map(
 ) -> SSAValue:
     """Append a map of one result; `body(code, *scalars)` writes its region.
 
-    An empty shape gives a scalar. A tensor among the inputs spans nothing.
+    An empty shape gives a scalar. An input that is a tensor spans no dimension.
     """
 
     def bodies(code: ScalarCode, *args: SSAValue) -> list[SSAValue]:
@@ -42,7 +42,7 @@ def build_maps(
     body: Callable[..., Sequence[SSAValue]],
     names: Sequence[str],
 ) -> list[SSAValue]:
-    """Append a map of several results, as `build_map` does."""
+    """Append a map of several results; `body` returns their values."""
     values = [value for value, _ in inputs]
     block = Block(arg_types=[element_of(v.type) for v in values])
     for arg, value in zip(block.args, values, strict=True):
@@ -68,12 +68,12 @@ def build_row_map(
     body: Callable[..., SSAValue],
     name: str,
 ) -> SSAValue:
-    """A map over values per row and scalars."""
+    """Append a map over tiles of one dimension and scalars; return its result."""
     spans = [ROW if isinstance(v.type, TileType) else UNIFORM for v in inputs]
     shape = next(s for v in inputs if (s := shape_of(v.type)))
     return build_map(code, shape, list(zip(inputs, spans, strict=True)), body, name)
 
 
 def result_type(element: Attribute, shape: Sequence[int]) -> Attribute:
-    """The type of a map's result."""
+    """Return the type of a map's result: a tile, or the element for an empty shape."""
     return TileType(element, shape) if shape else element

@@ -1,4 +1,4 @@
-"""What legalisations share: where a tile of a tensor begins and ends."""
+"""Find sizes and strides of tensors, and describe the address of a tile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Self
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr
+from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
+    FixedBitwidthType,
+    FloatAttr,
+    IntAttr,
+    IntegerAttr,
+    MemRefType,
+    StridedLayoutAttr,
+    TensorType,
+)
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.rewriter import InsertPoint
 from xdsl.utils.hints import isa
@@ -15,11 +24,36 @@ from xdsl.utils.hints import isa
 from flexc.dialects import tile
 from flexc.dialects.tile import shape_of
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.tile_shapes import static_dim
+
+
+def element_width(type_: Attribute) -> int:
+    """Return the number of bits of one element of a tensor or memref."""
+    assert isa(type_, TensorType[Attribute] | MemRefType[Attribute])
+    element = type_.get_element_type()
+    assert isinstance(element, FixedBitwidthType)
+    return element.bitwidth
+
+
+def static_dim(type_: Attribute, dim: int) -> int | None:
+    """Return the size of a dimension, or None if it is dynamic."""
+    assert isinstance(type_, TensorType | MemRefType)
+    size = type_.get_shape()[dim]
+    return None if size == DYNAMIC_INDEX else size
+
+
+def static_stride(type_: Attribute, dim: int) -> int | None:
+    """Return the stride of a dimension, in elements, or None if the type has none."""
+    layout = type_.encoding if isinstance(type_, TensorType) else None
+    if isinstance(type_, MemRefType):
+        layout = type_.layout
+    if not isinstance(layout, StridedLayoutAttr):
+        return None
+    stride = layout.strides.data[dim]
+    return stride.data if isinstance(stride, IntAttr) else None
 
 
 def is_zero(value: SSAValue) -> bool:
-    """Whether a value is the constant 0 or +0.0."""
+    """Return True if a value is the constant 0 or +0.0."""
     if not isinstance(value.owner, arith.ConstantOp):
         return False
     constant: Attribute = value.owner.value
@@ -36,15 +70,15 @@ COUNTED = (
 
 
 def has_count(op: Operation) -> bool:
-    """Whether an op takes the first elements of a dimension only, as on a CPU."""
+    """Return True if an op uses only the first `count` elements of a dimension."""
     return isinstance(op, COUNTED) and op.count is not None
 
 
 @dataclass(frozen=True)
 class TileAccess:
-    """A tile of a tensor or memref, about to be read or written.
+    """An access to a tile of a tensor or memref.
 
-    A target's legalisation adds how it spells the tile's place.
+    A target's legalization adds methods that compute the tile's address.
     """
 
     code: ScalarCode
@@ -55,33 +89,38 @@ class TileAccess:
 
     @classmethod
     def of_load(cls, op: tile.LoadOp) -> Self:
-        """What a load reads, with code that goes before it."""
+        """Describe the access of a load; new code goes before it."""
         code, shape = ScalarCode(InsertPoint.before(op)), shape_of(op.result.type)
         return cls(code, op.tensor, op.indices, shape, op.checked.get_values())
 
     @classmethod
     def of_store(cls, op: tile.StoreOp) -> Self:
-        """What a store writes, with code that goes before it."""
+        """Describe the access of a store; new code goes before it."""
         code, shape = ScalarCode(InsertPoint.before(op)), shape_of(op.value.type)
         return cls(code, op.memref, op.indices, shape, op.checked.get_values())
 
     @classmethod
     def of_add(cls, op: tile.AddToOp) -> Self:
-        """What is added to, with code that goes before it."""
+        """Describe the access of an addition to memory; new code goes before it."""
         code, shape = ScalarCode(InsertPoint.before(op)), shape_of(op.value.type)
         return cls(code, op.memref, op.indices, shape, ())
 
     @property
     def first_dim(self) -> int:
-        """The tensor's dimension that the tile's dimension 0 runs along."""
+        """The dimension of the tensor that the tile's dimension 0 runs along."""
         return len(self.indices) - len(self.shape)
 
     def hint(self, what: str) -> str:
-        """A name for a value that says something of the tensor."""
+        """Return a name for a value that is a property of the tensor."""
         return f"{self.tensor.name_hint or 'tensor'}_{what}"
 
     def size(self, dim: int) -> SSAValue:
-        """The size of one of the tensor's dimensions."""
+        """Return the size of one of the tensor's dimensions, as a value."""
         if (static := static_dim(self.tensor.type, dim)) is not None:
             return self.code.const(static)
         return self.code.insert(tile.DimOp(self.tensor, dim), self.hint(f"size{dim}"))
+
+
+def is_zeros(value: SSAValue) -> bool:
+    """Return True if all elements of a tile are the constant 0."""
+    return isinstance(value.owner, tile.FullOp) and is_zero(value.owner.value)

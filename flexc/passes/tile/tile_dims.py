@@ -1,7 +1,7 @@
-"""Which dimensions of a program's tiles are the same: rows, columns, head dims.
+"""Find classes of equal dimensions of a program's tiles: rows, columns, head dims.
 
-Two dimensions are one where an op goes along both in step: element i of one meets
-element i of the other. What stands in a class of dimensions can be cut along it.
+Two dimensions are equal if an op iterates over both in step, so that element i of one
+is combined with element i of the other. All tiles of a class can be split along it.
 """
 
 from __future__ import annotations
@@ -10,50 +10,53 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
+from xdsl.utils.disjoint_set import DisjointSet
 
 from flexc.dialects import tile
 from flexc.dialects.tile import TileType, shape_of
 from flexc.errors import ScheduleError
+from flexc.passes.tile.liveness import defined_by, yielded
 
 Dim = tuple[SSAValue, int]
-"""A dimension of a value that is a tile."""
+"""A tile and the number of one of its dimensions."""
 
 
 class TileDims:
-    """Classes of the dimensions of all tiles in a block and what it has inside."""
+    """Classes of the dimensions of all tiles in a block and in its nested blocks."""
 
     def __init__(self, block: Block):
-        self.parents: dict[Dim, Dim] = {}
+        dims = ((v, d) for v in values_of(block) for d in range(rank(v)))
+        self.classes: DisjointSet[Dim] = DisjointSet(list(dict.fromkeys(dims)))
         for op in block.walk():
             for pair in equal_dims(op):
                 self.join(*pair)
 
     def find(self, dim: Dim) -> Dim:
-        """What stands for the class of a dimension."""
-        path: list[Dim] = []
-        while (parent := self.parents.get(dim, dim)) != dim:
-            path.append(dim)
-            dim = parent
-        self.parents.update(dict.fromkeys(path, dim))
-        return dim
+        """Return the representative of a dimension's class."""
+        return self.classes.find(dim)
 
     def join(self, a: Dim, b: Dim) -> None:
-        a, b = self.find(a), self.find(b)
-        if a != b:
-            self.parents[a] = b
+        """Merge the classes of two dimensions."""
+        self.classes.union_left(b, a)
 
     def along(self, value: SSAValue, cls: Dim) -> list[int]:
-        """The dimensions of a value that belong to a class."""
+        """Return the dimensions of a value that belong to a class."""
         return [d for d in range(rank(value)) if self.find((value, d)) == cls]
 
 
+def values_of(block: Block) -> Iterator[SSAValue]:
+    """Yield the values used or defined in a block and in its nested blocks."""
+    for op in block.walk():
+        yield from (*op.operands, *defined_by(op))
+
+
 def rank(value: SSAValue) -> int:
-    """How many dimensions a value has, 0 if it is no tile."""
+    """Return the number of dimensions of a tile, or 0 for another value."""
     return value.type.get_num_dims() if isinstance(value.type, TileType) else 0
 
 
 def equal_dims(op: Operation) -> Iterator[tuple[Dim, Dim]]:
-    """Pairs of dimensions that an op goes along in step."""
+    """Yield pairs of dimensions that an op iterates over in step."""
     match op:
         case tile.MapOp():
             yield from _of_map(op)
@@ -72,12 +75,12 @@ def equal_dims(op: Operation) -> Iterator[tuple[Dim, Dim]]:
             tiles = [v for v in (*op.operands, *op.results) if rank(v)]
             yield from _alike(tiles)
         case scf.ForOp():
-            inner, yielded = op.body.block.args[1:], _yielded(op.body.block)
-            rows = zip(op.iter_args, inner, yielded, op.results, strict=True)
+            inner, last = op.body.block.args[1:], yielded(op.body.block)
+            rows = zip(op.iter_args, inner, last, op.results, strict=True)
             for row in rows:
                 yield from _alike(row)
         case scf.IfOp():
-            branches = [_yielded(r.block) for r in op.regions if r.blocks]
+            branches = [yielded(r.block) for r in op.regions if r.blocks]
             for row in zip(op.results, *branches, strict=False):
                 yield from _alike(row)
         case _:
@@ -85,7 +88,7 @@ def equal_dims(op: Operation) -> Iterator[tuple[Dim, Dim]]:
 
 
 def summed_dims(op: Operation) -> list[Dim]:
-    """The dimensions that an op does not go along element by element."""
+    """Return the dimensions that an op does not treat element by element."""
     match op:
         case tile.ReduceOp():
             return [(op.input, op.dim.value.data)]
@@ -103,11 +106,11 @@ KNOWN = (
     *(tile.IotaOp, tile.FullOp, tile.LoadOp, tile.StoreOp, tile.AddToOp),
     *(scf.ForOp, scf.IfOp, scf.YieldOp),
 )
-"""Ops on tiles of which this file knows what they do with dimensions."""
+"""Ops on tiles whose use of dimensions this module knows."""
 
 
 def check_known(ops: Iterable[Operation]) -> None:
-    """Raise if an op uses tiles in a way that is not known here."""
+    """Raise `ScheduleError` if an op that is not in `KNOWN` uses tiles."""
     for op in ops:
         uses_tiles = any(rank(v) for v in (*op.operands, *op.results))
         if uses_tiles and not isinstance(op, KNOWN):
@@ -126,9 +129,3 @@ def _alike(values: Sequence[SSAValue]) -> Iterator[tuple[Dim, Dim]]:
     first, *others = values
     for other in others:
         yield from (((first, d), (other, d)) for d in range(len(shape_of(first.type))))
-
-
-def _yielded(block: Block) -> Sequence[SSAValue]:
-    last = block.last_op
-    assert last is not None
-    return last.operands

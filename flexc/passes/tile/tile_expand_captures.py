@@ -1,14 +1,14 @@
-"""`tile-expand-captures`: spell out the addresses that captured loads read.
+"""`tile-expand-captures`: compute the addresses of captured loads.
 
-`flex.load_capture %t[%i, %j]` becomes an offset, i * stride 0 + j * stride 1, a
-test of every index against its dimension unless it is known to be inside, and a
-`tile.read`. Sizes and strides
-enter maps as uniform operands, so that splitting and hoisting see that they do
-not vary. `flex.dim` becomes such an operand too.
+`flex.load_capture %t[%i, %j]` becomes an offset, i * stride 0 + j * stride 1, and a
+`tile.read`. A guard tests every index against its dimension, unless the indices are
+known to be in range. Sizes and strides enter maps as uniform operands, so that later
+passes see them as uniform when they split and hoist. `flex.dim` becomes a uniform
+operand too.
 
-Offsets have the kernel's `index_width`: 32 bits where the runtime has checked
-that they hold every offset of every captured tensor, else 64. One unsigned
-comparison tests an index from both sides.
+Offsets have the kernel's `index_width`: 32 bits if the runtime has checked that every
+offset of every captured tensor fits, else 64. One unsigned comparison tests an index
+against 0 and against the size.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import flex, tile
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.tile_shapes import static_dim, static_stride
+from flexc.passes.tile.tile_access import static_dim, static_stride
 
 Query = tuple[type[tile.DimOp] | type[tile.StrideOp], SSAValue, int, IntegerType]
 
 
 @dataclass
 class CaptureExpander:
-    """Expands the captured loads of one kernel."""
+    """A rewrite that expands the captured loads of one kernel."""
 
     kernel: tile.KernelOp
     known: dict[Query, SSAValue] = field(default_factory=dict[Query, SSAValue])
@@ -88,7 +88,10 @@ class CaptureExpander:
         dim: int,
         type_: IntegerType,
     ) -> SSAValue:
-        """A size or stride as `user` can see it."""
+        """Return a size or stride as a value that `user` can use.
+
+        In a map, the value is an argument of the map's region.
+        """
         if (size := static_dim(tensor.type, dim)) is not None and kind is tile.DimOp:
             return ScalarCode(InsertPoint.before(user)).const(size, type_)
         parent = user.parent_op()
@@ -115,7 +118,7 @@ class CaptureExpander:
 
 
 def uniform_operand(op: tile.MapOp, value: SSAValue) -> SSAValue:
-    """The region's argument for an outer scalar, added to the map if need be."""
+    """Return the region's argument for an outer scalar; add the operand if missing."""
     for index, given in enumerate(op.inputs):
         if given is value and not op.span(index):
             return op.body.block.args[index]

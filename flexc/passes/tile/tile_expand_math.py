@@ -1,13 +1,13 @@
-"""`tile-expand-math`: leave no scalar op that a target cannot spell.
+"""`tile-expand-math`: replace scalar ops that a target lacks by ops that it has.
 
-Triton has exp, log, sin and their like, but no tanh, no pow, no floor division.
-Every op in the tables of `math_expansions` becomes a formula of ops that it has,
-accurate to a few units in the last place; each says its bound. Functions of
-half-precision numbers are computed in f32 and rounded once, as the interpreter
-and torch do.
+Triton has exp, log, sin and similar functions, but no tanh, no pow and no floor
+division. Every op in the tables of `math_expansions` becomes a formula, accurate to a
+few units in the last place; each expansion states its bound. Functions of
+half-precision numbers are computed in f32 and rounded once, as in the interpreter and
+in torch.
 
-Score mods with a soft cap call tanh for every score: `tanh` says how exact it
-must be. `nvidia` is one instruction, `exp2` is short and exact but near 0.
+Score mods with a soft cap call tanh for every score. The option `tanh` sets its
+accuracy: `nvidia` is one instruction; `exp2` is short, and exact except near 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import flex
 from flexc.passes.scalar.math_expansions import EXPANSIONS, Expansion
-from flexc.passes.scalar.math_expansions.hyperbolics import TANH_MODES
+from flexc.passes.scalar.math_expansions.elementary import TANH_MODES
 from flexc.passes.scalar.math_expansions.integers import to_unsigned
 from flexc.passes.scalar.math_expansions.values import NARROW, Value
 from flexc.passes.scalar.scalar_code import ScalarCode
@@ -34,11 +34,11 @@ from flexc.passes.scalar.scalar_code import ScalarCode
 TanhMode = Literal["exact", "nvidia", "exp2"]
 
 ANY_WIDTH = (math_dialect.AbsFOp, math_dialect.CopySignOp)
-"""Functions of bits, which narrow types have too."""
+"""Functions of bits, which narrow types have without conversion."""
 
 
 def is_math(op: Operation) -> bool:
-    """Whether an op is a function that narrow types are widened for."""
+    """Return True if an op is a function whose narrow operands must be widened."""
     if isinstance(op, ANY_WIDTH):
         return False
     return op.name.startswith("math.") or isinstance(op, flex.FmodOp)
@@ -46,12 +46,12 @@ def is_math(op: Operation) -> bool:
 
 @dataclass(frozen=True)
 class MathExpander:
-    """Rewrites one op at a time."""
+    """A rewrite of one op at a time."""
 
     expansions: dict[type[Operation], Expansion]
 
     def run(self, op: Operation) -> None:
-        """Expand an op, or leave it where its target has it as it is."""
+        """Expand an op, or leave it if its target has it."""
         before = op.prev_op
         result = self.expand(op)
         if result is None:
@@ -66,7 +66,7 @@ class MathExpander:
         Rewriter.replace_op(op, [], [result.ssa])
 
     def expand(self, op: Operation) -> Value | None:
-        """What replaces an op, computed before it; None if it stays."""
+        """Return the value that replaces an op, or None if it stays."""
         code = ScalarCode(InsertPoint.before(op))
         operands = [Value(code, v) for v in op.operands]
         if isinstance(op, arith.FPToUIOp):
@@ -77,7 +77,7 @@ class MathExpander:
         return expansion(*operands) if expansion else None
 
     def widen(self, op: Operation, operands: Sequence[Value]) -> Value:
-        """Compute in f32, and round."""
+        """Compute a function in f32 and round the result to the op's type."""
         wide = [
             v.cast(arith.ExtFOp, f32) if isinstance(v.type, NARROW) else v
             for v in operands

@@ -1,7 +1,8 @@
-"""`tile-hoist-from-branches`: what a loop need not repeat, no branch of it does.
+"""`tile-hoist-from-branches`: move loop-invariant ops out of a loop's branches.
 
-Loop-invariant code motion looks at the ops of a loop, not at those in a branch of
-its body. Pure ops there that depend on nothing of the loop are moved before it.
+Loop-invariant code motion looks at the ops of a loop, but not at ops in a branch of its
+body. This pass moves pure ops of branches before the loop if they do not depend on the
+loop.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from xdsl.transforms.loop_invariant_code_motion import can_be_hoisted
 
 
 class HoistFromBranches(RewritePattern):
-    """Move invariant ops of a loop's branches before it."""
+    """A pattern that moves invariant ops of a loop's branches before the loop."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: scf.IfOp, rewriter: PatternRewriter) -> None:

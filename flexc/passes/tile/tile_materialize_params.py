@@ -1,10 +1,10 @@
 """`tile-materialize-params`: make sizes and strides arguments of the kernel.
 
-Every `tile.dim` and `tile.stride` becomes a constant, where the type says it,
-or an argument with a `#tile.param` that tells the runtime what to pass. Equal
-queries share an argument. Where the kernel's `alignment` says that strides are
-multiples of some elements, the argument is the stride in that unit, and `aligned`
-lists the arguments whose addresses are aligned.
+Every `tile.dim` and `tile.stride` becomes a constant if the tensor's type has the
+value. Otherwise it becomes an argument with a `#tile.param` that tells the runtime what
+to pass. Equal queries share an argument. If the kernel's `alignment` says that strides
+are multiples of some number of elements, the argument is the stride in that unit, and
+`aligned` lists the arguments whose addresses are aligned.
 """
 
 from __future__ import annotations
@@ -32,15 +32,11 @@ from flexc.dialects.tile import ParamAttr, ParamKind
 from flexc.dialects.tile.types import is_memory, is_tensor
 from flexc.passes.refusal import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.tile_shapes import (
-    element_width,
-    static_dim,
-    static_stride,
-)
+from flexc.passes.tile.tile_access import element_width, static_dim, static_stride
 
 
 class ParamMaterializer:
-    """Replaces the shape queries of one kernel by arguments."""
+    """A rewrite of one kernel's size and stride queries to arguments."""
 
     def __init__(self, kernel: tile.KernelOp):
         self.kernel = kernel
@@ -75,20 +71,20 @@ class ParamMaterializer:
             name = op.result.name_hint if is_dim else None
             name = name or f"{tensor.name_hint}_{what}{dim}"
             self.known[param] = self.new_param(param, i32 if is_dim else i64, name)
-        # Sizes fit 32 bits; strides may not, but for those within a tile.
+        # Sizes fit 32 bits. Strides may not, except those within a tile.
         return ScalarCode(InsertPoint.before(op)).int_cast(self.known[param], type_)
 
     def unit(self, tensor: BlockArgument, dim: int) -> int:
-        """How many elements a stride is known to be a multiple of."""
+        """Return the number of elements that a stride is known to be a multiple of."""
         type_ = tensor.type
         assert is_tensor(type_) or is_memory(type_)
         is_last = dim == type_.get_num_dims() - 1
         return 1 if is_last else self.aligned.get(tensor.index, 1)
 
     def new_param(self, param: ParamAttr, type_: IntegerType, name: str) -> SSAValue:
-        """A new argument; one in units of elements is multiplied out at once.
+        """Return a new argument, multiplied by its unit.
 
-        A compiler that sees `x * 8` knows what it may load as a vector.
+        A compiler that sees `x * 8` can infer the alignment that vector loads need.
         """
         arg = self.block.insert_arg(type_, len(self.block.args))
         self.kernel.params = ArrayAttr([*self.kernel.params.data, param])
@@ -102,9 +98,11 @@ class ParamMaterializer:
 
 
 def aligned_arguments(kernel: tile.KernelOp) -> dict[int, int]:
-    """Elements that strides of aligned arguments are multiples of.
+    """Return the unit, in elements, of the strides of each aligned argument.
 
-    Those that `aligned` lists: without it query, key, value and the first output.
+    The kernel's attribute `aligned` lists these arguments. Without that attribute they
+    are query, key, value and the first output. Refuse a listed argument that is no
+    tensor.
     """
     attr = kernel.attributes.get("alignment")
     if not isinstance(attr, IntegerAttr):

@@ -1,22 +1,21 @@
-"""`tile-relax-score-math`: cheaper arithmetic where the score is concerned.
+"""`tile-relax-score-math`: use cheaper arithmetic on scores.
 
-A value that depends on the score is a sum of products and so rounded anyway; one
-that depends on positions alone may be compared or rounded to an integer later,
-and stays as exact as the user wrote it. In maps over scores, of f32:
+A value that depends on the score is a sum of products, and so already rounded. A value
+that depends only on positions may later be compared or rounded to an integer, and stays
+as exact as the user wrote it. In maps over scores, in f32:
 
-1. x / u, with u of lower rank than x, becomes x * (1 / u), whose reciprocal is
-   then computed once: an error of 1.5 units in the last place in place of 0.5, for
-   2^-126 <= |u| <= 2^126, beyond which PTX's `div.full.f32` gives 0 as well.
-2. Other divisions of score-dependent values get the `arcp` and `afn` flags:
-   a target may approximate them.
-3. float(i - j), with positions i and j along different dimensions, becomes
-   float(i) - float(j), where `max_length` says that floats hold positions
-   exactly: conversions are slow, and there are fewer of them by rows and columns.
+1. x / u, with u of lower rank than x, becomes x * (1 / u), so that the reciprocal is
+   computed once. The error is 1.5 units in the last place instead of 0.5, for 2^-126 <=
+   |u| <= 2^126. Beyond that range PTX's `div.full.f32` gives 0 as well.
+2. Other divisions of score-dependent values get the `arcp` and `afn` flags: a target
+   may approximate them.
+3. float(i - j), with positions i and j along different dimensions, becomes float(i) -
+   float(j) if `max_length` says that floats hold positions exactly. Conversions are
+   slow, and there are fewer of them by row and by column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -29,10 +28,10 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import tile
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.tile_split_maps import Span, variance
+from flexc.passes.tile.tile_split_maps import variance
 
 EXACT_F32_INTEGERS = 1 << 24
-"""Integers up to here are f32 values."""
+"""The bound up to which f32 holds every integer exactly."""
 
 APPROXIMATE = arith.FastMathFlagsAttr(
     [
@@ -43,7 +42,7 @@ APPROXIMATE = arith.FastMathFlagsAttr(
 
 
 def score_dependent(op: tile.MapOp) -> set[SSAValue]:
-    """Values of a map's region that depend on a full tile, that is on a score."""
+    """Return values of a map's region that depend on a full tile, and so on a score."""
     full = tuple(range(len(op.shape)))
     found: set[SSAValue] = {
         arg
@@ -57,12 +56,12 @@ def score_dependent(op: tile.MapOp) -> set[SSAValue]:
 
 
 class MapRelaxer:
-    """Rewrites the region of one map over scores."""
+    """A rewrite of the region of one map over scores."""
 
     def __init__(self, op: tile.MapOp, positions_are_floats: bool):
         self.op = op
         self.positions_are_floats = positions_are_floats
-        self.spans: dict[SSAValue, Span] = variance(op)
+        self.spans = variance(op)
         self.scores = score_dependent(op)
 
     def run(self) -> None:
@@ -85,10 +84,10 @@ class MapRelaxer:
         inverse = arith.DivfOp(code.const(1.0, f32), op.rhs)
         code.insert(inverse, "inverse")
         product = arith.MulfOp(op.lhs, inverse.result)
-        self.replace(op, [inverse], product)
+        self.replace(op, product)
 
     def split_difference(self, op: arith.SIToFPOp) -> None:
-        """float(i - j) -> float(i) - float(j)"""
+        """Rewrite float(i - j) to float(i) - float(j)."""
         difference = op.input.owner
         if op.result.type != f32 or not isinstance(difference, arith.SubiOp):
             return
@@ -102,25 +101,16 @@ class MapRelaxer:
         for cast, index in zip(casts, (i, j), strict=True):
             code.insert(cast, f"{index.name_hint}_f32")
         new = arith.SubfOp(casts[0].result, casts[1].result)
-        self.replace(op, casts, new)
+        self.replace(op, new)
 
     def is_position(self, value: SSAValue) -> bool:
-        """Whether a region's value is an index of the query or the key."""
+        """Return True if a region's value is the index of a query or a key."""
         if not isinstance(value, BlockArgument):
             return False
         return isinstance(self.op.inputs[value.index].owner, tile.IotaOp)
 
-    def replace(
-        self, op: Operation, before: Sequence[Operation], new: Operation
-    ) -> None:
-        """Put `new` in the place of `op` and keep the analyses right."""
-        for added in (*before, new):
-            span = frozenset[int]().union(
-                *(self.spans.get(v, frozenset()) for v in added.operands)
-            )
-            self.spans[added.results[0]] = span
-            for operand in added.operands:
-                self.spans.setdefault(operand, frozenset())
+    def replace(self, op: Operation, new: Operation) -> None:
+        """Replace `op` by `new`, and keep the set `scores` up to date."""
         if any(v in self.scores for v in new.operands):
             self.scores.add(new.results[0])
         new.results[0].name_hint = op.results[0].name_hint

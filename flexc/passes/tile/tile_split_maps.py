@@ -1,13 +1,11 @@
-"""`tile-split-maps`: compute every value at its own rank.
+"""`tile-split-maps`: compute every value of a map at its own rank.
 
-Within a `tile.map` each value varies along the dimensions of what it is made
-of: uniform, by row, by column, or both. This pass takes a map apart so that
-uniform values become scalars, values of a row alone a map over rows, and so on;
-what is left at full rank is what truly varies. Loop-invariant code motion then
-moves the parts out of the loop that do not depend on it: a captured load by
-head becomes one scalar load, one by row a vector load before the loop.
-
-Constants go wherever they are used.
+Within a `tile.map` each value varies along the dimensions of its operands: none, rows,
+columns, or both. This pass splits a map. Uniform values become scalars, values of a row
+become a map over rows, and so on. Only values that vary along both dimensions stay at
+full rank. Loop-invariant code motion then hoists the parts that do not depend on a
+loop: a captured load by head becomes one scalar load, a load by row becomes a vector
+load before the loop. Constants are copied to each part that uses them.
 """
 
 from __future__ import annotations
@@ -29,24 +27,20 @@ from xdsl.pattern_rewriter import (
 
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import element_of
+from flexc.passes.scalar.variation import Variation
 from flexc.passes.tile.map_builder import result_type
 
 Span = frozenset[int]
 
 
-def variance(op: tile.MapOp) -> dict[SSAValue, Span]:
-    """The dimensions along which each value of a map's region varies."""
-    spans: dict[SSAValue, Span] = {
-        arg: frozenset(op.span(i)) for i, arg in enumerate(op.body.block.args)
-    }
-    for inner in op.body.block.ops:
-        span = frozenset[int]().union(*(spans[v] for v in inner.operands))
-        spans.update(dict.fromkeys(inner.results, span))
-    return spans
+def variance(op: tile.MapOp) -> Variation[Span]:
+    """Return the dimensions along which each value of a map's region varies."""
+    args = op.body.block.args
+    return Variation({arg: frozenset(op.span(arg.index)) for arg in args}, Span())
 
 
 class MapSplitter:
-    """Takes one map apart, lowest rank first."""
+    """A rewrite that splits one map into maps, lowest rank first."""
 
     def __init__(self, op: tile.MapOp):
         self.op = op
@@ -62,14 +56,14 @@ class MapSplitter:
         self.outer: dict[SSAValue, SSAValue] = dict(
             zip(op.body.block.args, op.inputs, strict=True)
         )
-        """Values of the region that exist outside of it."""
+        """The value outside of the map for each value of the region that has one."""
 
     @property
     def full(self) -> Span:
         return frozenset(range(len(self.op.shape)))
 
     def groups(self) -> list[Span]:
-        """The spans below full rank that some op has, lowest first."""
+        """Return the spans below full rank that some op has, lowest rank first."""
         found = {self.span_of(o) for o in self.ops} - {self.full}
         return sorted(found, key=lambda s: (len(s), sorted(s)))
 
@@ -77,7 +71,7 @@ class MapSplitter:
         return self.spans[op.results[0]]
 
     def split(self) -> list[tile.MapOp]:
-        """The maps that together replace the op; the last has its results."""
+        """Return the maps that replace the op; the last has the op's results."""
         parts: list[tile.MapOp] = []
         for span in self.groups():
             ops = [o for o in self.ops if self.span_of(o) == span]
@@ -99,7 +93,7 @@ class MapSplitter:
     def build(
         self, ops: list[Operation], wanted: list[SSAValue], span: Span
     ) -> tile.MapOp:
-        """A map that computes `wanted` by `ops`, over the dimensions of `span`."""
+        """Return a map over the dimensions `span` that computes `wanted` with `ops`."""
         dims = sorted(span)
         produced = {r for op in ops for r in op.results}
         needed = [v for op in ops for v in op.operands] + wanted
@@ -132,7 +126,7 @@ class MapSplitter:
 def clone_constants(
     values: Iterable[SSAValue], mapping: dict[SSAValue, SSAValue]
 ) -> list[Operation]:
-    """Copies of the constants among `values`, entered into `mapping`."""
+    """Return copies of the constants among `values`, and enter them into `mapping`."""
     clones: list[Operation] = []
     for value in dict.fromkeys(values):
         if isinstance(value.owner, arith.ConstantOp):
@@ -144,7 +138,7 @@ def clone_constants(
 
 
 class SplitMap(RewritePattern):
-    """Replace a map by maps of lower rank and a rest, of operands that are used."""
+    """A pattern that splits a map by rank, and drops unused operands."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.MapOp, rewriter: PatternRewriter) -> None:

@@ -1,38 +1,34 @@
-"""Calls of few queries on a CPU: rows of a program are the heads that share keys.
+"""Calls of few queries on a CPU: a program's rows are the heads that share keys.
 
-Decoding has one query for each head. Programs of as many rows as a panel would compute
-most of them in vain, and those of a group would each read the same keys. So query heads
-that share a key head are viewed as rows of one head, see `flex-fold-heads`, and a
-program owns as many rows as there are.
+Decoding has one query for each head. A program with a whole panel of rows would compute
+most of them for nothing, and the programs of a group's heads would read the same keys.
+So query heads that share a key head are viewed as rows of one head (see
+`flex-fold-heads`), and a program owns exactly the rows that exist.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from flexc.frontend.captured import CapturedMod
-from flexc.passes.sizes.tile_sizes import FEW_ROWS
+from flexc.passes.targets.cpp import FEW_ROWS
+from flexc.runtime.attention.call import Attention
 from flexc.runtime.inputs.arguments import Tables
 
-if TYPE_CHECKING:
-    from flexc.runtime.attention.call import Attention
-
-
 HEAD = 1
-"""A mask's argument that says of which head it is asked."""
+"""The place of the head among a mask's arguments."""
 
 
 def few_rows(call: Attention) -> tuple[int, int] | None:
-    """Query heads of a group and queries, if they are to be the rows of a program.
+    """Return the numbers of heads and queries that form a program's rows, or None.
 
-    Where tables or a mask differ by head, heads are not folded: the keys that a program
-    visits would be those of all its heads. Derivatives need rows as they are.
+    Heads are not folded if tables or a mask differ by head, because a program would
+    visit the keys of all its heads. Calls that need derivatives are not folded.
     """
-    if call.backend != "cpp" or call.outputs.lse_rest or asks_for_rows(call):
+    if not call.computed_by.for_cpu or call.outputs.lse_rest or asks_for_rows(call):
         return None
     queries, group = call.query.size(2), call.query.size(1) // call.key.size(1)
     if queries > FEW_ROWS:
@@ -45,12 +41,12 @@ def few_rows(call: Attention) -> tuple[int, int] | None:
 
 
 def asks_for_rows(call: Attention) -> bool:
-    """Whether options say how many rows a program has."""
+    """Return True if options set the number of rows of a program."""
     return call.tiles.sizes["block_m"] is not None
 
 
 def differs_by_head(call: Attention) -> bool:
-    """Whether heads may attend to different keys."""
+    """Return True if heads may attend to different keys."""
     tables = () if call.tables is None else call.tables.tensors
     if any(t.size(1) > 1 and t.stride(1) for t in tables):
         return True
@@ -59,7 +55,7 @@ def differs_by_head(call: Attention) -> bool:
 
 
 def reads_head(mask: CapturedMod | None) -> bool:
-    """Whether what a mask computes depends on the head."""
+    """Return True if a mask reads the head."""
     if mask is None:
         return False
     args = [node for node in mask.graph.graph.nodes if node.op == "placeholder"]
@@ -69,9 +65,9 @@ def reads_head(mask: CapturedMod | None) -> bool:
 def fold(
     call: Attention, rows: tuple[int, int], results: Sequence[Tensor | None]
 ) -> tuple[Attention, list[Tensor | None]]:
-    """The call whose rows are the heads of a group, and where its results go.
+    """Return the folded call, whose rows are the heads of a group, and its results.
 
-    These are views of `results`, or new where there is no such view.
+    The results are views of `results` where possible, else copies.
     """
     group, queries = rows
     heads = call.key.size(1)
@@ -84,27 +80,27 @@ def fold(
 
 
 def folded_rows(tensor: Tensor, heads: int) -> Tensor:
-    """(B, G * heads, Sq, ...) as (B, heads, G * Sq, ...)."""
+    """View (B, G * heads, Sq, ...) as (B, heads, G * Sq, ...)."""
     if tensor.size(2) == 1:
         return tensor.squeeze(2).unflatten(1, (heads, -1))
     return tensor.unflatten(1, (heads, -1)).flatten(2, 3)
 
 
 def fold_tables(tables: Tables, heads: int, rows: int) -> Tables:
-    """Tables of few queries, whose only row of blocks is of as many rows."""
+    """Return the tables of few queries, whose only row of blocks has `rows` rows."""
     tensors = tuple(t[:, :heads] for t in tables.tensors)
     return replace(tables, tensors=tensors, block_size=(rows, tables.block_size[1]))
 
 
 def is_copy(tensor: Tensor, folded: Tensor) -> bool:
-    """Whether what was to be a view of a tensor is not."""
+    """Return True if `folded` is a copy of a tensor rather than a view."""
     return tensor.data_ptr() != folded.data_ptr()
 
 
 def hand_back(
     results: Sequence[Tensor | None], folded: Sequence[Tensor | None]
 ) -> None:
-    """Copy what was computed beside the results."""
+    """Copy results from copies, where no view was possible."""
     for result, made in zip(results, folded, strict=True):
         if result is None or made is None:
             continue

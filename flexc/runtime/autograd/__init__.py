@@ -1,4 +1,4 @@
-"""Attention as torch's autograd knows it: in reverse, forward and twice."""
+"""Attention for torch's autograd: reverse mode, forward mode and second order."""
 
 from flexc.runtime.autograd.run import Results, run_attention, run_template
 

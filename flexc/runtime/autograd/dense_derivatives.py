@@ -1,4 +1,4 @@
-"""Derivatives of the backend "eager": torch's own, of dense attention."""
+"""Derivatives of the backend "eager", computed by torch from dense attention."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from torch import Tensor
 
 from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.autograd.derivatives import (
+    Cotangents,
+    Direction,
     Gradients,
     Tangents,
     Wanted,
     inputs_of,
 )
-from flexc.runtime.interpreters.gradients import run_recorded
-from flexc.runtime.interpreters.recorded import Point
+from flexc.runtime.interpreters.derivatives import Point, run_recorded
 
 AUTOGRAD = (
     torch._C.DispatchKey.AutogradFunctionality,
@@ -29,53 +30,39 @@ def backward(
     call: Attention,
     out: Tensor,
     lse: Tensor,
-    d_out: Tensor | None,
-    d_lse: Tensor | None,
+    cotangents: Cotangents,
     wanted: Wanted,
+    along: Direction | None = None,
 ) -> Gradients:
-    """The gradients along cotangents."""
+    """Return the gradients along cotangents, or the tangents of these gradients."""
     with _recording(call.query.device):
-        point = _evaluate(call, wanted.flat)
-        return _wanted(point.gradients([d_out, d_lse]), wanted)
+        if along is None:
+            found = _evaluate(call, wanted).gradients(cotangents)
+        else:
+            pairs = zip(along.inputs, wanted, strict=True)
+            point = _evaluate(call, [t is not None or wants for t, wants in pairs])
+            found = point.gradient_tangents(cotangents, along.cotangents, along.inputs)
+    return tuple(
+        g.detach().contiguous() if g is not None and w else None
+        for g, w in zip(found, wanted, strict=True)
+    )
 
 
 def jvp(
     call: Attention, out: Tensor, lse: Tensor, tangents: Tangents
 ) -> tuple[Tensor, Tensor]:
-    """The tangents of out and lse."""
+    """Return the tangents of out and lse."""
     with _recording(call.query.device):
-        point = _evaluate(call, _present(tangents))
-        return point.tangents(tangents.flat)
-
-
-def backward_jvp(
-    call: Attention,
-    out: Tensor,
-    lse: Tensor,
-    d_out: Tensor | None,
-    d_lse: Tensor | None,
-    tangents: Tangents,
-    t_d_out: Tensor | None,
-    t_d_lse: Tensor | None,
-    wanted: Wanted,
-) -> Gradients:
-    """The tangents of the gradients."""
-    present = _present(tangents)
-    either = [a or b for a, b in zip(present, wanted.flat, strict=True)]
-    with _recording(call.query.device):
-        point = _evaluate(call, either)
-        found = point.gradient_tangents(
-            [d_out, d_lse], [t_d_out, t_d_lse], tangents.flat
-        )
-    return _wanted(found, wanted)
+        point = _evaluate(call, [t is not None for t in tangents])
+        return point.tangents(tangents)
 
 
 @contextmanager
 def _recording(device: torch.device) -> Iterator[None]:
-    """Autograd, whatever is around; products as the call's dtypes say."""
+    """Enable autograd and disable autocast, regardless of the surrounding modes."""
     include = torch._C._dispatch_tls_local_include_set()
     exclude = torch._C._dispatch_tls_local_exclude_set()
-    # Within an operator of torch, autograd is left out.
+    # Torch excludes autograd's dispatch keys within an operator.
     for key in AUTOGRAD:
         exclude = exclude.remove(key)
     with (
@@ -101,14 +88,3 @@ def _evaluate(call: Attention, differentiable: Sequence[bool]) -> Point:
     if call.tables is not None:
         args += call.tables.tensors
     return Point(leaves, run_recorded(compiled.exact_module, args))
-
-
-def _present(tangents: Tangents) -> tuple[bool, ...]:
-    return tuple(t is not None for t in tangents.flat)
-
-
-def _wanted(gradients: Sequence[Tensor | None], wanted: Wanted) -> Gradients:
-    pairs = zip(gradients, wanted.flat, strict=True)
-    return Gradients.of(
-        [g.detach().contiguous() if g is not None and w else None for g, w in pairs]
-    )

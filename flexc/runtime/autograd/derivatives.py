@@ -1,97 +1,76 @@
-"""Derivatives of attention: what autograd asks of a backend, and who answers.
+"""Derivatives of attention: the interface that autograd needs from a backend.
 
-A backend gives three linear maps, each at one point (the inputs of a call): the
-gradients along cotangents of the results, the tangents of the results along tangents
-of the inputs, and the tangents of the gradients, along tangents of the inputs and of
-the cotangents. All that autograd needs follows from these: Hessians are symmetric.
+A backend gives three linear maps, each at one point (the inputs of a call):
+
+- the gradients along cotangents of the results,
+- the tangents of the results along tangents of the inputs,
+- the tangents of the gradients, along tangents of the inputs and of the cotangents.
+
+All derivatives up to the second order follow from these, because Hessians are
+symmetric.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from flexc.errors import GradientError
-from flexc.runtime.inputs.arguments import is_lazy
+from flexc.runtime.inputs.arguments import Results, is_lazy
 from flexc.runtime.inputs.wrappers import check_tensor
-from flexc.runtime.tapes.modes import unseen
+from flexc.runtime.tapes.recorder import unseen
 
 if TYPE_CHECKING:
     from flexc.frontend.captured import CapturedMods
     from flexc.runtime.attention.call import Attention
 
 
-@dataclass(frozen=True, eq=False)
-class Gradients:
-    """A tensor for each input of a call, of that input's shape, or None.
+Gradients = tuple[Tensor | None, ...]
+"""The gradient for each of `inputs_of` a call, of its shape and dtype and in memory of
+its own. None if the gradient is not wanted, or if the input is a captured number or
+integer tensor.
+"""
 
-    As gradients: of the input's dtype too, in memory of their own; None where none
-    is wanted, and where nothing depends on the input. As tangents: of any strides,
-    None for zero.
+Tangents = tuple[Tensor | None, ...]
+"""The tangent for each of `inputs_of` a call, of any strides. None means zero."""
+
+Wanted = tuple[bool, ...]
+"""A flag for each of `inputs_of` a call: True if its gradient is to be computed. Of the
+captures, only float tensors that score_mod reads may have True.
+"""
+
+Cotangents = tuple[Tensor | None, Tensor | None]
+"""Cotangents of out and lse, or tangents of the cotangents. None means zero."""
+
+
+class Direction(NamedTuple):
+    """The direction in which gradients are differentiated."""
+
+    inputs: Tangents
+    cotangents: Cotangents
+    """The tangents of the cotangents. The tangents of out and lse follow from the
+    inputs.
     """
-
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor | None
-    captures: tuple[Tensor | None, ...]
-    """Aligned with `call.signature.captures`: None for numbers and for integers."""
-
-    @property
-    def flat(self) -> tuple[Tensor | None, ...]:
-        """In the order of `inputs_of`."""
-        return (self.query, self.key, self.value, *self.captures)
-
-    @classmethod
-    def of(cls, flat: Sequence[Tensor | None]) -> Gradients:
-        query, key, value, *captures = flat
-        return cls(query, key, value, tuple(captures))
-
-
-Tangents = Gradients
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which gradients are to be computed. The others are None."""
-
-    query: bool
-    key: bool
-    value: bool
-    captures: tuple[bool, ...]
-    """Aligned with `call.signature.captures`. Only floats that score_mod reads."""
-
-    @property
-    def flat(self) -> tuple[bool, ...]:
-        """In the order of `inputs_of`."""
-        return (self.query, self.key, self.value, *self.captures)
-
-    @classmethod
-    def of(cls, flat: Sequence[bool]) -> Wanted:
-        query, key, value, *captures = flat
-        return cls(query, key, value, tuple(captures))
-
-    def __bool__(self) -> bool:
-        return any(self.flat)
 
 
 class Derivatives(Protocol):
-    """What a backend implements, as functions of a module.
+    """The functions that a backend's module implements.
 
-    `out` and `lse` are what the call computed, lse in natural units and of
-    `call.score_dtype`, beside its rest where `call.outputs` says so. `d_out` and its
-    tangent are of out's shape and dtype, `d_lse` and its tangent of lse's (beside its
-    rest, the first counts); all may have any strides, 0 included, and None is zero.
-    Calls have pairs: neither rows nor keys are empty.
+    `out` and `lse` are results of the call. lse is in natural units and of
+    `call.score_dtype`; if `call.outputs` asks for its rest, the rest follows it. The
+    cotangent of out and its tangent have out's shape and dtype. The cotangent of lse
+    and its tangent have lse's shape and dtype; if lse has a rest, entries for the rest
+    are ignored. All of these may have any strides, 0 included. A call has pairs:
+    neither its rows nor its keys are empty.
 
-    A row with nothing to attend to (lse is -inf) is a constant: its cotangents, unless
-    they are NaN, give nothing to any gradient, and its tangents are 0. Where
-    `call.deterministic`, equal calls give equal bits.
+    A row without live keys (lse is -inf) is a constant. Its cotangents add nothing to
+    any gradient unless they are NaN, and its tangents are 0. With `call.deterministic`,
+    equal calls give equal bits.
     """
 
     def backward(
@@ -99,51 +78,48 @@ class Derivatives(Protocol):
         call: Attention,
         out: Tensor,
         lse: Tensor,
-        d_out: Tensor | None,
-        d_lse: Tensor | None,
+        cotangents: Cotangents,
         wanted: Wanted,
+        along: Direction | None = None,
     ) -> Gradients:
-        """The gradients along cotangents."""
+        """Return the gradients along cotangents, or their tangents for `along`."""
         ...
 
     def jvp(
         self, call: Attention, out: Tensor, lse: Tensor, tangents: Tangents
     ) -> tuple[Tensor, Tensor]:
-        """The tangents of out and lse, of their dtypes."""
-        ...
-
-    def backward_jvp(
-        self,
-        call: Attention,
-        out: Tensor,
-        lse: Tensor,
-        d_out: Tensor | None,
-        d_lse: Tensor | None,
-        tangents: Tangents,
-        t_d_out: Tensor | None,
-        t_d_lse: Tensor | None,
-        wanted: Wanted,
-    ) -> Gradients:
-        """The tangents of the gradients. Those of out and lse are found inside."""
+        """Return the tangents of out and lse, of their dtypes."""
         ...
 
 
 OPERATORS = "operators"
-"""The backend of calls that are traced, which run as operators of torch."""
+"""The backend of traced calls, which run as operators of torch."""
 
-KERNELS = "flexc.runtime.autograd.gradients.kernels"
+FORWARD = "flexc.runtime.attention.run"
+
+KERNELS = "flexc.runtime.autograd.gradient_kernels"
 
 IMPLEMENTATIONS = {
     "eager": "flexc.runtime.autograd.dense_derivatives",
     "cpp": KERNELS,
     "triton": KERNELS,
-    OPERATORS: "flexc.runtime.torch_compile.operators.derivatives",
+    OPERATORS: "flexc.runtime.torch_compile.operators.traced",
 }
 """The module that implements `Derivatives` for a backend."""
 
 
+def run(call: Attention) -> Results:
+    """Return the results of a call that autograd does not record."""
+    if call.backend == OPERATORS:
+        return import_module(IMPLEMENTATIONS[OPERATORS]).run(call)
+    return import_module(FORWARD).run(call)
+
+
 def derivatives_of(call: Attention) -> Derivatives:
-    """The derivatives of a call, by its backend."""
+    """Return the derivatives of a call's backend.
+
+    Raise GradientError if the call cannot be differentiated.
+    """
     backend = call.backend
     if backend != OPERATORS:
         check_gradient(call.trace())
@@ -157,21 +133,21 @@ def derivatives_of(call: Attention) -> Derivatives:
 
 
 def has_kernels(backend: str) -> bool:
-    """Whether gradients of a backend's calls are computed by kernels of their own."""
+    """Return True if kernels compute the gradients of a backend's calls."""
     return IMPLEMENTATIONS.get(backend) == KERNELS
 
 
 def start(call: Attention, wanted: Wanted) -> None:
-    """Start to compile the kernels of the gradients of a call.
-
-    What is wrong with them is said when they are asked for.
-    """
-    if call.has_pairs and not call.trace().custom_gradient:
-        import_module(KERNELS).start(call, wanted)
+    """Start to compile the kernels of a call and of its gradients, in parallel."""
+    import_module(FORWARD).start(call)
+    # A call that cannot be differentiated can still run. Its gradients raise the error.
+    with suppress(Exception):
+        if call.has_pairs and not call.trace().custom_gradient:
+            import_module(KERNELS).start(call, wanted)
 
 
 def check_gradient(mods: CapturedMods) -> None:
-    """Refuse derivatives of code that says itself what these are."""
+    """Raise GradientError for mods that define their own derivatives."""
     if mods.custom_gradient:
         raise GradientError(
             "a score_mod applies a torch.autograd.Function, whose backward flexc does "
@@ -189,63 +165,45 @@ def backward(
     call: Attention,
     out: Tensor,
     lse: Tensor,
-    d_out: Tensor | None,
-    d_lse: Tensor | None,
+    cotangents: Cotangents,
     wanted: Wanted,
+    along: Direction | None = None,
 ) -> Gradients:
-    """The gradients of any call along cotangents."""
-    refuse_batched(d_out, d_lse)
-    if not call.has_pairs or (d_out is None and d_lse is None):
+    """Return the gradients of any call along cotangents.
+
+    With `along`, return the tangents of these gradients in that direction.
+    """
+    if along is not None and (is_zero(along.inputs) or is_zero(cotangents)):
+        # The gradients are linear in their cotangents.
+        cotangents, along = along.cotangents, None
+    if along is None:
+        refuse_batched(*cotangents)
+    if not call.has_pairs or (along is None and is_zero(cotangents)):
         return zeros(call, wanted)
     of = derivatives_of(call)
-    d_out, d_lse = _readable(call, d_out, d_lse)
+    cotangents = _readable(call, cotangents)
+    if along is not None:
+        along = Direction(*(_readable(call, tangents) for tangents in along))
     with _hidden(call):
-        return of.backward(call, out, lse, d_out, d_lse, wanted)
+        return of.backward(call, out, lse, cotangents, wanted, along)
 
 
 def jvp(
     call: Attention, out: Tensor, lse: Tensor, tangents: Tangents
 ) -> tuple[Tensor, Tensor]:
-    """The tangents of any call's out and lse along tangents of its inputs."""
+    """Return the tangents of out and lse along tangents of the inputs."""
     if not call.has_pairs or is_zero(tangents):
         return torch.zeros_like(out), torch.zeros_like(lse)
     of = derivatives_of(call)
-    tangents = Gradients.of(_readable(call, *tangents.flat))
     with _hidden(call):
-        return of.jvp(call, out, lse, tangents)
+        return of.jvp(call, out, lse, _readable(call, tangents))
 
 
-def backward_jvp(
-    call: Attention,
-    out: Tensor,
-    lse: Tensor,
-    d_out: Tensor | None,
-    d_lse: Tensor | None,
-    tangents: Tangents,
-    t_d_out: Tensor | None,
-    t_d_lse: Tensor | None,
-    wanted: Wanted,
-) -> Gradients:
-    """The tangents of any call's gradients, along tangents of all that they are of."""
-    if not call.has_pairs:
-        return zeros(call, wanted)
-    if is_zero(tangents) or (d_out is None and d_lse is None):
-        return backward(call, out, lse, t_d_out, t_d_lse, wanted)
-    of = derivatives_of(call)
-    cotangents = _readable(call, d_out, d_lse, t_d_out, t_d_lse)
-    d_out, d_lse, t_d_out, t_d_lse = cotangents
-    tangents = Gradients.of(_readable(call, *tangents.flat))
-    with _hidden(call):
-        return of.backward_jvp(
-            call, out, lse, d_out, d_lse, tangents, t_d_out, t_d_lse, wanted
-        )
-
-
-def _readable(call: Attention, *tensors: Tensor | None) -> list[Tensor | None]:
-    """Cotangents or tangents of autograd's making, with their elements in memory."""
+def _readable(call: Attention, tensors: Sequence[Tensor | None]) -> Any:
+    """Return cotangents or tangents with their elements in memory."""
     if call.backend == OPERATORS:
-        return list(tensors)
-    return [None if t is None else _in_memory(t) for t in tensors]
+        return tensors
+    return tuple(None if t is None else _in_memory(t) for t in tensors)
 
 
 def _in_memory(tensor: Tensor) -> Tensor:
@@ -257,7 +215,7 @@ def _in_memory(tensor: Tensor) -> Tensor:
 
 
 def refuse_batched(*tensors: Tensor | None) -> None:
-    """Refuse the batches of torch's older vmap, which no Function is asked about."""
+    """Refuse the batches of torch's older vmap, which bypasses the Functions' vmap."""
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     is_batched = getattr(functorch, "is_legacy_batchedtensor", lambda _: False)
     if any(t is not None and is_batched(t) for t in tensors):
@@ -269,21 +227,23 @@ def refuse_batched(*tensors: Tensor | None) -> None:
 
 
 def inputs_of(call: Attention) -> tuple[Tensor | int | float, ...]:
-    """Query, key, value and captures."""
+    """Return query, key, value and captures."""
     return (call.query, call.key, call.value, *call.signature.captures)
 
 
 def zeros(call: Attention, wanted: Wanted) -> Gradients:
-    """Gradients of what does not depend on anything."""
-    pairs = zip(inputs_of(call), wanted.flat, strict=True)
-    return Gradients.of(
-        [
-            torch.zeros_like(value) if wants and isinstance(value, Tensor) else None
-            for value, wants in pairs
-        ]
+    """Return gradients of zero for the inputs that are wanted."""
+    return tuple(
+        torch.zeros_like(value) if wants and isinstance(value, Tensor) else None
+        for value, wants in zip(inputs_of(call), wanted, strict=True)
     )
 
 
-def is_zero(tangents: Tangents) -> bool:
-    """Whether every tangent is None."""
-    return all(t is None for t in tangents.flat)
+def spread(found: Iterable[Tensor | None], given: Sequence[bool]) -> Gradients:
+    """Return a tuple of the found values where `given` is True, None elsewhere."""
+    remaining = iter(found)
+    return tuple(next(remaining) if g else None for g in given)
+
+
+def is_zero(tangents: Sequence[Tensor | None]) -> bool:
+    return all(t is None for t in tangents)

@@ -1,22 +1,21 @@
 """The autograd Functions: attention, its gradients, and their tangents.
 
-Each takes a call's template and its tensors; those of derivatives take out and lse
-after these. The gradients of the backward are tangents of the forward and of the
-backward itself, so two Functions for forward mode are all that second order takes:
+Each Function takes a call's template and tensors. The Functions of derivatives also
+take out and lse, after the tensors. Two Functions for forward mode are enough for
+second order, because the gradients of the backward are tangents:
 
-- the backward's derivative in its cotangents is the forward's tangent along it,
-- its derivative in the inputs is the backward's tangent along it: a Hessian, which
-  is symmetric,
-- and so are the derivatives of the forward's tangent, the other way round.
+- Its derivative by the cotangents is the forward's tangent.
+- Its derivative by the inputs is the backward's tangent: a Hessian is symmetric.
+- The derivatives of the forward's tangent are gradients and tangents of gradients too.
 
-Out and lse are functions of the inputs wherever they are passed on: as inputs of the
-other Functions they have no derivative of their own.
+Out and lse are functions of the inputs. As inputs of other Functions they have no
+derivative of their own.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NoReturn
 
@@ -27,19 +26,94 @@ from torch.autograd import forward_ad
 
 from flexc.errors import GradientError
 from flexc.runtime.autograd import derivatives
-from flexc.runtime.autograd.batching import map_slices
-from flexc.runtime.autograd.derivatives import Gradients, Wanted
-from flexc.runtime.autograd.template import Template
-from flexc.runtime.inputs.transforms import is_transformed
+from flexc.runtime.autograd.derivatives import Direction, Gradients, Wanted, spread
+from flexc.runtime.autograd.template import INPUTS, Kind, Template
+from flexc.runtime.inputs.wrappers import is_transformed
+
+
+def map_slices(
+    function: Callable[..., Any],
+    info: Any,
+    in_dims: Sequence[int | None],
+    kinds: Sequence[Kind],
+    args: Sequence[Any],
+    folds: bool,
+) -> tuple[Any, Any]:
+    """Return the results of a Function's vmap, and their mapped dimensions.
+
+    `folds` says that the batch may be folded: the results for a larger batch are those
+    of its parts, if all parts share captures and tables.
+    """
+    # Static arguments are not mapped, even if torch maps elements of their tuples.
+    pairs = list(zip(kinds, in_dims, strict=True))
+    in_dims = [None if kind == "static" else dim for kind, dim in pairs]
+    folds = folds and "whole" not in kinds
+    if folds and all(
+        k == "row" or d is None for k, d in zip(kinds, in_dims, strict=True)
+    ):
+        results = _fold(function, info.batch_size, in_dims, kinds, args)
+    else:
+        results = _loop(function, info.batch_size, in_dims, args)
+    return results, tuple(0 if isinstance(r, Tensor) else None for r in results)
+
+
+def _fold(
+    function: Callable[..., Any],
+    size: int,
+    in_dims: Sequence[int | None],
+    kinds: Sequence[Kind],
+    args: Sequence[Any],
+) -> tuple[Any, ...]:
+    folded = [
+        _merged(arg, dim, size)
+        if isinstance(arg, Tensor) and kind in ("row", "table")
+        else arg
+        for arg, dim, kind in zip(args, in_dims, kinds, strict=True)
+    ]
+    results = function(*folded)
+    return tuple(
+        r.unflatten(0, (size, -1)) if isinstance(r, Tensor) else r for r in results
+    )
+
+
+def _merged(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """Return the tensor with the mapped dimension merged into the batch, outermost."""
+    if dim is None:
+        tensor = tensor.expand(size, *tensor.shape)
+    else:
+        tensor = tensor.movedim(dim, 0)
+    return tensor.flatten(0, 1)
+
+
+def _loop(
+    function: Callable[..., Any],
+    size: int,
+    in_dims: Sequence[int | None],
+    args: Sequence[Any],
+) -> tuple[Any, ...]:
+    slices = [
+        function(
+            *(
+                arg if dim is None else arg.select(dim, i)
+                for arg, dim in zip(args, in_dims, strict=True)
+            )
+        )
+        for i in range(size)
+    ]
+    return tuple(
+        torch.stack(parts) if isinstance(parts[0], Tensor) else None
+        for parts in zip(*slices, strict=True)
+    )
+
 
 Maybe = Tensor | None
 
 
 def _signed(function: Any) -> Any:
-    """Keep what torch would find out at every call: the arguments of forward.
+    """Cache the signature of a Function's forward, and hide its backward from Dynamo.
 
-    And hide its backward from Dynamo, which traces it for compiled autograd: it would
-    take a tape's launches for nothing.
+    Torch would inspect the signature at every call. Dynamo traces the backward for
+    compiled autograd and would miss the launches of a tape.
     """
     function.forward.__signature__ = inspect.signature(function.forward)
     backward = function.backward
@@ -57,7 +131,7 @@ def _signed(function: Any) -> Any:
 
 @_signed
 class FlexAttentionFunction(torch.autograd.Function):
-    """(template, *tensors) to out, lse and max_scores."""
+    """The Function from (template, *tensors) to out, lse and max_scores."""
 
     @staticmethod
     def forward(template: Template, *tensors: Tensor) -> Any:
@@ -99,17 +173,20 @@ class FlexAttentionFunction(torch.autograd.Function):
 
 @_signed
 class FlexAttentionBackwardFunction(torch.autograd.Function):
-    """(template, wanted, d_out, d_lse, *tensors, out, lse) to the wanted gradients."""
+    """The Function from a call and cotangents to the wanted gradients.
+
+    The arguments are (template, wanted, d_out, d_lse, *tensors, out, lse).
+    """
 
     @staticmethod
     def forward(template: Template, wanted: Wanted, *args: Any) -> Any:
         def run() -> tuple[Maybe, ...]:
             d_out, d_lse, *tensors, out, lse = args
             call = template.bind(tensors)
-            found = derivatives.backward(call, out, lse, d_out, d_lse, wanted)
+            found = derivatives.backward(call, out, lse, (d_out, d_lse), wanted)
             return _packed(found, wanted)
 
-        return template.repeat(wanted, args, run)
+        return template.repeat(("gradients", wanted), args, run)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -121,7 +198,7 @@ class FlexAttentionBackwardFunction(torch.autograd.Function):
         template: Template = ctx.template
         d_out, d_lse, *saved = ctx.saved_tensors
         needs = ctx.needs_input_grad[2:]
-        along = template.spread(_unpacked(grads, ctx.wanted), None)
+        along = template.spread(spread(grads, ctx.wanted), None)
         first: list[Maybe] = [None, None]
         if any(needs[:2]):
             pairs = zip(_tangents(template, along, saved), needs[:2], strict=True)
@@ -142,14 +219,17 @@ class FlexAttentionBackwardFunction(torch.autograd.Function):
         template: Template = args[0]
         rows = ("row", "row")
         kinds = ("static", "static", *rows, *template.kinds, *rows)
-        folds = not template.reads.batch and not any(args[1].captures)
+        folds = not template.reads.batch and not any(args[1][INPUTS:])
         function = FlexAttentionBackwardFunction.apply
         return map_slices(function, info, in_dims, kinds, args, folds)
 
 
 @_signed
 class FlexAttentionJvpFunction(torch.autograd.Function):
-    """(template, *tangents, *tensors, out, lse) to the tangents of out and lse."""
+    """The Function from tangents of a call's inputs to the tangents of out and lse.
+
+    The arguments are (template, *tangents, *tensors, out, lse).
+    """
 
     @staticmethod
     def forward(template: Template, *args: Any) -> Any:
@@ -195,26 +275,19 @@ class FlexAttentionJvpFunction(torch.autograd.Function):
 
 @_signed
 class FlexAttentionBackwardJvpFunction(torch.autograd.Function):
-    """The tangents of the gradients, the last that there is.
+    """The Function to the tangents of the gradients, which have no derivatives.
 
-    (template, wanted, d_out, d_lse, t_d_out, t_d_lse, *tangents, *tensors, out, lse).
+    The arguments are (template, wanted, d_out, d_lse, t_d_out, t_d_lse, *tangents,
+    *tensors, out, lse).
     """
 
     @staticmethod
     def forward(template: Template, wanted: Wanted, *args: Any) -> Any:
         d_out, d_lse, t_d_out, t_d_lse, *args = args  # pyright: ignore
         along, tensors, out, lse = _halves(args)
-        found = derivatives.backward_jvp(
-            template.bind(tensors),
-            out,
-            lse,
-            d_out,
-            d_lse,
-            template.along(along),
-            t_d_out,
-            t_d_lse,
-            wanted,
-        )
+        direction = Direction(template.along(along), (t_d_out, t_d_lse))
+        call = template.bind(tensors)
+        found = derivatives.backward(call, out, lse, (d_out, d_lse), wanted, direction)
         return _packed(found, wanted)
 
     @staticmethod
@@ -235,7 +308,7 @@ class FlexAttentionBackwardJvpFunction(torch.autograd.Function):
         rows = ("row",) * 4
         pairs = (*template.kinds, *template.kinds)
         kinds = ("static", "static", *rows, *pairs, "row", "row")
-        folds = not template.reads.batch and not any(args[1].captures)
+        folds = not template.reads.batch and not any(args[1][INPUTS:])
         function = FlexAttentionBackwardJvpFunction.apply
         return map_slices(function, info, in_dims, kinds, args, folds)
 
@@ -250,9 +323,9 @@ def _third() -> GradientError:
 
 
 def _save(ctx: Any, tensors: Sequence[Maybe]) -> None:
-    """Save tensors for what will differentiate, in either mode.
+    """Save tensors for derivatives in reverse and in forward mode.
 
-    Autograd saves no tensor that was made in inference mode, but a copy of one.
+    Autograd cannot save a tensor made in inference mode, so a copy is saved.
     """
     ctx.set_materialize_grads(False)
     for tensor in tensors:
@@ -272,25 +345,25 @@ def gradients_of_tensors(
     cotangents: Sequence[Maybe],
     saved: Sequence[Any],
 ) -> list[Maybe]:
-    """Gradients of a call's tensors; None where none is needed."""
+    """Return the gradients of a call's tensors, None where none is needed."""
     wanted = template.wanted(needs)
-    if not wanted or all(c is None for c in cotangents):
+    if not any(wanted) or all(c is None for c in cotangents):
         return [None] * len(needs)
     function = FlexAttentionBackwardFunction
     apply = function.apply if is_recorded() else function.forward
     found: Any = apply(template, wanted, *cotangents, *saved)
-    return template.spread(_unpacked(found, wanted), None)
+    return template.spread(spread(found, wanted), None)
 
 
 def is_recorded() -> bool:
-    """Whether derivatives need a Function, which somebody may differentiate."""
+    """Return True if derivatives must run as Functions, to be differentiated."""
     return torch.is_grad_enabled() or is_transformed()
 
 
 def _tangents(
     template: Template, along: Sequence[Maybe], saved: Sequence[Any]
 ) -> tuple[Maybe, Maybe]:
-    """Tangents of out and lse along those of a call's tensors."""
+    """Return the tangents of out and lse along tangents of a call's tensors."""
     if derivatives.is_zero(template.along(along)):
         return None, None
     found: Any = FlexAttentionJvpFunction.apply(template, *along, *saved)
@@ -304,28 +377,22 @@ def _bent(
     along: Sequence[Maybe],
     saved: Sequence[Any],
 ) -> list[Maybe]:
-    """Second derivatives: tangents of the gradients for fixed cotangents."""
+    """Return the tangents of the gradients, the second derivatives."""
     wanted = template.wanted(needs)
     is_zero = derivatives.is_zero(template.along(along))
-    if not wanted or is_zero or all(c is None for c in cotangents):
+    if not any(wanted) or is_zero or all(c is None for c in cotangents):
         return [None] * len(needs)
     apply = FlexAttentionBackwardJvpFunction.apply
     found: Any = apply(template, wanted, *cotangents, None, None, *along, *saved)
-    return template.spread(_unpacked(found, wanted), None)
+    return template.spread(spread(found, wanted), None)
 
 
 def _packed(found: Gradients, wanted: Wanted) -> tuple[Maybe, ...]:
-    """The gradients that are wanted, without the others' places."""
-    return tuple(g for g, w in zip(found.flat, wanted.flat, strict=True) if w)
-
-
-def _unpacked(found: Sequence[Maybe], wanted: Wanted) -> list[Maybe]:
-    """Gradients in the places of a call's inputs."""
-    remaining = iter(found)
-    return [next(remaining) if w else None for w in wanted.flat]
+    """Return only the gradients that are wanted."""
+    return tuple(g for g, w in zip(found, wanted, strict=True) if w)
 
 
 def _halves(args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Any, Any]:
-    """What belongs to tangents, to tensors, to out and to lse."""
+    """Split arguments into tangents, tensors, out and lse."""
     count = len(args) // 2 - 1
     return args[:count], args[count:-2], args[-2], args[-1]

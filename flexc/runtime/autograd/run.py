@@ -1,9 +1,8 @@
-"""Running a call, recorded where something is to be differentiated."""
+"""Run a call, recorded by autograd where a derivative may be asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,28 +13,28 @@ from flexc.runtime.autograd import derivatives
 from flexc.runtime.autograd.derivatives import check_gradient
 from flexc.runtime.autograd.functions import FlexAttentionFunction
 from flexc.runtime.autograd.template import Results, Template, split
-from flexc.runtime.inputs.transforms import is_transformed
-from flexc.runtime.tapes.modes import unseen
+from flexc.runtime.inputs.wrappers import is_transformed
+from flexc.runtime.tapes.recorder import unseen
 
 if TYPE_CHECKING:
     from flexc.runtime.attention.call import Attention
 
 
 def run_attention(call: Attention) -> Results:
-    """Run a call, recorded by autograd where an input asks for it."""
+    """Run a call. Autograd records it if an input requires a gradient."""
     call = call.with_traced()
     if is_differentiated(call):
         check_gradient(call.trace())
     elif not is_transformed():
-        return call.run()
+        return derivatives.run(call)
     return run_template(*split(settle(call)))
 
 
 def settle(call: Attention) -> Attention:
-    """The call with its blocks listed, for its derivatives too.
+    """Return the call with its tables of blocks, also those of its derivatives.
 
-    Within transforms tables would have another form for each of the tensors that they
-    wrap: they are found for these.
+    Within transforms, the call is returned unchanged. Its tables are found later, for
+    the tensors within the wrappers.
     """
     if is_transformed() or not call.has_pairs:
         return call
@@ -44,7 +43,7 @@ def settle(call: Attention) -> Attention:
 
 
 def run_template(template: Template, tensors: Sequence[Tensor]) -> Results:
-    """Run a call that was split, recorded by autograd."""
+    """Run a call that was split into template and tensors, recorded by autograd."""
     blank = template.blank
     if blank and derivatives.has_kernels(blank.backend) and not is_transformed():
         start(template, tensors)
@@ -52,30 +51,27 @@ def run_template(template: Template, tensors: Sequence[Tensor]) -> Results:
 
 
 def start(template: Template, tensors: Sequence[Tensor]) -> None:
-    """Start to compile a call's kernel and those of its gradients, side by side."""
+    """Start to compile a call's kernel and those of its gradients, in parallel."""
     wanted = template.wanted(tuple(t.requires_grad for t in tensors))
-    if not (wanted and torch.is_grad_enabled()):
+    if not (any(wanted) and torch.is_grad_enabled()):
         return
     call = template.bind(tensors)
     with unseen(), torch.no_grad():
-        call.start()
-        # What cannot be differentiated can be called: gradients say so themselves.
-        with suppress(Exception):
-            derivatives.start(call, wanted)
+        derivatives.start(call, wanted)
 
 
 def run_plain(template: Template, tensors: Sequence[Tensor]) -> Results:
-    """Run a call that no transform sees."""
+    """Run a call that no transform of torch.func wraps."""
     return _asked(template, _apply(template, *tensors))
 
 
 _base: Any = super(torch.autograd.Function, FlexAttentionFunction)
 _apply = _base.apply
-"""The `apply` that does not look whether a transform is active."""
+"""The `apply` that does not check for active transforms."""
 
 
 def _asked(template: Template, results: Any) -> Results:
-    """The results that the call asked for."""
+    """Return the results that the call asked for."""
     out, lse, max_scores = results
     if not template.wants_lse:
         return out, None, max_scores
@@ -83,7 +79,7 @@ def _asked(template: Template, results: Any) -> Results:
 
 
 def is_differentiated(call: Attention) -> bool:
-    """Whether derivatives may be asked for, as far as torch has been told."""
+    """Return True if autograd or forward mode may ask for derivatives of the call."""
     if forward_ad._current_level >= 0:
         return True
     if not torch.is_grad_enabled():

@@ -1,23 +1,22 @@
-"""A call apart from its tensors, which autograd wraps, saves and hands back."""
+"""A call without its tensors, which autograd wraps, saves and passes back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from flexc.frontend.closures import ModSignature
-from flexc.runtime.autograd.batching import Kind
-from flexc.runtime.autograd.derivatives import Gradients, Wanted
+from flexc.runtime.autograd.derivatives import Tangents, Wanted, run
 from flexc.runtime.inputs.arguments import (
     Outputs,
     Results,
     Tables,
 )
-from flexc.runtime.inputs.transforms import is_transformed
+from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.replay.equal_facts import Kept, stream_facts
 from flexc.runtime.replay.repeats import Repeated
 from flexc.runtime.replay.stored_tapes import StoredTape
@@ -28,20 +27,30 @@ if TYPE_CHECKING:
     from flexc.frontend.captured import CapturedMods
     from flexc.runtime.attention.call import Attention
 
+Kind = Literal["static", "row", "capture", "table", "whole"]
+"""The kind of an argument.
+
+- "static": no tensor.
+- "row": a tensor with the batch as its first dimension.
+- "capture": a captured tensor, or a tangent of one.
+- "table": a table of blocks, with the batch as its first dimension.
+- "whole": all tables of a call in one tensor.
+"""
+
 INPUTS = 3
-"""Query, key and value."""
+"""The number of inputs before the captures: query, key and value."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Reads:
-    """What the mods of a call read, as far as derivatives ask."""
+    """Facts of the reads of a call's mods that derivatives depend on."""
 
     captures: frozenset[int]
-    """Captures that score_mod reads and that have derivatives."""
+    """The captures that score_mod reads and that have derivatives."""
     batch: bool
-    """Whether a mod reads b."""
+    """True if a mod reads b."""
 
     @classmethod
     def of(cls, mods: CapturedMods) -> Reads:
@@ -57,42 +66,45 @@ class Reads:
 
 
 def _reads(graph: Any, place: int) -> bool:
-    """Whether a graph uses one of its arguments."""
+    """Return True if a graph uses the argument at this place."""
     arguments: list[Node] = [n for n in graph.graph.nodes if n.op == "placeholder"]
     return bool(arguments[place].users)
 
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """What is left of a call without its tensors.
+    """A call without its tensors.
 
-    These are query, key, value, captured tensors and tables, in this order. Nothing
-    here holds one of them: autograd may drop what it saved, and compute it anew.
+    The tensors of a call are query, key, value, captured tensors and tables, in this
+    order. A template holds none of these tensors, so autograd may free what it saved
+    and recompute.
     """
 
     captures: tuple[Any, ...]
-    """The captured numbers, None for tensors."""
+    """The captured numbers, with None in the place of tensors."""
     slots: tuple[int, ...]
     """The places of captured tensors among the captures."""
     units: tuple[bool, ...]
-    """Whether a captured tensor's last stride is 1: its mods were traced for that."""
+    """A flag for each captured tensor: True if its mods were traced for a last stride
+    of 1.
+    """
     tables: int
-    """How many tables there are: of rows and of columns, or one with both in it."""
+    """The number of table tensors: of rows and of columns, or 1 if they are packed."""
     is_packed: bool
-    """Whether all tables are one tensor."""
+    """True if all tables are one tensor."""
     reads: Reads
     wants_lse: bool
-    """Whether the call asked for lse, which derivatives need in any case."""
+    """True if the call asked for lse. Derivatives need lse in any case."""
     lse_rest: bool
-    """Whether lse has its rest beside it."""
+    """True if lse is followed by its rest, the part that its rounding lost."""
     blank: Attention | None
-    """The call without tensors; None if the forward's tape came from the disk."""
+    """The call without tensors. None if the forward's tape came from the disk."""
     repeats: Repeats | None = None
-    """Tapes for tensors like those that the template was made of."""
+    """Tapes for tensors whose facts equal those of the template's tensors."""
 
     @property
     def kinds(self) -> list[Kind]:
-        """What the tensors are."""
+        """The kinds of the call's tensors."""
         rows: list[Kind] = ["row"] * INPUTS
         captures: list[Kind] = ["capture"] * len(self.slots)
         tables: list[Kind] = ["table"] * self.tables
@@ -101,7 +113,7 @@ class Template:
         return rows + captures + tables
 
     def bind(self, tensors: Sequence[Tensor]) -> Attention:
-        """The call of these tensors."""
+        """Return the call with these tensors."""
         query, key, value, *rest = tensors
         blank = self.blank
         if blank is None:
@@ -117,7 +129,7 @@ class Template:
         )
 
     def captured(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-        """Return the captures of the call of these tensors."""
+        """Return the captures of the call with these tensors."""
         captures = list(self.captures)
         given = zip(self.slots, self.units, tensors[INPUTS:], strict=False)
         for slot, unit, tensor in given:
@@ -125,34 +137,40 @@ class Template:
         return tuple(captures)
 
     def run(self, tensors: Sequence[Tensor]) -> Results:
-        """The results of the call of these tensors."""
+        """Return the results of the call with these tensors."""
         repeats = self.repeats
         if repeats is None:
-            return self.bind(tensors).run()
+            return run(self.bind(tensors))
         if (tape := repeats.forward.tape) is not None:
             replayed: Any = tape(tensors)
             return replayed
         found: Any = repeats.forward(
-            tensors, tensors[0].device, lambda: (self.bind(tensors).run(), True)
+            tensors, tensors[0].device, lambda: (run(self.bind(tensors)), True)
         )
         return found
 
     def repeat(
         self, what: Hashable, tensors: Sequence[Any], run: Callable[[], Any]
     ) -> Any:
-        """The results of a derivative at tensors like those of the template."""
+        """Return the results of a derivative, replayed from a tape if there is one.
+
+        `what` identifies the derivative. `run` computes it, and is recorded.
+        """
         return run() if self.repeats is None else self.repeats(what, tensors, run)
 
     def wanted(self, needs: Sequence[bool]) -> Wanted:
-        """Which gradients to compute, of those that the tensors need."""
-        return Wanted.of([*needs[:INPUTS], *self._of_captures(needs, False)])
+        """Return the gradients to compute, of those that the tensors need."""
+        return (*needs[:INPUTS], *self._of_captures(needs, False))
 
-    def along(self, tangents: Sequence[Tensor | None]) -> Gradients:
-        """Tangents of the call's inputs, from those of its tensors."""
-        return Gradients.of([*tangents[:INPUTS], *self._of_captures(tangents, None)])
+    def along(self, tangents: Sequence[Tensor | None]) -> Tangents:
+        """Return the tangents of the call's inputs, given those of its tensors."""
+        return (*tangents[:INPUTS], *self._of_captures(tangents, None))
 
     def _of_captures(self, values: Sequence[T], without: T) -> list[T]:
-        """What is known of tensors, for the captures that derivatives depend on."""
+        """Return the values of differentiable captures, `without` for other captures.
+
+        `values` has one entry for each tensor of the call.
+        """
         found = [without] * len(self.captures)
         for slot, value in zip(self.slots, values[INPUTS:], strict=False):
             if slot in self.reads.captures:
@@ -160,15 +178,19 @@ class Template:
         return found
 
     def spread(self, values: Sequence[T], without: T) -> list[T]:
-        """What is known of the call's inputs, for its tensors."""
+        """Return one value for each tensor, given one for each input of the call.
+
+        Tables get the value `without`.
+        """
         captured = [values[INPUTS + slot] for slot in self.slots]
         return [*values[:INPUTS], *captured, *[without] * self.tables]
 
 
 def split(call: Attention, reads: Reads | None = None) -> tuple[Template, list[Tensor]]:
-    """A call as its template, in which lse is wanted, and its tensors.
+    """Return a call's template and its tensors. The template asks for lse.
 
-    `reads` says what its mods read, where the caller knows; else they are traced.
+    `reads` are the facts of the mods' reads, if the caller knows them. Without `reads`,
+    the mods are traced.
     """
     signature, tables = call.signature, call.tables
     captures = signature.captures
@@ -211,12 +233,12 @@ def facts_of_captures(
 
 
 def outputs_with_lse(call: Attention) -> Outputs:
-    """Return the outputs of a call whose derivatives may be asked for."""
+    """Return the outputs of a call that may be differentiated."""
     return replace(call.outputs, lse=True, lse_rest=needs_rest(call))
 
 
 def blank_tables(tables: Tables) -> Tables:
-    """Tables without the tensors that `all_tensors` lists."""
+    """Return tables without the tensors that `all_tensors` lists."""
     if tables.packed is not None:
         gone: Any = None
         packed = replace(tables.packed, tensor=gone)
@@ -226,7 +248,7 @@ def blank_tables(tables: Tables) -> Tables:
 
 
 def join_tables(tables: Tables, tensors: Sequence[Tensor]) -> Tables:
-    """Tables with the tensors that `all_tensors` listed."""
+    """Return tables with the tensors that `all_tensors` listed."""
     if tables.packed is not None:
         return tables.packed.unpack(tensors[0])
     if tables.columns is None:
@@ -247,17 +269,18 @@ class Repeats:
         stored: StoredTape | None = None,
         prepare: Callable[[Template, Sequence[Tensor]], Attention] | None = None,
     ):
-        """`stored` is the place of the forward's tape on the disk, if it has one.
+        """Make the tapes of a template for a device.
 
-        If that was loaded, `prepare` makes the call, without tensors, for derivatives
-        without a tape, which are run once before they are recorded.
+        `stored` is the place of the forward's tape on the disk, if it has one. If that
+        tape was loaded, `prepare` makes the call without tensors. Derivatives without a
+        tape need this call: they run once before they are recorded.
         """
         self._device = device
         self._prepare = prepare
         self._stored = stored
         self._blank: Attention | None = None
         self.forward = Repeated(prepare is None, stored)
-        """Of tensors whose facts are those of the template."""
+        """The tape for tensors whose facts are those of the template."""
         self._derived = Kept(MAX_DERIVED)
 
     def blank(self, template: Template, tensors: Sequence[Tensor]) -> Attention:
@@ -266,7 +289,7 @@ class Repeats:
             return self._blank
         assert self._prepare is not None
         blank = self._prepare(template, tensors)
-        if not is_transformed():  # There no blocks are planned.
+        if not is_transformed():  # No blocks are planned within transforms.
             self._blank = blank
         return blank
 
@@ -282,30 +305,31 @@ class Repeats:
         return found(tensors, self._device, lambda: (run(), True))
 
     def _make(self, tensors: Sequence[Any], facts: Any) -> Repeated:
-        """Return what is done to such tensors; its tape may be on the disk."""
+        """Return the tape, perhaps from the disk, for tensors of these facts."""
         ((what, stream), settings), of_tensors = facts
         is_captured = stream is not None and stream[1]
         stored = None if is_captured else self._stored
-        if stored is not None:  # Streams have other numbers in other processes.
-            stored = stored.beside((what, settings, of_tensors))
+        if stored is not None:  # Another process numbers its streams differently.
+            stored = stored.companion((what, settings, of_tensors))
         return Repeated(self._prepare is None, stored)
 
 
 MAX_DERIVED = 32
-"""Derivatives of a template that are remembered, by their cotangents' facts."""
+"""The number of derivatives of a template that are cached."""
 
 
 def needs_rest(call: Attention) -> bool:
-    """Whether lse may be so large that its rounding matters.
+    """Return True if lse may be so large that its rounding matters.
 
-    Scores of the inputs alone are as inexact as they are large.
+    Scores without a score_mod have a rounding error in proportion to their size, so the
+    rest of lse is not needed.
     """
     has_score_mod = not call.signature.mods or call.signature.mods[0] is not None
-    return has_score_mod and call.kernels != "eager"
+    return has_score_mod and not call.computed_by.is_dense
 
 
 def _without_tensors(signature: ModSignature) -> ModSignature:
-    """A signature without captures, and without functions that hold them."""
+    """Return a signature without captures, and without functions that hold them."""
     if type(signature) is ModSignature:
         signature = replace(signature, mods=())
     return replace(signature, captures=())
@@ -316,5 +340,5 @@ def _is_unit(tensor: Tensor) -> bool:
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """A copy whose last stride is 1."""
+    """Return a copy whose last stride is 1."""
     return tensor.clone(memory_format=torch.contiguous_format)

@@ -1,7 +1,7 @@
-"""What calls of equal facts share: their tapes, or the template of their Functions.
+"""Plans of calls of equal facts: tapes, or the template of their Functions.
 
-Tapes may be on the disk. Then no call is prepared, and all that traces and lowers calls
-is not even imported.
+If a tape is on the disk, no call is prepared, and the modules that trace and lower
+calls are not even imported.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from flexc.runtime.autograd.template import (
     split,
 )
 from flexc.runtime.inputs.arguments import Results, Tables
-from flexc.runtime.inputs.transforms import is_transformed
+from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.replay.repeats import Repeated
 from flexc.runtime.replay.stored_tapes import StoredTape
-from flexc.runtime.tapes.modes import unseen
+from flexc.runtime.tapes.recorder import unseen
 
 if TYPE_CHECKING:
     from flexc.runtime.attention.call import Attention
@@ -41,21 +41,21 @@ Operands = tuple[Tensor, Tensor, Tensor]
 
 
 class Prepare(Protocol):
-    """Checks a call of query, key and value, so that it is ready to run."""
+    """A function that checks a call of query, key and value, ready to run."""
 
     def __call__(self, operands: Operands) -> Attention: ...
 
     def frozen(self) -> Prepare | None:
-        """Return one that may outlive the call, and holds none of its tensors.
+        """Return a copy that may outlive the call and holds none of its tensors.
 
-        It prepares what this one would have prepared at the call. None where mods
-        cannot be copied.
+        The copy prepares the same call as the original does now. Return None if the
+        mods cannot be copied.
         """
         ...
 
 
 SETTLE = "settle"
-"""The tape that plans blocks."""
+"""The name of the tape that plans blocks."""
 
 
 class UnrecordedCall:
@@ -64,7 +64,7 @@ class UnrecordedCall:
     __slots__ = ("_repeated",)
 
     def __init__(self, stored: StoredTape | None = None) -> None:
-        """`stored` is the place of their tape on the disk, if it may be there."""
+        """Make a plan. `stored` is the place on the disk where its tape may be."""
         self._repeated = Repeated(stored=stored)
 
     def __call__(
@@ -88,12 +88,12 @@ class RecordedCall:
     __slots__ = ("_is_known", "_settle", "_stored", "_template")
 
     def __init__(self, stored: StoredTape | None = None) -> None:
-        """`stored` is the place of the forward's tape on the disk."""
+        """Make a plan. `stored` is the place of the forward's tape on the disk."""
         self._is_known = False
         self._stored = stored
         self._template: Template | None = None
         self._settle: Repeated | None = None
-        """What plans blocks; None where none are planned."""
+        """The tape that plans blocks. None if no blocks are planned."""
 
     def __call__(
         self, tensors: Sequence[Any], tables: Tables | None, prepare: Prepare
@@ -113,7 +113,7 @@ class RecordedCall:
     def _first(
         self, tensors: Sequence[Any], tables: Tables | None, prepare: Prepare
     ) -> Results:
-        """A call without a template: the second makes one that fits all others."""
+        """Run a call without a template. The second such call makes the template."""
         call = prepared(prepare, tensors, tables)
         check_gradient(call.trace())
         call = settle(call)
@@ -131,7 +131,7 @@ class RecordedCall:
         return run_template(template, given)
 
     def _load(self, tensors: Sequence[Any], prepare: Prepare) -> Template | None:
-        """Return a template whose forward has a tape on the disk."""
+        """Return a template whose forward has a tape on the disk, else None."""
         stored = self._stored
         if stored is None or self._is_known:
             return None
@@ -147,23 +147,23 @@ class RecordedCall:
         return template
 
     def _share(self, template: Template, plans: bool, is_known: bool) -> None:
-        """Have later calls take a template, and plan blocks if need be."""
+        """Use a template for later calls, with a tape that plans blocks if needed."""
         if plans:
-            beside = None if self._stored is None else self._stored.beside(SETTLE)
-            self._settle = Repeated(is_known, beside)
+            stored = self._stored and self._stored.companion(SETTLE)
+            self._settle = Repeated(is_known, stored)
         self._template = template
 
 
 class Rest(NamedTuple):
-    """What is stored beside the tape of a forward: facts of its template."""
+    """Facts of a template that are stored with the tape of its forward."""
 
     captures: list[int]
     batch: bool
-    """With `captures`, what the mods read."""
+    """True if a mod reads b. Together with `captures`, it says what the mods read."""
     wants_lse: bool
     lse_rest: bool
     plans: bool
-    """Whether blocks are planned at each call."""
+    """True if blocks are planned at each call."""
 
     @classmethod
     def of(cls, template: Template, plans: bool) -> Rest:
@@ -188,7 +188,7 @@ class Rest(NamedTuple):
 def prepared(
     prepare: Prepare, tensors: Sequence[Any], tables: Tables | None
 ) -> Attention:
-    """The call of tensors, whose tables come last if they are known."""
+    """Return the call of these tensors, the last of which are those of `tables`."""
     query, key, value, *_ = tensors
     call = prepare((query, key, value)).with_traced()
     if tables is None:
@@ -206,7 +206,8 @@ def prepared_again(
 ) -> Attention:
     """Return the call of a template from the disk, without tensors.
 
-    It is what the call was: no tensor was cast then, whatever autocast says now.
+    The call is prepared as it was at first: without autocast, because no tensor was
+    cast, and with the same default dtype.
     """
     query, key, value, *_ = tensors
     with unseen(), torch.no_grad(), _without_autocast(), _default_dtype(dtype):
@@ -216,7 +217,7 @@ def prepared_again(
         found, given = split(settle(call))
     assert found.blank is not None
     if template.is_packed and not is_transformed():
-        # The graph saved tables of this layout.
+        # Autograd saved tables of this layout.
         assert given[-1].shape == tensors[-1].shape, "blocks were planned otherwise"
     return found.blank
 
@@ -229,7 +230,7 @@ def _without_autocast() -> Iterator[None]:
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Trace as if torch's default dtype were another."""
+    """Set torch's default dtype within a `with` block."""
     before = torch.get_default_dtype()
     if before == dtype:
         yield
@@ -242,7 +243,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def packed(call: Attention) -> tuple[Tensor]:
-    """The one tensor of the tables that are planned for a call."""
+    """Return the one tensor of the tables that are planned for a call."""
     tables = settle(call).tables
     assert tables is not None
     assert tables.packed is not None
@@ -250,18 +251,18 @@ def packed(call: Attention) -> tuple[Tensor]:
 
 
 def _are(given: Sequence[Any], tensors: Sequence[Any]) -> bool:
-    """Whether tensors are given as they are, neither cast nor expanded."""
+    """Return True if the tensors are the same objects, neither cast nor expanded."""
     pairs = zip(given, tensors, strict=False)
     return len(given) == len(tensors) and all(a is b for a, b in pairs)
 
 
 def may_repeat(call: Attention) -> bool:
-    """Whether equal facts mean an equal call."""
+    """Return True if calls with equal facts are equal."""
     return call.signature.cacheable and not call.trace().reads_state
 
 
 def is_recorded(tensors: Sequence[Any]) -> bool:
-    """Whether a gradient is recorded of some."""
+    """Return True if autograd records a gradient of one of the tensors."""
     return torch.is_grad_enabled() and any(
         isinstance(t, Tensor) and t.requires_grad for t in tensors
     )
@@ -270,5 +271,5 @@ def is_recorded(tensors: Sequence[Any]) -> bool:
 def plan_of(
     tensors: Sequence[Any], stored: StoredTape | None = None
 ) -> UnrecordedCall | RecordedCall:
-    """Return a new plan of calls of such tensors."""
+    """Return a new plan for calls of such tensors."""
     return RecordedCall(stored) if is_recorded(tensors) else UnrecordedCall(stored)

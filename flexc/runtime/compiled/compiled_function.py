@@ -1,15 +1,16 @@
-"""`compile`: a function that calls attention, captured, with kernels in it.
+"""`compile`: capture of functions that call attention, with kernels in their graphs.
 
-A function is captured by `make_fx` when a call of its kind is first seen, and the
-graph serves every later call of that kind: of the same Python code and objects that
-the function reaches, and tensors, parameters included, of the same dtypes and devices,
-whose values are read at each call. Lengths are symbols of the graph, and so are
-numbers once they have changed; what the function makes of them is guarded (`kinds.py`).
+A function is captured by `make_fx` at the first call of each kind. The graph serves
+every later call of that kind: calls with the same Python code and objects that the
+function reaches, and with tensors (parameters included) of the same dtypes and devices.
+The values of tensors are read at each call. Lengths are symbols of the graph, and
+numbers become symbols once they have changed. Guards check the assumptions that a trace
+makes about symbols (see `Kind`).
 
-Not every function is one of its tensors. One whose state cannot be keyed (it
-reads by `getattr`, say), that changes Python objects, or steers autograd
-(`no_grad` blocks, hooks and custom Functions where gradients are recorded) runs
-as the Python code that it is. Attention is compiled there as everywhere.
+Some functions run as plain Python code: functions with state that cannot be keyed (such
+as reads by `getattr`), functions that change Python objects, and functions that control
+autograd (`no_grad` blocks, hooks and custom Functions where gradients are recorded).
+Their attention is compiled all the same.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from flexc.runtime.inputs.options import (
     kernel_options,
     read_choices_of_scope,
 )
-from flexc.runtime.inputs.transforms import is_transformed
+from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.interception import Scope, activate, call_within, current_scope
 from flexc.runtime.interface import flex_attention
 from flexc.runtime.kernels.driver import counters
@@ -51,23 +52,20 @@ from flexc.runtime.torch_compile.call_symbols import (
     lengths_of,
 )
 
-# Captures of one function for calls of one kind, which differ in sizes and numbers.
-
-
 MAX_TRACES = 128
-"""Captures for one kind of calls; one that needs more is run."""
+"""The largest number of captures for one kind of calls. Further calls are run."""
 
 MAX_FACTS = 1024
-"""Sizes and numbers of which it is known what serves them."""
+"""The number of sets of sizes and numbers for which a capture is cached."""
 
 STATIC: frozenset[Place] = frozenset()
 
 
 class Kind:
-    """Captures for calls of one kind, and what serves which.
+    """The captures for calls of one kind, and a cache of the capture for each call.
 
-    Lengths are symbols from the start, other sizes and numbers when they have changed.
-    What cannot be traced so is traced for each of its values.
+    Lengths are symbols from the start, other sizes and numbers once they have changed.
+    A function that cannot be traced with symbols is traced for each of their values.
     """
 
     def __init__(self, first: CallState):
@@ -77,19 +75,19 @@ class Kind:
         self._traces: list[Trace] = []
         self._changed: set[Place] = set()
         self._refused: set[frozenset[Place]] = set()
-        """Symbols that a trace did not get by with."""
+        """Sets of symbols with which a trace failed."""
         self._only_runs = False
-        """There is nothing to capture, or there would be too many captures."""
+        """True if all calls must run: none or too many captures are possible."""
 
     def trace(self, state: CallState, choices: Choices) -> Trace | None:
-        """The capture for a call; None for one that has to be run."""
+        """Return the capture for a call, None for a call that has to be run."""
         if self._only_runs:
             return None
         facts = state.facts
         found = self._known.find(facts)
         if found is not None:
             return found
-        with compile_lock:  # Threads that want the same wait for the first one's.
+        with compile_lock:  # Threads with an equal call wait for the first capture.
             found = self._find(state) or self._make(state, choices)
         return None if found is None else self._known.add(facts, found)
 
@@ -104,13 +102,13 @@ class Kind:
         counters["functions traced"] += 1
         for places in self._attempts(state):
             try:
-                # What symbols cannot stand for is no news for anybody.
+                # A failed trace with symbols is not an error, so torch must not log it.
                 quiet = patch.object(symbolic_shapes.log, "disabled", bool(places))
                 with quiet:
                     found = trace_function(state, choices, places)
             except Exception:
-                # Perhaps Python wants a true number; what is wrong for another reason
-                # fails again, and is said in terms of numbers then.
+                # Python code may need a real number. Any other error occurs again
+                # without symbols, and its message then has numbers.
                 if not places:
                     raise
                 found = None
@@ -122,7 +120,7 @@ class Kind:
         return None
 
     def _attempts(self, state: CallState) -> Iterator[frozenset[Place]]:
-        """Which sizes and numbers may be symbols, the most first."""
+        """Yield sets of sizes and numbers to make symbols, the largest first."""
         self._changed |= changes(self._first, extents(state.captures))
         every = self._lengths | self._changed
         for places in (every, frozenset(p for p in every if p[1] is not None)):
@@ -135,10 +133,10 @@ class Kind:
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_KINDS = 256
-"""Kinds of calls that captures are kept for."""
+"""The number of kinds of calls for which captures are cached."""
 
 _kinds: Recent[Kind] = Recent(MAX_KINDS)
-"""Of all functions: closures of equal code share them."""
+"""Kinds of all functions. Closures of equal code share them."""
 
 
 @overload
@@ -164,10 +162,10 @@ def compile(
     Args:
         fn: torch's `flex_attention`, flexc's, a partial of one, or any function,
             method or `torch.nn.Module` that calls them among other tensor code.
-        backend: "auto" (by device), "triton", "cpp" or "eager", for calls that do
-            not say it themselves.
+        backend: "auto" (by device), "triton", "cpp" or "eager", for calls without a
+            backend of their own.
         options: `{"kernel_options": {...}}`: torch's BLOCK_M, BLOCK_N, num_warps
-            and num_stages, for calls that do not say them themselves.
+            and num_stages, for calls without such options of their own.
             `{"deterministic": True}`: gradients of equal bits at every run.
 
     Returns:
@@ -175,8 +173,8 @@ def compile(
 
     Raises:
         OptionError: for an unknown backend or option.
-        DataDependentControlFlowError: when called, where `fn` branches in Python
-            on a tensor's value.
+        DataDependentControlFlowError: when called, if `fn` branches in Python on a
+            tensor's value.
     """
     if fn is None:
         return functools.partial(compile, backend=backend, options=options)
@@ -195,7 +193,7 @@ def _is_attention(fn: Any) -> bool:
 
 
 def _compiled_attention(fn: Any, choices: Choices) -> Any:
-    """flexc's `flex_attention` with a backend and options of its own."""
+    """Return flexc's `flex_attention` with a backend and options of its own."""
     scope = Scope(choices)
     call = _with_flexc(fn)
     own = {"backend": choices.backend, "kernel_options": kernel_options(choices)}
@@ -217,14 +215,14 @@ def _compiled_attention(fn: Any, choices: Choices) -> Any:
 
 
 def _with_flexc(fn: Any) -> Any:
-    """A partial of torch's function as one of flexc's."""
+    """Return a partial of flexc's function for a partial of torch's function."""
     if not isinstance(fn, functools.partial):
         return flex_attention
     return functools.partial(_with_flexc(fn.func), *fn.args, **fn.keywords)
 
 
 class CompiledFunction(Compiled):
-    """A function whose attention is compiled. Callable as the function is."""
+    """A function whose attention is compiled. It is called as the function is."""
 
     def __init__(self, fn: Callable[..., Any], choices: Choices):
         super().__init__(fn, choices)
@@ -234,23 +232,23 @@ class CompiledFunction(Compiled):
         self.__wrapped__ = fn
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle holds: it finds its captures itself."""
+        """Return the state for a copy or a pickle, without the cache of captures."""
         return {k: v for k, v in vars(self).items() if k != "_shortcut"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _shortcut=Shortcut())
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """A decorated method is bound as a plain one is."""
+        """Bind a decorated method as a plain method is bound."""
         return self if instance is None else functools.partial(self, instance)
 
     @torch.compiler.disable(reason="flexc.compile captures its function itself")
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the captured function, or the function itself where it must be."""
+        """Run the captured function, or the function itself if there is no capture."""
         outer = current_scope()
         if outer is not None:
             return self._run(outer.within(self._scope), args, kwargs)
-        # A trace of somebody else's, or tensors that no capture can stand for.
+        # Another tool traces the call, or its tensors have wrappers.
         if torch._C._len_torch_dispatch_stack() or is_transformed():
             return self._run(self._scope, args, kwargs)
         known = self._shortcut.find(args, kwargs)
@@ -265,9 +263,9 @@ class CompiledFunction(Compiled):
         return trace(state.captures)
 
     def graph(self, *args: Any, **kwargs: Any) -> GraphModule | None:
-        """What a call captures, with a FlexAttention operator for each attention.
+        """Return the captured graph of a call, with FlexAttention operators in it.
 
-        None for a function that runs as the Python code that it is.
+        Return None for a function that runs as plain Python code.
         """
         state = read_call(self.fn, args, kwargs)
         trace = self._trace(state) if state.sound else None
@@ -282,6 +280,6 @@ class CompiledFunction(Compiled):
             return self.fn(*args, **kwargs)
 
     def _trace(self, state: CallState) -> Trace | None:
-        """The capture for a call; None for a call that has to be run."""
+        """Return the capture for a call, None for a call that has to be run."""
         key = (self.choices, state.kind)
         return _kinds.get(key, lambda: Kind(state)).trace(state, self.choices)

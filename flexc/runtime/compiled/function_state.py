@@ -1,18 +1,22 @@
-"""What a call of a compiled function depends on: a key, its tensors and numbers.
+"""The state that a call of a compiled function depends on: a key, and captures.
 
-The walk is that of mods, over the function and its arguments at once, and reads
-`torch.nn.Module`s and BlockMasks besides: all of torch's own modules, and of a
-user's module its tables and the attributes that its code names.
+The walk is the walk over mods, applied to the function and its arguments at once. It
+also reads BlockMasks and `torch.nn.Module`s. Of torch's own modules it reads
+everything, and of a user's module the tables and the attributes that its code names. If
+a walk exceeds its limit, it is repeated as a `Trail`, which finds the value that holds
+most of the cost.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import CodeType, FunctionType, ModuleType
+from itertools import accumulate
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -20,19 +24,78 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from flexc.errors import StateError
-from flexc.frontend.code_facts import code_facts
+from flexc.frontend.closures import Rebuild
+from flexc.frontend.code_facts import MODULE_TABLES, code_facts, has_unread_code
 from flexc.frontend.plain_values import number_key
-from flexc.frontend.rebuild import Rebuild
-from flexc.frontend.special_methods import MODULE_TABLES, has_unread_code
-from flexc.frontend.trail import Trail, Way
 from flexc.frontend.walk import Capture, Walk
 from flexc.runtime.inputs.options import Choices
+
+Way = tuple[str, ...]
+
+MAX_TEXT = 80
+"""The largest number of characters of a path that an error shows."""
+
+
+class Trail(Walk):
+    """A walk that records the path to each value, as a Python expression."""
+
+    def __init__(self, roots: Mapping[int, Way]):
+        super().__init__()
+        self._ways = dict(roots)
+        """The first path to each value, by the value's id."""
+        self._holders: list[Any] = []
+        self._members: list[int] = []
+        """The number of visited members of each holder."""
+        self._costs: Counter[Way] = Counter()
+
+    def spend(self, cost: int) -> None:
+        holder = self._holders[-1] if self._holders else self._owner
+        way = self._ways.get(id(holder), ())
+        self._costs.update(dict.fromkeys(accumulate((w,) for w in way), cost))
+        super().spend(cost)
+
+    def visit(self, value: Any) -> Any:
+        way = self._way_to(value)
+        self._ways.setdefault(id(value), way)
+        self._holders.append(value)
+        self._members.append(0)
+        result = super().visit(value)
+        self._holders.pop()
+        self._members.pop()
+        return result
+
+    def _way_to(self, value: Any) -> Way:
+        holder = self._holders[-1] if self._holders else self._owner
+        way = self._ways.get(id(holder), ())
+        match holder:
+            case tuple() | list():
+                self._members[-1] += 1
+                return (*way, f"[{self._members[-1] - 1}]")
+            case dict():
+                return (*way, f"[{self.name!r}]")
+            case FunctionType() if value is holder.__defaults__:
+                return (f"{holder.__name__}.__defaults__",)
+            case FunctionType():
+                return (self.name,)
+            case None | MethodType() | functools.partial():
+                return way
+        return (*way, f"[{self.name}]" if self.name.isdigit() else f".{self.name}")
+
+    def heaviest(self, parts: Any) -> str:
+        """Return the longest path that holds more than half of the cost of a walk."""
+        with suppress(StateError, RecursionError):
+            self.run(parts)
+        most = sum(cost for way, cost in self._costs.items() if len(way) == 1) / 2
+        ways = [way for way, cost in self._costs.items() if cost > most]
+        text = "".join(max(ways, key=len, default=()))
+        return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
+
 
 UNKEYED_ATTRIBUTES = frozenset(
     {"data_ptr", "grad", "grad_fn", "is_leaf", "storage_offset", "untyped_storage"}
     | {"_version", "storage"}
 )
-"""Properties of tensors that a capture would freeze and no key tells apart."""
+"""Properties of tensors that a capture would make constant and that no key holds."""
 
 CPU = torch.device("cpu")
 
@@ -41,7 +104,7 @@ PLAIN = frozenset({*PLAIN_TENSORS, int, float, str, type(None), tuple, list, dic
 
 
 class Compiled:
-    """A function with options of its own, which may be called by another one."""
+    """A compiled function with its own options. Compiled functions may call it."""
 
     def __init__(self, fn: Callable[..., Any], choices: Choices):
         self.fn = fn
@@ -49,7 +112,7 @@ class Compiled:
 
 
 def is_own(value: Any) -> bool:
-    """Whether something is flexc's, and the same for the life of the process."""
+    """Return True if a value belongs to flexc and is constant in a process."""
     if isinstance(value, ModuleType):
         return value.__name__.partition(".")[0] == "flexc"
     if not isinstance(value, FunctionType | type):
@@ -61,10 +124,10 @@ def is_own(value: Any) -> bool:
 
 
 class _Modules(Walk):
-    """Adds modules and BlockMasks to a walk or a rebuild."""
+    """A mixin that adds modules and BlockMasks to a walk or a rebuild."""
 
     def visit(self, value: Any) -> Any:
-        if type(value) in PLAIN:  # Most of what is met, and nothing of the following.
+        if type(value) in PLAIN:  # Most values are plain, and need no check below.
             return super().visit(value)
         if isinstance(value, torch.nn.Module):
             return self.module_object(value)
@@ -81,17 +144,17 @@ class _Modules(Walk):
         return self.visit(value)
 
     def block_mask(self, value: BlockMask) -> Any:
-        """A BlockMask, with all its attributes."""
+        """Visit a BlockMask with all its attributes."""
         if (known := self._known(value)) is not None:
             return known
         self.key.append((BlockMask, tuple(vars(value))))
-        copy = self._begin(value)
+        copy = self._note(value, self.begin(value))
         for name, part in vars(value).items():
             self.fill_attribute(copy, name, self.visit(part), "")
         return copy
 
     def module_object(self, value: torch.nn.Module) -> Any:
-        """A module, with all that a search of it may find."""
+        """Visit a module with all tables that a search of the module may read."""
         if isinstance(value, torch.jit.ScriptModule):
             return self.unknown(value)
         is_new = self._id(value) not in self._seen
@@ -104,11 +167,11 @@ class _Modules(Walk):
 
 
 class _UnsoundError(Exception):
-    """Equal keys would mean nothing, however much more is read."""
+    """No key can represent the call, regardless of how much more is read."""
 
 
 class CallWalk(_Modules):
-    """A walk over a call, which ends as soon as it is known to have no key."""
+    """A walk over a call, which stops as soon as the call is known to have no key."""
 
     def spend(self, cost: int) -> None:
         if not self.sound:
@@ -117,11 +180,11 @@ class CallWalk(_Modules):
 
 
 class _CallTrail(Trail, CallWalk):
-    """The same walk, to name what it met."""
+    """The walk over a call, with the path to each value."""
 
 
 class _Rebuild(_Modules, Rebuild):
-    """Copies of a function and its arguments over other tensors."""
+    """A copy of a function and its arguments, with other tensors and numbers."""
 
     def remake(self, value: Any, parts: Any) -> Any:
         if isinstance(value, Compiled):
@@ -137,7 +200,7 @@ class _Rebuild(_Modules, Rebuild):
 
 
 def is_instance(value: Any, classes: Any) -> bool:
-    """`isinstance`, for which a symbol is the number that it stands for."""
+    """Return `isinstance` of a value, where a symbol counts as its number."""
     kind = SYMBOLS.get(type(value))
     return isinstance(value, classes) if kind is None else issubclass(kind, classes)
 
@@ -151,38 +214,38 @@ SYMBOLS: dict[type, type] = {
 
 @dataclass(frozen=True, slots=True)
 class CallState:
-    """One call: the function, its arguments, and all that they reach."""
+    """One call: the function, its arguments, and all objects that they reach."""
 
     parts: tuple[Any, ...]
-    """(function, args, kwargs)"""
+    """The function, its positional and its keyword arguments."""
     captures: tuple[Capture, ...]
     sound: bool
-    """Equal keys mean equal captured graphs."""
+    """True if equal keys mean equal captured graphs."""
     structure: tuple[Any, ...]
-    """The part of the key that is not about what tensors and numbers are."""
+    """The part of the key without the facts of tensors and numbers."""
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What calls have in common of which one graph may serve all."""
+        """The facts that calls share if one graph may serve them."""
         tensors = [c for c in self.captures if isinstance(c, Tensor)]
         facts = [(t.device, t.requires_grad) for t in tensors]
         return self.structure, tuple(facts), global_state()
 
     @property
     def inspects_types(self) -> bool:
-        """Whether code tells a symbol from a number."""
+        """True if the code distinguishes a symbol from a number."""
         codes = [code_facts(k) for k in self.structure if isinstance(k, CodeType)]
         return any(f.inspects_types and not f.asks_instances_only for f in codes)
 
     @property
     def facts(self) -> tuple[Any, ...]:
-        """All that a capture of fake values could make constant."""
+        """All facts that a capture of fake values could make constant."""
         return tuple([_facts(c) for c in self.captures])
 
     def rebuild(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], set[CodeType]]:
-        """(function, args, kwargs) with `values` in place of the captures.
+        """Return (function, args, kwargs) with `values` in place of the captures.
 
-        And the code of all functions that were read.
+        The second result is the code of all functions that were read.
         """
         rebuild = _Rebuild(values)
         return rebuild.run(self.parts), rebuild.codes
@@ -191,7 +254,7 @@ class CallState:
 def read_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> CallState:
-    """Walk a call; equal keys mean that one capture serves both calls."""
+    """Walk a call. Equal keys mean that one capture serves both calls."""
     parts = (fn, args, kwargs)
     walk = CallWalk()
     try:
@@ -207,7 +270,7 @@ def read_call(
 
 
 def _too_much(parts: tuple[Any, ...], error: Exception) -> StateError:
-    """What is said of a call that reaches too much to be walked."""
+    """Return the error for a call that reaches too many objects."""
     fn, args, kwargs = parts
     name = getattr(fn, "__qualname__", type(fn).__qualname__)
     roots: dict[int, Way] = {id(fn): () if isinstance(fn, FunctionType) else ("self",)}
@@ -237,14 +300,14 @@ def _facts(capture: Capture) -> Any:
 
 
 def global_state() -> tuple[Any, ...]:
-    """Settings of torch that change what a function means."""
+    """Return the settings of torch that change the results of a function."""
     casts: list[Any] = [None, None]
     if torch._C._is_any_autocast_enabled():
         casts = [
             torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None
             for d in ("cpu", "cuda")
         ]
-    # A default device is a mode of functions; to ask for it takes a microsecond.
+    # A default device is a function mode. Asking for the device is slow.
     modes = torch._C._len_torch_function_stack()
     return (
         torch.is_grad_enabled(),

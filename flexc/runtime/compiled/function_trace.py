@@ -37,9 +37,10 @@ from flexc.frontend.captured import CapturedMod, CapturedMods
 from flexc.frontend.guards import Guards
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.frontend.locations import error_location
-from flexc.frontend.value_reads import is_value_read
+from flexc.frontend.mistakes import is_value_read
 from flexc.frontend.walk import Capture
 from flexc.runtime.attention.call import Attention, Outputs
+from flexc.runtime.attention.run import allocate
 from flexc.runtime.compiled.function_state import CallState, read_call
 from flexc.runtime.inputs.arguments import NO_BLOCKS
 from flexc.runtime.inputs.options import Choices, kernel_options
@@ -60,7 +61,7 @@ from flexc.runtime.torch_compile.graph_call import BACKEND_OPTION
 STATIC_RESULTS = (bool, bytes, complex, float, int, str, type(None))
 STATIC_RESULTS += (torch.device, torch.dtype)
 COMPUTED = (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-"""Types of what a graph returns."""
+"""Types of values that a graph returns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,23 +69,23 @@ class Trace:
     """A captured function: a graph over the captures of a call's state."""
 
     source: GraphModule
-    """As captured, with one FlexAttention operator for each attention."""
+    """The graph as captured, with one FlexAttention operator for each attention."""
     graph: GraphModule
-    """With kernels in their place."""
+    """The graph with kernels in place of the operators."""
     inputs: tuple[int, ...]
-    """Which captures the graph takes."""
+    """The captures that the graph takes."""
     spec: pytree.TreeSpec
     results: tuple[Any, ...]
-    """Leaves of the result: a place among the graph's outputs, or a constant."""
+    """The leaves of the result: a place among the graph's outputs, or a constant."""
     guards: Guards
-    """What the captures of a call must fulfil."""
+    """Conditions on the captures of a call."""
 
     def __call__(self, captures: Sequence[Capture]) -> Any:
         return self.run([captures[i] for i in self.inputs])
 
     def run(self, values: Sequence[Capture]) -> Any:
-        """The results for the values that the graph takes."""
-        # Nobody can hook this graph, so the module's own call would find no hooks.
+        """Return the results for the values that the graph takes."""
+        # The graph has no hooks, so `forward` may be called directly.
         if torch._C._is_any_autocast_enabled():
             with _without_autocast():
                 outputs = self.graph.forward(*values)
@@ -102,7 +103,7 @@ class _Place:
 
 
 def _without_autocast() -> Any:
-    """A graph holds the casts that autocast made when it was captured."""
+    """Return a context without autocast: the graph has the casts of its capture."""
     enabled = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
     if not enabled:
         return nullcontext()
@@ -117,12 +118,13 @@ def trace_function(
 ) -> Trace | None:
     """Capture a call, with symbols for the sizes and numbers at `places`.
 
-    None if the function is no function of its tensors. That is one that changes Python
-    objects, steers autograd, transforms attention by torch.func, or returns what is not
-    made of tensors and constants: it can only be run.
+    Return None for a function that can only be run, because its results are not a
+    function of its tensors. Such a function changes Python objects, controls autograd,
+    transforms attention by torch.func, or returns values other than tensors and
+    constants.
 
     Raises:
-        NotSymbolicError: where Python wants true numbers.
+        NotSymbolicError: if Python code needs real numbers.
     """
     fakes = FakeCall(state.captures, places)
     parts, codes = state.rebuild(fakes.values)
@@ -164,11 +166,11 @@ def trace_function(
 
 
 class NotSymbolicError(Exception):
-    """A function does to lengths or numbers what symbols do not stand for."""
+    """A function uses lengths or numbers in a way that symbols do not support."""
 
 
 def _call_directly(gm: GraphModule) -> None:
-    """Have a graph call kernels and ask for sizes without what torch does around it."""
+    """Let a graph call kernels and read sizes without torch's wrappers."""
     for node in gm.graph.nodes:
         if node.target is torch.ops.aten.sym_size.int:
             node.op, node.target = "call_method", "size"
@@ -178,7 +180,7 @@ def _call_directly(gm: GraphModule) -> None:
 
 
 def _function(module: torch.nn.Module, name: str) -> Callable[..., Any]:
-    """A module that has no hooks as a function that a graph may name."""
+    """Return a function of a name that a graph may hold, for a module without hooks."""
     forward = module.forward
 
     def run(*args: Any) -> Any:
@@ -201,7 +203,7 @@ def _places(leaves: Sequence[Any]) -> tuple[Any, ...]:
 def _is_pure(
     parts: tuple[Any, ...], before: CallState, fakes: FakeCall, leaves: Sequence[Any]
 ) -> bool:
-    """Nothing but tensors was changed, and nothing else is returned."""
+    """Return True if a call changed only tensors, and returned tensors or constants."""
     if not all(isinstance(x, COMPUTED) or type(x) in STATIC_RESULTS for x in leaves):
         return False
     after = read_call(*parts)
@@ -243,7 +245,7 @@ def _control_flow(where: SourceLocation | None) -> DataDependentControlFlowError
 
 
 class WatchAutograd(TorchFunctionMode):
-    """Sees whether a function steers autograd, which aten ops do not record."""
+    """A mode that detects control of autograd, which aten ops do not record."""
 
     NAMES = frozenset(
         {"_set_grad_enabled", "register_hook", "requires_grad_", "retain_grad"}
@@ -266,7 +268,7 @@ class WatchAutograd(TorchFunctionMode):
 
 
 def _has_custom_gradient(leaf: Any) -> bool:
-    """Whether a torch.autograd.Function of the user's took part."""
+    """Return True if a result depends on a torch.autograd.Function of the user."""
     stack = [leaf.grad_fn] if isinstance(leaf, Tensor) else []
     seen = set()
     while stack:
@@ -282,7 +284,7 @@ def _has_custom_gradient(leaf: Any) -> bool:
 
 
 def emit(call: Attention, watch: WatchAutograd) -> Results:
-    """Record a call of attention as an operator; its results have no data."""
+    """Record a call of attention as an operator. Its results have no data."""
     inputs = [call.query, call.key, call.value]
     inputs += [c for c in call.signature.captures if isinstance(c, Tensor)]
     watch.paused = True
@@ -302,7 +304,7 @@ def emit(call: Attention, watch: WatchAutograd) -> Results:
 
 
 class _Emit(torch.autograd.Function):
-    """Makes results require a gradient as they will when the graph runs."""
+    """A Function that makes results require a gradient, as in a run of the graph."""
 
     @staticmethod
     def forward(ctx: Any, call: Attention, *inputs: Tensor) -> Any:
@@ -318,7 +320,7 @@ def _operator(call: Attention) -> tuple[Tensor, Tensor, Tensor]:
     assert mode is not None
     tracer: Any = mode.tracer
     with disable_proxy_modes_tracing():
-        results = replace(call, outputs=Outputs(True, True)).allocate()
+        results = allocate(call.query, call.value, Outputs(True, True))
     mods = _capture_mods(call)
     captures = call.signature.captures
     operands = (
@@ -339,9 +341,9 @@ def _operator(call: Attention) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _capture_mods(call: Attention) -> CapturedMods:
-    """Trace a call's mods, and import them now: errors then name the user's line.
+    """Trace a call's mods and import them, so that errors name the user's line.
 
-    They are traced for the values that symbols have in this call.
+    Mods are traced for the values that symbols have in this call.
     """
     captures, query = call.signature.captures, call.query
     dims = (int(query.size(3)), int(call.value.size(3)))
@@ -352,7 +354,7 @@ def _capture_mods(call: Attention) -> CapturedMods:
         build_attention_module(mods.score, mods.mask, built)
     if mods.unread is not None or mods.custom_gradient:
         raise OnlyRunError(f"a mod reads {mods.unread or 'a Function of torch'}")
-    # What the mods assume of symbols the function assumes.
+    # The mods were traced for numbers, so their guards must hold for symbols too.
     if not mods.guards.hold(captures):
         raise NotSymbolicError
     return mods
@@ -367,7 +369,7 @@ def _captured(mod: CapturedMod | None, captures: Sequence[Any]) -> tuple[Any, ..
 
 
 def _block_mask(call: Attention, mask: GraphModule) -> tuple[Any, ...]:
-    """A BlockMask's tuple as torch has it."""
+    """Return the tuple of a BlockMask in the order of torch's operator."""
     lengths = (call.query.size(2), call.key.size(2))
     if call.tables is None:
         return (*lengths, *[None] * 8, NO_BLOCKS, NO_BLOCKS, mask)

@@ -1,4 +1,4 @@
-"""What was proved of a call, and why the rest was not, in words."""
+"""Descriptions of the facts that are proved about a call, and of failed proofs."""
 
 from __future__ import annotations
 
@@ -13,36 +13,39 @@ from flexc.dialects import flex
 from flexc.dialects.blocksparse import TileOrder
 from flexc.passes.flex.flex_infer_facts import FACTS, score_range
 from flexc.passes.flex.flex_widen_indices import would_widen
-from flexc.passes.masks.blocks.summaries import Summary
+from flexc.passes.masks.blocks.block_code import Summary
 from flexc.passes.masks.bounds.describe_ranges import RangeSpeller
 from flexc.passes.masks.segments.mask_segments import tile_order
-from flexc.passes.scalar.dependence import Along, Dependences
 from flexc.passes.scalar.formula import (
     Formula,
     Leaf,
     mask_formula,
 )
 from flexc.passes.scalar.proof import Proven, WhyNot
-from flexc.passes.scalar.ranges.capture_bounds import indices_outside, unwrapped
 from flexc.passes.scalar.ranges.exact_ranges import known_of_call
-from flexc.passes.scalar.ranges.index_width import IndexWidths
+from flexc.passes.scalar.ranges.index_proofs import (
+    IndexWidths,
+    indices_outside,
+    unwrapped,
+)
 from flexc.passes.scalar.readable import meant, spell
+from flexc.passes.scalar.variation import Along, Dependences
 from flexc.runtime.explain.subject import Subject
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that a kernel may rely on, if it was proved."""
+    """A property that a kernel may use if the property is proved."""
 
     name: str
-    """That of the property of `flex.attention`, where there is one."""
+    """The name, equal to the property of `flex.attention` if there is one."""
     proven: bool
     text: str
-    """What was proved, or why it was not."""
+    """The proved fact, or the reason why the proof failed."""
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """The title for people."""
         return TITLES[self.name]
 
     def __str__(self) -> str:
@@ -65,12 +68,12 @@ TITLES = {
 
 
 def facts_of(subject: Subject) -> tuple[Fact, ...]:
-    """All facts, in the order in which they are printed."""
+    """Return all facts, in the order in which they are printed."""
     return tuple(fact for find in FINDERS for fact in find(subject))
 
 
 def rows(subject: Subject) -> Iterator[Fact]:
-    """Whose rows a program owns, where it owns all that there are."""
+    """Yield the fact that a program owns all rows of a few heads, if this holds."""
     if subject.few_rows is None:
         return
     heads, queries = subject.few_rows
@@ -80,7 +83,7 @@ def rows(subject: Subject) -> Iterator[Fact]:
 
 
 def bounds(subject: Subject) -> Iterator[Fact]:
-    """Whether the mask's keys have ranges with computed ends."""
+    """Yield the fact, proved or not, that the mask's keys have computed ranges."""
     name = "bounds"
     if subject.reading.is_trivial:
         yield Fact(name, True, "there is no mask: every key is live")
@@ -95,7 +98,10 @@ def bounds(subject: Subject) -> Iterator[Fact]:
 
 
 def classified(subject: Subject) -> Iterator[Fact]:
-    """Whether blocks are told apart by planning; of masks without bounds."""
+    """Yield the fact, proved or not, that planning can classify blocks.
+
+    Masks with bounds have no such fact.
+    """
     name, proof = "classified", subject.reading.classifier
     if isinstance(proof, WhyNot):
         yield Fact(name, False, proof.reason)
@@ -111,7 +117,7 @@ def classified(subject: Subject) -> Iterator[Fact]:
 
 
 def _summarized(summary: Summary) -> str:
-    """What a summary is of: `doc[q_idx]`, say, of each block of rows."""
+    """Return the values that a summary covers: `doc[q_idx] of each block of rows`."""
     last = summary.region.block.last_op
     assert isinstance(last, flex.YieldOp)
     where = "rows" if summary.axis == "row" else "keys"
@@ -119,7 +125,7 @@ def _summarized(summary: Summary) -> str:
 
 
 def rows_never_empty(subject: Subject) -> Iterator[Fact]:
-    """Whether each row has a live key."""
+    """Yield the fact, proved or not, that each row has a live key."""
     match FACTS["rows_never_empty"](subject.simple):
         case Proven():
             yield Fact("rows_never_empty", True, "each row has a live key")
@@ -128,7 +134,7 @@ def rows_never_empty(subject: Subject) -> Iterator[Fact]:
 
 
 def scores_bounded(subject: Subject) -> Iterator[Fact]:
-    """Whether scores have bounds that the kernel knows."""
+    """Yield the fact, proved or not, that the kernel knows bounds of the scores."""
     name = "score_range"
     match score_range(subject.simple), score_range(subject.simple, subject.numbers):
         case Proven(value), _:
@@ -150,7 +156,7 @@ def _interval(value: object) -> str:
 
 
 def _of_score(reason: str, subject: Subject) -> str:
-    """A reason, for people who know the score as what comes before the mod."""
+    """Return a reason that names the score as the product of query and key."""
     score = subject.simple.score_mod.block.args[0]
     if reason.startswith(f"nothing bounds {score.name_hint}, "):
         return "nothing bounds the product of query and key"
@@ -158,7 +164,7 @@ def _of_score(reason: str, subject: Subject) -> str:
 
 
 def indices_fit(subject: Subject) -> Iterator[Fact]:
-    """Whether 32 bits hold all that is computed of positions."""
+    """Yield the fact, proved or not, that computed positions fit 32 bits."""
     name = "indices_fit"
     if not would_widen(subject.written):
         yield Fact(name, True, "whatever the lengths and captured numbers are")
@@ -182,7 +188,7 @@ def _too_wide(op: Operation, widths: IndexWidths) -> str:
 
 
 def captures_inside(subject: Subject) -> Iterator[Fact]:
-    """Whether captured loads need no guards."""
+    """Yield the fact, proved or not, that captured loads need no guards."""
     name = "captures_inside"
     loads = [
         o
@@ -210,7 +216,7 @@ def captures_inside(subject: Subject) -> Iterator[Fact]:
 
 
 def independent(subject: Subject) -> Iterator[Fact]:
-    """Whether the mask is one for all batches, or for all heads."""
+    """Yield the facts, proved or not, that all batches or heads have the same mask."""
     mask = subject.simple.mask_mod
     along = Dependences(mask)
     for what, arg, flag in (
@@ -230,7 +236,7 @@ def independent(subject: Subject) -> Iterator[Fact]:
 
 
 def leaves(formula: Formula) -> Iterator[Leaf]:
-    """The comparisons and flags of a formula."""
+    """Yield the comparisons and flags of a formula."""
     if isinstance(formula, Leaf):
         yield formula
     else:
@@ -239,7 +245,10 @@ def leaves(formula: Formula) -> Iterator[Leaf]:
 
 
 def order(subject: Subject) -> Iterator[Fact]:
-    """Whether it is known which blocks of rows have most work."""
+    """Yield the fact, proved or not, that some blocks of rows have more work.
+
+    These blocks start first.
+    """
     name, reading = "order", subject.reading
     if subject.way in ("tables", "planned"):
         text = (
@@ -264,7 +273,7 @@ def order(subject: Subject) -> Iterator[Fact]:
 
 
 def traced_once(subject: Subject) -> Iterator[Fact]:
-    """Report whether later calls with equal mods reuse the trace."""
+    """Yield the fact, proved or not, that equal mods are traced once."""
     name = "traced_once"
     if subject.call.signature.cacheable:
         yield Fact(name, True, "all that the mods read is known before they run")
@@ -276,7 +285,7 @@ def traced_once(subject: Subject) -> Iterator[Fact]:
 
 
 def regions(subject: Subject) -> tuple[Region, Region]:
-    """The mods as they were written."""
+    """Return the score and mask regions before simplification."""
     return subject.written.score_mod, subject.written.mask_mod
 
 

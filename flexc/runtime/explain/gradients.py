@@ -1,7 +1,8 @@
-"""How the gradients of a call are computed: of what it captures, and over which blocks.
+"""Descriptions of the gradients of a call: of captured tensors, and over blocks.
 
-A read's adjoints are summed over the pairs that it does not tell apart: `by` says what
-is left, and so how much there is to add to the gradient of the captured tensor.
+The adjoints of a read are summed over all pairs that read the same element. `by` names
+the coordinates of the sums, and so determines the number of sums to add to the gradient
+of the captured tensor.
 """
 
 from __future__ import annotations
@@ -18,16 +19,15 @@ from xdsl.ir import SSAValue
 from flexc.dialects import flex
 from flexc.dialects.flex import CAPTURE
 from flexc.errors import GradientError
-from flexc.passes.flex.derivatives.build import Derivative, derivative_module
-from flexc.passes.flex.derivatives.pairs_code import backward_code
+from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
 from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
+from flexc.passes.flex.pair_code import backward_code
 from flexc.passes.masks.bounds.describe_ranges import RangeSpeller
-from flexc.passes.masks.segments.subject import SegmentSubject
+from flexc.passes.masks.segments.mask_problem import MaskProblem
+from flexc.passes.scalar.captured_reads import CaptureIndices, IndexClass
 from flexc.passes.scalar.proof import Proven, WhyNot
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.readable import spell
-from flexc.passes.scalar.reads.capture_index import CaptureIndices
-from flexc.passes.scalar.reads.captured_read import IndexClass
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.inputs.options import NO_OPTIONS, is_interpreting
 from flexc.runtime.kernels.driver import convert_for
@@ -51,16 +51,17 @@ VARY = 'bits may vary between runs, not with kernel_options={"deterministic": Tr
 
 @dataclass(frozen=True)
 class ReadGradient:
-    """How the adjoints of one read are summed."""
+    """The summation of the adjoints of one read."""
 
     read: str
-    """What is read: `bias[h, q_idx - kv_idx]`, say."""
+    """The read as text, such as `bias[h, q_idx - kv_idx]`."""
     by: By
-    """What each sum is of: a head, one of its rows, columns or distances, or a pair."""
+    """The coordinate of each sum: a head, or a head's row, column, distance or pair.
+    """
     why: str
-    """Why they are summed by pair, though not each pair reads an element of its own."""
+    """The reason for sums by pair, if several pairs may read one element."""
     atomics: bool
-    """They are added up in any order, by atomics of a GPU."""
+    """True if atomics of a GPU add the sums in any order."""
 
     def __str__(self) -> str:
         text = f"by {self.by}: {self.read}"
@@ -70,15 +71,15 @@ class ReadGradient:
 
 @dataclass(frozen=True)
 class CaptureGradient:
-    """How the gradient of one captured tensor is made."""
+    """The computation of the gradient of one captured tensor."""
 
     name: str
     wanted: bool
-    """It requires a gradient now."""
+    """True if the tensor requires a gradient now."""
     reads: tuple[ReadGradient, ...]
-    """Those that scores depend on."""
+    """The reads of the tensor that scores depend on."""
     refusal: str | None = None
-    """Why it has none, where flexc refuses to differentiate it."""
+    """The reason why flexc refuses to differentiate the tensor, or None."""
 
     def __str__(self) -> str:
         text = "\n".join(map(str, self.reads)) or "zero: no score depends on it"
@@ -89,16 +90,16 @@ class CaptureGradient:
 
 @dataclass(frozen=True)
 class GradientFacts:
-    """How the gradients of a call are computed."""
+    """The computation of the gradients of a call."""
 
     captured: tuple[CaptureGradient, ...]
-    """Of each captured tensor of floats that score_mod has."""
+    """The gradients of the float tensors that `score_mod` captures."""
     way: Way
-    """How the blocks of queries are found that a block of keys meets."""
+    """The way to find the blocks of queries that a block of keys meets."""
     why: str
 
     deterministic: bool
-    """Whether all gradients that are asked for are equal bits at every run."""
+    """True if all wanted gradients have equal bits at each run."""
 
     @property
     def heading(self) -> str:
@@ -107,15 +108,15 @@ class GradientFacts:
         return VARY
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """What is told, and by which name."""
+        """Yield the names and texts of the lines to print."""
         for captured in self.captured:
             yield captured.name, str(captured)
         yield QUERIES, f"{self.way}: {self.why}"
 
 
 def gradients_of(subject: Subject) -> GradientFacts:
-    """How the gradients of a call are computed."""
-    if subject.call.backend == "eager":
+    """Describe the gradients of a call."""
+    if subject.call.computed_by.is_dense:
         why = 'backend="eager" differentiates dense attention, by torch'
         return GradientFacts((), "every pair", why, subject.call.deterministic)
     captured = tuple(captured_gradients(subject))
@@ -124,7 +125,7 @@ def gradients_of(subject: Subject) -> GradientFacts:
 
 
 def captured_gradients(subject: Subject) -> Iterator[CaptureGradient]:
-    """Of each captured tensor of floats, in their order."""
+    """Yield the gradients of captured float tensors, in the order of captures."""
     args = subject.simple.score_mod.block.args
     first = len(args) - len(subject.captures)
     floats = {i: a for i, a in enumerate(args[first:]) if a.uses and is_of_floats(a)}
@@ -149,9 +150,9 @@ class Reads:
     indices: CaptureIndices
     loads: tuple[flex.LoadCaptureOp, ...]
     first: int
-    """The number of the region's argument that is the first capture."""
+    """The number of the region's argument for the first capture."""
     any_order: bool
-    """What has a place for each pair may be added in any order."""
+    """True if sums by pair may be added in any order."""
 
     @classmethod
     def of(cls, subject: Subject, wrt: list[str]) -> Reads:
@@ -174,7 +175,7 @@ class Reads:
         )
 
     def captured(self, number: int, name: str, wanted: bool) -> CaptureGradient:
-        """The gradient of a capture, from its reads."""
+        """Describe the gradient of a capture, from its reads."""
         tensor = self.indices.region.block.args[self.first + number]
         loads = [load for load in self.loads if load.tensor is tensor]
         try:
@@ -191,14 +192,14 @@ class Reads:
 
 
 def adds_by_atomics(subject: Subject) -> bool:
-    """Whether sums are added by the threads of a GPU, here or not."""
+    """Return True if threads of a GPU add sums, on this machine or another."""
     call = subject.call
     on_cpu = call.query.device.type == "cpu"
-    return call.backend == "triton" and not (on_cpu and is_interpreting())
+    return call.computed_by.for_gpu and not (on_cpu and is_interpreting())
 
 
 def queries_of_keys(subject: Subject) -> tuple[Way, str]:
-    """How blocks of queries are found for a block of keys, and why in this way."""
+    """Return the way to find blocks of queries for a block of keys, and the reason."""
     match subject.way:
         case "no mask":
             return "no mask", "every block is visited"
@@ -211,7 +212,7 @@ def queries_of_keys(subject: Subject) -> tuple[Way, str]:
         case "bounds":
             pass
     op = key_value_sums(subject)
-    keys = SegmentSubject.of_sums(op)
+    keys = MaskProblem.of_sums(op)
     build = replace(subject.compiled.build, tiles=NO_OPTIONS, derivative=True)
     convert = convert_for(build)
     tile = convert.pair_sums_sizes(op, keys)
@@ -224,7 +225,7 @@ def queries_of_keys(subject: Subject) -> tuple[Way, str]:
 
 
 def key_value_sums(subject: Subject) -> flex.PairSumsOp:
-    """The sums that the gradients of key and value are."""
+    """Return the op whose sums are the gradients of key and value."""
     module = subject.simple.get_toplevel_object()
     assert isinstance(module, ModuleOp)
     expanded = derivative_module(module, Derivative(("key", "value")))

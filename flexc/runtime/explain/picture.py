@@ -1,4 +1,4 @@
-"""Pictures of blocks: SVG by a writer of our own, PNG by matplotlib."""
+"""Pictures of blocks: SVG by code of this module, PNG by matplotlib."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ NAMES = {FULL: "full", PARTIAL: "partial", DEAD: "skipped"}
 GRID, FRAME, INK = "#dddddd", "#777777", "#222222"
 
 MAX_SIDE = 1024
-"""Blocks of a side that are drawn; of more, neighbours are drawn as one."""
+"""The most blocks drawn along a side; with more, neighbours are drawn as one."""
 
 MAX_GRID = 64
-"""Blocks of a side up to which each has lines around it."""
+"""The most blocks along a side for which each block has an outline."""
 
 LONGEST, SHORTEST = 640, 160
-"""Pixels of the plot's sides."""
+"""The greatest and the least length of the plot's sides in pixels."""
 
 LEFT, TOP, RIGHT, BOTTOM = 72, 64, 24, 40
 
 TICKS = 8
 
 Rect = tuple[int, int, int, int]
-"""x, y, width and height, in blocks."""
+"""The x, y, width and height of a rectangle in blocks."""
 
 
 @dataclass(frozen=True, eq=False)
 class Plot:
-    """The classes of one batch and head, as they are drawn."""
+    """The drawn classes of one batch and head."""
 
     classes: Tensor
-    """(rows, columns)"""
+    """The classes, of shape (rows, columns)."""
     size: tuple[int, int]
-    """Rows and keys of a block that is drawn."""
+    """The rows and keys of a drawn block."""
     lengths: tuple[int, int]
     title: str
     note: str
@@ -49,14 +49,14 @@ class Plot:
 
     @property
     def pixels(self) -> tuple[float, float]:
-        """Height and width of the plot, in the proportions of the lengths."""
+        """The height and width of the plot, in the proportions of the lengths."""
         longest = max(self.lengths)
         height, width = (max(LONGEST * n / longest, SHORTEST) for n in self.lengths)
         return height, width
 
 
 def plot_of(blocks: Blocks, title: str, b: int, h: int) -> Plot:
-    """What is drawn of one batch and head."""
+    """Return the plot of one batch and head."""
     classes = blocks.classes[b, h]
     counts = {kind: int((classes == kind).sum()) for kind in NAMES}
     factor = -(-max(classes.shape) // MAX_SIDE)
@@ -71,7 +71,10 @@ def plot_of(blocks: Blocks, title: str, b: int, h: int) -> Plot:
 
 
 def coarser(classes: Tensor, factor: int) -> Tensor:
-    """Squares of blocks as one: partial unless all are alike."""
+    """Merge squares of `factor` x `factor` blocks.
+
+    A merged block is partial unless all blocks of its square are equal.
+    """
     rows, columns = classes.shape
     pad = (0, -columns % factor, 0, -rows % factor)
 
@@ -86,7 +89,7 @@ def coarser(classes: Tensor, factor: int) -> Tensor:
 
 
 def rectangles(classes: Tensor, kind: int) -> Iterator[Rect]:
-    """Rectangles that cover the blocks of a kind: equal runs of rows are joined."""
+    """Yield rectangles that cover the blocks of a kind; join equal runs of rows."""
     open_: dict[tuple[int, int], int] = {}
     rows = classes.size(0)
     marked = torch.nn.functional.pad((classes == kind).to(torch.int8), (1, 1))
@@ -105,7 +108,7 @@ def rectangles(classes: Tensor, kind: int) -> Iterator[Rect]:
 
 
 def tick_step(length: int) -> int:
-    """Tokens from a tick to the next: a round number, or a power of two."""
+    """Return the tokens between ticks: a round number, or a power of two."""
     least = max(1, -(-length // TICKS))
     if length % 64 == 0:
         return 1 << (least - 1).bit_length()
@@ -114,7 +117,7 @@ def tick_step(length: int) -> int:
 
 
 def tick_label(at: int, length: int) -> str:
-    """Tokens, of long sequences in thousands as they are counted there."""
+    """Return the label of a tick; long sequences are labelled in K or M."""
     step = tick_step(length)
     for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
         if step % unit == 0 and length >= 64 * 1024:
@@ -123,7 +126,7 @@ def tick_label(at: int, length: int) -> str:
 
 
 def draw_svg(blocks: Blocks, title: str, b: int, h: int) -> str:
-    """A picture of a batch and head."""
+    """Return the SVG picture of a batch and head."""
     plot = plot_of(blocks, title, b, h)
     height, width = plot.pixels
     total_w = max(LEFT + width + RIGHT, 480)
@@ -155,7 +158,7 @@ def _heading(plot: Plot) -> Iterator[str]:
 
 
 def _cells(plot: Plot) -> Iterator[str]:
-    """The blocks, in units of blocks: what sticks out at the last ones is cut off."""
+    """Yield the blocks in units of blocks; parts beyond the lengths are clipped."""
     (m, n), (height, width), (q_len, kv_len) = plot.size, plot.pixels, plot.lengths
     yield (
         f'<svg width="{width:g}" height="{height:g}" preserveAspectRatio="none" '
@@ -174,7 +177,7 @@ def _cells(plot: Plot) -> Iterator[str]:
 
 
 def _grid(plot: Plot) -> Iterator[str]:
-    """Lines around blocks where they are few, else at the ticks."""
+    """Yield lines around blocks if there are few blocks, else lines at the ticks."""
     (height, width), (q_len, kv_len) = plot.pixels, plot.lengths
     if max(plot.classes.shape) <= MAX_GRID:
         steps = plot.size
@@ -190,7 +193,7 @@ def _grid(plot: Plot) -> Iterator[str]:
 
 
 def inner(length: int, step: int) -> range:
-    """Multiples of a step strictly within a length."""
+    """Return the multiples of a step strictly within a length."""
     return range(step, length, step)
 
 
@@ -230,7 +233,7 @@ def _legend(plot: Plot) -> Iterator[str]:
 
 
 def labels(plot: Plot) -> Sequence[tuple[int, str]]:
-    """The legend: each kind with its share of the blocks."""
+    """Return the legend: each kind with its share of the blocks."""
     total = max(1, sum(plot.counts.values()))
     return [
         (kind, f"{name} {plot.counts[kind]:,} ({plot.counts[kind] / total:.1%})")
@@ -239,7 +242,10 @@ def labels(plot: Plot) -> Sequence[tuple[int, str]]:
 
 
 def draw_png(blocks: Blocks, title: str, b: int, h: int, path: Path) -> None:
-    """The same picture by matplotlib."""
+    """Draw the picture of `draw_svg` by matplotlib to a PNG file.
+
+    Raise OptionError if matplotlib is not installed.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.colors import ListedColormap

@@ -1,4 +1,4 @@
-"""What `explain` returns: data for programs, text for people."""
+"""The results of `explain`: data for programs, text for people."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from torch import Tensor
 from flexc.errors import OptionError
 from flexc.passes.scalar.readable import describe_mod
 from flexc.runtime.attention.call import Attention
-from flexc.runtime.explain.blocks import Blocks, Rows, Run, find_blocks
-from flexc.runtime.explain.counts import Counts, count
+from flexc.runtime.explain.blocks import Blocks, Counts, Rows, Run, count, find_blocks
 from flexc.runtime.explain.facts import Fact, facts_of
 from flexc.runtime.explain.gradients import GradientFacts, gradients_of
 from flexc.runtime.explain.picture import draw_png, draw_svg
-from flexc.runtime.explain.schedules import ScheduleFacts, schedule_of
-from flexc.runtime.explain.subject import Subject, Way
+from flexc.runtime.explain.subject import ScheduleFacts, Subject, Way, schedule_of
 from flexc.runtime.kernels.cpp_compiler import host_machine
 
 WIDTH = 92
@@ -33,33 +31,33 @@ MAX_UNBROKEN = 56
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
-    """What flexc knows of one call of attention, and which blocks it visits."""
+    """The facts about one call of attention, and its visited blocks."""
 
     title: str
     """The mask's name and the sizes."""
     mask: str | None
-    """The mask as flexc reads it."""
+    """The simplified mask as text."""
     score: str | None
     captured: dict[str, str]
-    """Captured numbers, and the shapes of captured tensors, by their names."""
+    """The captured numbers and the shapes of captured tensors, by name."""
     facts: tuple[Fact, ...]
     way: Way
-    """How the blocks are found: by bounds, planning, given tables, or not at all."""
+    """The way to find the blocks: bounds, planning, given tables, or none."""
     why: str
     tile: tuple[int, int]
-    """Rows and keys that the kernel computes at a time."""
+    """The rows and keys that the kernel computes at a time."""
     block_size: tuple[int, int]
-    """Rows and keys of the blocks that are counted here."""
+    """The rows and keys of the blocks that are counted here."""
     counts: Counts
     blocks: Blocks
     times: int = 1
-    """How often a function made this call."""
+    """The number of times that a function made this call."""
     gradients: GradientFacts | None = None
-    """How gradients are computed, of a call that may be differentiated."""
+    """The computation of gradients; None if autograd would not record the call."""
     schedule: ScheduleFacts | None = None
-    """How the warps of a GPU's kernel share its work."""
-    moot: tuple[str, ...] = ()
-    """Kernel options that were given and change nothing."""
+    """The schedule of a GPU's kernel; None on other devices."""
+    ignored: tuple[str, ...] = ()
+    """The kernel options that were given and have no effect."""
 
     @classmethod
     def of(
@@ -69,7 +67,9 @@ class Explanation:
         times: int = 1,
         differentiated: bool = False,
     ) -> Explanation:
-        """Explain a call, in blocks of a size or in its own."""
+        """Explain a call, in blocks of `block_size` or by default in the call's own
+        blocks.
+        """
         subject = Subject.of(call)
         schedule = schedule_of(subject, differentiated)
         if schedule is not None:
@@ -92,16 +92,19 @@ class Explanation:
             times=times,
             gradients=gradients_of(subject) if differentiated else None,
             schedule=schedule,
-            moot=call.moot,
+            ignored=call.ignored,
         )
 
     @property
     def classes(self) -> Tensor:
-        """0 skipped, 1 partial, 2 full: int8, (B, H, rows, columns), on the CPU."""
+        """The classes as int8 of shape (B, H, rows, columns), on the CPU.
+
+        0 is skipped, 1 partial, 2 full.
+        """
         return self.blocks.classes
 
     def fact(self, name: str) -> Fact:
-        """The fact of a name."""
+        """Return the fact with a name; raise OptionError if there is none."""
         for fact in self.facts:
             if fact.name == name:
                 return fact
@@ -109,17 +112,17 @@ class Explanation:
         raise OptionError(f"fact expects one of {known}, got {name!r}")
 
     def intervals(self, b: int = 0, h: int = 0) -> list[Rows]:
-        """For each block of rows of a batch and head, the keys that it visits."""
+        """Return the keys that each block of rows of a batch and head visits."""
         self._check(b, h)
         return list(self.blocks.rows(b, h))
 
     def to_svg(self, b: int = 0, h: int = 0) -> str:
-        """A picture of the blocks of a batch and head."""
+        """Return an SVG picture of the blocks of a batch and head."""
         self._check(b, h)
         return draw_svg(self.blocks, self.title, b, h)
 
     def save(self, path: str | Path, b: int = 0, h: int = 0) -> None:
-        """Draw a batch and head to a file, .svg or .png (by matplotlib)."""
+        """Draw a batch and head to a .svg file, or to a .png file by matplotlib."""
         self._check(b, h)
         path = Path(path)
         match path.suffix.lower():
@@ -170,9 +173,9 @@ class Explanation:
         if self.gradients is not None:
             yield ""
             yield from self._gradient_lines(self.gradients)
-        if self.moot:
+        if self.ignored:
             yield ""
-            text = f"{', '.join(self.moot)}: they steer kernels of torch"
+            text = f"{', '.join(self.ignored)}: they steer kernels of torch"
             yield from _wrapped("ignored options  ", text)
         yield ""
         yield from self._row_lines()
@@ -225,7 +228,7 @@ class Explanation:
 
 
 class Explanations(tuple[Explanation, ...]):
-    """One for each distinct call of attention in a function, in their order."""
+    """The explanations of the distinct attention calls of a function, in call order."""
 
     __slots__ = ()
 
@@ -234,13 +237,13 @@ class Explanations(tuple[Explanation, ...]):
 
 
 def title_of(subject: Subject) -> str:
-    """The mask's name, the sizes and for what they are compiled."""
+    """Return the mask's name, the sizes, and the backend."""
     batch, heads, q_len, kv_len = subject.sizes
     call = subject.call
     score_mod, mask_mod = call.signature.mods
     names = [name_of(mod) for mod in (mask_mod, score_mod) if mod is not None]
     dtype = str(call.query.dtype).removeprefix("torch.")
-    machine = f" for {host_machine()}" if call.backend == "cpp" else ""
+    machine = f" for {host_machine()}" if call.computed_by.for_cpu else ""
     return (
         f"{' with '.join(names) or 'dense'}: {q_len:,} queries x {kv_len:,} keys, "
         f"B={batch}, H={heads}, {dtype}, head dim {call.query.size(3)}, {call.backend}"
@@ -249,7 +252,7 @@ def title_of(subject: Subject) -> str:
 
 
 def captured_by(subject: Subject) -> dict[str, str]:
-    """What the mods capture, by the names that they are spelled with."""
+    """Return descriptions of the captures, by their names in the mods' text."""
     args = subject.written.mask_mod.block.args
     names = args[len(args) - len(subject.captures) :]
     return {
@@ -261,7 +264,7 @@ def captured_by(subject: Subject) -> dict[str, str]:
 
 
 def name_of(mod: Any) -> str:
-    """What a mod is called."""
+    """Return the name of a mod."""
     name = getattr(mod, "__name__", None) or getattr(
         getattr(mod, "func", None), "__name__", type(mod).__name__
     )
@@ -269,7 +272,7 @@ def name_of(mod: Any) -> str:
 
 
 def _wrapped(head: str, text: str) -> Iterator[str]:
-    """A text beside its heading, cut where it is long."""
+    """Yield a text after its heading, wrapped and cut after `MAX_FACT_LINES` lines."""
     width = WIDTH - len(head)
     lines = [line for part in text.split("\n") for line in _lines_of(part, width)]
     if len(lines) > MAX_FACT_LINES:
@@ -279,14 +282,14 @@ def _wrapped(head: str, text: str) -> Iterator[str]:
 
 
 def _lines_of(text: str, width: int) -> list[str]:
-    """Lines of a text, which do not break within brackets that fit in one."""
+    """Return the lines of a text, without breaks within short brackets."""
     text = _unbroken(text)
     lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
     return [line.replace(UNBROKEN, " ") for line in lines]
 
 
 def _unbroken(text: str) -> str:
-    """The text with no space to break at in short brackets."""
+    """Replace the spaces within short brackets by unbreakable spaces."""
     result, opened = list(text), list[int]()
     for at, character in enumerate(text):
         if character in "([":
@@ -299,7 +302,7 @@ def _unbroken(text: str) -> str:
 
 
 def _runs(runs: tuple[Run, ...], width: int) -> str:
-    """As many runs as fit, at least one, and how many more there are."""
+    """Return as many runs as fit, at least one, and the number of further runs."""
     text = ""
     for i, run in enumerate(runs):
         part = f"{', ' if i else ''}{run.begin}..{run.end - 1} {run.kind}"

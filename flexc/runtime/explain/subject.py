@@ -1,8 +1,8 @@
-"""What is explained: a call of attention, and how its kernel goes about it."""
+"""The subject of an explanation: a call of attention, and the choices of its kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -15,24 +15,35 @@ from xdsl.dialects.builtin import ModuleOp
 from flexc.dialects import flex
 from flexc.passes import pipelines
 from flexc.passes.masks.bounds.key_ranges import KeyRanges
-from flexc.passes.masks.segments.subject import SegmentSubject
-from flexc.passes.scalar.dependence import (
+from flexc.passes.masks.segments.mask_problem import MaskProblem
+from flexc.passes.scalar.proof import Proof, WhyNot
+from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.passes.scalar.variation import (
     Along,
     Dependences,
     yielded,
 )
-from flexc.passes.scalar.proof import Proof, WhyNot
-from flexc.passes.scalar.ranges.intervals import Interval
-from flexc.passes.sizes.tile_sizes import TileSizes
+from flexc.passes.targets.target import AttentionShape, TileSizes
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.attention.few_rows import few_rows
-from flexc.runtime.kernels.driver import Compiled, convert_for
+from flexc.runtime.attention.run import count_splits
+from flexc.runtime.autograd.template import outputs_with_lse
+from flexc.runtime.kernels.driver import (
+    Compiled,
+    convert_for,
+    crowd_of,
+    known_spec,
+)
 from flexc.runtime.kernels.mask_reading import MIN_PLANNED_PAIRS, MaskReading
 from flexc.runtime.kernels.proofs import Known, attention_of
-from flexc.runtime.kernels.schedules import Schedule
+from flexc.runtime.kernels.schedules import (
+    Candidates,
+    Schedule,
+    candidates,
+)
 
 Way = Literal["no mask", "bounds", "planned", "tables", "every pair"]
-"""How the blocks to visit are found."""
+"""The way to find the blocks to visit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,17 +51,17 @@ class Subject:
     """A call, and its mods at the level of `flex`."""
 
     call: Attention
-    """With the tables of a BlockMask, where it was given one."""
+    """The call, with the tables of its BlockMask if it has one."""
     compiled: Compiled
-    """The same call without tables."""
+    """The kernels of the call without tables."""
     captures: Sequence[Any]
     module: ModuleOp
-    """As the user wrote it, with what was proved of this call."""
+    """The module as the user wrote the mods, with the proved facts of the call."""
     simple: flex.AttentionOp
-    """As analyses read it."""
+    """The attention op as analyses read it."""
     reading: MaskReading
     schedule: Schedule | None = None
-    """That of its kernel on a GPU, where it is known; else the best is taken."""
+    """The schedule of the call's GPU kernel; None stands for the preferred schedule."""
 
     @classmethod
     def of(cls, call: Attention) -> Subject:
@@ -66,7 +77,9 @@ class Subject:
 
     @cached_property
     def few_rows(self) -> tuple[int, int] | None:
-        """Of how many heads and queries the rows of a program are, if these are few."""
+        """The heads and queries of a program's rows, if the call has few rows, else
+        None.
+        """
         return few_rows(self.call)
 
     @property
@@ -75,7 +88,7 @@ class Subject:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """B, H, q_len, kv_len."""
+        """The sizes (B, H, q_len, kv_len)."""
         batch, heads, q_len, _ = self.call.query.shape
         return batch, heads, q_len, self.call.key.size(2)
 
@@ -85,7 +98,7 @@ class Subject:
 
     @property
     def known(self) -> list[Known]:
-        """What the proofs about a call know of its captures."""
+        """The shapes and integers of the captures, as proofs use them."""
         return [
             tuple(c.shape)
             if isinstance(c, Tensor)
@@ -99,25 +112,25 @@ class Subject:
 
     @cached_property
     def on_host(self) -> list[Any]:
-        """The captures on the CPU, where small pieces of code are interpreted."""
+        """The captures on the CPU, where small regions are interpreted."""
         return [c.cpu() if isinstance(c, Tensor) else c for c in self.captures]
 
     @cached_property
     def bounds(self) -> Proof[KeyRanges]:
         """The ranges of keys of the mask, in the values of `simple`."""
         tile = self.own_tile
-        return SegmentSubject.of(self.simple).ranges(tile.block_m, tile.block_n)
+        return MaskProblem.of(self.simple).ranges(tile.block_m, tile.block_n)
 
     @cached_property
     def along(self) -> Along:
-        """What the mask depends on."""
+        """The arguments that the mask depends on."""
         mask = self.simple.mask_mod
         return Dependences(mask)[yielded(mask)]
 
     @cached_property
     def way(self) -> Way:
         tables, reading = self.call.tables, self.reading
-        if self.call.backend == "eager":
+        if self.call.computed_by.is_dense:
             return "every pair"
         if tables is not None and not tables.replaceable:
             return "tables"
@@ -133,7 +146,7 @@ class Subject:
 
     @property
     def why(self) -> str:
-        """Why the blocks are found in this way."""
+        """The reason for `way`."""
         match self.way:
             case "no mask":
                 return "every block is visited"
@@ -149,7 +162,7 @@ class Subject:
                 return self._why_every_pair()
 
     def _why_every_pair(self) -> str:
-        if self.call.backend == "eager":
+        if self.call.computed_by.is_dense:
             return 'backend="eager" computes all pairs at once'
         if isinstance(self.reading.classifier, WhyNot):
             return "no block is skipped, as none is known to be dead"
@@ -160,7 +173,10 @@ class Subject:
 
     @cached_property
     def own_tile(self) -> TileSizes:
-        """The tile of the kernel for calls without tables, of rows of one head."""
+        """The tile of the kernel for calls without tables.
+
+        With few rows, the tile has the rows of one head.
+        """
         if self.few_rows is not None:
             return replace(self.tile_of(None), block_m=self.few_rows[1])
         if self.schedule is None:
@@ -179,11 +195,11 @@ class Subject:
         return self.tile_of((prod(self.few_rows or (rows,)), columns))
 
     def tile_of(self, block: tuple[int, int] | None) -> TileSizes:
-        """The tile of a kernel for tables of such blocks, or without tables."""
+        """Return the tile of a kernel for tables of these blocks, or without tables."""
         query, value = self.call.query, self.call.value
         sizes = self.call.tiles.sizes
         asked = {k: v for k, v in sizes.items() if v is not None}
-        chosen = convert_for(self.compiled.build, self.schedule).choose(
+        shape = AttentionShape(
             8 * query.element_size(),
             query.size(3),
             value.size(3),
@@ -191,14 +207,91 @@ class Subject:
             not {"block_m", "block_n"} & asked.keys(),
             self.few_rows and prod(self.few_rows),
         )
+        chosen = convert_for(self.compiled.build, self.schedule).choose(shape)
         return replace(chosen, **asked)
 
     @property
     def block(self) -> tuple[int, int]:
-        """Rows and columns of the blocks that are skipped or visited."""
+        """The rows and columns of the blocks that are skipped or visited."""
         if self.way == "planned":
             return self.reading.block_for(*self.sizes[2:])
         if self.way == "tables":
             assert self.call.tables is not None
             return self.call.tables.block_size
         return self.own_tile.block_m, self.own_tile.block_n
+
+
+UNKNOWN = "the first call finds out"
+
+SPLIT = (
+    "the keys of each row are shared out among {} programs, as there are too few rows "
+    "to keep the GPU busy; a second kernel combines what they give"
+)
+
+
+@dataclass(frozen=True)
+class ScheduleFacts:
+    """The schedule of a call's kernel, and the reasons against preferred schedules."""
+
+    name: str | None
+    """The label of the schedule; None if the kernel is not compiled yet."""
+    candidates: Candidates
+    """The schedules that the kernel may have."""
+    rejected: tuple[str, ...]
+    """The labels of rejected schedules, each with the reason."""
+    splits: int = 1
+    """The number of programs that share the keys of each row."""
+
+    @property
+    def about(self) -> str:
+        if self.name is not None:
+            assert self.chosen is not None
+            return f"{self.name}: {self.chosen.about}"
+        *others, last = self.candidates.names
+        return f"{', '.join(others)} or {last}: {UNKNOWN}"
+
+    @property
+    def chosen(self) -> Schedule | None:
+        return None if self.name is None else self.candidates.labelled(self.name)
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield the split of keys, if any, and the rejected schedules with reasons."""
+        if self.splits > 1:
+            yield "split", SPLIT.format(self.splits)
+        for reason in self.rejected:
+            names, _, why = reason.partition(": ")
+            yield f"not {names}", why
+
+
+def schedule_of(subject: Subject, differentiated: bool) -> ScheduleFacts | None:
+    """Return the schedule of a call's kernel; None on backends without schedules."""
+    call = subject.call
+    if not call.computed_by.for_gpu:
+        return None
+    if differentiated:
+        call = replace(call, outputs=outputs_with_lse(call))
+    compiled = compiled_for(subject, call)
+    build, captures = compiled.build, subject.captures
+    proofs = compiled.proofs(call.query, call.key, captures)
+    splits = count_splits(call, compiled, proofs)
+    if splits > 1:
+        compiled = compiled.split
+        build = compiled.build
+    module = proofs.stated_in(compiled.attention.module)
+    spec = known_spec(module, build)
+    found = candidates(build, lambda: crowd_of(module, build))
+    if spec is not None:
+        return ScheduleFacts(spec.schedule, found, spec.rejected, splits)
+    only = found.schedules[0].label if len(found.schedules) == 1 else None
+    return ScheduleFacts(only, found, found.rejected, splits)
+
+
+def compiled_for(subject: Subject, call: Attention) -> Compiled:
+    """Return the kernels that a call runs, for the call's way to find blocks."""
+    if subject.way == "tables":
+        return call.compiled()
+    compiled = replace(call, tables=None).compiled()
+    if subject.way != "planned":
+        return compiled
+    tabled = replace(compiled.build.call, sparse_block=subject.block, full_tables=True)
+    return Compiled(compiled.mods, replace(compiled.build, call=tabled))

@@ -1,1 +1,1 @@
-"""Arguments of calls: checked, cast, described."""
+"""Checks, casts and facts of a call's arguments."""

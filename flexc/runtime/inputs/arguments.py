@@ -1,4 +1,4 @@
-"""Checks of what `flex_attention` is given, with errors that say what to do."""
+"""Checks of the arguments of `flex_attention`. Error messages say how to fix a call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flexc.runtime.inputs.notes import (
 MAX_HEAD_DIM = 512
 
 NO_BLOCKS = 1 << 30
-"""BLOCK_SIZE of the empty BlockMask that torch makes where there is none."""
+"""The BLOCK_SIZE of the empty BlockMask that torch makes for calls without one."""
 
 DTYPES = {
     "cpu": (torch.float32, torch.bfloat16, torch.float16, torch.float64),
@@ -36,18 +36,21 @@ DTYPES = {
 
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
-"""The output of a call and, where asked for, log-sum-exp and largest scores."""
+"""The output of a call, its log-sum-exp and its largest scores. The last two are None
+unless the call asks for them.
+"""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Which results a call wants beside the output."""
+    """The results that a call asks for, besides the output."""
 
     lse: bool = False
     max_scores: bool = False
     lse_rest: bool = False
-    """Beside lse also what it lost when it was rounded, which derivatives need of large
-    scores: (B, 2, Hq, Sq) of both."""
+    """True if lse is followed by its rest, the part lost to rounding. Derivatives need
+    the rest if scores are large. The shape of both is (B, 2, Hq, Sq).
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,39 +59,42 @@ class Packed:
 
     tensor: Tensor
     unpack: Callable[[Tensor], Tables]
-    """The tables that lie in such a tensor."""
+    """A function that returns views of such a tensor as tables."""
 
 
 @dataclass(frozen=True)
 class Tables:
     """The tables of a BlockMask, broadcast to the call's batch and query heads.
 
-    They list blocks of columns for each block of rows. Rows are queries and columns
-    keys, or, as `column_tables` makes them, the other way around.
+    They list blocks of columns for each block of rows. Rows are queries and columns are
+    keys. In the tables that `column_tables` makes, rows are keys and columns are
+    queries.
     """
 
     tensors: tuple[Tensor, ...]
     block_size: tuple[int, int]
-    """Rows and columns of a block."""
+    """The numbers of rows and columns of a block."""
     origin: Origin | None = None
-    """Where flexc made them: the BlockMask's own, and not those of another mask."""
+    """The mask whose blocks flexc listed in these tables. None for other tables."""
     notes: Notes | None = None
-    """What is known of the BlockMask that they were read from."""
+    """The notes of the BlockMask that the tables were read from."""
     columns: Tables | None = None
-    """The same blocks for each block of keys, where both were planned together."""
+    """The same blocks, listed for each block of keys, if both were planned together."""
     packed: Packed | None = None
-    """The one tensor that they were planned into, those of the columns too."""
+    """The one tensor that holds the tables and those of the columns, if they were
+    planned.
+    """
 
     @property
     def all_tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that tables of rows and of columns lie in."""
+        """The tensors that hold the tables of rows and of columns."""
         if self.packed is not None:
             return (self.packed.tensor,)
         return self.tensors + (() if self.columns is None else self.columns.tensors)
 
     @property
     def bare(self) -> Tables:
-        """The tables alone: what is kept for later calls holds no BlockMask."""
+        """The tables without a reference to the BlockMask, as kept for later calls."""
         columns = self.columns and Tables(self.columns.tensors, self.columns.block_size)
         return Tables(
             self.tensors, self.block_size, columns=columns, packed=self.packed
@@ -96,7 +102,7 @@ class Tables:
 
     @property
     def replaceable(self) -> bool:
-        """They list what the mask itself says, so whatever says the same will do."""
+        """True if blocks found from the mask may replace the tables."""
         return self.origin is not None
 
 
@@ -104,14 +110,14 @@ DENSE = "a tensor with its elements in memory"
 
 
 def is_lazy(tensor: Tensor) -> bool:
-    """Whether the elements are not what lies in memory at the strides."""
+    """Return True if memory does not hold a tensor's elements at its strides."""
     strided = tensor.layout is torch.strided and not tensor.is_nested
     strided &= not tensor.is_quantized
     return not strided or tensor.is_neg() or tensor._is_zerotensor()
 
 
 def describe(tensor: Tensor) -> str:
-    """What a lazy tensor is, and what to do."""
+    """Return a description of a lazy tensor, with advice, for an error message."""
     if tensor.is_nested:
         return (
             "a nested one; pad it, or pack its sequences into one and mask by document"
@@ -142,7 +148,7 @@ def check_ranks(query: Tensor, key: Tensor, value: Tensor) -> None:
 def cast_and_check(
     query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value as autocast wants them, checked."""
+    """Return query, key and value, cast as autocast asks and checked."""
     check_ranks(query, key, value)
     query, key, value = autocast((query, key, value))
     check_dtypes(query, key, value)
@@ -171,11 +177,11 @@ def check_dtypes(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 Shapes = tuple[torch.Size | Sequence[int], ...]
-"""Those of query, key and value."""
+"""The shapes of query, key and value."""
 
 
 def check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    """Check that shapes fit each other; a swapped layout is named where it would."""
+    """Check that the shapes fit together. The error names a swapped layout, if any."""
     shapes = (query.shape, key.shape, value.shape)
     fault = _shape_fault(shapes, enable_gqa)
     if fault is not None:
@@ -183,7 +189,7 @@ def check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
 
 
 def _shape_fault(shapes: Shapes, enable_gqa: bool) -> str | None:
-    """What does not fit, None where all does."""
+    """Return the error message for shapes that do not fit together, else None."""
     (bq, hq, _, e), (bk, hkv, kv_len, ek), (bv, hv, v_len, ev) = shapes
     if e != ek:
         return f"key expects head dim {e} as the query has, got {ek}"
@@ -213,12 +219,15 @@ NAMES = ("query", "key", "value")
 
 
 def _layout_hint(shapes: Shapes, enable_gqa: bool) -> str:
-    """Which tensors would fit with heads and length swapped, as others lay them out."""
+    """Return advice for tensors that fit with heads and length swapped, else "".
+
+    Other libraries use the layout with heads and length swapped.
+    """
     for names in (NAMES, NAMES[1:], *((name,) for name in NAMES)):
         swaps = [name in names for name in NAMES]
         pairs = list(zip(swaps, shapes, strict=True))
         turned = tuple((s[0], s[2], s[1], s[3]) if w else s for w, s in pairs)
-        # Positions outnumber heads, except those of a query when a token is decoded.
+        # Lengths exceed the number of heads, but a query may have a single position.
         judged = pairs[1:] if names == NAMES else pairs
         many = all(s[1] > s[2] for w, s in judged if w)
         if many and _shape_fault(turned, enable_gqa) is None:
@@ -227,13 +236,13 @@ def _layout_hint(shapes: Shapes, enable_gqa: bool) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names as a sentence has them: "query, key and value"."""
+    """Join names as in a sentence: "query, key and value"."""
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def swapped_layout(what: str) -> str:
-    """The question whether something was given in the layout of other libraries."""
+    """Return the advice for tensors given in the layout of other libraries."""
     return (
         f"expected (B, H, S, E): did you pass {what} as (B, S, H, E)? Call "
         "transpose(1, 2)"
@@ -241,7 +250,10 @@ def swapped_layout(what: str) -> str:
 
 
 def read_scale(scale: Any) -> float | None:
-    """The factor on scores as a number, None for torch's own."""
+    """Return the factor on scores as a number, None for torch's default.
+
+    Raise OptionError for other values and for tensors that require a gradient.
+    """
     if scale is None or isinstance(scale, torch.SymFloat):
         return scale  # pyright: ignore[reportReturnType]
     got = "a tensor that requires a gradient, which a scale does not get"
@@ -256,7 +268,7 @@ def read_scale(scale: Any) -> float | None:
 
 
 def autocast(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Cast as torch's own attention does under `torch.autocast`: all but float64."""
+    """Cast tensors as torch's attention does under `torch.autocast`, except float64."""
     device = tensors[0].device.type
     if device not in DTYPES or not torch.is_autocast_enabled(device):
         return tensors
@@ -273,7 +285,7 @@ def split_block_mask(
     query: Tensor,
     key: Tensor,
 ) -> tuple[Callable[..., Any] | None, Tables | None]:
-    """The mask and the tables of a call, of which both may be absent."""
+    """Return the mask and the tables of a call. Both may be None."""
     if isinstance(mask_mod, BlockMask):
         raise BlockMaskError(
             "mask_mod expects a function of (b, h, q_idx, kv_idx), got a BlockMask; "
@@ -308,14 +320,14 @@ def split_block_mask(
 
 
 def mask_of(block_mask: BlockMask) -> Any:
-    """The mask_mod, None where it lets all pairs through."""
+    """Return the mask_mod, None if it keeps all pairs."""
     return None if block_mask.mask_mod is noop_mask else block_mask.mask_mod
 
 
 def check_lengths(
     lengths: tuple[int, int], device: torch.device, query: Tensor, key: Tensor
 ) -> None:
-    """Check what a BlockMask was made for, and where."""
+    """Check a BlockMask's lengths and device against query and key."""
     expected = (query.size(2), key.size(2))
     if lengths != expected:
         instead = "make one for these lengths, or pass its mask_mod as mask_mod="
@@ -333,9 +345,10 @@ def check_lengths(
 
 
 def tables_of(block_mask: BlockMask, query: Tensor) -> Tables:
-    """The tables with batch and heads of the query; broadcast ones have stride 0.
+    """Return a BlockMask's tables with the query's batch and heads.
 
-    Kernels read int32, which torch makes tables of, but BlockMask takes others.
+    Broadcast dimensions have stride 0. Tables are cast to int32, the type that kernels
+    read.
     """
     tables = [block_mask.kv_num_blocks, block_mask.kv_indices]
     if block_mask.full_kv_num_blocks is not None:
@@ -347,10 +360,10 @@ def tables_of(block_mask: BlockMask, query: Tensor) -> Tables:
 def given_columns(
     given: Sequence[Tensor], rows: Sequence[Tensor], columns: int
 ) -> Sequence[Tensor] | None:
-    """What a BlockMask holds for blocks of keys, if it is as much as for queries.
+    """Return a BlockMask's tables for blocks of keys, None if they are incomplete.
 
-    A mask made of tables narrower than its keys has too few rows here, in which
-    torch leaves out what is listed beyond.
+    A mask made of tables narrower than its keys has too few rows here, and torch drops
+    the blocks listed beyond them.
     """
     if len(given) != len(rows):
         return None
@@ -365,10 +378,10 @@ def make_tables(
     length: int | None = None,
     expand: bool = True,
 ) -> Tables:
-    """Tables that are checked to have a row for each block of rows.
+    """Check that tables have a row for each block of rows, and broadcast them.
 
-    There are as many rows as queries, or another number if a `length` is given.
-    Without `expand` those of one batch or head have one.
+    `length` is the number of rows of the mask, by default the number of queries.
+    Without `expand`, tables of one batch or head keep a dimension of size 1.
     """
     length = query.size(2) if length is None else length
     rows = -(-length // block_size[0])
@@ -386,7 +399,9 @@ def make_tables(
 def broadcast_tables(
     tables: Sequence[Tensor | None], query: Tensor, expand: bool = True
 ) -> tuple[Tensor, ...]:
-    """Partial, full and any more such tables, of a query's batch and heads."""
+    """Return tables of partial, full and further blocks with the query's batch and
+    heads.
+    """
     b, h = query.shape[:2]
     expanded: list[Tensor] = []
     for rank, table in zip((3, 4, 3, 4) * 2, tables, strict=False):
@@ -404,7 +419,7 @@ def broadcast_tables(
         if table.stride(-1) != 1:
             table = table.contiguous()
         if table.size(-1) == 0:
-            # Nothing is listed; kernels that begin with some block read an entry.
+            # No block is listed, but some kernels read an entry before the first block.
             table = table.new_zeros(*table.shape[:-1], 1)
         expanded.append(table.expand(b, h, *table.shape[2:]) if expand else table)
     return tuple(expanded)

@@ -1,4 +1,4 @@
-"""What block tables list, read from the tables themselves."""
+"""The blocks that tables list, read from the tables themselves."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from flexc.errors import BlockMaskError
 
 
 def check_listed(tensors: Sequence[Tensor], columns: int) -> None:
-    """Check that a CPU's tables list blocks that there are, and not more than fit.
+    """Check that tables on a CPU list existing blocks, and not more than fit in a row.
 
-    A GPU would have to be waited for.
+    Tables on a GPU are not checked, because that would synchronize.
     """
     if not tensors[0].is_cpu:
         return
@@ -35,7 +35,7 @@ def check_listed(tensors: Sequence[Tensor], columns: int) -> None:
 
 
 def _check_used(counts: Tensor, indices: Tensor, columns: int) -> None:
-    """Check the entries of a table that count: the others may be anything."""
+    """Check the entries of a table within the counts, ignoring all others."""
     listed = indices[is_used(counts, indices)]
     beyond = listed[(listed < 0) | (listed >= columns)]
     if beyond.numel():
@@ -46,9 +46,9 @@ def _check_used(counts: Tensor, indices: Tensor, columns: int) -> None:
 
 
 def pairs_of(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Counts and indices of partial and of full blocks, without repetition.
+    """Return (counts, indices) of partial and of full blocks.
 
-    Batches and heads that are repeated are there once, in all tensors or in none.
+    A batch or head dimension that is broadcast in all tensors has size 1.
     """
     single = [_once(t) for t in tensors]
     lead = torch.broadcast_shapes(*(t.shape[:2] for t in single))
@@ -57,7 +57,7 @@ def pairs_of(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _once(table: Tensor) -> Tensor:
-    """A table without the repetition of batches and heads."""
+    """Return a table whose broadcast batch and head dimensions have size 1."""
     for dim in (0, 1):
         if table.stride(dim) == 0 and table.size(dim) > 1:
             table = table.narrow(dim, 0, 1)
@@ -65,7 +65,7 @@ def _once(table: Tensor) -> Tensor:
 
 
 def is_used(counts: Tensor, indices: Tensor) -> Tensor:
-    """Which entries of a table count."""
+    """Return True for each entry of a table within the counts."""
     places = torch.arange(indices.size(-1), device=indices.device)
     return places < counts[..., None]
 
@@ -73,9 +73,10 @@ def is_used(counts: Tensor, indices: Tensor) -> Tensor:
 def classes_of(
     pairs: Sequence[tuple[Tensor, Tensor]], columns: int, kinds: Sequence[int]
 ) -> Tensor:
-    """(batches, heads, rows, columns): the kind of every block, 0 where none lists it.
+    """Return the kind of each block, 0 if no table lists it.
 
-    Blocks beyond the last column are left out.
+    The shape is (batches, heads, rows, columns). Blocks beyond the last column are left
+    out.
     """
     (first, _), *_ = pairs
     classes = first.new_zeros((*first.shape, columns + 1), dtype=torch.int8)

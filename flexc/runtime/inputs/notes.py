@@ -1,7 +1,8 @@
-"""What is known of a BlockMask's tables, kept with it while these stay the same.
+"""Facts of a BlockMask's tables, kept with the BlockMask while its tables are
+unchanged.
 
-Of tables that flexc made that is also the mask whose blocks they list: whatever says
-the same may take their place.
+For tables that flexc made, the notes also hold the mask. Any tables or bounds found
+from this mask may replace such tables.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ TABLES = tuple(
     for full in ("", "full_")
     for what in ("num_blocks", "indices")
 )
-"""The eight tables: partial and full blocks of keys, then of queries."""
+"""The names of the eight tables: partial and full blocks of keys, then of queries."""
 
 MAX_KEPT = 64
-"""Kinds of calls for which something is kept."""
+"""The number of kinds of calls for which values are kept."""
 
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """A captured value, and of a tensor how often it had been written to."""
+    """A captured value. For a tensor, `version` counts the writes to it so far."""
 
     value: Any
     version: int | None
@@ -43,7 +44,10 @@ class Capture:
         return cls(value, value._version if counted else None)
 
     def still_is(self, value: Any) -> bool:
-        """Tensors of inference mode do not count, so they may have changed."""
+        """Return True if a value equals the captured one.
+
+        Tensors of inference mode have no version, so they may have changed.
+        """
         if isinstance(value, Tensor):
             same = value is self.value and self.version is not None
             return same and value._version == self.version
@@ -51,7 +55,7 @@ class Capture:
 
 
 def are_still(noted: Sequence[Capture], values: Sequence[Any]) -> bool:
-    """Whether values are those that were noted."""
+    """Return True if the values are those that were noted."""
     if len(noted) != len(values):
         return False
     for capture, value in zip(noted, values, strict=True):
@@ -62,30 +66,30 @@ def are_still(noted: Sequence[Capture], values: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """A mask whose blocks flexc found, and what it captured then."""
+    """A mask whose blocks flexc found, with the captures at that time."""
 
     mask_mod: Callable[..., Any]
     captures: tuple[Capture, ...]
 
     def is_current(self) -> bool:
-        """Whether the mask captures what it did, as far as can be told."""
+        """Return True if the mask's captures are provably unchanged."""
         return are_still(self.captures, read_mods(None, self.mask_mod).captures)
 
 
 @dataclass(frozen=True, eq=False)
 class Notes:
-    """What is known of the tables that a BlockMask holds: others may come there."""
+    """Facts of the tables of a BlockMask. The BlockMask may get other tables later."""
 
     tables: tuple[Tensor | None, ...]
     versions: tuple[int, ...] | None
-    """How often these had been written to; tensors of inference mode do not count."""
+    """The numbers of writes to the tables. None for tensors of inference mode."""
     origin: Origin | None = None
     kept: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
-    """What was made of the tables, for each kind of call."""
+    """Values made from the tables, for each kind of call."""
 
     @classmethod
     def of(cls, block_mask: BlockMask) -> Notes:
-        """A BlockMask's; new ones if its tables are others, or were written to."""
+        """Return a BlockMask's notes. They are new if its tables have changed."""
         notes: Notes | None = getattr(block_mask, ATTRIBUTE, None)
         tables = tables_of(block_mask)
         if (
@@ -100,38 +104,39 @@ class Notes:
 
     @property
     def columns(self) -> list[Tensor]:
-        """The tables of the columns of keys, which torch can do without."""
+        """The tables of columns of keys. torch's BlockMask may lack them."""
         return [t for t in self.tables[4:] if t is not None]
 
     def keep(self, kind: Hashable, made: Any) -> Any:
-        """Keep what was made for a kind of calls."""
+        """Keep a value for a kind of calls, and return it."""
         if len(self.kept) >= MAX_KEPT:
             self.kept.clear()
         self.kept[kind] = made
         return made
 
     def __reduce__(self) -> Any:
-        """Copies have tables of their own, and so begin anew."""
+        """Drop the notes of copies, which have tables of their own."""
         return type(None), ()
 
 
 tables_of: Callable[[BlockMask], tuple[Tensor | None, ...]] = attrgetter(*TABLES)
-"""The tables that a BlockMask holds."""
+"""A function that returns the tables of a BlockMask."""
 
 
 def versions_of(tables: Sequence[Tensor | None]) -> tuple[int, ...] | None:
-    """How often tables were written to, None if that is not counted."""
+    """Return the numbers of writes to tables, None for tensors of inference mode."""
     try:
         return tuple([t._version for t in tables if t is not None])
-    except RuntimeError:  # Some are of inference mode.
+    except RuntimeError:  # Some tensors are of inference mode.
         return None
 
 
 def sign(block_mask: BlockMask, captures: Sequence[Any]) -> BlockMask:
-    """Note that the tables list the blocks of the mask itself, for what it captures.
+    """Note that a BlockMask's tables list the blocks of its own mask.
 
-    They list the blocks in which its `mask_mod` has a live pair and no others, so that
-    bounds found from the mask may take their place, and finer blocks.
+    The tables list exactly the blocks in which `mask_mod` has a live pair, for the
+    given captures. So bounds or finer blocks found from the mask may replace the
+    tables.
     """
     origin = Origin(block_mask.mask_mod, tuple(map(Capture.of, captures)))
     tables = tables_of(block_mask)
@@ -144,9 +149,9 @@ def made_by_flexc(block_mask: BlockMask) -> bool:
 
 
 def origin_of(block_mask: BlockMask) -> Origin | None:
-    """The origin of a BlockMask that is as `flexc.create_block_mask` made it.
+    """Return the origin of a BlockMask that `flexc.create_block_mask` made, else None.
 
-    Slices, moved masks, and those of which a table was exchanged or written to are not.
+    Slices, moved masks, and masks with a table replaced or written to have no origin.
     """
     origin = Notes.of(block_mask).origin
     return origin if origin and origin.mask_mod is block_mask.mask_mod else None

@@ -1,4 +1,4 @@
-"""Backends and kernel options: what they are called and what they may be."""
+"""Backends and kernel options: their names, their values, and torch's own options."""
 
 from __future__ import annotations
 
@@ -10,14 +10,91 @@ from typing import Any
 import torch
 
 from flexc.errors import DeviceError, OptionError, did_you_mean
-from flexc.runtime.inputs.torch_options import (
-    MOOT_OPTIONS,
-    TILE_OPTIONS,
-    check_moot,
-    is_moot,
-)
+from flexc.runtime.inputs.backends import BACKENDS, backend_on
 
-BACKENDS = ("auto", "triton", "cpp", "eager")
+TILE_OPTIONS = {
+    "BLOCK_M": "block_m",
+    "BLOCK_N": "block_n",
+    "num_warps": "num_warps",
+    "num_stages": "num_stages",
+}
+"""torch's names of the options that choose a tile, mapped to flexc's names."""
+
+IGNORED_OPTIONS: dict[str, type] = {
+    "BACKEND": str,
+    "BLOCKS_ARE_CONTIGUOUS": bool,
+    "BLOCK_M1": int,
+    "BLOCK_M2": int,
+    "BLOCK_N1": int,
+    "BLOCK_N2": int,
+    "FORCE_USE_FLEX_ATTENTION": bool,
+    "PRESCALE_QK": bool,
+    "ROWS_GUARANTEED_SAFE": bool,
+    "USE_TMA": bool,
+    "WRITE_DQ": bool,
+    "kpack": int,
+    "matrix_instr_nonkdim": int,
+    "waves_per_eu": int,
+}
+"""Options of torch, with their types, for templates that flexc does not have."""
+
+INTERNAL_OPTIONS = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
+"""Options that torch adds itself and refuses from users."""
+
+TORCH_BACKENDS = {
+    "AUTO": "",
+    "TRITON": "",
+    "TRITON_DECODE": 'ask for {"split_keys": True}, flexc\'s own way to share out keys',
+    "FLASH": "leave it out, as flexc compiles a kernel of its own",
+}
+"""The values of torch's option BACKEND. A value is "" if it is ignored, or advice if
+flexc lacks that kernel.
+"""
+
+
+def is_ignored(key: object) -> bool:
+    """Return True if an option is one of torch's that flexc ignores.
+
+    Tile options of torch's backward are ignored, because flexc chooses those tiles
+    itself.
+    """
+    if not isinstance(key, str) or key == "BACKEND":
+        return key == "BACKEND"
+    name = without_direction(key)
+    if name in TILE_OPTIONS:
+        return key.startswith("bwd_")
+    return name in IGNORED_OPTIONS and name != "BACKEND"
+
+
+def without_direction(key: str) -> str:
+    """Return an option's name without the prefix "fwd_" or "bwd_"."""
+    return key[4:] if key[:4] in ("fwd_", "bwd_") else key
+
+
+def check_ignored(key: str, value: Any) -> None:
+    """Check the type of an option that flexc ignores, as torch does."""
+    if key == "BACKEND":
+        return check_torch_backend(value)
+    kind = IGNORED_OPTIONS.get(without_direction(key), int)
+    if type(value) is not kind:
+        expected = "True or False" if kind is bool else "an integer"
+        raise OptionError(f"kernel option {key} expects {expected}, got {value!r}")
+
+
+def check_torch_backend(value: Any) -> None:
+    if not isinstance(value, str) or value not in TORCH_BACKENDS:
+        raise OptionError(
+            f"kernel option BACKEND expects one of {', '.join(TORCH_BACKENDS)}, got "
+            f"{value!r}" + did_you_mean(value, tuple(TORCH_BACKENDS))
+        )
+    if TORCH_BACKENDS[value]:
+        raise OptionError(
+            f"kernel option BACKEND={value!r} asks for a kernel of torch that flexc "
+            f"does not have; {TORCH_BACKENDS[value]}"
+        )
+
+
+BACKEND_NAMES = ("auto", *BACKENDS)
 
 SCOPE_OPTIONS = ("kernel_options", "deterministic")
 """Options of `flexc.compile`, which hold for all calls in a function."""
@@ -29,22 +106,22 @@ DYNAMO_OPTIONS = ("backend", *SCOPE_OPTIONS)
 MAX_OPTION = 1 << 20
 
 SCHEDULE = "schedule"
-"""The option that asks a GPU for one way to share a kernel's work among its warps."""
+"""The option that chooses how the warps of a GPU's kernel share its work."""
 
 SCHEDULE_NAMES = ("overlap", "simple", "triton")
-"""What it may be; `flexc.runtime.kernels.schedules` says what they are."""
+"""The values of the option "schedule". See `flexc.runtime.kernels.schedules`."""
 
 
 SPLIT_KEYS = "split_keys"
-"""The option that lets a GPU share out a row's keys among programs.
+"""The option that lets a GPU split a row's keys among programs.
 
-It is off unless asked for: the kernels were checked without a GPU only.
+It is off by default: these kernels have only been checked without a GPU.
 """
 
 
 @dataclass(frozen=True)
 class TileOptions:
-    """A user's choice of tile and schedule; None leaves it to the compiler."""
+    """A user's choice of tile and schedule. None leaves a choice to the compiler."""
 
     block_m: int | None = None
     block_n: int | None = None
@@ -55,14 +132,14 @@ class TileOptions:
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Those that are sizes, as passes name them."""
+        """The options that are sizes, by the names that passes use."""
         return {name: getattr(self, name) for name in TILE_OPTIONS.values()}
 
 
 NO_OPTIONS = TileOptions()
 
 DETERMINISTIC = "deterministic"
-"""The option that asks for derivatives of equal bits at every run."""
+"""The option that asks for derivatives with equal bits at every run."""
 
 OWN_OPTIONS = (*TILE_OPTIONS, SCHEDULE, SPLIT_KEYS, DETERMINISTIC)
 """Options that change how a call is computed."""
@@ -70,44 +147,44 @@ OWN_OPTIONS = (*TILE_OPTIONS, SCHEDULE, SPLIT_KEYS, DETERMINISTIC)
 
 @dataclass(frozen=True)
 class Choices:
-    """How a call is to be computed, as far as its user says."""
+    """The user's choices for computing a call."""
 
     backend: str = "auto"
     tiles: TileOptions = NO_OPTIONS
     deterministic: bool = False
-    moot: tuple[str, ...] = ()
-    """The names of options that were given and change nothing."""
+    ignored: tuple[str, ...] = ()
+    """The names of given options that flexc ignores."""
 
     def merge(self, own: Choices) -> Choices:
-        """What is asked for by a call itself, and these for the rest."""
+        """Return a call's own choices, completed with these choices."""
         return Choices(
             self.backend if own.backend == "auto" else own.backend,
             merge_tiles(self.tiles, own.tiles),
             self.deterministic or own.deterministic,
-            tuple(dict.fromkeys((*self.moot, *own.moot))),
+            tuple(dict.fromkeys((*self.ignored, *own.ignored))),
         )
 
 
 NO_CHOICES = Choices()
 
 
-WITHOUT_OPTIONS = {backend: Choices(backend) for backend in BACKENDS}
+WITHOUT_OPTIONS = {backend: Choices(backend) for backend in BACKEND_NAMES}
 
 
 def read_choices(backend: str, kernel_options: Mapping[str, Any] | None) -> Choices:
-    """The choices of a call that is given these."""
+    """Return the choices for a backend and kernel options, or raise OptionError."""
     check_backend(backend)
     if not kernel_options:
         return WITHOUT_OPTIONS[backend]
     check_mapping("kernel_options", kernel_options)
     deterministic = read_flag(DETERMINISTIC, kernel_options.get(DETERMINISTIC, False))
     tiles = tile_options(kernel_options)
-    moot = tuple(name for name in kernel_options if is_moot(name))
-    return Choices(backend, tiles, deterministic, moot)
+    ignored = tuple(name for name in kernel_options if is_ignored(name))
+    return Choices(backend, tiles, deterministic, ignored)
 
 
 def kernel_options(choices: Choices) -> dict[str, Any]:
-    """The options that `read_choices` reads these from, besides the backend."""
+    """Return the kernel options that `read_choices` would turn into these choices."""
     names = {**TILE_OPTIONS, SCHEDULE: SCHEDULE, SPLIT_KEYS: SPLIT_KEYS}
     tiles = {k: getattr(choices.tiles, v) for k, v in names.items()}
     chosen: dict[str, Any] = {k: v for k, v in tiles.items() if v is not None}
@@ -121,13 +198,13 @@ def read_choices_of_scope(
     options: Mapping[str, Any] | None,
     names: Sequence[str] = SCOPE_OPTIONS,
 ) -> Choices:
-    """The choices of what is compiled with options, which may have these names."""
+    """Return the choices for the options of a scope, which may have the given names."""
     options = options or {}
     check_mapping("options", options)
     for name in options:
         if name in names:
             continue
-        if is_moot(name) or name in OWN_OPTIONS:
+        if is_ignored(name) or name in OWN_OPTIONS:
             raise OptionError(
                 f"options expects {name!r} among its kernel_options; write "
                 f'options={{"kernel_options": {{{name!r}: ...}}}}'
@@ -146,10 +223,10 @@ def read_flag(name: str, value: Any) -> bool:
 
 
 def check_backend(backend: str) -> None:
-    if backend not in BACKENDS:
+    if backend not in BACKEND_NAMES:
         raise OptionError(
-            f"backend expects one of {', '.join(BACKENDS)}, got {backend!r}"
-            + did_you_mean(backend, BACKENDS)
+            f"backend expects one of {', '.join(BACKEND_NAMES)}, got {backend!r}"
+            + did_you_mean(backend, BACKEND_NAMES)
         )
 
 
@@ -159,7 +236,7 @@ def check_mapping(name: str, options: object) -> None:
 
 
 def unknown(what: str, name: object, known: Sequence[str]) -> OptionError:
-    """The error of a name that there is not."""
+    """Return the error for an unknown name."""
     return OptionError(
         f"{what} expects keys among {', '.join(known)}, got {name!r}"
         + did_you_mean(name, known)
@@ -167,7 +244,10 @@ def unknown(what: str, name: object, known: Sequence[str]) -> OptionError:
 
 
 def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
-    """Read torch's `kernel_options`, forward names first."""
+    """Return the tile options among torch's `kernel_options`.
+
+    A name with "fwd_" overrides the name without a prefix.
+    """
     if not kernel_options:
         return NO_OPTIONS
     chosen: dict[str, Any] = {}
@@ -179,10 +259,10 @@ def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
             chosen[SCHEDULE] = read_schedule(value)
         elif key == SPLIT_KEYS:
             chosen[SPLIT_KEYS] = read_flag(SPLIT_KEYS, value)
-        elif is_moot(key):
-            check_moot(key, value)
+        elif is_ignored(key):
+            check_ignored(key, value)
         elif name not in TILE_OPTIONS:
-            raise unknown("kernel_options", key, (*OWN_OPTIONS, *MOOT_OPTIONS))
+            raise unknown("kernel_options", key, (*OWN_OPTIONS, *IGNORED_OPTIONS))
         elif type(value) is not int or not 1 <= value <= MAX_OPTION:
             raise OptionError(
                 f"kernel option {key} expects an integer of 1 to {MAX_OPTION}, got "
@@ -207,7 +287,7 @@ def read_schedule(value: Any) -> str:
 
 
 def merge_tiles(base: TileOptions, own: TileOptions) -> TileOptions:
-    """What a call asks for itself, and `base` for the rest."""
+    """Return a call's own tile options, completed with `base`."""
     if own == NO_OPTIONS:
         return base
     chosen = {k: v for k, v in asdict(own).items() if v is not None}
@@ -215,23 +295,24 @@ def merge_tiles(base: TileOptions, own: TileOptions) -> TileOptions:
 
 
 def is_interpreting() -> bool:
-    """Whether Triton runs kernels on the CPU, element by element."""
+    """Return True if Triton interprets kernels on the CPU."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def resolve_backend(backend: str, device: torch.device) -> str:
-    """The backend that serves a device; an error if the one asked for does not."""
+    """Return the backend for a device. Raise DeviceError for an unsupported device."""
     check_backend(backend)
     if backend == "auto":
-        if device.type in ("cpu", "cuda"):
-            return "cpp" if device.type == "cpu" else "triton"
+        if (found := backend_on(device.type)) is not None:
+            return found.name
         raise DeviceError(
             f"flexc has backends for cpu and cuda tensors, got {device}; move the "
             'tensors, or ask for backend="eager"'
         )
-    if backend == "cpp" and device.type != "cpu":
-        raise DeviceError(f'backend "cpp" expects cpu tensors, got {device}')
-    if backend == "triton" and device.type == "cpu" and not is_interpreting():
+    asked = BACKENDS[backend]
+    if asked.for_cpu and device.type != "cpu":
+        raise DeviceError(f'backend "{backend}" expects cpu tensors, got {device}')
+    if asked.for_gpu and device.type == "cpu" and not is_interpreting():
         raise DeviceError(
             'backend "triton" expects cuda tensors, got cpu; use backend="cpp", or '
             "set TRITON_INTERPRET=1 before importing triton to debug a kernel"

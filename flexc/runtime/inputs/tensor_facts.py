@@ -1,4 +1,4 @@
-"""Facts about the tensors of a call: how they lie in memory, and how long they are."""
+"""Facts about the tensors of a call: memory layout and lengths."""
 
 from __future__ import annotations
 
@@ -17,22 +17,27 @@ from flexc.runtime.inputs.arguments import (
 )
 
 ALIGNMENT = 16
-"""Bytes that vector loads and asynchronous copies want addresses aligned to."""
+"""The alignment in bytes that vector loads and asynchronous copies need."""
 
 FLOAT_LENGTH = 2**24
-"""Positions up to this are exact as floats."""
+"""The number of positions up to which positions are exact as floats."""
 
 MAX_COPIED_STRIDE = 1 << 40
-"""Bytes that strides of what is copied asynchronously by tiles are less than."""
+"""A limit in bytes on strides of tensors that are copied asynchronously by tiles."""
 
 MAX_NARROW_OFFSET = 2**31 - 1
 
 MAX_TILE_STRIDE = MAX_NARROW_OFFSET // 1024
-"""Tiles have at most 512 rows and as many columns."""
+"""The largest stride whose offsets within a tile fit 32 bits. Tiles have at most 512
+rows and 512 columns.
+"""
 
 
 def max_length(*lengths: int) -> int | None:
-    """A bound on lengths; only one, so that keys do not multiply."""
+    """Return the bound on lengths that kernels may assume, or None.
+
+    There is only one bound, so that few kernels are compiled.
+    """
     return FLOAT_LENGTH if max(lengths) <= FLOAT_LENGTH else None
 
 
@@ -48,12 +53,12 @@ def check_strides(*tensors: Tensor) -> None:
 
 
 def has_unit_stride(tensor: Tensor) -> bool:
-    """Whether elements of the last dimension lie next to each other."""
+    """Return True if elements of the last dimension are adjacent in memory."""
     return tensor.stride(3) == 1 or tensor.size(3) == 1
 
 
 def is_aligned(tensor: Tensor) -> bool:
-    """Whether every row starts at an aligned address, one that copies can reach."""
+    """Return True if every row is aligned and within reach of asynchronous copies."""
     size = tensor.element_size()
     return (
         has_unit_stride(tensor)
@@ -65,18 +70,20 @@ def is_aligned(tensor: Tensor) -> bool:
 
 
 def _reaches(step: int) -> bool:
-    """Whether copies of tiles can take a stride of so many bytes; 0 they can."""
+    """Return True if copies of tiles support a stride of `step` bytes, even 0."""
     return step % ALIGNMENT == 0 and step < MAX_COPIED_STRIDE
 
 
 @dataclass(frozen=True)
 class Placement:
-    """How query, key and value lie in memory."""
+    """The memory layout of query, key and value."""
 
     unit_strides: tuple[bool, bool, bool]
-    """Which have elements that lie next to each other."""
+    """For each of query, key and value, True if elements of a row are adjacent."""
     alignment: int | None
-    """Of all rows of them, and of an output that is laid out as the query is."""
+    """The alignment in bytes of all rows, and of rows of an output laid out as the
+    query.
+    """
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor) -> Placement:
@@ -89,7 +96,7 @@ class Placement:
 
 
 def largest_offset(tensor: Tensor) -> int:
-    """The offset of a tensor's last element, in elements."""
+    """Return the offset of a tensor's last element, in elements."""
     if tensor.numel() <= MAX_NARROW_OFFSET and tensor.is_contiguous():
         return max(tensor.numel() - 1, 0)
     return sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,7 +1,7 @@
-"""Tensors that hold others, which kernels would read as if the memory were theirs.
+"""Tensors without memory of their own, and calls that are traced or transformed.
 
-Classes with a `__torch_dispatch__`, fake and functional tensors, and what left a
-transform of torch.func have a shape and a dtype, but no elements at their address.
+Classes with a `__torch_dispatch__`, fake and functional tensors, and tensors that left
+a transform of torch.func have a shape and a dtype, but no elements at their address.
 """
 
 from __future__ import annotations
@@ -12,19 +12,54 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from flexc.errors import FlexcError, ShapeError
-from flexc.frontend.special_methods import SILENT_METHODS
+from flexc.frontend.code_facts import SILENT_METHODS
 from flexc.runtime.inputs.arguments import DENSE
-from flexc.runtime.inputs.transforms import is_transformed, plain
+
+TRACING_MODES = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
+
+_functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_transformed() -> bool:
+    """Return True within vmap, grad, jvp and other transforms of torch.func."""
+    return _functorch.maybe_current_level() is not None
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Return an unwrapped tensor with the shape and strides that the mods see.
+
+    For a batched tensor, it is the first slice.
+    """
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        inner = _functorch.get_unwrapped(tensor)
+        if _functorch.is_batchedtensor(tensor):
+            inner = inner.select(_functorch.maybe_get_bdim(tensor), 0)
+        tensor = inner
+    return tensor
+
+
+def tracing(query: Tensor) -> str | None:
+    """Return a description of the tracer of a call, None if the call has real data."""
+    if type(query) is not Tensor and isinstance(query, FakeTensor | FunctionalTensor):
+        return "a fake tensor"
+    if torch._C._len_torch_dispatch_stack():
+        for mode in _get_current_dispatch_mode_stack():
+            if isinstance(mode, TRACING_MODES):
+                return f"a call under {type(mode).__name__}"
+    return None
+
 
 _Key: Any = torch._C.DispatchKey  # pyright: ignore[reportAttributeAccessIssue]
 _keys_of: Any = torch._C._dispatch_keys  # pyright: ignore[reportAttributeAccessIssue]
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
-"""Classes of tensors that do nothing of their own."""
+"""Classes of tensors without operations of their own."""
 
 _NO_OPERATIONS = SILENT_METHODS | {
     "__annotations__",
@@ -40,13 +75,13 @@ _NO_OPERATIONS = SILENT_METHODS | {
     "__torch_dispatch__",
     "__weakref__",
 }
-"""Names that classes have without computing something else."""
+"""Attributes of a class that do not change what operations compute."""
 
 LEFT_A_TRANSFORM = (_Key.FuncTorchGradWrapper, _Key.FuncTorchBatched)
 
 
 def check_captured(captures: Sequence[Any]) -> None:
-    """Check the tensors among what mods capture."""
+    """Check the tensors among the captures of mods."""
     for capture in captures:
         if not isinstance(capture, Tensor):
             continue
@@ -62,7 +97,7 @@ def check_captured(captures: Sequence[Any]) -> None:
 
 @lru_cache(1024)
 def own_operation(cls: type) -> str | None:
-    """Return an operation of tensors that a class has of its own, if there is one."""
+    """Return the name of a tensor operation that a class overrides, else None."""
     for base in cls.__mro__[: cls.__mro__.index(Tensor)]:
         for name, value in vars(base).items():
             disabled = value is torch._C._disabled_torch_function_impl
@@ -74,14 +109,14 @@ def own_operation(cls: type) -> str | None:
 def check_tensor(
     name: str, tensor: Tensor, error: type[FlexcError] = ShapeError
 ) -> None:
-    """Refuse a tensor that holds others, but for those of transforms that are on."""
+    """Refuse a tensor that wraps others, except wrappers of active transforms."""
     got = wrapper(tensor)
     if got is not None:
         raise error(f"{name} expects {DENSE}, got {got}")
 
 
 def address_of(tensor: Tensor) -> int:
-    """Where the elements of a tensor lie; 0 if it has none, or holds other tensors."""
+    """Return the address of a tensor's elements, 0 for none or for a wrapper."""
     if type(tensor) not in PLAIN:
         return 0
     try:
@@ -91,9 +126,9 @@ def address_of(tensor: Tensor) -> int:
 
 
 def wrapper(tensor: Tensor) -> str | None:
-    """What holds the elements of a tensor, and what to do; None if it does itself."""
+    """Return a description of a tensor's wrapper with advice, None without one."""
     if address_of(tensor):
-        return None  # To look for keys takes microseconds.
+        return None  # Reading the dispatch keys is slow.
     keys = _keys_of(tensor)
     if keys.has(_Key.Functionalize) or isinstance(tensor, FunctionalTensor):
         return "a functional tensor; call flexc outside of functionalize"

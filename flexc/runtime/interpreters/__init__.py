@@ -1,7 +1,7 @@
-"""Reference semantics: every level of the IR, executed on torch tensors.
+"""Reference semantics: interpreters of all levels of the IR, on torch tensors.
 
-Run a module before and after a pass, and the pass is checked. Nothing here is
-fast or clever, and nothing is shared with code generation.
+Tests check a pass by running a module before and after the pass. The interpreters are
+simple and slow, and share no code with code generation.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ import torch
 from torch import Tensor
 from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.interpreter import Interpreter, InterpreterFunctions
+from xdsl.interpreter import Interpreter
 from xdsl.ir import Region
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects.tile import KernelOp
+from flexc.runtime.interpreters.attention import FlexFunctions
 from flexc.runtime.interpreters.blocksparse import BlockSparseFunctions
-from flexc.runtime.interpreters.control import CallFunctions, ControlFunctions
+from flexc.runtime.interpreters.cpu import CpuFunctions
 from flexc.runtime.interpreters.derivatives import DerivativeFunctions
-from flexc.runtime.interpreters.finish import FinishFunctions, remember_sizes
-from flexc.runtime.interpreters.flex import FlexFunctions
-from flexc.runtime.interpreters.host import HostFunctions
+from flexc.runtime.interpreters.host_ops import HostFunctions, remember_sizes
 from flexc.runtime.interpreters.kernel import run_kernel
 from flexc.runtime.interpreters.pair_sums import PairSumsFunctions
-from flexc.runtime.interpreters.panels import PanelFunctions
-from flexc.runtime.interpreters.scalar import ScalarFunctions
-from flexc.runtime.interpreters.schedule import schedule_functions, set_interleaving
-from flexc.runtime.interpreters.tile import TileApproxFunctions, TileFunctions
+from flexc.runtime.interpreters.scalar import (
+    ControlFunctions,
+    ScalarFunctions,
+    call_function,
+)
+from flexc.runtime.interpreters.schedule import ScheduleFunctions, set_interleaving
+from flexc.runtime.interpreters.tile import TileFunctions
 from flexc.runtime.interpreters.values import as_value
 
 ENTRIES = (
@@ -37,7 +39,7 @@ ENTRIES = (
     "attention_jvp",
     "combine_splits",
 )
-"""The names of functions to run."""
+"""The names of the functions that `run_module` runs."""
 
 
 def make_interpreter(
@@ -45,51 +47,35 @@ def make_interpreter(
     compute_dtype: torch.dtype | None = None,
     interleaving: int | None = None,
 ) -> Interpreter:
-    """An interpreter of all levels.
+    """Return an interpreter of all levels.
 
-    `compute_dtype` is what attention's products and softmax are computed in;
-    without it, in the type of the scores. `interleaving` is a seed that chooses in
-    which order the roles of a schedule go on; without it, each runs until it waits.
+    `compute_dtype` is the dtype of attention's products and softmax; by default, the
+    dtype of the scores. `interleaving` is a seed that chooses the order in which the
+    roles of a schedule continue; by default, each role runs until the role waits.
     """
     interpreter = Interpreter(ModuleOp([]) if module is None else module)
     set_interleaving(interpreter, interleaving)
     for functions in (
-        CallFunctions(),
         ScalarFunctions(),
         ControlFunctions(),
         FlexFunctions(compute_dtype),
         DerivativeFunctions(compute_dtype),
         PairSumsFunctions(compute_dtype),
-        FinishFunctions(compute_dtype),
+        HostFunctions(compute_dtype),
         BlockSparseFunctions(compute_dtype),
         TileFunctions(compute_dtype),
-        TileApproxFunctions(),
-        *schedule_functions(compute_dtype),
-        HostFunctions(),
-        PanelFunctions(compute_dtype),
+        ScheduleFunctions(compute_dtype),
+        CpuFunctions(compute_dtype),
     ):
         interpreter.register_implementations(functions)
     return interpreter
 
 
-def run_function(
-    module: ModuleOp, args: Sequence[object], attention: InterpreterFunctions
-) -> list[Tensor]:
-    """Run a `flex` module's function, with a meaning of its own for attention.
-
-    Autograd records it, where it is on.
-    """
-    interpreter = Interpreter(module)
-    for functions in (CallFunctions(), ScalarFunctions(), attention):
-        interpreter.register_implementations(functions)
-    (function,) = [op for op in module.ops if isinstance(op, func.FuncOp)]
-    return _run_function(interpreter, function, args)
-
-
 def run_region(region: Region, args: Sequence[object]) -> tuple[Tensor, ...]:
-    """What a region of scalar code yields for tensors and numbers.
+    """Return the values that a region of scalar code yields for tensors and numbers.
 
-    Unlike a module's, its numbers may be tensors of any broadcastable shape.
+    Unlike the arguments of `run_module`, numbers may be tensors of any broadcastable
+    shape.
     """
     values = [
         a if isinstance(a, Tensor) else as_value(a, arg.type)
@@ -108,29 +94,21 @@ def run_module(
 ) -> list[Tensor]:
     """Run a module's function or kernel, and return its outputs in order.
 
-    `args` of attention are query, key, value, scale, captures and tables: tensors
-    and numbers. A kernel's may go on with out, lse and max_scores, to be written in
-    place; those not given are made. A derivative's function runs what it launches:
-    functions, or the kernels that these became. `interleaving` is a seed for the
-    order in which a schedule's roles go on.
+    The `args` of attention are query, key, value, scale, captures and tables, as
+    tensors and numbers. The `args` of a kernel may also have out, lse and max_scores,
+    which the kernel writes in place; the interpreter allocates missing outputs. A
+    derivative's function runs the functions or kernels that it launches. `interleaving`
+    is a seed for the order in which the roles of a schedule continue. Raise
+    InterpretationError if the module has no such function and no kernel.
     """
     interpreter = make_interpreter(module, compute_dtype, interleaving)
     for op in module.ops:
         if isinstance(op, func.FuncOp) and op.sym_name.data in ENTRIES:
             remember_sizes(interpreter, args)
-            return _run_function(interpreter, op, args)
+            return call_function(interpreter, op, args)
     for op in module.ops:
         if isinstance(op, KernelOp):
             return run_kernel(interpreter, op, args)
     raise InterpretationError(
         f"expected a function of {', '.join(ENTRIES)} or a kernel, got neither"
     )
-
-
-def _run_function(
-    interpreter: Interpreter, op: func.FuncOp, args: Sequence[object]
-) -> list[Tensor]:
-    if len(args) != len(op.args):
-        raise InterpretationError(f"expected {len(op.args)} arguments, got {len(args)}")
-    values = [as_value(a, arg.type) for a, arg in zip(args, op.args, strict=True)]
-    return list(interpreter.call_op(op, tuple(values)))

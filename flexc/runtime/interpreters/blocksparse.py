@@ -1,8 +1,8 @@
-"""The meaning of the ops over segments: dense ones on the visited pairs.
+"""Interpreter of the ops with segments: dense ops on the visited pairs.
 
-Segments are run for all batches, heads and blocks of rows at once. What a
-lowering promises is checked on the way: no pair is visited twice, no block
-starts before the first column, none sticks out that is said to be inside.
+Segments run for all batches, heads and blocks of rows at once. The interpreter checks
+the invariants of a lowering: no pair is visited twice, no block starts before the first
+column, and blocks that are declared inside do not extend past the last column.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from xdsl.ir import Region
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import blocksparse
-from flexc.runtime.interpreters.dense import (
+from flexc.runtime.interpreters.attention import (
     Pairs,
     Problem,
     Share,
@@ -39,7 +39,7 @@ WHOLE = Share()
 
 @register_impls
 class BlockSparseFunctions(InterpreterFunctions):
-    """Attention, and sums over pairs, over the union of the segments."""
+    """The interpreter of attention, and of sums over pairs, over segments."""
 
     def __init__(self, compute_dtype: torch.dtype | None = None):
         self.compute_dtype = compute_dtype
@@ -60,7 +60,7 @@ class BlockSparseFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: blocksparse.PairSumsOp, args: PythonValues
     ) -> PythonValues:
         problem = SumsProblem.of(op, args)
-        first = problem.first[2]
+        first = problem.tile_origin[2]
         live = visited_pairs(interpreter, op, problem, op.is_transposed, first)
         return sum_pairs(interpreter, op, problem, live, self.compute_dtype)
 
@@ -73,7 +73,11 @@ def visited_pairs(
     first_row: int = 0,
     share: Share = WHOLE,
 ) -> Tensor:
-    """Where segments let a pair count, those of a share of their iterations."""
+    """Return the pairs that segments visit and their masks keep.
+
+    Each segment runs one share of its iterations. Raise InterpretationError if a pair
+    is visited twice.
+    """
     visits = torch.zeros(problem.shape, dtype=torch.int32)
     live = torch.zeros(problem.shape, dtype=torch.bool)
     for segment in op.segments.block.ops:
@@ -117,7 +121,7 @@ class SegmentRun:
         first_row: int = 0,
         share: Share = WHOLE,
     ):
-        """Rows are keys if `transposed`; they start at `first_row`."""
+        """Prepare the run; rows are keys if `transposed`, and start at `first_row`."""
         self.share = share
         self.interpreter = interpreter
         self.segment = segment
@@ -131,10 +135,14 @@ class SegmentRun:
         self.shape = batch, heads, -(-(self.lengths[0] - first_row) // self.block_m)
 
     def visits(self, masked: bool | None = None) -> Tensor:
-        """How often each pair is visited, by blocks that are masked or not."""
+        """Return how often each pair is visited.
+
+        `masked` selects iterations that apply the mask, or iterations that do not; None
+        selects all iterations.
+        """
         row_len, column_len = self.lengths
         columns = self.columns(masked)
-        # One column more than there are takes those that do not count.
+        # An extra column receives the columns that do not count.
         counts = torch.zeros((*self.shape, column_len + 1), dtype=torch.int32)
         counts.scatter_add_(-1, columns, torch.ones_like(columns, dtype=torch.int32))
         rows = counts[..., :column_len].repeat_interleave(self.block_m, 2)
@@ -143,7 +151,10 @@ class SegmentRun:
         return visits.transpose(2, 3) if self.transposed else visits
 
     def columns(self, masked: bool | None) -> Tensor:
-        """The columns that each block of rows visits, their number for none."""
+        """Return the columns that each block of rows visits.
+
+        Unused entries hold the number of columns.
+        """
         column_len = self.lengths[1]
         begin, end = self.share.of(*self.run(self.segment.bounds, 3))
         count = int((end - begin).clamp(min=0).max()) if begin.numel() else 0
@@ -163,7 +174,7 @@ class SegmentRun:
         return columns.flatten(-2)
 
     def run(self, region: Region, rank: int, *i: Tensor) -> Sequence[Tensor]:
-        """Run `bounds`, or `block` for iterations `i`, for all blocks of rows."""
+        """Run `bounds`, or a region for iterations `i`, for all blocks of rows."""
         batch, heads, blocks = self.shape
         problem = self.problem
         start = problem.index(blocks, 2, rank) * self.block_m + self.first_row
@@ -175,7 +186,11 @@ class SegmentRun:
         return [r.expand(shape) for r in results]
 
     def verify_counts(self, used: Tensor, start: Tensor, counts: Tensor) -> None:
-        """What the iterations of a trimmed segment say of their columns."""
+        """Raise InterpretationError if an iteration of a trimmed segment is invalid.
+
+        Each iteration must have 1 to `block_n` columns, or 0 if the segment may skip.
+        The first column must exist.
+        """
         used, skips = used[..., 0], self.segment.may_skip is not None
         wrong = used & ((counts > self.block_n) | (counts < 1) & (not skips))
         if wrong.any():

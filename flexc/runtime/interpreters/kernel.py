@@ -1,4 +1,4 @@
-"""Running a `tile.kernel`: its arguments, its grid, its outputs."""
+"""Interpreter of `tile.kernel`: its arguments, grid and outputs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from flexc.runtime.interpreters.values import as_value, dtype_of
 def run_kernel(
     interpreter: Interpreter, kernel: KernelOp, args: Sequence[object]
 ) -> list[Tensor]:
-    """Run attention's kernel on the call's arguments; the memrefs that were written.
+    """Run attention's kernel on the call's arguments; return the written memrefs.
 
-    Outputs that `args` lack are made here and filled with NaN, so that an
-    element which no program writes shows.
+    Outputs missing in `args` are allocated and filled with NaN, so that an element that
+    no program writes is visible.
     """
     call = list(args)
     outputs = add_outputs(kernel, call)
@@ -35,9 +35,10 @@ def run_kernel(
 def run_programs(
     interpreter: Interpreter, kernel: KernelOp, call: Sequence[object]
 ) -> None:
-    """Run every program, one after the other.
+    """Run the programs one after another.
 
-    The grid is that of the first tensor, or of the one that `grid_of` says.
+    The grid is computed from the first argument, or from the argument that the kernel's
+    `GRID_OF` attribute names.
     """
     number = kernel.attributes.get(GRID_OF)
     first = call[number.value.data if isinstance(number, IntegerAttr) else 0]
@@ -55,12 +56,12 @@ def run_programs(
 
 
 def grid_of(kernel: KernelOp, first: Tensor) -> tuple[int, ...]:
-    """The numbers of programs for a first argument (B, H, rows, ...)."""
+    """Return the sizes of the grid for a first argument of shape (B, H, rows, ...)."""
     return kernel.grid.data.eval(list(first.shape[:3]), [])
 
 
 def written_types(kernel: KernelOp) -> dict[int, MemRefType]:
-    """The call's arguments that a kernel writes, with their types."""
+    """Return the positions and types of the call's arguments that a kernel writes."""
     pairs = zip(kernel.params, kernel.body.block.args, strict=True)
     written = {
         p.source.data: a.type for p, a in pairs if isinstance(a.type, MemRefType)
@@ -69,7 +70,7 @@ def written_types(kernel: KernelOp) -> dict[int, MemRefType]:
 
 
 def add_outputs(kernel: KernelOp, call: list[object]) -> list[Tensor]:
-    """The call's outputs in order, those that it lacks appended to it."""
+    """Return the call's outputs in order; append missing outputs to `call`."""
     outputs: list[Tensor] = []
     for source, type_ in written_types(kernel).items():
         if source == len(call):
@@ -85,7 +86,7 @@ def add_outputs(kernel: KernelOp, call: list[object]) -> list[Tensor]:
 
 
 def attention_output(call: Sequence[object], type_: MemRefType) -> Tensor:
-    """Room for out, lse or max_scores."""
+    """Allocate out, lse or max_scores, filled with NaN."""
     query, value = call[0], call[2]
     if not (isinstance(query, Tensor) and isinstance(value, Tensor)):
         raise InterpretationError("expected query, key and value as tensors")
@@ -98,7 +99,7 @@ def attention_output(call: Sequence[object], type_: MemRefType) -> Tensor:
 def kernel_argument(
     call: Sequence[object], param: ParamAttr, type_: Attribute
 ) -> Tensor:
-    """What `param` says of the call's arguments."""
+    """Return the value that a kernel's parameter takes from the call's arguments."""
     source = call[param.source.data]
     if param.kind.data in (ParamKind.ARGUMENT, ParamKind.DESCRIPTOR):
         return as_value(source, type_)

@@ -1,7 +1,7 @@
-"""Reading and writing tiles of tensors.
+"""Reading and writing of tiles of tensors.
 
-An access outside a tensor along a dimension that is not checked is an error:
-running a kernel so tests that the checks which were left out were not needed.
+An access outside a tensor along a dimension that is not checked raises
+InterpretationError. So running a kernel tests that omitted checks are unnecessary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def load_tile(
     shape: Sequence[int],
     checked: Sequence[int],
 ) -> Tensor:
-    """The tile of that shape at `indices`; 0 outside the tensor."""
+    """Read a tile of `shape` at `indices`; elements outside the tensor are 0."""
     part, inside = window(tensor, indices, shape, checked)
     if part.shape == tuple(shape):
         return part
@@ -35,7 +35,7 @@ def load_some(
     checked: Sequence[int],
     count: int,
 ) -> Tensor:
-    """A tile of which so many first rows are read; nobody is to look at the others."""
+    """Read the first `count` rows of a tile; values in other rows reveal any use."""
     some = load_tile(tensor, indices, [count, *shape[1:]], checked)
     result = unspecified(shape, some.dtype)
     result[:count] = some
@@ -43,7 +43,7 @@ def load_some(
 
 
 def unspecified(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """What shows if it is used: NaN, or a number far from all that occur."""
+    """Return values that reveal any use: NaN, or an integer far from all others."""
     if dtype.is_floating_point:
         return torch.full(shape, torch.nan, dtype=dtype)
     return torch.full(shape, torch.iinfo(dtype).min if dtype != torch.bool else 1).to(
@@ -73,13 +73,13 @@ def window(
     shape: Sequence[int],
     checked: Sequence[int],
 ) -> tuple[Tensor, tuple[slice, ...]]:
-    """The part of a tensor that a tile covers, and where it lies in the tile."""
+    """Return the part of a tensor that a tile covers, and its slices in the tile."""
     starts = [int(i) for i in indices]
     leading = tensor.dim() - len(shape)
     for dim, start in enumerate(starts[:leading]):
         if not 0 <= start < tensor.shape[dim]:
             _raise_outside(tensor, dim, start, 1)
-    # A select per leading dimension leaves the tile's own.
+    # Index the leading dimensions; the tile's dimensions remain.
     part = tensor[tuple(starts[:leading])]
     inside = []
     for dim, (start, size) in enumerate(zip(starts[leading:], shape, strict=True)):
@@ -101,7 +101,7 @@ def _raise_outside(tensor: Tensor, dim: int, start: int, size: int) -> None:
 
 
 def verify_same_dtype(value: Tensor, memref: Tensor) -> None:
-    """Stores do not convert: rounding is an op of its own."""
+    """Raise InterpretationError if dtypes differ: rounding is an op of its own."""
     if value.dtype != memref.dtype:
         raise InterpretationError(
             f"expected to store {memref.dtype} as the memref holds, got {value.dtype}"
@@ -109,7 +109,7 @@ def verify_same_dtype(value: Tensor, memref: Tensor) -> None:
 
 
 def storage(tensor: Tensor) -> Tensor:
-    """A flat view of the memory from a tensor's first element to its last."""
+    """Return a flat view of memory, from a tensor's first element to its last."""
     if tensor.numel() == 0:
         return tensor.new_empty(0)
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
@@ -117,7 +117,7 @@ def storage(tensor: Tensor) -> Tensor:
 
 
 def read_storage(tensor: Tensor, offsets: Tensor, valid: Tensor | None) -> Tensor:
-    """Elements at flat offsets from the tensor's first, 0 where not valid."""
+    """Read elements at flat offsets from the tensor's first; 0 where not valid."""
     flat = storage(tensor)
     offsets = checked_offsets(flat, offsets, valid)
     if flat.numel() == 0:
@@ -137,9 +137,10 @@ def read_diagonals(
     rows: Tensor | None = None,
     columns: Tensor | None = None,
 ) -> Tensor:
-    """Elements at `first + step * (row - column)` where rows and columns count.
+    """Read the elements at `first + step * (row - column)`.
 
-    Others are numbers that show if they count for something after all.
+    `rows` and `columns` are the numbers of rows and columns that count. Other elements
+    hold values that reveal any use.
     """
     row, column = (torch.arange(n, dtype=torch.int32) for n in shape)
     row, column = row[:, None], column[None, :]
@@ -149,15 +150,13 @@ def read_diagonals(
     last = shape[0] - 1 if rows is None else rows - 1
     offsets = first + step * (row.clamp(max=last) - column).to(first.dtype)
     value = read_storage(tensor, offsets, inside).to(dtype)
-    poison = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).min
-    counts = inside & (row <= last)
-    return torch.where(counts, value, torch.tensor(poison, dtype=dtype))
+    return torch.where(inside & (row <= last), value, unspecified(shape, dtype))
 
 
 def write_storage(
     memref: Tensor, offsets: Tensor, valid: Tensor | None, value: Tensor
 ) -> None:
-    """Write elements at flat offsets where valid."""
+    """Write elements at flat offsets, where valid."""
     verify_same_dtype(value, memref)
     flat = storage(memref)
     offsets = checked_offsets(flat, offsets, valid)
@@ -169,7 +168,7 @@ def write_storage(
 
 
 def add_to_storage(memref: Tensor, offsets: Tensor, value: Tensor) -> None:
-    """Add elements at flat offsets, which all exist and differ."""
+    """Add elements at flat offsets, all of which exist and differ."""
     verify_same_dtype(value, memref)
     flat = storage(memref)
     offsets = checked_offsets(flat, offsets, None)
@@ -179,7 +178,10 @@ def add_to_storage(memref: Tensor, offsets: Tensor, value: Tensor) -> None:
 
 
 def checked_offsets(flat: Tensor, offsets: Tensor, valid: Tensor | None) -> Tensor:
-    """Offsets with those not valid replaced by 0; raises where one is outside."""
+    """Return the offsets, with 0 for those that are not valid.
+
+    Raise InterpretationError if a valid offset is outside.
+    """
     offsets = offsets.to(torch.int64)
     outside = (offsets < 0) | (offsets >= flat.numel())
     if valid is not None:

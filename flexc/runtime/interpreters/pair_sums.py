@@ -1,4 +1,4 @@
-"""The meaning of sums over pairs: all pairs at once, from the definition of a sum."""
+"""Interpreter of sums over pairs, which computes all pairs at once."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ from flexc.dialects.flex import (
     diagonal_zero,
 )
 from flexc.dialects.flex.pair_sums import element_of
-from flexc.runtime.interpreters.dense import Pairs
-from flexc.runtime.interpreters.flex import live_pairs
+from flexc.runtime.interpreters.attention import Pairs, live_pairs
 from flexc.runtime.interpreters.values import dtype_of
 
 
 @register_impls
 class PairSumsFunctions(InterpreterFunctions):
-    """Sums over the pairs that a mask leaves, and what is done to rows alone."""
+    """The interpreter of sums over live pairs, and of ops on rows."""
 
     def __init__(self, compute_dtype: torch.dtype | None = None):
         self.compute_dtype = compute_dtype
@@ -67,7 +66,7 @@ class PairSumsFunctions(InterpreterFunctions):
     ) -> PythonValues:
         values, lse, rest = (a.to(self.compute_dtype or a.dtype) for a in args)
         shape = (*lse.shape, *[1] * (values.dim() - lse.dim()))
-        # Not even NaN counts in a row without pairs.
+        # In a row without pairs, not even NaN counts.
         empty = (lse == -torch.inf).view(shape)
         weighed = torch.where(empty, 0.0, values * (-rest).exp().view(shape))
         return (weighed.to(dtype_of(element_of(op.result))),)
@@ -75,14 +74,14 @@ class PairSumsFunctions(InterpreterFunctions):
 
 @dataclass(frozen=True)
 class SumsProblem(Pairs):
-    """The operands of one op, of its rows' and its columns' side."""
+    """The operands of one op, by rows and by columns."""
 
     rows: Sequence[Tensor]
     columns: Sequence[Tensor]
     row_values: Sequence[Tensor]
     column_values: Sequence[Tensor]
-    first: tuple[int, int, int]
-    """The batch, head and row that results start at."""
+    tile_origin: tuple[int, int, int]
+    """The first batch, head and row of the results."""
     scale: Tensor
     captures: Sequence[Tensor]
     tables: Sequence[Tensor]
@@ -91,12 +90,12 @@ class SumsProblem(Pairs):
     @classmethod
     def of(cls, op: PairSumsLike, args: Sequence[Tensor]) -> SumsProblem:
         rest = iter(args)
-        groups = (op.rows, op.columns, op.row_values, op.column_values, op.first)
+        groups = (op.rows, op.columns, op.row_values, op.column_values, op.tile_origin)
         *given, first = (list(islice(rest, len(group))) for group in groups)
         b, h, row = [0] * (3 - len(first)) + [int(v) for v in first]
         problem = cls(
             *given,
-            first=(b, h, row),
+            tile_origin=(b, h, row),
             scale=next(rest),
             captures=list(islice(rest, len(op.captures))),
             tables=list(rest),
@@ -137,12 +136,12 @@ class SumsProblem(Pairs):
         return self.shape[2 if of_rows != self.transposed else 3]
 
     def along(self, values: Tensor, of_rows: bool) -> Tensor:
-        """A value of each row, or of each column, shaped to broadcast to all pairs."""
+        """Reshape a value of each row, or of each column, to broadcast to all pairs."""
         is_query = of_rows != self.transposed
         return values[..., :, None] if is_query else values[..., None, :]
 
     def by_rows(self, pairs: Tensor) -> Tensor:
-        """(B, Hq, rows, columns) of (B, Hq, Sq, Skv)."""
+        """Return (B, Hq, rows, columns) of (B, Hq, Sq, Skv)."""
         return pairs.transpose(-1, -2) if self.transposed else pairs
 
 
@@ -153,10 +152,10 @@ def sum_pairs(
     live: Tensor,
     compute_dtype: torch.dtype | None,
 ) -> tuple[Tensor, ...]:
-    """The op's results, given where pairs are live.
+    """Return the op's results, given the live pairs.
 
-    Products and sums are taken in `compute_dtype`; what `pairs` receives and yields
-    has the types that its region says.
+    Products and sums are computed in `compute_dtype`. The operands and results of
+    `pairs` have the types of the region.
     """
     score_dtype = dtype_of(op.score_type)
     dtype = compute_dtype or score_dtype
@@ -177,9 +176,9 @@ def sum_pairs(
         total = sum_of(attr, problem, values, flex.tensor_shape(result)[-1])
         if attr.scaled:
             total = total * problem.scale.to(dtype)
-        b, h, row = problem.first
+        b, h, row = problem.tile_origin
         if attr.sum_kind == SumKind.DIAGONAL:
-            total = total[b:, h:]  # Of pairs from the row on.
+            total = total[b:, h:]  # Only pairs from the first row on were summed.
         elif attr.sum_kind != SumKind.COLUMN_MATRIX:
             total = total[b:, h:, row:]
         results.append(total.to(dtype_of(element_of(result))))
@@ -187,7 +186,7 @@ def sum_pairs(
 
 
 def dots(op: PairSumsLike, problem: SumsProblem, dtype: torch.dtype) -> list[Tensor]:
-    """The dot products that feed the region, of all pairs."""
+    """Return the dot products that the region takes, for all pairs."""
     found: list[Tensor] = []
     for product in op.product_list():
         total = torch.zeros(problem.shape, dtype=dtype, device=problem.device)
@@ -204,7 +203,7 @@ def dots(op: PairSumsLike, problem: SumsProblem, dtype: torch.dtype) -> list[Ten
 def sum_of(
     attr: SumAttr, problem: SumsProblem, values: Sequence[Tensor], dim: int
 ) -> Tensor:
-    """One result, of all rows; `dim` is the number of columns of a matrix."""
+    """Return one result for all rows; `dim` is the number of columns of a matrix."""
     match attr.sum_kind:
         case SumKind.MATRIX:
             return matrix_sum(attr, problem, values, dim)
@@ -221,7 +220,10 @@ def sum_of(
 def matrix_sum(
     attr: SumAttr, problem: SumsProblem, values: Sequence[Tensor], dim: int
 ) -> Tensor:
-    """For each row the sum of value * matrix row, of all heads that share it."""
+    """Return, for each row, the sum of value * matrix row.
+
+    The sum includes all heads that share the row.
+    """
     batch, heads, *_ = problem.shape
     rows = problem.length(of_rows=True)
     total = values[0].new_zeros((batch, heads, rows, dim))
@@ -236,9 +238,9 @@ def matrix_sum(
 def column_sum(
     attr: SumAttr, problem: SumsProblem, values: Sequence[Tensor], dim: int
 ) -> Tensor:
-    """For each column the sum of value * matrix row, of all heads that share it.
+    """Return, for each column, the sum of value * matrix row, in one part.
 
-    All of it in one part.
+    The sum includes all heads that share the column.
     """
     batch, heads, _, columns = problem.shape
     total = values[0].new_zeros((batch, heads, columns, dim))
@@ -249,26 +251,26 @@ def column_sum(
 
 
 def sum_of_shared(total: Tensor, own: Tensor) -> Tensor:
-    """The sum over the query's heads and batches that share one of `own`."""
+    """Sum over the query's heads and batches that share one head of `own`."""
     batch, heads = own.shape[:2]
     by_head = total.unflatten(1, (heads, total.shape[1] // heads)).sum(2)
     return by_head.unflatten(0, (batch, total.shape[0] // batch)).sum(1)
 
 
 def diagonal_sum(problem: SumsProblem, values: Tensor) -> Tensor:
-    """For each q_idx - kv_idx the sum over the pairs with that difference."""
+    """Return, for each q_idx - kv_idx, the sum over the pairs with this difference."""
     *heads, q_len, kv_len = problem.shape
     q_idx, kv_idx = (i.to(torch.int64) for i in problem.indices[2:])
     entries = (q_idx - kv_idx + diagonal_zero(kv_len)).expand(problem.shape)
-    # Rows before the first are not summed.
-    part = problem.by_rows(values)[:, :, problem.first[2] :].flatten(2)
-    entries = problem.by_rows(entries)[:, :, problem.first[2] :].flatten(2)
+    # Rows before the first row are not summed.
+    part = problem.by_rows(values)[:, :, problem.tile_origin[2] :].flatten(2)
+    entries = problem.by_rows(entries)[:, :, problem.tile_origin[2] :].flatten(2)
     sums = values.new_zeros((*heads, diagonal_entries(q_len, kv_len)))
     return sums.scatter_add_(-1, entries, part)[:, :, None]
 
 
 def added(attr: SumAttr, values: Sequence[Tensor]) -> Tensor:
-    """The values that a sum names, added up; zeros if it names none."""
+    """Return the total of the values that a sum names; zeros if the sum names none."""
     total = torch.zeros_like(values[0])
     for (number,) in attr.term_list():
         total = total + values[number]

@@ -1,7 +1,8 @@
-"""The meaning of scalar code: `arith`, `math` and the scalar ops of flexc.
+"""Interpreter of scalar code (`arith`, `math`, scalar ops of flexc) and control flow.
 
-xDSL's own tables cover a third of these ops, and Python numbers only. Here
-every number is a torch tensor, so a region runs once for all positions.
+xDSL's own tables cover a third of these ops, and only Python numbers. Here each number
+is a torch tensor, so a region runs once for all positions. xDSL's implementation of
+functions imports the implementations of all dialects, which takes long.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from xdsl.dialects import arith, math
+from xdsl.dialects import arith, func, math, scf
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr
 from xdsl.interpreter import (
     Interpreter,
@@ -21,6 +22,7 @@ from xdsl.interpreter import (
     ReturnedValues,
     TerminatorValue,
     impl,
+    impl_callable,
     impl_terminator,
     register_impls,
 )
@@ -29,40 +31,73 @@ from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import flex, tile
 from flexc.dialects.flex.ties import Ties, ties_of
-from flexc.runtime.interpreters import floats, integers
-from flexc.runtime.interpreters.floats import widened
-from flexc.runtime.interpreters.integers import on_bits, on_unsigned_bits
+from flexc.runtime.interpreters.arithmetic import (
+    CMPF,
+    Function,
+    bitcast,
+    ceil_divide,
+    ceil_divide_unsigned,
+    compare,
+    convert,
+    cube_root,
+    divide_unsigned,
+    extend,
+    extend_unsigned,
+    floor_divide,
+    fused_multiply_add,
+    leading_zeros,
+    max_unsigned,
+    min_unsigned,
+    on_bits,
+    on_unsigned_bits,
+    popcount,
+    power,
+    power_of_integer,
+    remainder,
+    remainder_unsigned,
+    round_half_away,
+    shift_left,
+    shift_right,
+    shift_right_unsigned,
+    to_float,
+    to_float_unsigned,
+    to_integer,
+    to_integer_unsigned,
+    trailing_zeros,
+    trunc_divide,
+    truncate,
+    widened,
+)
 from flexc.runtime.interpreters.memory import read_storage
-from flexc.runtime.interpreters.values import dtype_of
-
-Function = Callable[..., Tensor]
+from flexc.runtime.interpreters.values import as_value, dtype_of
+from flexc.runtime.tapes.recorder import recorder
 
 INTEGER: dict[type[Operation], Function] = {
     arith.AddiOp: on_bits(torch.add),
     arith.SubiOp: on_bits(torch.sub),
     arith.MuliOp: on_bits(torch.mul),
-    arith.DivSIOp: on_bits(integers.trunc_divide),
-    arith.DivUIOp: on_unsigned_bits(integers.divide_unsigned),
-    arith.FloorDivSIOp: on_bits(integers.floor_divide),
-    arith.CeilDivSIOp: on_bits(integers.ceil_divide),
-    arith.CeilDivUIOp: on_unsigned_bits(integers.ceil_divide_unsigned),
-    arith.RemSIOp: on_bits(integers.remainder),
-    arith.RemUIOp: on_unsigned_bits(integers.remainder_unsigned),
+    arith.DivSIOp: on_bits(trunc_divide),
+    arith.DivUIOp: on_unsigned_bits(divide_unsigned),
+    arith.FloorDivSIOp: on_bits(floor_divide),
+    arith.CeilDivSIOp: on_bits(ceil_divide),
+    arith.CeilDivUIOp: on_unsigned_bits(ceil_divide_unsigned),
+    arith.RemSIOp: on_bits(remainder),
+    arith.RemUIOp: on_unsigned_bits(remainder_unsigned),
     arith.MinSIOp: on_bits(torch.minimum),
     arith.MaxSIOp: on_bits(torch.maximum),
-    arith.MinUIOp: integers.min_unsigned,
-    arith.MaxUIOp: integers.max_unsigned,
+    arith.MinUIOp: min_unsigned,
+    arith.MaxUIOp: max_unsigned,
     arith.AndIOp: torch.bitwise_and,
     arith.OrIOp: torch.bitwise_or,
     arith.XOrIOp: torch.bitwise_xor,
-    arith.ShLIOp: on_bits(integers.shift_left),
-    arith.ShRSIOp: on_bits(integers.shift_right),
-    arith.ShRUIOp: on_unsigned_bits(integers.shift_right_unsigned),
+    arith.ShLIOp: on_bits(shift_left),
+    arith.ShRSIOp: on_bits(shift_right),
+    arith.ShRUIOp: on_unsigned_bits(shift_right_unsigned),
     math.AbsIOp: on_bits(torch.abs),
-    math.CountLeadingZerosOp: integers.leading_zeros,
-    math.CountTrailingZerosOp: integers.trailing_zeros,
-    math.CtPopOp: integers.popcount,
-    math.IPowIOp: on_bits(integers.power),
+    math.CountLeadingZerosOp: leading_zeros,
+    math.CountTrailingZerosOp: trailing_zeros,
+    math.CtPopOp: popcount,
+    math.IPowIOp: on_bits(power),
 }
 
 FLOAT: dict[type[Operation], Function] = {
@@ -82,7 +117,7 @@ FLOAT: dict[type[Operation], Function] = {
     math.AtanOp: widened(torch.atan),
     math.Atan2Op: widened(torch.atan2),
     math.AtanhOp: widened(torch.atanh),
-    math.CbrtOp: floats.cube_root,
+    math.CbrtOp: cube_root,
     math.CeilOp: widened(torch.ceil),
     math.CopySignOp: widened(torch.copysign),
     math.CosOp: widened(torch.cos),
@@ -92,15 +127,15 @@ FLOAT: dict[type[Operation], Function] = {
     math.Exp2Op: widened(torch.exp2),
     math.ExpM1Op: widened(torch.expm1),
     math.FloorOp: widened(torch.floor),
-    math.FmaOp: floats.fused_multiply_add,
-    math.FPowIOp: floats.power_of_integer,
+    math.FmaOp: fused_multiply_add,
+    math.FPowIOp: power_of_integer,
     math.LogOp: widened(torch.log),
     math.Log10Op: widened(torch.log10),
     math.Log1pOp: widened(torch.log1p),
     math.Log2Op: widened(torch.log2),
     math.PowFOp: widened(torch.pow),
     math.RoundEvenOp: widened(torch.round),
-    math.RoundOp: widened(floats.round_half_away),
+    math.RoundOp: widened(round_half_away),
     math.RsqrtOp: widened(torch.rsqrt),
     math.SinOp: widened(torch.sin),
     math.SinhOp: widened(torch.sinh),
@@ -111,19 +146,19 @@ FLOAT: dict[type[Operation], Function] = {
 }
 
 CASTS: dict[type[Operation], Function] = {
-    arith.BitcastOp: floats.bitcast,
-    arith.ExtFOp: floats.convert,
-    arith.TruncFOp: floats.convert,
-    arith.FPToSIOp: floats.to_integer,
-    arith.FPToUIOp: floats.to_integer_unsigned,
-    arith.SIToFPOp: integers.to_float,
-    arith.UIToFPOp: integers.to_float_unsigned,
-    arith.ExtSIOp: integers.extend,
-    arith.ExtUIOp: integers.extend_unsigned,
-    arith.TruncIOp: integers.truncate,
-    arith.IndexCastOp: integers.extend,
+    arith.BitcastOp: bitcast,
+    arith.ExtFOp: convert,
+    arith.TruncFOp: convert,
+    arith.FPToSIOp: to_integer,
+    arith.FPToUIOp: to_integer_unsigned,
+    arith.SIToFPOp: to_float,
+    arith.UIToFPOp: to_float_unsigned,
+    arith.ExtSIOp: extend,
+    arith.ExtUIOp: extend_unsigned,
+    arith.TruncIOp: truncate,
+    arith.IndexCastOp: extend,
 }
-"""Functions of a value and the dtype it is to have."""
+"""Functions of a value and the dtype of the result."""
 
 
 def _pointwise(function: Function) -> Callable[..., OpImplResult]:
@@ -141,16 +176,29 @@ def _cast(function: Function) -> Callable[..., OpImplResult]:
 
 
 _TABLE = {op: _pointwise(f) for op, f in (INTEGER | FLOAT).items()}
+_TABLE[tile.TanhApproxOp] = _pointwise(torch.tanh)
 _TABLE |= {op: _cast(f) for op, f in CASTS.items()}
 
 
 @register_impls
 class ScalarFunctions(InterpreterFunctions):
-    """All scalar ops: the tables above, and those that have attributes."""
+    """The interpreter of all scalar ops, those of the tables above among them."""
 
-    def __init__(self):
-        # Programs of a kernel meet the same constants again and again.
+    def __init__(self, device: torch.device | None = None):
+        """Create an interpreter that makes constants on `device`.
+
+        Constants are filled in on the device, since a copy from the host would wait for
+        the device.
+        """
+        self.device = device
+        # The programs of a kernel use the same constants many times.
         self.constants: dict[arith.ConstantOp, Tensor] = {}
+
+    def number(self, value: Tensor) -> Tensor:
+        """Return a number of the host on the device of this code."""
+        if self.device is None:
+            return value
+        return torch.full((), value.item(), dtype=value.dtype, device=self.device)
 
     @classmethod
     def _impls(cls) -> Iterable[tuple[type[Operation], Callable[..., OpImplResult]]]:
@@ -163,7 +211,9 @@ class ScalarFunctions(InterpreterFunctions):
     ) -> PythonValues:
         value = self.constants.get(op)
         if value is None:
-            value = self.constants[op] = constant(op)
+            value = self.constants[op] = self.number(constant(op))
+        elif self.device is not None and (tape := recorder()) is not None:
+            tape.hold(value)
         return (value,)
 
     @impl(arith.SelectOp)
@@ -188,19 +238,19 @@ class ScalarFunctions(InterpreterFunctions):
     def run_cmpi(
         self, interpreter: Interpreter, op: arith.CmpiOp, args: PythonValues
     ) -> PythonValues:
-        return (integers.compare(op.predicate.value.data, *args),)
+        return (compare(op.predicate.value.data, *args),)
 
     @impl(arith.CmpfOp)
     def run_cmpf(
         self, interpreter: Interpreter, op: arith.CmpfOp, args: PythonValues
     ) -> PythonValues:
-        return (floats.CMPF[op.predicate.value.data](*args),)
+        return (CMPF[op.predicate.value.data](*args),)
 
     @impl(flex.LoadCaptureOp)
     def run_load_capture(
         self, interpreter: Interpreter, op: flex.LoadCaptureOp, args: PythonValues
     ) -> PythonValues:
-        # Whoever differentiates passes wider tensors.
+        # Differentiating code passes wider tensors.
         value = load_capture(args[0], args[1:])
         return (value.to(dtype_of(op.result.type)),)
 
@@ -209,7 +259,7 @@ class ScalarFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: flex.DimOp, args: PythonValues
     ) -> PythonValues:
         size = args[0].shape[op.dim.value.data]
-        return (torch.tensor(size, dtype=dtype_of(op.result.type)),)
+        return (self.number(torch.tensor(size, dtype=dtype_of(op.result.type))),)
 
     @impl(tile.ReadOp)
     def run_read(
@@ -226,7 +276,10 @@ class ScalarFunctions(InterpreterFunctions):
 
 
 def extremum(op: Operation, function: Function, lhs: Tensor, rhs: Tensor) -> Tensor:
-    """A maximum or minimum; whose derivative it is where both are equal, it says."""
+    """Return a maximum or minimum.
+
+    If both operands are equal, the op decides which operand has the derivative.
+    """
     value = function(lhs, rhs)
     match ties_of(op):
         case Ties.LHS:
@@ -238,18 +291,18 @@ def extremum(op: Operation, function: Function, lhs: Tensor, rhs: Tensor) -> Ten
 
 
 def constant(op: arith.ConstantOp) -> Tensor:
-    """The number that a constant says."""
+    """Return the value of a constant as a tensor."""
     dtype = dtype_of(op.result.type)
     if isinstance(op.value, FloatAttr):
         return torch.tensor(op.value.value.data, dtype=dtype)
     if isinstance(op.value, IntegerAttr):
-        # Through int64: 255 is an i8 constant as good as -1.
+        # Through int64, since an i8 constant may be written as 255 or as -1.
         return torch.tensor(op.value.value.data).to(dtype)
     raise InterpretationError(f"expected a number as constant, got {op.value}")
 
 
 def load_capture(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:
-    """`tensor[indices]`, 0 where an index is out of range."""
+    """Return `tensor[indices]`, or 0 where an index is out of range."""
     if not indices:
         return tensor
     wide = [i.to(torch.int64) for i in indices]
@@ -262,3 +315,61 @@ def load_capture(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:
     # Python's `tensor[i]` would read an index without dimensions on the host.
     value = torch.ops.aten.index.Tensor(tensor, inside)
     return torch.where(valid, value, tensor.new_zeros(()))
+
+
+@register_impls
+class ControlFunctions(InterpreterFunctions):
+    """The interpreter of functions, loops and conditions."""
+
+    @impl(scf.ForOp)
+    def run_for(
+        self, interpreter: Interpreter, op: scf.ForOp, args: PythonValues
+    ) -> PythonValues:
+        begin, end, step = (int(a) for a in args[:3])
+        carried = tuple(args[3:])
+        dtype = dtype_of(op.body.block.args[0].type)
+        for i in range(begin, end, step):
+            index = torch.tensor(i, dtype=dtype)
+            carried = interpreter.run_ssacfg_region(op.body, (index, *carried), "for")
+        return carried
+
+    @impl(scf.IfOp)
+    def run_if(
+        self, interpreter: Interpreter, op: scf.IfOp, args: PythonValues
+    ) -> PythonValues:
+        region = op.true_region if args[0] else op.false_region
+        return interpreter.run_ssacfg_region(region, (), "if")
+
+    @impl_terminator(scf.YieldOp)
+    def run_yield(
+        self, interpreter: Interpreter, op: scf.YieldOp, args: PythonValues
+    ) -> tuple[TerminatorValue, PythonValues]:
+        return ReturnedValues(args), ()
+
+    @impl_callable(func.FuncOp)
+    def call(
+        self, interpreter: Interpreter, op: func.FuncOp, args: PythonValues
+    ) -> PythonValues:
+        return interpreter.run_ssacfg_region(op.body, args, op.sym_name.data)
+
+    @impl(func.CallOp)
+    def run_call(
+        self, interpreter: Interpreter, op: func.CallOp, args: PythonValues
+    ) -> PythonValues:
+        return interpreter.call_op(op.callee, args)
+
+    @impl_terminator(func.ReturnOp)
+    def run_return(
+        self, interpreter: Interpreter, op: func.ReturnOp, args: PythonValues
+    ) -> tuple[TerminatorValue, PythonValues]:
+        return ReturnedValues(args), ()
+
+
+def call_function(
+    interpreter: Interpreter, op: func.FuncOp, args: Sequence[object]
+) -> list[Tensor]:
+    """Run a function on tensors and Python numbers, checked against its types."""
+    if len(args) != len(op.args):
+        raise InterpretationError(f"expected {len(op.args)} arguments, got {len(args)}")
+    values = [as_value(a, arg.type) for a, arg in zip(args, op.args, strict=True)]
+    return list(interpreter.call_op(op, tuple(values)))

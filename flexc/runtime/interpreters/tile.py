@@ -1,4 +1,4 @@
-"""The meaning of the `tile` dialect: a tile is a tensor of its shape and dtype."""
+"""Interpreter of the `tile` dialect; a tile is a tensor of its shape and dtype."""
 
 from __future__ import annotations
 
@@ -32,29 +32,15 @@ from flexc.runtime.interpreters.memory import (
 from flexc.runtime.interpreters.schedule import read_operand
 from flexc.runtime.interpreters.values import dense_array, dtype_of
 
-# The meaning of what hardware approximates: the function itself.
-
-
-@register_impls
-class TileApproxFunctions(InterpreterFunctions):
-    """Scalar ops of the `tile` dialect that promise a few bits only."""
-
-    @impl(tile.TanhApproxOp)
-    def run_tanh(
-        self, interpreter: Interpreter, op: tile.TanhApproxOp, args: PythonValues
-    ) -> PythonValues:
-        return (args[0].tanh(),)
-
-
 PROGRAM = "program"
-"""Key of the interpreter's data that holds this program's position."""
+"""The key of the interpreter's data for the position of the running program."""
 
 Broadcast = Callable[[Tensor], Tensor]
 
 
 @register_impls
 class TileFunctions(InterpreterFunctions):
-    """All ops of a kernel's body but control flow and scalar code."""
+    """The interpreter of a kernel's ops, except control flow and scalar code."""
 
     def __init__(self, compute_dtype: torch.dtype | None = None):
         self.compute_dtype = compute_dtype
@@ -226,7 +212,7 @@ class TileFunctions(InterpreterFunctions):
     def run_convert_layout(
         self, interpreter: Interpreter, op: tile.ConvertLayoutOp, args: PythonValues
     ) -> PythonValues:
-        # Layouts say which thread has what, and nothing of the numbers.
+        # Layouts assign elements to threads and do not change values.
         return args
 
     @impl(tile.DotOp)
@@ -243,7 +229,7 @@ class TileFunctions(InterpreterFunctions):
 
 
 def reduced(kind: ReduceKind, value: Tensor, dim: int) -> Tensor:
-    """A tile combined along a dimension."""
+    """Combine a tile along a dimension."""
     if kind == ReduceKind.MAX:
         return value.amax(dim)
     if kind == ReduceKind.MIN:
@@ -252,7 +238,7 @@ def reduced(kind: ReduceKind, value: Tensor, dim: int) -> Tensor:
 
 
 def broadcast(span: tuple[int, ...], rank: int) -> Broadcast:
-    """How an operand of `tile.map` takes part in a result of that rank."""
+    """Return a function that broadcasts an operand of `tile.map` to `rank` axes."""
     if not span or span == tuple(range(rank)):
         return lambda value: value
     order = sorted(range(len(span)), key=lambda i: span[i])

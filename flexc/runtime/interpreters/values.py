@@ -1,7 +1,7 @@
-"""How values of the IR are held: everything is a torch tensor.
+"""Representation of the IR's values as torch tensors.
 
-A number of type T is a tensor with T's dtype and *any broadcastable shape*, so
-that one run of a region of scalar code serves all pairs of positions at once.
+A number of type T is a tensor with T's dtype and *any broadcastable shape*. So one run
+of a region of scalar code covers all pairs of positions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SIGNLESS = {
 
 
 def dtype_of(type_: Attribute) -> torch.dtype:
-    """The dtype that holds numbers of an MLIR type; signless ints are signed."""
+    """Return the dtype for numbers of an MLIR type; signless integers are signed."""
     if isinstance(type_, IntegerType):
         dtype = _INTEGERS.get(type_.width.data)
     else:
@@ -61,7 +61,7 @@ def dtype_of(type_: Attribute) -> torch.dtype:
 
 
 def as_value(value: object, type_: Attribute) -> Tensor:
-    """The value of a caller's tensor or Python number, checked against its type."""
+    """Convert a caller's tensor or Python number, checked against its type."""
     if isinstance(type_, TensorType | MemRefType):
         return _as_tensor(value, type_)
     if not isinstance(value, Tensor):
@@ -90,11 +90,11 @@ def _as_tensor(value: object, type_: TensorType | MemRefType) -> Tensor:
 
 
 def signless(value: Tensor) -> Tensor:
-    """The same bits as signed integers: what MLIR's signless types are held as."""
+    """Return the same bits as signed integers, which represent signless types."""
     dtype = _SIGNLESS.get(value.dtype)
     return value if dtype is None else value.view(dtype)
 
 
 def dense_array(array: DenseArrayBase) -> tuple[int, ...]:
-    """The integers of a dense array of them."""
+    """Return the elements of a dense array of integers."""
     return cast(DenseArrayBase[IntegerType], array).get_values()

@@ -1,1 +1,1 @@
-"""From modules in IR to loaded kernels."""
+"""Compilation of IR modules to loaded kernels."""

@@ -1,4 +1,7 @@
-"""What a kernel is made for besides mods: a class of calls, a backend, a device."""
+"""The inputs that a kernel is made for, apart from the mods.
+
+These inputs are a class of calls, a backend, a device and options.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +12,56 @@ import torch
 
 from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.pipelines import F32Precision
-from flexc.passes.sizes.tile_sizes import HOPPER_SHARED_MEMORY
-from flexc.passes.sizes.vector_machine import MachineName
+from flexc.passes.targets.target import HOPPER_SHARED_MEMORY, MachineName
+from flexc.runtime.inputs.backends import BACKENDS, TRITON
 from flexc.runtime.inputs.options import TileOptions
 from flexc.runtime.kernels.cpp_compiler import host_machine
 
 
 @dataclass(frozen=True)
 class Build:
-    """Everything but the mods that a kernel is made for."""
+    """The inputs that a kernel is made for, apart from the mods."""
 
     call: AttentionCall
     backend: str
     device: str
     tiles: TileOptions
     shared_memory: int = HOPPER_SHARED_MEMORY
-    """Bytes of shared memory that a program may have on a GPU."""
+    """The bytes of shared memory that one program may use on a GPU."""
     f32_precision: F32Precision = "ieee"
-    """How a GPU computes products of fp32."""
+    """The precision in which a GPU computes products of fp32."""
     derivative: bool = False
-    """The kernel is one of a derivative."""
+    """True if the kernel belongs to a derivative."""
     capability: int | None = None
-    """What a GPU can do; None for one of which that is not asked."""
+    """The compute capability of a GPU; None if flexc does not need the capability."""
     machine: MachineName = "avx2"
-    """Whose vectors a CPU's kernel is for."""
+    """The CPU whose vector width the kernel uses."""
     program_rows: int | None = None
-    """The most rows of a program on Hopper; None where there are many programs."""
+    """The largest number of rows of a program on Hopper.
+
+    None on other devices, or if the call has many programs.
+    """
+
+    @property
+    def for_gpu(self) -> bool:
+        return BACKENDS[self.backend].for_gpu
+
+    @property
+    def for_cpu(self) -> bool:
+        return BACKENDS[self.backend].for_cpu
+
+    @property
+    def target(self) -> str:
+        """Return the name of the target that can print every kernel.
+
+        Triton's for a backend without kernels, whose calls are only explained.
+        """
+        return next(iter(BACKENDS[self.backend].targets), TRITON.name)
 
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that one program may have."""
+    """Return the bytes of shared memory that one program may use on a device."""
     if device.type != "cuda":
         return HOPPER_SHARED_MEMORY
     properties = torch.cuda.get_device_properties(device)
@@ -47,5 +69,8 @@ def shared_memory(device: torch.device) -> int:
 
 
 def machine_for(backend: str) -> MachineName:
-    """The machine that a backend's kernels are for: other than a CPU's ask for none."""
-    return host_machine() if backend == "cpp" else Build.machine
+    """Return the machine that a backend's kernels are built for.
+
+    Backends other than "cpp" do not depend on the machine and get the default.
+    """
+    return host_machine() if BACKENDS[backend].for_cpu else Build.machine

@@ -1,12 +1,14 @@
-"""Reads of captured tensors that are out of range at pairs that count: they raise.
+"""Detection of captured reads that are out of range at pairs that the mask keeps.
 
-torch raises IndexError where a mod reads outside of a tensor; a kernel reads 0 there.
-What is known at a call is said before its kernel runs: an index that positions, sizes
-and captured integers make is evaluated at some pairs, the ends of all ranges among
-them, and so is the mask. One that is out of range at a pair which the mask keeps is an
-error. Nothing is concluded that was not evaluated: no call raises that reads no more
-than it has. Indices that are loaded themselves, or computed in floats, masks that read
-tensors, and what `torch.where` does not choose are left to the guards of kernels.
+torch raises IndexError if a mod reads outside of a tensor. A kernel reads 0 there. So
+flexc checks reads before it runs the kernel. The check evaluates each index that is
+computed from positions, sizes and captured integers, at some pairs that include the
+ends of all ranges. The check evaluates the mask at the same pairs. If an index is out
+of range at a pair that the mask keeps, the check raises an error. The check concludes
+only what it evaluates, so a call whose reads are all in range never raises.
+
+The guards of kernels handle the remaining cases: indices that are loaded or computed in
+floats, masks that read tensors, and operands that `torch.where` does not select.
 """
 
 from __future__ import annotations
@@ -28,17 +30,17 @@ from flexc.dialects import flex
 from flexc.dialects.mod_region import is_scalar
 from flexc.errors import CapturedIndexError
 from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
-from flexc.passes.scalar.ranges.capture_bounds import captures_inside
+from flexc.passes.scalar.copier import location_of
 from flexc.passes.scalar.ranges.exact_ranges import Known, position_args
+from flexc.passes.scalar.ranges.index_proofs import captures_inside
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.readable import meant, spell
-from flexc.passes.scalar.reads.slices import location_of
-from flexc.runtime.interpreters.on_device import ScalarsOnDevice
+from flexc.runtime.interpreters.scalar import ScalarFunctions
 from flexc.runtime.interpreters.values import dtype_of
 from flexc.runtime.kernels.proofs import at_most, attention_of
 
 MAX_KNOWN = 4096
-"""Kinds of calls whose outcome is remembered."""
+"""The most outcomes that a module remembers; each belongs to one kind of call."""
 
 NAMES = ("b", "h", "q_idx", "kv_idx")
 
@@ -46,9 +48,10 @@ HOST = torch.device("cpu")
 
 
 class CapturedReads:
-    """What is known of the captured reads of a module with one attention.
+    """The checks of captured reads of a module with one attention op.
 
-    The module may be rewritten afterwards: reads are those of a copy.
+    The instance holds a copy of the module, so later changes to the module have no
+    effect.
     """
 
     def __init__(self, module: ModuleOp):
@@ -57,25 +60,26 @@ class CapturedReads:
 
     @cached_property
     def attention(self) -> flex.AttentionOp:
-        """The attention, with indices that do not overflow."""
+        """The attention op, with indices that do not overflow."""
         module = self.module.clone()
         FlexWidenIndicesPass().apply(Context(), module)
         return attention_of(module)
 
     @cached_property
     def any(self) -> bool:
-        """Whether there is a read whose place may be known."""
+        """True if the module has a captured read."""
         return any(isinstance(o, flex.LoadCaptureOp) for o in self.module.walk())
 
     def check(self, sizes: Sequence[int], captures: Sequence[Any]) -> None:
-        """Raise if some read of a call is out of range.
+        """Raise CapturedIndexError if a read of the call is out of range.
 
-        `sizes` are (batch, heads, q_len, kv_len), `captures` the capture arguments.
+        `sizes` are (batch, heads, q_len, kv_len); `captures` are the capture arguments.
         """
         if not self.any:
             return
         known = tuple(map(_known, captures))
-        # What is in range at greater lengths is at these: decoding has new ones always.
+        # Reads in range at larger sizes are also in range here. Sizes are rounded up,
+        # since decoding has new lengths at each step.
         if self.remembered(tuple(map(at_most, sizes)), known) is None:
             return
         error = self.remembered(tuple(sizes), known)
@@ -85,10 +89,12 @@ class CapturedReads:
     def remembered(
         self, sizes: tuple[int, ...], known: tuple[Known, ...]
     ) -> CapturedIndexError | None:
-        """What a call of these sizes raises."""
+        """Return the error for a call of these sizes, or None, and remember the
+        outcome.
+        """
         key, outcomes = (sizes, known), self.outcomes
         if key not in outcomes:
-            # A new one, as other threads read the old one.
+            # Assign a new dict: other threads may still read the old one.
             if len(outcomes) >= MAX_KNOWN:
                 outcomes = self.outcomes = {}
             outcomes[key] = self.find(sizes, known)
@@ -97,7 +103,7 @@ class CapturedReads:
     def find(
         self, sizes: Sequence[int], known: Sequence[Known]
     ) -> CapturedIndexError | None:
-        """What a call raises, by evaluation."""
+        """Evaluate the reads of a call; return the first error, or None."""
         op, positions = self.attention, [Interval(0, n - 1) for n in sizes]
         mods = (op.mask_mod, op.score_mod)
         if all(captures_inside(mod, positions, known) for mod in mods):
@@ -121,7 +127,7 @@ def _known(capture: Any) -> Known:
 
 @dataclass(frozen=True)
 class Outside:
-    """A read that is out of range at a pair."""
+    """A read that is out of range at one pair."""
 
     load: flex.LoadCaptureOp
     axis: int
@@ -144,14 +150,14 @@ class Outside:
 @cache
 def scalar_interpreter() -> Interpreter:
     interpreter = Interpreter(ModuleOp([]))
-    interpreter.register_implementations(ScalarsOnDevice(HOST))
+    interpreter.register_implementations(ScalarFunctions(HOST))
     return interpreter
 
 
 class Evaluation:
-    """The integers of a mod's region at some pairs, as far as they are known.
+    """The integer values of a mod's region at some pairs, as far as they are known.
 
-    Values have a dimension for batches, one for heads and one for pairs.
+    Values have the dimensions (batches, heads, pairs).
     """
 
     def __init__(self, region: Region, sizes: Sequence[int], known: Sequence[Known]):
@@ -192,7 +198,10 @@ class Evaluation:
         return is_integer and all(v in self.values for v in op.operands)
 
     def outside(self, counts: Tensor) -> Iterator[Outside]:
-        """Reads that are out of range where values are needed, given what counts."""
+        """Yield reads that are out of range at pairs where their result is needed.
+
+        `counts` is true at the pairs where the yielded value is needed.
+        """
         needed: dict[SSAValue, Tensor] = {self.yielded: counts}
         for op in reversed(self.region.block.ops):
             if isinstance(op, flex.YieldOp) or op.results[0] not in needed:
@@ -206,7 +215,12 @@ class Evaluation:
     def operands(
         self, op: Operation, need: Tensor
     ) -> Iterator[tuple[SSAValue, Tensor]]:
-        """Operands, and where they are sure to be needed for a result that is."""
+        """Yield the operands of an op, each with the pairs that certainly need the
+        operand.
+
+        `need` is true at the pairs where the result of the op is needed. An operand is
+        left out if its need is unknown.
+        """
         match op:
             case arith.SelectOp():
                 chosen = self.values.get(op.cond)
@@ -237,7 +251,7 @@ class Evaluation:
     def example(
         self, op: flex.LoadCaptureOp, axis: int, index: Tensor, outside: Tensor
     ) -> Outside:
-        """The last pair of those where a read is outside."""
+        """Return the last pair at which a read is out of range along an axis."""
         places = torch.broadcast_tensors(outside, index, *self.at)
         last = tuple(places[0].nonzero()[-1])
         found, *at = (int(p[last]) for p in places[1:])
@@ -245,7 +259,11 @@ class Evaluation:
 
 
 def pairs_of(sizes: Sequence[int]) -> list[Tensor]:
-    """b, h, q_idx and kv_idx of pairs at the ends of all ranges and between them."""
+    """Return b, h, q_idx and kv_idx of sample pairs.
+
+    The pairs combine the positions of `ends_of` for rows and columns, and include pairs
+    close to the diagonal.
+    """
     batches, heads, rows, columns = (ends_of(n) for n in sizes)
     grid = torch.cartesian_prod(rows, columns)
     near = (
@@ -256,7 +274,7 @@ def pairs_of(sizes: Sequence[int]) -> list[Tensor]:
 
 
 def ends_of(size: int) -> Tensor:
-    """Positions at distances of powers of two from both ends."""
+    """Return the positions whose distance from either end is 0 or a power of two."""
     steps = {0, *(1 << i for i in range(size.bit_length()))}
     first = {s for s in steps if s < size}
     found = sorted(first | {size - 1 - s for s in first})

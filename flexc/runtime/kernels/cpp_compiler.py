@@ -1,11 +1,11 @@
-"""The machine's C++ compiler: which it is, its flags, and the vectors it compiles for.
+"""The C++ compiler of the host: its command, its flags, and the vectors it targets.
 
-Two environment variables change what kernels are built as:
+Two environment variables change how kernels are built:
 
-- `FLEXC_MACHINE`: one of `MACHINES`, in the place of the widest vectors that the host
-  has. Instructions that such a machine lacks are then not used.
-- `FLEXC_SANITIZE`: "address", "undefined" or both with a comma between: kernels check
-  themselves, by gcc's or clang's sanitizers (see `tests/support/sanitize.py`).
+- `FLEXC_MACHINE`: one of `MACHINES`. Replaces the widest machine that the host
+  supports. Kernels then avoid instructions that the chosen machine lacks.
+- `FLEXC_SANITIZE`: "address", "undefined" or both, separated by a comma. Kernels are
+  built with the sanitizers of GCC or Clang (see `tests/support/sanitize.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from selectors import EVENT_READ, DefaultSelector
 
 from flexc.codegen import cpp
 from flexc.errors import CompilationError, CompilerNotFoundError, OptionError
-from flexc.passes.sizes.vector_machine import MACHINES, MachineName
+from flexc.passes.targets.cpp import MACHINES
+from flexc.passes.targets.target import MachineName
 
 INCLUDE_DIR = Path(cpp.__path__[0])
 COMPILERS = ("g++", "c++", "clang++")
@@ -48,11 +49,18 @@ FLAGS = (
 Level = tuple[str, ...]
 
 KERNEL_LEVEL: Level = ("-O1", "-fexpensive-optimizations")
-"""Maps are explicit vectors: higher levels take longer and make them no faster. Without
-the second flag, GCC contracts no products and sums, on which stated errors rely."""
+"""The optimization flags of kernels.
+
+Maps are explicit vectors, so higher levels compile longer and gain no speed. Without
+the second flag, GCC does not contract products and sums to fused operations, and the
+stated error bounds depend on such operations.
+"""
 
 SHARED_LEVEL: Level = ("-O3",)
-"""Products, which kernels share, keep blocks of vectors in registers."""
+"""The optimization flags of products, which kernels share.
+
+This level keeps blocks of vectors in registers.
+"""
 
 NEEDS: dict[MachineName, tuple[str, ...]] = {
     "avx512": ("__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__AVX512VL__"),
@@ -60,39 +68,52 @@ NEEDS: dict[MachineName, tuple[str, ...]] = {
     "neon": ("__aarch64__",),
     "portable": (),
 }
-"""What a compiler predefines for a machine; the first that has all is the host."""
+"""The macros that a compiler predefines for each machine.
+
+The first machine whose macros are all defined is the host's widest machine.
+"""
 
 WITHOUT: dict[MachineName, tuple[str, ...]] = {
     "avx2": ("-mno-avx512f",),
     "portable": ("-mno-avx512f", "-mno-avx"),
 }
-"""Flags that take instructions away which a machine lacks and a wider x86 has."""
+"""Flags that disable instructions that a machine lacks and a wider x86 has."""
 
 GCC_LIBRARIES = ("-nodefaultlibs", "-lgomp", "-lm", "-lgcc", "-lc")
-"""What GCC links: without exceptions kernels need nothing of its C++ library, which
-would take a linker three times as long as all the rest."""
+"""The libraries that GCC links.
+
+Kernels use no exceptions, so they need nothing from GCC's C++ library. Linking that
+library would take most of the time of the linker.
+"""
 
 SANITIZERS = ("address", "undefined")
 SANITIZE_FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 
 SECONDS_TO_ANSWER = 60
 SECONDS_TO_BUILD = 900
-"""After which a compiler is taken to hang."""
+"""The time limits of a compiler command; a compiler that exceeds a limit has hung."""
 
 MOST_SAID = 1 << 20
-"""Bytes of what a compiler prints that are read: more than any of them prints."""
+"""The most bytes that flexc reads of a compiler's output.
+
+No known compiler prints as much.
+"""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed, and what went wrong with it."""
+    """The result of a command: the text that it printed, and its error if it failed."""
 
     text: str
     fault: str | None = None
 
 
 def ask(command: Sequence[str], seconds: float, **variables: str) -> Answer:
-    """Run what is said to be a compiler, and end it with all that it started."""
+    """Run a command that should be a compiler, and return its output or its error.
+
+    When the command ends or exceeds `seconds`, kill all processes that the command
+    started. `variables` are added to the environment.
+    """
     told = shlex.join(command)
     try:
         process = subprocess.Popen(
@@ -119,7 +140,11 @@ def ask(command: Sequence[str], seconds: float, **variables: str) -> Answer:
 
 
 def _listen(process: subprocess.Popen[bytes], until: float) -> tuple[str, str]:
-    """What a process prints and complains of, until it ends."""
+    """Return the stdout and stderr of a process, read until the process ends.
+
+    Raise TimeoutExpired if the process runs past `until`. Output beyond `MOST_SAID`
+    bytes is cut.
+    """
     assert process.stdout is not None
     assert process.stderr is not None
     pipes = (process.stdout, process.stderr)
@@ -136,7 +161,7 @@ def _listen(process: subprocess.Popen[bytes], until: float) -> tuple[str, str]:
             if time.monotonic() > until:
                 break
     for pipe in pipes:
-        pipe.close()  # Who still prints ends.
+        pipe.close()  # A process that still writes gets SIGPIPE.
     process.wait(max(until - time.monotonic(), 0))
     out, errors = (said.decode(errors="replace") for said in heard)
     return out, errors
@@ -150,15 +175,17 @@ def _ending(status: int) -> str:
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: how it is called, and what it calls itself."""
+    """A C++ compiler: its command line and the version text that it prints."""
 
     command: tuple[str, ...]
     version: str
 
     def build(self, *inputs: Path, output: Path, level: Level = KERNEL_LEVEL) -> None:
-        """Compile sources and link objects, up to what the output's suffix says.
+        """Compile sources or link objects; the suffix of `output` decides which.
 
-        What the compiler leaves behind is beside the output.
+        An output with the suffix ".o" is an object, any other output a shared object.
+        Temporary files of the compiler lie in the folder of `output`. Raise
+        CompilationError on failure.
         """
         links = output.suffix != ".o"
         kind = "-shared" if links else "-c"
@@ -175,16 +202,20 @@ class Compiler:
 
 
 def find_compiler() -> Compiler:
-    """`$CXX`, or the first of the usual compilers that is installed."""
+    """Return the compiler `$CXX`, or the first of the usual compilers that is
+    installed.
+
+    Raise CompilerNotFoundError if there is none, or if the compiler does not work.
+    """
     return _describe(find_command())
 
 
 def find_command() -> tuple[str, ...]:
-    """Return how the compiler is called, which is not asked what it is."""
+    """Return the command line of the compiler, without running the compiler."""
     chosen = os.environ.get("CXX")
     try:
         given = [tuple(shlex.split(chosen))] if chosen else []
-    except ValueError:  # A quotation that does not end.
+    except ValueError:  # An unterminated quotation.
         given = [()]
     candidates = given or [(c,) for c in COMPILERS]
     for command in candidates:
@@ -204,7 +235,7 @@ def _describe(command: tuple[str, ...]) -> Compiler:
     if answer.fault is not None:
         raise no_compiler(command, answer.fault)
     compiler = Compiler(command, answer.text)
-    machines_of(compiler)  # What prints a version need not know C++.
+    machines_of(compiler)  # A program that prints a version need not be a C++ compiler.
     return compiler
 
 
@@ -216,27 +247,34 @@ def no_compiler(command: Sequence[str], why: str) -> CompilerNotFoundError:
 
 
 def host_machine() -> MachineName:
-    """The machine whose vectors kernels are built for, here and now.
+    """Return the machine whose vectors kernels are built for in the current
+    environment.
 
-    Without a compiler it is "portable": code can be looked at then, but not built.
+    Without a compiler this is "portable": code can then be printed but not built.
     """
     variables = ("FLEXC_MACHINE", "CXX", "PATH")
     asked, *rest = (os.environ.get(name) for name in variables)
     try:
         return _machine(asked, *rest)
     except CompilerNotFoundError:
-        # Not remembered: the next call may find one.
+        # This outcome is not cached, since the next call may find a compiler.
         return _among(("portable",), asked)
 
 
 @cache
 def _machine(asked: str | None, *_: str | None) -> MachineName:
-    """That for values of the variables that it depends on."""
+    """Return the machine for these values of the environment variables.
+
+    The arguments after `asked` only extend the cache key.
+    """
     return _among(machines_of(find_compiler()), asked)
 
 
 def _among(found: Sequence[MachineName], asked: str | None) -> MachineName:
-    """The machine that was asked for, or the widest."""
+    """Return the machine that the user asked for, or the widest in `found`.
+
+    Raise OptionError if `found` lacks the machine that the user asked for.
+    """
     if not asked:
         return found[0]
     for name in found:
@@ -250,20 +288,20 @@ def _among(found: Sequence[MachineName], asked: str | None) -> MachineName:
 
 @cache
 def machines_of(compiler: Compiler) -> tuple[MachineName, ...]:
-    """The machines that the host is one of, widest vectors first."""
+    """Return the machines that the host supports, widest vectors first."""
     defined = predefined(compiler)
     return tuple(n for n in MACHINES if defined.issuperset(NEEDS[n]))
 
 
 def libraries_of(compiler: Compiler) -> tuple[str, ...]:
-    """Which libraries a kernel is linked with, where it is not left to the compiler."""
+    """Return explicit libraries to link; empty if the compiler's defaults apply."""
     is_gcc = "__clang__" not in predefined(compiler)
     return GCC_LIBRARIES if is_gcc and not sanitizer_flags() else ()
 
 
 @cache
 def predefined(compiler: Compiler) -> frozenset[str]:
-    """The names of the macros that a compiler predefines for the host."""
+    """Return the names of the macros that a compiler predefines for the host."""
     command = [*compiler.command, NATIVE, "-dM", "-E", "-x", "c++", os.devnull]
     answer = ask(command, SECONDS_TO_ANSWER)
     if answer.fault is not None:
@@ -276,10 +314,10 @@ def predefined(compiler: Compiler) -> frozenset[str]:
 
 
 def flags() -> tuple[str, ...]:
-    """How kernels are compiled here and now."""
+    """Return the compiler flags for kernels in the current environment."""
     asked = os.environ.get("FLEXC_MACHINE")
     narrowed: tuple[str, ...] = ()
-    # Other processors than x86 have no such flags, and nothing wider either.
+    # Only x86 has these flags, and only x86 has wider vectors to disable.
     if asked and "avx2" in machines_of(find_compiler()):
         narrowed = WITHOUT.get(host_machine(), ())
     return (*FLAGS, *narrowed, *sanitizer_flags())
@@ -300,7 +338,7 @@ def sanitizer_flags() -> tuple[str, ...]:
 
 @cache
 def processor() -> str:
-    """What `-march=native` depends on."""
+    """Return the processor features that `-march=native` depends on."""
     try:
         info = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -16,10 +16,10 @@ import torch
 from flexc.errors import CompilationError, OptionError
 from flexc.runtime.kernels.cpp_compiler import find_command
 from flexc.runtime.process.cache import cache_dir
-from flexc.runtime.tapes.prepared import Address, Prepared
+from flexc.runtime.tapes.tape import Address, Prepared
 
 ADDRESS = "address"
-"""How the type of a parameter is called that is a tensor."""
+"""The type name of a tensor parameter."""
 
 CTYPES: dict[str, Any] = {
     ADDRESS: ctypes.c_void_p,
@@ -33,34 +33,44 @@ CTYPES: dict[str, Any] = {
 }
 
 GRID = (ctypes.c_int64,) * 3 + (ctypes.c_int32,)
-"""What every kernel takes last: numbers of programs, and of threads."""
+"""The types of the last arguments of each kernel.
+
+They are the three sizes of the grid and the number of threads.
+"""
 
 
 class Symbol(NamedTuple):
     """A function of a shared object."""
 
     file: str
-    """The object's name in the cache."""
+    """The name of the shared object in the cache."""
     name: str
     types: tuple[str, ...]
-    """Those of its parameters, keys of `CTYPES`."""
+    """The types of the parameters, as keys of `CTYPES`."""
 
 
 @dataclass(frozen=True)
 class CppFunction:
-    """A kernel of a loaded library, which stays open as long as this is there."""
+    """A kernel of a loaded library.
+
+    The library stays open as long as the instance exists.
+    """
 
     launch: Callable[..., None]
-    """Its function, of the arguments, the grid and the number of threads."""
+    """The C function; takes the arguments, the grid and the number of threads."""
     tensors: tuple[int, ...]
-    """Which arguments are tensors, passed as their addresses."""
+    """The positions of the tensor arguments, which are passed as addresses."""
     symbol: Symbol
-    """Where another process finds it."""
+    """The symbol by which another process can open the function."""
 
     def prepare(
         self, grid: tuple[int, ...], args: Sequence[Any], threads: int | None = None
     ) -> Prepared:
-        """The launch on as many threads as torch would use, and as have a program."""
+        """Return a launch of the kernel on a grid.
+
+        The launch uses at most torch's number of threads, at most `threads`, and at
+        most one thread per program.
+        """
         x, y, z = grid
         most = x * y * z if threads is None else min(x * y * z, threads)
         count = max(min(torch.get_num_threads(), most), 1)
@@ -74,7 +84,10 @@ class CppFunction:
 
 
 def check_sanitizer() -> None:
-    """Whether kernels can be loaded: AddressSanitizer would end the process if not."""
+    """Raise OptionError if AddressSanitizer is asked for but not loaded in the process.
+
+    Loading a kernel built with AddressSanitizer would end such a process.
+    """
     names = os.environ.get("FLEXC_SANITIZE", "").split(",")
     if "address" in names and not hasattr(ctypes.CDLL(None), "__asan_init"):
         raise OptionError(
@@ -86,7 +99,10 @@ def check_sanitizer() -> None:
 
 
 def open_library(path: Path, entry: str) -> tuple[int, Any]:
-    """A library's handle, to be closed in the end, and its function."""
+    """Open a library; return its handle, which the caller must close, and its function.
+
+    Raise CompilationError if the library or the function cannot be loaded.
+    """
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -104,14 +120,18 @@ def open_library(path: Path, entry: str) -> tuple[int, Any]:
 
 
 _held: dict[tuple[str, ...], ctypes.CDLL] = {}
-"""A library of each compiler that stays open: with the last one its OpenMP would be
-closed too, whose threads wait for work."""
+"""One open library for each compiler.
+
+These libraries are never closed. If the last library were closed, its OpenMP runtime
+would be unloaded while threads of the runtime still wait for work.
+"""
 
 
 def end_threads_before_forks(library: ctypes.CDLL) -> None:
-    """A child would wait for threads of OpenMP that it does not have.
+    """Make OpenMP end its threads before each fork.
 
-    They start again when they are needed, in the child and in its parent.
+    A child process would otherwise wait for OpenMP threads that exist only in the
+    parent. OpenMP starts threads again on demand, in the child and in the parent.
     """
     pause = getattr(library, "omp_pause_resource_all", None)
     if pause is not None:
@@ -120,7 +140,7 @@ def end_threads_before_forks(library: ctypes.CDLL) -> None:
 
 
 def not_loaded(path: Path, error: Exception) -> CompilationError:
-    """Remove an object that cannot be loaded, and return the error that says so."""
+    """Remove an object that cannot be loaded, and return the error to raise."""
     path.unlink(missing_ok=True)
     return CompilationError(
         f"a kernel cannot be loaded: {error}; it is compiled again at the next call, "
@@ -129,7 +149,10 @@ def not_loaded(path: Path, error: Exception) -> CompilationError:
 
 
 def open_symbol(symbol: Symbol) -> CppFunction:
-    """Return a function of an object that the cache has and knows for its own."""
+    """Open an object of the cache and return its function.
+
+    The caller has checked that the cache wrote the object.
+    """
     check_sanitizer()
     library, function = open_library(cache_dir() / symbol.file, symbol.name)
     function.argtypes = [*(CTYPES[t] for t in symbol.types), *GRID]

@@ -1,8 +1,9 @@
-"""From C++ source to a function: a compiler, a cache.
+"""Compilation of C++ source to a loaded function, with a cache on disk.
 
-A shared object is named after all that it depends on: its source, the support
-headers, the compiler and its flags, and the machine's instruction set. It is loaded
-only if the cache knows it for what it compiled; else it is compiled again.
+The name of a shared object is a digest of everything that the object depends on: its
+source, the support headers, the compiler and its flags, and the instruction set of the
+machine. flexc loads an object only if the cache confirms that flexc wrote it. Otherwise
+flexc compiles the object again.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from flexc.runtime.kernels.cpp_library import (
     check_sanitizer,
     open_symbol,
 )
-from flexc.runtime.process.beside import Beside
+from flexc.runtime.process.background import Background
 from flexc.runtime.process.cache import (
     cache_dir,
     load,
@@ -52,7 +53,7 @@ def support_headers() -> str:
 
 
 def file_name(label: str, source: str, compiler: Compiler) -> str:
-    """Return the name of what is compiled from a source, without a suffix."""
+    """Return the file name, without suffix, of the object compiled from a source."""
     parts = (
         source,
         *KERNEL_LEVEL,
@@ -75,16 +76,17 @@ def build(spec: KernelSpec) -> Path:
     if load(name) is not None:
         return cache_dir() / name
     with compiling(lambda: described(spec.source)):
-        # A pool of threads takes no work while the process ends.
-        shared = Beside(lambda: shared_objects(spec, compiler))
+        # A thread pool refuses work while the process ends; Background does not.
+        shared = Background(lambda: shared_objects(spec, compiler))
         objects = [compiled(spec.source, compiler), *shared.get()]
         return store(name, linked(objects, compiler))
 
 
 def shared_objects(spec: KernelSpec, compiler: Compiler) -> list[bytes]:
-    """Return the object that defines what a kernel shares with others, if it does.
+    """Return the object with the templates that the kernel shares with other kernels.
 
-    Threads that ask for one at the same time wait for the first of them.
+    The list is empty if the kernel shares none. If several threads ask for the same
+    object at a time, one compiles the object and the others wait.
     """
     if not spec.shared:
         return []
@@ -99,7 +101,7 @@ def shared_objects(spec: KernelSpec, compiler: Compiler) -> list[bytes]:
 
 
 def shared_source(spec: KernelSpec) -> str:
-    """Return a source that defines the templates that a kernel declares."""
+    """Return C++ source that defines the templates that a kernel declares."""
     head = [line for line in spec.source.splitlines() if line.startswith("#define ")]
     defined = [f"template struct flexc::{template};" for template in spec.shared]
     include, using = '#include "flexc_support.h"', "using namespace flexc;"
@@ -107,7 +109,7 @@ def shared_source(spec: KernelSpec) -> str:
 
 
 def compiled(source: str, compiler: Compiler, level: Level = KERNEL_LEVEL) -> bytes:
-    """Return the object of a source."""
+    """Compile a source and return the object's bytes."""
     with workspace() as directory:
         path, output = directory / "source.cpp", directory / "object.o"
         path.write_text(source)
@@ -115,7 +117,7 @@ def compiled(source: str, compiler: Compiler, level: Level = KERNEL_LEVEL) -> by
 
 
 def linked(objects: Sequence[bytes], compiler: Compiler) -> bytes:
-    """Return the shared object of some objects."""
+    """Link objects and return the shared object's bytes."""
     with workspace() as directory:
         paths = [directory / f"{i}.o" for i in range(len(objects))]
         for path, data in zip(paths, objects, strict=True):
@@ -126,7 +128,10 @@ def linked(objects: Sequence[bytes], compiler: Compiler) -> bytes:
 def written(
     compiler: Compiler, *inputs: Path, output: Path, level: Level = KERNEL_LEVEL
 ) -> bytes:
-    """Return what a compiler writes, if that is an object."""
+    """Run the compiler and return the bytes that it wrote.
+
+    Raise CompilationError if these bytes are not a whole object.
+    """
     compiler.build(*inputs, output=output, level=level)
     data = output.read_bytes() if output.is_file() else b""
     if not is_whole(data):
@@ -138,11 +143,15 @@ def written(
 
 
 ELF = b"\x7fELF\x02\x01"
-"""How an object of 64 bits begins on Linux, its lowest bytes first."""
+"""The first bytes of a 64-bit little-endian object on Linux."""
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether an object ends where it says: the loader does not ask before it reads."""
+    """Return True if an ELF object is not truncated.
+
+    The dynamic loader does not check this and would read past the end. On systems other
+    than Linux, any object that is not empty is accepted.
+    """
     if not data.startswith(ELF):
         return bool(data) and not sys.platform.startswith("linux")
     try:
@@ -154,7 +163,7 @@ def is_whole(data: bytes) -> bool:
 
 
 def load_cpp(spec: KernelSpec) -> CppFunction:
-    """A function that runs a kernel over a grid with its arguments."""
+    """Build and load a kernel; return the function that launches the kernel."""
     check_sanitizer()
     types = (p.dtype if p.role == "scalar" else ADDRESS for p in spec.params)
     return open_symbol(Symbol(build(spec).name, spec.entry, tuple(types)))

@@ -1,7 +1,7 @@
-"""From captured mods to a kernel: the only place where all stages meet.
+"""Compilation from captured mods to kernels; the only place where all stages meet.
 
-Each stage is counted in `counters`, so that a test, or a user, can see that a
-call compiled nothing.
+`counters` counts each stage, so a test or a user can check that a call compiles
+nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from io import StringIO
 
 import torch
@@ -20,28 +21,29 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.printer import Printer
 
-from flexc.codegen.cpp.target import emit_cpp
-from flexc.codegen.gluon.target import emit_gluon
+from flexc.codegen.cpp.target import CppTarget
+from flexc.codegen.gluon.target import GluonTarget
 from flexc.codegen.kernel_spec import KernelSpec
-from flexc.codegen.triton.target import emit_triton
+from flexc.codegen.target import LoweringOptions
+from flexc.codegen.triton.target import TritonTarget
 from flexc.dialects import flex
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
-from flexc.frontend.combine_module import build_combine_module
 from flexc.frontend.import_graph import (
     AttentionCall,
     AttentionModule,
     build_attention_module,
+    build_combine_module,
 )
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex.flex_fold_heads import FlexFoldHeadsPass
 from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
+from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.masks.segments.segment_builder import has_band
-from flexc.passes.masks.segments.subject import SegmentSubject
 from flexc.passes.scalar.describe import describe
-from flexc.passes.sizes.tile_sizes import TileSizes
+from flexc.passes.targets.target import TileSizes
 from flexc.runtime.inputs.options import NO_OPTIONS, is_interpreting
 from flexc.runtime.kernels.build import Build
 from flexc.runtime.kernels.captured_reads import CapturedReads
@@ -60,35 +62,37 @@ from flexc.runtime.kernels.schedules import (
     choose,
     preferred,
 )
-from flexc.runtime.process.beside import Beside
+from flexc.runtime.process.background import Background, without_collection
 from flexc.runtime.process.cache import load, store
-from flexc.runtime.process.collection import without_collection
 from flexc.runtime.process.progress import compiling
 from flexc.runtime.process.recent import Recent
 from flexc.runtime.process.versions import versions
-from flexc.runtime.tapes.modes import unseen
+from flexc.runtime.tapes.recorder import unseen
 
 VERIFY = "FLEXC_VERIFY"
-"""Where it is set, the IR of a kernel is verified before it is printed."""
+"""The environment variable that makes flexc verify a kernel's IR before printing."""
+
+TARGETS = {t.name: t for t in (TritonTarget(), GluonTarget(), CppTarget())}
+"""The targets that print kernels, by name."""
 
 counters: Counter[str] = Counter()
-"""How often mods were traced, modules lowered and kernels built or loaded."""
+"""The numbers of mods traced, modules lowered, and kernels built or loaded."""
 
-_kernels: Recent[Beside[Kernel]] = Recent()
+_kernels: Recent[Background[Kernel]] = Recent()
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a program of a GPU's kernel does, as far as that is known before it runs."""
+    """The properties of a GPU program's rows that are known before the kernel runs."""
 
     tile: TileSizes
-    """Its tile, if the best schedule can be had."""
+    """The tile of the program under the best schedule."""
     banded: bool
-    """Its rows see a band of columns, however many there are, and few besides."""
+    """True if rows see a band of columns of bounded width, and few other columns."""
 
 
 class Compiled:
-    """Traced mods, their `flex` module, and kernels for what is proved of calls."""
+    """Traced mods, their `flex` module, and a kernel for each outcome of proofs."""
 
     def __init__(self, mods: CapturedMods, build: Build):
         self.mods = mods
@@ -96,49 +100,53 @@ class Compiled:
             mods.score, mods.mask, build.call
         )
         self.reads = CapturedReads(self.attention.module)
-        """What is known of reads at the pairs of a call, heads as they were given."""
+        """The checks of captured reads, made before heads are folded into rows."""
         if build.call.few_rows is not None:
             fold = FlexFoldHeadsPass(*build.call.few_rows)
             fold.apply(Context(), self.attention.module)
         self.build = without_moot_rows(self.attention.module, build)
         self.proofs = Prover(self.attention.module, build.backend)
-        """What is proved of a call with a query, a key and capture arguments."""
-        self._kernels: dict[Proofs, Beside[Kernel]] = {}
+        """The prover for calls, given their query, key and capture arguments."""
+        self._kernels: dict[Proofs, Background[Kernel]] = {}
         self._masks: dict[Proofs, MaskReading] = {}
         self._rows: dict[Proofs, Rows] = {}
 
     def kernel(self, proofs: Proofs) -> Kernel:
-        """The kernel for calls of which that was proved."""
+        """Return the kernel for calls with these proofs."""
         return self.start(proofs).get()
 
-    def start(self, proofs: Proofs) -> Beside[Kernel]:
-        """The same, as soon as it can be had."""
+    def start(self, proofs: Proofs) -> Background[Kernel]:
+        """Start to make the kernel for calls with these proofs, unless one exists."""
         if proofs not in self._kernels:
             module = proofs.stated_in(self.attention.module)
             self._kernels[proofs] = start_kernel(module, self.build)
         return self._kernels[proofs]
 
     def mask(self, proofs: Proofs) -> MaskReading:
-        """How the mask of such calls is gone about, for a module without tables."""
+        """Return how to find the blocks of calls with these proofs.
+
+        The module must have no tables.
+        """
         if proofs not in self._masks:
             module = proofs.stated_in(self.attention.module)
             self._masks[proofs] = read_mask(module, convert_for(self.build))
         return self._masks[proofs]
 
     def rows(self, proofs: Proofs) -> Rows:
-        """What a program of a GPU's kernel does for such calls."""
+        """Return the rows of a GPU program for calls with these proofs."""
         if proofs not in self._rows:
             module = proofs.stated_in(self.attention.module)
             found = candidates(self.build, lambda: crowd_of(module, self.build))
             convert = convert_for(self.build, found.schedules[0])
             op = simple_attention(module)
-            banded = has_band(SegmentSubject.of(op))
-            self._rows[proofs] = Rows(convert.tile_sizes(op), banded)
+            problem = MaskProblem.of(op)
+            tile = convert.tile_sizes(op, problem=problem)
+            self._rows[proofs] = Rows(tile, has_band(problem))
         return self._rows[proofs]
 
     @cached_property
     def split(self) -> Compiled:
-        """The same mods, for rows that are split along their keys."""
+        """The same mods, compiled for rows that are split along their keys."""
         build = replace(self.build, call=split_call(self.build.call))
         return Compiled(self.mods, build)
 
@@ -151,37 +159,38 @@ class Compiled:
 
     @cached_property
     def exact_module(self) -> ModuleOp:
-        """The `flex` module with indices that do not overflow, to be run itself."""
+        """The `flex` module with indices that do not overflow, for the interpreter."""
         module = self.attention.module.clone()
         FlexWidenIndicesPass().apply(Context(), module)
         return module
 
 
 def split_call(call: AttentionCall) -> AttentionCall:
-    """The same call, split along its keys: its kernel gives what is combined."""
+    """Return the call, split along its keys, with results that can be combined."""
     return replace(call, split=True, lse=False, max_scores=False, lse_rest=False)
 
 
 def trace(
     signature: ModSignature, score_dtype: torch.dtype, device: str
 ) -> CapturedMods:
-    """Trace mods, on behalf of a device type."""
+    """Trace mods for a device type."""
     counters["traced"] += 1
     with unseen(), without_collection():
         return capture_mods(signature, score_dtype, device)
 
 
 def kernel_for(module: ModuleOp, build: Build) -> Kernel:
-    """The kernel of a `flex` module; equal modules share one."""
+    """Return the kernel of a `flex` module; equal modules share one kernel."""
     return start_kernel(module, build).get()
 
 
-def start_kernel(module: ModuleOp, build: Build) -> Beside[Kernel]:
-    """The kernel of a `flex` module, as soon as it can be had.
+def start_kernel(module: ModuleOp, build: Build) -> Background[Kernel]:
+    """Start to make the kernel of a `flex` module; equal modules share one kernel.
 
-    A thread of its own runs the compiler, beside what comes next. For a CPU it is
-    lowered here: that is Python's alone, and threads would only take turns at it. For a
-    GPU it is lowered by that thread, as what compilers make of it decides what is next.
+    A separate thread runs the compiler while the caller continues. For a CPU, the
+    calling thread lowers the module: lowering is pure Python, so a second thread would
+    gain nothing. For a GPU, the separate thread also lowers the module, since the
+    compiler's result decides which schedule is lowered next.
     """
     key = kernel_key(module, build)
     begun = time.monotonic()
@@ -198,17 +207,17 @@ def start_kernel(module: ModuleOp, build: Build) -> Beside[Kernel]:
         with compiling(what, begun):
             return Kernel(spec)
 
-    def make() -> Beside[Kernel]:
-        if build.backend != "cpp":
-            return Beside(lambda: load(find()))
+    def make() -> Background[Kernel]:
+        if build.for_gpu:
+            return Background(lambda: load(find()))
         spec = find()
-        return Beside(lambda: load(spec))
+        return Background(lambda: load(spec))
 
     return _kernels.get(key, make)
 
 
 def about(module: ModuleOp) -> str:
-    """What the kernel of a `flex` module computes, in words."""
+    """Return a description in words of the computation of a `flex` module."""
     names: list[str] = []
     for op in module.walk():
         if isinstance(op, flex.AttentionOp):
@@ -220,20 +229,20 @@ def about(module: ModuleOp) -> str:
 
 
 def kernel_key(module: ModuleOp, build: Build) -> str:
-    """A digest of the canonical IR, the options and the versions of everything."""
+    """Return a digest of the canonical IR, the options and all versions."""
     parts = [canonical_text(module), build.backend, tanh_of(build), versions()]
     parts += [f"{k}={v}" for k, v in sorted(asdict(build.tiles).items())]
-    if build.backend == "triton":
+    if build.for_gpu:
         parts += [build.f32_precision, reads_of(build), str(build.shared_memory)]
         parts += [str(build.capability), str(build.derivative), assembler()]
         parts.append(str(build.program_rows))
-    if build.backend == "cpp":
+    if build.for_cpu:
         parts.append(build.machine)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def canonical_text(module: ModuleOp) -> str:
-    """A module's text with names that do not come from the user."""
+    """Return the text of a module without the names that come from the user."""
     clone = module.clone()
     for op in clone.walk():
         for region in op.regions:
@@ -248,14 +257,14 @@ def canonical_text(module: ModuleOp) -> str:
 
 
 def known_spec(module: ModuleOp, build: Build) -> KernelSpec | None:
-    """The printed kernel of a module, if it was printed before."""
+    """Return the printed kernel of a module if it was printed before, else None."""
     key = kernel_key(module, build)
     kernel = _kernels.find(key)
     return kernel.get().spec if kernel is not None else _stored_spec(key)
 
 
 def find_spec(module: ModuleOp, build: Build, key: str) -> KernelSpec:
-    """The printed kernel, from the disk or from the pipeline."""
+    """Return the printed kernel, from the disk or from the pipeline."""
     spec = _stored_spec(key)
     if spec is not None:
         counters["loaded"] += 1
@@ -266,9 +275,9 @@ def find_spec(module: ModuleOp, build: Build, key: str) -> KernelSpec:
 
 
 def make_spec(module: ModuleOp, build: Build) -> KernelSpec:
-    """The printed kernel, on a GPU of the best schedule that it can have."""
+    """Lower and print a kernel; on a GPU, with the best schedule that works."""
     counters["lowered"] += 1
-    if build.backend != "triton":
+    if not build.for_gpu:
         return lower(module.clone(), build)
     return choose(
         build,
@@ -279,12 +288,15 @@ def make_spec(module: ModuleOp, build: Build) -> KernelSpec:
 
 
 def crowd_of(module: ModuleOp, build: Build) -> int:
-    """How many programs would share a multiprocessor if products do not overlap."""
+    """Return how many programs share a multiprocessor if products do not overlap."""
     return convert_for(build, SIMPLE).tile_sizes(simple_attention(module)).residents
 
 
 def without_moot_rows(module: ModuleOp, build: Build) -> Build:
-    """A build without `program_rows` if programs have the same tile without."""
+    """Return the build without `program_rows` if the field does not change the tile.
+
+    The resulting build shares its kernel with more calls.
+    """
     if build.program_rows is None:
         return build
     op, without = simple_attention(module), replace(build, program_rows=None)
@@ -293,20 +305,17 @@ def without_moot_rows(module: ModuleOp, build: Build) -> Build:
 
 
 def simple_attention(module: ModuleOp) -> flex.AttentionOp:
-    """The attention of a module as the pass that chooses tiles will see it."""
+    """Return the simplified attention op, on which the tile sizes are chosen."""
     simple = module.clone()
     pipelines.run(pipelines.to_simple_flex(), Context(), simple)
     return attention_of(simple)
 
 
 def problems_of(spec: KernelSpec, build: Build) -> list[str]:
-    """What is wrong with a kernel once it is compiled."""
+    """Compile a printed GPU kernel and return its problems."""
     counters["checked"] += 1
-    if spec.target == "triton":
-        from flexc.runtime.kernels.triton_compiler import find_problems
-    else:
-        from flexc.runtime.kernels.gluon_compiler import find_problems
-    return find_problems(spec, build)
+    compiler = import_module(f"flexc.runtime.kernels.{spec.target}_compiler")
+    return compiler.find_problems(spec, build)
 
 
 def _stored_spec(key: str) -> KernelSpec | None:
@@ -321,11 +330,15 @@ def _spec_name(key: str) -> str:
 def convert_for(
     build: Build, schedule: Schedule | None = None
 ) -> ConvertFlexToBlocksparsePass:
-    """The pass that decides tiles and segments, for a schedule or the best."""
+    """Return the pass that chooses tiles and segments.
+
+    On a GPU, the pass is for `schedule`, by default the preferred schedule of the
+    build.
+    """
     sizes, memory = build.tiles.sizes, build.shared_memory
-    target, overlap = "cpp" if build.backend == "cpp" else "triton", False
+    target, overlap = build.target, False
     steps = 0
-    if build.backend == "triton":
+    if build.for_gpu:
         schedule = schedule or preferred(build)
         target, overlap = schedule.target, schedule.overlap
         steps = schedule.smaller
@@ -342,30 +355,38 @@ def convert_for(
 
 
 def lower(module: ModuleOp, build: Build, schedule: Schedule = TRITON) -> KernelSpec:
-    """Run the pipeline of a backend, on a GPU that of a schedule; print its kernel."""
+    """Run a backend's pipeline on a module in place, and print the kernel.
+
+    `schedule` matters on a GPU only.
+    """
     convert = convert_for(build, schedule)
     passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile(convert.target))
-    match convert.target:
-        case "triton":
-            emit = emit_triton
-            tanh, reads = tanh_of(build), reads_of(build)
-            passes += pipelines.to_triton(tanh, build.f32_precision, reads)
-        case "gluon":
-            emit = emit_gluon
-            tanh, reads, memory = tanh_of(build), reads_of(build), build.shared_memory
-            passes += pipelines.to_gluon(tanh, reads, schedule.overlap, memory)
-        case "cpp":
-            emit = emit_cpp
-            passes += pipelines.to_cpp(build.machine)
+    target = TARGETS[convert.target]
+    passes += target.passes(options_of(build, schedule))
     pipelines.run(passes, Context(), module)
     if os.environ.get(VERIFY):
         module.verify()
-    return emit(module)[0]
+    return target.print_kernels(module)[0]
+
+
+def options_of(build: Build, schedule: Schedule) -> LoweringOptions:
+    """Return the options of the passes that a target runs before printing."""
+    return LoweringOptions(
+        tanh_of(build),
+        build.f32_precision,
+        reads_of(build),
+        schedule.overlap,
+        build.shared_memory,
+        build.machine,
+    )
 
 
 def tanh_of(build: Build) -> pipelines.Tanh:
-    """How tanh is computed: 16-bit inputs are coarser than a fast tanh is."""
-    if build.backend != "triton" or is_interpreting():
+    """Return how tanh is computed.
+
+    A fast tanh is precise enough for 16-bit inputs.
+    """
+    if not build.for_gpu or is_interpreting():
         return "exact"
     if build.call.dtype not in (torch.bfloat16, torch.float16):
         return "exact"
@@ -373,11 +394,11 @@ def tanh_of(build: Build) -> pipelines.Tanh:
 
 
 def reads_of(build: Build) -> pipelines.Reads:
-    """How gathers are loaded: by NVIDIA's own instructions, where they exist."""
-    nvidia = build.backend == "triton" and not torch.version.hip
+    """Return how gathers are loaded: by NVIDIA's own instructions, where possible."""
+    nvidia = build.for_gpu and not torch.version.hip
     return "in_place" if nvidia and not is_interpreting() else "coalesced"
 
 
 def assembler() -> str:
-    """The assembler that Triton is told to use, in the place of its own."""
+    """Return the path of an assembler that replaces Triton's own; empty if none."""
     return os.environ.get("TRITON_PTXAS_PATH", "")

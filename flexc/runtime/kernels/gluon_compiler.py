@@ -1,4 +1,4 @@
-"""Compiling printed Gluon kernels, for a GPU that need not be there."""
+"""Compilation of printed Gluon kernels, for a GPU that may be absent."""
 
 from __future__ import annotations
 
@@ -39,16 +39,9 @@ if TYPE_CHECKING:
     from flexc.runtime.kernels.build import Build
 
 
-# What ptxas says of a kernel that Triton compiles, on this thread and now.
-#
-# Triton prints that to stdout if it is told to, for all threads. Here its compiler's
-# own `print` is told apart by thread: what others compile meanwhile is not printed,
-# unless the user asked for that.
-
-
 @dataclass(frozen=True)
 class Knob:
-    """A setting of Triton, which is a variable of the environment as well."""
+    """A setting of Triton that an environment variable can also set."""
 
     group: Any
     name: str
@@ -57,7 +50,7 @@ class Knob:
 
 LOG = Knob(knobs.nvidia, "dump_ptxas_log", "TRITON_DUMP_PTXAS_LOG")
 ALWAYS = Knob(knobs.compilation, "always_compile", "TRITON_ALWAYS_COMPILE")
-"""A kernel of Triton's cache is not compiled again, and nothing is said of it."""
+"""The knob that disables Triton's cache; a kernel from the cache has no log."""
 
 _lock = threading.Lock()
 _collecting = threading.local()
@@ -66,7 +59,10 @@ _before: list[Any] = []
 
 
 def _renew() -> None:
-    """In a child nobody lets go of what its parent's threads held."""
+    """Reset the lock and the knobs in a forked child.
+
+    Threads of the parent do not exist in the child and never release the lock.
+    """
     global _lock, _collectors
     _lock = threading.Lock()
     if _collectors:
@@ -79,7 +75,13 @@ os.register_at_fork(after_in_child=_renew)
 
 @contextmanager
 def assembler_log() -> Iterator[list[str]]:
-    """Everything is compiled anew; what ptxas says of it goes to the list."""
+    """Compile without Triton's cache; yield the list that gets the log of ptxas.
+
+    The list gets the log of kernels that the current thread compiles. Triton prints the
+    log to stdout for all threads if a knob is set. This context sets the knob and
+    replaces `print` in Triton's compiler module. The replacement fills the list, and
+    prints the log only if the user set the knob.
+    """
     parts: list[str] = []
     _enter()
     _collecting.parts = parts
@@ -127,7 +129,7 @@ def _value(knob: Knob) -> bool:
 
 
 def _compiler() -> Any:
-    """Triton's module that runs ptxas."""
+    """Return Triton's module that runs ptxas."""
     return sys.modules[backends["nvidia"].compiler.__module__]
 
 
@@ -135,16 +137,16 @@ def _print(*args: Any, **kwargs: Any) -> None:
     parts = getattr(_collecting, "parts", None)
     if parts is not None:
         parts.append(" ".join(map(str, args)))
-    before = list(_before)  # Another thread may be about to end.
-    if before and before[0][2]:  # The user asked for it.
+    before = list(_before)  # A copy, since another thread may clear the list.
+    if before and before[0][2]:  # The user set the knob.
         builtins.print(*args, **kwargs)
 
 
 ELEMENTS = {"bf16": gl.bfloat16, "f16": gl.float16}
-"""Of tensors that are copied a tile at a time."""
+"""The Gluon types of tensors that are copied tile by tile."""
 
 _checked: Recent[Any] = Recent()
-"""Kernels that were compiled to be checked, until they are loaded."""
+"""Kernels that were compiled for a check and are not yet loaded."""
 
 
 class GluonSource(OneAtATime, GluonASTSource):
@@ -152,7 +154,10 @@ class GluonSource(OneAtATime, GluonASTSource):
 
 
 def find_problems(spec: KernelSpec, build: Build) -> list[str]:
-    """What is wrong with the compiled kernel of a spec."""
+    """Compile the kernel of a spec and return its problems.
+
+    Keep a kernel without problems for `take_kernel`.
+    """
     assert build.capability is not None
     with assembler_log() as said:
         kernel = compile_kernel(spec, build.capability)
@@ -164,7 +169,10 @@ def find_problems(spec: KernelSpec, build: Build) -> list[str]:
 
 
 def take_kernel(spec: KernelSpec, capability: int, entry: Entry | None = None) -> Any:
-    """The compiled kernel of a spec, nobody else's: it is loaded to one device."""
+    """Return a compiled kernel of a spec that no other caller has.
+
+    The caller loads the kernel to one device.
+    """
     kernel = _checked.take((spec.digest, capability))
     if kernel is None and entry is not None:
         kernel = entry.load(bare_source(spec, signature_type))
@@ -172,7 +180,10 @@ def take_kernel(spec: KernelSpec, capability: int, entry: Entry | None = None) -
 
 
 def compile_kernel(spec: KernelSpec, capability: int) -> Any:
-    """Triton's kernel, compiled or found in Triton's cache."""
+    """Return Triton's kernel, compiled or found in Triton's cache.
+
+    Raise CompilationError if Triton refuses the kernel.
+    """
     function = load_jit_function(spec)
     names = [p.name for p in spec.params]
     assert names == function.arg_names
@@ -193,7 +204,7 @@ def options(spec: KernelSpec) -> Mapping[str, Any]:
 
 
 def signature_type(param: ParamSpec) -> str:
-    """A parameter's type, as Triton spells it."""
+    """Return the type of a parameter in Triton's notation."""
     if param.kind != "descriptor":
         return triton_compiler.signature_type(param)
     name = TRITON_TYPES.get(param.dtype, param.dtype)
@@ -203,17 +214,18 @@ def signature_type(param: ParamSpec) -> str:
 
 
 def expanded(kernel: Any, spec: KernelSpec) -> Any:
-    """A kernel that takes maps, sizes and strides where it took descriptors.
+    """Change a kernel to take tensor maps, sizes and strides in place of descriptors.
 
-    So maps that were made before can be passed again: Triton's own launcher makes
-    them at every launch. The launcher is made when the kernel is first loaded.
+    The caller can then pass the same tensor map to many launches. Triton's own launcher
+    makes the maps at each launch. Triton builds the launcher at the kernel's first
+    load, so the kernel must not be loaded yet.
     """
     kernel.src, kernel.metadata = expanded_facts(kernel, spec)
     return kernel
 
 
 def expanded_facts(kernel: Any, spec: KernelSpec) -> tuple[Any, Any]:
-    """The signature and metadata of an expanded kernel, as its launcher takes them."""
+    """Return the source and metadata that the launcher of an expanded kernel needs."""
     types: list[str] = []
     for param, type_ in zip(spec.params, kernel.src.signature.values(), strict=True):
         rank = len(param.box)

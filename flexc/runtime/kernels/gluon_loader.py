@@ -1,4 +1,9 @@
-"""From printed Gluon kernels to something that can be launched."""
+"""Loading of printed Gluon kernels, and their tensor maps.
+
+A tensor map describes a tensor to the GPU's tile copies (TMA). The map holds an
+address, sizes and strides, and does not keep the tensor alive. A map stays valid for
+any tensor with the same address, sizes and strides, so flexc caches maps.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +23,17 @@ from flexc.runtime.kernels.gluon_compiler import expanded, take_kernel
 from flexc.runtime.kernels.triton_compiler import Entry
 from flexc.runtime.kernels.triton_loader import OnGrid
 from flexc.runtime.tapes.gpus import capability
-from flexc.runtime.tapes.prepared import Address, Prepared
-
-# Tensor maps: what a GPU's copies of tiles (TMA) know of a tensor.
-#
-# A map holds an address, sizes and strides, and nothing of the tensor's life: so it is
-# right again wherever a tensor has all these again, and maps are kept.
-
+from flexc.runtime.tapes.tape import Address, Prepared
 
 MAX_MAPS = 256
-"""Of a parameter: kinds of tensors, and addresses of each."""
+"""The limit of pairs of sizes and strides per parameter, and of addresses per pair."""
 
 Extents = tuple[tuple[int, ...], tuple[int, ...]]
 """Sizes and strides, in elements."""
 
 
 class Maps(dict[int, Any]):
-    """From addresses of tensors of a kind to their maps, made where they lack."""
+    """A cache from addresses of tensors of equal sizes and strides to tensor maps."""
 
     def __init__(self, make: Callable[[int], Any], extents: Extents):
         super().__init__()
@@ -51,18 +50,18 @@ class Maps(dict[int, Any]):
 
 
 class TensorMaps:
-    """The maps for one parameter of a kernel, from tensors to what it is passed."""
+    """The tensor maps for one parameter of a kernel."""
 
     def __init__(self, meta: Mapping[str, Any]):
         self._meta = meta
         self._known: dict[Any, Maps] = {}
 
     def maker(self, tensor: Tensor) -> Maps:
-        """What makes the map of such a tensor at an address, or has made it."""
+        """Return the cache of maps for tensors with a tensor's sizes and strides."""
         return self.maps(self._extents(tensor))
 
     def maps(self, extents: Extents) -> Maps:
-        """Return the maps of all tensors of these sizes and strides."""
+        """Return the cache of maps for tensors of these sizes and strides."""
         known = self._known.get(extents)
         if known is None:
             if len(self._known) >= MAX_MAPS:
@@ -73,7 +72,7 @@ class TensorMaps:
         return known
 
     def extents(self, tensor: Tensor) -> tuple[int, ...]:
-        """The sizes and strides that a kernel is passed behind a map."""
+        """Return the sizes and strides that a kernel takes after a tensor map."""
         sizes, steps = self._extents(tensor)
         return *sizes, *steps
 
@@ -94,12 +93,12 @@ class TensorMaps:
             meta["block_size"],
             sizes,
             steps,
-            0,  # What lies outside is 0.
+            0,  # Reads outside of the tensor yield 0.
         )
 
 
 def map_maker() -> Any:
-    """Triton's function around CUDA's `cuTensorMapEncodeTiled`."""
+    """Return Triton's wrapper of CUDA's `cuTensorMapEncodeTiled`."""
     driver: Any = triton.runtime.driver.active
     utils = driver.utils
     newer = getattr(utils, "fill_tma_descriptor_tiled", None)
@@ -109,9 +108,10 @@ def map_maker() -> Any:
 def regular_strides(
     sizes: Sequence[int], strides: Sequence[int], itemsize: int
 ) -> tuple[int, ...]:
-    """Strides with which a map can be made: those of single elements may be any.
+    """Return strides from which a tensor map can be made.
 
-    Elements of the last dimension are neighbours, and all else is aligned.
+    Strides of dimensions of size 1 are replaced, since any stride is valid there. The
+    caller guarantees adjacent elements in the last dimension and aligned other strides.
     """
     found = [1]
     unit = ALIGNMENT // itemsize
@@ -122,7 +122,7 @@ def regular_strides(
 
 @dataclass(frozen=True, eq=False)
 class OnDevice:
-    """A kernel on one device, and the maps of the tensors that it copies."""
+    """A kernel on one device, with the tensor maps of its parameters."""
 
     spec: KernelSpec
     kernel: Any
@@ -144,7 +144,10 @@ class OnDevice:
         return Prepared(launcher, values, tuple(addresses), True)
 
     def at(self, position: int) -> TensorMaps:
-        """Return the maps of the parameter at a position among a launch's values."""
+        """Return the maps of the parameter at a position among a launch's values.
+
+        Raise KeyError if no descriptor is there.
+        """
         start = 0
         for param, maps in zip(self.spec.params, self.maps, strict=True):
             if start == position and maps is not None:
@@ -169,13 +172,13 @@ class GluonKernel:
     def launcher(
         self, device: torch.device, grid: tuple[int, ...], count: int, entry: Entry
     ) -> OnGrid:
-        """Return the launcher on a grid of a device, of so many values."""
+        """Return a launcher of the kernel with `count` values on a grid of a device."""
         return OnGrid(self._kernel(device, entry).kernel, grid, count, self.spec)
 
     def maps(self, device: torch.device, position: int, extents: Extents) -> Maps:
-        """Return the maps whose addresses stand at a position among a launch's values.
+        """Return the maps for the address at a position among a launch's values.
 
-        They are of tensors of these sizes and strides.
+        The maps belong to tensors of these sizes and strides.
         """
         return self._kernel(device).at(position).maps(extents)
 
@@ -192,12 +195,12 @@ class GluonKernel:
 def load_on(
     spec: KernelSpec, device: torch.device, entry: Entry | None = None
 ) -> OnDevice:
-    """Compile and load a kernel for the current device, which is this one."""
+    """Compile and load a kernel for `device`, which must be the current device."""
     kernel = take_kernel(spec, capability(device), entry)
     metas = iter(kernel.metadata.tensordesc_meta)
     maps = tuple(
         TensorMaps(next(metas)) if p.kind == "descriptor" else None for p in spec.params
     )
     kernel = expanded(kernel, spec)
-    assert kernel.run is not None  # Loaded here, and not at the first launch.
+    assert kernel.run is not None  # Loads the kernel now.
     return OnDevice(spec, kernel, maps)

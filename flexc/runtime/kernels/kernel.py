@@ -1,23 +1,24 @@
-"""A loaded kernel: takes a call's arguments, passes what its parameters ask for."""
+"""Loaded kernels, which take a call's arguments and pass their parameters' values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
-from flexc.runtime.tapes.prepared import Loaded
 from flexc.runtime.tapes.recorder import recorder
 from flexc.runtime.tapes.streams import on_device, stream_of
+from flexc.runtime.tapes.tape import Loaded
 
 Getter = Callable[[Sequence[Any]], Any]
 
 
 def getter(param: ParamSpec) -> Getter:
-    """How a parameter is read off the call's arguments."""
+    """Return a function from the call's arguments to the value of a parameter."""
     source, dim, unit = param.source, param.dim, param.unit
     match param.kind:
         case "dim":
@@ -47,15 +48,15 @@ class Kernel:
     def run(
         self, b: int, h: int, n: int, args: Sequence[Any], *, threads: int | None = None
     ) -> None:
-        """Run on the grid for these sizes, n being what the grid calls Sq.
+        """Run on the grid for these sizes; `n` is the size that the grid calls Sq.
 
-        A CPU's kernel runs on `threads` threads at most: to wake more than little
-        work needs takes longer than the work.
+        A CPU's kernel uses at most `threads` threads. Waking more threads than a small
+        workload needs takes longer than the workload.
         """
         launch(self.loaded, self.grid(b, h, n), self.values(args), threads)
 
     def values(self, args: Sequence[Any]) -> list[Any]:
-        """What its parameters ask for."""
+        """Return the values of the kernel's parameters for a call's arguments."""
         return [get(args) for get in self._getters]
 
 
@@ -67,7 +68,7 @@ def launch(
 ) -> None:
     """Run a loaded kernel on a grid with its arguments, on the device of its tensors.
 
-    A recorder of this thread is told.
+    If the current thread records a tape, add the launch to the tape.
     """
     device = next(a.device for a in args if isinstance(a, Tensor))
     with on_device(device):
@@ -80,16 +81,18 @@ def launch(
             prepared(stream_of(device), args)
 
 
+LOADERS = {
+    "triton": ("flexc.runtime.kernels.triton_loader", "TritonKernel"),
+    "gluon": ("flexc.runtime.kernels.gluon_loader", "GluonKernel"),
+    "cpp": ("flexc.runtime.kernels.cpp_loader", "load_cpp"),
+}
+"""The module and the function that load kernels, for each target.
+
+The module is imported at the first load.
+"""
+
+
 def load(spec: KernelSpec) -> Loaded:
     """Compile and load a kernel with the loader of its target."""
-    if spec.target == "triton":
-        from flexc.runtime.kernels.triton_loader import TritonKernel
-
-        return TritonKernel(spec)
-    if spec.target == "gluon":
-        from flexc.runtime.kernels.gluon_loader import GluonKernel
-
-        return GluonKernel(spec)
-    from flexc.runtime.kernels.cpp_loader import load_cpp
-
-    return load_cpp(spec)
+    module, name = LOADERS[spec.target]
+    return getattr(import_module(module), name)(spec)

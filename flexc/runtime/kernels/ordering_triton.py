@@ -1,4 +1,4 @@
-"""The GPU's kernel that turns classes of blocks into torch's tables."""
+"""The GPU kernel that turns classes of blocks into torch's tables."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ from flexc.runtime.inputs.options import is_interpreting
 from flexc.runtime.kernels.kernel import launch
 from flexc.runtime.kernels.triton_compiler import Entry, TritonSource
 from flexc.runtime.kernels.triton_loader import OnGrid, prepare
-from flexc.runtime.process.beside import Beside
+from flexc.runtime.process.background import Background
 from flexc.runtime.process.recent import Recent
-from flexc.runtime.tapes.prepared import Prepared
+from flexc.runtime.tapes.tape import Prepared
 
 TILES = {"ROWS": 4, "ROW_ENTRIES": 256, "COLUMNS": 8, "COLUMN_ENTRIES": 128}
-"""The tile of a program, for rows of blocks and for columns: neighbours in memory
-are along its second dimension and its first."""
+"""The tiles of a program, in lines by entries.
+
+ROWS and ROW_ENTRIES are used where lines are rows of blocks: neighbours in memory lie
+along the second dimension. COLUMNS and COLUMN_ENTRIES are used where lines are columns:
+neighbours in memory lie along the first dimension.
+"""
 
 
 @triton.jit
 def _kinds(classes, lines, entries, last_line, last_entry, pitch, BY_ROW: tl.constexpr):
-    """1 where a block is partial, or may be, and 1 where it is full."""
+    """Return flags of blocks: partial or unknown, full, and in range."""
     if BY_ROW:
         offsets = lines[:, None].to(tl.int64) * pitch + entries[None, :]
     else:
@@ -38,7 +42,11 @@ def _kinds(classes, lines, entries, last_line, last_entry, pitch, BY_ROW: tl.con
 
 @triton.jit
 def _place(indices, entries, kind, seen, total, inside, rows):
-    """Write each index to its place; how many live ones were seen by then."""
+    """Write each index to its place in a table.
+
+    Live indices come first, then dead ones, both in ascending order. Return the number
+    of live indices of each line up to here.
+    """
     before = seen[:, None] + tl.cumsum(kind, 1) - kind
     dead = total[:, None] + entries[None, :] - before
     place = tl.where(kind != 0, before, dead)
@@ -62,7 +70,7 @@ def _order(
     ENTRIES: tl.constexpr,
     BY_ROW: tl.constexpr,
 ):
-    """One tile of lines: count the live blocks, then put every index in place."""
+    """Process one tile of lines: count the live blocks, then place all indices."""
     which = tl.program_id(1).to(tl.int64)
     line = program * LINES + tl.arange(0, LINES)
     entry = tl.arange(0, ENTRIES)
@@ -122,7 +130,7 @@ def order(
     COLUMNS: tl.constexpr,
     COLUMN_ENTRIES: tl.constexpr,
 ):
-    """Rows of blocks, and then columns if the grid has programs for them."""
+    """Order the rows of blocks, and the columns if the grid has programs for them."""
     program = tl.program_id(0)
     if program < row_programs:
         _order(
@@ -157,7 +165,7 @@ def order(
 
 
 def order_grid(shape: Sequence[int], both: bool) -> tuple[int, int, int]:
-    """The programs for classes of a shape: for rows, or for rows and columns."""
+    """Return the grid for classes of a shape, for rows or for rows and columns."""
     batches, heads, rows, columns = shape
     programs = triton.cdiv(rows, TILES["ROWS"])
     if both:
@@ -166,14 +174,14 @@ def order_grid(shape: Sequence[int], both: bool) -> tuple[int, int, int]:
 
 
 def order_values(classes: Tensor, tables: Sequence[Tensor]) -> list[Any]:
-    """The kernel's arguments, constants last."""
+    """Return the kernel's arguments, constants last."""
     rows, columns = classes.shape[2:]
     numbers = (triton.cdiv(rows, TILES["ROWS"]), rows, columns)
     return [classes, *tables, *numbers, *TILES.values()]
 
 
 def order_source() -> TritonSource:
-    """The kernel as Triton compiles it, for any target."""
+    """Return the kernel's source for Triton, for any target."""
     names = order.arg_names
     pointers, numbers = ["*i8", *["*i32"] * 8], ["i32"] * 3
     types = [*pointers, *numbers, *["constexpr"] * len(TILES)]
@@ -182,29 +190,30 @@ def order_source() -> TritonSource:
 
 
 def compile_order(device: torch.device, entry: Entry | None = None) -> Any:
-    """The kernel, compiled for a device and loaded to it."""
+    """Compile the kernel for a device and load the kernel to the device."""
     source = order_source()
     with torch.cuda.device(device):
         kernel = None if entry is None else entry.load(source)
         if kernel is None:
             target = triton.runtime.driver.active.get_current_target()
-            # Triton's default is about to change.
+            # Set explicitly, since Triton plans to change the default.
             options = {"enable_fp_fusion": True}
             kernel = triton.compile(source, target=target, options=options)
-        assert kernel.run is not None  # Loaded here, and not at the first launch.
+        assert kernel.run is not None  # Loads the kernel now.
     return kernel
 
 
 class Order:
-    """The kernel on each device that needed it."""
+    """The kernel on each device that needs the kernel."""
 
     def __init__(self) -> None:
-        self._on: Recent[Beside[Any]] = Recent()
+        self._on: Recent[Background[Any]] = Recent()
 
     def start(self, device: torch.device) -> None:
-        """Start to compile the kernel for a device, where it is not interpreted.
+        """Start to compile the kernel for a device, unless the kernel is interpreted.
 
-        On AMD's GPUs others are compiled by Triton's own launch, which takes no turns.
+        This does nothing on AMD GPUs: there Triton's own launch compiles other kernels,
+        and such compilations cannot be serialised with this one.
         """
         if device.type == "cuda" and not torch.version.hip and not is_interpreting():
             self._begin(device)
@@ -220,15 +229,17 @@ class Order:
     def launcher(
         self, device: torch.device, grid: tuple[int, ...], count: int, entry: Entry
     ) -> OnGrid:
-        """Return the launcher on a grid of a device, of so many values."""
+        """Return a launcher of the kernel with `count` values on a grid of a device."""
         return OnGrid(self._begin(device, entry).get(), grid, count)
 
     def on(self, device: torch.device) -> Any:
-        """The kernel, compiled for a device."""
+        """Return the kernel, compiled for a device."""
         return self._begin(device).get()
 
-    def _begin(self, device: torch.device, entry: Entry | None = None) -> Beside[Any]:
-        make = partial(Beside, partial(compile_order, device, entry))
+    def _begin(
+        self, device: torch.device, entry: Entry | None = None
+    ) -> Background[Any]:
+        make = partial(Background, partial(compile_order, device, entry))
         return self._on.get(device.index, make)
 
     def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:
@@ -241,7 +252,7 @@ ORDER = Order()
 def launch_order(classes: Tensor, tables: Sequence[Tensor]) -> None:
     """Fill counts and indices of each row, partial blocks first, and of each column.
 
-    Without tables for columns, which are the last four, those are left out.
+    The last four tables are for columns. With four tables only, columns are left out.
     """
     both = len(tables) == 8
     values = order_values(classes, tables if both else [*tables, *tables])

@@ -1,10 +1,10 @@
-"""What is proved of one call before its kernel is chosen.
+"""Proofs about one call, made before its kernel is chosen.
 
-A proof depends on lengths and captured numbers, a kernel does not: it is keyed
-on what was proved. So the same code has at most one kernel for each outcome.
+A proof depends on lengths and captured numbers. A kernel depends only on the outcomes
+of proofs, so the same code has at most one kernel for each combination of outcomes.
 
-Proofs are tried for all calls of about a size first: a decoding loop has new lengths
-at every step, and few of these need a proof of their own.
+The prover first tries sizes and numbers that are rounded up. A decoding loop has new
+lengths at each step, and few of these steps then need a proof of their own.
 """
 
 from __future__ import annotations
@@ -28,30 +28,36 @@ from flexc.dialects import flex
 from flexc.dialects.mod_region import is_scalar
 from flexc.passes.flex import flex_infer_facts
 from flexc.passes.flex.flex_widen_indices import would_widen
-from flexc.passes.flex.softmax_facts import narrow_scores
+from flexc.passes.flex.score_factor import narrow_scores
 from flexc.passes.scalar.proof import Proven, WhyNot
-from flexc.passes.scalar.ranges.capture_bounds import captures_inside
 from flexc.passes.scalar.ranges.exact_ranges import Known
-from flexc.passes.scalar.ranges.index_width import indices_fit
+from flexc.passes.scalar.ranges.index_proofs import captures_inside, indices_fit
 from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.runtime.inputs.backends import BACKENDS
 
 Fact = Known | float
-"""What is known of a capture: as `Known`, or a number."""
+"""The shape of a captured tensor, the value of a captured number, or None."""
 
 MAX_KNOWN = 4096
-"""Outcomes remembered."""
+"""The most outcomes that a prover remembers."""
 
 
 @dataclass(frozen=True)
 class Proofs:
-    """What was proved of a call: facts of `flex.attention`, by their names."""
+    """The outcomes of proofs about a call.
+
+    Each field is named after a property of `flex.attention`.
+    """
 
     captures_inside: bool = False
     indices_fit: bool = False
     score_range: bool = False
 
     def stated_in(self, module: ModuleOp) -> ModuleOp:
-        """The module, or a copy whose attention op says what was proved."""
+        """Return a module whose attention op states the proved facts.
+
+        This is `module` itself if nothing is proved, else a copy.
+        """
         proved = [name for name, holds in asdict(self).items() if holds]
         if proved:
             module = module.clone()
@@ -69,20 +75,23 @@ Positions = Sequence[Interval]
 
 @dataclass(frozen=True)
 class Proof:
-    """How a fact is proved, and for which modules it is worth a kernel."""
+    """A way to prove a fact, with the modules for which the fact is useful."""
 
     holds: Callable[[flex.AttentionOp, Positions, Sequence[Fact]], bool]
     helps: Callable[[flex.AttentionOp, str], bool]
     states: Callable[[flex.AttentionOp], Attribute] = _flag
-    """The property that says so."""
+    """The value of the op's property that states the fact."""
     about_sizes: bool = True
-    """Whether it may hold for a call's sizes where it does not for greater ones."""
+    """True if the fact may hold for a call's sizes and fail for larger sizes."""
 
 
 def _of_both_mods(
     holds: Callable[[Region, Positions, Sequence[Known]], bool],
 ) -> Callable[[flex.AttentionOp, Positions, Sequence[Fact]], bool]:
-    """A proof about the integers of a region, for the score and for the mask."""
+    """Return a proof that `holds` for the score region and for the mask region.
+
+    Captured floats are unknown to `holds`.
+    """
 
     def prove(op: flex.AttentionOp, sizes: Positions, facts: Sequence[Fact]) -> bool:
         known = [None if isinstance(fact, float) else fact for fact in facts]
@@ -92,9 +101,12 @@ def _of_both_mods(
 
 
 def _has_guards_that_cost(op: flex.AttentionOp, backend: str) -> bool:
-    """Guards cost a GPU a quarter of its speed, a CPU next to nothing."""
+    """Return True if the op has captured loads whose guards slow the kernel down.
+
+    Guards slow a GPU down, but hardly a CPU.
+    """
     loads = (o for o in op.walk() if isinstance(o, flex.LoadCaptureOp))
-    return backend == "triton" and any(loads)
+    return BACKENDS[backend].for_gpu and any(loads)
 
 
 def _has_wide_indices(op: flex.AttentionOp, backend: str) -> bool:
@@ -104,9 +116,10 @@ def _has_wide_indices(op: flex.AttentionOp, backend: str) -> bool:
 def _scores_are_narrow(
     op: flex.AttentionOp, sizes: Positions, facts: Sequence[Fact]
 ) -> bool:
-    """Whether the scores of a call are within the bounds that a kernel is made for.
+    """Return True if the scores of a call lie within the bounds of `narrow_scores`.
 
-    One pair of bounds for all captured numbers, so that these remain arguments.
+    All captured numbers share one pair of bounds, so the numbers remain arguments of
+    the kernel.
     """
     numbers = [None if isinstance(fact, tuple) else fact for fact in facts]
     found = flex_infer_facts.score_range(op, numbers)
@@ -123,7 +136,7 @@ def _one(type_: Attribute) -> float | None:
 
 
 def _depends_on_numbers(op: flex.AttentionOp, backend: str) -> bool:
-    """Whether captured numbers may bound scores that nothing bounds without them."""
+    """Return True if captured numbers bound scores that have no bounds without them."""
     ones = [_one(c.type) for c in op.captures]
     without, given = (flex_infer_facts.score_range(op, n) for n in ((), ones))
     return isinstance(without, WhyNot) and isinstance(given, Proven)
@@ -144,7 +157,10 @@ PROOFS = {
 
 
 class Prover:
-    """Proves, and remembers, what helps a module's kernels."""
+    """A prover for one module, which remembers the outcomes.
+
+    The prover tries only the proofs that help the module's kernels.
+    """
 
     def __init__(self, module: ModuleOp, backend: str):
         self.attention = attention_of(module)
@@ -157,11 +173,11 @@ class Prover:
         self.known: dict[Any, Proofs] = {}
 
     def __call__(self, query: Tensor, key: Tensor, captures: Sequence[Any]) -> Proofs:
-        """For a call's query and key, and its capture arguments in order."""
+        """Return the proofs for a call's query, key and capture arguments, in order."""
         return self.of_sizes((*query.shape[:3], key.size(2)), captures)
 
     def of_sizes(self, sizes: Sequence[int], captures: Sequence[Any]) -> Proofs:
-        """For (batch, heads, q_len, kv_len) and capture arguments in order."""
+        """Return the proofs for (batch, heads, q_len, kv_len) and capture arguments."""
         if not self.proofs:
             return Proofs()
         facts = [_describe(c) for c in captures]
@@ -171,18 +187,18 @@ class Prover:
         return self.remembered(sizes, facts)
 
     def remembered(self, sizes: Iterable[int], facts: Iterable[Fact]) -> Proofs:
-        """The outcome for calls of at most these sizes, with such captures."""
+        """Return the proofs for calls of at most these sizes with these captures."""
         sizes, facts = what = (tuple(sizes), tuple(facts))
         known = self.known
         if what not in known:
-            # A new one, as other threads read the old one.
+            # Assign a new dict: other threads may still read the old one.
             if len(known) >= MAX_KNOWN:
                 known = self.known = {}
             known[what] = self.prove(sizes, facts)
         return known[what]
 
     def prove(self, sizes: Sequence[int], facts: Sequence[Fact]) -> Proofs:
-        """Run the proofs for at most (batch, heads, q_len, kv_len) and captures."""
+        """Run the proofs for at most these sizes, as in `of_sizes`, and captures."""
         positions = [Interval(0, n - 1) for n in sizes]
         outcomes = {
             name: proof.holds(self.attention, positions, facts)
@@ -192,17 +208,20 @@ class Prover:
 
 
 def attention_of(module: ModuleOp) -> flex.AttentionOp:
-    """The attention op of a `flex` module."""
+    """Return the attention op of a `flex` module."""
     return next(op for op in module.walk() if isinstance(op, flex.AttentionOp))
 
 
 def at_most(size: int) -> int:
-    """The next power of two."""
+    """Return the least power of two that is at least `size`."""
     return 1 << max(size - 1, 0).bit_length()
 
 
 def _about(fact: Fact) -> Fact:
-    """The integers of as many bits; a tensor's shape, which loads depend on, itself."""
+    """Generalise a fact: return the interval of integers of equal bit length and sign.
+
+    Return any other fact unchanged: loads depend on the exact shape of a tensor.
+    """
     if not isinstance(fact, int):
         return fact
     most = (1 << abs(fact).bit_length()) - 1

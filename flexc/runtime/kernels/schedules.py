@@ -1,8 +1,9 @@
-"""Schedules: how the warps of a GPU's kernel share its work, and which a call gets.
+"""Schedules of GPU kernels, and the choice of a schedule for a call.
 
-Schedules are tried in order of preference. One is left for the next where its passes
-cannot write it (`ScheduleError`), or where what the compiler made of it is not good:
-registers that spilled, products that it serialised. Why, the kernel's spec says.
+A schedule says how the warps of a program share the work. flexc tries schedules in
+order of preference. flexc rejects a schedule if its passes cannot write the kernel
+(`ScheduleError`), or if the compiled kernel is slow because registers spill or products
+are serialised. The kernel's spec records the reasons.
 """
 
 from __future__ import annotations
@@ -20,13 +21,9 @@ import torch
 from flexc.codegen.gluon.compiled_check import MOST_SPILLED, spilled_by
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.errors import CompilationError, FlexcError, OptionError, ScheduleError
-from flexc.passes.sizes.hopper_sizes import (
-    MOST_OVERLAPPING,
-    PART_ROWS,
-    PART_WARPS,
-    WIDEST,
-)
-from flexc.passes.sizes.tile_sizes import MOST_STEPS
+from flexc.passes.targets import target_named
+from flexc.passes.targets.gluon import MOST_OVERLAPPING, PART_ROWS, PART_WARPS, WIDEST
+from flexc.passes.targets.triton import MOST_STEPS
 from flexc.runtime.inputs.options import (
     SCHEDULE,
     TILE_OPTIONS,
@@ -48,23 +45,26 @@ class Schedule:
     target: Literal["triton", "gluon"]
     about: str
     overlap: bool = False
-    """Products run while the softmax of another block is computed."""
+    """True if products run while the softmax of another block is computed."""
     rows: int | None = None
-    """Rows of a program; None for as many as are best where registers suffice."""
+    """The rows of a program.
+
+    None for the number that is best if there are enough registers.
+    """
     smaller: int = 0
-    """By how many steps its tiles are smaller than the best."""
+    """The number of steps by which tiles are smaller than the best tiles."""
 
     @property
     def label(self) -> str:
-        """Its name, and what else tells it from the other candidates."""
+        """The name, with the details that tell the schedule from other candidates."""
         if self.smaller:
             return f"{self.name} in smaller tiles ({self.smaller})"
         return self.name if self.rows is None else f"{self.name} of {self.rows} rows"
 
     @property
     def has_roles(self) -> bool:
-        """Whether warps have code of their own, which only Gluon can say."""
-        return self.target == "gluon"
+        """True if warps have separate code, which only Gluon can express."""
+        return target_named(self.target).one_loop
 
 
 OVERLAP = Schedule(
@@ -81,44 +81,59 @@ TRITON = Schedule(
 )
 
 SCHEDULES = {s.name: s for s in (OVERLAP, SIMPLE, TRITON)}
-"""By name, the preferred ones first."""
+"""All schedules by name, the preferred schedules first."""
+
+
+def first_of(target: str) -> Schedule:
+    """Return the preferred schedule of a target, Triton's for one without schedules."""
+    return next((s for s in SCHEDULES.values() if s.target == target), TRITON)
+
 
 WITH_ROLES = tuple(s for s in SCHEDULES.values() if s.has_roles)
 
 FEWER_ROWS = 2 * PART_ROWS
-"""Two groups of warps have 240 registers for each thread, three have 160; where many
-programs share a multiprocessor, each has as few as 104."""
+"""The smaller number of rows of a program, for two groups of warps.
+
+With two groups, each thread has more registers than with three groups or with many
+programs on a multiprocessor.
+"""
 
 DTYPES = (torch.bfloat16, torch.float16)
-"""Of whose products asynchronous ones are made."""
+"""The dtypes for which asynchronous products exist."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The schedules to try, in order, and why others are not tried."""
+    """The schedules to try, in order, and the reasons against the others."""
 
     schedules: tuple[Schedule, ...]
-    """A name may be there twice, with fewer rows if registers do not suffice."""
+    """The schedules to try; a schedule may appear again with fewer rows."""
     rejected: tuple[str, ...] = ()
     slower: tuple[str, ...] = ()
-    """Why others are slower than the first, and only tried if that cannot be had."""
+    """The reasons why schedules are slower than the first schedule.
+
+    These schedules are tried only if the first schedule fails.
+    """
 
     @property
     def names(self) -> list[str]:
         return list(dict.fromkeys(s.name for s in self.schedules))
 
     def labelled(self, label: str) -> Schedule | None:
-        """The one of a label."""
+        """Return the schedule with a label, or None."""
         every = (*self.schedules, *smaller_tiles(TRITON))
         return next((s for s in every if s.label == label), None)
 
 
 Crowd = Callable[[], int]
-"""How many programs would share a multiprocessor if products do not overlap."""
+"""A function that returns how many programs share a multiprocessor in `SIMPLE`."""
 
 
 def candidates(build: Build, crowd: Crowd = lambda: 1) -> Candidates:
-    """The schedules that a build of the Triton backend may have."""
+    """Return the schedules that a build of the Triton backend may have.
+
+    Raise ScheduleError if the user asked for a schedule that is impossible.
+    """
     obstacle, asked = obstacle_to_roles(build), build.tiles.schedule
     if asked is None:
         if obstacle is None:
@@ -132,9 +147,10 @@ def candidates(build: Build, crowd: Crowd = lambda: 1) -> Candidates:
 
 
 def by_preference(fewer: int | None, crowd: int) -> Candidates:
-    """All schedules, those with roles with fewer rows too if registers spill.
+    """Return all schedules in order; those with roles also with fewer rows, if given.
 
-    Where a crowd of programs is best, there are no registers for overlap in each.
+    If many programs share a multiprocessor, a program has too few registers for
+    overlap. The simple schedule then comes first.
     """
     found: list[Schedule] = []
     for schedule in SCHEDULES.values():
@@ -152,9 +168,9 @@ def by_preference(fewer: int | None, crowd: int) -> Candidates:
 
 
 def fewer_rows(build: Build) -> int | None:
-    """As many rows as leave a thread most registers.
+    """Return the number of rows that leaves each thread the most registers.
 
-    None if the user chose how many, or if programs have no more than that.
+    Return None if the user chose the rows, or if programs have no more rows anyway.
     """
     block = build.call.sparse_block
     rows = FEWER_ROWS if block is None else gcd(FEWER_ROWS, block[0])
@@ -164,12 +180,12 @@ def fewer_rows(build: Build) -> int | None:
 
 
 def preferred(build: Build) -> Schedule:
-    """The schedule that is tried first."""
+    """Return the schedule that is tried first."""
     return candidates(build).schedules[0]
 
 
 def obstacle_to_roles(build: Build) -> str | None:
-    """Why the kernels of a build cannot have roles; None if they may."""
+    """Return why the kernels of a build cannot have roles, or None if they can."""
     call, tiles = build.call, build.tiles
     if is_interpreting():
         return "TRITON_INTERPRET=1 runs Triton's kernels only"
@@ -203,7 +219,7 @@ def gpu_of(build: Build) -> str:
 
 @cache
 def has_gluon() -> bool:
-    """Whether the installed Triton can be told about roles."""
+    """Return True if the installed Triton has Gluon, which can express roles."""
     try:
         return find_spec("triton.experimental.gluon") is not None
     except ModuleNotFoundError:
@@ -218,51 +234,53 @@ def cannot_be_had(name: str, why: str) -> ScheduleError:
 
 
 def smaller_tiles(schedule: Schedule) -> Iterator[Schedule]:
-    """A schedule in tiles that need less and less shared memory."""
+    """Yield a schedule with tiles that need less and less shared memory."""
     return (replace(schedule, smaller=n) for n in range(1, MOST_STEPS + 1))
 
 
 Lower = Callable[[Schedule], KernelSpec]
 Check = Callable[[KernelSpec], Sequence[str]]
-"""What is wrong with the compiled kernel of a spec."""
+"""A function that compiles the kernel of a spec and returns its problems."""
 
 HOPELESS = 4 * MOST_SPILLED
-"""Bytes that spill where another schedule of as many rows does not help.
+"""The spilled bytes above which no other schedule with equal rows is tried.
 
-Of the kernels of 125 random mods, the second that was tried of a pair never spilled
-less than 0.38 times what the first did.
+Other schedules with equal rows do not spill so much less that flexc accepts them.
 """
 
 HOPELESS_OF_FEWER_ROWS = 8 * MOST_SPILLED
-"""Bytes that spill where no schedule with roles helps: in those kernels fewer rows,
-which leave a thread half as many registers again, saved 1700 at most."""
+"""The spilled bytes above which no other schedule with roles is tried.
+
+Fewer rows leave a thread more registers, but do not save this much.
+"""
 
 HOPELESS_IN_A_CROWD = 2 * MOST_SPILLED
-"""Bytes that spill of one of many programs of a multiprocessor where no schedule with
-roles helps.
+"""The limit that replaces `HOPELESS_OF_FEWER_ROWS` if programs are crowded.
 
-Of the kernels of the corpus three spilled so, 716 bytes and more; with products that
-overlap, and registers for that, they spilled 1380 and more.
+Many programs then share a multiprocessor. Schedules with overlap need more registers
+and spill even more.
 """
 
 
 @dataclass
 class Trials:
-    """What was tried and left, and what that says of candidates not yet tried.
+    """The rejected schedules, and their consequences for candidates not yet tried.
 
-    To compile a kernel takes seconds, and ten or more where it spills much.
+    Compiling a kernel takes seconds, and longer if many registers spill.
     """
 
     rejected: list[str]
     crowded: bool = False
-    """The first candidate has programs that share a multiprocessor."""
+    """True if the programs of the first candidate share a multiprocessor."""
     digests: set[str] = field(default_factory=set[str])
     refused: set[str] = field(default_factory=set[str])
-    """Names of schedules that no number of rows makes possible."""
+    """The names of schedules that fail for every number of rows."""
     spilled: dict[int | None, int] = field(default_factory=dict[int | None, int])
     """The most bytes that a candidate spilled, by its rows."""
     needs_fewer: bool = False
-    """One with fewer rows did not compile well; another is tried with those only."""
+    """True if a candidate with fewer rows was rejected; others then need fewer rows
+    too.
+    """
 
     def reject(self, schedule: Schedule, why: Sequence[str]) -> None:
         self.rejected.append(f"{schedule.label}: {'; '.join(why)}")
@@ -271,12 +289,18 @@ class Trials:
         self.needs_fewer |= schedule.rows is not None
 
     def repeat(self, schedule: Schedule) -> None:
-        """Its kernel was tried before: fewer rows are as many as those are."""
+        """Note that a schedule has the same kernel as an earlier candidate.
+
+        This happens if the schedule already has as few rows as `rows`.
+        """
         self.refused.add(schedule.name)
         self.spilled[schedule.rows] = max(self.spilled.values(), default=0)
 
     def is_hopeless(self, schedule: Schedule) -> bool:
-        """Whether a schedule with roles would be compiled in vain."""
+        """Return True if earlier trials show that flexc would reject a schedule.
+
+        The schedule must have roles.
+        """
         most = HOPELESS_IN_A_CROWD if self.crowded else HOPELESS_OF_FEWER_ROWS
         return (
             schedule.name in self.refused
@@ -289,9 +313,10 @@ class Trials:
 def choose(
     build: Build, lower: Lower, check: Check, crowd: Crowd = lambda: 1
 ) -> KernelSpec:
-    """The kernel of the first schedule that can be had and that compiles well.
+    """Return the kernel of the first schedule that works and compiles well.
 
-    One that was asked for need not compile well: what is wrong with it is noted.
+    A schedule that the user asked for need not compile well; its spec lists the
+    problems. Raise ScheduleError if that schedule is impossible.
     """
     found, asked = candidates(build, crowd), build.tiles.schedule
     trials = Trials(list(found.rejected), bool(found.slower))
@@ -323,7 +348,10 @@ def choose(
 def choose_tiles(
     build: Build, schedule: Schedule, lower: Lower, check: Check, trials: Trials
 ) -> KernelSpec:
-    """The kernel of a schedule in the largest tiles that fit shared memory."""
+    """Return the kernel of a schedule with the largest tiles that fit shared memory.
+
+    Raise OptionError or CompilationError if no tiles fit.
+    """
     why: Sequence[str] = ()
 
     def tried(spec: KernelSpec) -> Sequence[str]:
@@ -339,9 +367,10 @@ def choose_tiles(
 
 
 def copied_too_much(spec: KernelSpec, build: Build) -> list[str]:
-    """Why a program cannot fit shared memory, of one that need not be compiled then.
+    """Return why copies ahead exceed shared memory, without compiling the kernel.
 
-    With one stage nothing is copied ahead, so this leaves some tiles to be tried.
+    With one stage nothing is copied ahead, so tiles with one stage pass this check. A
+    given `num_stages` disables the check.
     """
     needed, there = spec.copied_ahead, build.shared_memory
     if needed <= there or build.tiles.num_stages is not None:
@@ -350,7 +379,10 @@ def copied_too_much(spec: KernelSpec, build: Build) -> list[str]:
 
 
 def too_large(tiles: TileOptions, why: str) -> FlexcError:
-    """No tile fits that may be chosen beside those that a user chose."""
+    """Return the error for a build of which no tile fits.
+
+    The tiles include the options that the user chose.
+    """
     given = {option: getattr(tiles, name) for option, name in TILE_OPTIONS.items()}
     told = ", ".join(f"{k}={v}" for k, v in given.items() if v and k != "num_warps")
     if not told:
@@ -364,7 +396,10 @@ def too_large(tiles: TileOptions, why: str) -> FlexcError:
 def attempt(
     schedule: Schedule, lower: Lower, check: Check, trials: Trials
 ) -> tuple[KernelSpec | None, Sequence[str]]:
-    """The kernel of a schedule, if there is one that was not tried, and its faults."""
+    """Lower a schedule; return its kernel and the problems of the compiled kernel.
+
+    Return None for the kernel if the same kernel was tried before.
+    """
     spec = lower(schedule)
     if spec.digest in trials.digests:
         return None, ()
@@ -373,7 +408,7 @@ def attempt(
 
 
 def chosen(spec: KernelSpec, schedule: Schedule, rejected: Sequence[str]) -> KernelSpec:
-    """A spec that says how it was chosen, as the log does."""
+    """Log how a spec was chosen; return the spec with this information."""
     for reason in rejected:
         log.info("%s: not %s", spec.entry, reason)
     log.info("%s: schedule %s", spec.entry, schedule.label)

@@ -1,4 +1,4 @@
-"""Mods that were traced before, and what serves calls whose mods are equal."""
+"""Traced mods, cached for calls whose mods are equal."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
 from flexc.runtime.inputs.tensor_facts import check_captures
-from flexc.runtime.inputs.transforms import is_transformed, plain
-from flexc.runtime.inputs.wrappers import check_captured
+from flexc.runtime.inputs.wrappers import check_captured, is_transformed, plain
 from flexc.runtime.kernels.driver import trace
 from flexc.runtime.process.recent import Recent
 
@@ -24,10 +23,11 @@ _traced: Recent[CapturedMods] = Recent()
 def trace_mods(
     signature: ModSignature, score_dtype: torch.dtype, device: torch.device
 ) -> tuple[ModSignature, CapturedMods]:
-    """What mods are traced to, by an earlier call or now.
+    """Return the traced mods of a signature, from an earlier call or a new trace.
 
-    The signature that comes back has, behind its captures, the tensors that only the
-    trace has found. It is not cacheable where the trace read what no key tells.
+    The returned signature has additional captures: the tensors that only the trace
+    found. The signature is not cacheable if the trace read state that no cache key
+    covers.
     """
     if signature.cacheable:
         key = (signature.key, score_dtype, device.type)
@@ -49,7 +49,7 @@ def _find(key: Any, signature: ModSignature) -> CapturedMods | None:
 def _make(
     key: Any, signature: ModSignature, score_dtype: torch.dtype, device: torch.device
 ) -> CapturedMods:
-    """Trace mods, unless another thread did so meanwhile: tracing has one lock."""
+    """Trace mods, unless another thread has traced them: tracing has one lock."""
     with compile_lock:
         mods = _find(key, signature)
         if mods is None:
@@ -60,7 +60,7 @@ def _make(
 
 
 def _without_gradients(signature: ModSignature, mods: CapturedMods) -> ModSignature:
-    """Detach the captures that no mod reads: they have no part in derivatives."""
+    """Detach the captures that no mod reads; these captures have no derivatives."""
     captures = signature.captures
     idle = [
         isinstance(c, Tensor) and c.requires_grad and i not in mods.slots
@@ -76,7 +76,7 @@ def _without_gradients(signature: ModSignature, mods: CapturedMods) -> ModSignat
 def _trace(
     signature: ModSignature, score_dtype: torch.dtype, device: torch.device
 ) -> CapturedMods:
-    """Trace mods; within torch.func's transforms, for the tensors that these wrap."""
+    """Trace mods; within torch.func's transforms, trace with the wrapped tensors."""
     if not is_transformed():
         return trace(signature, score_dtype, device.type)
     captures = tuple(

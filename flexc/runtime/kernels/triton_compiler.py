@@ -1,8 +1,8 @@
-"""From Triton source to compiled kernels, for a GPU that need not be there.
+"""Compilation of printed Triton kernels, for a GPU that may be absent.
 
-A kernel's source goes to a file, named after its digest, in the cache directory:
-profilers and people look there. Python and Triton have the text itself, whatever
-becomes of the file.
+A kernel's source is written to a file in the cache directory, named after its digest,
+for profilers and people. Python and Triton hold the text itself and do not read the
+file again.
 """
 
 from __future__ import annotations
@@ -43,19 +43,25 @@ WARP = 32
 TRITON_TYPES = {"f64": "fp64", "f32": "fp32", "f16": "fp16"}
 
 DIVISIBLE = [["tt.divisibility", 16]]
-"""How Triton is told that an address is a multiple of 16 bytes."""
+"""Triton's attribute for an address that is a multiple of 16 bytes."""
 
 _checked: Recent[Any] = Recent()
-"""Kernels that were compiled to be checked, until they are loaded."""
+"""Kernels that were compiled for a check and are not yet loaded."""
 
 
 _one_at_a_time = RLock()
-"""Held while a source is run, as modules have names in the process, and read: Python's
-parser counts its depth for all threads together, which Triton runs into."""
+"""The lock for running and reading sources.
+
+Two threads must not register modules of the same name, and Python's parser counts its
+recursion depth for all threads together, so parallel parsing exceeds the limit.
+"""
 
 
 def _renew() -> None:
-    """In a child nobody lets go of what its parent's threads held."""
+    """Replace the lock in a forked child.
+
+    Threads of the parent do not exist in the child and never release the lock.
+    """
     global _one_at_a_time
     _one_at_a_time = RLock()
 
@@ -64,7 +70,7 @@ os.register_at_fork(after_in_child=_renew)
 
 
 class OneAtATime:
-    """A source of Triton's that one thread reads at a time."""
+    """A mixin for Triton's sources that lets one thread at a time read a source."""
 
     def make_ir(self, *args: Any, **kwargs: Any) -> Any:
         with _one_at_a_time:
@@ -83,13 +89,13 @@ class TritonSource(OneAtATime, ASTSource):
 
 @lru_cache(MOST)
 def load_jit_function(spec: KernelSpec) -> Any:
-    """The `triton.JITFunction` of a printed kernel."""
+    """Return the `triton.JITFunction` of a printed kernel."""
     name, source = f"{spec.entry}-{spec.digest[:32]}.py", spec.source
     path = str(store(name, source.encode()))
     linecache.cache[path] = (len(source), None, source.splitlines(True), path)
     module = ModuleType(f"flexc_kernel_{spec.digest[:32]}")
     module.__file__ = path
-    # Not imported: Python would look for bytecode beside the file, and run that.
+    # Not imported: an import would run a bytecode file next to the source, if any.
     code = compile(source, path, "exec", dont_inherit=True)
     with _one_at_a_time:
         sys.modules[module.__name__] = module
@@ -104,15 +110,16 @@ def options(spec: KernelSpec) -> dict[str, Any]:
     return {
         "num_warps": spec.num_warps,
         "num_stages": spec.num_stages,
-        # Triton's default is about to change.
+        # Set explicitly, since Triton plans to change the default.
         "enable_fp_fusion": True,
     }
 
 
 def find_problems(spec: KernelSpec, build: Build) -> list[str]:
-    """Why a program of a kernel cannot run on the GPU that it is made for.
+    """Compile a kernel and return why a program cannot run on its GPU.
 
-    Of other makers' GPUs and of the interpreter, Triton's launch finds that out.
+    The list is empty for AMD GPUs and for the interpreter: there Triton's launch
+    reports problems.
     """
     if build.capability is None or torch.version.hip or is_interpreting():
         return []
@@ -125,10 +132,10 @@ def find_problems(spec: KernelSpec, build: Build) -> list[str]:
 
 
 def build_launcher(source: Any, metadata: Any) -> None:
-    """Have Triton build what launches a kernel, if it does so for each signature.
+    """Make Triton build the launcher of a kernel, if a GPU is available.
 
-    It runs a C compiler, here beside others, and finds what it built when it loads the
-    kernel.
+    The build runs a C compiler, in parallel to other compilations. Triton finds the
+    built launcher when Triton loads the kernel.
     """
     if torch.cuda.is_available():
         driver: Any = triton.runtime.driver.active
@@ -136,7 +143,7 @@ def build_launcher(source: Any, metadata: Any) -> None:
 
 
 def excess(kernel: Any, build: Build) -> list[str]:
-    """What a program of a kernel needs more of than there is."""
+    """Return the resources of which a program needs more than the GPU has."""
     needed, there = kernel.metadata.shared, build.shared_memory
     if needed <= there:
         return []
@@ -144,15 +151,15 @@ def excess(kernel: Any, build: Build) -> list[str]:
 
 
 class Entry(NamedTuple):
-    """Where Triton's cache has a compiled kernel.
+    """The place of a compiled kernel in Triton's cache.
 
-    To find that out Triton reads the source and, once, all of its own files: that takes
-    longer than to load the kernel.
+    Without an entry, Triton reads the source and, once per process, all of its own
+    files to find the kernel. That takes longer than loading the kernel.
     """
 
     key: str
     file: str
-    """The kernel's metadata."""
+    """The name of the kernel's metadata file."""
 
     @classmethod
     def of(cls, kernel: Any) -> Entry:
@@ -160,9 +167,9 @@ class Entry(NamedTuple):
         return cls(kernel.hash, files[0])
 
     def load(self, source: Any) -> Any | None:
-        """Return the kernel of a source, None if Triton does not have it any more.
+        """Return the kernel of a source, or None if Triton's cache lacks the kernel.
 
-        Of the source the types of parameters are asked for, and constants.
+        The source only provides the types of parameters, and constants.
         """
         knob = knobs.compilation
         hook = getattr(knobs.runtime, "add_stages_inspection_hook", None)
@@ -175,13 +182,16 @@ class Entry(NamedTuple):
             ):
                 return None
             return CompiledKernel(source, files, self.key)
-        except Exception as error:  # Triton compiles what it cannot read.
+        except Exception as error:  # Triton compiles kernels that it cannot read.
             log.debug("Triton's cache cannot be read: %r", error)
             return None
 
 
 def take_kernel(spec: KernelSpec, capability: int, entry: Entry | None = None) -> Any:
-    """The compiled kernel of a spec, nobody else's: it is loaded to one device."""
+    """Return a compiled kernel of a spec that no other caller has.
+
+    The caller loads the kernel to one device.
+    """
     kernel = _checked.take((spec.digest, capability))
     if kernel is None and entry is not None:
         kernel = entry.load(bare_source(spec, signature_type))
@@ -189,15 +199,16 @@ def take_kernel(spec: KernelSpec, capability: int, entry: Entry | None = None) -
 
 
 def bare_source(spec: KernelSpec, type_of: Callable[[ParamSpec], str]) -> Any:
-    """Return what a launcher asks of a kernel's source."""
+    """Return a source with only the attributes that a launcher needs."""
     signature = {param.name: type_of(param) for param in spec.params}
     return SimpleNamespace(fn=None, constants={}, signature=signature)
 
 
 def compile_kernel(spec: KernelSpec, capability: int) -> Any:
-    """Triton's kernel, compiled or found in Triton's cache.
+    """Return Triton's kernel, compiled or found in Triton's cache.
 
-    All that Triton's own launch would find out of arguments is known beforehand.
+    The spec already has everything that Triton's launch would derive from arguments.
+    Raise CompilationError if Triton refuses the kernel.
     """
     function = load_jit_function(spec)
     names = [p.name for p in spec.params]
@@ -226,6 +237,6 @@ def refusal(error: Exception) -> CompilationError:
 
 
 def signature_type(param: ParamSpec) -> str:
-    """A parameter's type, as Triton spells it."""
+    """Return the type of a parameter in Triton's notation."""
     name = TRITON_TYPES.get(param.dtype, param.dtype)
     return name if param.role == "scalar" else f"*{name}"

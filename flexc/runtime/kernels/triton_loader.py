@@ -1,4 +1,4 @@
-"""From printed Triton kernels to something that can be launched."""
+"""Loading and launching of printed Triton kernels."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from flexc.runtime.kernels.triton_compiler import (
     take_kernel,
 )
 from flexc.runtime.tapes.gpus import capability
-from flexc.runtime.tapes.prepared import Address, Prepared
+from flexc.runtime.tapes.tape import Address, Prepared
 
 
 class TritonKernel:
     """A printed kernel, loaded to each device at its first launch there.
 
-    Kernels are printed so that Triton compiles them once for a device; the compiled
-    kernel is launched without asking Triton which one it is.
+    Triton compiles a printed kernel once for each device. flexc launches the compiled
+    kernel directly, without Triton's lookup.
     """
 
     def __init__(self, spec: KernelSpec):
@@ -45,7 +45,7 @@ class TritonKernel:
     def launcher(
         self, device: torch.device, grid: tuple[int, ...], count: int, entry: Entry
     ) -> OnGrid:
-        """Return the launcher on a grid of a device, of so many values."""
+        """Return a launcher of the kernel with `count` values on a grid of a device."""
         return OnGrid(self._kernel(device, (), entry), grid, count, self.spec)
 
     def _kernel(
@@ -67,7 +67,7 @@ def compile_on(
     args: Sequence[Any],
     entry: Entry | None = None,
 ) -> Any:
-    """A compiled kernel for a device, which is the current one."""
+    """Return the compiled kernel for `device`, which must be the current device."""
     if not torch.version.hip:
         return take_kernel(spec, capability(device), entry)
     function = load_jit_function(spec)
@@ -80,7 +80,7 @@ def prepare(
     args: Sequence[Any],
     spec: KernelSpec | None = None,
 ) -> Prepared:
-    """The launch of a compiled kernel with addresses for tensors."""
+    """Return a launch of a compiled kernel with placeholders for tensor addresses."""
     tensors = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
     values = list(args)
     for i in tensors:
@@ -91,11 +91,11 @@ def prepare(
 
 
 class OnGrid:
-    """A compiled kernel's launches on a grid.
+    """A launcher of a compiled kernel on one grid.
 
-    Triton's own launch looks up device, stream and hooks, and asks CUDA where each
-    tensor lies, at every launch: that takes longer than many a kernel. What it passes
-    on, of memory that a kernel asks for, is the same each time where that is none.
+    Triton's own launch looks up the device, the stream and hooks, and asks CUDA for the
+    location of each tensor. That takes longer than many kernels run. This launcher
+    calls Triton's C function directly if the kernel needs no scratch memory.
     """
 
     def __init__(
@@ -105,17 +105,21 @@ class OnGrid:
         count: int,
         spec: KernelSpec | None = None,
     ):
-        """`spec` is what the kernel was compiled from; None of flexc's own source."""
+        """Load the kernel to the current device.
+
+        `spec` is the source of the kernel, or None for kernels that flexc does not
+        print.
+        """
         self.spec, self.grid, self.kernel = spec, grid, kernel
-        start = kernel.run  # Loads it to the current device.
-        # Without what only hooks are told.
+        start = kernel.run  # Reading `run` loads the kernel.
+        # Only hooks use the values that are None here.
         rest = (kernel.function, kernel.packed_metadata, None, None, None)
         start, before, after, flat = innermost(start, grid, rest, count)
         hooks = knobs.runtime
 
         def launch(stream: Any, *values: Any) -> None:
             if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
-                kernel[grid](*values, stream=stream)  # Someone, a profiler, is told.
+                kernel[grid](*values, stream=stream)  # Profilers are notified.
             elif flat:
                 start(*before, stream, *after, *values)
             else:
@@ -127,11 +131,11 @@ class OnGrid:
 def innermost(
     start: Any, before: tuple[Any, ...], after: tuple[Any, ...], count: int
 ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], bool]:
-    """The function in C of a launcher of Triton's, and what it passes to that.
+    """Return the C function of Triton's launcher, and the fixed arguments of its calls.
 
-    This is what it passes before and after the stream, and whether it passes so many
-    values one by one. Of a launcher that allocates memory for a kernel, or passes
-    anything else at each launch, this is the launcher itself.
+    Return the function, the arguments before and after the stream, and True if the
+    function takes the values one by one. If the launcher allocates memory or passes
+    changing arguments, return the launcher itself.
     """
     if any(getattr(start, f"{kind}_scratch_size", 0) for kind in ("global", "profile")):
         return start, before, after, True
@@ -143,7 +147,7 @@ def innermost(
         asked(*before, stream, *after, *values)
         (args,) = passed
         place = args.index(stream)
-    except Exception:  # It allocates memory, say.
+    except Exception:  # For example, the launcher allocates memory.
         return start, before, after, True
     flat = args[-count:] == values
     if not flat and args[-1] != values:

@@ -1,4 +1,4 @@
-"""`create_block_mask`: torch's function, without looking at every pair."""
+"""`create_block_mask`: torch's function, without evaluating all pairs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from flexc.runtime.replay.repeats import repeat
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 MAX_LENGTH = 2**31 - 2**20
-"""Positions are i32, with room for a block's rounding up."""
+"""The greatest length.
+
+Positions are i32 and need room for rounding up to a block.
+"""
 
 
 def create_block_mask(
@@ -41,25 +44,25 @@ def create_block_mask(
     *,
     refine: bool = True,
 ) -> BlockMask:
-    """Torch's BlockMask of a mask, planned from what the mask says.
+    """Create torch's BlockMask of a mask, without evaluating all pairs.
 
-    Blocks are classified by interval arithmetic on the mask's code and on the least
-    and greatest captured values of each block of rows and columns. Time and memory
-    grow with the number of blocks, not of pairs, and nothing waits for a GPU.
+    Blocks are classified by interval arithmetic on the mask's code and on the least and
+    greatest captured values of each block of rows and columns. Time and memory grow
+    with the number of blocks, not of pairs. Nothing waits for a GPU.
 
     Args:
-        mask_mod: `mask_mod(b, h, q_idx, kv_idx)`: whether a pair counts.
-        B: batches, or None where the mask is the same for all.
-        H: query heads, or None likewise.
+        mask_mod: `mask_mod(b, h, q_idx, kv_idx)`; returns true for pairs to keep.
+        B: the number of batches, or None if the mask is the same for all batches.
+        H: the number of query heads, or None if the mask is the same for all heads.
         Q_LEN: the number of queries.
         KV_LEN: the number of keys.
-        device: where captured tensors are and the tables will be; by default the
-            accelerator, or the CPU where there is none.
-        BLOCK_SIZE: rows and columns of a block, or one number for both.
-        _compile: ignored: kernels are always compiled, once for a mask's code.
-        refine: look at every pair of the blocks that remain unknown. The result is
-            then equal to torch's. Without it they count as partial, which is never
-            wrong, only slower in attention.
+        device: the device of captured tensors and of the tables; by default the
+            accelerator, or the CPU if there is none.
+        BLOCK_SIZE: the rows and columns of a block, or one number for both.
+        _compile: ignored; kernels are always compiled, once for a mask's code.
+        refine: evaluate all pairs of the blocks that remain unknown. The result is
+            then equal to torch's. Otherwise unknown blocks count as partial, which
+            is always correct, but slower in attention.
 
     Returns:
         `torch.nn.attention.flex_attention.BlockMask`, for torch's flex_attention
@@ -68,7 +71,7 @@ def create_block_mask(
     Raises:
         FlexcError: one of the classes of `flexc.errors`.
 
-    In code that `torch.compile` compiles, torch's own function takes its place.
+    Code compiled by `torch.compile` calls torch's own function instead.
     """
     if torch.compiler.is_dynamo_compiling():
         device = str(default_device(device))
@@ -86,7 +89,7 @@ def _create(
     block_size: int | tuple[int, int],
     refine: bool,
 ) -> BlockMask:
-    """A call outside of Dynamo."""
+    """Create a BlockMask outside of Dynamo."""
     b, h, q_len, kv_len = sizes
     whole = (1 if b is None else b, 1 if h is None else h, q_len, kv_len)
     problem = checked_problem(whole, block_size)
@@ -102,7 +105,7 @@ def plan_block_mask(
     backend: str = "auto",
     refine: bool = True,
 ) -> BlockMask:
-    """The BlockMask of checked arguments."""
+    """Return the BlockMask for checked arguments."""
     sizes = (problem.batches, problem.heads, problem.q_len, problem.kv_len)
     check_callable("mask_mod", mask_mod, sizes)
     signature = read_mods(None, mask_mod)
@@ -119,7 +122,7 @@ def plan_block_mask(
     )
     blocks = (problem.q_block, problem.kv_block)
     made = BlockMask(sizes[2:], *tables, BLOCK_SIZE=blocks, mask_mod=mask_mod)
-    # What a mask reads that nothing tells may be something else at the call.
+    # A mask that is not cacheable may change before the call: add no notes.
     return sign(made, signature.captures) if signature.cacheable else made
 
 
@@ -131,7 +134,7 @@ def planned_tables(
     backend: str,
     refine: bool,
 ) -> tuple[Tensor, ...]:
-    """The eight tables, by kernels that are called one after another."""
+    """Return the eight tables of a mask; run one kernel after another."""
     plan = find_plan(signature, mods, problem, device, backend)
     whole = whole_blocks(problem)
     planning = Planning.start(plan, signature, problem, device, whole, refine)
@@ -160,13 +163,13 @@ def checked_problem(
 
 
 def check_gpu(device: torch.device) -> None:
-    """Check that torch sees a GPU where one is asked for."""
+    """Raise DeviceError if `device` is a GPU but torch sees none."""
     if device.type == "cuda" and not torch.cuda.is_available():
         raise DeviceError(f'device expects "cpu" where torch sees no GPU, got {device}')
 
 
 def default_device(device: torch.device | str | None) -> torch.device:
-    """The device asked for, by its index; by default torch's."""
+    """Return `device` with its index, by default the accelerator or the CPU."""
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     device = torch.device(device)

@@ -1,4 +1,4 @@
-"""Running a plan: the class of every block, on the device and without waiting."""
+"""Runs of plans: find the class of each block, on the device and without waiting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flexc.frontend.closures import ModSignature
-from flexc.passes.flex.planning.program import (
+from flexc.passes.flex.planning.kernel_builder import (
     DEAD,
     FULL,
     PARTIAL,
@@ -19,8 +19,8 @@ from flexc.passes.flex.planning.program import (
     TILE_ROWS,
     UNKNOWN,
 )
-from flexc.passes.flex.planning.summaries import TILE
-from flexc.passes.scalar.dependence import Along
+from flexc.passes.flex.planning.summarize import TILE
+from flexc.passes.scalar.variation import Along
 from flexc.runtime.planner.ordering import threads_for
 from flexc.runtime.planner.plans import FIRST, Plan, PlanKernels, Problem
 
@@ -29,9 +29,9 @@ __all__ = ["DEAD", "FULL", "PARTIAL", "UNKNOWN", "Planning"]
 
 @dataclass(frozen=True, eq=False)
 class Planning:
-    """A plan at work on one problem.
+    """A plan applied to one problem.
 
-    `whole` are the numbers of blocks of rows and of columns that may be full.
+    `whole` holds the numbers of blocks of rows and of columns that may be full.
     """
 
     problem: Problem
@@ -40,7 +40,7 @@ class Planning:
     device: torch.device
     whole: tuple[int, int]
     refine: bool
-    """Whether pairs of the blocks that remain unknown are looked at."""
+    """True if the pairs of unknown blocks are evaluated."""
 
     @classmethod
     def start(
@@ -52,7 +52,7 @@ class Planning:
         whole: tuple[int, int],
         refine: bool = False,
     ) -> Planning:
-        """Take away batches and heads that look alike; start to compile kernels."""
+        """Collapse batches and heads with equal masks; start to compile the kernels."""
         captures = plan.attention.arguments(signature.captures)
         kernels = plan.kernels(problem, captures)
         kernels.start(*FIRST, *("sample",) * refine)
@@ -75,7 +75,10 @@ class Planning:
         return tensors
 
     def classify(self, first: int, count: int) -> Tensor:
-        """(batches, heads, count, columns): classes from block row `first` on."""
+        """Return the classes of `count` rows of blocks from row `first` on.
+
+        The shape is (batches, heads, count, columns), the dtype int8.
+        """
         lead, columns = self.lead, self.problem.columns
         tiles = -(-columns // TILE_COLUMNS)
         classes = torch.empty(
@@ -87,7 +90,8 @@ class Planning:
         args = [*self.arguments(first), classes, flags, *self.summaries]
         self.run("classify", -(-count // TILE_ROWS) * tiles, args)
         for name in ("sample", "refine") if self.refine else ():
-            # To look whether anything is unknown, a GPU would have to be waited for.
+            # On a GPU, checking the flags would wait for the device, so always
+            # evaluate.
             is_open = self.device.type != "cpu" or bool(flags.any())
             if is_open and name in self.kernels:
                 self.run(name, count * tiles, args)
@@ -95,11 +99,14 @@ class Planning:
 
     @property
     def lead(self) -> tuple[int, int]:
-        """Batches and heads that may look different."""
+        """The numbers of batches and of heads with masks of their own."""
         return self.problem.batches, self.problem.heads
 
     def arguments(self, first: int) -> list[Any]:
-        """What all kernels take, up to the classes; `NUMBERS` says in which order."""
+        """Return the arguments that all kernels take before the classes.
+
+        The numbers are in the order of `NUMBERS`.
+        """
         p = self.problem
         numbers = (p.q_len, p.kv_len, p.q_block, p.kv_block, first, *self.whole)
         return [*self.captures, *numbers]
@@ -107,27 +114,32 @@ class Planning:
     def run(self, name: str, programs: int, args: Sequence[Any]) -> None:
         b, h = self.problem.batches, self.problem.heads
         threads = None
-        if self.kernels.target == "cpp" and name != "refine":
+        if self.kernels.build.for_cpu and name != "refine":
             threads = threads_for(b * h * programs)
         self.kernels[name].run(b, h, programs, args, threads=threads)
 
 
 def collapsed(problem: Problem, along: Along) -> Problem:
-    """The problem with one batch and one head where the mask is the same for all."""
+    """Return the problem with one batch, or head, if all have the same mask."""
     batches = problem.batches if Along.BATCH in along else 1
     heads = problem.heads if Along.HEAD in along else 1
     return replace(problem, batches=batches, heads=heads)
 
 
 def whole_blocks(problem: Problem) -> tuple[int, int]:
-    """The blocks that torch may call full: what it pads the mask with is dead."""
+    """Return the numbers of blocks of rows and columns that torch may call full.
+
+    A block that extends past the lengths is never full: torch pads the mask with dead
+    pairs.
+    """
     return problem.q_len // problem.q_block, problem.kv_len // problem.kv_block
 
 
 def expanded(tables: list[Tensor], problem: Problem) -> list[Tensor]:
-    """Tables of a mask that is the same for all batches or heads, for each of them.
+    """Expand tables with one batch or head to all batches and heads of a problem.
 
-    Each has memory of its own, as torch's have: some users take views of them.
+    Each expanded table has memory of its own, as in torch, since some users take views
+    of tables.
     """
     lead = (problem.batches, problem.heads)
     if tables[0].shape[:2] == lead:

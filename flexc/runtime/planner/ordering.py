@@ -1,4 +1,4 @@
-"""Torch's tables from the classes of blocks, by a kernel for each device."""
+"""Creation of torch's tables from classes of blocks, by a kernel for each device."""
 
 from __future__ import annotations
 
@@ -12,41 +12,42 @@ from torch import Tensor
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
-from flexc.codegen.cpp.target import emit_cpp
+from flexc.codegen.cpp.target import CppTarget
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.passes import pipelines
 from flexc.passes.flex.planning.ordering import KINDS, build_order
-from flexc.passes.sizes.vector_machine import MachineName
+from flexc.passes.targets.target import MachineName
 from flexc.passes.tile.tile_expand_captures import TileExpandCapturesPass
+from flexc.runtime.inputs.backends import BACKENDS
 from flexc.runtime.kernels.cpp_compiler import host_machine
 from flexc.runtime.kernels.kernel import Kernel
-from flexc.runtime.process.beside import Beside
+from flexc.runtime.process.background import Background
 from flexc.runtime.process.cache import load, store
 from flexc.runtime.process.versions import versions
 
 Table = tuple[Tensor, Tensor]
-"""How many blocks each row has, and which."""
+"""The number of blocks of each row, and the indices of these blocks."""
 
 ALIGNMENT = 4
-"""Elements: each table starts at an address that is a multiple of 16."""
+"""The alignment of each table in i32 elements, which is 16 bytes."""
 
 BLOCKS_OF_A_PROGRAM = 256
-"""Blocks that take a CPU about as long as a program of other kernels of a plan."""
+"""The blocks that take a CPU about as long as one program of another plan kernel."""
 
 PROGRAMS_OF_A_THREAD = 1024
-"""Some 0.3 ms of work: less is not worth another thread."""
+"""The fewest programs for which another thread pays off."""
 
 
 def threads_for(programs: int) -> int:
-    """How many threads a CPU should wake for short programs."""
+    """Return the number of threads that a CPU should use for short programs."""
     return max(1, programs // PROGRAMS_OF_A_THREAD)
 
 
 def ordered(classes: Tensor, backend: str, both: bool = False) -> list[Tensor]:
-    """For each row counts and indices of its partial and of its full blocks.
+    """Return, for each row, the counts and indices of partial and of full blocks.
 
-    Then for each column, if both are asked for. Live blocks come in ascending order,
-    and then all the others, as in torch's tables.
+    With `both`, return the same for each column after that. Each row lists its live
+    blocks in ascending order and then all other blocks, as in torch's tables.
     """
     layout = TablesLayout(tuple(classes.shape), both)
     tables = layout.views(layout.empty(classes.device))
@@ -55,8 +56,8 @@ def ordered(classes: Tensor, backend: str, both: bool = False) -> list[Tensor]:
 
 
 def order(classes: Tensor, tables: Sequence[Tensor], backend: str) -> None:
-    """Fill the tables of rows and, if there are eight, of columns."""
-    if backend == "triton":
+    """Fill the tables of rows and, if there are eight tables, of columns."""
+    if BACKENDS[backend].for_gpu:
         from flexc.runtime.kernels.ordering_triton import launch_order
 
         launch_order(classes, tables)
@@ -71,13 +72,13 @@ def order(classes: Tensor, tables: Sequence[Tensor], backend: str) -> None:
 
 
 class TablesLayout:
-    """Where the tables for classes of a shape lie in one allocation."""
+    """The layout of all tables for classes of a shape, in one allocation."""
 
     def __init__(self, shape: tuple[int, ...], both: bool):
         b, h, rows, columns = shape
         lines = [(rows, columns), (columns, rows)] if both else [(rows, columns)]
         self.places: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
-        """Shape, strides and offset of each."""
+        """The shape, strides and offset of each table."""
         self.size = 0
         for n, entries in lines:
             for _ in KINDS:
@@ -91,7 +92,7 @@ class TablesLayout:
         self.size += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
 
     def empty(self, device: torch.device) -> Tensor:
-        """The memory of all tables."""
+        """Return uninitialized memory for all tables."""
         return torch.empty(self.size, dtype=torch.int32, device=device)
 
     def views(self, buffer: Tensor) -> list[Tensor]:
@@ -99,27 +100,30 @@ class TablesLayout:
 
 
 def start_order(backend: str, device: torch.device) -> None:
-    """Start to compile the kernel that orders blocks, the same for all masks."""
-    if backend == "cpp":
+    """Start to compile the kernel that orders blocks, one kernel for all masks."""
+    if BACKENDS[backend].for_cpu:
         order_kernel(host_machine())
-    if backend == "triton":
+    if BACKENDS[backend].for_gpu:
         from flexc.runtime.kernels.ordering_triton import ORDER
 
         ORDER.start(device)
 
 
 @cache
-def order_kernel(machine: MachineName) -> Beside[Kernel]:
-    """The CPU's kernel, as soon as it can be had; it is the same for all masks."""
+def order_kernel(machine: MachineName) -> Background[Kernel]:
+    """Load or lower the CPU's kernel, and start to compile the kernel.
+
+    The kernel is the same for all masks.
+    """
     digest = hashlib.sha256(f"{machine} {versions()}".encode()).hexdigest()
     name = f"spec-{digest}.json"
     data = load(name)
     if data is not None:
-        return Beside(partial(Kernel, KernelSpec.from_json(data.decode())))
+        return Background(partial(Kernel, KernelSpec.from_json(data.decode())))
     module = ModuleOp([build_order()])
     passes = (TileExpandCapturesPass(), *pipelines.TIDY, *pipelines.to_cpp(machine))
     pipelines.run(passes, Context(), module)
     module.verify()
-    (spec,) = emit_cpp(module)
+    (spec,) = CppTarget().print_kernels(module)
     store(name, spec.to_json().encode())
-    return Beside(partial(Kernel, spec))
+    return Background(partial(Kernel, spec))

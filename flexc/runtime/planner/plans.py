@@ -1,4 +1,4 @@
-"""Plans: a mask's kernels, compiled once for its code and found again by its key."""
+"""Plans: the kernels of a mask, compiled once for its code and found by a key."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from torch import Tensor
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
-from flexc.codegen.cpp.target import emit_cpp
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
-from flexc.codegen.triton.target import emit_triton
+from flexc.codegen.target import LoweringOptions
 from flexc.errors import CompilationError
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
@@ -23,11 +22,12 @@ from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_planning import Part
 from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
-from flexc.passes.scalar.dependence import (
+from flexc.passes.scalar.variation import (
     Along,
     Dependences,
     yielded,
 )
+from flexc.runtime.inputs.backends import BACKENDS
 from flexc.runtime.inputs.options import NO_OPTIONS
 from flexc.runtime.inputs.tensor_facts import (
     MAX_NARROW_OFFSET,
@@ -42,6 +42,7 @@ from flexc.runtime.kernels.build import (
 )
 from flexc.runtime.kernels.captured_reads import CapturedReads
 from flexc.runtime.kernels.driver import (
+    TARGETS,
     counters,
     kernel_key,
     problems_of,
@@ -52,18 +53,17 @@ from flexc.runtime.kernels.proofs import (
     Prover,
     attention_of,
 )
-from flexc.runtime.process.beside import Beside
+from flexc.runtime.process.background import Background, without_collection
 from flexc.runtime.process.cache import load, store
-from flexc.runtime.process.collection import without_collection
 from flexc.runtime.tapes.gpus import capability
 
 FIRST = ("summarize", "classify")
-"""Kernels that every mask needs."""
+"""The names of the kernels that classify blocks without evaluating pairs."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a mask is planned for."""
+    """The sizes for which a mask is planned."""
 
     batches: int
     heads: int
@@ -82,26 +82,22 @@ class Problem:
 
 
 class PlanKernels:
-    """The kernels of a plan, each compiled when it is first needed.
+    """The kernels of a plan, each compiled at first use.
 
-    Those that look at pairs are not even lowered for plans that do without.
+    Kernels that evaluate pairs are not lowered before they are needed.
     """
 
     def __init__(self, module: ModuleOp, build: Build):
         self._module = module
-        self._build = build
+        self.build = build
         self._specs: dict[Part, dict[str, KernelSpec]] = {}
-        self._begun: dict[str, Beside[Kernel]] = {}
-
-    @property
-    def target(self) -> str:
-        return self._build.backend
+        self._begun: dict[str, Background[Kernel]] = {}
 
     def spec(self, name: str) -> KernelSpec | None:
-        """The kernel of a name, None where the mask has no such kernel."""
+        """Return the kernel of a name, or None if the mask needs no such kernel."""
         part: Part = "first" if name in FIRST else "rest"
         if part not in self._specs:
-            found = find_specs(self._module, self._build, part)
+            found = find_specs(self._module, self.build, part)
             self._specs[part] = {spec.entry: spec for spec in found}
         return self._specs[part].get(name)
 
@@ -109,27 +105,27 @@ class PlanKernels:
         return self.spec(name) is not None
 
     def start(self, *names: str) -> None:
-        """Start to compile the kernels of these names that there are."""
+        """Start to compile the kernels of these names, as far as they exist."""
         for name in names:
             spec = self.spec(name)
             if spec is not None and name not in self._begun:
                 counters["built"] += 1
-                self._begun[name] = Beside(partial(self._compile, spec))
+                self._begun[name] = Background(partial(self._compile, spec))
 
     def __getitem__(self, name: str) -> Kernel:
         self.start(name)
         return self._begun[name].get()
 
     def _compile(self, spec: KernelSpec) -> Kernel:
-        # A GPU's would else be compiled at its first launch.
-        found = problems_of(spec, self._build) if self.target == "triton" else ()
+        # Compile here; a GPU's kernel would otherwise be compiled at its first launch.
+        found = problems_of(spec, self.build) if self.build.for_gpu else ()
         if found:
             raise CompilationError(f"a program of {spec.entry} {'; '.join(found)}")
         return Kernel(spec)
 
     @cached_property
     def summaries(self) -> tuple[torch.dtype, ...]:
-        """The dtypes of what `summarize` writes."""
+        """The dtypes of the outputs of `summarize`."""
         spec = self.spec("summarize")
         params: Sequence[ParamSpec] = () if spec is None else spec.params
         names = {"i32": torch.int32, "i64": torch.int64, "f64": torch.float64}
@@ -139,7 +135,7 @@ class PlanKernels:
 
 
 class Plan:
-    """A traced mask, and kernels for what is proved of calls."""
+    """A traced mask, with kernels for each outcome of proofs."""
 
     def __init__(self, mods: CapturedMods, build: Build):
         self.mods = mods
@@ -151,7 +147,10 @@ class Plan:
 
     @cached_property
     def along(self) -> Along:
-        """What the mask depends on: a plan is made once for all else."""
+        """The arguments that the mask depends on.
+
+        Planning runs once for all values of the other arguments.
+        """
         module = self.attention.module.clone()
         FlexSimplifyModsPass().apply(Context(), module)
         mask = attention_of(module).mask_mod
@@ -174,9 +173,9 @@ def find_plan(
     device: torch.device,
     backend: str,
 ) -> Plan:
-    """What an earlier call made that this one may use, or something new.
+    """Return the plan for a call, from an earlier call or new.
 
-    `mods` is what the signature was traced to.
+    `mods` is the trace of the signature.
     """
     check_captures(signature.captures, device)
     build = build_for(signature, problem, device, backend)
@@ -188,7 +187,7 @@ def find_plan(
 def build_for(
     signature: ModSignature, problem: Problem, device: torch.device, backend: str
 ) -> Build:
-    """Of the facts about a call those that its plan's kernels depend on."""
+    """Return the build of a plan's kernels, with the facts that affect the kernels."""
     tensors = [c for c in signature.captures if isinstance(c, Tensor)]
     blocks = problem.batches * problem.heads * problem.rows * problem.columns
     is_narrow = blocks <= MAX_NARROW_OFFSET and all(
@@ -207,13 +206,13 @@ def build_for(
         device.type,
         NO_OPTIONS,
         shared_memory(device),
-        capability=capability(device) if backend == "triton" else None,
+        capability=capability(device) if BACKENDS[backend].for_gpu else None,
         machine=machine_for(backend),
     )
 
 
 def find_specs(module: ModuleOp, build: Build, part: Part) -> list[KernelSpec]:
-    """The printed kernels of a part of a plan, from the disk or from the pipeline."""
+    """Return the printed kernels of a part of a plan, from the disk or the pipeline."""
     name = f"plan-{part}-{kernel_key(module, build)}.json"
     data = load(name)
     if data is not None:
@@ -227,10 +226,10 @@ def find_specs(module: ModuleOp, build: Build, part: Part) -> list[KernelSpec]:
 
 
 def lower(module: ModuleOp, build: Build, part: Part = "all") -> list[KernelSpec]:
-    """Run the pipeline of a backend and print a plan's kernels."""
-    is_cpp = build.backend == "cpp"
-    passes = pipelines.to_planning("cpp" if is_cpp else "triton", part)
-    passes += pipelines.to_cpp(build.machine) if is_cpp else pipelines.to_triton()
+    """Run the pipeline of a backend in place, and print a plan's kernels."""
+    target = TARGETS[build.target]
+    passes = pipelines.to_planning(target.name, part)
+    passes += target.passes(LoweringOptions(machine=build.machine))
     pipelines.run(passes, Context(), module)
     module.verify()
-    return emit_cpp(module) if is_cpp else emit_triton(module)
+    return target.print_kernels(module)

@@ -1,4 +1,9 @@
-"""The tables that `flex_attention` plans for a mask that has no closed-form bounds."""
+"""The tables that `flex_attention` plans for a mask that has no closed-form bounds.
+
+Tables list the blocks of keys of each block of queries. The `columns` of tables list
+the same pairs of blocks, in the same classes, for each block of keys. Kernels that sum
+over queries, as for the gradients of keys and values, loop over `columns`.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +29,7 @@ from flexc.runtime.inputs.listed_blocks import (
 )
 from flexc.runtime.inputs.options import resolve_backend
 from flexc.runtime.kernels.traces import trace_mods
-from flexc.runtime.planner.classes import FULL, PARTIAL, Planning
-from flexc.runtime.planner.compaction import listed, stacked, table_of
+from flexc.runtime.planner.classes import DEAD, FULL, PARTIAL, Planning
 from flexc.runtime.planner.ordering import (
     Table,
     TablesLayout,
@@ -35,20 +39,53 @@ from flexc.runtime.planner.ordering import (
 )
 from flexc.runtime.planner.plans import Problem, find_plan
 
-# Block tables as keys see them: the blocks of queries of each block of keys.
-#
-# What sums over queries, as the gradients of keys and values do, loops over these. They
-# list the pairs of blocks that the tables for queries list, in the same classes.
+
+def listed(classes: Tensor) -> tuple[Table, Table]:
+    """Return the tables of partial (or unknown) and of full blocks.
+
+    Each row lists its blocks in ascending order.
+    """
+    lines = classes.flatten(0, -2)
+    rows, columns = (lines != DEAD).nonzero(as_tuple=True)
+    is_full = lines[rows, columns] == FULL
+    lead = classes.shape[:-1]
+    kinds = ((rows[kind], columns[kind]) for kind in (~is_full, is_full))
+    partial, full = (table_of(*found, lead) for found in kinds)
+    return partial, full
+
+
+def table_of(rows: Tensor, columns: Tensor, lead: torch.Size) -> Table:
+    """Return the table of blocks that are sorted by row.
+
+    `rows` number the rows of all batches and heads. `lead` is the shape of the counts.
+    """
+    counts = torch.bincount(rows, minlength=lead.numel())
+    width = max(1, int(counts.max()))
+    starts = counts.cumsum(0) - counts
+    place = torch.arange(rows.numel()) - starts[rows]
+    indices = torch.zeros((lead.numel(), width), dtype=torch.int32)
+    indices[rows, place] = columns.to(torch.int32)
+    return counts.to(torch.int32).view(lead), indices.view(*lead, width)
+
+
+def stacked(tables: list[Table]) -> Table:
+    """Concatenate tables of consecutive rows."""
+    width = max(indices.size(-1) for _, indices in tables)
+    padded = [
+        torch.nn.functional.pad(indices, (0, width - indices.size(-1)))
+        for _, indices in tables
+    ]
+    return torch.cat([counts for counts, _ in tables], -1), torch.cat(padded, -2)
 
 
 KINDS = (PARTIAL, FULL)
 
 
 def column_tables(tables: Tables, query: Tensor, key: Tensor) -> Tables:
-    """A call's tables, with blocks of keys as rows and blocks of queries as columns.
+    """Return a call's tables with blocks of keys as rows, blocks of queries as columns.
 
-    Batches and heads are the query's. A BlockMask's own are taken where it has them,
-    else its tables are transposed.
+    Batches and heads are the query's. Use the BlockMask's own tables of columns if the
+    BlockMask has such tables, else transpose the tables.
     """
     q_block, kv_block = tables.block_size
     rows, columns = -(-query.size(2) // q_block), -(-key.size(2) // kv_block)
@@ -59,10 +96,11 @@ def column_tables(tables: Tables, query: Tensor, key: Tensor) -> Tables:
 
 
 def transposed(tensors: Sequence[Tensor], rows: int, columns: int) -> list[Tensor]:
-    """The tables of the first `rows` rows of blocks, as tables of their columns.
+    """Transpose tables: list, for each of `columns` columns, its blocks of rows.
 
-    What lies beyond the last column has no pair and is left out. A CPU's take memory
-    for what is listed, a GPU's, which is not waited for, for all blocks.
+    Only the first `rows` rows are used. Blocks beyond the last column have no pairs and
+    are left out. On a CPU, memory grows with the listed blocks. On a GPU, memory grows
+    with all blocks, since counting listed blocks would wait for the device.
     """
     pairs = [(c[:, :, :rows], i[:, :, :rows]) for c, i in pairs_of(tensors)]
     if tensors[0].device.type == "cpu":
@@ -72,7 +110,7 @@ def transposed(tensors: Sequence[Tensor], rows: int, columns: int) -> list[Tenso
 
 
 def turned(counts: Tensor, indices: Tensor, columns: int) -> Table:
-    """One pair of tables, transposed by sorting what it lists."""
+    """Transpose one pair of tables by sorting the listed blocks."""
     batches, heads = counts.shape[:2]
     used = is_used(counts, indices) & (indices >= 0) & (indices < columns)
     b, h, row, _ = where = used.nonzero(as_tuple=True)
@@ -82,11 +120,13 @@ def turned(counts: Tensor, indices: Tensor, columns: int) -> Table:
 
 
 MOST_ORDERED = 1 << 16
-"""Blocks that a CPU has tables for as wide as there are columns; made of more, tables
-are as wide as the fullest row."""
+"""The most blocks for which a CPU makes tables with one entry per column.
+
+With more blocks, tables are as wide as the fullest row.
+"""
 
 MAX_CLASSES = 1 << 24
-"""Classes that a CPU holds at once; tables are made from them rows by rows."""
+"""The most classes that a CPU holds at once; more rows are processed in steps."""
 
 
 def plan_tables(
@@ -101,15 +141,15 @@ def plan_tables(
     both: bool = False,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Tables:
-    """The partial and the full blocks of each block of rows of a call's mask.
+    """Return the partial and the full blocks of each block of rows of a call's mask.
 
-    With `both` the `columns` of the tables list them for each block of keys. What is
-    to be done `meanwhile` is done while kernels are compiled.
+    With `both`, the `columns` of the tables list the blocks for each block of keys.
+    `meanwhile` is called while kernels are compiled.
 
-    The signature is that of `(score_mod, mask_mod)`, `mods` what it was traced to,
-    if it was. Tables have one batch, or head, expanded to the query's, where the
-    mask is the same for all. Rows beyond the last do not matter for what is full,
-    columns do.
+    `signature` belongs to `(score_mod, mask_mod)`. `mods` is its trace, or None to
+    trace now. If the mask is the same for all batches, or heads, tables have one batch,
+    or head, expanded to the query's. A block that extends past the last row may be
+    full; a block that extends past the last column may not.
     """
     b, h, q_len = query.shape[:3]
     problem = Problem(b, h, q_len, key.size(2), *block_size)
@@ -132,7 +172,7 @@ def plan_problem(
     both: bool = False,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Tables:
-    """The tables of a problem, of a mask that was traced."""
+    """Return the tables of a problem for a traced mask."""
     plan = find_plan(signature, mods, problem, device, backend)
     whole = (problem.rows, problem.kv_len // problem.kv_block)
     planning = Planning.start(plan, signature, problem, device, whole, refine)
@@ -153,20 +193,22 @@ def plan_problem(
 
 
 def is_ordered(problem: Problem, device: torch.device) -> bool:
-    """Whether tables are as wide as there are columns, and in one tensor."""
+    """Return True if the tables have one entry per column and lie in one tensor."""
     blocks = problem.batches * problem.heads * problem.rows * problem.columns
     return device.type != "cpu" or blocks <= MOST_ORDERED
 
 
 def unpacked(packed: Tensor, layout: TablesLayout, problem: Problem) -> Tables:
-    """The tables that lie in one tensor."""
+    """Return the tables that lie in one tensor."""
     unpack = partial(unpacked, layout=layout, problem=problem)
     made = listing(layout.views(packed), problem)
     return replace(made, packed=Packed(packed, unpack))
 
 
 def listing(tables: Sequence[Tensor], problem: Problem) -> Tables:
-    """Tables of rows, and of columns if there are eight, of the problem's heads."""
+    """Return Tables for rows, and for columns if there are eight, of the problem's
+    heads.
+    """
     lead = problem.batches, problem.heads
     block = problem.q_block, problem.kv_block
     wide = [t.expand(*lead, *t.shape[2:]) for t in tables]
@@ -177,7 +219,7 @@ def listing(tables: Sequence[Tensor], problem: Problem) -> Tables:
 
 
 def listed_by_rows(planning: Planning) -> list[Table]:
-    """Partial and full blocks, without the classes of all blocks at once."""
+    """Return partial and full blocks, with the classes of a few rows at a time."""
     problem = planning.problem
     per_row = problem.batches * problem.heads * problem.columns
     step = max(1, MAX_CLASSES // per_row)

@@ -1,1 +1,1 @@
-"""What a process keeps: caches in memory and on the disk, threads, versions."""
+"""State of a process: caches in memory and on the disk, threads, versions."""

@@ -1,39 +1,133 @@
-"""Files that outlive a process: specs of kernels, Python sources, shared objects.
+"""Files that outlive a process: kernel specs, sources, shared objects, tapes.
 
-The directory is `$FLEXC_CACHE_DIR`, or `flexc` in the user's cache directory. Nobody
-but its owner may read or write it. An entry appears whole or not at all, and ends in a
-seal: a digest of its name and content. One that is damaged, that was put in another's
-place or that others could have written is as if it were not there: it is made anew.
+The directory is `$FLEXC_CACHE_DIR`, or `flexc` in the user's cache directory. Only its
+owner may read or write the directory. An entry is created atomically and ends in a
+seal: a digest of its name and content. An entry counts as missing if it is damaged, was
+moved, or could have been written by another user. It is then made anew.
+
+`$FLEXC_CACHE_SIZE` limits the size, by default to "2G". A process measures the
+directory when it first stores an entry, and again once the sizes that it knows exceed
+the limit. Entries are removed by the time of their last use, oldest first, down to a
+part of the limit. An entry used in the last minute is not removed, as another process
+may be about to load the entry.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from flexc.errors import OptionError
-from flexc.runtime.process.eviction import make_room, touch
+
+DEFAULT = "2G"
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+KEPT = 0.8
+"""The part of the limit that remains after a removal of entries."""
+
+IN_USE = 60
+"""The seconds for which a used entry is kept, regardless of the limit."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of the cache."""
+
+    path: Path
+    size: int
+    used: float
+    """The time of the last use, in seconds since the epoch."""
+
+
+def limit() -> int:
+    """Return the largest size of the cache in bytes. Raise OptionError if malformed."""
+    asked = os.environ.get("FLEXC_CACHE_SIZE") or DEFAULT
+    found = re.fullmatch(r"(\d+)([KMGT]?)", asked.strip().upper())
+    if found is None:
+        raise OptionError(
+            "FLEXC_CACHE_SIZE expects a number of bytes, with K, M, G or T behind it "
+            f'for larger units, such as "{DEFAULT}", got {asked!r}'
+        )
+    return int(found[1]) * UNITS[found[2]]
+
+
+def entries(directory: Path) -> list[Entry]:
+    """Return the entries of a cache, the last used first, without unfinished files."""
+    with suppress(FileNotFoundError):  # The cache may be removed at any time.
+        return sorted(_entries(directory), key=lambda entry: -entry.used)
+    return []
+
+
+def _entries(directory: Path) -> Iterator[Entry]:
+    with os.scandir(directory) as files:
+        for file in files:
+            with suppress(OSError):  # The file was removed meanwhile.
+                if not file.name.startswith(".") and file.is_file():
+                    info = file.stat(follow_symlinks=False)
+                    yield Entry(Path(file.path), info.st_size, info.st_mtime)
+
+
+def touch(path: Path) -> None:
+    """Set the time of an entry's last use."""
+    with suppress(OSError):  # The cache may be read-only.
+        os.utime(path)
+
+
+_known: dict[Path, int] = {}
+"""The number of bytes in each directory, as far as this process knows."""
+
+
+def make_room(directory: Path, added: int) -> None:
+    """Remove the least recently used entries if `added` bytes exceed the limit."""
+    most = limit()
+    if directory in _known:
+        _known[directory] += added
+        if _known[directory] <= most:
+            return
+    found = entries(directory)
+    size = sum(entry.size for entry in found)
+    if size > most:
+        size = _shrink(found, size, int(KEPT * most))
+    _known[directory] = size
+
+
+def _shrink(found: list[Entry], size: int, wanted: int) -> int:
+    """Remove the oldest entries until `wanted` bytes remain. Return the new size."""
+    latest = time.time() - IN_USE
+    for entry in reversed(found):
+        if size <= wanted or entry.used > latest:
+            break
+        with suppress(OSError):
+            entry.path.unlink(missing_ok=True)
+            size -= entry.size
+    return size
+
 
 SEAL = "\n# sha256 {}\n"
-"""The end of an entry: a comment of Python's, and behind what is read of an object."""
+"""The end of an entry. It is a comment in Python, and loaders of objects ignore it."""
 
 SEAL_SIZE = len(SEAL.format("0" * 64))
 
 ABANDONED = 24 * 3600
-"""Seconds after which a process that left something unfinished is taken for dead."""
+"""The seconds after which an unfinished file counts as left by a dead process."""
 
 ADVICE = "set FLEXC_CACHE_DIR to a directory of your own that can be written to"
 
 
 def cache_dir() -> Path:
-    """The cache directory, made if need be, and its owner's alone."""
+    """Return the cache directory. It is created if needed, for its owner only.
+
+    Raise OptionError if it cannot be created, or belongs to another user.
+    """
     chosen = _chosen()
     try:
         path = Path(os.path.abspath(chosen))
@@ -71,7 +165,7 @@ def _chosen() -> str:
 
 
 def _check_links(path: Path) -> None:
-    """Refuse a way that somebody else may lead elsewhere."""
+    """Refuse a path with a symbolic link that another user may change."""
     for part in (path, *path.parents):
         with suppress(FileNotFoundError):
             info = part.lstat()
@@ -94,9 +188,9 @@ def _writing_to(directory: Path) -> Iterator[None]:
 
 
 def load(name: str, used: bool = True) -> bytes | None:
-    """An entry's content, if it is there as it was stored.
+    """Return an entry's content, None if it is missing or invalid.
 
-    What is only looked at is not `used`: it goes no later for that.
+    Without `used`, the time of its last use is unchanged.
     """
     path = cache_dir() / name
     entry = _read_own(path)
@@ -111,7 +205,7 @@ def load(name: str, used: bool = True) -> bytes | None:
 
 
 def store(name: str, data: bytes) -> Path:
-    """Make an entry, unless it is there with the same content."""
+    """Store an entry, unless the same content is there already. Return its path."""
     path = cache_dir() / name
     if load(name) == data:
         return path
@@ -132,7 +226,7 @@ def _sealed(name: str, data: bytes) -> bytes:
 
 
 def _read_own(path: Path) -> bytes | None:
-    """What is in a file that nobody but this user can have written."""
+    """Return the content of a file that only this user can have written, else None."""
     try:
         with open(path, "rb", opener=_open) as file:
             info = os.fstat(file.fileno())
@@ -143,13 +237,13 @@ def _read_own(path: Path) -> bytes | None:
 
 
 def _open(path: str, flags: int) -> int:
-    # A link is not followed, and nobody is waited for at the end of a pipe.
+    # Links are refused, and opening a pipe does not block.
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 @contextmanager
 def workspace() -> Iterator[Path]:
-    """A directory of the cache in which files are made, removed in the end."""
+    """Make a temporary directory within the cache, and remove it at the end."""
     parent = cache_dir()
     with _writing_to(parent):
         _remove_abandoned(parent)
@@ -161,7 +255,7 @@ def workspace() -> Iterator[Path]:
 
 
 def _remove_abandoned(directory: Path) -> None:
-    """Remove what was left unfinished by processes that died."""
+    """Remove unfinished files of processes that died."""
     latest = time.time() - ABANDONED
     for path in _unfinished(directory):
         with suppress(FileNotFoundError):
@@ -174,7 +268,7 @@ def _unfinished(directory: Path) -> list[Path]:
 
 
 def clear_cache() -> None:
-    """Remove all entries; the directory stays, and what others are about to make."""
+    """Remove all entries, but not the directory or the unfinished files of others."""
     directory = cache_dir()
     unfinished = set(_unfinished(directory))
     for path in directory.iterdir():

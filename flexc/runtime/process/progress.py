@@ -1,7 +1,7 @@
-"""A line that says what is being compiled, once that takes longer than a second.
+"""A message about the kernels being compiled, shown after a second.
 
-Where stderr is a terminal and `rich` is installed it is a spinner; else it is a warning
-of the logger "flexc", which Python prints unless it is told otherwise.
+If stderr is a terminal and `rich` is installed, the message is a spinner. Otherwise it
+is a warning of the logger "flexc", which Python prints by default.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from contextlib import contextmanager
 from typing import Any
 
 PATIENCE = 1.0
-"""Seconds that may pass in silence."""
+"""The seconds of compilation before a message is shown."""
 
 WIDEST = 100
-"""Characters of what is said of one kernel."""
+"""The largest number of characters of the description of one kernel."""
 
 log = logging.getLogger("flexc")
 
 
 class Progress:
-    """What all threads of this process are compiling."""
+    """The compilations of all threads of this process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.running: set[threading.Timer] = set()
         self.shown: dict[threading.Timer, str] = {}
-        """What was said to be compiled and still is."""
+        """The descriptions that are shown, by timer."""
         self.spinner: Any = None
 
     def begin(self, what: Callable[[], str], since: float) -> threading.Timer:
-        """Say what is compiled a while after some time."""
+        """Register a compilation, to be shown PATIENCE seconds after `since`."""
         left = max(since + PATIENCE - time.monotonic(), 0.0)
         timer = threading.Timer(left, lambda: self.show(timer, shortened(what())))
         timer.daemon = True
@@ -59,7 +59,7 @@ class Progress:
                 self.spinner.start()
 
     def end(self, timer: threading.Timer) -> None:
-        """Say it no longer."""
+        """Remove a compilation, and its description if it is shown."""
         timer.cancel()
         with self.lock:
             self.running.discard(timer)
@@ -74,7 +74,7 @@ class Progress:
 
     @property
     def markup(self) -> str:
-        """The text as rich reads it: brackets are no styles."""
+        """The text with brackets escaped, as rich's markup requires."""
         return self.text.replace("[", "\\[")
 
     @property
@@ -83,7 +83,7 @@ class Progress:
 
 
 def spinner() -> Any:
-    """A spinner of rich's; None where there is no terminal, or no rich."""
+    """Return a spinner of rich, None without a terminal or without rich."""
     if not sys.stderr.isatty():
         return None
     try:
@@ -102,7 +102,7 @@ _progress = Progress()
 
 
 def _forget() -> None:
-    """In a child nobody goes on with what its parent's threads compiled."""
+    """Forget the compilations of the parent's threads in a forked child."""
     global _progress
     _progress = Progress()
 
@@ -112,10 +112,10 @@ os.register_at_fork(after_in_child=_forget)
 
 @contextmanager
 def compiling(what: Callable[[], str], since: float | None = None) -> Iterator[None]:
-    """Say that something is compiled, if that takes long.
+    """Show a message while the block runs, if the compilation takes long.
 
-    What is compiled within is a part of it, of which nothing is said. What another
-    thread began counts `since` then, by `time.monotonic`.
+    Nested compilations are part of the outer one and have no message. `since` is the
+    start by `time.monotonic`, if another thread started the compilation earlier.
     """
     if _thread.busy:
         yield
@@ -131,7 +131,7 @@ def compiling(what: Callable[[], str], since: float | None = None) -> Iterator[N
 
 
 def shortened(text: str) -> str:
-    """As much of a text as fits a line."""
+    """Return a text, shortened to WIDEST characters."""
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
 
 
@@ -139,7 +139,7 @@ HEADER = re.compile(r"^(?:#|//) (flexc kernel|mask:|score:) (.*)$", re.MULTILINE
 
 
 def described(source: str) -> str:
-    """A kernel's name, and the mask and score that it is for, as its header says."""
+    """Return a kernel's name with its mask and score, read from the source's header."""
     lines = source.lstrip().partition("\n\n")[0]
     said = dict(HEADER.findall(lines))
     name = said.pop("flexc kernel", "a kernel").partition(",")[0]

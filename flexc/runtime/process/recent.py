@@ -1,4 +1,4 @@
-"""A mapping with a bound: what was not used for longest goes first."""
+"""A mapping of limited size that drops the least recently used keys."""
 
 from __future__ import annotations
 
@@ -10,23 +10,29 @@ from threading import RLock
 from typing import Any, Generic, TypeVar
 
 MOST = 1024
-"""How many values are kept."""
+"""The largest number of values by default."""
 
 _lock = RLock()
-"""Held for an access, never while something is made. It is free whenever a process is
-forked: a child would wait forever for a thread that it does not have."""
+"""A lock that is held for an access, never while a value is made. A fork waits for the
+lock, because a child does not have the thread that would release it.
+"""
 os.register_at_fork(
     before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
 )
 
 _turns: dict[Hashable, list[RLock]] = {}
-"""Of what is being made, a lock that is held meanwhile, once for each thread."""
+"""For each value that is being made, its lock, listed once for each thread that uses
+it.
+"""
 os.register_at_fork(after_in_child=_turns.clear)
 
 
 @contextmanager
 def turn(*what: Hashable) -> Iterator[None]:
-    """Hold what nobody else may make at the same time."""
+    """Hold the lock for making one value within a `with` block.
+
+    `what` identifies the value. Other threads that make the same value wait.
+    """
     with _lock:
         locks = _turns.setdefault(what, [])
         locks.append(locks[0] if locks else RLock())
@@ -44,7 +50,7 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Value]):
-    """Values by key, of which several may be told apart by what else they fit."""
+    """Values by key. A key may have several values, which `fits` distinguishes."""
 
     def __init__(self, most: int = MOST):
         self.most = most
@@ -57,7 +63,7 @@ class Recent(Generic[Value]):
     def find(
         self, key: Hashable, fits: Callable[[Value], Any] = lambda _: True
     ) -> Value | None:
-        """The first value of a key that fits."""
+        """Return the first value of a key that fits, else None."""
         with _lock:
             values = self._values.get(key, ())
             if values:
@@ -65,7 +71,7 @@ class Recent(Generic[Value]):
         return next(filter(fits, values), None)
 
     def add(self, key: Hashable, value: Value) -> Value:
-        """Keep a value, and return it."""
+        """Add a value to a key, and return the value."""
         with _lock:
             self._values[key] = (*self._values.pop(key, ()), value)
             self._count += 1
@@ -74,7 +80,7 @@ class Recent(Generic[Value]):
         return value
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The value of a key, made by the first thread that asks for it."""
+        """Return the value of a key. The first thread that asks for it makes it."""
         value = self.find(key)
         if value is None:
             with turn(self, key):
@@ -84,7 +90,7 @@ class Recent(Generic[Value]):
         return value
 
     def take(self, key: Hashable) -> Value | None:
-        """The first value of a key, which is not kept any longer."""
+        """Remove the first value of a key, and return it. Return None without one."""
         with _lock:
             if key not in self._values:
                 return None

@@ -1,4 +1,4 @@
-"""Which flexc, torch, Triton, xDSL and Python are here, and how flexc was installed."""
+"""The versions of flexc, torch, Triton, xDSL and Python, and flexc's entry points."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PACKAGE = Path(flexc.__file__).parent
 
 @cache
 def versions() -> str:
-    """Return the versions of all that a kernel is made by."""
+    """Return the versions of all software that affects a kernel."""
     found = [f"{p}={_version(p)}" for p in ("xdsl", "torch", "triton")]
     found += [f"git={torch.version.git_version}", f"python={platform.python_version()}"]
     return " ".join([*found, f"flexc={own_digest()}"])
 
 
 def own_digest() -> str:
-    """Return a digest of flexc's files: a checkout changes, its version does not."""
+    """Return a digest of flexc's files. A checkout may change without its version."""
     digest, root = hashlib.sha256(), str(PACKAGE)
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
@@ -45,7 +45,7 @@ def _version(package: str) -> str:
 
 
 def has_entry_point() -> bool:
-    """Return whether torch.compile finds flexc's backend by itself."""
+    """Return True if torch.compile finds flexc's backend by its entry point."""
     try:
         found = distribution("flexc").entry_points
     except PackageNotFoundError:

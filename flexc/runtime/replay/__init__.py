@@ -1,1 +1,1 @@
-"""Tapes found again for calls of equal facts, in memory and on the disk."""
+"""Lookup of tapes for calls of equal facts, in memory and on the disk."""

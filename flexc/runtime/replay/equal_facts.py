@@ -1,7 +1,7 @@
-"""What is kept for tensors, and found again for all tensors of equal facts.
+"""Values cached for all tensors of equal facts.
 
-Facts are what a tape or a plan depends on: shapes, strides, dtypes, alignment, which
-tensors want gradients, numbers by value, and settings of torch.
+Facts are the values that a tape or a plan depends on: shapes, strides, dtypes,
+alignment, flags for gradients, numbers by value, and settings of torch.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from flexc.runtime.inputs.wrappers import PLAIN
 from flexc.runtime.tapes.streams import CPU, stream_of
 
 MOST = 1024
-"""Facts for which something is kept."""
+"""The number of keys and facts for which values are cached."""
 
 MOST_GUARDS = 8
-"""Facts of one key that are compared with before any are computed."""
+"""The number of guards of one key that are tried before facts are computed."""
 
 current_transform: Any = torch._C._functorch.maybe_current_level  # pyright: ignore
 count_of_modes = torch._C._len_torch_dispatch_stack
@@ -35,30 +35,34 @@ count_of_function_modes = torch._C._len_torch_function_stack
 is_autocast_enabled = torch.is_autocast_enabled
 is_deterministic = torch.are_deterministic_algorithms_enabled
 precision_of: Any = torch._C._get_fp32_precision_getter  # pyright: ignore
-"""What `torch.backends` says of products of fp32, in a fifth of the time."""
+"""A function that returns the precision of fp32 products. Reading `torch.backends` is
+slower.
+"""
 
 environment: Any = getattr(os.environ, "_data")  # noqa: B009  (private)
-"""What `os.environ` holds; it takes a microsecond to say that it lacks a name."""
+"""The dict behind `os.environ`, in which looking up a missing name is faster."""
 MACHINE: Any = os.environ.encodekey("FLEXC_MACHINE")
 
 NUMBERS = frozenset({int, float, bool})
 
 Make = Callable[[Sequence[Any], Hashable], Any]
-"""Makes what is kept, from the first tensors of some facts, and from the key and these
-facts."""
+"""A function that makes a value to be cached. It takes the first tensors of some facts,
+and the pair of the key and the facts.
+"""
 
 
 class Kept:
-    """What is kept for a key and facts.
+    """A cache of values by key and facts.
 
-    The key is all that it depends on but the facts of tensors and numbers.
+    The key holds everything that a value depends on, except the facts of tensors and
+    numbers.
     """
 
     __slots__ = ("_found", "_guards", "most")
 
     def __init__(self, most: int = MOST):
         self.most = most
-        """What is kept at once; all of it goes when there is no more room."""
+        """The largest number of values. A full cache is cleared."""
         self._found: dict[Hashable, Any] = {}
         self._guards: dict[Hashable, list[tuple[Guard, Any]]] = {}
 
@@ -76,7 +80,11 @@ class Kept:
         device: torch.device,
         make: Make | None = None,
     ) -> Any:
-        """What is kept, made where nothing is; None for what has no facts."""
+        """Return the cached value, made by `make` if there is none.
+
+        Return None if the tensors have no facts, or a mode, transform or recorder is
+        active.
+        """
         if not is_hidden():
             return None
         key = (key, settings(device))
@@ -99,19 +107,19 @@ class Kept:
         return found
 
     def _guard(self, key: Hashable, tensors: Sequence[Any], found: Any) -> None:
-        """Find this sooner from now on: its facts were seen a second time."""
+        """Add a guard for facts that were seen a second time."""
         guards = self._guards.get(key, [])
         if len(guards) >= MOST_GUARDS:
-            return  # To compare with many takes longer than to list facts.
+            return  # Comparing with many guards takes longer than listing facts.
         guard = Guard.of(tensors)
         if guard is not None:
             self._guards[key] = [*guards, (guard, found)]
 
 
 class Guard:
-    """Says whether tensors have certain facts, in a fraction of the time to list them.
+    """A check that tensors have certain facts, faster than listing the facts.
 
-    Torch compares all facts but addresses.
+    torch compares all facts but addresses.
     """
 
     __slots__ = ("_check", "_count", "_numbers", "_pick")
@@ -127,9 +135,10 @@ class Guard:
 
     @classmethod
     def of(cls, tensors: Sequence[Any]) -> Guard | None:
-        """The guard of tensors that are different, aligned and not empty, if any.
+        """Return the guard of distinct, aligned tensors that are not empty, else None.
 
-        What is no tensor is a number or None: nothing else is told by `number_key`.
+        All other values must be numbers or None, because `number_key` distinguishes
+        only these.
         """
         places = [i for i, t in enumerate(tensors) if isinstance(t, Tensor)]
         others = [t for t in tensors if not isinstance(t, Tensor) and t is not None]
@@ -137,7 +146,7 @@ class Guard:
             return None
         found = [tensors[i] for i in places]
         if not found or (len(found) == 1 and len(tensors) > 1):
-            return None  # Too few to pick.
+            return None  # `itemgetter` returns no tuple for one place.
         if len(set(map(id, found))) < len(found) or not _are_aligned(found):
             return None
         return cls(tensors, places)
@@ -155,7 +164,7 @@ class Guard:
 
 
 def _are_aligned(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors have memory, at aligned addresses."""
+    """Return True if all tensors have memory at aligned addresses."""
     for tensor in tensors:
         address = tensor.data_ptr()
         if not address or address % ALIGNMENT:
@@ -164,7 +173,7 @@ def _are_aligned(tensors: Sequence[Tensor]) -> bool:
 
 
 def is_hidden() -> bool:
-    """Whether no one sees or changes operations: no mode, transform or recorder."""
+    """Return True if no mode, transform or recorder sees or changes operations."""
     return (
         current_transform() is None
         and forward_ad._current_level < 0
@@ -174,15 +183,15 @@ def is_hidden() -> bool:
 
 
 def _only_says_devices() -> bool:
-    """Whether all modes of functions only say where tensors are made."""
+    """Return True if all function modes only set the device of new tensors."""
     modes = _get_current_function_mode_stack()
     return all(type(mode) is DeviceContext for mode in modes)
 
 
 def facts_of(tensors: Sequence[Any]) -> tuple[Hashable, ...] | None:
-    """What is known of tensors and numbers; None if it does not do."""
+    """Return the facts of tensors and numbers, None if a value has no facts."""
     facts: list[Any] = []
-    try:  # What has no strides or no memory raises an error when asked for it.
+    try:  # A tensor without strides or memory raises an error.
         for tensor in tensors:
             if type(tensor) in PLAIN:
                 address = tensor.data_ptr()
@@ -198,14 +207,14 @@ def facts_of(tensors: Sequence[Any]) -> tuple[Hashable, ...] | None:
     except RuntimeError:
         return None
     if len(set(map(id, tensors))) < len(tensors):
-        # A tape knows tensors apart by what they are, not by where they are given.
+        # A tape identifies tensors by identity, so repeated tensors are a fact.
         first = {id(t): i for i, t in reversed(list(enumerate(tensors)))}
         facts += [first[id(t)] for t in tensors]
     return tuple(facts)
 
 
 def settings(device: torch.device) -> tuple[Hashable, ...]:
-    """A device, and what torch and the environment say that calls on it depend on."""
+    """Return a device, and the settings of torch and environment for calls on it."""
     if device == CPU:
         cast = is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         machine = environment.get(MACHINE)
@@ -215,9 +224,9 @@ def settings(device: torch.device) -> tuple[Hashable, ...]:
 
 
 def stream_facts(device: torch.device) -> Hashable:
-    """Where the constants of a tape are made: other streams would not wait for them.
+    """Return the stream on which a tape's constants are made, and if a graph captures.
 
-    A CUDA graph would outlive them.
+    Other streams would not wait for the constants, and a CUDA graph would outlive them.
     """
     if device == CPU:
         return None

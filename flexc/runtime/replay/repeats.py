@@ -1,8 +1,8 @@
-"""Run, record, replay: what is done again and again to tensors of equal facts.
+"""Run, record, replay: repeated work on tensors of equal facts.
 
-A tape is right for all tensors of the facts of those that it was recorded with (see
-`equal_facts`). The first time something is run as it stands; the second time it is
-recorded, as much that is done once is never done again.
+A tape is valid for all tensors whose facts equal those at its recording (see
+`equal_facts`). The first run is not recorded, because much work is never repeated. The
+second run is recorded.
 """
 
 from __future__ import annotations
@@ -14,27 +14,31 @@ import torch
 
 from flexc.runtime.replay.equal_facts import Kept, stream_facts
 from flexc.runtime.replay.stored_tapes import StoredTape
-from flexc.runtime.tapes.modes import unseen
-from flexc.runtime.tapes.recorder import Recorder
+from flexc.runtime.tapes.recorder import Recorder, unseen
 from flexc.runtime.tapes.tape import Tape
 
 Results = tuple[Any, ...]
 
 
 class Repeated:
-    """One thing that is done to tensors of equal facts."""
+    """Work on tensors of equal facts, which is recorded and replayed."""
 
     __slots__ = ("_is_known", "_refused", "_stored", "tape")
 
     def __init__(
         self, is_known: bool = False, stored: StoredTape | None = None
     ) -> None:
-        """`stored` is the place of its tape on the disk, if it may be there."""
+        """Make work that is recorded at its second run, or at its first if `is_known`.
+
+        `stored` is the place of its tape on the disk, if it may be there.
+        """
         self._is_known = is_known
         self._refused = False
         self._stored = stored
         self.tape: Tape | None = None
-        """Replays it; None until it was done twice, or where it cannot be replayed."""
+        """The tape that replays the work. None before the second run, and if it is
+        refused.
+        """
 
     def __call__(
         self,
@@ -42,7 +46,7 @@ class Repeated:
         device: torch.device,
         run: Callable[[], tuple[Results, bool]],
     ) -> Results:
-        """The results of `run`, which says too whether it may be repeated."""
+        """Return the results of `run`, whose second result allows a recording."""
         if (tape := self.load()) is not None:
             return tape(tensors)
         if self._refused or not self._is_known:
@@ -59,14 +63,14 @@ class Repeated:
         return results
 
     def load(self) -> Tape | None:
-        """Return the tape of this process, else that of the disk, if there is one."""
+        """Return the tape of this process, else that of the disk, else None."""
         if self.tape is None and self._stored is not None:
             self.tape, _ = self._stored.load()
         return self.tape
 
 
 KNOWN = Kept()
-"""What is repeated in this process: plans of calls, and tapes of operators."""
+"""Plans of calls and tapes of operators in this process."""
 
 
 def repeat(
@@ -75,9 +79,10 @@ def repeat(
     device: torch.device,
     run: Callable[[], Results],
 ) -> Results:
-    """The results of `run`, by a tape where the key and tensors have one.
+    """Return the results of `run`, by a tape if the key and the tensors have one.
 
-    The key is all that `run` depends on but tensors and numbers; None forbids tapes.
+    The key holds everything that `run` depends on, except tensors and numbers. A key of
+    None forbids tapes.
     """
     if key is None:
         return run()
@@ -87,11 +92,11 @@ def repeat(
 
 
 def not_repeated(tensors: Sequence[Any], facts: Hashable) -> Repeated:
-    """What was not done yet."""
+    """Return a new `Repeated`, which has not run."""
     return Repeated()
 
 
 def tape_of(key: Hashable, tensors: Sequence[Any], device: torch.device) -> Tape | None:
-    """The tape that `repeat` replays; None where it would run."""
+    """Return the tape that `repeat` would replay, None if it would run."""
     found = KNOWN.find((key, stream_facts(device)), tensors, device)
     return None if found is None else found.tape

@@ -1,9 +1,9 @@
 """Texts of keys that mean the same in every process.
 
-A key in memory holds objects: code, modules, functions of torch. What another process
-can find again is spelled by its name, code by its bytecode and constants. A key that
-holds anything else has no text: what is known by its identity alone, and functions
-whose results are constant in a process but differ among processes.
+A key in memory holds objects: code, modules, functions of torch. Objects that another
+process can find again are spelled by name, and code by its bytecode and constants.
+Other keys have no text: keys with an object that only its identity distinguishes, and
+keys with a function whose results differ among processes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
+from flexc.frontend.code_facts import is_trusted, is_trusted_module, trusted_class
 from flexc.frontend.plain_values import BY_VALUE
-from flexc.frontend.special_methods import is_trusted, is_trusted_module, trusted_class
 
 ATOMS = frozenset({*BY_VALUE, int, float})
-"""Types of values that `repr` tells apart."""
+"""Types of values that `repr` distinguishes."""
 
 
 COMPUTING = frozenset(
@@ -42,11 +42,12 @@ COMPUTING = frozenset(
         "torch.nn.functional",
     }
 )
-"""Modules whose functions know nothing but their arguments. Others of torch's, such as
-`torch.distributed.get_rank`, are constant in a process and differ among processes."""
+"""Modules whose functions depend on their arguments alone. Functions of torch's other
+modules, such as `torch.distributed.get_rank`, may differ among processes.
+"""
 
 TENSOR_FUNCTIONS = "_VariableFunctionsClass."
-"""How names of torch's own functions of tensors begin."""
+"""The prefix of the qualified names of torch's own functions of tensors."""
 
 _BUILTINS = """
     NoneType abs all any bool bytes cell complex dict divmod ellipsis enumerate filter
@@ -54,8 +55,9 @@ _BUILTINS = """
     tuple type zip
 """
 BUILTINS = frozenset(_BUILTINS.split())
-"""Python's functions and types whose results follow from what they are given, unlike
-`hash` and the order of sets."""
+"""Python's functions and types whose results depend on their arguments alone, unlike
+`hash` and the order of sets.
+"""
 
 CLASSES = frozenset(
     f"torch.{name}"
@@ -63,18 +65,20 @@ CLASSES = frozenset(
 ) | {"functools.partial", "torch.memory_format"}
 
 UNTOLD = frozenset({"BUILD_SET", "SET_ADD", "SET_UPDATE", "IMPORT_NAME"})
-"""Instructions of code that reads what no key holds, or in an order of its own."""
+"""Instructions of code that reads values outside the key, or depends on the order of a
+set.
+"""
 
 
 class UnstableError(Exception):
-    """A part of a key is known by its identity, or differs among processes."""
+    """A part of a key has only its identity, or differs among processes."""
 
 
 def stable_text(value: Any) -> str:
     """Return a text that is equal for equal keys, in other processes too.
 
     Raises:
-        UnstableError: where a part of the key has no such text.
+        UnstableError: if a part of the key has no such text.
     """
     kind = type(value)
     if kind in ATOMS:
@@ -90,7 +94,7 @@ def stable_text(value: Any) -> str:
 
 
 def _parts_of(code: CodeType) -> tuple[Any, ...]:
-    """Return what decides what code computes: not its name, nor where it is."""
+    """Return the parts of code that determine its results."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in UNTOLD:
             raise UnstableError(instruction.opname)
@@ -102,7 +106,7 @@ def _parts_of(code: CodeType) -> tuple[Any, ...]:
 
 
 def _name_of(value: Any) -> str:
-    """Return the name by which a module of a trusted package has an object."""
+    """Return the name of an object in a module of a trusted package."""
     if isinstance(value, ModuleType) and is_trusted_module(value):
         return value.__name__
     if isinstance(value, type) and trusted_class(value):
@@ -117,7 +121,7 @@ def _name_of(value: Any) -> str:
 
 
 def _body_of(function: FunctionType | BuiltinFunctionType) -> str:
-    """Return what a function in Python is made of: someone may have exchanged that."""
+    """Return a text of a Python function's code, which may have been replaced."""
     if isinstance(function, BuiltinFunctionType):
         return ""
     options = sorted((function.__kwdefaults__ or {}).items())
@@ -125,18 +129,18 @@ def _body_of(function: FunctionType | BuiltinFunctionType) -> str:
 
 
 _TENSOR = dict(vars(torch.Tensor))
-"""The methods of tensors as they were when this was imported."""
+"""The methods of tensors when this module was imported."""
 
 _FOREIGN = frozenset(
     name
     for name, value in _TENSOR.items()
     if isinstance(value, FunctionType) and not is_trusted(value)
 )
-"""Those that were not torch's own even then."""
+"""The methods that were not torch's own at that time."""
 
 
 def _check_methods(names: Iterable[str]) -> None:
-    """Refuse methods of tensors that someone exchanged: keys hold their names alone."""
+    """Refuse replaced methods of tensors, because keys hold only their names."""
     held = vars(torch.Tensor)
     operators = [name for name in held if name.startswith("__")]
     for name in (*operators, *names):
@@ -153,7 +157,7 @@ def _check_methods(names: Iterable[str]) -> None:
 
 
 def _computes(function: FunctionType | BuiltinFunctionType) -> bool:
-    """Return whether the results of a function follow from its arguments."""
+    """Return True if a function's results depend on its arguments alone."""
     module = function.__module__
     if module == "builtins":
         return function.__name__ in BUILTINS

@@ -1,12 +1,13 @@
-"""Tapes on the disk: what one process recorded, another replays at its first call.
+"""Tapes on the disk, which another process replays at its first call.
 
-A tape is what a call of some facts did to tensors: allocations and launches above all.
-On the disk it is named after a digest of these facts, of versions, and of what kernels
-are compiled for, and it names kernels of the cache: where one is gone, there is no
-tape. A first call that has one neither traces nor lowers, nor imports what does.
+A tape holds the steps of a call of some facts, above all allocations and launches. Its
+name on the disk is a digest of the facts, of versions, and of the target that kernels
+are compiled for. A tape names kernels of the cache; if a kernel is gone, the tape is
+not used. A first call with a tape neither traces nor lowers, and does not import that
+code.
 
-No tape is stored of facts without a stable text (see `stable_text`), nor one that holds
-large constants or runs operations other than ATen's.
+Tapes are not stored for facts without a stable text (see `stable_text`), nor if they
+hold large constants or run operations other than ATen's.
 """
 
 from __future__ import annotations
@@ -25,44 +26,149 @@ from torch._ops import OpOverload
 
 from flexc.errors import FlexcError
 from flexc.runtime.kernels.cpp_compiler import find_command, processor
+from flexc.runtime.kernels.cpp_library import (
+    CppFunction,
+    Symbol,
+    open_symbol,
+)
 from flexc.runtime.process.cache import load, store
 from flexc.runtime.process.recent import Recent
 from flexc.runtime.process.versions import versions
 from flexc.runtime.replay.stable_text import UnstableError, stable_text
-from flexc.runtime.replay.stored_launches import (
-    NUMBERS,
-    LaunchReader,
-    MissingError,
-    written_launch,
-)
 from flexc.runtime.tapes.gpus import gpu_facts
-from flexc.runtime.tapes.streams import CPU
+from flexc.runtime.tapes.streams import CPU, on_device
 from flexc.runtime.tapes.tape import (
     Allocation,
     Launch,
     Operation,
+    Place,
     Slot,
     Step,
     Tape,
 )
 
+NUMBERS = frozenset({int, float, bool, type(None)})
+
+ORDER = "order"
+"""The name of flexc's own GPU kernel that orders blocks."""
+
+_kernels: Recent[Any] = Recent()
+"""A GPU's kernels, loaded once, by the names of their entries."""
+
+
+class MissingError(Exception):
+    """A kernel that a tape names is no longer in the cache."""
+
+
+def written_launch(launch: Launch) -> list[Any]:
+    """Return JSON for a launch. A GPU's kernel is stored if needed.
+
+    Raises:
+        UnstableError: if a value of the launch cannot be written as JSON.
+        FlexcError: if the kernel cannot be stored.
+    """
+    if not NUMBERS.issuperset(map(type, launch.values)):
+        raise UnstableError(f"a launch of {launch.values}")
+    launcher: Any = launch.launcher
+    if isinstance(launcher, CppFunction):
+        places = [place[:3] for place in launch.places]
+        return [launcher.symbol, launch.values, places]
+    places = [[*place[:3], _extents(place)] for place in launch.places]
+    from flexc.runtime.kernels.triton_compiler import Entry
+
+    entry = Entry.of(launcher.kernel)
+    kernel = [_store(launcher.spec), launcher.grid, entry]
+    return [kernel, launch.values, places]
+
+
+def _extents(place: Place) -> Any:
+    """Return sizes and strides of a tensor that is passed as a tensor map."""
+    maps: Any = place.make
+    return None if maps is None else maps.extents
+
+
+def _store(spec: Any) -> str:
+    """Store a kernel's spec, and return the name of its entry."""
+    if spec is None:
+        return ORDER
+    name = f"kernel-{spec.digest}.json"
+    store(name, spec.to_json().encode())
+    return name
+
+
+class LaunchReader:
+    """A reader that makes launches on one device from the JSON of `written_launch`."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._functions: dict[Symbol, CppFunction] = {}
+
+    def read(self, kernel: Any, values: list[Any], places: list[Any]) -> Launch:
+        if self.device == CPU:
+            taken = [Place(at, slot, offset, None) for at, slot, offset in places]
+            return Launch(self._function(*kernel), values, tuple(taken), False)
+        from flexc.runtime.kernels.triton_compiler import Entry
+
+        name, grid, entry = kernel
+        loaded = _kernels.get(name, lambda: _opened(name))
+        given = (self.device, tuple(grid), len(values), Entry(*entry))
+        with on_device(self.device):
+            launcher = loaded.launcher(*given)
+            taken = [
+                Place(at, slot, offset, self._maps(loaded, at, extents))
+                for at, slot, offset, extents in places
+            ]
+        return Launch(launcher, values, tuple(taken), True)
+
+    def _maps(self, loaded: Any, position: int, extents: Any) -> Any:
+        """Return a maker of tensor maps, None if the kernel takes an address."""
+        if extents is None:
+            return None
+        sizes, steps = map(tuple, extents)
+        return loaded.maps(self.device, position, (sizes, steps))
+
+    def _function(self, file: str, name: str, types: list[str]) -> CppFunction:
+        symbol = Symbol(file, name, tuple(types))
+        if symbol not in self._functions:
+            if load(file) is None:
+                raise MissingError(file)
+            self._functions[symbol] = open_symbol(symbol)
+        return self._functions[symbol]
+
+
+def _opened(name: str) -> Any:
+    """Return a GPU's kernel. It is loaded to a device at its first launch there."""
+    if name == ORDER:
+        from flexc.runtime.kernels.ordering_triton import ORDER as kernel
+
+        return kernel
+    from flexc.codegen.kernel_spec import KernelSpec
+    from flexc.runtime.kernels.kernel import load as load_spec
+
+    data = load(name)
+    if data is None:
+        raise MissingError(name)
+    return load_spec(KernelSpec.from_json(data.decode()))
+
+
 log = logging.getLogger("flexc")
 
 MOST_MISSES = 8
-"""How many tapes of the same mods are looked for in vain: once these are compiled, a
-call of other lengths takes no longer than to look for its tape and to load it."""
+"""The largest number of failed lookups for tapes of the same mods. Once the mods are
+compiled, running a call of other lengths is as fast as loading its tape.
+"""
 
 VARIABLES = ("FLEXC_MACHINE", "FLEXC_SANITIZE")
-"""What the environment says of how kernels are compiled."""
+"""Environment variables that affect the compilation of kernels."""
 
 MOST_ELEMENTS = 1 << 14
-"""Elements of a constant that is stored."""
+"""The largest number of elements of a constant that is stored."""
 
 NAMED = frozenset({torch.dtype, torch.layout, torch.memory_format})
 """Types of values that are attributes of `torch`."""
 
 _missed: Recent[list[str]] = Recent()
-"""For keys of mods, names of tapes that were not there."""
+"""The names of tapes that were not found, by the key of the mods."""
 
 
 class StoredTape:
@@ -73,20 +179,23 @@ class StoredTape:
     def __init__(
         self, facts: Hashable, device: torch.device, mods: Hashable = None
     ) -> None:
-        """`mods` is the part of the facts that is the mods' key.
+        """Make the place of a tape.
 
-        None stands for those of a tape that was looked for.
+        `mods` is the part of the facts that is the mods' key. It is None for the
+        companion of a tape that was looked up.
         """
         self._device = device
         self._facts = facts
         self._mods = mods
         self._name: str | None = None
-        """None until the tape is looked for, and of facts without a text."""
+        """The entry's name. None before the lookup, and for facts without a text."""
         self._is_missing = False
         self._rest: Any = None
 
     def load(self) -> tuple[Tape | None, dict[str, Any] | None]:
-        """Return the tape, if it is there, and the rest; it is looked for once."""
+        """Return the tape, if it is there, and the rest. Only the first call looks it
+        up.
+        """
         facts, self._facts = self._facts, None
         if facts is None:
             return None, None
@@ -100,7 +209,7 @@ class StoredTape:
             return None, None
         try:
             found = read(load(self._name), self._device)
-        except Exception as error:  # Whatever it is, the call is made anew.
+        except Exception as error:  # After any error, the call runs without the tape.
             log.debug("a tape on the disk cannot be read: %r", error)
             found = None, None
         if found[0] is None:
@@ -109,27 +218,27 @@ class StoredTape:
         return found
 
     def store(self, tape: Tape) -> None:
-        """Store a tape that was looked for in vain, and the rest."""
+        """Store a tape whose lookup failed, and the rest."""
         is_missing, self._is_missing = self._is_missing, False
         if self._name is None or not is_missing:
             return
         try:
             store(self._name, written(tape, self._rest).encode())
         except (UnstableError, FlexcError) as error:
-            # A cache that can only be read serves too.
+            # The cache may be read-only.
             log.debug("a tape cannot be stored: %s", error)
 
-    def beside(self, what: Hashable) -> StoredTape | None:
-        """Return the place of another tape of the same calls, if this one has a name.
+    def companion(self, what: Hashable) -> StoredTape | None:
+        """Return the place of another tape of the same calls, None without a name.
 
-        `what` says which, for instance that of a derivative.
+        `what` identifies the other tape, such as that of a derivative.
         """
         if self._name is None:
             return None
         return StoredTape((self._name, what), self._device)
 
     def with_rest(self, rest: Any) -> StoredTape:
-        """Return this place with JSON that is stored and loaded beside the tape."""
+        """Return this place with JSON that is stored together with the tape."""
         found = copy(self)
         found._rest = rest
         return found
@@ -143,9 +252,9 @@ def name_of(facts: Hashable, device: torch.device) -> str:
 
 
 def cpu_facts() -> Hashable:
-    """Return what kernels of a CPU are compiled for, and by what.
+    """Return the processor and the compiler of a CPU's kernels, and its variables.
 
-    A compiler is told by its file: to ask for its version takes longer than the rest.
+    The compiler is identified by its file, because asking for its version is slow.
     """
     command = find_command()
     file = os.stat(command[0])
@@ -154,7 +263,7 @@ def cpu_facts() -> Hashable:
 
 
 def written(tape: Tape, rest: Any) -> str:
-    """Return the text of a tape, and store a GPU's kernels that it names.
+    """Return the text of a tape. A GPU's kernels that it names are stored.
 
     Raises:
         UnstableError: if a step or a constant cannot be stored.
@@ -209,7 +318,7 @@ def _name_of(value: Any) -> str:
 
 
 def read(text: bytes | None, device: torch.device) -> tuple[Tape | None, Any]:
-    """Return the tape of a text and the rest; no tape if a kernel is not there."""
+    """Return the tape of a text and the rest. No tape if a kernel is missing."""
     if text is None:
         return None, None
     found = json.loads(text)

@@ -1,1 +1,1 @@
-"""Tapes of launches: what records them and what replays them."""
+"""Tapes of launches: their recorder and their replay."""

@@ -1,4 +1,4 @@
-"""What a GPU is and can do."""
+"""The properties of a GPU on which compiled kernels depend."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ TRITON_VARIABLES = (
     "ENABLE_",
     "NVPTX_",
 )
-"""How names of variables begin that steer Triton's compiler."""
+"""Prefixes of the environment variables that configure Triton's compiler."""
 
 HOPPER = 90
-"""The capability of an H100, ten times its major number and the minor one."""
+"""The compute capability of an H100: ten times the major number plus the minor one."""
 
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """How many programs a GPU runs at a time, at least; an H100, without one."""
+    """Return the number of multiprocessors of a GPU, an H100's for another device."""
     if device.type != "cuda":
         return 132
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -36,7 +36,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @cache
 def capability(device: torch.device) -> int:
-    """What a GPU can do; an H100's, where kernels for a GPU are made without one."""
+    """Return the compute capability of a GPU, an H100's for another device."""
     if device.type != "cuda":
         return HOPPER
     major, minor = torch.cuda.get_device_capability(device)
@@ -44,14 +44,18 @@ def capability(device: torch.device) -> int:
 
 
 def gpu_facts(device: torch.device) -> Hashable:
-    """Return what a GPU's kernels are compiled for and by, and what Triton is asked."""
+    """Return all facts that a GPU's compiled kernels depend on.
+
+    These are the GPU, the versions of its compilers, and the variables that configure
+    Triton.
+    """
     asked = sorted(v for v in os.environ.items() if v[0].startswith(TRITON_VARIABLES))
     ptxas = os.environ.get("TRITON_PTXAS_PATH")
     return (*properties(device), _state(ptxas), *asked)
 
 
 def _state(path: str | None) -> tuple[int, int] | None:
-    """Return time and size of a file, None if it is not there."""
+    """Return time and size of a file, None if the file does not exist."""
     if path is None or not os.path.exists(path):
         return None
     found = os.stat(path)
@@ -60,7 +64,7 @@ def _state(path: str | None) -> tuple[int, int] | None:
 
 @cache
 def properties(device: torch.device) -> tuple[Hashable, ...]:
-    """Return what a GPU is and can do, as far as choices of kernels depend on it."""
+    """Return the properties of a GPU and of its compilers that affect kernels."""
     found: Any = torch.cuda.get_device_properties(device)
     limits = (found.multi_processor_count, found.shared_memory_per_block_optin)
     library = find_spec("triton._C.libtriton")

@@ -1,7 +1,7 @@
-"""What makes tapes: a mode that sees operations, and is told of launches.
+"""The recorder of tapes: a dispatch mode that records operations and launches.
 
-What reads data on the host, or meets a tensor that is neither given nor made on the
-way, is no tape: `Recorder.tape` returns None.
+`Recorder.tape` returns None if the call reads data on the host, or uses a tensor that
+is neither given nor made during the call.
 """
 
 from __future__ import annotations
@@ -9,39 +9,42 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from flexc.runtime.tapes.prepared import Prepared
 from flexc.runtime.tapes.tape import (
     Allocation,
     Launch,
     Operation,
     Place,
+    Prepared,
     Slot,
     Step,
     Tape,
     needed_steps,
 )
 
-# Small temporaries of a tape in one allocation: each takes as long as a launch.
-
-
-MOST = 1 << 20
-"""Bytes of a temporary; memory of larger ones goes to what comes next."""
+MOST_SCRATCH = 1 << 20
+"""The largest temporary, in bytes, that shares an allocation. The memory of larger ones
+is freed for later allocations.
+"""
 
 UNIT = 256
-"""Bytes that addresses of allocations are multiples of, as kernels take them to be."""
+"""The alignment of allocations, in bytes, which kernels rely on."""
 
 
 def with_scratch(
     steps: Sequence[Step], results: Iterable[int], free: int
 ) -> Sequence[Step]:
-    """Steps in which temporaries have parts of one tensor, of the slot that is free."""
+    """Return steps in which small temporaries are parts of one tensor.
+
+    The tensor has the slot `free`.
+    """
     named = set(results)
     for step in steps:
         if not isinstance(step, Launch):
@@ -67,12 +70,12 @@ def with_scratch(
 
 
 def is_small(step: Allocation) -> bool:
-    """Whether what is allocated may be a part of something else."""
-    return not step.is_zero and step.size <= MOST
+    """Return True if an allocation may become a part of a larger one."""
+    return not step.is_zero and step.size <= MOST_SCRATCH
 
 
 def _moved(place: Place, whole: int, parts: dict[int, int]) -> Place:
-    """The place of what may be a part now."""
+    """Return a place, moved into the shared tensor if its slot became a part of it."""
     if place.slot not in parts:
         return place
     offset = place.offset + parts[place.slot]
@@ -93,31 +96,31 @@ EMPTY = frozenset(
 )
 ZEROS = frozenset({"aten::new_zeros", "aten::zeros", "aten::zeros_like"})
 ALIASES = frozenset({"aten::alias", "aten::detach"})
-"""The tensor itself, as far as a tape can tell."""
+"""Operations that return the same tensor, for the purposes of a tape."""
 
 HOST_READS = frozenset(
     {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 )
 MASKS = frozenset({torch.bool, torch.uint8})
-"""Types of indices that say which elements to take."""
+"""Types of indices that select elements by a mask."""
 
 
 class Recorder(TorchDispatchMode):
-    """Sees the operations and launches of a call on given tensors."""
+    """A mode that records the operations and launches of a call on given tensors."""
 
     def __init__(self, tensors: Sequence[Any]):
         super().__init__()
         self._steps: list[Step] = []
         self._tensors: list[Any] = []
-        """That of each slot: others would come to have their ids."""
+        """The tensor of each slot, kept alive so that its id stays unique."""
         self._aliases: list[Tensor] = []
-        """Tensors that have the slot of another."""
+        """Tensors that share the slot of another tensor, kept alive."""
         self._slots: dict[int, int] = {}
         self._origin: list[tuple[int, int]] = []
-        """Of each slot the slot whose memory it views, and its place there in bytes."""
+        """For each slot, the slot that it views, and its offset in bytes."""
         self._constants: list[Tensor] = []
         self._foreign: set[int] = set()
-        """Tensors that are neither given, nor made, nor constants."""
+        """Slots of tensors that are neither given, nor made, nor constants."""
         self._fault = ""
         self._count = self._given = len(tensors)
         for slot, tensor in enumerate(tensors):
@@ -136,7 +139,7 @@ class Recorder(TorchDispatchMode):
         super().__exit__(*error)
 
     def refuse(self, why: str) -> None:
-        """This is no tape."""
+        """Note that the call has no tape, with the reason."""
         self._fault = self._fault or why
 
     def __torch_dispatch__(
@@ -163,7 +166,7 @@ class Recorder(TorchDispatchMode):
         results: Sequence[Any]
         results = found if isinstance(found, tuple | list) else (found,)
         if not _tensors_in(results):
-            return  # Facts that tensors have, such as the type of a result.
+            return  # The result is a fact of tensors, such as a dtype.
         sources = _tensors_in((*args, *kwargs.values()))
         given = tuple(self._referred(arg) for arg in args)
         named = {name: self._referred(arg) for name, arg in kwargs.items()}
@@ -171,11 +174,13 @@ class Recorder(TorchDispatchMode):
         outputs = tuple(self._output(result, sources) for result in results)
         is_pure = not func._schema.is_mutable
         if is_pure and self._count == count:
-            return  # All that it makes is there: a tensor itself, or a view as it is.
+            return  # The results are known tensors or whole views of them.
         self._steps.append(Operation(func, given, named, outputs, is_pure))
 
     def _like(self, made: Tensor) -> int | None:
-        """A given tensor such that `torch.empty_like` of it makes what was made."""
+        """Return a given tensor's slot for which `torch.empty_like` makes `made`, or
+        None.
+        """
         facts = (made.shape, made.stride(), made.dtype, made.device)
         for slot, tensor in enumerate(self._tensors[: self._given]):
             if isinstance(tensor, Tensor) and facts == (
@@ -203,7 +208,7 @@ class Recorder(TorchDispatchMode):
         return self._new(result)
 
     def _alias(self, tensor: Tensor, slot: int) -> None:
-        """Note what is the tensor of a slot, as far as a tape can tell."""
+        """Give a tensor the slot of an equal tensor."""
         self._slots[id(tensor)] = slot
         self._aliases.append(tensor)
 
@@ -224,7 +229,7 @@ class Recorder(TorchDispatchMode):
         return slot
 
     def hold(self, tensor: Tensor) -> None:
-        """Take a tensor that is neither given nor made for a constant of the tape."""
+        """Treat a tensor that is neither given nor made as a constant of the tape."""
         self._constants.append(tensor)
 
     def _referred(self, arg: Any) -> Any:
@@ -235,7 +240,7 @@ class Recorder(TorchDispatchMode):
         return arg
 
     def launch(self, prepared: Prepared | None, args: Sequence[Any]) -> None:
-        """Note a launch; of those without addresses there is no tape."""
+        """Record a launch. A launch that cannot be prepared refuses the tape."""
         if prepared is None:
             self.refuse("a launch cannot be prepared")
             return
@@ -250,7 +255,7 @@ class Recorder(TorchDispatchMode):
         )
 
     def tape(self, results: Sequence[Any], device: torch.device) -> Tape | None:
-        """The tape of what was seen, which gave these results."""
+        """Return the tape of the recorded steps for these results, None if refused."""
         given = [None if r is None else self._slot_of(r) for r in results]
         if self._fault:
             return _refused(self._fault)
@@ -264,21 +269,21 @@ class Recorder(TorchDispatchMode):
 
 
 def _reads_on_host(func: Any, args: Sequence[Any]) -> bool:
-    """Return whether the data of tensors decides a result's shape or a number."""
+    """Return True if the data of tensors determines a result's shape or a number."""
     if not HOST_READS & set(func.tags):
         return False
-    if func is torch.ops.aten.index.Tensor:  # Of masks it is told, of indices not.
+    if func is torch.ops.aten.index.Tensor:  # Indices are fine, masks are not.
         return any(t is not None and t.dtype in MASKS for t in args[1])
     return True
 
 
 def _refused(why: str) -> None:
-    """Say why calls of equal facts take their whole way again."""
+    """Log the reason for which calls of equal facts cannot be replayed."""
     log.debug("a call cannot be replayed: %s", why)
 
 
 def _is_whole(view: Tensor, base: Tensor) -> bool:
-    """Whether a view that begins where its base does is the same as that."""
+    """Return True if a view at its base's first element equals the base."""
     return (
         view.shape == base.shape
         and view.stride() == base.stride()
@@ -296,7 +301,7 @@ _current = _Current()
 
 
 def recorder() -> Recorder | None:
-    """The recorder of this thread, if it has one."""
+    """Return the recorder of this thread, if it has one."""
     return _current.recorder
 
 
@@ -306,3 +311,17 @@ def _tensors_in(args: Any) -> list[Tensor]:
     if isinstance(args, list | tuple):
         return [tensor for arg in args for tensor in _tensors_in(arg)]
     return []
+
+
+_NOTHING = nullcontext()
+
+
+def is_watched() -> bool:
+    """Return True if a dispatch mode is active."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """Return a context without dispatch modes, unless a recorder is active."""
+    is_seen = is_watched() and recorder() is None
+    return _disable_current_modes() if is_seen else _NOTHING

@@ -1,4 +1,4 @@
-"""A GPU's current device and stream, and whether what is made there may be kept."""
+"""A GPU's current device and stream."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from torch import Tensor
 ON_CURRENT = nullcontext()
 
 raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-"""The current stream of a GPU, by its number; None without CUDA."""
+"""A function that returns the number of a GPU's current stream. None without CUDA."""
 current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
-"""The number of the current GPU."""
+"""A function that returns the number of the current GPU. None without CUDA."""
 
 
 CPU = torch.device("cpu")
-"""To compare with it takes a quarter of the time of asking for a device's type."""
+"""The CPU device. Comparing with it is faster than reading a device's type."""
 
 
 def is_current(device: torch.device) -> bool:
-    """Whether launches go to a device that tensors are on."""
+    """Return True if launches go to this device."""
     return device == CPU or device.index == current_device()
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Make a tensor's device the current one, if it is a GPU and is not that."""
+    """Make a GPU the current device within a `with` block, if it is not."""
     return ON_CURRENT if is_current(device) else torch.cuda.device(device)
 
 
 def is_capturing(tensor: Tensor) -> bool:
-    """Whether what is made now would be there after a replay only."""
+    """Return True within the capture of a CUDA graph, which writes no memory."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def stream_of(device: torch.device) -> int | None:
-    """The current stream of a GPU, as CUDA knows it; None on a CPU."""
+    """Return the number of a GPU's current stream, None on a CPU."""
     is_gpu = device != CPU and device.type == "cuda"
     return raw_stream(device.index) if is_gpu else None

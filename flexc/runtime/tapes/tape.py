@@ -1,47 +1,106 @@
-"""Tapes: what a call does to tensors, recorded once and replayed on others.
+"""Tapes: the steps of a call, recorded once and replayed on other tensors.
 
 Between its checks and its results a call allocates, launches kernels and runs a few of
-torch's operations. All of that follows from facts that calls have in common (shapes,
-strides, dtypes, captured numbers); only addresses are new. So a call is run once under
-a `Recorder`, and calls of equal facts replay its `Tape`.
+torch's operations. All of these steps follow from the facts of the call (shapes,
+strides, dtypes, captured numbers). Only addresses differ. So a call runs once under a
+`Recorder`, and calls of equal facts replay its `Tape`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from flexc.runtime.tapes.prepared import Launcher
 from flexc.runtime.tapes.streams import current_device, raw_stream
 
+
+class Launcher(Protocol):
+    """An object that launches a kernel on a grid."""
+
+    @property
+    def launch(self) -> Callable[..., None]:
+        """The launching function of a stream (on a GPU) and the values."""
+        ...
+
+
+class Address(NamedTuple):
+    """The position of a tensor's address among the values of a launch."""
+
+    position: int
+    """The index among the values."""
+    argument: int
+    """The index of the tensor among the kernel's arguments."""
+    make: Callable[[int], Any] | None = None
+    """A function that makes the value from the address. None for the address itself."""
+
+
+class Prepared(NamedTuple):
+    """A launch whose values lack the addresses of tensors."""
+
+    launcher: Launcher
+    values: list[Any]
+    addresses: tuple[Address, ...]
+    on_stream: bool
+    """True if the launcher takes a stream before the values."""
+
+    def __call__(self, stream: Any, args: Sequence[Any]) -> None:
+        """Launch with the tensors among a kernel's arguments."""
+        values = self.values.copy()
+        for position, argument, make in self.addresses:
+            address = args[argument].data_ptr()
+            values[position] = address if make is None else make(address)
+        first = (stream,) if self.on_stream else ()
+        self.launcher.launch(*first, *values)
+
+
+class Loaded(Protocol):
+    """A kernel that was compiled and loaded."""
+
+    def prepare(
+        self, grid: tuple[int, ...], args: Sequence[Any], threads: int | None = None
+    ) -> Prepared | None:
+        """Return the launch on a grid, None for a kernel that must be interpreted.
+
+        The current device must be that of the arguments. A CPU's kernel runs on at most
+        `threads` threads.
+        """
+        ...
+
+    def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:
+        """Run a kernel that cannot be launched."""
+        ...
+
+
 LITERALS = frozenset({int, bool, str, type(None)})
-"""What is written into the text of a tape; floats lose nothing by a name."""
+"""Types of values that are written as literals into the text of a tape. Floats are
+passed by name, at no cost.
+"""
 
 
 class Place(NamedTuple):
-    """Where a launch's argument is found: an address within a slot's tensor."""
+    """The position of a launch's argument: an address within a slot's tensor."""
 
     position: int
     slot: int
     offset: int
-    """In bytes from the tensor's first element."""
+    """The offset in bytes from the tensor's first element."""
     make: Callable[[int], Any] | None
-    """As that of `Address`."""
+    """A function that makes the value from the address (see `Address`)."""
 
 
 class Slot(NamedTuple):
-    """A tensor of the tape in the arguments of an operation."""
+    """A tensor of the tape among the arguments of an operation."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Allocation:
-    """A tensor of zeros, or one whose elements are still to be written."""
+    """A new tensor, of zeros or uninitialised."""
 
     slot: int
     shape: tuple[int, ...]
@@ -49,7 +108,7 @@ class Allocation:
     dtype: torch.dtype
     device: torch.device
     like: int | None
-    """A given tensor that `torch.empty_like` makes such tensors of."""
+    """A given tensor whose `torch.empty_like` is such a tensor, if there is one."""
     is_zero: bool
 
     @property
@@ -58,7 +117,7 @@ class Allocation:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         steps = zip(self.shape, self.strides, strict=True)
         last = sum((n - 1) * stride for n, stride in steps)
         return (last + 1) * self.dtype.itemsize if all(self.shape) else 0
@@ -105,7 +164,9 @@ class Operation:
     kwargs: dict[str, Any]
     outputs: tuple[int | None, ...]
     is_pure: bool
-    """It writes to nothing: of no use where nothing reads what it makes."""
+    """True if the operation writes to no tensor. It is dropped if its results are
+    unused.
+    """
 
     @property
     def uses(self) -> set[int]:
@@ -120,7 +181,7 @@ class Operation:
 
     @property
     def is_multiple(self) -> bool:
-        """Whether results come in a tuple or a list."""
+        """True if the results come in a tuple or a list."""
         returns = self.function._schema.returns
         return len(returns) != 1 or str(returns[0].type) != "Tensor"
 
@@ -129,7 +190,7 @@ Step = Allocation | Launch | Operation
 
 
 class Hold:
-    """Names for the objects that the text of a tape refers to."""
+    """The names of objects that the text of a tape refers to."""
 
     def __init__(self) -> None:
         self.names: dict[str, Any] = {
@@ -147,10 +208,11 @@ class Hold:
 
 
 class Tape:
-    """The steps that results need, as a function of `count` tensors that are given.
+    """The steps that some results need, as a function of `count` given tensors.
 
-    `source` is its text, in which `t0`, `t1`, ... are tensors, those given first, and
-    `a0`, `a1`, ... the addresses of those that are passed more than once.
+    `source` is the text of the function. In it, `t0`, `t1`, ... are tensors, the given
+    ones first. `a0`, `a1`, ... are the addresses of tensors that are passed more than
+    once.
     """
 
     def __init__(
@@ -180,7 +242,7 @@ class Tape:
                 lines.append(f"a{slot} = t{slot}.data_ptr()")
             hold.addresses |= often
             lines.append(step.source(hold))
-            if i < len(kept):  # Memory goes to what comes next.
+            if i < len(kept):  # Free memory for later steps.
                 lines += [f"t{slot} = None" for slot in done if slot not in given]
         found = ", ".join("None" if r is None else f"t{r}" for r in results)
         lines.append(f"return ({found},)" if results else "return ()")
@@ -191,7 +253,7 @@ class Tape:
         self._replay = hold.names.pop("replay")
 
     def __call__(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
-        """The results for tensors that are given as they were when it was recorded."""
+        """Return the results for tensors whose facts equal those at the recording."""
         index = self._index
         if index is None:
             return self._replay(tensors, None)
@@ -204,9 +266,9 @@ class Tape:
 def needed_steps(
     steps: Sequence[Step], results: Iterable[int]
 ) -> tuple[list[tuple[Step, tuple[int, ...]]], set[int]]:
-    """The steps that results need, each with the slots that it is the last to use.
+    """Return the steps that results need, and all slots that these steps use.
 
-    And all slots that they use.
+    Each step comes with the slots that it is the last to use.
     """
     kept: list[tuple[Step, tuple[int, ...]]] = []
     needed = set(results)
@@ -220,7 +282,7 @@ def needed_steps(
 
 
 def is_idle(step: Step, needed: set[int]) -> bool:
-    """Whether nothing needs what a step makes."""
+    """Return True if no needed slot depends on a step."""
     match step:
         case Allocation():
             return step.slot not in needed
@@ -243,7 +305,7 @@ def _slots_in(arg: Any) -> set[int]:
 
 
 def _spelled(arg: Any, hold: Hold) -> str:
-    """An argument of an operation, as the text of a tape has it."""
+    """Return an argument of an operation as the source text of a tape."""
     if type(arg) is Slot:
         return f"t{arg.number}"
     if isinstance(arg, list | tuple):

@@ -1,9 +1,9 @@
-"""FlexAttention operators in FX graphs: written by a capture, replaced by kernels.
+"""FlexAttention operators in FX graphs, which this module replaces by kernels.
 
-`torch.ops.higher_order.flex_attention` takes query, key, value, the score's graph,
-a BlockMask's tuple that ends in the mask's graph, the scale, options, and what
-each graph reads besides: its lifted captures. `make_fx` captures and Dynamo's
-graphs hold the same operator, and both are replaced here.
+`torch.ops.higher_order.flex_attention` takes query, key, value, the score's graph, a
+BlockMask's tuple that ends in the mask's graph, the scale, options, and the captures of
+each graph. Captures by `make_fx` and Dynamo's graphs hold the same operator, and both
+are replaced here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LN2 = math.log(2.0)
 
 
 def attend_as_torch(choices: Choices, *operands: Any) -> Any:
-    """The results of torch's operator for operands that have data."""
+    """Return the results of torch's operator for operands that have data."""
     query, key, value, score, block_mask, scale, options, *captures = operands
     captures += [()] * (2 - len(captures))
     mods, shared = mods_of((score, block_mask[-1]), (captures[0], captures[1]))
@@ -56,7 +56,7 @@ def attend_as_torch(choices: Choices, *operands: Any) -> Any:
 
 
 class AttentionKernel(torch.nn.Module):
-    """What takes an operator's place in a graph: the kernel of its mods."""
+    """A module that replaces an operator in a graph and runs the kernel of its mods."""
 
     def __init__(self, call: GraphCall, stats_are_log2: bool):
         super().__init__()
@@ -75,7 +75,7 @@ class AttentionKernel(torch.nn.Module):
 
 
 def replace_attention(gm: GraphModule, choices: Choices) -> int:
-    """Put a kernel in place of every operator of a graph; how many there were."""
+    """Replace every attention operator of a graph by a kernel. Return their number."""
     nodes = [n for n in gm.graph.nodes if n.target in (OPERATOR, FLEXC_OPERATOR)]
     for i, node in enumerate(nodes):
         _replace(gm, node, f"flexc_attention_{i}", choices)
@@ -108,21 +108,21 @@ def _replace(gm: GraphModule, node: Node, name: str, choices: Choices) -> None:
     call.meta.update(node.meta)
     node.replace_all_uses_with(call)
     gm.graph.erase_node(node)
-    # Not all dead code: Dynamo's graphs hold calls that matter and have no users.
+    # Erase only these graphs: other nodes without users may have effects.
     for graph in {score, block_mask[-1]}:
         if not graph.users:
             gm.graph.erase_node(graph)
 
 
 def _tabled(block_mask: tuple[Any, ...], captures: Any) -> tuple[Any, ...]:
-    """The last operands: of an operator's BlockMask, and what mods capture."""
+    """Return the operands after the scale: tables, lengths, block size and captures."""
     block = tuple(block_mask[-3:-1])
     sparse = isinstance(block[0], Node) or min(block) < NO_BLOCKS
     rows, columns = (
         tuple(t for t in side if t is not None) if sparse else ()
         for side in (block_mask[2:6], block_mask[6:10])
     )
-    # Lengths are for checks of tables: without them nobody has to ask for sizes.
+    # Lengths only serve to check tables. Without tables, no node must compute them.
     lengths = tuple(block_mask[:2]) if rows else (0, 0)
     return rows, lengths, block, captures, columns
 
@@ -136,7 +136,7 @@ def _used_outputs(node: Node) -> Outputs:
 
 
 def _mod_graph(gm: GraphModule, node: Any) -> GraphModule | None:
-    """A mod's graph, None where it changes nothing."""
+    """Return a mod's graph, None if the mod changes nothing."""
     graph = gm.get_submodule(str(node.target))
     assert isinstance(graph, GraphModule)
     return without_trivial(graph)
@@ -145,7 +145,7 @@ def _mod_graph(gm: GraphModule, node: Any) -> GraphModule | None:
 def mod_operand(
     tracer: Any, name: str, graph: GraphModule | None, arity: int
 ) -> GraphModule:
-    """A mod's graph, registered with the root of a capture."""
+    """Register a mod's graph with the root of a capture, and return the graph."""
     graph = graph or trivial_graph(arity)
     tracer.root.register_module(tracer.get_fresh_qualname(name), graph)
     return graph

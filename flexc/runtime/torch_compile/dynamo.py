@@ -1,8 +1,8 @@
-"""The backend "flexc" of torch.compile: kernels for attention, the rest eagerly.
+"""The backend "flexc" of torch.compile: attention by kernels, other code eagerly.
 
-Dynamo's graphs hold torch's FlexAttention operator, or flexc's, which a kernel takes
-the place of. torch itself refuses its attention on a CPU where an input requires grad:
-detach the inputs, or call flexc's own function there.
+Dynamo's graphs hold torch's FlexAttention operator or flexc's operator, and a kernel
+replaces either. On a CPU, torch itself refuses its attention if an input requires a
+gradient. In that case, detach the inputs or call flexc's own function.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch.fx import GraphModule
 
 from flexc.errors import OptionError
 from flexc.runtime.inputs.options import DYNAMO_OPTIONS, read_choices_of_scope
-from flexc.runtime.inputs.transforms import is_transformed, tracing
+from flexc.runtime.inputs.wrappers import is_transformed, tracing
+from flexc.runtime.interception import Regions, compiled_for_flexc
 from flexc.runtime.torch_compile.attention_nodes import (
     OPERATOR,
     attend_as_torch,
     replace_attention,
 )
-from flexc.runtime.torch_compile.regions import Regions, compiled_for_flexc
 
 
 def flexc_backend(
@@ -33,7 +33,7 @@ def flexc_backend(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """`torch.compile(model, backend="flexc", options={"backend": ..., ...})`."""
+    """Compile a graph for `torch.compile(model, backend="flexc", options={...})`."""
     if mode is not None:
         raise OptionError(
             f'the backend "flexc" expects no mode, got {mode!r}; leave it out, or take '
@@ -46,16 +46,17 @@ def flexc_backend(
 
 
 def register() -> None:
-    """Make the backend known where the package's entry point is not installed."""
+    """Register the backend, in case the package's entry point is not installed."""
     if "flexc" not in registry._COMPILER_FNS:
         registry.register_backend(flexc_backend, name="flexc")
 
 
 @cache
 def keep_operator() -> None:
-    """Let torch's operator end in flexc where Dynamo gives up on a frame.
+    """Let torch's operator run flexc's kernels if Dynamo gives up on a frame.
 
-    That is from now on, in calls of what torch.compile compiles with this backend.
+    This holds from now on, in calls of functions that torch.compile compiles with this
+    backend.
     """
     operator: Any = type(OPERATOR)
     run = operator.__call__

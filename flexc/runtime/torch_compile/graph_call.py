@@ -1,4 +1,4 @@
-"""A call whose mods are FX graphs, apart from its operands."""
+"""A call whose mods are FX graphs, separate from its operands."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from flexc.runtime.inputs.arguments import (
 )
 from flexc.runtime.inputs.listed_blocks import check_listed
 from flexc.runtime.inputs.options import (
+    INTERNAL_OPTIONS,
     Choices,
     read_choices,
     resolve_backend,
 )
 from flexc.runtime.inputs.tensor_facts import check_captures
-from flexc.runtime.inputs.torch_options import INTERNAL_OPTIONS
 from flexc.runtime.torch_compile.mod_graphs import FunctionMods, ModGraphs
 
 BACKEND_OPTION = "FLEXC_BACKEND"
@@ -38,20 +38,20 @@ BACKEND_OPTION = "FLEXC_BACKEND"
 
 
 class Operands(NamedTuple):
-    """What a graph hands to a call."""
+    """The operands that a graph passes to a call."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     scale: float | None
     tables: Sequence[Tensor]
-    """Of a BlockMask: of partial blocks, and of full ones if it has any."""
+    """Tables of a BlockMask: of partial blocks, and of full blocks if it has any."""
     lengths: tuple[int, int]
-    """Those that the BlockMask was made for."""
+    """The lengths that the BlockMask was made for."""
     block: tuple[int, int]
     captures: Sequence[Any]
     columns: Sequence[Tensor] = ()
-    """Of a BlockMask that has them: its tables of the blocks of keys."""
+    """Tables of the blocks of keys, if the BlockMask has them."""
 
     @property
     def factor(self) -> float:
@@ -61,7 +61,7 @@ class Operands(NamedTuple):
         return self.scale
 
     def checked(self, enable_gqa: bool) -> Operands:
-        """These operands, cast and broadcast as attention takes them."""
+        """Return the operands, checked, cast and broadcast for attention."""
         tensors = (self.query, self.key, self.value)
         query, key, value = cast_and_check(*tensors, enable_gqa)
         if self.tables:
@@ -72,7 +72,10 @@ class Operands(NamedTuple):
         return self._replace(query=query, key=key, value=value)
 
     def make_tables(self, expand: bool = True) -> Tables | None:
-        """The tables that a call reads, of its batch and heads if they are to be."""
+        """Return the tables that a call reads, None if there are none.
+
+        With `expand`, they have the call's batch and heads.
+        """
         if not self.tables:
             return None
         made = make_tables(self.tables, self.block, self.query, expand=expand)
@@ -87,7 +90,7 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class GraphCall:
-    """What does not change from one call to the next."""
+    """The constant part of the calls of a graph."""
 
     mods: ModGraphs | FunctionMods
     outputs: Outputs
@@ -95,7 +98,7 @@ class GraphCall:
     enable_gqa: bool = True
 
     def run(self, operands: Operands) -> Results:
-        """The results of operands that have data."""
+        """Return the results for operands that have data."""
         query, key, value, scale, *_ = operands
         if not is_plain(query):
             return run_attention(self.prepare(operands))
@@ -117,7 +120,7 @@ class GraphCall:
         return attend(given, mods, signature.captures, facts, prepare, tables=tables)
 
     def prepare(self, operands: Operands) -> Attention:
-        """The call of operands that have data, ready to run."""
+        """Return the call of operands that have data, checked and ready to run."""
         operands = operands.checked(self.enable_gqa)
         query, key, value, *_ = operands
         signature = self.mods.signature(operands.captures)
@@ -133,30 +136,30 @@ class GraphCall:
             resolve_backend(self.choices.backend, query.device),
             self.choices.tiles,
             self.choices.deterministic,
-            moot=self.choices.moot,
+            ignored=self.choices.ignored,
         )
         call.check_memory()
         return call
 
 
 class GraphPreparation(NamedTuple):
-    """What prepares a call of a graph, but for its query, key and value."""
+    """A function that prepares a call of a graph, given query, key and value."""
 
     call: GraphCall
     rest: tuple[Any, ...]
 
     def __call__(self, operands: tuple[Tensor, Tensor, Tensor]) -> Attention:
-        """Return the call of tensors, checked and ready to run."""
+        """Return the call of these tensors, checked and ready to run."""
         return self.call.prepare(Operands(*operands, *self.rest))
 
     def frozen(self) -> None:
-        """Graphs are not stored: no other process knows their names."""
+        """Return None: graphs are not stored, as their names hold in one process."""
 
 
 def read_graph_options(options: Mapping[str, Any]) -> Choices:
-    """The choices of a call whose operator has these options.
+    """Return the choices of a call whose operator has these options.
 
-    Those of torch's operator were checked by torch, which has added some.
+    torch has checked the options of its own operator and has added some.
     """
     own = {k: _constant(v) for k, v in options.items() if not k.startswith("FLEXC_")}
     if BACKEND_OPTION not in options:
@@ -167,7 +170,7 @@ def read_graph_options(options: Mapping[str, Any]) -> Choices:
 
 
 def _constant(value: Any) -> Any:
-    """A number that Dynamo made an input, as what it is: its graph is for that only."""
+    """Return an option's Python number, with a guard if Dynamo made it an input."""
     if isinstance(value, Node):
         value = value.meta["example_value"]
     return guard_int(value) if isinstance(value, torch.SymInt) else value

@@ -1,4 +1,4 @@
-"""Mods that are FX graphs: what Dynamo and captures make of users' functions."""
+"""Mods that are FX graphs, made by Dynamo or by captures from users' functions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Graphs = tuple[GraphModule | None, GraphModule | None]
 
 @dataclass(slots=True, eq=False)
 class GraphSignature(ModSignature):
-    """Mods that are FX graphs over the captures that follow their arguments."""
+    """Mods that are FX graphs. Captures follow the arguments of each graph."""
 
     slots: Slots = ((), ())
-    """For score and mask: which captures their graphs take, in order."""
+    """For score and mask, the captures that the graph takes, in order."""
 
     @property
     def can_grow(self) -> bool:
@@ -59,14 +59,14 @@ def _bind(graph: Any, captures: list[Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, eq=False)
 class ModGraphs:
-    """The graphs of a call's mods, None for the identity and for all pairs."""
+    """The graphs of a call's mods. None for the identity or a mask of all pairs."""
 
     graphs: Graphs
     slots: Slots
     numbers: frozenset[int]
-    """Captures that are 0-d tensors in which Dynamo passes a Python float."""
+    """Captures that are 0-d tensors, in which Dynamo passes a Python float."""
     digest: str
-    """Equal where the graphs compute the same."""
+    """A digest that is equal for graphs that compute the same."""
 
     @classmethod
     def of(cls, graphs: Graphs, slots: Slots) -> ModGraphs:
@@ -75,7 +75,7 @@ class ModGraphs:
         return cls(graphs, slots, found[0][1] | found[1][1], _digest(graphs))
 
     def signature(self, captures: Sequence[Any]) -> GraphSignature:
-        """Over captures in which floats may still be tensors."""
+        """Return the signature for captures. Floats may still be tensors."""
         values = tuple(
             value.item() if slot in self.numbers else value
             for slot, value in enumerate(captures)
@@ -84,7 +84,7 @@ class ModGraphs:
         return GraphSignature(self.graphs, key, values, True, False, self.slots)
 
     def reads(self, captures: Sequence[Any]) -> Reads:
-        """What derivatives ask of the graphs."""
+        """Return the facts about the graphs that derivatives depend on."""
         score = frozenset(
             slot
             for slot in self.slots[0]
@@ -99,7 +99,7 @@ class ModGraphs:
 
 @dataclass(frozen=True, eq=False)
 class FunctionMods:
-    """A call's mods as they are written, which Dynamo could not make graphs of."""
+    """A call's mods as functions, for which Dynamo made no graphs."""
 
     score: Mod | None
     mask: Mod | None
@@ -110,17 +110,17 @@ class FunctionMods:
         return cls(*(None if mod in trivial else mod for mod in (score, mask)))
 
     def signature(self, captures: Sequence[Any]) -> ModSignature:
-        """What a walk over them finds: nothing is captured for them."""
+        """Return the signature read from the functions. `captures` is empty."""
         return read_mods(self.score, self.mask)
 
 
 def mods_of(
     mods: tuple[Any, Any], captures: tuple[Sequence[Any], Sequence[Any]]
 ) -> tuple[ModGraphs | FunctionMods, tuple[Any, ...]]:
-    """An operator's score and mask, and what both capture.
+    """Return an operator's score and mask, and the captures of both.
 
-    They are graphs, or functions where Dynamo could not trace them: it then runs the
-    operator as it stands. The mask may be None.
+    The mods are graphs, or functions if Dynamo could not trace them and runs the
+    operator directly. The mask may be None.
     """
     if not all(mod is None or isinstance(mod, GraphModule) for mod in mods):
         return FunctionMods.of(*mods), ()
@@ -132,7 +132,10 @@ def mods_of(
 def _with_numbers(
     graph: GraphModule | None, slots: Sequence[int]
 ) -> tuple[GraphModule | None, frozenset[int]]:
-    """A graph that takes numbers for the captures that it makes numbers of."""
+    """Replace captured 0-d tensors by numbers where a graph only calls item().
+
+    Return the graph and the slots of these captures.
+    """
     if graph is None:
         return None, frozenset()
     arguments = placeholders(graph)
@@ -165,7 +168,7 @@ def _capture_key(capture: Any) -> Any:
 def share_captures(
     score: Sequence[Any], mask: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Slots]:
-    """What both mods capture once, and who takes which. Numbers stay apart."""
+    """Return the captures of both mods, each tensor once, and the slots of each mod."""
     captures: list[Any] = []
 
     def slot(value: Any) -> int:
@@ -181,7 +184,7 @@ def share_captures(
 
 
 def without_trivial(graph: GraphModule) -> GraphModule | None:
-    """A mod's graph, None for the identity and for a mask that is always true."""
+    """Return a mod's graph, None for the identity and for a mask of all pairs."""
     (output,) = [n for n in graph.graph.nodes if n.op == "output"]
     result = output.args[0]
     result = result[0] if isinstance(result, tuple | list) else result
@@ -194,7 +197,10 @@ def placeholders(gm: GraphModule) -> list[Node]:
 
 
 def trivial_graph(arity: int) -> GraphModule:
-    """The identity of a score; true for a mask, which has four arguments."""
+    """Return the graph of the identity for a score, or of True for a mask.
+
+    A score has five arguments, a mask four.
+    """
     graph = Graph()
     args = [graph.placeholder(f"arg{i}") for i in range(arity)]
     graph.output(args[0] if arity == 5 else True)
@@ -202,7 +208,7 @@ def trivial_graph(arity: int) -> GraphModule:
 
 
 class GraphDigest(str):
-    """A digest of graphs in this process: they name functions by their addresses."""
+    """A digest of graphs, valid in this process: graphs name functions by address."""
 
 
 def _digest(graphs: Iterable[GraphModule | None]) -> GraphDigest:
@@ -211,7 +217,7 @@ def _digest(graphs: Iterable[GraphModule | None]) -> GraphDigest:
 
 
 def _lines(gm: GraphModule) -> list[str]:
-    """A graph as text that tells apart whatever computes something else."""
+    """Return lines of text that differ for graphs of different results."""
     lines = []
     for node in gm.graph.nodes:
         line = f"{node.name} {node.op} {node.target} {node.args} {node.kwargs}"
@@ -224,7 +230,7 @@ def _lines(gm: GraphModule) -> list[str]:
 
 
 def _content(value: Any) -> str:
-    """What a graph holds, as text; a graph by its nodes, as addresses recur."""
+    """Return a text for a value that a graph holds. For a graph, it lists the nodes."""
     match value:
         case Tensor():
             return f"{value.dtype} {value.tolist()}"

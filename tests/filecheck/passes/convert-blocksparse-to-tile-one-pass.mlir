@@ -74,7 +74,7 @@ func.func @both(%q : !m, %k : !m, %lse : !r, %scale : f32) -> (!m, !c) {
 // CHECK: tile.add_to %diagonals, %d[%q_b, %q_h, %part, %at]
 func.func @some_rows(%q : !m, %k : !m, %first : i32, %scale : f32) -> (!p, !p, !c) {
   %pairs, %d, %dk = blocksparse.pair_sums rows(%q : !m) columns(%k : !m)
-      first(%first : i32) scale(%scale : f32) -> !p, !p, !c
+      tile_origin(%first : i32) scale(%scale : f32) -> !p, !p, !c
       {block_m = 32 : i32, block_n = 48 : i32, products = [array<i32: 0, 0>],
        sums = [#flex.sum<pairs [[0]]>, #flex.sum<diagonal [[0]]>,
                #flex.sum<column_matrix [[0, 0]]>]}

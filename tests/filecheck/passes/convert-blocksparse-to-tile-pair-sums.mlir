@@ -115,7 +115,7 @@ func.func @columns(%q : !m, %k : !m, %lse : !r, %scale : f32) -> !m {
 // CHECK-NEXT: tile.add_to %diagonals, %d[%b, %h, %m_block_1, %at]
 func.func @part(%q : !m, %k : !m, %b0 : i32, %h0 : i32, %r0 : i32, %scale : f32) -> !p {
   %d = blocksparse.pair_sums rows(%q : !m) columns(%k : !m)
-      first(%b0, %h0, %r0 : i32, i32, i32) scale(%scale : f32) -> !p
+      tile_origin(%b0, %h0, %r0 : i32, i32, i32) scale(%scale : f32) -> !p
       {block_m = 64 : i32, block_n = 64 : i32, products = [array<i32: 0, 0>],
        sums = [#flex.sum<diagonal [[0]]>], paired_heads,
        order = #blocksparse<order descending>}

@@ -82,11 +82,11 @@ func.func @tables(%q : !m, %k : !m, %scale : f32, %num : tensor<?x?x?xi32>,
 
 // Tiles whose diagonals are summed are square.
 // CHECK-LABEL: @diagonals
-// CHECK: first(%i, %i, %i : i32, i32, i32)
+// CHECK: tile_origin(%i, %i, %i : i32, i32, i32)
 // TRITON-LABEL: @diagonals
 // TRITON: block_m = 64 : i32, block_n = 64 : i32
 func.func @diagonals(%q : !m, %k : !m, %scale : f32, %i : i32) -> !p {
-  %d = flex.pair_sums rows(%q : !m) columns(%k : !m) first(%i, %i, %i : i32, i32, i32)
+  %d = flex.pair_sums rows(%q : !m) columns(%k : !m) tile_origin(%i, %i, %i : i32, i32, i32)
       scale(%scale : f32) -> !p
       {products = [array<i32: 0, 0>], sums = [#flex.sum<diagonal [[0]]>]}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {

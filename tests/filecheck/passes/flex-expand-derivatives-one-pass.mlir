@@ -52,7 +52,7 @@ func.func @all(%q : !m, %k : !m, %v : !m, %scale : f32, %rows : tensor<?xf32>,
 // CHECK-LABEL: func.func @pairs_gradients(
 // CHECK-SAME: %q: {{.*}}, %do: {{.*}}, %lse: {{.*}}, %table: {{.*}}, %out: tensor<?x?x?x8xbf16>) ->
 // CHECK-NEXT: %delta = flex.row_dots lhs(%do : {{[^)]*}}) rhs(%out : {{[^)]*}})
-// CHECK: %d_query, %d_key, %diagonal_sums, %pairs_sums = flex.pair_sums {{.*}} first(%{{.*}} : i32)
+// CHECK: %d_query, %d_key, %diagonal_sums, %pairs_sums = flex.pair_sums {{.*}} tile_origin(%{{.*}} : i32)
 // CHECK-SAME: sums = [#flex.sum<matrix {{\[\[}}0, 0]] scaled>, #flex.sum<column_matrix {{\[\[}}0, 0]] scaled>, #flex.sum<diagonal {{\[\[}}0]]>, #flex.sum<pairs {{\[\[}}1]]>]}
 // CHECK-NOT: @pairs_read_0
 // CHECK-LABEL: func.func @pairs(

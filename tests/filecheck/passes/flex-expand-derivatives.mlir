@@ -27,7 +27,7 @@
 // CHECK-SAME: pairs(%qk: f32, %dp: f32, %scale_1: f32, %lse_1: f32, %delta_1: f32, %b: i32, %h: i32, %q_idx: i32, %kv_idx: i32
 // CHECK: flex.yield %d_s, %p : f32, f32
 // CHECK-LABEL: func.func @reads_read_0(
-// CHECK: %diagonal_sums = flex.pair_sums rows({{.*}}) first(%{{.*}}, %{{.*}}, %{{.*}} : i32, i32, i32) scale({{.*}}) {{.*}} sums = [#flex.sum<diagonal {{\[\[}}0]]>]
+// CHECK: %diagonal_sums = flex.pair_sums rows({{.*}}) tile_origin(%{{.*}}, %{{.*}}, %{{.*}} : i32, i32, i32) scale({{.*}}) {{.*}} sums = [#flex.sum<diagonal {{\[\[}}0]]>]
 // CHECK: flex.yield %dx : f32
 // CHECK-LABEL: func.func @reads(
 // CHECK-NEXT: %delta = flex.launch @reads_delta(%do, %out)

@@ -130,7 +130,7 @@ def test_diagonals_and_pairs_from_a_row_on(start: int):
     diagonals = torch.zeros(BATCH, HEADS, 1, ENTRIES, dtype=torch.float64)
     pairs = torch.zeros(BATCH, HEADS, Q_LEN, KV_LEN, dtype=torch.float64)
     # A head or batch to start at would leave others out: those are whole here.
-    first = "first(%zero, %zero, %i : i32, i32, i32)"
+    first = "tile_origin(%zero, %zero, %i : i32, i32, i32)"
     zero = "%zero = arith.constant 0 : i32\n  %r ="
 
     def add(b, h, kv_b, kv_h, i, j, w, qk):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flexc.passes.masks.blocks.block_classifier import build_classifier
-from flexc.passes.scalar.dependence import NOTHING, Along
 from flexc.passes.scalar.proof import WhyNot
+from flexc.passes.scalar.variation import NOTHING, Along
 from tests.property.classifier_reference import Grid, classified, counted, imported
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]

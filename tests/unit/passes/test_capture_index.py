@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from flexc.errors import GradientError
-from flexc.passes.scalar.dependence import NOTHING, Along
-from flexc.passes.scalar.reads.capture_index import CaptureIndices
-from flexc.passes.scalar.reads.captured_read import IndexClass
-from flexc.runtime.autograd.captured_gradients import Sizes
+from flexc.passes.scalar.captured_reads import CaptureIndices, IndexClass
+from flexc.passes.scalar.variation import NOTHING, Along
+from flexc.runtime.autograd.captured_places import Sizes
 from tests.support.captured_reads import Reads, is_constant
 
 SIZES = Sizes(2, 4, 70, 50)

@@ -21,8 +21,7 @@ from flexc.dialects import flex
 from flexc.dialects.flex.ties import Ties, set_ties
 from flexc.errors import GradientError
 from flexc.frontend import aten_float, aten_to_arith, aten_views, fields, scalars
-from flexc.passes.scalar.differentiation import arithmetic, functions
-from flexc.passes.scalar.differentiation.partials import PARTIALS
+from flexc.passes.scalar.differentiation.partials import CONSTANT, PARTIALS
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.runtime.interpreters.scalar import CASTS, FLOAT
 from tests.support.derivatives import (
@@ -284,7 +283,7 @@ def test_every_float_op_has_a_rule_or_is_refused() -> None:
 
 def test_constant_ops_are_those_without_partials() -> None:
     none = {op for op, rule in PARTIALS.items() if rule.__name__ == "constant"}
-    assert none == {*arithmetic.CONSTANT, *functions.CONSTANT}
+    assert none == {*CONSTANT}
 
 
 def test_what_has_no_derivative_names_its_line() -> None:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flexc.passes.scalar.ranges import float_functions as functions
 from flexc.passes.scalar.ranges import float_intervals as floats
+from flexc.passes.scalar.ranges import float_values as functions
 from flexc.passes.scalar.ranges.float_intervals import (
     ANY,
     F16,

@@ -15,7 +15,7 @@ from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.masks.bounds.describe_ranges import RangeSpeller
-from flexc.passes.masks.segments.subject import SegmentSubject
+from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.scalar.proof import Proven
 from flexc.passes.scalar.readable import describe_mod
 from flexc.runtime.kernels.proofs import attention_of
@@ -98,7 +98,7 @@ def test_long_masks_are_cut() -> None:
 )
 def test_ranges(mask: Mask, live: str, dead: str | None) -> None:
     op = simplified(mask)
-    proof = SegmentSubject.of(op).ranges(64, 64)
+    proof = MaskProblem.of(op).ranges(64, 64)
     assert isinstance(proof, Proven)
     speller = RangeSpeller(op.mask_mod)
     assert speller.ranges(proof.value.live) == f"kv_idx in {live}"
@@ -109,7 +109,7 @@ def test_ranges(mask: Mask, live: str, dead: str | None) -> None:
 def test_no_range_and_every_key() -> None:
     speller = RangeSpeller(simplified(lambda b, h, q, k: q >= k).mask_mod)
     op = simplified(lambda b, h, q, k: (q + k) % 3 == 0)
-    proof = SegmentSubject.of(op).ranges(64, 64)
+    proof = MaskProblem.of(op).ranges(64, 64)
     assert isinstance(proof, Proven)
     assert speller.ranges(proof.value.live) == "all"
     assert speller.ranges(()) == "none"

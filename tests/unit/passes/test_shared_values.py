@@ -9,7 +9,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import TileType
 from flexc.passes.hopper.tile_read_diagonals import Form, Forms
-from flexc.passes.scalar.steps import step_along
+from flexc.passes.scalar.strides import step_along
 
 DEPTH = 40
 """So many values that are each used twice are 2^40 paths."""

@@ -15,11 +15,13 @@ from xdsl.passes import ModulePass
 
 from flexc.dialects.tile import KernelOp
 from flexc.frontend.capture import capture_mods
-from flexc.frontend.combine_module import build_combine_module
-from flexc.frontend.import_graph import AttentionCall, build_attention_module
+from flexc.frontend.import_graph import (
+    AttentionCall,
+    build_attention_module,
+    build_combine_module,
+)
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
-from flexc.passes.pipelines import Target
 from flexc.runtime.attention.call import (
     Attention,
     Outputs,
@@ -114,14 +116,14 @@ def filled(*shape: int) -> Tensor:
     return torch.full(shape, torch.nan)
 
 
-def lowering(target: Target) -> tuple[ModulePass, ...]:
+def lowering(target: str) -> tuple[ModulePass, ...]:
     """All passes up to kernels that are interpreted."""
     convert = ConvertFlexToBlocksparsePass(target, block_m=128, block_n=BLOCK_N)
     common = (*pipelines.to_blocksparse(convert), *pipelines.to_tile(target))
     return (*common, *rest(target))
 
 
-def rest(target: Target) -> tuple[ModulePass, ...]:
+def rest(target: str) -> tuple[ModulePass, ...]:
     return pipelines.to_schedule() if target == "gluon" else pipelines.to_triton()
 
 
@@ -166,7 +168,7 @@ def test_before_lowering(call: Call) -> None:
 
 @pytest.mark.parametrize("target", ["triton", "gluon"])
 @pytest.mark.parametrize("name", LOWERED)
-def test_lowered(name: str, target: Target) -> None:
+def test_lowered(name: str, target: str) -> None:
     """With more splits than blocks, too: some see none of a row's keys."""
     split = Split.of(CALLS[name])
     for each in lowering(target):

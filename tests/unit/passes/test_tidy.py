@@ -11,8 +11,8 @@ from xdsl.transforms.common_subexpression_elimination import (
     CommonSubexpressionElimination,
 )
 
-from flexc.codegen.cpp.target import emit_cpp
-from flexc.codegen.gluon.target import emit_gluon
+from flexc.codegen.cpp.target import CppTarget
+from flexc.codegen.gluon.target import GluonTarget
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
@@ -35,7 +35,7 @@ def kernels(name: str, target: str) -> list[str]:
     passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile(convert.target))
     pipelines.run((*passes, *rest), Context(), module)
     module.verify()
-    emit = emit_cpp if target == "cpp" else emit_gluon
+    emit = (CppTarget() if target == "cpp" else GluonTarget()).print_kernels
     return [spec.source for spec in emit(module)]
 
 

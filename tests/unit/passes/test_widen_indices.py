@@ -20,9 +20,12 @@ from flexc.dialects import flex
 from flexc.passes.flex.flex_simplify_mods import INDEX
 from flexc.passes.flex.flex_widen_indices import RegionWidener
 from flexc.passes.scalar.canonicalization.region_simplifier import simplify_region
-from flexc.passes.scalar.ranges.capture_bounds import captures_inside
 from flexc.passes.scalar.ranges.exact_ranges import position_args
-from flexc.passes.scalar.ranges.index_width import IndexWidths, indices_fit
+from flexc.passes.scalar.ranges.index_proofs import (
+    IndexWidths,
+    captures_inside,
+    indices_fit,
+)
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.ranges.value_ranges import width_of
 from flexc.passes.scalar.scalar_code import ScalarCode

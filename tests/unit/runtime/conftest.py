@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from flexc.runtime.attention import run as running
 from flexc.runtime.attention.call import Attention
-from flexc.runtime.autograd.gradients.kernels import Run
+from flexc.runtime.autograd.gradient_kernels import Run
 from flexc.runtime.replay import repeats
 from flexc.runtime.replay.equal_facts import Kept
 
@@ -23,13 +24,13 @@ def known() -> Kept:
 def executed(monkeypatch: pytest.MonkeyPatch) -> list[Attention]:
     """The calls that no tape has served."""
     calls: list[Attention] = []
-    own = Attention.execute
+    own = running.execute
 
-    def execute(self: Attention, results: Any) -> None:
-        calls.append(self)
-        own(self, results)
+    def execute(call: Attention, results: Any) -> None:
+        calls.append(call)
+        own(call, results)
 
-    monkeypatch.setattr(Attention, "execute", execute)
+    monkeypatch.setattr(running, "execute", execute)
     return calls
 
 

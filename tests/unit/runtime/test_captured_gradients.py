@@ -10,20 +10,16 @@ import torch
 from torch import Tensor
 
 from flexc.errors import GradientError
-from flexc.passes.scalar.reads.capture_index import read_of_index
-from flexc.passes.scalar.reads.captured_read import IndexClass
-from flexc.passes.scalar.reads.slices import index_region
-from flexc.runtime.autograd.captured_gradients import (
-    CapturedGradient,
+from flexc.passes.scalar.captured_reads import IndexClass, read_of_index
+from flexc.passes.scalar.copier import index_region
+from flexc.runtime.autograd import captured_gradients
+from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
+from flexc.runtime.autograd.captured_places import (
     Chunk,
-    Scatter,
     Sizes,
     chunks_for,
     sums_bytes,
     sums_shape,
-)
-from flexc.runtime.autograd.captured_gradients import (
-    scatter as spread,
 )
 from tests.support.captured_reads import (
     Reads,
@@ -174,7 +170,7 @@ def test_gradients(name: str, cut: str) -> None:
 @pytest.mark.parametrize("name", OF_PAIRS)
 def test_rows_of_pairs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of rows, of which a few at a time are added."""
-    monkeypatch.setattr(spread, "MAX_PLACES", 100)
+    monkeypatch.setattr(captured_gradients, "MAX_PLACES", 100)
     tensor, reads, scatter, adjoints, expected = scattered(name)
     gradient = CapturedGradient(tensor, reads.captures, SIZES, torch.float64)
     found = add_all(gradient, scatter, adjoints, CHUNKS["rows"])
@@ -188,7 +184,7 @@ def test_gradients_as_a_gpu_adds(
     name: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensor, reads, scatter, adjoints, expected = scattered(name)
-    monkeypatch.setattr(spread, "adds_in_turn", lambda target: False)
+    monkeypatch.setattr(captured_gradients, "adds_in_turn", lambda target: False)
     gradient = CapturedGradient(
         tensor, reads.captures, SIZES, torch.float64, deterministic
     )

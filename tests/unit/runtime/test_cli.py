@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from flexc.cli import main, parser
-from flexc.runtime.process.cache import store
+from flexc.runtime.process.cache import cache_dir, store
 
 MODS = """
 import torch
@@ -179,10 +181,16 @@ def test_cache_lists_the_last_used_first(
     monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "cache"))
     source = "// flexc kernel attention, target cpp\n// mask: q_idx >= kv_idx\n\n"
     store("spec-0.json", json.dumps({"source": source}).encode())
+    launch = ["launch", ["attention-0.so", "attention", ["address"]], [0], []]
+    allocation = ["allocate", 4, [1, 2, 256, 64], [1, 1, 1, 1], "float32", 0, False]
+    store("tape-0.json", json.dumps({"steps": [allocation, launch]}).encode())
+    os.utime(cache_dir() / "tape-0.json", (1, 1))
     os.utime(store("old.so", b"object"), (0, 0))
     assert main(["cache", "list"]) == 0
-    first, second = capsys.readouterr().out.splitlines()
+    first, tape, second = capsys.readouterr().out.splitlines()
     assert first.endswith("spec-0.json  attention (mask: q_idx >= kv_idx)")
+    said = "tape-0.json  launches attention; allocates float32 (1, 2, 256, 64)"
+    assert tape.endswith(said)
     assert second.endswith("old.so")
 
 
@@ -202,3 +210,9 @@ def test_nothing_given(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([])
     assert "COMMAND" in capsys.readouterr().err
+
+
+def test_python_runs_the_package() -> None:
+    command = [sys.executable, "-m", "flexc", "--help"]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "emit" in shown.stdout

@@ -16,15 +16,16 @@ from torch.nn.attention.flex_attention import create_block_mask as torch_block_m
 import flexc
 from flexc.errors import BlockMaskError
 from flexc.frontend.closures import read_mods
+from flexc.passes.targets.cpp import PLANNED_BLOCK
 from flexc.runtime.attention.call import (
     Attention,
     Outputs,
     read_signature,
 )
+from flexc.runtime.attention.run import run
 from flexc.runtime.inputs.arguments import Tables, split_block_mask
 from flexc.runtime.inputs.listed_blocks import classes_of, pairs_of
 from flexc.runtime.inputs.options import NO_OPTIONS
-from flexc.runtime.kernels.mask_reading import CPU_BLOCK
 from flexc.runtime.planner.ordering import ordered
 from flexc.runtime.planner.tables import (
     KINDS,
@@ -200,12 +201,12 @@ def test_finer_tables_are_planned_for_both() -> None:
     )
     planned = call.settle(both=True)
     assert planned.tables is not None
-    assert planned.tables.block_size == CPU_BLOCK
+    assert planned.tables.block_size == PLANNED_BLOCK
     assert planned.tables.columns is not None
     again = call.settle()
     assert again.tables is not None
     assert again.tables.tensors[0] is planned.tables.tensors[0]
-    rows, columns = (length // size for size in CPU_BLOCK)
+    rows, columns = (length // size for size in PLANNED_BLOCK)
     seen = listed(planned.tables.tensors, rows, columns)
     turned = listed(planned.tables.columns.tensors, columns, rows)
     for a, b in zip(seen, turned, strict=True):
@@ -251,11 +252,11 @@ def test_any_tables_are_transposed(
 
 def test_tables_with_more_than_fits_are_refused() -> None:
     block_mask = torchs()
-    attention(block_mask).run()
+    run(attention(block_mask))
     indices = block_mask.kv_indices
     block_mask.kv_num_blocks[1, 0, 2] = indices.size(-1) + 5
     with pytest.raises(BlockMaskError, match="counts 16 blocks in a row of a table 11"):
-        attention(block_mask).run()
+        run(attention(block_mask))
 
 
 @pytest.mark.parametrize("block", [COLUMNS, -1, 1 << 30])
@@ -264,13 +265,13 @@ def test_blocks_beyond_the_last_are_refused(block: int) -> None:
     row = int(block_mask.kv_num_blocks[0, 0].argmax())
     block_mask.kv_indices[0, 0, row, 0] = block
     with pytest.raises(BlockMaskError, match=f"lists block {block}, of 11"):
-        attention(block_mask).run()
+        run(attention(block_mask))
 
 
 def test_entries_that_do_not_count_may_be_anything() -> None:
     block_mask = torchs()
-    expected, _, _ = attention(block_mask).run()
+    expected, _, _ = run(attention(block_mask))
     used = torch.arange(COLUMNS) < block_mask.kv_num_blocks[..., None]
     block_mask.kv_indices[~used] = 1 << 30
-    found, _, _ = attention(block_mask).run()
+    found, _, _ = run(attention(block_mask))
     assert torch.equal(found, expected)

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from flexc.errors import OptionError
-from flexc.runtime.process import eviction
-from flexc.runtime.process.cache import load, store
-from flexc.runtime.process.eviction import (
+from flexc.runtime.process import cache
+from flexc.runtime.process.cache import (
     IN_USE,
     limit,
+    load,
     make_room,
+    store,
 )
 
 KILOBYTE = b"x" * 1000
@@ -24,7 +25,7 @@ KILOBYTE = b"x" * 1000
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of which this process knows nothing."""
     monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(eviction, "_known", {})
+    monkeypatch.setattr(cache, "_known", {})
     return tmp_path
 
 

@@ -28,7 +28,7 @@ from flexc.errors import (
     OptionError,
     ShapeError,
 )
-from flexc.passes.sizes.vector_machine import MACHINES
+from flexc.passes.targets.cpp import MACHINES
 from flexc.runtime.explain import Explanation
 from flexc.runtime.kernels.cpp_compiler import host_machine
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import flexc
 from tests.support.dense_gradients import attention
-from tests.support.poison import poisoned
+from tests.support.filled_memory import poisoned
 
 LOWEST = torch.finfo(torch.float32).min
 SHAPE = (1, 2, 70, 8)

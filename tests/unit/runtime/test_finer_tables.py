@@ -16,6 +16,7 @@ from flexc.runtime.attention.call import (
     Outputs,
     read_signature,
 )
+from flexc.runtime.attention.run import run
 from flexc.runtime.inputs.arguments import split_block_mask
 from flexc.runtime.inputs.options import NO_OPTIONS
 from flexc.runtime.kernels.mask_reading import MAX_PLANNED_BLOCKS, MaskReading
@@ -71,7 +72,7 @@ def test_the_result_is_the_masks() -> None:
     mask_mod = documents(ids())
     call = call_of(coarse_mask(mask_mod))
     expected = attention(call.query, call.key, call.value, None, mask_mod).out
-    torch.testing.assert_close(call.run()[0], expected.float(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(run(call)[0], expected.float(), atol=1e-5, rtol=1e-5)
 
 
 def test_written_captures_keep_the_blocks_that_were_found() -> None:
@@ -139,7 +140,7 @@ def test_graphs_plan_what_calls_do(monkeypatch: pytest.MonkeyPatch) -> None:
         assert own is not kept
         assert own.equal(kept)
     assert again.tables.tensors[0] is not captured.tables.tensors[0]
-    assert call_of(block_mask).run()[0].equal(outside.run()[0])
+    assert run(call_of(block_mask))[0].equal(run(outside)[0])
 
 
 def test_graphs_keep_the_blocks_that_were_found(

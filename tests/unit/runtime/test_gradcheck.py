@@ -15,7 +15,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import flexc
 from bench.variants import DEMO, Variant
 from tests.support.corpus import CORPUS, Mods
-from tests.support.learned import Learned
+from tests.support.leaves import Learned
 
 HEADS, LENGTH, HEAD_DIM, VALUE_DIM = 2, 6, 3, 2
 

@@ -13,7 +13,6 @@ from torch.nn.attention import flex_attention as torchs
 from torch.nn.attention.flex_attention import AuxRequest
 
 import flexc
-from flexc.passes.pipelines import Target
 from flexc.runtime.interpreters import run_module
 from tests.property.lowering import attention_module, lowered
 from tests.support.dense_gradients import attention
@@ -77,7 +76,7 @@ LEVELS = [None, "small steps", "NaN after", "rows", "some"]
 
 @pytest.mark.parametrize("target", ["triton", "cpp", "gluon"])
 @pytest.mark.parametrize("name", LEVELS)
-def test_levels(name: str | None, target: Target) -> None:
+def test_levels(name: str | None, target: str) -> None:
     """Every level of the IR says the same."""
     half = target == "gluon"
     inputs = tensors(torch.bfloat16 if half else torch.float32)

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 import flexc
 from flexc.errors import BlockMaskError
 from flexc.runtime.attention.call import Attention, Outputs
-from flexc.runtime.autograd.gradients.kernels import Run
+from flexc.runtime.autograd.gradient_kernels import Run
 from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.torch_compile.graph_call import GraphCall, Operands
 from flexc.runtime.torch_compile.mod_graphs import ModGraphs

@@ -11,11 +11,11 @@ from torch.nn.attention import flex_attention as torch_flex
 
 import flexc
 from flexc.errors import OptionError
-from flexc.runtime.inputs.options import read_choices
-from flexc.runtime.inputs.torch_options import (
-    MOOT_OPTIONS,
+from flexc.runtime.inputs.options import (
+    IGNORED_OPTIONS,
     TILE_OPTIONS,
     TORCH_BACKENDS,
+    read_choices,
 )
 
 Q = torch.randn(1, 2, 16, 8)
@@ -25,7 +25,7 @@ attend: Any = flexc.flex_attention
 
 
 def test_all_names_of_torch_are_known() -> None:
-    known = {*TILE_OPTIONS, *MOOT_OPTIONS}
+    known = {*TILE_OPTIONS, *IGNORED_OPTIONS}
     assert known == set(theirs.FlexKernelOptions.__annotations__)
     assert set(TORCH_BACKENDS) == set(typing.get_args(theirs._Backend))
 
@@ -41,10 +41,10 @@ MOOT: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("options", MOOT)
 def test_moot_options_are_listed(options: dict[str, Any]) -> None:
-    assert read_choices("auto", options).moot == tuple(options)
+    assert read_choices("auto", options).ignored == tuple(options)
     torch.testing.assert_close(attend(Q, Q, Q, kernel_options=options), attend(Q, Q, Q))
     (explained,) = flexc.explain(lambda: attend(Q, Q, Q, kernel_options=options))
-    assert explained.moot == tuple(options)
+    assert explained.ignored == tuple(options)
     assert f"ignored options  {', '.join(options)}: they" in str(explained)
     (plain,) = flexc.explain(
         lambda: attend(Q, Q, Q, kernel_options={"BLOCK_M": 16, "num_warps": 4})
@@ -57,7 +57,7 @@ def test_moot_options_of_a_compiled_function_are_listed() -> None:
     (explained,) = flexc.explain(
         lambda: compiled(Q, Q, Q, kernel_options={"USE_TMA": False})
     )
-    assert explained.moot == ("WRITE_DQ", "USE_TMA")
+    assert explained.ignored == ("WRITE_DQ", "USE_TMA")
 
 
 REFUSED: dict[str, tuple[dict[Any, Any], str]] = {
@@ -81,8 +81,11 @@ REFUSED: dict[str, tuple[dict[Any, Any], str]] = {
     "typo-of-own": ({"schedul": "simple"}, "did you mean 'schedule'"),
     "own-of-one-way": ({"fwd_schedule": "simple"}, "got 'fwd_schedule'; did you mean"),
     "schedule": ({"schedule": "overlapp"}, "did you mean 'overlap'"),
-    "moot-value": ({"USE_TMA": "yes"}, "USE_TMA expects True or False, got 'yes'"),
-    "moot-number": ({"bwd_BLOCK_M1": 3.5}, "bwd_BLOCK_M1 expects an integer, got 3.5"),
+    "ignored-value": ({"USE_TMA": "yes"}, "USE_TMA expects True or False, got 'yes'"),
+    "ignored-number": (
+        {"bwd_BLOCK_M1": 3.5},
+        "bwd_BLOCK_M1 expects an integer, got 3.5",
+    ),
     "number": ({3: 1}, "keys among .* got 3"),
 }
 

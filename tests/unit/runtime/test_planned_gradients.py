@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 import flexc
-from flexc.runtime.autograd.gradients.kernels import Run
+from flexc.runtime.autograd.gradient_kernels import Run
 from flexc.runtime.replay.equal_facts import Kept
 from tests.support.dense_gradients import attention
 from tests.unit.runtime.repeated import attend, causal, leaves, same

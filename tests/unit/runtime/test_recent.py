@@ -28,7 +28,7 @@ from flexc.runtime.kernels.cpp_loader import load_cpp
 from flexc.runtime.kernels.kernel import launch
 from flexc.runtime.process.recent import Recent
 from flexc.runtime.replay import repeats
-from flexc.runtime.tapes.prepared import Prepared
+from flexc.runtime.tapes.tape import Prepared
 from tests.codegen.test_cpp_loader import SPEC
 
 

@@ -18,13 +18,13 @@ import flexc
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError, OptionError, ScheduleError
 from flexc.frontend.import_graph import AttentionCall
-from flexc.passes.sizes.tile_sizes import TileSizes
+from flexc.passes.targets.target import TileSizes
 from flexc.runtime.attention.call import (
     Attention,
     Outputs,
     read_signature,
 )
-from flexc.runtime.explain.calls import explain_mask, key_of, light
+from flexc.runtime.explain import explain_mask, key_of, light
 from flexc.runtime.explain.report import Explanation
 from flexc.runtime.inputs.options import (
     NO_OPTIONS,

@@ -8,20 +8,21 @@ from typing import Any
 import pytest
 import torch
 
+from flexc.runtime import explain as explain_calls
 from flexc.runtime.attention.call import (
     Attention,
     Outputs,
     read_signature,
 )
-from flexc.runtime.attention.splits import (
+from flexc.runtime.attention.run import (
     MAX_BYTES,
     MIN_BLOCKS,
     Gpu,
     choose_splits,
     cost,
+    count_splits,
 )
-from flexc.runtime.explain import calls as explain_calls
-from flexc.runtime.explain.calls import explain_mask
+from flexc.runtime.explain import explain_mask
 from flexc.runtime.inputs.arguments import Tables
 from flexc.runtime.inputs.options import NO_OPTIONS, TileOptions
 
@@ -95,7 +96,7 @@ def call(
 def splits_of(made: Attention) -> int:
     compiled = made.compiled()
     captures = compiled.attention.arguments(made.signature.captures)
-    return made.splits(compiled, compiled.proofs(made.query, made.key, captures))
+    return count_splits(made, compiled, compiled.proofs(made.query, made.key, captures))
 
 
 def test_decoding_is_split() -> None:

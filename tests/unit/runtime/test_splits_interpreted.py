@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest
 
 import flexc
-from flexc.runtime.attention import call as calls
+from flexc.runtime.attention import run as running
 from flexc.runtime.kernels.driver import counters
 from tests.property.interpreted import (
     run_interpreted,
@@ -57,7 +57,7 @@ def test_split_and_combined(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = attention(q, k, v, score_mod, mask_mod, enable_gqa=True)
     before: Any = None
     for splits in (3, 9):
-        monkeypatch.setattr(calls, "choose_splits", lambda *_, n=splits: n)
+        monkeypatch.setattr(running, "choose_splits", lambda *_, n=splits: n)
         with torch.no_grad():
             result: Any = flexc.flex_attention(
                 q,

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import flexc
 from flexc.errors import FlexcError
+from flexc.runtime.attention import run as running
 from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.inputs.options import Choices
 from flexc.runtime.torch_compile.graph_call import GraphCall, Operands
@@ -368,13 +369,13 @@ def scaled(factor: float) -> Any:
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Attention]:
     """The calls of attention that flexc ran."""
     found: list[Attention] = []
-    run = Attention.run
+    run = running.run
 
     def noted(call: Attention) -> Any:
         found.append(call)
         return run(call)
 
-    monkeypatch.setattr(Attention, "run", noted)
+    monkeypatch.setattr(running, "run", noted)
     return found
 
 

@@ -22,7 +22,7 @@ from torch.func import (
 
 import flexc
 from flexc import errors
-from flexc.runtime.autograd import batching
+from flexc.runtime.autograd import functions
 from tests.unit.runtime.training import BACKENDS, causal, dense
 
 Attend = Callable[..., Tensor]
@@ -169,13 +169,13 @@ def test_samples_are_one_batch_where_they_can_be(
     attend: Attend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loops: list[int] = []
-    original = batching._loop
+    original = functions._loop
 
     def loop(function: Any, size: int, *rest: Any) -> Any:
         loops.append(size)
         return original(function, size, *rest)
 
-    monkeypatch.setattr(batching, "_loop", loop)
+    monkeypatch.setattr(functions, "_loop", loop)
     query, key, value, bias = inputs(3)
     vmap(grad(loss(attend)), (0, 0, 0, None))(query, key, value, bias[0])
     assert not loops

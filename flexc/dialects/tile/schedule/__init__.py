@@ -1,26 +1,24 @@
-"""Ops of an explicit schedule: who computes what, when, and where operands lie.
+"""Ops of an explicit schedule: roles, asynchronous ops, and operands in shared memory.
 
-A schedule is written by passes (`tile-split-rows`, `tile-delay-products`,
-`tile-specialize-warps`, `tile-async-products`) and printed as Gluon.
+Passes write a schedule (`tile-split-rows`, `tile-delay-products`,
+`tile-specialize-warps`, `tile-async-products`), and the Gluon printer prints it.
 """
 
 from __future__ import annotations
 
-from flexc.dialects.tile.schedule.barriers import (
-    ArriveOp,
-    AwaitOp,
-    BarriersOp,
-    ExpectOp,
-)
 from flexc.dialects.tile.schedule.capacity import (
     SHARED_BYTES,
     shared_bytes,
     tile_bytes,
 )
 from flexc.dialects.tile.schedule.memory import (
+    ArriveOp,
     AwaitCopiesOp,
+    AwaitOp,
+    BarriersOp,
     CopyInOp,
     CopyOutOp,
+    ExpectOp,
     FenceCopiesOp,
     SharedOp,
     SlotOp,
@@ -34,7 +32,7 @@ from flexc.dialects.tile.schedule.roles import (
     RoleOp,
     RolesOp,
 )
-from flexc.dialects.tile.schedule.types import (
+from flexc.dialects.tile.types import (
     BarriersType,
     PendingType,
     SharedType,

@@ -1,6 +1,6 @@
-"""What one multiprocessor of Hopper has room for.
+"""Limits of one multiprocessor of Hopper: threads, registers, shared memory.
 
-The figures are those of compute capability 9.0 in the CUDA programming guide.
+The numbers are those of compute capability 9.0 in the CUDA programming guide.
 """
 
 from __future__ import annotations
@@ -12,34 +12,32 @@ from xdsl.dialects.builtin import FixedBitwidthType
 from xdsl.ir import Operation, Region
 from xdsl.utils.exceptions import VerifyException
 
-from flexc.dialects.tile.schedule.barriers import BarriersOp
-from flexc.dialects.tile.schedule.memory import SharedOp
-from flexc.dialects.tile.schedule.types import BarriersType, SharedType
-from flexc.dialects.tile.types import TileType
+from flexc.dialects.tile.schedule.memory import BarriersOp, SharedOp
+from flexc.dialects.tile.types import BarriersType, SharedType, TileType
 
 REGISTERS = 65536
-"""Registers of a multiprocessor, of 32 bits each."""
+"""The number of 32-bit registers of a multiprocessor."""
 
 THREADS = 1024
-"""The most threads that a program has."""
+"""The most threads of a program."""
 
 SHARED_BYTES = 232448
-"""The most shared memory that a program has."""
+"""The most shared memory of a program, in bytes."""
 
 RESERVED_BYTES = 1024
-"""Shared memory that each program takes besides its own.
+"""The shared memory that each program takes in addition to its own, in bytes.
 
-What programs share a multiprocessor have the most of one program and this.
+All programs of a multiprocessor together have `SHARED_BYTES + RESERVED_BYTES`.
 """
 
 BARRIER_BYTES = 8
 
 WARP_GROUP = 4
-"""Warps are added, and registers given, by groups of so many."""
+"""The number of warps in a warp group; warps and registers are allocated by groups."""
 
 
 class Group(NamedTuple):
-    """`copies` groups of warps, each thread of which may have so many registers."""
+    """`copies` groups of `warps` warps; each thread may have `registers` registers."""
 
     copies: int
     warps: int
@@ -47,12 +45,12 @@ class Group(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Threads of all copies, those included that fill up a group of warps."""
+        """The threads of all copies, each rounded up to whole warp groups."""
         return self.copies * -(-self.warps // WARP_GROUP) * WARP_GROUP * 32
 
 
 def verify_group(group: Group) -> None:
-    """One role's numbers, each for itself."""
+    """Verify the copies, warps and registers of one role."""
     if group.copies < 1:
         raise VerifyException(f"copies expects 1 or more, got {group.copies}")
     if group.warps < 1 or group.warps & (group.warps - 1):
@@ -64,7 +62,7 @@ def verify_group(group: Group) -> None:
 
 
 def verify_groups(groups: Sequence[Group]) -> None:
-    """All roles run at once."""
+    """Verify that all roles together have enough threads and registers."""
     threads = sum(group.threads for group in groups)
     if threads > THREADS:
         raise VerifyException(f"expects at most {THREADS} threads, got {threads}")
@@ -76,9 +74,10 @@ def verify_groups(groups: Sequence[Group]) -> None:
 
 
 def verify_starting_registers(groups: Sequence[Group], most: int) -> None:
-    """Roles share out what a program starts with: `most` for each thread.
+    """Verify that roles need at most the registers that a program starts with.
 
-    A role that is to have more waits until others have given up as many.
+    Each thread starts with `most` registers. A role that needs more waits until other
+    roles release registers.
     """
     started = sum(group.threads for group in groups) * most
     wanted = sum(group.threads * group.registers for group in groups)
@@ -90,7 +89,10 @@ def verify_starting_registers(groups: Sequence[Group], most: int) -> None:
 
 
 def verify_residents(residents: int, registers: int, shared: int) -> None:
-    """Programs of so many registers and bytes fit a multiprocessor."""
+    """Verify that `residents` programs fit a multiprocessor.
+
+    Each program has `registers` registers and `shared` bytes of shared memory.
+    """
     if residents < 1:
         raise VerifyException(f"residents expects 1 or more, got {residents}")
     if residents * registers > REGISTERS:
@@ -107,7 +109,7 @@ def verify_residents(residents: int, registers: int, shared: int) -> None:
 
 
 def tile_bytes(tile: TileType) -> int:
-    """The memory that a tile takes."""
+    """Return the number of bytes that a tile takes."""
     assert isinstance(tile.element_type, FixedBitwidthType)
     count = 1
     for size in tile.get_shape():
@@ -116,7 +118,7 @@ def tile_bytes(tile: TileType) -> int:
 
 
 def shared_bytes(kernel: Operation | Region) -> int:
-    """The shared memory that a kernel's slots and barriers take."""
+    """Return the bytes of shared memory that a kernel's slots and barriers take."""
     total = 0
     for op in kernel.walk():
         if isinstance(op, SharedOp):

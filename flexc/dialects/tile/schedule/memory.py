@@ -1,4 +1,4 @@
-"""Shared memory: slots, views of them, and copies to and from global memory."""
+"""Shared memory and its barriers (PTX's mbarriers): slots, views, copies, waits."""
 
 from __future__ import annotations
 
@@ -19,24 +19,20 @@ from xdsl.traits import MemoryAllocEffect, MemoryReadEffect, MemoryWriteEffect, 
 from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.mod_region import expect_type
-from flexc.dialects.tile.schedule.shapes import (
-    transposed,
-    verify_box,
-    verify_index,
-    verify_same_tile,
-)
-from flexc.dialects.tile.schedule.types import (
+from flexc.dialects.tile.checks import verify_box, verify_index, verify_same_tile
+from flexc.dialects.tile.types import (
     BarriersType,
     SharedType,
+    TileType,
     ViewType,
     tile_of,
+    transposed,
 )
-from flexc.dialects.tile.types import TileType
 
 
 @irdl_op_definition
 class SharedOp(IRDLOperation):
-    """Slots in shared memory, for as long as the kernel runs."""
+    """Slots in shared memory, allocated for the whole run of the kernel."""
 
     name = "tile.shared"
 
@@ -51,7 +47,7 @@ class SharedOp(IRDLOperation):
 
 @irdl_op_definition
 class SlotOp(IRDLOperation):
-    """The place of one slot's tile."""
+    """A view of the tile in one slot."""
 
     name = "tile.slot"
 
@@ -76,7 +72,7 @@ class SlotOp(IRDLOperation):
 
 @irdl_op_definition
 class TransposeViewOp(IRDLOperation):
-    """A view whose rows are another's columns; nothing moves."""
+    """The transpose of a view; no elements move."""
 
     name = "tile.transpose_view"
 
@@ -97,11 +93,11 @@ class TransposeViewOp(IRDLOperation):
 
 @irdl_op_definition
 class CopyInOp(IRDLOperation):
-    """Start to copy a tile of a tensor's last dimensions to shared memory.
+    """The start of a copy of a tile of a tensor's last dimensions to shared memory.
 
-    Elements outside the tensor are 0. The copy is complete when the current phase
-    of the barrier `barriers[index]`, which was told to expect its bytes, is
-    complete. Until then the slot holds nothing.
+    Elements outside the tensor are 0. A `tile.expect` must have announced the copy's
+    bytes to the barrier `barriers[index]`. The copy is complete when the barrier's
+    current phase is complete. Until then the contents of the slot are undefined.
 
     ```mlir
     tile.copy_in %key[%b, %kv_h, %kv_start, %c0] to %view, %k_full[%stage]
@@ -147,9 +143,9 @@ def _verify_whole(view: SSAValue) -> None:
 
 @irdl_op_definition
 class WriteViewOp(IRDLOperation):
-    """Write a tile to its place in shared memory.
+    """A store of a tile to its view in shared memory.
 
-    Copies out of there and products see it after `tile.fence_copies`.
+    Products and copies out of shared memory see the tile after `tile.fence_copies`.
     """
 
     name = "tile.write_view"
@@ -169,9 +165,9 @@ class WriteViewOp(IRDLOperation):
 
 @irdl_op_definition
 class FenceCopiesOp(IRDLOperation):
-    """Make what this role wrote to shared memory visible to what runs beside it.
+    """A fence between this role's writes to shared memory and asynchronous reads.
 
-    That is copies out, and products, which read shared memory by themselves.
+    After the fence, copies out and products see the writes.
     """
 
     name = "tile.fence_copies"
@@ -182,10 +178,10 @@ class FenceCopiesOp(IRDLOperation):
 
 @irdl_op_definition
 class CopyOutOp(IRDLOperation):
-    """Start to copy a tile from shared memory to a memref's last dimensions.
+    """The start of a copy of a tile from shared memory to a memref's last dimensions.
 
-    Elements outside the memref are left out. Until `tile.await_copies` the slot must
-    stay what it is; the memref has the tile when the kernel ends.
+    Elements outside the memref are not written. The slot must not change until
+    `tile.await_copies`. The memref holds the tile when the kernel ends.
 
     ```mlir
     tile.copy_out %view to %out[%b, %h, %row, %c0]
@@ -215,10 +211,10 @@ class CopyOutOp(IRDLOperation):
 
 @irdl_op_definition
 class AwaitCopiesOp(IRDLOperation):
-    """Wait until at most `outstanding` copies out of this role still read their slots.
+    """A wait until at most `outstanding` copies out of this role read their slots.
 
-    The slots of the others may be used again. What was copied is in global memory when
-    the kernel ends: nothing of this kernel may read it there.
+    The slots of the other copies may be used again. The copied elements are in global
+    memory when the kernel ends: no op of this kernel may read them there.
     """
 
     name = "tile.await_copies"
@@ -236,3 +232,90 @@ class AwaitCopiesOp(IRDLOperation):
             raise VerifyException(
                 f"outstanding expects 0 or more, got {self.outstanding.value.data}"
             )
+
+
+@irdl_op_definition
+class BarriersOp(IRDLOperation):
+    """Barriers that all roles can use."""
+
+    name = "tile.barriers"
+
+    result = result_def(BarriersType)
+
+    traits = traits_def(MemoryAllocEffect())
+    assembly_format = "attr-dict `:` type($result)"
+
+    def __init__(self, type_: BarriersType):
+        super().__init__(result_types=[type_])
+
+
+class _BarrierOp(IRDLOperation):
+    """An op on one barrier."""
+
+    barriers = operand_def(BarriersType)
+    index = operand_def(i32)
+
+    traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
+
+    def verify_(self) -> None:
+        verify_index(self.index, self.barriers.type)
+
+
+@irdl_op_definition
+class ExpectOp(_BarrierOp):
+    """An arrival that extends the current phase until `bytes` bytes were copied in."""
+
+    name = "tile.expect"
+
+    bytes = prop_def(IntegerAttr[I32])
+
+    assembly_format = (
+        "$barriers `[` $index `]` `bytes` $bytes attr-dict `:` type($barriers)"
+    )
+
+    def __init__(self, barriers: SSAValue, index: SSAValue, bytes: int):
+        super().__init__(
+            operands=[barriers, index], properties={"bytes": IntegerAttr(bytes, i32)}
+        )
+
+    def verify_(self) -> None:
+        super().verify_()
+        if self.bytes.value.data < 1:
+            raise VerifyException(
+                f"expects a positive number of bytes, got {self.bytes.value.data}"
+            )
+
+
+@irdl_op_definition
+class ArriveOp(_BarrierOp):
+    """An arrival: roles that wait for the phase see earlier effects of this role."""
+
+    name = "tile.arrive"
+
+    assembly_format = "$barriers `[` $index `]` attr-dict `:` type($barriers)"
+
+    def __init__(self, barriers: SSAValue, index: SSAValue):
+        super().__init__(operands=[barriers, index])
+
+
+@irdl_op_definition
+class AwaitOp(_BarrierOp):
+    """A wait until the parity of the barrier's current phase differs from `parity`.
+
+    With parity 0 the op waits for the first phase to complete. With parity 1 it does
+    not wait while the first phase is current.
+    """
+
+    name = "tile.await"
+
+    # Repeated because an op's own operands precede those of its base class.
+    barriers = operand_def(BarriersType)
+    index = operand_def(i32)
+    parity = operand_def(i32)
+
+    assembly_format = (
+        "$barriers `[` $index `]` `parity` $parity attr-dict `:` type($barriers)"
+    )
+
+    def __init__(self, barriers: SSAValue, index: SSAValue, parity: SSAValue):
+        super().__init__(operands=[barriers, index, parity])

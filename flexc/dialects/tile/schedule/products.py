@@ -24,34 +24,36 @@ from xdsl.traits import MemoryReadEffect, MemoryWriteEffect
 from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.mod_region import expect_type
-from flexc.dialects.tile.layouts import OperandAttr, ProductAttr
-from flexc.dialects.tile.schedule.shapes import verify_same_tile
-from flexc.dialects.tile.schedule.types import (
+from flexc.dialects.tile.checks import verify_same_tile
+from flexc.dialects.tile.types import (
+    OperandAttr,
     PendingType,
+    ProductAttr,
+    TileType,
     ViewType,
     matrix_shape,
     tile_of,
 )
-from flexc.dialects.tile.types import TileType
 
 ROWS, DEPTH, COLUMNS = 64, 16, 8
-"""What rows, summed elements and columns of products are multiples of."""
+"""The sizes that rows, inner dimensions and columns of products are multiples of."""
 
 MOST_COLUMNS = 256
 
 
 @irdl_op_definition
 class IssueDotOp(IRDLOperation):
-    """Start lhs @ rhs + acc. lhs is a tile or lies in shared memory, rhs lies there.
+    """The start of the product lhs @ rhs + acc.
 
-    Without `acc` the product alone. Products of a role complete in the order in
-    which they were issued; until one has, its operands must stay what they are.
-    Each is awaited once, in the block that issues it. That none is in flight over a
-    loop's back edge is a choice: only where operands lie in registers would ptxas have
-    to make all products wait, but one rule for all is simple to check.
+    lhs is a tile or a view of shared memory, rhs is a view. Without `acc`, nothing is
+    added. Products of a role complete in the order of their issue. Until a product is
+    complete, its operands must not change. Each product is awaited once, in the block
+    that issues it. So no product is in flight over a loop's back edge. ptxas would need
+    this only for operands in registers, but one rule for all products is simple to
+    check.
 
-    Elements have 16 bits, and are summed in f32. Once layouts are decided sizes are
-    those of wgmma, and the result lies as a product of its columns does.
+    Elements have 16 bits and are summed in f32. Once layouts are assigned, the sizes
+    are those of wgmma, and the result has the product layout of its number of columns.
 
     ```mlir
     %s = tile.issue_dot %q, %k_t of !tile.view<!tile.tile<64x128xbf16>>,
@@ -128,7 +130,10 @@ class IssueDotOp(IRDLOperation):
 
 
 def _verify_sizes(m: int, k: int, n: int) -> None:
-    """An instruction's operands, or several's: 64 rows for each warp group."""
+    """Verify that wgmma instructions can compute the product.
+
+    Each instruction computes 64 rows for a warp group.
+    """
     if m % ROWS or k % DEPTH:
         raise VerifyException(
             f"lhs expects multiples of {ROWS} rows and {DEPTH} columns, got {m} x {k}"
@@ -154,9 +159,9 @@ def _place(user: Operation, issue: Operation) -> str:
 
 @irdl_op_definition
 class AwaitDotOp(IRDLOperation):
-    """Wait until at most `outstanding` products that this role issued are in flight.
+    """A wait until at most `outstanding` products of this role are in flight.
 
-    The product whose result this gives must not be among these.
+    The product whose result this op returns must be complete then.
     """
 
     name = "tile.await_dot"
@@ -193,9 +198,9 @@ class AwaitDotOp(IRDLOperation):
             )
 
     def _issued_since(self) -> int:
-        """How many products were issued after this one.
+        """Return the number of products that were issued after this one.
 
-        Those of other blocks in between were awaited there.
+        Products of nested blocks in between were awaited there.
         """
         count, op = 0, self.prev_op
         while op is not None and op is not self.pending.owner:

@@ -1,4 +1,4 @@
-"""Who computes what: parts of a program, and roles of groups of warps."""
+"""Ops that divide work: parts of a program, and roles of groups of warps."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.mod_region import is_scalar
 from flexc.dialects.tile.schedule.capacity import Group, verify_group, verify_groups
-from flexc.dialects.tile.schedule.types import BarriersType, SharedType
-
-# What roles may use of the code around them.
+from flexc.dialects.tile.types import BarriersType, SharedType
 
 
 def verify_captures(region: Region) -> None:
-    """Roles use numbers, tensors and shared memory from outside, and no tiles.
+    """Verify that roles use no tiles from outside.
 
-    A tile lies in the registers of those who computed it.
+    They may use numbers, tensors, memrefs, shared memory and barriers. A tile lies in
+    the registers of the threads that computed it.
     """
     for op in region.walk():
         for operand in op.operands:
@@ -60,8 +59,8 @@ def _is_inside(value: SSAValue, region: Region) -> bool:
 class PartsOp(IRDLOperation):
     """The same code for each of some parts of a program's rows.
 
-    The region receives the part's number, an i32. Parts do not see each other's
-    values, and may run in any order or at once.
+    The region receives the part's number, an i32. Parts do not see each other's values,
+    and may run in any order or at the same time.
 
     ```mlir
     tile.parts 2 {
@@ -93,11 +92,10 @@ class PartsOp(IRDLOperation):
 
 @irdl_op_definition
 class RolesOp(IRDLOperation):
-    """Groups of warps that run at once, each with code of its own: `tile.role`s.
+    """Groups of warps that run at the same time, with a `tile.role` for each.
 
-    What is computed before is computed by all. Roles share numbers from before,
-    tensors, and what lies in shared memory, but no tiles. The kernel ends when all
-    have ended.
+    All warps compute the ops before this op. Roles share numbers from before, tensors
+    and shared memory, but no tiles. The kernel ends when all roles have ended.
     """
 
     name = "tile.roles"
@@ -112,7 +110,7 @@ class RolesOp(IRDLOperation):
 
     @property
     def roles(self) -> Sequence[RoleOp]:
-        """The roles in order."""
+        """The roles in program order."""
         return [op for op in self.body.block.ops if isinstance(op, RoleOp)]
 
     def verify_(self) -> None:
@@ -130,11 +128,12 @@ class RolesOp(IRDLOperation):
 
 @irdl_op_definition
 class RoleOp(IRDLOperation):
-    """One role, taken by `copies` groups of `warps` warps.
+    """One role, which `copies` groups of `warps` warps run.
 
-    The region receives the number of its copy, an i32 that is known when the kernel
-    is compiled. `registers` is how many each thread may have; the first copy of the
-    first role gets what the others leave, which may be a few more.
+    The region receives the number of its copy, an i32 that is known when the kernel is
+    compiled. `registers` is the number of registers of each thread. The first copy of
+    the first role gets the registers that the other copies leave, which may be a few
+    more.
 
     ```mlir
     tile.role "consumer" copies 2 warps 4 registers 240 {
@@ -173,7 +172,7 @@ class RoleOp(IRDLOperation):
 
     @property
     def group(self) -> Group:
-        """What the role takes of a multiprocessor."""
+        """The copies, warps and registers of the role."""
         return Group(
             self.copies.value.data, self.warps.value.data, self.registers.value.data
         )
@@ -185,7 +184,7 @@ class RoleOp(IRDLOperation):
 
 @irdl_op_definition
 class EndOp(IRDLOperation):
-    """Ends a part or a role."""
+    """The end of a part or a role."""
 
     name = "tile.end"
 
@@ -194,7 +193,7 @@ class EndOp(IRDLOperation):
 
 
 def _verify_numbered(body: Region) -> None:
-    """A body receives the number of its part or copy, and ends."""
+    """Verify that a body has one i32 argument and ends with tile.end."""
     types = [arg.type for arg in body.block.args]
     if types != [i32]:
         got = ", ".join(str(t) for t in types)

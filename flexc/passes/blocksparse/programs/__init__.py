@@ -1,1 +1,1 @@
-"""What one program computes: blocksparse ops as tile code, written for all targets."""
+"""The code of one program: blocksparse ops as tile ops, written for all targets."""

@@ -1,18 +1,19 @@
 """Attention as the code of one program, which owns `block_m` query rows of one head.
 
 1. Find the program's rows, heads and lengths; load the rows of the query.
-2. For each segment loop over its key blocks: s = q @ k^T, the mod region over s,
-   -inf where the segment's mask says so, one step of the online softmax.
+2. For each segment, loop over its key blocks: s = q @ k^T, the mod region over s, -inf
+   for pairs that the segment's mask hides, one step of the online softmax.
 3. Normalise and store.
 
-A positive factor of all scores, the scale to begin with, is not applied to them
-at all: it goes into the softmax's exponents (see `score_factor`).
+A positive factor of all scores, such as the scale, is not applied to the scores: the
+softmax's exponents include the factor (see `score_factor`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from xdsl.dialects import arith, scf
 from xdsl.dialects import math as math_dialect
@@ -22,32 +23,31 @@ from xdsl.ir import Attribute, Block, Region, SSAValue
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.blocksparse import SegmentKind, SegmentKindAttr
 from flexc.dialects.tile import TileType
-from flexc.passes.blocksparse.programs.arguments import grid_of
 from flexc.passes.blocksparse.programs.builder import (
-    Place,
-    ProgramBuilder,
+    RowBlock,
+    SegmentKernelBuilder,
+    Visit,
     guard_captures,
+    narrowed,
 )
-from flexc.passes.blocksparse.programs.narrowing import narrowed
+from flexc.passes.blocksparse.programs.kernel_builder import grid_of
 from flexc.passes.blocksparse.programs.online_softmax import (
     OnlineSoftmax,
+    ShiftedSoftmax,
     SoftmaxState,
     lse_of_parts,
     rest_of_parts,
 )
 from flexc.passes.blocksparse.programs.row_terms import (
-    ShiftedSoftmax,
     SplitScore,
     split_score,
 )
-from flexc.passes.blocksparse.programs.splits import Split
-from flexc.passes.blocksparse.programs.visits import Visit
-from flexc.passes.flex.score_factor import Factor, factor_score
-from flexc.passes.flex.softmax_facts import LOG2_E, softmax_facts
+from flexc.passes.flex.score_factor import LOG2_E, Factor, factor_score, softmax_facts
 from flexc.passes.scalar.describe import describe
 from flexc.passes.scalar.ranges.float_values import FORMATS
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
-from flexc.passes.sizes.tile_sizes import UNALIGNED_VALUE_DIM, padded_head_dim
+from flexc.passes.targets.target import Target
+from flexc.passes.targets.triton import UNALIGNED_VALUE_DIM
 from flexc.passes.tile.map_builder import (
     COLUMN,
     FULL,
@@ -59,23 +59,66 @@ from flexc.passes.tile.map_builder import (
 )
 
 
-class AttentionProgram(ProgramBuilder):
-    """Builds the kernel of one `blocksparse.attention`."""
+@dataclass(frozen=True)
+class KeySplit:
+    """One of the programs that share the keys of the same rows.
+
+    A call with few rows has few programs, which leave most of a GPU idle: decoding has
+    one program for each head. Splits give the GPU more programs; `CombineKernelBuilder`
+    combines their results.
+    """
+
+    b: SSAValue
+    number: SSAValue
+    count: SSAValue
+
+    @classmethod
+    def of(cls, code: ScalarCode, result_b: SSAValue, count: SSAValue) -> KeySplit:
+        """Find the split of a result's batch; each query batch has `count` splits."""
+        result_b.name_hint = "result_b"
+        b = code.div(result_b, count, "b")
+        return cls(b, code.sub(result_b, code.mul(b, count), "split"), count)
+
+    def share(
+        self, code: ScalarCode, begin: SSAValue, end: SSAValue
+    ) -> tuple[SSAValue, SSAValue]:
+        """Return this split's share of a range, which may be reversed.
+
+        The last splits get the remainder. An empty share therefore begins at an
+        existing iteration, if there is any: a padded loop reads there.
+        """
+        zero, one = code.const(0), code.const(1)
+        length = code.insert(arith.MaxSIOp(code.sub(end, begin), zero))
+        size = code.div(length, self.count)
+        left = code.sub(length, code.mul(size, self.count))
+        extra = code.sub(self.number, code.sub(self.count, left))
+        before = code.add(
+            code.mul(self.number, size), code.insert(arith.MaxSIOp(extra, zero))
+        )
+        first = code.add(begin, before, "first")
+        has_more = code.cmp("sge", extra, zero)
+        more = code.select(has_more, one, zero)
+        return first, code.add(code.add(first, size), more, "end")
+
+
+class AttentionKernelBuilder(SegmentKernelBuilder):
+    """A builder of the kernel of one `blocksparse.attention`."""
 
     op: blocksparse.AttentionOp
 
-    key_split: Split | None = None
-    """Which keys of its rows this program sees, if not all."""
+    key_split: KeySplit | None = None
+    """The share of the keys that this program visits; None for all keys."""
 
-    def __init__(self, op: blocksparse.AttentionOp, name: str, target: str):
+    def __init__(self, op: blocksparse.AttentionOp, name: str, target: Target):
         super().__init__(op, name, target)
         self.op = op
         self.value_dim = flex.tensor_shape(op.value)[3]
-        self.d_tile = padded_head_dim(target, flex.tensor_shape(op.query)[3])
+        self.d_tile = target.padded(flex.tensor_shape(op.query)[3])
         least = 16 if op.alignment is not None else UNALIGNED_VALUE_DIM
-        self.dv_tile = padded_head_dim(target, self.value_dim, least)
-        # A maximum is rounded when a factor is put back, which matters if it is large.
-        # The scores of splits are as inexact then, and so may be what they weigh.
+        self.dv_tile = target.padded(self.value_dim, least)
+        # Multiplying a maximum by the factor rounds the maximum, which matters if it is
+        # large. Scores of splits are then as inexact, and so may be the weights of
+        # splits.
         exact = op.lse_rest is not None and op.score_range is None
         self.score = factor_score(
             op.score_mod,
@@ -86,19 +129,19 @@ class AttentionProgram(ProgramBuilder):
         self.split = self.split_score(exact or op.splits is not None)
 
     def split_score(self, exact: bool) -> SplitScore | None:
-        """Terms of rows apart from the scores, where that is worth it and as good.
+        """Split terms of rows off the scores; None if that is slower or less exact.
 
-        Scores with close bounds have no maximum to add to, and exact parts of lse know
-        only of shifts by m * c.
+        If scores have close bounds, there is no maximum to add terms to. The exact
+        parts of lse assume shifts by m * c.
         """
         facts = softmax_facts(self.op, self.score.factor)
-        if self.target != "gluon" or exact or facts.shift is not None:
+        if not self.target.splits_row_terms or exact or facts.shift is not None:
             return None
         return split_score(self.score.region, self.max_length)
 
     @property
     def max_length(self) -> int:
-        """Positions are below this."""
+        """An upper bound of the lengths."""
         return self.op.fact("max_length", 1 << 31)
 
     def build(self) -> tile.KernelOp:
@@ -122,7 +165,7 @@ class AttentionProgram(ProgramBuilder):
         return self.kernel(self.summary() | grid)
 
     def summary(self) -> dict[str, Attribute]:
-        """What the header of the emitted source says that it computes."""
+        """Return the lines about the computation in the emitted source's header."""
         segments = self.segments()
         masks = dict.fromkeys(
             describe(s.mask_mod) for s in segments if s.mask_mod is not None
@@ -134,8 +177,8 @@ class AttentionProgram(ProgramBuilder):
         }
         return {name: StringAttr(text) for name, text in lines.items()}
 
-    def locate(self) -> Place:
-        """Which rows and heads this program owns."""
+    def locate(self) -> RowBlock:
+        """Write the rows, batch and head that this program owns."""
         code, query, key = self.code, self.args[self.op.query], self.args[self.op.key]
         q_len = code.insert(tile.DimOp(query, 2), "q_len")
         kv_len = code.insert(tile.DimOp(key, 2), "kv_len")
@@ -144,24 +187,25 @@ class AttentionProgram(ProgramBuilder):
         b, h, m_block = self.tile_position(q_len, q_heads)
         self.result_b = b
         if self.op.splits is not None:
-            self.key_split = Split.of(code, b, self.args[self.op.splits])
+            self.key_split = KeySplit.of(code, b, self.args[self.op.splits])
             b = self.key_split.b
-        # As h / (q_heads / kv_heads), with one division in place of two.
+        # This is h / (q_heads / kv_heads), with one division instead of two.
         self.kv_h = code.div(code.mul(h, kv_heads), q_heads, "kv_h")
         q_start = code.mul(m_block, code.const(self.block_m), "q_start")
-        return Place(b, h, q_start, q_len, kv_len)
+        return RowBlock(b, h, q_start, q_len, kv_len)
 
     def share(self, begin: SSAValue, end: SSAValue) -> tuple[SSAValue, SSAValue]:
-        """The iterations of a segment that this program runs: its split's, if any."""
+        """Return the range of a segment's iterations in this program's split."""
         if self.key_split is None:
             return begin, end
         return self.key_split.share(self.code, begin, end)
 
     def softmax(self) -> OnlineSoftmax:
-        """The softmax takes in the factor that the scores left out."""
+        """Return the softmax, whose exponents include the factor that scores lack."""
         code, factor, type_ = self.code, self.score.factor, self.op.score_type
         exponent = code.const(factor.constant * LOG2_E, type_)
-        # Not above the factor: its product overflows only where the score does.
+        # Not above the factor: the product with this power overflows only if the score
+        # does.
         power = code.const(2.0 ** math.floor(math.log2(factor.constant)), type_)
         units = [code.const(u, type_) for u in factor.units if u != 1.0]
         if factor.has_scale:
@@ -179,7 +223,7 @@ class AttentionProgram(ProgramBuilder):
         code, type_ = self.code, self.op.score_type
         largest, peak = (code.const(n, type_) for n in (FORMATS[type_].largest, 1.0))
         if factor.has_scale:
-            # Dot products may overflow before they are scaled, too.
+            # Dot products may also overflow before they are scaled.
             scaled = self.scaled(self.args[self.op.scale], factor.peak)
             peak = code.insert(arith.MaxnumfOp(scaled, peak))
         elif factor.peak != 1.0:
@@ -193,7 +237,7 @@ class AttentionProgram(ProgramBuilder):
         return self.code.insert(arith.MulfOp(scale, number), "unit")
 
     def power_of_two(self, value: SSAValue) -> SSAValue:
-        """The largest power of two that is not above a positive number."""
+        """Write the largest power of two that is not above a positive number."""
         log = self.code.insert(math_dialect.Log2Op(value))
         return self.code.insert(
             math_dialect.Exp2Op(self.code.insert(math_dialect.FloorOp(log))), "power"
@@ -202,7 +246,7 @@ class AttentionProgram(ProgramBuilder):
     def step(
         self, visit: Visit, q: SSAValue, softmax: OnlineSoftmax, state: SoftmaxState
     ) -> SoftmaxState:
-        """One block of keys."""
+        """Write the code for one block of keys; return the new state."""
         visit = narrowed(self, visit, self.place, self.q_idx)
         code, checked = self.code, [0] if visit.sticks_out else []
         kv_idx = code.insert(tile.IotaOp(visit.start, self.block_n), "kv_idx")
@@ -221,7 +265,7 @@ class AttentionProgram(ProgramBuilder):
         return softmax.update(code, state, x, v, term, visit.count)
 
     def modified(self, visit: Visit, kv_idx: SSAValue, s: SSAValue) -> SSAValue:
-        """Scores after the mod, -inf for dead pairs."""
+        """Write the scores after the mod, -inf for dead pairs."""
         mod = None if self.score.is_raw else self.score.region
         if self.split is not None:
             mod = self.split.rest
@@ -247,7 +291,7 @@ class AttentionProgram(ProgramBuilder):
         mod: Region | None,
         masks: bool = True,
     ) -> SSAValue:
-        """A map of scores by the mod; to -inf where pairs are dead, if it `masks`."""
+        """Map scores by the mod and, if `masks`, scores of dead pairs to -inf."""
         flags = visit.flags if masks else []
         has_mask = masks and visit.segment.mask_mod is not None
         checks_columns = masks and visit.sticks_out
@@ -276,7 +320,7 @@ class AttentionProgram(ProgramBuilder):
             if self.clamps(visit):
                 column = self.at_most_last(code, column, kv_len)
             if self.trusts_captures and not self.guards(visit):
-                # Rows beyond the last count for nothing.
+                # Results of rows beyond the last are not used.
                 q_idx = self.at_most_last(code, q_idx, q_len)
             mod_args = [b, h, q_idx, column, *captured]
             if mod is not None:
@@ -294,12 +338,12 @@ class AttentionProgram(ProgramBuilder):
         return result
 
     def offset(self) -> SSAValue:
-        """Columns counted from the first of a block."""
+        """Write the offsets of columns in their block."""
         zero = self.code.const(0)
         return self.code.insert(tile.IotaOp(zero, self.block_n), "column_offset")
 
     def term(self, visit: Visit, region: Region) -> SSAValue:
-        """What is added to each row of a block of scores."""
+        """Write the term that is added to each row of a block of scores."""
         place, captures = self.place, [self.args[c] for c in self.op.captures]
         inputs: list[Input] = [
             (place.row_len, UNIFORM),
@@ -328,7 +372,7 @@ class AttentionProgram(ProgramBuilder):
         softmax: OnlineSoftmax,
         state: SoftmaxState,
     ) -> None:
-        """Normalise, and write what the call asked for."""
+        """Normalise, and store the results of the op."""
         code, op = self.code, self.op
         start = [self.result_b, *self.place.where[1:]]
         assert isinstance(op.out.type, TensorType)

@@ -1,23 +1,134 @@
-"""What programs over segments share: their arguments, tiles and loops."""
+"""Builders of kernels over segments: blocks of rows, visits of column blocks, loops."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import AffineMapAttr, TensorType, UnitAttr, i32
+from xdsl.dialects.builtin import AffineMapAttr, TensorType, UnitAttr, i1, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
-from xdsl.ir.affine import AffineExpr, AffineMap
 from xdsl.utils.hints import isa
 
 from flexc.dialects import blocksparse, flex, tile
-from flexc.dialects.blocksparse import SegmentOp, TileOrder
-from flexc.dialects.tile import IDLE_BEYOND, ParamAttr, ParamKind, TileType
-from flexc.dialects.tile.schedule.shapes import constant_of
-from flexc.passes.blocksparse.programs.arguments import arguments_of, entry_block
-from flexc.passes.blocksparse.programs.visits import Visit
+from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
+from flexc.dialects.constants import int_constant
+from flexc.dialects.tile import IDLE_BEYOND, ReduceKind, TileType
+from flexc.passes.blocksparse.programs.kernel_builder import KernelBuilder, rows_grid
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
+from flexc.passes.targets.target import Target
+from flexc.passes.tile.map_builder import (
+    COLUMN,
+    ROW,
+    UNIFORM,
+    Input,
+    build_map,
+)
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One block of columns of a segment."""
+
+    segment: SegmentOp
+    start: SSAValue
+    """The first column of the block."""
+    masked: SSAValue | None = None
+    """The condition, in a mixed segment, that the mask applies to this block."""
+    exists: SSAValue | None = None
+    """The condition that the block is to be visited; None if this is always true.
+
+    The condition is false in the dummy iteration of an empty padded segment, and in
+    iterations without columns of a segment that may skip.
+    """
+    count: SSAValue | None = None
+    """The number of leading columns that are visited; None for the whole block."""
+
+    @property
+    def sticks_out(self) -> bool:
+        """True if the block may reach beyond the last column."""
+        return self.segment.inside is None
+
+    @property
+    def flags(self) -> list[SSAValue]:
+        """The conditions of the block that a map over its pairs takes as operands."""
+        return [v for v in (self._unmasked, self.exists) if v is not None]
+
+    @property
+    def _unmasked(self) -> SSAValue | None:
+        """The value of `masked` if unmasked blocks evaluate the mask too, else None."""
+        has_mask = self.segment.mask_mod is not None
+        return self.masked if has_mask and self._full_sticks_out else None
+
+    @property
+    def _full_sticks_out(self) -> bool:
+        """True if an unmasked block may reach beyond the last column."""
+        return self.sticks_out and self.segment.full_inside is None
+
+    def doubtful(
+        self, code: ScalarCode, block_n: int, column_len: SSAValue
+    ) -> SSAValue | None:
+        """Write the condition that pairs may be dead; None if blocks need no branch.
+
+        A full segment that may be empty has few blocks, or comes with other segments: a
+        branch for columns beyond the last saves nothing there. A branch saves nothing
+        either for the few skipped iterations of trimmed segments.
+        """
+        if self.segment.kind.data == SegmentKind.PARTIAL or self.segment.is_trimmed:
+            return None
+        found = [] if self.masked is None else [self.masked]
+        if self._full_sticks_out and (found or self.segment.is_entered):
+            end = code.add(self.start, code.const(block_n))
+            found.append(code.cmp("sgt", end, column_len))
+        if self.exists is not None:
+            found.append(_not(code, self.exists))
+        return _any(code, found)
+
+    def live(
+        self,
+        code: ScalarCode,
+        inside: SSAValue | None,
+        mod_args: Sequence[SSAValue],
+        flags: Sequence[SSAValue],
+    ) -> SSAValue | None:
+        """Write the condition that a pair is live; None if every pair is live.
+
+        `flags` are the values of `self.flags` within the map.
+        """
+        given = list(flags)
+        found: list[SSAValue] = []
+        if self.segment.mask_mod is not None:
+            (live,) = inline_region(self.segment.mask_mod, mod_args, code)
+            if self._unmasked is not None:
+                live = code.or_(live, _not(code, given.pop(0)))
+            found.append(live)
+        # This condition varies along columns only, so it is computed once for each
+        # column.
+        exists = _all(code, [*([] if inside is None else [inside]), *given])
+        return _all(code, [*found, *([] if exists is None else [exists])])
+
+
+def _not(code: ScalarCode, flag: SSAValue) -> SSAValue:
+    return code.insert(arith.XOrIOp(flag, code.const(1, i1)))
+
+
+def _any(code: ScalarCode, flags: Sequence[SSAValue]) -> SSAValue | None:
+    if not flags:
+        return None
+    result, *rest = flags
+    for flag in rest:
+        result = code.or_(result, flag)
+    return result
+
+
+def _all(code: ScalarCode, flags: Sequence[SSAValue]) -> SSAValue | None:
+    if not flags:
+        return None
+    result, *rest = flags
+    for flag in rest:
+        result = code.and_(result, flag)
+    return result
+
 
 KEPT = (
     "num_warps",
@@ -28,16 +139,18 @@ KEPT = (
     "index_width",
     "max_length",
 )
-"""Properties of an op that its kernel says as well."""
-
+"""The properties of an op that become attributes of its kernel."""
 
 Step = Callable[[Visit, list[SSAValue]], Sequence[SSAValue]]
-"""One iteration: what is visited, and the state."""
+"""A function that writes one iteration, from a visit and the loop state.
+
+The function returns the new state.
+"""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which rows of which head of the query a program visits segments for."""
+class RowBlock:
+    """The rows of one query head for which a program visits segments."""
 
     b: SSAValue
     h: SSAValue
@@ -54,21 +167,20 @@ class Place:
         return [self.row_len, self.column_len]
 
 
-class ProgramBuilder:
-    """Builds one kernel from one op over segments."""
+class SegmentKernelBuilder(KernelBuilder):
+    """A builder of the kernel of one op over segments."""
 
     column_name = "kv_start"
-    """What the first column of a block is called."""
+    """The name hint of the first column of a block."""
 
     def __init__(
         self,
         op: blocksparse.AttentionOp | blocksparse.PairSumsOp,
         name: str,
-        target: str,
+        target: Target,
     ):
+        super().__init__(op, name, target)
         self.op = op
-        self.name = name
-        self.target = target
         self.block_m = op.block_m.value.data
         self.block_n = op.block_n.value.data
         self.trusts_captures = any(
@@ -76,30 +188,21 @@ class ProgramBuilder:
             for region in self.mod_regions()
             for inner in region.walk()
         )
-        self.block = entry_block(op)
-        self.args: dict[SSAValue, SSAValue] = dict(
-            zip(arguments_of(op), self.block.args, strict=True)
-        )
-        self.code = ScalarCode(self.block)
 
     def segments(self) -> list[SegmentOp]:
         return [o for o in self.op.segments.block.ops if isinstance(o, SegmentOp)]
 
     def mod_regions(self) -> list[Region]:
-        """The user's code, or what was made of it."""
+        """Return the score or pairs region of the op, and the masks of its segments."""
         masks = (o.mask_mod for o in self.segments())
         return [self.op.regions[0], *(m for m in masks if m is not None)]
 
     def kernel(self, attributes: dict[str, Attribute]) -> tile.KernelOp:
-        """The kernel around what was built."""
-        self.code.builder.insert(tile.ReturnOp())
-        params = [ParamAttr(ParamKind.ARGUMENT, i) for i in range(len(self.block.args))]
+        """Return the kernel around the code that was built."""
         attributes = dict(self.op.attributes) | attributes
         known = self.op.properties
         attributes |= {fact: known[fact] for fact in KEPT if fact in known}
-        return tile.KernelOp(
-            self.name, self.grid(), params, Region(self.block), attributes
-        )
+        return self.kernel_op(self.grid(), attributes)
 
     def grid(self) -> AffineMapAttr:
         return rows_grid(self.block_m)
@@ -107,7 +210,7 @@ class ProgramBuilder:
     def tile_position(
         self, row_len: SSAValue, heads: SSAValue
     ) -> tuple[SSAValue, SSAValue, SSAValue]:
-        """This program's batch, head and first row, in the order that is asked for."""
+        """Write this program's batch, head and block of rows, in the op's order."""
         code = self.code
         block = code.insert(tile.ProgramIdOp(0), "m_block")
         h = code.insert(tile.ProgramIdOp(1), "h")
@@ -123,9 +226,9 @@ class ProgramBuilder:
     def grouped(
         self, block: SSAValue, h: SSAValue, blocks: SSAValue, heads: SSAValue
     ) -> tuple[SSAValue, SSAValue]:
-        """Renumber a batch's programs: within a group of heads, heads run fastest.
+        """Renumber the programs of a batch: heads vary fastest within their group.
 
-        The last group has what heads are left.
+        The last group has the remaining heads.
         """
         code = self.code
         assert self.op.heads_per_group is not None
@@ -146,9 +249,9 @@ class ProgramBuilder:
         name: str,
         count: SSAValue | None = None,
     ) -> SSAValue:
-        """The tile of rows that starts at (b, h, row), padded in the head dim.
+        """Load the tile of rows that starts at (b, h, row), padded in the head dim.
 
-        Of its rows only the first `count` are read, if that is given.
+        If `count` is given, only the first `count` rows of the tile are read.
         """
         assert isa(tensor.type, TensorType[Attribute])
         checked = [*checked, 1] if shape[1] != flex.tensor_shape(tensor)[3] else checked
@@ -159,9 +262,9 @@ class ProgramBuilder:
         )
 
     def loop(
-        self, segment: SegmentOp, place: Place, state: Sequence[SSAValue], step: Step
+        self, segment: SegmentOp, place: RowBlock, state: Sequence[SSAValue], step: Step
     ) -> list[SSAValue]:
-        """Visit one segment's blocks of columns; the state that is left."""
+        """Write the loop over a segment's blocks of columns; return the final state."""
         trailing = [
             *place.lengths,
             *(self.args[v] for v in (*self.op.captures, *self.op.tables)),
@@ -193,7 +296,7 @@ class ProgramBuilder:
             exists = self.code.cmp("sgt", count, self.code.const(0))
             count = self.code.insert(arith.MaxSIOp(count, self.code.const(1)), "count")
         if segment.padded is not None:
-            # If there is none, the first is all that takes place.
+            # If there is no iteration, only the first one runs.
             exists = outer.cmp("slt", begin, end)
             end = outer.insert(arith.MaxSIOp(end, outer.add(begin, one)), "end")
         visit = Visit(segment, start, masked, exists, count)
@@ -208,50 +311,100 @@ class ProgramBuilder:
         return list(loop.results)
 
     def share(self, begin: SSAValue, end: SSAValue) -> tuple[SSAValue, SSAValue]:
-        """The iterations of a segment that this program runs: all of them."""
+        """Return the range of a segment's iterations that this program runs: all."""
         return begin, end
 
     def is_block(self, count: SSAValue) -> bool:
-        """Whether a number of columns is known to be that of a block."""
-        return constant_of(count) == self.block_n
+        """Return True if a number of columns is known to be that of a whole block."""
+        return int_constant(count) == self.block_n
 
     def clamps(self, visit: Visit) -> bool:
-        """Whether mods receive the last column for those beyond it.
+        """Return True if mods receive the last column for columns beyond the last.
 
-        What is visited with a count has a column, and tiles have more than that.
+        A visit with a count has at least one column, and its tile may have more than
+        `count`.
         """
         if visit.count is not None:
             return self.trusts_captures
         return self.trusts_captures and visit.sticks_out and self.has_columns(visit)
 
     def has_columns(self, visit: Visit) -> bool:
-        """Whether a loop that is entered finds a column there."""
+        """Return True if the loop runs and each iteration has an existing column."""
         op = self.op
         of_keys = isinstance(op, blocksparse.AttentionOp) or not op.is_transposed
         return visit.segment.is_entered and of_keys and op.has_keys is not None
 
     def guards(self, visit: Visit) -> bool:
-        """Whether captured loads are guarded, as columns may be beyond the last."""
+        """Return True if captured loads are guarded against columns beyond the last."""
         return visit.sticks_out and not self.clamps(visit)
 
     @staticmethod
     def at_most_last(code: ScalarCode, index: SSAValue, length: SSAValue) -> SSAValue:
-        """An index for captured tensors, which may have nothing beyond the last."""
+        """Clamp an index to the last: captured tensors may end there."""
         last = code.sub(length, code.const(1))
         least = arith.MinSIOp(index, last)
         least.attributes[IDLE_BEYOND] = UnitAttr()
         return code.insert(least, index.name_hint)
 
 
-def rows_grid(block: int) -> AffineMapAttr:
-    """A program for each block of rows of each head of each batch."""
-    b, h, rows = (AffineExpr.dimension(i) for i in range(3))
-    return AffineMapAttr(AffineMap(3, 0, (rows.ceil_div(block), h, b)))
-
-
 def guard_captures(values: SSAValue) -> None:
-    """Guard a map's captured loads: beyond the last column they may be anywhere."""
+    """Guard a map's captured loads: columns beyond the last may be out of range."""
     assert isinstance(values.owner, tile.MapOp)
     for op in values.owner.body.block.ops:
         if isinstance(op, flex.LoadCaptureOp):
             op.inside = None
+
+
+def narrowed(
+    program: SegmentKernelBuilder, visit: Visit, place: RowBlock, rows: SSAValue
+) -> Visit:
+    """Narrow a visit to the columns from the first to the last that the mask keeps.
+
+    Tables list whole blocks, of which a program's rows may see few columns, for example
+    at the ends of a document or along a diagonal. The mask is cheap compared with two
+    matrix products, so it is evaluated first. A visit without live columns keeps one
+    column. `rows` are the indices of the program's rows.
+    """
+    if visit.segment.narrowed is None:
+        return visit
+    code = program.code
+    live = live_pairs(program, visit, place, rows)
+    seen = code.insert(tile.ReduceOp(ReduceKind.MAX, live, 0), "seen")
+    found = tile.LiveRangeOp(seen, visit.count)
+    code.builder.insert(found)
+    found.first.name_hint, found.length.name_hint = "first_seen", "seen_count"
+    start = code.add(visit.start, found.first, program.column_name)
+    count = code.insert(arith.MaxSIOp(found.length, code.const(1)), "count")
+    return replace(visit, start=start, count=count)
+
+
+def live_pairs(
+    program: SegmentKernelBuilder, visit: Visit, place: RowBlock, rows: SSAValue
+) -> SSAValue:
+    """Write a map that is true for the pairs of a block that the mask keeps."""
+    code, op = program.code, program.op
+    transposed = isinstance(op, blocksparse.PairSumsOp) and op.is_transposed
+    columns = code.insert(tile.IotaOp(visit.start, program.block_n), "columns")
+    captures = [program.args[c] for c in op.captures]
+    inputs: list[Input] = [
+        *((length, UNIFORM) for length in place.lengths),
+        (place.b, UNIFORM),
+        (place.h, UNIFORM),
+        (rows, ROW),
+        (columns, COLUMN),
+        *((c, UNIFORM) for c in (*captures, *visit.flags)),
+    ]
+
+    def body(code: ScalarCode, *args: SSAValue) -> SSAValue:
+        row_len, column_len, b, h, row, column, *rest = args
+        if program.clamps(visit):
+            column = program.at_most_last(code, column, column_len)
+        if program.trusts_captures and not program.guards(visit):
+            row = program.at_most_last(code, row, row_len)
+        positions = (column, row) if transposed else (row, column)
+        captured, flags = rest[: len(captures)], rest[len(captures) :]
+        live = visit.live(code, None, [b, h, *positions, *captured], flags)
+        assert live is not None
+        return live
+
+    return build_map(code, [program.block_m, program.block_n], inputs, body, "live")

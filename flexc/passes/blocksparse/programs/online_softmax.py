@@ -8,28 +8,29 @@ For each block of keys (Milakov and Gimelshein, 2018; Dao et al., 2022):
     l     = l_i * alpha + rowsum(p)
     acc   = acc * alpha + p @ v
 
-c turns scores into exponents of 2; one fused multiply-add per score does all
-the scaling there is. c is positive, so the maximum may be taken before it.
-alpha is exactly 1 where the maximum stays: a fused m_i * c - m * c would leave
-the rounding of m * c, which adds up over the blocks.
+c turns scores into exponents of 2; scaling takes one fused multiply-add for each score.
+c is positive, so the maximum may be taken before scores are multiplied by c. alpha is
+exactly 1 if the maximum does not change. A fused m_i * c - m * c would leave the
+rounding error of m * c, which adds up over the blocks.
 
-A row whose maximum is beyond a limit, as the score of which it is a part is infinite,
-uses 0 in its place: exp2 sees no NaN but that of a score. At -inf all weights are 0,
-at inf they are of no use: at the end such a row's sum is inf, and its result NaN.
+p would have that error too, of up to half the distance of floats at m * c. If this
+error is large, as in a row whose scores are all -1e30, a power of two near c replaces
+c: m * c is then exact, and scores below m have weight 0 with either factor.
 
-So would p, by as much as half the distance of floats at m * c. Where that is
-large, as in a row of nothing but the -1e30 that people mask with, a power of two
-near c takes its place: m * c is exact, and scores below m have weight 0 by either.
+If the magnitude of a row's maximum is beyond a limit, the score that it belongs to is
+infinite. 0 then replaces the maximum, so that only a NaN score makes an exponent NaN.
+For a maximum of -inf all weights are 0. For inf the weights are not used: the final sum
+of such a row is inf, and its result NaN.
 
-A term r that is added to all of a row's scores in a block is added to their maximum:
+A term r that is added to all scores of a row in a block is added to their maximum:
 
     top   = rowmax(x) + r
     m     = max(m_i, top)
     p     = exp2(x * c + (top - m - rowmax(x)) * c)
 
-Where scores have a lower bound, m starts there: it is never -inf, also not after a
-first block that is wholly masked, nor large, and none of that is needed. Where they
-have close bounds there is no maximum at all: see `shifted_softmax`.
+If scores have a lower bound, m starts at this bound. m is then never large and never
+-inf, even after a first block that is wholly masked, and no such guard is needed. If
+scores have close bounds, there is no maximum at all: see `ShiftedSoftmax`.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from dataclasses import dataclass
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects.builtin import AnyFloat, f64
+from xdsl.dialects.builtin import AnyFloat, FloatAttr, f64
 from xdsl.ir import Attribute, SSAValue
 
 from flexc.dialects import tile
 from flexc.dialects.tile import ReduceKind, TileType, element_of, shape_of
-from flexc.passes.flex.softmax_facts import SoftmaxFacts
+from flexc.passes.flex.score_factor import SoftmaxFacts
 from flexc.passes.scalar.ranges.float_values import FORMATS
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tile.map_builder import (
@@ -57,10 +58,12 @@ from flexc.passes.tile.map_builder import (
     build_row_map,
 )
 
+LN_2 = math.log(2)
+
 
 @dataclass
 class SoftmaxState:
-    """Running maximum, where there is one, and sum of each row; weighted values."""
+    """The maximum, if any, and the sum of each row so far; the weighted values."""
 
     m_i: SSAValue | None
     l_i: SSAValue
@@ -68,7 +71,7 @@ class SoftmaxState:
 
     @staticmethod
     def of(values: Sequence[SSAValue]) -> SoftmaxState:
-        """From what `values` gives, or what a loop makes of it."""
+        """Return the state of a list from `values`, or of a loop's results."""
         for value, name in zip(reversed(values), ("acc", "l_i", "m_i"), strict=False):
             value.name_hint = name
         l_i, acc = values[-2:]
@@ -81,11 +84,12 @@ class SoftmaxState:
 
 @dataclass(frozen=True)
 class OnlineSoftmax:
-    """Builds the softmax of rows whose scores have type `score_type`.
+    """A builder of the softmax of rows whose scores have type `score_type`.
 
-    `factor` is c and `power` a power of two near it. `units` are what turns a maximum
-    into natural units, one after another (the scale where c took it in). Scores beyond
-    `limit` are infinite in these. `facts` says what may be left out.
+    `shape` is that of the accumulator. `factor` is c, and `power` a power of two near
+    c. Multiplied by all `units`, a maximum is in natural units; the scale is one of
+    them if c includes it. Scores beyond `limit` are infinite in natural units. `facts`
+    states the steps that may be left out.
     """
 
     score_type: AnyFloat
@@ -114,10 +118,10 @@ class OnlineSoftmax:
         term: SSAValue | None = None,
         count: SSAValue | None = None,
     ) -> SoftmaxState:
-        """Take in the scores of one block of keys and its values.
+        """Write the update of the state by scores `x` and values `v` of a key block.
 
-        `term`, if there is one, is to be added to each row of `x`. Only the first
-        `count` of its columns are keys, if that is given.
+        `term`, if given, is to be added to each row of `x`. If `count` is given, only
+        the first `count` columns of `x` are keys.
         """
         assert state.m_i is not None
         row_max = code.insert(tile.ReduceOp(ReduceKind.MAX, x, 1, count), "row_max")
@@ -139,7 +143,7 @@ class OnlineSoftmax:
         return SoftmaxState(m, l_i, self.product(code, p, v, acc, count))
 
     def weights(self, code: ScalarCode, x: SSAValue, m: SSAValue) -> SSAValue:
-        """exp2((x - m) * c)"""
+        """Write exp2((x - m) * c)."""
         factor: Input = (self.factor, UNIFORM)
         if self.facts.least is None:
             inputs = [m, self.factor, self.power]
@@ -159,12 +163,12 @@ class OnlineSoftmax:
         m_i: SSAValue,
         term: SSAValue,
     ) -> tuple[SSAValue, SSAValue]:
-        """m, and exp2((x + term - m) * c), with nothing added to each score.
+        """Write m and exp2((x + term - m) * c), with nothing added to each score.
 
-        Both `term` and m may be so large that they hold nothing of x, and a rounded
-        sum with one of them might overflow as an exponent. So exponents are relative
-        to this block's own maximum, like those of `weights`, plus what that is below
-        m: no weight is above 1.
+        Both `term` and m may be so large that their sums with x lose all digits of x. A
+        rounded sum with one of them might also overflow as an exponent. Exponents are
+        therefore relative to the block's own maximum, like those of `weights`, plus the
+        difference of this maximum and m, which is at most 0: no weight is above 1.
         """
         top = build_row_map(code, [row_max, term], _add, "block_max")
         m = build_row_map(code, [m_i, top], _maximum, "m")
@@ -183,16 +187,17 @@ class OnlineSoftmax:
         acc: SSAValue,
         count: SSAValue | None,
     ) -> SSAValue:
-        """acc + p @ v, over the first `count` keys, or all."""
+        """Write acc + p @ v over the first `count` keys; None for all keys."""
         weights = convert(code, p, element_of(v.type))
         return code.insert(tile.DotOp(weights, v, acc, count), "acc_next")
 
     def output(
         self, code: ScalarCode, state: SoftmaxState, element: Attribute
     ) -> SSAValue:
-        """acc / l, and 0 for a row with nothing to attend to.
+        """Write acc / l, and 0 for a row without live pairs.
 
-        Also where values that have no weight are infinite: their products are NaN.
+        The result for such a row is 0 even if masked values are infinite, so that acc
+        is NaN.
         """
         total = self.total(code, state)
         invert = _inverse if self.facts.never_empty else safe_inverse
@@ -208,14 +213,14 @@ class OnlineSoftmax:
         return convert(code, out, element)
 
     def total(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
-        """l; inf for a row with an infinite score, NaN for one with NaN."""
+        """Write l; inf for a row with an infinite score, NaN for a row with NaN."""
         if state.m_i is None or self.facts.least is not None:
             return state.l_i
         inputs = [state.l_i, state.m_i, self.limit]
         return build_row_map(code, inputs, _total, "total")
 
     def max_scores(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
-        """The largest score of each row, in natural units."""
+        """Write the largest score of each row, in natural units."""
         rows = [self.natural_maximum(code, state), state.l_i]
         choose = _unless_nan
         if self.facts.least is not None and not self.facts.never_empty:
@@ -223,7 +228,7 @@ class OnlineSoftmax:
         return build_row_map(code, rows, choose, "max_scores")
 
     def natural_maximum(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
-        """The running maximum; that of an empty row may be any."""
+        """Write the running maximum in natural units; any number for an empty row."""
         assert state.m_i is not None
         maximum = state.m_i
         for unit in self.units:
@@ -231,16 +236,17 @@ class OnlineSoftmax:
         return maximum
 
     def lse(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
-        """The logarithm of the sum of exponentials, in natural units."""
+        """Write the logarithm of the sum of exponentials, in natural units."""
         rows = [self.natural_maximum(code, state), self.total(code, state)]
         return build_row_map(code, rows, log_sum, "lse")
 
     def lse_parts(
         self, code: ScalarCode, state: SoftmaxState
     ) -> tuple[SSAValue, SSAValue]:
-        """The maximum, and the logarithm of the sum of exp(score - maximum).
+        """Write the maximum, and the logarithm of the sum of exp(score - maximum).
 
-        Exponents were shifted by m * c, rounded, and so their sum is off by as much.
+        Exponents were shifted by a rounded m * c, so the logarithm is corrected by the
+        rounding error.
         """
         assert state.m_i is not None
         guarded = self.facts.least is None
@@ -259,7 +265,7 @@ class OnlineSoftmax:
                 shift = _guarded_shift(c, m, factor, power, limit)
             lost = _fma(c, m, used, shift)
             lost = c.select(_is_within(c, m, limit), lost, c.const(0.0, m.type))
-            lost = _mul(c, lost, c.const(math.log(2), m.type))
+            lost = _mul(c, lost, c.const(LN_2, m.type))
             return c.insert(arith.SubfOp(log(c, l_i), lost))
 
         total = self.total(code, state)
@@ -268,8 +274,63 @@ class OnlineSoftmax:
         return self.natural_maximum(code, state), log_sum
 
 
+@dataclass(frozen=True)
+class ShiftedSoftmax(OnlineSoftmax):
+    """A builder of the softmax of rows whose exponents are shifted by a constant."""
+
+    @property
+    def shift(self) -> float:
+        """The shift in the precision of scores: lse must undo exactly this shift."""
+        assert self.facts.shift is not None
+        return FloatAttr(self.facts.shift, self.score_type).value.data
+
+    def initial(self, code: ScalarCode) -> SoftmaxState:
+        zero = code.const(0.0, self.score_type)
+        rows = tile.FullOp(zero, TileType(self.score_type, self.shape[:1]))
+        acc = tile.FullOp(zero, TileType(self.score_type, self.shape))
+        return SoftmaxState.of([code.insert(rows), code.insert(acc)])
+
+    def update(
+        self,
+        code: ScalarCode,
+        state: SoftmaxState,
+        x: SSAValue,
+        v: SSAValue,
+        term: SSAValue | None = None,
+        count: SSAValue | None = None,
+    ) -> SoftmaxState:
+        """Write the update of the state; `x` already includes the terms of rows."""
+        assert term is None
+
+        def weight(c: ScalarCode, x: SSAValue, factor: SSAValue) -> SSAValue:
+            return exp2_fma(c, x, factor, c.const(self.shift, x.type))
+
+        inputs = [(x, FULL), (self.factor, UNIFORM)]
+        p = build_map(code, shape_of(x.type), inputs, weight, "p")
+        row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1, count), "row_sum")
+        l_i = build_row_map(code, [state.l_i, row_sum], _add, "l")
+        return SoftmaxState(None, l_i, self.product(code, p, v, state.acc, count))
+
+    def lse(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
+        """Write the logarithm of the sum of exponentials, in natural units."""
+
+        def body(c: ScalarCode, l_i: SSAValue) -> SSAValue:
+            return log_sum(c, c.const(-self.shift * LN_2, l_i.type), l_i)
+
+        return build_row_map(code, [state.l_i], body, "lse")
+
+    def lse_parts(
+        self, code: ScalarCode, state: SoftmaxState
+    ) -> tuple[SSAValue, SSAValue]:
+        """Write the shift, and the logarithm of the sum of shifted exponentials."""
+        rows = TileType(self.score_type, self.shape[:1])
+        shift = code.const(-self.shift * LN_2, self.score_type)
+        shifts = code.insert(tile.FullOp(shift, rows), "row_shift")
+        return shifts, build_row_map(code, [state.l_i], log, "log_sum")
+
+
 def extended(code: ScalarCode, value: SSAValue, element: AnyFloat) -> SSAValue:
-    """A float as one of a type that holds it."""
+    """Extend a float to a type that holds all its values."""
     if value.type == element:
         return value
     return code.insert(arith.ExtFOp(value, element))
@@ -310,7 +371,7 @@ def _fma(code: ScalarCode, a: SSAValue, b: SSAValue, c: SSAValue) -> SSAValue:
 
 
 def exp2_fma(code: ScalarCode, x: SSAValue, c: SSAValue, shift: SSAValue) -> SSAValue:
-    """exp2(x * c + shift)"""
+    """Write exp2(x * c + shift)."""
     return code.insert(math_dialect.Exp2Op(_fma(code, x, c, shift)))
 
 
@@ -319,33 +380,33 @@ def _is_minus_inf(code: ScalarCode, m: SSAValue) -> SSAValue:
 
 
 def _is_within(code: ScalarCode, m: SSAValue, limit: SSAValue) -> SSAValue:
-    """Whether a score is finite."""
+    """Write the condition that a score is finite."""
     return code.cmpf("ole", code.insert(math_dialect.AbsFOp(m)), limit)
 
 
 def _is_small(code: ScalarCode, product: SSAValue) -> SSAValue:
-    """Whether what rounding took from m * c is nothing to an exponent."""
+    """Write the condition that the rounding of m * c does not change an exponent."""
     size = code.insert(math_dialect.AbsFOp(product))
     limit = 2.0**57 if product.type == f64 else 2.0**28
     return code.cmpf("olt", size, code.const(limit, product.type))
 
 
 def _factor(code: ScalarCode, m: SSAValue, c: SSAValue, power: SSAValue) -> SSAValue:
-    """c, or a power of two near it where m * c is large."""
+    """Write c, or `power` if m * c is large."""
     return code.select(_is_small(code, _mul(code, m, c)), c, power)
 
 
 def _shift(code: ScalarCode, m: SSAValue, c: SSAValue) -> SSAValue:
-    """-m * c"""
+    """Write -m * c."""
     return code.insert(arith.NegfOp(_mul(code, m, c)))
 
 
 def _guarded_shift(
     code: ScalarCode, m: SSAValue, c: SSAValue, power: SSAValue, limit: SSAValue
 ) -> SSAValue:
-    """-m times the factor, and 0 where m is infinite.
+    """Write -m times the factor, or 0 if m is infinite.
 
-    Both products are formed at once: scores wait for this.
+    Scores wait for this value, so both products are computed independently.
     """
     product = _mul(code, m, c)
     exact = code.insert(arith.NegfOp(_mul(code, m, power)))
@@ -355,7 +416,7 @@ def _guarded_shift(
 
 
 def _rescale(code: ScalarCode, m_i: SSAValue, m: SSAValue, c: SSAValue) -> SSAValue:
-    """exp2((m_i - m) * c)"""
+    """Write exp2((m_i - m) * c)."""
     difference = code.insert(arith.SubfOp(m_i, m))
     return code.insert(math_dialect.Exp2Op(_mul(code, difference, c)))
 
@@ -363,7 +424,7 @@ def _rescale(code: ScalarCode, m_i: SSAValue, m: SSAValue, c: SSAValue) -> SSAVa
 def _guarded_rescale(
     code: ScalarCode, m_i: SSAValue, m: SSAValue, c: SSAValue, limit: SSAValue
 ) -> SSAValue:
-    """The same, 0 while there is no maximum, and 1 once it is infinite."""
+    """Write exp2((m_i - m) * c); 0 if m_i is -inf, and 1 if both are inf."""
     finite = code.insert(arith.MinnumfOp(m, limit))
     finite = code.select(_is_minus_inf(code, m), code.const(0.0, m.type), finite)
     exponent = _mul(code, code.insert(arith.SubfOp(m_i, finite)), c)
@@ -379,11 +440,12 @@ def _shift_below(
     factor: SSAValue,
     limit: SSAValue,
 ) -> SSAValue:
-    """(top - max(m_i, top) - row_max) * factor
+    """Write (top - max(m_i, top) - row_max) * factor.
 
-    Scores wait for this, and for as little as can be: m_i, known before, is kept
-    finite, and a row with nothing in the block, whose term may be any, comes last, as
-    does one with an infinite score.
+    Scores wait for this value, so the chain of ops after `top` is short. m_i is known
+    earlier and is made finite first. The last op handles two kinds of rows: rows
+    without live pairs in the block, whose term may be any number, and rows with an
+    infinite score.
     """
     least = code.const(-FORMATS[m_i.type].largest, m_i.type)
     m = _maximum(code, _maximum(code, m_i, least), top)
@@ -415,7 +477,7 @@ def safe_inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:
 
 
 def _inverse_unless_infinite(code: ScalarCode, total: SSAValue) -> SSAValue:
-    """1 / total, 1 for a row with nothing to attend to, NaN for an infinite one."""
+    """Write 1 / total; 1 for a row without live pairs, NaN for an infinite total."""
     infinity = code.const(math.inf, total.type)
     infinite = code.cmpf("oeq", total, infinity)
     nan = code.const(math.nan, total.type)
@@ -423,13 +485,13 @@ def _inverse_unless_infinite(code: ScalarCode, total: SSAValue) -> SSAValue:
 
 
 def _total(code: ScalarCode, l_i: SSAValue, m: SSAValue, limit: SSAValue) -> SSAValue:
-    """l, and inf where m is: NaN stays."""
+    """Write l, or inf if m is inf; a NaN stays NaN."""
     infinite = code.insert(arith.AddfOp(l_i, code.const(math.inf, l_i.type)))
     return code.select(code.cmpf("ogt", m, limit), infinite, l_i)
 
 
 def _unless_nan(code: ScalarCode, maximum: SSAValue, l_i: SSAValue) -> SSAValue:
-    """A row's maximum, which is found without its NaN."""
+    """Write a row's maximum, or NaN if the sum is NaN: the maximum ignores NaN."""
     return code.select(code.cmpf("uno", l_i, l_i), l_i, maximum)
 
 
@@ -442,14 +504,15 @@ def _unless_nan_or_empty(
 
 
 def lse_of_parts(code: ScalarCode, shift: SSAValue, log_sum: SSAValue) -> SSAValue:
-    """The sum of the parts of log-sum-exp, rounded."""
+    """Write the rounded sum of the parts of log-sum-exp."""
     return _add(code, shift, log_sum)
 
 
 def rest_of_parts(code: ScalarCode, shift: SSAValue, log_sum: SSAValue) -> SSAValue:
-    """What the sum of the parts lost when it was rounded, 0 where it is infinite.
+    """Write the rounding error of the sum of the parts; 0 if the sum is infinite.
 
-    It is a float (Knuth, The Art of Computer Programming, 4.2.2, theorem B).
+    The error is itself a float (Knuth, The Art of Computer Programming, 4.2.2, theorem
+    B).
     """
     lse = _add(code, shift, log_sum)
     added = _sub(code, lse, shift)

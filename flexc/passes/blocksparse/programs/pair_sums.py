@@ -1,194 +1,53 @@
 """Sums over pairs as the code of one program, which owns `block_m` rows of one head.
 
-1. Find the program's rows and load what they have.
-2. For each head of the query that shares the rows' head, and each segment, loop over
-   blocks of columns: the dot products, the region over them, 0 where a pair is dead,
-   and the products of its values with the columns' matrices.
-3. Scale, round and store what was summed.
+1. Find the program's rows; load their matrices and values.
+2. For each query head that shares the head of the rows, and each segment, loop over
+   blocks of columns: the dot products, the region over them, 0 for dead pairs, and the
+   products of the region's values with the matrices of the columns.
+3. Scale, round and store the sums.
 
-Rows are keys in a transposed op; the region is in terms of the query's and the key's
-indices either way.
+In a transposed op rows are keys. The region takes the indices of the query and the key
+in either case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import StringAttr, i32
+from xdsl.dialects.builtin import AffineMapAttr, StringAttr, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.ir.affine import AffineExpr, AffineMap
 
 from flexc.dialects import tile
-from flexc.dialects.blocksparse import SegmentKind, SegmentKindAttr
 from flexc.dialects.flex import SumAttr, SumKind
-from flexc.dialects.tile import ReduceKind, TileType, element_of
-from flexc.passes.blocksparse.programs.arguments import (
+from flexc.dialects.tile import ReduceKind, TileType, element_of, shape_of
+from flexc.passes.blocksparse.programs.builder import (
+    RowBlock,
+    Visit,
+    narrowed,
+)
+from flexc.passes.blocksparse.programs.kernel_builder import (
+    absorbed_matrices,
     aligned,
-    matrices_of_makers,
+    grid_of,
     source_of,
 )
-from flexc.passes.blocksparse.programs.builder import Place, guard_captures
-from flexc.passes.blocksparse.programs.narrowing import narrowed
-from flexc.passes.blocksparse.programs.online_softmax import convert
-from flexc.passes.blocksparse.programs.pair_tiles import PairTiles, Side
-from flexc.passes.blocksparse.programs.visits import Visit
+from flexc.passes.blocksparse.programs.online_softmax import convert, extended
+from flexc.passes.blocksparse.programs.pair_tiles import PairKernelBuilder, TileOrigin
 from flexc.passes.scalar.describe import describe
-from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
+from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tile.map_builder import (
-    COLUMN,
     FULL,
-    ROW,
     UNIFORM,
     Input,
-    build_maps,
+    build_map,
 )
 
-# The values of a block of pairs: dot products, the region over them, dead pairs.
 
-
-Body = Callable[..., Sequence[SSAValue]]
-
-
-class PairValues(PairTiles):
-    """A program of one `blocksparse.pair_sums`, as far as it computes values."""
-
-    row_tiles: Sequence[SSAValue]
-    """Of each matrix of the rows."""
-    row_values: Sequence[SSAValue]
-    column_values: Sequence[SSAValue]
-    row_idx: SSAValue
-    column_idx: SSAValue
-
-    def dots(self, columns: Sequence[SSAValue]) -> list[SSAValue]:
-        """The dot products that feed the region."""
-        code = self.code
-        zero = code.const(0.0, self.op.score_type)
-        type_ = TileType(self.op.score_type, [self.block_m, self.block_n])
-        found: list[SSAValue] = []
-        for product in self.op.product_list():
-            acc = code.insert(tile.FullOp(zero, type_), "zeros")
-            for row, column in product:
-                turned = code.insert(tile.TransposeOp(columns[column]))
-                turned.name_hint = f"{columns[column].name_hint}_t"
-                acc = code.insert(tile.DotOp(self.row_tiles[row], turned, acc), "dot")
-            found.append(acc)
-        return found
-
-    def values(self, visit: Visit, dots: Sequence[SSAValue]) -> list[SSAValue]:
-        """What the region yields, 0 for dead pairs."""
-        doubtful = visit.doubtful(self.code, self.block_n, self.column_len)
-        if doubtful is None:
-            return self.region_values(visit, dots)
-        values = self.region_values(visit, dots, masks=False)
-        then = Block()
-        outer, self.code = self.code, ScalarCode(then)
-        live = self.masked(visit, values)
-        self.code.builder.insert(scf.YieldOp(*live))
-        self.code = outer
-        otherwise = Block([scf.YieldOp(*values)])
-        types = [v.type for v in values]
-        branch = scf.IfOp(doubtful, types, Region(then), Region(otherwise))
-        branch.attributes["segment"] = SegmentKindAttr(SegmentKind.PARTIAL)
-        self.code.builder.insert(branch)
-        return list(branch.results)
-
-    def pair_inputs(self) -> list[Input]:
-        """What regions receive of a pair: lengths, indices and captures."""
-        captures = [self.args[c] for c in self.op.captures]
-        return [
-            (self.row_len, UNIFORM),
-            (self.column_len, UNIFORM),
-            (self.place.b, UNIFORM),
-            (self.place.h, UNIFORM),
-            (self.row_idx, ROW),
-            (self.column_idx, COLUMN),
-            *((c, UNIFORM) for c in captures),
-        ]
-
-    def region_values(
-        self, visit: Visit, dots: Sequence[SSAValue], masks: bool = True
-    ) -> list[SSAValue]:
-        """What the region yields; 0 for dead pairs, if it `masks`."""
-        given: list[Input] = [
-            *((dot, FULL) for dot in dots),
-            (self.args[self.op.scale], UNIFORM),
-            *((v, ROW) for v in self.row_values),
-            *((v, COLUMN) for v in self.column_values),
-        ]
-
-        def body(code: ScalarCode, *args: SSAValue) -> list[SSAValue]:
-            own, pair = list(args[: len(given)]), args[len(given) :]
-            mod_args, inside, flags = self.pair(code, visit, pair, masks)
-            values = inline_region(self.op.pairs, [*own, *mod_args], code)
-            live = visit.live(code, inside, mod_args, flags) if masks else inside
-            return [self.select(code, live, v) for v in values]
-
-        return self.map_of(visit, given, body)
-
-    def masked(self, visit: Visit, values: list[SSAValue]) -> list[SSAValue]:
-        """Values of a block that has dead pairs, 0 for these."""
-
-        def body(code: ScalarCode, *args: SSAValue) -> list[SSAValue]:
-            own, pair = args[: len(values)], args[len(values) :]
-            mod_args, inside, flags = self.pair(code, visit, pair)
-            live = visit.live(code, inside, mod_args, flags)
-            return [self.select(code, live, v) for v in own]
-
-        return self.map_of(visit, [(v, FULL) for v in values], body)
-
-    def map_of(self, visit: Visit, given: list[Input], body: Body) -> list[SSAValue]:
-        last = self.op.pairs.block.last_op
-        assert last is not None
-        names = [v.name_hint or "value" for v in last.operands]
-        flags: list[Input] = [(flag, UNIFORM) for flag in visit.flags]
-        inputs = [*given, *self.pair_inputs(), *flags]
-        shape = (self.block_m, self.block_n)
-        results = build_maps(self.code, shape, inputs, body, names)
-        if self.guards(visit):
-            guard_captures(results[0])
-        return results
-
-    def pair(
-        self,
-        code: ScalarCode,
-        visit: Visit,
-        args: Sequence[SSAValue],
-        masks: bool = True,
-    ) -> tuple[list[SSAValue], SSAValue | None, list[SSAValue]]:
-        """b, h, q_idx, kv_idx and captures; whether the pair exists, if asked; flags.
-
-        Columns are asked for where the map `masks`.
-        """
-        row_len, column_len, b, h, row, column, *rest = args
-        captured, flags = rest[: len(self.op.captures)], rest[len(self.op.captures) :]
-        inside = None
-        if visit.sticks_out and masks:
-            inside = code.cmp("slt", column, column_len)
-        if self.checked and (self.needs_rows or self.trusts_captures):
-            if self.needs_rows:
-                exists = code.cmp("slt", row, row_len)
-                inside = exists if inside is None else code.and_(inside, exists)
-            row = self.at_most_last(code, row, row_len)
-        if self.clamps(visit):
-            column = self.at_most_last(code, column, column_len)
-        q_idx, kv_idx = (column, row) if self.op.is_transposed else (row, column)
-        return [b, h, q_idx, kv_idx, *captured], inside, flags
-
-    @property
-    def needs_rows(self) -> bool:
-        """Whether rows beyond the last would count: they are added to others."""
-        return bool(self.of_kind(SumKind.DIAGONAL))
-
-    @staticmethod
-    def select(code: ScalarCode, live: SSAValue | None, value: SSAValue) -> SSAValue:
-        if live is None:
-            return value
-        return code.select(live, value, code.const(0.0, value.type))
-
-
-class PairSumsProgram(PairValues):
-    """Builds the kernel of one `blocksparse.pair_sums`."""
+class PairSumsKernelBuilder(PairKernelBuilder):
+    """A builder of the kernel of one `blocksparse.pair_sums`."""
 
     def build(self) -> tile.KernelOp:
         self.locate()
@@ -204,19 +63,19 @@ class PairSumsProgram(PairValues):
 
     @property
     def all_matrices(self) -> list[SSAValue]:
-        """What it reads and writes rows of."""
+        """All matrices that the kernel reads or writes."""
         op, results = self.op, [value for _, value in self.matrices]
-        return [*op.rows, *op.columns, *results, *matrices_of_makers(op)]
+        return [*op.rows, *op.columns, *results, *absorbed_matrices(op)]
 
     def load_rows(self) -> None:
-        """Load the rows' matrices, or make them."""
+        """Load or compute the matrices of the rows."""
         self.place, self.made = self.own_place(), {}
         start = self.rows.start
         self.row_idx = self.code.insert(tile.IotaOp(start, self.block_m), "rows")
         self.row_tiles = [self.rows_of(m) for m in self.op.rows]
 
     def summary(self) -> dict[str, Attribute]:
-        """What the header of the emitted source says that it computes."""
+        """Return the lines about the computation in the emitted source's header."""
         masks = dict.fromkeys(
             describe(s.mask_mod) for s in self.segments() if s.mask_mod is not None
         )
@@ -229,10 +88,8 @@ class PairSumsProgram(PairValues):
             ),
         }
 
-    # Places
-
     def locate(self) -> None:
-        """Which rows this program owns, and the sizes of both sides."""
+        """Write the rows that this program owns, and the sizes of both sides."""
         code = self.code
         own, other = (
             self.args[source_of(self.op.rows[0])],
@@ -244,15 +101,15 @@ class PairSumsProgram(PairValues):
         b, h, block = self.tile_position(*self.part())
         self.row_block = block
         start = code.mul(block, code.const(self.block_m), "row_start")
-        self.stored = Side(b, h, start)
+        self.stored = TileOrigin(b, h, start)
         place = [b, h, start]
-        for i, first in enumerate(self.op.first, 3 - len(self.op.first)):
+        for i, first in enumerate(self.op.tile_origin, 3 - len(self.op.tile_origin)):
             place[i] = code.add(place[i], self.args[first], place[i].name_hint)
-        self.rows = Side(*place)
+        self.rows = TileOrigin(*place)
 
     def part(self) -> tuple[SSAValue, SSAValue]:
-        """How many rows and heads there are programs for: those of the results."""
-        if not self.op.first:
+        """Return the numbers of rows and heads of the grid: those of the results."""
+        if not self.op.tile_origin:
             return self.row_len, self.own_heads
         code, result = self.code, self.of_rows or self.op.sums_[0]
         heads, rows = (
@@ -263,31 +120,31 @@ class PairSumsProgram(PairValues):
             rows = code.mul(rows, code.const(self.block_m), "part_rows")
         return rows, heads
 
-    def own_place(self) -> Place:
-        """The place of a program whose rows belong to one head of the query."""
+    def own_place(self) -> RowBlock:
+        """Return the block of a program whose rows belong to one query head."""
         rows = self.rows
-        return Place(rows.b, rows.h, rows.start, self.row_len, self.column_len)
+        return RowBlock(rows.b, rows.h, rows.start, self.row_len, self.column_len)
 
-    def columns_of(self, place: Place) -> Side:
-        """Where the columns' matrices are, for a head of the query."""
+    def columns_of(self, place: RowBlock) -> TileOrigin:
+        """Return the origin of the matrices of the columns, for a query head."""
         code, zero = self.code, self.code.const(0)
         if self.op.is_transposed:
-            return Side(place.b, place.h, zero)
+            return TileOrigin(place.b, place.h, zero)
         if self.op.paired_heads is not None:
-            return Side(place.b, place.h, zero)
+            return TileOrigin(place.b, place.h, zero)
         matrix = self.args[self.op.columns[0]]
         heads = code.insert(tile.DimOp(matrix, 1), "column_heads")
         h = code.div(code.mul(place.h, heads), self.own_heads, "kv_h")
-        # As many batches as the query has, or one.
+        # The key has as many batches as the query, or one.
         batches = code.insert(tile.DimOp(matrix, 0), "column_batches")
         last = code.sub(batches, code.const(1))
         b = code.insert(arith.MinSIOp(place.b, last), "kv_b")
-        return Side(b, h, zero)
+        return TileOrigin(b, h, zero)
 
     def each_head(self, state: list[SSAValue]) -> list[SSAValue]:
-        """Visit the segments of all heads of the query that share the rows' head.
+        """Visit the segments of all query heads that share the head of the rows.
 
-        They are `heads` of each of the batches that share the rows' batch.
+        These are `group` heads of each query batch that shares the batch of the rows.
         """
         code, rows = self.code, self.rows
         other = self.args[self.op.columns[0]]
@@ -305,7 +162,7 @@ class PairSumsProgram(PairValues):
         inner = self.code
         b = inner.add(inner.mul(rows.b, shared), inner.div(number, group), "q_b")
         h = inner.add(inner.mul(rows.h, group), inner.rem(number, group), "q_h")
-        place = Place(b, h, rows.start, self.row_len, self.column_len)
+        place = RowBlock(b, h, rows.start, self.row_len, self.column_len)
         left = self.visit(place, list(body.args[1:]))
         inner.builder.insert(scf.YieldOp(*left))
         self.code = outer
@@ -314,10 +171,11 @@ class PairSumsProgram(PairValues):
         code.builder.insert(loop)
         return list(loop.results)
 
-    # Visiting columns
+    def visit(self, place: RowBlock, matrices: list[SSAValue]) -> list[SSAValue]:
+        """Visit the segments of one query head, and store its totals.
 
-    def visit(self, place: Place, matrices: list[SSAValue]) -> list[SSAValue]:
-        """Visit the segments of one head of the query; store what is its own."""
+        Return the new state of the matrices.
+        """
         self.place, self.columns = place, self.columns_of(place)
         row_type = TileType(self.op.score_type, [self.block_m])
         zero = self.code.const(0.0, self.op.score_type)
@@ -329,18 +187,18 @@ class PairSumsProgram(PairValues):
         count = len(matrices)
         for (_, result), total in zip(self.totals, state[count:], strict=True):
             where = [place.b, place.h, place.start]
-            if self.op.first:
+            if self.op.tile_origin:
                 where = self.stored.where
             store = tile.StoreOp(total, self.args[result], where, self.checked)
             self.code.builder.insert(store)
         return state[:count]
 
     def narrowed_step(self, visit: Visit, state: list[SSAValue]) -> Sequence[SSAValue]:
-        """One block of columns, or what the mask keeps of it."""
+        """Write the code for one block of columns, narrowed by the mask."""
         return self.step(narrowed(self, visit, self.place, self.row_idx), state)
 
     def step(self, visit: Visit, state: list[SSAValue]) -> Sequence[SSAValue]:
-        """One block of columns."""
+        """Write the code for one block of columns; return the new state."""
         code, start, visited = self.code, visit.start, visit.count
         checked = [0] if visit.sticks_out else []
         self.column_idx = code.insert(tile.IotaOp(start, self.block_n), "columns")
@@ -374,7 +232,7 @@ class PairSumsProgram(PairValues):
         acc: SSAValue,
         count: SSAValue | None,
     ) -> SSAValue:
-        """acc + values @ columns, of all terms and the first `count` columns."""
+        """Write acc + values @ columns for all terms and the first `count` columns."""
         for number, column in attr.term_list():
             element = element_of(columns[column].type)
             weights = convert(self.code, values[number], element)
@@ -382,3 +240,175 @@ class PairSumsProgram(PairValues):
                 tile.DotOp(weights, columns[column], acc, count), "acc"
             )
         return acc
+
+
+PART, HEAD, BATCH = range(3)
+"""The axes of the grid."""
+
+
+class OnePassKernelBuilder(PairSumsKernelBuilder):
+    """A builder of a `blocksparse.pair_sums` with sums by row and by column.
+
+    The kernel visits each pair once. A program owns the columns of one key head, so no
+    other program adds to their sums. If several programs share a key head, each has a
+    part of the results of its own. The program's rows are those of all query heads that
+    share the key head. Each of `parts` programs takes every `parts`-th block of rows,
+    as late rows may see more columns than early ones.
+
+    1. For each block of rows, load the rows and visit segments.
+    2. For each block of columns, add to the sums by column in memory. Counts leave
+       out rows and columns beyond the last.
+    3. Scale, round and store the sums by row.
+
+    The runtime fills sums by column with zeros before the launch, and adds up the
+    parts.
+    """
+
+    def build(self) -> tile.KernelOp:
+        self.by_column = self.of_kind(SumKind.COLUMN_MATRIX)
+        self.locate()
+        self.each_block_of_rows()
+        kinds = [attr.sum_kind for attr in self.op.sums]
+        result = self.op.sums_[kinds.index(SumKind.COLUMN_MATRIX)]
+        known = aligned(self.op, self.all_matrices) | grid_of(result, self.op)
+        return self.kernel(self.summary() | known)
+
+    def grid(self) -> AffineMapAttr:
+        """Return a grid with a program for each part of each head."""
+        parts, b, h = (AffineExpr.dimension(i) for i in range(3))
+        return AffineMapAttr(AffineMap(3, 0, (parts, h, b)))
+
+    def locate(self) -> None:
+        """Write the columns that this program owns, and the sizes of both sides."""
+        code = self.code
+        query, key = (
+            self.args[source_of(self.op.rows[0])],
+            self.args[self.op.columns[0]],
+        )
+
+        def sizes(dim: int, name: str) -> tuple[SSAValue, SSAValue]:
+            q_size, kv_size = (
+                code.insert(tile.DimOp(tensor, dim), f"{side}_{name}")
+                for side, tensor in (("q", query), ("kv", key))
+            )
+            return q_size, kv_size
+
+        self.row_len, self.column_len = sizes(2, "len")
+        self.part_id, h, b = (
+            code.insert(tile.ProgramIdOp(axis), name)
+            for axis, name in ((PART, "part"), (HEAD, "kv_h"), (BATCH, "kv_b"))
+        )
+        self.columns = TileOrigin(b, h, code.const(0))
+        parts = tile.DimOp(self.args[self.by_column[0][1]], 0)
+        self.parts = code.insert(parts, "parts")
+        self.group = code.div(*sizes(1, "heads"), "group")
+        self.shared = code.div(*sizes(0, "batches"), "shared_batches")
+        rows = self.row_len
+        if self.op.tile_origin:
+            assert self.of_rows is not None
+            rows = code.insert(tile.DimOp(self.args[self.of_rows], 2), "part_rows")
+        self.row_blocks = code.ceildiv(rows, self.block_m, "row_blocks")
+
+    def each_block_of_rows(self) -> None:
+        """Write the loop over this part's blocks of rows."""
+        code = self.code
+        heads = code.mul(self.group, self.shared)
+        blocks = code.mul(heads, self.row_blocks, "blocks")
+        left = code.sub(blocks, self.part_id)
+        count = code.add(left, code.sub(self.parts, code.const(1)))
+        count = code.div(count, self.parts, "own_blocks")
+        body = Block(arg_types=[i32])
+        body.args[0].name_hint = "n"
+        self.code = ScalarCode(body)
+        self.block_of_rows(body.args[0])
+        self.code.builder.insert(scf.YieldOp())
+        self.code = code
+        loop = scf.ForOp(code.const(0), count, code.const(1), [], Region(body))
+        code.builder.insert(loop)
+
+    def block_of_rows(self, n: SSAValue) -> None:
+        """Write the code for the n-th of this part's blocks of rows."""
+        code = self.code
+        number = code.add(self.part_id, code.mul(n, self.parts), "number")
+        head = code.div(number, self.row_blocks, "shared")
+        block = code.rem(number, self.row_blocks, "m_block")
+        start = code.mul(block, code.const(self.block_m), "row_start")
+        b = code.mul(self.columns.b, self.shared)
+        b = code.add(b, code.div(head, self.group), "q_b")
+        h = code.mul(self.columns.h, self.group)
+        h = code.add(h, code.rem(head, self.group), "q_h")
+        self.rows = self.stored = TileOrigin(b, h, start)
+        for first in self.op.tile_origin:
+            start = code.add(start, self.args[first], "row_start")
+            self.rows = TileOrigin(b, h, start)
+        left = code.sub(self.row_len, start)
+        size = arith.MinSIOp(left, code.const(self.block_m))
+        self.row_count = code.insert(size, "row_count")
+        self.load_rows()
+        self.column_factors = [self.factors(attr) for attr, _ in self.by_column]
+        state = [self.zeros(value) for _, value in self.matrices]
+        state = self.visit(self.place, state)
+        for (attr, result), acc in zip(self.matrices, state, strict=True):
+            self.store_matrix(attr, result, acc)
+
+    def columns_of(self, place: RowBlock) -> TileOrigin:
+        return self.columns
+
+    def factors(self, attr: SumAttr) -> list[SSAValue]:
+        """Return the row matrices of a sum by column, scaled if the sum is scaled.
+
+        Scaling the rows is cheaper than scaling the sums.
+        """
+        rows = [self.row_tiles[number] for _, number in attr.term_list()]
+        return [self.scaled(tile_) if attr.scaled else tile_ for tile_ in rows]
+
+    def scaled(self, rows: SSAValue) -> SSAValue:
+        """Multiply rows by the scale."""
+        type_ = self.op.score_type
+        inputs: list[Input] = [(rows, FULL), (self.args[self.op.scale], UNIFORM)]
+
+        def body(code: ScalarCode, x: SSAValue, scale: SSAValue) -> SSAValue:
+            return code.insert(arith.MulfOp(extended(code, x, type_), scale))
+
+        return build_map(self.code, shape_of(rows.type), inputs, body, "scaled")
+
+    @property
+    def diagonals(self) -> list[SSAValue]:
+        """The origin of the sums along diagonals: one for each part of a head."""
+        return [self.rows.b, self.rows.h, self.part_id]
+
+    def store_pairs(
+        self, visit: Visit, values: Sequence[SSAValue], checked: Sequence[int]
+    ) -> None:
+        super().store_pairs(visit, values, checked)
+        start, count = visit.start, visit.count
+        if count is None and checked:
+            left = self.code.sub(self.column_len, start)
+            size = arith.MinSIOp(left, self.code.const(self.block_n))
+            count = self.code.insert(size, "column_count")
+        for (attr, result), factors in zip(
+            self.by_column, self.column_factors, strict=True
+        ):
+            self.add_to_columns(attr, result, values, factors, start, count)
+
+    def add_to_columns(
+        self,
+        attr: SumAttr,
+        result: SSAValue,
+        values: Sequence[SSAValue],
+        factors: Sequence[SSAValue],
+        start: SSAValue,
+        count: SSAValue | None,
+    ) -> None:
+        """Add the transpose of values @ rows to the sums of a block of columns."""
+        code = self.code
+        type_ = TileType(self.op.score_type, self.tile_shape(result, self.block_n))
+        zero = code.const(0.0, self.op.score_type)
+        acc = code.insert(tile.FullOp(zero, type_), "zeros")
+        for (number, _), rows in zip(attr.term_list(), factors, strict=True):
+            weights = convert(code, values[number], element_of(rows.type))
+            turned = code.insert(tile.TransposeOp(weights), "turned")
+            dot = tile.DotOp(turned, rows, acc, self.row_count)
+            acc = code.insert(dot, f"{result.name_hint or 'column'}_sums")
+        where = [self.part_id, *self.columns.where[:2], start, code.const(0)]
+        code.builder.insert(tile.AddToOp(acc, self.args[result], where, count))

@@ -1,8 +1,8 @@
-"""What a program of sums over pairs loads and stores: tiles of rows and of columns."""
+"""Tiles of a kernel of sums over pairs: loads, values of a block of pairs, stores."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import arith, scf
@@ -11,27 +11,38 @@ from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.utils.hints import isa
 
 from flexc.dialects import blocksparse, flex, tile
+from flexc.dialects.blocksparse import SegmentKind, SegmentKindAttr
 from flexc.dialects.flex import SumAttr, SumKind
 from flexc.dialects.tile import TileType
-from flexc.passes.blocksparse.programs.arguments import OverRows, is_matrix
-from flexc.passes.blocksparse.programs.builder import Place, ProgramBuilder
+from flexc.passes.blocksparse.programs.builder import (
+    RowBlock,
+    SegmentKernelBuilder,
+    Visit,
+    guard_captures,
+)
+from flexc.passes.blocksparse.programs.kernel_builder import (
+    RowOp,
+    is_matrix,
+)
 from flexc.passes.blocksparse.programs.online_softmax import convert
 from flexc.passes.blocksparse.programs.rows import made_rows
-from flexc.passes.blocksparse.programs.visits import Visit
-from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.sizes.tile_sizes import UNALIGNED_VALUE_DIM, padded_head_dim
+from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
+from flexc.passes.targets.target import Target
+from flexc.passes.targets.triton import UNALIGNED_VALUE_DIM
 from flexc.passes.tile.map_builder import (
+    COLUMN,
     FULL,
     ROW,
     UNIFORM,
     Input,
     build_map,
+    build_maps,
 )
 
 
 @dataclass(frozen=True)
-class Side:
-    """Where the matrices of one side are read: batch, head, first position."""
+class TileOrigin:
+    """The origin of a tile of rows: batch, head, first position."""
 
     b: SSAValue
     h: SSAValue
@@ -42,31 +53,40 @@ class Side:
         return [self.b, self.h, self.start]
 
 
-class PairTiles(ProgramBuilder):
-    """A program of one `blocksparse.pair_sums`: where it is, and what is in memory."""
+Body = Callable[..., Sequence[SSAValue]]
 
-    rows: Side
-    """Its rows."""
-    stored: Side
-    """Where its results belong, in what may be a part of all."""
+
+class PairKernelBuilder(SegmentKernelBuilder):
+    """A writer of the loads, values and stores of one `blocksparse.pair_sums`."""
+
+    rows: TileOrigin
+    """The origin of the program's rows."""
+    stored: TileOrigin
+    """The origin of the program's results, which may cover only some of all rows."""
     row_block: SSAValue
     row_len: SSAValue
     column_len: SSAValue
     made: dict[SSAValue, SSAValue]
-    """Its rows of what ops over rows make."""
-    place: Place
-    """What it visits segments for, at the moment."""
+    """The program's rows of the results of absorbed ops."""
+    place: RowBlock
+    """The rows for which segments are being visited."""
+    row_tiles: Sequence[SSAValue]
+    """The tiles of the matrices of the rows."""
+    row_values: Sequence[SSAValue]
+    column_values: Sequence[SSAValue]
+    row_idx: SSAValue
+    column_idx: SSAValue
 
     op: blocksparse.PairSumsOp
 
-    def __init__(self, op: blocksparse.PairSumsOp, name: str, target: str):
+    def __init__(self, op: blocksparse.PairSumsOp, name: str, target: Target):
         super().__init__(op, name, target)
         self.op = op
         self.sums = list(zip(op.sums, op.sums_, strict=True))
         self.matrices = self.of_kind(SumKind.MATRIX)
         self.totals = self.of_kind(SumKind.TOTAL)
         self.of_rows = op.sum_of_rows
-        """A result that has as many rows as it owns, if there is one."""
+        """The first result with a dimension of rows, or None."""
         whole = op.length_multiple(of_rows=True) % self.block_m == 0
         self.checked: list[int] = [] if whole else [0]
         if op.is_transposed:
@@ -78,7 +98,7 @@ class PairTiles(ProgramBuilder):
     def tile_shape(self, matrix: SSAValue, rows: int) -> tuple[int, int]:
         least = 16 if self.op.alignment is not None else UNALIGNED_VALUE_DIM
         dim = flex.tensor_shape(matrix)[-1]
-        return rows, padded_head_dim(self.target, dim, least)
+        return rows, self.target.padded(dim, least)
 
     def load_matrix(
         self,
@@ -93,8 +113,8 @@ class PairTiles(ProgramBuilder):
         return self.load(matrix, shape, where, checked, name, count)
 
     def rows_of(self, tensor: SSAValue) -> SSAValue:
-        """The program's rows of a tensor, made or loaded."""
-        if isinstance(tensor.owner, OverRows):
+        """Return the program's rows of a tensor, computed or loaded."""
+        if isinstance(tensor.owner, RowOp):
             if tensor not in self.made:
                 self.made[tensor] = made_rows(self.code, tensor.owner, self.rows_of)
                 self.made[tensor].name_hint = tensor.name_hint
@@ -113,7 +133,7 @@ class PairTiles(ProgramBuilder):
         checked: Sequence[int],
         count: SSAValue | None = None,
     ) -> SSAValue:
-        """Values of the query's rows, wherever those are."""
+        """Load a vector of the query's rows, for either side of the pairs."""
         assert isa(values.type, TensorType[Attribute])
         where = [self.place.b, self.place.h, start]
         type_ = TileType(values.type.element_type, [size])
@@ -158,7 +178,7 @@ class PairTiles(ProgramBuilder):
             (r, values[a.term_list()[0][0]]) for a, r in self.of_kind(SumKind.PAIRS)
         ]
         if pairs and visit.exists is not None:
-            # What is visited in place of nothing belongs to others.
+            # In a dummy iteration, the block's results belong to other iterations.
             block = Block()
             self.write_pairs(ScalarCode(block), pairs, visit, checked)
             block.add_op(scf.YieldOp())
@@ -179,7 +199,7 @@ class PairTiles(ProgramBuilder):
         visit: Visit,
         checked: Sequence[int],
     ) -> None:
-        """Write values where each result has them."""
+        """Store the values of this block in the result of each sum of kind PAIRS."""
         dims = [*self.checked, *([1] if checked and visit.count is None else [])]
         where = [*self.stored.where, visit.start]
         for result, value in pairs:
@@ -188,12 +208,139 @@ class PairTiles(ProgramBuilder):
 
     @property
     def diagonals(self) -> list[SSAValue]:
-        """Where its sums along diagonals belong, among those of all programs."""
+        """The origin of the sums along diagonals: one for each program."""
         return [self.stored.b, self.stored.h, self.row_block]
 
     def diagonal_place(self, start: SSAValue) -> SSAValue:
-        """The first entry that a block of columns has a sum for."""
+        """Write the first entry of diagonals that a block of columns adds to."""
         code, unit = self.code, flex.DIAGONAL_UNIT
         zero = code.mul(code.ceildiv(self.column_len, unit), code.const(unit))
         place = code.add(code.sub(self.rows.start, start), zero)
         return code.add(place, code.const(unit - self.block_n), "at")
+
+    def dots(self, columns: Sequence[SSAValue]) -> list[SSAValue]:
+        """Write the dot products that are arguments of the region."""
+        code = self.code
+        zero = code.const(0.0, self.op.score_type)
+        type_ = TileType(self.op.score_type, [self.block_m, self.block_n])
+        found: list[SSAValue] = []
+        for product in self.op.product_list():
+            acc = code.insert(tile.FullOp(zero, type_), "zeros")
+            for row, column in product:
+                turned = code.insert(tile.TransposeOp(columns[column]))
+                turned.name_hint = f"{columns[column].name_hint}_t"
+                acc = code.insert(tile.DotOp(self.row_tiles[row], turned, acc), "dot")
+            found.append(acc)
+        return found
+
+    def values(self, visit: Visit, dots: Sequence[SSAValue]) -> list[SSAValue]:
+        """Write the values that the region yields, 0 for dead pairs."""
+        doubtful = visit.doubtful(self.code, self.block_n, self.column_len)
+        if doubtful is None:
+            return self.region_values(visit, dots)
+        values = self.region_values(visit, dots, masks=False)
+        then = Block()
+        outer, self.code = self.code, ScalarCode(then)
+        live = self.masked(visit, values)
+        self.code.builder.insert(scf.YieldOp(*live))
+        self.code = outer
+        otherwise = Block([scf.YieldOp(*values)])
+        types = [v.type for v in values]
+        branch = scf.IfOp(doubtful, types, Region(then), Region(otherwise))
+        branch.attributes["segment"] = SegmentKindAttr(SegmentKind.PARTIAL)
+        self.code.builder.insert(branch)
+        return list(branch.results)
+
+    def pair_inputs(self) -> list[Input]:
+        """Return the map inputs for a pair: lengths, indices and captures."""
+        captures = [self.args[c] for c in self.op.captures]
+        return [
+            (self.row_len, UNIFORM),
+            (self.column_len, UNIFORM),
+            (self.place.b, UNIFORM),
+            (self.place.h, UNIFORM),
+            (self.row_idx, ROW),
+            (self.column_idx, COLUMN),
+            *((c, UNIFORM) for c in captures),
+        ]
+
+    def region_values(
+        self, visit: Visit, dots: Sequence[SSAValue], masks: bool = True
+    ) -> list[SSAValue]:
+        """Map pairs to the values of the region; with `masks`, dead pairs to 0."""
+        given: list[Input] = [
+            *((dot, FULL) for dot in dots),
+            (self.args[self.op.scale], UNIFORM),
+            *((v, ROW) for v in self.row_values),
+            *((v, COLUMN) for v in self.column_values),
+        ]
+
+        def body(code: ScalarCode, *args: SSAValue) -> list[SSAValue]:
+            own, pair = list(args[: len(given)]), args[len(given) :]
+            mod_args, inside, flags = self.pair(code, visit, pair, masks)
+            values = inline_region(self.op.pairs, [*own, *mod_args], code)
+            live = visit.live(code, inside, mod_args, flags) if masks else inside
+            return [self.select(code, live, v) for v in values]
+
+        return self.map_of(visit, given, body)
+
+    def masked(self, visit: Visit, values: list[SSAValue]) -> list[SSAValue]:
+        """Map the values of dead pairs to 0."""
+
+        def body(code: ScalarCode, *args: SSAValue) -> list[SSAValue]:
+            own, pair = args[: len(values)], args[len(values) :]
+            mod_args, inside, flags = self.pair(code, visit, pair)
+            live = visit.live(code, inside, mod_args, flags)
+            return [self.select(code, live, v) for v in own]
+
+        return self.map_of(visit, [(v, FULL) for v in values], body)
+
+    def map_of(self, visit: Visit, given: list[Input], body: Body) -> list[SSAValue]:
+        last = self.op.pairs.block.last_op
+        assert last is not None
+        names = [v.name_hint or "value" for v in last.operands]
+        flags: list[Input] = [(flag, UNIFORM) for flag in visit.flags]
+        inputs = [*given, *self.pair_inputs(), *flags]
+        shape = (self.block_m, self.block_n)
+        results = build_maps(self.code, shape, inputs, body, names)
+        if self.guards(visit):
+            guard_captures(results[0])
+        return results
+
+    def pair(
+        self,
+        code: ScalarCode,
+        visit: Visit,
+        args: Sequence[SSAValue],
+        masks: bool = True,
+    ) -> tuple[list[SSAValue], SSAValue | None, list[SSAValue]]:
+        """Return a pair's mod arguments, the condition that it exists, and flags.
+
+        The condition is None if no check is needed. Columns are checked only if
+        `masks`.
+        """
+        row_len, column_len, b, h, row, column, *rest = args
+        captured, flags = rest[: len(self.op.captures)], rest[len(self.op.captures) :]
+        inside = None
+        if visit.sticks_out and masks:
+            inside = code.cmp("slt", column, column_len)
+        if self.checked and (self.needs_rows or self.trusts_captures):
+            if self.needs_rows:
+                exists = code.cmp("slt", row, row_len)
+                inside = exists if inside is None else code.and_(inside, exists)
+            row = self.at_most_last(code, row, row_len)
+        if self.clamps(visit):
+            column = self.at_most_last(code, column, column_len)
+        q_idx, kv_idx = (column, row) if self.op.is_transposed else (row, column)
+        return [b, h, q_idx, kv_idx, *captured], inside, flags
+
+    @property
+    def needs_rows(self) -> bool:
+        """True if values of rows beyond the last must be 0, as sums include them."""
+        return bool(self.of_kind(SumKind.DIAGONAL))
+
+    @staticmethod
+    def select(code: ScalarCode, live: SSAValue | None, value: SSAValue) -> SSAValue:
+        if live is None:
+            return value
+        return code.select(live, value, code.const(0.0, value.type))

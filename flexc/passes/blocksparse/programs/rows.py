@@ -1,32 +1,39 @@
-"""What is done to rows alone: a program owns some rows of one head.
+"""Kernels of ops over rows: a program owns some rows of one head.
 
-An op over rows is a kernel, or part of the program that reads what it makes.
+An op over rows has a kernel of its own, or the kernels that read its result absorb it.
+`flex.combine_splits` combines the results of programs that split the keys of rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
-from xdsl.dialects import arith
-from xdsl.dialects.builtin import AnyFloat, TensorType
-from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.dialects import arith, scf
+from xdsl.dialects import math as math_dialect
+from xdsl.dialects.builtin import AnyFloat, TensorType, i32
+from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.utils.hints import isa
 
 from flexc.dialects import flex, tile
-from flexc.dialects.tile import ParamAttr, ParamKind, ReduceKind, TileType
-from flexc.passes.blocksparse.programs.arguments import (
-    OverRows,
+from flexc.dialects.tile import ReduceKind, TileType
+from flexc.passes.blocksparse.programs.kernel_builder import (
+    KernelBuilder,
+    RowOp,
+    absorbed_matrices,
     aligned,
-    arguments_of,
-    entry_block,
+    grid_of,
     is_matrix,
-    matrices_of_makers,
+    rows_grid,
 )
-from flexc.passes.blocksparse.programs.builder import rows_grid
-from flexc.passes.blocksparse.programs.online_softmax import convert, extended
-from flexc.passes.flex.derivatives.row_exponents import row_weight
+from flexc.passes.blocksparse.programs.online_softmax import (
+    convert,
+    extended,
+    safe_inverse,
+)
+from flexc.passes.flex.pair_code import row_weight
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.sizes.tile_sizes import padded_head_dim
+from flexc.passes.targets.target import Target
 from flexc.passes.tile.map_builder import (
     FULL,
     ROW,
@@ -36,42 +43,38 @@ from flexc.passes.tile.map_builder import (
 )
 
 BLOCK = 64
-"""Rows of a program: memory is all that counts here."""
+"""The rows of a program: memory bandwidth limits these kernels."""
 
 
-class RowsProgram:
-    """Builds the kernel of one op over rows."""
+class RowKernelBuilder(KernelBuilder):
+    """A builder of the kernel of one op over rows."""
 
     def __init__(
         self,
-        op: OverRows | flex.CombineSplitsOp,
+        op: RowOp | flex.CombineSplitsOp,
         name: str,
-        target: str,
+        target: Target,
         rows: int = BLOCK,
     ):
+        super().__init__(op, name, target)
         self.op = op
-        self.name = name
-        self.target = target
         self.rows = rows
-        self.block = entry_block(op)
-        self.args = dict(zip(arguments_of(op), self.block.args, strict=True))
-        self.code = ScalarCode(self.block)
         axes = [self.code.insert(tile.ProgramIdOp(i)) for i in (2, 1, 0)]
         start = self.code.mul(axes[2], self.code.const(rows), "start")
         self.start = [*axes[:2], start]
 
     def rows_of(self, tensor: SSAValue) -> SSAValue:
-        """The program's rows of a tensor, made or loaded."""
-        if isinstance(tensor.owner, OverRows):
+        """Return the program's rows of a tensor, computed or loaded."""
+        if isinstance(tensor.owner, RowOp):
             return made_rows(self.code, tensor.owner, self.rows_of)
         return self.load(tensor)
 
     def load(
         self, tensor: SSAValue, start: Sequence[SSAValue] | None = None
     ) -> SSAValue:
-        """The program's rows of a matrix, or its numbers of a vector.
+        """Load the program's rows of a matrix, or its numbers of a vector.
 
-        They begin at (b, h, row), unless a `start` is given.
+        The rows begin at `start`, or at the program's (b, h, row) if `start` is None.
         """
         assert isa(tensor.type, TensorType[Attribute])
         shape, checked = self.tile_of(tensor.type)
@@ -84,7 +87,7 @@ class RowsProgram:
         return [*start, *([self.code.const(0)] if is_matrix(tensor) else [])]
 
     def store(self, value: SSAValue, result: SSAValue) -> None:
-        """Store the program's rows of a result, in its type."""
+        """Store the program's rows of a result, in the type of the result."""
         code = self.code
         assert isa(result.type, TensorType[Attribute])
         value = convert(code, value, result.type.element_type)
@@ -93,48 +96,44 @@ class RowsProgram:
         code.builder.insert(tile.StoreOp(value, self.args[result], where, checked))
 
     def finish(self, value: SSAValue) -> tile.KernelOp:
-        """Store the one result, and the kernel that does."""
+        """Store the only result, and return the kernel."""
         (result,) = self.op.results
         self.store(value, result)
         matrices = [v for v in (*self.op.operands, result) if is_matrix(v)]
-        return self.kernel([*matrices, *matrices_of_makers(self.op)], {})
+        return self.kernel([*matrices, *absorbed_matrices(self.op)], {})
 
     def kernel(
         self, matrices: Sequence[SSAValue], attributes: dict[str, Attribute]
     ) -> tile.KernelOp:
-        """The kernel around what was built, with what is known of its matrices."""
-        self.code.builder.insert(tile.ReturnOp())
-        params = [ParamAttr(ParamKind.ARGUMENT, i) for i in range(len(self.block.args))]
+        """Return the kernel around the code that was built, with the op's facts."""
         known, facts = self.op.properties, ("alignment", "max_length")
         attributes |= {name: known[name] for name in facts if name in known}
         attributes |= aligned(self.op, matrices)
-        return tile.KernelOp(
-            self.name, rows_grid(self.rows), params, Region(self.block), attributes
-        )
+        return self.kernel_op(rows_grid(self.rows), attributes)
 
     def tile_of(
         self, type_: TensorType[Attribute]
     ) -> tuple[tuple[int, ...], list[int]]:
-        """The tile of a program's rows, and along what it may stick out."""
+        """Return the shape of a tile of rows, and the dimensions to check."""
         if type_.get_num_dims() == 3:
             return (self.rows,), [0]
         dim = type_.get_shape()[3]
-        padded = padded_head_dim(self.target, dim)
+        padded = self.target.padded(dim)
         return (self.rows, padded), [0] if padded == dim else [0, 1]
 
 
-def rows_kernel(op: OverRows, name: str, target: str) -> tile.KernelOp:
-    """The kernel of an op over rows, and of those that make what it reads."""
-    program = RowsProgram(op, name, target)
+def rows_kernel(op: RowOp, name: str, target: Target) -> tile.KernelOp:
+    """Return the kernel of an op over rows and of the ops that it absorbs."""
+    program = RowKernelBuilder(op, name, target)
     return program.finish(made_rows(program.code, op, program.rows_of))
 
 
 Rows = Callable[[SSAValue], SSAValue]
-"""The rows that a program has of a tensor."""
+"""A function that returns the program's rows of a tensor."""
 
 
-def made_rows(code: ScalarCode, op: OverRows, rows_of: Rows) -> SSAValue:
-    """A program's rows of what an op over rows makes."""
+def made_rows(code: ScalarCode, op: RowOp, rows_of: Rows) -> SSAValue:
+    """Write a program's rows of the result of an op over rows."""
     assert isa(op.result.type, TensorType[Attribute])
     if isinstance(op, flex.RowDotsOp):
         rows = dot_rows(code, op, rows_of)
@@ -144,7 +143,7 @@ def made_rows(code: ScalarCode, op: OverRows, rows_of: Rows) -> SSAValue:
 
 
 def dot_rows(code: ScalarCode, op: flex.RowDotsOp, rows_of: Rows) -> SSAValue:
-    """Dot products of rows."""
+    """Write the sums of dot products of rows, less `minus`."""
     assert isa(op.result.type, TensorType[AnyFloat])
     element = op.result.type.element_type
     total = None
@@ -170,7 +169,7 @@ def product(
 
 
 def combined(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
-    """a + b of matrices, a - b of what is left of each row."""
+    """Write a + b for matrices, and a - b for vectors."""
     shape = tile.shape_of(a.type)
     kind = arith.AddfOp if len(shape) > 1 else arith.SubfOp
 
@@ -182,7 +181,7 @@ def combined(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
 
 
 def weigh_rows(code: ScalarCode, op: flex.WeighRowsOp, rows_of: Rows) -> SSAValue:
-    """Rows times their weights."""
+    """Write rows times their weights."""
     rows = [rows_of(op.lse), rows_of(op.lse_rest)]
     weight = build_row_map(code, rows, row_weight, "weight")
     values = rows_of(op.values)
@@ -194,8 +193,174 @@ def weigh_rows(code: ScalarCode, op: flex.WeighRowsOp, rows_of: Rows) -> SSAValu
     def body(code: ScalarCode, x: SSAValue, w: SSAValue) -> SSAValue:
         zero = code.const(0.0, element)
         weighted = code.insert(arith.MulfOp(extended(code, x, element), w))
-        # Of a row without pairs, not even NaN counts.
+        # A row without live pairs counts for nothing, even if its values are NaN.
         return code.select(code.cmpf("oeq", w, zero), zero, weighted)
 
     inputs: list[Input] = [(values, range(len(shape))), (weight, ROW)]
     return build_map(code, shape, inputs, body, "weighted")
+
+
+ELEMENTS = 1024
+"""The elements of a tile of splits: small, so that few rows have many programs."""
+
+MAX_ROWS = 16
+
+AT_ONCE = 8
+"""The number of splits that are loaded before any is used, to overlap latencies."""
+
+
+class CombineKernelBuilder(RowKernelBuilder):
+    """A builder of the kernel of `flex.combine_splits`: a softmax over splits."""
+
+    op: flex.CombineSplitsOp
+
+    def __init__(self, op: flex.CombineSplitsOp, name: str, target: Target):
+        padded = target.padded(flex.tensor_shape(op.out)[3])
+        rows = max(1, min(MAX_ROWS, ELEMENTS // padded))
+        super().__init__(op, name, target, rows)
+        self.shape = (rows, padded)
+        assert isa(op.log_sum.type, TensorType[AnyFloat])
+        self.type = op.log_sum.type.element_type
+
+    def build(self) -> tile.KernelOp:
+        code, count = self.code, self.args[self.op.splits]
+        zero, one = code.const(0.0, self.type), code.const(1)
+        m_i = tile.FullOp(code.const(-math.inf, self.type), self.tile(1))
+        l_i, acc = (tile.FullOp(zero, self.tile(rank)) for rank in (1, 2))
+        state = [code.insert(op) for op in (m_i, l_i, acc)]
+        body = Block(arg_types=[i32, *(v.type for v in state)])
+        for arg, hint in zip(body.args, ("i", "m_i", "l_i", "acc"), strict=True):
+            arg.name_hint = hint
+        i, *before = body.args
+        self.code = ScalarCode(body)
+        after = self.step(self.some_splits(i, count), before)
+        self.code.builder.insert(scf.YieldOp(*after))
+        self.code = code
+        groups = code.ceildiv(count, AT_ONCE, "groups")
+        loop = scf.ForOp(code.const(0), groups, one, state, Region(body))
+        code.builder.insert(loop)
+        return self.results(*loop.results)
+
+    def tile(self, rank: int) -> TileType:
+        return TileType(self.type, self.shape[:rank])
+
+    def some_splits(self, i: SSAValue, count: SSAValue) -> list[list[SSAValue]]:
+        """Load row_shift, log_sum and out of `AT_ONCE` splits.
+
+        log_sum is -inf for splits beyond the last.
+        """
+        code, op = self.code, self.op
+        b, *where = self.start
+        first = code.mul(i, code.const(AT_ONCE))
+        last = code.sub(count, code.const(1))
+        batch = code.mul(b, count)
+        found: list[list[SSAValue]] = []
+        for offset in range(AT_ONCE):
+            split = code.add(first, code.const(offset), "split")
+            exists = code.cmp("slt", split, count)
+            at = code.add(batch, code.insert(arith.MinSIOp(split, last)))
+            start = [at, *where]
+            values = (op.row_shift, op.log_sum, op.outs)
+            shift, log_sum, out = (self.load(v, start) for v in values)
+            log_sum = build_row_map(code, [log_sum, exists], _if_exists, "log_sum")
+            found.append([shift, log_sum, out])
+        return found
+
+    def step(
+        self, splits: Sequence[Sequence[SSAValue]], state: Sequence[SSAValue]
+    ) -> list[SSAValue]:
+        """Write the update of the state by some splits."""
+        code = self.code
+        m_i, l_i, acc = state
+        m = build_row_map(code, [m_i, *(s[0] for s in splits)], _maximum, "m")
+        alpha = build_row_map(code, [m_i, m], _rescale, "alpha")
+        weights = [
+            build_row_map(code, [shift, log_sum, m], _weight, "w")
+            for shift, log_sum, _ in splits
+        ]
+        total = build_row_map(code, [l_i, alpha, *weights], _total, "l")
+        inputs: list[Input] = [(acc, FULL), (alpha, ROW)]
+        for (*_, out), weight in zip(splits, weights, strict=True):
+            inputs += [(out, FULL), (weight, ROW)]
+        acc = build_map(code, self.shape, inputs, _weighted, "acc_next")
+        return [m, total, acc]
+
+    def results(self, m: SSAValue, total: SSAValue, acc: SSAValue) -> tile.KernelOp:
+        """Normalise and store; return the kernel."""
+        code, op = self.code, self.op
+        inverse = build_row_map(code, [total], safe_inverse, "inverse")
+        inputs: list[Input] = [(acc, FULL), (inverse, ROW)]
+        out = build_map(code, self.shape, inputs, _mul, "o")
+        lse = build_row_map(code, [m, total], _lse, "lse")
+        for value, result in ((out, op.out), (lse, op.lse)):
+            self.store(value, result)
+        return self.kernel([op.outs, op.out], grid_of(op.out, op))
+
+
+def _if_exists(code: ScalarCode, log_sum: SSAValue, exists: SSAValue) -> SSAValue:
+    return code.select(exists, log_sum, code.const(-math.inf, log_sum.type))
+
+
+def _maximum(code: ScalarCode, *values: SSAValue) -> SSAValue:
+    largest, *rest = values
+    for value in rest:
+        largest = code.insert(arith.MaxnumfOp(largest, value))
+    return largest
+
+
+def _finite(code: ScalarCode, m: SSAValue) -> SSAValue:
+    """Write a maximum, or 0 if it is infinite, so that no exponent becomes NaN."""
+    size = code.insert(math_dialect.AbsFOp(m))
+    is_finite = code.cmpf("olt", size, code.const(math.inf, m.type))
+    return code.select(is_finite, m, code.const(0.0, m.type))
+
+
+def _exp(code: ScalarCode, x: SSAValue) -> SSAValue:
+    return code.insert(math_dialect.ExpOp(x))
+
+
+def _rescale(code: ScalarCode, m_i: SSAValue, m: SSAValue) -> SSAValue:
+    """Write exp(m_i - m)."""
+    return _exp(code, code.insert(arith.SubfOp(m_i, _finite(code, m))))
+
+
+def _weight(
+    code: ScalarCode, shift: SSAValue, log_sum: SSAValue, m: SSAValue
+) -> SSAValue:
+    """Write exp(shift - m + log_sum).
+
+    The difference comes first: added to a large shift, the logarithm would be lost.
+    """
+    difference = code.insert(arith.SubfOp(shift, _finite(code, m)))
+    return _exp(code, code.insert(arith.AddfOp(difference, log_sum)))
+
+
+def _mul(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
+    return code.insert(arith.MulfOp(a, b))
+
+
+def _total(
+    code: ScalarCode, l_i: SSAValue, alpha: SSAValue, *weights: SSAValue
+) -> SSAValue:
+    total = _mul(code, l_i, alpha)
+    for weight in weights:
+        total = code.insert(arith.AddfOp(total, weight))
+    return total
+
+
+def _weighted(
+    code: ScalarCode, acc: SSAValue, alpha: SSAValue, *rest: SSAValue
+) -> SSAValue:
+    """Write acc * alpha plus the sum of each value times its weight."""
+    total = _mul(code, acc, alpha)
+    for value, weight in zip(rest[::2], rest[1::2], strict=True):
+        zero = code.const(0.0, value.type)
+        # A split without live pairs counts for nothing, even if its values are NaN.
+        is_none = code.cmpf("oeq", weight, zero)
+        product = code.select(is_none, zero, _mul(code, value, weight))
+        total = code.insert(arith.AddfOp(total, product))
+    return total
+
+
+def _lse(code: ScalarCode, m: SSAValue, total: SSAValue) -> SSAValue:
+    return code.insert(arith.AddfOp(m, code.insert(math_dialect.LogOp(total))))

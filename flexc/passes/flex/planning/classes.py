@@ -1,68 +1,73 @@
-"""`classify` and `sample`: classes of blocks, from the classifier and from samples.
+"""`classify`, `sample` and `refine`: find the class of every block.
 
-A program takes a tile of blocks, `TILE_ROWS` by `TILE_COLUMNS`. The classifier's
-answers are proofs; so is a sample, of the contrary. A block of which both a live and
-a dead pair are known is partial; one of which too little is known is unknown.
+A `classify` program takes a tile of blocks, `TILE_ROWS` by `TILE_COLUMNS`. The
+classifier proves blocks dead or full. Samples prove blocks partial: such a block has
+both a live and a dead pair. A block without a proof is unknown and sets the flag of its
+row of the tile. A GPU samples all blocks as it classifies them, which saves a launch. A
+CPU samples only the unknown blocks afterwards.
 
-A GPU takes samples of all blocks as it classifies them, which saves a launch; a CPU
-afterwards and of those only that are unknown.
+A `refine` program takes one row of a tile and does nothing unless its flag is set. The
+program evaluates every pair of the unknown blocks and overwrites their classes in
+place: no other program reads or writes these classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import i8, i32
 from xdsl.ir import Region, SSAValue
 
 from flexc.dialects import tile
 from flexc.dialects.tile import ReduceKind, TileType
-from flexc.passes.flex.planning import program as plan
-from flexc.passes.flex.planning.control import flagged_tile, loop
-from flexc.passes.flex.planning.program import (
+from flexc.passes.flex.planning import kernel_builder as plan
+from flexc.passes.flex.planning.kernel_builder import (
     TILE_COLUMNS,
     TILE_ROWS,
-    Program,
+    PlanKernelBuilder,
     Scalars,
-)
-from flexc.passes.flex.planning.samples import (
+    flagged_tile,
+    loop,
+    mask_at,
+    minimum,
+    negated,
+    read,
     span_of,
     surely_partial,
     whole,
 )
-from flexc.passes.flex.planning.summaries import (
-    extremes,
+from flexc.passes.flex.planning.summarize import (
     narrowed,
-    summary_tensors,
+    outputs_of,
 )
-from flexc.passes.masks.blocks.block_classifier import Classifier, Summary
+from flexc.passes.masks.blocks.block_classifier import Classifier
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
 from flexc.passes.tile.map_builder import (
     COLUMN,
     FULL,
     ROW,
+    UNIFORM,
     Input,
 )
 
-NO_SUMMARIES: tuple[Summary, ...] = ()
-
 
 def still_unknown(code: ScalarCode, kind: SSAValue, at: Scalars) -> SSAValue:
-    """1 if a block that exists is unknown, else 0."""
+    """Return 1 if a block exists and is unknown, else 0."""
     unknown = code.cmp("eq", kind, code.const(plan.UNKNOWN, i8))
     exists = code.cmp("slt", at["n"], at["kv_blocks"])
     return code.int_cast(code.and_(unknown, exists), i32)
 
 
 class ClassifyBuilder:
-    """Builds the kernel; without a classifier only samples speak."""
+    """A builder of `classify`; without a classifier only samples prove classes."""
 
     def __init__(self, mask: Region, classifier: Classifier | None, samples: bool):
         self.samples = samples
-        self.program = Program("classify", mask)
+        self.program = PlanKernelBuilder("classify", mask)
         self.mask = mask
         self.classifier = classifier
-        self.summaries = NO_SUMMARIES if classifier is None else classifier.summaries
+        self.outputs = [] if classifier is None else outputs_of(classifier.summaries)
 
     def build(self) -> tile.KernelOp:
         code, program = self.program.code, self.program
@@ -92,24 +97,17 @@ class ClassifyBuilder:
         return program.finish()
 
     def loaded(self, row: SSAValue, column: SSAValue) -> dict[str, Input]:
-        """Tiles of the summaries, by name."""
-        code, tensors = self.program.code, iter(self.tensors())
+        """Load tiles of the summaries; return them by name."""
         varying: dict[str, Input] = {}
-        for summary in self.summaries:
-            is_row = summary.axis == "row"
+        for i, output in enumerate(self.outputs):
+            is_row = output.axis == "row"
             start, size = (row, TILE_ROWS) if is_row else (column, TILE_COLUMNS)
-            for _ in extremes(summary):
-                what, tensor = next(tensors)
-                where = [self.program.b, self.program.h, start]
-                type_ = TileType(what.element, [size])
-                load = tile.LoadOp(tensor, where, [0], type_)
-                value = code.insert(load, what.name)
-                varying[what.name] = (value, ROW if is_row else COLUMN)
+            tensor = self.program.summary(i, output.name, output.stored, written=False)
+            where = [self.program.b, self.program.h, start]
+            load = tile.LoadOp(tensor, where, [0], TileType(output.stored, [size]))
+            value = self.program.code.insert(load, output.name)
+            varying[output.name] = (value, ROW if is_row else COLUMN)
         return varying
-
-    def tensors(self) -> Iterator[tuple[plan.SummaryTensor, SSAValue]]:
-        for i, what in enumerate(summary_tensors(self.summaries)):
-            yield what, self.program.summary(i, what, written=False)
 
     def body(
         self, code: ScalarCode, at: Scalars, captures: Sequence[SSAValue]
@@ -124,37 +122,28 @@ class ClassifyBuilder:
         if self.classifier is not None:
             spans = [q.first, q.last, kv.first, kv.last]
             args = [at["b"], at["h"], *spans, *captures]
-            args += self.summary_values(code, at)
+            args += [narrowed(code, at[o.name], o.type) for o in self.outputs]
             dead, full = inline_region(self.classifier.region, args, code)
             full = code.and_(full, whole(code, at))
             kind = code.select(full, kinds[plan.FULL], kind)
             kind = code.select(dead, kinds[plan.DEAD], kind)
         return [kind, still_unknown(code, kind, at)]
 
-    def summary_values(self, code: ScalarCode, at: Scalars) -> list[SSAValue]:
-        """The summaries as the classifier takes them."""
-        types = [e.type for s in self.summaries for e in extremes(s)]
-        tensors = summary_tensors(self.summaries)
-        return [
-            narrowed(code, at[what.name], type_)
-            for what, type_ in zip(tensors, types, strict=True)
-        ]
-
 
 def build_classify(
     mask: Region, classifier: Classifier | None, samples: bool
 ) -> tile.KernelOp:
-    """The kernel that fills `classes` and `flags`, with samples or without."""
+    """Return the kernel that fills `classes` and `flags`, with samples or without."""
     return ClassifyBuilder(mask, classifier, samples).build()
 
 
 def build_sample(mask: Region) -> tile.KernelOp:
-    """The kernel that looks at samples of what is unknown, and lowers flags.
+    """Return the kernel that samples unknown blocks and updates flags.
 
-    A program takes one row of a tile, in a loop of one step if its flag is raised and
-    of none if not.
+    A program takes one row of a tile. Its loop runs one step if the flag of the row is
+    set, and none otherwise.
     """
-    program = Program("sample", mask)
+    program = PlanKernelBuilder("sample", mask)
     classes, out = program.classes(written=False), program.classes(written=True)
     place, flags = flagged_tile(program), program.flags(written=True)
     program.uniform["kv_blocks"] = program.blocks("kv")
@@ -187,3 +176,155 @@ def build_sample(mask: Region) -> tile.KernelOp:
 
     loop(program, place.flag, [], look)
     return program.finish()
+
+
+PAIR_ROWS, PAIR_COLUMNS = 32, 128
+"""The rows and columns of pairs that one step evaluates."""
+
+FOUND = ("live", "dead")
+"""Names of loop state: 1 if such a pair was found, with an element for each column."""
+
+
+class RefineBuilder:
+    """A builder of `refine`."""
+
+    def __init__(self, mask: Region):
+        self.program = PlanKernelBuilder("refine", mask)
+        self.mask = mask
+        self.classes = self.program.classes(written=False)
+        self.out = self.program.classes(written=True)
+
+    @property
+    def code(self) -> ScalarCode:
+        return self.program.code
+
+    def build(self) -> tile.KernelOp:
+        """Write a loop over a tile's row of blocks, with no step if none is unknown."""
+        code, columns = self.code, self.program.blocks("kv")
+        place = flagged_tile(self.program)
+        self.row, self.m = place.row, place.m
+        left = code.sub(columns, place.column)
+        count = minimum(code, left, code.const(TILE_COLUMNS))
+        count = code.mul(count, place.flag, "count")
+
+        def one(i: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
+            return self.block(self.code.add(place.column, i, "n"))
+
+        loop(self.program, count, [], one)
+        return self.program.finish()
+
+    def block(self, column: SSAValue) -> list[SSAValue]:
+        """Write the code that finds and stores the class of an unknown block."""
+        code, uniform = self.code, self.program.uniform
+        where = [self.program.b, self.program.h, self.row, column]
+        kind = read(self.program, self.classes, where, "kind")
+        unknown = code.cmp("eq", kind, code.const(plan.UNKNOWN, i8))
+        rows = code.ceildiv(uniform["q_block"], PAIR_ROWS)
+        rows = code.select(unknown, rows, code.const(0))
+        steps = code.ceildiv(uniform["kv_block"], PAIR_COLUMNS, "steps")
+        zero, type_ = code.const(0), TileType(i32, [PAIR_COLUMNS])
+        state = [code.insert(tile.FullOp(zero, type_), name) for name in FOUND]
+
+        def along_rows(i: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
+            def along_columns(k: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
+                return self.step(column, i, k, state)
+
+            return loop(self.program, steps, state, along_columns, FOUND)
+
+        found = loop(self.program, rows, state, along_rows, FOUND)
+        found = [self.any_of(v) for v in found]
+        store = tile.StoreOp(self.refined(kind, column, found), self.out, where, [])
+        self.code.builder.insert(store)
+        return []
+
+    def step(
+        self, column: SSAValue, i: SSAValue, k: SSAValue, state: Sequence[SSAValue]
+    ) -> list[SSAValue]:
+        """Write the code that looks for live and dead pairs in a tile of pairs."""
+        code = self.code
+        first_row = code.mul(i, code.const(PAIR_ROWS))
+        first_column = code.mul(k, code.const(PAIR_COLUMNS))
+        rows = code.insert(tile.IotaOp(first_row, PAIR_ROWS), "row")
+        columns = code.insert(tile.IotaOp(first_column, PAIR_COLUMNS), "column")
+        varying = {
+            "q": (rows, ROW),
+            "kv": (columns, COLUMN),
+            "q_index": (self.m, UNIFORM),
+            "kv_index": (column, UNIFORM),
+        }
+        shape = [PAIR_ROWS, PAIR_COLUMNS]
+        parts = self.program.map(shape, varying, self.pairs, FOUND)
+        results: list[SSAValue] = []
+        for name, part, old in zip(FOUND, parts, state, strict=True):
+            new = code.insert(tile.ReduceOp(ReduceKind.MAX, part, 0), name)
+
+            def either(
+                code: ScalarCode, at: Scalars, _: Sequence[SSAValue]
+            ) -> list[SSAValue]:
+                return [code.insert(arith.OrIOp(at["old"], at["new"]))]
+
+            varying = {"old": (old, ROW), "new": (new, ROW)}
+            results += self.program.map([PAIR_COLUMNS], varying, either, [name])
+        return results
+
+    def pairs(
+        self, code: ScalarCode, at: Scalars, captures: Sequence[SSAValue]
+    ) -> list[SSAValue]:
+        """Write two conditions: the pair exists and is live, or exists and is dead."""
+        pair: list[SSAValue] = []
+        exists = None
+        for axis in ("q", "kv"):
+            size, length = at[f"{axis}_block"], at[f"{axis}_len"]
+            start = code.mul(at[f"{axis}_index"], size)
+            index = code.add(start, at[axis], f"{axis}_idx")
+            inside = code.and_(
+                code.cmp("slt", at[axis], size), code.cmp("slt", index, length)
+            )
+            exists = inside if exists is None else code.and_(exists, inside)
+            pair.append(minimum(code, index, code.sub(length, code.const(1))))
+        assert exists is not None
+        live = mask_at(self.mask, code, at, (pair[0], pair[1]), captures)
+        dead = negated(code, live)
+        return [code.int_cast(code.and_(exists, v), i32) for v in (live, dead)]
+
+    def any_of(self, found: SSAValue) -> SSAValue:
+        """Return a tile of one element: 1 if any column has 1, else 0."""
+
+        def same(
+            code: ScalarCode, at: Scalars, _: Sequence[SSAValue]
+        ) -> list[SSAValue]:
+            return [code.add(at["found"], code.const(0))]
+
+        shape = [1, PAIR_COLUMNS]
+        (wide,) = self.program.map(shape, {"found": (found, COLUMN)}, same, ["found"])
+        return self.code.insert(tile.ReduceOp(ReduceKind.MAX, wide, 1), "found")
+
+    def refined(
+        self, kind: SSAValue, column: SSAValue, found: Sequence[SSAValue]
+    ) -> SSAValue:
+        """Return the class of a block, as a tile of one element."""
+
+        def body(
+            code: ScalarCode, at: Scalars, _: Sequence[SSAValue]
+        ) -> list[SSAValue]:
+            kinds = [code.const(kind, i8) for kind in range(4)]
+            live, dead = (code.cmp("ne", at[n], code.const(0)) for n in FOUND)
+            broken = code.insert(arith.OrIOp(dead, negated(code, whole(code, at))))
+            exact = code.select(broken, kinds[plan.PARTIAL], kinds[plan.FULL])
+            exact = code.select(live, exact, kinds[plan.DEAD])
+            unknown = code.cmp("eq", at["kind"], kinds[plan.UNKNOWN])
+            return [code.select(unknown, exact, at["kind"])]
+
+        varying = dict(zip(FOUND, ((v, ROW) for v in found), strict=True))
+        varying |= {
+            "kind": (kind, UNIFORM),
+            "m": (self.m, UNIFORM),
+            "n": (column, UNIFORM),
+        }
+        (result,) = self.program.map([1], varying, body, ["kind"])
+        return result
+
+
+def build_refine(mask: Region) -> tile.KernelOp:
+    """Return the kernel that evaluates all pairs of unknown blocks."""
+    return RefineBuilder(mask).build()

@@ -1,16 +1,16 @@
-"""`order`: from the classes of blocks to torch's tables, one line at a time.
+"""`order`: turn the classes of blocks into torch's tables, one line at a time.
 
-A program takes a row of blocks, or a column if it is given the transpose. It counts
-the partial and the full ones, and then puts each block's index in its place: live
-blocks in ascending order, then the others, as torch's stable sort does. Loops of
-scalars are what a CPU likes; a GPU has a kernel of its own.
+A program takes a line of blocks: a row, or a column if the classes are transposed. The
+program counts the partial and the full blocks, and then stores the index of each block
+at its place: live blocks in ascending order, then the others, as torch's stable sort
+does. The kernel has scalar loops, for a CPU; a GPU has a kernel of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from xdsl.dialects import arith, scf
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,
     AffineMapAttr,
@@ -31,7 +31,7 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import ParamAttr, ParamKind, TileType
-from flexc.passes.flex.planning import program as plan
+from flexc.passes.flex.planning import kernel_builder as plan
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tile.map_builder import UNIFORM, build_maps
 
@@ -43,7 +43,7 @@ def _layout(rank: int) -> ArrayAttr[IntAttr | NoneAttr]:
 
 
 def _argument_types() -> list[tuple[str, Attribute]]:
-    """Classes, and for each kind its counts and indices."""
+    """Return names and types of arguments: classes, then counts and indices by kind."""
     classes = TensorType(i8, [DYNAMIC_INDEX] * 4, StridedLayoutAttr(_layout(4)))
     types: list[tuple[str, Attribute]] = [("classes", classes)]
     for kind in KINDS:
@@ -55,7 +55,7 @@ def _argument_types() -> list[tuple[str, Attribute]]:
 
 
 class OrderBuilder:
-    """Builds the kernel."""
+    """A builder of `order`."""
 
     def __init__(self) -> None:
         self.block = Block(arg_types=[type_ for _, type_ in _argument_types()])
@@ -72,10 +72,12 @@ class OrderBuilder:
         code = self.code
         entries = code.insert(tile.DimOp(self.classes, 3), "entries")
         zeros = [code.const(0), code.const(0)]
-        totals = self.loop(entries, zeros, self.seen)
+        totals = plan.loop(self, entries, zeros, self.seen, KINDS)
         for total, memref in zip(totals, self.block.args[1::2], strict=True):
             self.store(total, memref, self.where)
-        self.loop(entries, zeros, lambda n, seen: self.place(n, seen, totals))
+        plan.loop(
+            self, entries, zeros, lambda n, seen: self.place(n, seen, totals), KINDS
+        )
         code.builder.insert(tile.ReturnOp())
         params = [ParamAttr(ParamKind.ARGUMENT, i) for i in range(5)]
         b, h, lines = (AffineExpr.dimension(i) for i in range(3))
@@ -84,26 +86,8 @@ class OrderBuilder:
         options: dict[str, Attribute] = {"num_warps": one, "num_stages": one}
         return tile.KernelOp("order", grid, params, Region(self.block), options)
 
-    def loop(
-        self,
-        count: SSAValue,
-        state: Sequence[SSAValue],
-        body: Callable[[SSAValue, Sequence[SSAValue]], Sequence[SSAValue]],
-    ) -> list[SSAValue]:
-        """A loop over the blocks of the line that carries counts."""
-        outer, block = self.code, Block(arg_types=[i32, i32, i32])
-        for arg, name in zip(block.args, ("n", *KINDS), strict=True):
-            arg.name_hint = name
-        self.code = ScalarCode(block)
-        self.code.builder.insert(scf.YieldOp(*body(block.args[0], block.args[1:])))
-        self.code = outer
-        zero, one = outer.const(0), outer.const(1)
-        loop = scf.ForOp(zero, count, one, state, Region(block))
-        outer.builder.insert(loop)
-        return list(loop.results)
-
     def kinds(self, n: SSAValue) -> list[SSAValue]:
-        """1 if block n is partial, or may be, and 1 if it is full; else 0."""
+        """Return two flags of block n: partial or unknown, and full."""
 
         def body(code: ScalarCode, t: SSAValue, *where: SSAValue) -> list[SSAValue]:
             kind = code.insert(flex.LoadCaptureOp(t, where, inside=True), "kind")
@@ -119,7 +103,7 @@ class OrderBuilder:
         return build_maps(self.code, (), inputs, body, KINDS)
 
     def seen(self, n: SSAValue, counts: Sequence[SSAValue]) -> list[SSAValue]:
-        """The counts with block n."""
+        """Return the counts including block n."""
         return [
             self.code.add(count, kind)
             for count, kind in zip(counts, self.kinds(n), strict=True)
@@ -128,7 +112,7 @@ class OrderBuilder:
     def place(
         self, n: SSAValue, seen: Sequence[SSAValue], totals: Sequence[SSAValue]
     ) -> list[SSAValue]:
-        """Put block n after the live blocks before it, or after all and the dead."""
+        """Store the index of block n: live blocks first, then the others."""
         code, kinds = self.code, self.kinds(n)
         outputs = self.block.args[2::2]
         for kind, before, total, memref in zip(
@@ -145,5 +129,5 @@ class OrderBuilder:
 
 
 def build_order() -> tile.KernelOp:
-    """The kernel that fills the tables."""
+    """Return the kernel that fills the tables."""
     return OrderBuilder().build()

@@ -1,8 +1,6 @@
-"""The parts of `tile-specialize-warps`, in the order in which it uses them.
+"""The parts of `tile-specialize-warps`, in the order in which the pass uses them.
 
-`loads` finds what is copied to shared memory, `rings` gives it slots and barriers,
-`outputs` finds what leaves through them. `slices` says what a role needs of the
-program; `copying` copies that, which `producer` and `consumer` complete. `occupancy`
-checks that nobody waits forever, `limits` and `registers` that the hardware has room,
-`scalars` moves what only one role uses into it.
+`loads` finds the loads that become copies to shared memory. `resources` assigns slots
+and barriers to the copies, and checks that slots, shared memory and registers suffice.
+`slices` finds the code that a role needs. `roles` writes the code of a role.
 """

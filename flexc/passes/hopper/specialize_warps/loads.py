@@ -1,12 +1,12 @@
-"""Which loads of a program's parts are asynchronous copies to shared memory.
+"""Choose the loads that become asynchronous copies, and place them at their products.
 
-Those that only feed matrix products, of tensors that TMA can read. TMA gives 0 outside
-of a tensor, as `tile.load` does.
+A load becomes a copy if only matrix products use its tile and TMA can read its tensor.
+TMA gives 0 outside of a tensor, as `tile.load` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import BFloat16Type, Float16Type, MemRefType, TensorType, f32
@@ -17,18 +17,22 @@ from flexc.dialects import tile
 from flexc.dialects.tile import TileType, element_of, shape_of
 from flexc.dialects.tile.schedule import PartsOp
 from flexc.errors import ScheduleError
+from flexc.passes.tile.tile_access import element_width, static_stride
 from flexc.passes.tile.tile_materialize_params import aligned_arguments
-from flexc.passes.tile.tile_shapes import element_width, static_stride
 
 TMA_BYTES = 16
-"""What addresses and strides are multiples of."""
+"""The number of bytes that TMA's addresses and strides must be multiples of."""
+
 
 TMA_BOX = 256
-"""Elements along each side of what one copy takes, at most."""
+"""The largest number of elements that one copy takes along a dimension."""
 
 
 def staged_loads(kernel: tile.KernelOp, parts: PartsOp) -> list[tile.LoadOp]:
-    """The loads that become copies, in program order."""
+    """Return the loads that become copies, in program order.
+
+    Raise `ScheduleError` if such a load is in a branch.
+    """
     loads = [o for o in parts.body.walk() if isinstance(o, tile.LoadOp)]
     staged = [o for o in loads if why_not_staged(kernel, o) is None]
     for load in staged:
@@ -40,7 +44,11 @@ def staged_loads(kernel: tile.KernelOp, parts: PartsOp) -> list[tile.LoadOp]:
 def check_products(
     kernel: tile.KernelOp, parts: PartsOp, staged: list[tile.LoadOp]
 ) -> None:
-    """Raise if a product's rhs is not in shared memory, or no product of wgmma's."""
+    """Raise `ScheduleError` if wgmma cannot compute a product.
+
+    The rhs must be in shared memory, the rows of the lhs a multiple of 64 and its
+    columns one of 16. Both operands must have one dtype, and the sum must be in f32.
+    """
     places = {load.result for load in staged}
     for dot in parts.body.walk():
         if not isinstance(dot, tile.DotOp):
@@ -58,7 +66,7 @@ def check_products(
 
 
 def why_not_staged(kernel: tile.KernelOp, load: tile.LoadOp) -> str | None:
-    """Why a load is no copy to shared memory; None if it is one."""
+    """Return why a load cannot become a copy to shared memory, or None if it can."""
     if (why := why_not_tma(kernel, load.tensor, load.result.type)) is not None:
         return why
     uses = list(uses_through_transposes(load.result))
@@ -70,7 +78,7 @@ def why_not_staged(kernel: tile.KernelOp, load: tile.LoadOp) -> str | None:
 def why_not_tma(
     kernel: tile.KernelOp, tensor: SSAValue, type_: Attribute
 ) -> str | None:
-    """Why TMA cannot copy a tile of a tensor or memref; None if it can."""
+    """Return why TMA cannot copy a tile of a tensor or memref, or None if it can."""
     assert isinstance(type_, TileType)
     if len(shape_of(type_)) != 2 or not isinstance(tensor, BlockArgument):
         return "is no matrix of an argument"
@@ -89,7 +97,7 @@ def why_not_tma(
 
 
 def uses_through_transposes(value: SSAValue) -> Iterator[Use]:
-    """The uses of a value and of its transposes."""
+    """Yield the uses of a value and of its transposes."""
     for use in value.uses:
         if isinstance(use.operation, tile.TransposeOp):
             yield from uses_through_transposes(use.operation.result)
@@ -98,25 +106,25 @@ def uses_through_transposes(value: SSAValue) -> Iterator[Use]:
 
 
 def is_factor(use: Use) -> bool:
-    """Whether a use is as one of the two matrices that a product multiplies."""
+    """Return True if a use is the lhs or the rhs of a product, not its accumulator."""
     dot = use.operation
     return isinstance(dot, tile.DotOp) and dot.operands[use.index] is not dot.acc
 
 
 def product_of(load: tile.LoadOp) -> Operation:
-    """A product that reads a staged load."""
+    """Return a product that reads the tile of a staged load."""
     return next(uses_through_transposes(load.result)).operation
 
 
 def transposed_source(value: SSAValue) -> SSAValue:
-    """The value that another is a transpose of, if it is one."""
+    """Return the value below all transposes of a value, or the value itself."""
     while isinstance(value.owner, tile.TransposeOp):
         value = value.owner.input
     return value
 
 
 def in_branch(op: Operation, parts: PartsOp) -> bool:
-    """Whether an op of some parts is in anything but loops."""
+    """Return True if an op lies in a branch (any op but a loop) within the parts."""
     parent = op.parent_op()
     while parent is not None and parent is not parts:
         if not isinstance(parent, scf.ForOp):
@@ -126,7 +134,7 @@ def in_branch(op: Operation, parts: PartsOp) -> bool:
 
 
 def name_of(load: tile.LoadOp) -> str:
-    """What a load is called in messages."""
+    """Return the name of a load's tensor for error messages."""
     return load.tensor.name_hint or "a tensor"
 
 
@@ -138,3 +146,57 @@ def _why(kernel: tile.KernelOp, source: SSAValue) -> str:
     if isinstance(source.owner, tile.LoadOp):
         return why_not_staged(kernel, source.owner) or "is in shared memory"
     return "is computed"
+
+
+StagedOp = tile.LoadOp | tile.TransposeOp
+
+
+def move_to_products(parts: PartsOp, staged: Sequence[tile.LoadOp]) -> None:
+    """Move staged loads and all transposes to right before their first user.
+
+    A consumer waits for a tile at the load. An earlier wait can deadlock: the tile may
+    need a slot that the consumer gives back only after the wait. Producers copy in the
+    order of the moved loads.
+    """
+    loads = set(staged)
+    for op in [o for o in parts.body.walk() if isinstance(o, StagedOp)]:
+        if isinstance(op, tile.TransposeOp) or op in loads:
+            _move_to_first_use(op)
+
+
+def _move_to_first_use(op: StagedOp) -> None:
+    if not (users := _users_in_block(op)):
+        return
+    block = op.parent_block()
+    assert block is not None
+    op.detach()
+    block.insert_op_before(op, users[0])
+
+
+def released_after(
+    staged: Sequence[tile.LoadOp],
+) -> dict[Operation, list[tile.LoadOp]]:
+    """Map ops to the loads whose tiles are not read after the op.
+
+    Each op is in the block of its loads.
+    """
+    found: dict[Operation, list[tile.LoadOp]] = {}
+    for load in staged:
+        found.setdefault(_users_in_block(load)[-1], []).append(load)
+    return found
+
+
+def _users_in_block(op: StagedOp) -> list[Operation]:
+    """Return the ops of a tile's own block that use the tile, in program order.
+
+    A user in a nested region counts as its ancestor in the block.
+    """
+    block = op.parent_block()
+    assert block is not None
+    found = {block.find_ancestor_op_in_block(o) for o in users_of(op)}
+    return [o for o in block.ops if o in found]
+
+
+def users_of(op: StagedOp) -> list[Operation]:
+    """Return the ops that use a tile or a transpose of the tile."""
+    return [use.operation for use in uses_through_transposes(op.results[0])]

@@ -1,29 +1,181 @@
-"""What a multiprocessor has room for."""
+"""Assign slots and barriers to a schedule, and check memory, slots and registers."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from flexc.dialects import tile
 from flexc.dialects.tile import TileType, shape_of
-from flexc.dialects.tile.schedule import PartsOp
-from flexc.dialects.tile.schedule.capacity import RESERVED_BYTES, tile_bytes
+from flexc.dialects.tile.schedule import (
+    BarriersOp,
+    BarriersType,
+    PartsOp,
+    SharedOp,
+    SharedType,
+)
+from flexc.dialects.tile.schedule.capacity import (
+    BARRIER_BYTES,
+    RESERVED_BYTES,
+    tile_bytes,
+)
 from flexc.errors import ScheduleError
-from flexc.passes.hopper.products_in_flight import complete_before
-from flexc.passes.hopper.specialize_warps.loads import transposed_source
-from flexc.passes.hopper.specialize_warps.outputs import Output
-from flexc.passes.hopper.specialize_warps.rings import Ring
-from flexc.passes.hopper.tile_liveness import Lifetimes
+from flexc.passes.hopper.specialize_warps.loads import (
+    name_of,
+    released_after,
+    transposed_source,
+    why_not_tma,
+)
+from flexc.passes.hopper.specialize_warps.slices import dependent_on
+from flexc.passes.hopper.tile_async_products import complete_before
+from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.tile.liveness import Lifetimes, defined_by
 
-# How many slots of a ring a consumer holds at once, once products are asynchronous.
-#
-# A producer waits for a slot only while it copies what comes next in program order. So
-# nobody waits forever if a consumer that comes to a load holds fewer tiles of its ring
-# than there are slots.
+
+@dataclass(eq=False)
+class Ring:
+    """Slots in shared memory that hold the tiles of some loads in program order.
+
+    A `full` barrier says that its slot holds a tile. An `empty` barrier says that all
+    consumers have read the slot's tile. If a load runs only once, its tile stays: there
+    are no `empty` barriers, and one `full` barrier covers all slots. If the address of
+    such a load depends on the part, there is one slot for each part.
+    """
+
+    name: str
+    type: TileType
+    slots: int
+    stays: bool
+    per_part: bool
+    loads: list[tile.LoadOp] = field(default_factory=list[tile.LoadOp])
+    shared: SSAValue = field(init=False)
+    full: SSAValue = field(init=False)
+    empty: SSAValue | None = field(default=None, init=False)
+
+    @property
+    def bytes(self) -> int:
+        """The number of bytes that all slots and barriers take."""
+        barriers = 1 if self.stays else 2 * self.slots
+        return self.slots * tile_bytes(self.type) + barriers * BARRIER_BYTES
+
+    def allocate(self, code: ScalarCode, consumers: int) -> None:
+        """Append the ops that allocate slots and barriers."""
+        shared = SharedOp(SharedType(self.slots, self.type))
+        self.shared = code.insert(shared, f"{self.name}_s")
+        count = 1 if self.stays else self.slots
+        full = BarriersOp(BarriersType(count, 1))
+        self.full = code.insert(full, f"{self.name}_full")
+        if not self.stays:
+            empty = BarriersOp(BarriersType(count, consumers))
+            self.empty = code.insert(empty, f"{self.name}_empty")
+
+
+class Key(NamedTuple):
+    """The properties that all loads of one ring share."""
+
+    tensor: SSAValue
+    type: TileType
+    per_part: bool
+
+
+def assign_rings(
+    parts: PartsOp, staged: Sequence[tile.LoadOp], slots: int
+) -> dict[tile.LoadOp, Ring]:
+    """Return a ring for each load.
+
+    Loads of a tensor share a ring if one of them is in a loop and their tile types are
+    equal. Raise `ScheduleError` if the address of a load in a loop depends on the part.
+    """
+    varying = dependent_on(parts.body.block.args[0])
+    in_loops: dict[Key, str] = {}
+    for load in staged:
+        if isinstance(load.parent_op(), scf.ForOp):
+            in_loops.setdefault(_key(load, varying), _name(load))
+    rings: dict[tile.LoadOp, Ring] = {}
+    shared: dict[Key, Ring] = {}
+    for load in staged:
+        key = _key(load, varying)
+        ring = shared.get(key)
+        if ring is None:
+            count = parts.count.value.data if key.per_part else 1
+            ring = Ring(_name(load), key.type, count, True, key.per_part)
+            if key in in_loops:
+                if key.per_part:
+                    raise ScheduleError(
+                        f"a load of {name_of(load)} in a loop depends on the part"
+                    )
+                ring = Ring(in_loops[key], key.type, slots, False, False)
+                shared[key] = ring
+        ring.loads.append(load)
+        rings[load] = ring
+    return rings
+
+
+def _key(load: tile.LoadOp, varying: set[SSAValue]) -> Key:
+    assert isinstance(load.result.type, TileType)
+    per_part = any(v in varying for v in load.indices)
+    return Key(load.tensor, load.result.type, per_part)
+
+
+def _name(load: tile.LoadOp) -> str:
+    return load.result.name_hint or load.tensor.name_hint or "tile"
+
+
+@dataclass(eq=False)
+class Output:
+    """The slots, one for each part, through which a store's tile leaves.
+
+    The slots are those of `ring` if all reads of its tiles come before the store. If
+    `ring` is None, the output has slots of its own.
+    """
+
+    name: str
+    type: TileType
+    parts: int
+    ring: Ring | None
+    shared: SSAValue = field(init=False)
+
+    @property
+    def bytes(self) -> int:
+        return 0 if self.ring else self.parts * tile_bytes(self.type)
+
+    def allocate(self, code: ScalarCode) -> None:
+        """Append the op that allocates slots, unless the output uses a ring's slots."""
+        if self.ring is not None:
+            self.shared = self.ring.shared
+        else:
+            shared = SharedOp(SharedType(self.parts, self.type))
+            self.shared = code.insert(shared, f"{self.name}_s")
+
+
+def assign_outputs(
+    kernel: tile.KernelOp, parts: PartsOp, rings: Collection[Ring]
+) -> dict[tile.StoreOp, Output]:
+    """Return the slots of each store that TMA can do at the end of a program."""
+    free = [r for r in rings if r.stays and r.slots == parts.count.value.data]
+    outputs: dict[tile.StoreOp, Output] = {}
+    for store in parts.body.block.ops:
+        type_ = store.value.type if isinstance(store, tile.StoreOp) else None
+        if not isinstance(store, tile.StoreOp) or not isinstance(type_, TileType):
+            continue
+        if why_not_tma(kernel, store.memref, type_) is not None:
+            continue
+        ring = next((r for r in free if r.type == type_ and _is_read(r, store)), None)
+        if ring is not None:
+            free.remove(ring)
+        name = store.value.name_hint or store.memref.name_hint or "out"
+        outputs[store] = Output(name, type_, parts.count.value.data, ring)
+    return outputs
+
+
+def _is_read(ring: Ring, store: tile.StoreOp) -> bool:
+    """Return True if all reads of a ring's tiles come before a store."""
+    return all(op.is_before_in_block(store) for op in released_after(ring.loads))
 
 
 Released = Mapping[Operation, Sequence[tile.LoadOp]]
@@ -32,22 +184,25 @@ Released = Mapping[Operation, Sequence[tile.LoadOp]]
 def check_slots(
     block: Block, rings: Mapping[tile.LoadOp, Ring], released: Released
 ) -> None:
-    """Raise if a ring of `rings` has too few slots for the loads of a block.
+    """Raise `ScheduleError` if a ring has too few slots for the loads of a block.
 
-    `released` has the loads whose last user an op is, in the op's block.
+    Products are asynchronous when this schedule runs. A producer waits for a slot only
+    while it copies the next tile in program order. So there is no deadlock if a
+    consumer that reaches a load holds fewer tiles of the load's ring than the ring has
+    slots. `released` maps an op to the loads whose tiles are not read after the op.
     """
     _Walk(rings, released).visit(block, Counter())
 
 
 class _Walk:
-    """A walk in program order, with the tiles that are held."""
+    """A walk over ops in program order that counts the tiles held of each ring."""
 
     def __init__(self, rings: Mapping[tile.LoadOp, Ring], released: Released):
         self.rings = rings
         self.released = released
 
     def visit(self, block: Block, held: Counter[Ring]) -> None:
-        """Go through a block that is entered with some tiles held."""
+        """Visit a block that is entered with `held` tiles of each ring."""
         ops = list(block.ops)
         given_back: dict[int, list[Ring]] = {}
         for op, place in completions(ops).items():
@@ -72,7 +227,7 @@ class _Walk:
 
 
 def completions(ops: Sequence[Operation]) -> dict[Operation, int]:
-    """The place in a block's ops before which each is complete."""
+    """Return, for each op, the index in `ops` before which the op is complete."""
     found: dict[Operation, int] = {}
     in_flight: list[tile.DotOp] = []
     for i, op in enumerate(ops):
@@ -85,21 +240,18 @@ def completions(ops: Sequence[Operation]) -> dict[Operation, int]:
     return found | {dot: len(ops) for dot in in_flight}
 
 
-# How many registers a consumer's tiles take.
-
-
 THREADS = 128
+
+
 REGISTER_BYTES = 4
 
-OTHER_REGISTERS = 32
-"""Left for values per row, addresses and what maps compute with.
 
-Head dim 64 with three consumers has no more than that, and does not spill.
-"""
+OTHER_REGISTERS = 32
+"""The registers of a thread kept for values per row, addresses and maps."""
 
 
 def check_registers(parts: PartsOp, staged: list[tile.LoadOp], registers: int) -> None:
-    """Raise if the tiles that are alive at a product leave too few registers."""
+    """Raise `ScheduleError` if live tiles leave too few registers at a product."""
     needed = peak_registers(parts, staged) + OTHER_REGISTERS
     if needed > registers:
         raise ScheduleError(
@@ -109,10 +261,10 @@ def check_registers(parts: PartsOp, staged: list[tile.LoadOp], registers: int) -
 
 
 def peak_registers(parts: PartsOp, staged: list[tile.LoadOp]) -> int:
-    """The registers of each thread that hold matrices where most of them are alive.
+    """Return the most registers of each thread that live matrices take at a product.
 
-    What is in shared memory takes none, nor do tiles of one constant. A product's
-    result takes the place of what it is added to.
+    A matrix in shared memory takes none, nor does a tile of one constant. A product's
+    result takes the place of its accumulator if no later op uses the accumulator.
     """
     block = parts.body.block
     lives = Lifetimes.of(block)
@@ -134,49 +286,55 @@ def peak_registers(parts: PartsOp, staged: list[tile.LoadOp]) -> int:
 
 
 def tiles_of(block: Block) -> Iterator[SSAValue]:
-    """All matrices that are computed or carried within a block."""
+    """Yield all matrices that ops of a block define or loops in it carry."""
     for op in block.walk():
-        inner = (a for region in op.regions for b in region.blocks for a in b.args)
-        for value in (*op.results, *inner):
-            if len(shape_of(value.type)) == 2:
-                yield value
+        yield from (v for v in defined_by(op) if len(shape_of(v.type)) == 2)
 
 
 def lives_until(lives: Lifetimes, value: SSAValue, op: tile.DotOp) -> bool:
-    """Whether nothing after a product uses a value."""
+    """Return True if no op after a product uses a value."""
     return lives.last_use(value) <= lives.start[op]
 
 
 def register_count(value: SSAValue) -> int:
-    """The registers of each thread that a tile takes."""
+    """Return the number of registers of each thread that a tile takes."""
     assert isinstance(value.type, TileType)
     return -(-tile_bytes(value.type) // (THREADS * REGISTER_BYTES))
 
 
 REGISTERS = 65536 // 128
-"""Registers of a thread, if one warp group had all of a multiprocessor's."""
+"""The registers of a thread if one warp group has all of a multiprocessor."""
+
 
 PRODUCER_REGISTERS = 24
-"""As few as a role can have; it takes a warp group's, though it is one warp."""
+"""The registers of a thread of the producer: the fewest that a role can have.
+
+The producer is one warp but takes the registers of a warp group.
+"""
+
 
 MOST_REGISTERS = 240
-"""As many as a thread can use; ptxas has 255, in steps of 8."""
+"""The most registers that a consumer's thread gets: ptxas allows 255, in steps of 8."""
+
 
 LEAST_REGISTERS = 88
-"""With fewer no accumulator of use fits."""
+"""The fewest registers of a consumer's thread that hold a useful accumulator."""
 
 
 def starting_registers(consumers: int, residents: int) -> int:
-    """Registers for each thread before roles give some up for others.
+    """Return the registers of each thread before roles pass registers to each other.
 
-    `residents` programs share a multiprocessor; each has a warp group for every
-    consumer and one for the producer.
+    `residents` programs share a multiprocessor. Each program has one warp group for
+    every consumer and one for the producer.
     """
     return REGISTERS // residents // (consumers + 1) // 8 * 8
 
 
 def consumer_registers(consumers: int, residents: int = 1) -> int:
-    """Registers for each thread of a consumer: an equal share of what is left."""
+    """Return the registers of each consumer thread: an equal share of the rest.
+
+    Raise `ScheduleError` if a share is less than `LEAST_REGISTERS`.
+    """
     groups = starting_registers(consumers, residents) * (consumers + 1)
     share = (groups - PRODUCER_REGISTERS) // consumers // 8 * 8
     if share < LEAST_REGISTERS:
@@ -189,9 +347,10 @@ def consumer_registers(consumers: int, residents: int = 1) -> int:
 def check_shared_memory(
     rings: Iterable[Ring], outputs: Iterable[Output], limit: int, residents: int = 1
 ) -> None:
-    """Raise if slots and barriers do not fit the share of a program.
+    """Raise `ScheduleError` if slots and barriers exceed a program's shared memory.
 
-    `limit` is what one program has that is alone on a multiprocessor.
+    `limit` is the number of bytes that a program has when it is alone on a
+    multiprocessor. `residents` programs share them.
     """
     needed = sum(r.bytes for r in rings) + sum(o.bytes for o in outputs)
     share = (limit + RESERVED_BYTES) // residents - RESERVED_BYTES

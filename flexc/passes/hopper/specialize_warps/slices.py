@@ -1,4 +1,4 @@
-"""Which code of a program's parts a role needs, and what depends on the part."""
+"""Find the code that a role needs of a program's parts."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from flexc.dialects import tile
 from flexc.dialects.tile.schedule import PartsOp
 from flexc.errors import ScheduleError
+from flexc.passes.tile.liveness import yielded
 
 Operands = Callable[[Operation], Sequence[SSAValue]]
-"""The operands of an op that a role uses."""
+"""A function that returns the operands of an op that a role uses."""
 
 
 def check_control_flow(parts: PartsOp) -> None:
-    """Raise if there is more to a program's parts than loops, branches and maps."""
+    """Raise `ScheduleError` for a region of no loop, branch or map in the parts."""
     for op in parts.body.walk():
         if op.regions and not isinstance(op, scf.ForOp | scf.IfOp | tile.MapOp):
             raise ScheduleError(f"{op.name} is no loop or branch that roles can have")
 
 
 class Slice:
-    """The ops and values of a `tile.parts` that some of its ops depend on.
+    """The ops and values of a `tile.parts` that some root ops depend on.
 
-    Of loops and branches only those results are part of it that are used. A loop's
-    value is its initial operand, its argument, what is yielded and the result, or
-    none of them.
+    Of a loop or a branch, the slice has only the results that are used. The four values
+    of a carried variable (initial operand, block argument, yielded value and result)
+    are all in the slice or all outside.
     """
 
     def __init__(self, parts: PartsOp, operands: Operands):
@@ -37,7 +38,7 @@ class Slice:
         self.values: set[SSAValue] = set()
 
     def include(self, roots: Iterable[Operation]) -> Slice:
-        """Add these ops and all that they depend on."""
+        """Add ops and everything that they depend on."""
         pending: list[Operation | SSAValue] = list(roots)
         while pending:
             item = pending.pop()
@@ -76,14 +77,17 @@ class Slice:
 
 
 def carried_position(loop: scf.ForOp, value: SSAValue) -> int | None:
-    """Which of the values that a loop carries an argument or result is."""
+    """Return the index of an argument or result among a loop's carried values.
+
+    Return None for the induction variable.
+    """
     if not isinstance(value, BlockArgument):
         return _number(loop.results, value)
     return value.index - 1 if value.index else None
 
 
 def carried_values(loop: scf.ForOp, position: int) -> list[SSAValue]:
-    """All that one value that a loop carries is."""
+    """Return a carried value's initial operand, argument, yield operand and result."""
     block = loop.body.block
     return [
         loop.iter_args[position],
@@ -94,7 +98,7 @@ def carried_values(loop: scf.ForOp, position: int) -> list[SSAValue]:
 
 
 def branch_values(branch: scf.IfOp, result: SSAValue) -> list[SSAValue]:
-    """What the regions of a branch yield for one of its results."""
+    """Return the values that a branch's regions yield for one of its results."""
     position = _number(branch.results, result)
     blocks = [b for region in branch.regions for b in region.blocks]
     return [yielded(block)[position] for block in blocks]
@@ -104,15 +108,8 @@ def _number(values: Sequence[SSAValue], value: SSAValue) -> int:
     return next(i for i, v in enumerate(values) if v is value)
 
 
-def yielded(block: Block) -> Sequence[SSAValue]:
-    """What the block of a loop or a branch yields."""
-    last = block.last_op
-    assert isinstance(last, scf.YieldOp)
-    return last.arguments
-
-
 def dependent_on(start: SSAValue) -> set[SSAValue]:
-    """All values that are computed from a value, it included."""
+    """Return all values that are computed from a value, and the value itself."""
     found: set[SSAValue] = set()
     pending = [start]
     while pending:
@@ -126,7 +123,7 @@ def dependent_on(start: SSAValue) -> set[SSAValue]:
 
 
 def _results_of_use(op: Operation, index: int) -> Sequence[SSAValue]:
-    """What an op computes from its operand of that index."""
+    """Return the values that an op computes from the operand at an index."""
     if isinstance(op, scf.ForOp):
         if index >= 3:
             return carried_values(op, index - 3)

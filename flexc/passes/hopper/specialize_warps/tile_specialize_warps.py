@@ -1,10 +1,10 @@
-"""`tile-specialize-warps`: warps that copy tiles, and warps that compute.
+"""`tile-specialize-warps`: give copies and computation to different warps.
 
-`tile.parts` become `tile.roles`. One consumer computes each part. A producer, one warp,
-copies the tiles that matrix products read to slots in shared memory, ahead of their
-use; barriers say when a slot is full, and when all consumers are done with it. Results
-in 16 bits leave through shared memory as well. A kernel for which this cannot be done
-is refused with `ScheduleError`.
+`tile.parts` becomes `tile.roles`. One consumer computes each part. The producer is one
+warp. It copies the tiles that matrix products read into slots of shared memory, ahead
+of their use. Barriers say when a slot is full, and when all consumers have read it.
+Results in 16 bits leave through shared memory too. The pass raises `ScheduleError` for
+a kernel without such a schedule.
 """
 
 from __future__ import annotations
@@ -21,35 +21,38 @@ from flexc.dialects import tile
 from flexc.dialects.tile import shape_of
 from flexc.dialects.tile.schedule import BarriersOp, PartsOp, RoleOp, RolesOp, SharedOp
 from flexc.errors import OptionError, ScheduleError
-from flexc.passes.hopper.specialize_warps.consumer import ConsumerCode, writes_memory
-from flexc.passes.hopper.specialize_warps.copying import Plan
-from flexc.passes.hopper.specialize_warps.loads import check_products, staged_loads
-from flexc.passes.hopper.specialize_warps.outputs import assign_outputs
-from flexc.passes.hopper.specialize_warps.placing import (
+from flexc.passes.hopper.specialize_warps.loads import (
+    check_products,
     move_to_products,
     released_after,
+    staged_loads,
 )
-from flexc.passes.hopper.specialize_warps.producer import ProducerCode
 from flexc.passes.hopper.specialize_warps.resources import (
     PRODUCER_REGISTERS,
+    assign_outputs,
+    assign_rings,
     check_registers,
     check_shared_memory,
     check_slots,
     consumer_registers,
     starting_registers,
 )
-from flexc.passes.hopper.specialize_warps.rings import assign_rings
+from flexc.passes.hopper.specialize_warps.roles import (
+    ConsumerCode,
+    Plan,
+    ProducerCode,
+    writes_memory,
+)
 from flexc.passes.hopper.specialize_warps.slices import check_control_flow
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.sizes.tile_sizes import HOPPER_SHARED_MEMORY
-
-# What is computed before roles part, and only one of them uses, moves into it.
+from flexc.passes.targets.target import HOPPER_SHARED_MEMORY
 
 
 def sink_into_roles(roles: RolesOp) -> None:
     """Move ops before `roles` into the one role that uses their results.
 
-    From the last to the first, so that what an op needs can follow it.
+    Visit the ops from the last to the first, so that an op's operands can move after
+    it.
     """
     op = roles.prev_op
     while op is not None:
@@ -63,7 +66,7 @@ def sink_into_roles(roles: RolesOp) -> None:
 
 
 def only_user(op: Operation, roles: RolesOp) -> RoleOp | None:
-    """The role that all uses of an op's results are in, if it is one."""
+    """Return the role that has all uses of an op's results, or None."""
     users = {
         roles.body.block.find_ancestor_op_in_block(u.operation)
         for result in op.results
@@ -74,9 +77,9 @@ def only_user(op: Operation, roles: RolesOp) -> RoleOp | None:
 
 
 def is_movable(op: Operation) -> bool:
-    """Whether an op only computes its results, from values and inputs.
+    """Return True if an op only computes results from values and inputs.
 
-    Not told by traits: some of `arith` lack them.
+    Do not ask for traits: some ops of `arith` lack them.
     """
     if isinstance(op, SharedOp | BarriersOp | tile.ProgramIdOp):
         return False
@@ -84,13 +87,13 @@ def is_movable(op: Operation) -> bool:
 
 
 CONSUMER_WARPS = 4
-"""A warp group: what issues one product."""
+"""The warps of a warp group, which issues one product."""
 
 DEFAULT_SLOTS = 2
 
 
 def specialize(kernel: tile.KernelOp, parts: PartsOp, slots: int, memory: int) -> None:
-    """Put roles in the place of a kernel's parts."""
+    """Replace a kernel's parts by roles."""
     plan = make_plan(kernel, parts, slots)
     outputs = plan.outputs.values()
     residents = max(number(kernel, "residents", 1), 1)
@@ -121,7 +124,7 @@ def specialize(kernel: tile.KernelOp, parts: PartsOp, slots: int, memory: int) -
 
 
 def make_plan(kernel: tile.KernelOp, parts: PartsOp, slots: int) -> Plan:
-    """Which loads are copies, in what order, through which slots."""
+    """Choose the loads that become copies, the order of the loads, and their slots."""
     check_control_flow(parts)
     staged = staged_loads(kernel, parts)
     check_products(kernel, parts, staged)
@@ -137,7 +140,7 @@ def make_plan(kernel: tile.KernelOp, parts: PartsOp, slots: int) -> Plan:
 
 
 def describe(kernel: tile.KernelOp, plan: Plan, slots: int) -> None:
-    """Say in the kernel's attributes what it was made."""
+    """Set the kernel's attributes that name its schedule and its number of warps."""
     dots = (o for o in plan.parts.body.walk() if isinstance(o, tile.DotOp))
     if (dot := next(dots, None)) is None:
         raise ScheduleError("there are no products")
@@ -153,8 +156,8 @@ def describe(kernel: tile.KernelOp, plan: Plan, slots: int) -> None:
 class TileSpecializeWarpsPass(ModulePass):
     """Give the parts of programs to consumers, and their loads to a producer.
 
-    `slots` is how many tiles of one tensor may be in shared memory at once, a power of
-    2; without it, what the kernel's `num_stages` says.
+    `slots` is the number of tiles of one tensor in shared memory at once, a power of 2.
+    If `slots` is None, the kernel's `num_stages` decides.
     """
 
     name = "tile-specialize-warps"
@@ -175,12 +178,12 @@ class TileSpecializeWarpsPass(ModulePass):
 
 
 def stages(kernel: tile.KernelOp) -> int:
-    """The power of 2 that a kernel's `num_stages` has room for."""
+    """Return the largest power of 2 that is at most a kernel's `num_stages`."""
     count = number(kernel, "num_stages", DEFAULT_SLOTS)
     return 1 << (max(count, 1).bit_length() - 1)
 
 
 def number(kernel: tile.KernelOp, name: str, default: int) -> int:
-    """What a kernel's attribute says, if it is there."""
+    """Return the value of a kernel's integer attribute, or a default."""
     attr = kernel.attributes.get(name)
     return attr.value.data if isinstance(attr, IntegerAttr) else default

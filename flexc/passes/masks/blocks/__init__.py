@@ -1,1 +1,1 @@
-"""Masks rewritten into code that classifies blocks, by interval arithmetic."""
+"""Rewrite masks as code that classifies blocks by interval arithmetic."""

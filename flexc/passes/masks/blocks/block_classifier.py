@@ -1,10 +1,10 @@
-"""Whether blocks of pairs are dead or full, as code that evaluates no pair.
+"""Emit code that proves blocks of pairs dead or full without evaluating pairs.
 
-A mask is dead on a block where its formula has no solution there, and full where
-its negation has none. A disjunction has none where no part has; a conjunction
-where the rows, the columns or the sums that its parts bound are none. That is a
-matter of a few ends of intervals: of the block's positions, and of values along
-rows and along columns, which are summarised in one pass over each.
+A block is dead if the mask's formula has no solution in the block. It is full if the
+negation has none. A disjunction has no solution if no part has one. A conjunction has
+no solution if its parts leave no rows, no columns, or no value of a sum. The code
+compares a few ends of intervals: ends of the block's positions, and ends of values
+along rows and along columns, which one pass over each axis summarises.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ from dataclasses import dataclass
 from xdsl.ir import Region, SSAValue
 
 from flexc.dialects import flex
-from flexc.passes.masks.blocks.block_code import BlockCode
-from flexc.passes.masks.blocks.block_ranges import BlockRanges
-from flexc.passes.masks.blocks.block_sides import Side, narrowed
+from flexc.dialects.constants import int_constant
+from flexc.passes.masks.blocks.block_code import (
+    HEADS,
+    BlockCode,
+    Summary,
+    along_heads,
+)
+from flexc.passes.masks.blocks.block_ranges import BlockRanges, Side, narrowed
 from flexc.passes.masks.blocks.constraints import (
     Bound,
     Condition,
@@ -28,18 +33,8 @@ from flexc.passes.masks.blocks.constraints import (
     Residue,
     Some,
 )
-from flexc.passes.masks.blocks.summaries import (
-    HEADS,
-    Summary,
-    along_heads,
-)
-from flexc.passes.masks.blocks.wide_integers import Ends, Wide
+from flexc.passes.masks.blocks.emitted_integers import Ends, Wide
 from flexc.passes.scalar.canonicalization.region_simplifier import simplify_region
-from flexc.passes.scalar.dependence import (
-    NOTHING,
-    PAIR,
-    Along,
-)
 from flexc.passes.scalar.formula import (
     Formula,
     Leaf,
@@ -51,29 +46,29 @@ from flexc.passes.scalar.proof import (
     WhyNot,
 )
 from flexc.passes.scalar.ranges.intervals import Interval
-from flexc.passes.scalar.ranges.linear_forms import (
+from flexc.passes.scalar.variation import (
+    NOTHING,
+    PAIR,
+    Along,
     Linear,
     MaskFacts,
     Terms,
-    int_constant,
 )
-
-# Whether some integer between two has a remainder that conditions allow.
 
 
 def has_residue(block: BlockCode, ends: Ends, residues: Sequence[Residue]) -> SSAValue:
-    """Whether some x of a form's ends may satisfy residues of equal divisors.
+    """Test if some x between a form's ends may satisfy residues of one sum and divisor.
 
-    True where there is no telling. All integers between the ends are taken to be
-    sums, as they are for factors of 1 and -1.
+    The flag is true if unknown. Every integer between the ends is assumed to be a value
+    of the form, as is the case for factors of 1 and -1.
     """
-    wide, first = block.wide, residues[0]
+    wide, first = block.integers, residues[0]
     if first.sign < 0:
-        ends = wide.ends_negated(ends)
-    ends = wide.ends_sum(ends, wide.point(block.uniform(first.shift)))
+        ends = wide.negative(ends)
+    ends = wide.sum(ends, wide.point(block.uniform(first.shift)))
     divisor = _divisor(block, first)
     lo, hi = wide.const(0), wide.plus(divisor, -1)
-    tests = [wide.cmp("sle", ends.lo, ends.hi)]
+    tests = [wide.cmp("le", ends.lo, ends.hi)]
     for residue in residues:
         limit = block.uniform(residue.limit)
         if residue.kind == "ne":
@@ -83,67 +78,69 @@ def has_residue(block: BlockCode, ends: Ends, residues: Sequence[Residue]) -> SS
         if residue.kind in ("le", "eq"):
             hi = wide.min(hi, limit)
     tests.append(_reaches(block, ends, divisor, Ends(lo, hi)))
-    found = block.all_of(tests)
+    found = block.code.all_of(tests)
     if divisor.range.lo > 0:
         return found
-    return block.either(found, wide.cmp("sle", divisor, wide.const(0)))
+    return block.code.or_(found, wide.cmp("le", divisor, wide.const(0)))
 
 
 def _divisor(block: BlockCode, residue: Residue) -> Wide:
     if isinstance(residue.divisor, int):
-        return block.wide.const(residue.divisor)
+        return block.integers.const(residue.divisor)
     value = block.copy.value(residue.divisor)
-    return block.wide.extended(value, block.facts.ranges[residue.divisor])
+    return block.integers.extended(value, block.facts.ranges[residue.divisor])
 
 
 def _reaches(block: BlockCode, ends: Ends, divisor: Wide, allowed: Ends) -> SSAValue:
-    """Whether some x between the ends has a remainder between two others."""
-    wide = block.wide
+    """Test if some x between the ends has a remainder between the allowed ends."""
+    wide = block.integers
     past = wide.modulo(wide.sub(ends.lo, allowed.lo), divisor)
-    ahead = wide.cmp("sle", past, wide.sub(allowed.hi, allowed.lo))
+    ahead = wide.cmp("le", past, wide.sub(allowed.hi, allowed.lo))
     next_one = wide.add(ends.lo, wide.sub(divisor, past))
     smallest = wide.select(ahead, ends.lo, next_one)
-    some = wide.cmp("sle", allowed.lo, allowed.hi)
-    return block.both(some, wide.cmp("sle", smallest, ends.hi))
+    some = wide.cmp("le", allowed.lo, allowed.hi)
+    return block.code.and_(some, wide.cmp("le", smallest, ends.hi))
 
 
 def _avoids(block: BlockCode, ends: Ends, divisor: Wide, limit: Wide) -> SSAValue:
-    """Whether some x between the ends has another remainder than one."""
-    wide = block.wide
+    """Test if some x between the ends has a remainder other than the limit."""
+    wide = block.integers
     differs = wide.cmp("ne", wide.modulo(ends.lo, divisor), limit)
-    several = wide.cmp("slt", ends.lo, ends.hi)
-    one = wide.cmp("sgt", divisor, wide.const(1))
-    return block.either(differs, block.both(several, one))
+    several = wide.cmp("lt", ends.lo, ends.hi)
+    one = wide.cmp("gt", divisor, wide.const(1))
+    return block.code.or_(differs, block.code.and_(several, one))
 
 
 __all__ = ["Classifier", "Summary", "build_classifier"]
 
 MAX_CONJUNCTIONS = 24
-"""Of a conjunction of disjunctions with more, not all combinations are told apart."""
+"""The maximum number of conjunctions that are combined. Beyond it, the disjunctions of
+a conjunction are tried one at a time.
+"""
 
 
 @dataclass(frozen=True)
 class Classifier:
-    """Code that tells of a block of pairs whether it is dead and whether full.
+    """Code that tests if a block of pairs is dead, and if it is full.
 
-    The region takes (b, h, q_first, q_last, kv_first, kv_last, *captures) and for
-    each summary lo, hi and, of floats, nan. It yields (dead, full): proved where
-    true, unknown where false.
+    The region takes (b, h, q_first, q_last, kv_first, kv_last, *captures) and for each
+    summary lo, hi and, for floats, nan. It yields (dead, full): a true flag is proved,
+    a false flag means unknown.
     """
 
     summaries: tuple[Summary, ...]
     region: Region
     along: Along
-    """BATCH and HEAD, as the answer depends on them."""
+    """BATCH and HEAD, if the result depends on them."""
     unknown: tuple[str, ...]
-    """What was not understood, one line each."""
+    """Values without known bounds, one line each."""
 
 
 def build_classifier(mask: Region, max_length: int, fits: bool) -> Proof[Classifier]:
-    """A classifier of the blocks of a mask.
+    """Return a classifier of the blocks of a mask, or the reason why there is none.
 
-    Positions are below `max_length`; `fits` says that sums, differences and
-    products do not wrap around for the positions and captures of the call.
+    Positions are below `max_length`. `fits` says that sums, differences and products do
+    not wrap around for the positions and captures of the call.
     """
     facts = MaskFacts(mask, max_length, fits)
     block = BlockCode(facts)
@@ -168,7 +165,7 @@ def _known(block: BlockCode) -> dict[SSAValue, Interval]:
 
 
 def count(condition: Condition) -> int:
-    """How many conjunctions a condition is a disjunction of."""
+    """Count the conjunctions of a condition's disjunctive normal form."""
     match condition:
         case Some():
             return sum(map(count, condition.parts))
@@ -182,7 +179,7 @@ def count(condition: Condition) -> int:
 
 
 def items_of(condition: Condition) -> tuple[list[Item], list[Some]]:
-    """What a condition says in any case, and its disjunctions."""
+    """Split a conjunction into items and disjunctions."""
     match condition:
         case Every():
             items: list[Item] = []
@@ -199,14 +196,14 @@ def items_of(condition: Condition) -> tuple[list[Item], list[Some]]:
 
 
 class Solver:
-    """Writes code that proves conditions to have no solution in a block."""
+    """A writer of code that proves that conditions have no solution in a block."""
 
     def __init__(self, block: BlockCode):
         self.block, self.facts = block, block.facts
         self.constraints = Constraints(block.facts)
 
     def empty(self, formula: Formula) -> SSAValue:
-        """Whether a formula is proved to hold for no pair of the block."""
+        """Test if a formula is proved to hold for no pair of the block."""
         return self._empty(self.constraints.read(formula), [])
 
     def _empty(self, condition: Condition, given: Sequence[Item]) -> SSAValue:
@@ -217,13 +214,13 @@ class Solver:
         if count(Every(tuple(some))) <= MAX_CONJUNCTIONS:
             first, *rest = sorted(some, key=count)
             return self._each(first, tuple(rest), given)
-        return self.block.any_of([self._each(part, (), given) for part in some])
+        return self.block.code.any_of([self._each(part, (), given) for part in some])
 
     def _each(
         self, some: Some, rest: tuple[Some, ...], given: Sequence[Item]
     ) -> SSAValue:
         parts = [self._empty(Every((p, *rest)), given) for p in some.parts]
-        return self.block.all_of(parts)
+        return self.block.code.all_of(parts)
 
     def _conjunction(self, items: Sequence[Item]) -> SSAValue:
         block = self.block
@@ -233,21 +230,25 @@ class Solver:
         for item in items:
             match item:
                 case Pure() if item.axis == NOTHING:
-                    tests.append(block.inverse(block.copy.formula(item.formula)))
+                    tests.append(block.code.not_(block.copy.formula(item.formula)))
                 case Pure() if item.axis == PAIR:
                     raise AssertionError("formulas of pairs are taken apart")
                 case Leaf():
                     truth = ranges.truth(item.value)
-                    none = truth.must if item.negated else block.inverse(truth.may)
+                    none = truth.must if item.negated else block.code.not_(truth.may)
                     tests.append(none)
                 case _:
                     pass
         for form in self._forms(items):
             tests += self._no_sum(form, items, ranges)
-        return block.any_of(tests)
+        return block.code.any_of(tests)
 
     def _forms(self, items: Sequence[Item]) -> list[Terms]:
-        """Forms that something is said of, other than positions alone."""
+        """Return the forms that bounds or residues constrain.
+
+        A single position is included only if it has residues: `Side` handles its
+        bounds.
+        """
         forms = [i.form for i in items if isinstance(i, Bound | Residue)]
         positions = [((self.facts.index(a), 1),) for a in (Along.ROW, Along.COLUMN)]
         residues = [i.form for i in items if isinstance(i, Residue)]
@@ -256,10 +257,10 @@ class Solver:
     def _no_sum(
         self, form: Terms, items: Sequence[Item], ranges: BlockRanges
     ) -> list[SSAValue]:
-        """Whether a form has no value that everything said of it allows."""
+        """Test if no value of a form satisfies all bounds and residues of the form."""
         bounds = [i for i in items if isinstance(i, Bound) and i.form == form]
         ends: Ends = narrowed(self.block, ranges.form(Linear(form)), bounds)
-        tests = [self.block.wide.cmp("sgt", ends.lo, ends.hi)] if bounds else []
+        tests = [self.block.integers.cmp("gt", ends.lo, ends.hi)] if bounds else []
         residues = [i for i in items if isinstance(i, Residue) and i.form == form]
         classes = dict.fromkeys((r.sign, r.shift, r.divisor) for r in residues)
         for sign, shift, divisor in classes:
@@ -269,5 +270,5 @@ class Solver:
                 if (r.sign, r.shift, r.divisor) == (sign, shift, divisor)
             ]
             found = has_residue(self.block, ends, same)
-            tests.append(self.block.inverse(found))
+            tests.append(self.block.code.not_(found))
         return tests

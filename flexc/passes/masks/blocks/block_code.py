@@ -1,48 +1,164 @@
-"""What all parts of a block classifier write to, and what they know of the mask."""
+"""Define the region that classifies blocks, and the summaries that it reads.
+
+A summary has the exact minimum and maximum over each block of rows of a value that
+depends on rows alone, or likewise for columns. It costs one pass over the rows. Equal
+summaries are read once.
+"""
 
 from __future__ import annotations
 
-from xdsl.dialects import arith
-from xdsl.dialects.builtin import i1, i32
-from xdsl.ir import Block, Operation, SSAValue
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from flexc.passes.masks.blocks.summaries import SummaryTable
-from flexc.passes.masks.blocks.wide_integers import (
+from xdsl.dialects.builtin import AnyFloat, i1, i32
+from xdsl.ir import Attribute, Block, Region, SSAValue
+
+from flexc.passes.masks.blocks.emitted_integers import (
     Ends,
+    IntegerCode,
+    SharingCode,
     Wide,
-    WideCode,
 )
-from flexc.passes.scalar.canonicalization.region_simplifier import op_key
+from flexc.passes.scalar.canonicalization.region_simplifier import (
+    simplify_region,
+)
 from flexc.passes.scalar.copier import Copier
-from flexc.passes.scalar.dependence import Along
-from flexc.passes.scalar.ranges.linear_forms import (
+from flexc.passes.scalar.formula import (
+    AllOf,
+    Formula,
+)
+from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.passes.scalar.readable import spell
+from flexc.passes.scalar.scalar_code import ScalarCode, new_region
+from flexc.passes.scalar.variation import (
     MODERATE,
+    NOTHING,
+    Along,
     Linear,
     MaskFacts,
 )
-from flexc.passes.scalar.readable import spell
-from flexc.passes.scalar.scalar_code import ScalarCode, new_region
+
+MAX_RESTRICTED = 16
+"""The number of summaries after which a new summary covers unused positions too."""
+
+HEADS = Interval(0, (1 << 31) - 2)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The ends of a value over each block of rows or of columns.
+
+    The region takes (b, h, position, *captures). It yields the value and a flag that
+    the position is used. If no position is used, `lo` is the largest and `hi` the
+    smallest number of the type. NaNs do not affect `lo` and `hi`; `nan` is true if
+    there are any.
+    """
+
+    axis: Literal["row", "column"]
+    region: Region
+    along: Along
+    """BATCH and HEAD, if the summary depends on them."""
+
+
+Used = tuple[Formula, ...]
+"""Formulas that all hold at the positions that take part."""
+
+
+class SummaryTable:
+    """A table of summaries. Each summary adds arguments to `block` for its results."""
+
+    def __init__(self, facts: MaskFacts, block: Block):
+        self.facts, self.block = facts, block
+        self._found: dict[object, tuple[Summary, list[SSAValue]]] = {}
+
+    def ends(self, axis: Along, what: Linear, used: Used) -> list[SSAValue]:
+        """Return lo, hi and, for floats, a flag that there are NaNs.
+
+        The ends may cover unused positions, if there are many summaries.
+        """
+        restricted = (axis, what, tuple(dict.fromkeys(used)))
+        if restricted not in self._found and len(self._found) >= MAX_RESTRICTED:
+            restricted = (axis, what, ())
+        if restricted not in self._found:
+            self._found[restricted] = self._add(*restricted)
+        return self._found[restricted][1]
+
+    def some_used(self, axis: Along, used: Used) -> list[SSAValue]:
+        """Return the first and last used position, however many summaries there are."""
+        key = (axis, Linear(((self.facts.index(axis), 1),)), tuple(dict.fromkeys(used)))
+        if key not in self._found:
+            self._found[key] = self._add(*key)
+        return self._found[key][1]
+
+    def _add(
+        self, axis: Along, what: Linear, used: Used
+    ) -> tuple[Summary, list[SSAValue]]:
+        region, along = self._region(axis, what, used)
+        last = region.block.last_op
+        assert last is not None
+        type_ = last.operands[0].type
+        types: list[Attribute] = [type_, type_]
+        if isinstance(type_, AnyFloat):
+            types.append(i1)
+        name = "row" if axis == Along.ROW else "column"
+        names = [f"{name}_lo", f"{name}_hi", f"{name}_nan"]
+        args: list[SSAValue] = []
+        for arg_type, hint in zip(types, names, strict=False):
+            arg = self.block.insert_arg(arg_type, len(self.block.args))
+            arg.name_hint = hint
+            args.append(arg)
+        side: Literal["row", "column"] = "row" if axis == Along.ROW else "column"
+        return Summary(side, region, along), args
+
+    def _region(self, axis: Along, what: Linear, used: Used) -> tuple[Region, Along]:
+        mask, index = self.facts.region.block, self.facts.index(axis)
+        b, h, captures = mask.args[0], mask.args[1], mask.args[4:]
+        types = [i32, i32, i32, *(c.type for c in captures)]
+        names = ["b", "h", index.name_hint, *(c.name_hint for c in captures)]
+        region = new_region(types, names)
+        args = region.block.args
+        known = dict(zip((b, h, index, *captures), args, strict=True))
+        copier = Copier(ScalarCode(region.block), known)
+        value = copier.linear(what)
+        copier.code.yield_(value, copier.formula(AllOf(used)))
+        position = self.facts.ranges[index]
+        simplify_region(region, {args[0]: HEADS, args[1]: HEADS, args[2]: position})
+        return region, along_heads(args[0], args[1])
+
+    def needed(self) -> list[Summary]:
+        """Return the summaries that are used, and erase the arguments of the others."""
+        kept: list[Summary] = []
+        for summary, args in self._found.values():
+            if any(arg.uses for arg in args):
+                kept.append(summary)
+                continue
+            for arg in args:
+                self.block.erase_arg(_block_argument(self.block, arg))
+        return kept
+
+
+def _block_argument(block: Block, value: SSAValue):
+    return next(arg for arg in block.args if arg is value)
+
+
+def along_heads(b: SSAValue, h: SSAValue, others: Sequence[Summary] = ()) -> Along:
+    """Return BATCH and HEAD, if a region or a summary uses them."""
+    along = NOTHING
+    if b.uses:
+        along |= Along.BATCH
+    if h.uses:
+        along |= Along.HEAD
+    for summary in others:
+        along |= summary.along
+    return along
+
 
 POSITIONS = ("q_first", "q_last", "kv_first", "kv_last")
 
 
-class SharingCode(ScalarCode):
-    """Code in which no two ops are equal: parts of a formula say much twice."""
-
-    def __init__(self, at: Block):
-        super().__init__(at)
-        self._seen: dict[object, Operation] = {}
-
-    def insert(self, op: Operation, name: str | None = None) -> SSAValue:
-        first = self._seen.setdefault(op_key(op), op)
-        if first is op:
-            return super().insert(op, name)
-        op.drop_all_references()
-        return first.results[0]
-
-
 class BlockCode:
-    """A region in which a block of pairs is classified."""
+    """A region that classifies a block of pairs, and the builders of its code."""
 
     def __init__(self, facts: MaskFacts):
         self.facts = facts
@@ -53,52 +169,24 @@ class BlockCode:
         self.region = new_region(types, names)
         args = self.region.block.args
         self.code = SharingCode(self.region.block)
-        self.wide = WideCode(self.code)
+        self.integers = IntegerCode(self.code)
         self.heads, self.positions = args[:2], args[2:6]
         self.copy = Copier(self.code, {b: args[0], h: args[1]})
         self.copy.known.update(zip(captures, args[6:], strict=True))
         self.summaries = SummaryTable(facts, self.region.block)
         self.unknown: dict[str, None] = {}
 
-    def flag(self, value: bool) -> SSAValue:
-        """true or false."""
-        return self.code.const(-1 if value else 0, i1)
-
-    def both(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        return self.code.and_(a, b)
-
-    def either(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        return self.code.insert(arith.OrIOp(a, b))
-
-    def inverse(self, a: SSAValue) -> SSAValue:
-        """Not."""
-        return self.code.insert(arith.XOrIOp(a, self.flag(True)))
-
-    def all_of(self, flags: list[SSAValue]) -> SSAValue:
-        """Whether all are true."""
-        total = flags[0] if flags else self.flag(True)
-        for flag in flags[1:]:
-            total = self.both(total, flag)
-        return total
-
-    def any_of(self, flags: list[SSAValue]) -> SSAValue:
-        """Whether some are true."""
-        total = flags[0] if flags else self.flag(False)
-        for flag in flags[1:]:
-            total = self.either(total, flag)
-        return total
-
     def block_ends(self, axis: Along) -> Ends:
-        """The first and the last row (column) of the block."""
+        """Return the first and the last row (column) of the block."""
         known = self.facts.ranges[self.facts.index(axis)]
         ends = self.positions[:2] if axis == Along.ROW else self.positions[2:]
-        return Ends(*(self.wide.extended(v, known) for v in ends))
+        return Ends(*(self.integers.extended(v, known) for v in ends))
 
     def uniform(self, form: Linear) -> Wide:
-        """The value of a form that is one for all pairs."""
-        facts, wide = self.facts, self.wide
+        """Return the value of a form that is the same for all pairs."""
+        facts, wide = self.facts, self.integers
         total: Wide | None = None
-        # Saturation must come first: what is added later is too small to undo it.
+        # Add large values first: later addends are too small to undo a saturation.
         for value, factor in sorted(
             form.terms, key=lambda t: facts.ranges[t[0]].within(MODERATE)
         ):
@@ -110,6 +198,6 @@ class BlockCode:
         return wide.plus(total, form.const)
 
     def note(self, value: SSAValue, why: str) -> None:
-        """Remember a value of which nothing is known."""
+        """Record a value without known bounds, and the reason, for the user."""
         line = f"{spell(value)}: {why}"
         self.unknown.setdefault(line)

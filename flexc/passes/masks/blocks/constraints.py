@@ -1,8 +1,8 @@
-"""What the leaves of a mask's formula say about sums of rows and columns.
+"""Read the leaves of a mask's formula as constraints on sums of rows and columns.
 
-`abs(q_idx - kv_idx) <= w` becomes two bounds of the form `q_idx - kv_idx`, a
-comparison of a remainder a residue of one. What cannot be said like this stays a
-leaf, whose value is then bounded by interval arithmetic.
+`abs(q_idx - kv_idx) <= w` becomes two bounds of the form `q_idx - kv_idx`. A comparison
+of a remainder becomes a residue of a form. Other leaves stay leaves, whose values are
+then bounded by interval arithmetic.
 """
 
 from __future__ import annotations
@@ -16,11 +16,6 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import i1
 from xdsl.ir import SSAValue
 
-from flexc.passes.scalar.dependence import (
-    NOTHING,
-    PAIR,
-    Along,
-)
 from flexc.passes.scalar.formula import (
     AllOf,
     AnyOf,
@@ -28,9 +23,12 @@ from flexc.passes.scalar.formula import (
     Leaf,
     formula_of,
 )
-from flexc.passes.scalar.ranges.division_spelling import floor_modulo, floor_quotient
-from flexc.passes.scalar.ranges.linear_forms import (
+from flexc.passes.scalar.ranges.python_idioms import floor_modulo, floor_quotient
+from flexc.passes.scalar.variation import (
     MODERATE,
+    NOTHING,
+    PAIR,
+    Along,
     Linear,
     MaskFacts,
     Terms,
@@ -39,25 +37,25 @@ from flexc.passes.scalar.ranges.linear_forms import (
 Kind = Literal["le", "ge", "eq", "ne"]
 
 MAX_CHOICES = 5
-"""Nested choices (abs, min, select) that are told apart."""
+"""The maximum depth of nested choices (abs, min, select) that are split into cases."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The sum of the terms, compared with a form that is one for all pairs."""
+    """A comparison of a sum of terms with a form that is the same for all pairs."""
 
     form: Terms
     kind: Kind
     limit: Linear
     origin: Leaf | None = None
-    """Of a bound of a position alone: the leaf that says so."""
+    """The leaf that a bound of a position alone was read from."""
 
 
 @dataclass(frozen=True)
 class Residue:
-    """sign * (sum of the terms) + shift, modulo a divisor, compared with a limit.
+    """A comparison of (sign * (sum of terms) + shift) modulo a divisor with a limit.
 
-    Holds for positive divisors; others have no solution that is known of.
+    The constraint is used for positive divisors only. Nothing is concluded for others.
     """
 
     form: Terms
@@ -81,14 +79,14 @@ Item = Bound | Residue | Pure | Leaf
 
 @dataclass(frozen=True)
 class Every:
-    """All of the parts hold."""
+    """The conjunction of the parts."""
 
     parts: tuple[Condition, ...]
 
 
 @dataclass(frozen=True)
 class Some:
-    """One of the parts holds."""
+    """The disjunction of the parts."""
 
     parts: tuple[Condition, ...]
 
@@ -96,17 +94,17 @@ class Some:
 Condition = Item | Every | Some
 
 Test = Literal["le", "eq", "ne"]
-"""How a form is compared with 0."""
+"""The comparison of a form with 0."""
 
 
 class Constraints:
-    """Reads the formulas of one mask."""
+    """A reader of the formulas of one mask."""
 
     def __init__(self, facts: MaskFacts):
         self.facts = facts
 
     def read(self, formula: Formula) -> Condition:
-        """A condition that holds where the formula does."""
+        """Return a condition that holds wherever a formula holds."""
         axis = self.facts.pair_of(formula)
         match formula:
             case AllOf():
@@ -128,7 +126,9 @@ class Constraints:
         return Every(tuple(Bound(b.form, b.kind, b.limit, leaf) for b in bounds))
 
     def _bounds_of_position(self, condition: Condition, axis: Along) -> list[Bound]:
-        """The bounds that a condition consists of, if they are such."""
+        """Return the bounds of a position if the condition consists of them, else
+        [].
+        """
         parts = condition.parts if isinstance(condition, Every) else (condition,)
         form = ((self.facts.index(axis), 1),)
         bounds = [p for p in parts if isinstance(p, Bound) and p.form == form]
@@ -151,7 +151,7 @@ class Constraints:
         return self._split(test, difference, MAX_CHOICES)
 
     def _split(self, test: Test, form: Linear, choices: int) -> Condition | None:
-        """The condition that a form is at most, is, or is not 0."""
+        """Return the condition that a form is <= 0, == 0 or != 0, or None."""
         for value, factor in form.terms if choices else ():
             if self.facts.pair(value) != PAIR:
                 continue
@@ -164,14 +164,18 @@ class Constraints:
             if one is None or other is None:
                 return None
             if test == "le" and extreme is not None:
-                # max(a, b) <= 0 is both of them; min(a, b) <= 0 is one.
+                # max(a, b) <= 0 needs both parts; min(a, b) <= 0 needs one.
                 both = (extreme == "max") == (factor > 0)
                 return Every((one, other)) if both else Some((one, other))
             return Some((Every((when_a, one)), Every((when_b, other))))
         return self._unsplit(test, form)
 
     def _options(self, value: SSAValue) -> Options | None:
-        """Two forms of which a value is one, and when it is which."""
+        """Return the two cases of a value, or None.
+
+        A case is a condition and the value's form under the condition. The third result
+        is "min" or "max" if the value is the extreme of the two forms.
+        """
         op = value.owner
         linear = self.facts.linear
         match op:
@@ -221,7 +225,7 @@ class Constraints:
     def _division(
         self, test: Test, value: SSAValue, sign: int, shift: Linear
     ) -> Condition | None:
-        """A comparison of x % s or of x // s alone, as one of x."""
+        """Return a comparison of x % s or x // s as a comparison of x, or None."""
         modulo = floor_modulo(value, self.facts.ranges)
         if modulo is not None:
             return self._residue(test, *modulo, sign, shift)
@@ -229,7 +233,7 @@ class Constraints:
         if quotient is None or isinstance(quotient[1], SSAValue):
             return None
         dividend, divisor = self.facts.linear(quotient[0]), quotient[1]
-        # sign * (x // s) + shift <= 0, for either sign.
+        # Solve sign * (x // s) + shift <= 0, for either sign.
         at_most = dividend - (-shift * divisor).plus(divisor - 1)
         at_least = shift * divisor - dividend
         if test == "le":
@@ -268,7 +272,7 @@ class Constraints:
         return Residue(form, orientation, shift, divisor, kind, limit)
 
     def _is_moderate(self, terms: Terms, shift: Linear) -> bool:
-        """Whether `form_ends` and `limit` can compute without wrapping around."""
+        """Return True if both sides of the bound can be computed without overflow."""
         facts, form = self.facts, Linear(terms)
         parts = [facts.part(form, axis) for axis in (Along.ROW, Along.COLUMN)]
         parts += [Linear((term,)) for term in facts.part(form, PAIR).terms]
@@ -295,7 +299,7 @@ NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "le": "gt", "gt": "le
 
 
 def _against_zero(name: str, difference: Linear) -> tuple[Test, Linear]:
-    """A comparison of a difference with 0, by `le`, `eq` or `ne` only."""
+    """Return an equivalent comparison of a form with 0, by `le`, `eq` or `ne`."""
     match name:
         case "eq":
             return "eq", difference
@@ -312,21 +316,21 @@ def _against_zero(name: str, difference: Linear) -> tuple[Test, Linear]:
 
 
 def oriented(terms: Terms) -> tuple[Terms, Literal[1, -1]]:
-    """Terms of which the first is positive, and the sign that makes them so."""
+    """Return terms whose first factor is positive, and the sign that makes it so."""
     if terms[0][1] > 0:
         return terms, 1
     return (-Linear(terms)).terms, -1
 
 
 def _limit(test: Test, sign: int, shift: Linear) -> tuple[Kind, Linear]:
-    """How x compares, and with what, where sign * x + shift does with 0."""
+    """Solve `sign * x + shift TEST 0` for x: return the comparison and its limit."""
     if test == "le":
         return ("le", -shift) if sign > 0 else ("ge", shift)
     return test, -shift if sign > 0 else shift
 
 
 def bound(test: Test, terms: Terms, shift: Linear) -> Condition:
-    """A bound of terms, one term for all multiples where that is exact."""
+    """Return a bound of terms, divided by their common divisor if this is exact."""
     form, sign = oriented(terms)
     kind, limit = _limit(test, sign, shift)
     common = reduce(_gcd, (f for _, f in form), 0)

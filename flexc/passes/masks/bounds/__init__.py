@@ -1,1 +1,1 @@
-"""Masks whose live and dead keys are ranges with computed ends."""
+"""Find ranges of live and dead keys whose ends are computed in closed form."""

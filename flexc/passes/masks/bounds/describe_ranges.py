@@ -1,8 +1,8 @@
-"""Ranges of keys as a person would write them.
+"""Print ranges of keys as a person would write them.
 
-`kv_idx in [max(0, q_first - window), q_last]`, where `q_first` and `q_last` are the
-first and the last row of a block; both ends are included. Where rows are keys:
-`q_idx in [kv_first, min(q_len - 1, kv_last + window)]`.
+An example is `kv_idx in [max(0, q_first - window), q_last]`, where `q_first` and
+`q_last` are the first and last row of a block. Both ends are included. If rows are
+keys, the printer writes `q_idx in [kv_first, min(q_len - 1, kv_last + window)]`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ INVERSE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 
 
 class RangeSpeller:
-    """Spells the ranges of one mask, as solved: of (b, h, row, column).
+    """A printer of the ranges of one mask with arguments (b, h, row, column).
 
-    Rows are queries; `transposed`, they are keys.
+    Rows are queries, or keys if `transposed`.
     """
 
     def __init__(self, mask: Region, transposed: bool = False):
@@ -45,7 +45,7 @@ class RangeSpeller:
         self.first_row, self.last_row = f"{self.row}_first", f"{self.row}_last"
 
     def ranges(self, ranges: Sequence[KeyRange]) -> str:
-        """The columns of any of some ranges."""
+        """Return the union of some ranges of columns."""
         if not ranges:
             return "none"
         if any(r.is_everything for r in ranges):
@@ -53,7 +53,7 @@ class RangeSpeller:
         return f"{self.column}_idx in " + " or ".join(map(self.range, ranges))
 
     def range(self, keys: KeyRange) -> str:
-        """One range, and for which rows it is there."""
+        """Return one range, with the conditions under which it is not empty."""
         lows = [self.end(end) for end in keys.lows]
         if not any(_is_natural(end.term) for end in keys.lows):
             lows.insert(0, "0")
@@ -63,7 +63,7 @@ class RangeSpeller:
         return f"{interval} if {when}" if when else interval
 
     def conditions(self, keys: KeyRange) -> Iterable[str]:
-        """What must hold for a range not to be empty."""
+        """Yield the conditions under which a range is not empty."""
         for term in keys.row_lows:
             yield f"{self.last_row} >= {self.term(term, False)}"
         for term in keys.row_highs:
@@ -75,7 +75,7 @@ class RangeSpeller:
         return self.term(end.term, end.at_last)
 
     def term(self, term: Term, at_last: bool, inner: bool = False) -> str:
-        """A term at the first or at the last row; `inner` of a product."""
+        """Return a term at the first or last row; `inner` adds needed parentheses."""
         match term:
             case Symbol():
                 return Readable().spell(term.value, outer=not inner)
@@ -100,7 +100,7 @@ class RangeSpeller:
         return f"({text})" if inner else text
 
     def _sum(self, term: Term, at_last: bool) -> tuple[str, int]:
-        """A sum with its constants added up, and how many parts it has."""
+        """Return a sum with its constants added up, and the number of its parts."""
         constant, added, taken = 0, list[str](), list[str]()
         for part, sign in addends(term):
             match part:
@@ -122,13 +122,13 @@ class RangeSpeller:
         return text, len(added) + len(taken) + (constant < 0)
 
     def _ceil(self, taken: Quotient, at_last: bool) -> str:
-        """-(t // c), which is that of -t, rounded up."""
+        """Return -(t // c), printed as ceil(-t / c)."""
         above = self.term(negate(taken.term), at_last, inner=True)
         return f"ceil({above} / {self.term(taken.divisor, at_last, inner=True)})"
 
 
 def addends(term: Term, sign: int = 1) -> Iterator[tuple[Term, int]]:
-    """What a term is the sum of, with signs."""
+    """Yield the addends of a term, with signs."""
     match term:
         case Sum():
             yield from addends(term.left, sign)
@@ -140,7 +140,7 @@ def addends(term: Term, sign: int = 1) -> Iterator[tuple[Term, int]]:
 
 
 def spell_leaf(leaf: Leaf) -> str:
-    """A comparison, or a value that is true or false, or what is not so."""
+    """Return a leaf as text, a negated comparison as the opposite comparison."""
     text = spell(leaf.value)
     op = leaf.value.owner
     if not leaf.negated:
@@ -159,7 +159,7 @@ def _number(value: int) -> str:
 
 
 def _is_natural(term: Term) -> bool:
-    """Whether a bound is a position in any case, as far as its form tells."""
+    """Return True if the form of a bound shows that the bound is not negative."""
     match term:
         case Constant():
             return term.value >= 0

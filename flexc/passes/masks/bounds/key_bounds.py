@@ -1,14 +1,14 @@
-"""What a leaf of a mask's formula says of positions, solved for kv_idx.
+"""Solve the leaves of a mask's formula for kv_idx.
 
-A comparison becomes bounds `kv_idx <= T` or `kv_idx >= T`, for a term T of the
-row, by undoing one operation after another: sums, products, floor division,
-minima and maxima. A comparison of rows alone is solved for q_idx in the same way.
-What cannot be solved is `Skipped`: taken to hold, which is sound for whoever asks
-where a formula *may* hold.
+A comparison becomes bounds `kv_idx <= T` or `kv_idx >= T`, for a term T of the row. The
+solver inverts one op after another: sums, products, floor division, minima and maxima.
+A comparison of rows alone is solved for q_idx in the same way. A leaf that cannot be
+solved is `Skipped` and taken to hold. This is sound, because callers ask where a
+formula *may* hold.
 
-Rows may be keys and columns queries: what is solved for one position should be for
-the other. So what a value may be that moves with the row in one direction
-(`Directions`), or in two (`extremes`), `solve` should undo of a column.
+Rows may also be keys, and columns queries, so both positions need the same support.
+Each op that `Directions` or `extremes` accepts for a row, `solve` should invert for a
+column.
 """
 
 from __future__ import annotations
@@ -18,44 +18,43 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import i1
 from xdsl.ir import Operation, SSAValue
 
-from flexc.passes.masks.bounds.affine import Affine, Facts
-from flexc.passes.masks.bounds.atoms import (
-    Alternatives,
-    Atom,
-    Condition,
-    KeyBound,
-    RowBound,
-    Skipped,
-    every,
-    some,
-)
-from flexc.passes.masks.bounds.directions import (
+from flexc.dialects.constants import int_constant
+from flexc.passes.masks.bounds.facts import (
+    Affine,
     Directions,
+    Facts,
     Unsolvable,
     chunk_start,
     divisor_of,
     keeps,
     lowest,
+    magnitude,
     residue_period,
     symbol_of,
 )
-from flexc.passes.masks.bounds.magnitudes import magnitude
 from flexc.passes.masks.bounds.terms import (
     LARGE,
+    Alternatives,
+    Atom,
     Choice,
+    Condition,
     Constant,
+    KeyBound,
     NotMonotonic,
+    RowBound,
     RowValue,
+    Skipped,
     Symbol,
     Term,
     add,
     ceil_divide,
     direction,
+    every,
     floor_divide,
     multiply,
     negate,
+    some,
 )
-from flexc.passes.scalar.dependence import PAIR, Along
 from flexc.passes.scalar.formula import (
     Leaf,
     alternatives,
@@ -63,26 +62,27 @@ from flexc.passes.scalar.formula import (
 )
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.readable import spell
+from flexc.passes.scalar.variation import PAIR, Along
 
 NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 SWAPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "ge": "le", "le": "ge"}
 
 
 MAX_CASES = 4
-"""Alternatives of what an integer is chosen by."""
+"""The maximum number of alternatives of the condition of an integer select."""
 
 SMALL = Interval(-LARGE, LARGE - 1)
-"""What saturated bounds may be compared with."""
+"""The range of values that saturated bounds may be compared with."""
 
 
 class Solver:
-    """Solves the leaves of one mask."""
+    """A solver for the leaves of one mask."""
 
     def __init__(self, facts: Facts):
         self.facts = facts
 
     def leaf(self, leaf: Leaf) -> Alternatives:
-        """What a leaf says, as alternatives."""
+        """Return alternatives, one of which holds wherever a leaf holds."""
         value = leaf.value
         if self.facts.is_uniform(value):
             return [[Condition(leaf)]]
@@ -102,7 +102,11 @@ class Solver:
         return Skipped(spell(leaf.value), period, along)
 
     def signed_predicate(self, op: arith.CmpiOp) -> str:
-        """The comparison as one of signed integers, which most are."""
+        """Return the predicate as a signed one.
+
+        Raise Unsolvable for booleans, and for unsigned comparisons of numbers that may
+        be negative.
+        """
         if op.lhs.type == i1:
             raise Unsolvable
         name = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
@@ -128,7 +132,10 @@ class Solver:
                 return self.less(a, b, strict=predicate == "lt")
 
     def chosen(self, predicate: str, a: SSAValue, b: SSAValue) -> Alternatives | None:
-        """A comparison with either branch of a choice, under what it is made by."""
+        """Return the alternatives of a comparison with a select, else None.
+
+        Each branch is compared under the condition of the branch.
+        """
         for side, (value, other) in enumerate(((a, b), (b, a))):
             op = value.owner
             if not isinstance(op, arith.SelectOp) or self.facts.is_uniform(value):
@@ -146,9 +153,11 @@ class Solver:
         return None
 
     def unclamped(self, value: SSAValue, other: SSAValue) -> SSAValue:
-        """What compares with another as a value does whose clamps are beyond that.
+        """Return a value without clamps that compares with `other` as `value` does.
 
-        Not of rows alone: code for their ends counts in 32 bits if they do.
+        Clamps whose limit is outside of the range of `other` are removed. Values that
+        do not vary with columns keep their clamps, so that code for range ends can
+        compute in 32 bits.
         """
         if not self.facts.dependences[value] & Along.COLUMN:
             return value
@@ -159,7 +168,7 @@ class Solver:
                 case arith.TruncIOp() if keeps(self.facts, op):
                     value = op.input
                 case arith.MaxSIOp() | arith.MinSIOp():
-                    number = self.facts.constant(op.rhs)
+                    number = int_constant(op.rhs)
                     if number is None or known.lo <= number <= known.hi:
                         return value
                     if (number < known.lo) != isinstance(op, arith.MaxSIOp):
@@ -169,7 +178,7 @@ class Solver:
                     return value
 
     def less(self, a: SSAValue, b: SSAValue, strict: bool) -> Alternatives:
-        """a <= b, or a < b."""
+        """Solve a <= b, or a < b if `strict`."""
         left, right = self.facts.affine(a), self.facts.affine(b)
         if left is not None and right is not None:
             form = left.minus(right)
@@ -181,21 +190,21 @@ class Solver:
     def beyond(
         self, value: SSAValue, limit: SSAValue, plus: Constant, upper: bool
     ) -> Alternatives:
-        """value <= limit + plus (`upper`) or value >= limit + plus."""
+        """Solve value <= limit + plus (`upper`) or value >= limit + plus."""
         terms, is_greatest = self.extremes(limit)
         found = [self.solve(value, add(term, plus), upper) for term in terms]
-        # Up to the greatest of some, or from the least of them: one will do.
+        # x <= max(terms) and x >= min(terms) are disjunctions.
         return some(found) if upper == is_greatest else every(found)
 
     def is_solved_for(self, value: SSAValue, other: SSAValue) -> bool:
-        """Whether of two sides this one has the position to solve for."""
+        """Return True if `value`, not `other`, has the position to solve for."""
         mine, yours = (self.facts.dependences[v] & PAIR for v in (value, other))
         if (mine ^ yours) & Along.COLUMN:
             return bool(mine & Along.COLUMN)
         return bool(mine) and not yours
 
     def fixed(self, value: SSAValue) -> Term:
-        """The term of a value that does not vary along keys."""
+        """Return the term of a value that does not vary with the column."""
         along = self.facts.dependences[value]
         if along & Along.COLUMN:
             raise Unsolvable
@@ -209,14 +218,14 @@ class Solver:
         return RowValue(value, moves, checked=tuple(directions.checked))
 
     def extremes(self, value: SSAValue) -> tuple[list[Term], bool]:
-        """Terms of which a value of rows is the greatest (True), or the least."""
+        """Return terms whose maximum (True) or minimum (False) is a value of rows."""
         try:
             return [self.fixed(value)], True
         except (Unsolvable, NotMonotonic):
             return self.several(value)
 
     def several(self, value: SSAValue) -> tuple[list[Term], bool]:
-        """As `extremes`, of a value that moves in both directions."""
+        """Return terms as `extremes` does, for a value that is not monotonic."""
         op = value.owner
         match op:
             case math_dialect.AbsIOp() if self.has_absolute(op):
@@ -235,7 +244,7 @@ class Solver:
                 terms, is_greatest = self.several(inner)
                 return [add(term, by) for term in terms], is_greatest
             case arith.MuliOp() if self.facts.is_exact(op):
-                factor = self.facts.constant(op.rhs)
+                factor = int_constant(op.rhs)
                 if not factor:
                     raise Unsolvable
                 terms, is_greatest = self.several(op.lhs)
@@ -244,7 +253,7 @@ class Solver:
                 raise Unsolvable
 
     def term(self, form: Affine) -> Term:
-        """The term of a form without keys."""
+        """Return the term of a form in which kv_idx does not occur."""
         total: Term = Constant(form.constant)
         if form.row:
             row = RowValue(self.facts.row, 1, 1)
@@ -256,7 +265,7 @@ class Solver:
         return total
 
     def affine_bound(self, form: Affine, bound: Term, upper: bool) -> Atom:
-        """form <= bound (`upper`) or form >= bound."""
+        """Return the atom of form <= bound (`upper`) or form >= bound."""
         rest = Affine(0, 0, form.symbols, form.constant)
         if form.column:
             rest = Affine(form.row, 0, form.symbols, form.constant)
@@ -271,11 +280,11 @@ class Solver:
         if form.column:
             return KeyBound(upper, limit)
         if direction(limit) != 0:
-            raise Unsolvable  # A row compared with another function of the row.
+            raise Unsolvable  # A row is compared with another function of the row.
         return RowBound(upper, limit)
 
     def solve(self, value: SSAValue, bound: Term, upper: bool) -> Alternatives:
-        """value <= bound (`upper`) or value >= bound, solved for a position."""
+        """Solve value <= bound (`upper`) or value >= bound for a position."""
         form = self.facts.affine(value)
         if form is not None:
             return [[self.affine_bound(form, bound, upper)]]
@@ -302,7 +311,7 @@ class Solver:
                 by = divisor_of(self.facts, op.rhs)
                 return self.quotient(op.lhs, by, bound, upper)
             case arith.ShRSIOp():
-                bits = self.facts.constant(op.rhs)
+                bits = int_constant(op.rhs)
                 if bits is None or not 0 <= bits <= 31:
                     raise Unsolvable
                 return self.quotient(op.lhs, Constant(1 << bits), bound, upper)
@@ -312,14 +321,14 @@ class Solver:
                 raise Unsolvable
 
     def is_floored(self, op: arith.DivSIOp | arith.FloorDivSIOp) -> bool:
-        """Whether a quotient is rounded down."""
+        """Return True if a quotient is rounded down."""
         is_natural = self.facts.ranges[op.lhs].is_nonnegative
         return isinstance(op, arith.FloorDivSIOp) or is_natural
 
     def extreme(
         self, op: arith.MinSIOp | arith.MaxSIOp, bound: Term, upper: bool
     ) -> Alternatives:
-        """A minimum or a maximum: a clamp, or of two values that both vary."""
+        """Solve a bound of a minimum or maximum: a clamp, or two varying values."""
         inner, other = self.split(op)
         if self.facts.is_uniform(other):
             self.require_small(inner)
@@ -331,7 +340,11 @@ class Solver:
     def absolute(
         self, op: math_dialect.AbsIOp, bound: Term, upper: bool
     ) -> Alternatives:
-        """|x| <= t: both -t <= x and x <= t; |x| >= t: one of the outer two."""
+        """Solve a bound of |x|.
+
+        |x| <= t is the conjunction of -t <= x and x <= t. |x| >= t is the disjunction
+        of x <= -t and x >= t.
+        """
         if not self.has_absolute(op):
             raise Unsolvable
         inner = op.operands[0]
@@ -340,7 +353,10 @@ class Solver:
         return every([above, below]) if upper else above + below
 
     def has_absolute(self, op: math_dialect.AbsIOp) -> bool:
-        """Whether no operand is the lowest number, whose absolute value is itself."""
+        """Return True if the operand cannot be the smallest integer of its type.
+
+        The absolute value of the smallest integer wraps around.
+        """
         inner = op.operands[0]
         return self.facts.ranges[inner].lo > lowest(inner)
 
@@ -354,7 +370,7 @@ class Solver:
         return not self.facts.dependences[value] & Along.COLUMN
 
     def split(self, op: Operation) -> tuple[SSAValue, SSAValue]:
-        """The operand to go on with, and the other, which is fixed."""
+        """Return the operand that has the position, and the other operand."""
         a, b = op.operands
         along = self.facts.dependences
         for wanted in (Along.COLUMN, Along.ROW):
@@ -371,7 +387,7 @@ class Solver:
     def product(
         self, inner: SSAValue, factor: SSAValue, bound: Term, upper: bool
     ) -> Alternatives:
-        number = self.facts.constant(factor)
+        number = int_constant(factor)
         if number is not None and number < 0:
             bound, upper = negate(bound), not upper
             by: Constant | Symbol = Constant(-number)
@@ -383,14 +399,17 @@ class Solver:
     def chunk(
         self, inner: SSAValue, by: Constant | Symbol, bound: Term, upper: bool
     ) -> Alternatives:
-        """floor(x / c) * c <= t, or >= t."""
+        """Solve floor(x / c) * c <= bound (`upper`) or >= bound."""
         limit = floor_divide(bound, by) if upper else ceil_divide(bound, by)
         return self.quotient(inner, by, limit, upper)
 
     def quotient(
         self, inner: SSAValue, by: Constant | Symbol, bound: Term, upper: bool
     ) -> Alternatives:
-        """floor(x / c) <= t: x <= t c + c - 1; floor(x / c) >= t: x >= t c."""
+        """Solve a bound of floor(x / c).
+
+        floor(x / c) <= t is x <= t * c + c - 1, and floor(x / c) >= t is x >= t * c.
+        """
         if any(magnitude(self.facts, term) >= LARGE for term in (bound, by)):
             self.require_small(inner)  # The product may saturate.
         if upper:
@@ -400,13 +419,13 @@ class Solver:
         return self.solve(inner, bound, upper)
 
     def require_small(self, value: SSAValue) -> None:
-        """Give up on values that a saturated bound could be on the wrong side of."""
+        """Raise Unsolvable if a saturated bound may compare wrongly with a value."""
         if not self.facts.ranges[value].within(SMALL):
             raise Unsolvable
 
 
 def scaled(term: Term, factor: int) -> Term:
-    """term * factor."""
+    """Return term * factor."""
     product = multiply(term, Constant(abs(factor)))
     return negate(product) if factor < 0 else product
 
@@ -414,7 +433,7 @@ def scaled(term: Term, factor: int) -> Term:
 def clamped(
     op: arith.MinSIOp | arith.MaxSIOp, bound: Term, other: Term, upper: bool
 ) -> Term:
-    """t' such that x <= t' (or >=) says what min(x, u) <= t (or >=, or max) does."""
+    """Return t' such that x compares with t' as min(x, u) or max(x, u) with t."""
     nothing, everything = Constant(-LARGE - 1), Constant(LARGE)
     if isinstance(op, arith.MinSIOp):
         if upper:

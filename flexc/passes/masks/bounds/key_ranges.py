@@ -1,10 +1,10 @@
-"""Which keys a block of rows may attend to, as ranges with computed ends.
+"""Find the ranges of keys that a block of rows may attend to, with computed ends.
 
-The alternatives of a mask's formula, and those of its negation, are each projected
-onto the keys: the range of kv_idx that some row of the block allows. A key outside
-all ranges of the mask is dead for the whole block; a key outside all ranges of the
-negation is live for the whole block. The ends are terms of the block's first and
-last row, so they hold for blocks of any place and size.
+Each alternative of a mask's formula is projected onto the keys: the result is the range
+of kv_idx that some row of the block allows. The same is done for the formula's
+negation. A key outside of all ranges of the mask is dead for the whole block. A key
+outside of all ranges of the negation is live for the whole block. The ends are terms at
+the block's first and last row, so they are valid for blocks of any position and size.
 """
 
 from __future__ import annotations
@@ -14,26 +14,22 @@ from dataclasses import dataclass
 
 from xdsl.ir import Region
 
-from flexc.passes.masks.bounds.affine import Facts
-from flexc.passes.masks.bounds.atoms import (
+from flexc.passes.masks.bounds.facts import MOST, Facts, magnitude
+from flexc.passes.masks.bounds.key_bounds import Solver
+from flexc.passes.masks.bounds.terms import (
     Alternatives,
     Atom,
     Condition,
     KeyBound,
     RowBound,
     Skipped,
-    every,
-)
-from flexc.passes.masks.bounds.key_bounds import Solver
-from flexc.passes.masks.bounds.magnitudes import MOST, magnitude
-from flexc.passes.masks.bounds.terms import (
     Symbol,
     Term,
     direction,
+    every,
     slope,
     symbols,
 )
-from flexc.passes.scalar.dependence import Along
 from flexc.passes.scalar.formula import (
     Leaf,
     Leaves,
@@ -45,15 +41,16 @@ from flexc.passes.scalar.proof import (
     Proven,
     WhyNot,
 )
+from flexc.passes.scalar.variation import Along
 
 MAX_ALTERNATIVES = 16
 MAX_MIDDLES = 2
-"""Ranges with both ends computed are sorted where the kernel runs."""
+"""The maximum number of ranges with two computed ends, which the kernel sorts."""
 
 
 @dataclass(frozen=True)
 class End:
-    """A term at the first or at the last row that counts."""
+    """A term, taken at the first or last row of those that satisfy the row bounds."""
 
     term: Term
     at_last: bool
@@ -61,12 +58,12 @@ class End:
 
 @dataclass(frozen=True)
 class KeyRange:
-    """Keys from the greatest of `lows` to the least of `highs`, both included.
+    """The keys from the greatest of `lows` to the least of `highs`, both included.
 
-    Without lows it starts at the first key, without highs it ends at the last. It
-    is empty where a condition fails, where the rows from the greatest of
-    `row_lows` to the least of `row_highs` are none, or where of a pair of `crossed`
-    terms the first is greater.
+    Without lows, the range begins at the first key. Without highs, it ends at the last
+    key. The range is empty in three cases: a condition is false, no row of the block is
+    between the greatest of `row_lows` and the least of `row_highs`, or the first term
+    of a pair in `crossed` exceeds the second term.
     """
 
     lows: tuple[End, ...] = ()
@@ -89,27 +86,27 @@ class KeyRange:
         yield from (*self.row_lows, *self.row_highs)
 
     def symbols(self) -> list[Symbol]:
-        """Captured values that it is computed from."""
+        """Return the symbols of the range's terms, without duplicates."""
         return list(dict.fromkeys(s for term in self.terms() for s in symbols(term)))
 
 
 @dataclass(frozen=True)
 class KeyRanges:
-    """The keys that may be live, and those that may be dead, of a block of rows."""
+    """The keys that may be live, and the keys that may be dead, for a block of rows."""
 
     live: tuple[KeyRange, ...]
     dead: tuple[KeyRange, ...]
 
     @property
     def never_full(self) -> bool:
-        """Whether every block of keys has a dead one, as far as is known."""
+        """True if the dead ranges are not bounded, so no block is proved full."""
         return any(r.is_everything for r in self.dead)
 
 
 def key_ranges(
     mask: Region, max_length: int, fits: bool, block_m: int, block_n: int
 ) -> Proof[KeyRanges]:
-    """The ranges of a mask, or why its blocks have no closed form."""
+    """Return the ranges of a mask, or the reason why its blocks have no closed form."""
     facts = Facts(mask, max_length, fits)
     live = _ranges(facts, negated=False, sizes=(block_m, block_n))
     if isinstance(live, WhyNot):
@@ -145,12 +142,12 @@ def _ranges(
 
 
 def conjunctions(solver: Solver, leaves: Leaves) -> Alternatives:
-    """The atoms of a conjunction of leaves, whose own alternatives are spread."""
+    """Return the alternatives of a conjunction of leaves."""
     return every(map(solver.leaf, leaves))
 
 
 def is_dense(atom: Skipped, block_m: int, block_n: int) -> bool:
-    """Whether every block has pairs for which it holds, and others."""
+    """Return True if every block has pairs where the atom holds and where it fails."""
     if atom.period is None:
         return False
     spans = [block_m] * bool(atom.along & Along.ROW)
@@ -159,11 +156,11 @@ def is_dense(atom: Skipped, block_m: int, block_n: int) -> bool:
 
 
 def project(atoms: Iterable[Atom]) -> KeyRange:
-    """The keys for which some row satisfies all atoms."""
+    """Return the range of the keys for which some row satisfies all atoms."""
     atoms = list(dict.fromkeys(atoms))
     keys = [a for a in atoms if isinstance(a, KeyBound)]
     rows = [a for a in atoms if isinstance(a, RowBound)]
-    # The range is as wide as the row that allows most.
+    # The range must include the keys of the row that allows most.
     lows = [End(k.term, direction(k.term) < 0) for k in keys if not k.upper]
     highs = [End(k.term, direction(k.term) > 0) for k in keys if k.upper]
     return KeyRange(
@@ -177,10 +174,11 @@ def project(atoms: Iterable[Atom]) -> KeyRange:
 
 
 def are_parallel(low: Term, high: Term) -> bool:
-    """Whether two bounds are equally far apart in all rows.
+    """Return True if two bounds have the same nonzero slope.
 
-    Then no row has a key between them where one has none: what the ends of the
-    block of rows, each taken at another row, would not show.
+    Their distance is then the same for all rows. If one row has no key between the
+    bounds, no row has. The ends of the range do not show this, because they are values
+    at different rows.
     """
     step = slope(low)
     return step is not None and step == slope(high) and step != 0

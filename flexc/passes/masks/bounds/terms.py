@@ -1,58 +1,64 @@
-"""Bounds on positions as expressions, which code can be written for.
+"""Represent bounds on positions as expressions, from which code is written.
 
-A term is an integer that depends on a row at most, and moves with it in one
-direction: so its least and greatest value over a block of rows are its values at
-the block's ends. Code for a term counts in 64 bits; `checks` says what must hold
-of captured values, at run time, for it not to overflow there.
+A term is an integer that depends at most on the row. It is monotonic in the row, so its
+extremes over a block of rows are its values at the block's first and last row. Code for
+a term computes in 64 bits. Some captured values must be checked at run time, so that
+the code does not overflow (`TermCode.checks`). Atoms are bounds and conditions on
+positions. Alternatives are disjunctions of conjunctions of atoms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
+from flexc.passes.scalar.formula import Leaf
+from flexc.passes.scalar.variation import PAIR, Along
+
 LARGE = 1 << 31
-"""What products saturate at, and beyond every value they are compared with."""
+"""The limit to which operands of products are clamped. All values that products are
+compared with are smaller.
+"""
 
 MAX_SYMBOL = 1 << 40
-"""What 64-bit values of unknown origin are checked against."""
+"""The limit for the run-time check of 64-bit values of unknown origin."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A number."""
+    """An integer that is known at compile time."""
 
     value: int
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """A uniform value of the region."""
+    """A value of the region that is the same for all pairs of a head."""
 
     value: SSAValue
     sized: bool
-    """Its range is known to be small: no check."""
+    """True if the value is known to be small, so that its size needs no check."""
     least: int | None = None
-    """It must be at least this, checked at run time."""
+    """A lower limit of the value, checked at run time."""
 
 
 @dataclass(frozen=True)
 class RowValue:
-    """A value of the region that varies along rows."""
+    """A value of the region that varies with the row."""
 
     value: SSAValue
     direction: int
     step: int | None = None
-    """By how much it changes from a row to the next, where that is one number."""
+    """The change of the value from a row to the next, if constant."""
     checked: tuple[Symbol, ...] = ()
-    """What must pass its checks for the direction to hold."""
+    """Symbols that must pass their checks for the direction to hold."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """left + right."""
+    """The sum left + right."""
 
     left: Term
     right: Term
@@ -60,7 +66,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Product:
-    """term * factor, for a factor that is not negative; saturates at LARGE ** 2."""
+    """The product term * factor, for a nonnegative factor; saturates at LARGE ** 2."""
 
     term: Term
     factor: Constant | Symbol
@@ -68,14 +74,14 @@ class Product:
 
 @dataclass(frozen=True)
 class Negative:
-    """-term."""
+    """The negated term."""
 
     term: Term
 
 
 @dataclass(frozen=True)
 class Quotient:
-    """floor(term / divisor), for a positive divisor."""
+    """The quotient floor(term / divisor), for a positive divisor."""
 
     term: Term
     divisor: Constant | Symbol
@@ -83,10 +89,10 @@ class Quotient:
 
 @dataclass(frozen=True)
 class Choice:
-    """`holds` where left <= right, else `fails`.
+    """The term `holds` if left <= right, else the term `fails`.
 
-    Monotonic as one of the two is an infinity, which lies on the side that the
-    other moves to as it nears the test's turning point.
+    One branch is plus or minus infinity. The choice is monotonic, because the other
+    branch moves towards that infinity as the row nears the test's turning point.
     """
 
     left: Term
@@ -99,11 +105,11 @@ Term = Constant | Symbol | RowValue | Sum | Product | Negative | Quotient | Choi
 
 
 class NotMonotonic(Exception):
-    """A term would move both ways."""
+    """The error for a term that would both rise and fall."""
 
 
 def direction(term: Term) -> int:
-    """Whether a term rises (1), falls (-1) or stays (0) from row to row."""
+    """Return 1 if a term rises from row to row, -1 if it falls, 0 if it is constant."""
     match term:
         case Constant() | Symbol():
             return 0
@@ -116,20 +122,20 @@ def direction(term: Term) -> int:
         case Negative():
             return -direction(term.term)
         case Choice():
-            # The branches and the test move together by construction.
+            # The branches and the test move in the same direction by construction.
             parts = (term.left, term.right, term.holds, term.fails)
             return max((direction(p) for p in parts), key=abs)
 
 
 def joined(a: int, b: int) -> int:
-    """The direction of a sum."""
+    """Return the direction of a sum; raise NotMonotonic for opposite directions."""
     if a * b < 0:
         raise NotMonotonic
     return a or b
 
 
 def slope(term: Term) -> int | None:
-    """By how much a term changes from a row to the next, where that is one number."""
+    """Return the change of a term from a row to the next, if constant, else None."""
     match term:
         case Constant() | Symbol():
             return 0
@@ -149,7 +155,7 @@ def slope(term: Term) -> int | None:
 
 
 def symbols(term: Term) -> Iterator[Symbol]:
-    """The captured and uniform values of a term."""
+    """Yield the symbols of a term."""
     match term:
         case Symbol():
             yield term
@@ -174,7 +180,7 @@ def symbols(term: Term) -> Iterator[Symbol]:
 
 
 def add(left: Term, right: Term) -> Term:
-    """left + right, constants folded."""
+    """Return left + right, with constants folded."""
     match left, right:
         case Constant(), Constant():
             return Constant(left.value + right.value)
@@ -202,7 +208,7 @@ def negate(term: Term) -> Term:
 
 
 def multiply(term: Term, factor: Constant | Symbol) -> Term:
-    """term * factor, for a factor that is not negative."""
+    """Return term * factor, for a nonnegative factor."""
     match term, factor:
         case _, Constant(1):
             return term
@@ -213,7 +219,7 @@ def multiply(term: Term, factor: Constant | Symbol) -> Term:
 
 
 def floor_divide(term: Term, divisor: Constant | Symbol) -> Term:
-    """floor(term / divisor), for a positive divisor."""
+    """Return floor(term / divisor), for a positive divisor."""
     match term, divisor:
         case _, Constant(1):
             return term
@@ -224,5 +230,60 @@ def floor_divide(term: Term, divisor: Constant | Symbol) -> Term:
 
 
 def ceil_divide(term: Term, divisor: Constant | Symbol) -> Term:
-    """ceil(term / divisor), for a positive divisor."""
+    """Return ceil(term / divisor), for a positive divisor."""
     return negate(floor_divide(negate(term), divisor))
+
+
+@dataclass(frozen=True)
+class KeyBound:
+    """The bound kv_idx <= term (`upper`), or kv_idx >= term."""
+
+    upper: bool
+    term: Term
+
+
+@dataclass(frozen=True)
+class RowBound:
+    """The bound q_idx <= term (`upper`), or q_idx >= term; the term is uniform."""
+
+    upper: bool
+    term: Term
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A uniform value of type i1, or its negation."""
+
+    leaf: Leaf
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A condition that was not solved, and is taken to hold.
+
+    `period` is None if the condition may hold anywhere. If `period` is n, then among
+    any n neighbouring positions `along`, the condition holds for one and fails for
+    another.
+    """
+
+    reason: str
+    period: int | None = None
+    along: Along = PAIR
+
+
+Atom = KeyBound | RowBound | Condition | Skipped
+Alternatives = list[list[Atom]]
+"""Conjunctions of atoms, of which at least one holds."""
+
+
+def some(found: Iterable[Alternatives]) -> Alternatives:
+    """Return the disjunction of several alternatives."""
+    return [case for condition in found for case in condition]
+
+
+def every(found: Iterable[Alternatives]) -> Alternatives:
+    """Return the conjunction of several alternatives, as alternatives."""
+    cases: Alternatives = [[]]
+    for condition in found:
+        cases = [a + b for a in cases for b in condition]
+    return cases

@@ -1,1 +1,1 @@
-"""Segments of masks in closed form: from ranges of keys to code."""
+"""Build segments from masks in closed form: from ranges of keys to code."""

@@ -1,10 +1,12 @@
-"""The segments of a mask whose live and dead columns have a closed form.
+"""Build the segments of a mask whose live and dead columns have a closed form.
 
-A full segment visits the blocks that no dead range meets, a partial one the rest
-of those that a live range meets. Each is one loop, whatever the number of its runs:
-`block` maps the iteration to a block of one run after another.
+A full segment visits the live blocks that no dead range meets. A partial segment visits
+the other live blocks. Each segment is one loop over several intervals of blocks. The
+region `block` maps an iteration to a block, one interval after another.
 
-Trimmed segments are of blocks of one column, and visit some of them at a time.
+Trimmed segments have blocks of one column, and visit several columns in an iteration.
+An interval of columns takes ceil(columns / step) iterations. The last one visits the
+rest.
 """
 
 from __future__ import annotations
@@ -20,26 +22,23 @@ from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.masks.bounds.key_ranges import KeyRange, KeyRanges
 from flexc.passes.masks.bounds.terms import direction
-from flexc.passes.masks.segments.block_ranges import (
+from flexc.passes.masks.segments.mask_problem import MaskProblem
+from flexc.passes.masks.segments.range_code import (
+    BlockInterval,
     Lengths,
     RangeCode,
-    Run,
+    TermCode,
 )
-from flexc.passes.masks.segments.subject import SegmentSubject
-from flexc.passes.masks.segments.term_code import TermCode
 from flexc.passes.scalar.scalar_code import ScalarCode
 
-# Runs of columns, visited some columns at a time: iterations of trimmed segments.
-#
-# A run takes as many iterations as it has steps; its last one has what is left.
-
-
 Pieces = list[tuple[SSAValue, SSAValue]]
-"""Begin and end of each run, the end not included; none is negative."""
+"""The begin and the end of each interval. The end is not included. No number is
+negative.
+"""
 
 
 def limits(code: ScalarCode, lengths: Sequence[SSAValue]) -> list[SSAValue]:
-    """For each run the iteration that it ends before."""
+    """Return running sums: the iteration at which each interval ends."""
     at, *rest = lengths
     found = [at]
     for length in rest:
@@ -49,7 +48,10 @@ def limits(code: ScalarCode, lengths: Sequence[SSAValue]) -> list[SSAValue]:
 
 
 def iterations(code: ScalarCode, pieces: Pieces, step: int) -> list[SSAValue]:
-    """For each run the iteration that it ends before, of all runs in turn."""
+    """Return the iteration at which each interval ends.
+
+    An iteration visits up to `step` blocks of one interval.
+    """
     lengths = [code.ceildiv(code.sub(end, begin), step) for begin, end in pieces]
     return limits(code, lengths)
 
@@ -57,7 +59,7 @@ def iterations(code: ScalarCode, pieces: Pieces, step: int) -> list[SSAValue]:
 def columns_of(
     code: ScalarCode, i: SSAValue, pieces: Pieces, step: int
 ) -> tuple[SSAValue, SSAValue]:
-    """The first column of an iteration, and how many it visits."""
+    """Return the first column and the number of columns of an iteration."""
     (begin, end), *rest = pieces
     if rest:
         before = code.const(0)
@@ -74,7 +76,10 @@ def columns_of(
 
 
 def tile_order(ranges: KeyRanges) -> TileOrder | None:
-    """Longest rows first: whether later rows tend to have more columns, or fewer."""
+    """Return the order that starts with the rows that tend to have most columns.
+
+    Return None if later rows tend to have neither more nor fewer columns.
+    """
     growth = sum(_growth(r) for r in ranges.live)
     if growth == 0:
         return None
@@ -82,12 +87,12 @@ def tile_order(ranges: KeyRanges) -> TileOrder | None:
 
 
 def is_band(ranges: KeyRanges) -> bool:
-    """Whether both ends of what rows see move with them, as those of a window do."""
+    """Return True if all live ranges move with the rows without growing."""
     return tile_order(ranges) is None and all(moves(r) for r in ranges.live)
 
 
 def moves(keys: KeyRange) -> bool:
-    """Whether both ends of a range move with the rows."""
+    """Return True if both ends of a range move with the rows."""
     return all(any(direction(e.term) for e in ends) for ends in (keys.lows, keys.highs))
 
 
@@ -99,28 +104,28 @@ def _growth(keys: KeyRange) -> int:
 
 @dataclass(frozen=True)
 class MaskSegments:
-    """Builds the segments of a subject, whose ranges these are."""
+    """A builder of the segments of a problem, given the problem's ranges."""
 
-    subject: SegmentSubject
+    problem: MaskProblem
     ranges: KeyRanges
     block_m: int
     block_n: int
     step: int | None = None
-    """Of trimmed segments: columns of an iteration at most, where block_n is 1."""
+    """The maximum number of columns of an iteration, if segments are trimmed."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether no block of columns sticks out."""
-        return self.subject.column_multiple % self.block_n == 0
+        """True if every block of columns is within the number of columns."""
+        return self.problem.column_multiple % self.block_n == 0
 
     @property
     def visits_all(self) -> bool:
-        """Whether one run has all columns."""
+        """True if a single interval contains all columns."""
         one = self.ranges.never_full or not self.ranges.dead
         return one and any(r.is_everything for r in self.ranges.live)
 
     def segments(self) -> list[SegmentOp]:
-        """Partial blocks first, then full ones."""
+        """Return the segments: partial blocks first, then full blocks."""
         if not self.ranges.live:
             return []
         if self.ranges.never_full:
@@ -130,29 +135,34 @@ class MaskSegments:
         partial = self.segment(
             SegmentKind.PARTIAL,
             lambda c: c.overlaps(
-                c.runs(self.ranges.live),
-                c.runs(self.ranges.dead, ragged=not self.is_whole),
+                c.block_intervals(self.ranges.live),
+                c.block_intervals(self.ranges.dead, ragged=not self.is_whole),
             ),
             self.is_whole,
         )
         full_blocks = self.segment(
             SegmentKind.FULL,
             lambda c: c.overlaps(
-                c.runs(self.ranges.live),
-                c.gaps(c.runs(self.ranges.dead, ragged=not self.is_whole)),
+                c.block_intervals(self.ranges.live),
+                c.gaps(c.block_intervals(self.ranges.dead, ragged=not self.is_whole)),
             ),
             True,
         )
         return [partial, full_blocks]
 
     def all_partial(self) -> list[SegmentOp]:
-        """Whole blocks, then the rest: only its columns are tested."""
+        """Return a segment of whole blocks and a segment of the last, incomplete block.
+
+        Only the second segment tests columns against the length.
+        """
 
         def pieces(inside: bool) -> Callable[[RangeCode], Pieces]:
             def build(c: RangeCode) -> Pieces:
                 whole = c.lengths.whole
-                part = Run(None, whole) if inside else Run(whole, None)
-                return c.overlaps(c.runs(self.ranges.live), [part])
+                part = (
+                    BlockInterval(None, whole) if inside else BlockInterval(whole, None)
+                )
+                return c.overlaps(c.block_intervals(self.ranges.live), [part])
 
             return build
 
@@ -162,7 +172,9 @@ class MaskSegments:
         return found
 
     def all_live(self, c: RangeCode) -> Pieces:
-        return c.overlaps(c.runs(self.ranges.live), [Run(None, None)])
+        return c.overlaps(
+            c.block_intervals(self.ranges.live), [BlockInterval(None, None)]
+        )
 
     def segment(
         self,
@@ -170,7 +182,7 @@ class MaskSegments:
         build: Callable[[RangeCode], Pieces],
         inside: bool,
     ) -> SegmentOp:
-        bounds = self.subject.bounds_region()
+        bounds = self.problem.bounds_region()
         code = ScalarCode(bounds.block)
         pieces = build(self.range_code(code, bounds.block, 3))
         if self.step is not None:
@@ -178,9 +190,9 @@ class MaskSegments:
         else:
             code.yield_(pieces[0][0], ends_of(code, pieces)[-1])
 
-        block = self.subject.block_region()
+        block = self.problem.block_region()
         code = ScalarCode(block.block)
-        name = f"{self.subject.axes[1]}_start"
+        name = f"{self.problem.axes[1]}_start"
         i = block.block.args[3]
         if self.step is not None:
             pieces = build(self.range_code(code, block.block, 4))
@@ -191,29 +203,29 @@ class MaskSegments:
                 i = block_of(code, i, pieces)
             code.yield_(code.mul(i, code.const(self.block_n), name))
 
-        mask = None if kind == SegmentKind.FULL else self.subject.mask.clone()
+        mask = None if kind == SegmentKind.FULL else self.problem.mask.clone()
         return SegmentOp(kind, bounds, block, mask, inside)
 
     def some_columns(
         self, code: ScalarCode, i: SSAValue, pieces: Pieces, step: int
     ) -> tuple[SSAValue, SSAValue]:
-        """First column and number of those of an iteration."""
+        """Return the first column of an iteration, and the number of its columns."""
         first, count = columns_of(code, i, pieces, step)
-        if self.visits_all and self.subject.column_multiple % step == 0:
+        if self.visits_all and self.problem.column_multiple % step == 0:
             count = code.const(step)
-        first.name_hint, count.name_hint = f"{self.subject.axes[1]}_start", "count"
+        first.name_hint, count.name_hint = f"{self.problem.axes[1]}_start", "count"
         return first, count
 
     def range_code(self, code: ScalarCode, block: Block, lengths: int) -> RangeCode:
-        """A writer of ranges, for a region whose lengths start at an argument."""
+        """Return a writer of ranges; `lengths` is the index of the first length."""
         b, h, start = block.args[:3]
         row_len, column_len = block.args[lengths : lengths + 2]
-        mask_args = self.subject.solved.block.args
+        mask_args = self.problem.solved.block.args
         outside: dict[SSAValue, SSAValue] = {mask_args[0]: b, mask_args[1]: h}
         captures = mask_args[len(INDEX_ARGS) :]
         outside |= dict(zip(captures, block.args[lengths + 2 :], strict=False))
         lengths_ = self.lengths(code, start, row_len, column_len)
-        terms = TermCode(code, self.subject.facts, outside)
+        terms = TermCode(code, self.problem.facts, outside)
         return RangeCode(terms, lengths_, self.block_n)
 
     def lengths(
@@ -225,9 +237,9 @@ class MaskSegments:
     ) -> Lengths:
         one = code.const(1)
         end = code.add(start, code.const(self.block_m))
-        if self.subject.row_multiple % self.block_m:
+        if self.problem.row_multiple % self.block_m:
             end = code.insert(arith.MinSIOp(end, row_len))
-        last = code.sub(end, one, f"{self.subject.axes[0]}_last")
+        last = code.sub(end, one, f"{self.problem.axes[0]}_last")
         if self.block_n == 1:
             return Lengths(start, last, column_len, column_len, column_len)
         whole = code.div(column_len, code.const(self.block_n), "whole")
@@ -238,13 +250,16 @@ class MaskSegments:
 
 
 def ends_of(code: ScalarCode, pieces: Pieces) -> list[SSAValue]:
-    """For each run the iteration it ends at; the first starts at its own begin."""
+    """Return for each interval the iteration at which the interval ends.
+
+    The iterations of the first interval are its block numbers.
+    """
     rest = [code.sub(end, begin) for begin, end in pieces[1:]]
     return limits(code, [pieces[0][1], *rest])
 
 
 def block_of(code: ScalarCode, i: SSAValue, pieces: Pieces) -> SSAValue:
-    """The block of an iteration: those of a run follow those of the one before."""
+    """Return the block of an iteration, which visits one interval after another."""
     assert i.type == i32
     number, zero = i, code.const(0)
     ends = ends_of(code, pieces)

@@ -1,14 +1,14 @@
-"""The segments of an op: which blocks of columns each block of rows visits.
+"""Build the segments of an op: the blocks of columns that each block of rows visits.
 
-1. Block tables become a partial segment over what they list, and a full one where
-   they list full blocks too.
+1. Block tables become a partial segment over the listed partial blocks, and a full
+   segment over the listed full blocks, if any.
 2. A mask whose live and dead columns have a closed form becomes a partial and a full
    segment with computed bounds (see `mask_segments`).
-3. Anything else becomes a segment over the whole blocks, full if there is no mask,
-   and a partial one over the rest.
+3. Other masks become a partial segment over the whole blocks (a full segment if there
+   is no mask), and a partial segment over the incomplete block.
 
-Where segments are trimmed, runs of columns are exact: bounds are those of blocks of
-one column, which are visited up to block_n at a time, and there is no rest.
+Trimmed segments are exact to a column: their bounds are those of blocks of one column,
+and an iteration visits up to block_n columns. They have no incomplete block.
 """
 
 from __future__ import annotations
@@ -22,49 +22,47 @@ from xdsl.ir import Block, Region, SSAValue
 from flexc.dialects import flex
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
 from flexc.passes.masks.bounds.key_ranges import KeyRange, KeyRanges
+from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.masks.segments.mask_segments import (
     MaskSegments,
     is_band,
     moves,
     tile_order,
 )
-from flexc.passes.masks.segments.subject import SegmentSubject
 from flexc.passes.scalar.proof import Proven
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.sizes.tile_sizes import PAIRED, TileSizes
-
-# The segments of block tables: loops over the blocks that are listed for a row.
-
+from flexc.passes.targets.target import TileSizes
+from flexc.passes.targets.triton import PAIRED
 
 PARTIAL_TABLES, FULL_TABLES = 0, 2
-"""The first of a pair of tables among all tables."""
+"""The index of the first table of each pair of tables."""
 
 
 @dataclass(frozen=True)
 class TableSegments:
-    """Builds segments over the blocks that tables list, in tiles of `block_n`."""
+    """A builder of segments over the blocks that tables list, in tiles of `block_n`."""
 
-    subject: SegmentSubject
+    problem: MaskProblem
     block_n: int
 
     def segments(self, mask: Region | None) -> list[SegmentOp]:
-        """Partial blocks first, then full ones."""
+        """Return the segments: partial blocks first, then full blocks."""
         found = [self.segment(SegmentKind.PARTIAL, PARTIAL_TABLES, mask)]
-        if len(self.subject.tables) == 4:
+        if len(self.problem.tables) == 4:
             found.append(self.segment(SegmentKind.FULL, FULL_TABLES, None))
         return found
 
     def segment(self, kind: SegmentKind, table: int, mask: Region | None) -> SegmentOp:
-        """A segment over one pair of tables."""
-        row_name, _ = self.subject.axes
-        bounds = self.subject.bounds_region()
+        """Return a segment over the blocks that one pair of tables lists."""
+        row_name, _ = self.problem.axes
+        bounds = self.problem.bounds_region()
         b, h, start = bounds.block.args[:3]
         code = ScalarCode(bounds.block)
         row = code.div(start, code.const(self.sparse[0]), f"{row_name}_block")
         count = self.load(code, bounds.block, table, [b, h, row], "num_blocks")
         code.yield_(code.const(0), code.mul(count, code.const(self.ratio)))
 
-        block = self.subject.block_region()
+        block = self.problem.block_region()
         code = ScalarCode(block.block)
         code.yield_(*self.visited(code, block.block, table + 1))
         clone = None if mask is None else mask.clone()
@@ -73,44 +71,44 @@ class TableSegments:
 
     @property
     def sparse(self) -> tuple[int, int]:
-        """Rows and columns of a block of the tables."""
-        assert self.subject.sparse_block is not None
-        return self.subject.sparse_block
+        """The numbers of rows and columns of a block of the tables."""
+        assert self.problem.sparse_block is not None
+        return self.problem.sparse_block
 
     @property
     def ratio(self) -> int:
-        """Iterations for each block that is listed."""
+        """The number of iterations for each listed block."""
         return self.sparse[1] // self.block_n
 
     @property
     def is_whole(self) -> bool:
-        """Whether no block sticks out: those past the last whole one do."""
-        return self.subject.column_multiple % self.sparse[1] == 0
+        """True if every listed block is within the number of columns."""
+        return self.problem.column_multiple % self.sparse[1] == 0
 
     @property
     def facts(self) -> list[str]:
-        """Properties of the segments."""
+        """The facts of the segments."""
         return ["inside"] if self.is_whole else []
 
     @property
     def masked_facts(self) -> list[str]:
-        """More properties, of segments with a mask."""
+        """Additional facts of segments with a mask."""
         return []
 
     def visited(self, code: ScalarCode, block: Block, table: int) -> list[SSAValue]:
-        """What an iteration visits: its first column."""
+        """Return the operands of the block region's yield: the first column."""
         first, _ = self.place(code, block, table)
         return [first]
 
     def place(
         self, code: ScalarCode, block: Block, table: int
     ) -> tuple[SSAValue, SSAValue | None]:
-        """The first column of an iteration, and where in its block that is, if known.
+        """Return the first column of an iteration, and its offset in its block.
 
-        An iteration of whole blocks begins where its block does.
+        The offset is None if an iteration visits a whole block.
         """
         b, h, start, i = block.args[:4]
-        row_name, column_name = self.subject.axes
+        row_name, column_name = self.problem.axes
         ratio, (sparse_m, sparse_n) = self.ratio, self.sparse
         row = code.div(start, code.const(sparse_m), f"{row_name}_block")
         entry = i if ratio == 1 else code.div(i, code.const(ratio))
@@ -132,20 +130,20 @@ class TableSegments:
         indices: list[SSAValue],
         name: str,
     ) -> SSAValue:
-        tensor = block.args[len(block.args) - len(self.subject.tables) + table]
+        tensor = block.args[len(block.args) - len(self.problem.tables) + table]
         return code.insert(flex.LoadCaptureOp(tensor, indices, inside=True), name)
 
 
 @dataclass(frozen=True)
 class TrimmedTableSegments(TableSegments):
-    """The same, of up to `block_n` columns of a block at a time.
+    """A builder of segments whose iterations visit up to `block_n` listed columns.
 
-    The block over the last column has fewer, and iterations of it may have none.
+    The block at the last column may be incomplete. Its iterations may have no columns.
     """
 
     @property
     def step(self) -> int:
-        """The most columns of an iteration."""
+        """The maximum number of columns of an iteration."""
         return min(self.block_n, self.sparse[1])
 
     @property
@@ -159,11 +157,11 @@ class TrimmedTableSegments(TableSegments):
 
     @property
     def masked_facts(self) -> list[str]:
-        """What is live of a listed block is for the mask to say."""
+        """The fact "narrowed": the mask decides which listed columns are live."""
         return ["narrowed"]
 
     def visited(self, code: ScalarCode, block: Block, table: int) -> list[SSAValue]:
-        """The first column of an iteration, and how many it has."""
+        """Return the first column of an iteration, and the number of its columns."""
         first, within = self.place(code, block, table)
         column_len, step = block.args[5], code.const(self.step)
         left: list[SSAValue] = []
@@ -181,88 +179,89 @@ class TrimmedTableSegments(TableSegments):
 
 
 def build_segments(
-    subject: SegmentSubject, sizes: TileSizes, trimmed: bool = False
+    problem: MaskProblem, sizes: TileSizes, trimmed: bool = False
 ) -> list[SegmentOp]:
-    """Segments that visit each live pair of an op once, in tiles of a size."""
-    mask = subject.mask if subject.has_mask else None
-    if subject.tables:
+    """Return segments that visit each live pair of an op once, in tiles of a size."""
+    mask = problem.mask if problem.has_mask else None
+    if problem.tables:
         kind = TrimmedTableSegments if trimmed else TableSegments
-        return kind(subject, sizes.block_n).segments(mask)
+        return kind(problem, sizes.block_n).segments(mask)
     if trimmed:
-        ranges, step = ranges_of(subject, sizes), sizes.block_n
-        return MaskSegments(subject, ranges, sizes.block_m, 1, step).segments()
+        ranges, step = ranges_of(problem, sizes), sizes.block_n
+        return MaskSegments(problem, ranges, sizes.block_m, 1, step).segments()
     if mask is not None:
-        ranges = subject.ranges(sizes.block_m, sizes.block_n)
+        ranges = problem.ranges(sizes.block_m, sizes.block_n)
         if isinstance(ranges, Proven):
             block = sizes.block_m, sizes.block_n
-            return MaskSegments(subject, ranges.value, *block).segments()
-    return range_segments(subject, sizes.block_n, mask)
+            return MaskSegments(problem, ranges.value, *block).segments()
+    return range_segments(problem, sizes.block_n, mask)
 
 
-def ranges_of(subject: SegmentSubject, sizes: TileSizes) -> KeyRanges:
-    """The ranges of columns of a mask; all of them if there is none, or no bounds.
+def ranges_of(problem: MaskProblem, sizes: TileSizes) -> KeyRanges:
+    """Return the ranges of columns of a mask; all columns if there is no mask.
 
-    Ranges hold for blocks of any size: what the size decides is whether a test that
-    has none, as one that holds in every other column, may be left to the mask.
+    If no bounds are proved, all columns may be live and all may be dead. Ranges are
+    valid for blocks of any size. The size decides only whether the mask alone may
+    handle a test without ranges, such as one that holds in every other column.
     """
     everything = (KeyRange(),)
-    if not subject.has_mask:
+    if not problem.has_mask:
         return KeyRanges(everything, ())
-    ranges = subject.ranges(sizes.block_m, sizes.block_n)
+    ranges = problem.ranges(sizes.block_m, sizes.block_n)
     if isinstance(ranges, Proven):
         return ranges.value
     return KeyRanges(everything, everything)
 
 
-def order_of(subject: SegmentSubject, sizes: TileSizes) -> TileOrder | None:
-    """The order that starts with the rows that have most work."""
-    if subject.tables:
-        # Tables come from masks that tend to give later queries more work, and so
-        # earlier keys.
-        return TileOrder.ASCENDING if subject.transposed else TileOrder.DESCENDING
-    ranges = subject.ranges(sizes.block_m, sizes.block_n)
+def order_of(problem: MaskProblem, sizes: TileSizes) -> TileOrder | None:
+    """Return the order that starts with the rows that have most work, or None."""
+    if problem.tables:
+        # Tables come from masks that tend to give later queries, and so earlier keys,
+        # more work.
+        return TileOrder.ASCENDING if problem.transposed else TileOrder.DESCENDING
+    ranges = problem.ranges(sizes.block_m, sizes.block_n)
     return tile_order(ranges.value) if isinstance(ranges, Proven) else None
 
 
-def has_short_rows(subject: SegmentSubject) -> bool:
-    """Whether rows may see few columns: by a table, or in a band of them."""
-    return bool(subject.tables) or is_banded(subject)
+def has_short_rows(problem: MaskProblem) -> bool:
+    """Return True if rows may see few columns: by a table, or in a band."""
+    return bool(problem.tables) or is_banded(problem)
 
 
-def is_listed(subject: SegmentSubject) -> bool:
-    """Whether only tables say what rows see: nothing is known of the mask."""
-    ranges = subject.ranges(PAIRED.block_m, PAIRED.block_n)
-    return bool(subject.tables) and not isinstance(ranges, Proven)
+def is_listed(problem: MaskProblem) -> bool:
+    """Return True if there are tables, and the mask has no known bounds."""
+    ranges = problem.ranges(PAIRED.block_m, PAIRED.block_n)
+    return bool(problem.tables) and not isinstance(ranges, Proven)
 
 
-def is_banded(subject: SegmentSubject) -> bool:
-    """Whether rows see a band of columns."""
-    ranges = subject.ranges(PAIRED.block_m, PAIRED.block_n)
+def is_banded(problem: MaskProblem) -> bool:
+    """Return True if rows see a band of columns."""
+    ranges = problem.ranges(PAIRED.block_m, PAIRED.block_n)
     return isinstance(ranges, Proven) and is_band(ranges.value)
 
 
-def has_band(subject: SegmentSubject) -> bool:
-    """Whether a band is among what rows see, as the window beside sinks is."""
-    ranges = subject.ranges(PAIRED.block_m, PAIRED.block_n)
+def has_band(problem: MaskProblem) -> bool:
+    """Return True if rows see a band, maybe with other columns such as sinks."""
+    ranges = problem.ranges(PAIRED.block_m, PAIRED.block_n)
     return isinstance(ranges, Proven) and any(moves(r) for r in ranges.value.live)
 
 
 def range_segments(
-    subject: SegmentSubject, n: int, mask: Region | None
+    problem: MaskProblem, n: int, mask: Region | None
 ) -> list[SegmentOp]:
-    """All columns: whole blocks of n, which do not stick out, and a rest."""
+    """Return segments over all columns: whole blocks of n, and the incomplete block."""
     whole = range_segment(
-        subject,
+        problem,
         n,
         SegmentKind.FULL if mask is None else SegmentKind.PARTIAL,
         lambda c, length: (c.const(0), c.div(length, c.const(n))),
         mask,
         inside=True,
     )
-    if subject.column_multiple % n == 0:
+    if problem.column_multiple % n == 0:
         return [whole]
     rest = range_segment(
-        subject,
+        problem,
         n,
         SegmentKind.PARTIAL,
         lambda c, length: (c.div(length, c.const(n)), c.ceildiv(length, n)),
@@ -273,18 +272,18 @@ def range_segments(
 
 
 def range_segment(
-    subject: SegmentSubject,
+    problem: MaskProblem,
     n: int,
     kind: SegmentKind,
     bounds_of: Callable[[ScalarCode, SSAValue], tuple[SSAValue, SSAValue]],
     mask: Region | None,
     inside: bool,
 ) -> SegmentOp:
-    """A segment that visits consecutive blocks; bounds are of the column length."""
-    bounds = subject.bounds_region()
+    """Return a segment of consecutive blocks. `bounds_of` maps the length to bounds."""
+    bounds = problem.bounds_region()
     code = ScalarCode(bounds.block)
     code.yield_(*bounds_of(code, bounds.block.args[4]))
-    block = subject.block_region()
+    block = problem.block_region()
     code = ScalarCode(block.block)
     code.yield_(code.mul(block.block.args[3], code.const(n)))
     clone = None if mask is None else mask.clone()

@@ -1,8 +1,8 @@
-"""Simplifications of scalar code, by the family of ops that they look at.
+"""Simplify scalar code. There is one module per family of ops.
 
-A rule takes an op and its site and returns the value that takes the op's place,
-or None. All rules are exact: whatever bits the op had, the new value has, NaNs
-counting as equal. They are tables from ops to rules, tried in order.
+A rule takes an op and its site. It returns the value that replaces the op, or None. All
+rules are exact: the new value has the bits of the replaced one, where all NaNs count as
+equal. Tables map ops to rules, which are tried in order.
 """
 
 from __future__ import annotations
@@ -14,25 +14,17 @@ from xdsl.ir import Operation
 
 from flexc.passes.scalar.canonicalization import (
     boolean_rules,
-    cast_rules,
-    comparison_rules,
     constant_rules,
-    division_rules,
     float_rules,
     integer_rules,
-    negation_rules,
 )
 from flexc.passes.scalar.canonicalization.site import Rule
 
 TABLES: tuple[Mapping[type[Operation], tuple[Rule, ...]], ...] = (
     constant_rules.RULES,
     integer_rules.RULES,
-    division_rules.RULES,
     boolean_rules.RULES,
-    comparison_rules.RULES,
-    cast_rules.RULES,
     float_rules.RULES,
-    negation_rules.RULES,
 )
 
 RULES: dict[type[Operation], tuple[Rule, ...]] = {

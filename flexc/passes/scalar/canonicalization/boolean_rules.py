@@ -1,4 +1,8 @@
-"""Logic on i1, and select."""
+"""Simplify logic on i1, select and comparisons.
+
+Comparisons that ranges decide are replaced elsewhere: `region_simplifier` replaces each
+integer that has a single possible value by a constant.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import i1
 from xdsl.ir import Operation, SSAValue
 
+from flexc.dialects.constants import int_constant
 from flexc.passes.scalar.canonicalization.site import (
     Rule,
     Site,
     defined_by,
-    int_constant,
+    float_predicate_of,
     negated,
     predicate_of,
 )
@@ -30,7 +35,7 @@ INVERSE = {
 
 
 def is_complement(p: SSAValue, q: SSAValue) -> bool:
-    """Whether one is the other's negation."""
+    """Return True if one value is the other's negation."""
     if negated(p) is q or negated(q) is p:
         return True
     a, b = defined_by(p, arith.CmpiOp), defined_by(q, arith.CmpiOp)
@@ -40,7 +45,7 @@ def is_complement(p: SSAValue, q: SSAValue) -> bool:
 
 
 def complement(op: Operation, site: Site) -> SSAValue | None:
-    """p & not p -> false; p | not p -> true; p ^ not p -> true."""
+    """Rewrite p & not p -> false; p | not p -> true; p ^ not p -> true."""
     p, q = op.operands
     if not is_complement(p, q):
         return None
@@ -48,7 +53,7 @@ def complement(op: Operation, site: Site) -> SSAValue | None:
 
 
 def absorb(op: Operation, site: Site) -> SSAValue | None:
-    """p & (p | q) -> p; p | (p & q) -> p; p & (p & q) -> p & q; also of bits."""
+    """Rewrite p & (p | q) -> p; p | (p & q) -> p; p & (p & q) -> p & q; also bits."""
     p, q = op.operands
     return _absorb(op, p, q) or _absorb(op, q, p)
 
@@ -61,13 +66,13 @@ def _absorb(op: Operation, p: SSAValue, q: SSAValue) -> SSAValue | None:
 
 
 def implied(op: Operation, site: Site) -> SSAValue | None:
-    """(x < c) & (x != c) -> x < c."""
+    """Rewrite (x < c) & (x != c) -> x < c."""
     p, q = op.operands
     return _stronger(p, q) or _stronger(q, p)
 
 
 def _stronger(p: SSAValue, q: SSAValue) -> SSAValue | None:
-    """p, if q says no more than that two numbers, which p orders, differ."""
+    """Return p if p orders two numbers and q says that they differ, else None."""
     order, different = defined_by(p, arith.CmpiOp), defined_by(q, arith.CmpiOp)
     if order is None or different is None or predicate_of(different) != "ne":
         return None
@@ -81,7 +86,7 @@ def _stronger(p: SSAValue, q: SSAValue) -> SSAValue | None:
 
 
 def negate_comparison(op: Operation, site: Site) -> SSAValue | None:
-    """not (x < y) -> x >= y."""
+    """Rewrite not (x < y) -> x >= y."""
     p, _ = op.operands
     test = defined_by(p, arith.CmpiOp)
     if test is None or negated(op.results[0]) is None:
@@ -90,7 +95,7 @@ def negate_comparison(op: Operation, site: Site) -> SSAValue | None:
 
 
 def select_known(op: Operation, site: Site) -> SSAValue | None:
-    """select(true, a, b) -> a; select(c, a, a) -> a."""
+    """Rewrite select(true, a, b) -> a; select(c, a, a) -> a."""
     assert isinstance(op, arith.SelectOp)
     if op.lhs is op.rhs:
         return op.lhs
@@ -101,7 +106,7 @@ def select_known(op: Operation, site: Site) -> SSAValue | None:
 
 
 def select_negated(op: Operation, site: Site) -> SSAValue | None:
-    """select(not c, a, b) -> select(c, b, a)."""
+    """Rewrite select(not c, a, b) -> select(c, b, a)."""
     assert isinstance(op, arith.SelectOp)
     if (condition := negated(op.cond)) is None:
         return None
@@ -109,7 +114,7 @@ def select_negated(op: Operation, site: Site) -> SSAValue | None:
 
 
 def select_nested(op: Operation, site: Site) -> SSAValue | None:
-    """select(c, select(c, a, b), d) -> select(c, a, d), and on the other side."""
+    """Rewrite select(c, select(c, a, b), d) -> select(c, a, d); likewise for d."""
     assert isinstance(op, arith.SelectOp)
     lhs, rhs = defined_by(op.lhs, arith.SelectOp), defined_by(op.rhs, arith.SelectOp)
     a, b = op.lhs, op.rhs
@@ -123,7 +128,7 @@ def select_nested(op: Operation, site: Site) -> SSAValue | None:
 
 
 def select_flag(op: Operation, site: Site) -> SSAValue | None:
-    """select of an i1 as logic: select(c, a, false) -> c & a."""
+    """Rewrite a select of i1 as logic, such as select(c, a, false) -> c & a."""
     assert isinstance(op, arith.SelectOp)
     if op.result.type != i1:
         return None
@@ -140,7 +145,7 @@ def select_flag(op: Operation, site: Site) -> SSAValue | None:
 
 
 def select_equal(op: Operation, site: Site) -> SSAValue | None:
-    """select(x == y, x, y) -> y; select(x != y, x, y) -> x."""
+    """Rewrite select(x == y, x, y) -> y; select(x != y, x, y) -> x."""
     assert isinstance(op, arith.SelectOp)
     test = defined_by(op.cond, arith.CmpiOp)
     if test is None or {test.lhs, test.rhs} != {op.lhs, op.rhs}:
@@ -154,6 +159,86 @@ def select_equal(op: Operation, site: Site) -> SSAValue | None:
             return None
 
 
+SWAPPED = {"l": "g", "g": "l"}
+
+REFLEXIVE = ("eq", "sle", "sge", "ule", "uge")
+
+TRUE_OF_EQUALS = ("true", "ueq", "uge", "ule")
+FALSE_OF_EQUALS = ("false", "one", "ogt", "olt")
+
+
+def swapped(predicate: str) -> str:
+    """Return the predicate for exchanged operands."""
+    if predicate in ("eq", "ne"):
+        return predicate
+    return predicate[0] + SWAPPED[predicate[1]] + predicate[2]
+
+
+def constant_to_the_right(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite c < x -> x > c."""
+    assert isinstance(op, arith.CmpiOp)
+    if int_constant(op.lhs) is None or int_constant(op.rhs) is not None:
+        return None
+    return site.insert(arith.CmpiOp(op.rhs, op.lhs, swapped(predicate_of(op))))
+
+
+def compare_equals(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite x <= x -> true; x < x -> false."""
+    assert isinstance(op, arith.CmpiOp)
+    if op.lhs is not op.rhs:
+        return None
+    return site.flag(predicate_of(op) in REFLEXIVE)
+
+
+def to_signed_comparison(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite unsigned comparisons of nonnegative numbers as signed ones."""
+    assert isinstance(op, arith.CmpiOp)
+    predicate = predicate_of(op)
+    both = (site.range(op.lhs), site.range(op.rhs))
+    if predicate[0] != "u" or not all(r.is_nonnegative for r in both):
+        return None
+    return site.insert(arith.CmpiOp(op.lhs, op.rhs, "s" + predicate[1:]))
+
+
+def compare_flags(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite p == true -> p; p == q -> not (p ^ q); inequalities likewise."""
+    assert isinstance(op, arith.CmpiOp)
+    predicate = predicate_of(op)
+    if op.lhs.type != i1 or predicate not in ("eq", "ne"):
+        return None
+    value = int_constant(op.rhs)
+    if value is None:
+        differ = site.insert(arith.XOrIOp(op.lhs, op.rhs))
+        return differ if predicate == "ne" else site.negate(differ)
+    return op.lhs if (value == -1) == (predicate == "eq") else site.negate(op.lhs)
+
+
+def compare_extended_flag(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite int(p) != 0 -> p; int(p) == 1 -> p; the opposite tests to not p."""
+    assert isinstance(op, arith.CmpiOp)
+    predicate, value = predicate_of(op), int_constant(op.rhs)
+    extended = defined_by(op.lhs, arith.ExtUIOp)
+    if extended is None or extended.input.type != i1:
+        return None
+    if value not in (0, 1) or predicate not in ("eq", "ne"):
+        return None
+    flag = extended.input
+    return flag if (value == 1) == (predicate == "eq") else site.negate(flag)
+
+
+def compare_equal_floats(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite comparisons of x with itself whose result does not depend on NaN."""
+    assert isinstance(op, arith.CmpfOp)
+    predicate = float_predicate_of(op)
+    if predicate in ("true", "false"):
+        return site.flag(predicate == "true")
+    if op.lhs is not op.rhs:
+        return None
+    if predicate in TRUE_OF_EQUALS:
+        return site.flag(True)
+    return site.flag(False) if predicate in FALSE_OF_EQUALS else None
+
+
 RULES: dict[type[Operation], tuple[Rule, ...]] = {
     arith.AndIOp: (complement, absorb, implied),
     arith.OrIOp: (complement, absorb),
@@ -165,4 +250,12 @@ RULES: dict[type[Operation], tuple[Rule, ...]] = {
         select_flag,
         select_equal,
     ),
+    arith.CmpiOp: (
+        compare_equals,
+        constant_to_the_right,
+        to_signed_comparison,
+        compare_flags,
+        compare_extended_flag,
+    ),
+    arith.CmpfOp: (compare_equal_floats,),
 }

@@ -1,7 +1,7 @@
-"""Folding of ops whose operands are all constants.
+"""Fold ops whose operands are constants, and conversions of conversions.
 
-Integer division by zero and shifts out of range stay, as does all that the
-next-wider format might round twice.
+Integer divisions by zero and shifts out of range are not folded. Neither are ops whose
+folding might round twice.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import cast
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects.builtin import AnyFloat, FloatAttr, f32, f64, i1
+from xdsl.dialects.builtin import AnyFloat, FloatAttr, IntegerType, f32, f64, i1
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from flexc.dialects.constants import float_constant, int_constant
 from flexc.passes.scalar.canonicalization.site import (
     Rule,
     Site,
-    float_constant,
+    defined_by,
     float_predicate_of,
-    int_constant,
 )
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.intervals import point
@@ -30,7 +30,7 @@ EXACT_INTEGERS = 2**53
 
 
 def nearest(value: float, type_: Attribute) -> FloatAttr:
-    """A constant rounded to its type, to infinity beyond its range."""
+    """Return a constant rounded to its type, infinite if beyond the type's range."""
     try:
         return FloatAttr(value, cast(AnyFloat, type_))
     except OverflowError:
@@ -71,7 +71,7 @@ UNSIGNED: dict[type[Operation], Callable[[int, int, int], int | None]] = {
 
 
 def fold_integers(op: Operation, site: Site) -> SSAValue | None:
-    """Signed and bitwise arithmetic."""
+    """Fold signed and bitwise integer arithmetic."""
     a, b = (int_constant(v) for v in op.operands)
     if a is None or b is None:
         return None
@@ -81,7 +81,7 @@ def fold_integers(op: Operation, site: Site) -> SSAValue | None:
 
 
 def fold_unsigned(op: Operation, site: Site) -> SSAValue | None:
-    """Unsigned arithmetic."""
+    """Fold unsigned integer arithmetic."""
     a, b = (int_constant(v) for v in op.operands)
     if a is None or b is None:
         return None
@@ -97,7 +97,7 @@ FLOATS: dict[type[Operation], Callable[[float, float], float | None]] = {
     arith.SubfOp: lambda a, b: a - b,
     arith.MulfOp: lambda a, b: a * b,
     arith.DivfOp: lambda a, b: a / b if b else None,
-    # Of zeros of two signs and of NaN, targets differ in what they pick.
+    # Targets differ in the zero or NaN that they return, so these stay.
     arith.MaximumfOp: lambda a, b: max(a, b) if a < b or a > b else None,
     arith.MinimumfOp: lambda a, b: min(a, b) if a < b or a > b else None,
     arith.MaxnumfOp: lambda a, b: max(a, b) if a < b or a > b else None,
@@ -106,7 +106,10 @@ FLOATS: dict[type[Operation], Callable[[float, float], float | None]] = {
 
 
 def fold_floats(op: Operation, site: Site) -> SSAValue | None:
-    """Arithmetic in f64, rounded once more: types of half its digits allow that."""
+    """Fold float arithmetic, computed in f64 and rounded again.
+
+    Rounding twice gives the same result for types with at most half the digits of f64.
+    """
     a, b = (float_constant(v) for v in op.operands)
     if a is None or b is None:
         return None
@@ -117,7 +120,7 @@ def fold_floats(op: Operation, site: Site) -> SSAValue | None:
 
 
 def fold_signs(op: Operation, site: Site) -> SSAValue | None:
-    """Negation and absolute value."""
+    """Fold negation and absolute value."""
     x = float_constant(op.operands[0])
     if x is None or math.isnan(x):
         return None
@@ -126,7 +129,7 @@ def fold_signs(op: Operation, site: Site) -> SSAValue | None:
 
 
 def fold_integer_cast(op: Operation, site: Site) -> SSAValue | None:
-    """Extension and truncation of integers."""
+    """Fold extension and truncation of integers."""
     source = op.operands[0]
     if (x := int_constant(source)) is None:
         return None
@@ -136,7 +139,7 @@ def fold_integer_cast(op: Operation, site: Site) -> SSAValue | None:
 
 
 def fold_to_float(op: Operation, site: Site) -> SSAValue | None:
-    """Integers as floating-point numbers."""
+    """Fold conversion of integers to floats."""
     source = op.operands[0]
     if (x := int_constant(source)) is None:
         return None
@@ -148,7 +151,7 @@ def fold_to_float(op: Operation, site: Site) -> SSAValue | None:
 
 
 def fold_to_integer(op: Operation, site: Site) -> SSAValue | None:
-    """Floating-point numbers as integers, where these hold them."""
+    """Fold conversion of floats to integers, if the integer type holds the result."""
     type_ = op.results[0].type
     x = float_constant(op.operands[0])
     if x is None or not math.isfinite(x) or type_ == i1:
@@ -160,7 +163,7 @@ def fold_to_integer(op: Operation, site: Site) -> SSAValue | None:
 
 
 def fold_float_cast(op: Operation, site: Site) -> SSAValue | None:
-    """Between floating-point types; from f64 to half precision by way of f32."""
+    """Fold conversion between float types; f64 goes to half precision by way of f32."""
     x = float_constant(op.operands[0])
     type_ = op.results[0].type
     if x is None:
@@ -171,7 +174,7 @@ def fold_float_cast(op: Operation, site: Site) -> SSAValue | None:
 
 
 def compare_floats(predicate: str, a: float, b: float) -> bool:
-    """`arith.cmpf` by the name of its predicate."""
+    """Return the result of `arith.cmpf` with the named predicate."""
     unordered = math.isnan(a) or math.isnan(b)
     match predicate:
         case "false" | "true":
@@ -187,12 +190,94 @@ def compare_floats(predicate: str, a: float, b: float) -> bool:
 
 
 def fold_float_comparison(op: Operation, site: Site) -> SSAValue | None:
-    """Comparisons of floating-point constants."""
+    """Fold comparisons of floats."""
     assert isinstance(op, arith.CmpfOp)
     a, b = float_constant(op.lhs), float_constant(op.rhs)
     if a is None or b is None:
         return None
     return site.flag(compare_floats(float_predicate_of(op), a, b))
+
+
+Extension = arith.ExtSIOp | arith.ExtUIOp
+
+
+def extension_of(value: SSAValue) -> Extension | None:
+    return defined_by(value, arith.ExtSIOp) or defined_by(value, arith.ExtUIOp)
+
+
+def extend_or_truncate(
+    source: SSAValue, extension: type[Extension], type_: Attribute, site: Site
+) -> SSAValue:
+    """Return the source as an integer of type `type_`."""
+    have, want = width_of(source.type), width_of(type_)
+    type_ = cast(IntegerType, type_)
+    if have == want:
+        return source
+    if have > want:
+        return site.insert(arith.TruncIOp(source, type_))
+    return site.insert(extension(source, type_))
+
+
+def truncate(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite trunci(exti x) as x or one cast of x; trunci(trunci x) -> trunci x."""
+    source, type_ = op.operands[0], op.results[0].type
+    if (inner := defined_by(source, arith.TruncIOp)) is not None:
+        return extend_or_truncate(inner.input, arith.ExtSIOp, type_, site)
+    if (extended := extension_of(source)) is not None:
+        return extend_or_truncate(extended.input, type(extended), type_, site)
+    return None
+
+
+def extend(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite exti(exti x) -> exti x; exti(trunci x) -> x if trunci is exact."""
+    assert isinstance(op, arith.ExtSIOp | arith.ExtUIOp)
+    type_ = op.result.type
+    if (inner := extension_of(op.input)) is not None:
+        # A zero-extended number is not negative, so both extensions agree.
+        if type(inner) is type(op) or isinstance(inner, arith.ExtUIOp):
+            return extend_or_truncate(inner.input, type(inner), type_, site)
+        return None
+    truncated = defined_by(op.input, arith.TruncIOp)
+    if truncated is None or truncated.input.type != type_:
+        return None
+    # Only a sign extension restores a negative number.
+    values = site.range(truncated.input)
+    fits = values.within(site.range(op.input))
+    signless = values.is_nonnegative or isinstance(op, arith.ExtSIOp)
+    return truncated.input if fits and signless else None
+
+
+def integer_to_float(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite sitofp(exti x) as a conversion of x.
+
+    A signed i1 is not converted, because few targets support that.
+    """
+    assert isinstance(op, arith.SIToFPOp | arith.UIToFPOp)
+    extended = extension_of(op.input)
+    if extended is None:
+        return None
+    if isinstance(extended, arith.ExtUIOp):
+        return site.insert(arith.UIToFPOp(extended.input, op.result.type))
+    if isinstance(op, arith.UIToFPOp) or extended.input.type == i1:
+        return None
+    return site.insert(arith.SIToFPOp(extended.input, op.result.type))
+
+
+def round_float(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite truncf(extf x) -> x."""
+    extended = defined_by(op.operands[0], arith.ExtFOp)
+    if extended is None or extended.input.type != op.results[0].type:
+        return None
+    return extended.input
+
+
+def extend_float(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite extf(extf x) -> extf x."""
+    assert isinstance(op, arith.ExtFOp)
+    extended = defined_by(op.input, arith.ExtFOp)
+    if extended is None:
+        return None
+    return site.insert(arith.ExtFOp(extended.input, op.result.type))
 
 
 RULES: dict[type[Operation], tuple[Rule, ...]] = {
@@ -201,14 +286,14 @@ RULES: dict[type[Operation], tuple[Rule, ...]] = {
     **dict.fromkeys(FLOATS, (fold_floats,)),
     arith.NegfOp: (fold_signs,),
     math_dialect.AbsFOp: (fold_signs,),
-    arith.ExtSIOp: (fold_integer_cast,),
-    arith.ExtUIOp: (fold_integer_cast,),
-    arith.TruncIOp: (fold_integer_cast,),
-    arith.SIToFPOp: (fold_to_float,),
-    arith.UIToFPOp: (fold_to_float,),
+    arith.ExtSIOp: (fold_integer_cast, extend),
+    arith.ExtUIOp: (fold_integer_cast, extend),
+    arith.TruncIOp: (fold_integer_cast, truncate),
+    arith.SIToFPOp: (fold_to_float, integer_to_float),
+    arith.UIToFPOp: (fold_to_float, integer_to_float),
     arith.FPToSIOp: (fold_to_integer,),
     arith.FPToUIOp: (fold_to_integer,),
-    arith.ExtFOp: (fold_float_cast,),
-    arith.TruncFOp: (fold_float_cast,),
+    arith.ExtFOp: (fold_float_cast, extend_float),
+    arith.TruncFOp: (fold_float_cast, round_float),
     arith.CmpfOp: (fold_float_comparison,),
 }

@@ -1,4 +1,10 @@
-"""Identities of integer arithmetic and bits; all hold where results wrap."""
+"""Simplify integer arithmetic, bit operations and division.
+
+All rules hold if results wrap around. Rules of divisions use ranges and powers of two.
+Frontends write Python's `%` as a remainder that rounds towards zero, with a correction
+where the sign is wrong. For powers of two, this is a bit mask. For nonnegative numbers,
+no correction is needed.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +12,19 @@ from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
 from xdsl.ir import Operation, SSAValue
 
+from flexc.dialects.constants import float_constant, int_constant
 from flexc.passes.scalar.canonicalization.site import (
     Rule,
     Site,
     defined_by,
-    float_constant,
-    int_constant,
     power_of_two,
+    predicate_of,
 )
 from flexc.passes.scalar.ranges.value_ranges import width_of
 
 
 def constant_to_the_right(op: Operation, site: Site) -> SSAValue | None:
-    """c + x -> x + c, for all ops that commute."""
+    """Rewrite c + x -> x + c, for all ops that commute."""
     lhs, rhs = op.operands
     if not _is_constant(lhs) or _is_constant(rhs):
         return None
@@ -31,7 +37,7 @@ def _is_constant(value: SSAValue) -> bool:
 
 
 def add(op: Operation, site: Site) -> SSAValue | None:
-    """x + 0 -> x; (x + a) + b -> x + (a + b); (x - y) + y -> x."""
+    """Rewrite x + 0 -> x; (x + a) + b -> x + (a + b); (x - y) + y -> x."""
     x, y = op.operands
     if (right := int_constant(y)) is None:
         return _undo(arith.SubiOp, x, y) or _undo(arith.SubiOp, y, x)
@@ -39,7 +45,7 @@ def add(op: Operation, site: Site) -> SSAValue | None:
 
 
 def subtract(op: Operation, site: Site) -> SSAValue | None:
-    """x - x -> 0; x - 0 -> x; (x + a) - b -> x + (a - b); (x + y) - y -> x."""
+    """Rewrite x - x -> 0; x - 0 -> x; (x + a) - b -> x + (a - b); (x + y) - y -> x."""
     x, y = op.operands
     if x is y:
         return site.const(0, x.type)
@@ -52,7 +58,7 @@ def subtract(op: Operation, site: Site) -> SSAValue | None:
 
 
 def _add_constants(x: SSAValue, right: int, site: Site) -> SSAValue | None:
-    """x + right, where x is itself a sum with a constant."""
+    """Return x + right where x is a sum with a constant, else None."""
     inner = defined_by(x, arith.AddiOp)
     if inner is None or (left := int_constant(inner.rhs)) is None:
         return None
@@ -63,13 +69,13 @@ def _add_constants(x: SSAValue, right: int, site: Site) -> SSAValue | None:
 def _undo(
     kind: type[arith.AddiOp] | type[arith.SubiOp], value: SSAValue, y: SSAValue
 ) -> SSAValue | None:
-    """x, if the value is x + y or x - y."""
+    """Return x if the value is x + y or x - y, as `kind` says, else None."""
     op = defined_by(value, kind)
     return op.lhs if op is not None and op.rhs is y else None
 
 
 def multiply(op: Operation, site: Site) -> SSAValue | None:
-    """x * 0 -> 0; x * 1 -> x."""
+    """Rewrite x * 0 -> 0; x * 1 -> x."""
     x, y = op.operands
     match int_constant(y):
         case 0:
@@ -77,12 +83,15 @@ def multiply(op: Operation, site: Site) -> SSAValue | None:
         case 1:
             return x
         case _:
-            # The only other number of an i1 is -1, which is 1.
+            # The only other number of an i1 is -1, which stands for 1.
             return x if width_of(x.type) == 1 and int_constant(y) else None
 
 
 def bit_and(op: Operation, site: Site) -> SSAValue | None:
-    """x & x -> x; x & 0 -> 0; x & -1 -> x; x & (2**k - 1) -> x for 0 <= x < 2**k."""
+    """Rewrite `and` with itself and with constants.
+
+    x & x -> x; x & 0 -> 0; x & -1 -> x; x & (2**k - 1) -> x for 0 <= x < 2**k.
+    """
     x, y = op.operands
     mask = int_constant(y)
     if x is y or mask == -1:
@@ -96,7 +105,7 @@ def bit_and(op: Operation, site: Site) -> SSAValue | None:
 
 
 def bit_or(op: Operation, site: Site) -> SSAValue | None:
-    """x | x -> x; x | 0 -> x; x | -1 -> -1."""
+    """Rewrite x | x -> x; x | 0 -> x; x | -1 -> -1."""
     x, y = op.operands
     bits = int_constant(y)
     if x is y or bits == 0:
@@ -105,7 +114,7 @@ def bit_or(op: Operation, site: Site) -> SSAValue | None:
 
 
 def bit_xor(op: Operation, site: Site) -> SSAValue | None:
-    """x ^ x -> 0; x ^ 0 -> x; (x ^ y) ^ y -> x, and so not not x -> x."""
+    """Rewrite x ^ x -> 0; x ^ 0 -> x; (x ^ y) ^ y -> x, such as not not x -> x."""
     x, y = op.operands
     if x is y:
         return site.const(0, x.type)
@@ -120,12 +129,12 @@ def bit_xor(op: Operation, site: Site) -> SSAValue | None:
 
 
 def shift(op: Operation, site: Site) -> SSAValue | None:
-    """x << 0 -> x, and both right shifts."""
+    """Rewrite x << 0 -> x, and right shifts by 0 likewise."""
     return op.operands[0] if int_constant(op.operands[1]) == 0 else None
 
 
 def shift_right_unsigned(op: Operation, site: Site) -> SSAValue | None:
-    """The arithmetic shift, of what has no sign."""
+    """Rewrite a logical right shift of a nonnegative number as an arithmetic one."""
     x, y = op.operands
     if int_constant(y) is None or not site.range(x).is_nonnegative:
         return None
@@ -133,7 +142,9 @@ def shift_right_unsigned(op: Operation, site: Site) -> SSAValue | None:
 
 
 def extremum(op: Operation, site: Site) -> SSAValue | None:
-    """max(x, x) -> x; the larger, where ranges tell."""
+    """Rewrite max(x, x) -> x, and max(x, y) -> x if ranges prove x >= y. Also
+    minima.
+    """
     x, y = op.operands
     if x is y:
         return x
@@ -146,7 +157,7 @@ def extremum(op: Operation, site: Site) -> SSAValue | None:
 
 
 def unsigned_extremum(op: Operation, site: Site) -> SSAValue | None:
-    """The signed one, of numbers without signs."""
+    """Rewrite unsigned minima and maxima of nonnegative numbers as signed ones."""
     x, y = op.operands
     if not (site.range(x).is_nonnegative and site.range(y).is_nonnegative):
         return None
@@ -155,14 +166,125 @@ def unsigned_extremum(op: Operation, site: Site) -> SSAValue | None:
 
 
 def absolute(op: Operation, site: Site) -> SSAValue | None:
-    """|x| -> x for x >= 0."""
+    """Rewrite |x| -> x for x >= 0."""
     x = op.operands[0]
     return x if site.range(x).is_nonnegative else None
 
 
+DIVISIONS = (
+    arith.DivSIOp,
+    arith.FloorDivSIOp,
+    arith.CeilDivSIOp,
+    arith.DivUIOp,
+    arith.CeilDivUIOp,
+)
+
+
+def divide_by_one(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite x / 1 -> x."""
+    return op.operands[0] if int_constant(op.operands[1]) == 1 else None
+
+
+def divide(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite x / c -> 0 for 0 <= x < c; x / 2**k -> x >> k for x >= 0."""
+    x, y = op.operands
+    divisor, values = int_constant(y), site.range(x)
+    if divisor is None or divisor <= 0 or not values.is_nonnegative:
+        return None
+    if values.hi < divisor:
+        return site.const(0, x.type)
+    return _shift(x, divisor, site)
+
+
+def floor_divide(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite floor(x / 2**k) -> x >> k; floor(x / y) -> x / y for x >= 0 and y > 0."""
+    x, y = op.operands
+    divisor = int_constant(y)
+    if divisor is not None and (shifted := _shift(x, divisor, site)) is not None:
+        return shifted
+    if not site.range(x).is_nonnegative or site.range(y).lo <= 0:
+        return None
+    return site.insert(arith.DivSIOp(x, y))
+
+
+def _shift(x: SSAValue, divisor: int, site: Site) -> SSAValue | None:
+    """Return floor(x / divisor) as a shift for a power of two, else None."""
+    if (k := power_of_two(divisor)) is None:
+        return None
+    return site.insert(arith.ShRSIOp(x, site.const(k, x.type)))
+
+
+def remainder(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite remainders by a constant c, where x % c has the sign of x.
+
+    x % 1 -> 0; x % c -> x for 0 <= x < c; x % 2**k -> x & (2**k - 1) for x >= 0.
+    """
+    x, y = op.operands
+    divisor, values = int_constant(y), site.range(x)
+    if divisor == 1:
+        return site.const(0, x.type)
+    if divisor is None or divisor <= 0 or not values.is_nonnegative:
+        return None
+    if values.hi < divisor:
+        return x
+    return _mask(x, divisor, site)
+
+
+def _mask(x: SSAValue, divisor: int | None, site: Site) -> SSAValue | None:
+    """Return x - divisor * floor(x / divisor) for a power of two, else None."""
+    if divisor is None or power_of_two(divisor) is None:
+        return None
+    return site.insert(arith.AndIOp(x, site.const(divisor - 1, x.type)))
+
+
+def to_signed_division(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite unsigned division of nonnegative numbers as signed division."""
+    x, y = op.operands
+    if not (site.range(x).is_nonnegative and site.range(y).lo > 0):
+        return None
+    kind = arith.DivSIOp if isinstance(op, arith.DivUIOp) else arith.RemSIOp
+    return site.insert(kind(x, y))
+
+
+def mended_remainder(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite select(r < 0, r + 2**k, r) -> x & (2**k - 1) for r = x % 2**k."""
+    assert isinstance(op, arith.SelectOp)
+    test = defined_by(op.cond, arith.CmpiOp)
+    rest = defined_by(op.rhs, arith.RemSIOp)
+    mended = defined_by(op.lhs, arith.AddiOp)
+    if test is None or rest is None or mended is None:
+        return None
+    is_negative = predicate_of(test) == "slt" and int_constant(test.rhs) == 0
+    divisor = int_constant(rest.rhs)
+    if test.lhs is not op.rhs or not is_negative or mended.lhs is not op.rhs:
+        return None
+    if int_constant(mended.rhs) != divisor:
+        return None
+    return _mask(rest.lhs, divisor, site)
+
+
+def what_division_leaves(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite x - (x >> k) * 2**k -> x & (2**k - 1); x - (x / c) * c -> x % c."""
+    x, y = op.operands
+    product = defined_by(y, arith.MuliOp)
+    if product is None or (divisor := int_constant(product.rhs)) is None:
+        return None
+    shifted = defined_by(product.lhs, arith.ShRSIOp)
+    if shifted is not None and shifted.lhs is x:
+        k = power_of_two(divisor)
+        same = k is not None and int_constant(shifted.rhs) == k
+        return _mask(x, divisor, site) if same else None
+    quotient = defined_by(product.lhs, arith.DivSIOp)
+    if quotient is None or quotient.lhs is not x or divisor == 0:
+        return None
+    if int_constant(quotient.rhs) != divisor:
+        return None
+    return site.insert(arith.RemSIOp(x, quotient.rhs))
+
+
 RULES: dict[type[Operation], tuple[Rule, ...]] = {
     arith.AddiOp: (constant_to_the_right, add),
-    arith.SubiOp: (subtract,),
+    arith.SubiOp: (subtract, what_division_leaves),
     arith.MuliOp: (constant_to_the_right, multiply),
     arith.AndIOp: (constant_to_the_right, bit_and),
     arith.OrIOp: (constant_to_the_right, bit_or),
@@ -175,4 +297,11 @@ RULES: dict[type[Operation], tuple[Rule, ...]] = {
     arith.MinUIOp: (constant_to_the_right, unsigned_extremum),
     arith.MaxUIOp: (constant_to_the_right, unsigned_extremum),
     math_dialect.AbsIOp: (absolute,),
+    **dict.fromkeys(DIVISIONS, (divide_by_one,)),
+    arith.DivSIOp: (divide_by_one, divide),
+    arith.FloorDivSIOp: (divide_by_one, floor_divide),
+    arith.DivUIOp: (divide_by_one, to_signed_division),
+    arith.RemSIOp: (remainder,),
+    arith.RemUIOp: (to_signed_division,),
+    arith.SelectOp: (mended_remainder,),
 }

@@ -1,10 +1,10 @@
-"""Applies the rules to one region until none applies.
+"""Apply the rules to one region until no rule applies.
 
-A round visits the ops in order, so that operands are simplified before their
-users, and gives each op to its rules until one replaces it. An op that no rule
-replaces is merged with an equal one before it. What nobody uses is then erased.
-The next round meets what the last one wrote. Every rule leaves simpler code;
-should two ever undo each other, the bound on rounds ends that.
+A round visits the ops in order, so operands are simplified before their users. For each
+op, the rules are tried until one replaces the op. An op that no rule replaces is merged
+with an equal earlier op. Unused ops are erased at the end of a round. The next round
+also visits the ops that the last round wrote. Every rule makes the code simpler. The
+limit on rounds is a safeguard against rules that undo each other.
 """
 
 from __future__ import annotations
@@ -38,22 +38,26 @@ COMMUTATIVE = (
 
 
 def simplify_region(region: Region, known: Mapping[SSAValue, Interval]) -> None:
-    """Simplify a region of scalar code, given what is known of its arguments."""
+    """Simplify a region of scalar code, given ranges of its arguments."""
     for _ in range(MAX_ROUNDS):
         if not _Round(region.block, known).run():
             return
 
 
 def is_unused(op: Operation) -> bool:
-    """Whether nobody misses an op: scalar code has no effects.
+    """Return True if no op uses the op's results. Scalar code has no side effects.
 
-    xDSL's own test would keep some, as it does not declare all of them pure.
+    xDSL's own test would keep some unused ops, because not all of them are declared
+    pure.
     """
     return not op.has_trait(IsTerminator) and not any(r.uses for r in op.results)
 
 
 def op_key(op: Operation, operands: Iterable[SSAValue] | None = None) -> object:
-    """Equal for ops that compute the same; of other operands, if they are given."""
+    """Return a key that is equal for ops that compute the same value.
+
+    `operands` replace the op's own, if given.
+    """
     operands = list(op.operands if operands is None else operands)
     if isinstance(op, COMMUTATIVE):
         operands.sort(key=id)
@@ -67,7 +71,7 @@ def op_key(op: Operation, operands: Iterable[SSAValue] | None = None) -> object:
 
 
 class _Round:
-    """One walk over a block."""
+    """One walk over the ops of a block."""
 
     def __init__(self, block: Block, known: Mapping[SSAValue, Interval]):
         self.block = block
@@ -75,7 +79,7 @@ class _Round:
         self.seen: dict[object, Operation] = {}
 
     def run(self) -> bool:
-        """Whether anything changed."""
+        """Visit all ops, and return True if anything changed."""
         changed = False
         for op in list(self.block.ops):
             if not op.has_trait(IsTerminator) and not is_unused(op):
@@ -94,7 +98,7 @@ class _Round:
         return True
 
     def simplified(self, op: Operation) -> SSAValue | None:
-        """What a rule puts in the place of an op."""
+        """Return the value that a rule replaces an op by, or None."""
         before = op.prev_op
         site = Site(ScalarCode(InsertPoint.before(op)), self.ranges)
         value = self.constant(op, site)
@@ -109,7 +113,7 @@ class _Round:
         return value
 
     def constant(self, op: Operation, site: Site) -> SSAValue | None:
-        """The only number that an integer can be."""
+        """Return a constant if an integer result can only have one value."""
         if isinstance(op, arith.ConstantOp) or len(op.results) != 1:
             return None
         result = op.results[0]
@@ -119,7 +123,7 @@ class _Round:
         return None if value is None else site.const(value, result.type)
 
     def merged(self, op: Operation) -> SSAValue | None:
-        """The result of an equal op before this one."""
+        """Return the result of an earlier op that equals this one, or None."""
         if op.regions or len(op.results) != 1:
             return None
         first = self.seen.setdefault(op_key(op), op)

@@ -1,4 +1,4 @@
-"""Where a rule looks and writes: an op, what is known around it, small matchers."""
+"""Define the place where a rule reads and writes, and small matchers of ops."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, i1
+from xdsl.dialects.builtin import IntegerType, i1
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from flexc.dialects.constants import int_constant, to_signed
 from flexc.passes.scalar.ranges.intervals import Interval
-from flexc.passes.scalar.ranges.value_ranges import (
-    ValueRanges,
-    to_signed,
-    width_of,
-)
+from flexc.passes.scalar.ranges.value_ranges import ValueRanges, width_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 
 OpT = TypeVar("OpT", bound=Operation)
@@ -23,30 +20,30 @@ OpT = TypeVar("OpT", bound=Operation)
 
 @dataclass(frozen=True)
 class Site:
-    """A place before an op, for the values that replace it."""
+    """The place before an op, where a rule inserts the values that replace the op."""
 
     code: ScalarCode
     ranges: ValueRanges
 
     def range(self, value: SSAValue) -> Interval:
-        """The integers that a value may be."""
+        """Return the range of an integer."""
         return self.ranges[value]
 
     def const(self, value: float, type_: Attribute) -> SSAValue:
-        """A constant; integers are cut to their type's bits."""
+        """Return a constant; integers are truncated to their type's bits."""
         if is_integer(type_):
             value = to_signed(int(value), width_of(type_))
         return self.code.const(value, type_)
 
     def flag(self, value: bool) -> SSAValue:
-        """true or false."""
+        """Return a constant i1."""
         return self.const(-1 if value else 0, i1)
 
     def insert(self, op: Operation) -> SSAValue:
         return self.code.insert(op)
 
     def negate(self, flag: SSAValue) -> SSAValue:
-        """Not."""
+        """Return the negation of an i1."""
         return self.insert(arith.XOrIOp(flag, self.flag(True)))
 
 
@@ -58,35 +55,19 @@ def is_integer(type_: Attribute) -> bool:
 
 
 def defined_by(value: SSAValue, kind: type[OpT]) -> OpT | None:
-    """The op that a value is the result of, if it is of a kind."""
+    """Return the op that defines a value if the op is of type `kind`, else None."""
     return value.owner if isinstance(value.owner, kind) else None
 
 
-def int_constant(value: SSAValue) -> int | None:
-    """The value of an integer constant, read as signed."""
-    op = defined_by(value, arith.ConstantOp)
-    if op is None or not isinstance(op.value, IntegerAttr):
-        return None
-    return to_signed(op.value.value.data, width_of(value.type))
-
-
-def float_constant(value: SSAValue) -> float | None:
-    """The value of a floating-point constant."""
-    op = defined_by(value, arith.ConstantOp)
-    if op is None or not isinstance(op.value, FloatAttr):
-        return None
-    return op.value.value.data
-
-
 def power_of_two(value: int | None) -> int | None:
-    """k of a positive 2**k."""
+    """Return k if the value is 2**k, else None."""
     if value is None or value <= 0 or value & (value - 1):
         return None
     return value.bit_length() - 1
 
 
 def negated(value: SSAValue) -> SSAValue | None:
-    """p, if the value is not p."""
+    """Return p if the value is `not p`, else None."""
     op = defined_by(value, arith.XOrIOp)
     if op is None or value.type != i1 or int_constant(op.rhs) != -1:
         return None

@@ -1,14 +1,14 @@
-"""Derivatives of scalar code, IR to IR.
+"""Differentiate scalar code, IR to IR.
 
-`partials` has one table: the local derivatives of each op by its operands, as chains
-of linear steps. `reverse` sends adjoints through these chains backwards, `forward`
-tangents forwards, and both read ops that they wrote themselves, so that second
-derivatives are one applied to the other.
+`partials` has a table with the partial derivatives of each op by its operands, as
+chains of linear steps. `reverse` applies the chains to adjoints, last step first.
+`forward` applies the chains to tangents. Both modes accept code that either mode wrote,
+so a second derivative is one mode applied to the result of another.
 
-- Derivatives are computed in f32, or f64 where the value is f64: what is rounded to
-  half precision on the way has an unrounded derivative.
-- Factors that do not depend on what is differentiated by are gathered, and cancel:
-  the derivative of c * tanh(x / c) has no c.
-- A branch that `arith.select` does not take has a derivative of exactly 0, whatever
-  is infinite in it: the choice is made last, of the finished product.
+- Derivatives are computed in f32, or in f64 if the value is f64. A value that is
+  rounded to half precision has an unrounded derivative.
+- Factors that do not depend on the differentiated variables are gathered, and cancel:
+  the derivative of c * tanh(x / c) has no factor c.
+- The derivative of a branch that `arith.select` does not take is exactly 0, also if the
+  branch is infinite: the select is applied last, to the complete product.
 """

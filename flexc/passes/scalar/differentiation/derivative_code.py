@@ -1,4 +1,4 @@
-"""Writing derivative code: equal ops once, each with the user's line."""
+"""Write derivative code without duplicate ops, with locations of the user's code."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import AnyFloat, LocationAttr, f32, f64
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from flexc.dialects.constants import float_constant
 from flexc.passes.scalar.canonicalization.constant_rules import nearest
 from flexc.passes.scalar.canonicalization.region_simplifier import op_key
-from flexc.passes.scalar.canonicalization.site import float_constant
 from flexc.passes.scalar.scalar_code import ScalarCode
 
 
 def derivative_type(type_: Attribute) -> AnyFloat:
-    """What derivatives of, and by, a number of a type are computed in."""
+    """Return the type of derivatives of, and by, a number of type `type_`."""
     return f64 if type_ == f64 else f32
 
 
 class DerivativeCode(ScalarCode):
-    """Appends where other code does, and knows what varies.
+    """A builder that appends at the place of `code` and tracks values that vary.
 
-    `varying` are values that depend on what is differentiated by; it grows with what
-    is written. Of equal ops among `ops`, which are differentiated, the first is read.
+    `varying` has the values that depend on the differentiated variables; results of
+    inserted ops are added. `ops` is the code to differentiate. An inserted op that
+    equals an op of `ops`, or an inserted one, is replaced by the earlier op.
     """
 
     def __init__(
@@ -43,11 +44,11 @@ class DerivativeCode(ScalarCode):
                 self._same[result] = self._known.setdefault(key, result)
 
     def same(self, value: SSAValue) -> SSAValue:
-        """The first value that is equal to this by being computed alike."""
+        """Return the first value that is computed like this one, by equal ops."""
         return self._same.get(value, value)
 
     def insert(self, op: Operation, name: str | None = None) -> SSAValue:
-        """Insert an op of one result, or find an equal one."""
+        """Insert an op that has one result, or reuse an equal op. Return the result."""
         op.operands = [self.same(v) for v in op.operands]
         found = self._known.get(key := op_key(op))
         if found is not None:
@@ -61,7 +62,7 @@ class DerivativeCode(ScalarCode):
         return result
 
     def as_type(self, value: SSAValue, type_: Attribute) -> SSAValue:
-        """A float converted to another float type."""
+        """Return a float converted to another float type."""
         value = self.same(value)
         assert isinstance(value.type, AnyFloat)
         assert isinstance(type_, AnyFloat)
@@ -72,25 +73,25 @@ class DerivativeCode(ScalarCode):
         return self.insert(arith.TruncFOp(value, type_))
 
     def times(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        """a * b"""
+        """Return a * b."""
         if plain_number(b) == -1:
             return self.insert(arith.NegfOp(a))
         return self.insert(arith.MulfOp(a, b))
 
     def multiplied(self, values: Sequence[SSAValue], type_: Attribute) -> SSAValue:
-        """The product of values, in a type."""
+        """Return the product of values, converted to a type."""
         first, *others = (self.as_type(v, type_) for v in values)
         for other in others:
             first = self.times(first, other)
         return first
 
     def number(self, value: Fraction, type_: Attribute) -> SSAValue:
-        """A constant, rounded to its type."""
+        """Return a constant, rounded to its type."""
         return self.insert(arith.ConstantOp(nearest(float(value), type_)))
 
 
 def plain_number(value: SSAValue) -> Fraction | None:
-    """A constant that may be multiplied and divided with: neither 0 nor infinite."""
+    """Return a constant that is neither 0 nor infinite nor NaN, else None."""
     number = float_constant(value)
     if number is None or not isfinite(number) or number == 0:
         return None

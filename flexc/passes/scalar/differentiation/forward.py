@@ -1,4 +1,4 @@
-"""Forward mode: from tangents of what code reads to those of what it computes."""
+"""Compute tangents of results from tangents of operands (forward mode)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from flexc.passes.scalar.differentiation.derivative_code import (
     DerivativeCode,
     derivative_type,
 )
-from flexc.passes.scalar.differentiation.local import Local
+from flexc.passes.scalar.differentiation.local import Local, Step
 from flexc.passes.scalar.differentiation.partials import has_partials, partials_of
-from flexc.passes.scalar.differentiation.steps import Step
 from flexc.passes.scalar.differentiation.terms import (
     Term,
     converted,
@@ -23,17 +22,17 @@ from flexc.passes.scalar.differentiation.terms import (
     guarded,
     reseeded,
     take,
+    total,
 )
-from flexc.passes.scalar.differentiation.totals import total
 from flexc.passes.scalar.scalar_code import ScalarCode
 
 
 class Tangents:
-    """The tangents of the values of a piece of scalar code.
+    """The tangents of the values of straight-line scalar code.
 
-    `tangents[value]` is the number, in `derivative_type(value.type)`, and None where
-    it is zero at all pairs. Asking writes what is left to do of it, so it must be
-    asked for before anything else ends the code.
+    `tangents[value]` is a number of type `derivative_type(value.type)`, or None if the
+    tangent is zero at all pairs. The access appends code, so access all tangents before
+    the block gets its terminator.
     """
 
     def __init__(self, code: DerivativeCode, terms: Mapping[SSAValue, Term]):
@@ -57,13 +56,13 @@ def push_forward(
     captured: Mapping[SSAValue, SSAValue] | None = None,
     wanted: Collection[SSAValue] | None = None,
 ) -> Tangents:
-    """Append the code of tangents, given those of what `ops` read.
+    """Append the code of tangents, given tangents of values that `ops` read.
 
-    `ops` are straight-line scalar code in order, whose values may be read where
-    `code` appends; derivative code is as good as any. `captured` has for a captured
-    tensor the tensor of its tangents, which is read at the same indices. Values of
-    which nothing is said do not vary. `wanted` are the values whose tangents are asked
-    for; without it all have one.
+    `ops` are straight-line scalar code in order. Their values must be visible where
+    `code` appends. `ops` may be derivative code. `captured` maps a captured tensor to
+    the tensor of its tangents, which the code reads at the same indices. Values that
+    neither mapping has do not vary. `wanted` are the values whose tangents the caller
+    reads; None means all.
     """
     captured = captured or {}
     given = {v: t for v, t in tangents.items() if t is not None}
@@ -86,7 +85,7 @@ def push_forward(
 def needed(
     ops: Sequence[Operation], wanted: Collection[SSAValue]
 ) -> Sequence[Operation]:
-    """The ops that some values are computed by, in order."""
+    """Return the ops that compute some values, in order."""
     values, found = set(wanted), list[Operation]()
     for op in reversed(ops):
         if any(r in values for r in op.results):
@@ -101,7 +100,7 @@ def _tangent(
     terms: Mapping[SSAValue, Term],
     captured: Mapping[SSAValue, SSAValue],
 ) -> Term | None:
-    """The tangent of an op's result; None for zero."""
+    """Return the tangent of an op's result; None for zero."""
     if isinstance(op, flex.LoadCaptureOp):
         return _read(code, op, captured)
     if len(op.results) != 1 or not isinstance(op.results[0].type, AnyFloat):
@@ -132,7 +131,7 @@ def _read(
 
 
 def _shared_steps(chains: Sequence[list[Step]]) -> list[Step]:
-    """Take off what several chains end in."""
+    """Remove the longest common end of several chains from them, and return it."""
     last: list[Step] = []
     if len(chains) < 2:
         return last

@@ -1,4 +1,9 @@
-"""Where a partial derivative is written: an op's operands and result as formulas."""
+"""Write partial derivatives as chains of linear steps in terms of an op's values.
+
+A partial derivative is multiplied with a tangent or with an adjoint. Chains avoid
+needless ops: the chain of a sum has no steps, and the steps that all partial
+derivatives of one op end in are applied once, to the sum.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +19,52 @@ from flexc.passes.scalar.differentiation.derivative_code import (
     DerivativeCode,
     derivative_type,
 )
-from flexc.passes.scalar.differentiation.steps import (
-    Over,
-    Partial,
-    Scaled,
-    Times,
-)
 from flexc.passes.scalar.math_expansions.values import Value
 
 
 @dataclass(frozen=True)
-class Local:
-    """An op of one float result, and where code is written that reads it.
+class Times:
+    """The step dx -> dx * factor."""
 
-    All values are seen in the type that derivatives by the result are computed in.
+    factor: SSAValue
+
+
+@dataclass(frozen=True)
+class Over:
+    """The step dx -> dx / divisor."""
+
+    divisor: SSAValue
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """The step dx -> dx * number."""
+
+    number: Fraction
+
+
+@dataclass(frozen=True)
+class Where:
+    """The step dx -> dx where `condition` equals `holds`, and exactly 0 elsewhere."""
+
+    condition: SSAValue
+    holds: bool = True
+
+
+Step = Times | Over | Scaled | Where
+
+Partial = tuple[Step, ...]
+"""Steps in the order that a tangent takes; an adjoint takes the steps in reverse."""
+
+SAME: Partial = ()
+NEGATED: Partial = (Scaled(Fraction(-1)),)
+
+
+@dataclass(frozen=True)
+class Local:
+    """An op of one float result, and the place of code that reads the op's values.
+
+    All values are converted to the type that derivatives by the result are computed in.
     """
 
     code: DerivativeCode
@@ -55,18 +92,23 @@ class Local:
         return self.value(self.op.results[0])
 
     def varies(self, ssa: SSAValue) -> bool:
-        """Whether a value depends on what is differentiated by."""
+        """Return True if a value depends on the differentiated variables."""
         return ssa in self.code.varying
 
 
 Formula = Callable[[Local], Partial]
 
 Input = tuple[SSAValue, Formula]
-"""A value that an op is seen as a function of, and the derivative by it."""
+"""A value that an op is a function of, and the formula of the derivative by the
+value.
+"""
 
 
 def of_operands(*formulas: Formula) -> Callable[[Operation], Sequence[Input]]:
-    """The rule of an op that is a function of its first operands."""
+    """Return the rule of an op that is a function of its first operands.
+
+    `formulas` are the partial derivatives by these operands, in order.
+    """
 
     def rule(op: Operation) -> Sequence[Input]:
         return list(zip(op.operands, formulas, strict=False))
@@ -75,7 +117,7 @@ def of_operands(*formulas: Formula) -> Callable[[Operation], Sequence[Input]]:
 
 
 def constant(op: Operation) -> Sequence[Input]:
-    """The rule of an op whose derivative is zero wherever there is one."""
+    """Return no inputs: the derivative is zero wherever it exists."""
     return ()
 
 
@@ -92,7 +134,7 @@ def scaled(number: float | Fraction) -> Partial:
 
 
 def with_sign(magnitude: Value, sign: Value) -> Value:
-    """C's copysign."""
+    """Return C's copysign of the two values."""
     return magnitude.apply(math.CopySignOp, sign)
 
 

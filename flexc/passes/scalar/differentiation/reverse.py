@@ -1,4 +1,4 @@
-"""Reverse mode: from the adjoints of results to those of what they were made from."""
+"""Compute adjoints of operands from adjoints of results (reverse mode)."""
 
 from __future__ import annotations
 
@@ -21,27 +21,26 @@ from flexc.passes.scalar.differentiation.terms import (
     finished,
     reseeded,
     take,
+    total,
 )
-from flexc.passes.scalar.differentiation.totals import total
 from flexc.passes.scalar.ranges.float_intervals import FloatInterval, point
 from flexc.passes.scalar.ranges.float_values import FORMATS, FloatRanges
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges
 from flexc.passes.scalar.scalar_code import ScalarCode
 
-# Which products with 0 are 0: those without a factor that may be infinite.
-
 
 def sources(ops: Sequence[Operation]) -> set[SSAValue]:
-    """What ops read and do not compute."""
+    """Return the values that ops read and do not compute."""
     results = {r for op in ops for r in op.results}
     return {v for op in ops for v in op.operands} - results
 
 
 class Zeros:
-    """What values are where others are 0.
+    """The values that are 0 at all pairs where the values `zeros` are 0.
 
-    What code reads is taken to be finite, but for captured elements: minus infinity is
-    how one masks. What it computes is taken not to be NaN, as all results are then.
+    Values from outside of `ops` are assumed to be finite. Captured elements may be
+    infinite, because users mask with minus infinity. Results of `ops` are assumed not
+    to be NaN: a NaN makes the kernel's results NaN anyway.
     """
 
     def __init__(self, ops: Sequence[Operation], zeros: Iterable[SSAValue]):
@@ -59,17 +58,17 @@ class Zeros:
         self.ranges = FloatRanges(ValueRanges({}), known)
 
     def __contains__(self, value: SSAValue) -> bool:
-        """Whether a value is 0 there, and never NaN."""
+        """Return True if a value is proved to be 0, and not NaN, at these pairs."""
         found = self.ranges[value]
         return (found.lo, found.hi, found.nan) == (0.0, 0.0, False)
 
 
 class Adjoints:
-    """The adjoints of the values of a piece of scalar code.
+    """The adjoints of the values of straight-line scalar code.
 
-    `adjoints[value]` is the number, in `derivative_type(value.type)`, and None where
-    it is zero at all pairs. Asking writes what is left to do of it, so it must be
-    asked for before anything else ends the code.
+    `adjoints[value]` is a number of type `derivative_type(value.type)`, or None if the
+    adjoint is zero at all pairs. The access appends code, so access all adjoints before
+    the block gets its terminator.
     """
 
     def __init__(
@@ -94,7 +93,10 @@ class Adjoints:
         return adjoint
 
     def _where_live(self, adjoint: SSAValue) -> SSAValue:
-        """0 where cotangents are, whatever they were multiplied with."""
+        """Return the adjoint, selected to be 0 at pairs that are not live.
+
+        The adjoint may be NaN there: 0 times an infinite factor.
+        """
         if self._live is None or adjoint in self._live[1]:
             return adjoint
         zero = self._code.const(0.0, adjoint.type)
@@ -102,7 +104,7 @@ class Adjoints:
 
     @property
     def reads(self) -> list[tuple[flex.LoadCaptureOp, SSAValue]]:
-        """The captured elements that matter, in order, with their adjoints."""
+        """The reads of captured tensors that have adjoints, with the adjoints."""
         found = ((load, self[load.result]) for load in self._loads)
         return [(load, adjoint) for load, adjoint in found if adjoint is not None]
 
@@ -114,13 +116,13 @@ def pull_back(
     wanted: Collection[SSAValue] | None = None,
     where: SSAValue | None = None,
 ) -> Adjoints:
-    """Append the code of adjoints, given those of results.
+    """Append the code of adjoints, given adjoints of results.
 
-    `ops` are straight-line scalar code in order, whose values may be read where
-    `code` appends. `wanted` are the floats whose adjoints are asked for, and the
-    tensors for the reads of which they are; None stands for all that `ops` read.
-    Where an i1 `where` does not hold, cotangents are 0, and so are adjoints then: also
-    of a mod whose derivative is infinite there.
+    `ops` are straight-line scalar code in order. Their values must be visible where
+    `code` appends. `wanted` has the floats whose adjoints the caller reads, and the
+    tensors whose reads' adjoints the caller reads; None means all values that `ops`
+    read. `where` is an i1, or None. The cotangents are 0 where `where` is false, and so
+    are all adjoints, also if a derivative is infinite there.
     """
     varying = dependent(ops, sources(ops) if wanted is None else set(wanted))
     writer = DerivativeCode(code, varying, ops)
@@ -139,7 +141,10 @@ def pull_back(
 
 
 def dependent(ops: Sequence[Operation], on: set[SSAValue]) -> set[SSAValue]:
-    """Float values that vary with some of others, which may be captured tensors."""
+    """Return the values in `on`, and the float values that vary with one of them.
+
+    `on` may contain captured tensors.
+    """
     found = set(on)
     for op in ops:
         if isinstance(op, flex.LoadCaptureOp):
@@ -157,7 +162,7 @@ def _pull_back_op(
     varying: set[SSAValue],
     terms: dict[SSAValue, list[Term]],
 ) -> None:
-    """Replace the adjoint's terms by their sum, and add to those of operands."""
+    """Replace the terms of the result's adjoint by their sum; add operands' terms."""
     (result,) = op.results
     adjoint = total(code, terms[result])
     terms[result] = [] if adjoint is None else [adjoint]

@@ -1,10 +1,10 @@
-"""How the scalar ops that a target may lack are made of those that all have.
+"""Expand scalar ops that a target may lack into ops that all targets have.
 
-Every expansion is a function of values that returns a value; `EXPANSIONS` says
-which op it stands for. Bounds in docstrings are for f32 and f64, in units in the
-last place (ulp), given primitives that round correctly or nearly so; what a
-target's own exp2, division and square root lose comes on top. Values that are
-not finite, zeros and signs are as in C's libm.
+Every expansion is a function of values that returns a value; `EXPANSIONS` maps ops to
+expansions. Error bounds in docstrings are for f32 and f64, in units in the last place
+(ulp). They assume primitives that round correctly or nearly so; errors of a target's
+own exp2, division and square root are additional. Results that are zero, infinite or
+NaN, and signs, are those of C's libm.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from collections.abc import Callable
 from xdsl.ir import Operation
 
 from flexc.passes.scalar.math_expansions import (
-    exponentials,
-    hyperbolics,
+    elementary,
     integers,
     powers,
-    remainders,
     rounding,
-    trigonometry,
 )
 from flexc.passes.scalar.math_expansions.values import Value
 
@@ -29,9 +26,6 @@ Expansion = Callable[..., Value]
 EXPANSIONS: dict[type[Operation], Expansion] = {
     **integers.EXPANSIONS,
     **rounding.EXPANSIONS,
-    **remainders.EXPANSIONS,
-    **exponentials.EXPANSIONS,
-    **hyperbolics.EXPANSIONS,
-    **trigonometry.EXPANSIONS,
+    **elementary.EXPANSIONS,
     **powers.EXPANSIONS,
 }

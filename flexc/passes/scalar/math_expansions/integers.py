@@ -1,4 +1,4 @@
-"""Integer operations. All are exact."""
+"""Expand integer operations. All expansions are exact."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Callable
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects.builtin import IntegerAttr, i1, i32, i64
-from xdsl.ir import Attribute, Operation, OpResult
+from xdsl.dialects.builtin import i1, i32, i64
+from xdsl.ir import Attribute, Operation
 
+from flexc.dialects.constants import int_constant
 from flexc.passes.scalar.math_expansions.values import Value
 
 
 def floor_divide(x: Value, y: Value) -> Value:
-    """The quotient rounded down."""
+    """Return the quotient rounded down."""
     quotient = x / y
     rest = x - quotient * y
     lower = rest.compare("ne", 0) & (rest ^ y).compare("lt", 0)
@@ -21,7 +22,7 @@ def floor_divide(x: Value, y: Value) -> Value:
 
 
 def ceil_divide(x: Value, y: Value) -> Value:
-    """The quotient rounded up."""
+    """Return the quotient rounded up."""
     quotient = x / y
     rest = x - quotient * y
     higher = rest.compare("ne", 0) & (rest ^ y).compare("ge", 0)
@@ -29,24 +30,24 @@ def ceil_divide(x: Value, y: Value) -> Value:
 
 
 def ceil_divide_unsigned(x: Value, y: Value) -> Value:
-    """The quotient of unsigned numbers rounded up."""
+    """Return the quotient of unsigned numbers rounded up."""
     quotient = x.apply(arith.DivUIOp, y)
     rest = x - quotient * y
     return rest.compare("ne", 0).choose(quotient + 1, quotient)
 
 
 def minimum_unsigned(x: Value, y: Value) -> Value:
-    """The smaller of unsigned numbers."""
+    """Return the smaller of two unsigned numbers."""
     return x.compare("ult", y).choose(x, y)
 
 
 def maximum_unsigned(x: Value, y: Value) -> Value:
-    """The larger of unsigned numbers."""
+    """Return the larger of two unsigned numbers."""
     return x.compare("ugt", y).choose(x, y)
 
 
 def to_unsigned(x: Value, type_: Attribute) -> Value:
-    """`fptoui` by way of signed integers."""
+    """Expand `fptoui` by way of signed integers."""
     if type_ == i1:
         return x.cast(arith.FPToSIOp, i32).compare("ne", 0)
     if type_ != i64:
@@ -58,7 +59,7 @@ def to_unsigned(x: Value, type_: Attribute) -> Value:
 
 
 def on_words(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
-    """Count the bits of narrow integers as 32-bit ones."""
+    """Return a function that counts bits of narrow integers as 32-bit integers."""
 
     def counted(x: Value) -> Value:
         if x.width >= 32:
@@ -70,7 +71,7 @@ def on_words(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
 
 
 def _repeated(byte: int, width: int) -> int:
-    """A byte in all places of an integer, read as signed."""
+    """Return an integer whose bytes are all `byte`, read as signed."""
     value = int.from_bytes(bytes([byte]) * (width // 8), "little")
     return value - (1 << width) if value >> (width - 1) else value
 
@@ -80,7 +81,7 @@ def _logical_shift(x: Value, by: int) -> Value:
 
 
 def count_ones(x: Value) -> Value:
-    """The set bits, counted in all fields of 2, 4 and 8 bits at once."""
+    """Count the set bits, in all fields of 2, 4 and 8 bits at once."""
     pairs, fours, bytes_ = (_repeated(b, x.width) for b in (0x55, 0x33, 0x0F))
     x = x - (_logical_shift(x, 1) & pairs)
     x = (x & fours) + (_logical_shift(x, 2) & fours)
@@ -89,7 +90,7 @@ def count_ones(x: Value) -> Value:
 
 
 def count_leading_zeros(x: Value) -> Value:
-    """Zeros above the highest set bit."""
+    """Count the zeros above the highest set bit."""
     width = x.width
     if width < 32:
         wide = count_leading_zeros(x.cast(arith.ExtUIOp, i32))
@@ -102,13 +103,13 @@ def count_leading_zeros(x: Value) -> Value:
 
 
 def count_trailing_zeros(x: Value) -> Value:
-    """Zeros below the lowest set bit."""
+    """Count the zeros below the lowest set bit."""
     return on_words(count_ones)((x & -x) - 1)
 
 
 def power(x: Value, n: Value) -> Value:
-    """x ** n by squaring; a negative n gives 1 / x ** -n rounded towards zero."""
-    if (constant := constant_of(n)) is not None and constant >= 0:
+    """Return x ** n by squaring; for negative n, 1 / x ** -n rounded towards zero."""
+    if (constant := int_constant(n.ssa)) is not None and constant >= 0:
         return power_of_constant(x, constant)
     result = x.const(1)
     square = x
@@ -125,7 +126,7 @@ def power(x: Value, n: Value) -> Value:
 
 
 def power_of_constant(x: Value, n: int) -> Value:
-    """x ** n for n >= 0, by squaring."""
+    """Return x ** n for n >= 0, by squaring."""
     result: Value | None = None
     while n:
         if n & 1:
@@ -133,14 +134,6 @@ def power_of_constant(x: Value, n: int) -> Value:
         n >>= 1
         x = x * x if n else x
     return x.const(1) if result is None else result
-
-
-def constant_of(x: Value) -> int | None:
-    """The value of an integer constant."""
-    if isinstance(x.ssa, OpResult) and isinstance(x.ssa.op, arith.ConstantOp):
-        attr = x.ssa.op.value
-        return attr.value.data if isinstance(attr, IntegerAttr) else None
-    return None
 
 
 EXPANSIONS: dict[type[Operation], Callable[..., Value]] = {

@@ -1,7 +1,7 @@
-"""Powers and the cube root.
+"""Expand powers and the cube root.
 
-The logarithm that a power multiplies needs more digits than its type has: it is
-computed as the sum of two numbers, after N. Juffa's powf for CUDA.
+The logarithm in a power needs more digits than its type has. The logarithm is computed
+as the sum of two numbers, after N. Juffa's powf for CUDA.
 """
 
 from __future__ import annotations
@@ -11,49 +11,53 @@ from collections.abc import Callable
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects.builtin import FloatAttr
-from xdsl.ir import Operation, OpResult
+from xdsl.ir import Operation
 
-from flexc.passes.scalar.math_expansions.exponentials import split_positive
-from flexc.passes.scalar.math_expansions.integers import constant_of, power_of_constant
+from flexc.dialects.constants import float_constant, int_constant
+from flexc.passes.scalar.math_expansions.elementary import split_positive
+from flexc.passes.scalar.math_expansions.integers import power_of_constant
 from flexc.passes.scalar.math_expansions.values import (
     LOG2_E,
     Value,
     horner,
 )
 
-# atanh(q) = q + q**3 * P(q**2). The first term of P for f32 is rounded with the
-# others in mind; for f64 it is split.
+# atanh(q) = q + q**3 * P(q**2). For f32, the first coefficient of P is adapted to the
+# rounding of the others; for f64, these are Taylor's coefficients.
 ATANH_F32 = (0.1293334961, 0.1419928074, 0.2000148892, 0.3333332539)
 ATANH_F64 = tuple(1.0 / n for n in range(27, 1, -2))
 
 EXPONENT_LIMIT = {False: 250.0, True: 2000.0}
-"""Two to this power is infinite and to its opposite 0, in f32 and in f64; two to
-half of it is not."""
+"""Limits n of exponents, by `is_double`. 2**n is infinite and 2**-n is 0, but 2**(n /
+2) is finite and 2**(-n / 2) is positive.
+"""
 
 SMALL_POWERS = 4.0
 
 Double = tuple[Value, Value]
-"""An unevaluated sum, its second part no more than the first's rounding error."""
+"""An unevaluated sum. The second part is at most the rounding error of the first."""
 
 
 def quick_two_sum(a: Value, b: Value) -> Double:
-    """a + b, given that a is not smaller than b."""
+    """Return a + b for |a| >= |b|, as the rounded sum and the rounding error."""
     total = a + b
     return total, b - (total - a)
 
 
 def log2_double(x: Value) -> Double:
-    """log2(x) for a positive finite x, relative to itself to 2**-29 or 2**-58."""
+    """Return log2(x) for a positive finite x.
+
+    The relative error is 2**-29 for f32 and 2**-58 for f64.
+    """
     k, m = split_positive(x)
     above, below = m - 1.0, m + 1.0
-    # q + q_low = (m - 1) / (m + 1)
+    # q + q_low = (m - 1) / (m + 1).
     q = above / below
     rest = (-q).fma(below, above)
-    # m + 1 is rounded too: what that lost.
+    # m + 1 is rounded too: subtract q times the rounding error.
     rest = (-q).fma(m - (below - 1.0), rest)
     q_low = rest / below
-    # atanh = q + q**3 * P, the cube as a sum of two as well.
+    # atanh = q + q**3 * P. The cube is a sum of two numbers too.
     s = q * q
     s_low = q.fma(q, -s) + q * (q_low + q_low)
     cube = s * q
@@ -61,7 +65,7 @@ def log2_double(x: Value) -> Double:
     series = horner(s, ATANH_F64 if x.is_double else ATANH_F32)
     tail = series.fma(cube, series.fma(cube_low, q_low))
     high, low = quick_two_sum(q, tail)
-    # log2(x) = k + 2 / log(2) * atanh
+    # log2(x) = k + 2 / log(2) * atanh.
     fmt = x.format
     unit = fmt.nearest(2 * LOG2_E)
     unit_low = fmt.nearest(2 * LOG2_E - type(LOG2_E)(unit))
@@ -75,7 +79,7 @@ def log2_double(x: Value) -> Double:
 
 
 def positive_power(x: Value, y: Double) -> Value:
-    """|x| ** y; 1 gives 1, whatever y."""
+    """Return |x| ** y. The result is 1 for |x| = 1 and any y."""
     x = x.abs()
     y_high, y_low = y
     high, low = log2_double(x)
@@ -85,7 +89,8 @@ def positive_power(x: Value, y: Double) -> Value:
     exponent = high * y_high
     error = high.fma(y_high, -exponent) + high.fma(y_low, low * y_high)
     limit = EXPONENT_LIMIT[x.is_double]
-    # Beyond the limit the error may be NaN, and does not matter.
+    # Beyond the limit, the error may be NaN, but the result does not depend on the
+    # error.
     error = exponent.abs().compare("lt", limit).choose(error, 0.0)
     exponent = exponent.at_most(limit).at_least(-limit)
     result = _exp2_double(exponent, error)
@@ -93,7 +98,10 @@ def positive_power(x: Value, y: Double) -> Value:
 
 
 def _exp2_double(x: Value, x_low: Value) -> Value:
-    """exp2(x + x_low), scaled in two steps: one might overflow too early."""
+    """Return exp2(x + x_low), scaled in two steps.
+
+    A single step might overflow although the result does not.
+    """
     fmt = x.format
     shifted = x + fmt.magic
     fraction = (x - (shifted - fmt.magic)) + x_low
@@ -102,13 +110,13 @@ def _exp2_double(x: Value, x_low: Value) -> Value:
     result = fraction.exp2()
     for part in (half, n - half):
         scale = (part << fmt.mantissa) + fmt.power_bits(0)
-        result = result * scale.as_float(fmt)
+        result = result * scale.as_float(x.type)
     return result
 
 
 def power(x: Value, y: Value) -> Value:
-    """C's pow: to 1.5 ulp; small integer powers, as products, to 2 ulp."""
-    constant = _float_constant(y)
+    """Return C's pow to 1.5 ulp; small integer powers are products, to 2 ulp."""
+    constant = float_constant(y.ssa)
     if constant is not None and constant.is_integer() and 1 <= constant <= SMALL_POWERS:
         return power_of_constant(x, int(constant))
     result = positive_power(x, (y, y.const(0.0)))
@@ -116,7 +124,7 @@ def power(x: Value, y: Value) -> Value:
     half = y * 0.5
     is_odd = is_integer & half.floor().compare("ne", half)
     result = is_odd.choose(result.with_sign_flipped_by(x), result)
-    # A negative x has powers of integers only; an infinite one has all.
+    # A negative finite x has integer powers only; minus infinity has all powers.
     undefined = x.compare("lt", 0.0) & x.compare("gt", -math.inf)
     undefined = undefined & y.compare("eq", y) & (is_integer ^ True)
     result = undefined.choose(math.nan, result)
@@ -124,16 +132,12 @@ def power(x: Value, y: Value) -> Value:
     return (y.compare("eq", 0.0) | x.compare("eq", 1.0)).choose(1.0, result)
 
 
-def _float_constant(x: Value) -> float | None:
-    if isinstance(x.ssa, OpResult) and isinstance(x.ssa.op, arith.ConstantOp):
-        attr = x.ssa.op.value
-        return attr.value.data if isinstance(attr, FloatAttr) else None
-    return None
-
-
 def power_of_integer(x: Value, n: Value) -> Value:
-    """x ** n for an integer n: to 1.5 ulp; small powers, as products, to 3 ulp."""
-    constant = constant_of(n)
+    """Return x ** n for an integer n to 1.5 ulp.
+
+    Small powers are computed as products, to 3 ulp.
+    """
+    constant = int_constant(n.ssa)
     if constant is not None and abs(constant) <= SMALL_POWERS:
         result = power_of_constant(x, abs(constant))
         return 1.0 / result if constant < 0 else result
@@ -146,10 +150,11 @@ def power_of_integer(x: Value, n: Value) -> Value:
 
 
 def cube_root(x: Value) -> Value:
-    """The cube root to 1 ulp: a step of Newton's from exp2(log2(x) / 3)."""
+    """Return the cube root to 1 ulp, by a Newton step from exp2(log2(x) / 3)."""
     size = x.abs()
-    tiny = size.compare("lt", 2.0 ** (1 - x.format.max_exponent))
-    # 2**54 has a cube root, and lifts what hardware may flush to zero.
+    tiny = size.compare("lt", 2.0 ** (1 - x.format.greatest))
+    # 2**54 has an exact cube root. The scaling protects subnormal numbers, which
+    # hardware may flush to zero.
     scaled = tiny.choose(size * 2.0**54, size)
     third = 1.0 / 3.0
     root = (scaled.apply(math_dialect.Log2Op) * third).exp2()

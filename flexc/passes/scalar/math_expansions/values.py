@@ -1,10 +1,8 @@
-"""SSA values with operators, so that formulas in passes read as formulas."""
+"""Wrap SSA values with operators, so that formulas in passes read as formulas."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import cast
 
@@ -13,89 +11,24 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import (
     AnyFloat,
     BFloat16Type,
-    FloatAttr,
     IntegerType,
-    bf16,
     f16,
-    f32,
     f64,
-    i16,
-    i32,
-    i64,
 )
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from flexc.passes.scalar.ranges.float_intervals import Format
+from flexc.passes.scalar.ranges.float_values import FORMATS
 from flexc.passes.scalar.scalar_code import ScalarCode
 
-
-@dataclass(frozen=True)
-class Format:
-    """A binary floating-point type: integers of its width, and its fields."""
-
-    type: AnyFloat
-    bits: IntegerType
-    mantissa: int
-    """Bits behind the leading one."""
-    max_exponent: int
-    """Of the largest number; also the exponent's bias."""
-
-    @property
-    def width(self) -> int:
-        return self.bits.width.data
-
-    @property
-    def sign_mask(self) -> int:
-        return -(1 << (self.width - 1))
-
-    @property
-    def magic(self) -> float:
-        """Adding this rounds to an integer, found in the sum's lowest bits."""
-        return 1.5 * 2.0**self.mantissa
-
-    @property
-    def magic_bits(self) -> int:
-        exponent = (self.max_exponent + self.mantissa) << self.mantissa
-        return exponent | (1 << (self.mantissa - 1))
-
-    def power_bits(self, n: int) -> int:
-        """The bits of 2**n."""
-        return (n + self.max_exponent) << self.mantissa
-
-    def bits_of(self, value: float) -> int:
-        """The bits of a number that is not negative."""
-        code = {32: "f", 64: "d"}[self.width]
-        return int.from_bytes(struct.pack(">" + code, value), "big")
-
-    def nearest(self, value: Fraction) -> float:
-        return float(FloatAttr(float(value), self.type).value.data)
-
-    def split(self, value: Fraction) -> tuple[float, float]:
-        """Two numbers whose sum is close to `value`.
-
-        The first has 12 low bits to spare: its product with an integer that
-        fits these is exact.
-        """
-        digits = self.mantissa - 12
-        scale = Fraction(2) ** digits
-        high = Fraction(round(value * scale)) / scale
-        return float(high), self.nearest(value - high)
-
-
-FORMATS: dict[AnyFloat, Format] = {
-    f16: Format(f16, i16, 10, 15),
-    bf16: Format(bf16, i16, 7, 127),
-    f32: Format(f32, i32, 23, 127),
-    f64: Format(f64, i64, 52, 1023),
-}
-
 NARROW = (BFloat16Type, type(f16))
-"""Types that math is not computed in."""
+"""The types in which math functions are not computed."""
 
 
 class Value:
-    """A number being computed. Python numbers mix in and take its type.
+    """An SSA value with operators. Python numbers as operands take the value's type.
 
-    `/` is C's division: of integers, it rounds towards zero.
+    `/` is C's division, which rounds integers towards zero.
     """
 
     def __init__(self, code: ScalarCode, ssa: SSAValue):
@@ -108,8 +41,7 @@ class Value:
 
     @property
     def format(self) -> Format:
-        """Of a floating-point value."""
-        assert isinstance(self.type, AnyFloat)
+        """The format of a floating-point value."""
         return FORMATS[self.type]
 
     @property
@@ -118,18 +50,18 @@ class Value:
 
     @property
     def width(self) -> int:
-        """Of an integer."""
+        """The number of bits of an integer."""
         return cast(IntegerType, self.type).width.data
 
     def const(self, value: float) -> Value:
-        """A number of this value's type."""
+        """Return a constant of this value's type."""
         return Value(self.code, self.code.const(value, self.type))
 
     def same(self, other: Value | float) -> SSAValue:
         return other.ssa if isinstance(other, Value) else self.const(other).ssa
 
     def apply(self, op: type[Operation], *others: Value | float) -> Value:
-        """An op of this value and others, of its type."""
+        """Insert an op whose operands are this value and others of its type."""
         operands = [self.ssa, *(self.same(o) for o in others)]
         return Value(self.code, self.code.insert(op(*operands)))
 
@@ -181,14 +113,17 @@ class Value:
         return self.apply(arith.ShLIOp, by)
 
     def __rshift__(self, by: int) -> Value:
-        """The arithmetic shift."""
+        """Shift right arithmetically."""
         return self.apply(arith.ShRSIOp, by)
 
     def fma(self, by: Value | float, plus: Value | float) -> Value:
         return self.apply(math_dialect.FmaOp, by, plus)
 
     def compare(self, predicate: str, other: Value | float) -> Value:
-        """A comparison: `lt`, of floats ordered; unsigned ones as `ult`."""
+        """Compare with `lt`, `eq` and so on, or unsigned with `ult` and so on.
+
+        Comparisons of floats are ordered, except for `ne`.
+        """
         code, right = self.code, self.same(other)
         if isinstance(self.type, AnyFloat):
             prefix = "u" if predicate == "ne" else "o"
@@ -198,7 +133,7 @@ class Value:
         return Value(code, code.cmp(predicate, self.ssa, right))
 
     def choose(self, yes: Value | float, no: Value | float) -> Value:
-        """`yes` where this i1 holds, else `no`; one of them is a Value."""
+        """Return `yes` where this i1 is true, else `no`; one must be a Value."""
         typed = yes if isinstance(yes, Value) else no
         assert isinstance(typed, Value)
         a, b = typed.same(yes), typed.same(no)
@@ -217,44 +152,44 @@ class Value:
         return self.apply(math_dialect.Exp2Op)
 
     def cast(self, op: type[Operation], type_: Attribute) -> Value:
-        """A conversion to a type."""
+        """Insert a conversion op to a type."""
         build: type = op
         return Value(self.code, self.code.insert(build(self.ssa, type_)))
 
     def as_bits(self) -> Value:
-        """The integer of the same bits."""
-        return self.cast(arith.BitcastOp, self.format.bits)
+        """Return the integer that has the same bits."""
+        return self.cast(arith.BitcastOp, IntegerType(self.format.width))
 
-    def as_float(self, format: Format) -> Value:
-        """The floating-point number of the same bits."""
-        return self.cast(arith.BitcastOp, format.type)
+    def as_float(self, type_: Attribute) -> Value:
+        """Return the floating-point number that has the same bits."""
+        return self.cast(arith.BitcastOp, type_)
 
     def with_sign_of(self, other: Value) -> Value:
-        """C's copysign."""
+        """Return C's copysign of this number and `other`."""
         mask = self.format.sign_mask
         sign = other.as_bits() & mask
-        return ((self.as_bits() & ~mask) | sign).as_float(self.format)
+        return ((self.as_bits() & ~mask) | sign).as_float(self.type)
 
     def with_sign_flipped_by(self, other: Value) -> Value:
-        """This number, negated where `other` has a sign."""
+        """Return this number, negated where the sign bit of `other` is set."""
         sign = other.as_bits() & self.format.sign_mask
-        return (self.as_bits() ^ sign).as_float(self.format)
+        return (self.as_bits() ^ sign).as_float(self.type)
 
     def has_sign(self) -> Value:
-        """Negative, or the negative zero."""
+        """Return an i1 that is true if the sign bit is set, as it is for -0."""
         return self.as_bits().compare("lt", 0)
 
     def at_most(self, bound: float) -> Value:
-        """The smaller of this and a constant; NaN stays NaN."""
+        """Return the smaller of this number and a constant; NaN stays NaN."""
         return self.compare("gt", bound).choose(bound, self)
 
     def at_least(self, bound: float) -> Value:
-        """The larger of this and a constant; NaN stays NaN."""
+        """Return the larger of this number and a constant; NaN stays NaN."""
         return self.compare("lt", bound).choose(bound, self)
 
 
 def horner(x: Value, coefficients: Sequence[float]) -> Value:
-    """The polynomial of the coefficients, that of the highest power first."""
+    """Evaluate a polynomial; the coefficient of the highest power is first."""
     total = x.const(coefficients[0])
     for c in coefficients[1:]:
         total = total.fma(x, c)

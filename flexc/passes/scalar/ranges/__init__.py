@@ -1,1 +1,1 @@
-"""What numbers the values of scalar code may be, as integers and as floats."""
+"""Compute the ranges of the integers and floats of scalar code."""

@@ -1,9 +1,9 @@
-"""Ranges of a mod's integers as torch's eager mode has them: indices are int64.
+"""Compute the ranges of a mod's integers as in torch's eager mode.
 
-Arithmetic on positions, captured integers, sizes and literals is exact, although
-the frontend writes it as i32 and cuts numbers to that. What was loaded
-from a tensor, or was cast by the user, is computed in its own type, where it wraps,
-until it meets a position.
+Indices are int64 there. Arithmetic on positions, captured integers, sizes and literals
+is exact here, although the frontend writes this arithmetic as i32 and truncates numbers
+to i32. Values that were loaded from a tensor or cast by the user are computed in their
+own type, where they wrap around, until they are combined with a position.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from xdsl.utils.hints import isa
 from flexc.dialects import flex
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.scalar.ranges import intervals
-from flexc.passes.scalar.ranges.chosen_sums import (
-    is_negative,
-    signs_differ,
-    tests_of,
-)
 from flexc.passes.scalar.ranges.intervals import (
     Interval,
     full,
     point,
+)
+from flexc.passes.scalar.ranges.python_idioms import (
+    is_negative,
+    signs_differ,
+    tests_of,
 )
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges, width_of
 
@@ -53,26 +53,26 @@ ARITHMETIC = (
     arith.ExtSIOp,
     math_dialect.AbsIOp,
 )
-"""What means the same of sign-extended operands, as long as nothing overflows."""
+"""Ops that have the same result on sign-extended operands, unless they overflow."""
 
 
 Known = int | Interval | tuple[int, ...] | None
-"""Of a capture in calls: an integer, the range of one, a tensor's shape, or nothing."""
+"""Knowledge about a capture: an integer, its range, a tensor's shape, or None."""
 
 
 class Origin(Enum):
-    """Where an integer comes from, and so which arithmetic is its own."""
+    """The source of an integer, which decides the type of the arithmetic."""
 
     NUMBER = auto()
-    """Captured integers, sizes and literals alone."""
+    """Captured integers, sizes and literals only."""
     POSITION = auto()
-    """b, h, q_idx or kv_idx, and maybe others."""
+    """At least one of b, h, q_idx and kv_idx."""
     OTHER = auto()
     """Loaded values, casts and flags."""
 
 
 def position_args(region: Region) -> Sequence[SSAValue]:
-    """b, h, q_idx and kv_idx of a mod's region."""
+    """Return b, h, q_idx and kv_idx of a mod's region."""
     first = 0 if isinstance(region.block.args[0].type, IntegerType) else 1
     return region.block.args[first : first + len(INDEX_ARGS)]
 
@@ -82,9 +82,10 @@ def known_of_call(
     positions: Sequence[Interval],
     captures: Sequence[Known],
 ) -> dict[SSAValue, Interval]:
-    """Ranges of a region's arguments and sizes in a call, or in some.
+    """Return the ranges of a region's arguments and sizes, in one call or in several.
 
-    `positions` are the ranges of b, h, q_idx and kv_idx.
+    `positions` are the ranges of b, h, q_idx and kv_idx. `captures` has what is known
+    about each capture.
     """
     known = dict(zip(position_args(region), positions, strict=True))
     args = region.block.args[len(region.block.args) - len(captures) :]
@@ -101,9 +102,9 @@ def known_of_call(
 
 
 class ExactRanges(ValueRanges):
-    """Ranges of the values of a mod's region, where exact ones do not wrap.
+    """The ranges of a mod's values, where exact values do not wrap around.
 
-    So the range of an i32 may be too large for an i32: `fits` tells.
+    The range of an i32 may thus exceed i32; `fits` tests for this.
     """
 
     def __init__(self, region: Region, known: Mapping[SSAValue, Interval]):
@@ -113,7 +114,7 @@ class ExactRanges(ValueRanges):
         )
 
     def origin(self, value: SSAValue) -> Origin:
-        """Where an integer comes from."""
+        """Return the source of an integer."""
         found = self._origins.get(value)
         if found is None:
             found = self._origins[value] = self._origin(value)
@@ -126,7 +127,8 @@ class ExactRanges(ValueRanges):
             case Block() | arith.ConstantOp() | flex.DimOp():
                 return Origin.NUMBER
             case arith.TruncIOp(input=source):
-                # The frontend's cut of a captured number. Others are the user's.
+                # The frontend truncates captured numbers. Other truncations are the
+                # user's.
                 number = self.origin(source) is Origin.NUMBER
                 return Origin.NUMBER if number else Origin.OTHER
             case arith.SelectOp(lhs=a, rhs=b):
@@ -137,18 +139,21 @@ class ExactRanges(ValueRanges):
                 return Origin.OTHER
 
     def meet(self, values: Iterable[SSAValue]) -> Origin:
-        """Of a result: positions make all exact, loaded values cut numbers."""
+        """Return the combined source of the operands of an op.
+
+        Positions take precedence over loaded values, and loaded values over numbers.
+        """
         origins = [self.origin(v) for v in values]
         if Origin.POSITION in origins:
             return Origin.POSITION
         return Origin.OTHER if Origin.OTHER in origins else Origin.NUMBER
 
     def is_exact(self, value: SSAValue) -> bool:
-        """Whether a value is what int64 arithmetic gives."""
+        """Return True if a value equals the result of int64 arithmetic."""
         return self.origin(value) is not Origin.OTHER
 
     def fits(self, value: SSAValue) -> bool:
-        """Whether a value's type holds all that it may be."""
+        """Return True if a value's type holds its range."""
         if not isa(value.type, IntegerType):
             return True
         return self[value].within(full(width_of(value.type)))
@@ -167,7 +172,7 @@ class ExactRanges(ValueRanges):
 
     def _exact_result(self, op: Operation | Block, value: SSAValue) -> Interval:
         if isinstance(op, DIVISIONS) and 0 in self[op.rhs]:
-            # Some number of the type that the division is done in.
+            # The result may be any number of the type in which the division is done.
             narrow = all(map(self.fits, op.operands))
             return full(width_of(value.type) if narrow else EXACT_BITS)
         if isinstance(op, arith.AddiOp):
@@ -176,9 +181,9 @@ class ExactRanges(ValueRanges):
         return super()._compute(value)
 
     def _chosen_sum(self, op: arith.AddiOp) -> Interval | None:
-        """The range of x + n where it is used only where a test of x holds.
+        """Return the range of x + n if used only where a test of x holds, else None.
 
-        Elsewhere it may overflow, and nobody sees it.
+        Where the test is false, x + n may overflow, because no op uses the result.
         """
         for x, n in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
             if (tests := tests_of(op.result, x)) is None:

@@ -1,29 +1,204 @@
-"""Sound interval arithmetic on integers of a fixed width.
+"""Compute with sound intervals of integers of a fixed width.
 
-An interval holds every value that an integer may have, read as signed; an i1 is
-0 or -1. Operations take the width: a result that may wrap around may be anything.
-Nothing here knows of the IR: see `value_ranges`.
+`OrderRules` and `ArithmeticRules` state the rules once, for Python numbers and for
+values that a builder emits. An `Interval` contains every value that an integer may
+have, read as signed; an i1 is 0 or -1. Operations take the width: a result that may
+wrap around has the full range of the width. This module does not know the IR: see
+`value_ranges`, and `masks.blocks` for emitted intervals.
 """
 
 from __future__ import annotations
 
+import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+N = TypeVar("N")
+"""A number, or the value that holds the number at run time."""
+
+F = TypeVar("F")
+"""A truth value, or the value of type i1 that holds the truth value at run time."""
 
 
 @dataclass(frozen=True)
-class Interval:
-    """The integers from `lo` to `hi`, both included."""
+class Bounds(Generic[N]):
+    """The smallest and the largest of some numbers."""
 
-    lo: int
-    hi: int
+    lo: N
+    hi: N
+
+
+@dataclass(frozen=True)
+class Truth(Generic[F]):
+    """Two flags: `must` if a condition holds for all members, `may` if for some."""
+
+    must: F
+    may: F
+
+
+class OrderRules(ABC, Generic[N, F]):
+    """Rules of intervals that only compare numbers."""
+
+    @abstractmethod
+    def min(self, a: N, b: N, /) -> N: ...
+
+    @abstractmethod
+    def max(self, a: N, b: N, /) -> N: ...
+
+    @abstractmethod
+    def cmp(self, test: str, a: N, b: N, /) -> F:
+        """Compare two numbers by lt, le, gt, ge, eq or ne."""
+
+    @abstractmethod
+    def select(self, condition: F, a: N, b: N, /) -> N: ...
+
+    @abstractmethod
+    def both(self, a: F, b: F, /) -> F: ...
+
+    @abstractmethod
+    def inverse(self, a: F, /) -> F: ...
+
+    def hull(self, values: Iterable[N]) -> Bounds[N]:
+        """Return the smallest interval that contains all values."""
+        first, *others = values
+        lo = hi = first
+        for other in others:
+            lo, hi = self.min(lo, other), self.max(hi, other)
+        return Bounds(lo, hi)
+
+    def corners(
+        self, function: Callable[[N, N], N], a: Bounds[N], b: Bounds[N]
+    ) -> list[N]:
+        """Evaluate a function at all pairs of ends.
+
+        The hull of the results is the function's range if the function is monotonic in
+        each argument.
+        """
+        return [function(x, y) for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
+
+    def minimum(self, a: Bounds[N], b: Bounds[N]) -> Bounds[N]:
+        return Bounds(self.min(a.lo, b.lo), self.min(a.hi, b.hi))
+
+    def maximum(self, a: Bounds[N], b: Bounds[N]) -> Bounds[N]:
+        return Bounds(self.max(a.lo, b.lo), self.max(a.hi, b.hi))
+
+    def chosen(self, condition: Truth[F], a: Bounds[N], b: Bounds[N]) -> Bounds[N]:
+        """Return the range of a select: one operand's range, or the hull of both."""
+        never, select = self.inverse(condition.may), self.select
+        lo, hi = self.min(a.lo, b.lo), self.max(a.hi, b.hi)
+        lo = select(condition.must, a.lo, select(never, b.lo, lo))
+        return Bounds(lo, select(condition.must, a.hi, select(never, b.hi, hi)))
+
+    def compare(self, test: str, a: Bounds[N], b: Bounds[N]) -> Truth[F]:
+        """Compare all pairs of members by lt, le, gt, ge, eq or ne."""
+        cmp = self.cmp
+        match test:
+            case "lt" | "le":
+                return Truth(cmp(test, a.hi, b.lo), cmp(test, a.lo, b.hi))
+            case "gt" | "ge":
+                return Truth(cmp(test, a.lo, b.hi), cmp(test, a.hi, b.lo))
+            case "eq":
+                must = self.both(cmp("eq", a.lo, b.hi), cmp("eq", a.hi, b.lo))
+                may = self.both(cmp("le", a.lo, b.hi), cmp("ge", a.hi, b.lo))
+                return Truth(must, may)
+            case _:
+                equal = self.compare("eq", a, b)
+                return Truth(self.inverse(equal.may), self.inverse(equal.must))
+
+
+class ArithmeticRules(OrderRules[N, F]):
+    """Rules of intervals that compute, without regard to overflow."""
+
+    @abstractmethod
+    def const(self, value: int, /) -> N: ...
+
+    @abstractmethod
+    def add(self, a: N, b: N, /) -> N: ...
+
+    @abstractmethod
+    def mul(self, a: N, b: N, /) -> N: ...
+
+    @abstractmethod
+    def negated(self, a: N, /) -> N: ...
+
+    def sum(self, a: Bounds[N], b: Bounds[N]) -> Bounds[N]:
+        return Bounds(self.add(a.lo, b.lo), self.add(a.hi, b.hi))
+
+    def negative(self, a: Bounds[N]) -> Bounds[N]:
+        return Bounds(self.negated(a.hi), self.negated(a.lo))
+
+    def difference(self, a: Bounds[N], b: Bounds[N]) -> Bounds[N]:
+        return self.sum(a, self.negative(b))
+
+    def product(self, a: Bounds[N], b: Bounds[N]) -> Bounds[N]:
+        return self.hull(self.corners(self.mul, a, b))
+
+    def absolute(self, a: Bounds[N]) -> Bounds[N]:
+        """Return max(0, lo, -hi) .. max(-lo, hi)."""
+        negative = self.negative(a)
+        lo = self.max(self.max(a.lo, negative.lo), self.const(0))
+        return Bounds(lo, self.max(a.hi, negative.hi))
+
+
+COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+}
+
+
+class Numbers(ArithmeticRules[int, bool]):
+    """The rules for Python's integers."""
+
+    def min(self, a: int, b: int) -> int:
+        return a if a <= b else b
+
+    def max(self, a: int, b: int) -> int:
+        return a if a >= b else b
+
+    def add(self, a: int, b: int) -> int:
+        return a + b
+
+    def mul(self, a: int, b: int) -> int:
+        return a * b
+
+    def negated(self, a: int) -> int:
+        return -a
+
+    def both(self, a: bool, b: bool) -> bool:
+        return a and b
+
+    def inverse(self, a: bool) -> bool:
+        return not a
+
+    def const(self, value: int) -> int:
+        return value
+
+    def cmp(self, test: str, a: int, b: int) -> bool:
+        return COMPARISONS[test](a, b)
+
+    def select(self, condition: bool, a: int, b: int) -> int:
+        return a if condition else b
+
+
+NUMBERS = Numbers()
+
+
+@dataclass(frozen=True)
+class Interval(Bounds[int]):
+    """The integers from `lo` to `hi`, both included."""
 
     def __post_init__(self) -> None:
         assert self.lo <= self.hi, f"expected an interval, got {self}"
 
     @property
     def constant(self) -> int | None:
-        """The only member, if there is only one."""
+        """The only member, or None if there are several."""
         return self.lo if self.lo == self.hi else None
 
     @property
@@ -38,58 +213,56 @@ class Interval:
         return self.lo <= value <= self.hi
 
     def within(self, other: Interval) -> bool:
-        """Whether all members are members of another interval."""
+        """Return True if another interval contains all members."""
         return other.lo <= self.lo and self.hi <= other.hi
 
 
 def full(width: int) -> Interval:
-    """All integers of a width."""
+    """Return all integers of a width."""
     return Interval(-(1 << (width - 1)), (1 << (width - 1)) - 1)
 
 
 def point(value: int) -> Interval:
-    """One integer."""
+    """Return the interval of one integer."""
     return Interval(value, value)
 
 
 def union(a: Interval, b: Interval) -> Interval:
-    """The smallest interval that holds both."""
+    """Return the smallest interval that contains both."""
     return Interval(min(a.lo, b.lo), max(a.hi, b.hi))
 
 
 def fit(lo: int, hi: int, width: int) -> Interval:
-    """lo .. hi, or anything where that wraps around."""
+    """Return lo .. hi, or the full range of the width if lo .. hi does not fit."""
     whole = full(width)
     exact = Interval(lo, hi)
     return exact if exact.within(whole) else whole
 
 
-def _hull(values: Iterable[int], width: int) -> Interval:
-    values = list(values)
-    return fit(min(values), max(values), width)
+def _fitted(exact: Bounds[int], width: int) -> Interval:
+    return fit(exact.lo, exact.hi, width)
 
 
 def _corners(
     function: Callable[[int, int], int], a: Interval, b: Interval, width: int
 ) -> Interval:
-    """The range of a function that is monotonic in each of its arguments."""
-    return _hull((function(x, y) for x in (a.lo, a.hi) for y in (b.lo, b.hi)), width)
+    return _fitted(NUMBERS.hull(NUMBERS.corners(function, a, b)), width)
 
 
 def add(a: Interval, b: Interval, width: int) -> Interval:
-    return fit(a.lo + b.lo, a.hi + b.hi, width)
+    return _fitted(NUMBERS.sum(a, b), width)
 
 
 def subtract(a: Interval, b: Interval, width: int) -> Interval:
-    return fit(a.lo - b.hi, a.hi - b.lo, width)
+    return _fitted(NUMBERS.difference(a, b), width)
 
 
 def multiply(a: Interval, b: Interval, width: int) -> Interval:
-    return _corners(lambda x, y: x * y, a, b, width)
+    return _fitted(NUMBERS.product(a, b), width)
 
 
 def truncated_quotient(x: int, y: int) -> int:
-    """x / y rounded towards zero."""
+    """Return x / y, rounded towards zero."""
     return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
 
 
@@ -118,7 +291,7 @@ ceil_divide = _division(ceil_quotient)
 
 
 def remainder(a: Interval, b: Interval, width: int) -> Interval:
-    """What `divide` leaves: smaller than the divisor, with the sign of `a`."""
+    """Return the range of the remainder of `divide`, which has the sign of `a`."""
     if 0 in b:
         return full(width)
     largest = max(abs(b.lo), abs(b.hi)) - 1
@@ -142,15 +315,15 @@ def remainder_unsigned(a: Interval, b: Interval, width: int) -> Interval:
 
 
 def minimum(a: Interval, b: Interval, width: int) -> Interval:
-    return Interval(min(a.lo, b.lo), min(a.hi, b.hi))
+    return _fitted(NUMBERS.minimum(a, b), width)
 
 
 def maximum(a: Interval, b: Interval, width: int) -> Interval:
-    return Interval(max(a.lo, b.lo), max(a.hi, b.hi))
+    return _fitted(NUMBERS.maximum(a, b), width)
 
 
 def _same_sign(a: Interval, b: Interval) -> bool:
-    """Whether unsigned order is signed order."""
+    """Return True if unsigned order is signed order."""
     return (a.is_nonnegative and b.is_nonnegative) or (a.is_negative and b.is_negative)
 
 
@@ -163,7 +336,7 @@ def maximum_unsigned(a: Interval, b: Interval, width: int) -> Interval:
 
 
 def _ones(value: int) -> int:
-    """The smallest 2**k - 1 that is not less than `value`."""
+    """Return the smallest 2**k - 1 that is not less than `value`."""
     return (1 << value.bit_length()) - 1
 
 
@@ -171,7 +344,7 @@ def bit_and(a: Interval, b: Interval, width: int) -> Interval:
     bounds = [i.hi for i in (a, b) if i.is_nonnegative]
     if bounds:
         return Interval(0, min(bounds))
-    # Of two negative numbers the sign stays; of others it may go.
+    # The sign stays if both are negative; else it may be cleared.
     return Interval(full(width).lo, max(a.hi, b.hi))
 
 
@@ -209,13 +382,12 @@ def shift_right_unsigned(a: Interval, b: Interval, width: int) -> Interval:
 
 
 def absolute(a: Interval, width: int) -> Interval:
-    """The absolute value; that of the smallest integer wraps."""
-    lo = 0 if 0 in a else min(abs(a.lo), abs(a.hi))
-    return fit(lo, max(abs(a.lo), abs(a.hi)), width)
+    """Return the range of the absolute value; the smallest integer wraps around."""
+    return _fitted(NUMBERS.absolute(a), width)
 
 
 def zero_extend(a: Interval, width: int) -> Interval:
-    """Members of that many bits read as unsigned."""
+    """Return the range of the members, as unsigned integers of `width` bits."""
     if a.is_nonnegative:
         return a
     if a.is_negative:
@@ -224,51 +396,18 @@ def zero_extend(a: Interval, width: int) -> Interval:
 
 
 def truncate(a: Interval, width: int) -> Interval:
-    """The lowest bits."""
+    """Return the range of the lowest `width` bits."""
     return fit(a.lo, a.hi, width)
 
 
+UNBOUNDED = 1 << 10
+"""More bits than any integer has, so that unsigned comparisons work for any width."""
+
+
 def compare(predicate: str, a: Interval, b: Interval) -> bool | None:
-    """What all members agree on, by the name of an `arith.cmpi` predicate."""
-    match predicate:
-        case "eq":
-            return _equal(a, b)
-        case "ne":
-            equal = _equal(a, b)
-            return None if equal is None else not equal
-        case _:
-            bounds = _unsigned_bounds if predicate[0] == "u" else _signed_bounds
-            return _ordered(predicate[1:], bounds(a), bounds(b))
-
-
-def _equal(a: Interval, b: Interval) -> bool | None:
-    if a.hi < b.lo or b.hi < a.lo:
-        return False
-    return True if a.constant is not None and a == b else None
-
-
-Key = tuple[bool, int]
-"""Sorts numbers."""
-
-
-def _signed_bounds(a: Interval) -> tuple[Key, Key]:
-    return (False, a.lo), (False, a.hi)
-
-
-def _unsigned_bounds(a: Interval) -> tuple[Key, Key]:
-    """The least and the greatest member, negative numbers being the greatest."""
-    if a.is_negative or a.is_nonnegative:
-        return (a.is_negative, a.lo), (a.is_negative, a.hi)
-    return (False, 0), (True, -1)
-
-
-def _ordered(predicate: str, a: tuple[Key, Key], b: tuple[Key, Key]) -> bool | None:
-    if predicate[0] == "g":
-        return _ordered("l" + predicate[1], b, a)
-    (a_lo, a_hi), (b_lo, b_hi) = a, b
-    strict = predicate == "lt"
-    if a_hi < b_lo or (a_hi == b_lo and not strict):
-        return True
-    if a_lo > b_hi or (a_lo == b_hi and strict):
-        return False
-    return None
+    """Decide an `arith.cmpi` predicate for all members; None if members disagree."""
+    if predicate[0] == "u":
+        a, b = zero_extend(a, UNBOUNDED), zero_extend(b, UNBOUNDED)
+    test = predicate if predicate in ("eq", "ne") else predicate[1:]
+    truth = NUMBERS.compare(test, a, b)
+    return truth.must if truth.must == truth.may else None

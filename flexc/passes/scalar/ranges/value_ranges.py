@@ -1,8 +1,7 @@
-"""Which integers the values of a region of scalar code may be.
+"""Compute the ranges of the integer values of a region of scalar code.
 
-`ValueRanges` follows operands up to the region's arguments, of which the caller
-knows more: a mod's indices are no negative numbers. What is not known may be
-anything that its type holds.
+`ValueRanges` follows operands up to the region's arguments, whose ranges the caller may
+know: a mod's indices are not negative. Other arguments have the range of their type.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from xdsl.dialects.builtin import IntegerAttr, IntegerType, TensorType
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from flexc.dialects import flex, tile
+from flexc.dialects.constants import to_signed
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.intervals import Interval
 
@@ -45,31 +45,25 @@ TRUE, FALSE = intervals.point(-1), intervals.point(0)
 
 
 def width_of(type_: Attribute) -> int:
-    """Bits of an integer type."""
+    """Return the number of bits of an integer type."""
     return cast(IntegerType, type_).width.data
 
 
-def to_signed(value: int, width: int) -> int:
-    """The lowest bits, read as signed."""
-    value &= (1 << width) - 1
-    return value - (1 << width) if value >> (width - 1) else value
-
-
 class ValueRanges:
-    """Intervals of the integer values of one region, computed when asked for."""
+    """The ranges of the integer values of one region, computed on demand."""
 
     def __init__(self, known: Mapping[SSAValue, Interval]):
         self._ranges = dict(known)
 
     def __getitem__(self, value: SSAValue) -> Interval:
-        """The range of a value of an integer type."""
+        """Return the range of an integer."""
         found = self._ranges.get(value)
         if found is None:
             found = self._ranges[value] = self._compute(value)
         return found
 
     def width(self, value: SSAValue) -> int:
-        """Bits of the arithmetic that a value is computed in."""
+        """Return the number of bits of the arithmetic that computes a value."""
         return width_of(value.type)
 
     def _compute(self, value: SSAValue) -> Interval:
@@ -120,7 +114,7 @@ class ValueRanges:
 
 
 def dim_range(op: flex.DimOp | tile.DimOp, width: int) -> Interval:
-    """A size: what the tensor's type says, or no negative number."""
+    """Return the range of a size: the static size, or all nonnegative numbers."""
     type_ = op.tensor.type
     if isinstance(type_, TensorType):
         size = type_.get_shape()[op.dim.value.data]

@@ -1,65 +1,231 @@
-"""One program while it runs: its roles, its shared memory, its copies in flight."""
+"""One running program: roles as coroutines, shared memory, and copies in flight."""
 
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 from xdsl.interpreter import Interpreter, InterpreterFunctions
 from xdsl.utils.exceptions import InterpretationError
 
-from flexc.runtime.interpreters.schedule.agents import Agent, Wait
-from flexc.runtime.interpreters.schedule.clocks import knows
-from flexc.runtime.interpreters.schedule.coroutines import Coroutine
-from flexc.runtime.interpreters.schedule.slots import Read, Slot, View
-from flexc.runtime.interpreters.schedule.transfers import CopyIn, CopyOut
+from flexc.runtime.interpreters.schedule.synchronization import (
+    Barrier,
+    Clock,
+    CopyIn,
+    CopyOut,
+    Read,
+    Slot,
+    Stamp,
+    View,
+    Write,
+    join,
+    knows,
+)
 
-# In which order roles go on and copies land.
+
+class _ClosedError(BaseException):
+    """The exception that ends a paused coroutine.
+
+    Handlers of `Exception` do not catch this exception.
+    """
+
+
+class Coroutine:
+    """A function on a thread of its own, which runs only between `resume` and a pause.
+
+    `resume` returns when the function pauses or ends, so one thread runs at a time.
+    """
+
+    def __init__(self, body: Callable[[], object], name: str):
+        self.done = False
+        self._body = body
+        # Grad mode is a setting of each thread.
+        self._grad = torch.is_grad_enabled()
+        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._closing = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def resume(self) -> None:
+        """Run until the next pause or the end; raise the function's exception."""
+        self._go.release()
+        self._back.acquire()
+        if self.done:
+            self._thread.join()
+            if self._error is not None:
+                raise self._error
+
+    def pause(self) -> None:
+        """Wait until `resume` is called; only the function itself calls `pause`."""
+        self._back.release()
+        self._go.acquire()
+        if self._closing:
+            raise _ClosedError
+
+    def close(self) -> None:
+        """End the function at its current pause."""
+        self._closing = True
+        self._go.release()
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._go.acquire()
+        try:
+            if not self._closing:
+                with torch.set_grad_enabled(self._grad):
+                    self._body()
+        except _ClosedError:
+            pass
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.done = True
+            self._back.release()
+
+
+class Wait(NamedTuple):
+    """A barrier, and the parity of the phase to wait for."""
+
+    barrier: Barrier
+    parity: int
+
+    def is_over(self) -> bool:
+        """Return True if the current phase has another parity."""
+        return self.barrier.phase % 2 != self.parity
+
+    def __str__(self) -> str:
+        return f"{self.barrier.name} with parity {self.parity} ({self.barrier})"
+
+
+@dataclass(eq=False)
+class Product:
+    """A matrix product, which reads its operands until the product is complete."""
+
+    value: Tensor
+    reads: list[Read]
+    complete: bool = False
+
+
+@dataclass(eq=False)
+class Agent:
+    """A copy of a role, or the program outside of roles, with its vector clock."""
+
+    name: str
+    clock: Clock = field(default_factory=dict)
+    coroutine: Coroutine | None = None
+    wait: Wait | None = None
+    products: list[Product] = field(default_factory=list)
+    copies: list[CopyOut] = field(default_factory=list)
+    """The copies out that still read their slots."""
+    unfenced: list[Write] = field(default_factory=list)
+
+    def stamp(self) -> Stamp:
+        """Return the current time of this agent."""
+        return Stamp(self, self.clock.setdefault(self, 1))
+
+    def release(self) -> Clock:
+        """Return the agent's knowledge for other agents, and advance the agent's clock.
+
+        The returned clock does not cover later actions.
+        """
+        who, time = self.stamp()
+        known = dict(self.clock)
+        self.clock[who] = time + 1
+        return known
+
+    def acquire(self, clock: Clock) -> None:
+        """Merge a clock that other agents released."""
+        join(self.clock, clock)
+
+    def is_ready(self) -> bool:
+        """Return True if the agent waits for nothing, or its wait is over."""
+        return self.wait is None or self.wait.is_over()
+
+    def complete_products(self, outstanding: int) -> None:
+        """Complete the oldest products until `outstanding` are in flight."""
+        while len(self.products) > outstanding:
+            product = self.products.pop(0)
+            product.complete = True
+            for read in product.reads:
+                read.end(self.stamp())
+
+    def end_copied_reads(self, outstanding: int) -> list[CopyOut]:
+        """End the reads of the oldest copies out until `outstanding` still read."""
+        ended: list[CopyOut] = []
+        while len(self.copies) > outstanding:
+            copy = self.copies.pop(0)
+            copy.take()
+            copy.read.end(self.stamp())
+            ended.append(copy)
+        return ended
+
+    def fence(self) -> None:
+        """Make this agent's writes visible to copies and products."""
+        for write in self.unfenced:
+            write.fenced = True
+        self.unfenced.clear()
+
+    def finish(self) -> None:
+        """Raise InterpretationError if a product or a copy out is in flight."""
+        if self.products:
+            raise InterpretationError(
+                f"expected {self.name} to end with all products awaited, got "
+                f"{len(self.products)} in flight"
+            )
+        if self.copies:
+            raise InterpretationError(
+                f"expected {self.name} to end with all copies out awaited, got "
+                f"{len(self.copies)} in flight"
+            )
 
 
 T = TypeVar("T")
 
 
 class Interleaving(Protocol):
-    """Chooses what happens next."""
+    """A strategy that chooses the next role to continue or copy to land."""
 
     eager: bool
-    """Whether to choose at each op of the schedule, or only where a role waits."""
+    """True to choose at each op of the schedule; False to choose only at waits."""
 
     def choose(
         self, ready: Sequence[Agent], copies: Sequence[CopyIn]
     ) -> Agent | CopyIn:
-        """One of these, of which there are some."""
+        """Return one of the given agents and copies, of which at least one exists."""
         ...
 
     def arrange(self, items: Sequence[T]) -> Sequence[T]:
-        """Things in the order in which to do them."""
+        """Return items in the order in which to process them."""
         ...
 
 
 class InOrder:
-    """The first role that can go on; copies land when none can."""
+    """A strategy that runs the first ready role; copies land when no role is ready."""
 
     eager = False
 
     def choose(
         self, ready: Sequence[Agent], copies: Sequence[CopyIn]
     ) -> Agent | CopyIn:
-        """The first of all."""
+        """Return the first ready agent, else the first copy."""
         return ready[0] if ready else copies[0]
 
     def arrange(self, items: Sequence[T]) -> Sequence[T]:
-        """As they are."""
+        """Return the items unchanged."""
         return items
 
 
 class Shuffled:
-    """Priorities by chance, drawn anew now and then.
+    """A strategy with random priorities, which are redrawn at random times.
 
-    So one role may be far ahead of the others for a while. See Burckhardt et al.,
+    So one role may run far ahead of the other roles for a while. See Burckhardt et al.,
     "A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs", 2010.
     """
 
@@ -72,7 +238,7 @@ class Shuffled:
     def choose(
         self, ready: Sequence[Agent], copies: Sequence[CopyIn]
     ) -> Agent | CopyIn:
-        """That of the highest priority."""
+        """Return the agent or copy with the highest priority."""
         if self._random.random() < 1 / 8:
             self._priorities.clear()
         choices = [*ready, *copies]
@@ -81,16 +247,16 @@ class Shuffled:
         return max(choices, key=self._priorities.__getitem__)
 
     def arrange(self, items: Sequence[T]) -> Sequence[T]:
-        """By chance."""
+        """Return the items in random order."""
         return self._random.sample(items, len(items))
 
 
 PROGRAM, SEED = "program", "seed"
-"""Keys of the interpreter's data."""
+"""The keys of the interpreter's data."""
 
 
 class ScheduledProgram:
-    """Who runs, and what there is besides values."""
+    """The state of a running program that is not in values."""
 
     def __init__(self, interleaving: Interleaving):
         self.interleaving = interleaving
@@ -99,10 +265,10 @@ class ScheduledProgram:
         self.slots: list[Slot] = []
         self.copies: list[CopyIn] = []
         self.leaving: list[CopyOut] = []
-        """Copies out that have read their slots, and land when the program ends."""
+        """The copies out that have read their slots, and land when the program ends."""
 
     def run(self, bodies: Sequence[tuple[str, Callable[[], object]]]) -> None:
-        """Run roles of these names side by side until all have ended."""
+        """Run the roles with these names concurrently until all have ended."""
         known = self.main.release()
         agents = [Agent(name, dict(known)) for name, _ in bodies]
         try:
@@ -127,7 +293,7 @@ class ScheduledProgram:
                     left.remove(agent)
 
     def _step(self, agents: Sequence[Agent]) -> None:
-        """Let one role go on, or one copy land."""
+        """Continue one role or land one copy; raise InterpretationError on deadlock."""
         ready = [agent for agent in agents if agent.is_ready()]
         if not ready and not self.copies:
             raise InterpretationError(deadlock(agents))
@@ -140,12 +306,12 @@ class ScheduledProgram:
             chosen.coroutine.resume()
 
     def switch(self) -> None:
-        """Let others go on, if the interleaving is to be chosen here."""
+        """Pause the current role if the interleaving chooses at each op."""
         if self.interleaving.eager and self.current.coroutine is not None:
             self.current.coroutine.pause()
 
     def wait(self, wait: Wait) -> None:
-        """Let the current role go on when a phase is over, and know what that says."""
+        """Pause the current role until a phase is over, and merge the phase's clock."""
         agent = self.current
         agent.wait = wait
         while not wait.is_over():
@@ -157,7 +323,10 @@ class ScheduledProgram:
         agent.acquire(wait.barrier.published)
 
     def finish(self) -> None:
-        """A program ends when nothing is in flight and all copies are known of."""
+        """Check that the program ends with nothing in flight and all writes known.
+
+        The remaining copies out are stored. Raise InterpretationError if a check fails.
+        """
         self.main.finish()
         for copy in self.leaving:
             copy.store()
@@ -170,23 +339,23 @@ class ScheduledProgram:
 
 
 def deadlock(agents: Sequence[Agent]) -> str:
-    """The message that says who waits for what."""
+    """Return a message that lists the barrier that each role waits for."""
     waits = "; ".join(f"{agent.name} waits for {agent.wait}" for agent in agents)
     return f"expected a role that can go on, got a deadlock: {waits}"
 
 
 class _Data(InterpreterFunctions):
-    """Whose data a program is."""
+    """The key class under which the interpreter stores a program."""
 
 
 def set_interleaving(interpreter: Interpreter, seed: int | None) -> None:
-    """Choose orders by chance from a seed, or None: roles in order, copies late."""
+    """Choose a random interleaving by a seed; None runs roles in order, copies late."""
     interpreter.set_data(_Data, SEED, seed)
 
 
 @contextmanager
 def program(interpreter: Interpreter) -> Iterator[ScheduledProgram]:
-    """Run one program of a kernel's grid, and check how it leaves things."""
+    """Run one program of a kernel's grid, and check its state at the end."""
     seed = interpreter.get_data(_Data, SEED, lambda: None)
     running = ScheduledProgram(InOrder() if seed is None else Shuffled(seed))
     interpreter.set_data(_Data, PROGRAM, running)
@@ -195,19 +364,19 @@ def program(interpreter: Interpreter) -> Iterator[ScheduledProgram]:
 
 
 def running_program(interpreter: Interpreter) -> ScheduledProgram:
-    """The program that runs."""
+    """Return the running program."""
     return interpreter.get_data(_Data, PROGRAM, lambda: ScheduledProgram(InOrder()))
 
 
 def at_switch(interpreter: Interpreter) -> ScheduledProgram:
-    """The program, once the current role is to go on."""
+    """Let other roles run, and return the program when the current role continues."""
     running = running_program(interpreter)
     running.switch()
     return running
 
 
 def read_operand(interpreter: Interpreter, value: Tensor | View, what: str) -> Tensor:
-    """A tile, read from shared memory now if it lies there."""
+    """Return the values of a tile; read the tile now if it is in shared memory."""
     if isinstance(value, Tensor):
         return value
     running = running_program(interpreter)
@@ -219,7 +388,7 @@ def read_operand(interpreter: Interpreter, value: Tensor | View, what: str) -> T
 def begin_reads(
     running: ScheduledProgram, views: Sequence[View], what: str
 ) -> list[Read]:
-    """Begin to read places until their reads are ended."""
+    """Begin reads of views, which last until each read is ended."""
     agent = running.current
     what = f"{what} by {agent.name}"
     return [view.slot.begin_read(agent, agent.clock, what) for view in views]

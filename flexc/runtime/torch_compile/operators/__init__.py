@@ -1,1 +1,1 @@
-"""Attention as operators of torch, which its compilers record and take apart."""
+"""Attention as operators of torch, which its compilers trace and decompose."""

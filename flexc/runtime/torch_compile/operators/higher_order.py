@@ -1,19 +1,37 @@
-"""`flexc_attention`, the operator of Dynamo's graphs, whose mods are graphs too.
+"""`flexc_attention`, the operator in Dynamo's graphs, whose mods are graphs too.
 
-Dynamo traces mods as it does those of torch's own `flex_attention`: into subgraphs,
-whose captures become the operator's operands. Any other tracer sees what the operator
-calls: where tensors have no data, the operators of torch.library.
+Dynamo traces `traced_attention`, and traces mods as it does for torch's
+`flex_attention`: into subgraphs, whose captures become operands of the operator. Any
+other tracer sees the operations that the operator calls. For tensors without data,
+these are the operators of torch.library.
+
+Inductor writes calls of the functions `attention`, `attention_backward` and `plan` in
+place of those operators. A call through the dispatcher takes longer than the launches
+of a tape, and AOTAutograd has recorded derivatives already. Inductor stores its code on
+the disk, with imports of these functions. A handle depends on the version of flexc, so
+only the version that wrote such code reads it again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import HigherOrderOperator
+from torch.autograd import profiler
+from torch.nn.attention.flex_attention import (
+    AuxOutput,
+    AuxRequest,
+    BlockMask,
+    _identity,
+    noop_mask,
+)
 
 from flexc.errors import OptionError
 from flexc.runtime.attention.call import Outputs
+from flexc.runtime.autograd.derivatives import run
 from flexc.runtime.autograd.run import (
     is_differentiated,
     is_transformed,
@@ -21,9 +39,12 @@ from flexc.runtime.autograd.run import (
     run_template,
 )
 from flexc.runtime.autograd.template import split
+from flexc.runtime.inputs.arguments import NO_BLOCKS
 from flexc.runtime.inputs.options import NO_CHOICES
-from flexc.runtime.inputs.transforms import plain, tracing
+from flexc.runtime.inputs.wrappers import plain, tracing
+from flexc.runtime.interception import compiled_for_flexc
 from flexc.runtime.torch_compile.graph_call import (
+    BACKEND_OPTION,
     GraphCall,
     Operands,
     read_graph_options,
@@ -33,10 +54,65 @@ from flexc.runtime.torch_compile.mod_graphs import (
     ModGraphs,
     mods_of,
 )
-from flexc.runtime.torch_compile.operators.inductor import teach_inductor
+from flexc.runtime.torch_compile.operators import library
 from flexc.runtime.torch_compile.operators.planning import with_planned
 from flexc.runtime.torch_compile.operators.traced import TracedAttention
-from flexc.runtime.torch_compile.regions import compiled_for_flexc
+
+
+def _past_the_dispatcher(name: str) -> Callable[..., Any]:
+    """Return an operator's function. A profiler sees it as the operator."""
+    function = getattr(library, name)
+    operator = getattr(torch.ops.flexc, name).default
+
+    def call(*args: Any) -> Any:
+        if profiler._is_profiler_enabled:  # pyright: ignore[reportPrivateUsage]
+            return operator(*args)
+        return function(*args)
+
+    return call
+
+
+attention = _past_the_dispatcher("attention")
+attention_backward = _past_the_dispatcher("attention_backward")
+plan = _past_the_dispatcher("plan")
+
+
+def teach_inductor() -> None:
+    """Let Inductor write calls of the functions above, if its registry exists."""
+    try:
+        from torch._inductor.codegen import custom_extern_kernel_codegen as registry
+
+        entry: Any = registry.CustomCodegen
+        known: dict[str, Any] = registry.CUSTOM_EXTERN_KERNEL_CODEGEN
+    except (ImportError, AttributeError):
+        return
+    for name in ("attention", "attention_backward", "plan"):
+        known[f"torch.ops.flexc.{name}.default"] = entry(python=_writer(name))
+
+
+def _writer(name: str) -> Callable[[Any, Callable[[Any], None]], None]:
+    """Return a code generator that writes an operator's call as a function's call."""
+
+    def write(node: Any, writeline: Callable[[Any], None]) -> None:
+        from torch._inductor.codegen.wrapper import ExternKernelAllocLine
+        from torch._inductor.virtualized import V
+
+        class Call(ExternKernelAllocLine):
+            """The line of an operator, with the function's name in place of the
+            operator's.
+            """
+
+            def codegen(self, code: Any) -> None:
+                args = [*self.node.codegen_args(), *self.node.codegen_kwargs()]
+                called = f"flexc_{name}({', '.join(args)})"
+                code.writeline(f"{self.node.get_name()} = {called}")
+
+        wrapper = V.graph.wrapper_code
+        wrapper.add_import_once(f"from {__name__} import {name} as flexc_{name}")
+        writeline(Call(wrapper, node))
+
+    return write
+
 
 NAME = "flexc_attention"
 
@@ -46,16 +122,18 @@ GQA, LSE, MAX_SCORES, MASKED = (
     "FLEXC_MAX_SCORES",
     "FLEXC_MASKED",
 )
-"""Options beside torch's: what `flex_attention` is asked for."""
+"""Options, besides torch's, that hold the arguments of `flex_attention`."""
 
 REFUSED = "FLEXC_REFUSED"
-"""The option that says why a call is refused: Dynamo traces no error of others."""
+"""The option with the error message of a refused call. Dynamo cannot trace an error
+that other code raises.
+"""
 
 
 class FlexcAttention(HigherOrderOperator):
-    """Operands are those of torch's operator, results in natural units.
+    """The operator of Dynamo's graphs. Its operands are those of torch's operator.
 
-    A result that is not asked for has no elements.
+    Results are in natural units. A result that is not asked for has no elements.
     """
 
     def __init__(self) -> None:
@@ -105,7 +183,7 @@ def run_with_data(call: GraphCall, operands: Operands) -> Any:
 def run_traced(call: GraphCall, operands: Operands) -> Any:
     traced = with_planned(TracedAttention.of(call, operands))
     if not is_transformed() and not is_differentiated(traced):
-        return traced.run()
+        return run(traced)
     return run_template(*split(traced, traced.reads()))
 
 
@@ -113,7 +191,7 @@ FLEXC_OPERATOR = FlexcAttention()
 
 
 def teach_dynamo() -> bool:
-    """Let Dynamo trace the operator as torch's own; whether it can."""
+    """Let Dynamo trace the operator as torch's own. Return True if it can."""
     try:
         from torch._dynamo.variables import higher_order_ops
 
@@ -126,3 +204,79 @@ def teach_dynamo() -> bool:
 
 DYNAMO_KNOWS = teach_dynamo()
 teach_inductor()
+
+
+def traced_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Any] | None,
+    block_mask: BlockMask | None,
+    scale: float | None,
+    enable_gqa: bool,
+    return_lse: bool,
+    kernel_options: Mapping[str, Any] | None,
+    return_aux: AuxRequest | None,
+    mask_mod: Callable[..., Any] | None,
+    backend: str,
+) -> Any:
+    """Call the operator, and return its results in the form that the user asks for.
+
+    Dynamo traces this function in place of `flex_attention`.
+    """
+    wants_lse = return_lse or (return_aux is not None and return_aux.lse)
+    wants_max = return_aux is not None and return_aux.max_scores
+    options = dict(kernel_options or {})
+    options[BACKEND_OPTION] = backend
+    options[GQA] = enable_gqa
+    options[LSE] = wants_lse
+    options[MAX_SCORES] = wants_max
+    options[MASKED] = mask_mod is not None or block_mask is not None
+    if return_lse and return_aux is not None:
+        options[REFUSED] = "give return_lse or return_aux, not both"
+    if mask_mod is not None and block_mask is not None:
+        options[REFUSED] = "give block_mask or mask_mod, not both"
+    out, lse, max_scores = FLEXC_OPERATOR(
+        query,
+        key,
+        value,
+        _identity if score_mod is None else score_mod,
+        _operands_of_mask(query, key, block_mask, mask_mod),
+        scale,
+        options,
+    )
+    if return_aux is not None:
+        aux_lse = lse if wants_lse else None
+        return out, AuxOutput(lse=aux_lse, max_scores=max_scores if wants_max else None)
+    return (out, lse) if return_lse else out
+
+
+def _operands_of_mask(
+    query: Tensor,
+    key: Tensor,
+    block_mask: BlockMask | None,
+    mask_mod: Callable[..., Any] | None,
+) -> tuple[Any, ...]:
+    """Return lengths, tables, block size and mask, in the order of torch's operator."""
+    if block_mask is None:
+        lengths = (query.size(2), key.size(2))
+        mask = noop_mask if mask_mod is None else mask_mod
+        return (*lengths, *[None] * 8, NO_BLOCKS, NO_BLOCKS, mask)
+    rows, columns = block_mask.BLOCK_SIZE
+    tables = (
+        block_mask.kv_num_blocks,
+        block_mask.kv_indices,
+        block_mask.full_kv_num_blocks,
+        block_mask.full_kv_indices,
+        block_mask.q_num_blocks,
+        block_mask.q_indices,
+        block_mask.full_q_num_blocks,
+        block_mask.full_q_indices,
+    )
+    if min(rows, columns) >= NO_BLOCKS:
+        tables = (None,) * 8
+    return (*block_mask.seq_lengths, *tables, rows, columns, block_mask.mask_mod)
+
+
+in_graphs = traced_attention if DYNAMO_KNOWS else None
+"""The function that Dynamo traces. None if Dynamo does not know the operator."""

@@ -1,44 +1,132 @@
 """The operators of torch.library: attention, its gradients, and their tangents.
 
-Each takes a call's arguments as `TracedAttention.arguments` has them. Lists of bools
-say, for query, key, value and each capture, whether a list of tensors has one for it.
-A gradient lies in memory as `torch.empty_like` of its input does.
+Each operator takes the arguments of a call in the order of `TracedAttention.arguments`.
+A list of bools has an entry for query, key, value and each capture, and is True if a
+list of tensors has one for it. A gradient has the strides of `torch.empty_like` of its
+input. Repeated calls are replayed by a tape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from flexc.errors import GradientError
-from flexc.frontend.closures import read_mods
-from flexc.runtime.attention.call import Attention, Outputs
+from flexc.frontend.plain_values import number_key
+from flexc.runtime.attention import run as attention_run
+from flexc.runtime.attention.call import Attention
 from flexc.runtime.autograd import derivatives
 from flexc.runtime.autograd.derivatives import (
+    Direction,
     Gradients,
-    Wanted,
     inputs_of,
+    spread,
 )
 from flexc.runtime.autograd.functions import gradients_of_tensors
 from flexc.runtime.autograd.template import split
-from flexc.runtime.inputs.options import NO_OPTIONS
-from flexc.runtime.torch_compile.operators.derivatives import gradients
+from flexc.runtime.inputs.listed_blocks import check_listed
+from flexc.runtime.replay.repeats import repeat, tape_of
 from flexc.runtime.torch_compile.operators.planning import plan, plan_fake
-from flexc.runtime.torch_compile.operators.tapes import (
-    ARGUMENTS,
-    Operators,
-    repeated,
-)
 from flexc.runtime.torch_compile.operators.traced import (
     Arguments,
     TracedAttention,
     bind,
     captures_of,
     lookup,
+    resolved,
 )
+
+ARGUMENTS = 8
+"""The number of an operator's arguments that identify its call."""
+
+TAPED = ("attention", "attention_backward")
+"""Operators that have tapes."""
+
+any_requires_grad: Any = torch._C._any_requires_grad  # pyright: ignore
+
+
+class Operators(torch.library.Library):
+    """A library whose operators replay tapes before any further dispatch.
+
+    If a gradient may be recorded, torch enters Python, the dispatcher and Python once
+    more, which takes longer than replaying a tape.
+    """
+
+    def impl(
+        self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any
+    ) -> None:
+        if dispatch_key == "Autograd" and op_name in TAPED:
+            fn = _replayed_or(op_name, fn)
+        super().impl(op_name, fn, dispatch_key, **options)
+
+
+def _replayed_or(name: str, record: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operator's kernel for autograd: a tape's replay, else `record`."""
+
+    def run(keyset: Any, *args: Any) -> Any:
+        is_recorded = torch.is_grad_enabled() and any_requires_grad(*args)
+        found = None if is_recorded else _replayed(name, args)
+        return record(keyset, *args) if found is None else found
+
+    return run
+
+
+def repeated(
+    name: str, args: Sequence[Any], run: Callable[[Attention], list[Tensor]]
+) -> list[Tensor]:
+    """Return the results of a call with data, by a tape if an equal call has one."""
+    arguments, numbers = args[:ARGUMENTS], None
+    check_tables(arguments)
+    if reads_numbers(arguments):
+        # Tensors that hold numbers are read before recording starts.
+        numbers = resolved(arguments)
+        *front, _, handle = arguments
+        front[3] = numbers.signature.captures
+        args = (*front, numbers.scale, handle, *args[ARGUMENTS:])
+    key, tensors = _asked(name, args)
+
+    def bound() -> tuple[Any, ...]:
+        return tuple(run(bind(arguments, numbers)))
+
+    return list(repeat(key, tensors, tensors[0].device, bound))
+
+
+def _replayed(name: str, args: Sequence[Any]) -> list[Tensor] | None:
+    """Return the results of a tape for these arguments, None if there is none."""
+    arguments = args[:ARGUMENTS]
+    if reads_numbers(arguments):
+        return None
+    key, tensors = _asked(name, args)
+    tape = tape_of(key, tensors, args[0].device)
+    if tape is None:
+        return None
+    check_tables(arguments)
+    return list(tape(tensors))
+
+
+def _asked(name: str, args: Sequence[Any]) -> tuple[Hashable, tuple[Any, ...]]:
+    """Return the key for tapes of an operator, and the tensors that they take."""
+    query, key, value, captures, tables, sizes, scale, handle, *rest = args
+    *others, wanted = rest or ((),)
+    static = (name, handle, number_key(scale), tuple(sizes), tuple(wanted))
+    return static, (query, key, value, *captures, *tables, *others)
+
+
+def reads_numbers(arguments: Sequence[Any]) -> bool:
+    """Return True if some numbers of a call are tensors."""
+    return arguments[-2] is None or bool(lookup(arguments[-1]).mods.numbers)
+
+
+def check_tables(arguments: Sequence[Any]) -> None:
+    """Check the tables of a CPU call. Each call may have other tables."""
+    query, key, _, _, tables, sizes, *_, handle = arguments
+    if tables and query.is_cpu and (constants := lookup(handle)).blocks is None:
+        rows = tables[: len(tables) // 2] if constants.columns else tables
+        check_listed(rows, -(-key.size(2) // sizes[1]))
+
 
 LIBRARY = Operators("flexc", "FRAGMENT")
 
@@ -54,36 +142,36 @@ Pair = tuple[Tensor, Tensor]
 
 
 def attention(*arguments: Any) -> list[Tensor]:
-    """Out, and of lse and max_scores those that the handle asks for."""
+    """Return out, then lse and max_scores if the handle asks for them."""
 
     def run(call: Attention) -> list[Tensor]:
-        return [r for r in call.run() if r is not None]
+        return [r for r in attention_run.run(call) if r is not None]
 
     return repeated("attention", arguments, run)
 
 
 def attention_fake(*arguments: Any) -> list[Tensor]:
-    query, key, value, *_, handle = arguments
-    made = allocate(query, key, value, lookup(handle).outputs)
+    query, _, value, *_, handle = arguments
+    made = attention_run.allocate(query, value, lookup(handle).outputs)
     return [r for r in made if r is not None]
 
 
 def attention_backward(*args: Any) -> list[Tensor]:
-    """The wanted gradients."""
-    out, lse, d_out, d_lse, wanted = args[ARGUMENTS:]
-    wants = Wanted.of(wanted)
+    """Return the wanted gradients."""
+    out, lse, *cotangents, wanted = args[ARGUMENTS:]
+    d_out, d_lse = cotangents
 
     def run(call: Attention) -> list[Tensor]:
-        found = derivatives.backward(call, out, lse, d_out, d_lse, wants)
+        found = derivatives.backward(call, out, lse, (d_out, d_lse), tuple(wanted))
         return _laid_out(found, call)
 
     return repeated("attention_backward", args, run)
 
 
 def attention_jvp(*args: Any) -> Pair:
-    """The tangents of out and lse."""
+    """Return the tangents of out and lse."""
     call, (out, lse, tangents, given) = _bound(args)
-    found = derivatives.jvp(call, out, lse, gradients(tangents, given))
+    found = derivatives.jvp(call, out, lse, spread(tangents, given))
     return _like(found[0], out), _like(found[1], lse)
 
 
@@ -93,37 +181,20 @@ def attention_jvp_fake(*args: Any) -> Pair:
 
 
 def attention_backward_jvp(*args: Any) -> list[Tensor]:
-    """The tangents of the wanted gradients."""
+    """Return the tangents of the wanted gradients."""
     call, (out, lse, *cotangents, tangents, given, wanted) = _bound(args)
     d_out, d_lse, t_d_out, t_d_lse = cotangents
-    found = derivatives.backward_jvp(
-        call,
-        out,
-        lse,
-        d_out,
-        d_lse,
-        gradients(tangents, given),
-        t_d_out,
-        t_d_lse,
-        Wanted.of(wanted),
-    )
+    along = Direction(spread(tangents, given), (t_d_out, t_d_lse))
+    found = derivatives.backward(call, out, lse, (d_out, d_lse), tuple(wanted), along)
     return _laid_out(found, call)
 
 
 def gradients_fake(*args: Any) -> list[Tensor]:
-    """Like the inputs whose gradients are wanted."""
+    """Return empty tensors like the inputs whose gradients are wanted."""
     arguments, wanted = args[:ARGUMENTS], args[-1]
     query, key, value, *_ = arguments
     pairs = zip((query, key, value, *captures_of(arguments)), wanted, strict=True)
     return [torch.empty_like(t) for t, wants in pairs if wants]
-
-
-def allocate(query: Tensor, key: Tensor, value: Tensor, outputs: Outputs) -> Any:
-    """Results as attention makes them, of what has no data too."""
-    nothing = read_mods(None, None)
-    return Attention(
-        query, key, value, 1.0, None, nothing, outputs, "", NO_OPTIONS
-    ).allocate()
 
 
 def _bound(args: Sequence[Any]) -> tuple[Attention, Sequence[Any]]:
@@ -131,7 +202,7 @@ def _bound(args: Sequence[Any]) -> tuple[Attention, Sequence[Any]]:
 
 
 def _laid_out(found: Gradients, call: Attention) -> list[Tensor]:
-    pairs = zip(found.flat, inputs_of(call), strict=True)
+    pairs = zip(found, inputs_of(call), strict=True)
     return [
         _like(gradient, value)
         for gradient, value in pairs
@@ -140,7 +211,7 @@ def _laid_out(found: Gradients, call: Attention) -> list[Tensor]:
 
 
 def _like(found: Tensor, value: Tensor) -> Tensor:
-    """What was found, in memory of its own, as `empty_like` lays it out."""
+    """Return a tensor with the strides of `empty_like` of `value`."""
     expected = torch.empty_like(value, device="meta").stride()
     if found.stride() == expected:
         return found
@@ -160,7 +231,10 @@ def _setup_context(ctx: Any, inputs: Arguments, output: list[Tensor]) -> None:
 
 
 def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> Any:
-    """By the Functions that eager calls have: of traced calls, they are operators."""
+    """Return the gradients of a traced call, by the Functions of eager calls.
+
+    Of a traced call, these Functions run operators.
+    """
     if not lookup(ctx.rest[-1]).outputs.lse:
         raise GradientError(
             "flexc::attention expects to compute lse where gradients are asked for; "
@@ -174,13 +248,13 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> Any:
     needs = _flat_needs(ctx.needs_input_grad, count)
     found = gradients_of_tensors(template, needs, grads[:2], (*tensors, *saved[-2:]))
     d_captures = list(found[3 : 3 + count])
-    # Of a list of numbers that is empty, torch expects a list.
+    # For an empty list of numbers, torch expects a list.
     d_sizes = None if ctx.rest[0] else []
     return *found[:3], d_captures, [None] * tables, d_sizes, None, None
 
 
 def _flat_needs(needs: Sequence[Any], captures: int) -> list[bool]:
-    """Of each tensor of a call whether its gradient is needed."""
+    """Return, for each tensor of a call, True if its gradient is needed."""
     listed = needs[3] if isinstance(needs[3], list | tuple) else [needs[3]] * captures
     tabled = needs[4] if isinstance(needs[4], list | tuple) else []
     return [*needs[:3], *listed, *[False] * len(tabled)]

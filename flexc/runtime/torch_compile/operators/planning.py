@@ -1,7 +1,8 @@
-"""`flexc::plan`: the blocks of a mask, an operator of its own in torch's graphs.
+"""`flexc::plan`: an operator of torch's graphs that finds the blocks of a mask.
 
-Layers that share a mask have equal calls of it, of which torch's compilers keep one. It
-takes what the mask captures and gives all tables in one tensor, of rows and of columns.
+Layers that share a mask have equal calls of this operator, and torch's compilers keep
+one of them. The operator takes the mask's captures and returns all tables, of rows and
+of columns, in one tensor.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexc.passes.scalar.dependence import Along
+from flexc.passes.scalar.variation import Along
 from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.inputs.options import NO_CHOICES, resolve_backend
-from flexc.runtime.inputs.transforms import is_transformed
+from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.kernels.traces import trace_mods
 from flexc.runtime.planner.classes import collapsed
 from flexc.runtime.planner.plans import Problem, find_plan
 from flexc.runtime.planner.tables import is_ordered, plan_problem
 from flexc.runtime.replay.repeats import repeat
-from flexc.runtime.tapes.modes import unseen
+from flexc.runtime.tapes.recorder import unseen
 from flexc.runtime.torch_compile.mod_graphs import ModGraphs
 from flexc.runtime.torch_compile.operators.traced import (
     Constants,
@@ -35,7 +36,7 @@ from flexc.runtime.torch_compile.operators.traced import (
 
 
 def choose_blocks(call: Attention) -> PlannedBlocks | None:
-    """The blocks for a call whose tensors need no data; None where none are planned."""
+    """Return the blocks for a call, whose tensors need no data, or None."""
     call = call.with_traced()
     compiled = call.compiled()
     captures = compiled.attention.arguments(call.signature.captures)
@@ -60,7 +61,7 @@ def plan(
     handle: str,
     device: torch.device,
 ) -> Tensor:
-    """The tables of a mask's calls of (batch, heads, q_len, kv_len)."""
+    """Return the tables of a mask for sizes (batch, heads, q_len, kv_len)."""
 
     def run() -> tuple[Tensor]:
         constants = lookup(handle)
@@ -91,17 +92,17 @@ def plan_fake(
 
 
 def with_planned(traced: TracedAttention) -> TracedAttention:
-    """A call whose planned blocks come from an operator of their own.
+    """Return a traced call whose blocks are planned by `flexc::plan`, if possible.
 
-    What numbers a trace does not know yet say nothing here: their masks are planned by
-    the operator of attention itself.
+    If the mask depends on numbers that the trace does not know, the operator of
+    attention plans the blocks itself, and the call is returned unchanged.
     """
     mods, captures = traced.mods, traced.signature.captures
     assert mods is not None
     graph, slots = mods.graphs[1], mods.slots[1]
     if graph is None or traced.tables is not None or mods.numbers & set(slots):
         return traced
-    if traced.kernels == "eager" or is_transformed():
+    if traced.computed_by.is_dense or is_transformed():
         return traced
     with unseen():
         call = stand_in(traced, mods)
@@ -126,11 +127,14 @@ def with_planned(traced: TracedAttention) -> TracedAttention:
 
 
 ONE = torch.ones((), dtype=torch.float64)
-"""What a captured float is taken for, where only a run knows it."""
+"""A stand-in for a captured float that is known only at run time."""
 
 
 def stand_in(traced: TracedAttention, mods: ModGraphs) -> Attention | None:
-    """A call like a traced one, of tensors without data; None if a size is unknown."""
+    """Return a call like a traced one, of tensors without data.
+
+    Return None if a size is unknown.
+    """
     tensors = [_empty(t) for t in (traced.query, traced.key, traced.value)]
     values = [
         ONE if slot in mods.numbers else _value(capture)
@@ -149,13 +153,13 @@ def stand_in(traced: TracedAttention, mods: ModGraphs) -> Attention | None:
         None,
         mods.signature(values),
         traced.outputs,
-        traced.kernels,
+        traced.computed_by.name,
         traced.tiles,
     )
 
 
 def _value(capture: Any) -> Any:
-    """A captured number, or zeros like a captured tensor."""
+    """Return a captured number, or zeros like a captured tensor."""
     if not isinstance(capture, Tensor):
         return _hint(capture)
     made = _empty(capture)
@@ -163,7 +167,10 @@ def _value(capture: Any) -> Any:
 
 
 def _empty(tensor: Tensor) -> Tensor | None:
-    """A tensor of the sizes and strides that a trace goes by."""
+    """Return an empty tensor of the sizes and strides that the trace has as hints.
+
+    Return None if a hint is missing.
+    """
     shape, strides = ([_hint(n) for n in ns] for ns in (tensor.shape, tensor.stride()))
     if None in shape or None in strides:
         return None
@@ -171,5 +178,5 @@ def _empty(tensor: Tensor) -> Tensor | None:
 
 
 def _hint(number: Any) -> Any:
-    """What a trace takes a symbolic number for, None if it does not know."""
+    """Return the hint of a symbolic number, None if the trace has none."""
     return number.node.hint if isinstance(number, torch.SymInt) else number

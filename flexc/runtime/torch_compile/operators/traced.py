@@ -1,8 +1,10 @@
-"""Calls that are traced: their operands become those of flexc's operators.
+"""Traced calls, which run as operators of torch.library, as their derivatives do.
 
-An operator takes tensors and sizes, and a handle to the rest, which is held here. The
-handle is a digest, of flexc's version too, so a graph means the same in every process
-that traced its mods, and Inductor's code is not read by another version.
+An operator takes tensors, sizes, and a handle to the constants, which this module
+holds. The handle is a digest that includes flexc's version. So a graph means the same
+in every process that traced its mods, and another version does not read Inductor's
+code. `backward`, `jvp` and `backward_jvp` are derivatives by operators
+(`flexc.runtime.autograd`).
 """
 
 from __future__ import annotations
@@ -10,28 +12,37 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from flexc.errors import TracingError
 from flexc.runtime.attention.call import Attention, Outputs
-from flexc.runtime.autograd.derivatives import OPERATORS
-from flexc.runtime.autograd.run import Results
+from flexc.runtime.autograd.derivatives import (
+    OPERATORS,
+    Cotangents,
+    Direction,
+    Gradients,
+    Tangents,
+    Wanted,
+    spread,
+)
 from flexc.runtime.autograd.template import Reads
 from flexc.runtime.inputs.arguments import (
     Packed,
+    Results,
     Tables,
     broadcast_tables,
 )
+from flexc.runtime.inputs.backends import BACKENDS, Backend
 from flexc.runtime.inputs.options import (
     NO_CHOICES,
     Choices,
     resolve_backend,
 )
 from flexc.runtime.inputs.tensor_facts import check_captures
-from flexc.runtime.inputs.transforms import is_transformed
+from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.planner.ordering import TablesLayout
 from flexc.runtime.planner.plans import Problem
 from flexc.runtime.planner.tables import unpacked
@@ -44,32 +55,33 @@ Arguments = tuple[
 ]
 """Query, key, value, captured tensors, tables, sizes, scale and handle.
 
-A scale that is not known yet is None, and a tensor before those that are captured.
+If the scale is not yet known, it is None, and a tensor with the scale precedes the
+captured tensors.
 """
 
 
 @dataclass(frozen=True)
 class PlannedBlocks:
-    """Blocks that a trace chose for a call's mask."""
+    """The blocks that a trace chose for a call's mask."""
 
     block: tuple[int, int]
     by_batch: bool
-    """Whether batches may look different."""
+    """True if tables may differ between batches."""
     by_head: bool
 
     def problem(self, sizes: Sequence[int]) -> Problem:
-        """What is planned for (batch, heads, q_len, kv_len)."""
+        """Return the problem to plan for (batch, heads, q_len, kv_len)."""
         batch, heads, q_len, kv_len = sizes
         return Problem(batch, heads, q_len, kv_len, *self.block)
 
     def layout(self, problem: Problem) -> TablesLayout:
-        """Where the tables lie in their tensor."""
+        """Return the layout of the tables in their tensor."""
         batch = problem.batches if self.by_batch else 1
         heads = problem.heads if self.by_head else 1
         return TablesLayout((batch, heads, problem.rows, problem.columns), both=True)
 
     def packed(self, tensor: Tensor, sizes: Sequence[int]) -> Tables:
-        """The tables in their tensor, which `unpack` takes apart."""
+        """Return tables that lie in one tensor. Use `unpack` to split it."""
 
         def still_packed(tensor: Tensor) -> Tables:
             return self.packed(tensor, sizes)
@@ -83,17 +95,17 @@ class PlannedBlocks:
 
 @dataclass(frozen=True, eq=False)
 class Constants:
-    """All of a call that a graph holds as a constant."""
+    """The constant part of a call in a graph."""
 
     mods: ModGraphs
     captures: tuple[Any, ...]
-    """Captured numbers; `Tensor` or `int` for those that are arguments."""
+    """Captured numbers. `Tensor` or `int` stands for captures that are arguments."""
     outputs: Outputs
     choices: Choices
     columns: bool = False
-    """Whether a BlockMask's tables of columns follow those of rows."""
+    """True if a BlockMask's tables of columns follow those of rows."""
     blocks: PlannedBlocks | None = None
-    """Those of tables that `flexc::plan` made."""
+    """The blocks of tables that `flexc::plan` made."""
     handle: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,13 +116,13 @@ class Constants:
         object.__setattr__(self, "handle", digest)
 
     def remember(self) -> None:
-        """Let the handle be looked up."""
+        """Make the constants available to `lookup`."""
         _known.setdefault(self.handle, self)
 
     def tables(
         self, query: Tensor, key: Tensor, tables: Sequence[Tensor], sizes: Sequence[int]
     ) -> Tables | None:
-        """The tables among an operator's arguments."""
+        """Return the tables among an operator's arguments."""
         if not tables:
             return None
         if self.blocks is not None:
@@ -138,7 +150,7 @@ def lookup(handle: str) -> Constants:
 
 @dataclass(frozen=True, eq=False)
 class TracedAttention(Attention):
-    """A call of tensors without data: it runs as operators, and so do derivatives."""
+    """A call of tensors without data. The call and its derivatives run as operators."""
 
     mods: ModGraphs | None = None
     choices: Choices = NO_CHOICES
@@ -146,7 +158,7 @@ class TracedAttention(Attention):
 
     @classmethod
     def of(cls, call: GraphCall, operands: Operands) -> TracedAttention:
-        """The call of operands, in which floats may be tensors, or symbolic."""
+        """Return the call of operands, in which floats may be tensors or symbols."""
         operands = operands.checked(call.enable_gqa)
         query, key, value, *_ = operands
         captures, mods = tuple(operands.captures), call.mods
@@ -170,7 +182,7 @@ class TracedAttention(Attention):
 
     @classmethod
     def bind(cls, arguments: Sequence[Any]) -> TracedAttention:
-        """The call of an operator's arguments."""
+        """Return the call of an operator's arguments."""
         query, key, value, _, tables, sizes, scale, handle = arguments
         constants = lookup(handle)
         mods, choices = constants.mods, constants.choices
@@ -194,32 +206,23 @@ class TracedAttention(Attention):
         )
 
     @property
-    def kernels(self) -> str:
-        return resolve_backend(self.choices.backend, self.query.device)
+    def computed_by(self) -> Backend:
+        return BACKENDS[resolve_backend(self.choices.backend, self.query.device)]
 
     def reads(self) -> Reads:
         assert self.mods is not None
         return self.mods.reads(self.signature.captures)
 
     def unpacked_tables(self) -> Tables | None:
-        """The tables as kernels read them."""
+        """Return the tables in the form that kernels read."""
         if self.tables is None or self.blocks is None:
             return self.tables
         (packed,) = self.tables.all_tensors
         sizes = (*self.query.shape[:3], self.key.size(2))
         return self.blocks.unpack(packed, sizes)
 
-    def run(self) -> Results:
-        call = self
-        if self.tables is not None and self.tables.columns is not None:
-            # These are for derivatives.
-            call = replace(self, tables=replace(self.tables, columns=None))
-        out, *rest = torch.ops.flexc.attention(*call.arguments())
-        lse = rest[0] if self.outputs.lse else None
-        return out, lse, rest[-1] if self.outputs.max_scores else None
-
     def arguments(self) -> Arguments:
-        """What the operators take."""
+        """Return the arguments of the operators."""
         assert self.mods is not None
         captures = self.signature.captures
         kinds = tuple(map(kind_of, captures))
@@ -244,10 +247,10 @@ class TracedAttention(Attention):
 
 
 def _constant_or_tensor(scale: Any) -> Any:
-    """A number, or a tensor of one that changes from call to call.
+    """Return a number, or a tensor for a number that changes between calls.
 
-    The product is what torch's compilers turn into an op of tensors; they make a
-    constant of a symbolic float that anything else takes.
+    torch's compilers turn the product into an op of tensors. Other uses of a symbolic
+    float would make it a constant.
     """
     if not isinstance(scale, torch.SymFloat):
         return float(scale)
@@ -263,14 +266,14 @@ def kind_of(capture: Any) -> Any:
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a call's numbers are, of which floats may be given as tensors."""
+    """The numbers of a call as Python numbers. Operators may take tensors."""
 
     signature: GraphSignature
     scale: float
 
 
 def resolved(arguments: Sequence[Any]) -> Resolved:
-    """The mods and the scale of an operator's arguments, which have data."""
+    """Return the mods and the scale of an operator's arguments that have data."""
     mods = lookup(arguments[-1]).mods
     scale = arguments[-2]
     return Resolved(
@@ -280,7 +283,7 @@ def resolved(arguments: Sequence[Any]) -> Resolved:
 
 
 def bind(arguments: Sequence[Any], numbers: Resolved | None = None) -> Attention:
-    """The call of an operator's arguments, which have data and were checked."""
+    """Return the call of an operator's arguments, which have data and were checked."""
     traced = TracedAttention.bind(arguments)
     numbers = numbers or resolved(arguments)
     signature = numbers.signature
@@ -302,7 +305,7 @@ def bind(arguments: Sequence[Any], numbers: Resolved | None = None) -> Attention
 
 
 def captures_of(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """All captures of a call, of which floats may be tensors."""
+    """Return all captures of a call. Floats may be tensors."""
     _, _, _, tensors, tables, sizes, scale, handle = arguments
     given: dict[Any, Any] = {
         Tensor: iter(tensors[1:] if scale is None else tensors),
@@ -310,3 +313,50 @@ def captures_of(arguments: Sequence[Any]) -> tuple[Any, ...]:
     }
     kinds = lookup(handle).captures
     return tuple(next(given[k]) if k in (Tensor, int) else k for k in kinds)
+
+
+def run(call: Attention) -> Results:
+    """Return the results of a call."""
+    outputs, tables = call.outputs, call.tables
+    if tables is not None and tables.columns is not None:
+        # Tables of columns are for derivatives.
+        call = replace(call, tables=replace(tables, columns=None))
+    out, *rest = torch.ops.flexc.attention(*_arguments(call))
+    lse = rest[0] if outputs.lse else None
+    return out, lse, rest[-1] if outputs.max_scores else None
+
+
+def backward(
+    call: Attention,
+    out: Tensor,
+    lse: Tensor,
+    cotangents: Cotangents,
+    wanted: Wanted,
+    along: Direction | None = None,
+) -> Gradients:
+    """Return the gradients along cotangents, or the tangents of these gradients."""
+    args = (*_arguments(call), out, lse, *cotangents)
+    if along is None:
+        found = torch.ops.flexc.attention_backward(*args, list(wanted))
+    else:
+        tangents = (*along.cotangents, *_listed(along.inputs))
+        found = torch.ops.flexc.attention_backward_jvp(*args, *tangents, list(wanted))
+    return spread(found, wanted)
+
+
+def jvp(
+    call: Attention, out: Tensor, lse: Tensor, tangents: Tangents
+) -> tuple[Tensor, Tensor]:
+    """Return the tangents of out and lse."""
+    return torch.ops.flexc.attention_jvp(
+        *_arguments(call), out, lse, *_listed(tangents)
+    )
+
+
+def _arguments(call: Attention) -> Arguments:
+    return cast(TracedAttention, call).arguments()
+
+
+def _listed(tangents: Tangents) -> tuple[list[Tensor], list[bool]]:
+    """Return the tangents that are not zero, and a flag for each tangent."""
+    return [t for t in tangents if t is not None], [t is not None for t in tangents]

@@ -10,7 +10,7 @@ func.func @every_part(%q : !m, %k : !m, %v : !m, %lse : !r, %zero : i32, %scale 
                       %bias : tensor<?xf32>, %num : tensor<?x?x?xi32>,
                       %idx : tensor<?x?x?x?xi32>) {
   // CHECK: %dq, %total, %diagonals, %pairs = flex.pair_sums rows(%q, %q : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>) columns(%k, %v : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>)
-  // CHECK-SAME: row_values(%lse : tensor<?x?x?xf32>) column_values(%lse : tensor<?x?x?xf32>) first(%zero, %zero, %zero : i32, i32, i32) scale(%scale : f32) captures(%bias : tensor<?xf32>)
+  // CHECK-SAME: row_values(%lse : tensor<?x?x?xf32>) column_values(%lse : tensor<?x?x?xf32>) tile_origin(%zero, %zero, %zero : i32, i32, i32) scale(%scale : f32) captures(%bias : tensor<?xf32>)
   // CHECK-SAME: tables(%num, %idx : tensor<?x?x?xi32>, tensor<?x?x?x?xi32>) -> tensor<?x?x?x8xf32>, tensor<?x?x?xf32>, tensor<?x?x?x?xf32>, tensor<?x?x?x?xf32>
   // CHECK-SAME: {products = [array<i32: 0, 0>, array<i32: 1, 1, 0, 1>], sums = [#flex.sum<matrix {{\[\[}}0, 0], [1, 1]] scaled>, #flex.sum<total {{\[\[}}0], [1]]>, #flex.sum<diagonal {{\[\[}}1]]>, #flex.sum<pairs {{\[\[}}0]]>], transposed, scale_positive, sparse_block = array<i64: 128, 64>}
   // CHECK-SAME: pairs(%qk: f32, %dp: f32, %scale_: f32, %lse_: f32, %other: f32, %b: i32, %h: i32, %qi: i32, %ki: i32, %bias_: tensor<?xf32>) {
@@ -20,7 +20,7 @@ func.func @every_part(%q : !m, %k : !m, %v : !m, %lse : !r, %zero : i32, %scale 
   // CHECK-GENERIC-SAME: operandSegmentSizes = array<i32: 2, 2, 1, 1, 3, 1, 1, 2>
   %dq, %total, %diagonals, %pairs = flex.pair_sums rows(%q, %q : !m, !m)
       columns(%k, %v : !m, !m) row_values(%lse : !r) column_values(%lse : !r)
-      first(%zero, %zero, %zero : i32, i32, i32) scale(%scale : f32)
+      tile_origin(%zero, %zero, %zero : i32, i32, i32) scale(%scale : f32)
       captures(%bias : tensor<?xf32>)
       tables(%num, %idx : tensor<?x?x?xi32>, tensor<?x?x?x?xi32>)
       -> !m, !r, tensor<?x?x?x?xf32>, tensor<?x?x?x?xf32>

@@ -4,9 +4,9 @@
 !r = tensor<?x?x?xf32>
 !p = tensor<?x?x?x?xf32>
 
-func.func @first(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
-  // CHECK: expects rows, and first of none, one or three values
-  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) first(%i, %i : i32, i32)
+func.func @tile_origin(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
+  // CHECK: expects rows, and tile_origin of none, one or three values
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) tile_origin(%i, %i : i32, i32)
       scale(%scale : f32) -> !m {products = [array<i32: 0, 0>], sums = [#flex.sum<matrix [[0, 0]]>]}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %qk : f32
@@ -528,7 +528,7 @@ func.func @column_of_keys(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : 
 
 func.func @column_of_part(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32) {
   // CHECK: expects queries of all heads as rows
-  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) first(%i, %i, %i : i32, i32, i32)
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) tile_origin(%i, %i, %i : i32, i32, i32)
       scale(%scale : f32) -> tensor<?x?x?x?x8xf32> {products = [array<i32: 0, 0>], sums = [#flex.sum<column_matrix [[0, 0]]>]}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %qk : f32
@@ -544,8 +544,8 @@ func.func @column_of_part(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : 
 !m = tensor<?x?x?x8xf32>
 
 func.func @column_of_rows(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32) {
-  // CHECK: first expects a result that says how many rows
-  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) first(%i : i32)
+  // CHECK: tile_origin expects a result that says how many rows
+  %x = flex.pair_sums rows(%q : !m) columns(%q : !m) tile_origin(%i : i32)
       scale(%scale : f32) -> tensor<?x?x?x?x8xf32> {products = [array<i32: 0, 0>], sums = [#flex.sum<column_matrix [[0, 0]]>]}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %qk : f32

@@ -1,0 +1,175 @@
+"""Arguments of kernels, and the base class of kernel builders.
+
+A program owns rows. If other ops of its function read the result of a `RowOp`, the
+kernels of these ops absorb the `RowOp`: each program computes the result for its own
+rows, and no kernel stores the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import (
+    AffineMapAttr,
+    DenseArrayBase,
+    IntegerAttr,
+    MemRefType,
+    NoneAttr,
+    StridedLayoutAttr,
+    TensorType,
+    i32,
+    i64,
+)
+from xdsl.ir import (
+    Attribute,
+    Block,
+    BlockArgument,
+    Operation,
+    OpResult,
+    Region,
+    SSAValue,
+)
+from xdsl.ir.affine import AffineExpr, AffineMap
+from xdsl.utils.hints import isa
+
+from flexc.dialects import flex, tile
+from flexc.dialects.flex import PairSumsLike
+from flexc.dialects.tile import GRID_OF, ParamAttr, ParamKind
+from flexc.passes.refusal import refuse
+from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.targets.target import Target
+
+RowOp = flex.RowDotsOp | flex.WeighRowsOp
+"""An op over rows, with a kernel of its own or absorbed by its readers' kernels."""
+
+
+def is_absorbed(op: RowOp) -> bool:
+    """Return True if the kernels that read an op's result absorb the op."""
+    readers = [use.operation for use in op.result.uses]
+    return bool(readers) and all(isinstance(r, PairSumsLike | RowOp) for r in readers)
+
+
+def absorbed_ops(op: Operation) -> list[RowOp]:
+    """Return the row ops that an op's kernel absorbs, producers before readers."""
+    found: list[RowOp] = []
+    for operand in op.operands:
+        if isinstance(operand.owner, RowOp):
+            found += [*absorbed_ops(operand.owner), operand.owner]
+    return list(dict.fromkeys(found))
+
+
+def absorbed_matrices(op: Operation) -> list[SSAValue]:
+    """Return the matrices that the absorbed ops read."""
+    return [v for maker in absorbed_ops(op) for v in maker.operands if is_matrix(v)]
+
+
+def source_of(rows: SSAValue) -> SSAValue:
+    """Return a kernel argument with the same rows: the tensor or its source."""
+    while isinstance(rows.owner, RowOp):
+        rows = rows.owner.operands[0]
+    return rows
+
+
+def is_matrix(tensor: SSAValue) -> bool:
+    """Return True if a tensor has a vector, not a number, for each row."""
+    return len(flex.tensor_shape(tensor)) > 3
+
+
+def arguments_of(op: Operation) -> list[SSAValue]:
+    """Return the values that become arguments of an op's kernel.
+
+    These values are the operands and the results of the op. If the kernel absorbs ops,
+    the arguments of the op's function replace the operands.
+    """
+    given = list(op.operands)
+    if absorbed_ops(op):
+        block = op.parent_block()
+        assert block is not None
+        given = list(block.args)
+    return [*given, *op.results]
+
+
+def entry_block(op: Operation) -> Block:
+    """Return a kernel's entry block, whose arguments for results are memrefs."""
+    check_absorbed_ops(op)
+    values = arguments_of(op)
+    types = [_memref(v.type) if v in op.results else v.type for v in values]
+    block = Block(arg_types=types)
+    for arg, value in zip(block.args, values, strict=True):
+        arg.name_hint = value.name_hint
+    return block
+
+
+def check_absorbed_ops(op: Operation) -> None:
+    """Refuse absorbed ops unless made of arguments and read as rows alone."""
+    makers = absorbed_ops(op)
+    for reader in (op, *makers) if makers else ():
+        own = rows_read_by(reader)
+        for operand in reader.operands:
+            if isinstance(operand.owner, RowOp):
+                if operand not in own:
+                    refuse(reader, f"expects no result of {operand.owner.name} there")
+            elif not isinstance(operand, BlockArgument):
+                refuse(reader, "expects arguments, and what is made of their rows")
+
+
+def rows_read_by(op: Operation) -> Sequence[SSAValue]:
+    """Return the operands of which a program reads its own rows only."""
+    match op:
+        case flex.RowDotsOp() | flex.WeighRowsOp():
+            return op.operands
+        case PairSumsLike() if not op.is_transposed:
+            columns = {*op.columns, *op.column_values}
+            return [v for v in (*op.rows, *op.row_values) if v not in columns]
+        case _:
+            return ()
+
+
+def aligned(op: Operation, values: Sequence[SSAValue]) -> dict[str, Attribute]:
+    """Return the attribute that lists the arguments with an op's `alignment`."""
+    if "alignment" not in op.properties:
+        return {}
+    numbers = [i for i, v in enumerate(arguments_of(op)) if v in values]
+    return {"aligned": DenseArrayBase.from_list(i64, numbers)}
+
+
+def grid_of(result: OpResult, op: Operation) -> dict[str, Attribute]:
+    """Return the attribute that takes the sizes of the grid from a result."""
+    return {GRID_OF: IntegerAttr(arguments_of(op).index(result), i32)}
+
+
+def _memref(type_: Attribute) -> MemRefType[Attribute]:
+    """Return the type of the memref that a result is written to."""
+    assert isa(type_, TensorType[Attribute])
+    layout = NoneAttr()
+    if isinstance(type_.encoding, StridedLayoutAttr):
+        # The runtime passes the address of the first element.
+        layout = StridedLayoutAttr(type_.encoding.strides, 0)
+    return MemRefType(type_.element_type, type_.get_shape(), layout)
+
+
+class KernelBuilder:
+    """A builder of one kernel of one op; `code` appends to the kernel's block."""
+
+    def __init__(self, op: Operation, name: str, target: Target):
+        self.name = name
+        self.target = target
+        self.block = entry_block(op)
+        self.args: dict[SSAValue, SSAValue] = dict(
+            zip(arguments_of(op), self.block.args, strict=True)
+        )
+        self.code = ScalarCode(self.block)
+
+    def kernel_op(
+        self, grid: AffineMapAttr, attributes: dict[str, Attribute]
+    ) -> tile.KernelOp:
+        """End the block, and return the kernel around it."""
+        self.code.builder.insert(tile.ReturnOp())
+        params = [ParamAttr(ParamKind.ARGUMENT, i) for i in range(len(self.block.args))]
+        return tile.KernelOp(self.name, grid, params, Region(self.block), attributes)
+
+
+def rows_grid(block: int) -> AffineMapAttr:
+    """Return a grid with a program for each block of rows of a head of a batch."""
+    b, h, rows = (AffineExpr.dimension(i) for i in range(3))
+    return AffineMapAttr(AffineMap(3, 0, (rows.ceil_div(block), h, b)))

@@ -1,0 +1,412 @@
+"""Passes that choose how a CPU multiplies matrices.
+
+`tile-stream-products`: products with fewer rows than a vector has lanes read the rhs in
+place.
+
+1. A `tile.dot` becomes a `tile.stream_product` if its lhs has fewer rows than a vector
+   has lanes, and its rhs is loaded for such products alone, as often as they run. The
+   product reads the loaded tile, or its transpose, from memory. The elements of each
+   row must be adjacent, and elements beyond the extent of rows must be unspecified.
+2. Rows are prefetched some kilobytes before they are read.
+
+Transposing or copying a block of memory costs more than a product with few rows.
+
+`tile-register-products`: sums of other products stay in a machine's registers.
+
+1. A `tile.dot` becomes a `tile.register_product`, which computes a block of rows and
+   vectors at a time that fits the machine's registers. A product onto zeros has no
+   accumulator. The product's count limits the inner dimension.
+2. An lhs that is loaded for products alone, as often as they run, is not loaded:
+   products read it in place. Elements beyond the extents of such a load must be
+   unspecified, so that the product can skip them. Zeros there would have to be
+   multiplied with factors that may be infinite.
+3. An lhs in fp16 is read in place only if the machine has an instruction to widen it.
+4. For a read in place along a counted dimension in a loop, the operand `next` is the
+   distance to the block of the next iteration, so that the block can be prefetched.
+5. The kernel gets an attribute with the width of the vectors.
+
+`tile-add-products`: products that are only added to memory are summed there. A
+`tile.add_strided` of a `tile.register_product` becomes a `tile.add_register_product`,
+which reads a block of the sum into registers and writes it back, without a tile of the
+product. It computes only the rows that are added. The pass applies if the rows in
+memory are whole vectors of adjacent elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import (
+    FixedBitwidthType,
+    Float16Type,
+    IntegerAttr,
+    ModuleOp,
+    TensorType,
+    i32,
+    i64,
+)
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.pattern_rewriter import (
+    PatternRewriter,
+    PatternRewriteWalker,
+    RewritePattern,
+    op_type_rewrite_pattern,
+)
+from xdsl.rewriter import InsertPoint
+from xdsl.utils.hints import isa
+
+from flexc.dialects import tile
+from flexc.dialects.constants import int_constant
+from flexc.dialects.tile import VECTOR_BYTES, RegisterTileAttr, element_of, shape_of
+from flexc.passes.refusal import refuse
+from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.targets.cpp import MACHINES, VectorMachine
+from flexc.passes.targets.target import MachineName
+from flexc.passes.tidy import erase_dead
+from flexc.passes.tile.tile_access import is_zeros
+
+
+def register_tile(machine: VectorMachine, type_: Attribute) -> RegisterTileAttr:
+    """Return the register tile of a product; narrow results get more rows."""
+    element, (rows, columns) = tile.element_of(type_), shape_of(type_)
+    assert isinstance(element, FixedBitwidthType)
+    vectors = min(machine.vectors, -(-columns // machine.lanes(element.bitwidth)))
+    fitting = machine.register_rows * machine.vectors // vectors
+    return RegisterTileAttr(min(rows, fitting), vectors)
+
+
+def runs_as_often(load: Operation, user: Operation) -> bool:
+    """Return True if no loop runs a load's user more often than the load."""
+    parent = user.parent_op()
+    while user.parent_block() is not load.parent_block():
+        if not isinstance(parent, scf.IfOp):
+            return False
+        user, parent = parent, parent.parent_op()
+    return True
+
+
+def feeds_products_alone(load: tile.LoadStridedOp) -> bool:
+    """Return True if all uses of a load are as lhs of products that run as often."""
+    return all(
+        isinstance(use.operation, tile.DotOp)
+        and use.index == 0
+        and runs_as_often(load, use.operation)
+        for use in load.result.uses
+    )
+
+
+def is_whole(extent: SSAValue, size: int) -> bool:
+    """Return True if an extent is known to cover all of a tile's dimension."""
+    number = int_constant(extent)
+    return number is not None and number >= size
+
+
+def counts_of(load: tile.LoadStridedOp) -> list[SSAValue | None] | None:
+    """Return the counts of rows and columns that are read, each None for all.
+
+    Return None if a dimension that is not counted is cut by its extent.
+    """
+    counts: list[SSAValue | None] = []
+    sizes = shape_of(load.result.type)
+    for dim, (extent, size) in enumerate(zip(load.extents, sizes, strict=True)):
+        whole = is_whole(extent, size)
+        if not whole and dim != load.counted_dim:
+            return None
+        counts.append(None if whole else extent)
+    return counts
+
+
+def is_readable(machine: VectorMachine, load: tile.LoadStridedOp) -> bool:
+    """Return True if the machine can widen a tensor's elements while it reads them."""
+    assert isa(load.tensor.type, TensorType[Attribute])
+    is_half = isinstance(load.tensor.type.element_type, Float16Type)
+    return machine.widens_half or not is_half
+
+
+def is_in_loop(op: Operation) -> bool:
+    """Return True if a loop runs an op."""
+    parent = op.parent_op()
+    while parent is not None and not isinstance(parent, scf.ForOp):
+        parent = parent.parent_op()
+    return parent is not None
+
+
+def place_of_next(load: tile.LoadStridedOp, code: ScalarCode) -> SSAValue | None:
+    """Return the distance to the next iteration's block, 0 in the last iteration.
+
+    Return None outside of loops, and for a load without a counted dimension.
+    """
+    dim = load.counted_dim
+    if dim is None or not is_in_loop(load):
+        return None
+    size, count = shape_of(load.result.type)[dim], load.extents[dim]
+    further = code.mul(load.strides[dim], code.const(size, i64), "further")
+    is_full = code.insert(arith.CmpiOp(count, code.const(size), "eq"), "is_full")
+    return code.insert(arith.SelectOp(is_full, further, code.const(0, i64)), "next")
+
+
+@dataclass(frozen=True)
+class DotInRegisters(RewritePattern):
+    """A pattern that rewrites tile.dot to tile.register_product."""
+
+    machine: VectorMachine
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.DotOp, rewriter: PatternRewriter) -> None:
+        if element_of(op.rhs.type) != element_of(op.result.type):
+            refuse(op, "expects an rhs of the result's type: run tile-widen-floats")
+        product = self.in_place(op) or tile.RegisterProductOp(
+            op.lhs, op.rhs, *self.rest(op), inner=op.count
+        )
+        product.result.name_hint = op.result.name_hint
+        rewriter.replace(op, product)
+
+    def in_place(self, op: tile.DotOp) -> tile.RegisterProductOp | None:
+        """Return a product that reads its lhs in place, or None if it may not."""
+        load = op.lhs.owner
+        if not isinstance(load, tile.LoadStridedOp) or not feeds_products_alone(load):
+            return None
+        counts = counts_of(load)
+        if counts is None or not is_readable(self.machine, load):
+            return None
+        rows, inner = counts
+        # A product that sums over more than was read would read beyond it.
+        if inner is not None and op.count not in (None, inner):
+            return None
+        return tile.RegisterProductOp(
+            load.tensor,
+            op.rhs,
+            *self.rest(op),
+            base=load.base,
+            strides=load.strides,
+            rows=rows,
+            inner=op.count if inner is None else inner,
+            next=place_of_next(load, ScalarCode(InsertPoint.before(op))),
+        )
+
+    def rest(
+        self, op: tile.DotOp
+    ) -> tuple[SSAValue | None, Attribute, RegisterTileAttr]:
+        """Return the accumulator, the type and the register tile."""
+        acc = None if is_zeros(op.acc) else op.acc
+        return acc, op.result.type, register_tile(self.machine, op.result.type)
+
+
+@dataclass(frozen=True)
+class TileRegisterProductsPass(ModulePass):
+    """Keep the sums of products in the registers of a machine."""
+
+    name = "tile-register-products"
+
+    machine: MachineName = "avx2"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        machine = MACHINES[self.machine]
+        for kernel in op.ops:
+            if isinstance(kernel, tile.KernelOp):
+                kernel.attributes[VECTOR_BYTES] = IntegerAttr(machine.vector_bytes, i32)
+        PatternRewriteWalker(
+            DotInRegisters(machine), apply_recursively=False
+        ).rewrite_module(op)
+        erase_dead(op.body)
+
+
+AHEAD = 1 << 13
+"""The number of bytes that are prefetched ahead of their use."""
+
+
+STREAM_ROWS = 4
+"""The most rows of a stream product's block.
+
+More rows would leave registers for fewer rows of memory at a time.
+"""
+
+
+def bits_of(type_: Attribute) -> int:
+    """Return the width of the elements of a tile or tensor, in bits."""
+    is_tensor = isa(type_, TensorType[Attribute])
+    element = type_.element_type if is_tensor else tile.element_of(type_)
+    assert isinstance(element, FixedBitwidthType)
+    return element.bitwidth
+
+
+def power_of_2_up_to(n: int) -> int:
+    """Return the largest power of 2 that is at most `n`."""
+    return 1 << n.bit_length() - 1
+
+
+def stream_tile(
+    machine: VectorMachine, type_: Attribute, transposed: bool
+) -> RegisterTileAttr:
+    """Return the register tile of a stream product with this result type."""
+    rows, columns = shape_of(type_)
+    lanes = machine.lanes(bits_of(type_))
+    most = min(STREAM_ROWS, lanes)
+    together = min(most, 2 * power_of_2_up_to(rows) if rows & rows - 1 else rows)
+    if transposed:
+        return RegisterTileAttr(together, lanes // together)
+    room = power_of_2_up_to(machine.register_rows * machine.vectors // together)
+    return RegisterTileAttr(together, min(room, -(-columns // lanes)))
+
+
+def feeds_few_rows(load: tile.LoadStridedOp, machine: VectorMachine) -> bool:
+    """Return True if all uses of a load are as rhs of products with few rows.
+
+    Those products must run as often as the load.
+    """
+    return all(
+        isinstance(use.operation, tile.DotOp)
+        and use.index == 1
+        and has_few_rows(use.operation, machine)
+        and runs_as_often(load, use.operation)
+        for use in load.result.uses
+    )
+
+
+def has_few_rows(op: tile.DotOp, machine: VectorMachine) -> bool:
+    """Return True if a product has fewer rows than a vector has lanes."""
+    lanes = machine.lanes(bits_of(op.result.type))
+    return shape_of(op.result.type)[0] < lanes
+
+
+@dataclass(frozen=True)
+class StreamedRows:
+    """The rows of memory that a stream product reads."""
+
+    stride: SSAValue
+    count: SSAValue
+    transposed: bool
+
+    @classmethod
+    def of(cls, load: tile.LoadStridedOp) -> StreamedRows | None:
+        """Return the rows of a loaded tile, or of its transpose.
+
+        Return None unless the elements of each row are adjacent and no row is cut.
+        """
+        sizes = shape_of(load.result.type)
+        for dim in (0, 1):
+            inner = 1 - dim
+            if int_constant(load.strides[inner]) != 1:
+                continue
+            if not is_whole(load.extents[inner], sizes[inner]):
+                continue
+            extent = load.extents[dim]
+            if load.counted_dim == dim or int_constant(extent) == sizes[dim]:
+                return cls(load.strides[dim], extent, dim == 1)
+        return None
+
+
+@dataclass(frozen=True)
+class DotOfStream(RewritePattern):
+    """A pattern that rewrites tile.dot to tile.stream_product."""
+
+    machine: VectorMachine
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.DotOp, rewriter: PatternRewriter) -> None:
+        load = op.rhs.owner
+        if not isinstance(load, tile.LoadStridedOp):
+            return
+        if not feeds_few_rows(load, self.machine):
+            return
+        rows, acc = StreamedRows.of(load), None if is_zeros(op.acc) else op.acc
+        if rows is None:
+            return
+        if rows.transposed and (acc is not None or op.count is not None):
+            return
+        # A product that sums over more than was read would read beyond it.
+        if load.counted_dim == 0 and op.count not in (None, rows.count):
+            return
+        count = rows.count if op.count is None else op.count
+        size = shape_of(load.result.type)[0 if rows.transposed else 1]
+        row_bytes = size * bits_of(load.tensor.type) // 8
+        product = tile.StreamProductOp(
+            op.lhs,
+            load.tensor,
+            (load.base, rows.stride, count),
+            acc,
+            op.result.type,
+            stream_tile(self.machine, op.result.type, rows.transposed),
+            rows.transposed,
+            max(1, AHEAD // row_bytes),
+        )
+        product.result.name_hint = op.result.name_hint
+        rewriter.replace(op, product)
+
+
+@dataclass(frozen=True)
+class TileStreamProductsPass(ModulePass):
+    """Let products with few rows read their rhs in place."""
+
+    name = "tile-stream-products"
+
+    machine: MachineName = "avx2"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        pattern = DotOfStream(MACHINES[self.machine])
+        PatternRewriteWalker(pattern, apply_recursively=False).rewrite_module(op)
+        erase_dead(op.body)
+
+
+@dataclass(frozen=True)
+class AddProduct(RewritePattern):
+    """A pattern that rewrites add_strided(register_product) to add_register_product."""
+
+    machine: VectorMachine
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(
+        self, op: tile.AddStridedOp, rewriter: PatternRewriter
+    ) -> None:
+        product = op.value.owner
+        if not isinstance(product, tile.RegisterProductOp):
+            return
+        if not (self.is_only_added(product) and self.is_whole(op)):
+            return
+        # Do not move the product into a loop.
+        if product.parent is not op.parent:
+            return
+        add = tile.AddRegisterProductOp(
+            op.memref,
+            op.base,
+            op.strides[0],
+            product.lhs,
+            product.rhs,
+            product.register_tile,
+            product.rows if op.count is None else op.count,
+            product.inner,
+        )
+        rewriter.replace(op, add)
+        rewriter.erase(product)
+
+    def is_only_added(self, product: tile.RegisterProductOp) -> bool:
+        """Return True if a product of tiles has no accumulator and one use."""
+        is_new = product.acc is None and product.base is None
+        return is_new and product.result.uses.get_length() == 1
+
+    def is_whole(self, op: tile.AddStridedOp) -> bool:
+        """Return True if the rows in memory are whole vectors of adjacent elements."""
+        element, shape = element_of(op.value.type), shape_of(op.value.type)
+        assert isinstance(element, FixedBitwidthType)
+        lanes = self.machine.lanes(element.bitwidth)
+        return (
+            len(shape) == 2
+            and shape[1] % lanes == 0
+            and int_constant(op.strides[1]) == 1
+        )
+
+
+@dataclass(frozen=True)
+class TileAddProductsPass(ModulePass):
+    """Sum products in memory where they are only added to it."""
+
+    name = "tile-add-products"
+
+    machine: MachineName = "avx2"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        pattern = AddProduct(MACHINES[self.machine])
+        PatternRewriteWalker(pattern, apply_recursively=False).rewrite_module(op)

@@ -1,1 +1,0 @@
-"""Derivatives of attention, taken apart into sums over pairs of positions."""

@@ -1,0 +1,351 @@
+"""Write the roles of a schedule: consumers that compute, a producer that copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects import arith, scf
+from xdsl.dialects.builtin import i32
+from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.rewriter import InsertPoint
+
+from flexc.dialects import flex, tile
+from flexc.dialects.constants import int_constant
+from flexc.dialects.tile.schedule import (
+    ArriveOp,
+    AwaitCopiesOp,
+    AwaitOp,
+    CopyInOp,
+    CopyOutOp,
+    EndOp,
+    ExpectOp,
+    FenceCopiesOp,
+    PartsOp,
+    SlotOp,
+    TransposeViewOp,
+    ViewType,
+    WriteViewOp,
+)
+from flexc.dialects.tile.schedule.capacity import tile_bytes
+from flexc.errors import ScheduleError
+from flexc.passes.hopper.specialize_warps.loads import name_of, product_of
+from flexc.passes.hopper.specialize_warps.resources import Output, Ring
+from flexc.passes.hopper.specialize_warps.slices import Slice, dependent_on
+from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.tile.liveness import yielded
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Decisions about a kernel that both roles follow."""
+
+    parts: PartsOp
+    rings: Mapping[tile.LoadOp, Ring]
+    outputs: Mapping[tile.StoreOp, Output]
+    released: Mapping[Operation, Sequence[tile.LoadOp]]
+
+    @property
+    def consumers(self) -> int:
+        return self.parts.count.value.data
+
+    def all_rings(self) -> list[Ring]:
+        """Return each ring once, in the order of the first load of each ring."""
+        return list(dict.fromkeys(self.rings.values()))
+
+    def rings_within(self, loop: scf.ForOp) -> list[Ring]:
+        """Return the rings whose slots change while a loop runs."""
+        within = [r for o, r in self.rings.items() if loop.is_ancestor(o)]
+        return [r for r in dict.fromkeys(within) if not r.stays]
+
+
+class RoleCode:
+    """The code of a role: a slice of the parts, without the loads that are copies.
+
+    Barriers and copies replace these loads. Both roles meet them in the same order.
+    Each role counts the tiles that have passed through a ring (`at`) in a number of its
+    own that loops carry.
+    """
+
+    def __init__(self, plan: Plan, needed: Slice):
+        self.plan = plan
+        self.needed = needed
+        self.values: dict[SSAValue, SSAValue] = {}
+        block = Block(arg_types=[i32])
+        self.part = block.args[0]
+        self.part.name_hint = "part"
+        self.block = block
+        self.code = ScalarCode(block)
+        self.constants: dict[int, SSAValue] = {}
+        zero = self.const(0)
+        self.at = {r: zero for r in plan.all_rings() if not r.stays}
+
+    def write(self) -> Region:
+        """Return the role's region."""
+        self.copy_block(self.plan.parts.body.block)
+        self.finish()
+        self.code.builder.insert(EndOp())
+        return Region(self.block)
+
+    def finish(self) -> None:
+        """Append the role's last ops before its terminator."""
+
+    def load(self, op: tile.LoadOp, ring: Ring) -> None:
+        """Write what this role does at a load that is a copy."""
+        raise NotImplementedError
+
+    def release(self, op: tile.LoadOp, ring: Ring) -> None:
+        """Write what this role does after the last use of a load's tile."""
+
+    def leaf(self, op: Operation) -> None:
+        """Copy an op that is neither a loop nor a branch."""
+        self.code.builder.insert(op.clone(self.values))
+
+    def copy_block(self, block: Block) -> None:
+        """Copy the needed ops of a block without its terminator."""
+        for op in block.ops:
+            if isinstance(op, tile.LoadOp) and op in self.plan.rings:
+                self.load(op, self.plan.rings[op])
+            elif isinstance(op, scf.YieldOp | EndOp) or op not in self.needed.ops:
+                pass
+            elif isinstance(op, scf.ForOp):
+                self.loop(op)
+            elif isinstance(op, scf.IfOp):
+                self.branch(op)
+            else:
+                self.leaf(op)
+            for load in self.plan.released.get(op, ()):
+                self.release(load, self.plan.rings[load])
+
+    def loop(self, op: scf.ForOp) -> None:
+        """Copy a loop that carries the needed values and its rings' tile counts."""
+        kept = self.kept(op.results)
+        rings = self.plan.rings_within(op)
+        carried = [self.of(op.iter_args[i]) for i in kept]
+        carried += [self.at[r] for r in rings]
+        args = op.body.block.args
+        body = Block(arg_types=[args[0].type, *(v.type for v in carried)])
+        for old, new in zip(
+            [args[0], *(args[i + 1] for i in kept)], body.args, strict=False
+        ):
+            self.map(old, new)
+        self._set_at(rings, body.args[len(kept) + 1 :])
+        outer, self.code = self.code, ScalarCode(body)
+        self.copy_block(op.body.block)
+        results = [self.of(yielded(op.body.block)[i]) for i in kept]
+        self.code.builder.insert(scf.YieldOp(*results, *(self.at[r] for r in rings)))
+        self.code = outer
+        bounds = self.of(op.lb), self.of(op.ub), self.of(op.step)
+        new_loop = scf.ForOp(*bounds, carried, Region(body))
+        new_loop.attributes = dict(op.attributes)
+        self.code.builder.insert(new_loop)
+        for i, new in zip(kept, new_loop.results, strict=False):
+            self.map(op.results[i], new)
+        self._set_at(rings, new_loop.results[len(kept) :])
+
+    def branch(self, op: scf.IfOp) -> None:
+        """Copy a branch with the results that this role needs."""
+        kept = self.kept(op.results)
+        outer = self.code
+        regions: list[Region] = []
+        for old in op.regions:
+            regions.append(Region(Block() if old.blocks else ()))
+            if not old.blocks:
+                continue
+            self.code = ScalarCode(regions[-1].block)
+            self.copy_block(old.block)
+            results = [self.of(yielded(old.block)[i]) for i in kept]
+            self.code.builder.insert(scf.YieldOp(*results))
+        self.code = outer
+        types = [op.results[i].type for i in kept]
+        new = scf.IfOp(self.of(op.cond), types, regions[0], regions[1])
+        new.attributes = dict(op.attributes)
+        self.code.builder.insert(new)
+        for i, result in zip(kept, new.results, strict=True):
+            self.map(op.results[i], result)
+
+    def kept(self, results: Sequence[SSAValue]) -> list[int]:
+        """Return the indices of the results that this role needs."""
+        return [i for i, r in enumerate(results) if r in self.needed.values]
+
+    def of(self, value: SSAValue) -> SSAValue:
+        """Return this role's copy of a value, or an outer value itself."""
+        return self.values.get(value, value)
+
+    def map(self, old: SSAValue, new: SSAValue) -> None:
+        """Record `new` as this role's copy of `old`."""
+        self.values[old] = new
+        new.name_hint = old.name_hint
+
+    def const(self, value: int) -> SSAValue:
+        """Return a constant that is defined once, at the start of the role."""
+        if value not in self.constants:
+            code = ScalarCode(InsertPoint.at_start(self.block))
+            self.constants[value] = code.const(value)
+            self.constants[value].name_hint = f"c{value}"
+        return self.constants[value]
+
+    def take(self, ring: Ring) -> tuple[SSAValue, SSAValue]:
+        """Return the slot and the phase's parity of a ring's next tile; count it."""
+        at, last = self.at[ring], ring.slots - 1
+        if (number := int_constant(at)) is not None:
+            self.at[ring] = self.const(number + 1)
+            turn, place = divmod(number, ring.slots)
+            return self.const(place), self.const(turn & 1)
+        name, code = ring.name, self.code
+        slot = self.const(0)
+        if last:
+            slot = code.and_(at, self.const(last))
+            slot.name_hint = f"{name}_slot"
+        turn = at
+        if last:
+            turn = code.insert(arith.ShRSIOp(at, self.const(last.bit_length())))
+        parity = code.and_(turn, self.const(1))
+        parity.name_hint = f"{name}_parity"
+        self.at[ring] = code.add(at, self.const(1), f"{name}_at")
+        return slot, parity
+
+    def _set_at(self, rings: Sequence[Ring], values: Sequence[SSAValue]) -> None:
+        for ring, value in zip(rings, values, strict=True):
+            value.name_hint = f"{ring.name}_at"
+            self.at[ring] = value
+
+
+class ConsumerCode(RoleCode):
+    """The code of a consumer, which waits for tiles, uses and releases them."""
+
+    def __init__(self, plan: Plan):
+        self.staged = plan.rings
+        writes = [o for o in plan.parts.body.walk() if writes_memory(o)]
+        needed = Slice(plan.parts, self.operands).include([*plan.rings, *writes])
+        super().__init__(plan, needed)
+        self.values[plan.parts.body.block.args[0]] = self.part
+        self.slots: dict[tile.LoadOp, SSAValue] = {}
+
+    def operands(self, op: Operation) -> Sequence[SSAValue]:
+        """Return an op's operands, none for a staged load: producers need those."""
+        return () if op in self.staged else op.operands
+
+    def load(self, op: tile.LoadOp, ring: Ring) -> None:
+        """Write the wait for a tile; map the load's result to a view of the slot."""
+        if ring.stays:
+            barrier = parity = self.const(0)
+            slot = self.part if ring.per_part else self.const(0)
+        else:
+            slot, parity = self.take(ring)
+            barrier = self.slots[op] = slot
+        self.code.builder.insert(AwaitOp(ring.full, barrier, parity))
+        view = self.code.insert(SlotOp(ring.shared, slot))
+        self.map(op.result, view)
+
+    def release(self, op: tile.LoadOp, ring: Ring) -> None:
+        """Write the arrival at the barrier that gives the load's slot back."""
+        if ring.empty is not None:
+            self.code.builder.insert(ArriveOp(ring.empty, self.slots[op]))
+
+    def leaf(self, op: Operation) -> None:
+        """Copy an op; transposes of views become views, some stores become copies."""
+        if isinstance(op, tile.StoreOp) and op in self.plan.outputs:
+            self.copy_out(op, self.plan.outputs[op])
+        elif isinstance(op, tile.TransposeOp) and isinstance(
+            self.of(op.input).type, ViewType
+        ):
+            view = self.code.insert(TransposeViewOp(self.of(op.input)))
+            self.map(op.result, view)
+        else:
+            super().leaf(op)
+
+    def copy_out(self, op: tile.StoreOp, output: Output) -> None:
+        """Write a tile to an unused slot, and start its copy to global memory."""
+        view = self.code.insert(SlotOp(output.shared, self.part), f"{output.name}_view")
+        self.code.builder.insert(WriteViewOp(self.of(op.value), view))
+        self.code.builder.insert(FenceCopiesOp())
+        indices = [self.of(v) for v in op.indices]
+        self.code.builder.insert(CopyOutOp(view, op.memref, indices))
+
+    def finish(self) -> None:
+        """Append the wait for all copies out of shared memory."""
+        if self.plan.outputs:
+            self.code.builder.insert(AwaitCopiesOp(0))
+
+
+def writes_memory(op: Operation) -> bool:
+    """Return True if an op has no results and is no terminator."""
+    return not op.results and not isinstance(op, scf.YieldOp | flex.YieldOp | EndOp)
+
+
+class ProducerCode(RoleCode):
+    """The code of the producer, which copies tiles as soon as slots are free.
+
+    One producer serves all parts. It computes a value that depends on the part once for
+    each part. Raise `ScheduleError` if the choice of tiles depends on the part.
+    """
+
+    def __init__(self, plan: Plan):
+        self.varying = dependent_on(plan.parts.body.block.args[0])
+        needed = Slice(plan.parts, self.operands).include(plan.rings)
+        if needed.values & self.varying:
+            raise ScheduleError("which tiles are copied depends on the part")
+        super().__init__(plan, needed)
+
+    def operands(self, op: Operation) -> Sequence[SSAValue]:
+        """Return the values, equal for all parts, that an op depends on."""
+        found: list[SSAValue] = []
+        for value in op.operands:
+            if value not in self.varying:
+                found.append(value)
+            elif isinstance(owner := value.owner, Operation):
+                found += self.operands(owner)
+        return found
+
+    def load(self, op: tile.LoadOp, ring: Ring) -> None:
+        """Start the copy of a tile, or of one for each part, once a slot is free."""
+        slot, full = self.const(0), ring.full
+        if ring.stays:
+            size = ring.slots * tile_bytes(ring.type)
+            self.code.builder.insert(ExpectOp(full, slot, size))
+            for part in range(ring.slots):
+                self.copy(op, ring, self.const(part), slot, part)
+            return
+        assert ring.empty is not None
+        slot, parity = self.take(ring)
+        # The first tile of a slot has nothing to wait for; each use of a tile ends a
+        # phase.
+        before = self.code.insert(arith.XOrIOp(parity, self.const(1)))
+        wait = AwaitOp(ring.empty, slot, before)
+        if (comment := product_of(op).attributes.get("comment")) is not None:
+            wait.attributes["comment"] = comment
+        self.code.builder.insert(wait)
+        self.code.builder.insert(ExpectOp(full, slot, tile_bytes(ring.type)))
+        self.copy(op, ring, slot, slot, 0)
+
+    def copy(
+        self, op: tile.LoadOp, ring: Ring, slot: SSAValue, barrier: SSAValue, part: int
+    ) -> None:
+        """Start the copy of one part's tile."""
+        known: dict[SSAValue, SSAValue] = {}
+        indices = [self.at_part(v, part, known, op) for v in op.indices]
+        view = self.code.insert(SlotOp(ring.shared, slot), ring.name)
+        copy = CopyInOp(op.tensor, indices, view, ring.full, barrier)
+        self.code.builder.insert(copy)
+
+    def at_part(
+        self,
+        value: SSAValue,
+        part: int,
+        known: dict[SSAValue, SSAValue],
+        op: tile.LoadOp,
+    ) -> SSAValue:
+        """Return a value for one part, recomputed if it depends on the part."""
+        if value not in self.varying:
+            return self.of(value)
+        if value is self.plan.parts.body.block.args[0]:
+            return self.const(part)
+        if value not in known:
+            owner = value.owner
+            if isinstance(owner, Block | scf.ForOp | scf.IfOp):
+                raise ScheduleError(f"the place of {name_of(op)} depends on the part")
+            for operand in owner.operands:
+                known[operand] = self.at_part(operand, part, known, op)
+            self.code.builder.insert(owner.clone(known))
+        return known[value]

@@ -1,0 +1,374 @@
+"""Find affine forms, periods, magnitudes and directions of the integers of a mask.
+
+An affine form is a * q_idx + c * kv_idx + uniform values. A uniform value is the same
+for all pairs of a head. A uniform value is a symbol, however it is computed. A sum with
+a 64-bit symbol of unknown size may wrap around. Users of a form must check at run time
+that the sum does not.
+
+Magnitudes bound the absolute values of terms, so that code for terms does not overflow.
+A direction is the sign of a value's change from row to row. It determines the row of a
+block at which the value has its extremes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import IntegerType, i1
+from xdsl.ir import Block, Operation, SSAValue
+from xdsl.utils.hints import isa
+
+from flexc.dialects import flex
+from flexc.dialects.constants import int_constant
+from flexc.passes.masks.bounds.terms import (
+    LARGE,
+    MAX_SYMBOL,
+    Choice,
+    Constant,
+    Negative,
+    Product,
+    Quotient,
+    RowValue,
+    Sum,
+    Symbol,
+    Term,
+    joined,
+)
+from flexc.passes.scalar.ranges import intervals
+from flexc.passes.scalar.ranges.intervals import Interval, full
+from flexc.passes.scalar.ranges.python_idioms import floor_modulo
+from flexc.passes.scalar.ranges.value_ranges import width_of
+from flexc.passes.scalar.variation import MODERATE, MaskFacts
+
+MAX_COEFFICIENT = 1 << 20
+"""The largest factor of an affine form, so that sums of products fit 64 bits."""
+
+WIDE = 64
+"""The width of symbols that stay in a form even where they cancel out, because the sums
+that contained them may have wrapped around.
+"""
+
+
+@dataclass(frozen=True)
+class Affine:
+    """The exact sum `row * q_idx + column * kv_idx + sum(n * value) + constant`."""
+
+    row: int = 0
+    column: int = 0
+    symbols: Mapping[SSAValue, int] = field(default_factory=dict[SSAValue, int])
+    constant: int = 0
+
+    def minus(self, other: Affine) -> Affine:
+        symbols = dict(self.symbols)
+        for value, n in other.symbols.items():
+            symbols[value] = symbols.get(value, 0) - n
+        return Affine(
+            self.row - other.row,
+            self.column - other.column,
+            {v: n for v, n in symbols.items() if n or width_of(v.type) == WIDE},
+            self.constant - other.constant,
+        )
+
+
+class Facts(MaskFacts):
+    """A mask region, and the facts about its values."""
+
+    def is_exact(self, op: Operation) -> bool:
+        """Return True if an op does not wrap around, or only if a run-time check fails.
+
+        The checks cover sums with 64-bit symbols of unknown size.
+        """
+        if super().is_exact(op):
+            return True
+        if not isinstance(op, arith.AddiOp | arith.SubiOp):
+            return False
+        moving = [v for v in op.operands if self.pair(v)]
+        is_wide = width_of(op.results[0].type) == WIDE
+        # Run-time checks cover uniform values only.
+        return (
+            is_wide
+            and len(moving) < len(op.operands)
+            and all(self.ranges[v].within(MODERATE) for v in moving)
+        )
+
+    def is_uniform(self, value: SSAValue) -> bool:
+        return self.dependences.is_uniform(value)
+
+    def affine(self, value: SSAValue) -> Affine | None:
+        """Return the affine form of an integer, or None."""
+        if not isa(value.type, IntegerType) or value.type == i1:
+            return None
+        form = self.linear(value)
+        row = column = 0
+        symbols: dict[SSAValue, int] = {}
+        for term, factor in form.terms:
+            if abs(factor) > MAX_COEFFICIENT:
+                return None
+            if term is self.row:
+                row = factor
+            elif term is self.column:
+                column = factor
+            elif self.pair(term):
+                return None
+            else:
+                symbols[term] = factor
+        return Affine(row, column, symbols, form.const)
+
+
+MOST = (1 << 63) - 1
+"""The largest magnitude of terms that are computed."""
+
+
+def magnitude(facts: Facts, term: Term) -> int:
+    """Return a bound on the absolute values of a term and of its parts."""
+    match term:
+        case Constant():
+            return abs(term.value)
+        case Symbol():
+            return min(size_of(facts, term.value), MAX_SYMBOL)
+        case RowValue():
+            return row_magnitude(facts, term.value)
+        case Sum():
+            return magnitude(facts, term.left) + magnitude(facts, term.right)
+        case Negative():
+            return magnitude(facts, term.term)
+        case Quotient():
+            return max(magnitude(facts, p) for p in (term.term, term.divisor))
+        case Product():
+            factor = min(magnitude(facts, term.factor), LARGE)
+            inner = magnitude(facts, term.term)
+            return max(inner, min(inner, LARGE) * factor)
+        case Choice():
+            parts = (term.left, term.right, term.holds, term.fails)
+            return max(magnitude(facts, part) for part in parts)
+
+
+def row_magnitude(facts: Facts, value: SSAValue) -> int:
+    """Return the magnitude of a value of rows, given that divisors are positive."""
+    known = size_of(facts, value)
+    if facts.is_uniform(value):
+        return min(known, MAX_SYMBOL)
+    match op := value.owner:
+        case arith.DivSIOp() | arith.FloorDivSIOp():
+            return min(known, row_magnitude(facts, op.lhs))
+        case arith.AddiOp() | arith.SubiOp():
+            parts = (row_magnitude(facts, v) for v in op.operands)
+            return min(known, sum(parts))
+        case arith.MinSIOp() | arith.MaxSIOp() | arith.ExtSIOp():
+            return min(known, max(row_magnitude(facts, v) for v in op.operands))
+        case _:
+            return known
+
+
+def size_of(facts: Facts, value: SSAValue) -> int:
+    """Return the largest absolute value of an integer."""
+    known = facts.ranges[value]
+    return max(abs(known.lo), abs(known.hi))
+
+
+MAX_PERIOD = 1 << 12
+
+
+def residue_period(facts: Facts, value: SSAValue) -> int | None:
+    """Return n if a condition depends on positions by remainders of at most n only.
+
+    Return None for other conditions. A mask such as `(q_idx - kv_idx) % 3 == 0` bounds
+    no keys: every block of sufficient width has live and dead pairs. The period is that
+    width. A condition on one remainder is proved to hold for some of n neighbours, and
+    to fail for others. For conditions on several remainders (distances of columns in an
+    image), this is assumed.
+    """
+    op = value.owner
+    if not isinstance(op, arith.CmpiOp):
+        return None
+    number = int_constant(op.rhs)
+    single = remainder_of(facts, op.lhs)
+    if single is not None and number is not None:
+        return single[1] if varies(op, single[1], number) else None
+    return _largest_divisor(facts, value)
+
+
+def _largest_divisor(facts: Facts, value: SSAValue) -> int | None:
+    """Return the largest divisor of the remainders that a value depends on.
+
+    Return 0 for a uniform value, and None if the value depends on positions otherwise.
+    """
+    if facts.is_uniform(value):
+        return 0
+    if (found := remainder_of(facts, value)) is not None:
+        return found[1]
+    if isinstance(value.owner, Block | flex.LoadCaptureOp):
+        return None
+    inner = [_largest_divisor(facts, v) for v in value.owner.operands]
+    known = [n for n in inner if n is not None]
+    return max(known) if len(known) == len(inner) else None
+
+
+def varies(op: arith.CmpiOp, period: int, number: int) -> bool:
+    """Return True if a comparison with a number holds for some remainders only."""
+    predicate = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
+    remainders = intervals.Interval(0, period - 1)
+    return intervals.compare(predicate, remainders, intervals.point(number)) is None
+
+
+def remainder_of(facts: Facts, value: SSAValue) -> tuple[SSAValue, int] | None:
+    """Return x and c of Python's x % c, for an x that steps by one along a position.
+
+    Return None for other values.
+    """
+    op = value.owner
+    if isinstance(op, arith.ExtSIOp):
+        return remainder_of(facts, op.input)
+    found = floor_modulo(value, facts.ranges)
+    if found is None:
+        return None
+    dividend, divisor = found
+    if not isinstance(divisor, int) or divisor > MAX_PERIOD:
+        return None
+    form = facts.affine(dividend)
+    steps = form is not None and 1 in (abs(form.row), abs(form.column))
+    return (dividend, divisor) if steps else None
+
+
+class Unsolvable(Exception):
+    """The error for a comparison that the solver cannot turn into bounds."""
+
+
+def symbol_of(
+    facts: Facts, value: SSAValue, least: int | None = None
+) -> Constant | Symbol:
+    """Return the term of a uniform value, which is checked to be `least` or more.
+
+    The check is omitted if the value's range proves the limit.
+    """
+    number = int_constant(value)
+    if number is not None:
+        return Constant(number)
+    limits = Interval(-MAX_SYMBOL, MAX_SYMBOL)
+    known = facts.ranges[value]
+    if least is not None and known.lo >= least:
+        least = None
+    return Symbol(value, known.within(limits), least)
+
+
+def divisor_of(facts: Facts, value: SSAValue | int) -> Constant | Symbol:
+    """Return the term of a uniform value that is positive or checked to be positive.
+
+    Raise Unsolvable for other values.
+    """
+    if isinstance(value, int):
+        divisor: Constant | Symbol = Constant(value)
+    elif not facts.is_uniform(value):
+        raise Unsolvable
+    else:
+        divisor = symbol_of(facts, value, least=1)
+    if isinstance(divisor, Constant) and divisor.value < 1:
+        raise Unsolvable
+    return divisor
+
+
+def chunk_start(
+    facts: Facts, op: arith.SubiOp
+) -> tuple[SSAValue, Constant | Symbol] | None:
+    """Return x and c of x - x % c, which is c * (x // c); None for other values."""
+    found = floor_modulo(op.rhs, facts.ranges)
+    if found is None or found[0] is not op.lhs or not facts.is_exact(op):
+        return None
+    return op.lhs, divisor_of(facts, found[1])
+
+
+def keeps(facts: Facts, op: Operation) -> bool:
+    """Return True if a cast keeps all values that its operand may have."""
+    known = facts.ranges[op.operands[0]]
+    match op:
+        case arith.ExtSIOp():
+            return True
+        case arith.ExtUIOp():
+            return known.is_nonnegative
+        case arith.TruncIOp():
+            return known.within(full(width_of(op.result.type)))
+        case _:
+            return False
+
+
+def lowest(value: SSAValue) -> int:
+    """Return the smallest number of an integer's type."""
+    return full(width_of(value.type)).lo
+
+
+class Directions:
+    """The directions of the values of rows."""
+
+    def __init__(self, facts: Facts):
+        self.facts = facts
+        self.checked: list[Symbol] = []
+        """Symbols that run-time checks must prove to be positive, or small."""
+
+    def of(self, value: SSAValue) -> int:
+        """Return the sign of a value's change from row to row: 1, 0 or -1.
+
+        Raise Unsolvable or NotMonotonic if the sign is not known.
+        """
+        if self.facts.is_uniform(value):
+            return 0
+        if value is self.facts.row:
+            return 1
+        op = value.owner
+        match op:
+            case arith.ExtSIOp() | arith.ExtUIOp() | arith.TruncIOp() if keeps(
+                self.facts, op
+            ):
+                return self.of(op.operands[0])
+            case arith.SubiOp() if (chunk := chunk_start(self.facts, op)) is not None:
+                return self._chunk(*chunk)
+            case arith.AddiOp() | arith.SubiOp() if self.facts.is_exact(op):
+                return self._sum(op)
+            case arith.MuliOp() if self.facts.is_exact(op):
+                return self._product(op)
+            case arith.MinSIOp() | arith.MaxSIOp():
+                return joined(self.of(op.lhs), self.of(op.rhs))
+            case arith.ShRSIOp() if int_constant(op.rhs) in range(32):
+                return self.of(op.lhs)
+            case arith.DivSIOp() | arith.FloorDivSIOp():
+                return self._quotient(op)
+            case _:
+                raise Unsolvable
+
+    def _sum(self, op: arith.AddiOp | arith.SubiOp) -> int:
+        for value in op.operands:
+            if self.facts.is_uniform(value):
+                self._check(symbol_of(self.facts, value))
+        sign = 1 if isinstance(op, arith.AddiOp) else -1
+        return joined(self.of(op.lhs), sign * self.of(op.rhs))
+
+    def _check(self, symbol: Constant | Symbol) -> None:
+        if isinstance(symbol, Symbol) and (
+            symbol.least is not None or not symbol.sized
+        ):
+            self.checked.append(symbol)
+
+    def _chunk(self, dividend: SSAValue, divisor: Constant | Symbol) -> int:
+        self._check(divisor)
+        return self.of(dividend)
+
+    def _quotient(self, op: arith.DivSIOp | arith.FloorDivSIOp) -> int:
+        """Return the direction of a quotient, which is the direction of the dividend.
+
+        Rounding, also towards zero, is monotonic.
+        """
+        self._check(divisor_of(self.facts, op.rhs))
+        return self.of(op.lhs)
+
+    def _product(self, op: arith.MuliOp) -> int:
+        for value, factor in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
+            number = int_constant(factor)
+            if number is not None:
+                sign = (number > 0) - (number < 0)
+                return sign * self.of(value)
+        for value, factor in ((op.lhs, op.rhs), (op.rhs, op.lhs)):
+            if self.facts.is_uniform(factor):
+                self._check(divisor_of(self.facts, factor))
+                return self.of(value)
+        raise Unsolvable

@@ -1,0 +1,187 @@
+"""Define the input of segments: a mask, and the choice of its axes as rows and columns.
+
+A program owns a block of rows and loops over blocks of columns. By default, rows are
+queries and columns are keys. If `transposed`, rows are keys and columns are queries.
+The mask is then solved with its two positions exchanged, so that the code that finds
+and writes bounds deals with rows and columns only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from xdsl.dialects.builtin import i32
+from xdsl.ir import Region, SSAValue
+
+from flexc.dialects import flex
+from flexc.dialects.constants import int_constant
+from flexc.dialects.mod_region import INDEX_ARGS
+from flexc.passes.masks.bounds.facts import Facts
+from flexc.passes.masks.bounds.key_ranges import KeyRanges, key_ranges
+from flexc.passes.scalar.proof import Proof
+from flexc.passes.scalar.ranges.intervals import full
+from flexc.passes.scalar.scalar_code import (
+    ScalarCode,
+    inline_region,
+    new_region,
+)
+
+Q_IDX, KV_IDX = 2, 3
+"""The argument numbers of a mask's positions."""
+
+AXES = ("q", "kv")
+
+
+@dataclass(frozen=True, eq=False)
+class MaskProblem:
+    """The properties of an op that its segments depend on.
+
+    `tables` list the partial blocks of columns of each block of rows: their counts and
+    their indices. If there are four tables, the last two list the full blocks in the
+    same way.
+    """
+
+    mask: Region
+    """The mask as a function of (b, h, q_idx, kv_idx) and the captures."""
+    captures: tuple[SSAValue, ...] = ()
+    tables: tuple[SSAValue, ...] = ()
+    sparse_block: tuple[int, int] | None = None
+    """The numbers of rows and columns of a block of the tables."""
+    row_multiple: int = 1
+    """A number that is known to divide the number of rows."""
+    column_multiple: int = 1
+    max_length: int = full(32).hi
+    """An upper limit of both lengths."""
+    indices_fit: bool = False
+    """True if no arithmetic on positions overflows its type."""
+    transposed: bool = False
+    """True if rows are keys, and columns queries."""
+
+    _ranges: dict[tuple[int, int], Proof[KeyRanges]] = field(
+        default_factory=dict[tuple[int, int], Proof[KeyRanges]], repr=False
+    )
+
+    @classmethod
+    def of(cls, op: flex.AttentionOp, transposed: bool = False) -> MaskProblem:
+        """Return the problem of an attention op.
+
+        A transposed problem has no tables, because the op's tables list columns for
+        queries.
+        """
+        multiples = op.fact("q_len_multiple"), op.fact("kv_len_multiple")
+        row_multiple, column_multiple = multiples[::-1] if transposed else multiples
+        sparse = None
+        if op.sparse_block is not None and not transposed:
+            sparse_m, sparse_n = op.sparse_block.get_values()
+            sparse = sparse_m, sparse_n
+        return cls(
+            op.mask_mod,
+            tuple(op.captures),
+            () if transposed else tuple(op.tables),
+            sparse,
+            row_multiple,
+            column_multiple,
+            op.fact("max_length", full(32).hi),
+            op.indices_fit is not None,
+            transposed,
+        )
+
+    @classmethod
+    def of_sums(cls, op: flex.PairSumsOp) -> MaskProblem:
+        """Return the problem of sums over pairs, with the op's tables."""
+        sparse = None
+        if op.sparse_block is not None:
+            sparse_m, sparse_n = op.sparse_block.get_values()
+            sparse = sparse_m, sparse_n
+        return cls(
+            op.mask_mod,
+            tuple(op.captures),
+            tuple(op.tables),
+            sparse,
+            op.length_multiple(of_rows=True),
+            op.length_multiple(of_rows=False),
+            op.fact("max_length", full(32).hi),
+            op.indices_fit is not None,
+            op.is_transposed,
+        )
+
+    @property
+    def has_mask(self) -> bool:
+        return not is_always_true(self.mask)
+
+    @cached_property
+    def solved(self) -> Region:
+        """The mask as a function of (b, h, row, column) and the captures."""
+        return with_positions_exchanged(self.mask) if self.transposed else self.mask
+
+    @cached_property
+    def facts(self) -> Facts:
+        """The facts about the values of `solved`."""
+        return Facts(self.solved, self.max_length, self.indices_fit)
+
+    def ranges(self, block_m: int, block_n: int) -> Proof[KeyRanges]:
+        """Return the ranges of columns of the mask, or the reason why there are none.
+
+        The ranges refer to values of `solved`. The result is cached for each block
+        size.
+        """
+        size = block_m, block_n
+        if size not in self._ranges:
+            self._ranges[size] = key_ranges(
+                self.solved, self.max_length, self.indices_fit, *size
+            )
+        return self._ranges[size]
+
+    @property
+    def axes(self) -> tuple[str, str]:
+        """The prefixes of the names of rows and of columns."""
+        row, column = AXES[::-1] if self.transposed else AXES
+        return row, column
+
+    def bounds_region(self) -> Region:
+        """Return an empty region for a segment's bounds.
+
+        The region's arguments are b, h, the first row, the number of rows, the number
+        of columns, the captures and the tables.
+        """
+        row, column = self.axes
+        return self._region("b", "h", f"{row}_start", f"{row}_len", f"{column}_len")
+
+    def block_region(self) -> Region:
+        """Return an empty region for a segment's block.
+
+        The region's arguments are those of `bounds_region`, with the iteration after
+        the first row.
+        """
+        row, column = self.axes
+        return self._region(
+            "b", "h", f"{row}_start", "i", f"{row}_len", f"{column}_len"
+        )
+
+    def _region(self, *names: str) -> Region:
+        trailing = [*self.captures, *self.tables]
+        types = [*([i32] * len(names)), *(v.type for v in trailing)]
+        return new_region(types, [*names, *(v.name_hint for v in trailing)])
+
+
+def is_always_true(mask: Region) -> bool:
+    """Return True if a mask region yields the constant true."""
+    last = mask.block.last_op
+    assert isinstance(last, flex.YieldOp)
+    return bool(int_constant(last.values[0]))
+
+
+def with_positions_exchanged(mask: Region) -> Region:
+    """Return the same mask as a function of (b, h, kv_idx, q_idx) and the captures."""
+    args = mask.block.args
+    order = list(range(len(args)))
+    order[Q_IDX], order[KV_IDX] = KV_IDX, Q_IDX
+    exchanged = new_region(
+        [*INDEX_ARGS, *(a.type for a in args[len(INDEX_ARGS) :])],
+        [args[i].name_hint for i in order],
+    )
+    code = ScalarCode(exchanged.block)
+    found = inline_region(mask, [exchanged.block.args[i] for i in order], code)
+    code.yield_(*found)
+    return exchanged

@@ -1,1 +1,0 @@
-"""Where a mod reads captured tensors: how the indices of each read vary."""

@@ -1,1 +1,0 @@
-"""Tile sizes, for what each machine has of registers and shared memory."""

@@ -1,0 +1,167 @@
+"""C++: programs that own a panel of rows, for the vectors and caches of a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import ClassVar
+
+from flexc.passes.targets.target import (
+    AttentionShape,
+    Block,
+    MachineName,
+    PairShape,
+    SizeOptions,
+    Target,
+    TileSizes,
+    fitted,
+)
+
+CPU_COLUMNS = 96
+"""The columns of a tile on a CPU: whole register tiles of 6 and of 8 rows."""
+
+LISTED_COLUMNS = 128
+"""The widest block of a table that an iteration visits as a whole."""
+
+SUMMED = 64
+"""The rows, and the columns, of a tile of pairs with sums by column in memory."""
+
+CPU_TILE_BYTES = 1 << 18
+"""The bytes of a tile of keys or values: about half of a second-level cache."""
+
+FEW_ROWS = 16
+"""The most rows for which a program owns all rows instead of a panel."""
+
+FEW_ROWS_COLUMNS = 256
+"""The columns of a tile with few rows: no keys and values are reused from a cache."""
+
+PLANNED_BLOCK = 32, 64
+"""The least rows of a planned block, and its columns.
+
+With fewer columns there are more iterations, each of which has a fixed cost.
+"""
+
+
+@dataclass(frozen=True)
+class VectorMachine:
+    """The vectors of a CPU, and the block of a product that fits its registers.
+
+    `register_rows` rows of `vectors` vectors each leave registers for a vector of the
+    left operand and a row of the right operand.
+    """
+
+    name: MachineName
+    vector_bytes: int
+    register_rows: int
+    vectors: int
+    widens_half: bool = False
+    """True if one instruction widens a vector of fp16."""
+
+    def lanes(self, bits: int) -> int:
+        """Return the number of elements of a vector."""
+        return self.vector_bytes * 8 // bits
+
+    def panel(self, bits: int) -> int:
+        """Return the columns of a panel: the elements of one row of a register tile."""
+        return self.lanes(bits) * self.vectors
+
+
+MACHINES: dict[MachineName, VectorMachine] = {
+    machine.name: machine
+    for machine in (
+        VectorMachine("avx512", 64, 8, 2, widens_half=True),
+        VectorMachine("avx2", 32, 6, 2, widens_half=True),
+        VectorMachine("neon", 16, 6, 4),
+        VectorMachine("portable", 16, 6, 2),
+    )
+}
+
+
+@dataclass(frozen=True)
+class CppTarget(Target):
+    """A CPU target, which runs few programs at a time."""
+
+    name: ClassVar[str] = "cpp"
+    one_pass: ClassVar[bool] = True
+    samples_blocks: ClassVar[bool] = True
+
+    def trims(self, options: SizeOptions) -> bool:
+        return options.trimmed
+
+    def attention_sizes(self, shape: AttentionShape, options: SizeOptions) -> TileSizes:
+        widest = max(shape.head_dim, shape.value_dim)
+        if self.trims(options):
+            bits = max(32, shape.bits)
+            return panel_sizes(
+                options.machine, bits, widest, shape.sparse_block, rows=shape.rows
+            )
+        # Q, K^T, V, scores and accumulator stay in the second-level cache.
+        sizes = TileSizes(64, 128 if widest <= 64 else 64)
+        return fitted([sizes], shape.sparse_block, divisor, lambda _: True)
+
+    def pair_sizes(self, shape: PairShape, options: SizeOptions) -> TileSizes:
+        if self.trims(options):
+            return panel_sizes(
+                options.machine,
+                max(32, shape.score_bits),
+                max(*shape.rows, *shape.columns),
+                shape.sparse_block,
+                shape.sums_columns,
+            )
+        return fitted([TileSizes(64, 64)], shape.sparse_block, divisor, lambda _: True)
+
+    def planned_block(self, tile: TileSizes, is_given: bool) -> Block:
+        rows, columns = PLANNED_BLOCK
+        return tile.block_m * max(1, rows // tile.block_m), columns
+
+
+CPP = CppTarget()
+
+
+def divisor(block: int, sparse: int) -> int:
+    """Return a tile, usually up to `block`, that divides a sparse block.
+
+    Prefer the greatest common divisor, then the largest divisor up to `block`. If both
+    are below 16, return `sparse` itself.
+    """
+    least = min(16, sparse)
+    if (common := gcd(block, sparse)) >= least:
+        return common
+    divisors = (n for n in range(block, 0, -1) if sparse % n == 0)
+    return n if (n := next(divisors)) >= least else sparse
+
+
+def panel_sizes(
+    machine: MachineName,
+    bits: int,
+    widest: int,
+    sparse_block: tuple[int, int] | None = None,
+    sums_columns: bool = False,
+    rows: int | None = None,
+) -> TileSizes:
+    """Return the tile of a program, which owns one panel of rows.
+
+    `bits` is the width of the computed elements, `widest` the largest head dim and
+    `rows` the number of all rows, if known. Rows divide the blocks of a table. Columns
+    need not divide them, as iterations are trimmed. A program that `sums_columns` reads
+    and writes these sums for each tile, so that tiles with more rows are faster.
+    """
+    panel = MACHINES[machine].panel(bits)
+    most = SUMMED if sums_columns else CPU_COLUMNS
+    room = CPU_TILE_BYTES * 8 // (widest * bits)
+    columns = min(most, max(8, room // 8 * 8))
+    if sums_columns:
+        panel = max(panel, SUMMED // panel * panel)
+    if rows is not None and rows <= FEW_ROWS:
+        panel, columns = rows, FEW_ROWS_COLUMNS
+    if sparse_block is None:
+        return TileSizes(panel, columns)
+    sparse_m, sparse_n = sparse_block
+    if sparse_m % panel:
+        panel = divisor(panel, sparse_m)
+    if sparse_n <= min(LISTED_COLUMNS, room) and not sums_columns:
+        return TileSizes(panel, sparse_n)
+    # Iterations visit about equal numbers of columns.
+    times = -(-sparse_n // columns)
+    even = min(columns, -(-sparse_n // times // 8) * 8)
+    return TileSizes(panel, even)

@@ -1,0 +1,194 @@
+"""The base class of targets: capabilities, limits, and the choice of tile sizes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+MachineName = Literal["avx512", "avx2", "neon", "portable"]
+"""A CPU's vector instructions; `cpp.MACHINES` describes them."""
+
+HOPPER_SHARED_MEMORY = 232_448
+"""The bytes of shared memory that one program may use on an H100.
+
+See the CUDA C++ programming guide.
+"""
+
+Block = tuple[int, int]
+"""The rows and columns of a block of a table."""
+
+
+@dataclass(frozen=True)
+class TileSizes:
+    """The tile of a program and, for a GPU, its warps and stages.
+
+    `residents` is the number of programs that share the registers of a multiprocessor.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int = 0
+    num_stages: int = 0
+    residents: int = 1
+
+
+@dataclass(frozen=True)
+class SizeOptions:
+    """Limits and choices that tile sizes depend on, in addition to the op."""
+
+    shared_memory: int = HOPPER_SHARED_MEMORY
+    """The bytes of shared memory that a program may use on a GPU."""
+    machine: MachineName = "avx2"
+    overlap: bool = True
+    """True if products run while the softmax of another block is computed.
+
+    This takes registers.
+    """
+    program_rows: int | None = None
+    """The most rows of a program on Hopper."""
+    trimmed: bool = True
+    """True if iterations need not begin at multiples of a tile's columns."""
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """The properties of an attention op that its tile depends on."""
+
+    bits: int
+    """The bits of an element of the inputs."""
+    head_dim: int
+    value_dim: int
+    sparse_block: Block | None = None
+    short_rows: bool = False
+    """True if a program may find little work: several should share a multiprocessor."""
+    rows: int | None = None
+    """The number of rows of a head, if known."""
+
+
+@dataclass(frozen=True)
+class PairShape:
+    """The properties of an op of sums over pairs that its tile depends on.
+
+    `rows`, `columns` and `results` are the widths of the matrices.
+    """
+
+    bits: int
+    """The bits of an element of the inputs."""
+    score_bits: int
+    rows: Sequence[int]
+    columns: Sequence[int]
+    results: Sequence[int]
+    sparse_block: Block | None = None
+    sums_diagonals: bool = False
+    """True if values are summed along diagonals: tiles must then be square."""
+    sums_columns: bool = False
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """Facts about the amount of work for the rows of a program."""
+
+    widest: int
+    """The larger head dim of query and value."""
+    has_tables: bool
+    is_listed: bool
+    """True if only tables state which columns the rows see."""
+    is_banded: bool
+    changes_scores: bool
+
+
+@dataclass(frozen=True)
+class Target(ABC):
+    """A target's capabilities, limits and tile sizes, which passes depend on.
+
+    The defaults are for a target with few programs that run plain loops.
+    """
+
+    name: ClassVar[str]
+
+    one_pass: ClassVar[bool] = False
+    """True if a program may add to memory that no other program accesses.
+
+    One visit to each pair then computes the gradients of all inputs.
+    """
+    merges_segments: ClassVar[bool] = False
+    """True if loops have a fixed cost: similar segments share one loop."""
+    one_loop: ClassVar[bool] = False
+    """True if all segments share one loop, which is scheduled as a whole."""
+    relaxes_division: ClassVar[bool] = False
+    """True if division is approximate anyway and may become a product."""
+    splits_row_terms: ClassVar[bool] = False
+    """True if a term of a row is added to its maximum instead of to each score."""
+    samples_blocks: ClassVar[bool] = False
+    """True if a planning kernel of its own samples the pairs of unknown blocks."""
+    heads_per_group: ClassVar[int | None] = None
+    """The number of heads whose keys and values fit a cache that programs share."""
+
+    def trims(self, options: SizeOptions) -> bool:
+        """Return True if iterations visit no column outside a program's bounds."""
+        return False
+
+    def padded(self, dim: int, least: int = 16) -> int:
+        """Return the width of a tile that holds `dim` columns."""
+        return dim
+
+    @abstractmethod
+    def attention_sizes(self, shape: AttentionShape, options: SizeOptions) -> TileSizes:
+        """Return the best tile of an attention op."""
+
+    @abstractmethod
+    def pair_sizes(self, shape: PairShape, options: SizeOptions) -> TileSizes:
+        """Return the best tile of sums over pairs."""
+
+    def check(  # noqa: B027
+        self, sizes: TileSizes, num_warps: int | None
+    ) -> None:
+        """Refuse tiles of attention that the target lacks; `num_warps` is an option."""
+
+    def check_pairs(self, sizes: TileSizes) -> None:  # noqa: B027
+        """Refuse tiles of sums over pairs that the target lacks."""
+
+    def smaller(self, sizes: TileSizes, steps: int, given: Container[str]) -> TileSizes:
+        """Return sizes that are `steps` steps smaller in memory; `given` sizes stay."""
+        return sizes
+
+    def has_short_rows(self, facts: RowFacts) -> bool:
+        """Return True if programs find little work and should have small tiles."""
+        return facts.has_tables or facts.is_banded
+
+    def part_rows(self, sizes: TileSizes, bits: int, widest: int) -> int | None:
+        """Return the rows of each part of a program; None without parts."""
+        return None
+
+    def planned_block(self, tile: TileSizes, is_given: bool) -> Block:
+        """Return the size of a planned block; `is_given` if a user chose `tile`."""
+        return tile.block_m, tile.block_n
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def largest_power_of_2_divisor(n: int) -> int:
+    return n & -n
+
+
+def fitted(
+    choices: Sequence[TileSizes],
+    sparse_block: Block | None,
+    divide: Callable[[int, int], int],
+    fits: Callable[[TileSizes], bool],
+) -> TileSizes:
+    """Return the first tile that fits, cut by `divide` to the blocks of a table.
+
+    Return the last tile if none fits.
+    """
+    if sparse_block is not None:
+        m, n = sparse_block
+        choices = [
+            replace(s, block_m=divide(s.block_m, m), block_n=divide(s.block_n, n))
+            for s in choices
+        ]
+    return next((sizes for sizes in choices if fits(sizes)), choices[-1])

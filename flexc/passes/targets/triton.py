@@ -1,0 +1,227 @@
+"""Triton: tiles of powers of two whose operands fit shared memory.
+
+Tables list tiles in order of preference, as measured on an H100. The first tile that
+fits is chosen. Accumulators and values must fit registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from flexc.errors import OptionError
+from flexc.passes.targets.target import (
+    AttentionShape,
+    PairShape,
+    SizeOptions,
+    Target,
+    TileSizes,
+    fitted,
+    largest_power_of_2_divisor,
+    next_power_of_2,
+)
+
+UNALIGNED_VALUE_DIM = 64
+"""The narrowest value tile if rows are not aligned.
+
+Unaligned tiles reach shared memory through registers. For narrower tiles the product of
+triton 3.6 reads past its operand on Hopper (memcheck reports this).
+"""
+
+MIN_BLOCK_N = 16
+"""The least number of elements that a matrix product sums over."""
+
+STEPS = (
+    ("block_n", 64),
+    ("num_stages", 2),
+    ("block_n", 32),
+    ("block_m", 64),
+    ("num_stages", 1),
+    ("block_m", 32),
+    ("block_n", 16),
+    ("block_m", 16),
+)
+"""The sizes that are halved, with lower bounds, until a program fits shared memory.
+
+Nearly all of a program's shared memory grows with its columns: keys, values and the
+tiles that a mod loads for each score, which Triton copies ahead for as many blocks as
+there are stages. With fewer than 64 columns, or with one stage, products wait for their
+operands.
+"""
+
+MOST_STEPS = 12
+"""An upper bound of the number of steps from any tile of the tables."""
+
+PAIRED = TileSizes(64, 64, 4, 3)
+"""The tile for head dim 128 and short rows: one program loads, another computes."""
+
+
+@dataclass(frozen=True)
+class TritonTarget(Target):
+    """A GPU target whose warps all run the same code."""
+
+    name: ClassVar[str] = "triton"
+    merges_segments: ClassVar[bool] = True
+    relaxes_division: ClassVar[bool] = True
+    heads_per_group: ClassVar[int | None] = 8
+
+    def padded(self, dim: int, least: int = 16) -> int:
+        return max(least, next_power_of_2(dim))
+
+    def attention_sizes(self, shape: AttentionShape, options: SizeOptions) -> TileSizes:
+        bits, memory = shape.bits, options.shared_memory
+        dims = self.padded(shape.head_dim), self.padded(shape.value_dim)
+        choices = attention_choices(bits, max(dims))
+        if shape.short_rows and bits <= 16:
+            twice = operand_bytes(PAIRED, bits, *dims) * 2 <= memory
+            choices = [PAIRED] * (twice and 64 < max(dims) <= 128) + choices
+        return fitted(
+            choices,
+            shape.sparse_block,
+            divisor,
+            lambda sizes: operand_bytes(sizes, bits, *dims) <= memory,
+        )
+
+    def pair_sizes(self, shape: PairShape, options: SizeOptions) -> TileSizes:
+        rows, columns = (
+            [self.padded(d) for d in s] for s in (shape.rows, shape.columns)
+        )
+        choices = pair_choices(shape.bits, rows, columns, len(shape.results))
+        if shape.sums_diagonals:
+            choices = [s for s in choices if s.block_m == s.block_n] or choices[-1:]
+        if shape.sparse_block is not None:
+            # A tile that was cut has too many warps for its size.
+            m, n = shape.sparse_block
+            whole = [s for s in choices if not (m % s.block_m or n % s.block_n)]
+            choices = whole or choices
+
+        def fits(sizes: TileSizes) -> bool:
+            held = pair_operand_bytes(sizes, shape.bits, rows, columns)
+            return held <= options.shared_memory
+
+        return fitted(choices, shape.sparse_block, divisor, fits)
+
+    def check(self, sizes: TileSizes, num_warps: int | None) -> None:
+        check_powers_of_2(sizes)
+
+    def check_pairs(self, sizes: TileSizes) -> None:
+        check_powers_of_2(sizes)
+
+    def smaller(self, sizes: TileSizes, steps: int, given: Container[str]) -> TileSizes:
+        """Return sizes that are `steps` steps smaller, or the smallest possible.
+
+        The shared memory for Triton's own copies, of gathers and between layouts, is
+        known only after Triton has compiled a kernel.
+        """
+        for name, least in STEPS:
+            number: int = getattr(sizes, name)
+            while name not in given and number > least and steps:
+                number, steps = max(least, number // 2), steps - 1
+            sizes = replace(sizes, **{name: number})
+        few_rows = sizes.block_m <= 64 and "num_warps" not in given
+        return replace(sizes, num_warps=min(sizes.num_warps, 4)) if few_rows else sizes
+
+
+TRITON = TritonTarget()
+
+
+def divisor(block: int, sparse: int) -> int:
+    """Return the largest power of 2 up to `block` that divides a sparse block."""
+    return min(block, largest_power_of_2_divisor(sparse))
+
+
+def check_powers_of_2(sizes: TileSizes) -> None:
+    """Refuse tiles and warps that are not powers of 2."""
+    for name, number in (
+        ("BLOCK_M", sizes.block_m),
+        ("BLOCK_N", sizes.block_n),
+        ("num_warps", sizes.num_warps),
+    ):
+        if number != largest_power_of_2_divisor(number):
+            raise OptionError(f"{name} expects a power of 2 for Triton, got {number}")
+    if sizes.block_n < MIN_BLOCK_N:
+        raise OptionError(
+            f"BLOCK_N expects {MIN_BLOCK_N} or more for Triton, got "
+            f"{sizes.block_n}; where a BlockMask has such blocks, make it with a "
+            f"multiple of {MIN_BLOCK_N} as BLOCK_SIZE"
+        )
+
+
+def operand_bytes(sizes: TileSizes, bits: int, head_dim: int, value_dim: int) -> int:
+    """Return the bytes of Q once, and of K and V once for each pipeline stage."""
+    if not sizes.num_stages:
+        return 0
+    query = sizes.block_m * head_dim
+    stages = sizes.num_stages * sizes.block_n * (head_dim + value_dim)
+    return (query + stages) * bits // 8
+
+
+def pair_operand_bytes(
+    sizes: TileSizes, bits: int, row_dims: Sequence[int], column_dims: Sequence[int]
+) -> int:
+    """Return the bytes of rows once, of columns once for each stage, and of values."""
+    if not sizes.num_stages:
+        return 0
+    rows = sizes.block_m * sum(row_dims)
+    columns = sizes.num_stages * sizes.block_n * sum(column_dims)
+    return (rows + columns + sizes.block_m * sizes.block_n) * bits // 8
+
+
+def attention_choices(bits: int, widest: int) -> list[TileSizes]:
+    """Return tiles of attention, the best first.
+
+    At head dim 128 two warp groups share 128 rows. At 64 several programs share a
+    multiprocessor, and three stages hide the loads. IEEE fp32 products run on the FMA
+    pipes: small tiles, few stages.
+    """
+    if bits > 16:
+        if widest <= 64:
+            return [TileSizes(64, 32, 4, 2), TileSizes(32, 32, 4, 1)]
+        if widest <= 128:
+            return [TileSizes(32, 32, 4, 2), TileSizes(32, 16, 4, 1)]
+        return [TileSizes(16, 16, 4, 1)]
+    if widest <= 64:
+        return [
+            TileSizes(128, 64, 4, 3),
+            TileSizes(128, 64, 4, 2),
+            TileSizes(64, 32, 4, 1),
+        ]
+    if widest <= 128:
+        return [
+            TileSizes(128, 128, 8, 3),
+            TileSizes(128, 64, 8, 3),
+            TileSizes(128, 64, 8, 2),
+            TileSizes(64, 64, 4, 2),
+            TileSizes(64, 32, 4, 1),
+        ]
+    if widest <= 256:
+        return [
+            TileSizes(128, 64, 8, 2),
+            TileSizes(64, 64, 4, 2),
+            TileSizes(64, 32, 4, 1),
+            TileSizes(32, 32, 4, 1),
+        ]
+    return [TileSizes(64, 32, 8, 2), TileSizes(32, 32, 4, 1), TileSizes(16, 16, 4, 1)]
+
+
+def pair_choices(
+    bits: int, rows: Sequence[int], columns: Sequence[int], results: int
+) -> list[TileSizes]:
+    """Return tiles of sums over pairs with `results` result matrices, best first."""
+    widest = max(*rows, *columns)
+    small = [TileSizes(32, 32, 4, 1), TileSizes(16, 16, 4, 1)]
+    if bits > 16:
+        return small if widest <= 64 else small[1:]
+    middle = [TileSizes(64, 64, 4, 2), TileSizes(64, 32, 4, 1)]
+    if len(rows) > 2:  # Second derivatives: twice as much of all.
+        return [TileSizes(64, 32, 4, 2), TileSizes(32, 32, 4, 2), *small]
+    if widest <= 64:
+        first = TileSizes(128, 64 if results <= 1 else 32, 4, 3)
+        return [first, *middle, *small]
+    if widest <= 128:
+        return [TileSizes(128, 64, 8, 3), TileSizes(128, 64, 8, 2), *middle, *small]
+    if widest <= 256:
+        first = TileSizes(128, 64, 8, 1) if results <= 1 else TileSizes(64, 64, 8, 2)
+        return [first, *middle, *small]
+    return [TileSizes(64, 32, 8, 1), *small]

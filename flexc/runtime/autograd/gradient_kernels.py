@@ -1,0 +1,298 @@
+"""Derivatives of calls, computed by kernels (see `derivatives.Derivatives`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from xdsl.dialects.builtin import IntegerAttr, UnitAttr, i64
+from xdsl.ir import Attribute
+
+from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
+from flexc.passes.flex.flex_infer_facts import score_growth_is_bounded
+from flexc.passes.targets import target_named
+from flexc.runtime.attention.call import LENGTH_MULTIPLE, Attention
+from flexc.runtime.autograd.captured_places import Sizes
+from flexc.runtime.autograd.derivatives import (
+    Cotangents,
+    Direction,
+    Gradients,
+    Tangents,
+    Wanted,
+)
+from flexc.runtime.autograd.gradient_programs import Compile, Point, Program, expand
+from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.inputs.tensor_facts import (
+    MAX_NARROW_OFFSET,
+    MAX_TILE_STRIDE,
+    is_aligned,
+    largest_offset,
+)
+from flexc.runtime.kernels.build import Build
+from flexc.runtime.kernels.driver import Compiled, start_kernel
+from flexc.runtime.kernels.proofs import Proofs, attention_of
+
+INPUTS = ("query", "key", "value")
+
+_programs: WeakKeyDictionary[Compiled, dict[Any, Program]] = WeakKeyDictionary()
+"""Programs of a compiled call, by proofs and derivative."""
+
+_moderate: WeakKeyDictionary[Compiled, dict[Any, bool]] = WeakKeyDictionary()
+"""Results of `is_moderate` for a compiled call, by rounded sizes and by numbers."""
+
+MAX_KNOWN = 256
+"""The number of results of `is_moderate` that are cached for a compiled call."""
+
+
+def backward(
+    call: Attention,
+    out: Tensor,
+    lse: Tensor,
+    cotangents: Cotangents,
+    wanted: Wanted,
+    along: Direction | None = None,
+) -> Gradients:
+    """Return the gradients along cotangents, or the tangents of these gradients."""
+    return Run(call, out, lse).backward(cotangents, wanted, along)
+
+
+def jvp(
+    call: Attention, out: Tensor, lse: Tensor, tangents: Tangents
+) -> tuple[Tensor, Tensor]:
+    """Return the tangents of out and lse."""
+    return Run(call, out, lse).jvp(tangents)
+
+
+def start(call: Attention, wanted: Wanted) -> None:
+    """Start to compile the kernels for gradients along a cotangent of out."""
+    setting = Setting(call)
+    has_rest = call.outputs.lse_rest and not setting.moderate
+    setting.program(setting.names(wanted), (), False, has_rest)
+
+
+class Setting:
+    """The facts of a call that its derivatives depend on, known before it runs."""
+
+    def __init__(self, call: Attention):
+        self.call = call.settle(both=True)
+        self.compiled = self.call.compiled()
+        self.columns = self.call.tables and self.call.tables.columns
+        self.captures = self.compiled.attention.arguments(call.signature.captures)
+        self.moderate = is_moderate(self.call, self.compiled)
+        self.slots = [i.slot for i in self.compiled.attention.inputs]
+        self.aligned = self.compiled.build.call.alignment is not None
+
+    @property
+    def listed(self) -> Sequence[Tensor]:
+        """The tables that list the blocks of columns."""
+        return () if self.columns is None else self.columns.tensors
+
+    def names(self, wants: Sequence[bool]) -> list[str]:
+        """Return the names in the IR of the wanted inputs."""
+        found = [n for n, want in zip(INPUTS, wants, strict=False) if want]
+        captures = wants[len(INPUTS) :]
+        return found + [
+            f"capture {i}"
+            for i, slot in enumerate(self.slots)
+            if slot is not None and captures[slot]
+        ]
+
+    def program(
+        self,
+        wrt: Sequence[str],
+        along: Sequence[str],
+        d_lse: bool,
+        has_rest: bool,
+        moving: Sequence[Tensor] = (),
+    ) -> Program:
+        """Return the program of a derivative.
+
+        `wrt` and `along` name inputs in the IR. `moving` are the tangents of captured
+        tensors.
+        """
+        columns = self.columns
+        derivative = Derivative(
+            tuple(wrt),
+            tuple(along),
+            d_lse,
+            has_rest,
+            len(self.listed),
+            None if columns is None else columns.block_size,
+            tuple(self.facts([*self.listed, *moving]).items()),
+        )
+        call = self.call
+        proofs = self.compiled.proofs(call.query, call.key, self.captures)
+        return program_for(self.compiled, proofs, derivative)
+
+    def facts(self, read: Sequence[Tensor]) -> dict[str, Attribute]:
+        """Return facts that the forward does not use.
+
+        `read` are the tensors that a derivative reads and the forward does not.
+        """
+        query, key = self.call.query, self.call.key
+        found: dict[str, Attribute] = {}
+        if query.shape[:2] == key.shape[:2]:
+            found["paired_heads"] = UnitAttr()
+        whole = query.size(2) % LENGTH_MULTIPLE == 0
+        if whole and self.call.computed_by.for_gpu:
+            found["q_len_multiple"] = IntegerAttr(LENGTH_MULTIPLE, i64)
+        if self.moderate:
+            found["scores_moderate"] = UnitAttr()
+        if any(largest_offset(t) > MAX_NARROW_OFFSET for t in read):
+            found["index_width"] = IntegerAttr(64, i64)
+        return found
+
+
+class Run(Setting):
+    """The derivatives of one call at one point."""
+
+    def __init__(self, call: Attention, out: Tensor, lse: Tensor):
+        super().__init__(call)
+        self.out, self.rows = out, lse
+        # The rest of lse matters only if scores may exceed the dot products.
+        rows = [lse] if lse.dim() == 3 else lse.unbind(1)
+        self.saved = [out, *rows[: 1 if self.moderate else 2]]
+
+    def backward(
+        self, cotangents: Cotangents, wanted: Wanted, along: Direction | None
+    ) -> Gradients:
+        wrt, (d_out, d_lse) = self.names(wanted), cotangents
+        given = [torch.zeros_like(self.out) if d_out is None else d_out]
+        tangents: dict[str, Tensor] = {}
+        if along is not None:
+            tangents = self.tangents(along.inputs)
+            t_out, t_lse = along.cotangents
+            if t_out is not None:
+                tangents["d_out"] = t_out
+            if t_lse is not None:
+                tangents["d_lse"] = self.of_lse(t_lse)
+        if d_lse is not None:
+            given.append(self.of_lse(d_lse))
+        elif "d_lse" in tangents:
+            given.append(torch.zeros_like(self.saved[1]))
+        return self.gradients(wrt, self.run(tuple(wrt), tangents, given), wanted)
+
+    def of_lse(self, d_lse: Tensor) -> Tensor:
+        """Return the cotangent of lse alone, without the cotangent of its rest."""
+        return d_lse[:, 0] if self.rows.dim() > 3 else d_lse
+
+    def jvp(self, tangents: Tangents) -> tuple[Tensor, Tensor]:
+        t_out, t_lse = self.run((), self.tangents(tangents), [])
+        if self.rows.dim() > 3:
+            t_lse = torch.stack([t_lse, torch.zeros_like(t_lse)], 1)
+        return t_out, t_lse
+
+    def tangents(self, tangents: Tangents) -> dict[str, Tensor]:
+        """Return the tangents that are not zero, by name in the IR."""
+        found: dict[str, Tensor] = {}
+        for name in self.names([t is not None for t in tangents]):
+            tangent = tangents[self.place(name)]
+            assert tangent is not None
+            found[name] = tangent
+        return found
+
+    def place(self, name: str) -> int:
+        """Return the place of an input among `inputs_of`, by its name in the IR."""
+        if name in INPUTS:
+            return INPUTS.index(name)
+        slot = self.slots[int(name.removeprefix("capture "))]
+        assert slot is not None
+        return len(INPUTS) + slot
+
+    def gradients(
+        self, names: Sequence[str], results: Sequence[Tensor], wanted: Wanted
+    ) -> Gradients:
+        """Return the results at the places of their inputs, with None elsewhere."""
+        found: list[Tensor | None] = [None] * len(wanted)
+        for name, result in zip(names, results, strict=True):
+            found[self.place(name)] = result
+        return tuple(found)
+
+    def run(
+        self, wrt: tuple[str, ...], along: dict[str, Tensor], cotangents: list[Tensor]
+    ) -> list[Tensor]:
+        call = self.call
+        moving = {n: self.placed(n, t) for n, t in along.items() if n not in READY}
+        rest = len(self.saved) > 2, list(moving.values())
+        program = self.program(wrt, tuple(along), len(cotangents) > 1, *rest)
+        program.wait()
+        args = [call.query, call.key, call.value, call.scale, *self.captures]
+        args += [*(() if call.tables is None else call.tables.tensors), *self.listed]
+        args += [self.ready(t) for t in (*self.saved, *cotangents)]
+        args += [moving[n] if n in moving else self.ready(t) for n, t in along.items()]
+        batch, heads, q_len = call.query.shape[:3]
+        sizes = Sizes(batch, heads, q_len, call.key.size(2))
+        point = Point(sizes, call.deterministic, call.query.device)
+        return program.run(args, point)
+
+    def ready(self, tensor: Tensor) -> Tensor:
+        """Return a tensor in the layout that the IR's types require.
+
+        The last stride is 1, rows are aligned and strides are small enough for tiles.
+        The tensor is copied if needed.
+        """
+        moves = tensor.dim() == 4 and self.aligned and not is_aligned(tensor)
+        if moves or tensor.stride(2) > MAX_TILE_STRIDE:
+            return tensor.clone(memory_format=torch.contiguous_format)
+        return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+    def placed(self, name: str, tangent: Tensor) -> Tensor:
+        """Return a captured tensor's tangent, with strides that its type allows."""
+        given = self.compiled.attention.inputs[int(name.removeprefix("capture "))]
+        if given.unit_stride and tangent.dim() and tangent.stride(-1) != 1:
+            return tangent.contiguous()
+        return tangent
+
+
+READY = (*INPUTS, "d_out", "d_lse")
+"""Names of tensors that are laid out as a query or its rows."""
+
+
+def is_moderate(call: Attention, compiled: Compiled) -> bool:
+    """Return True if a call's scores are proved to be bounded by its dot products.
+
+    The result is False except for a GPU and 16-bit inputs, whose rounding error exceeds
+    the error of dropping the rest of lse.
+    """
+    if not call.computed_by.for_gpu or call.query.element_size() > 2:
+        return False
+    captures = compiled.attention.arguments(call.signature.captures)
+    numbers = tuple(c if isinstance(c, int | float) else None for c in captures)
+    sizes = (*call.query.shape[:3], call.key.size(2))
+    known = _moderate.setdefault(compiled, {})
+    key = tuple(map(_at_most, sizes)), numbers
+    if key not in known:
+        if len(known) >= MAX_KNOWN:
+            known.clear()
+        attention = attention_of(compiled.attention.module)
+        known[key] = score_growth_is_bounded(attention, *key)
+    return known[key]
+
+
+def _at_most(size: int) -> int:
+    """Return the next power of two."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def program_for(compiled: Compiled, proofs: Proofs, derivative: Derivative) -> Program:
+    """Return the program of a derivative, made once. Its kernels start to compile."""
+    programs = _programs.setdefault(compiled, {})
+    key = (proofs, derivative)
+    if key not in programs:
+        module = proofs.stated_in(compiled.attention.module)
+        expanded = derivative_module(module, derivative)
+        expand(expanded, target_named(compiled.build.target).one_pass)
+        program = Program(expanded, compiler_for(compiled.build))
+        program.start()
+        programs[key] = program
+    return programs[key]
+
+
+def compiler_for(build: Build) -> Compile:
+    """Return a function that compiles a derivative's kernel in the background."""
+    build = replace(build, tiles=NO_OPTIONS, derivative=True, program_rows=None)
+    return lambda module: start_kernel(module, build)

@@ -1,0 +1,247 @@
+"""Interpreter of a derivative's host code: launches, and ops on their results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from xdsl.dialects import func
+from xdsl.dialects.builtin import MemRefType, StringAttr
+from xdsl.interpreter import (
+    Interpreter,
+    InterpreterFunctions,
+    PythonValues,
+    impl,
+    register_impls,
+)
+from xdsl.utils.exceptions import InterpretationError
+
+from flexc.dialects import flex
+from flexc.dialects.flex import (
+    Coordinates,
+    SumKind,
+    diagonal_entries,
+    diagonal_zero,
+)
+from flexc.dialects.flex.pair_sums import element_of
+from flexc.dialects.tile import KernelOp
+from flexc.runtime.interpreters.kernel import grid_of, run_programs, written_types
+from flexc.runtime.interpreters.values import dtype_of
+
+KEY_HEADS = "key_heads"
+"""The key of the interpreter's data for the batches and heads of the attention keys."""
+
+PARTS = 3
+"""The number of parts in which kernels compute sums by column."""
+
+SIZES = "sizes"
+"""The key of the interpreter's data for (B, Hq, Sq, Skv) of a derivative."""
+
+Sizes = tuple[int, int, int, int]
+
+
+@register_impls
+class HostFunctions(InterpreterFunctions):
+    """The interpreter of launches, and of ops on the sums that launches return."""
+
+    def __init__(self, compute_dtype: torch.dtype | None = None):
+        self.compute_dtype = compute_dtype
+
+    @impl(flex.LaunchOp)
+    def run_launch(
+        self, interpreter: Interpreter, op: flex.LaunchOp, args: PythonValues
+    ) -> PythonValues:
+        callee = interpreter.get_op_for_symbol(op.callee)
+        if isinstance(callee, func.FuncOp):
+            return interpreter.call_op(callee, args)
+        assert isinstance(callee, KernelOp)
+        sizes, keys = sizes_of(interpreter), key_heads_of(interpreter)
+        outputs = kernel_outputs(callee, args, sizes, keys)
+        run_programs(interpreter, callee, [*args, *outputs])
+        return tuple(outputs)
+
+    @impl(flex.ScatterSumsOp)
+    def run_scatter_sums(
+        self, interpreter: Interpreter, op: flex.ScatterSumsOp, args: PythonValues
+    ) -> PythonValues:
+        sums, target, *rest = args
+        n = len(op.captures)
+        sums = sums.to(self.compute_dtype or sums.dtype)
+        pairs = pair_indices(sizes_of(interpreter))
+        read = interpreter.run_ssacfg_region(op.index, (*pairs, *rest[:n]), "index")
+        gradient = sums.new_zeros(target.shape)
+        for before in rest[n:]:
+            gradient = gradient + before
+        scatter = Scatter(op.coordinates, sizes_of(interpreter))
+        scatter.add(gradient, sums, [i.to(torch.int64) for i in read])
+        return (gradient.to(target.dtype),)
+
+    @impl(flex.CenterRowsOp)
+    def run_center_rows(
+        self, interpreter: Interpreter, op: flex.CenterRowsOp, args: PythonValues
+    ) -> PythonValues:
+        sums, total, values = args
+        dtype = self.compute_dtype or sums.dtype
+        moved = total.to(dtype)[..., None] * values.to(dtype)
+        return ((sums.to(dtype) - moved).to(values.dtype),)
+
+    @impl(flex.SumPartsOp)
+    def run_sum_parts(
+        self, interpreter: Interpreter, op: flex.SumPartsOp, args: PythonValues
+    ) -> PythonValues:
+        parts = args[0].to(self.compute_dtype or args[0].dtype)
+        return (parts.sum(0).to(dtype_of(element_of(op.result))),)
+
+    @impl(flex.ZerosLikeOp)
+    def run_zeros_like(
+        self, interpreter: Interpreter, op: flex.ZerosLikeOp, args: PythonValues
+    ) -> PythonValues:
+        return (torch.zeros_like(args[0]),)
+
+
+def remember_sizes(interpreter: Interpreter, args: Sequence[object]) -> None:
+    """Store the sizes of the query and key of a derivative's function."""
+    query, key = args[:2]
+    if isinstance(query, Tensor) and isinstance(key, Tensor):
+        sizes = (*query.shape[:3], key.shape[2])
+        interpreter.set_data(HostFunctions, SIZES, sizes)
+        interpreter.set_data(HostFunctions, KEY_HEADS, tuple(key.shape[:2]))
+
+
+def missing() -> Sizes:
+    raise InterpretationError("expected to run in a function of query and key")
+
+
+def sizes_of(interpreter: Interpreter) -> Sizes:
+    return interpreter.get_data(HostFunctions, SIZES, missing)
+
+
+def key_heads_of(interpreter: Interpreter) -> tuple[int, int]:
+    return interpreter.get_data(HostFunctions, KEY_HEADS, missing)
+
+
+def kernel_outputs(
+    kernel: KernelOp, args: Sequence[Tensor], sizes: Sizes, key_heads: tuple[int, int]
+) -> list[Tensor]:
+    """Allocate a kernel's results.
+
+    Elements that programs may leave unwritten are 0. All other elements are NaN, so
+    that a missing write is visible.
+    """
+    rows = args[0].shape
+    types = list(written_types(kernel).values())
+    kinds = kinds_of(kernel, types)
+    in_parts = SumKind.COLUMN_MATRIX in kinds
+    number = PARTS if in_parts else grid_of(kernel, args[0])[0]
+    shapes = {
+        SumKind.TOTAL: (*sizes[:2], rows[2]),
+        SumKind.DIAGONAL: diagonal_shape(number, sizes),
+        SumKind.PAIRS: (*sizes[:2], rows[2], sizes[3 if is_by_query(kernel) else 2]),
+    }
+    columns = (PARTS, *key_heads, sizes[3])
+    outputs: list[Tensor] = []
+    for kind, type_ in zip(kinds, types, strict=True):
+        dtype = dtype_of(type_.element_type)
+        above = columns if kind == SumKind.COLUMN_MATRIX else rows[:3]
+        shape = shapes.get(kind, (*above, type_.get_shape()[-1]))
+        fill = torch.nan if kind in (SumKind.MATRIX, SumKind.TOTAL) else 0.0
+        outputs.append(torch.full(shape, fill, dtype=dtype))
+    return outputs
+
+
+def kinds_of(kernel: KernelOp, types: Sequence[MemRefType]) -> list[SumKind]:
+    """Return the kinds of a kernel's results.
+
+    A kernel without kinds computes rows of numbers or vectors.
+    """
+    said = kernel.attributes.get("sums")
+    if isinstance(said, StringAttr):
+        return [SumKind(n) for n in re.findall(r"flex\.sum<(\w+)", said.data)]
+    ranks = [t.get_num_dims() for t in types]
+    return [SumKind.TOTAL if rank == 3 else SumKind.MATRIX for rank in ranks]
+
+
+def is_by_query(kernel: KernelOp) -> bool:
+    return kernel.attributes.get("rows") != StringAttr("keys")
+
+
+def diagonal_shape(blocks: int, sizes: Sizes) -> tuple[int, ...]:
+    return (*sizes[:2], blocks, diagonal_entries(*sizes[2:]))
+
+
+def pair_indices(sizes: Sizes) -> list[Tensor]:
+    """Return b, h, q_idx and kv_idx of all pairs."""
+    grids = torch.meshgrid(*(torch.arange(n) for n in sizes), indexing="ij")
+    return [g.to(torch.int32) for g in grids]
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """An addition of sums to the elements of a gradient that the pairs of a sum read.
+
+    `add` takes the indices of all pairs. All pairs of one sum must have equal indices.
+    """
+
+    by: Coordinates
+    sizes: Sizes
+
+    def add(self, gradient: Tensor, sums: Tensor, indices: list[Tensor]) -> None:
+        places = self.places()
+        if self.by == Coordinates.DIAGONAL:
+            sums = sums.sum(2)
+        flat = sums.flatten(2)
+        inside = self.used(flat, places)
+        one_of: list[Tensor] = []
+        for index, size in zip(indices, gradient.shape, strict=True):
+            index = self.one_of_each(index.expand(self.sizes), places, flat)
+            inside = inside & (index >= 0) & (index < size)
+            one_of.append(index)
+        if not one_of:
+            gradient += flat.sum()
+            return
+        found = tuple(index[inside] for index in one_of)
+        gradient.index_put_(found, flat[inside], accumulate=True)
+
+    def places(self) -> Tensor:
+        """Return the number of the sum, within its head, that each pair belongs to."""
+        kv_len = self.sizes[3]
+        q_idx, kv_idx = (i.to(torch.int64) for i in pair_indices(self.sizes)[2:])
+        match self.by:
+            case Coordinates.HEAD | Coordinates.ROW:
+                return q_idx
+            case Coordinates.COLUMN:
+                return kv_idx
+            case Coordinates.DIAGONAL:
+                return q_idx - kv_idx + diagonal_zero(kv_len)
+            case Coordinates.PAIR:
+                return q_idx * kv_len + kv_idx
+
+    def used(self, sums: Tensor, places: Tensor) -> Tensor:
+        """Return which sums have pairs.
+
+        Raise InterpretationError if another sum is not 0.
+        """
+        used = torch.zeros(sums.shape, dtype=torch.bool)
+        used.scatter_(-1, places.flatten(2), True)
+        if (sums[~used] != 0).any():
+            raise InterpretationError("expected sums of no pair to be 0")
+        return used
+
+    def one_of_each(self, index: Tensor, places: Tensor, sums: Tensor) -> Tensor:
+        """Return the index that all pairs of each sum share.
+
+        Raise InterpretationError if the pairs of a sum have different indices.
+        """
+        found = torch.zeros(sums.shape, dtype=torch.int64)
+        found.scatter_(-1, places.flatten(2), index.flatten(2))
+        same = found.gather(-1, places.flatten(2)) == index.flatten(2)
+        if self.by == Coordinates.HEAD:
+            same = same & (index == index[:, :, :1, :1]).flatten(2)
+        if not same.all():
+            raise InterpretationError(
+                f"expected the same index wherever sums are by {self.by.value}"
+            )
+        return found
