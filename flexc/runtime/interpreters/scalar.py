@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from xdsl.dialects import arith, func, math, scf
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr
 from xdsl.interpreter import (
     Interpreter,
     InterpreterFunctions,
@@ -26,10 +25,11 @@ from xdsl.interpreter import (
     impl_terminator,
     register_impls,
 )
-from xdsl.ir import Operation
+from xdsl.ir import Attribute, Operation
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import flex, tile
+from flexc.dialects.constants import float_constant, int_constant
 from flexc.dialects.flex.ties import Ties, ties_of
 from flexc.runtime.interpreters.arithmetic import (
     CMPF,
@@ -194,11 +194,9 @@ class ScalarFunctions(InterpreterFunctions):
         # The programs of a kernel use the same constants many times.
         self.constants: dict[arith.ConstantOp, Tensor] = {}
 
-    def number(self, value: Tensor) -> Tensor:
-        """Return a number of the host on the device of this code."""
-        if self.device is None:
-            return value
-        return torch.full((), value.item(), dtype=value.dtype, device=self.device)
+    def number(self, value: float, kind: Attribute) -> Tensor:
+        """Return a number of a type on the device of this code."""
+        return torch.full((), value, dtype=dtype_of(kind), device=self.device)
 
     @classmethod
     def _impls(cls) -> Iterable[tuple[type[Operation], Callable[..., OpImplResult]]]:
@@ -211,7 +209,8 @@ class ScalarFunctions(InterpreterFunctions):
     ) -> PythonValues:
         value = self.constants.get(op)
         if value is None:
-            value = self.constants[op] = self.number(constant(op))
+            value = self.number(constant(op), op.result.type)
+            self.constants[op] = value
         elif self.device is not None and (tape := recorder()) is not None:
             tape.hold(value)
         return (value,)
@@ -258,8 +257,7 @@ class ScalarFunctions(InterpreterFunctions):
     def run_dim(
         self, interpreter: Interpreter, op: flex.DimOp, args: PythonValues
     ) -> PythonValues:
-        size = args[0].shape[op.dim.value.data]
-        return (self.number(torch.tensor(size, dtype=dtype_of(op.result.type))),)
+        return (self.number(args[0].shape[op.dim.value.data], op.result.type),)
 
     @impl(tile.ReadOp)
     def run_read(
@@ -290,14 +288,11 @@ def extremum(op: Operation, function: Function, lhs: Tensor, rhs: Tensor) -> Ten
             return value
 
 
-def constant(op: arith.ConstantOp) -> Tensor:
-    """Return the value of a constant as a tensor."""
-    dtype = dtype_of(op.result.type)
-    if isinstance(op.value, FloatAttr):
-        return torch.tensor(op.value.value.data, dtype=dtype)
-    if isinstance(op.value, IntegerAttr):
-        # Through int64, since an i8 constant may be written as 255 or as -1.
-        return torch.tensor(op.value.value.data).to(dtype)
+def constant(op: arith.ConstantOp) -> float:
+    """Return the value of a constant, signed if it is an integer."""
+    for read in (float_constant, int_constant):
+        if (value := read(op.result)) is not None:
+            return value
     raise InterpretationError(f"expected a number as constant, got {op.value}")
 
 

@@ -87,6 +87,13 @@ def biased(scale: float = 1.0) -> Mods:
     return lambda s, b, h, q, k: s + table[h, k], None
 
 
+def table_read_from_its_end() -> Mods:
+    """Indices may be negative, so the gradient's code has the length of the table."""
+    table = torch.randn(20, requires_grad=True)
+    index = torch.randint(-20, 20, (2048,))
+    return lambda s, b, h, q, k: s + table[index[k]], None
+
+
 def documents() -> Mods:
     """Blocks are planned."""
     ids = torch.arange(1024) // 300
@@ -252,9 +259,10 @@ def check_gradients(mods: Mods, length: int = 40) -> int:
         (lambda: capped(3.0), 40, 2),
         (biased, 40, 2),
         (table_of_gradients, 40, 2),
+        (table_read_from_its_end, 40, 2),
         (documents, 1024, 3),
     ],
-    ids=["no mods", "number", "function of torch", "tensor", "table", "planned"],
+    ids=["no mods", "number", "function", "tensor", "table", "from the end", "planned"],
 )
 def test_gradients_of_another_process_trace_nothing(
     make: Callable[[], Mods],
