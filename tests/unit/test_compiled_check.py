@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexc.codegen.gluon.compiled_check import MOST_SPILLED, problems
+from flexc.codegen.gluon.compiled_check import SPILL_LIMIT, problems
 
 GOOD = """\
 ptxas info    : Compiling entry function 'attention' for 'sm_90a'
@@ -17,13 +17,13 @@ def test_nothing_is_wrong() -> None:
 
 
 def test_nothing_was_said() -> None:
-    assert problems("") == ["ptxas said nothing of the kernel"]
+    assert problems("") == ["ptxas printed no resource usage of the kernel"]
 
 
 def test_spills() -> None:
     log = GOOD.replace("0 bytes spill stores", "260 bytes spill stores")
     assert problems(log) == ["260 bytes spill to memory, with 168 registers"]
-    assert problems(log.replace("260", str(MOST_SPILLED))) == []
+    assert problems(log.replace("260", str(SPILL_LIMIT))) == []
     assert problems(log, most_spilled=260) == []
 
 

@@ -16,14 +16,14 @@ SERIALISED = re.compile(r"\((C75\d\d)\)\s*(.*)$", re.MULTILINE)
 
 SPILL_TO_MEMORY = " bytes spill to memory"
 
-MOST_SPILLED = 256
+SPILL_LIMIT = 256
 """The bytes that a thread may spill to memory before a kernel counts as slow."""
 
 
-def problems(log: str, most_spilled: int = MOST_SPILLED) -> list[str]:
+def problems(log: str, most_spilled: int = SPILL_LIMIT) -> list[str]:
     """Return the problems that make a kernel slow, from a log of `ptxas -v`."""
     if not SPILLS.search(log):
-        return ["ptxas said nothing of the kernel"]
+        return ["ptxas printed no resource usage of the kernel"]
     found: list[str] = []
     if (spilled := spilled_bytes(log)) > most_spilled:
         used = max(map(int, REGISTERS.findall(log)), default=0)

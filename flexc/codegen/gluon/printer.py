@@ -171,7 +171,11 @@ class GluonPrinter(TilePrinter):
         given = self.captured(role)
         used, self._used = self._used, set(given)
         (part,) = role.body.block.args
-        first = [f"{self.declare(part)}: gl.constexpr"] if is_told_part(role) else []
+        first = (
+            [f"{self.declare(part)}: gl.constexpr"]
+            if receives_copy_number(role)
+            else []
+        )
         with self.aside() as text:
             self.line(f"@{self.decorator}")
             self.print_function(name, [*first, *given], role.body.block)
@@ -220,7 +224,7 @@ class GluonPrinter(TilePrinter):
         for role in roles:
             name, given = self.print_role(role)
             for part in range(role.copies.value.data):
-                first = [str(part)] if is_told_part(role) else []
+                first = [str(part)] if receives_copy_number(role) else []
                 calls.append((name, first + given))
         groups = [role for role in roles for _ in range(role.copies.value.data)]
         warps = [role.warps.value.data for role in groups[1:]]
@@ -333,7 +337,7 @@ class GluonPrinter(TilePrinter):
         self.assign(op.result, f"warpgroup_mma_wait({wait})")
 
 
-def is_told_part(role: schedule.RoleOp) -> bool:
+def receives_copy_number(role: schedule.RoleOp) -> bool:
     """Return True if a role's function receives the number of its copy."""
     (part,) = role.body.block.args
     return bool(part.uses.get_length()) or role.copies.value.data > 1

@@ -41,7 +41,7 @@ FACTS = (
     "scores_finite",
     "has_keys",
     "paired_heads",
-    "scores_moderate",
+    "score_growth_bounded",
     "rows_never_empty",
 )
 """Properties that state proved facts about a call; every lowering keeps them."""
@@ -110,7 +110,7 @@ class PairsOp(IRDLOperation):
     """True if Skv is known to be above 0."""
     paired_heads = opt_prop_def(UnitAttr)
     """True if query and key have equal numbers of batches and of heads."""
-    scores_moderate = opt_prop_def(UnitAttr)
+    score_growth_bounded = opt_prop_def(UnitAttr)
     """True if `score_mod` makes scores larger by a small factor at most.
 
     Masked scores, which are -inf, do not count.

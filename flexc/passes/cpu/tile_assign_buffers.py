@@ -51,8 +51,8 @@ from flexc.passes.tile.liveness import (
     ACCUMULATING,
     Lifetimes,
     defined_by,
+    defining_block,
     dies_at,
-    home,
     is_tile,
     overwrites,
     user_in,
@@ -91,7 +91,7 @@ def copy_yielded(body: Block, args: Sequence[BlockArgument | None]) -> None:
     last = body.last_op
     assert last is not None
     for index, value in enumerate(last.operands):
-        is_own = home(value) is body and value.owner is not body
+        is_own = defining_block(value) is body and value.owner is not body
         is_new = value not in last.operands[:index]
         if is_tile(value) and value is not args[index] and not (is_own and is_new):
             last.operands[index] = duplicate(value, last)

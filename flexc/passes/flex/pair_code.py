@@ -188,7 +188,7 @@ class _Writer:
 
 def is_weighed(op: DerivativeOp) -> bool:
     """Return True if rows need weights: scores may exceed their dot products."""
-    is_small = op.score_range is not None or op.scores_moderate is not None
+    is_small = op.score_range is not None or op.score_growth_bounded is not None
     return len(op.saved) > 2 and not is_small
 
 

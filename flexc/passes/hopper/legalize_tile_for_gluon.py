@@ -123,6 +123,6 @@ def legalize(kernel: tile.KernelOp) -> None:
                 f"64; without them {op.name} has no place"
             )
         if isinstance(op, UNSCHEDULED):
-            raise ScheduleError(f"a schedule has no place for {op.name}")
+            raise ScheduleError(f"a schedule with roles cannot contain {op.name}")
     DescriptorMaker(kernel).run()
     set_warps(kernel)

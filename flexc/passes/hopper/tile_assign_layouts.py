@@ -25,7 +25,7 @@ from flexc.dialects.tile import (
     shape_of,
 )
 from flexc.errors import ScheduleError
-from flexc.passes.tile.liveness import defined_by, is_tile
+from flexc.passes.tile.liveness import defined_by, defining_block, is_tile
 
 Layouts = Mapping[SSAValue, LayoutAttr]
 
@@ -143,7 +143,7 @@ class LayoutConverter:
         value. If the use is in a nested region, the conversion is placed after the
         value's definition.
         """
-        home = owner_block(value)
+        home = defining_block(value)
         block = home if is_made_anew(value) else user.parent
         at_home = is_made_anew(value) or block is not home
         key = (value, layout, None if at_home else block)
@@ -174,11 +174,6 @@ class LayoutConverter:
                 new = type_.with_layout(layout)
             if new != type_:
                 Rewriter.replace_value_with_new_type(value, new)
-
-
-def owner_block(value: SSAValue) -> Block | None:
-    owner = value.owner
-    return owner if isinstance(owner, Block) else owner.parent  # pyright: ignore
 
 
 def after(value: SSAValue) -> InsertPoint:

@@ -99,7 +99,7 @@ class WholeNumbers(IntegerFacts):
                 return False
 
 
-class Unwrapped:
+class AssumedExact:
     """Assumptions that no integer wraps around and that no comparison changes.
 
     The assumptions are unproven, so use the strides for decisions about speed only. The
@@ -119,7 +119,7 @@ class Unwrapped:
         return False
 
 
-Numbers = WholeNumbers | Unwrapped
+Numbers = WholeNumbers | AssumedExact
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class StrideAnalysis:
         return self[value] == INVARIANT
 
     def _of(self, op: Operation) -> Stride | None:
-        if isinstance(self.numbers, Unwrapped) and i1 in op.result_types:
+        if isinstance(self.numbers, AssumedExact) and i1 in op.result_types:
             return INVARIANT
         known = [d for v in op.operands if (d := self[v]) is not None]
         if len(known) < len(op.operands):
@@ -327,8 +327,8 @@ def strides_of_mod(
 def step_along(op: tile.MapOp, value: SSAValue, dim: int) -> int | None:
     """Return the step of a map's value along a dimension, None if it is unknown.
 
-    A read whose offset has step 1 is contiguous. The step rests on `Unwrapped`: use it
-    for decisions about speed only.
+    A read whose offset has step 1 is contiguous. The step rests on `AssumedExact`: use
+    it for decisions about speed only.
     """
     stride = _strides_of_map(op, dim, {})[value]
     return None if stride is None else stride.step
@@ -343,7 +343,7 @@ def _strides_of_map(op: tile.MapOp, dim: int, known: MapStrides) -> StrideAnalys
             arg: _operand_stride(op, arg.index, dim, known)
             for arg in op.body.block.args
         }
-        known[op, dim] = StrideAnalysis(op.body, args, Unwrapped())
+        known[op, dim] = StrideAnalysis(op.body, args, AssumedExact())
     return known[op, dim]
 
 

@@ -112,7 +112,7 @@ def yielded(region: Region) -> SSAValue:
 
 Terms = tuple[tuple[SSAValue, int], ...]
 
-MODERATE = Interval(-(1 << 61), 1 << 61)
+SUMMABLE = Interval(-(1 << 61), 1 << 61)
 """The range of numbers of which a sum of a few fits i64."""
 
 UNLIMITED = 1 << 10
@@ -233,7 +233,7 @@ class MaskFacts(IntegerFacts):
     def is_moderate(self, form: Linear) -> bool:
         """Return True if the form can be computed in i64, in any order."""
         parts = [*(Linear((t,)) for t in form.terms), form, Linear((), form.const)]
-        return all(self.range(p).within(MODERATE) for p in parts)
+        return all(self.range(p).within(SUMMABLE) for p in parts)
 
     def linear(self, value: SSAValue) -> Linear:
         """Return the form of an integer value."""

@@ -184,7 +184,7 @@ class LegalizeTileForTritonPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for counted in filter(has_count, op.walk()):
             raise UnsupportedOpError(
-                f"{counted.name} has a count, which Triton's tiles have none of: "
+                f"{counted.name} has a count, but tiles of Triton have none: "
                 "segments that are trimmed are for C++"
             )
         patterns: list[RewritePattern] = [

@@ -31,7 +31,7 @@ def yielded(block: Block) -> Sequence[SSAValue]:
     return block.last_op.operands
 
 
-def home(value: SSAValue) -> Block:
+def defining_block(value: SSAValue) -> Block:
     """Return the block in which a value is defined."""
     owner = value.owner
     block = owner if isinstance(owner, Block) else owner.parent_block()
@@ -66,7 +66,7 @@ def dies_at(value: SSAValue, op: Operation) -> bool:
 
     A loop whose body uses the value is not: the body uses the value repeatedly.
     """
-    block = home(value)
+    block = defining_block(value)
     if op.parent_block() is not block:
         return False
     users = [(u.operation, user_in(block, u)) for u in value.uses]
@@ -116,7 +116,7 @@ class Lifetimes:
         return self.end[owner] if is_loop else self.start[owner]
 
     def last_use(self, value: SSAValue) -> int:
-        block = home(value)
+        block = defining_block(value)
         return max(
             (self._use(block, use) for use in value.uses),
             default=self.definition(value),

@@ -22,7 +22,7 @@ from flexc.runtime.inputs.arguments import Outputs, Results
 from flexc.runtime.kernels.driver import Compiled
 from flexc.runtime.kernels.proofs import Proofs
 from flexc.runtime.tapes.gpus import multiprocessors
-from flexc.runtime.tapes.recorder import unseen
+from flexc.runtime.tapes.recorder import without_dispatch_modes
 
 MIN_BLOCKS = 4
 """The least number of blocks of keys in a split."""
@@ -84,7 +84,7 @@ def cost(tiles: int, gpu: Gpu, blocks: int, splits: int) -> int:
 
 def run(call: Attention) -> Results:
     """Return the output, and log-sum-exp and largest scores if asked for."""
-    with unseen():
+    with without_dispatch_modes():
         results = allocate(call.query, call.value, call.outputs)
         if call.has_pairs:
             execute(call, results)

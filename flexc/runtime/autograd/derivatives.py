@@ -23,7 +23,7 @@ from torch import Tensor
 from flexc.errors import GradientError
 from flexc.runtime.inputs.arguments import Results, is_lazy
 from flexc.runtime.inputs.wrappers import check_tensor
-from flexc.runtime.tapes.recorder import unseen
+from flexc.runtime.tapes.recorder import without_dispatch_modes
 
 if TYPE_CHECKING:
     from flexc.frontend.captured import CapturedMods
@@ -158,7 +158,7 @@ def check_gradient(mods: CapturedMods) -> None:
 
 
 def _hidden(call: Attention) -> AbstractContextManager[Any]:
-    return nullcontext() if call.backend == OPERATORS else unseen()
+    return nullcontext() if call.backend == OPERATORS else without_dispatch_modes()
 
 
 def backward(

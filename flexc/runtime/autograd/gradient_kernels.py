@@ -57,24 +57,24 @@ def backward(
     along: Direction | None = None,
 ) -> Gradients:
     """Return the gradients along cotangents, or the tangents of these gradients."""
-    return Run(call, out, lse).backward(cotangents, wanted, along)
+    return DerivativeRun(call, out, lse).backward(cotangents, wanted, along)
 
 
 def jvp(
     call: Attention, out: Tensor, lse: Tensor, tangents: Tangents
 ) -> tuple[Tensor, Tensor]:
     """Return the tangents of out and lse."""
-    return Run(call, out, lse).jvp(tangents)
+    return DerivativeRun(call, out, lse).jvp(tangents)
 
 
 def start(call: Attention, wanted: Wanted) -> None:
     """Start to compile the kernels for gradients along a cotangent of out."""
-    setting = Setting(call)
+    setting = DerivativeFacts(call)
     has_rest = call.outputs.lse_rest and not setting.moderate
     setting.program(setting.names(wanted), (), False, has_rest)
 
 
-class Setting:
+class DerivativeFacts:
     """The facts of a call that its derivatives depend on, known before it runs."""
 
     def __init__(self, call: Attention):
@@ -141,13 +141,13 @@ class Setting:
         if whole and self.call.computed_by.for_gpu:
             found["q_len_multiple"] = IntegerAttr(LENGTH_MULTIPLE, i64)
         if self.moderate:
-            found["scores_moderate"] = UnitAttr()
+            found["score_growth_bounded"] = UnitAttr()
         if any(largest_offset(t) > MAX_NARROW_OFFSET for t in read):
             found["index_width"] = IntegerAttr(64, i64)
         return found
 
 
-class Run(Setting):
+class DerivativeRun(DerivativeFacts):
     """The derivatives of one call at one point."""
 
     def __init__(self, call: Attention, out: Tensor, lse: Tensor):

@@ -14,7 +14,7 @@ from flexc.runtime.autograd.derivatives import check_gradient
 from flexc.runtime.autograd.functions import FlexAttentionFunction
 from flexc.runtime.autograd.template import Results, Template, split
 from flexc.runtime.inputs.wrappers import is_transformed
-from flexc.runtime.tapes.recorder import unseen
+from flexc.runtime.tapes.recorder import without_dispatch_modes
 
 if TYPE_CHECKING:
     from flexc.runtime.attention.call import Attention
@@ -38,7 +38,7 @@ def settle(call: Attention) -> Attention:
     """
     if is_transformed() or not call.has_pairs:
         return call
-    with unseen(), torch.no_grad():
+    with without_dispatch_modes(), torch.no_grad():
         return call.settle(both=True)
 
 
@@ -56,7 +56,7 @@ def start(template: Template, tensors: Sequence[Tensor]) -> None:
     if not (any(wanted) and torch.is_grad_enabled()):
         return
     call = template.bind(tensors)
-    with unseen(), torch.no_grad():
+    with without_dispatch_modes(), torch.no_grad():
         derivatives.start(call, wanted)
 
 

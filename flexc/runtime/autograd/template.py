@@ -17,8 +17,8 @@ from flexc.runtime.inputs.arguments import (
     Tables,
 )
 from flexc.runtime.inputs.wrappers import is_transformed
-from flexc.runtime.replay.equal_facts import Kept, stream_facts
-from flexc.runtime.replay.repeats import Repeated
+from flexc.runtime.replay.equal_facts import FactsCache, stream_facts
+from flexc.runtime.replay.repeats import TapedWork
 from flexc.runtime.replay.stored_tapes import StoredTape
 
 if TYPE_CHECKING:
@@ -279,9 +279,9 @@ class Repeats:
         self._prepare = prepare
         self._stored = stored
         self._blank: Attention | None = None
-        self.forward = Repeated(prepare is None, stored)
+        self.forward = TapedWork(prepare is None, stored)
         """The tape for tensors whose facts are those of the template."""
-        self._derived = Kept(MAX_DERIVED)
+        self._derived = FactsCache(MAX_DERIVED)
 
     def blank(self, template: Template, tensors: Sequence[Tensor]) -> Attention:
         """Return the call without tensors of a template from the disk."""
@@ -304,14 +304,14 @@ class Repeats:
             return found.tape(tensors)
         return found(tensors, self._device, lambda: (run(), True))
 
-    def _make(self, tensors: Sequence[Any], facts: Any) -> Repeated:
+    def _make(self, tensors: Sequence[Any], facts: Any) -> TapedWork:
         """Return the tape, perhaps from the disk, for tensors of these facts."""
         ((what, stream), settings), of_tensors = facts
         is_captured = stream is not None and stream[1]
         stored = None if is_captured else self._stored
         if stored is not None:  # Another process numbers its streams differently.
             stored = stored.companion((what, settings, of_tensors))
-        return Repeated(self._prepare is None, stored)
+        return TapedWork(self._prepare is None, stored)
 
 
 MAX_DERIVED = 32

@@ -30,10 +30,10 @@ from flexc.runtime.inputs.arguments import Results, Tables
 from flexc.runtime.inputs.notes import MAX_KEPT, Capture, Notes
 from flexc.runtime.inputs.options import is_interpreting
 from flexc.runtime.inputs.wrappers import PLAIN
-from flexc.runtime.replay.equal_facts import Kept
+from flexc.runtime.replay.equal_facts import FactsCache
 from flexc.runtime.replay.repeats import KNOWN
 from flexc.runtime.replay.stored_tapes import StoredTape
-from flexc.runtime.tapes.recorder import unseen
+from flexc.runtime.tapes.recorder import without_dispatch_modes
 from flexc.runtime.tapes.streams import is_capturing, stream_of
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def blocks_of(
 ) -> Blocks:
     """Find the tables of a call, and the plan of all calls with such tables."""
     plan = plan_of(tensors)
-    with unseen(), torch.no_grad():
+    with without_dispatch_modes(), torch.no_grad():
         call = call.with_traced()
         tables = call.settle(both=isinstance(plan, RecordedCall)).tables
     held = () if tables is None else tables.all_tensors
@@ -135,7 +135,7 @@ def attend(
     notes = Notes.of(block_mask)
     calls = notes.kept.get(CALLS)
     if calls is None:
-        calls = notes.keep(CALLS, Kept(MAX_KEPT))
+        calls = notes.keep(CALLS, FactsCache(MAX_KEPT))
     masked = calls.find(key, tensors, device, masked_call)
     if masked is None:
         return run_attention(prepare(operands))

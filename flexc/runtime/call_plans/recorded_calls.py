@@ -29,9 +29,9 @@ from flexc.runtime.autograd.template import (
 )
 from flexc.runtime.inputs.arguments import Results, Tables
 from flexc.runtime.inputs.wrappers import is_transformed
-from flexc.runtime.replay.repeats import Repeated
+from flexc.runtime.replay.repeats import TapedWork
 from flexc.runtime.replay.stored_tapes import StoredTape
-from flexc.runtime.tapes.recorder import unseen
+from flexc.runtime.tapes.recorder import without_dispatch_modes
 
 if TYPE_CHECKING:
     from flexc.runtime.attention.call import Attention
@@ -65,7 +65,7 @@ class UnrecordedCall:
 
     def __init__(self, stored: StoredTape | None = None) -> None:
         """Make a plan. `stored` is the place on the disk where its tape may be."""
-        self._repeated = Repeated(stored=stored)
+        self._repeated = TapedWork(stored=stored)
 
     def __call__(
         self, tensors: Sequence[Any], tables: Tables | None, prepare: Prepare
@@ -92,7 +92,7 @@ class RecordedCall:
         self._is_known = False
         self._stored = stored
         self._template: Template | None = None
-        self._settle: Repeated | None = None
+        self._settle: TapedWork | None = None
         """The tape that plans blocks. None if no blocks are planned."""
 
     def __call__(
@@ -122,7 +122,7 @@ class RecordedCall:
         plans = template.is_packed and tables is None
         same = given[: len(here)] if plans else given
         if self._is_known and may_repeat(call) and _are(same, here):
-            rest = Rest.of(template, plans)
+            rest = StoredFacts.of(template, plans)
             stored = self._stored and self._stored.with_rest(rest._asdict())
             repeats = Repeats(call.query.device, stored)
             template = replace(template, repeats=repeats)
@@ -138,7 +138,7 @@ class RecordedCall:
         tape, found = stored.load()
         if tape is None or found is None or (frozen := prepare.frozen()) is None:
             return None
-        rest = Rest(**found)
+        rest = StoredFacts(**found)
         again = partial(prepared_again, frozen, torch.get_default_dtype())
         repeats = Repeats(tensors[0].device, stored, again)
         repeats.forward.tape = tape
@@ -150,11 +150,11 @@ class RecordedCall:
         """Use a template for later calls, with a tape that plans blocks if needed."""
         if plans:
             stored = self._stored and self._stored.companion(SETTLE)
-            self._settle = Repeated(is_known, stored)
+            self._settle = TapedWork(is_known, stored)
         self._template = template
 
 
-class Rest(NamedTuple):
+class StoredFacts(NamedTuple):
     """Facts of a template that are stored with the tape of its forward."""
 
     captures: list[int]
@@ -166,7 +166,7 @@ class Rest(NamedTuple):
     """True if blocks are planned at each call."""
 
     @classmethod
-    def of(cls, template: Template, plans: bool) -> Rest:
+    def of(cls, template: Template, plans: bool) -> StoredFacts:
         reads = template.reads
         captures = sorted(reads.captures)
         return cls(captures, reads.batch, template.wants_lse, template.lse_rest, plans)
@@ -210,7 +210,12 @@ def prepared_again(
     cast, and with the same default dtype.
     """
     query, key, value, *_ = tensors
-    with unseen(), torch.no_grad(), _without_autocast(), _default_dtype(dtype):
+    with (
+        without_dispatch_modes(),
+        torch.no_grad(),
+        _without_autocast(),
+        _default_dtype(dtype),
+    ):
         call = prepare((query, key, value))
         signature = replace(call.signature, captures=template.captured(tensors))
         call = replace(call, signature=signature).with_traced()

@@ -255,7 +255,7 @@ def explain_function(
 
 
 @dataclass
-class Seen:
+class CallGroup:
     """A group of attention calls with equal explanations."""
 
     call: Attention
@@ -268,7 +268,7 @@ class Recorder:
     """A recorder that runs attention and keeps one call for each key."""
 
     def __init__(self) -> None:
-        self.seen: dict[Any, Seen] = {}
+        self.seen: dict[Any, CallGroup] = {}
 
     def run(self, call: Attention) -> Results:
         call = call.with_traced()
@@ -276,7 +276,7 @@ class Recorder:
             differentiated = is_differentiated(call)
             key = (differentiated, call.deterministic, *key_of(call))
             if key not in self.seen:
-                self.seen[key] = Seen(light(call), differentiated)
+                self.seen[key] = CallGroup(light(call), differentiated)
             self.seen[key].times += 1
         return run_attention(call)
 

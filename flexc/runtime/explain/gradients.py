@@ -34,7 +34,7 @@ from flexc.runtime.kernels.driver import convert_for
 
 By = Literal["head", "row", "column", "distance", "pair"]
 
-Way = Literal["no mask", "bounds", "tables", "every pair"]
+BlockSource = Literal["no mask", "bounds", "tables", "every pair"]
 
 BY: dict[IndexClass, By] = {
     IndexClass.HEAD: "head",
@@ -94,7 +94,7 @@ class GradientFacts:
 
     captured: tuple[CaptureGradient, ...]
     """The gradients of the float tensors that `score_mod` captures."""
-    way: Way
+    way: BlockSource
     """The way to find the blocks of queries that a block of keys meets."""
     why: str
 
@@ -198,7 +198,7 @@ def adds_by_atomics(subject: Subject) -> bool:
     return call.computed_by.for_gpu and not (on_cpu and is_interpreting())
 
 
-def queries_of_keys(subject: Subject) -> tuple[Way, str]:
+def queries_of_keys(subject: Subject) -> tuple[BlockSource, str]:
     """Return the way to find blocks of queries for a block of keys, and the reason."""
     match subject.way:
         case "no mask":

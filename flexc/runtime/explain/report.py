@@ -17,7 +17,12 @@ from flexc.runtime.explain.blocks import Blocks, Counts, Rows, Run, count, find_
 from flexc.runtime.explain.facts import Fact, facts_of
 from flexc.runtime.explain.gradients import GradientFacts, gradients_of
 from flexc.runtime.explain.picture import draw_png, draw_svg
-from flexc.runtime.explain.subject import ScheduleFacts, Subject, Way, schedule_of
+from flexc.runtime.explain.subject import (
+    BlockSource,
+    ScheduleFacts,
+    Subject,
+    schedule_of,
+)
 from flexc.runtime.kernels.cpp_compiler import host_machine
 
 WIDTH = 92
@@ -41,7 +46,7 @@ class Explanation:
     captured: dict[str, str]
     """The captured numbers and the shapes of captured tensors, by name."""
     facts: tuple[Fact, ...]
-    way: Way
+    way: BlockSource
     """The way to find the blocks: bounds, planning, given tables, or none."""
     why: str
     tile: tuple[int, int]

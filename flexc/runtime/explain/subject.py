@@ -31,8 +31,8 @@ from flexc.runtime.autograd.template import outputs_with_lse
 from flexc.runtime.kernels.driver import (
     Compiled,
     convert_for,
-    crowd_of,
     known_spec,
+    residents_of,
 )
 from flexc.runtime.kernels.mask_reading import MIN_PLANNED_PAIRS, MaskReading
 from flexc.runtime.kernels.proofs import Known, attention_of
@@ -42,7 +42,7 @@ from flexc.runtime.kernels.schedules import (
     candidates,
 )
 
-Way = Literal["no mask", "bounds", "planned", "tables", "every pair"]
+BlockSource = Literal["no mask", "bounds", "planned", "tables", "every pair"]
 """The way to find the blocks to visit."""
 
 
@@ -128,7 +128,7 @@ class Subject:
         return Dependences(mask)[yielded(mask)]
 
     @cached_property
-    def way(self) -> Way:
+    def way(self) -> BlockSource:
         tables, reading = self.call.tables, self.reading
         if self.call.computed_by.is_dense:
             return "every pair"
@@ -279,7 +279,7 @@ def schedule_of(subject: Subject, differentiated: bool) -> ScheduleFacts | None:
         build = compiled.build
     module = proofs.stated_in(compiled.attention.module)
     spec = known_spec(module, build)
-    found = candidates(build, lambda: crowd_of(module, build))
+    found = candidates(build, lambda: residents_of(module, build))
     if spec is not None:
         return ScheduleFacts(spec.schedule, found, spec.rejected, splits)
     only = found.schedules[0].label if len(found.schedules) == 1 else None

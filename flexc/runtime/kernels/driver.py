@@ -67,7 +67,7 @@ from flexc.runtime.process.cache import load, store
 from flexc.runtime.process.progress import compiling
 from flexc.runtime.process.recent import Recent
 from flexc.runtime.process.versions import versions
-from flexc.runtime.tapes.recorder import unseen
+from flexc.runtime.tapes.recorder import without_dispatch_modes
 
 VERIFY = "FLEXC_VERIFY"
 """The environment variable that makes flexc verify a kernel's IR before printing."""
@@ -82,7 +82,7 @@ _kernels: Recent[Background[Kernel]] = Recent()
 
 
 @dataclass(frozen=True)
-class Rows:
+class ProgramRows:
     """The properties of a GPU program's rows that are known before the kernel runs."""
 
     tile: TileSizes
@@ -104,12 +104,12 @@ class Compiled:
         if build.call.few_rows is not None:
             fold = FlexFoldHeadsPass(*build.call.few_rows)
             fold.apply(Context(), self.attention.module)
-        self.build = without_moot_rows(self.attention.module, build)
+        self.build = without_unused_program_rows(self.attention.module, build)
         self.proofs = Prover(self.attention.module, build.backend)
         """The prover for calls, given their query, key and capture arguments."""
         self._kernels: dict[Proofs, Background[Kernel]] = {}
         self._masks: dict[Proofs, MaskReading] = {}
-        self._rows: dict[Proofs, Rows] = {}
+        self._rows: dict[Proofs, ProgramRows] = {}
 
     def kernel(self, proofs: Proofs) -> Kernel:
         """Return the kernel for calls with these proofs."""
@@ -132,16 +132,16 @@ class Compiled:
             self._masks[proofs] = read_mask(module, convert_for(self.build))
         return self._masks[proofs]
 
-    def rows(self, proofs: Proofs) -> Rows:
+    def rows(self, proofs: Proofs) -> ProgramRows:
         """Return the rows of a GPU program for calls with these proofs."""
         if proofs not in self._rows:
             module = proofs.stated_in(self.attention.module)
-            found = candidates(self.build, lambda: crowd_of(module, self.build))
+            found = candidates(self.build, lambda: residents_of(module, self.build))
             convert = convert_for(self.build, found.schedules[0])
             op = simple_attention(module)
             problem = MaskProblem.of(op)
             tile = convert.tile_sizes(op, problem=problem)
-            self._rows[proofs] = Rows(tile, has_band(problem))
+            self._rows[proofs] = ProgramRows(tile, has_band(problem))
         return self._rows[proofs]
 
     @cached_property
@@ -175,7 +175,7 @@ def trace(
 ) -> CapturedMods:
     """Trace mods for a device type."""
     counters["traced"] += 1
-    with unseen(), without_collection():
+    with without_dispatch_modes(), without_collection():
         return capture_mods(signature, score_dtype, device)
 
 
@@ -283,16 +283,16 @@ def make_spec(module: ModuleOp, build: Build) -> KernelSpec:
         build,
         lambda schedule: lower(module.clone(), build, schedule),
         lambda spec: problems_of(spec, build),
-        lambda: crowd_of(module, build),
+        lambda: residents_of(module, build),
     )
 
 
-def crowd_of(module: ModuleOp, build: Build) -> int:
+def residents_of(module: ModuleOp, build: Build) -> int:
     """Return how many programs share a multiprocessor if products do not overlap."""
     return convert_for(build, SIMPLE).tile_sizes(simple_attention(module)).residents
 
 
-def without_moot_rows(module: ModuleOp, build: Build) -> Build:
+def without_unused_program_rows(module: ModuleOp, build: Build) -> Build:
     """Return the build without `program_rows` if the field does not change the tile.
 
     The resulting build shares its kernel with more calls.

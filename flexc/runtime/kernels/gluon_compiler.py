@@ -29,8 +29,8 @@ from flexc.runtime.kernels.triton_compiler import (
     OneAtATime,
     bare_source,
     build_launcher,
-    excess,
     load_jit_function,
+    missing_resources,
     refusal,
 )
 from flexc.runtime.process.recent import Recent
@@ -161,7 +161,7 @@ def find_problems(spec: KernelSpec, build: Build) -> list[str]:
     assert build.capability is not None
     with assembler_log() as said:
         kernel = compile_kernel(spec, build.capability)
-    found = problems("\n".join(said)) + excess(kernel, build)
+    found = problems("\n".join(said)) + missing_resources(kernel, build)
     if not found:
         build_launcher(*expanded_facts(kernel, spec))
         _checked.add((spec.digest, build.capability), kernel)

@@ -18,7 +18,7 @@ from typing import Literal
 
 import torch
 
-from flexc.codegen.gluon.compiled_check import MOST_SPILLED, spilled_by
+from flexc.codegen.gluon.compiled_check import SPILL_LIMIT, spilled_by
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.errors import CompilationError, FlexcError, OptionError, ScheduleError
 from flexc.passes.targets import target_named
@@ -125,11 +125,11 @@ class Candidates:
         return next((s for s in every if s.label == label), None)
 
 
-Crowd = Callable[[], int]
+Residents = Callable[[], int]
 """A function that returns how many programs share a multiprocessor in `SIMPLE`."""
 
 
-def candidates(build: Build, crowd: Crowd = lambda: 1) -> Candidates:
+def candidates(build: Build, residents: Residents = lambda: 1) -> Candidates:
     """Return the schedules that a build of the Triton backend may have.
 
     Raise ScheduleError if the user asked for a schedule that is impossible.
@@ -137,7 +137,7 @@ def candidates(build: Build, crowd: Crowd = lambda: 1) -> Candidates:
     obstacle, asked = obstacle_to_roles(build), build.tiles.schedule
     if asked is None:
         if obstacle is None:
-            return by_preference(fewer_rows(build), crowd())
+            return by_preference(fewer_rows(build), residents())
         names = ", ".join(s.name for s in WITH_ROLES)
         return Candidates((TRITON,), (f"{names}: {obstacle}",))
     schedule = SCHEDULES[asked]
@@ -146,7 +146,7 @@ def candidates(build: Build, crowd: Crowd = lambda: 1) -> Candidates:
     return Candidates((schedule,))
 
 
-def by_preference(fewer: int | None, crowd: int) -> Candidates:
+def by_preference(fewer: int | None, residents: int) -> Candidates:
     """Return all schedules in order; those with roles also with fewer rows, if given.
 
     If many programs share a multiprocessor, a program has too few registers for
@@ -157,10 +157,10 @@ def by_preference(fewer: int | None, crowd: int) -> Candidates:
         found.append(schedule)
         if schedule.has_roles and fewer is not None:
             found.append(replace(schedule, rows=fewer))
-    if crowd <= MOST_OVERLAPPING:
+    if residents <= MOST_OVERLAPPING:
         return Candidates(tuple(found))
     why = (
-        f"{crowd} programs without it share a multiprocessor and run beside each "
+        f"{residents} programs without it share a multiprocessor and run beside each "
         f"other, which is faster than {MOST_OVERLAPPING} with it"
     )
     first = (SIMPLE, *(s for s in found if s != SIMPLE))
@@ -242,23 +242,22 @@ Lower = Callable[[Schedule], KernelSpec]
 Check = Callable[[KernelSpec], Sequence[str]]
 """A function that compiles the kernel of a spec and returns its problems."""
 
-HOPELESS = 4 * MOST_SPILLED
+MAX_SPILLED = 4 * SPILL_LIMIT
 """The spilled bytes above which no other schedule with equal rows is tried.
 
 Other schedules with equal rows do not spill so much less that flexc accepts them.
 """
 
-HOPELESS_OF_FEWER_ROWS = 8 * MOST_SPILLED
+MAX_SPILLED_FEWER_ROWS = 8 * SPILL_LIMIT
 """The spilled bytes above which no other schedule with roles is tried.
 
 Fewer rows leave a thread more registers, but do not save this much.
 """
 
-HOPELESS_IN_A_CROWD = 2 * MOST_SPILLED
-"""The limit that replaces `HOPELESS_OF_FEWER_ROWS` if programs are crowded.
+MAX_SPILLED_SHARED = 2 * SPILL_LIMIT
+"""The limit in place of `MAX_SPILLED_FEWER_ROWS` if programs share a multiprocessor.
 
-Many programs then share a multiprocessor. Schedules with overlap need more registers
-and spill even more.
+Schedules with overlap need more registers and spill even more.
 """
 
 
@@ -270,7 +269,7 @@ class Trials:
     """
 
     rejected: list[str]
-    crowded: bool = False
+    has_residents: bool = False
     """True if the programs of the first candidate share a multiprocessor."""
     digests: set[str] = field(default_factory=set[str])
     refused: set[str] = field(default_factory=set[str])
@@ -301,24 +300,24 @@ class Trials:
 
         The schedule must have roles.
         """
-        most = HOPELESS_IN_A_CROWD if self.crowded else HOPELESS_OF_FEWER_ROWS
+        most = MAX_SPILLED_SHARED if self.has_residents else MAX_SPILLED_FEWER_ROWS
         return (
             schedule.name in self.refused
             or (self.needs_fewer and schedule.rows is None)
-            or self.spilled.get(schedule.rows, 0) > HOPELESS
+            or self.spilled.get(schedule.rows, 0) > MAX_SPILLED
             or max(self.spilled.values(), default=0) > most
         )
 
 
 def choose(
-    build: Build, lower: Lower, check: Check, crowd: Crowd = lambda: 1
+    build: Build, lower: Lower, check: Check, residents: Residents = lambda: 1
 ) -> KernelSpec:
     """Return the kernel of the first schedule that works and compiles well.
 
     A schedule that the user asked for need not compile well; its spec lists the
     problems. Raise ScheduleError if that schedule is impossible.
     """
-    found, asked = candidates(build, crowd), build.tiles.schedule
+    found, asked = candidates(build, residents), build.tiles.schedule
     trials = Trials(list(found.rejected), bool(found.slower))
     for schedule in found.schedules:
         if not schedule.has_roles:

@@ -124,7 +124,7 @@ def find_problems(spec: KernelSpec, build: Build) -> list[str]:
     if build.capability is None or torch.version.hip or is_interpreting():
         return []
     kernel = compile_kernel(spec, build.capability)
-    found = excess(kernel, build)
+    found = missing_resources(kernel, build)
     if not found:
         build_launcher(kernel.src, kernel.metadata)
         _checked.add((spec.digest, build.capability), kernel)
@@ -142,7 +142,7 @@ def build_launcher(source: Any, metadata: Any) -> None:
         driver.launcher_cls(source, metadata)
 
 
-def excess(kernel: Any, build: Build) -> list[str]:
+def missing_resources(kernel: Any, build: Build) -> list[str]:
     """Return the resources of which a program needs more than the GPU has."""
     needed, there = kernel.metadata.shared, build.shared_memory
     if needed <= there:

@@ -104,12 +104,12 @@ def transposed(tensors: Sequence[Tensor], rows: int, columns: int) -> list[Tenso
     """
     pairs = [(c[:, :, :rows], i[:, :, :rows]) for c, i in pairs_of(tensors)]
     if tensors[0].device.type == "cpu":
-        return [t for pair in pairs for t in turned(*pair, columns)]
+        return [t for pair in pairs for t in transposed_pair(*pair, columns)]
     classes = classes_of(pairs, columns, KINDS).transpose(-1, -2).contiguous()
     return ordered(classes, "triton")[: len(tensors)]
 
 
-def turned(counts: Tensor, indices: Tensor, columns: int) -> Table:
+def transposed_pair(counts: Tensor, indices: Tensor, columns: int) -> Table:
     """Transpose one pair of tables by sorting the listed blocks."""
     batches, heads = counts.shape[:2]
     used = is_used(counts, indices) & (indices >= 0) & (indices < columns)

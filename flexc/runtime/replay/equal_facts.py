@@ -51,7 +51,7 @@ and the pair of the key and the facts.
 """
 
 
-class Kept:
+class FactsCache:
     """A cache of values by key and facts.
 
     The key holds everything that a value depends on, except the facts of tensors and

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from flexc.runtime.replay.equal_facts import Kept, stream_facts
+from flexc.runtime.replay.equal_facts import FactsCache, stream_facts
 from flexc.runtime.replay.stored_tapes import StoredTape
-from flexc.runtime.tapes.recorder import Recorder, unseen
+from flexc.runtime.tapes.recorder import Recorder, without_dispatch_modes
 from flexc.runtime.tapes.tape import Tape
 
 Results = tuple[Any, ...]
 
 
-class Repeated:
+class TapedWork:
     """Work on tensors of equal facts, which is recorded and replayed."""
 
     __slots__ = ("_is_known", "_refused", "_stored", "tape")
@@ -53,7 +53,7 @@ class Repeated:
             found = run()[0]
             self._is_known = True
             return found
-        with unseen(), Recorder(tensors) as seen:
+        with without_dispatch_modes(), Recorder(tensors) as seen:
             results, may_repeat = run()
         if may_repeat:
             self.tape = seen.tape(results, device)
@@ -69,7 +69,7 @@ class Repeated:
         return self.tape
 
 
-KNOWN = Kept()
+KNOWN = FactsCache()
 """Plans of calls and tapes of operators in this process."""
 
 
@@ -91,9 +91,9 @@ def repeat(
     return run() if found is None else found(tensors, device, lambda: (run(), True))
 
 
-def not_repeated(tensors: Sequence[Any], facts: Hashable) -> Repeated:
-    """Return a new `Repeated`, which has not run."""
-    return Repeated()
+def not_repeated(tensors: Sequence[Any], facts: Hashable) -> TapedWork:
+    """Return a new `TapedWork`, which has not run."""
+    return TapedWork()
 
 
 def tape_of(key: Hashable, tensors: Sequence[Any], device: torch.device) -> Tape | None:

@@ -321,7 +321,7 @@ def is_watched() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
-def unseen() -> AbstractContextManager[Any]:
+def without_dispatch_modes() -> AbstractContextManager[Any]:
     """Return a context without dispatch modes, unless a recorder is active."""
     is_seen = is_watched() and recorder() is None
     return _disable_current_modes() if is_seen else _NOTHING

@@ -8,13 +8,13 @@ import pytest
 
 from flexc.runtime.attention import run as running
 from flexc.runtime.attention.call import Attention
-from flexc.runtime.autograd.gradient_kernels import Run
+from flexc.runtime.autograd.gradient_kernels import DerivativeRun
 from flexc.runtime.replay import repeats
-from flexc.runtime.replay.equal_facts import Kept
+from flexc.runtime.replay.equal_facts import FactsCache
 
 
 @pytest.fixture
-def known() -> Kept:
+def known() -> FactsCache:
     """What is kept for facts, nothing at first."""
     repeats.KNOWN.clear()
     return repeats.KNOWN
@@ -35,14 +35,14 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[Attention]:
 
 
 @pytest.fixture
-def backwards(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+def backwards(monkeypatch: pytest.MonkeyPatch) -> list[DerivativeRun]:
     """The backwards that no tape has served."""
-    made: list[Run] = []
-    own = Run.backward
+    made: list[DerivativeRun] = []
+    own = DerivativeRun.backward
 
-    def backward(self: Run, *args: Any) -> Any:
+    def backward(self: DerivativeRun, *args: Any) -> Any:
         made.append(self)
         return own(self, *args)
 
-    monkeypatch.setattr(Run, "backward", backward)
+    monkeypatch.setattr(DerivativeRun, "backward", backward)
     return made

@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 from flexc.runtime.replay.equal_facts import (
     MOST_GUARDS,
+    FactsCache,
     Guard,
-    Kept,
     facts_of,
 )
 
@@ -74,7 +74,7 @@ def test_tensors_that_are_one_are_looked_at() -> None:
 
 
 def test_what_is_kept_is_found_again() -> None:
-    kept = Kept()
+    kept = FactsCache()
     made: list[Sequence[Any]] = []
 
     def make(tensors: Sequence[Any], facts: object) -> object:
@@ -91,7 +91,7 @@ def test_what_is_kept_is_found_again() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_any_number_of_tensors(count: int) -> None:
-    kept = Kept()
+    kept = FactsCache()
     tensors = [torch.randn(4) for _ in range(count)]
     for given in (tensors, [*tensors, 1]):
         found = [kept.find("key", given, CPU, lambda *_: object()) for _ in range(3)]
@@ -100,7 +100,7 @@ def test_any_number_of_tensors(count: int) -> None:
 
 
 def test_guards_are_few() -> None:
-    kept = Kept()
+    kept = FactsCache()
     lengths = range(1, 3 * MOST_GUARDS)
     for _ in range(2):
         for n in lengths:
@@ -112,7 +112,7 @@ def test_guards_are_few() -> None:
 
 
 def test_settings_of_torch_are_facts() -> None:
-    kept = Kept()
+    kept = FactsCache()
     x = torch.randn(4), torch.randn(4)
     plain = kept.find("key", x, CPU, lambda *_: object())
     assert kept.find("key", x, CPU) is plain
@@ -128,7 +128,7 @@ def test_settings_of_torch_are_facts() -> None:
 
 @pytest.mark.parametrize("given", [[1, 2], [None, 2.0], [1, 2, 3]])
 def test_numbers_alone(given: list[Any]) -> None:
-    kept = Kept()
+    kept = FactsCache()
     found = [kept.find("key", given, CPU, lambda *_: object()) for _ in range(3)]
     assert len(set(map(id, found))) == 1
     assert Guard.of(given) is None
@@ -141,7 +141,7 @@ def test_modes_of_functions_are_seen() -> None:
         ) -> Any:
             return func(*args, **(kwargs or {}))
 
-    kept, x = Kept(), (torch.randn(4), torch.randn(4))
+    kept, x = FactsCache(), (torch.randn(4), torch.randn(4))
     plain = kept.find("key", x, CPU, lambda *_: object())
     with Doubled():
         assert kept.find("key", x, CPU) is None

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 import flexc
 from flexc.errors import BlockMaskError
 from flexc.runtime.attention.call import Attention, Outputs
-from flexc.runtime.autograd.gradient_kernels import Run
+from flexc.runtime.autograd.gradient_kernels import DerivativeRun
 from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.torch_compile.graph_call import GraphCall, Operands
 from flexc.runtime.torch_compile.mod_graphs import ModGraphs
@@ -54,7 +54,7 @@ def check(run: Any, mods: tuple[Any, Any]) -> None:
 
 @pytest.mark.parametrize("make", [create_block_mask, flexc.create_block_mask])
 def test_block_masks_are_replayed(
-    make: Any, executed: list[Attention], backwards: list[Run]
+    make: Any, executed: list[Attention], backwards: list[DerivativeRun]
 ) -> None:
     """Their tables are checked at each call, and still read by a tape."""
     mask = same(torch.arange(LENGTH) // 20)

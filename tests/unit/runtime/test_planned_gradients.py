@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 import flexc
-from flexc.runtime.autograd.gradient_kernels import Run
-from flexc.runtime.replay.equal_facts import Kept
+from flexc.runtime.autograd.gradient_kernels import DerivativeRun
+from flexc.runtime.replay.equal_facts import FactsCache
 from tests.support.dense_gradients import attention
 from tests.unit.runtime.repeated import attend, causal, leaves, same
 
@@ -47,7 +47,9 @@ def check(
         torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
 
 
-def test_an_equal_call_is_replayed_in_both_directions(backwards: list[Run]) -> None:
+def test_an_equal_call_is_replayed_in_both_directions(
+    backwards: list[DerivativeRun],
+) -> None:
     for _ in range(4):
         table = torch.randn(2, 40, requires_grad=True)
         score = biased(table)
@@ -148,7 +150,7 @@ def test_what_a_block_mask_captures_may_change() -> None:
         ids.copy_(torch.randint(3, (64,)).sort().values)
 
 
-def test_plans_are_bounded(known: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_are_bounded(known: FactsCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, "most", 4)
     for length in range(1, 12):
         attend(*leaves(length)).sum().backward()

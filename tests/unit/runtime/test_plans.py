@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import flexc
 from flexc.runtime.attention.call import Attention
-from flexc.runtime.replay.equal_facts import Kept
+from flexc.runtime.replay.equal_facts import FactsCache
 from tests.support.reference import attention
 from tests.unit.runtime.repeated import attend, causal, qkv
 
@@ -107,7 +107,7 @@ def test_the_default_dtype_is_a_fact() -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_few_are_remembered(known: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_are_remembered(known: FactsCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, "most", 2)
     for length in (5, 6, 7):
         attend(*qkv(length))

@@ -269,8 +269,10 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         mod = None if self.score.is_raw else self.score.region
         if self.split is not None:
             mod = self.split.rest
-        doubtful = visit.doubtful(self.code, self.block_n, self.place.column_len)
-        if doubtful is None:
+        may_have_dead_pairs = visit.may_have_dead_pairs(
+            self.code, self.block_n, self.place.column_len
+        )
+        if may_have_dead_pairs is None:
             return self.scores(visit, kv_idx, s, mod)
         x = self.scores(visit, kv_idx, s, mod, masks=False)
         then = Block()
@@ -279,7 +281,9 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         self.code.builder.insert(scf.YieldOp(live))
         self.code = outer
         otherwise = Block([scf.YieldOp(x)])
-        branch = scf.IfOp(doubtful, [x.type], Region(then), Region(otherwise))
+        branch = scf.IfOp(
+            may_have_dead_pairs, [x.type], Region(then), Region(otherwise)
+        )
         branch.attributes["segment"] = SegmentKindAttr(SegmentKind.PARTIAL)
         return self.code.insert(branch, "scores")
 

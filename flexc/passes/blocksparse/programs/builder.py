@@ -65,7 +65,7 @@ class Visit:
         """True if an unmasked block may reach beyond the last column."""
         return self.sticks_out and self.segment.full_inside is None
 
-    def doubtful(
+    def may_have_dead_pairs(
         self, code: ScalarCode, block_n: int, column_len: SSAValue
     ) -> SSAValue | None:
         """Write the condition that pairs may be dead; None if blocks need no branch.

@@ -25,7 +25,7 @@ from flexc.passes.blocksparse.programs.kernel_builder import (
     is_matrix,
 )
 from flexc.passes.blocksparse.programs.online_softmax import convert
-from flexc.passes.blocksparse.programs.rows import made_rows
+from flexc.passes.blocksparse.programs.rows import rows_of_result
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
 from flexc.passes.targets.target import Target
 from flexc.passes.targets.triton import UNALIGNED_VALUE_DIM
@@ -116,7 +116,9 @@ class PairKernelBuilder(SegmentKernelBuilder):
         """Return the program's rows of a tensor, computed or loaded."""
         if isinstance(tensor.owner, RowOp):
             if tensor not in self.made:
-                self.made[tensor] = made_rows(self.code, tensor.owner, self.rows_of)
+                self.made[tensor] = rows_of_result(
+                    self.code, tensor.owner, self.rows_of
+                )
                 self.made[tensor].name_hint = tensor.name_hint
             return self.made[tensor]
         if is_matrix(tensor):
@@ -235,8 +237,10 @@ class PairKernelBuilder(SegmentKernelBuilder):
 
     def values(self, visit: Visit, dots: Sequence[SSAValue]) -> list[SSAValue]:
         """Write the values that the region yields, 0 for dead pairs."""
-        doubtful = visit.doubtful(self.code, self.block_n, self.column_len)
-        if doubtful is None:
+        may_have_dead_pairs = visit.may_have_dead_pairs(
+            self.code, self.block_n, self.column_len
+        )
+        if may_have_dead_pairs is None:
             return self.region_values(visit, dots)
         values = self.region_values(visit, dots, masks=False)
         then = Block()
@@ -246,7 +250,7 @@ class PairKernelBuilder(SegmentKernelBuilder):
         self.code = outer
         otherwise = Block([scf.YieldOp(*values)])
         types = [v.type for v in values]
-        branch = scf.IfOp(doubtful, types, Region(then), Region(otherwise))
+        branch = scf.IfOp(may_have_dead_pairs, types, Region(then), Region(otherwise))
         branch.attributes["segment"] = SegmentKindAttr(SegmentKind.PARTIAL)
         self.code.builder.insert(branch)
         return list(branch.results)

@@ -66,7 +66,7 @@ class RowKernelBuilder(KernelBuilder):
     def rows_of(self, tensor: SSAValue) -> SSAValue:
         """Return the program's rows of a tensor, computed or loaded."""
         if isinstance(tensor.owner, RowOp):
-            return made_rows(self.code, tensor.owner, self.rows_of)
+            return rows_of_result(self.code, tensor.owner, self.rows_of)
         return self.load(tensor)
 
     def load(
@@ -125,14 +125,14 @@ class RowKernelBuilder(KernelBuilder):
 def rows_kernel(op: RowOp, name: str, target: Target) -> tile.KernelOp:
     """Return the kernel of an op over rows and of the ops that it absorbs."""
     program = RowKernelBuilder(op, name, target)
-    return program.finish(made_rows(program.code, op, program.rows_of))
+    return program.finish(rows_of_result(program.code, op, program.rows_of))
 
 
 Rows = Callable[[SSAValue], SSAValue]
 """A function that returns the program's rows of a tensor."""
 
 
-def made_rows(code: ScalarCode, op: RowOp, rows_of: Rows) -> SSAValue:
+def rows_of_result(code: ScalarCode, op: RowOp, rows_of: Rows) -> SSAValue:
     """Write a program's rows of the result of an op over rows."""
     assert isa(op.result.type, TensorType[Attribute])
     if isinstance(op, flex.RowDotsOp):

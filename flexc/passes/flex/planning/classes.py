@@ -32,9 +32,9 @@ from flexc.passes.flex.planning.kernel_builder import (
     mask_at,
     minimum,
     negated,
+    proved_partial,
     read,
     span_of,
-    surely_partial,
     whole,
 )
 from flexc.passes.flex.planning.summarize import (
@@ -117,7 +117,7 @@ class ClassifyBuilder:
         kinds = [code.const(kind, i8) for kind in range(4)]
         kind = kinds[plan.UNKNOWN]
         if self.samples:
-            partial = surely_partial(self.mask, code, at, captures)
+            partial = proved_partial(self.mask, code, at, captures)
             kind = code.select(partial, kinds[plan.PARTIAL], kind)
         if self.classifier is not None:
             spans = [q.first, q.last, kv.first, kv.last]
@@ -152,7 +152,7 @@ def build_sample(mask: Region) -> tile.KernelOp:
     def body(
         code: ScalarCode, at: Scalars, captures: Sequence[SSAValue]
     ) -> list[SSAValue]:
-        partial = surely_partial(mask, code, at, captures)
+        partial = proved_partial(mask, code, at, captures)
         unknown = code.cmp("eq", at["kind"], code.const(plan.UNKNOWN, i8))
         kind = code.select(
             code.and_(unknown, partial), code.const(plan.PARTIAL, i8), at["kind"]

@@ -317,7 +317,7 @@ def whole(code: ScalarCode, at: Scalars) -> SSAValue:
     return code.and_(rows, code.cmp("slt", at["n"], at["kv_whole"]))
 
 
-def surely_partial(
+def proved_partial(
     mask: Region, code: ScalarCode, at: Scalars, captures: Sequence[SSAValue]
 ) -> SSAValue:
     """Write the condition that samples prove block (m, n) partial."""

@@ -32,8 +32,8 @@ from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.readable import spell
 from flexc.passes.scalar.scalar_code import ScalarCode, new_region
 from flexc.passes.scalar.variation import (
-    MODERATE,
     NOTHING,
+    SUMMABLE,
     Along,
     Linear,
     MaskFacts,
@@ -188,7 +188,7 @@ class BlockCode:
         total: Wide | None = None
         # Add large values first: later addends are too small to undo a saturation.
         for value, factor in sorted(
-            form.terms, key=lambda t: facts.ranges[t[0]].within(MODERATE)
+            form.terms, key=lambda t: facts.ranges[t[0]].within(SUMMABLE)
         ):
             copied = wide.extended(self.copy.value(value), facts.ranges[value])
             term = wide.times(copied, factor)

@@ -25,9 +25,9 @@ from flexc.passes.scalar.formula import (
 )
 from flexc.passes.scalar.ranges.python_idioms import floor_modulo, floor_quotient
 from flexc.passes.scalar.variation import (
-    MODERATE,
     NOTHING,
     PAIR,
+    SUMMABLE,
     Along,
     Linear,
     MaskFacts,
@@ -260,7 +260,7 @@ class Constraints:
     ) -> Condition | None:
         if isinstance(divisor, SSAValue):
             divides = not self.facts.pair(divisor)
-            if not divides or not self.facts.ranges[divisor].within(MODERATE):
+            if not divides or not self.facts.ranges[divisor].within(SUMMABLE):
                 return None
         inner = self.facts.linear(dividend)
         shift = self.facts.part(inner, NOTHING).plus(inner.const)

@@ -40,7 +40,7 @@ from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.intervals import Interval, full
 from flexc.passes.scalar.ranges.python_idioms import floor_modulo
 from flexc.passes.scalar.ranges.value_ranges import width_of
-from flexc.passes.scalar.variation import MODERATE, MaskFacts
+from flexc.passes.scalar.variation import SUMMABLE, MaskFacts
 
 MAX_COEFFICIENT = 1 << 20
 """The largest factor of an affine form, so that sums of products fit 64 bits."""
@@ -90,7 +90,7 @@ class Facts(MaskFacts):
         return (
             is_wide
             and len(moving) < len(op.operands)
-            and all(self.ranges[v].within(MODERATE) for v in moving)
+            and all(self.ranges[v].within(SUMMABLE) for v in moving)
         )
 
     def is_uniform(self, value: SSAValue) -> bool:

@@ -3,7 +3,7 @@
 A comparison becomes bounds `kv_idx <= T` or `kv_idx >= T`, for a term T of the row. The
 solver inverts one op after another: sums, products, floor division, minima and maxima.
 A comparison of rows alone is solved for q_idx in the same way. A leaf that cannot be
-solved is `Skipped` and taken to hold. This is sound, because callers ask where a
+solved is `Unsolved` and taken to hold. This is sound, because callers ask where a
 formula *may* hold.
 
 Rows may also be keys, and columns queries, so both positions need the same support.
@@ -43,17 +43,17 @@ from flexc.passes.masks.bounds.terms import (
     NotMonotonic,
     RowBound,
     RowValue,
-    Skipped,
     Symbol,
     Term,
+    Unsolved,
     add,
     ceil_divide,
+    conjunction,
     direction,
-    every,
+    disjunction,
     floor_divide,
     multiply,
     negate,
-    some,
 )
 from flexc.passes.scalar.formula import (
     Leaf,
@@ -96,10 +96,10 @@ class Solver:
         except (Unsolvable, NotMonotonic):
             return [[self.skipped(leaf)]]
 
-    def skipped(self, leaf: Leaf) -> Skipped:
+    def skipped(self, leaf: Leaf) -> Unsolved:
         period = residue_period(self.facts, leaf.value)
         along = self.facts.dependences[leaf.value] & PAIR
-        return Skipped(spell(leaf.value), period, along)
+        return Unsolved(spell(leaf.value), period, along)
 
     def signed_predicate(self, op: arith.CmpiOp) -> str:
         """Return the predicate as a signed one.
@@ -123,7 +123,7 @@ class Solver:
         b = self.unclamped(b, a)
         match predicate:
             case "eq":
-                return every([self.less(a, b, False), self.less(b, a, False)])
+                return conjunction([self.less(a, b, False), self.less(b, a, False)])
             case "ne":
                 return [*self.compare("lt", a, b), *self.compare("gt", a, b)]
             case "gt" | "ge":
@@ -147,8 +147,10 @@ class Solver:
                 if when is None:
                     raise Unsolvable
                 holds = self.compare(predicate, *pair)
-                cases = some(every(map(self.leaf, leaves)) for leaves in when)
-                found += every([holds, cases])
+                cases = disjunction(
+                    conjunction(map(self.leaf, leaves)) for leaves in when
+                )
+                found += conjunction([holds, cases])
             return found
         return None
 
@@ -194,7 +196,7 @@ class Solver:
         terms, is_greatest = self.extremes(limit)
         found = [self.solve(value, add(term, plus), upper) for term in terms]
         # x <= max(terms) and x >= min(terms) are disjunctions.
-        return some(found) if upper == is_greatest else every(found)
+        return disjunction(found) if upper == is_greatest else conjunction(found)
 
     def is_solved_for(self, value: SSAValue, other: SSAValue) -> bool:
         """Return True if `value`, not `other`, has the position to solve for."""
@@ -335,7 +337,11 @@ class Solver:
             limit = clamped(op, bound, symbol_of(self.facts, other), upper)
             return self.solve(inner, limit, upper)
         found = [self.solve(value, bound, upper) for value in op.operands]
-        return some(found) if upper == isinstance(op, arith.MinSIOp) else every(found)
+        return (
+            disjunction(found)
+            if upper == isinstance(op, arith.MinSIOp)
+            else conjunction(found)
+        )
 
     def absolute(
         self, op: math_dialect.AbsIOp, bound: Term, upper: bool
@@ -350,7 +356,7 @@ class Solver:
         inner = op.operands[0]
         above = self.solve(inner, bound, upper)
         below = self.solve(inner, negate(bound), not upper)
-        return every([above, below]) if upper else above + below
+        return conjunction([above, below]) if upper else above + below
 
     def has_absolute(self, op: math_dialect.AbsIOp) -> bool:
         """Return True if the operand cannot be the smallest integer of its type.

@@ -22,11 +22,11 @@ from flexc.passes.masks.bounds.terms import (
     Condition,
     KeyBound,
     RowBound,
-    Skipped,
     Symbol,
     Term,
+    Unsolved,
+    conjunction,
     direction,
-    every,
     slope,
     symbols,
 )
@@ -128,7 +128,7 @@ def _ranges(
     for leaves in found:
         for atoms in conjunctions(solver, leaves):
             for atom in atoms:
-                if isinstance(atom, Skipped) and not is_dense(atom, *sizes):
+                if isinstance(atom, Unsolved) and not is_dense(atom, *sizes):
                     return WhyNot(f"no range of keys follows from {atom.reason}")
             keys = project(atoms)
             if any(magnitude(facts, term) > MOST for term in keys.terms()):
@@ -143,10 +143,10 @@ def _ranges(
 
 def conjunctions(solver: Solver, leaves: Leaves) -> Alternatives:
     """Return the alternatives of a conjunction of leaves."""
-    return every(map(solver.leaf, leaves))
+    return conjunction(map(solver.leaf, leaves))
 
 
-def is_dense(atom: Skipped, block_m: int, block_n: int) -> bool:
+def is_dense(atom: Unsolved, block_m: int, block_n: int) -> bool:
     """Return True if every block has pairs where the atom holds and where it fails."""
     if atom.period is None:
         return False

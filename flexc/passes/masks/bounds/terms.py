@@ -258,7 +258,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class Unsolved:
     """A condition that was not solved, and is taken to hold.
 
     `period` is None if the condition may hold anywhere. If `period` is n, then among
@@ -271,17 +271,17 @@ class Skipped:
     along: Along = PAIR
 
 
-Atom = KeyBound | RowBound | Condition | Skipped
+Atom = KeyBound | RowBound | Condition | Unsolved
 Alternatives = list[list[Atom]]
 """Conjunctions of atoms, of which at least one holds."""
 
 
-def some(found: Iterable[Alternatives]) -> Alternatives:
+def disjunction(found: Iterable[Alternatives]) -> Alternatives:
     """Return the disjunction of several alternatives."""
     return [case for condition in found for case in condition]
 
 
-def every(found: Iterable[Alternatives]) -> Alternatives:
+def conjunction(found: Iterable[Alternatives]) -> Alternatives:
     """Return the conjunction of several alternatives, as alternatives."""
     cases: Alternatives = [[]]
     for condition in found:

@@ -23,7 +23,7 @@ from flexc.runtime.planner.classes import collapsed
 from flexc.runtime.planner.plans import Problem, find_plan
 from flexc.runtime.planner.tables import is_ordered, plan_problem
 from flexc.runtime.replay.repeats import repeat
-from flexc.runtime.tapes.recorder import unseen
+from flexc.runtime.tapes.recorder import without_dispatch_modes
 from flexc.runtime.torch_compile.mod_graphs import ModGraphs
 from flexc.runtime.torch_compile.operators.traced import (
     Constants,
@@ -104,7 +104,7 @@ def with_planned(traced: TracedAttention) -> TracedAttention:
         return traced
     if traced.computed_by.is_dense or is_transformed():
         return traced
-    with unseen():
+    with without_dispatch_modes():
         call = stand_in(traced, mods)
         blocks = None if call is None else choose_blocks(call)
     if blocks is None:
