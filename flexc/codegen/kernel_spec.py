@@ -15,8 +15,9 @@ class ParamSpec:
 
     `dtype` is the IR's name of a type ("f32", "bf16", "i64"); for a tensor, that of its
     elements. `role` is "input" or "output" for a tensor, "scalar" for a number. `kind`,
-    `source`, `dim` and `unit` are those of `#tile.param`. `box` is the shape of one
-    copy of a descriptor, with a size for each of the tensor's dimensions.
+    `source`, `dim` and `unit` are those of `#tile.param`. `box` is the shape of the
+    tile that one copy through a descriptor moves, with a size for each of the tensor's
+    dimensions.
     """
 
     name: str
@@ -45,7 +46,7 @@ class KernelSpec:
     schedule: str = ""
     """The name of the chosen schedule, "" if there was no choice."""
     rejected: tuple[str, ...] = ()
-    """The schedules that would have been preferred, each with the reason it failed."""
+    """The schedules that would have been preferred, each with the reason against it."""
     copied_ahead: int = 0
     """The bytes of captures that Triton copies to shared memory ahead of use."""
     shared: tuple[str, ...] = ()

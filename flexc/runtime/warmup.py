@@ -22,11 +22,14 @@ USAGE = (
 
 
 @dataclass(frozen=True)
-class Warmed:
-    """The work of a warmup. All counts are 0 if everything was compiled already."""
+class WarmupReport:
+    """The work of a warmup.
+
+    All counts are 0 if this process had compiled or loaded everything already.
+    """
 
     traced: int
-    """The number of pairs of mods that were traced."""
+    """The number of calls whose `score_mod` and `mask_mod` were traced."""
     lowered: int
     """The number of kernels that were lowered."""
     loaded: int
@@ -44,7 +47,7 @@ def warmup(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
     **kwargs: Any,
-) -> Warmed:
+) -> WarmupReport:
     """Call a function once, on tensors of zeros, so that its kernels are compiled.
 
     The kernels are also stored on the disk, for other processes. On a CPU, a kernel
@@ -71,8 +74,8 @@ def warmup(
     """
     if not callable(function):
         raise OptionError(
-            f"warmup expects a function, got {type(function).__name__}; give one that "
-            f"calls flex_attention and then the shapes of its arguments, {USAGE}"
+            f"warmup expects a function, got {type(function).__name__}; pass one that "
+            f"calls flex_attention, followed by the shapes of its arguments, {USAGE}"
         )
     if device is not None:
         check_gpu(torch.device(device))
@@ -84,7 +87,7 @@ def warmup(
         _differentiate(results)
     names = ("traced", "lowered", "loaded", "built")
     done = {name: counters[name] - before[name] for name in names}
-    return Warmed(**done, seconds=time.perf_counter() - start)
+    return WarmupReport(**done, seconds=time.perf_counter() - start)
 
 
 def _given(
@@ -97,7 +100,7 @@ def _given(
     if not isinstance(argument, tuple) or not all(type(n) is int for n in argument):
         return argument
     if min(argument, default=0) < 0:
-        raise ShapeError(f"warmup expects shapes of sizes from 0 on, got {argument}")
+        raise ShapeError(f"warmup expects sizes of 0 or more, got {argument}")
     if not isinstance(dtype, torch.dtype):
         raise DtypeError(f"warmup expects a torch.dtype, got {dtype!r}")
     wants = backward and dtype.is_floating_point
@@ -111,9 +114,9 @@ def _differentiate(results: Any) -> None:
     ]
     if not recorded:
         raise GradientError(
-            "warmup with backward=True expects results that have gradients; nothing "
-            "that the function returned requires one; leave backward out, or give it "
-            f"tensors that do, {USAGE}"
+            "warmup with backward=True expects a result that requires a gradient, got "
+            "none; leave out backward=True, or pass tensors that require gradients, "
+            f"{USAGE}"
         )
     leaves = list(dict.fromkeys(_leaves(recorded)))
     along = [torch.zeros_like(r) for r in recorded]

@@ -22,7 +22,7 @@ from flexc.codegen.triton import support
 
 __all__ = ["read_diagonals"]
 
-# Triton 3.6 has other names.
+# Triton 3.6 has other names for these three.
 HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
@@ -30,11 +30,11 @@ copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 @gluon.jit
 def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Return a row of barriers, each of which completes a phase after some arrivals."""
+    """Return COUNT barriers; each completes a phase after ARRIVALS arrivals."""
     row = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):  # pyright: ignore
         mbarrier.init(row.index(i), count=ARRIVALS)
-    # Ordinary stores initialize the barriers, and asynchronous copies arrive at them.
+    # Ordinary stores wrote the initial values, and asynchronous copies must see them.
     fence_async_shared()
     return row
 
@@ -53,7 +53,7 @@ def tile_of(slot):
         return slot._reinterpret(slot.dtype, [ROWS, COLUMNS], layout)
 
 
-# Each is an instruction of one thread, in any layout: the code is Triton's.
+# Inline assembly for single elements works in any layout: the code is Triton's.
 tanh_approx = gluon.jit(support.tanh_approx.fn)
 read_bf16 = gluon.jit(support.read_bf16.fn)
 read_f16 = gluon.jit(support.read_f16.fn)

@@ -1,7 +1,8 @@
 """The recorder of tapes: a dispatch mode that records operations and launches.
 
-`Recorder.tape` returns None if the call reads data on the host, or uses a tensor that
-is neither given nor made during the call.
+`Recorder.tape` returns None if the call reads data on the host, if it uses a tensor
+that is neither given, nor made during the call, nor held as a constant, or if a launch
+cannot be prepared.
 """
 
 from __future__ import annotations
@@ -39,30 +40,30 @@ UNIT = 256
 
 
 def with_scratch(
-    steps: Sequence[Step], results: Iterable[int], free: int
+    steps: Sequence[Step], results: Iterable[int], new_slot: int
 ) -> Sequence[Step]:
     """Return steps in which small temporaries are parts of one tensor.
 
-    The tensor has the slot `free`.
+    The tensor has the slot `new_slot`.
     """
-    named = set(results)
+    whole = set(results)  # Results and operations refer to these as whole tensors.
     for step in steps:
         if not isinstance(step, Launch):
-            named |= step.uses
+            whole |= step.uses
     parts: dict[int, int] = {}
     size, device = 0, None
     for step in steps:
-        if isinstance(step, Allocation) and step.slot not in named and is_small(step):
+        if isinstance(step, Allocation) and step.slot not in whole and is_small(step):
             parts[step.slot] = size
             size += -(-step.size // UNIT) * UNIT
             device = step.device
     if device is None or len(parts) < 2:
         return steps
-    whole = Allocation(free, (size,), (1,), torch.uint8, device, None, False)
-    found: list[Step] = [whole]
+    scratch = Allocation(new_slot, (size,), (1,), torch.uint8, device, None, False)
+    found: list[Step] = [scratch]
     for step in steps:
         if isinstance(step, Launch):
-            places = [_moved(place, free, parts) for place in step.places]
+            places = [_moved(place, new_slot, parts) for place in step.places]
             found.append(replace(step, places=tuple(places)))
         elif not (isinstance(step, Allocation) and step.slot in parts):
             found.append(step)
@@ -178,8 +179,9 @@ class Recorder(TorchDispatchMode):
         self._steps.append(Operation(func, given, named, outputs, is_pure))
 
     def _like(self, made: Tensor) -> int | None:
-        """Return a given tensor's slot for which `torch.empty_like` makes `made`, or
-        None.
+        """Return the slot of a given tensor of which `torch.empty_like` makes `made`.
+
+        Return None if there is no such tensor.
         """
         facts = (made.shape, made.stride(), made.dtype, made.device)
         for slot, tensor in enumerate(self._tensors[: self._given]):
@@ -208,7 +210,7 @@ class Recorder(TorchDispatchMode):
         return self._new(result)
 
     def _alias(self, tensor: Tensor, slot: int) -> None:
-        """Give a tensor the slot of an equal tensor."""
+        """Give a tensor the slot of one with the same memory, shape and strides."""
         self._slots[id(tensor)] = slot
         self._aliases.append(tensor)
 
@@ -221,6 +223,10 @@ class Recorder(TorchDispatchMode):
         return slot
 
     def _slot_of(self, tensor: Tensor) -> int:
+        """Return a tensor's slot. An unknown tensor gets a new one.
+
+        That slot is noted as foreign unless the tensor is a constant.
+        """
         slot = self._slots.get(id(tensor))
         if slot is None:
             slot = self._new(tensor)
@@ -240,7 +246,7 @@ class Recorder(TorchDispatchMode):
         return arg
 
     def launch(self, prepared: Prepared | None, args: Sequence[Any]) -> None:
-        """Record a launch. A launch that cannot be prepared refuses the tape."""
+        """Record a launch. If it cannot be prepared, the call has no tape."""
         if prepared is None:
             self.refuse("a launch cannot be prepared")
             return
@@ -278,7 +284,7 @@ def _reads_on_host(func: Any, args: Sequence[Any]) -> bool:
 
 
 def _refused(why: str) -> None:
-    """Log the reason for which calls of equal facts cannot be replayed."""
+    """Log why this call, and calls with equal facts, cannot be replayed."""
     log.debug("a call cannot be replayed: %s", why)
 
 

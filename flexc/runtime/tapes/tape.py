@@ -23,7 +23,10 @@ class Launcher(Protocol):
 
     @property
     def launch(self) -> Callable[..., None]:
-        """The launching function of a stream (on a GPU) and the values."""
+        """The function that launches.
+
+        It takes the stream (on a GPU only) and then the values.
+        """
         ...
 
 
@@ -76,15 +79,17 @@ class Loaded(Protocol):
 
 
 LITERALS = frozenset({int, bool, str, type(None)})
-"""Types of values that are written as literals into the text of a tape. Floats are
-passed by name, at no cost.
+"""Types of values that are written as literals into the text of a tape.
+
+Other values, floats included, get a name among the text's globals.
 """
 
 
 class Place(NamedTuple):
-    """The position of a launch's argument: an address within a slot's tensor."""
+    """A value of a launch that is an address within a slot's tensor."""
 
     position: int
+    """The index among the values."""
     slot: int
     offset: int
     """The offset in bytes from the tensor's first element."""
@@ -108,7 +113,7 @@ class Allocation:
     dtype: torch.dtype
     device: torch.device
     like: int | None
-    """A given tensor whose `torch.empty_like` is such a tensor, if there is one."""
+    """The slot of a given tensor of which `torch.empty_like` makes this tensor."""
     is_zero: bool
 
     @property
@@ -122,11 +127,11 @@ class Allocation:
         last = sum((n - 1) * stride for n, stride in steps)
         return (last + 1) * self.dtype.itemsize if all(self.shape) else 0
 
-    def source(self, hold: Hold) -> str:
+    def source(self, names: Names) -> str:
         made = f"t{self.slot} = "
         if self.like is not None:
             return f"{made}{'zeros' if self.is_zero else 'empty'}_like(t{self.like})"
-        options = f"dtype={hold(self.dtype)}, device={hold(self.device)}"
+        options = f"dtype={names(self.dtype)}, device={names(self.device)}"
         made += f"empty({self.shape}, {self.strides}, {options})"
         return f"{made}.zero_()" if self.is_zero else made
 
@@ -144,15 +149,15 @@ class Launch:
     def uses(self) -> set[int]:
         return {place.slot for place in self.places}
 
-    def source(self, hold: Hold) -> str:
-        values = [repr(v) if type(v) in LITERALS else hold(v) for v in self.values]
+    def source(self, names: Names) -> str:
+        values = [repr(v) if type(v) in LITERALS else names(v) for v in self.values]
         for position, slot, offset, make in self.places:
-            named = slot in hold.addresses
+            named = slot in names.addresses
             address = f"a{slot}" if named else f"t{slot}.data_ptr()"
             address += f" + {offset}" if offset else ""
-            values[position] = address if make is None else f"{hold(make)}({address})"
+            values[position] = address if make is None else f"{names(make)}({address})"
         first = ["stream"] if self.on_stream else []
-        return f"{hold(self.launcher)}.launch({', '.join(first + values)})"
+        return f"{names(self.launcher)}.launch({', '.join(first + values)})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,12 +177,12 @@ class Operation:
     def uses(self) -> set[int]:
         return _slots_in((*self.args, *self.kwargs.values()))
 
-    def source(self, hold: Hold) -> str:
-        args = [_spelled(arg, hold) for arg in self.args]
-        args += [f"{name}={_spelled(arg, hold)}" for name, arg in self.kwargs.items()]
+    def source(self, names: Names) -> str:
+        args = [_spelled(arg, names) for arg in self.args]
+        args += [f"{name}={_spelled(arg, names)}" for name, arg in self.kwargs.items()]
         made = [f"t{slot}" if slot is not None else "_" for slot in self.outputs]
         targets = ", ".join(made) + "," * self.is_multiple
-        return f"{targets} = {hold(self.function)}({', '.join(args)})"
+        return f"{targets} = {names(self.function)}({', '.join(args)})"
 
     @property
     def is_multiple(self) -> bool:
@@ -189,7 +194,7 @@ class Operation:
 Step = Allocation | Launch | Operation
 
 
-class Hold:
+class Names:
     """The names of objects that the text of a tape refers to."""
 
     def __init__(self) -> None:
@@ -208,8 +213,9 @@ class Hold:
 
 
 class Tape:
-    """The steps that some results need, as a function of `count` given tensors.
+    """Recorded steps, compiled to a function of `count` given tensors.
 
+    Steps that no result needs are left out.
     `source` is the text of the function. In it, `t0`, `t1`, ... are tensors, the given
     ones first. `a0`, `a1`, ... are the addresses of tensors that are passed more than
     once.
@@ -228,29 +234,29 @@ class Tape:
         self.device, self.count, self.results = device, count, tuple(results)
         self.constants = {n: t for n, t in constants.items() if n in needed}
         self.steps = tuple(step for step, _ in kept)
-        hold = Hold()
+        names = Names()
         lines = [f"t{slot} = tensors[{slot}]" for slot in given]
         lines += [
-            f"t{slot} = {hold(tensor)}" for slot, tensor in self.constants.items()
+            f"t{slot} = {names(tensor)}" for slot, tensor in self.constants.items()
         ]
         passed = [p.slot for step in self.steps for p in _places(step)]
         seen: set[int] = set()
-        again = {slot for slot in passed if slot in seen or seen.add(slot)}
+        reused = {slot for slot in passed if slot in seen or seen.add(slot)}
         for i, (step, done) in enumerate(kept, 1):
-            often = {p.slot for p in _places(step)} & again
-            for slot in sorted(often - hold.addresses):
+            reused_here = {p.slot for p in _places(step)} & reused
+            for slot in sorted(reused_here - names.addresses):
                 lines.append(f"a{slot} = t{slot}.data_ptr()")
-            hold.addresses |= often
-            lines.append(step.source(hold))
+            names.addresses |= reused_here
+            lines.append(step.source(names))
             if i < len(kept):  # Free memory for later steps.
                 lines += [f"t{slot} = None" for slot in done if slot not in given]
         found = ", ".join("None" if r is None else f"t{r}" for r in results)
         lines.append(f"return ({found},)" if results else "return ()")
         self._index = None if device.type == "cpu" else device.index
         self.source = "def replay(tensors, stream):\n    " + "\n    ".join(lines)
-        exec(compile(self.source, "<tape>", "exec"), hold.names)
+        exec(compile(self.source, "<tape>", "exec"), names.names)
         self._replay: Callable[[Sequence[Any], Any], tuple[Any, ...]]
-        self._replay = hold.names.pop("replay")
+        self._replay = names.names.pop("replay")
 
     def __call__(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """Return the results for tensors whose facts equal those at the recording."""
@@ -266,7 +272,7 @@ class Tape:
 def needed_steps(
     steps: Sequence[Step], results: Iterable[int]
 ) -> tuple[list[tuple[Step, tuple[int, ...]]], set[int]]:
-    """Return the steps that results need, and all slots that these steps use.
+    """Return the steps without idle ones, and all slots that these steps use.
 
     Each step comes with the slots that it is the last to use.
     """
@@ -282,7 +288,10 @@ def needed_steps(
 
 
 def is_idle(step: Step, needed: set[int]) -> bool:
-    """Return True if no needed slot depends on a step."""
+    """Return True if a step may be left out.
+
+    Launches and operations that write are always kept.
+    """
     match step:
         case Allocation():
             return step.slot not in needed
@@ -304,11 +313,11 @@ def _slots_in(arg: Any) -> set[int]:
     return set()
 
 
-def _spelled(arg: Any, hold: Hold) -> str:
+def _spelled(arg: Any, names: Names) -> str:
     """Return an argument of an operation as the source text of a tape."""
     if type(arg) is Slot:
         return f"t{arg.number}"
     if isinstance(arg, list | tuple):
-        inner = ", ".join(_spelled(a, hold) for a in arg)
+        inner = ", ".join(_spelled(a, names) for a in arg)
         return f"[{inner}]"
-    return repr(arg) if type(arg) in LITERALS else hold(arg)
+    return repr(arg) if type(arg) in LITERALS else names(arg)

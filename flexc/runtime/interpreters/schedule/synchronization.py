@@ -1,6 +1,7 @@
 """Happens-before tracking in a schedule: vector clocks, slots, barriers and copies.
 
-A clock holds, for each role and barrier, the time up to which its actions are known.
+A clock holds, for each agent and barrier, the time up to which its actions are known.
+An agent is one copy of a role, or the program outside of roles.
 See Mattern, "Virtual Time and Global States of Distributed Systems", 1988.
 """
 
@@ -32,7 +33,7 @@ def join(clock: Clock, other: Clock) -> None:
 
 
 def knows(clock: Clock, stamp: Stamp) -> bool:
-    """Return True if the action at a stamp happened before, as far as a clock knows."""
+    """Return True if a clock shows that the action at a stamp happened before."""
     return clock.get(stamp.who, 0) >= stamp.time
 
 
@@ -117,7 +118,7 @@ class Slot:
                 )
         if self.write is not None and not knows(clock, self.write.stamp):
             raise InterpretationError(
-                f"expected a wait for {self.write.what}, {got} over it without"
+                f"expected a wait for {self.write.what}, {got} over it"
             )
         self.reads.clear()
         self.write = write
@@ -169,7 +170,7 @@ class Barrier:
         if self.arrived == self.arrivals:
             raise InterpretationError(
                 f"expected {self.arrivals} arrivals in phase {self.phase} of "
-                f"{self.name}, got another before its bytes were copied"
+                f"{self.name}, got another before all bytes of the phase were copied"
             )
         join(self._gathered, known)
         self.arrived += 1
