@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from xdsl.ir import Region
-
 from flexc.passes.masks.bounds.facts import MOST, Facts, magnitude
 from flexc.passes.masks.bounds.key_bounds import Solver
 from flexc.passes.masks.bounds.terms import (
@@ -92,10 +90,15 @@ class KeyRange:
 
 @dataclass(frozen=True)
 class KeyRanges:
-    """The keys that may be live, and the keys that may be dead, for a block of rows."""
+    """The keys that may be live, and the keys that may be dead, for a block of rows.
+
+    The ranges are valid for blocks of any size.
+    """
 
     live: tuple[KeyRange, ...]
     dead: tuple[KeyRange, ...]
+    remainders: tuple[Unsolved, ...] = ()
+    """Periodic tests, which bound no keys: the mask alone decides them."""
 
     @property
     def never_full(self) -> bool:
@@ -103,23 +106,22 @@ class KeyRanges:
         return any(r.is_everything for r in self.dead)
 
 
-def key_ranges(
-    mask: Region, max_length: int, fits: bool, block_m: int, block_n: int
-) -> Proof[KeyRanges]:
+def key_ranges(facts: Facts) -> Proof[KeyRanges]:
     """Return the ranges of a mask, or the reason why its blocks have no closed form."""
-    facts = Facts(mask, max_length, fits)
-    live = _ranges(facts, negated=False, sizes=(block_m, block_n))
+    remainders: dict[Unsolved, None] = {}
+    live = _ranges(facts, False, remainders)
     if isinstance(live, WhyNot):
         return live
-    dead = _ranges(facts, negated=True, sizes=(block_m, block_n))
+    dead = _ranges(facts, True, remainders)
     if isinstance(dead, WhyNot):
         return dead
-    return Proven(KeyRanges(live.value, dead.value))
+    return Proven(KeyRanges(live.value, dead.value, tuple(remainders)))
 
 
 def _ranges(
-    facts: Facts, negated: bool, sizes: tuple[int, int]
+    facts: Facts, negated: bool, remainders: dict[Unsolved, None]
 ) -> Proof[tuple[KeyRange, ...]]:
+    """Return the ranges of a mask or of its negation; add to `remainders`."""
     found = alternatives(mask_formula(facts.region, negated), MAX_ALTERNATIVES)
     if found is None:
         return WhyNot(f"the mask has more than {MAX_ALTERNATIVES} alternatives")
@@ -128,8 +130,10 @@ def _ranges(
     for leaves in found:
         for atoms in conjunctions(solver, leaves):
             for atom in atoms:
-                if isinstance(atom, Unsolved) and not is_dense(atom, *sizes):
-                    return WhyNot(f"no range of keys follows from {atom.reason}")
+                if isinstance(atom, Unsolved):
+                    if atom.period is None:
+                        return without_range(atom)
+                    remainders[atom] = None
             keys = project(atoms)
             if any(magnitude(facts, term) > MOST for term in keys.terms()):
                 return WhyNot("a range of keys has ends that 64 bits may not hold")
@@ -146,10 +150,22 @@ def conjunctions(solver: Solver, leaves: Leaves) -> Alternatives:
     return conjunction(map(solver.leaf, leaves))
 
 
+def for_blocks(found: Proof[KeyRanges], block_m: int, block_n: int) -> Proof[KeyRanges]:
+    """Return the ranges if every block has pairs that pass and fail each remainder."""
+    if isinstance(found, Proven):
+        for atom in found.value.remainders:
+            if not is_dense(atom, block_m, block_n):
+                return without_range(atom)
+    return found
+
+
+def without_range(atom: Unsolved) -> WhyNot:
+    return WhyNot(f"no range of keys follows from {atom.reason}")
+
+
 def is_dense(atom: Unsolved, block_m: int, block_n: int) -> bool:
     """Return True if every block has pairs where the atom holds and where it fails."""
-    if atom.period is None:
-        return False
+    assert atom.period is not None
     spans = [block_m] * bool(atom.along & Along.ROW)
     spans += [block_n] * bool(atom.along & Along.COLUMN)
     return atom.period <= max(spans, default=0)

@@ -8,7 +8,7 @@ and writes bounds deals with rows and columns only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from xdsl.dialects.builtin import i32
@@ -18,7 +18,7 @@ from flexc.dialects import flex
 from flexc.dialects.constants import int_constant
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.masks.bounds.facts import Facts
-from flexc.passes.masks.bounds.key_ranges import KeyRanges, key_ranges
+from flexc.passes.masks.bounds.key_ranges import KeyRanges, for_blocks, key_ranges
 from flexc.passes.scalar.proof import Proof
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.scalar_code import (
@@ -57,10 +57,6 @@ class MaskProblem:
     """True if no arithmetic on positions overflows its type."""
     transposed: bool = False
     """True if rows are keys, and columns queries."""
-
-    _ranges: dict[tuple[int, int], Proof[KeyRanges]] = field(
-        default_factory=dict[tuple[int, int], Proof[KeyRanges]], repr=False
-    )
 
     @classmethod
     def of(cls, op: flex.AttentionOp, transposed: bool = False) -> MaskProblem:
@@ -123,15 +119,13 @@ class MaskProblem:
     def ranges(self, block_m: int, block_n: int) -> Proof[KeyRanges]:
         """Return the ranges of columns of the mask, or the reason why there are none.
 
-        The ranges refer to values of `solved`. The result is cached for each block
-        size.
+        The ranges refer to values of `solved`.
         """
-        size = block_m, block_n
-        if size not in self._ranges:
-            self._ranges[size] = key_ranges(
-                self.solved, self.max_length, self.indices_fit, *size
-            )
-        return self._ranges[size]
+        return for_blocks(self._ranges, block_m, block_n)
+
+    @cached_property
+    def _ranges(self) -> Proof[KeyRanges]:
+        return key_ranges(self.facts)
 
     @property
     def axes(self) -> tuple[str, str]:
