@@ -98,7 +98,7 @@ def test_mistakes() -> None:
     dtype: Any = "bfloat16"
     with pytest.raises(DtypeError, match=r"expects a torch.dtype, got 'bfloat16'"):
         flexc.warmup(flexc.flex_attention, SHAPE, dtype=dtype)
-    with pytest.raises(GradientError, match="a result that requires a gradient, got none"):
+    with pytest.raises(GradientError, match="requires a gradient, got none"):
         flexc.warmup(lambda x: x.detach(), SHAPE, backward=True)
 
 
