@@ -227,10 +227,7 @@ def _values_of(fn: FunctionType, names: Sequence[str]) -> list[Any]:
 
 
 def _add_tensor(
-    value: torch.Tensor,
-    key: list[Any],
-    captures: list[Capture],
-    slots: dict[int, int],
+    value: torch.Tensor, key: list[Any], captures: list[Capture], slots: dict[int, int]
 ) -> bool:
     """Add a tensor to key and captures. Return False if it needs the full walk."""
     if value.layout is not torch.strided or value.is_nested or value.__dict__:

@@ -20,13 +20,7 @@ from torch import Tensor
 
 from flexc.passes.scalar.captured_reads import CapturedRead
 from flexc.passes.scalar.variation import NOTHING, Along
-from flexc.runtime.autograd.captured_places import (
-    AXES,
-    Chunk,
-    Places,
-    Site,
-    Sizes,
-)
+from flexc.runtime.autograd.captured_places import AXES, Chunk, Places, Site, Sizes
 
 MAX_PLACES = 1 << 21
 """The number of places evaluated at a time. Some twenty numbers of 8 bytes are alive

@@ -25,18 +25,9 @@ from flexc.passes import pipelines
 from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
 from flexc.passes.flex.flex_infer_facts import FlexInferFactsPass
 from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
-from flexc.passes.scalar.captured_reads import (
-    CapturedRead,
-    IndexClass,
-    read_of_index,
-)
+from flexc.passes.scalar.captured_reads import CapturedRead, IndexClass, read_of_index
 from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
-from flexc.runtime.autograd.captured_places import (
-    MAX_BYTES,
-    Chunk,
-    Sizes,
-    chunks_for,
-)
+from flexc.runtime.autograd.captured_places import MAX_BYTES, Chunk, Sizes, chunks_for
 from flexc.runtime.interpreters.values import dtype_of
 from flexc.runtime.kernels.kernel import Kernel
 from flexc.runtime.process.background import Background
@@ -78,10 +69,7 @@ tile.
 KERNELS = (flex.PairSumsOp, flex.RowDotsOp, flex.WeighRowsOp)
 """Ops that become kernels."""
 
-CLASSES = {
-    SumKind.DIAGONAL: IndexClass.DIAGONAL,
-    SumKind.PAIRS: IndexClass.PAIR,
-}
+CLASSES = {SumKind.DIAGONAL: IndexClass.DIAGONAL, SumKind.PAIRS: IndexClass.PAIR}
 """Index classes of the sums that may be larger than all other results."""
 
 Compile = Callable[[ModuleOp], Background[Kernel]]

@@ -11,11 +11,7 @@ from torch import Tensor
 
 from flexc.frontend.closures import ModSignature
 from flexc.runtime.autograd.derivatives import Tangents, Wanted, run
-from flexc.runtime.inputs.arguments import (
-    Outputs,
-    Results,
-    Tables,
-)
+from flexc.runtime.inputs.arguments import Outputs, Results, Tables
 from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.replay.equal_facts import FactsCache, stream_facts
 from flexc.runtime.replay.repeats import TapedWork

@@ -28,29 +28,16 @@ from torch.fx.experimental import symbolic_shapes
 from torch.nn.attention import flex_attention as torch_flex
 
 from flexc.errors import OptionError
-from flexc.runtime.compiled.function_state import (
-    CallState,
-    Compiled,
-    read_call,
-)
+from flexc.runtime.compiled.function_state import CallState, Compiled, read_call
 from flexc.runtime.compiled.function_trace import Trace, trace_function
 from flexc.runtime.compiled.shortcut import Shortcut
-from flexc.runtime.inputs.options import (
-    Choices,
-    kernel_options,
-    read_choices_of_scope,
-)
+from flexc.runtime.inputs.options import Choices, kernel_options, read_choices_of_scope
 from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.interception import Scope, activate, call_within, current_scope
 from flexc.runtime.interface import flex_attention
 from flexc.runtime.kernels.driver import counters
 from flexc.runtime.process.recent import Recent
-from flexc.runtime.torch_compile.call_symbols import (
-    Place,
-    changes,
-    extents,
-    lengths_of,
-)
+from flexc.runtime.torch_compile.call_symbols import Place, changes, extents, lengths_of
 
 MAX_TRACES = 128
 """The largest number of captures for one kind of calls. Further calls are run."""
@@ -152,10 +139,7 @@ def compile(
 
 
 def compile(
-    fn: Any = None,
-    *,
-    backend: str = "auto",
-    options: Mapping[str, Any] | None = None,
+    fn: Any = None, *, backend: str = "auto", options: Mapping[str, Any] | None = None
 ) -> Any:
     """Compile the attention in a function; also a decorator.
 

@@ -51,11 +51,7 @@ from flexc.runtime.torch_compile.attention_nodes import (
     mod_operand,
     replace_attention,
 )
-from flexc.runtime.torch_compile.call_symbols import (
-    FakeCall,
-    Place,
-    known_value,
-)
+from flexc.runtime.torch_compile.call_symbols import FakeCall, Place, known_value
 from flexc.runtime.torch_compile.graph_call import BACKEND_OPTION
 
 STATIC_RESULTS = (bool, bytes, complex, float, int, str, type(None))

@@ -18,11 +18,7 @@ from flexc.errors import (
     ShapeError,
 )
 from flexc.frontend.signatures import described
-from flexc.runtime.inputs.notes import (
-    Notes,
-    Origin,
-    origin_of,
-)
+from flexc.runtime.inputs.notes import Notes, Origin, origin_of
 
 MAX_HEAD_DIM = 512
 

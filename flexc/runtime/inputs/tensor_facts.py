@@ -10,11 +10,7 @@ import torch
 from torch import Tensor
 
 from flexc.errors import DeviceError, ShapeError
-from flexc.runtime.inputs.arguments import (
-    DENSE,
-    describe,
-    is_lazy,
-)
+from flexc.runtime.inputs.arguments import DENSE, describe, is_lazy
 
 ALIGNMENT = 16
 """The alignment in bytes that vector loads and asynchronous copies need."""

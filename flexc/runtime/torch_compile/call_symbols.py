@@ -16,12 +16,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 
-from flexc.frontend.guards import (
-    ExactShapeEnv,
-    Guards,
-    Symbols,
-    number_guard,
-)
+from flexc.frontend.guards import ExactShapeEnv, Guards, Symbols, number_guard
 from flexc.frontend.walk import Capture
 
 Place = tuple[int, int | None]

@@ -49,11 +49,7 @@ from flexc.runtime.torch_compile.graph_call import (
     Operands,
     read_graph_options,
 )
-from flexc.runtime.torch_compile.mod_graphs import (
-    FunctionMods,
-    ModGraphs,
-    mods_of,
-)
+from flexc.runtime.torch_compile.mod_graphs import FunctionMods, ModGraphs, mods_of
 from flexc.runtime.torch_compile.operators import library
 from flexc.runtime.torch_compile.operators.planning import with_planned
 from flexc.runtime.torch_compile.operators.traced import TracedAttention

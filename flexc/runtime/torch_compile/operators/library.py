@@ -19,12 +19,7 @@ from flexc.frontend.plain_values import number_key
 from flexc.runtime.attention import run as attention_run
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.autograd import derivatives
-from flexc.runtime.autograd.derivatives import (
-    Direction,
-    Gradients,
-    inputs_of,
-    spread,
-)
+from flexc.runtime.autograd.derivatives import Direction, Gradients, inputs_of, spread
 from flexc.runtime.autograd.functions import gradients_of_tensors
 from flexc.runtime.autograd.template import split
 from flexc.runtime.inputs.listed_blocks import check_listed
@@ -270,12 +265,7 @@ def _refuse(ctx: Any, *grads: Any) -> NoReturn:
 def _define() -> None:
     cotangents = f"{COTANGENTS}, Tensor? t_d_out, Tensor? t_d_lse"
     for name, schema, function, fake in (
-        (
-            "attention",
-            f"({CALL}) -> Tensor[]",
-            attention,
-            attention_fake,
-        ),
+        ("attention", f"({CALL}) -> Tensor[]", attention, attention_fake),
         (
             "attention_backward",
             f"({POINT}, {COTANGENTS}, bool[] wanted) -> Tensor[]",

@@ -29,18 +29,9 @@ from flexc.runtime.autograd.derivatives import (
     spread,
 )
 from flexc.runtime.autograd.template import Reads
-from flexc.runtime.inputs.arguments import (
-    Packed,
-    Results,
-    Tables,
-    broadcast_tables,
-)
+from flexc.runtime.inputs.arguments import Packed, Results, Tables, broadcast_tables
 from flexc.runtime.inputs.backends import BACKENDS, Backend
-from flexc.runtime.inputs.options import (
-    NO_CHOICES,
-    Choices,
-    resolve_backend,
-)
+from flexc.runtime.inputs.options import NO_CHOICES, Choices, resolve_backend
 from flexc.runtime.inputs.tensor_facts import check_captures
 from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.planner.ordering import TablesLayout
