@@ -39,6 +39,7 @@ from flexc.frontend.guards import (
     HostNumbers,
     Symbols,
     UnlocatedShapeEnv,
+    add_placeholder,
     equal_guards,
     number_guards,
 )
@@ -237,7 +238,7 @@ class _Tracer:
         self, kind: ModKind, gm: GraphModule, arity: int, where: SourceLocation | None
     ) -> CapturedMod:
         """Lift arithmetic on numbers, and drop captures without reads."""
-        placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        placeholders = gm.graph.find_nodes(op="placeholder")
         lifted = self._lift_numbers(kind, gm, placeholders[arity:])
         gm.graph.eliminate_dead_code()
         inputs = []
@@ -259,8 +260,8 @@ class _Tracer:
         for assumption in numbers.assumptions(kind):
             self._assume(assumption)
         return [
-            CaptureInput(one.name, None, one.dtype, None, number=one.number)
-            for one in numbers.lift()
+            CaptureInput(name, None, dtype, None, number=number)
+            for name, dtype, number in numbers.lift()
         ]
 
     def _assume(self, assumption: Assumption) -> None:
@@ -279,13 +280,14 @@ class _Tracer:
         A constant of one number remains a constant.
         """
         inputs = []
-        for node in [n for n in gm.graph.nodes if n.op == "get_attr"]:
+        for node in gm.graph.find_nodes(op="get_attr"):
             tensor = getattr(gm, node.target)
             if not isinstance(tensor, torch.Tensor):
                 continue
             missed = self.tensors.missed(tensor)
             if missed is not None or tensor.dim() > 0:
-                _make_placeholder(gm, node, tensor)
+                node.replace_all_uses_with(add_placeholder(node, {"val": tensor}))
+                gm.graph.erase_node(node)
                 inputs.append(self._lifted(tensor, missed))
         return inputs
 
@@ -333,16 +335,6 @@ def _computes_of_captures_alone(gm: GraphModule, arity: int) -> bool:
 
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-def _make_placeholder(gm: GraphModule, node: Node, tensor: torch.Tensor) -> None:
-    """Replace a tensor that a graph holds by a placeholder."""
-    last = [n for n in gm.graph.nodes if n.op == "placeholder"][-1]
-    with gm.graph.inserting_after(last):
-        placeholder = gm.graph.placeholder(node.name)
-    placeholder.meta["val"] = tensor
-    node.replace_all_uses_with(placeholder)
-    gm.graph.erase_node(node)
 
 
 def _make_fx(

@@ -78,7 +78,3 @@ class CapturedMods:
         """The slots of the captures that the graphs read."""
         mods = (m for m in (self.score, self.mask) if m is not None)
         return frozenset(i.slot for m in mods for i in m.inputs if i.slot is not None)
-
-    def guards_hold(self, captures: Sequence[Any]) -> bool:
-        """Return True if the graphs are valid for other captured values."""
-        return self.guards.hold(captures)

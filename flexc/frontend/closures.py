@@ -95,9 +95,10 @@ class Rebuild(Walk):
     def fill_function(
         self, copy: Any, cells: Any, globals_: Any, defaults: Any
     ) -> None:
-        for cell, content in zip(copy.__closure__ or (), cells, strict=True):
-            if content is not CellType:
-                cell.cell_contents = content
+        names = copy.__code__.co_freevars
+        for name, cell in zip(names, copy.__closure__ or (), strict=True):
+            if name in cells:
+                cell.cell_contents = cells[name]
         copy.__globals__.update(globals_)
         copy.__defaults__, copy.__kwdefaults__ = defaults
 

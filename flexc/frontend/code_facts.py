@@ -18,70 +18,59 @@ from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
-from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
+from types import (
+    CellType,
+    ClassMethodDescriptorType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import torch
 
-DYNAMIC_NAMES = frozenset(
-    {
-        "delattr",
-        "eval",
-        "exec",
-        "getattr",
-        "globals",
-        "input",
-        "locals",
-        "open",
-        "setattr",
-        "vars",
-        "__import__",
-        "attrgetter",
-        "hasattr",
-        "methodcaller",
-        "super",
-    }
+
+def names_in(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+DYNAMIC_NAMES = names_in(
+    """
+    delattr eval exec getattr globals input locals open setattr vars __import__
+    attrgetter hasattr methodcaller super
+    """
 )
 """Functions that read or write values that the bytecode does not name."""
 
-_DYNAMIC = """
-    annotations base bases builtins class closure code defaults dict doc func
-    getattribute globals kwdefaults members module mro name qualname self slots
-    subclasses weakref wrapped
-"""
-DYNAMIC_ATTRIBUTES = frozenset(
-    {f"__{name}__" for name in _DYNAMIC.split()}
-    | {"attrgetter", "methodcaller", "f_globals", "f_locals", "gi_frame", "mro"}
-    | {"format", "format_map"}
+DYNAMIC_ATTRIBUTES = names_in(
+    """
+    __annotations__ __base__ __bases__ __builtins__ __class__ __closure__ __code__
+    __defaults__ __dict__ __doc__ __func__ __getattribute__ __globals__ __kwdefaults__
+    __members__ __module__ __mro__ __name__ __qualname__ __self__ __slots__
+    __subclasses__ __weakref__ __wrapped__ attrgetter f_globals f_locals format
+    format_map gi_frame methodcaller mro
+    """
 )
 """Attributes of functions, classes and frames that give access to unnamed values."""
 
-INSPECTING_NAMES = frozenset({"isinstance", "issubclass", "type"})
+INSPECTING_NAMES = names_in("isinstance issubclass type")
 """Builtins that distinguish a symbolic number from a Python number."""
 
-TRUSTED_PACKAGES = frozenset(
-    {
-        "builtins",
-        "cmath",
-        "enum",
-        "functools",
-        "itertools",
-        "math",
-        "operator",
-        "torch",
-        "typing",
-    }
+TRUSTED_PACKAGES = names_in(
+    "builtins cmath enum functools itertools math operator torch typing"
 )
 """Packages whose contents do not change while a program runs."""
 
-_READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-_READS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})
+_READS_GLOBAL = names_in("LOAD_GLOBAL LOAD_NAME LOAD_FROM_DICT_OR_GLOBALS")
+_READS_ATTRIBUTE = names_in("LOAD_ATTR LOAD_METHOD LOAD_SUPER_ATTR")
 _READS_NO_VALUE = _READS_ATTRIBUTE | {"LOAD_CLOSURE", "LOAD_CONST"}
-_READS_UNNAMED = frozenset({"IMPORT_STAR", "MATCH_CLASS"})
-_WRITES_STATE = frozenset(
-    {"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "STORE_ATTR", "DELETE_ATTR"}
-)
+_READS_UNNAMED = names_in("IMPORT_STAR MATCH_CLASS")
+_WRITES_STATE = names_in("STORE_GLOBAL DELETE_GLOBAL STORE_NAME STORE_ATTR DELETE_ATTR")
+_WRITES_CELL = names_in("STORE_DEREF DELETE_DEREF")
 
 
 @dataclass(frozen=True)
@@ -117,16 +106,14 @@ MAX_CODES = 16_384
 """The number of code objects whose facts are cached."""
 
 
+@lru_cache(4096)
 def trusted(module_name: object) -> bool:
     """Return True if the contents of a module may be treated as constant.
 
     Some classes in C have a descriptor as their `__module__`.
     """
-    return not isinstance(module_name, str) or _in_trusted_package(module_name)
-
-
-@lru_cache(4096)
-def _in_trusted_package(module_name: str) -> bool:
+    if not isinstance(module_name, str):
+        return True
     return module_name.partition(".")[0].lstrip("_") in TRUSTED_PACKAGES
 
 
@@ -147,22 +134,22 @@ def code_facts(code: CodeType) -> CodeFacts:
     used_attributes: set[str] = set()
     sound, matches, identity = True, False, False
     for ins, then in (pair for c in nested(code) for pair in _steps(c)):
-        only_read = then is not None and then.opname in _READS_ATTRIBUTE
+        only_read = then in _READS_ATTRIBUTE
         if ins.opname in _READS_GLOBAL:
             names[ins.argval] = None
         if ins.opname in _READS_ATTRIBUTE:
-            attributes.add(name := _attribute_name(ins))
-            used_attributes |= set() if only_read else {name}
+            attributes.add(ins.argval)
+            used_attributes |= set() if only_read else {ins.argval}
         matches |= ins.opname == "MATCH_CLASS"
-        if then is not None and then.opname in ("CONTAINS_OP", "IS_OP"):
+        if then in ("CONTAINS_OP", "IS_OP"):
             # Constants and classes are never copied.
             identity |= ins.opname != "LOAD_CONST" and ins.argval != "__class__"
         if ins.opname == "IMPORT_NAME":
             sound &= trusted(ins.argval)
-        elif ins.opname in _WRITES_STATE | _READS_UNNAMED or _writes_free_variable(
-            ins, code
-        ):
+        elif ins.opname in _WRITES_STATE or ins.opname in _READS_UNNAMED:
             sound = False
+        elif ins.opname in _WRITES_CELL:
+            sound &= ins.argval not in code.co_freevars
         elif "LOAD_" in ins.opname and ins.opname not in _READS_NO_VALUE:
             used.update(_variables(ins)[: -1 if only_read else None])
     dynamic = DYNAMIC_NAMES & names.keys() or DYNAMIC_ATTRIBUTES & attributes
@@ -179,9 +166,10 @@ def code_facts(code: CodeType) -> CodeFacts:
     )
 
 
-def _steps(code: CodeType) -> Iterator[tuple[dis.Instruction, dis.Instruction | None]]:
-    """Return pairs of each instruction and its successor, None for the last one."""
-    return pairwise([*dis.get_instructions(code), None])  # pyright: ignore
+def _steps(code: CodeType) -> Iterator[tuple[dis.Instruction, str]]:
+    """Return pairs of each instruction and the name of the next one's operation."""
+    steps = list(dis.get_instructions(code))
+    return zip(steps, [*(step.opname for step in steps[1:]), ""], strict=True)
 
 
 def _variables(ins: dis.Instruction) -> tuple[str, ...]:
@@ -191,53 +179,24 @@ def _variables(ins: dis.Instruction) -> tuple[str, ...]:
     return tuple(n for n in names if isinstance(n, str))
 
 
-def _attribute_name(ins: dis.Instruction) -> str:
-    value = ins.argval
-    return value if isinstance(value, str) else str(value[-1])
-
-
-def _writes_free_variable(ins: dis.Instruction, code: CodeType) -> bool:
-    written = ins.opname in ("STORE_DEREF", "DELETE_DEREF")
-    return written and ins.argval in code.co_freevars
-
-
-SILENT_METHODS = frozenset(
-    {
-        "__class_getitem__",
-        "__delattr__",
-        "__init__",
-        "__init_subclass__",
-        "__new__",
-        "__post_init__",
-        "__reduce__",
-        "__repr__",
-        "__setattr__",
-        "__str__",
-    }
+SILENT_METHODS = names_in(
+    """
+    __class_getitem__ __delattr__ __init__ __init_subclass__ __new__ __post_init__
+    __reduce__ __repr__ __setattr__ __str__
+    """
 )
 """Special methods that computing with an object does not call."""
 
-READING_METHODS = frozenset({"__getattr__", "__getattribute__"})
-MAKING_METHODS = frozenset({"__init__", "__new__", "__post_init__"})
+READING_METHODS = names_in("__getattr__ __getattribute__")
+MAKING_METHODS = names_in("__init__ __new__ __post_init__")
 """Special methods that are called by reading an attribute, and by making an object."""
 
-MODULE_CALLS = frozenset({"__call__", "_call_impl", "_wrapped_call_impl"})
-MODULE_LISTS = frozenset(
-    {
-        "buffers",
-        "children",
-        "get_buffer",
-        "get_extra_state",
-        "get_parameter",
-        "get_submodule",
-        "modules",
-        "named_buffers",
-        "named_children",
-        "named_modules",
-        "named_parameters",
-        "parameters",
-        "state_dict",
-    }
+MODULE_CALLS = names_in("__call__ _call_impl _wrapped_call_impl")
+MODULE_LISTS = names_in(
+    """
+    buffers children get_buffer get_extra_state get_parameter get_submodule modules
+    named_buffers named_children named_modules named_parameters parameters state_dict
+    """
 )
 """Methods of torch.nn.Module that call the module, and methods that give access to
 members without naming them.
@@ -247,19 +206,18 @@ MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 """Dictionaries of a torch.nn.Module that its `__getattr__` searches."""
 
-MEMBERS_OWN = frozenset({"_name_", "__objclass__", "_sort_order_"})
+MEMBERS_OWN = names_in("_name_ __objclass__ _sort_order_")
 """Attributes that the enum package gives to each member."""
 
 MISSING = object()
 C_DESCRIPTORS = (
-    type(str.join),
-    type(object.__init__),
-    type(type.__dict__["__dict__"]),
+    ClassMethodDescriptorType,
+    GetSetDescriptorType,
     MemberDescriptorType,
-    type(dict.__dict__["fromkeys"]),
+    MethodDescriptorType,
+    WrapperDescriptorType,
     type(vars(namedtuple("_", "field"))["field"]),
 )
-
 
 DYNAMIC_CALLABLES = frozenset(
     getattr(scope, name)
@@ -276,7 +234,7 @@ HEAP_TYPE = 1 << 9
 KNOWN_METACLASSES = (type, ABCMeta, enum.EnumMeta, type(typing.Protocol))
 
 
-@functools.lru_cache(4096)
+@lru_cache(4096)
 def trusted_class(cls: type) -> bool:
     """Return True if a class belongs to a trusted package, not only by its name.
 
@@ -299,7 +257,21 @@ def is_trusted_module(value: ModuleType) -> bool:
 
 def is_protocol(cls: type) -> bool:
     """Return True if a class is a protocol, which objects match by their attributes."""
-    return "_is_protocol" in vars(cls) and vars(cls)["_is_protocol"]
+    return bool(vars(cls).get("_is_protocol"))
+
+
+def content_of(cell: CellType) -> Any:
+    """Return the value of a captured variable, MISSING if it has none yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
+def global_of(fn: FunctionType, name: str) -> Any:
+    """Return the value of a global variable or builtin, MISSING if there is none."""
+    found = fn.__globals__.get(name, MISSING)
+    return fn.__builtins__.get(name, MISSING) if found is MISSING else found
 
 
 def scopes_of(value: Any) -> Sequence[type]:
@@ -374,24 +346,12 @@ def implicit_methods(value: Any) -> frozenset[str]:
     """
     if isinstance(value, ModuleType):
         return frozenset()
-    return (
-        _methods_of_class(value)
-        if isinstance(value, type)
-        else _methods_of(type(value))
-    )
-
-
-def _methods_of_class(cls: type) -> frozenset[str]:
-    own = _special_methods(cls) & MAKING_METHODS
-    meta = type(cls)
-    return own if meta in KNOWN_METACLASSES else own | _special_methods(meta)
-
-
-def _methods_of(cls: type) -> frozenset[str]:
-    is_module = issubclass(cls, torch.nn.Module)
-    return (_special_methods(cls) - SILENT_METHODS) | (
-        {"forward"} if is_module else set()
-    )
+    cls = type(value)
+    if isinstance(value, type):
+        own = _special_methods(value) & MAKING_METHODS
+        return own if cls in KNOWN_METACLASSES else own | _special_methods(cls)
+    named = {"forward"} if issubclass(cls, torch.nn.Module) else set()
+    return (_special_methods(cls) - SILENT_METHODS) | named
 
 
 def _special_methods(cls: type) -> frozenset[str]:
@@ -409,18 +369,14 @@ def is_plain(cls: type) -> bool:
     if not cls.__flags__ & HEAP_TYPE or cls.__flags__ & _NEVER_MADE:
         return False
     reads = static_lookup(cls, "__getattribute__")
-    return not (
-        isinstance(reads, FunctionType) or has_unread_code(cls) or _is_made_in_c(cls)
-    )
-
-
-def _is_made_in_c(cls: type) -> bool:
-    """Return True if objects of a class hold state that only C code can read."""
+    if isinstance(reads, FunctionType) or has_unread_code(cls):
+        return False
+    # Objects made in C may hold state that only C code can read.
     makers = (vars(base).get("__new__") for base in cls.__mro__ if base is not object)
-    return any(m is not None and not isinstance(m, staticmethod) for m in makers)
+    return all(m is None or isinstance(m, staticmethod) for m in makers)
 
 
-@functools.lru_cache(4096)
+@lru_cache(4096)
 def has_unread_code(cls: type) -> bool:
     """Return True if some code of a class is not read, so its reads are unknown."""
     bases = (base for base in cls.__mro__ if base not in _KNOWN_BASES)

@@ -33,14 +33,7 @@ from flexc.frontend.locations import is_user_file, node_location
 
 _SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 
-_COMPARISONS = (
-    operator.eq,
-    operator.ne,
-    operator.lt,
-    operator.le,
-    operator.gt,
-    operator.ge,
-)
+_COMPARISONS = [getattr(operator, n) for n in ("eq", "ne", "lt", "le", "gt", "ge")]
 
 _DIVISIONS = ("div", "floor_divide", "fmod", "remainder")
 
@@ -80,15 +73,6 @@ class Assumption:
         return self.test(self.number(captures))
 
 
-@dataclass(frozen=True, eq=False)
-class Lifted:
-    """A number that became an input of a graph."""
-
-    name: str
-    dtype: torch.dtype
-    number: HostNumber
-
-
 def fits(value: int | float) -> bool:
     """Return True if a number fits an argument of a kernel."""
     if isinstance(value, float):
@@ -124,30 +108,23 @@ class HostNumbers:
     ):
         self.graph, self.leaves, self.spell = gm.graph, leaves, spell
 
-    def lift(self) -> list[Lifted]:
-        """Replace results of arithmetic by placeholders, in the same order."""
+    def lift(self) -> Iterator[tuple[str, torch.dtype, HostNumber]]:
+        """Replace results of arithmetic by placeholders.
+
+        Yield the name, dtype and value of each placeholder, in the same order.
+        """
         placeholders: dict[HostNumber, Node] = {}
-        lifted = []
         for node in [n for n in self.graph.nodes if _is_arithmetic(n)]:
             if all(map(_is_arithmetic, node.users)):
                 continue
             number, name = self.number(node), self.name(node)
             if number not in placeholders:
-                placeholders[number] = self._placeholder(node)
+                placeholders[number] = add_placeholder(node, node.meta)
                 is_float = isinstance(node.meta["val"], torch.SymFloat)
-                dtype = torch.float64 if is_float else torch.int64
-                lifted.append(Lifted(name, dtype, number))
+                yield name, torch.float64 if is_float else torch.int64, number
             node.replace_all_uses_with(
                 placeholders[number], lambda user: not _is_arithmetic(user)
             )
-        return lifted
-
-    def _placeholder(self, node: Node) -> Node:
-        last = [n for n in self.graph.nodes if n.op == "placeholder"][-1]
-        with self.graph.inserting_after(last):
-            placeholder = self.graph.placeholder(node.name)
-        placeholder.meta = dict(node.meta)
-        return placeholder
 
     def assumptions(self, kind: str) -> Iterator[Assumption]:
         """Yield the conditions on the numbers of a mod, before any are lifted."""
@@ -235,6 +212,15 @@ class HostNumbers:
                 node_location(node),
             )
         return self.spell(node.meta["val"])
+
+
+def add_placeholder(node: Node, meta: Mapping[str, Any]) -> Node:
+    """Add a placeholder with a node's name after the others of the node's graph."""
+    last = node.graph.find_nodes(op="placeholder")[-1]
+    with node.graph.inserting_after(last):
+        placeholder = node.graph.placeholder(node.name)
+    placeholder.meta = dict(meta)
+    return placeholder
 
 
 def _is_number(node: Node) -> bool:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from types import (
     BuiltinFunctionType,
-    CellType,
     DynamicClassAttribute,
     FunctionType,
     MemberDescriptorType,
@@ -37,8 +36,9 @@ from flexc.frontend.code_facts import (
     MODULE_LISTS,
     MODULE_TABLES,
     READING_METHODS,
-    CodeFacts,
     code_facts,
+    content_of,
+    global_of,
     has_getattr,
     has_unread_code,
     implicit_methods,
@@ -223,8 +223,10 @@ class Walk:
             self._attributes |= facts.attributes
             self._used_attributes |= facts.used_attributes
         used = None if foreign else facts.used
-        cells = self._cells(code.co_freevars, closure, used) if closure else ()
-        globals_ = {} if foreign else self._globals(fn, facts)
+        contents = map(content_of, closure or ())
+        cells = self._variables(code.co_freevars, contents, used)
+        names = () if foreign else facts.globals
+        globals_ = self._variables(names, (global_of(fn, n) for n in names), used)
         defaults = fn.__defaults__ and self.visit(fn.__defaults__)
         keywords = self.visit(fn.__kwdefaults__) if fn.__kwdefaults__ else None
         self.fill_function(copy, cells, globals_, (defaults, keywords))
@@ -235,38 +237,19 @@ class Walk:
         if value.__dict__:
             self._objects.append((value, copy, self._frozen, set()))
 
-    def _cells(
-        self,
-        names: Sequence[str],
-        cells: Sequence[CellType],
-        used: frozenset[str] | None,
-    ) -> list[Any]:
-        values = []
-        for name, cell in zip(names, cells, strict=True):
+    def _variables(
+        self, names: Sequence[str], values: Iterable[Any], used: frozenset[str] | None
+    ) -> dict[str, Any]:
+        """Visit variables, and return the values of those that have one."""
+        found: dict[str, Any] = {}
+        for name, value in zip(names, values, strict=True):
             self.name = name
-            try:
-                content = cell.cell_contents
-            except ValueError:  # The variable has no value yet.
-                self.key.append(CellType)
-                values.append(CellType)
-                continue
-            visit = self.visit if used is None or name in used else self.visit_read
-            values.append(visit(content))
-        return values
-
-    def _globals(self, fn: FunctionType, facts: CodeFacts) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for name in facts.globals:
-            scope = fn.__globals__
-            if name not in scope:
-                scope = fn.__builtins__
-            if name in scope:
-                self.name = name
-                visit = self.visit if name in facts.used else self.visit_read
-                values[name] = visit(scope[name])
-            else:
+            if value is MISSING:
                 self.key.append(None)
-        return values
+            else:
+                visit = self.visit if used is None or name in used else self.visit_read
+                found[name] = visit(value)
+        return found
 
     def _known(self, value: Any) -> Any:
         """Return the copy of a value visited before, and add its place to the key."""

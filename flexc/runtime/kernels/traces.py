@@ -43,7 +43,7 @@ def trace_mods(
 
 
 def _find(key: Any, signature: ModSignature) -> CapturedMods | None:
-    return _traced.find(key, lambda mods: mods.guards_hold(signature.captures))
+    return _traced.find(key, lambda mods: mods.guards.hold(signature.captures))
 
 
 def _make(

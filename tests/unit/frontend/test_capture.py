@@ -89,19 +89,19 @@ def test_unused_captures_are_dropped() -> None:
 
 def test_a_branch_on_a_number_is_guarded() -> None:
     mods = capture(branching(5))
-    assert mods.guards_hold([7])
-    assert not mods.guards_hold([2])
+    assert mods.guards.hold([7])
+    assert not mods.guards.hold([2])
     below = capture(branching(-1))
-    assert below.guards_hold([2])
-    assert not below.guards_hold([3])
+    assert below.guards.hold([2])
+    assert not below.guards.hold([3])
     check_score(branching(5))
     check_score(branching(-1))
 
 
 def test_a_branch_on_a_float_is_guarded() -> None:
     mods = capture(branching(2.5))
-    assert mods.guards_hold([2.25])
-    assert not mods.guards_hold([2.0])
+    assert mods.guards.hold([2.25])
+    assert not mods.guards.hold([2.0])
 
 
 def test_numbers_that_must_be_constants_are_pinned() -> None:
@@ -111,9 +111,9 @@ def test_numbers_that_must_be_constants_are_pinned() -> None:
     dim, steps = 64, 3
     signature = read_mods(mod, None)
     mods = capture_mods(signature)
-    assert mods.guards_hold(signature.captures)
-    assert not mods.guards_hold([65, 3])
-    assert not mods.guards_hold([64, 4])
+    assert mods.guards.hold(signature.captures)
+    assert not mods.guards.hold([65, 3])
+    assert not mods.guards.hold([64, 4])
     check_score(mod)
 
 
@@ -124,8 +124,8 @@ def test_numbers_as_dictionary_keys_are_pinned() -> None:
         return s * {1: 10.0, 2: 20.0}[chosen]
 
     mods = capture(mod)
-    assert mods.guards_hold([2])
-    assert not mods.guards_hold([1])
+    assert mods.guards.hold([2])
+    assert not mods.guards.hold([1])
     check_score(mod)
 
 
@@ -136,13 +136,13 @@ def test_a_mod_that_looks_at_types_sees_numbers() -> None:
     width = 3
     signature = read_mods(mod, None)
     assert signature.static_numbers
-    assert not capture_mods(signature).guards_hold([4])
+    assert not capture_mods(signature).guards.hold([4])
     check_score(mod)
 
 
 def test_sizes_are_not_constants() -> None:
     mods = capture(windowed(torch.ones(4)))
-    assert mods.guards_hold([torch.ones(9)])
+    assert mods.guards.hold([torch.ones(9)])
     got, _ = run_imported(windowed(torch.ones(5)))
     assert got is not None
     assert got[0] == -2.5 + 5
@@ -155,7 +155,7 @@ def test_sizes_of_zero_and_one_hold_their_guards() -> None:
         def mod(s: Any, b: Any, h: Any, q: Any, k: Any, t: Any = table) -> Any:
             return s + t[h, 0] * t.shape[0]
 
-        assert capture(mod).guards_hold([table])
+        assert capture(mod).guards.hold([table])
 
 
 def test_a_branch_on_a_size_is_guarded() -> None:
@@ -165,8 +165,8 @@ def test_a_branch_on_a_size_is_guarded() -> None:
         return s + table[h] if table.shape[0] > 3 else s
 
     mods = capture(mod)
-    assert mods.guards_hold([torch.ones(9)])
-    assert not mods.guards_hold([torch.ones(3)])
+    assert mods.guards.hold([torch.ones(9)])
+    assert not mods.guards.hold([torch.ones(3)])
 
 
 def test_arithmetic_on_numbers() -> None:

@@ -183,7 +183,7 @@ def test_a_number_is_one_input() -> None:
     assert mods.score is not None
     assert [i.name for i in mods.score.inputs] == ["m", "m_sub_n"]
     assert [i.value([2, 5]) for i in mods.score.inputs] == [2, -3]
-    assert not mods.guards_hold([2**63 - 1, -1])
+    assert not mods.guards.hold([2**63 - 1, -1])
 
 
 def test_new_numbers_build_nothing() -> None:
