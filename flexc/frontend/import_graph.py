@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 from xdsl.builder import Builder
 from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,
@@ -152,14 +153,16 @@ def build_attention_module(
     args = block.args
     captured, rest = args[4 : 4 + len(types)], args[4 + len(types) :]
     tabled, splits = rest[: len(tables)], rest[len(tables) :]
+    results = _result_types(call, element, scale)
     attention = AttentionOp(
         [args[0], args[1], args[2], args[3], captured, tabled, splits],
-        _result_types(call, element, scale),
+        list(results.values()),
         build_region("score_mod", score, inputs, types, scale),
         build_region("mask_mod", mask, inputs, types, None),
         call.facts(),
     )
-    for result, name in zip(attention.results, _result_names(call), strict=True):
+    hints = [name for name, types in results.items() for _ in types]
+    for result, name in zip(attention.results, hints, strict=True):
         result.name_hint = name
     block.add_op(attention)
     block.add_op(ReturnOp(*attention.results))
@@ -170,33 +173,21 @@ def build_attention_module(
 
 def _result_types(
     call: AttentionCall, element: Attribute, score: Attribute
-) -> Sequence[Sequence[Attribute]]:
-    """Return the types of the results. The runtime allocates them with unit strides."""
-    if call.split:
-        element = score
-    out = strided([None] * 3 + [call.value_dim], element, unit_stride=True)
+) -> dict[str, Sequence[Attribute]]:
+    """Return the types of all possible results of `flex.attention`, in its order.
+
+    The runtime allocates the results with unit strides.
+    """
+    split, element = call.split, score if call.split else element
     row = strided([None] * 3, score, unit_stride=True)
-    if call.split:
-        return [[out], [], [], [row], [row], []]
-    return [
-        [out],
-        [row] * call.lse,
-        [row] * call.max_scores,
-        [],
-        [],
-        [row] * call.lse_rest,
-    ]
-
-
-def _result_names(call: AttentionCall) -> list[str]:
-    if call.split:
-        return ["out", "row_shift", "log_sum"]
-    return [
-        "out",
-        *["lse"] * call.lse,
-        *["max_scores"] * call.max_scores,
-        *["lse_rest"] * call.lse_rest,
-    ]
+    return {
+        "out": [strided([None] * 3 + [call.value_dim], element, unit_stride=True)],
+        "lse": [row] * (call.lse and not split),
+        "max_scores": [row] * (call.max_scores and not split),
+        "row_shift": [row] * split,
+        "log_sum": [row] * split,
+        "lse_rest": [row] * (call.lse_rest and not split),
+    }
 
 
 def _shared_inputs(*mods: CapturedMod | None) -> list[CaptureInput]:
@@ -271,85 +262,28 @@ def build_region(
 ) -> Region:
     """Build a mod's region. Without a mod, it is the identity or `true`."""
     block = Block(arg_types=mod_args(score, types))
-    names = (*MOD_ARGS[kind], *(i.name for i in inputs))
-    _name_args(block, names)
+    _name_args(block, (*MOD_ARGS[kind], *(i.name for i in inputs)))
     emitter = Emitter(Builder(InsertPoint.at_end(block)))
     arity = len(MOD_ARGS[kind])
-    result: Value
+    args = [Scalar(torch.int64, a, nonnegative=True) for a in block.args[:arity]]
+    dtype = torch.bool
+    if score is not None:
+        double = score == element_type(torch.float64)
+        dtype = torch.float64 if double else torch.float32
+        args[0] = Scalar(dtype, block.args[0])
     if mod is None:
-        result = number(True) if score is None else _score_arg(block.args[0])
+        result = number(True) if score is None else args[0]
     else:
-        at = {
-            _identity(given): arg
-            for given, arg in zip(inputs, block.args[arity:], strict=True)
-        }
-        captured = [at[_identity(given)] for given in mod.inputs]
-        dtypes = [given.dtype for given in mod.inputs]
-        result = import_region(mod.graph, emitter, block.args[:arity], captured, dtypes)
-    _yield(emitter, result, block, score)
-    return Region(block)
-
-
-def _score_arg(arg: SSAValue) -> Scalar:
-    return Scalar(_score_dtype(arg.type), arg)
-
-
-def _score_dtype(type_: Attribute) -> torch.dtype:
-    double = type_ == element_type(torch.float64)
-    return torch.float64 if double else torch.float32
-
-
-def _yield(e: Emitter, result: Value, block: Block, score: AnyFloat | None) -> None:
+        nodes = mod.graph.graph.find_nodes(op="placeholder")
+        at = dict(zip(map(_identity, inputs), block.args[arity:], strict=True))
+        values: dict[Node, Any] = dict(zip(nodes, args, strict=False))
+        for given, node in zip(mod.inputs, nodes[arity:], strict=True):
+            arg = at[_identity(given)]
+            values[node] = _capture_value(emitter, node, arg, given.dtype)
+        result = _Importer(mod.graph, emitter, values).run()
     assert isinstance(result, Scalar)
-    dtype = torch.bool if score is None else _score_dtype(score)
-    block.add_op(YieldOp(e.value(result, dtype)))
-
-
-def import_subgraph(
-    kind: ModKind, gm: GraphModule, captures: Sequence[Attribute], score: AnyFloat
-) -> Region:
-    """Return the region of a subgraph of torch's FlexAttention operator.
-
-    The placeholders are the mod's arguments, followed by the mod's lifted buffers.
-    `captures` are the types of these buffers: tensors, i64 for a Python int, f64 for a
-    float.
-    """
-    own = score if kind == "score_mod" else None
-    block = Block(arg_types=mod_args(own, captures))
-    nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    arity = len(MOD_ARGS[kind])
-    _name_args(block, (*MOD_ARGS[kind], *(n.name for n in nodes[arity:])))
-    emitter = Emitter(Builder(InsertPoint.at_end(block)))
-    dtypes = [_value_dtype(n.meta["val"]) for n in nodes[arity:]]
-    result = import_region(gm, emitter, block.args[:arity], block.args[arity:], dtypes)
-    _yield(emitter, result, block, own)
+    block.add_op(YieldOp(emitter.value(result, dtype)))
     return Region(block)
-
-
-def import_region(
-    gm: GraphModule,
-    emitter: Emitter,
-    args: Sequence[SSAValue],
-    captures: Sequence[SSAValue],
-    dtypes: Sequence[torch.dtype],
-) -> Value:
-    """Emit a mod's graph. `args` are (score), b, h, q_idx, kv_idx."""
-    importer = _Importer(gm, emitter)
-    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    has_score = len(args) == len(MOD_ARGS["score_mod"])
-    for i, (node, arg) in enumerate(zip(placeholders, args, strict=False)):
-        is_score = has_score and i == 0
-        importer.values[node] = _score_arg(arg) if is_score else _position(node, arg)
-    for node, arg, dtype in zip(
-        placeholders[len(args) :], captures, dtypes, strict=True
-    ):
-        importer.values[node] = _capture_value(emitter, node, arg, dtype)
-    return importer.run()
-
-
-def _position(node: Node, arg: SSAValue) -> Scalar:
-    """Return a position: int64 in flexc's traces, int32 in torch's own subgraphs."""
-    return Scalar(_value_dtype(node.meta["val"]), arg, nonnegative=True)
 
 
 def _capture_value(e: Emitter, node: Node, arg: SSAValue, dtype: torch.dtype) -> Value:
@@ -366,13 +300,12 @@ class _Importer:
 
     gm: GraphModule
     emitter: Emitter
-    values: dict[Node, Any] = field(default_factory=dict)
+    values: dict[Node, Any]
 
     def run(self) -> Value:
         for node in self.gm.graph.nodes:
             if node.op == "output":
-                (result,) = _flat(node.args[0])
-                return self._argument(result)
+                return self._argument(pytree.tree_leaves(node.args[0])[0])
             if node.op == "get_attr":
                 self.values[node] = _constant(getattr(self.gm, str(node.target)))
             elif node.op == "call_function":
@@ -418,15 +351,17 @@ class _Importer:
             return (
                 as_value(self.emitter, result) if isinstance(result, Field) else result
             )
-        named = [k for k, v in kwargs.items() if isinstance(v, Scalar | Field)]
-        operands = [a for a in (*args, *(kwargs[k] for k in named)) if _is_value(a)]
-        split = _splitter(args, kwargs, named)
+        kwargs = {k: v for k, v in kwargs.items() if k not in _IGNORED}
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        places = [i for i, x in enumerate(leaves) if isinstance(x, Scalar | Field)]
 
         def compute(e: Emitter, given: Sequence[Scalar]) -> Scalar:
-            some, others = split(given)
-            return entry.rule(e, out, *some, **others)
+            scalars = dict(zip(places, given, strict=True))
+            filled = [scalars.get(i, leaf) for i, leaf in enumerate(leaves)]
+            positional, named = pytree.tree_unflatten(filled, spec)
+            return entry.rule(e, out, *positional, **named)
 
-        return pointwise(self.emitter, operands, out, compute)
+        return pointwise(self.emitter, [leaves[i] for i in places], out, compute)
 
     def _argument(self, arg: Any) -> Any:
         match arg:
@@ -440,36 +375,12 @@ class _Importer:
                 return arg
 
 
-def _is_value(arg: Any) -> bool:
-    return isinstance(arg, Scalar | Field)
-
-
-def _splitter(
-    args: list[Any], kwargs: dict[str, Any], named: list[str]
-) -> Callable[[Sequence[Scalar]], tuple[list[Any], Mapping[str, Any]]]:
-    """Return a function that puts operands back to their places among the arguments."""
-    places = [i for i, a in enumerate(args) if _is_value(a)]
-    rest = {k: v for k, v in kwargs.items() if k not in _IGNORED}
-
-    def split(given: Sequence[Scalar]) -> tuple[list[Any], Mapping[str, Any]]:
-        some = list(args)
-        for place, value in zip(places, given, strict=False):
-            some[place] = value
-        return some, rest | dict(zip(named, given[len(places) :], strict=True))
-
-    return split
-
-
 _IGNORED = ("dtype", "device", "layout", "pin_memory", "non_blocking", "memory_format")
 
 
 def _name(result: Scalar, name: str) -> None:
     if result.const is None and result.ssa is not None and not result.ssa.name_hint:
         result.ssa.name_hint = _hint(name)
-
-
-def _flat(output: Any) -> list[Any]:
-    return list(output) if isinstance(output, list | tuple) else [output]
 
 
 def _location(where: SourceLocation | None) -> FileLineColLoc | None:

@@ -129,33 +129,24 @@ def _source(code: CodeType, at: int) -> str:
     return text if len(text) <= MAX_QUOTED else ""
 
 
-@dataclass(frozen=True)
-class Read:
-    """A failed read of a value, and the code to write instead."""
-
-    failed: str
-    instead: str
-
-
-def describe_read(site: Site | None, error: BaseException) -> Read:
+def describe_read(site: Site | None, error: BaseException) -> str:
     """Describe a failed read of a tensor's value, with the code to write instead."""
     if "0-d tensor" in str(error):
-        return Read("they are single numbers without elements", "use them as they are")
+        return "they are single numbers without elements: use them as they are"
     if site is not None and site.opname.startswith("FORMAT"):
-        return Read(f"`{site.text}` gets no number to print", "leave it out")
+        return f"`{site.text}` gets no number to print: leave it out"
     node = None if site is None else site.node
     if site is None or node is None or isinstance(node, ast.Constant):
-        failed = "Python cannot branch on or convert a value computed from them"
-        return Read(failed, _ANY)
+        return f"Python cannot branch on or convert a value computed from them: {_ANY}"
     code = f"`{site.text}`"
     match node:
         case ast.Call():
-            return Read(f"{code} gets no Python value", _of_call(site, node))
+            return f"{code} gets no Python value: {_of_call(site, node)}"
         case ast.Subscript():
-            return Read(f"{code} gets no Python number", _of_subscript(site, node))
+            return f"{code} gets no Python number: {_of_subscript(site, node)}"
         case _ if "numpy" in str(error):
             instead = "make NumPy's arrays tensors before the call"
-            return Read(f"{code} gets no value for NumPy", instead)
+            return f"{code} gets no value for NumPy: {instead}"
         case _:
             return _of_condition(node, code)
 
@@ -228,16 +219,16 @@ def _of_subscript(site: Site, node: ast.Subscript) -> str:
     )
 
 
-def _of_condition(node: ast.expr, code: str) -> Read:
+def _of_condition(node: ast.expr, code: str) -> str:
     """Return the advice for a condition. The test of an `if` may be a part of it."""
     if _binds_tighter(node):
         instead = "& and | bind tighter than comparisons, so put each in parentheses"
-        return Read(f"Python cannot decide {code}", instead)
+        return f"Python cannot decide {code}: {instead}"
     whole = as_tensors(node)
     if whole != _without_item(node):
-        return Read(f"Python cannot decide {code}", f"write `{whole}`")
+        return f"Python cannot decide {code}: write `{whole}`"
     instead = f"write torch.where({whole}, a, b), and & | ~ in place of and, or, not"
-    return Read(f"Python cannot branch on {code}", instead)
+    return f"Python cannot branch on {code}: {instead}"
 
 
 def _binds_tighter(node: ast.expr) -> bool:
@@ -274,49 +265,34 @@ def _without_item(node: ast.expr) -> str:
     return ast.unparse(node).replace(".item()", "")
 
 
-@dataclass(frozen=True)
-class Sign:
-    """A pattern of a mistake in torch's exceptions, and the message for the mistake."""
-
-    kinds: tuple[type[Exception], ...]
-    text: str
-    """A regular expression that matches in the first line of the exception."""
-    refusal: type[FlexcError]
-    says: str
-
-    def shown_by(self, error: Exception, first_line: str) -> bool:
-        found = re.search(self.text, first_line)
-        return isinstance(error, self.kinds) and found is not None
-
-
-SIGNS = (
-    Sign(
-        (DynamicOutputShapeException,),
+SIGNS: tuple[tuple[Any, str, type[FlexcError], str], ...] = (
+    (
+        DynamicOutputShapeException,
         "",
         UnsupportedOpError,
         "{text} has a result whose size depends on data: use torch.where(condition, a, "
         "b), or compute it before the call",
     ),
-    Sign(
-        (TypeError,),
+    (
+        TypeError,
         "must be Tensor, not (int|float|bool)",
         DtypeError,
         "{text}: of a Python number take math's function, or make it a tensor, as in "
         "torch.tensor(x)",
     ),
-    Sign(
-        (OverflowError,),
+    (
+        OverflowError,
         "int too (big|large) to convert",
         NumberRangeError,
         "{text}: integers of tensors have 64 bits; write a float, as in float(n)",
     ),
-    Sign(
-        (IndexError,),
+    (
+        IndexError,
         "is out of bounds for dimension",
         CapturedIndexError,
         "a {kind} reads outside of a captured tensor: {text}",
     ),
-    Sign(
+    (
         (RuntimeError, IndexError),
         "too many indices|must match the size|need to be at least|"
         "dimension out of range|shapes cannot be multiplied|"
@@ -325,6 +301,9 @@ SIGNS = (
         "shapes in a {kind} do not fit: {text}",
     ),
 )
+"""Mistakes that torch's exceptions show: the exception, a pattern in its first line,
+the error to raise instead, and its message.
+"""
 
 
 def mistake_of(
@@ -339,9 +318,9 @@ def mistake_of(
         return _value_read(kind, site, error, where)
     if "torch._C.Generator" in text:
         return random_numbers(kind, "torch.Generator", where)
-    for sign in SIGNS:
-        if sign.shown_by(error, text):
-            return sign.refusal(sign.says.format(kind=kind, text=text), where)
+    for raised, pattern, refusal, message in SIGNS:
+        if isinstance(error, raised) and re.search(pattern, text):
+            return refusal(message.format(kind=kind, text=text), where)
     if isinstance(error, TypeError) and location is None:  # A function in C.
         names = ", ".join(MOD_ARGS[kind])
         text = text.replace("FakeTensor", "Tensor")
@@ -357,9 +336,9 @@ def _value_read(
 ) -> FlexcError:
     if site is not None and site.writes:
         return _write(kind, f"`{site.text} = ...`", where)
-    read = describe_read(site, error)
+    advice = describe_read(site, error)
     return DataDependentControlFlowError(
-        f"a {kind} runs on symbolic positions, so {read.failed}: {read.instead}", where
+        f"a {kind} runs on symbolic positions, so {advice}", where
     )
 
 

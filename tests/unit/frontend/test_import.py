@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
-from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.attention.flex_attention import flex_attention
 from xdsl.context import Context
-from xdsl.dialects.builtin import FileLineColLoc, TensorType, f32
+from xdsl.dialects.builtin import FileLineColLoc
 from xdsl.parser import Parser
 
 from flexc import universe
-from flexc.frontend.import_graph import AttentionCall, import_subgraph
-from flexc.runtime.interpreters import run_module, run_region
+from flexc.frontend.import_graph import AttentionCall
+from flexc.runtime.interpreters import run_module
 from tests.support.reference import attention
 from tests.unit.frontend.evaluate import attention_of, import_mods
 
@@ -96,22 +92,3 @@ def test_a_module_runs() -> None:
     (out,) = run_module(built.module, [query, key, value, 0.25, *captures])
     expected = attention(query, key, value, alibi, causal)
     torch.testing.assert_close(out.double(), expected.out, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_a_subgraph_of_torchs_operator() -> None:
-    def fn(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor) -> Any:
-        return flex_attention(
-            query, key, value, lambda s, b, h, q, k: s + slopes[h] * (k - q)
-        )
-
-    qkv = [torch.randn(1, 4, 128, 16) for _ in range(3)]
-    gm = make_fx(fn, tracing_mode="fake")(*qkv, SLOPES)
-    (node,) = gm.graph.find_nodes(
-        op="call_function", target=torch.ops.higher_order.flex_attention
-    )
-    subgraph = getattr(gm, node.args[3].target)
-    region = import_subgraph("score_mod", subgraph, [TensorType(f32, [4])], f32)
-    h, q, k = (torch.tensor(x, dtype=torch.int32) for x in (2, 5, 9))
-    (got,) = run_region(region, [torch.tensor(1.0), h, h, q, k, SLOPES])
-    assert got == 1.0 + SLOPES[2] * 4
