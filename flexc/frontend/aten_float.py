@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, pi
 from typing import Any
 
@@ -21,9 +22,10 @@ from flexc.frontend.aten_to_arith import (
     maximum,
     mul,
     neg,
+    one_op,
     sub,
 )
-from flexc.frontend.scalars import Emitter, Scalar, compute_dtype, number, rule
+from flexc.frontend.scalars import Emitter, Rule, Scalar, compute_dtype, number, rule
 
 ONE, ZERO, HALF = number(1.0), number(0.0), number(0.5)
 LEAK = number(0.01)
@@ -61,13 +63,6 @@ ROUNDING: dict[str, type[Operation]] = {
 }
 
 
-def _unary(op: type[Operation]) -> Any:
-    def apply(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
-        return e.op(op, out, x)
-
-    return apply
-
-
 def _rounding(op: type[Operation]) -> Any:
     def apply(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
         return e.op(op, out, x) if out.is_floating_point else e.cast(x, out)
@@ -76,7 +71,7 @@ def _rounding(op: type[Operation]) -> Any:
 
 
 for _name, _op in UNARY.items():
-    rule(_name, f"special_{_name}")(_unary(_op))
+    rule(_name, f"special_{_name}")(one_op(_op))
 for _name, _op in ROUNDING.items():
     rule(_name)(_rounding(_op))
 
@@ -95,24 +90,10 @@ def _round(
     return back(e, out, e.op(math.RoundEvenOp, out, there(e, out, x, factor)), factor)
 
 
-@rule("frac")
-def _frac(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
-    return sub(e, out, x, e.op(math.TruncOp, out, x))
-
-
-@rule("reciprocal")
-def _reciprocal(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
-    return div(e, out, ONE, x)
-
-
-@rule("square")
-def _square(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
-    return mul(e, out, x, x)
-
-
-@rule("atan2", "arctan2")
-def _atan2(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
-    return e.op(math.Atan2Op, out, a, b)
+rule("frac")(lambda e, t, x: sub(e, t, x, e.op(math.TruncOp, t, x)))
+rule("reciprocal")(lambda e, t, x: div(e, t, ONE, x))
+rule("square")(lambda e, t, x: mul(e, t, x, x))
+rule("atan2", "arctan2")(one_op(math.Atan2Op))
 
 
 @rule("hypot")
@@ -123,31 +104,35 @@ def _hypot(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     # result does not depend on the scale, so the scale has no derivative.
     scale = maximum(e, into, absolute(e, into, a), absolute(e, into, b))
     scale = detach(e, into, scale)
-    squares = (_square(e, into, div(e, into, x, scale)) for x in (a, b))
+    ratios = (div(e, into, x, scale) for x in (a, b))
+    squares = (mul(e, into, ratio, ratio) for ratio in ratios)
     length = mul(e, into, scale, e.op(math.SqrtOp, into, add(e, into, *squares)))
     plain = e.both(e.compare("gt", scale, ZERO), e.compare("lt", scale, number(inf)))
     return e.cast(e.select(plain, length, scale, into), out)
 
 
-@rule("isnan")
-def _isnan(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
-    if not x.dtype.is_floating_point:
-        return e.constant(False, torch.bool)
-    return e.compare("ne", x, x)
+def _test(on_int: bool, test: Callable[[Emitter, Scalar], Scalar]) -> Rule:
+    """Return a rule for a test of floats whose result is constant for integers."""
+
+    def apply(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
+        if x.dtype.is_floating_point:
+            return test(e, x)
+        return e.constant(on_int, torch.bool)
+
+    return apply
 
 
-@rule("isinf")
-def _isinf(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
-    if not x.dtype.is_floating_point:
-        return e.constant(False, torch.bool)
+def _is_infinite(e: Emitter, x: Scalar) -> Scalar:
     return e.compare("eq", absolute(e, x.dtype, x), number(inf))
 
 
-@rule("isfinite")
-def _isfinite(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
-    if not x.dtype.is_floating_point:
-        return e.constant(True, torch.bool)
+def _is_finite(e: Emitter, x: Scalar) -> Scalar:
     return e.compare("lt", absolute(e, x.dtype, x), number(inf))
+
+
+rule("isnan")(_test(False, lambda e, x: e.compare("ne", x, x)))
+rule("isinf")(_test(False, _is_infinite))
+rule("isfinite")(_test(True, _is_finite))
 
 
 @rule("signbit")
@@ -196,15 +181,15 @@ def _activation(*names: str) -> Any:
     return register
 
 
-@_activation("sigmoid", "special_expit")
-def _sigmoid(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
-    exp = e.op(math.ExpOp, t, neg(e, t, x))
-    return div(e, t, ONE, add(e, t, exp, ONE))
+def _one_plus_decay(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
+    """Return `exp(-x) + 1`."""
+    return add(e, t, e.op(math.ExpOp, t, neg(e, t, x)), ONE)
 
 
-@_activation("silu")
-def _silu(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
-    return div(e, t, x, add(e, t, e.op(math.ExpOp, t, neg(e, t, x)), ONE))
+_activation("sigmoid", "special_expit")(
+    lambda e, t, x: div(e, t, ONE, _one_plus_decay(e, t, x))
+)
+_activation("silu")(lambda e, t, x: div(e, t, x, _one_plus_decay(e, t, x)))
 
 
 @_activation("log_sigmoid", "log_sigmoid_forward")
@@ -239,14 +224,8 @@ def _gelu(
     return mul(e, t, mul(e, t, x, HALF), add(e, t, bell, ONE))
 
 
-@rule("relu")
-def _relu(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
-    return maximum(e, out, x, number(0), Ties.RHS)
-
-
-@rule("relu6")
-def _relu6(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
-    return clamp_open(e, out, x, number(0), number(6))
+rule("relu")(lambda e, t, x: maximum(e, t, x, number(0), ties=Ties.RHS))
+rule("relu6")(lambda e, t, x: clamp_open(e, t, x, number(0), number(6)))
 
 
 @_activation("leaky_relu")
@@ -281,14 +260,10 @@ def _gate(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
     return clamp_open(e, t, add(e, t, x, number(3.0)), ZERO, number(6.0))
 
 
-@_activation("hardsigmoid")
-def _hardsigmoid(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
-    return div(e, t, _gate(e, t, x), number(6))
-
-
-@_activation("hardswish")
-def _hardswish(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
-    return div(e, t, mul(e, t, x, _gate(e, t, x)), number(6))
+_activation("hardsigmoid")(lambda e, t, x: div(e, t, _gate(e, t, x), number(6)))
+_activation("hardswish")(
+    lambda e, t, x: div(e, t, mul(e, t, x, _gate(e, t, x)), number(6))
+)
 
 
 @_activation("mish")
@@ -297,9 +272,9 @@ def _mish(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
     return mul(e, t, x, e.op(math.TanhOp, t, soft))
 
 
-@_activation("erfc", "special_erfc")
-def _erfc(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
-    return sub(e, t, ONE, e.op(math.ErfOp, t, x))
+_activation("erfc", "special_erfc")(
+    lambda e, t, x: sub(e, t, ONE, e.op(math.ErfOp, t, x))
+)
 
 
 @_activation("logit")
@@ -316,21 +291,13 @@ def _sinc(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
     return e.select(e.compare("eq", x, ZERO), ONE, ratio, t)
 
 
-@_activation("deg2rad")
-def _deg2rad(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
-    return mul(e, t, x, number(pi / 180))
-
-
-@_activation("rad2deg")
-def _rad2deg(e: Emitter, t: torch.dtype, x: Scalar) -> Scalar:
-    return mul(e, t, x, number(180 / pi))
-
-
-@rule("threshold")
-def _threshold(
-    e: Emitter, out: torch.dtype, x: Scalar, threshold: Scalar, value: Scalar
-) -> Scalar:
-    return e.select(e.compare("le", x, threshold), value, x, out)
+_activation("deg2rad")(lambda e, t, x: mul(e, t, x, number(pi / 180)))
+_activation("rad2deg")(lambda e, t, x: mul(e, t, x, number(180 / pi)))
+rule("threshold")(
+    lambda e, t, x, threshold, value: e.select(
+        e.compare("le", x, threshold), value, x, t
+    )
+)
 
 
 @rule("heaviside")
@@ -365,5 +332,5 @@ def _logaddexp(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     gap = e.select(above, neg(e, into, difference), difference, into)
     soft = e.op(math.Log1pOp, into, e.op(math.ExpOp, into, gap))
     high = e.select(above, a, b, into)
-    same = e.both(e.compare("eq", a, b), _isinf(e, torch.bool, a))
+    same = e.both(e.compare("eq", a, b), _is_infinite(e, a))
     return e.cast(e.select(same, a, add(e, into, high, soft), into), out)

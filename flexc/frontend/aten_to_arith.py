@@ -10,16 +10,42 @@ from xdsl.dialects import arith, math
 from flexc.dialects.flex import FmodOp
 from flexc.dialects.flex.ties import Ties
 from flexc.errors import UnsupportedOpError
-from flexc.frontend.scalars import Emitter, Scalar, compute_dtype, number, rule
+from flexc.frontend.scalars import (
+    Emitter,
+    Rule,
+    Scalar,
+    compute_dtype,
+    number,
+    rule,
+)
 
 ONE, MINUS_ONE = number(1), number(-1)
 
 
-def by_kind(dtype: torch.dtype, on_float: Any, on_int: Any, on_bool: Any = None) -> Any:
-    """Return the op for the kind of a dtype."""
+def op_for(
+    dtype: torch.dtype,
+    on_float: Any,
+    signed: Any = None,
+    unsigned: Any = None,
+    on_bool: Any = None,
+) -> Any:
+    """Return the op for the kind of a dtype. By default, integers share one."""
     if dtype.is_floating_point:
         return on_float
-    return on_bool if dtype is torch.bool and on_bool else on_int
+    if dtype is torch.bool and on_bool:
+        return on_bool
+    return signed if dtype.is_signed else unsigned or signed
+
+
+def one_op(*ops: Any) -> Rule:
+    """Return a rule that is one op. `ops` are alternatives, as in `op_for`."""
+
+    def apply(
+        e: Emitter, out: torch.dtype, *args: Scalar, ties: Ties = Ties.HALVES
+    ) -> Scalar:
+        return e.op(op_for(out, *ops), out, *args, ties=ties)
+
+    return apply
 
 
 def inner(e: Emitter, dtype: torch.dtype, *xs: Scalar) -> list[Scalar]:
@@ -33,49 +59,24 @@ def inner(e: Emitter, dtype: torch.dtype, *xs: Scalar) -> list[Scalar]:
     return [e.cast(x if x.weak else e.cast(x, dtype), into) for x in xs]
 
 
-def add(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
-    op = by_kind(out, arith.AddfOp, arith.AddiOp, arith.OrIOp)
-    return _arith(e, op, out, a, b)
+def _arithmetic(*ops: Any) -> Rule:
+    """Return a rule like that of `one_op`, rounded once."""
+
+    def apply(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
+        result = e.op(op_for(out, *ops), compute_dtype(out), *inner(e, out, a, b))
+        return e.cast(result, out)
+
+    return apply
 
 
-def sub(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
-    return _arith(e, by_kind(out, arith.SubfOp, arith.SubiOp), out, a, b)
+add = _arithmetic(arith.AddfOp, arith.AddiOp, None, arith.OrIOp)
+sub = _arithmetic(arith.SubfOp, arith.SubiOp)
+mul = rule("mul")(_arithmetic(arith.MulfOp, arith.MuliOp, None, arith.AndIOp))
+div = _arithmetic(arith.DivfOp)
 
-
-@rule("mul")
-def mul(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
-    op = by_kind(out, arith.MulfOp, arith.MuliOp, arith.AndIOp)
-    return _arith(e, op, out, a, b)
-
-
-def div(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
-    return _arith(e, arith.DivfOp, out, a, b)
-
-
-def _arith(e: Emitter, op: Any, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
-    result = e.op(op, compute_dtype(out), *inner(e, out, a, b))
-    return e.cast(result, out)
-
-
-@rule("add")
-def _add(
-    e: Emitter, out: torch.dtype, a: Scalar, b: Scalar, *, alpha: Scalar = ONE
-) -> Scalar:
-    return add(e, out, a, scaled(e, out, b, alpha))
-
-
-@rule("sub")
-def _sub(
-    e: Emitter, out: torch.dtype, a: Scalar, b: Scalar, *, alpha: Scalar = ONE
-) -> Scalar:
-    return sub(e, out, a, scaled(e, out, b, alpha))
-
-
-@rule("rsub")
-def _rsub(
-    e: Emitter, out: torch.dtype, a: Scalar, b: Scalar, alpha: Scalar = ONE
-) -> Scalar:
-    return sub(e, out, b, scaled(e, out, a, alpha))
+rule("add")(lambda e, t, a, b, *, alpha=ONE: add(e, t, a, scaled(e, t, b, alpha)))
+rule("sub")(lambda e, t, a, b, *, alpha=ONE: sub(e, t, a, scaled(e, t, b, alpha)))
+rule("rsub")(lambda e, t, a, b, alpha=ONE: sub(e, t, b, scaled(e, t, a, alpha)))
 
 
 def scaled(e: Emitter, out: torch.dtype, x: Scalar, by: Scalar) -> Scalar:
@@ -100,20 +101,16 @@ def _div(
     if rounding_mode == "floor":
         return floor_divide(e, out, a, b)
     if not out.is_floating_point:
-        return e.op(by_sign(out, arith.DivSIOp, arith.DivUIOp), out, a, b)
+        return e.op(op_for(out, None, arith.DivSIOp, arith.DivUIOp), out, a, b)
     into = compute_dtype(out)
     return e.cast(e.op(math.TruncOp, into, div(e, into, *inner(e, out, a, b))), out)
-
-
-def by_sign(dtype: torch.dtype, signed: Any, unsigned: Any) -> Any:
-    """Return the op for the signedness of an integer dtype."""
-    return signed if dtype.is_signed else unsigned
 
 
 @rule("floor_divide")
 def floor_divide(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     if not out.is_floating_point:
-        return e.op(by_sign(out, arith.FloorDivSIOp, arith.DivUIOp), out, a, b)
+        op = op_for(out, None, arith.FloorDivSIOp, arith.DivUIOp)
+        return e.op(op, out, a, b)
     # As c10::div_floor_floating: exact if a / b is rounded up to an integer.
     into = compute_dtype(out)
     a, b = inner(e, out, a, b)
@@ -147,18 +144,14 @@ def _remainder(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
         return e.op(arith.RemUIOp, out, a, b)
     into = compute_dtype(out)
     a, b = inner(e, out, a, b)
-    op = by_kind(out, FmodOp, arith.RemSIOp)
-    mod = e.op(op, into, a, b)
+    mod = e.op(op_for(out, FmodOp, arith.RemSIOp), into, a, b)
     if a.nonnegative and b.nonnegative:
         return e.cast(mod, out)
     fixed = e.select(_signs_differ(e, mod, b), add(e, into, mod, b), mod, into)
     return e.cast(fixed, out)
 
 
-@rule("fmod")
-def _fmod(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
-    op = by_kind(out, FmodOp, by_sign(out, arith.RemSIOp, arith.RemUIOp))
-    return e.op(op, out, a, b)
+rule("fmod")(one_op(FmodOp, arith.RemSIOp, arith.RemUIOp))
 
 
 @rule("neg", "negative")
@@ -186,34 +179,26 @@ def _sign(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
     return sub(e, out, positive, e.cast(e.compare("lt", x, zero), out))
 
 
-def _comparison(predicate: str) -> Any:
-    def compare(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
-        return e.compare(predicate, a, b)
-
-    return compare
+def _comparison(predicate: str) -> Rule:
+    return lambda e, out, a, b: e.compare(predicate, a, b)
 
 
 for _predicate in ("eq", "ne", "lt", "le", "gt", "ge"):
     rule(_predicate)(_comparison(_predicate))
-for _name, _predicate in (("less", "lt"), ("greater", "gt")):
-    rule(_name)(_comparison(_predicate))
+rule("less")(_comparison("lt"))
+rule("greater")(_comparison("gt"))
 
 
-def _bitwise(op: Any, logical: bool) -> Any:
-    def apply(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
-        return e.op(op, torch.bool if logical else out, a, b)
-
-    return apply
+def _logical(op: Any) -> Rule:
+    return lambda e, out, a, b: e.op(op, torch.bool, a, b)
 
 
 for _name, _op in (("and", arith.AndIOp), ("or", arith.OrIOp), ("xor", arith.XOrIOp)):
-    rule(f"bitwise_{_name}", f"__{_name}__")(_bitwise(_op, False))
-    rule(f"logical_{_name}")(_bitwise(_op, True))
+    rule(f"bitwise_{_name}", f"__{_name}__")(one_op(_op, _op))
+    rule(f"logical_{_name}")(_logical(_op))
 
 
-@rule("logical_not")
-def _logical_not(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
-    return e.negate(e.cast(x, torch.bool))
+rule("logical_not")(lambda e, out, x: e.negate(e.cast(x, torch.bool)))
 
 
 @rule("bitwise_not")
@@ -233,7 +218,7 @@ def _left_shift(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
 @rule("bitwise_right_shift", "__rshift__")
 def _right_shift(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     amount, valid = _shift_amount(e, out, b)
-    op = by_sign(out, arith.ShRSIOp, arith.ShRUIOp)
+    op = op_for(out, None, arith.ShRSIOp, arith.ShRUIOp)
     shifted = e.op(op, out, a, amount)
     if valid is None:
         return shifted
@@ -259,48 +244,15 @@ def _shift_amount(
     return masked, e.both(low, high)
 
 
-@rule("where")
-def _where(e: Emitter, out: torch.dtype, c: Scalar, a: Scalar, b: Scalar) -> Scalar:
-    return e.select(c, a, b, out)
+rule("where")(lambda e, out, c, a, b: e.select(c, a, b, out))
+rule("masked_fill")(lambda e, out, x, mask, value: e.select(mask, value, x, out))
 
-
-@rule("masked_fill")
-def _masked_fill(
-    e: Emitter, out: torch.dtype, x: Scalar, mask: Scalar, value: Scalar
-) -> Scalar:
-    return e.select(mask, value, x, out)
-
-
-@rule("maximum")
-def maximum(
-    e: Emitter, out: torch.dtype, a: Scalar, b: Scalar, ties: Ties = Ties.HALVES
-) -> Scalar:
-    signed = by_sign(out, arith.MaxSIOp, arith.MaxUIOp)
-    op = by_kind(out, arith.MaximumfOp, signed, arith.OrIOp)
-    return e.op(op, out, a, b, ties=ties)
-
-
-@rule("minimum")
-def minimum(
-    e: Emitter, out: torch.dtype, a: Scalar, b: Scalar, ties: Ties = Ties.HALVES
-) -> Scalar:
-    signed = by_sign(out, arith.MinSIOp, arith.MinUIOp)
-    op = by_kind(out, arith.MinimumfOp, signed, arith.AndIOp)
-    return e.op(op, out, a, b, ties=ties)
-
-
-@rule("fmax")
-def _fmax(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
-    if out.is_floating_point:
-        return e.op(arith.MaxnumfOp, out, a, b)
-    return maximum(e, out, a, b)
-
-
-@rule("fmin")
-def _fmin(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
-    if out.is_floating_point:
-        return e.op(arith.MinnumfOp, out, a, b)
-    return minimum(e, out, a, b)
+_GREATER = (arith.MaxSIOp, arith.MaxUIOp, arith.OrIOp)
+_LESS = (arith.MinSIOp, arith.MinUIOp, arith.AndIOp)
+maximum = rule("maximum")(one_op(arith.MaximumfOp, *_GREATER))
+minimum = rule("minimum")(one_op(arith.MinimumfOp, *_LESS))
+rule("fmax")(one_op(arith.MaxnumfOp, *_GREATER))
+rule("fmin")(one_op(arith.MinnumfOp, *_LESS))
 
 
 @rule("clamp", "clip")
@@ -314,8 +266,8 @@ def clamp(
 ) -> Scalar:
     """Clamp a number. Its derivative is 1 within the bounds and at the bounds."""
     if min is not None:
-        x = maximum(e, out, x, min, ties)
-    return x if max is None else minimum(e, out, x, max, ties)
+        x = maximum(e, out, x, min, ties=ties)
+    return x if max is None else minimum(e, out, x, max, ties=ties)
 
 
 @rule("hardtanh")
@@ -330,14 +282,8 @@ def clamp_open(
     return clamp(e, out, x, min_val, max_val, Ties.RHS)
 
 
-@rule("clamp_min")
-def _clamp_min(e: Emitter, out: torch.dtype, x: Scalar, min: Scalar) -> Scalar:
-    return clamp(e, out, x, min)
-
-
-@rule("clamp_max")
-def _clamp_max(e: Emitter, out: torch.dtype, x: Scalar, max: Scalar) -> Scalar:
-    return clamp(e, out, x, None, max)
+rule("clamp_min")(lambda e, out, x, min: clamp(e, out, x, min))
+rule("clamp_max")(lambda e, out, x, max: clamp(e, out, x, None, max))
 
 
 @rule("detach")
@@ -349,24 +295,11 @@ def detach(e: Emitter, out: torch.dtype, x: Scalar) -> Scalar:
     return Scalar(out, e.insert(arith.BitcastOp(value, value.type)), weak=x.weak)
 
 
-@rule(
-    "_to_copy",
-    "alias",
-    "clone",
-    "contiguous",
-    "convert_element_type",
-    "lift_fresh_copy",
-    "lift_fresh",
-    "positive",
-    "to",
+_COPIES = "alias clone contiguous lift_fresh lift_fresh_copy positive"
+rule(*_COPIES.split(), "_to_copy", "convert_element_type", "to")(
+    lambda e, out, x, *args, **kw: e.cast(x, out)
 )
-def _convert(e: Emitter, out: torch.dtype, x: Scalar, *args: Any, **kw: Any) -> Scalar:
-    return e.cast(x, out)
-
-
-@rule("copysign")
-def _copysign(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
-    return e.op(math.CopySignOp, out, a, b)
+rule("copysign")(one_op(math.CopySignOp, math.CopySignOp))
 
 
 @rule("lerp")
@@ -383,23 +316,22 @@ def _lerp(
     return e.cast(e.select(small, near, far, into), out)
 
 
-@rule("addcmul")
-def _addcmul(
-    e: Emitter, out: torch.dtype, x: Scalar, a: Scalar, b: Scalar, *, value: Any = ONE
-) -> Scalar:
-    into = compute_dtype(out)
-    x, a, b = inner(e, out, x, a, b)
-    product = mul(e, into, scaled(e, into, a, value), b)
-    return e.cast(add(e, into, x, product), out)
+def _added(combine: Rule) -> Rule:
+    """Return a rule for `x + value * combine(a, b)`, rounded once."""
+
+    def apply(
+        e: Emitter, out: torch.dtype, x: Scalar, a: Any, b: Any, *, value: Any = ONE
+    ) -> Scalar:
+        into = compute_dtype(out)
+        x, a, b = inner(e, out, x, a, b)
+        term = combine(e, into, scaled(e, into, a, value), b)
+        return e.cast(add(e, into, x, term), out)
+
+    return apply
 
 
-@rule("addcdiv")
-def _addcdiv(
-    e: Emitter, out: torch.dtype, x: Scalar, a: Scalar, b: Scalar, *, value: Any = ONE
-) -> Scalar:
-    into = compute_dtype(out)
-    x, a, b = inner(e, out, x, a, b)
-    return e.cast(add(e, into, x, div(e, into, scaled(e, into, a, value), b)), out)
+rule("addcmul")(_added(mul))
+rule("addcdiv")(_added(div))
 
 
 @rule("pow", "float_power")

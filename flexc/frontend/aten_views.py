@@ -33,9 +33,9 @@ def _sizes(xs: Sequence[Scalar]) -> list[Size]:
     return [fields.scalar_size(x) for x in xs]
 
 
-@structural("index", "_unsafe_index")
-def _index(e: Emitter, out: torch.dtype, x: Value, indices: Sequence[Any]) -> Field:
-    return fields.index(e, as_field(x), indices)
+structural("index", "_unsafe_index")(
+    lambda e, out, x, indices: fields.index(e, as_field(x), indices)
+)
 
 
 @structural("embedding")
@@ -87,9 +87,7 @@ def _take(e: Emitter, out: torch.dtype, x: Value, at: Value) -> Field:
     return fields.index(e, flat, [at])
 
 
-@structural("select")
-def _select(e: Emitter, out: torch.dtype, x: Field, dim: Scalar, at: Scalar) -> Field:
-    return fields.select(e, x, _int(dim), at)
+structural("select")(lambda e, out, x, dim, at: fields.select(e, x, _int(dim), at))
 
 
 @structural("slice")
@@ -105,9 +103,7 @@ def _slice(
     return fields.slice_(e, x, _int(dim), start or number(0), end or _END, _int(step))
 
 
-@structural("permute")
-def _permute(e: Emitter, out: torch.dtype, x: Value, dims: Any) -> Field:
-    return fields.permute(as_field(x), _ints(dims))
+structural("permute")(lambda e, out, x, dims: fields.permute(as_field(x), _ints(dims)))
 
 
 @structural("transpose", "swapaxes", "swapdims")
@@ -126,9 +122,7 @@ def _t(e: Emitter, out: torch.dtype, x: Value) -> Field:
     return fields.permute(field, list(range(field.rank))[::-1])
 
 
-@structural("unsqueeze")
-def _unsqueeze(e: Emitter, out: torch.dtype, x: Value, dim: Any) -> Field:
-    return fields.unsqueeze(as_field(x), _int(dim))
+structural("unsqueeze")(lambda e, out, x, dim: fields.unsqueeze(as_field(x), _int(dim)))
 
 
 @structural("squeeze")
@@ -184,16 +178,13 @@ def _flatten(e: Emitter, out: torch.dtype, x: Value, *dims: Any) -> Field:
     return fields.reshape(e, field, [fields.product(field.sizes)])
 
 
-@structural("sym_size")
-def _sym_size(e: Emitter, out: torch.dtype, x: Field, dim: Any = 0) -> Scalar:
-    size = x.sizes[_int(dim)].emit(e, torch.int64)
-    return Scalar(torch.int64, e.ssa(size), weak=True, nonnegative=True)
+def _extent(e: Emitter, size: Size) -> Scalar:
+    ssa = e.ssa(size.emit(e, torch.int64))
+    return Scalar(torch.int64, ssa, weak=True, nonnegative=True)
 
 
-@structural("sym_numel", "numel")
-def _sym_numel(e: Emitter, out: torch.dtype, x: Field) -> Scalar:
-    size = fields.product(x.sizes).emit(e, torch.int64)
-    return Scalar(torch.int64, e.ssa(size), weak=True, nonnegative=True)
+structural("sym_size")(lambda e, out, x, dim=0: _extent(e, x.sizes[_int(dim)]))
+structural("sym_numel", "numel")(lambda e, out, x: _extent(e, fields.product(x.sizes)))
 
 
 def _filled(value: Scalar, out: torch.dtype, sizes: Sequence[Size]) -> Field:
@@ -203,45 +194,27 @@ def _filled(value: Scalar, out: torch.dtype, sizes: Sequence[Size]) -> Field:
     return Field(out, tuple(sizes), load)
 
 
-@structural("scalar_tensor")
-def _scalar_tensor(e: Emitter, out: torch.dtype, x: Scalar, **kw: Any) -> Field:
-    return _filled(x, out, [])
-
-
-@structural("full")
-def _full(e: Emitter, out: torch.dtype, sizes: Any, x: Scalar, **kw: Any) -> Field:
-    return _filled(x, out, _sizes(sizes))
-
-
-@structural("new_full")
-def _new_full(
-    e: Emitter, out: torch.dtype, like: Value, sizes: Any, x: Scalar, **kw: Any
-) -> Field:
-    return _filled(x, out, _sizes(sizes))
-
-
-@structural("full_like", "fill")
-def _full_like(
-    e: Emitter, out: torch.dtype, like: Value, x: Scalar, **kw: Any
-) -> Field:
-    return _filled(x, out, as_field(like).sizes)
+structural("scalar_tensor")(lambda e, out, x, **kw: _filled(x, out, []))
+structural("full")(lambda e, out, sizes, x, **kw: _filled(x, out, _sizes(sizes)))
+structural("new_full")(
+    lambda e, out, like, sizes, x, **kw: _filled(x, out, _sizes(sizes))
+)
+structural("full_like", "fill")(
+    lambda e, out, like, x, **kw: _filled(x, out, as_field(like).sizes)
+)
 
 
 def _register_fills(value: int, sized: Sequence[str], alike: Sequence[str]) -> None:
     """Register factories of one value, by sizes and by a tensor of these sizes."""
     filling = number(value)
 
-    @structural(*sized)
-    def fill(e: Emitter, out: torch.dtype, sizes: Any, **kw: Any) -> Field:
-        return _filled(filling, out, _sizes(sizes))
-
-    @structural(f"new_{sized[0]}")
-    def new(e: Emitter, out: torch.dtype, like: Value, sizes: Any, **kw: Any) -> Field:
-        return _filled(filling, out, _sizes(sizes))
-
-    @structural(*alike)
-    def fill_like(e: Emitter, out: torch.dtype, like: Value, **kw: Any) -> Field:
-        return _filled(filling, out, as_field(like).sizes)
+    structural(*sized)(lambda e, out, sizes, **kw: _filled(filling, out, _sizes(sizes)))
+    structural(f"new_{sized[0]}")(
+        lambda e, out, like, sizes, **kw: _filled(filling, out, _sizes(sizes))
+    )
+    structural(*alike)(
+        lambda e, out, like, **kw: _filled(filling, out, as_field(like).sizes)
+    )
 
 
 _register_fills(0, ("zeros", "empty"), ("zeros_like", "zero"))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 from xdsl.builder import Builder
 from xdsl.dialects.builtin import (
@@ -95,20 +96,21 @@ class AttentionCall:
 
     def facts(self) -> dict[str, Attribute]:
         """Return the properties of `flex.attention`."""
-        names = (
-            "q_len_multiple",
-            "kv_len_multiple",
-            "alignment",
-            "index_width",
-            "max_length",
-        )
-        known = {n: v for n in names if (v := getattr(self, n)) is not None}
-        facts: dict[str, Attribute] = {n: IntegerAttr(v, i64) for n, v in known.items()}
-        flags = ("scale_positive", "has_keys")
-        facts |= {name: UnitAttr() for name in flags if getattr(self, name)}
+        facts: dict[str, Attribute] = {
+            name: UnitAttr() if value is True else IntegerAttr(value, i64)
+            for name in FACTS
+            if (value := getattr(self, name))
+        }
         if self.sparse_block is not None:
             facts["sparse_block"] = DenseArrayBase.from_list(i64, self.sparse_block)
         return facts
+
+
+FACTS = (
+    *("q_len_multiple", "kv_len_multiple", "alignment", "index_width", "max_length"),
+    *("scale_positive", "has_keys"),
+)
+"""The fields of a call that are numbers and flags of `flex.attention`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,8 +329,7 @@ class _Importer:
             ) from error
 
     def _apply(self, node: Node) -> Any:
-        args = [self._argument(a) for a in node.args]
-        kwargs = {k: self._argument(v) for k, v in node.kwargs.items()}
+        args, kwargs = map_aggregate((node.args, node.kwargs), self._argument)
         if node.target is operator.getitem:
             return args[0]  # The second result of log_sigmoid_forward is unused.
         entry = RULES.get(name := op_name(node.target))
@@ -339,18 +340,16 @@ class _Importer:
         result = self._run(entry, _value_dtype(meta), args, kwargs)
         if isinstance(result, Field):
             return replace(result, sizes=traced_sizes(result.sizes, meta.shape))
-        if isinstance(result, Scalar):
-            _name(result, node.name)
+        if isinstance(result, Scalar) and result.const is None and result.ssa:
+            result.ssa.name_hint = result.ssa.name_hint or _hint(node.name)
         return result
 
     def _run(
-        self, entry: Entry, out: torch.dtype, args: list[Any], kwargs: dict[str, Any]
+        self, entry: Entry, out: torch.dtype, args: Any, kwargs: Mapping[str, Any]
     ) -> Any:
         if entry.structural:
-            result = entry.rule(self.emitter, out, *args, **kwargs)
-            return (
-                as_value(self.emitter, result) if isinstance(result, Field) else result
-            )
+            found = entry.rule(self.emitter, out, *args, **kwargs)
+            return as_value(self.emitter, found) if isinstance(found, Field) else found
         kwargs = {k: v for k, v in kwargs.items() if k not in _IGNORED}
         leaves, spec = pytree.tree_flatten((args, kwargs))
         places = [i for i, x in enumerate(leaves) if isinstance(x, Scalar | Field)]
@@ -364,23 +363,13 @@ class _Importer:
         return pointwise(self.emitter, [leaves[i] for i in places], out, compute)
 
     def _argument(self, arg: Any) -> Any:
-        match arg:
-            case Node():
-                return self.values[arg]
-            case bool() | int() | float():
-                return number(arg)
-            case list() | tuple():
-                return [self._argument(a) for a in arg]
-            case _:
-                return arg
+        """Return an argument of a node, or a value inside of one."""
+        if isinstance(arg, Node):
+            return self.values[arg]
+        return number(arg) if isinstance(arg, bool | int | float) else arg
 
 
 _IGNORED = ("dtype", "device", "layout", "pin_memory", "non_blocking", "memory_format")
-
-
-def _name(result: Scalar, name: str) -> None:
-    if result.const is None and result.ssa is not None and not result.ssa.name_hint:
-        result.ssa.name_hint = _hint(name)
 
 
 def _location(where: SourceLocation | None) -> FileLineColLoc | None:
