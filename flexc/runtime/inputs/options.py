@@ -102,7 +102,6 @@ SCOPE_OPTIONS = ("kernel_options", "deterministic")
 DYNAMO_OPTIONS = ("backend", *SCOPE_OPTIONS)
 """Options of torch.compile with the backend "flexc"."""
 
-
 MAX_OPTION = 1 << 20
 
 SCHEDULE = "schedule"
@@ -111,11 +110,10 @@ SCHEDULE = "schedule"
 SCHEDULE_NAMES = ("overlap", "simple", "triton")
 """The values of the option "schedule". See `flexc.runtime.kernels.schedules`."""
 
-
 SPLIT_KEYS = "split_keys"
 """The option that lets a GPU split a row's keys among programs.
 
-It is off by default: these kernels have only been checked without a GPU.
+It is off by default.
 """
 
 

@@ -28,6 +28,7 @@ from flexc.runtime.explain import explain_mask, key_of, light
 from flexc.runtime.explain.report import Explanation
 from flexc.runtime.inputs.options import (
     NO_OPTIONS,
+    SCHEDULE_NAMES,
     TileOptions,
     read_choices,
     tile_options,
@@ -569,3 +570,7 @@ def test_calls_whose_tiles_can_be_copied() -> None:
     far = torch.empty_strided((2, 3, 40, 64), strides, device="meta")
     assert not is_aligned(far)
     assert is_aligned(far[:1])
+
+
+def test_every_schedule_can_be_asked_for() -> None:
+    assert tuple(schedules.SCHEDULES) == SCHEDULE_NAMES
