@@ -231,7 +231,7 @@ def _about(path: Path) -> str:
     from flexc.runtime.process.progress import described
 
     kind = path.name.partition("-")[0]
-    if kind not in ("spec", "kernel", "tape"):
+    if kind not in ("spec", "tape"):
         return ""
     data = load(path.name, used=False)
     if data is None:

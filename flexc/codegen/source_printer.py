@@ -9,6 +9,7 @@ gives the same text.
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from typing import ClassVar
 
 from xdsl.ir import SSAValue
 from xdsl.utils.base_printer import BasePrinter
+
+from flexc.dialects import tile
 
 _TRAILING_COUNT = re.compile(r"_\d+$")
 
@@ -35,6 +38,10 @@ class SourcePrinter(BasePrinter):
     block_close: ClassVar[str] = ""
     unnamed: ClassVar[str] = "v"
     """The name of values without a hint."""
+
+    @abstractmethod
+    def print_kernel(self, op: tile.KernelOp, /) -> str:
+        """Print the source of a kernel; return the name of its function."""
 
     def unique_name(self, hint: str | None) -> str:
         """Return a name like `hint` that is not used yet, and reserve it."""

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import IO
+from io import StringIO
+from typing import IO, Any, ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
 from xdsl.utils import target
 
 from flexc.codegen.kernel_spec import KernelSpec
+from flexc.codegen.parameters import param_spec
+from flexc.codegen.source_printer import SourcePrinter
 from flexc.dialects import tile
 from flexc.errors import OptionError
-from flexc.passes.pipelines import F32Precision, Passes, Reads, Tanh
-from flexc.passes.targets.target import HOPPER_SHARED_MEMORY, MachineName
-
-
-@dataclass(frozen=True)
-class LoweringOptions:
-    """Options of the passes from `tile` to the IR that a target prints.
-
-    Each target uses the options that apply to it.
-    """
-
-    tanh: Tanh = "exact"
-    f32_precision: F32Precision = "ieee"
-    reads: Reads = "coalesced"
-    overlap: bool = True
-    shared_memory: int = HOPPER_SHARED_MEMORY
-    machine: MachineName = "avx2"
+from flexc.passes.targets.target import LoweringOptions
 
 
 @dataclass(frozen=True)
@@ -39,13 +27,26 @@ class Target(target.Target):
     The base class in `flexc.passes.targets` has the properties that passes query.
     """
 
-    @abstractmethod
-    def passes(self, options: LoweringOptions) -> Passes:
-        """Return the passes from `tile` to the IR that the target prints."""
+    printer: ClassVar[type[SourcePrinter]]
 
     @abstractmethod
+    def passes(self, options: LoweringOptions) -> tuple[ModulePass, ...]:
+        """Return the passes from `tile` to the IR that the target prints."""
+
     def print_kernel(self, kernel: tile.KernelOp) -> KernelSpec:
         """Return the source of a kernel, and how to call it."""
+        printer = self.printer(stream := StringIO())
+        entry = printer.print_kernel(kernel)
+        params = tuple(
+            param_spec(printer.name(arg), arg.type, param)
+            for arg, param in zip(kernel.body.block.args, kernel.params, strict=True)
+        )
+        grid, options = str(kernel.grid), self.launch_options(kernel)
+        return KernelSpec(self.name, entry, params, grid, stream.getvalue(), **options)
+
+    def launch_options(self, kernel: tile.KernelOp) -> dict[str, Any]:
+        """Return fields of the spec that only this target has."""
+        return {}
 
     def print_kernels(self, module: ModuleOp) -> list[KernelSpec]:
         """Return every kernel of a module, printed."""

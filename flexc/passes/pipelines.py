@@ -7,7 +7,6 @@ The other passes accept the printed module.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
@@ -50,7 +49,16 @@ from flexc.passes.hopper.tile_delay_products import TileDelayProductsPass
 from flexc.passes.hopper.tile_read_diagonals import TileReadDiagonalsPass
 from flexc.passes.hopper.tile_split_rows import TileSplitRowsPass
 from flexc.passes.targets import target_named
-from flexc.passes.targets.target import HOPPER_SHARED_MEMORY, MachineName, Target
+from flexc.passes.targets.target import (
+    HOPPER_SHARED_MEMORY,
+    NO_OPTIONS,
+    F32Precision,
+    LoweringOptions,
+    MachineName,
+    Reads,
+    Tanh,
+    Target,
+)
 from flexc.passes.tidy import TidyCanonicalizePass, TidyCsePass
 from flexc.passes.tile.legalize_tile_for_triton import LegalizeTileForTritonPass
 from flexc.passes.tile.tile_expand_captures import TileExpandCapturesPass
@@ -61,11 +69,7 @@ from flexc.passes.tile.tile_read_in_place import TileReadInPlacePass
 from flexc.passes.tile.tile_relax_score_math import TileRelaxScoreMathPass
 from flexc.passes.tile.tile_split_maps import TileSplitMapsPass
 
-Tanh = Literal["exact", "nvidia", "exp2"]
-F32Precision = Literal["ieee", "tf32"]
-Reads = Literal["coalesced", "in_place"]
 Passes = tuple[ModulePass, ...]
-
 
 TIDY: Passes = (TidyCanonicalizePass(), TidyCsePass())
 """Passes that drop unused and duplicate ops."""
@@ -142,16 +146,12 @@ def to_planning(target: str, part: Part = "all") -> Passes:
     )
 
 
-def to_triton(
-    tanh: Tanh = "exact",
-    f32_precision: F32Precision = "ieee",
-    reads: Reads = "coalesced",
-) -> Passes:
+def to_triton(options: LoweringOptions = NO_OPTIONS) -> Passes:
     """Return the passes from `tile` to the ops that the Triton printer accepts."""
     return (
-        TileExpandMathPass(tanh),
-        *([TileReadInPlacePass()] if reads == "in_place" else []),
-        LegalizeTileForTritonPass(f32_precision),
+        TileExpandMathPass(options.tanh),
+        *([TileReadInPlacePass()] if options.reads == "in_place" else []),
+        LegalizeTileForTritonPass(options.f32_precision),
         # Offsets and bounds are maps too, and most of them leave the loop.
         TileSplitMapsPass(),
         *TIDY,
@@ -162,47 +162,37 @@ def to_triton(
     )
 
 
-def to_schedule(
-    tanh: Tanh = "exact",
-    reads: Reads = "coalesced",
-    overlap: bool = True,
-    shared_memory: int = HOPPER_SHARED_MEMORY,
-) -> Passes:
+def to_schedule(options: LoweringOptions = NO_OPTIONS) -> Passes:
     """Return the passes from `tile` to programs with roles and asynchronous products.
 
     With `overlap`, products run while other work is done. Without it, the products of
     an iteration finish in the same iteration.
     """
     return (
-        TileExpandMathPass(tanh),
-        *([TileReadInPlacePass()] if reads == "in_place" else []),
+        TileExpandMathPass(options.tanh),
+        *([TileReadInPlacePass()] if options.reads == "in_place" else []),
         TileSplitRowsPass(),
         # After rows are split into parts, and before iterations are written more than
         # once.
         TileReadDiagonalsPass(),
-        *([TileDelayProductsPass()] if overlap else []),
+        *([TileDelayProductsPass()] if options.overlap else []),
         # The index of the first iteration is a constant, and a part's rows have one
         # origin.
         *TIDY,
         LoopInvariantCodeMotionPass(),
         *TIDY,
         # Loads and products have their final order: waits for them can be written.
-        TileSpecializeWarpsPass(shared_memory=shared_memory),
+        TileSpecializeWarpsPass(shared_memory=options.shared_memory),
         *TIDY,
         TileAsyncProductsPass(),
         *TIDY,
     )
 
 
-def to_gluon(
-    tanh: Tanh = "exact",
-    reads: Reads = "coalesced",
-    overlap: bool = True,
-    shared_memory: int = HOPPER_SHARED_MEMORY,
-) -> Passes:
+def to_gluon(options: LoweringOptions = NO_OPTIONS) -> Passes:
     """Return the passes from `tile` to the ops that the Gluon printer accepts."""
     return (
-        *to_schedule(tanh, reads, overlap, shared_memory),
+        *to_schedule(options),
         LegalizeTileForGluonPass(),
         # Offsets of tiles that are still loaded and stored by pointers.
         TileSplitMapsPass(),
@@ -313,9 +303,11 @@ class FlexcToTritonPass(_Pipeline):
     reads: Reads = "coalesced"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        legalize = to_triton(self.tanh, self.f32_precision, self.reads)
+        options = LoweringOptions(self.tanh, self.f32_precision, self.reads)
         convert = self.convert("triton")
-        run((*to_blocksparse(convert), *to_tile("triton"), *legalize), ctx, op)
+        run(
+            (*to_blocksparse(convert), *to_tile("triton"), *to_triton(options)), ctx, op
+        )
 
 
 @dataclass(frozen=True)
@@ -333,9 +325,14 @@ class FlexcToGluonPass(_Pipeline):
     overlap: bool = True
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        schedule = to_gluon(self.tanh, self.reads, self.overlap, self.shared_memory)
+        options = LoweringOptions(
+            tanh=self.tanh,
+            reads=self.reads,
+            overlap=self.overlap,
+            shared_memory=self.shared_memory,
+        )
         convert = replace(self.convert("gluon"), overlap=self.overlap)
-        run((*to_blocksparse(convert), *to_tile("gluon"), *schedule), ctx, op)
+        run((*to_blocksparse(convert), *to_tile("gluon"), *to_gluon(options)), ctx, op)
 
 
 @dataclass(frozen=True)

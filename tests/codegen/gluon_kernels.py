@@ -12,7 +12,7 @@ from triton import knobs
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.runtime.kernels import driver
-from flexc.runtime.kernels.gluon_compiler import assembler_log, compile_kernel
+from flexc.runtime.kernels.gluon_compiler import GLUON, assembler_log
 from flexc.runtime.kernels.schedules import OVERLAP, Schedule
 from tests.codegen.triton_kernels import Variant, call_of
 
@@ -55,5 +55,5 @@ def compiled(variant: Variant, schedule: Schedule = OVERLAP) -> Compiled:
 def compile_spec(spec: KernelSpec) -> Compiled:
     """A printed kernel, compiled."""
     with assembler_log() as said:
-        kernel = compile_kernel(spec, HOPPER)
+        kernel = GLUON.compile(spec, HOPPER)
     return Compiled(kernel, "\n".join(said))

@@ -19,7 +19,6 @@ from flexc.errors import CompilationError
 from flexc.frontend.import_graph import AttentionCall
 from flexc.runtime.inputs.options import NO_OPTIONS
 from flexc.runtime.kernels import (
-    gluon_compiler,
     gluon_loader,
 )
 from flexc.runtime.kernels import (
@@ -28,11 +27,9 @@ from flexc.runtime.kernels import (
 from flexc.runtime.kernels.build import Build
 from flexc.runtime.kernels.gluon_compiler import (
     ALWAYS,
+    GLUON,
     LOG,
     assembler_log,
-    compile_kernel,
-    expanded,
-    find_problems,
 )
 from flexc.runtime.kernels.gluon_loader import OnDevice, TensorMaps
 from flexc.runtime.tapes.gpus import HOPPER
@@ -96,7 +93,7 @@ def test_what_is_said_of_a_kernel(capfd: pytest.CaptureFixture[str]) -> None:
     before = dict(os.environ)
     for _ in range(2):
         with assembler_log() as said:
-            compile_kernel(spec_of("said"), HOPPER)
+            GLUON.compile(spec_of("said"), HOPPER)
         (log,) = said
         assert "registers" in log
         assert "0 bytes spill stores" in log
@@ -111,7 +108,7 @@ def test_a_user_may_hear_it_too(
 ) -> None:
     monkeypatch.setenv("TRITON_DUMP_PTXAS_LOG", "1")
     with assembler_log() as said:
-        compile_kernel(spec_of("heard"), HOPPER)
+        GLUON.compile(spec_of("heard"), HOPPER)
     assert said[0].strip() in capfd.readouterr().out
     assert knobs.nvidia.dump_ptxas_log
 
@@ -119,7 +116,7 @@ def test_a_user_may_hear_it_too(
 def test_threads_hear_of_their_own_kernels() -> None:
     def compile_one(name: str) -> list[str]:
         with assembler_log() as said:
-            compile_kernel(spec_of(name, f"{len(name)}.0"), HOPPER)
+            GLUON.compile(spec_of(name, f"{len(name)}.0"), HOPPER)
         return said
 
     with ThreadPoolExecutor(3) as pool:
@@ -130,28 +127,28 @@ def test_threads_hear_of_their_own_kernels() -> None:
 
 def test_problems() -> None:
     spec = spec_of("checked")
-    assert find_problems(spec, BUILD) == []
-    (problem,) = find_problems(spec, replace(BUILD, shared_memory=4096))
+    assert GLUON.find_problems(spec, BUILD) == []
+    (problem,) = GLUON.find_problems(spec, replace(BUILD, shared_memory=4096))
     assert "bytes of shared memory, and 4096 are there" in problem
     with pytest.raises(CompilationError, match="Triton refused an emitted kernel"):
-        find_problems(spec_of("wrong", "undefined"), BUILD)
+        GLUON.find_problems(spec_of("wrong", "undefined"), BUILD)
 
 
 def test_what_was_checked_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of("taken")
-    assert find_problems(spec, BUILD) == []
+    assert GLUON.find_problems(spec, BUILD) == []
     with monkeypatch.context() as patch:
-        patch.setattr(gluon_compiler, "compile_kernel", None)
-        first = gluon_compiler.take_kernel(spec, HOPPER)
+        patch.setattr(GLUON, "compile", None)
+        first = GLUON.take(spec, HOPPER)
     # Another device gets its own.
-    assert gluon_compiler.take_kernel(spec, HOPPER) is not first
+    assert GLUON.take(spec, HOPPER) is not first
 
 
 def test_launches_take_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = compile_kernel(spec_of("launched"), HOPPER)
+    kernel = GLUON.compile(spec_of("launched"), HOPPER)
     metas = kernel.metadata.tensordesc_meta
     assert [list(m["block_size"]) for m in metas] == [list(BOX)] * 2
-    passed = list(expanded(kernel, spec_of("launched")).src.signature.values())
+    passed = list(GLUON.expand(kernel, spec_of("launched")).src.signature.values())
     of_map = ["nvTmaDesc", *["i32"] * 4, *["i64"] * 4]
     assert passed == [*of_map, *of_map, "*fp32", "i32"]
     assert not kernel.metadata.tensordesc_meta

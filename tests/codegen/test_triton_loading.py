@@ -34,11 +34,8 @@ from flexc.runtime.kernels.build import Build
 from flexc.runtime.kernels.ordering_triton import order_source
 from flexc.runtime.kernels.schedules import candidates
 from flexc.runtime.kernels.triton_compiler import (
+    TRITON,
     Entry,
-    bare_source,
-    find_problems,
-    signature_type,
-    take_kernel,
 )
 from flexc.runtime.kernels.triton_loader import OnGrid
 from flexc.runtime.tapes.gpus import HOPPER
@@ -62,7 +59,7 @@ def made(memory: int, tiles: TileOptions = NO_OPTIONS) -> tuple[KernelSpec, Buil
     build = replace(build, capability=80, tiles=tiles)
 
     def problems_of(spec: KernelSpec, build: Build) -> list[str]:
-        return find_problems(spec, replace(build, shared_memory=memory))
+        return TRITON.find_problems(spec, replace(build, shared_memory=memory))
 
     # Tiles are chosen as if there were more, as where Triton needs more than they do.
     with pytest.MonkeyPatch.context() as patch:
@@ -71,7 +68,7 @@ def made(memory: int, tiles: TileOptions = NO_OPTIONS) -> tuple[KernelSpec, Buil
 
 
 def shared_bytes(spec: KernelSpec) -> int:
-    return take_kernel(spec, 80).metadata.shared
+    return TRITON.take(spec, 80).metadata.shared
 
 
 def test_a_kernel_that_fits_keeps_its_tiles() -> None:
@@ -103,12 +100,12 @@ def test_what_was_checked_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel is compiled once, also where Triton's cache is of no use."""
     module, build = call_of(VARIANT)
     spec = driver.lower(module, build)
-    assert find_problems(spec, replace(build, shared_memory=1)) != []
-    assert find_problems(spec, build) == []
+    assert TRITON.find_problems(spec, replace(build, shared_memory=1)) != []
+    assert TRITON.find_problems(spec, build) == []
     monkeypatch.setattr(triton_loader, "capability", lambda _: HOPPER)
     device = torch.device("cuda", 0)
     with monkeypatch.context() as patch:
-        patch.setattr(triton_compiler, "compile_kernel", None)
+        patch.setattr(TRITON, "compile", None)
         first = triton_loader.compile_on(device, spec, [])
     assert triton_loader.compile_on(device, spec, []) is not first
 
@@ -131,8 +128,8 @@ def test_reads_are_copied_ahead() -> None:
     assert spec.num_stages == 3
     pairs, element = 128 * 64, 4
     assert spec.copied_ahead == 2 * pairs * element
-    assert find_problems(spec, build) == []
-    assert take_kernel(spec, HOPPER).metadata.shared > spec.copied_ahead
+    assert TRITON.find_problems(spec, build) == []
+    assert TRITON.take(spec, HOPPER).metadata.shared > spec.copied_ahead
     single = replace(build, tiles=TileOptions(num_stages=1))
     assert driver.lower(call_of(variant)[0], single).copied_ahead == 0
 
@@ -144,7 +141,7 @@ def test_threads_compile_at_the_same_time() -> None:
         for case in ("causal", "alibi", "soft_cap", "sliding_window")
     ]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda s: triton_compiler.compile_kernel(s, 80), specs))
+        found = list(pool.map(lambda s: TRITON.compile(s, 80), specs))
     assert all(kernel.asm["cubin"] for kernel in found)
 
 
@@ -263,6 +260,6 @@ def test_launchers_ask_a_bare_source_for_types() -> None:
     spec = KernelSpec(
         "triton", "f", (ParamSpec("a", "f32", "input", "tensor", 0),), "", ""
     )
-    source = bare_source(spec, signature_type)
-    assert source.signature == {"a": "*fp32"}
+    source = TRITON.launcher_source(spec)
+    assert list(source.signature.values()) == ["*fp32"]
     assert source.constants == {}

@@ -19,14 +19,14 @@ from xdsl.ir import Block, Operation
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.codegen.parameters import param_spec
 from flexc.codegen.source_printer import SourcePrinter
-from flexc.codegen.target import LoweringOptions, Target
+from flexc.codegen.target import Target
 from flexc.dialects import flex, tile
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines, targets
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
-from flexc.passes.targets.target import TileSizes
+from flexc.passes.targets.target import LoweringOptions, TileSizes
 
 PROLOGUE = """\
 from itertools import product

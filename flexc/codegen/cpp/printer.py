@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
-from io import StringIO
 from typing import ClassVar
 
 from xdsl.dialects import scf
@@ -21,8 +20,6 @@ from xdsl.utils.hints import isa
 from flexc.codegen.cpp.map_printer import COMBINE, MapPlan, MapPrinter
 from flexc.codegen.cpp.shared_templates import shared_templates
 from flexc.codegen.cpp.spelling import buffer_type, memory_type, scalar_type
-from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
-from flexc.codegen.parameters import param_spec
 from flexc.dialects import flex, tile
 from flexc.dialects.constants import int_constant
 from flexc.dialects.tile import BUFFERS, BufferAttr, TileType
@@ -82,15 +79,12 @@ class CppPrinter(MapPrinter):
     block_close: ClassVar[str] = "}"
     unnamed: ClassVar[str] = "x"
 
-    def print_kernel(self, op: tile.KernelOp) -> tuple[ParamSpec, ...]:
-        """Print a kernel; return its parameters."""
+    def print_kernel(self, op: tile.KernelOp) -> str:
         self.print_header(op)
         entry = self.unique_name(op.sym_name.data)
-        args = tuple(zip(op.body.block.args, op.params, strict=True))
-        params = tuple(param_spec(self.declare(a), a.type, p) for a, p in args)
         self.line(f"FLEXC_KERNEL void {entry}(")
-        for arg, _ in args:
-            self.line(f"    {_param_type(arg.type)} {self.name(arg)},")
+        for arg in op.body.block.args:
+            self.line(f"    {_param_type(arg.type)} {self.declare(arg)},")
         self.line(
             "    int64_t grid_0, int64_t grid_1, int64_t grid_2, int32_t threads)"
         )
@@ -103,7 +97,7 @@ class CppPrinter(MapPrinter):
                 programs = "program < grid_0 * grid_1 * grid_2"
                 with self.block(f"for (int64_t program = 0; {programs}; ++program)"):
                     self.print_block(op.body.block)
-        return params
+        return entry
 
     def print_header(self, op: tile.KernelOp) -> None:
         self.comment(f"flexc kernel {op.sym_name.data}, target cpp")
@@ -367,13 +361,3 @@ def _param_type(type_: Attribute) -> str:
     if is_memory(type_):
         return f"{memory_type(type_.element_type)}*"
     return f"const {scalar_type(type_)}"
-
-
-def print_kernel(op: tile.KernelOp) -> KernelSpec:
-    """Return the C++ source of a kernel, and how to call it."""
-    output = StringIO()
-    printer = CppPrinter(output)
-    params = printer.print_kernel(op)
-    entry, grid = op.sym_name.data, str(op.grid)
-    shared = shared_templates(op)
-    return KernelSpec("cpp", entry, params, grid, output.getvalue(), shared=shared)

@@ -19,7 +19,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.utils.hints import isa
 
 from flexc.codegen.triton.scalar_rules import GLUON, Language
-from flexc.codegen.triton.tile_printer import TilePrinter
+from flexc.codegen.triton.tile_printer import TilePrinter, integer_attribute
 from flexc.dialects import tile
 from flexc.dialects.tile import (
     AlongAttr,
@@ -29,6 +29,16 @@ from flexc.dialects.tile import (
     schedule,
 )
 from flexc.dialects.tile.schedule import PendingType
+from flexc.dialects.tile.schedule.capacity import shared_bytes
+
+SUPPORT = "flexc.codegen.gluon.support"
+NAN_OPS = arith.MaximumfOp | arith.MinimumfOp
+"""Ops that print with Triton's enumeration `PropagateNan`."""
+
+HOPPER = "triton.experimental.gluon.language.nvidia.hopper"
+HOPPER_NAMES = (
+    "fence_async_shared", "mbarrier", "tma", "warpgroup_mma", "warpgroup_mma_wait"
+)  # fmt: skip
 
 LARGEST_PRODUCT = 256
 """The number of columns of the largest product that one instruction computes."""
@@ -106,6 +116,14 @@ class GluonPrinter(TilePrinter):
     reserved: ClassVar[frozenset[str]] = TilePrinter.reserved | set(GLUON_WORDS.split())
     language: ClassVar[Language] = GLUON
     decorator: ClassVar[str] = "gluon.jit"
+    support: ClassVar[dict[type[Operation], str]] = {
+        **TilePrinter.support,
+        schedule.BarriersOp: "barriers",
+        schedule.CopyInOp: "copy_in",
+        schedule.CopyOutOp: "copy_out",
+        schedule.SlotOp: "tile_of",
+        tile.ReadDiagonalsOp: "read_diagonals",
+    }
     unnamed: ClassVar[str] = "x"
 
     _roles: list[str] = field(default_factory=list[str], init=False)
@@ -128,10 +146,33 @@ class GluonPrinter(TilePrinter):
         )
         return self.call("where", everywhere, value, value)
 
-    def print_kernel(self, kernel: tile.KernelOp) -> str:
+    def header(self, kernel: tile.KernelOp) -> list[str]:
+        """Add lines about the roles, the shared memory and the residents."""
+        lines = super().header(kernel)
+        lines += [
+            f"role {role.label.data}: {role.copies.value.data} x "
+            f"{role.warps.value.data} warps, {role.registers.value.data} registers"
+            for role in roles_of(kernel)
+        ]
+        lines.append(f"shared memory: {shared_bytes(kernel)} bytes")
+        if residents := integer_attribute(kernel, "residents"):
+            lines.append(f"programs on a multiprocessor: {residents}")
+        return lines
+
+    def print_imports(self, kernel: tile.KernelOp) -> None:
+        self.line("import triton.experimental.gluon.language as gl")
+        if any(isinstance(op, NAN_OPS) for op in kernel.walk()):
+            self.line("import triton.language as tl")
+        self.line("from triton.experimental import gluon")
+        self.print_wrapped(f"from {HOPPER} import (", HOPPER_NAMES, ")")
+        if names := self.support_names(kernel):
+            self.line()
+            self.print_wrapped(f"from {SUPPORT} import (", names, ")")
+
+    def print_entry(self, kernel: tile.KernelOp) -> str:
         self._entry = kernel.sym_name.data
         with self.aside() as text:
-            entry = super().print_kernel(kernel)
+            entry = super().print_entry(kernel)
         for part in (*self._roles, text.getvalue()):
             self.print_string(part, indent=0)
         return entry
@@ -335,6 +376,10 @@ class GluonPrinter(TilePrinter):
     def _(self, op: schedule.AwaitDotOp) -> None:
         wait = f"{op.outstanding.value.data}, [{self.name(op.pending)}]"
         self.assign(op.result, f"warpgroup_mma_wait({wait})")
+
+
+def roles_of(kernel: tile.KernelOp) -> list[schedule.RoleOp]:
+    return [op for op in kernel.walk() if isinstance(op, schedule.RoleOp)]
 
 
 def receives_copy_number(role: schedule.RoleOp) -> bool:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import singledispatchmethod
-from io import StringIO
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import FixedBitwidthType, IntegerAttr, StringAttr
 from xdsl.ir import Operation
+from xdsl.passes import ModulePass
 
-from flexc.codegen.kernel_spec import KernelSpec
-from flexc.codegen.parameters import param_spec
-from flexc.codegen.target import LoweringOptions, Target
-from flexc.codegen.triton.scalar_rules import TRITON, Language, in_place_function
-from flexc.codegen.triton.tile_printer import TilePrinter
+from flexc.codegen.target import Target
+from flexc.codegen.triton.scalar_rules import TRITON, Language
+from flexc.codegen.triton.tile_printer import TilePrinter, integer_attribute
 from flexc.dialects import tile
 from flexc.passes import pipelines
-from flexc.passes.pipelines import Passes
 from flexc.passes.refusal import refuse
+from flexc.passes.targets.target import LoweringOptions
+
+SUPPORT = "flexc.codegen.triton.support"
 
 
 class TritonPrinter(TilePrinter):
@@ -29,6 +29,13 @@ class TritonPrinter(TilePrinter):
     reserved: ClassVar[frozenset[str]] = TilePrinter.reserved | {"add_to", "diagonals"}
     language: ClassVar[Language] = TRITON
     decorator: ClassVar[str] = "triton.jit"
+
+    def print_imports(self, kernel: tile.KernelOp) -> None:
+        self.line("import triton")
+        self.line("import triton.language as tl")
+        if names := self.support_names(kernel):
+            self.line()
+            self.line(f"from {SUPPORT} import {', '.join(names)}")
 
     def loop_range(self, op: scf.ForOp) -> str:
         stages = op.attributes.get("num_stages")
@@ -67,46 +74,6 @@ class TritonPrinter(TilePrinter):
         self.assign(op.result, self.call("dot", *args, *extra))
 
 
-SUPPORT = "flexc.codegen.triton.support"
-
-SUPPORT_FUNCTIONS: dict[type[Operation], str] = {
-    tile.TanhApproxOp: "tanh_approx",
-    tile.DiagonalsOp: "diagonals",
-    tile.ScatterAddOp: "add_to",
-}
-"""Ops that print as calls of functions of the support module."""
-
-
-def _emit(kernel: tile.KernelOp) -> KernelSpec:
-    stream = StringIO()
-    printer = TritonPrinter(stream=stream)
-    for part in header(kernel, "Triton"):
-        printer.comment(part)
-    printer.line()
-    printer.line("import triton")
-    printer.line("import triton.language as tl")
-    if names := support_names(kernel):
-        printer.line()
-        printer.line(f"from {SUPPORT} import {', '.join(names)}")
-    printer.line()
-    printer.line()
-    entry = printer.print_kernel(kernel)
-    params = tuple(
-        param_spec(printer.name(arg), arg.type, param)
-        for arg, param in zip(kernel.body.block.args, kernel.params, strict=True)
-    )
-    return KernelSpec(
-        "triton",
-        entry,
-        params,
-        str(kernel.grid),
-        stream.getvalue(),
-        integer_attribute(kernel, "num_warps"),
-        integer_attribute(kernel, "num_stages"),
-        copied_ahead=copied_ahead(kernel),
-    )
-
-
 COPIED_BITS = 32
 """The fewest bits of an element that can be copied asynchronously to shared memory."""
 
@@ -138,47 +105,19 @@ def _bytes_read(loop: scf.ForOp) -> int:
     return total
 
 
-def support_names(kernel: tile.KernelOp) -> list[str]:
-    """Return the functions of the support module that a kernel calls, sorted."""
-    names: set[str] = set()
-    for op in kernel.walk():
-        if type(op) in SUPPORT_FUNCTIONS:
-            names.add(SUPPORT_FUNCTIONS[type(op)])
-        elif isinstance(op, tile.ReadOp) and "in_place" in op.attributes:
-            names.add(in_place_function(op))
-    return sorted(names)
-
-
-def header(kernel: tile.KernelOp, language: str) -> list[str]:
-    """Return the comment lines at the top of a kernel's source."""
-    lines = [f"{kernel.sym_name.data}, emitted by flexc for {language}"]
-    lines.append(f"grid: {kernel.grid.data}")
-    warps, stages = (
-        integer_attribute(kernel, "num_warps"),
-        integer_attribute(kernel, "num_stages"),
-    )
-    if warps is not None and stages is not None:
-        lines.append(f"num_warps: {warps}, num_stages: {stages}")
-    for name, attr in kernel.attributes.items():
-        if isinstance(attr, StringAttr):
-            lines.append(f"{name}: {attr.data}")
-    return lines
-
-
-def integer_attribute(kernel: tile.KernelOp, name: str) -> int | None:
-    """Return the value of a kernel's integer attribute, or None."""
-    attr = kernel.attributes.get(name)
-    return attr.value.data if isinstance(attr, IntegerAttr) else None
-
-
 @dataclass(frozen=True)
 class TritonTarget(Target):
     """A target that prints each kernel of a module as Triton source."""
 
     name = "triton"
+    printer = TritonPrinter
 
-    def passes(self, options: LoweringOptions) -> Passes:
-        return pipelines.to_triton(options.tanh, options.f32_precision, options.reads)
+    def passes(self, options: LoweringOptions) -> tuple[ModulePass, ...]:
+        return pipelines.to_triton(options)
 
-    def print_kernel(self, kernel: tile.KernelOp) -> KernelSpec:
-        return _emit(kernel)
+    def launch_options(self, kernel: tile.KernelOp) -> dict[str, Any]:
+        return {
+            "num_warps": integer_attribute(kernel, "num_warps"),
+            "num_stages": integer_attribute(kernel, "num_stages"),
+            "copied_ahead": copied_ahead(kernel),
+        }

@@ -8,12 +8,13 @@ the loop and at the end of its body.
 from __future__ import annotations
 
 import textwrap
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import singledispatchmethod
 from typing import ClassVar
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import DenseArrayBase, StringAttr, f32, i32
+from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, f32, i32
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from flexc.codegen.source_printer import SourcePrinter
@@ -46,6 +47,12 @@ def is_pointer(arg: SSAValue, param: tile.ParamAttr) -> bool:
     return not is_scalar(arg.type) and param.kind.data == ParamKind.ARGUMENT
 
 
+def integer_attribute(kernel: tile.KernelOp, name: str) -> int | None:
+    """Return the value of a kernel's integer attribute, or None."""
+    attr = kernel.attributes.get(name)
+    return attr.value.data if isinstance(attr, IntegerAttr) else None
+
+
 class TilePrinter(SourcePrinter):
     """A printer of a kernel in a language with Triton's functions."""
 
@@ -55,6 +62,12 @@ class TilePrinter(SourcePrinter):
     language: ClassVar[Language]
     decorator: ClassVar[str]
     """The decorator that makes a Python function a kernel."""
+    support: ClassVar[dict[type[Operation], str]] = {
+        tile.TanhApproxOp: "tanh_approx",
+        tile.DiagonalsOp: "diagonals",
+        tile.ScatterAddOp: "add_to",
+    }
+    """Ops that print as calls of functions of the support module."""
 
     def layout_args(self, type_: Attribute) -> tuple[str, ...]:
         """Return the layout arguments of a function that makes a tile."""
@@ -70,6 +83,43 @@ class TilePrinter(SourcePrinter):
         return f"{kind} blocks, after the first" if is_peeled else f"{kind} blocks"
 
     def print_kernel(self, kernel: tile.KernelOp) -> str:
+        for part in self.header(kernel):
+            self.comment(part)
+        self.line()
+        self.print_imports(kernel)
+        self.line()
+        self.line()
+        return self.print_entry(kernel)
+
+    def header(self, kernel: tile.KernelOp) -> list[str]:
+        """Return the comment lines at the top of a kernel's source."""
+        name, language = kernel.sym_name.data, self.language.name
+        lines = [f"{name}, emitted by flexc for {language}"]
+        lines.append(f"grid: {kernel.grid.data}")
+        warps = integer_attribute(kernel, "num_warps")
+        stages = integer_attribute(kernel, "num_stages")
+        if warps is not None and stages is not None:
+            lines.append(f"num_warps: {warps}, num_stages: {stages}")
+        for key, attr in kernel.attributes.items():
+            if isinstance(attr, StringAttr):
+                lines.append(f"{key}: {attr.data}")
+        return lines
+
+    @abstractmethod
+    def print_imports(self, kernel: tile.KernelOp) -> None:
+        """Print the imports of a kernel's source."""
+
+    def support_names(self, kernel: tile.KernelOp) -> list[str]:
+        """Return the functions of the support module that a kernel calls, sorted."""
+        names: set[str] = set()
+        for op in kernel.walk():
+            if type(op) in self.support:
+                names.add(self.support[type(op)])
+            elif isinstance(op, tile.ReadOp) and "in_place" in op.attributes:
+                names.add(scalar_rules.in_place_function(op))
+        return sorted(names)
+
+    def print_entry(self, kernel: tile.KernelOp) -> str:
         """Print the kernel's function; return its name."""
         entry = self.unique_name(kernel.sym_name.data)
         args = kernel.body.block.args

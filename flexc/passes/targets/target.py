@@ -19,6 +19,28 @@ See the CUDA C++ programming guide.
 Block = tuple[int, int]
 """The rows and columns of a block of a table."""
 
+Tanh = Literal["exact", "nvidia", "exp2"]
+F32Precision = Literal["ieee", "tf32"]
+Reads = Literal["coalesced", "in_place"]
+
+
+@dataclass(frozen=True)
+class LoweringOptions:
+    """Options of the passes from `tile` to the IR that a target prints.
+
+    Each target uses the options that apply to it.
+    """
+
+    tanh: Tanh = "exact"
+    f32_precision: F32Precision = "ieee"
+    reads: Reads = "coalesced"
+    overlap: bool = True
+    shared_memory: int = HOPPER_SHARED_MEMORY
+    machine: MachineName = "avx2"
+
+
+NO_OPTIONS = LoweringOptions()
+
 
 @dataclass(frozen=True)
 class TileSizes:

@@ -14,8 +14,8 @@ from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.flex.score_factor import SAFE_FACTORS
-from flexc.passes.pipelines import F32Precision
 from flexc.passes.targets.gluon import rows_of_a_program
+from flexc.passes.targets.target import F32Precision
 from flexc.runtime.inputs.arguments import Outputs, Tables
 from flexc.runtime.inputs.backends import BACKENDS, Backend
 from flexc.runtime.inputs.listed_blocks import check_listed

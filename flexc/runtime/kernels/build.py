@@ -11,8 +11,7 @@ from functools import cache
 import torch
 
 from flexc.frontend.import_graph import AttentionCall
-from flexc.passes.pipelines import F32Precision
-from flexc.passes.targets.target import HOPPER_SHARED_MEMORY, MachineName
+from flexc.passes.targets.target import HOPPER_SHARED_MEMORY, F32Precision, MachineName
 from flexc.runtime.inputs.backends import BACKENDS, TRITON
 from flexc.runtime.inputs.options import TileOptions
 from flexc.runtime.kernels.cpp_compiler import host_machine

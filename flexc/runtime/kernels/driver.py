@@ -10,9 +10,8 @@ import hashlib
 import os
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from io import StringIO
 
 import torch
@@ -21,11 +20,7 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.printer import Printer
 
-from flexc.codegen.cpp.target import CppTarget
-from flexc.codegen.gluon.target import GluonTarget
 from flexc.codegen.kernel_spec import KernelSpec
-from flexc.codegen.target import LoweringOptions
-from flexc.codegen.triton.target import TritonTarget
 from flexc.dialects import flex
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.captured import CapturedMods
@@ -44,10 +39,10 @@ from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.masks.segments.segment_builder import has_band
 from flexc.passes.scalar.describe import describe
 from flexc.passes.targets.target import TileSizes
-from flexc.runtime.inputs.options import NO_OPTIONS, is_interpreting
+from flexc.runtime.inputs.options import NO_OPTIONS
 from flexc.runtime.kernels.build import Build
 from flexc.runtime.kernels.captured_reads import CapturedReads
-from flexc.runtime.kernels.kernel import Kernel
+from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs
 from flexc.runtime.kernels.mask_reading import MaskReading, read_mask
 from flexc.runtime.kernels.proofs import (
     Proofs,
@@ -62,8 +57,8 @@ from flexc.runtime.kernels.schedules import (
     choose,
     preferred,
 )
+from flexc.runtime.kernels.targets import TARGETS
 from flexc.runtime.process.background import Background, without_collection
-from flexc.runtime.process.cache import load, store
 from flexc.runtime.process.progress import compiling
 from flexc.runtime.process.recent import Recent
 from flexc.runtime.process.versions import versions
@@ -71,9 +66,6 @@ from flexc.runtime.tapes.recorder import without_dispatch_modes
 
 VERIFY = "FLEXC_VERIFY"
 """The environment variable that makes flexc verify a kernel's IR before printing."""
-
-TARGETS = {t.name: t for t in (TritonTarget(), GluonTarget(), CppTarget())}
-"""The targets that print kernels, by name."""
 
 counters: Counter[str] = Counter()
 """The numbers of mods traced, modules lowered, and kernels built or loaded."""
@@ -230,14 +222,9 @@ def about(module: ModuleOp) -> str:
 
 def kernel_key(module: ModuleOp, build: Build) -> str:
     """Return a digest of the canonical IR, the options and all versions."""
-    parts = [canonical_text(module), build.backend, tanh_of(build), versions()]
-    parts += [f"{k}={v}" for k, v in sorted(asdict(build.tiles).items())]
-    if build.for_gpu:
-        parts += [build.f32_precision, reads_of(build), str(build.shared_memory)]
-        parts += [str(build.capability), str(build.derivative), assembler()]
-        parts.append(str(build.program_rows))
-    if build.for_cpu:
-        parts.append(build.machine)
+    target = TARGETS[build.target]
+    facts = (build.backend, build.tiles, target.options(build), *target.key(build))
+    parts = (canonical_text(module), versions(), *map(repr, facts))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -260,18 +247,25 @@ def known_spec(module: ModuleOp, build: Build) -> KernelSpec | None:
     """Return the printed kernel of a module if it was printed before, else None."""
     key = kernel_key(module, build)
     kernel = _kernels.find(key)
-    return kernel.get().spec if kernel is not None else _stored_spec(key)
+    if kernel is not None:
+        return kernel.get().spec
+    specs = load_specs(entry_name(key))
+    return None if specs is None else specs[0]
 
 
 def find_spec(module: ModuleOp, build: Build, key: str) -> KernelSpec:
     """Return the printed kernel, from the disk or from the pipeline."""
-    spec = _stored_spec(key)
-    if spec is not None:
+    specs = load_specs(entry_name(key))
+    if specs is not None:
         counters["loaded"] += 1
-        return spec
+        return specs[0]
     spec = make_spec(module, build)
-    store(_spec_name(key), spec.to_json().encode())
+    store_specs(entry_name(key), [spec])
     return spec
+
+
+def entry_name(key: str) -> str:
+    return f"kernel-{key}.json"
 
 
 def make_spec(module: ModuleOp, build: Build) -> KernelSpec:
@@ -314,17 +308,7 @@ def simple_attention(module: ModuleOp) -> flex.AttentionOp:
 def problems_of(spec: KernelSpec, build: Build) -> list[str]:
     """Compile a printed GPU kernel and return its problems."""
     counters["checked"] += 1
-    compiler = import_module(f"flexc.runtime.kernels.{spec.target}_compiler")
-    return compiler.find_problems(spec, build)
-
-
-def _stored_spec(key: str) -> KernelSpec | None:
-    data = load(_spec_name(key))
-    return None if data is None else KernelSpec.from_json(data.decode())
-
-
-def _spec_name(key: str) -> str:
-    return f"spec-{key}.json"
+    return TARGETS[spec.target].find_problems(spec, build)
 
 
 def convert_for(
@@ -362,43 +346,9 @@ def lower(module: ModuleOp, build: Build, schedule: Schedule = TRITON) -> Kernel
     convert = convert_for(build, schedule)
     passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile(convert.target))
     target = TARGETS[convert.target]
-    passes += target.passes(options_of(build, schedule))
+    options = replace(target.options(build), overlap=schedule.overlap)
+    passes += target.printer.passes(options)
     pipelines.run(passes, Context(), module)
     if os.environ.get(VERIFY):
         module.verify()
-    return target.print_kernels(module)[0]
-
-
-def options_of(build: Build, schedule: Schedule) -> LoweringOptions:
-    """Return the options of the passes that a target runs before printing."""
-    return LoweringOptions(
-        tanh_of(build),
-        build.f32_precision,
-        reads_of(build),
-        schedule.overlap,
-        build.shared_memory,
-        build.machine,
-    )
-
-
-def tanh_of(build: Build) -> pipelines.Tanh:
-    """Return how tanh is computed.
-
-    A fast tanh is precise enough for 16-bit inputs.
-    """
-    if not build.for_gpu or is_interpreting():
-        return "exact"
-    if build.call.dtype not in (torch.bfloat16, torch.float16):
-        return "exact"
-    return "exp2" if torch.version.hip else "nvidia"
-
-
-def reads_of(build: Build) -> pipelines.Reads:
-    """Return how gathers are loaded: by NVIDIA's own instructions, where possible."""
-    nvidia = build.for_gpu and not torch.version.hip
-    return "in_place" if nvidia and not is_interpreting() else "coalesced"
-
-
-def assembler() -> str:
-    """Return the path of an assembler that replaces Triton's own; empty if none."""
-    return os.environ.get("TRITON_PTXAS_PATH", "")
+    return target.printer.print_kernels(module)[0]

@@ -6,37 +6,23 @@ import builtins
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-import triton
 from triton import knobs
 from triton.backends import backends
-from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from flexc.codegen.gluon.compiled_check import problems
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
-from flexc.runtime.kernels import triton_compiler
 from flexc.runtime.kernels.triton_compiler import (
     TRITON_TYPES,
-    WARP,
-    Entry,
     OneAtATime,
-    bare_source,
-    build_launcher,
-    load_jit_function,
-    missing_resources,
-    refusal,
+    TritonCompiler,
 )
-from flexc.runtime.process.recent import Recent
-
-if TYPE_CHECKING:
-    from flexc.runtime.kernels.build import Build
 
 
 @dataclass(frozen=True)
@@ -145,92 +131,60 @@ def _print(*args: Any, **kwargs: Any) -> None:
 ELEMENTS = {"bf16": gl.bfloat16, "f16": gl.float16}
 """The Gluon types of tensors that are copied tile by tile."""
 
-_checked: Recent[Any] = Recent()
-"""Kernels that were compiled for a check and are not yet loaded."""
-
 
 class GluonSource(OneAtATime, GluonASTSource):
     """The source of a Gluon kernel."""
 
 
-def find_problems(spec: KernelSpec, build: Build) -> list[str]:
-    """Compile the kernel of a spec and return its problems.
+class GluonCompiler(TritonCompiler):
+    """A compiler of printed Gluon kernels.
 
-    Keep a kernel without problems for `take_kernel`.
+    Launches pass a tensor map, sizes and strides in place of a descriptor, so that many
+    launches can share the map. Triton's own launcher makes the maps at each launch.
     """
-    assert build.capability is not None
-    with assembler_log() as said:
-        kernel = compile_kernel(spec, build.capability)
-    found = problems("\n".join(said)) + missing_resources(kernel, build)
-    if not found:
-        build_launcher(*expanded_facts(kernel, spec))
-        _checked.add((spec.digest, build.capability), kernel)
-    return found
 
+    def compile_logged(
+        self, spec: KernelSpec, capability: int
+    ) -> tuple[Any, list[str]]:
+        with assembler_log() as said:
+            kernel = self.compile(spec, capability)
+        return kernel, problems("\n".join(said))
 
-def take_kernel(spec: KernelSpec, capability: int, entry: Entry | None = None) -> Any:
-    """Return a compiled kernel of a spec that no other caller has.
+    def source(self, function: Any, signature: dict[str, str], spec: KernelSpec) -> Any:
+        return GluonSource(function, signature)
 
-    The caller loads the kernel to one device.
-    """
-    kernel = _checked.take((spec.digest, capability))
-    if kernel is None and entry is not None:
-        kernel = entry.load(bare_source(spec, signature_type))
-    return compile_kernel(spec, capability) if kernel is None else kernel
+    def options(self, spec: KernelSpec) -> dict[str, Any]:
+        found = {"num_warps": spec.num_warps, "enable_fp_fusion": True}
+        if spec.max_registers is not None:
+            found["maxnreg"] = spec.max_registers
+        return found
 
+    def type_of(self, param: ParamSpec) -> str:
+        if param.kind != "descriptor":
+            return super().type_of(param)
+        name = TRITON_TYPES.get(param.dtype, param.dtype)
+        box, layouts = list(param.box), cast(Any, gl.NVMMASharedLayout)
+        layout = layouts.get_default_for(box, ELEMENTS[param.dtype])
+        return f"tensordesc<{name}{box},{layout!r}>"
 
-def compile_kernel(spec: KernelSpec, capability: int) -> Any:
-    """Return Triton's kernel, compiled or found in Triton's cache.
-
-    Raise CompilationError if Triton refuses the kernel.
-    """
-    function = load_jit_function(spec)
-    names = [p.name for p in spec.params]
-    assert names == function.arg_names
-    signature = dict(zip(names, map(signature_type, spec.params), strict=True))
-    target = GPUTarget("cuda", capability, WARP)
-    source = GluonSource(function, signature)
-    try:
-        return triton.compile(source, target=target, options=options(spec))
-    except Exception as error:
-        raise refusal(error) from error
-
-
-def options(spec: KernelSpec) -> Mapping[str, Any]:
-    found = {"num_warps": spec.num_warps, "enable_fp_fusion": True}
-    if spec.max_registers is not None:
-        found["maxnreg"] = spec.max_registers
-    return found
-
-
-def signature_type(param: ParamSpec) -> str:
-    """Return the type of a parameter in Triton's notation."""
-    if param.kind != "descriptor":
-        return triton_compiler.signature_type(param)
-    name = TRITON_TYPES.get(param.dtype, param.dtype)
-    box, layouts = list(param.box), cast(Any, gl.NVMMASharedLayout)
-    layout = layouts.get_default_for(box, ELEMENTS[param.dtype])
-    return f"tensordesc<{name}{box},{layout!r}>"
-
-
-def expanded(kernel: Any, spec: KernelSpec) -> Any:
-    """Change a kernel to take tensor maps, sizes and strides in place of descriptors.
-
-    The caller can then pass the same tensor map to many launches. Triton's own launcher
-    makes the maps at each launch. Triton builds the launcher at the kernel's first
-    load, so the kernel must not be loaded yet.
-    """
-    kernel.src, kernel.metadata = expanded_facts(kernel, spec)
-    return kernel
-
-
-def expanded_facts(kernel: Any, spec: KernelSpec) -> tuple[Any, Any]:
-    """Return the source and metadata that the launcher of an expanded kernel needs."""
-    types: list[str] = []
-    for param, type_ in zip(spec.params, kernel.src.signature.values(), strict=True):
+    def launched_types(self, param: ParamSpec) -> list[str]:
+        if param.kind != "descriptor":
+            return super().launched_types(param)
         rank = len(param.box)
-        of_map = ["nvTmaDesc", *["i32"] * rank, *["i64"] * rank]
-        types += of_map if param.kind == "descriptor" else [type_]
-    signature = {str(i): t for i, t in enumerate(types)}
-    source = SimpleNamespace(fn=kernel.src.fn, constants={}, signature=signature)
-    return source, kernel.metadata._replace(tensordesc_meta=[])
+        return ["nvTmaDesc", *["i32"] * rank, *["i64"] * rank]
+
+    def launcher_inputs(self, kernel: Any, spec: KernelSpec) -> tuple[Any, Any]:
+        metadata = kernel.metadata._replace(tensordesc_meta=[])
+        return self.launcher_source(spec), metadata
+
+    def expand(self, kernel: Any, spec: KernelSpec) -> Any:
+        """Change a kernel to take tensor maps, sizes and strides for descriptors.
+
+        Triton builds the launcher at the kernel's first load, so the kernel must not be
+        loaded yet.
+        """
+        kernel.src, kernel.metadata = self.launcher_inputs(kernel, spec)
+        return kernel
+
+
+GLUON = GluonCompiler()

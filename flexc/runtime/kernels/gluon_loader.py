@@ -19,7 +19,7 @@ from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.runtime.inputs.tensor_facts import ALIGNMENT
-from flexc.runtime.kernels.gluon_compiler import expanded, take_kernel
+from flexc.runtime.kernels.gluon_compiler import GLUON
 from flexc.runtime.kernels.triton_compiler import Entry
 from flexc.runtime.kernels.triton_loader import OnGrid
 from flexc.runtime.tapes.gpus import capability
@@ -196,11 +196,11 @@ def load_on(
     spec: KernelSpec, device: torch.device, entry: Entry | None = None
 ) -> OnDevice:
     """Compile and load a kernel for `device`, which must be the current device."""
-    kernel = take_kernel(spec, capability(device), entry)
+    kernel = GLUON.take(spec, capability(device), entry)
     metas = iter(kernel.metadata.tensordesc_meta)
     maps = tuple(
         TensorMaps(next(metas)) if p.kind == "descriptor" else None for p in spec.params
     )
-    kernel = expanded(kernel, spec)
+    kernel = GLUON.expand(kernel, spec)
     assert kernel.run is not None  # Loads the kernel now.
     return OnDevice(spec, kernel, maps)

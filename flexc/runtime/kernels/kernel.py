@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from importlib import import_module
+from hashlib import sha256
 from typing import Any
 
 from torch import Tensor
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
+from flexc.runtime.kernels.targets import TARGETS
+from flexc.runtime.process.cache import load, store
 from flexc.runtime.tapes.recorder import recorder
 from flexc.runtime.tapes.streams import on_device, stream_of
 from flexc.runtime.tapes.tape import Loaded
@@ -37,7 +40,7 @@ class Kernel:
     def __init__(self, spec: KernelSpec):
         self.spec = spec
         self._getters = tuple(getter(p) for p in spec.params)
-        self.loaded: Loaded = load(spec)
+        self.loaded: Loaded = TARGETS[spec.target].load(spec)
         self.grid = lru_cache(maxsize=1024)(spec.grid_function)
 
     def __call__(self, query: Tensor, args: Sequence[Any]) -> None:
@@ -81,18 +84,28 @@ def launch(
             prepared(stream_of(device), args)
 
 
-LOADERS = {
-    "triton": ("flexc.runtime.kernels.triton_loader", "TritonKernel"),
-    "gluon": ("flexc.runtime.kernels.gluon_loader", "GluonKernel"),
-    "cpp": ("flexc.runtime.kernels.cpp_loader", "load_cpp"),
-}
-"""The module and the function that load kernels, for each target.
-
-The module is imported at the first load.
-"""
+def store_spec(spec: KernelSpec) -> str:
+    """Store a kernel's spec, and return the name of its entry."""
+    data = spec.to_json().encode()
+    name = f"spec-{sha256(data).hexdigest()}.json"
+    store(name, data)
+    return name
 
 
-def load(spec: KernelSpec) -> Loaded:
-    """Compile and load a kernel with the loader of its target."""
-    module, name = LOADERS[spec.target]
-    return getattr(import_module(module), name)(spec)
+def load_spec(name: str) -> KernelSpec | None:
+    """Return the spec of an entry, None if it is missing."""
+    data = load(name)
+    return None if data is None else KernelSpec.from_json(data.decode())
+
+
+def store_specs(name: str, specs: Sequence[KernelSpec]) -> None:
+    """Store specs, and their names in an entry of their own."""
+    store(name, json.dumps([store_spec(spec) for spec in specs]).encode())
+
+
+def load_specs(name: str) -> list[KernelSpec] | None:
+    """Return the specs that an entry names, None if any is missing."""
+    data = load(name)
+    found = [None] if data is None else [load_spec(n) for n in json.loads(data)]
+    specs = [spec for spec in found if spec is not None]
+    return specs if len(specs) == len(found) else None

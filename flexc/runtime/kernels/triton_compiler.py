@@ -12,7 +12,6 @@ import linecache
 import logging
 import os
 import sys
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from threading import RLock
@@ -44,10 +43,6 @@ TRITON_TYPES = {"f64": "fp64", "f32": "fp32", "f16": "fp16"}
 
 DIVISIBLE = [["tt.divisibility", 16]]
 """Triton's attribute for an address that is a multiple of 16 bytes."""
-
-_checked: Recent[Any] = Recent()
-"""Kernels that were compiled for a check and are not yet loaded."""
-
 
 _one_at_a_time = RLock()
 """The lock for running and reading sources.
@@ -106,31 +101,6 @@ def load_jit_function(spec: KernelSpec) -> Any:
     return getattr(module, spec.entry)
 
 
-def options(spec: KernelSpec) -> dict[str, Any]:
-    return {
-        "num_warps": spec.num_warps,
-        "num_stages": spec.num_stages,
-        # Set explicitly, since Triton plans to change the default.
-        "enable_fp_fusion": True,
-    }
-
-
-def find_problems(spec: KernelSpec, build: Build) -> list[str]:
-    """Compile a kernel and return why a program cannot run on its GPU.
-
-    The list is empty for AMD GPUs and for the interpreter: there Triton's launch
-    reports problems.
-    """
-    if build.capability is None or torch.version.hip or is_interpreting():
-        return []
-    kernel = compile_kernel(spec, build.capability)
-    found = missing_resources(kernel, build)
-    if not found:
-        build_launcher(kernel.src, kernel.metadata)
-        _checked.add((spec.digest, build.capability), kernel)
-    return found
-
-
 def build_launcher(source: Any, metadata: Any) -> None:
     """Make Triton build the launcher of a kernel, if a GPU is available.
 
@@ -187,56 +157,106 @@ class Entry(NamedTuple):
             return None
 
 
-def take_kernel(spec: KernelSpec, capability: int, entry: Entry | None = None) -> Any:
-    """Return a compiled kernel of a spec that no other caller has.
+class TritonCompiler:
+    """A compiler of printed kernels.
 
-    The caller loads the kernel to one device.
+    It keeps the kernels that it compiled for a check until they are loaded.
     """
-    kernel = _checked.take((spec.digest, capability))
-    if kernel is None and entry is not None:
-        kernel = entry.load(bare_source(spec, signature_type))
-    return compile_kernel(spec, capability) if kernel is None else kernel
+
+    def __init__(self) -> None:
+        self._checked: Recent[Any] = Recent()
+
+    def find_problems(self, spec: KernelSpec, build: Build) -> list[str]:
+        """Compile a kernel and return its problems on its GPU.
+
+        The list is empty for AMD GPUs and for the interpreter: there Triton's launch
+        reports problems.
+        """
+        if build.capability is None or torch.version.hip or is_interpreting():
+            return []
+        kernel, found = self.compile_logged(spec, build.capability)
+        found += missing_resources(kernel, build)
+        if not found:
+            build_launcher(*self.launcher_inputs(kernel, spec))
+            self._checked.add((spec.digest, build.capability), kernel)
+        return found
+
+    def take(
+        self, spec: KernelSpec, capability: int, entry: Entry | None = None
+    ) -> Any:
+        """Return a compiled kernel of a spec that no other caller has.
+
+        The caller loads the kernel to one device.
+        """
+        kernel = self._checked.take((spec.digest, capability))
+        if kernel is None and entry is not None:
+            kernel = entry.load(self.launcher_source(spec))
+        return self.compile(spec, capability) if kernel is None else kernel
+
+    def compile(self, spec: KernelSpec, capability: int) -> Any:
+        """Return Triton's kernel, compiled or found in Triton's cache.
+
+        The spec already has everything that Triton's launch would derive from
+        arguments. Raise CompilationError if Triton refuses the kernel.
+        """
+        function = load_jit_function(spec)
+        names = [p.name for p in spec.params]
+        assert names == function.arg_names
+        signature = dict(zip(names, map(self.type_of, spec.params), strict=True))
+        source = self.source(function, signature, spec)
+        target = GPUTarget("cuda", capability, WARP)
+        try:
+            return triton.compile(source, target=target, options=self.options(spec))
+        except Exception as error:
+            first = str(error).strip().partition("\n")[0]
+            raise CompilationError(
+                f"Triton refused an emitted kernel: {type(error).__name__}: {first}"
+            ) from error
+
+    def compile_logged(
+        self, spec: KernelSpec, capability: int
+    ) -> tuple[Any, list[str]]:
+        """Compile a kernel; return it and the problems in the assembler's log."""
+        return self.compile(spec, capability), []
+
+    def source(self, function: Any, signature: dict[str, str], spec: KernelSpec) -> Any:
+        """Return the source that Triton compiles, from types of parameters by name."""
+        attributes = {
+            (i,): DIVISIBLE
+            for i, (param, known) in enumerate(
+                zip(spec.params, function.params, strict=True)
+            )
+            if param.role != "scalar" and not known.do_not_specialize_on_alignment
+        }
+        return TritonSource(function, signature, {}, attributes)
+
+    def options(self, spec: KernelSpec) -> dict[str, Any]:
+        """Return Triton's options for a kernel."""
+        return {
+            "num_warps": spec.num_warps,
+            "num_stages": spec.num_stages,
+            # Set explicitly, since Triton plans to change the default.
+            "enable_fp_fusion": True,
+        }
+
+    def type_of(self, param: ParamSpec) -> str:
+        """Return the type of a parameter in Triton's notation."""
+        name = TRITON_TYPES.get(param.dtype, param.dtype)
+        return name if param.role == "scalar" else f"*{name}"
+
+    def launched_types(self, param: ParamSpec) -> list[str]:
+        """Return the types of the values that a launch passes for a parameter."""
+        return [self.type_of(param)]
+
+    def launcher_source(self, spec: KernelSpec) -> Any:
+        """Return a source with only the attributes that a launcher needs."""
+        types = [type_ for p in spec.params for type_ in self.launched_types(p)]
+        signature = {str(i): type_ for i, type_ in enumerate(types)}
+        return SimpleNamespace(fn=None, constants={}, signature=signature)
+
+    def launcher_inputs(self, kernel: Any, spec: KernelSpec) -> tuple[Any, Any]:
+        """Return the source and the metadata that the launcher of a kernel needs."""
+        return self.launcher_source(spec), kernel.metadata
 
 
-def bare_source(spec: KernelSpec, type_of: Callable[[ParamSpec], str]) -> Any:
-    """Return a source with only the attributes that a launcher needs."""
-    signature = {param.name: type_of(param) for param in spec.params}
-    return SimpleNamespace(fn=None, constants={}, signature=signature)
-
-
-def compile_kernel(spec: KernelSpec, capability: int) -> Any:
-    """Return Triton's kernel, compiled or found in Triton's cache.
-
-    The spec already has everything that Triton's launch would derive from arguments.
-    Raise CompilationError if Triton refuses the kernel.
-    """
-    function = load_jit_function(spec)
-    names = [p.name for p in spec.params]
-    assert names == function.arg_names
-    signature = dict(zip(names, map(signature_type, spec.params), strict=True))
-    attributes = {
-        (i,): DIVISIBLE
-        for i, (param, known) in enumerate(
-            zip(spec.params, function.params, strict=True)
-        )
-        if param.role != "scalar" and not known.do_not_specialize_on_alignment
-    }
-    source = TritonSource(function, signature, {}, attributes)
-    target = GPUTarget("cuda", capability, WARP)
-    try:
-        return triton.compile(source, target=target, options=options(spec))
-    except Exception as error:
-        raise refusal(error) from error
-
-
-def refusal(error: Exception) -> CompilationError:
-    first = str(error).strip().partition("\n")[0]
-    return CompilationError(
-        f"Triton refused an emitted kernel: {type(error).__name__}: {first}"
-    )
-
-
-def signature_type(param: ParamSpec) -> str:
-    """Return the type of a parameter in Triton's notation."""
-    name = TRITON_TYPES.get(param.dtype, param.dtype)
-    return name if param.role == "scalar" else f"*{name}"
+TRITON = TritonCompiler()

@@ -12,12 +12,7 @@ from triton import knobs
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.runtime.inputs.options import is_interpreting
-from flexc.runtime.kernels.triton_compiler import (
-    Entry,
-    load_jit_function,
-    options,
-    take_kernel,
-)
+from flexc.runtime.kernels.triton_compiler import TRITON, Entry, load_jit_function
 from flexc.runtime.tapes.gpus import capability
 from flexc.runtime.tapes.tape import Address, Prepared
 
@@ -58,7 +53,7 @@ class TritonKernel:
         return kernel
 
     def interpret(self, grid: tuple[int, ...], args: Sequence[Any]) -> None:
-        load_jit_function(self.spec)[grid](*args, **options(self.spec))
+        load_jit_function(self.spec)[grid](*args, **TRITON.options(self.spec))
 
 
 def compile_on(
@@ -69,9 +64,9 @@ def compile_on(
 ) -> Any:
     """Return the compiled kernel for `device`, which must be the current device."""
     if not torch.version.hip:
-        return take_kernel(spec, capability(device), entry)
+        return TRITON.take(spec, capability(device), entry)
     function = load_jit_function(spec)
-    return function.warmup(*args, grid=(1, 1, 1), **options(spec))
+    return function.warmup(*args, grid=(1, 1, 1), **TRITON.options(spec))
 
 
 def prepare(

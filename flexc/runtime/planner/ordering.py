@@ -13,16 +13,14 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from flexc.codegen.cpp.target import CppTarget
-from flexc.codegen.kernel_spec import KernelSpec
 from flexc.passes import pipelines
 from flexc.passes.flex.planning.ordering import KINDS, build_order
 from flexc.passes.targets.target import MachineName
 from flexc.passes.tile.tile_expand_captures import TileExpandCapturesPass
 from flexc.runtime.inputs.backends import BACKENDS
 from flexc.runtime.kernels.cpp_compiler import host_machine
-from flexc.runtime.kernels.kernel import Kernel
+from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs
 from flexc.runtime.process.background import Background
-from flexc.runtime.process.cache import load, store
 from flexc.runtime.process.versions import versions
 
 Table = tuple[Tensor, Tensor]
@@ -116,14 +114,13 @@ def order_kernel(machine: MachineName) -> Background[Kernel]:
     The kernel is the same for all masks.
     """
     digest = hashlib.sha256(f"{machine} {versions()}".encode()).hexdigest()
-    name = f"spec-{digest}.json"
-    data = load(name)
-    if data is not None:
-        return Background(partial(Kernel, KernelSpec.from_json(data.decode())))
+    name = f"kernel-{digest}.json"
+    if (specs := load_specs(name)) is not None:
+        return Background(partial(Kernel, specs[0]))
     module = ModuleOp([build_order()])
     passes = (TileExpandCapturesPass(), *pipelines.TIDY, *pipelines.to_cpp(machine))
     pipelines.run(passes, Context(), module)
     module.verify()
     (spec,) = CppTarget().print_kernels(module)
-    store(name, spec.to_json().encode())
+    store_specs(name, [spec])
     return Background(partial(Kernel, spec))

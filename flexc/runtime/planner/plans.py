@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,7 +13,6 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
-from flexc.codegen.target import LoweringOptions
 from flexc.errors import CompilationError
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
@@ -27,6 +25,7 @@ from flexc.passes.scalar.variation import (
     Dependences,
     yielded,
 )
+from flexc.passes.targets.target import LoweringOptions
 from flexc.runtime.inputs.backends import BACKENDS
 from flexc.runtime.inputs.options import NO_OPTIONS
 from flexc.runtime.inputs.tensor_facts import (
@@ -42,19 +41,18 @@ from flexc.runtime.kernels.build import (
 )
 from flexc.runtime.kernels.captured_reads import CapturedReads
 from flexc.runtime.kernels.driver import (
-    TARGETS,
     counters,
     kernel_key,
     problems_of,
 )
-from flexc.runtime.kernels.kernel import Kernel
+from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs
 from flexc.runtime.kernels.proofs import (
     Proofs,
     Prover,
     attention_of,
 )
+from flexc.runtime.kernels.targets import TARGETS
 from flexc.runtime.process.background import Background, without_collection
-from flexc.runtime.process.cache import load, store
 from flexc.runtime.tapes.gpus import capability
 
 FIRST = ("summarize", "classify")
@@ -214,20 +212,20 @@ def build_for(
 def find_specs(module: ModuleOp, build: Build, part: Part) -> list[KernelSpec]:
     """Return the printed kernels of a part of a plan, from the disk or the pipeline."""
     name = f"plan-{part}-{kernel_key(module, build)}.json"
-    data = load(name)
-    if data is not None:
+    stored = load_specs(name)
+    if stored is not None:
         counters["loaded"] += 1
-        return [KernelSpec.from_json(json.dumps(s)) for s in json.loads(data)]
+        return stored
     counters["lowered"] += 1
     with without_collection():
         specs = lower(module.clone(), build, part)
-    store(name, json.dumps([asdict(spec) for spec in specs]).encode())
+    store_specs(name, specs)
     return specs
 
 
 def lower(module: ModuleOp, build: Build, part: Part = "all") -> list[KernelSpec]:
     """Run the pipeline of a backend in place, and print a plan's kernels."""
-    target = TARGETS[build.target]
+    target = TARGETS[build.target].printer
     passes = pipelines.to_planning(target.name, part)
     passes += target.passes(LoweringOptions(machine=build.machine))
     pipelines.run(passes, Context(), module)

@@ -31,6 +31,8 @@ from flexc.runtime.kernels.cpp_library import (
     Symbol,
     open_symbol,
 )
+from flexc.runtime.kernels.kernel import load_spec, store_spec
+from flexc.runtime.kernels.targets import TARGETS
 from flexc.runtime.process.cache import load, store
 from flexc.runtime.process.recent import Recent
 from flexc.runtime.process.versions import versions
@@ -77,7 +79,8 @@ def written_launch(launch: Launch) -> list[Any]:
     from flexc.runtime.kernels.triton_compiler import Entry
 
     entry = Entry.of(launcher.kernel)
-    kernel = [_store(launcher.spec), launcher.grid, entry]
+    spec = launcher.spec
+    kernel = [ORDER if spec is None else store_spec(spec), launcher.grid, entry]
     return [kernel, launch.values, places]
 
 
@@ -85,15 +88,6 @@ def _extents(place: Place) -> Any:
     """Return sizes and strides of a tensor that is passed as a tensor map."""
     maps: Any = place.make
     return None if maps is None else maps.extents
-
-
-def _store(spec: Any) -> str:
-    """Store a kernel's spec, and return the name of its entry."""
-    if spec is None:
-        return ORDER
-    name = f"kernel-{spec.digest}.json"
-    store(name, spec.to_json().encode())
-    return name
 
 
 class LaunchReader:
@@ -142,13 +136,10 @@ def _opened(name: str) -> Any:
         from flexc.runtime.kernels.ordering_triton import ORDER as kernel
 
         return kernel
-    from flexc.codegen.kernel_spec import KernelSpec
-    from flexc.runtime.kernels.kernel import load as load_spec
-
-    data = load(name)
-    if data is None:
+    spec = load_spec(name)
+    if spec is None:
         raise MissingError(name)
-    return load_spec(KernelSpec.from_json(data.decode()))
+    return TARGETS[spec.target].load(spec)
 
 
 log = logging.getLogger("flexc")

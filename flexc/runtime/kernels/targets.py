@@ -1,0 +1,136 @@
+"""The runtime's part of targets: an object that prints, checks and loads kernels.
+
+Printers, compilers and loaders are imported at first use. So a process whose launches
+are stored on the disk imports no printer, and printing needs no compiler.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from flexc.codegen.kernel_spec import KernelSpec
+from flexc.passes.targets.target import LoweringOptions
+from flexc.runtime.inputs.options import is_interpreting
+from flexc.runtime.tapes.tape import Loaded
+
+if TYPE_CHECKING:
+    from flexc.codegen.target import Target
+    from flexc.runtime.kernels.build import Build
+
+
+class KernelTarget(ABC):
+    """A target's kernels, from options of their passes to loaded kernels."""
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def printer(self) -> Target:
+        """The passes before printing, and the printer."""
+
+    @abstractmethod
+    def load(self, spec: KernelSpec) -> Loaded:
+        """Compile and load a kernel."""
+
+    def options(self, build: Build) -> LoweringOptions:
+        """Return the options of the passes before printing."""
+        return LoweringOptions(machine=build.machine)
+
+    def key(self, build: Build) -> tuple[object, ...]:
+        """Return values other than the options that a kernel depends on."""
+        return ()
+
+    def find_problems(self, spec: KernelSpec, build: Build) -> list[str]:
+        """Compile a kernel for a check; return why it is slow or cannot run."""
+        return []
+
+
+class GpuTarget(KernelTarget):
+    """A target whose kernels Triton compiles."""
+
+    def options(self, build: Build) -> LoweringOptions:
+        is_compiled = build.for_gpu and not is_interpreting()
+        is_nvidia = is_compiled and not torch.version.hip
+        # A fast tanh is precise enough for 16-bit inputs.
+        is_narrow = build.call.dtype in (torch.bfloat16, torch.float16)
+        fast_tanh = "nvidia" if is_nvidia else "exp2"
+        return LoweringOptions(
+            tanh=fast_tanh if is_compiled and is_narrow else "exact",
+            f32_precision=build.f32_precision,
+            reads="in_place" if is_nvidia else "coalesced",
+            shared_memory=build.shared_memory,
+        )
+
+    def key(self, build: Build) -> tuple[object, ...]:
+        assembler = os.environ.get("TRITON_PTXAS_PATH")  # In place of Triton's own.
+        return build.capability, build.derivative, build.program_rows, assembler
+
+
+class TritonTarget(GpuTarget):
+    """Kernels whose warps run the same code."""
+
+    name = "triton"
+
+    @property
+    def printer(self) -> Target:
+        from flexc.codegen.triton.target import TritonTarget
+
+        return TritonTarget()
+
+    def load(self, spec: KernelSpec) -> Loaded:
+        from flexc.runtime.kernels.triton_loader import TritonKernel
+
+        return TritonKernel(spec)
+
+    def find_problems(self, spec: KernelSpec, build: Build) -> list[str]:
+        from flexc.runtime.kernels.triton_compiler import TRITON
+
+        return TRITON.find_problems(spec, build)
+
+
+class GluonTarget(GpuTarget):
+    """Kernels whose warps have roles."""
+
+    name = "gluon"
+
+    @property
+    def printer(self) -> Target:
+        from flexc.codegen.gluon.target import GluonTarget
+
+        return GluonTarget()
+
+    def load(self, spec: KernelSpec) -> Loaded:
+        from flexc.runtime.kernels.gluon_loader import GluonKernel
+
+        return GluonKernel(spec)
+
+    def find_problems(self, spec: KernelSpec, build: Build) -> list[str]:
+        from flexc.runtime.kernels.gluon_compiler import GLUON
+
+        return GLUON.find_problems(spec, build)
+
+
+class CppTarget(KernelTarget):
+    """Kernels of the host."""
+
+    name = "cpp"
+
+    @property
+    def printer(self) -> Target:
+        from flexc.codegen.cpp.target import CppTarget
+
+        return CppTarget()
+
+    def load(self, spec: KernelSpec) -> Loaded:
+        from flexc.runtime.kernels.cpp_loader import load_cpp
+
+        return load_cpp(spec)
+
+
+TARGETS: dict[str, KernelTarget] = {
+    target.name: target for target in (TritonTarget(), GluonTarget(), CppTarget())
+}
