@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -94,8 +95,6 @@ def check_torch_backend(value: Any) -> None:
         )
 
 
-BACKEND_NAMES = ("auto", *BACKENDS)
-
 SCOPE_OPTIONS = ("kernel_options", "deterministic")
 """Options of `flexc.compile`, which hold for all calls in a function."""
 
@@ -166,14 +165,16 @@ class Choices:
 NO_CHOICES = Choices()
 
 
-WITHOUT_OPTIONS = {backend: Choices(backend) for backend in BACKEND_NAMES}
+@cache
+def without_options(backend: str) -> Choices:
+    return Choices(backend)
 
 
 def read_choices(backend: str, kernel_options: Mapping[str, Any] | None) -> Choices:
     """Return the choices for a backend and kernel options, or raise OptionError."""
     check_backend(backend)
     if not kernel_options:
-        return WITHOUT_OPTIONS[backend]
+        return without_options(backend)
     check_mapping("kernel_options", kernel_options)
     deterministic = read_flag(DETERMINISTIC, kernel_options.get(DETERMINISTIC, False))
     tiles = tile_options(kernel_options)
@@ -221,10 +222,11 @@ def read_flag(name: str, value: Any) -> bool:
 
 
 def check_backend(backend: str) -> None:
-    if backend not in BACKEND_NAMES:
+    names = ("auto", *BACKENDS)
+    if backend not in names:
         raise OptionError(
-            f"backend expects one of {', '.join(BACKEND_NAMES)}, got {backend!r}"
-            + did_you_mean(backend, BACKEND_NAMES)
+            f"backend expects one of {', '.join(names)}, got {backend!r}"
+            + did_you_mean(backend, names)
         )
 
 

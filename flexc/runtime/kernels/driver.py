@@ -347,8 +347,8 @@ def lower(module: ModuleOp, build: Build, schedule: Schedule = TRITON) -> Kernel
     passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile(convert.target))
     target = TARGETS[convert.target]
     options = replace(target.options(build), overlap=schedule.overlap)
-    passes += target.printer.passes(options)
+    passes += target.codegen.passes(options)
     pipelines.run(passes, Context(), module)
     if os.environ.get(VERIFY):
         module.verify()
-    return target.printer.print_kernels(module)[0]
+    return target.codegen.print_kernels(module)[0]

@@ -29,7 +29,7 @@ class KernelTarget(ABC):
 
     @property
     @abstractmethod
-    def printer(self) -> Target:
+    def codegen(self) -> Target:
         """The passes before printing, and the printer."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class TritonTarget(GpuTarget):
     name = "triton"
 
     @property
-    def printer(self) -> Target:
+    def codegen(self) -> Target:
         from flexc.codegen.triton.target import TritonTarget
 
         return TritonTarget()
@@ -98,7 +98,7 @@ class GluonTarget(GpuTarget):
     name = "gluon"
 
     @property
-    def printer(self) -> Target:
+    def codegen(self) -> Target:
         from flexc.codegen.gluon.target import GluonTarget
 
         return GluonTarget()
@@ -120,7 +120,7 @@ class CppTarget(KernelTarget):
     name = "cpp"
 
     @property
-    def printer(self) -> Target:
+    def codegen(self) -> Target:
         from flexc.codegen.cpp.target import CppTarget
 
         return CppTarget()

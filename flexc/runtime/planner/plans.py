@@ -225,7 +225,7 @@ def find_specs(module: ModuleOp, build: Build, part: Part) -> list[KernelSpec]:
 
 def lower(module: ModuleOp, build: Build, part: Part = "all") -> list[KernelSpec]:
     """Run the pipeline of a backend in place, and print a plan's kernels."""
-    target = TARGETS[build.target].printer
+    target = TARGETS[build.target].codegen
     passes = pipelines.to_planning(target.name, part)
     passes += target.passes(LoweringOptions(machine=build.machine))
     pipelines.run(passes, Context(), module)
