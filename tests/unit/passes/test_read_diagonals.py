@@ -20,6 +20,7 @@ from flexc.frontend.capture import capture_mods
 from flexc.frontend.import_graph import build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.targets.target import LoweringOptions
 from flexc.runtime.attention.call import (
     Attention,
     Outputs,
@@ -131,7 +132,7 @@ def scheduled(call: Call) -> tuple[ModuleOp, int]:
     pipelines.run(passes, Context(), module)
     close(run_module(module, args)[0], exact)
     found = 0
-    for each in pipelines.to_schedule(reads="in_place"):
+    for each in pipelines.to_schedule(LoweringOptions(reads="in_place")):
         each.apply(Context(), module)
         if each.name == "tile-read-diagonals":
             module.verify()

@@ -15,6 +15,7 @@ from flexc.frontend.capture import capture_mods
 from flexc.frontend.import_graph import build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.targets.target import LoweringOptions
 from flexc.runtime.attention.call import (
     Attention,
     Outputs,
@@ -78,7 +79,7 @@ def check(
     """Run a case's kernel with roles beside its programs without; the kernel."""
     module, args, exact = programs(case, dims, tables, heads)
     wanted = run_module(module, args)
-    for each in pipelines.to_schedule(overlap=overlap):
+    for each in pipelines.to_schedule(LoweringOptions(overlap=overlap)):
         each.apply(Context(), module)
         module.verify()
     assert sum(isinstance(op, RoleOp) for op in module.walk()) == 2
