@@ -1,10 +1,13 @@
-"""Read the values of `arith.constant` ops."""
+"""Read and round the values of `arith.constant` ops."""
 
 from __future__ import annotations
 
+import math
+from typing import cast
+
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType
-from xdsl.ir import SSAValue
+from xdsl.dialects.builtin import AnyFloat, FloatAttr, IntegerAttr, IntegerType
+from xdsl.ir import Attribute, SSAValue
 from xdsl.utils.hints import isa
 
 
@@ -32,3 +35,11 @@ def float_constant(value: SSAValue) -> float | None:
     if not isinstance(op, arith.ConstantOp) or not isinstance(op.value, FloatAttr):
         return None
     return op.value.value.data
+
+
+def nearest(value: float, type_: Attribute) -> FloatAttr:
+    """Return a number rounded to its type, infinite if beyond the type's range."""
+    try:
+        return FloatAttr(value, cast(AnyFloat, type_))
+    except OverflowError:
+        return FloatAttr(math.copysign(math.inf, value), cast(AnyFloat, type_))

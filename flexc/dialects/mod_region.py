@@ -17,6 +17,7 @@ from xdsl.ir import Attribute, Operation, Region, SSAValue
 from xdsl.irdl import IRDLOperation
 from xdsl.parser import Parser
 from xdsl.printer import Printer
+from xdsl.traits import OpTrait
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
@@ -29,6 +30,10 @@ SCALAR = ("arith.", "math.", "flex.", "tile.")
 MASK_RESULT: tuple[Attribute, ...] = (i1,)
 
 _Type = TypeVar("_Type", bound=Attribute)
+
+
+class NonNegative(OpTrait):
+    """The op's result is an integer of at least 0."""
 
 
 def verify_scalar_region(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexc.passes.scalar.canonicalization.region_simplifier import simplify_region
+from flexc.passes.scalar.canonicalization import simplify_region
 from tests.property.builder import Builder
 from tests.property.captures import Captures
 from tests.property.cases import Case, ModSource, Sizes

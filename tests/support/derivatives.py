@@ -23,7 +23,7 @@ from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
-from flexc.passes.scalar.canonicalization.region_simplifier import simplify_region
+from flexc.passes.scalar.canonicalization import simplify_region
 from flexc.passes.scalar.differentiation.derivative_code import derivative_type
 from flexc.passes.scalar.differentiation.forward import push_forward
 from flexc.passes.scalar.differentiation.reverse import pull_back

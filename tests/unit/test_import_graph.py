@@ -10,8 +10,8 @@ from pathlib import Path
 import flexc
 
 PACKAGE = Path(flexc.__file__).parent
-MAX_CHAIN = 51
-MAX_FILES = 320
+MAX_CHAIN = 42
+MAX_FILES = 318
 
 
 def _modules() -> dict[str, Path]:

@@ -33,7 +33,7 @@ from xdsl.traits import IsolatedFromAbove, IsTerminator, Pure, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
-from flexc.dialects.mod_region import verify_comparison
+from flexc.dialects.mod_region import NonNegative, verify_comparison
 from flexc.dialects.tile.checks import verify_dim
 from flexc.dialects.tile.schedule.checks import verify_schedule
 from flexc.dialects.tile.types import ParamAttr
@@ -160,7 +160,7 @@ class ProgramIdOp(IRDLOperation):
     axis = prop_def(IntegerAttr[I32])
     result = result_def(i32)
 
-    traits = traits_def(Pure())
+    traits = traits_def(Pure(), NonNegative())
     assembly_format = "$axis attr-dict"
 
     def __init__(self, axis: int):
@@ -199,6 +199,8 @@ class DimOp(_ShapeQueryOp):
     """The size of one dimension of a tensor or memref."""
 
     name = "tile.dim"
+
+    traits = traits_def(Pure(), NonNegative())
 
     def __init__(self, tensor: SSAValue, dim: int, type_: IntegerType = i32):
         super().__init__(tensor, dim, type_)

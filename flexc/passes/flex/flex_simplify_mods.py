@@ -23,7 +23,7 @@ from xdsl.passes import ModulePass
 
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.mod_region import INDEX_ARGS
-from flexc.passes.scalar.canonicalization.region_simplifier import simplify_region
+from flexc.passes.scalar.canonicalization import simplify_region
 from flexc.passes.scalar.ranges.intervals import Interval, full
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges, width_of
 

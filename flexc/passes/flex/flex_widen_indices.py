@@ -30,7 +30,7 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
 from flexc.passes.flex.flex_simplify_mods import INDEX
-from flexc.passes.scalar.canonicalization.region_simplifier import is_unused
+from flexc.passes.scalar.canonicalization import is_unused
 from flexc.passes.scalar.ranges.exact_ranges import position_args
 from flexc.passes.scalar.ranges.index_proofs import IndexWidths
 from flexc.passes.scalar.ranges.intervals import Interval, full

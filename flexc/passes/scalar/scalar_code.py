@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from xdsl.builder import Builder
 from xdsl.dialects import arith
@@ -134,3 +134,33 @@ def new_region(arg_types: Sequence[Attribute], names: Sequence[str | None]) -> R
     for arg, name in zip(block.args, names, strict=True):
         arg.name_hint = name
     return Region(block)
+
+
+COMMUTATIVE = (
+    arith.AddiOp,
+    arith.MuliOp,
+    arith.AndIOp,
+    arith.OrIOp,
+    arith.XOrIOp,
+    arith.MinSIOp,
+    arith.MaxSIOp,
+    arith.AddfOp,
+    arith.MulfOp,
+)
+
+
+def op_key(op: Operation, operands: Iterable[SSAValue] | None = None) -> object:
+    """Return a key that is equal for ops that compute the same value.
+
+    `operands` replace the op's own, if given.
+    """
+    operands = list(op.operands if operands is None else operands)
+    if isinstance(op, COMMUTATIVE):
+        operands.sort(key=id)
+    return (
+        type(op),
+        tuple(operands),
+        tuple(op.result_types),
+        frozenset(op.properties.items()),
+        frozenset(op.attributes.items()),
+    )

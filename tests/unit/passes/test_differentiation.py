@@ -13,7 +13,7 @@ from xdsl.dialects.builtin import f32, f64, i1
 from xdsl.ir import Region
 
 from flexc.dialects import flex
-from flexc.passes.scalar.canonicalization.region_simplifier import simplify_region
+from flexc.passes.scalar.canonicalization import simplify_region
 from flexc.passes.scalar.differentiation.forward import push_forward
 from flexc.passes.scalar.differentiation.reverse import pull_back
 from tests.support.derivatives import (

@@ -19,7 +19,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from flexc.dialects.constants import to_signed
 from flexc.passes.flex.flex_simplify_mods import INDEX
-from flexc.passes.scalar.canonicalization.region_simplifier import simplify_region
+from flexc.passes.scalar.canonicalization import simplify_region
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.ranges.value_ranges import BINARY

@@ -19,7 +19,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from flexc.dialects import flex
 from flexc.passes.flex.flex_simplify_mods import INDEX
 from flexc.passes.flex.flex_widen_indices import RegionWidener
-from flexc.passes.scalar.canonicalization.region_simplifier import simplify_region
+from flexc.passes.scalar.canonicalization import simplify_region
 from flexc.passes.scalar.ranges.exact_ranges import position_args
 from flexc.passes.scalar.ranges.index_proofs import (
     IndexWidths,

@@ -34,7 +34,7 @@ from flexc.passes.masks.blocks.constraints import (
     Some,
 )
 from flexc.passes.masks.blocks.emitted_integers import Ends, Wide
-from flexc.passes.scalar.canonicalization.region_simplifier import simplify_region
+from flexc.passes.scalar.canonicalization import simplify_region
 from flexc.passes.scalar.formula import (
     Formula,
     Leaf,

@@ -20,7 +20,7 @@ from flexc.passes.masks.blocks.emitted_integers import (
     SharingCode,
     Wide,
 )
-from flexc.passes.scalar.canonicalization.region_simplifier import (
+from flexc.passes.scalar.canonicalization import (
     simplify_region,
 )
 from flexc.passes.scalar.copier import Copier

@@ -19,7 +19,6 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.utils.hints import isa
 
 from flexc.dialects.constants import int_constant
-from flexc.passes.scalar.canonicalization.region_simplifier import op_key
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.intervals import (
     ArithmeticRules,
@@ -30,7 +29,7 @@ from flexc.passes.scalar.ranges.intervals import (
     Truth,
 )
 from flexc.passes.scalar.ranges.value_ranges import width_of
-from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.scalar.scalar_code import ScalarCode, op_key
 from flexc.passes.scalar.variation import MaskFacts
 
 WHOLE = intervals.full(64)

@@ -1,7 +1,7 @@
 """Simplify logic on i1, select and comparisons.
 
-Comparisons that ranges decide are replaced elsewhere: `region_simplifier` replaces each
-integer that has a single possible value by a constant.
+Comparisons that ranges decide are replaced elsewhere: each integer that has a single
+possible value becomes a constant.
 """
 
 from __future__ import annotations

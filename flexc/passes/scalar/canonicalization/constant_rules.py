@@ -12,10 +12,10 @@ from typing import cast
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects.builtin import AnyFloat, FloatAttr, IntegerType, f32, f64, i1
+from xdsl.dialects.builtin import FloatAttr, IntegerType, f32, f64, i1
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from flexc.dialects.constants import float_constant, int_constant
+from flexc.dialects.constants import float_constant, int_constant, nearest
 from flexc.passes.scalar.canonicalization.site import (
     Rule,
     Site,
@@ -27,14 +27,6 @@ from flexc.passes.scalar.ranges.intervals import point
 from flexc.passes.scalar.ranges.value_ranges import width_of
 
 EXACT_INTEGERS = 2**53
-
-
-def nearest(value: float, type_: Attribute) -> FloatAttr:
-    """Return a constant rounded to its type, infinite if beyond the type's range."""
-    try:
-        return FloatAttr(value, cast(AnyFloat, type_))
-    except OverflowError:
-        return FloatAttr(math.copysign(math.inf, value), cast(AnyFloat, type_))
 
 
 def _insert(site: Site, attr: FloatAttr | None) -> SSAValue | None:

@@ -13,8 +13,12 @@ from xdsl.dialects.builtin import BFloat16Type, Float16Type, Float64Type
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from flexc.dialects.constants import float_constant
-from flexc.passes.scalar.canonicalization.integer_rules import constant_to_the_right
-from flexc.passes.scalar.canonicalization.site import Rule, Site, defined_by
+from flexc.passes.scalar.canonicalization.site import (
+    Rule,
+    Site,
+    constant_to_the_right,
+    defined_by,
+)
 
 NO_NEGATIVE_ZERO = (
     arith.SIToFPOp,

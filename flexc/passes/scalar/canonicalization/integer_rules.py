@@ -12,28 +12,16 @@ from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
 from xdsl.ir import Operation, SSAValue
 
-from flexc.dialects.constants import float_constant, int_constant
+from flexc.dialects.constants import int_constant
 from flexc.passes.scalar.canonicalization.site import (
     Rule,
     Site,
+    constant_to_the_right,
     defined_by,
     power_of_two,
     predicate_of,
 )
 from flexc.passes.scalar.ranges.value_ranges import width_of
-
-
-def constant_to_the_right(op: Operation, site: Site) -> SSAValue | None:
-    """Rewrite c + x -> x + c, for all ops that commute."""
-    lhs, rhs = op.operands
-    if not _is_constant(lhs) or _is_constant(rhs):
-        return None
-    build: type = type(op)
-    return site.insert(build(rhs, lhs))
-
-
-def _is_constant(value: SSAValue) -> bool:
-    return int_constant(value) is not None or float_constant(value) is not None
 
 
 def add(op: Operation, site: Site) -> SSAValue | None:

@@ -10,7 +10,7 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, i1
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from flexc.dialects.constants import int_constant, to_signed
+from flexc.dialects.constants import float_constant, int_constant, to_signed
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges, width_of
 from flexc.passes.scalar.scalar_code import ScalarCode
@@ -80,3 +80,16 @@ def predicate_of(op: arith.CmpiOp) -> str:
 
 def float_predicate_of(op: arith.CmpfOp) -> str:
     return arith.CMPF_COMPARISON_OPERATIONS[op.predicate.value.data]
+
+
+def constant_to_the_right(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite c + x -> x + c, for all ops that commute."""
+    lhs, rhs = op.operands
+    if not _is_constant(lhs) or _is_constant(rhs):
+        return None
+    build: type = type(op)
+    return site.insert(build(rhs, lhs))
+
+
+def _is_constant(value: SSAValue) -> bool:
+    return int_constant(value) is not None or float_constant(value) is not None

@@ -11,9 +11,10 @@ from xdsl.ir import Operation, SSAValue
 from flexc.dialects import flex
 from flexc.passes.scalar.differentiation.derivative_code import (
     DerivativeCode,
+    Local,
+    Step,
     derivative_type,
 )
-from flexc.passes.scalar.differentiation.local import Local, Step
 from flexc.passes.scalar.differentiation.partials import has_partials, partials_of
 from flexc.passes.scalar.differentiation.terms import (
     Term,

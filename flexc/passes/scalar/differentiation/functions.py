@@ -17,8 +17,7 @@ from xdsl.ir import Operation
 
 from flexc.dialects.constants import float_constant
 from flexc.passes.scalar.canonicalization.site import defined_by
-from flexc.passes.scalar.differentiation.derivative_code import plain_number
-from flexc.passes.scalar.differentiation.local import (
+from flexc.passes.scalar.differentiation.derivative_code import (
     NEGATED,
     SAME,
     Formula,
@@ -28,6 +27,7 @@ from flexc.passes.scalar.differentiation.local import (
     Where,
     of_operands,
     over,
+    plain_number,
     rsqrt,
     scaled,
     times,

@@ -19,8 +19,7 @@ from flexc.errors import GradientError
 from flexc.passes.scalar.canonicalization.site import defined_by
 from flexc.passes.scalar.copier import location_of
 from flexc.passes.scalar.differentiation import functions
-from flexc.passes.scalar.differentiation.derivative_code import plain_number
-from flexc.passes.scalar.differentiation.local import (
+from flexc.passes.scalar.differentiation.derivative_code import (
     NEGATED,
     SAME,
     Input,
@@ -30,6 +29,7 @@ from flexc.passes.scalar.differentiation.local import (
     constant,
     of_operands,
     over,
+    plain_number,
     scaled,
     times,
     with_sign,

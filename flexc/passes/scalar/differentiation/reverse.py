@@ -11,9 +11,9 @@ from xdsl.ir import Operation, SSAValue
 from flexc.dialects import flex
 from flexc.passes.scalar.differentiation.derivative_code import (
     DerivativeCode,
+    Local,
     derivative_type,
 )
-from flexc.passes.scalar.differentiation.local import Local
 from flexc.passes.scalar.differentiation.partials import has_partials, partials_of
 from flexc.passes.scalar.differentiation.terms import (
     Term,

@@ -20,9 +20,13 @@ from xdsl.ir import Attribute, SSAValue
 
 from flexc.passes.scalar.differentiation.derivative_code import (
     DerivativeCode,
+    Over,
+    Scaled,
+    Step,
+    Times,
+    Where,
     plain_number,
 )
-from flexc.passes.scalar.differentiation.local import Over, Scaled, Step, Times, Where
 
 Powers = tuple[tuple[SSAValue, int], ...]
 

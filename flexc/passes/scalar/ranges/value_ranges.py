@@ -14,8 +14,9 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import IntegerAttr, IntegerType, TensorType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from flexc.dialects import flex, tile
+from flexc.dialects import flex
 from flexc.dialects.constants import to_signed
+from flexc.dialects.mod_region import NonNegative
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.intervals import Interval
 
@@ -92,9 +93,9 @@ class ValueRanges:
                 return intervals.truncate(self[op.input], width)
             case math_dialect.AbsIOp():
                 return intervals.absolute(self[op.operands[0]], width)
-            case flex.DimOp() | tile.DimOp():
+            case flex.DimOp():
                 return dim_range(op, width_of(op.result.type))
-            case tile.ProgramIdOp():
+            case _ if op.has_trait(NonNegative):
                 return Interval(0, intervals.full(width).hi)
             case _:
                 return intervals.full(width)
@@ -113,7 +114,7 @@ class ValueRanges:
         return intervals.union(self[op.lhs], self[op.rhs])
 
 
-def dim_range(op: flex.DimOp | tile.DimOp, width: int) -> Interval:
+def dim_range(op: flex.DimOp, width: int) -> Interval:
     """Return the range of a size: the static size, or all nonnegative numbers."""
     type_ = op.tensor.type
     if isinstance(type_, TensorType):
