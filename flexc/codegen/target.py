@@ -9,13 +9,15 @@ from typing import IO, Any, ClassVar
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Attribute
 from xdsl.passes import ModulePass
 from xdsl.utils import target
 
-from flexc.codegen.kernel_spec import KernelSpec
-from flexc.codegen.parameters import param_spec
+from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.codegen.source_printer import SourcePrinter
 from flexc.dialects import tile
+from flexc.dialects.tile import ParamAttr
+from flexc.dialects.tile.types import is_memory, is_tensor
 from flexc.errors import OptionError
 from flexc.passes.targets.target import LoweringOptions
 
@@ -66,3 +68,23 @@ class Target(target.Target):
     def separator(self) -> str:
         """The text between the sources of two kernels."""
         return ""
+
+
+def param_spec(name: str, type_: Attribute, param: ParamAttr) -> ParamSpec:
+    """Return the parameter for a kernel's argument of the given type."""
+    element, role, box = type_, "scalar", param.get_box()
+    if is_tensor(type_) or is_memory(type_):
+        role = "input" if is_tensor(type_) else "output"
+        element = type_.element_type
+        if box:
+            box = (1,) * (type_.get_num_dims() - len(box)) + box
+    return ParamSpec(
+        name,
+        str(element),
+        role,
+        param.kind.data,
+        param.source.data,
+        param.dim.data,
+        param.unit.data,
+        box,
+    )

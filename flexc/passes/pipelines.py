@@ -36,8 +36,10 @@ from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlockspar
 from flexc.passes.flex.convert_flex_to_planning import ConvertFlexToPlanningPass, Part
 from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
 from flexc.passes.flex.flex_infer_facts import FlexInferFactsPass
-from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
-from flexc.passes.flex.flex_trust_captures import FlexTrustCapturesPass
+from flexc.passes.flex.flex_simplify_mods import (
+    FlexSimplifyModsPass,
+    FlexTrustCapturesPass,
+)
 from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.hopper.legalize_tile_for_gluon import LegalizeTileForGluonPass
 from flexc.passes.hopper.specialize_warps.tile_specialize_warps import (

@@ -17,9 +17,8 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, Operation
 
 from flexc.codegen.kernel_spec import KernelSpec
-from flexc.codegen.parameters import param_spec
 from flexc.codegen.source_printer import SourcePrinter
-from flexc.codegen.target import Target
+from flexc.codegen.target import Target, param_spec
 from flexc.dialects import flex, tile
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods

@@ -9,6 +9,10 @@ Batch, head, query and key indices are never negative and, as lengths are i32, a
 propagates these ranges through the code. With them the index of a captured tensor loses
 the wrapping of negative numbers that the frontend wrote. Python's `//` and `%` of
 indices become plain division, or shifts and masks for powers of two.
+
+`flex-trust-captures`: drop the guards of captured loads that are in range. If an
+attention op states `captures_inside`, its captured loads need no range test, and their
+indices need no wrapping of negative numbers.
 """
 
 from __future__ import annotations
@@ -20,10 +24,12 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import IntegerType, ModuleOp, i32
 from xdsl.ir import Operation, Region, SSAValue
 from xdsl.passes import ModulePass
+from xdsl.rewriter import Rewriter
 
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.scalar.canonicalization import simplify_region
+from flexc.passes.scalar.ranges.index_proofs import unwrapped
 from flexc.passes.scalar.ranges.intervals import Interval, full
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges, width_of
 
@@ -95,3 +101,27 @@ class FlexSimplifyModsPass(ModulePass):
         for inner in list(op.walk()):
             for region, known in scalar_regions(inner):
                 simplify_region(region, known)
+
+
+def trust(attention: flex.WithMods) -> None:
+    """Replace an op's captured loads by loads without range tests."""
+    for op in list(attention.walk()):
+        if not isinstance(op, flex.LoadCaptureOp) or op.inside is not None:
+            continue
+        indices = [unwrapped(index) for index in op.indices]
+        load = flex.LoadCaptureOp(op.tensor, indices, inside=True)
+        load.location = op.location
+        load.result.name_hint = op.result.name_hint
+        Rewriter.replace_op(op, [load], [load.result])
+
+
+@dataclass(frozen=True)
+class FlexTrustCapturesPass(ModulePass):
+    """A pass that drops the guards of captured loads that are in range."""
+
+    name = "flex-trust-captures"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for attention in list(op.walk()):
+            if isinstance(attention, flex.WithMods) and attention.captures_inside:
+                trust(attention)

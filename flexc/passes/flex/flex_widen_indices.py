@@ -36,11 +36,7 @@ from flexc.passes.scalar.ranges.index_proofs import IndexWidths
 from flexc.passes.scalar.ranges.intervals import Interval, full
 from flexc.passes.scalar.ranges.value_ranges import width_of
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.scalar.variation import (
-    PAIR,
-    Along,
-    Dependences,
-)
+from flexc.passes.scalar.variation import PAIR, Along, Dependences
 
 NARROW = full(width_of(i32))
 

@@ -29,19 +29,11 @@ from flexc.runtime.inputs.tensor_facts import (
     max_length,
 )
 from flexc.runtime.inputs.wrappers import check_captured, check_tensor
-from flexc.runtime.kernels.build import (
-    Build,
-    machine_for,
-    shared_memory,
-)
+from flexc.runtime.kernels.build import Build, machine_for, shared_memory
 from flexc.runtime.kernels.driver import Compiled
 from flexc.runtime.kernels.traces import trace_mods
 from flexc.runtime.planner.tables import column_tables, plan_tables
-from flexc.runtime.tapes.gpus import (
-    HOPPER,
-    capability,
-    multiprocessors,
-)
+from flexc.runtime.tapes.gpus import HOPPER, capability, multiprocessors
 from flexc.runtime.tapes.streams import is_capturing, stream_of
 
 LENGTH_MULTIPLE = 128

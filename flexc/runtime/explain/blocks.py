@@ -20,13 +20,13 @@ from flexc.dialects import blocksparse
 from flexc.errors import BlockMaskError
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.flex.planning.kernel_builder import DEAD, FULL, PARTIAL, UNKNOWN
 from flexc.passes.scalar.variation import Along
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.inputs.listed_blocks import classes_of, pairs_of
 from flexc.runtime.inputs.options import resolve_backend
 from flexc.runtime.interpreters import run_region
-from flexc.runtime.planner.classes import DEAD, FULL, PARTIAL, UNKNOWN, Planning
-from flexc.runtime.planner.plans import Problem, find_plan
+from flexc.runtime.planner.plans import Planning, Problem, find_plan
 
 __all__ = ["DEAD", "FULL", "PARTIAL", "Blocks", "Rows", "Run", "find_blocks"]
 

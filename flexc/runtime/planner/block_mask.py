@@ -18,9 +18,14 @@ from flexc.runtime.inputs.options import resolve_backend
 from flexc.runtime.inputs.tensor_facts import check_captures
 from flexc.runtime.inputs.wrappers import check_captured
 from flexc.runtime.kernels.traces import trace_mods
-from flexc.runtime.planner.classes import Planning, expanded, whole_blocks
 from flexc.runtime.planner.ordering import ordered, start_order
-from flexc.runtime.planner.plans import Problem, find_plan
+from flexc.runtime.planner.plans import (
+    Planning,
+    Problem,
+    expanded,
+    find_plan,
+    whole_blocks,
+)
 from flexc.runtime.replay.repeats import repeat
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
+from flexc.passes.flex.planning.kernel_builder import DEAD, FULL, PARTIAL
 from flexc.runtime.inputs.arguments import (
     Packed,
     Tables,
@@ -29,7 +30,6 @@ from flexc.runtime.inputs.listed_blocks import (
 )
 from flexc.runtime.inputs.options import resolve_backend
 from flexc.runtime.kernels.traces import trace_mods
-from flexc.runtime.planner.classes import DEAD, FULL, PARTIAL, Planning
 from flexc.runtime.planner.ordering import (
     Table,
     TablesLayout,
@@ -37,7 +37,7 @@ from flexc.runtime.planner.ordering import (
     ordered,
     start_order,
 )
-from flexc.runtime.planner.plans import Problem, find_plan
+from flexc.runtime.planner.plans import Planning, Problem, find_plan
 
 
 def listed(classes: Tensor) -> tuple[Table, Table]:

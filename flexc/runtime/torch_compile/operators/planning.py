@@ -19,8 +19,7 @@ from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.inputs.options import NO_CHOICES, resolve_backend
 from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.kernels.traces import trace_mods
-from flexc.runtime.planner.classes import collapsed
-from flexc.runtime.planner.plans import Problem, find_plan
+from flexc.runtime.planner.plans import Problem, collapsed, find_plan
 from flexc.runtime.planner.tables import is_ordered, plan_problem
 from flexc.runtime.replay.repeats import repeat
 from flexc.runtime.tapes.recorder import without_dispatch_modes
