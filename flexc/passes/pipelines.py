@@ -62,14 +62,14 @@ from flexc.passes.targets.target import (
     Target,
 )
 from flexc.passes.tidy import TidyCanonicalizePass, TidyCsePass
+from flexc.passes.tile.captured_loads import TileExpandCapturesPass, TileReadInPlacePass
 from flexc.passes.tile.legalize_tile_for_triton import LegalizeTileForTritonPass
-from flexc.passes.tile.tile_expand_captures import TileExpandCapturesPass
-from flexc.passes.tile.tile_expand_math import TileExpandMathPass
-from flexc.passes.tile.tile_hoist_from_branches import TileHoistFromBranchesPass
+from flexc.passes.tile.scalar_math import TileExpandMathPass, TileRelaxScoreMathPass
 from flexc.passes.tile.tile_materialize_params import TileMaterializeParamsPass
-from flexc.passes.tile.tile_read_in_place import TileReadInPlacePass
-from flexc.passes.tile.tile_relax_score_math import TileRelaxScoreMathPass
-from flexc.passes.tile.tile_split_maps import TileSplitMapsPass
+from flexc.passes.tile.tile_split_maps import (
+    TileHoistFromBranchesPass,
+    TileSplitMapsPass,
+)
 
 Passes = tuple[ModulePass, ...]
 

@@ -21,11 +21,7 @@ from flexc.frontend.plain_values import number_key
 from flexc.runtime.autograd.run import run_attention
 from flexc.runtime.call_plans.attend import attend, is_plain
 from flexc.runtime.call_plans.recorded_calls import Operands
-from flexc.runtime.inputs.arguments import (
-    Outputs,
-    mask_of,
-    read_scale,
-)
+from flexc.runtime.inputs.arguments import Outputs, mask_of, read_scale
 from flexc.runtime.inputs.options import Choices, read_choices
 from flexc.runtime.interception import (
     Regions,
@@ -34,7 +30,7 @@ from flexc.runtime.interception import (
     redirect_to,
 )
 from flexc.runtime.process.background import without_collection
-from flexc.runtime.process.versions import has_entry_point
+from flexc.runtime.process.cache import has_entry_point
 
 if TYPE_CHECKING:
     from flexc.runtime.attention.call import Attention

@@ -12,12 +12,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from flexc.codegen.gluon import diagonal_reads
+from flexc.codegen.gluon import support
 from tests.codegen.diagonal_kernel import read_tile
 from tests.codegen.gluon_kernels import HOPPER, Compiled, compiled, lower
 from tests.codegen.triton_kernels import Variant
 
-MARGIN = diagonal_reads.MARGIN.value
+MARGIN = support.MARGIN.value
 ADD = re.compile(r"\[\$(\d+) \+ (-?\d+)\]")
 
 
@@ -70,7 +70,7 @@ def test_what_threads_load(
 ) -> None:
     rows, limit = counting
     last = 63 if rows is None else rows - 1
-    code: Any = diagonal_reads.read_code
+    code: Any = support.read_code
     text = code("bf16", columns // 2, step, limit is not None)
     assert text.count("ld.global") == 2 * (columns // 8 + 1)
     for warp, lane in product(range(4), range(32)):

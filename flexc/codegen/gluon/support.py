@@ -2,9 +2,18 @@
 
 This module hides names that differ among versions of Triton, so that the text of a
 kernel is the same for all versions.
+
+`read_diagonals` reads a tensor along the diagonals of a tile that has a product's
+layout. In a tile with N columns a thread has N / 2 elements. Bit 0 of an element's
+number stands for 1 column, bit 1 for 8 rows, the other bits for 8 columns each. The
+address of an element depends only on row - column. Relative to the thread's first
+element that is 8 a - 8 g - e, for bits a and e and group g. So 2 (N / 8 + 1) loads
+serve all elements, at constant distances from one address. The first two loads serve
+only the row 8 below. They have an address of their own, because that row may not count.
 """
 
-# pyright: basic
+# pyright: basic, reportArgumentType=false, reportAssignmentType=false
+# pyright: reportAttributeAccessIssue=false
 # Triton, which has no stubs, types the arguments.
 
 from __future__ import annotations
@@ -16,11 +25,137 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
 )
+from triton.runtime.jit import constexpr_function
 
-from flexc.codegen.gluon.diagonal_reads import read_diagonals
 from flexc.codegen.triton import support
 
-__all__ = ["read_diagonals"]
+MARGIN = gl.constexpr(1024)
+"""A number of elements greater than any element's distance before the first one."""
+
+
+@constexpr_function
+def slot_of(element):
+    """Return the number of the load that gives an element of the thread."""
+    e, a, group = element & 1, element >> 1 & 1, element >> 2
+    return 2 * (group - a + 1) + e
+
+
+@constexpr_function
+def read_code(kind, count, step, has_columns):
+    """Return the PTX that loads a thread's elements.
+
+    Each input has one register per element, of which only the first element's is used.
+    The inputs are the address of the first element and that of the row 8 below, both
+    MARGIN elements too large. With `has_columns`, a third input is the number of
+    columns that count, from the first element's column on.
+    """
+    bits = 16 if kind in ("bf16", "f16") else 32
+    near, far, columns = f"${count}", f"${2 * count}", f"${3 * count}"
+    slots = count // 2 + 2
+    lines = ["{", ".reg .pred p;", ".reg .b16 zero;", "mov.b16 zero, 0;"]
+    lines += [f".reg .b{bits} x<{slots}>;", f".reg .b32 y<{slots}>;"]
+    for slot in range(slots):
+        group, e = slot // 2 - 1, slot % 2
+        column = 8 * max(group, 0) + e
+        offset = bits // 8 * (-step * column - MARGIN.value)
+        address = f"[{far if group < 0 else near} + {offset}]"
+        if has_columns:
+            lines.append(f"setp.gt.s32 p, {columns}, {column};")
+            lines.append(f"mov.b{bits} x{slot}, 0;")
+        guard = "@p " if has_columns else ""
+        lines.append(f"{guard}ld.global.nc.b{bits} x{slot}, {address};")
+        lines.append(widen(kind, slot))
+    lines += [f"mov.b32 ${i}, y{slot_of(i)};" for i in range(count)]
+    return "\n".join([*lines, "}"])
+
+
+@constexpr_function
+def widen(kind, slot):
+    """Return the PTX that converts a load to an element of 32 bits."""
+    if kind == "bf16":
+        return f"mov.b32 y{slot}, {{zero, x{slot}}};"
+    cast = "cvt.f32.f16" if kind == "f16" else "mov.b32"
+    return f"{cast} y{slot}, x{slot};"
+
+
+@constexpr_function
+def read_constraints(kind, count, has_columns):
+    """Return the register constraints of the results and of each input."""
+    result = "=&r" if kind == "i32" else "=&f"
+    inputs = ["l"] * (2 * count) + ["r"] * (count * has_columns)
+    return ",".join([result] * count + inputs)
+
+
+@constexpr_function
+def kind_of(dtype):
+    """Return the IR's name of a dtype."""
+    return {"fp32": "f32", "int32": "i32", "fp16": "f16"}.get(dtype.name, dtype.name)
+
+
+@constexpr_function
+def read_type(kind):
+    """Return the dtype of elements after they are read."""
+    return gl.int32 if kind == "i32" else gl.float32
+
+
+@constexpr_function
+def lies_as_product(layout, columns):
+    """Return True if a thread's elements are numbered as this module assumes."""
+    further = range((columns // 8).bit_length() - 1)
+    registers = [[0, 1], [8, 0], *([0, 8 << i] for i in further)]
+    lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
+    return (layout.reg_bases, layout.lane_bases) == (registers, lanes)
+
+
+@gluon.jit
+def addresses(tensor, first, row, column, STEP: gl.constexpr):
+    """Return the addresses of elements, MARGIN elements too large."""
+    offsets = first + STEP * (row[:, None] - column[None, :]) + MARGIN
+    if first.dtype == gl.int32:
+        # A valid sum is not negative, thanks to MARGIN. A sum that seems to be negative
+        # exceeds 31 bits.
+        offsets = offsets.to(gl.uint32)
+    return tensor + offsets.to(gl.int64)
+
+
+@gluon.jit
+def read_diagonals(
+    tensor, first, rows, columns, STEP: gl.constexpr, LAYOUT: gl.constexpr
+):
+    """Return the elements at first + STEP * (row - column), 16-bit floats as f32.
+
+    `rows` and `columns` are the numbers of rows and columns that count, or None for
+    all. Elements beyond them are unspecified.
+    """
+    ROWS: gl.constexpr = 16 * LAYOUT.warps_per_cta[0]
+    COLUMNS: gl.constexpr = LAYOUT.instr_shape[1]
+    bases: gl.constexpr = gl.to_linear_layout(LAYOUT, [ROWS, COLUMNS])
+    gl.static_assert(lies_as_product(bases, COLUMNS))
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+    near, far = row, row + 8
+    if rows is not None:
+        # Rows that do not count read the elements of the last row that counts.
+        near = gl.minimum(near, rows - 1)
+        far = gl.minimum(far, rows - 1)
+    near = addresses(tensor, first, near, column, STEP)
+    far = addresses(tensor, first, far, column, STEP)
+    inputs = (near, far)
+    if columns is not None:
+        inputs += ((columns - column)[None, :] + 0 * row[:, None],)
+    COUNT: gl.constexpr = COLUMNS // 2
+    KIND: gl.constexpr = kind_of(tensor.dtype.element_ty)
+    HAS_COLUMNS: gl.constexpr = columns is not None
+    DTYPE: gl.constexpr = read_type(KIND)
+    return gl.inline_asm_elementwise(
+        read_code(KIND, COUNT, STEP, HAS_COLUMNS),
+        read_constraints(KIND, COUNT, HAS_COLUMNS),
+        inputs,
+        dtype=DTYPE.value,
+        is_pure=True,
+        pack=COUNT,
+    )
+
 
 # Triton 3.6 has other names for these three.
 HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))

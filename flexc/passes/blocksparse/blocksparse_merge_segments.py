@@ -32,11 +32,7 @@ from xdsl.rewriter import InsertPoint
 from flexc.dialects import flex
 from flexc.dialects.blocksparse import AttentionOp, PairSumsOp, SegmentKind, SegmentOp
 from flexc.dialects.flex import SumKind
-from flexc.passes.scalar.scalar_code import (
-    ScalarCode,
-    inline_region,
-    new_region,
-)
+from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
 from flexc.passes.tile.tile_access import element_width
 
 Range = tuple[SSAValue, SSAValue]
@@ -46,7 +42,7 @@ ITERATION = 3
 
 
 @dataclass(frozen=True)
-class Merger:
+class SegmentMerger:
     """A merger of segments with at most one mask into one segment.
 
     A partial segment without a mask is treated as a full one.
@@ -275,7 +271,7 @@ class MergeSegments(RewritePattern):
         for group in groups(segments_of(op)):
             if len({s.is_full for s in group}) < 2:
                 continue
-            replace(group, Merger(group).merge(), rewriter)
+            replace(group, SegmentMerger(group).merge(), rewriter)
 
 
 class MergeIntoOne(RewritePattern):
@@ -290,12 +286,12 @@ class MergeIntoOne(RewritePattern):
             return
         if op.rows_never_empty is None or is_transposed(op) or is_split(op):
             has_columns = op.has_keys is not None and not is_transposed(op)
-            merged = Merger(segments, padded=True, has_columns=has_columns).merge()
-            replace(segments, merged, rewriter)
+            merger = SegmentMerger(segments, padded=True, has_columns=has_columns)
+            replace(segments, merger.merge(), rewriter)
             return
         # Every program has rows, and one of its rows sees a block.
         if len(segments) > 1:
-            replace(segments, Merger(segments, nonempty=True).merge(), rewriter)
+            replace(segments, SegmentMerger(segments, nonempty=True).merge(), rewriter)
         else:
             segments[0].nonempty = UnitAttr()
 

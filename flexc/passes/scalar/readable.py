@@ -1,26 +1,124 @@
-"""Print scalar code as its author may have written it, for users of flexc.
+"""Print scalar code as expressions, for headers and for users.
 
-Unlike `describe`, this printer omits ops that the compiler inserted: casts of integers,
-clamps to a type's range, and the wrapping of negative indices. It prints Python's `%`,
-`//` and `not` as such.
+Headers of emitted source contain lines by `describe`, such as `score + slopes[h] *
+f32(kv_idx - q_idx)`. For users of flexc, `describe_mod` omits ops that the compiler
+inserted: casts of integers, clamps to a type's range, and the wrapping of negative
+indices. It prints Python's `%`, `//` and `not` as such.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects.builtin import i1, i32
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, i1, i32
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.constants import int_constant
-from flexc.passes.scalar.describe import Speller, infix
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.ranges.value_ranges import width_of
 
-MAX_VALUES = 60
+INFIX: dict[type[Operation], str] = {
+    arith.AddiOp: "+",
+    arith.SubiOp: "-",
+    arith.MuliOp: "*",
+    arith.DivSIOp: "/",
+    arith.FloorDivSIOp: "//",
+    arith.RemSIOp: "%",
+    arith.AndIOp: "&",
+    arith.OrIOp: "|",
+    arith.XOrIOp: "^",
+    arith.ShLIOp: "<<",
+    arith.ShRSIOp: ">>",
+    arith.AddfOp: "+",
+    arith.SubfOp: "-",
+    arith.MulfOp: "*",
+    arith.DivfOp: "/",
+}
+
+PRINTED_CASTS = (
+    arith.SIToFPOp,
+    arith.UIToFPOp,
+    arith.FPToSIOp,
+    arith.FPToUIOp,
+    arith.ExtFOp,
+    arith.TruncFOp,
+    arith.ExtSIOp,
+    arith.ExtUIOp,
+    arith.TruncIOp,
+)
+
+COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def describe(region: Region) -> str:
+    """Return the yielded values of a region as expressions of its arguments."""
+    last = region.block.last_op
+    assert isinstance(last, flex.YieldOp)
+    speller = Speller()
+    return ", ".join(speller.spell(value, outer=True) for value in last.values)
+
+
+class Speller:
+    """A printer of values as expressions, which prints "..." beyond `left` values."""
+
+    most: ClassVar[int] = 40
+    """The values after which a description is cut. A value that is used twice is
+    spelled and counted twice.
+    """
+
+    def __init__(self) -> None:
+        self.left = self.most
+
+    def spell(self, value: SSAValue, outer: bool = False) -> str:
+        self.left -= 1
+        if self.left < 0:
+            return "..."
+        owner = value.owner
+        if isinstance(owner, Block):
+            return value.name_hint or "?"
+        if isinstance(owner, arith.ConstantOp):
+            return constant(owner)
+        operator = infix(owner)
+        if operator is None:
+            return self.call(owner)
+        left, right = (self.spell(v) for v in owner.operands[:2])
+        text = f"{left} {operator} {right}"
+        return text if outer else f"({text})"
+
+    def call(self, op: Operation) -> str:
+        args = [self.spell(v, outer=True) for v in op.operands]
+        if isinstance(op, flex.LoadCaptureOp):
+            return f"{args[0]}[{', '.join(args[1:])}]"
+        if isinstance(op, flex.DimOp):
+            return f"{args[0]}.size({op.dim.value.data})"
+        if isinstance(op, PRINTED_CASTS):
+            return f"{op.results[0].type}({args[0]})"
+        name = "where" if isinstance(op, arith.SelectOp) else op.name.split(".")[-1]
+        return f"{name}({', '.join(args)})"
+
+
+def constant(op: arith.ConstantOp) -> str:
+    """Return the literal of a constant."""
+    if isinstance(op.value, IntegerAttr):
+        value = op.value.value.data
+        return str(bool(value)).lower() if op.value.type == i1 else str(value)
+    return f"{op.value.value.data:g}" if isinstance(op.value, FloatAttr) else "?"
+
+
+def infix(op: Operation) -> str | None:
+    """Return the operator of an op that is written between its operands, else None."""
+    if isinstance(op, arith.CmpiOp):
+        name = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
+    elif isinstance(op, arith.CmpfOp):
+        name = arith.CMPF_COMPARISON_OPERATIONS[op.predicate.value.data]
+    else:
+        return INFIX.get(type(op))
+    return COMPARISONS.get(name[-2:])
+
 
 FUNCTIONS: dict[type[Operation], str] = {
     arith.MinSIOp: "min",
@@ -32,7 +130,13 @@ FUNCTIONS: dict[type[Operation], str] = {
     math_dialect.PowFOp: "pow",
 }
 
-CASTS = (arith.ExtSIOp, arith.ExtUIOp, arith.TruncIOp, arith.ExtFOp, arith.TruncFOp)
+OMITTED_CASTS = (
+    arith.ExtSIOp,
+    arith.ExtUIOp,
+    arith.TruncIOp,
+    arith.ExtFOp,
+    arith.TruncFOp,
+)
 
 ARITHMETIC = (
     arith.AddiOp,
@@ -73,9 +177,10 @@ def spell(value: SSAValue, names: Mapping[SSAValue, str] | None = None) -> str:
 class Readable(Speller):
     """A printer of expressions that prints the values in `names` by name."""
 
+    most: ClassVar[int] = 60
+
     def __init__(self, names: Mapping[SSAValue, str] | None = None):
         super().__init__()
-        self.left = MAX_VALUES
         self.names = names or {}
 
     def spell(self, value: SSAValue, outer: bool = False) -> str:
@@ -132,7 +237,7 @@ def meant(value: SSAValue) -> SSAValue:
 
 def _inner(op: Operation | Block) -> SSAValue | None:
     match op:
-        case Operation() if isinstance(op, CASTS):
+        case Operation() if isinstance(op, OMITTED_CASTS):
             return op.operands[0]
         case arith.MaxSIOp() if int_constant(op.rhs) == LIMITS.lo:
             return op.lhs

@@ -6,6 +6,11 @@ become a map over rows, and so on. Only values that vary along both dimensions s
 full rank. Loop-invariant code motion then hoists the parts that do not depend on a
 loop: a captured load by head becomes one scalar load, a load by row becomes a vector
 load before the loop. Constants are copied to each part that uses them.
+
+`tile-hoist-from-branches`: move loop-invariant ops out of a loop's branches. Loop-
+invariant code motion looks at the ops of a loop, but not at ops in a branch of its
+body. This pass moves pure ops of branches before the loop if they do not depend on the
+loop.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects import arith
+from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
@@ -24,6 +29,9 @@ from xdsl.pattern_rewriter import (
     RewritePattern,
     op_type_rewrite_pattern,
 )
+from xdsl.rewriter import InsertPoint
+from xdsl.traits import is_side_effect_free, is_speculatable
+from xdsl.transforms.loop_invariant_code_motion import can_be_hoisted
 
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import element_of
@@ -160,3 +168,33 @@ class TileSplitMapsPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         PatternRewriteWalker(SplitMap(), apply_recursively=False).rewrite_module(op)
+
+
+class HoistFromBranches(RewritePattern):
+    """A pattern that moves invariant ops of a loop's branches before the loop."""
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: scf.IfOp, rewriter: PatternRewriter) -> None:
+        loop = op.parent_op()
+        if not isinstance(loop, scf.ForOp):
+            return
+        for inner in [o for r in op.regions for block in r.blocks for o in block.ops]:
+            if (
+                is_side_effect_free(inner)
+                and is_speculatable(inner)
+                and can_be_hoisted(inner, loop.body)
+            ):
+                inner.detach()
+                rewriter.insert(inner, InsertPoint.before(loop))
+
+
+@dataclass(frozen=True)
+class TileHoistFromBranchesPass(ModulePass):
+    """Move loop-invariant code out of a loop's branches."""
+
+    name = "tile-hoist-from-branches"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        PatternRewriteWalker(
+            HoistFromBranches(), apply_recursively=False
+        ).rewrite_module(op)

@@ -33,8 +33,13 @@ from flexc.runtime.kernels.build import Build, machine_for, shared_memory
 from flexc.runtime.kernels.driver import Compiled
 from flexc.runtime.kernels.traces import trace_mods
 from flexc.runtime.planner.tables import column_tables, plan_tables
-from flexc.runtime.tapes.gpus import HOPPER, capability, multiprocessors
-from flexc.runtime.tapes.streams import is_capturing, stream_of
+from flexc.runtime.tapes.gpus import (
+    HOPPER,
+    capability,
+    is_capturing,
+    multiprocessors,
+    stream_of,
+)
 
 LENGTH_MULTIPLE = 128
 """torch's own block size. Lengths that are multiples of it have whole blocks."""

@@ -42,8 +42,8 @@ from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.variation import PAIR, Along
 from flexc.runtime.interpreters.scalar import ScalarFunctions
 from flexc.runtime.interpreters.values import dtype_of, signless
+from flexc.runtime.tapes.gpus import stream_of
 from flexc.runtime.tapes.recorder import recorder
-from flexc.runtime.tapes.streams import stream_of
 
 MAX_BYTES = 1 << 28
 """The limit on the bytes of one array, which fits a GPU's smallest partition."""

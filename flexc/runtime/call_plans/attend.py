@@ -33,8 +33,8 @@ from flexc.runtime.inputs.wrappers import PLAIN
 from flexc.runtime.replay.equal_facts import FactsCache
 from flexc.runtime.replay.repeats import KNOWN
 from flexc.runtime.replay.stored_tapes import StoredTape
+from flexc.runtime.tapes.gpus import is_capturing, stream_of
 from flexc.runtime.tapes.recorder import without_dispatch_modes
-from flexc.runtime.tapes.streams import is_capturing, stream_of
 
 if TYPE_CHECKING:
     from flexc.runtime.attention.call import Attention

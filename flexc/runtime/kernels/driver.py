@@ -37,18 +37,14 @@ from flexc.passes.flex.flex_fold_heads import FlexFoldHeadsPass
 from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.masks.segments.segment_builder import has_band
-from flexc.passes.scalar.describe import describe
+from flexc.passes.scalar.readable import describe
 from flexc.passes.targets.target import TileSizes
 from flexc.runtime.inputs.options import NO_OPTIONS
 from flexc.runtime.kernels.build import Build
 from flexc.runtime.kernels.captured_reads import CapturedReads
 from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs
 from flexc.runtime.kernels.mask_reading import MaskReading, read_mask
-from flexc.runtime.kernels.proofs import (
-    Proofs,
-    Prover,
-    attention_of,
-)
+from flexc.runtime.kernels.proofs import Proofs, Prover, attention_of
 from flexc.runtime.kernels.schedules import (
     SIMPLE,
     TRITON,
@@ -59,9 +55,9 @@ from flexc.runtime.kernels.schedules import (
 )
 from flexc.runtime.kernels.targets import TARGETS
 from flexc.runtime.process.background import Background, without_collection
+from flexc.runtime.process.cache import versions
 from flexc.runtime.process.progress import compiling
 from flexc.runtime.process.recent import Recent
-from flexc.runtime.process.versions import versions
 from flexc.runtime.tapes.recorder import without_dispatch_modes
 
 VERIFY = "FLEXC_VERIFY"

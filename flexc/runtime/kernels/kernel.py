@@ -13,8 +13,8 @@ from torch import Tensor
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.runtime.kernels.targets import TARGETS
 from flexc.runtime.process.cache import load, store
+from flexc.runtime.tapes.gpus import on_device, stream_of
 from flexc.runtime.tapes.recorder import recorder
-from flexc.runtime.tapes.streams import on_device, stream_of
 from flexc.runtime.tapes.tape import Loaded
 
 Getter = Callable[[Sequence[Any]], Any]

@@ -16,12 +16,12 @@ from flexc.codegen.cpp.target import CppTarget
 from flexc.passes import pipelines
 from flexc.passes.flex.planning.ordering import KINDS, build_order
 from flexc.passes.targets.target import MachineName
-from flexc.passes.tile.tile_expand_captures import TileExpandCapturesPass
+from flexc.passes.tile.captured_loads import TileExpandCapturesPass
 from flexc.runtime.inputs.backends import BACKENDS
 from flexc.runtime.kernels.cpp_compiler import host_machine
 from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs
 from flexc.runtime.process.background import Background
-from flexc.runtime.process.versions import versions
+from flexc.runtime.process.cache import versions
 
 Table = tuple[Tensor, Tensor]
 """The number of blocks of each row, and the indices of these blocks."""

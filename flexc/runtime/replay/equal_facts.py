@@ -21,7 +21,7 @@ from torch.utils._device import DeviceContext
 from flexc.frontend.plain_values import number_key
 from flexc.runtime.inputs.tensor_facts import ALIGNMENT
 from flexc.runtime.inputs.wrappers import PLAIN
-from flexc.runtime.tapes.streams import CPU, stream_of
+from flexc.runtime.tapes.gpus import CPU, stream_of
 
 MOST = 1024
 """The number of keys and facts for which values are cached."""

@@ -33,12 +33,10 @@ from flexc.runtime.kernels.cpp_library import (
 )
 from flexc.runtime.kernels.kernel import load_spec, store_spec
 from flexc.runtime.kernels.targets import TARGETS
-from flexc.runtime.process.cache import load, store
+from flexc.runtime.process.cache import load, store, versions
 from flexc.runtime.process.recent import Recent
-from flexc.runtime.process.versions import versions
 from flexc.runtime.replay.stable_text import UnstableError, stable_text
-from flexc.runtime.tapes.gpus import gpu_facts
-from flexc.runtime.tapes.streams import CPU, on_device
+from flexc.runtime.tapes.gpus import CPU, gpu_facts, on_device
 from flexc.runtime.tapes.tape import (
     Allocation,
     Launch,

@@ -1,14 +1,16 @@
-"""The properties of a GPU on which compiled kernels depend."""
+"""The properties of a GPU on which compiled kernels depend; its current stream."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 
 TRITON_VARIABLES = (
     "TRITON_",
@@ -71,3 +73,36 @@ def properties(device: torch.device) -> tuple[Hashable, ...]:
     triton = library and _state(library.origin)
     gpu = found.name, found.major, found.minor
     return *gpu, *limits, torch.version.cuda, triton
+
+
+ON_CURRENT = nullcontext()
+
+raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+"""A function that returns the number of a GPU's current stream. None without CUDA."""
+current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+"""A function that returns the number of the current GPU. None without CUDA."""
+
+
+CPU = torch.device("cpu")
+"""The CPU device. Comparing with it is faster than reading a device's type."""
+
+
+def is_current(device: torch.device) -> bool:
+    """Return True if launches go to this device."""
+    return device == CPU or device.index == current_device()
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a GPU the current device within a `with` block, if it is not."""
+    return ON_CURRENT if is_current(device) else torch.cuda.device(device)
+
+
+def is_capturing(tensor: Tensor) -> bool:
+    """Return True within the capture of a CUDA graph, which writes no memory."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def stream_of(device: torch.device) -> int | None:
+    """Return the number of a GPU's current stream, None on a CPU."""
+    is_gpu = device != CPU and device.type == "cuda"
+    return raw_stream(device.index) if is_gpu else None

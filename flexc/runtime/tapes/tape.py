@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from flexc.runtime.tapes.streams import current_device, raw_stream
+from flexc.runtime.tapes.gpus import current_device, raw_stream
 
 
 class Launcher(Protocol):

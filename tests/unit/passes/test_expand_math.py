@@ -41,7 +41,8 @@ from flexc.codegen.triton.scalar_rules import RULES
 from flexc.dialects import flex, tile
 from flexc.passes.scalar.math_expansions import EXPANSIONS
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.tile_expand_math import TanhMode, TileExpandMathPass
+from flexc.passes.targets.target import Tanh
+from flexc.passes.tile.scalar_math import TileExpandMathPass
 from flexc.runtime.interpreters import make_interpreter
 
 INF, NAN = math.inf, math.nan
@@ -64,7 +65,7 @@ def region_of(
     return Region(block)
 
 
-def expanded(region: Region, tanh: TanhMode = "exact") -> Region:
+def expanded(region: Region, tanh: Tanh = "exact") -> Region:
     """The region after the pass."""
     module = ModuleOp([test_dialect.TestOp(regions=[region.clone()])])
     TileExpandMathPass(tanh=tanh).apply(Context(), module)

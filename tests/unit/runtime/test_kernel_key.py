@@ -13,7 +13,7 @@ from flexc.frontend.import_graph import AttentionCall
 from flexc.runtime.inputs.options import TileOptions
 from flexc.runtime.kernels import driver
 from flexc.runtime.kernels.driver import Build
-from flexc.runtime.process import versions
+from flexc.runtime.process import cache
 
 
 def test_precision_of_products_is_part_of_the_key() -> None:
@@ -29,9 +29,9 @@ def test_flexc_itself_is_part_of_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An editable checkout changes, its version does not."""
-    monkeypatch.setattr(versions, "PACKAGE", tmp_path)
+    monkeypatch.setattr(cache, "PACKAGE", tmp_path)
     (tmp_path / "printer.py").write_text("old")
-    before = versions.own_digest()
-    assert before == versions.own_digest()
+    before = cache.own_digest()
+    assert before == cache.own_digest()
     (tmp_path / "printer.py").write_text("new")
-    assert before != versions.own_digest()
+    assert before != cache.own_digest()

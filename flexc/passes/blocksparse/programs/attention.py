@@ -38,13 +38,10 @@ from flexc.passes.blocksparse.programs.online_softmax import (
     lse_of_parts,
     rest_of_parts,
 )
-from flexc.passes.blocksparse.programs.row_terms import (
-    SplitScore,
-    split_score,
-)
+from flexc.passes.blocksparse.programs.row_terms import SplitScore, split_score
 from flexc.passes.flex.score_factor import LOG2_E, Factor, factor_score, softmax_facts
-from flexc.passes.scalar.describe import describe
 from flexc.passes.scalar.ranges.float_values import FORMATS
+from flexc.passes.scalar.readable import describe
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
 from flexc.passes.targets.target import Target
 from flexc.passes.targets.triton import UNALIGNED_VALUE_DIM

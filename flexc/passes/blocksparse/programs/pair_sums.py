@@ -23,11 +23,7 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 from flexc.dialects import tile
 from flexc.dialects.flex import SumAttr, SumKind
 from flexc.dialects.tile import ReduceKind, TileType, element_of, shape_of
-from flexc.passes.blocksparse.programs.builder import (
-    RowBlock,
-    Visit,
-    narrowed,
-)
+from flexc.passes.blocksparse.programs.builder import RowBlock, Visit, narrowed
 from flexc.passes.blocksparse.programs.kernel_builder import (
     absorbed_matrices,
     aligned,
@@ -36,14 +32,9 @@ from flexc.passes.blocksparse.programs.kernel_builder import (
 )
 from flexc.passes.blocksparse.programs.online_softmax import convert, extended
 from flexc.passes.blocksparse.programs.pair_tiles import PairKernelBuilder, TileOrigin
-from flexc.passes.scalar.describe import describe
+from flexc.passes.scalar.readable import describe
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.map_builder import (
-    FULL,
-    UNIFORM,
-    Input,
-    build_map,
-)
+from flexc.passes.tile.map_builder import FULL, UNIFORM, Input, build_map
 
 
 class PairSumsKernelBuilder(PairKernelBuilder):

@@ -35,14 +35,9 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 from flexc.dialects import flex, tile
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.dialects.tile import ParamAttr, ParamKind
-from flexc.passes.scalar.describe import describe
+from flexc.passes.scalar.readable import describe
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
-from flexc.passes.tile.map_builder import (
-    UNIFORM,
-    Input,
-    build_map,
-    build_maps,
-)
+from flexc.passes.tile.map_builder import UNIFORM, Input, build_map, build_maps
 
 NUMBERS = (
     "q_len",

@@ -34,8 +34,8 @@ from flexc.passes.masks.blocks.emitted_integers import (
 from flexc.passes.scalar.canonicalization.site import is_integer
 from flexc.passes.scalar.copier import Copier
 from flexc.passes.scalar.ranges import intervals
+from flexc.passes.scalar.ranges.exact_ranges import floor_modulo, floor_quotient
 from flexc.passes.scalar.ranges.intervals import Interval, Truth
-from flexc.passes.scalar.ranges.python_idioms import floor_modulo, floor_quotient
 from flexc.passes.scalar.ranges.value_ranges import width_of
 from flexc.passes.scalar.variation import (
     NOTHING,

@@ -23,7 +23,7 @@ from flexc.passes.scalar.formula import (
     Leaf,
     formula_of,
 )
-from flexc.passes.scalar.ranges.python_idioms import floor_modulo, floor_quotient
+from flexc.passes.scalar.ranges.exact_ranges import floor_modulo, floor_quotient
 from flexc.passes.scalar.variation import (
     NOTHING,
     PAIR,

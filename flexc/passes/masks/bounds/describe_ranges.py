@@ -26,9 +26,8 @@ from flexc.passes.masks.bounds.terms import (
     Term,
     negate,
 )
-from flexc.passes.scalar.describe import infix
 from flexc.passes.scalar.formula import Leaf
-from flexc.passes.scalar.readable import Readable, spell
+from flexc.passes.scalar.readable import Readable, infix, spell
 
 INVERSE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 

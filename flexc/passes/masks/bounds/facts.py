@@ -37,8 +37,8 @@ from flexc.passes.masks.bounds.terms import (
     joined,
 )
 from flexc.passes.scalar.ranges import intervals
+from flexc.passes.scalar.ranges.exact_ranges import floor_modulo
 from flexc.passes.scalar.ranges.intervals import Interval, full
-from flexc.passes.scalar.ranges.python_idioms import floor_modulo
 from flexc.passes.scalar.ranges.value_ranges import width_of
 from flexc.passes.scalar.variation import SUMMABLE, MaskFacts
 

@@ -23,10 +23,10 @@ from flexc.passes.scalar.ranges.exact_ranges import (
     ExactRanges,
     Known,
     Origin,
+    is_negative,
     known_of_call,
 )
 from flexc.passes.scalar.ranges.intervals import Interval
-from flexc.passes.scalar.ranges.python_idioms import is_negative
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges, width_of
 
 

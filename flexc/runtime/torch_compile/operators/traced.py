@@ -37,7 +37,7 @@ from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.planner.ordering import TablesLayout
 from flexc.runtime.planner.plans import Problem
 from flexc.runtime.planner.tables import unpacked
-from flexc.runtime.process.versions import versions
+from flexc.runtime.process.cache import versions
 from flexc.runtime.torch_compile.graph_call import GraphCall, Operands
 from flexc.runtime.torch_compile.mod_graphs import GraphSignature, ModGraphs
 
