@@ -1,35 +1,29 @@
 """The base of the Triton and Gluon printers: one statement for each op.
 
 A `tile.map` prints the statements of its region. Operands print with the broadcast that
-their span needs. A loop prints its carried values as variables that are assigned before
-the loop and at the end of its body.
+their span needs.
 """
 
 from __future__ import annotations
 
 import textwrap
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import singledispatchmethod
 from typing import ClassVar
 
-from xdsl.dialects import arith, scf
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, f32, i32
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
-from flexc.codegen.source_printer import SourcePrinter
+from flexc.codegen.source_printer import PythonPrinter
 from flexc.codegen.triton import scalar_rules
 from flexc.codegen.triton.scalar_rules import Language
-from flexc.dialects import blocksparse, flex, tile
+from flexc.dialects import flex, tile
 from flexc.dialects.mod_region import is_scalar
 from flexc.dialects.tile import ParamKind, TileType, shape_of
 from flexc.passes.refusal import refuse
 
-PYTHON_WORDS = (
-    "and as assert async await break class continue def del elif else except "
-    "finally for from global if import in is lambda None nonlocal not or pass "
-    "raise return True False try while with yield range float abs min max tl triton"
-)
 READ_WORDS = (
     "read_bf16 read_bf16_if read_f16 read_f16_if read_f32 read_f32_if read_i32 "
     "read_i32_if tanh_approx"
@@ -53,11 +47,11 @@ def integer_attribute(kernel: tile.KernelOp, name: str) -> int | None:
     return attr.value.data if isinstance(attr, IntegerAttr) else None
 
 
-class TilePrinter(SourcePrinter):
+class TilePrinter(PythonPrinter):
     """A printer of a kernel in a language with Triton's functions."""
 
-    reserved: ClassVar[frozenset[str]] = frozenset(
-        f"{PYTHON_WORDS} {READ_WORDS}".split()
+    reserved: ClassVar[frozenset[str]] = PythonPrinter.reserved | set(
+        f"{READ_WORDS} tl triton".split()
     )
     language: ClassVar[Language]
     decorator: ClassVar[str]
@@ -72,15 +66,6 @@ class TilePrinter(SourcePrinter):
     def layout_args(self, type_: Attribute) -> tuple[str, ...]:
         """Return the layout arguments of a function that makes a tile."""
         return ()
-
-    def loop_range(self, op: scf.ForOp) -> str:
-        """Return the range of a loop's index."""
-        return f"range({', '.join(self.args(op.lb, op.ub, op.step))})"
-
-    def loop_comment(self, op: scf.ForOp, kind: str) -> str:
-        """Return the comment on a loop over blocks."""
-        is_peeled = "peeled" in op.attributes
-        return f"{kind} blocks, after the first" if is_peeled else f"{kind} blocks"
 
     def print_kernel(self, kernel: tile.KernelOp) -> str:
         for part in self.header(kernel):
@@ -168,29 +153,20 @@ class TilePrinter(SourcePrinter):
     def print_prelude(self, body: Block) -> None:
         """Print lines before a function's statements."""
 
-    def print_block(self, block: Block) -> None:
-        for op in block.ops:
-            if isinstance(comment := op.attributes.get("comment"), StringAttr):
-                self.comment(comment.data)
-            self.print_statement(op)
-
-    def assign(self, value: SSAValue, text: str) -> None:
-        self.line(f"{self.declare(value)} = {text}")
-
-    def args(self, *values: SSAValue) -> list[str]:
-        return [self.name(v) for v in values]
-
     def call(self, function: str, *args: object) -> str:
         """Return a call of one of the language's functions."""
         return self.language.call(function, *map(str, args))
 
-    @singledispatchmethod
-    def print_statement(self, op: Operation) -> None:
-        """Print a scalar op as an assignment."""
+    def expression(self, op: Operation) -> str:
+        """Return the expression of a scalar op."""
         if len(op.results) != 1:
             refuse(op, f"the {self.language.name} backend has no statement for it")
-        args = self.args(*op.operands)
-        self.assign(op.results[0], scalar_rules.expression(self.language, op, args))
+        return scalar_rules.expression(self.language, op, self.args(*op.operands))
+
+    @singledispatchmethod
+    def print_statement(self, op: Operation) -> None:
+        """Print a statement of Python."""
+        super().print_statement(op)
 
     @print_statement.register
     def _(self, op: arith.ConstantOp) -> None:
@@ -236,8 +212,7 @@ class TilePrinter(SourcePrinter):
         dim = op.dim.value.data
         self.assign(op.result, self.call(op.kind.data.value, self.name(op.input), dim))
 
-    @print_statement.register
-    def _(self, op: tile.MapOp) -> None:
+    def print_map(self, op: tile.MapOp) -> None:
         block, shape = op.body.block, list(op.shape)
         for i, (arg, value) in enumerate(zip(block.args, op.inputs, strict=True)):
             if op.span(i) == (1, 0):
@@ -279,54 +254,9 @@ class TilePrinter(SourcePrinter):
         """Return a value of lower rank, spelled with its broadcast, as a tile."""
         return self.call("broadcast_to", value, list(shape_of(type_)))
 
-    @print_statement.register
-    def _(self, op: scf.ForOp) -> None:
-        index, *carried = op.body.block.args
-        for arg, init in zip(carried, op.iter_args, strict=True):
-            self.assign(arg, self.initial(init))
-        kind = op.attributes.get("segment")
-        if isinstance(kind, blocksparse.SegmentKindAttr):
-            self.comment(self.loop_comment(op, kind.data))
-        steps = self.loop_range(op)
-        with self.block(f"for {self.declare(index)} in {steps}"):
-            self.print_block(op.body.block)
-        # After the loop, its carried variables hold the results.
-        for result, arg in zip(op.results, carried, strict=True):
-            self.bind(result, self.name(arg))
-
     def initial(self, value: SSAValue) -> str:
         """Return a variable's initial text; a literal alone would be i32 or f32."""
         owner = value.owner
         if isinstance(owner, arith.ConstantOp) and value.type not in (i32, f32):
             return self.language.typed_literal(owner.value, [])
         return self.name(value)
-
-    @print_statement.register
-    def _(self, op: scf.IfOp) -> None:
-        for result in op.results:
-            self.declare(result)
-        with self.block(f"if {self.name(op.cond)}"):
-            kind = op.attributes.get("segment")
-            if isinstance(kind, blocksparse.SegmentKindAttr):
-                self.comment(f"{kind.data} blocks")
-            self.print_block(op.true_region.block)
-        if op.false_region.blocks:
-            with self.block("else"):
-                self.print_block(op.false_region.block)
-
-    @print_statement.register
-    def _(self, op: scf.YieldOp) -> None:
-        parent = op.parent_op()
-        targets: Sequence[SSAValue] = ()
-        if isinstance(parent, scf.ForOp):
-            targets = parent.body.block.args[1:]
-        elif isinstance(parent, scf.IfOp):
-            targets = parent.results
-        carried = self.args(*targets)
-        values = self.args(*op.operands)
-        if carried:
-            self.line(f"{', '.join(carried)} = {', '.join(values)}")
-
-    @print_statement.register
-    def _(self, op: tile.ReturnOp) -> None:
-        pass
