@@ -36,7 +36,7 @@ def declared(pattern: str, files: Iterable[Path]) -> dict[str, Callable[[], Any]
     return found
 
 
-DIALECTS = declared(DIALECT, PACKAGE.glob("dialects/*/__init__.py"))
+DIALECTS = declared(DIALECT, PACKAGE.glob("dialects/**/*.py"))
 
 PASSES = declared(PASS, PACKAGE.glob("passes/*/**/*.py"))
 PASSES |= declared(PASS, [PACKAGE / "passes" / "pipelines.py"])

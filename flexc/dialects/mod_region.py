@@ -15,6 +15,15 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import AnyFloat, IntegerType, TensorType, i1, i32
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 from xdsl.irdl import IRDLOperation
+from xdsl.irdl.declarative_assembly_format import (
+    CustomDirective,
+    OptionalRegionVariable,
+    ParsingState,
+    PrintingState,
+    RegionDirective,
+    RegionVariable,
+    irdl_custom_directive,
+)
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import OpTrait
@@ -115,83 +124,43 @@ def _names(types: Sequence[Attribute]) -> str:
     return ", ".join(str(t) for t in types)
 
 
-def print_region_with_args(printer: Printer, keyword: str, region: Region) -> None:
-    """Print `keyword(%a : t, ...) { ops }`."""
-    printer.print_string(f" {keyword}(")
-    printer.print_list(region.block.args, printer.print_block_argument)
-    printer.print_string(") ")
-    printer.print_region(region, print_entry_block_args=False)
+@irdl_custom_directive
+class ScalarRegion(CustomDirective):
+    """`(%a : t, ...) { ops }`: a region after the arguments of its block."""
+
+    region: RegionDirective
+
+    def parse(self, parser: Parser, state: ParsingState) -> None:
+        args = parser.parse_comma_separated_list(
+            parser.Delimiter.PAREN, parser.parse_argument
+        )
+        assert isinstance(self.region, RegionVariable | OptionalRegionVariable)
+        self.region.set(state, parser.parse_region(args))
+
+    def print(self, printer: Printer, state: PrintingState, op: IRDLOperation) -> None:
+        assert isinstance(self.region, RegionVariable | OptionalRegionVariable)
+        region = self.region.get(op)
+        assert region is not None
+        with printer.in_parens():
+            printer.print_list(region.block.args, printer.print_block_argument)
+        printer.print_string(" ")
+        printer.print_region(region, print_entry_block_args=False)
+
+    def is_present(self, op: IRDLOperation) -> bool:
+        return self.region.is_present(op)
+
+    def is_anchorable(self) -> bool:
+        return self.region.is_anchorable()
+
+    def set_empty(self, state: ParsingState) -> None:
+        self.region.set_empty(state)
 
 
-def parse_region_with_args(parser: Parser, keyword: str) -> Region:
-    """Parse the output of `print_region_with_args`."""
-    parser.parse_keyword(keyword)
-    return parse_region_after_keyword(parser)
-
-
-def parse_optional_region_with_args(parser: Parser, keyword: str) -> Region:
-    """Parse a region if `keyword` comes next, else return an empty region."""
-    if parser.parse_optional_keyword(keyword) is None:
-        return Region()
-    return parse_region_after_keyword(parser)
-
-
-def parse_region_after_keyword(parser: Parser) -> Region:
-    args = parser.parse_comma_separated_list(
-        parser.Delimiter.PAREN, parser.parse_argument
-    )
-    return parser.parse_region(args)
-
-
-def print_operand_group(
-    printer: Printer, keyword: str, operands: Sequence[SSAValue]
-) -> None:
-    """Print ` keyword(%a, %b : t, u)`, or nothing for an empty group."""
-    if not operands:
-        return
-    printer.print_string(f" {keyword}(")
-    printer.print_list(operands, printer.print_ssa_value)
-    printer.print_string(" : ")
-    printer.print_list([v.type for v in operands], printer.print_attribute)
-    printer.print_string(")")
-
-
-def parse_operand_group(parser: Parser, keyword: str) -> list[SSAValue]:
-    """Parse the output of `print_operand_group`; return [] if `keyword` is absent."""
-    if parser.parse_optional_keyword(keyword) is None:
-        return []
-    pos = parser.pos
-    parser.parse_punctuation("(")
-    names = parser.parse_comma_separated_list(
-        parser.Delimiter.NONE, parser.parse_unresolved_operand
-    )
-    parser.parse_punctuation(":")
-    types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
-    parser.parse_punctuation(")")
-    return list(parser.resolve_operands(names, types, pos))
+def operand_groups(*names: str) -> str:
+    """Return the format of optional groups of operands: ` name(%a, %b : t, u)`."""
+    return "".join(f" (`{n}` `(` ${n}^ `:` type(${n}) `)`)?" for n in names)
 
 
 def mod_args(score: Attribute | None, captures: Sequence[Attribute]) -> list[Attribute]:
     """Return the argument types of a score region; of a mask region without `score`."""
     return [*([] if score is None else [score]), *INDEX_ARGS, *captures]
-
-
-def print_properties(
-    printer: Printer, op: IRDLOperation, skip: Sequence[str] = ()
-) -> None:
-    """Print ` {a = 1, ...}` for the properties and attributes not named in `skip`."""
-    sizes = ("operandSegmentSizes", "resultSegmentSizes", "regionSegmentSizes")
-    hidden = {*sizes, *skip}
-    shown = {k: v for k, v in op.properties.items() if k not in hidden}
-    shown |= op.attributes
-    printer.print_op_attributes(shown)
-
-
-def parse_properties(
-    parser: Parser, op: type[IRDLOperation]
-) -> tuple[dict[str, Attribute], dict[str, Attribute]]:
-    """Parse the output of `print_properties`: properties and other attributes."""
-    given = parser.parse_optional_attr_dict()
-    names = op.get_irdl_definition().properties
-    properties = {k: v for k, v in given.items() if k in names}
-    return properties, {k: v for k, v in given.items() if k not in names}

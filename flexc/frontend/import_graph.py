@@ -157,10 +157,15 @@ def build_attention_module(
     tabled, splits = rest[: len(tables)], rest[len(tables) :]
     results = _result_types(call, element, scale)
     attention = AttentionOp(
-        [args[0], args[1], args[2], args[3], captured, tabled, splits],
+        {
+            **dict(zip(names, args[:4], strict=False)),
+            **{"captures": captured, "tables": tabled, "splits": splits},
+        },
         list(results.values()),
-        build_region("score_mod", score, inputs, types, scale),
-        build_region("mask_mod", mask, inputs, types, None),
+        [
+            build_region("score_mod", score, inputs, types, scale),
+            build_region("mask_mod", mask, inputs, types, None),
+        ],
         call.facts(),
     )
     hints = [name for name, types in results.items() for _ in types]

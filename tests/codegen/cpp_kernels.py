@@ -96,7 +96,7 @@ def attention_text(
 func.func @attention(%query : {q}, %key : {q}, %value : {v}, %scale : {score}{args})
     -> ({v}, {rows}) {{
   %out, %lse = flex.attention %query, %key, %value : {q}, {q}, {v}
-      scale(%scale : {score}) {uses} -> out : {v}, lse : {rows} {{scale_positive}}
+      scale(%scale : {score}) {uses} -> out({v}) lse({rows}) {{scale_positive}}
   score_mod(%s : {score}, {indices}{inner}) {{
     {re.sub("SCORE", score, score_mod)}
   }} mask_mod({indices}{inner}) {{

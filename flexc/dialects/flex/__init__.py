@@ -9,7 +9,7 @@ No op is specific to a variant of attention.
 %out, %lse = flex.attention %q, %k, %v : tensor<?x?x?x64xf32>,
     tensor<?x?x?x64xf32>, tensor<?x?x?x64xf32> scale(%scale : f32)
     captures(%slopes : tensor<?xf32>)
-    -> out : tensor<?x?x?x64xf32>, lse : tensor<?x?x?xf32>
+    -> out(tensor<?x?x?x64xf32>) lse(tensor<?x?x?xf32>)
     score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32,
               %slopes_ : tensor<?xf32>) {
   %m = flex.load_capture %slopes_[%h] : tensor<?xf32>, i32
@@ -30,10 +30,10 @@ from __future__ import annotations
 from xdsl.ir import Dialect
 
 from flexc.dialects.flex.attention import (
+    ATTENTION_FORMAT,
     RESULTS,
     AttentionLike,
     AttentionOp,
-    operand_groups,
 )
 from flexc.dialects.flex.derivatives import (
     CAPTURE,
@@ -45,6 +45,7 @@ from flexc.dialects.flex.facts import FACTS, POSITIVE, PairsOp, score_type, tens
 from flexc.dialects.flex.host_ops import (
     CenterRowsOp,
     Coordinates,
+    CoordinatesAttr,
     LaunchOp,
     ScatterSumsOp,
     SumPartsOp,
@@ -52,6 +53,7 @@ from flexc.dialects.flex.host_ops import (
 )
 from flexc.dialects.flex.pair_sums import (
     DIAGONAL_UNIT,
+    PAIR_SUMS_FORMAT,
     PairSumsLike,
     PairSumsOp,
     SumAttr,
@@ -68,9 +70,11 @@ from flexc.dialects.flex.scalar import (
 )
 
 __all__ = [
+    "ATTENTION_FORMAT",
     "CAPTURE",
     "DIAGONAL_UNIT",
     "FACTS",
+    "PAIR_SUMS_FORMAT",
     "POSITIVE",
     "RESULTS",
     "AttentionBackwardOp",
@@ -80,6 +84,7 @@ __all__ = [
     "CenterRowsOp",
     "CombineSplitsOp",
     "Coordinates",
+    "CoordinatesAttr",
     "DerivativeOp",
     "DimOp",
     "Flex",
@@ -100,7 +105,6 @@ __all__ = [
     "ZerosLikeOp",
     "diagonal_entries",
     "diagonal_zero",
-    "operand_groups",
     "score_type",
     "tensor_shape",
 ]
@@ -128,5 +132,5 @@ Flex = Dialect(
         FmodOp,
         YieldOp,
     ],
-    [SumAttr],
+    [SumAttr, CoordinatesAttr],
 )

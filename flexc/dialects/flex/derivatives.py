@@ -16,8 +16,7 @@ include "d_out" and "d_lse".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,
@@ -28,47 +27,27 @@ from xdsl.dialects.builtin import (
     TensorType,
     i64,
 )
-from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import (
-    AttrSizedOperandSegments,
-    ParsePropInAttrDict,
     irdl_op_definition,
-    operand_def,
     opt_prop_def,
     prop_def,
-    region_def,
-    traits_def,
     var_operand_def,
     var_result_def,
 )
-from xdsl.parser import Parser
-from xdsl.printer import Printer
-from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
 from flexc.dialects.flex.facts import (
-    PairsOp,
-    score_type,
-    tensor_shape,
+    PAIRS_FORMAT,
+    SCORED_FORMAT,
+    MaskedOp,
+    ScoredOp,
     verify_block,
+    verify_head_dim,
     verify_rank,
 )
-from flexc.dialects.mod_region import (
-    MASK_RESULT,
-    mod_args,
-    parse_operand_group,
-    parse_properties,
-    parse_region_with_args,
-    print_operand_group,
-    print_properties,
-    print_region_with_args,
-    verify_scalar_region,
-)
-
-if TYPE_CHECKING:
-    from flexc.dialects.flex.derivatives import DerivativeOp
-
+from flexc.dialects.mod_region import operand_groups
 
 CAPTURE = "capture "
 
@@ -116,30 +95,24 @@ def verify_saved(op: DerivativeOp) -> None:
         )
     out, *rows = op.saved
     verify_rank("out", out.type, 4)
-    dims = tensor_shape(op.value)[3], tensor_shape(out)[3]
-    if dims[0] != dims[1]:
-        raise VerifyException(
-            f"out expects head dim {dims[0]} as the value has, got {dims[1]}"
-        )
-    score = score_type(op.query.type)
+    verify_head_dim("out", out, "the value has", op.value)
     for name, value in zip(("lse", "lse_rest"), rows, strict=False):
         verify_rank(name, value.type, 3)
         assert isa(value.type, TensorType[Attribute])
-        if value.type.element_type != score:
-            raise VerifyException(f"{name} expects {score}, got {value.type}")
+        if value.type.element_type != op.score_type:
+            raise VerifyException(f"{name} expects {op.score_type}, got {value.type}")
 
 
 def verify_tables(op: DerivativeOp, both: bool) -> None:
     """Check block tables; with `both`, tables for rows require tables for columns."""
     counts = len(op.tables), len(op.column_tables)
-    if counts[0] not in (0, 2, 4) or counts[1] not in (0, counts[0]):
+    if counts[1] not in (0, counts[0]):
         raise VerifyException(
-            "tables and column_tables expect none, two or four tensors, and as many "
-            f"of the one as of the other, got {counts[0]} and {counts[1]}"
+            f"column_tables expects none or {counts[0]} tensors as there are tables, "
+            f"got {counts[1]}"
         )
     if both and counts[0] != counts[1]:
         raise VerifyException("tables expect column_tables, which list the same blocks")
-    verify_block("sparse_block", op.sparse_block, "tables", op.tables)
     verify_block("column_block", op.column_block, "column_tables", op.column_tables)
 
 
@@ -195,11 +168,8 @@ def _captures(op: DerivativeOp) -> list[str]:
 INPUTS = ("query", "key", "value")
 NAMES = (*INPUTS, "d_out", "d_lse")
 
-OWN_GROUPS = ("saved", "cotangents", "tangents")
-GROUPS = (*OWN_GROUPS, "scale", "captures", "tables", "column_tables")
 
-
-class DerivativeOp(PairsOp):
+class DerivativeOp(ScoredOp, MaskedOp):
     """Operands and regions of the derivatives of a `flex.attention`.
 
     `query` to `tables` are the operands of the attention op. `column_tables` list
@@ -213,43 +183,21 @@ class DerivativeOp(PairsOp):
     cotangents = var_operand_def(TensorType[Attribute])
     tangents = var_operand_def(TensorType[Attribute])
     column_tables = var_operand_def(TensorType[Attribute])
-    query = operand_def(TensorType[Attribute])
-    key = operand_def(TensorType[Attribute])
-    value = operand_def(TensorType[Attribute])
 
     derivatives = var_result_def(TensorType[Attribute])
 
     along = opt_prop_def(ArrayAttr[StringAttr])
-    sparse_block = opt_prop_def(DenseArrayBase.constr(i64))
     column_block = opt_prop_def(DenseArrayBase.constr(i64))
 
-    traits = traits_def(IsolatedFromAbove(), Pure())
-    irdl_options = (AttrSizedOperandSegments(as_property=True), ParsePropInAttrDict())
-
-    def __init__(
-        self,
-        operands: Mapping[str, SSAValue | Sequence[SSAValue]],
-        result_types: Sequence[Attribute],
-        score_mod: Region,
-        mask_mod: Region,
-        properties: Mapping[str, Attribute],
-    ):
-        """Create the op from operand groups by name; groups not given are empty."""
-        names = [name for name, _ in self.get_irdl_definition().operands]
-        super().__init__(
-            operands=[operands.get(name, []) for name in names],
-            result_types=[result_types],
-            regions=[score_mod, mask_mod],
-            properties=dict(properties),
-        )
-
-    @property
-    def score_mod(self) -> Region:
-        return self.regions[0]
-
-    @property
-    def mask_mod(self) -> Region:
-        return self.regions[1]
+    assembly_format = (
+        SCORED_FORMAT
+        + operand_groups("saved", "cotangents", "tangents")
+        + PAIRS_FORMAT
+        + operand_groups("column_tables")
+        + " `->` type($derivatives) attr-dict "
+        "`score_mod` custom<ScalarRegion>($score_mod) "
+        "`mask_mod` custom<ScalarRegion>($mask_mod)"
+    )
 
     @property
     def moved(self) -> list[str]:
@@ -262,68 +210,9 @@ class DerivativeOp(PairsOp):
         return self.tangents[named.index(name)] if name in named else None
 
     def verify_(self) -> None:
-        for name in INPUTS:
-            verify_rank(name, getattr(self, name).type, 4)
-        dims = tensor_shape(self.query)[3], tensor_shape(self.key)[3]
-        if dims[0] != dims[1]:
-            raise VerifyException(
-                f"key expects head dim {dims[0]} as the query has, got {dims[1]}"
-            )
-        score = score_type(self.query.type)
-        self.verify_scale_and_captures(score)
-        self.verify_facts()
-        captures = [c.type for c in self.captures]
-        verify_scalar_region(
-            "score_mod", self.score_mod, mod_args(score, captures), [score]
-        )
-        verify_scalar_region(
-            "mask_mod", self.mask_mod, mod_args(None, captures), MASK_RESULT
-        )
+        super().verify_()
         verify_saved(self)
         verify_along(self, NAMES)
-
-    def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        inputs = (self.query, self.key, self.value)
-        printer.print_list(inputs, printer.print_ssa_value)
-        printer.print_string(" : ")
-        printer.print_list([v.type for v in inputs], printer.print_attribute)
-        for name in GROUPS:
-            group = [self.scale] if name == "scale" else getattr(self, name)
-            print_operand_group(printer, name, group)
-        printer.print_string(" -> ")
-        printer.print_list(self.result_types, printer.print_attribute)
-        print_properties(printer, self)
-        print_region_with_args(printer, "score_mod", self.score_mod)
-        print_region_with_args(printer, "mask_mod", self.mask_mod)
-
-    @classmethod
-    def parse(cls, parser: Parser) -> DerivativeOp:
-        pos = parser.pos
-        names = parser.parse_comma_separated_list(
-            parser.Delimiter.NONE, parser.parse_unresolved_operand
-        )
-        parser.parse_punctuation(":")
-        types = parser.parse_comma_separated_list(
-            parser.Delimiter.NONE, parser.parse_type
-        )
-        query, key, value = parser.resolve_operands(names, types, pos)
-        operands: dict[str, SSAValue | Sequence[SSAValue]] = {
-            "query": query,
-            "key": key,
-            "value": value,
-        }
-        operands |= {name: parse_operand_group(parser, name) for name in GROUPS}
-        parser.parse_punctuation("->")
-        results = parser.parse_comma_separated_list(
-            parser.Delimiter.NONE, parser.parse_type
-        )
-        properties, attributes = parse_properties(parser, cls)
-        score_mod = parse_region_with_args(parser, "score_mod")
-        mask_mod = parse_region_with_args(parser, "mask_mod")
-        op = cls(operands, results, score_mod, mask_mod, properties)
-        op.attributes = attributes
-        return op
 
 
 @irdl_op_definition
@@ -339,8 +228,6 @@ class AttentionBackwardOp(DerivativeOp):
     name = "flex.attention_backward"
 
     wrt = prop_def(ArrayAttr[StringAttr])
-    score_mod_ = region_def("single_block")
-    mask_mod_ = region_def("single_block")
 
     def wanted(self) -> list[str]:
         return [name.data for name in self.wrt]
@@ -357,9 +244,6 @@ class AttentionJvpOp(DerivativeOp):
     """The tangents of `out` and of `lse` along `tangents`."""
 
     name = "flex.attention_jvp"
-
-    score_mod_ = region_def("single_block")
-    mask_mod_ = region_def("single_block")
 
     def verify_(self) -> None:
         super().verify_()

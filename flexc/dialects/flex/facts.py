@@ -1,8 +1,8 @@
-"""The base of ops over pairs of positions: captures, tables, facts about a call."""
+"""Bases of ops over pairs of positions: captures, tables, facts, scores, masks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from xdsl.dialects.builtin import (
@@ -15,18 +15,31 @@ from xdsl.dialects.builtin import (
     UnitAttr,
     f32,
     f64,
+    i64,
 )
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.irdl import (
+    AttrSizedOperandSegments,
     IRDLOperation,
+    ParsePropInAttrDict,
     operand_def,
     opt_prop_def,
+    region_def,
+    traits_def,
     var_operand_def,
 )
+from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
-from flexc.dialects.mod_region import is_capture
+from flexc.dialects.mod_region import (
+    MASK_RESULT,
+    ScalarRegion,
+    is_capture,
+    mod_args,
+    operand_groups,
+    verify_scalar_region,
+)
 
 FACTS = (
     "scale_positive",
@@ -55,6 +68,17 @@ def score_type(query: Attribute) -> AnyFloat:
     """Return the type of scores: fp64 for fp64 queries, fp32 for all others."""
     assert isa(query, TensorType[Attribute])
     return f64 if isinstance(query.element_type, Float64Type) else f32
+
+
+PAIRS_FORMAT = " `scale` `(` $scale `:` type($scale) `)`" + operand_groups(
+    "captures", "tables"
+)
+"""The assembly format of the operands of all ops over pairs."""
+
+SCORED_FORMAT = (
+    "$query `,` $key `,` $value `:` type($query) `,` type($key) `,` type($value)"
+)
+"""The assembly format of the first operands of all ops over scores."""
 
 
 class PairsOp(IRDLOperation):
@@ -118,6 +142,39 @@ class PairsOp(IRDLOperation):
     rows_never_empty = opt_prop_def(UnitAttr)
     """True if there are keys, and every row has a key that no mask hides."""
 
+    traits = traits_def(IsolatedFromAbove(), Pure())
+    irdl_options = (AttrSizedOperandSegments(as_property=True), ParsePropInAttrDict())
+    custom_directives = (ScalarRegion,)
+
+    def __init__(
+        self,
+        operands: Mapping[str, SSAValue | Sequence[SSAValue]],
+        result_types: Sequence[Sequence[Attribute]],
+        regions: Sequence[Region],
+        properties: Mapping[str, Attribute],
+    ):
+        """Create the op from operand groups by name; groups not given are empty."""
+        definition = self.get_irdl_definition()
+        super().__init__(
+            operands=[operands.get(name, []) for name, _ in definition.operands],
+            result_types=result_types,
+            regions=regions,
+            properties=properties,
+        )
+
+    def operand_groups(self) -> dict[str, SSAValue | Sequence[SSAValue]]:
+        """Return the operands by the names of their groups; omit empty ones."""
+        names = (name for name, _ in self.get_irdl_definition().operands)
+        return {name: group for name in names if (group := getattr(self, name))}
+
+    @property
+    def score_type(self) -> AnyFloat:
+        """The type of scores: f64 for queries of f64, f32 for all others."""
+        raise NotImplementedError
+
+    def capture_types(self) -> list[Attribute]:
+        return [capture.type for capture in self.captures]
+
     def facts(self) -> dict[str, Attribute]:
         """Return the facts that hold; a lowering copies them."""
         return {k: v for k, v in self.properties.items() if k in FACTS}
@@ -127,30 +184,90 @@ class PairsOp(IRDLOperation):
         attr = self.properties.get(name)
         return attr.value.data if isinstance(attr, IntegerAttr) else default
 
-    def verify_facts(self, *sizes: str) -> None:
-        """Check that integer facts and properties in `sizes` are above 0 if present."""
-        for name in (*POSITIVE, *sizes):
-            attr = self.properties.get(name)
-            if isinstance(attr, IntegerAttr) and attr.value.data < 1:
-                raise VerifyException(
-                    f"{name} expects a positive number, got {attr.value.data}"
-                )
+    def verify_(self) -> None:
+        self.verify_positive(*POSITIVE)
         if self.fact("index_width", 32) not in (32, 64):
             raise VerifyException(
                 f"index_width expects 32 or 64, got {self.fact('index_width')}"
             )
-
-    def verify_scale_and_captures(self, score: AnyFloat) -> None:
-        """Check the type of the scale, the types of captures, and the score range."""
-        if self.scale.type != score:
-            raise VerifyException(f"scale expects type {score}, got {self.scale.type}")
-        for capture in self.captures:
-            if not is_capture(capture.type):
+        if self.scale.type != self.score_type:
+            raise VerifyException(
+                f"scale expects type {self.score_type}, got {self.scale.type}"
+            )
+        for type_ in self.capture_types():
+            if not is_capture(type_):
                 raise VerifyException(
-                    f"captures expects scalars and tensors, got {capture.type}"
+                    f"captures expects scalars and tensors, got {type_}"
                 )
         if self.score_range is not None:
             _verify_range(self.score_range.get_values())
+
+    def verify_positive(self, *names: str) -> None:
+        """Check that integer properties are above 0 if present."""
+        for name in names:
+            if self.fact(name) < 1:
+                raise VerifyException(
+                    f"{name} expects a positive number, got {self.fact(name)}"
+                )
+
+
+class ScoredOp(PairsOp):
+    """An op over scores: products of queries and keys after `score_mod`.
+
+    `query` is (B, Hq, Sq, E), `key` (B, Hkv, Skv, E) and `value` (B, Hkv, Skv, Ev).
+    Query head h reads key head h // (Hq / Hkv). `scale` multiplies the scores before
+    `score_mod` receives them.
+    """
+
+    query = operand_def(TensorType[Attribute])
+    key = operand_def(TensorType[Attribute])
+    value = operand_def(TensorType[Attribute])
+    score_mod = region_def("single_block")
+
+    @property
+    def score_type(self) -> AnyFloat:
+        return score_type(self.query.type)
+
+    def verify_(self) -> None:
+        for name in ("query", "key", "value"):
+            verify_rank(name, getattr(self, name).type, 4)
+        verify_head_dim("key", self.key, "the query has", self.query)
+        super().verify_()
+        verify_scalar_region(
+            "score_mod",
+            self.score_mod,
+            mod_args(self.score_type, self.capture_types()),
+            [self.score_type],
+        )
+
+
+class MaskedOp(PairsOp):
+    """An op over all pairs that count: pairs that `mask_mod` and `tables` keep.
+
+    `tables`, if given, are the tensors of torch's BlockMask: kv_num_blocks
+    (B, Hq, Q blocks) and kv_indices (B, Hq, Q blocks, KV blocks), optionally followed
+    by the same two tensors for full blocks. They are expanded to the batch and the
+    heads of the call. `sparse_block` is BLOCK_SIZE of the BlockMask. Pairs in blocks
+    that no table lists are masked. Pairs in full blocks are not.
+    """
+
+    sparse_block = opt_prop_def(DenseArrayBase.constr(i64))
+    mask_mod = region_def("single_block")
+
+    def verify_(self) -> None:
+        super().verify_()
+        verify_scalar_region(
+            "mask_mod",
+            self.mask_mod,
+            mod_args(None, self.capture_types()),
+            MASK_RESULT,
+        )
+        if len(self.tables) not in (0, 2, 4):
+            raise VerifyException(
+                "tables expects kv_num_blocks and kv_indices, with or without their "
+                f"full counterparts, got {len(self.tables)} tensors"
+            )
+        verify_block("sparse_block", self.sparse_block, "tables", self.tables)
 
 
 def tensor_shape(value: SSAValue) -> tuple[int, ...]:
@@ -163,6 +280,18 @@ def verify_rank(name: str, type_: Attribute, rank: int) -> None:
     assert isa(type_, TensorType[Attribute])
     if type_.get_num_dims() != rank:
         raise VerifyException(f"{name} expects {rank} dimensions, got {type_}")
+
+
+def verify_head_dim(name: str, value: SSAValue, other: str, model: SSAValue) -> None:
+    """Check that two tensors have equal last dimensions.
+
+    `other` says for error messages which tensor determines the dimension.
+    """
+    got, expected = tensor_shape(value)[-1], tensor_shape(model)[-1]
+    if got != expected:
+        raise VerifyException(
+            f"{name} expects head dim {expected} as {other}, got {got}"
+        )
 
 
 def verify_block(

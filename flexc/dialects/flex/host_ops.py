@@ -6,16 +6,27 @@ Torch runs these ops. They are not lowered further, and no kernel is emitted for
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from xdsl.dialects import func
-from xdsl.dialects.builtin import IntegerType, StringAttr, SymbolRefAttr, TensorType
-from xdsl.ir import Attribute, Operation, Region, SSAValue
+from xdsl.dialects.builtin import IntegerType, SymbolRefAttr, TensorType
+from xdsl.dialects.utils import EnumAttribute
+from xdsl.ir import (
+    Attribute,
+    Operation,
+    Region,
+    SpacedOpaqueSyntaxAttribute,
+    SSAValue,
+)
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
-    ParsePropInAttrDict,
+    VarConstraint,
+    base,
+    irdl_attr_definition,
     irdl_op_definition,
     operand_def,
+    opt_operand_def,
     prop_def,
     region_def,
     result_def,
@@ -23,21 +34,15 @@ from xdsl.irdl import (
     var_operand_def,
     var_result_def,
 )
-from xdsl.parser import Parser
-from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, Pure, SymbolTable, SymbolUserOpInterface
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.str_enum import StrEnum
 
-from flexc.dialects.flex.facts import tensor_shape, verify_rank
+from flexc.dialects.flex.facts import tensor_shape, verify_head_dim, verify_rank
 from flexc.dialects.mod_region import (
+    ScalarRegion,
     mod_args,
-    parse_operand_group,
-    parse_properties,
-    parse_region_with_args,
-    print_operand_group,
-    print_properties,
-    print_region_with_args,
+    operand_groups,
     verify_scalar_region,
 )
 
@@ -57,6 +62,13 @@ class Coordinates(StrEnum):
     PAIR = "pair"
 
 
+@irdl_attr_definition
+class CoordinatesAttr(EnumAttribute[Coordinates], SpacedOpaqueSyntaxAttribute):
+    """`Coordinates` as an attribute."""
+
+    name = "flex.coordinates"
+
+
 @irdl_op_definition
 class ScatterSumsOp(IRDLOperation):
     """The gradient of a captured tensor: sums, added at the indices that were read.
@@ -67,7 +79,7 @@ class ScatterSumsOp(IRDLOperation):
 
     ```mlir
     %g = flex.scatter_sums row %sums, %bias : tensor<?x?x?xf32>, tensor<?xbf16>
-        captures(%bias : tensor<?xbf16>) -> tensor<?xbf16>
+        captures(%bias : tensor<?xbf16>)
         index(%b : i32, %h : i32, %q : i32, %k : i32, %bias_ : tensor<?xbf16>) {
       flex.yield %h : i32
     }
@@ -76,18 +88,25 @@ class ScatterSumsOp(IRDLOperation):
 
     name = "flex.scatter_sums"
 
+    T: ClassVar = VarConstraint("T", base(TensorType))
     sums = operand_def(TensorType[Attribute])
-    target = operand_def(TensorType[Attribute])
+    target = operand_def(T)
     captures = var_operand_def()
-    plus = var_operand_def(TensorType[Attribute])
-    """At most one earlier gradient of the same tensor, to which sums are added."""
-    result = result_def(TensorType[Attribute])
+    plus = opt_operand_def(T)
+    """An earlier gradient of the same tensor, to which sums are added."""
+    result = result_def(T)
 
-    by = prop_def(StringAttr)
+    by = prop_def(CoordinatesAttr)
     index = region_def("single_block")
 
     traits = traits_def(IsolatedFromAbove(), Pure())
-    irdl_options = (AttrSizedOperandSegments(as_property=True), ParsePropInAttrDict())
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    custom_directives = (ScalarRegion,)
+    assembly_format = (
+        "$by $sums `,` $target `:` type($sums) `,` type($target)"
+        + operand_groups("captures", "plus")
+        + " attr-dict `index` custom<ScalarRegion>($index)"
+    )
 
     def __init__(
         self,
@@ -95,36 +114,25 @@ class ScatterSumsOp(IRDLOperation):
         sums: SSAValue,
         target: SSAValue,
         captures: Sequence[SSAValue],
-        plus: Sequence[SSAValue],
+        plus: SSAValue | None,
         index: Region,
     ):
         super().__init__(
             operands=[sums, target, captures, plus],
-            properties={"by": StringAttr(by.value)},
+            properties={"by": CoordinatesAttr(by)},
             result_types=[target.type],
             regions=[index],
         )
 
     @property
     def coordinates(self) -> Coordinates:
-        return Coordinates(self.by.data)
+        return self.by.data
 
     def verify_(self) -> None:
-        if self.by.data not in list(Coordinates):
-            known = ", ".join(Coordinates)
-            raise VerifyException(f"by expects one of {known}, got {self.by.data!r}")
         is_large = self.coordinates in (Coordinates.DIAGONAL, Coordinates.PAIR)
         verify_rank("sums", self.sums.type, 4 if is_large else 3)
         if self.target not in self.captures:
             raise VerifyException("target expects to be one of the captures")
-        if len(self.plus) > 1:
-            raise VerifyException(f"plus expects one gradient, got {len(self.plus)}")
-        for name, value in (("result", self.result), *(("plus", v) for v in self.plus)):
-            if value.type != self.target.type:
-                raise VerifyException(
-                    f"{name} expects {self.target.type} as the target is, got "
-                    f"{value.type}"
-                )
         self.verify_index()
 
     def verify_index(self) -> None:
@@ -143,37 +151,6 @@ class ScatterSumsOp(IRDLOperation):
                 raise VerifyException(f"index expects to yield integers, got {type_}")
         verify_scalar_region("index", self.index, expected, types)
 
-    def print(self, printer: Printer) -> None:
-        printer.print_string(f" {self.by.data} ")
-        printer.print_list((self.sums, self.target), printer.print_ssa_value)
-        printer.print_string(" : ")
-        types = (self.sums.type, self.target.type)
-        printer.print_list(types, printer.print_attribute)
-        print_operand_group(printer, "captures", self.captures)
-        print_operand_group(printer, "plus", self.plus)
-        print_properties(printer, self, skip=["by"])
-        print_region_with_args(printer, "index", self.index)
-
-    @classmethod
-    def parse(cls, parser: Parser) -> ScatterSumsOp:
-        by = Coordinates(parser.parse_keyword_in([c.value for c in Coordinates]))
-        pos = parser.pos
-        names = parser.parse_comma_separated_list(
-            parser.Delimiter.NONE, parser.parse_unresolved_operand
-        )
-        parser.parse_punctuation(":")
-        types = parser.parse_comma_separated_list(
-            parser.Delimiter.NONE, parser.parse_type
-        )
-        sums, target = parser.resolve_operands(names, types, pos)
-        captures = parse_operand_group(parser, "captures")
-        plus = parse_operand_group(parser, "plus")
-        _, attributes = parse_properties(parser, cls)
-        index = parse_region_with_args(parser, "index")
-        op = cls(by, sums, target, captures, plus, index)
-        op.attributes = attributes
-        return op
-
 
 @irdl_op_definition
 class CenterRowsOp(IRDLOperation):
@@ -184,10 +161,11 @@ class CenterRowsOp(IRDLOperation):
 
     name = "flex.center_rows"
 
+    T: ClassVar = VarConstraint("T", base(TensorType))
     sums = operand_def(TensorType[Attribute])
     total = operand_def(TensorType[Attribute])
-    values = operand_def(TensorType[Attribute])
-    result = result_def(TensorType[Attribute])
+    values = operand_def(T)
+    result = result_def(T)
 
     traits = traits_def(Pure())
     assembly_format = (
@@ -201,14 +179,7 @@ class CenterRowsOp(IRDLOperation):
     def verify_(self) -> None:
         for name, rank in (("sums", 4), ("total", 3), ("values", 4)):
             verify_rank(name, getattr(self, name).type, rank)
-        dims = tensor_shape(self.sums)[3], tensor_shape(self.values)[3]
-        if dims[0] != dims[1]:
-            raise VerifyException(f"sums and values expect equal head dims, got {dims}")
-        if self.result.type != self.values.type:
-            raise VerifyException(
-                f"result expects {self.values.type} as values are, got "
-                f"{self.result.type}"
-            )
+        verify_head_dim("sums", self.sums, "values have", self.values)
 
 
 @irdl_op_definition
@@ -238,21 +209,15 @@ class ZerosLikeOp(IRDLOperation):
 
     name = "flex.zeros_like"
 
-    tensor = operand_def(TensorType[Attribute])
-    result = result_def(TensorType[Attribute])
+    T: ClassVar = VarConstraint("T", base(TensorType))
+    tensor = operand_def(T)
+    result = result_def(T)
 
     traits = traits_def(Pure())
     assembly_format = "$tensor attr-dict `:` type($tensor) `->` type($result)"
 
     def __init__(self, tensor: SSAValue):
         super().__init__(operands=[tensor], result_types=[tensor.type])
-
-    def verify_(self) -> None:
-        if self.result.type != self.tensor.type:
-            raise VerifyException(
-                f"result expects {self.tensor.type} as the tensor is, got "
-                f"{self.result.type}"
-            )
 
 
 class _Callee(SymbolUserOpInterface):

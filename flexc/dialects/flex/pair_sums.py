@@ -19,7 +19,7 @@ therefore the same op with the same code for each pair.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from xdsl.dialects.builtin import (
     I32,
@@ -31,48 +31,33 @@ from xdsl.dialects.builtin import (
     TensorType,
     UnitAttr,
     i32,
-    i64,
 )
-from xdsl.ir import Attribute, ParametrizedAttribute, Region, SSAValue
+from xdsl.ir import Attribute, ParametrizedAttribute, SSAValue
 from xdsl.irdl import (
-    AttrSizedOperandSegments,
-    ParsePropInAttrDict,
     irdl_attr_definition,
     irdl_op_definition,
     opt_prop_def,
     param_def,
     prop_def,
     region_def,
-    traits_def,
     var_operand_def,
     var_result_def,
 )
-from xdsl.parser import AttrParser, Parser
+from xdsl.parser import AttrParser
 from xdsl.printer import Printer
-from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 from xdsl.utils.str_enum import StrEnum
 
 from flexc.dialects.flex.facts import (
+    PAIRS_FORMAT,
+    MaskedOp,
     PairsOp,
     score_type,
     tensor_shape,
-    verify_block,
     verify_rank,
 )
-from flexc.dialects.mod_region import (
-    INDEX_ARGS,
-    MASK_RESULT,
-    mod_args,
-    parse_operand_group,
-    parse_properties,
-    parse_region_with_args,
-    print_operand_group,
-    print_properties,
-    print_region_with_args,
-    verify_scalar_region,
-)
+from flexc.dialects.mod_region import INDEX_ARGS, operand_groups, verify_scalar_region
 
 DIAGONAL_UNIT = 128
 """The largest size of blocks of rows and columns that are summed along diagonals."""
@@ -180,8 +165,15 @@ class SumAttr(ParametrizedAttribute):
         return cls.of(SumKind(kind), terms, scaled).parameters
 
 
-GROUPS = ("rows", "columns", "row_values", "column_values", "tile_origin")
-"""The operand groups that precede those of all ops over pairs."""
+RANKED = {"rows": 4, "columns": 4, "row_values": 3, "column_values": 3}
+"""The ranks of the tensors of operand groups."""
+
+PAIR_SUMS_FORMAT = (
+    operand_groups(*RANKED, "tile_origin")
+    + PAIRS_FORMAT
+    + " `->` type($sums_) attr-dict `pairs` custom<ScalarRegion>($pairs)"
+)
+"""The assembly format of pair sums, without their last region."""
 
 
 class PairSumsLike(PairsOp):
@@ -213,8 +205,7 @@ class PairSumsLike(PairsOp):
     transposed = opt_prop_def(UnitAttr)
     """True if rows are keys and columns are queries."""
 
-    traits = traits_def(IsolatedFromAbove(), Pure())
-    irdl_options = (AttrSizedOperandSegments(as_property=True), ParsePropInAttrDict())
+    pairs = region_def("single_block")
 
     @property
     def score_type(self) -> AnyFloat:
@@ -256,18 +247,18 @@ class PairSumsLike(PairsOp):
             *[self.score_type] * (len(self.products) + 1),
             *(element_of(v) for v in values),
             *INDEX_ARGS,
-            *(c.type for c in self.captures),
+            *self.capture_types(),
         ]
 
-    def verify_operands(self) -> None:
-        for name, rank in zip(GROUPS[:4], (4, 4, 3, 3), strict=True):
+    def verify_(self) -> None:
+        for name, rank in RANKED.items():
             for operand in getattr(self, name):
                 verify_rank(name, operand.type, rank)
         if not self.rows or len(self.tile_origin) not in (0, 1, 3):
             raise VerifyException(
                 "expects rows, and tile_origin of none, one or three values"
             )
-        self.verify_scale_and_captures(self.score_type)
+        super().verify_()
         for flat in self.products:
             if len(flat) % 2:
                 raise VerifyException(
@@ -276,11 +267,10 @@ class PairSumsLike(PairsOp):
         for product in self.product_list():
             for row, column in product:
                 self.verify_product(row, column)
-        pairs = self.regions[0]
-        last = pairs.block.last_op
+        last = self.pairs.block.last_op
         count = 0 if last is None else len(last.operands)
         verify_scalar_region(
-            "pairs", pairs, self.pairs_args(), [self.score_type] * count
+            "pairs", self.pairs, self.pairs_args(), [self.score_type] * count
         )
         if len(self.sums) != len(self.sums_):
             raise VerifyException(
@@ -339,32 +329,9 @@ class PairSumsLike(PairsOp):
         """Return the matrices that the terms of a sum index."""
         return self.rows if attr.sum_kind == SumKind.COLUMN_MATRIX else self.columns
 
-    def print_head(self, printer: Printer) -> None:
-        for name in GROUPS:
-            print_operand_group(printer, name, getattr(self, name))
-        print_operand_group(printer, "scale", [self.scale])
-        print_operand_group(printer, "captures", self.captures)
-        print_operand_group(printer, "tables", self.tables)
-        printer.print_string(" -> ")
-        printer.print_list(self.result_types, printer.print_attribute)
-
-    @classmethod
-    def parse_head(
-        cls, parser: Parser
-    ) -> tuple[list[Sequence[SSAValue]], list[Attribute]]:
-        groups: list[Sequence[SSAValue]] = [
-            parse_operand_group(parser, name)
-            for name in (*GROUPS, "scale", "captures", "tables")
-        ]
-        parser.parse_punctuation("->")
-        types = parser.parse_comma_separated_list(
-            parser.Delimiter.NONE, parser.parse_type
-        )
-        return groups, list(types)
-
 
 @irdl_op_definition
-class PairSumsOp(PairSumsLike):
+class PairSumsOp(PairSumsLike, MaskedOp):
     """Sums over all pairs that count: pairs that `mask_mod` and `tables` keep.
 
     `tables` list blocks of columns for each block of rows, and `sparse_block` is the
@@ -374,58 +341,7 @@ class PairSumsOp(PairSumsLike):
 
     name = "flex.pair_sums"
 
-    sparse_block = opt_prop_def(DenseArrayBase.constr(i64))
-    pairs = region_def("single_block")
-    mask_mod = region_def("single_block")
-
-    def __init__(
-        self,
-        operands: Sequence[SSAValue | Sequence[SSAValue]],
-        result_types: Sequence[Attribute],
-        pairs: Region,
-        mask_mod: Region,
-        properties: Mapping[str, Attribute],
-    ):
-        """Create the op from operand groups.
-
-        The groups are rows, columns, row_values, column_values, tile_origin, scale,
-        captures and tables.
-        """
-        super().__init__(
-            operands=operands,
-            result_types=[result_types],
-            regions=[pairs, mask_mod],
-            properties=dict(properties),
-        )
-
-    def verify_(self) -> None:
-        self.verify_operands()
-        self.verify_facts()
-        captures = [c.type for c in self.captures]
-        verify_scalar_region(
-            "mask_mod", self.mask_mod, mod_args(None, captures), MASK_RESULT
-        )
-        if len(self.tables) not in (0, 2, 4):
-            raise VerifyException(
-                f"tables expects none, two or four tensors, got {len(self.tables)}"
-            )
-        verify_block("sparse_block", self.sparse_block, "tables", self.tables)
-
-    def print(self, printer: Printer) -> None:
-        self.print_head(printer)
-        print_properties(printer, self)
-        print_region_with_args(printer, "pairs", self.pairs)
-        print_region_with_args(printer, "mask_mod", self.mask_mod)
-
-    @classmethod
-    def parse(cls, parser: Parser) -> PairSumsOp:
-        operands, results = cls.parse_head(parser)
-        properties, attributes = parse_properties(parser, cls)
-        pairs = parse_region_with_args(parser, "pairs")
-        mask_mod = parse_region_with_args(parser, "mask_mod")
-        op = cls(operands, results, pairs, mask_mod, properties)
-        op.attributes = attributes
-        return op
+    assembly_format = PAIR_SUMS_FORMAT + " `mask_mod` custom<ScalarRegion>($mask_mod)"
 
 
 def element_of(value: SSAValue) -> Attribute:

@@ -12,27 +12,32 @@ from xdsl.irdl import (
     ParsePropInAttrDict,
     irdl_op_definition,
     operand_def,
+    opt_operand_def,
     opt_prop_def,
     result_def,
     traits_def,
     var_operand_def,
 )
-from xdsl.parser import Parser
-from xdsl.printer import Printer
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from flexc.dialects.flex.facts import tensor_shape, verify_rank
-from flexc.dialects.mod_region import (
-    parse_operand_group,
-    parse_properties,
-    print_operand_group,
-    print_properties,
-)
+from flexc.dialects.flex.facts import tensor_shape, verify_head_dim, verify_rank
+from flexc.dialects.mod_region import operand_groups
+
+
+class RowsOp(IRDLOperation):
+    """An op on rows of tensors, with facts about the call."""
+
+    alignment = opt_prop_def(IntegerAttr)
+    """As in `flex.attention`, for tensors of rank 4."""
+    max_length = opt_prop_def(IntegerAttr)
+
+    traits = traits_def(Pure())
+    irdl_options = (ParsePropInAttrDict(),)
 
 
 @irdl_op_definition
-class WeighRowsOp(IRDLOperation):
+class WeighRowsOp(RowsOp):
     """values * w, where w is the weight of each row.
 
     The weight is the ratio of the exact probabilities of the row to exp(score - lse),
@@ -54,12 +59,6 @@ class WeighRowsOp(IRDLOperation):
     lse_rest = operand_def(TensorType[Attribute])
     result = result_def(TensorType[Attribute])
 
-    alignment = opt_prop_def(IntegerAttr)
-    """As in `flex.attention`, for values of rank 4."""
-    max_length = opt_prop_def(IntegerAttr)
-
-    traits = traits_def(Pure())
-    irdl_options = (ParsePropInAttrDict(),)
     assembly_format = (
         "$values `,` $lse `,` $lse_rest attr-dict "
         "`:` type($values) `,` type($lse) `,` type($lse_rest) `->` type($result)"
@@ -76,7 +75,7 @@ class WeighRowsOp(IRDLOperation):
         super().__init__(
             operands=[values, lse, lse_rest],
             result_types=[result_type],
-            properties=dict(properties or {}),
+            properties=properties or {},
         )
 
     def verify_(self) -> None:
@@ -85,17 +84,13 @@ class WeighRowsOp(IRDLOperation):
             raise VerifyException(f"values expects 3 or 4 dimensions, got {rank}")
         verify_rank("result", self.result.type, rank)
         if rank == 4:
-            dims = tensor_shape(self.values)[3], tensor_shape(self.result)[3]
-            if dims[0] != dims[1]:
-                raise VerifyException(
-                    f"result expects head dim {dims[0]} as values have, got {dims[1]}"
-                )
+            verify_head_dim("result", self.result, "values have", self.values)
         for name in ("lse", "lse_rest"):
             verify_rank(name, getattr(self, name).type, 3)
 
 
 @irdl_op_definition
-class CombineSplitsOp(IRDLOperation):
+class CombineSplitsOp(RowsOp):
     """The output and log-sum-exp of rows that were split along their keys.
 
     Operands are the results of a `flex.attention` with `splits`, of B * splits batches.
@@ -118,12 +113,6 @@ class CombineSplitsOp(IRDLOperation):
     out = result_def(TensorType[Attribute])
     lse = result_def(TensorType[Attribute])
 
-    alignment = opt_prop_def(IntegerAttr)
-    """As in `flex.attention`, for values of rank 4."""
-    max_length = opt_prop_def(IntegerAttr)
-
-    traits = traits_def(Pure())
-    irdl_options = (ParsePropInAttrDict(),)
     assembly_format = (
         "$outs `,` $row_shift `,` $log_sum `splits` $splits attr-dict "
         "`:` type($outs) `,` type($row_shift) `,` type($log_sum) "
@@ -143,7 +132,7 @@ class CombineSplitsOp(IRDLOperation):
         super().__init__(
             operands=[outs, row_shift, log_sum, splits],
             result_types=[out_type, lse_type],
-            properties=dict(properties or {}),
+            properties=properties or {},
         )
 
     def verify_(self) -> None:
@@ -151,18 +140,11 @@ class CombineSplitsOp(IRDLOperation):
             ("outs", "row_shift", "log_sum", "out", "lse"), (4, 3, 3, 4, 3), strict=True
         ):
             verify_rank(name, getattr(self, name).type, rank)
-        dims = tensor_shape(self.outs)[3], tensor_shape(self.out)[3]
-        if dims[0] != dims[1]:
-            raise VerifyException(
-                f"out expects head dim {dims[0]} as outs have, got {dims[1]}"
-            )
-
-
-GROUPS = ("lhs", "rhs", "minus")
+        verify_head_dim("out", self.out, "outs have", self.outs)
 
 
 @irdl_op_definition
-class RowDotsOp(IRDLOperation):
+class RowDotsOp(RowsOp):
     """The sum over i of dot(lhs[i], rhs[i]) along the head dim, less `minus`.
 
     Operands are (B, H, S, D), `minus` and the result (B, H, S).
@@ -178,58 +160,36 @@ class RowDotsOp(IRDLOperation):
 
     lhs = var_operand_def(TensorType[Attribute])
     rhs = var_operand_def(TensorType[Attribute])
-    minus = var_operand_def(TensorType[Attribute])
+    minus = opt_operand_def(TensorType[Attribute])
     result = result_def(TensorType[Attribute])
 
-    alignment = opt_prop_def(IntegerAttr)
-    """As in `flex.attention`, for the operands of rank 4."""
-    max_length = opt_prop_def(IntegerAttr)
-
-    traits = traits_def(Pure())
-    irdl_options = (AttrSizedOperandSegments(as_property=True), ParsePropInAttrDict())
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    assembly_format = (
+        operand_groups("lhs", "rhs", "minus") + " `->` type($result) attr-dict"
+    )
 
     def __init__(
         self,
         lhs: Sequence[SSAValue],
         rhs: Sequence[SSAValue],
-        minus: Sequence[SSAValue],
+        minus: SSAValue | None,
         result_type: Attribute,
         properties: Mapping[str, Attribute] | None = None,
     ):
         super().__init__(
             operands=[lhs, rhs, minus],
             result_types=[result_type],
-            properties=dict(properties or {}),
+            properties=properties or {},
         )
 
     def verify_(self) -> None:
-        for name, rank in zip(GROUPS, (4, 4, 3), strict=True):
-            for operand in getattr(self, name):
-                verify_rank(name, operand.type, rank)
-        verify_rank("result", self.result.type, 3)
-        if not self.lhs or len(self.lhs) != len(self.rhs) or len(self.minus) > 1:
+        for operand in (*self.lhs, *self.rhs):
+            verify_rank("operand", operand.type, 4)
+        for row in (self.result, *([] if self.minus is None else [self.minus])):
+            verify_rank("result and minus", row.type, 3)
+        if not self.lhs or len(self.lhs) != len(self.rhs):
             raise VerifyException(
-                "expects as many rhs as lhs, and minus at most once, got "
-                f"{len(self.lhs)}, {len(self.rhs)} and {len(self.minus)}"
+                f"expects as many rhs as lhs, got {len(self.lhs)} and {len(self.rhs)}"
             )
         for lhs, rhs in zip(self.lhs, self.rhs, strict=True):
-            dims = tensor_shape(lhs)[3], tensor_shape(rhs)[3]
-            if dims[0] != dims[1]:
-                raise VerifyException(f"lhs and rhs expect equal head dims, got {dims}")
-
-    def print(self, printer: Printer) -> None:
-        for name in GROUPS:
-            print_operand_group(printer, name, getattr(self, name))
-        printer.print_string(" -> ")
-        printer.print_attribute(self.result.type)
-        print_properties(printer, self)
-
-    @classmethod
-    def parse(cls, parser: Parser) -> RowDotsOp:
-        lhs, rhs, minus = (parse_operand_group(parser, name) for name in GROUPS)
-        parser.parse_punctuation("->")
-        type_ = parser.parse_type()
-        properties, attributes = parse_properties(parser, cls)
-        op = cls(lhs, rhs, minus, type_, properties)
-        op.attributes = attributes
-        return op
+            verify_head_dim("rhs", rhs, "lhs has", lhs)

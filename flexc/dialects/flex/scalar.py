@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
+    AnyAttr,
     IRDLOperation,
     VarConstraint,
     irdl_op_definition,
@@ -26,8 +27,6 @@ from xdsl.irdl import (
     traits_def,
     var_operand_def,
 )
-from xdsl.parser import Parser
-from xdsl.printer import Printer
 from xdsl.traits import IsTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
@@ -51,12 +50,17 @@ class LoadCaptureOp(IRDLOperation):
 
     name = "flex.load_capture"
 
-    tensor = operand_def(TensorType[Attribute])
+    T: ClassVar = VarConstraint("T", AnyAttr())
+    tensor = operand_def(TensorType.constr(T))
     indices = var_operand_def(IntegerType)
     inside = opt_prop_def(UnitAttr)
-    result = result_def()
+    result = result_def(T)
 
     traits = traits_def(Pure())
+    assembly_format = (
+        "$tensor `[` $indices `]` (`inside` $inside^)? attr-dict "
+        "`:` type($tensor) (`,` type($indices)^)?"
+    )
 
     def __init__(
         self, tensor: SSAValue, indices: Sequence[SSAValue], inside: bool = False
@@ -70,47 +74,6 @@ class LoadCaptureOp(IRDLOperation):
     def verify_(self) -> None:
         assert isa(self.tensor.type, TensorType[Attribute])
         verify_rank("tensor", self.tensor.type, len(self.indices))
-        if self.result.type != self.tensor.type.element_type:
-            raise VerifyException(
-                f"result expects type {self.tensor.type.element_type}, "
-                f"got {self.result.type}"
-            )
-
-    def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        print_indexed(printer, self.tensor, self.indices)
-        if self.inside is not None:
-            printer.print_string(" inside")
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_list(self.operand_types, printer.print_attribute)
-
-    @classmethod
-    def parse(cls, parser: Parser) -> LoadCaptureOp:
-        pos = parser.pos
-        names = [parser.parse_unresolved_operand()]
-        names += parser.parse_comma_separated_list(
-            parser.Delimiter.SQUARE, parser.parse_unresolved_operand
-        )
-        inside = parser.parse_optional_keyword("inside") is not None
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        types = parser.parse_comma_separated_list(
-            parser.Delimiter.NONE, parser.parse_type
-        )
-        tensor, *indices = parser.resolve_operands(names, types, pos)
-        op = cls(tensor, indices, inside)
-        op.attributes = attributes
-        return op
-
-
-def print_indexed(
-    printer: Printer, tensor: SSAValue, indices: Sequence[SSAValue]
-) -> None:
-    """Print `%tensor[%i, %j]`."""
-    printer.print_ssa_value(tensor)
-    with printer.in_square_brackets():
-        printer.print_list(indices, printer.print_ssa_value)
 
 
 @irdl_op_definition

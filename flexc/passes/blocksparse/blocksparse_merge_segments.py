@@ -59,6 +59,7 @@ class SegmentMerger:
     def merge(self) -> SegmentOp:
         mask = next((s.mask_mod for s in self.segments if is_masked(s)), None)
         flags = {
+            "inside": self.is_inside,
             "full_inside": self.kind == SegmentKind.MIXED and self.is_full_inside,
             "nonempty": self.nonempty,
             "padded": self.padded,
@@ -68,9 +69,8 @@ class SegmentMerger:
             self.bounds(),
             self.block(),
             None if mask is None else mask.clone(),
-            inside=self.is_inside,
-            masked_if=self.masked_if() if self.kind == SegmentKind.MIXED else None,
-            facts=[name for name, holds in flags.items() if holds],
+            [name for name, holds in flags.items() if holds],
+            self.masked_if() if self.kind == SegmentKind.MIXED else None,
         )
 
     @property

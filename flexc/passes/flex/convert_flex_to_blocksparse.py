@@ -105,13 +105,9 @@ class ConvertAttention(RewritePattern):
         if short_rows:
             properties["short_rows"] = UnitAttr()
         new = blocksparse.AttentionOp(
-            [
-                *(op.query, op.key, op.value, op.scale, op.captures, op.tables),
-                op.split_groups,
-            ],
+            op.operand_groups(),
             op.result_groups(),
-            op.detach_region(op.score_mod),
-            segments,
+            [op.detach_region(op.score_mod), segments],
             properties,
         )
         new.attributes |= op.attributes
@@ -128,14 +124,11 @@ class ConvertPairSums(RewritePattern):
     def match_and_rewrite(self, op: flex.PairSumsOp, rewriter: PatternRewriter) -> None:
         problem = MaskProblem.of_sums(op)
         sizes = self.options.pair_sums_sizes(op, problem)
+        segments = Region(Block(build_segments(problem, sizes, self.options.trims)))
         new = blocksparse.PairSumsOp(
-            [
-                *(op.rows, op.columns, op.row_values, op.column_values, op.tile_origin),
-                *(op.scale, op.captures, op.tables),
-            ],
-            op.result_types,
-            op.detach_region(op.pairs),
-            Region(Block(build_segments(problem, sizes, self.options.trims))),
+            op.operand_groups(),
+            [op.result_types],
+            [op.detach_region(op.pairs), segments],
             kept_properties(op) | self.options.tiling(problem, sizes),
         )
         new.attributes |= op.attributes

@@ -159,19 +159,18 @@ class PairSumsWriter:
         if tables and block is not None:
             properties["sparse_block"] = block
         sums = flex.PairSumsOp(
-            [
-                [named[n] for n in self.rows],
-                [named[n] for n in self.columns],
-                on_rows,
-                on_columns,
-                origin,
-                op.scale,
-                self.code.captures,
-                tables,
-            ],
-            [s.type for s in self.sums],
-            self.region,
-            with_captures(op.mask_mod, self.code.captures),
+            {
+                "rows": [named[n] for n in self.rows],
+                "columns": [named[n] for n in self.columns],
+                "row_values": on_rows,
+                "column_values": on_columns,
+                "tile_origin": origin,
+                "scale": op.scale,
+                "captures": self.code.captures,
+                "tables": tables,
+            },
+            [[s.type for s in self.sums]],
+            [self.region, with_captures(op.mask_mod, self.code.captures)],
             properties,
         )
         for result, s in zip(sums.results, self.sums, strict=True):

@@ -153,7 +153,7 @@ def _op(
         properties["wrt"] = ArrayAttr([StringAttr(n) for n in d.wrt])
         kind = flex.AttentionBackwardOp
     regions = attention.score_mod.clone(), attention.mask_mod.clone()
-    op = kind(operands, results, *regions, properties)
+    op = kind(operands, [results], regions, properties)
     op.attributes |= attention.attributes
     return op
 

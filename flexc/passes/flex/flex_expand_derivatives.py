@@ -152,13 +152,12 @@ class CapturedGradients:
         """Add the sums of a read to the gradient of the tensor that was read."""
         op = self.host.op
         target = op.captures[read.capture]
-        before = self.gradients.get(read.capture)
         scatter = flex.ScatterSumsOp(
             read.by,
             sums,
             target,
             op.captures,
-            [] if before is None else [before],
+            self.gradients.get(read.capture),
             sliced(op.score_mod, list(read.load.indices)),
         )
         name = f"d_{target.name_hint or 'capture'}"
@@ -286,9 +285,8 @@ class Expansion:
         """Return the dot products of rows, less the value named `minus` if any."""
         named = self.named
         lhs, rhs = ([named[p[i]] for p in products] for i in (0, 1))
-        less = [named[minus]] if minus in named else []
         type_ = fresh([None] * 3, self.score_type)
-        dots = flex.RowDotsOp(lhs, rhs, less, type_, self.row_facts())
+        dots = flex.RowDotsOp(lhs, rhs, named.get(minus), type_, self.row_facts())
         dots.result.name_hint = name
         return self.host.kernel(name, dots)[0]
 

@@ -175,7 +175,7 @@ def attend(
     scores = problem.query.to(dtype) @ key.transpose(-1, -2)
     scores = (scores * problem.scale.to(dtype)).to(score_dtype)
     args = (scores, *problem.indices, *problem.captures)
-    (scores,) = interpreter.run_ssacfg_region(op.regions[0], args, "score_mod")
+    (scores,) = interpreter.run_ssacfg_region(op.score_mod, args, "score_mod")
     scores = torch.where(live, scores.to(dtype), -torch.inf).expand(problem.shape)
     value = problem.per_query_head(problem.value).to(dtype)
     out, lse, maximum = softmax(scores, value)

@@ -248,7 +248,7 @@ def _modify(
     pairs = live.nonzero(as_tuple=True)
     indices = [p.to(torch.int32) for p in pairs]
     args = (scores[pairs], *indices, *problem.captures)
-    (values,) = interpreter.run_ssacfg_region(op.regions[0], args, "score_mod")
+    (values,) = interpreter.run_ssacfg_region(op.score_mod, args, "score_mod")
     values = values.to(scores.dtype).expand(indices[0].shape)
     return torch.full_like(scores, -torch.inf).index_put(pairs, values)
 

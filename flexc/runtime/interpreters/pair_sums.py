@@ -167,7 +167,7 @@ def sum_pairs(
         *problem.indices,
         *problem.captures,
     )
-    yielded = interpreter.run_ssacfg_region(op.regions[0], args, "pairs")
+    yielded = interpreter.run_ssacfg_region(op.pairs, args, "pairs")
     values = [
         torch.where(live, v.to(dtype), 0.0).expand(problem.shape) for v in yielded
     ]

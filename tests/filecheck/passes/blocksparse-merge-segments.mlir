@@ -29,7 +29,7 @@ func.func @tables(%q : !t, %scale : f32, %num : !num, %idx : !idx) -> !t {
   // CHECK: } mask_mod(
   // CHECK-NOT: blocksparse.segment
   %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      tables(%num, %idx : !num, !idx) -> out : !t {block_m = 64 : i32, block_n = 64 : i32, short_rows}
+      tables(%num, %idx : !num, !idx) -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, short_rows}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {
@@ -70,7 +70,7 @@ func.func @sticks_out(%q : !t, %scale : f32) -> !t {
   // CHECK: blocksparse.segment partial bounds(
   // CHECK-NOT: mixed
   %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      -> out : !t {block_m = 64 : i32, block_n = 64 : i32, short_rows}
+      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, short_rows}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {
@@ -101,7 +101,7 @@ func.func @long_rows(%q : !t, %scale : f32) -> !t {
   // CHECK: blocksparse.segment partial {inside}
   // CHECK-NOT: mixed
   %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      -> out : !t {block_m = 64 : i32, block_n = 64 : i32}
+      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {

@@ -124,6 +124,7 @@ func.func @made(%q : !m, %k : !m, %out : !m, %lse : !r, %rest : !r, %scale : f32
     %x = arith.subf %qk, %d : f32
     flex.yield %x : f32
   } segments {
+  ^bb0:
   }
   func.return %dq, %dk : !m, !c
 }

@@ -39,7 +39,7 @@
 func.func @distance(%q : !t, %scale : f32, %slope : f32) -> !t {
   %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
       captures(%slope : f32)
-      -> out : !t {block_m = 128 : i32, block_n = 64 : i32, max_length = 65536 : i64}
+      -> out(!t) {block_m = 128 : i32, block_n = 64 : i32, max_length = 65536 : i64}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %a : f32) {
     %d = arith.subi %ki, %qi : i32
     %f = arith.sitofp %d : i32 to f32
@@ -63,7 +63,7 @@ func.func @distance(%q : !t, %scale : f32, %slope : f32) -> !t {
 func.func @long(%q : !t, %scale : f32, %slope : f32) -> !t {
   %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
       captures(%slope : f32)
-      -> out : !t {block_m = 128 : i32, block_n = 64 : i32, max_length = 33554432 : i64}
+      -> out(!t) {block_m = 128 : i32, block_n = 64 : i32, max_length = 33554432 : i64}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %a : f32) {
     %d = arith.subi %ki, %qi : i32
     %f = arith.sitofp %d : i32 to f32

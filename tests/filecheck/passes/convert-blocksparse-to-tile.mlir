@@ -43,7 +43,7 @@ func.func @segments(%q : !t, %k : !t, %v : !t,
   // Without a known alignment the tile of values has 64.
   // TRITON: tile.store %o : !tile.tile<64x64xf32>, %out[{{.*}}] checked [0, 1]
   %out, %lse, %max_scores = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      -> out : !t, lse : !row, max_scores : !row {block_m = 64 : i32, block_n = 32 : i32}
+      -> out(!t) lse(!row) max_scores(!row) {block_m = 64 : i32, block_n = 32 : i32}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {
@@ -85,7 +85,7 @@ func.func @positive_scale(%q : !t, %k : !t, %v : !t,
   // CHECK-NOT: tile.map
   // CHECK: %row_max = tile.reduce max %s along 1
   %out = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      -> out : !t {block_m = 64 : i32, block_n = 32 : i32, scale_positive}
+      -> out(!t) {block_m = 64 : i32, block_n = 32 : i32, scale_positive}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {
@@ -113,7 +113,7 @@ func.func @score_mod(%q : !t, %k : !t, %v : !t,
   // CHECK: %score = arith.mulf %s{{.*}}, %scale
   // CHECK-NEXT: math.tanh %score
   %out = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      -> out : !t {block_m = 64 : i32, block_n = 32 : i32, scale_positive}
+      -> out(!t) {block_m = 64 : i32, block_n = 32 : i32, scale_positive}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %r = math.tanh %s : f32
     flex.yield %r : f32
@@ -144,7 +144,7 @@ func.func @facts(%q : !t, %k : !t, %v : !t,
   // CHECK: tile.load %q[%b, %h, %q_start, {{%.*}}] : tensor
   // CHECK: tile.store %o : !tile.tile<64x20xf32>, %out[%b, %h, %q_start, {{%.*}}] : memref
   %out = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      -> out : !t {block_m = 64 : i32, block_n = 32 : i32, q_len_multiple = 128, scale_positive, alignment = 16, index_width = 32, order = #blocksparse<order descending>}
+      -> out(!t) {block_m = 64 : i32, block_n = 32 : i32, q_len_multiple = 128, scale_positive, alignment = 16, index_width = 32, order = #blocksparse<order descending>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {
@@ -173,7 +173,7 @@ func.func @narrow(%q : tensor<?x?x?x64xbf16>, %k : tensor<?x?x?x64xbf16>, %v : t
   // CHECK: tile.dot %p_bf16, %v_1, %acc_scaled : !tile.tile<64x32xbf16>, !tile.tile<32x64xbf16>, !tile.tile<64x64xf32>
   // CHECK: tile.store %o_bf16 : !tile.tile<64x64xbf16>
   %out = blocksparse.attention %q, %k, %v : tensor<?x?x?x64xbf16>, tensor<?x?x?x64xbf16>, tensor<?x?x?x64xbf16> scale(%scale : f32)
-      -> out : tensor<?x?x?x64xbf16> {block_m = 64 : i32, block_n = 32 : i32, scale_positive}
+      -> out(tensor<?x?x?x64xbf16>) {block_m = 64 : i32, block_n = 32 : i32, scale_positive}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {
@@ -200,7 +200,7 @@ func.func @tables(%q : !t, %k : !t, %v : !t,
   // CHECK: %end = flex.load_capture %num[%b, %h, %begin] inside
   // CHECK: scf.for %i = %begin to %end
   %out = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) tables(%num : !num)
-      -> out : !t {block_m = 64 : i32, block_n = 32 : i32}
+      -> out(!t) {block_m = 64 : i32, block_n = 32 : i32}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {
@@ -226,7 +226,7 @@ func.func @one_tensor(%q : !t, %scale : f32) {
   // CHECK: tile.load {{.*}} -> !tile.tile<32x20xf32>
   // CHECK: tile.load {{.*}} -> !tile.tile<32x20xf32>
   %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      -> out : !t {block_m = 64 : i32, block_n = 32 : i32}
+      -> out(!t) {block_m = 64 : i32, block_n = 32 : i32}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {
@@ -267,7 +267,7 @@ func.func @bounded(%q : !t, %k : !t, %v : !t,
   // CHECK-NEXT: math.log
   // CHECK-NEXT: arith.addf
   %out, %lse = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      -> out : !t, lse : !row {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -20.0, 20.0>}
+      -> out(!t) lse(!row) {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -20.0, 20.0>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0 : f32
     %t = math.tanh %s : f32
@@ -295,7 +295,7 @@ func.func @bounded_weights_of_fp16(%q : tensor<?x?x?x64xf16>, %k : tensor<?x?x?x
     %scale : f32) {
   // CHECK: tile.reduce max
   %out = blocksparse.attention %q, %k, %v : tensor<?x?x?x64xf16>, tensor<?x?x?x64xf16>, tensor<?x?x?x64xf16> scale(%scale : f32)
-      -> out : tensor<?x?x?x64xf16> {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -20.0, 20.0>}
+      -> out(tensor<?x?x?x64xf16>) {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -20.0, 20.0>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0 : f32
     %t = math.tanh %s : f32
@@ -324,7 +324,7 @@ func.func @close_weights_of_fp16(%q : tensor<?x?x?x64xf16>, %k : tensor<?x?x?x64
   // CHECK: arith.constant 7.7865{{[0-9]*}} : f32
   // CHECK-NEXT: math.fma
   %out = blocksparse.attention %q, %k, %v : tensor<?x?x?x64xf16>, tensor<?x?x?x64xf16>, tensor<?x?x?x64xf16> scale(%scale : f32)
-      -> out : tensor<?x?x?x64xf16> {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -5.0, 5.0>}
+      -> out(tensor<?x?x?x64xf16>) {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -5.0, 5.0>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0 : f32
     %t = math.tanh %s : f32
@@ -357,7 +357,7 @@ func.func @maximum_from_bound(%q : !t, %k : !t, %v : !t,
   // CHECK-NOT: arith.select
   // CHECK: scf.yield
   %out = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      -> out : !t {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -50.0, 50.0>}
+      -> out(!t) {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -50.0, 50.0>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0 : f32
     %t = math.tanh %s : f32
@@ -391,7 +391,7 @@ func.func @maximum_is_asked_for(%q : !t, %k : !t, %v : !t,
   // CHECK: arith.cmpf oeq
   // CHECK-NEXT: arith.select
   %out, %max_scores = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      -> out : !t, max_scores : !row {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -20.0, 20.0>}
+      -> out(!t) max_scores(!row) {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -20.0, 20.0>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0 : f32
     %t = math.tanh %s : f32
@@ -421,7 +421,7 @@ func.func @huge_bounds(%q : !t, %k : !t, %v : !t,
   // CHECK: tile.reduce max
   // CHECK: arith.cmpf oeq
   %out = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      -> out : !t {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -1.0e+30, 1.0e+30>}
+      -> out(!t) {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -1.0e+30, 1.0e+30>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0 : f32
     %t = math.tanh %s : f32
@@ -451,7 +451,7 @@ func.func @never_empty(%q : !t, %k : !t, %v : !t,
   // CHECK-NOT: arith.cmpf o
   // CHECK: tile.return
   %out, %max_scores = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      -> out : !t, max_scores : !row {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -20.0, 20.0>, scores_finite, rows_never_empty}
+      -> out(!t) max_scores(!row) {block_m = 64 : i32, block_n = 32 : i32, score_range = array<f64: -20.0, 20.0>, scores_finite, rows_never_empty}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0 : f32
     %t = math.tanh %s : f32
@@ -480,7 +480,7 @@ func.func @never_empty_by_the_mask(%q : !t, %k : !t, %v : !t,
   // CHECK: scf.yield
   // CHECK: arith.cmpf oeq
   %out = blocksparse.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      -> out : !t {block_m = 64 : i32, block_n = 32 : i32, rows_never_empty}
+      -> out(!t) {block_m = 64 : i32, block_n = 32 : i32, rows_never_empty}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0 : f32
     %t = math.tanh %s : f32

@@ -24,7 +24,7 @@ func.func @causal(%q : !t, %scale : f32) {
   // CHECK: blocksparse.segment full {inside} bounds(
   // CHECK-NOT: mask_mod
   // CHECK: func.return
-  %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32) -> out(!t)
       {kv_len_multiple = 128, max_length = 16777216}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -42,7 +42,7 @@ func.func @ragged(%q : !t, %scale : f32) {
   // CHECK: %blocks = arith.divsi
   // CHECK: blocksparse.segment full {inside} bounds(
   // CHECK: func.return
-  %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32) -> out(!t)
       {max_length = 16777216}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -72,7 +72,7 @@ func.func @window_per_head(%q : !t, %scale : f32, %w : tensor<?xi32>) {
   // CHECK: blocksparse.segment full {inside}
   // CHECK: func.return
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      captures(%w : tensor<?xi32>) -> out : !t
+      captures(%w : tensor<?xi32>) -> out(!t)
       {kv_len_multiple = 128, max_length = 16777216}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32,
                 %w_ : tensor<?xi32>) {
@@ -100,7 +100,7 @@ func.func @unsized(%q : !t, %scale : f32, %n : i64) {
   // CHECK: arith.select [[SOUND]],
   // CHECK: func.return
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      captures(%n : i64) -> out : !t
+      captures(%n : i64) -> out(!t)
       {kv_len_multiple = 128, max_length = 16777216}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %n_ : i64) {
     flex.yield %s : f32
@@ -120,7 +120,7 @@ func.func @wraps(%q : !t, %scale : f32, %n : i32) {
   // CHECK-NOT: segment full
   // CHECK: func.return
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      captures(%n : i32) -> out : !t
+      captures(%n : i32) -> out(!t)
       {kv_len_multiple = 128, max_length = 16777216}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %n_ : i32) {
     flex.yield %s : f32
@@ -138,7 +138,7 @@ func.func @fits(%q : !t, %scale : f32, %n : i32) {
   // CHECK: segment full
   // CHECK: func.return
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      captures(%n : i32) -> out : !t
+      captures(%n : i32) -> out(!t)
       {kv_len_multiple = 128, max_length = 16777216, indices_fit}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %n_ : i32) {
     flex.yield %s : f32
@@ -160,7 +160,7 @@ func.func @chunks(%q : !t, %scale : f32, %n : i32) {
   // CHECK: blocksparse.segment full {inside}
   // CHECK: func.return
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      captures(%n : i32) -> out : !t
+      captures(%n : i32) -> out(!t)
       {kv_len_multiple = 128, max_length = 16777216}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %n_ : i32) {
     flex.yield %s : f32
@@ -180,7 +180,7 @@ func.func @dilated(%q : !t, %scale : f32) {
   // CHECK: blocksparse.segment partial {inside} bounds(
   // CHECK-NOT: blocksparse.segment
   // CHECK: func.return
-  %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32) -> out(!t)
       {kv_len_multiple = 128, max_length = 16777216}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -202,7 +202,7 @@ func.func @documents(%q : !t, %scale : f32, %d : tensor<?xi32>) {
   // CHECK-NOT: segment full
   // CHECK: func.return
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      captures(%d : tensor<?xi32>) -> out : !t
+      captures(%d : tensor<?xi32>) -> out(!t)
       {kv_len_multiple = 128, max_length = 16777216}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32,
                 %d_ : tensor<?xi32>) {
@@ -220,9 +220,10 @@ func.func @documents(%q : !t, %scale : f32, %d : tensor<?xi32>) {
 // CHECK-LABEL: @nothing
 func.func @nothing(%q : !t, %scale : f32) {
   // CHECK: segments {
+  // CHECK-NEXT: ^bb0:
   // CHECK-NEXT: }
   // CHECK-NEXT: func.return
-  %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32) -> out(!t)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {

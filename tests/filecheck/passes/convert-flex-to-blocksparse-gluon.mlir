@@ -27,7 +27,7 @@
 // NARROW-NOT: rows_per_part
 // NARROW: score_mod
 func.func @narrow(%q : !n, %scale : f32) -> !n {
-  %out = flex.attention %q, %q, %q : !n, !n, !n scale(%scale : f32) -> out : !n
+  %out = flex.attention %q, %q, %q : !n, !n, !n scale(%scale : f32) -> out(!n)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -43,7 +43,7 @@ func.func @narrow(%q : !n, %scale : f32) -> !n {
 // SMALL-LABEL: @middle
 // SMALL: block_m = 128 : i32, block_n = 64 : i32
 func.func @middle(%q : !m, %scale : f32) -> !m {
-  %out = flex.attention %q, %q, %q : !m, !m, !m scale(%scale : f32) -> out : !m
+  %out = flex.attention %q, %q, %q : !m, !m, !m scale(%scale : f32) -> out(!m)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -58,7 +58,7 @@ func.func @middle(%q : !m, %scale : f32) -> !m {
 // CHECK: block_m = 128 : i32, block_n = 64 : i32, num_warps = 4 : i32, num_stages = 2 : i32
 // CHECK-SAME: rows_per_part = 64
 func.func @wide(%q : !w, %v : !m, %scale : f32) -> !m {
-  %out = flex.attention %q, %q, %v : !w, !w, !m scale(%scale : f32) -> out : !m
+  %out = flex.attention %q, %q, %v : !w, !w, !m scale(%scale : f32) -> out(!m)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -74,7 +74,7 @@ func.func @wide(%q : !w, %v : !m, %scale : f32) -> !m {
 // CHECK-SAME: rows_per_part = 64
 func.func @tables(%q : !n, %scale : f32, %num : !num, %idx : !idx) -> !n {
   %out = flex.attention %q, %q, %q : !n, !n, !n scale(%scale : f32)
-      tables(%num, %idx : !num, !idx) -> out : !n {sparse_block = array<i64: 128, 32>}
+      tables(%num, %idx : !num, !idx) -> out(!n) {sparse_block = array<i64: 128, 32>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -90,7 +90,7 @@ func.func @tables(%q : !n, %scale : f32, %num : !num, %idx : !idx) -> !n {
 // CHECK-NOT: rows_per_part
 // CHECK: score_mod
 func.func @single(%q : !f, %scale : f32) -> !f {
-  %out = flex.attention %q, %q, %q : !f, !f, !f scale(%scale : f32) -> out : !f
+  %out = flex.attention %q, %q, %q : !f, !f, !f scale(%scale : f32) -> out(!f)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -114,7 +114,7 @@ func.func @single(%q : !f, %scale : f32) -> !f {
 // STAGES-NOT: residents
 // STAGES: score_mod
 func.func @scored(%q : !n, %scale : f32) -> !n {
-  %out = flex.attention %q, %q, %q : !n, !n, !n scale(%scale : f32) -> out : !n
+  %out = flex.attention %q, %q, %q : !n, !n, !n scale(%scale : f32) -> out(!n)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %twice = arith.addf %s, %s : f32
     flex.yield %twice : f32

@@ -13,7 +13,7 @@ func.func @tables(%q : tensor<?x?x?x8xf32>, %scale : f32, %num : tensor<?x?x?xi3
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
       scale(%scale : f32)
       tables(%num, %idx : tensor<?x?x?xi32>, tensor<?x?x?x?xi32>)
-      -> out : tensor<?x?x?x8xf32> {sparse_block = array<i64: 128, 32>}
+      -> out(tensor<?x?x?x8xf32>) {sparse_block = array<i64: 128, 32>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {

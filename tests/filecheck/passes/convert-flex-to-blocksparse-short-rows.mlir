@@ -14,7 +14,7 @@
 // ALONE: block_m = 128 : i32, block_n = 64 : i32, num_warps = 8 : i32
 func.func @tables(%q : !t, %scale : f32, %num : !num, %idx : !idx) -> !t {
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      tables(%num, %idx : !num, !idx) -> out : !t {sparse_block = array<i64: 128, 128>}
+      tables(%num, %idx : !num, !idx) -> out(!t) {sparse_block = array<i64: 128, 128>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -30,7 +30,7 @@ func.func @tables(%q : !t, %scale : f32, %num : !num, %idx : !idx) -> !t {
 // CHECK-SAME: short_rows
 func.func @window(%q : !t, %scale : f32) -> !t {
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      -> out : !t {max_length = 65536, indices_fit}
+      -> out(!t) {max_length = 65536, indices_fit}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -50,7 +50,7 @@ func.func @window(%q : !t, %scale : f32) -> !t {
 // CHECK-NOT: short_rows
 func.func @causal(%q : !t, %scale : f32) -> !t {
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      -> out : !t {max_length = 65536, indices_fit}
+      -> out(!t) {max_length = 65536, indices_fit}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -66,7 +66,7 @@ func.func @causal(%q : !t, %scale : f32) -> !t {
 // CHECK-NOT: short_rows
 func.func @prefix(%q : !t, %scale : f32) -> !t {
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      -> out : !t {max_length = 65536, indices_fit}
+      -> out(!t) {max_length = 65536, indices_fit}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {

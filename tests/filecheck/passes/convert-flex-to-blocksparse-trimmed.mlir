@@ -25,7 +25,7 @@
 // TILE: tile.dot %p, %v, {{.*}} count %count :
 func.func @dense(%query : !t, %key : !t, %value : !t, %scale : f32) {
   %out = flex.attention %query, %key, %value : !t, !t, !t scale(%scale : f32)
-      -> out : !t {max_length = 16777216}
+      -> out(!t) {max_length = 16777216}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -42,7 +42,7 @@ func.func @dense(%query : !t, %key : !t, %value : !t, %scale : f32) {
 // TILE-NOT: count %count
 func.func @whole_steps(%query : !t, %key : !t, %value : !t, %scale : f32) {
   %out = flex.attention %query, %key, %value : !t, !t, !t scale(%scale : f32)
-      -> out : !t {kv_len_multiple = 192}
+      -> out(!t) {kv_len_multiple = 192}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -66,7 +66,7 @@ func.func @whole_steps(%query : !t, %key : !t, %value : !t, %scale : f32) {
 // CHECK-NOT: blocksparse.segment
 func.func @causal(%query : !t, %key : !t, %value : !t, %scale : f32) {
   %out = flex.attention %query, %key, %value : !t, !t, !t scale(%scale : f32)
-      -> out : !t {max_length = 16777216}
+      -> out(!t) {max_length = 16777216}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -89,7 +89,7 @@ func.func @causal(%query : !t, %key : !t, %value : !t, %scale : f32) {
 // CHECK: blocksparse.segment full {inside} bounds(
 func.func @window(%query : !t, %key : !t, %value : !t, %scale : f32) {
   %out = flex.attention %query, %key, %value : !t, !t, !t scale(%scale : f32)
-      -> out : !t {max_length = 16777216}
+      -> out(!t) {max_length = 16777216}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -109,7 +109,7 @@ func.func @window(%query : !t, %key : !t, %value : !t, %scale : f32) {
 // CHECK-NOT: blocksparse.segment
 func.func @periodic(%query : !t, %key : !t, %value : !t, %scale : f32) {
   %out = flex.attention %query, %key, %value : !t, !t, !t scale(%scale : f32)
-      -> out : !t {max_length = 16777216}
+      -> out(!t) {max_length = 16777216}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -139,7 +139,7 @@ func.func @large_blocks(%query : !t, %key : !t, %value : !t, %scale : f32,
   %out = flex.attention %query, %key, %value : !t, !t, !t scale(%scale : f32)
       tables(%num, %idx, %num, %idx : tensor<?x?x?xi32>, tensor<?x?x?x?xi32>,
              tensor<?x?x?xi32>, tensor<?x?x?x?xi32>)
-      -> out : !t {sparse_block = array<i64: 128, 256>}
+      -> out(!t) {sparse_block = array<i64: 128, 256>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {

@@ -21,7 +21,7 @@ func.func @no_mask(%q : !t, %scale : f32) {
   // CHECK: blocksparse.segment partial bounds(
   // CHECK-NOT: mask_mod
   // CHOSEN: block_m = 32 : i32, block_n = 96 : i32
-  %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32) -> out(!t)
       {scale_positive}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -39,7 +39,7 @@ func.func @no_mask_even(%q : !t, %scale : f32) {
   // CHECK: blocksparse.segment full {inside}
   // CHECK-NOT: blocksparse.segment
   // CHECK: func.return
-  %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32) -> out(!t)
       {kv_len_multiple = 128}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -63,7 +63,7 @@ func.func @mask(%q : !t, %scale : f32, %w : i64) {
   // CHECK-NOT: blocksparse.segment
   // CHECK: func.return
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      captures(%w : i64) -> out : !t
+      captures(%w : i64) -> out(!t)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %w_ : i64) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %w_ : i64) {
@@ -96,7 +96,7 @@ func.func @tables(%q : !t, %scale : f32, %num : !num, %idx : !idx) {
   // CHOSEN-LABEL: @tables
   // CHOSEN: block_m = 32 : i32, block_n = 128 : i32
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      tables(%num, %idx : !num, !idx) -> out : !t
+      tables(%num, %idx : !num, !idx) -> out(!t)
       {sparse_block = array<i64: 128, 128>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -122,7 +122,7 @@ func.func @full_tables(%q : !t, %scale : f32, %num : !num, %idx : !idx,
   // A tile divides the blocks of the table.
   // CHOSEN: block_m = 32 : i32, block_n = 32 : i32
   %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      tables(%num, %idx, %fnum, %fidx : !num, !idx, !num, !idx) -> out : !t
+      tables(%num, %idx, %fnum, %fidx : !num, !idx, !num, !idx) -> out(!t)
       {sparse_block = array<i64: 64, 32>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32

@@ -48,7 +48,7 @@
 // CPP: tile.kernel @refine(
 func.func @documents(%q : !t, %k : !t, %v : !t, %scale : f32, %ids : tensor<?xi32>) {
   %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      captures(%ids : tensor<?xi32>) -> out : !t {index_width = 32 : i64}
+      captures(%ids : tensor<?xi32>) -> out(!t) {index_width = 32 : i64}
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %d : tensor<?xi32>) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %ids_ : tensor<?xi32>) {
@@ -66,7 +66,7 @@ func.func @documents(%q : !t, %k : !t, %v : !t, %scale : f32, %ids : tensor<?xi3
 // CHECK: tile.kernel @classify_1(
 // CHECK: tile.kernel @refine_1(
 func.func @causal(%q : !t, %k : !t, %v : !t, %scale : f32) {
-  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {

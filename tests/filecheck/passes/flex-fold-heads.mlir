@@ -8,7 +8,7 @@
 // Query and results have the rows of a group; mods are told of heads and queries.
 // CHECK: func.func @attention(%q: tensor<?x?x4x64xf32, strided<[?, ?, ?, 1]>>, %k: tensor<?x?x?x64xf32
 // CHECK-SAME: -> (tensor<?x?x4x64xf32, strided<[?, ?, ?, 1]>>, tensor<?x?x4xf32>)
-// CHECK: -> out : tensor<?x?x4x64xf32, strided<[?, ?, ?, 1]>>, lse : tensor<?x?x4xf32> {q_len_multiple = 4 : i64}
+// CHECK: -> out(tensor<?x?x4x64xf32, strided<[?, ?, ?, 1]>>) lse(tensor<?x?x4xf32>) {q_len_multiple = 4 : i64}
 // CHECK-SAME: score_mod
 // CHECK: %[[ZERO:.*]] = arith.constant 0 : i32
 // CHECK-NEXT: %[[FOUR:.*]] = arith.constant 4 : i32
@@ -41,7 +41,7 @@
 func.func @attention(%q : !t, %k : !t, %v : !t, %scale : f32, %slopes : tensor<?xf32>)
     -> (!t, !r) {
   %out, %lse = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      captures(%slopes : tensor<?xf32>) -> out : !t, lse : !r
+      captures(%slopes : tensor<?xf32>) -> out(!t) lse(!r)
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %s_ : tensor<?xf32>) {
     %slope = flex.load_capture %s_[%h] : tensor<?xf32>, i32
     %d = arith.subi %ki, %qi : i32

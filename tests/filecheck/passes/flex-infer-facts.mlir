@@ -6,9 +6,9 @@
 // Soft-capping bounds any score; NaN stays NaN, and does not count.
 // CHECK-LABEL: func.func @soft_cap(
 func.func @soft_cap(%q : !t, %k : !t, %v : !t, %scale : f32) {
-  // CHECK: score_range = array<f64: -2.000000e+01, 2.000000e+01>, scores_finite
-  // CHECK-SAME: no_rows_never_empty = "kv_len may be 0"
-  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+  // CHECK: no_rows_never_empty = "kv_len may be 0"
+  // CHECK-SAME: score_range = array<f64: -2.000000e+01, 2.000000e+01>, scores_finite
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c = arith.constant 2.0e+01 : f32
     %d = arith.divf %s, %c : f32
@@ -25,10 +25,10 @@ func.func @soft_cap(%q : !t, %k : !t, %v : !t, %scale : f32) {
 // A mod that masks: what counts is bounded, but scores may be infinite.
 // CHECK-LABEL: func.func @masked_by_score(
 func.func @masked_by_score(%q : !t, %k : !t, %v : !t, %scale : f32) {
-  // CHECK: score_range = array<f64: -1.000000e+00, 5.000000e+00>
-  // CHECK-SAME: no_scores_finite = "a constant is not finite"
+  // CHECK: no_scores_finite = "a constant is not finite"
   // CHECK-SAME: no_rows_never_empty = "kv_len may be 0"
-  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+  // CHECK-SAME: score_range = array<f64: -1.000000e+00, 5.000000e+00>
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %lo = arith.constant -1.0 : f32
     %hi = arith.constant 4.0 : f32
@@ -54,7 +54,7 @@ func.func @masked_by_score(%q : !t, %k : !t, %v : !t, %scale : f32) {
 // CHECK-LABEL: func.func @positions(
 func.func @positions(%q : !t, %k : !t, %v : !t, %scale : f32) {
   // CHECK: score_range = array<f64: -1.023000e+03, {{1024.0.*}}>, scores_finite
-  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
       {max_length = 1024 : i64}
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %one = arith.constant 1.0 : f32
@@ -77,7 +77,7 @@ func.func @positions(%q : !t, %k : !t, %v : !t, %scale : f32) {
 // CHECK-LABEL: func.func @unbounded(
 func.func @unbounded(%q : !t, %k : !t, %v : !t, %scale : f32, %cap : f32) {
   // CHECK: {no_score_range = "nothing bounds s, an argument", no_scores_finite = "nothing bounds s, an argument", no_rows_never_empty
-  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %one = arith.constant 1.0 : f32
     %r = arith.addf %s, %one : f32
@@ -88,7 +88,7 @@ func.func @unbounded(%q : !t, %k : !t, %v : !t, %scale : f32, %cap : f32) {
   }
   // CHECK: no_score_range = "nothing bounds c, an argument"
   %out2 = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      captures(%cap : f32) -> out : !t
+      captures(%cap : f32) -> out(!t)
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %c : f32) {
     %t = math.tanh %s : f32
     %r = arith.mulf %t, %c : f32
@@ -103,8 +103,8 @@ func.func @unbounded(%q : !t, %k : !t, %v : !t, %scale : f32, %cap : f32) {
 // Without a mask all rows see all keys, if there are any.
 // CHECK-LABEL: func.func @dense(
 func.func @dense(%q : !t, %k : !keys, %v : !keys, %scale : f32) {
-  // CHECK: {rows_never_empty, no_score_range = "nothing bounds s, an argument"
-  %out = flex.attention %q, %k, %v : !t, !keys, !keys scale(%scale : f32) -> out : !t
+  // CHECK: no_scores_finite = "nothing bounds s, an argument", rows_never_empty}
+  %out = flex.attention %q, %k, %v : !t, !keys, !keys scale(%scale : f32) -> out(!t)
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -118,7 +118,7 @@ func.func @dense(%q : !t, %k : !keys, %v : !keys, %scale : f32) {
 // CHECK-LABEL: func.func @stated(
 func.func @stated(%q : !t, %k : !t, %v : !t, %scale : f32) {
   // CHECK: score_range = array<f64: -5.000000e-01, 5.000000e-01>
-  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
       {score_range = array<f64: -0.5, 0.5>}
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     %t = math.tanh %s : f32
@@ -133,8 +133,8 @@ func.func @stated(%q : !t, %k : !t, %v : !t, %scale : f32) {
 // Causal: all rows see the first key, where there is one.
 // CHECK-LABEL: func.func @first_key_is_seen(
 func.func @first_key_is_seen(%q : !t, %k : !t, %v : !t, %scale : f32) {
-  // CHECK: {has_keys, rows_never_empty,
-  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+  // CHECK: has_keys, rows_never_empty}
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
       {has_keys}
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -149,7 +149,7 @@ func.func @first_key_is_seen(%q : !t, %k : !t, %v : !t, %scale : f32) {
 // CHECK-LABEL: func.func @only_the_diagonal(
 func.func @only_the_diagonal(%q : !t, %k : !t, %v : !t, %scale : f32) {
   // CHECK: no_rows_never_empty = "no part of the mask is seen to be true of key 0
-  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
       {has_keys}
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32

@@ -15,7 +15,7 @@
 // CHECK-NEXT:    %same = arith.cmpi eq, %block, %mod : i32
 // CHECK-NEXT:    flex.yield %same : i1
 func.func @indices(%q: tensor<1x1x8x16xf32>, %scale: f32, %t: tensor<?xf32>) -> tensor<1x1x8x16xf32> {
-  %out = flex.attention %q, %q, %q : tensor<1x1x8x16xf32>, tensor<1x1x8x16xf32>, tensor<1x1x8x16xf32> scale(%scale : f32) captures(%t : tensor<?xf32>) -> out : tensor<1x1x8x16xf32> score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %t_ : tensor<?xf32>) {
+  %out = flex.attention %q, %q, %q : tensor<1x1x8x16xf32>, tensor<1x1x8x16xf32>, tensor<1x1x8x16xf32> scale(%scale : f32) captures(%t : tensor<?xf32>) -> out(tensor<1x1x8x16xf32>) score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %t_ : tensor<?xf32>) {
     %c0 = arith.constant 0 : i32
     %n = flex.dim %t_, 0 : tensor<?xf32> -> i32
     %negative = arith.cmpi slt, %qi, %c0 : i32
@@ -63,7 +63,7 @@ func.func @indices(%q: tensor<1x1x8x16xf32>, %scale: f32, %t: tensor<?xf32>) -> 
 // CHECK-NEXT:    %z0 = arith.ori %xy, %sum_negative : i1
 // CHECK-NEXT:    flex.yield %z0 : i1
 func.func @signed(%q: tensor<1x1x8x16xf32>, %scale: f32) -> tensor<1x1x8x16xf32> {
-  %out = flex.attention %q, %q, %q : tensor<1x1x8x16xf32>, tensor<1x1x8x16xf32>, tensor<1x1x8x16xf32> scale(%scale : f32) -> out : tensor<1x1x8x16xf32> score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+  %out = flex.attention %q, %q, %q : tensor<1x1x8x16xf32>, tensor<1x1x8x16xf32>, tensor<1x1x8x16xf32> scale(%scale : f32) -> out(tensor<1x1x8x16xf32>) score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
     %c0 = arith.constant 0 : i32

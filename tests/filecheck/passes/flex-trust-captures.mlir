@@ -6,7 +6,7 @@
 // CHECK-LABEL: func.func @trusted(
 func.func @trusted(%q : !t, %k : !t, %v : !t, %scale : f32, %table : tensor<?xf32>) {
   %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      captures(%table : tensor<?xf32>) -> out : !t {captures_inside}
+      captures(%table : tensor<?xf32>) -> out(!t) {captures_inside}
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %t : tensor<?xf32>) {
     %d = arith.subi %qi, %ki : i32
     %n = flex.dim %t, 0 : tensor<?xf32> -> i32
@@ -28,7 +28,7 @@ func.func @trusted(%q : !t, %k : !t, %v : !t, %scale : f32, %table : tensor<?xf3
 // CHECK-LABEL: func.func @guarded(
 func.func @guarded(%q : !t, %k : !t, %v : !t, %scale : f32, %table : tensor<?xf32>) {
   %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      captures(%table : tensor<?xf32>) -> out : !t
+      captures(%table : tensor<?xf32>) -> out(!t)
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %t : tensor<?xf32>) {
     // CHECK: flex.load_capture %{{.*}}[%{{.*}}] : tensor<?xf32>, i32
     %x = flex.load_capture %t[%h] : tensor<?xf32>, i32

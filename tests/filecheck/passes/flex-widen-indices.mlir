@@ -12,7 +12,7 @@ func.func @squares(%q : !t, %k : !t, %v : !t, %scale : f32) {
   // CHECK-NEXT: %kk = arith.muli %ki_1, %ki_1 : i64
   // CHECK-NEXT: %c = arith.cmpi sge, %qq, %kk : i64
   // CHECK-NEXT: flex.yield %c : i1
-  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
       {max_length = 16777216}
   score_mod(%s : f32, %sb : i32, %sh : i32, %sq : i32, %sk : i32) {
     flex.yield %s : f32
@@ -30,7 +30,7 @@ func.func @squares(%q : !t, %k : !t, %v : !t, %scale : f32) {
 func.func @short_squares(%q : !t, %k : !t, %v : !t, %scale : f32) {
   // CHECK-NOT: arith.extsi
   // CHECK: arith.cmpi sge, %qq, %kk : i32
-  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
       {max_length = 46340}
   score_mod(%s : f32, %sb : i32, %sh : i32, %sq : i32, %sk : i32) {
     flex.yield %s : f32
@@ -50,7 +50,7 @@ func.func @known_to_fit(%q : !t, %k : !t, %v : !t, %scale : f32, %w : i64) {
   // CHECK-NEXT: %qq = arith.muli %qi, %w32 : i32
   // CHECK-NEXT: arith.cmpi sge, %qq, %ki : i32
   %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      captures(%w : i64) -> out : !t {indices_fit}
+      captures(%w : i64) -> out(!t) {indices_fit}
   score_mod(%s : f32, %sb : i32, %sh : i32, %sq : i32, %sk : i32, %sw : i64) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %w_1 : i64) {
@@ -68,7 +68,7 @@ func.func @offsets(%q : !t, %k : !t, %v : !t, %scale : f32) {
   // CHECK: %near = arith.addi %qi, %{{.*}} : i32
   // CHECK: %far = arith.addi %{{.*}}, %{{.*}} : i64
   // CHECK: arith.cmpi sge, %near, %ki : i32
-  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
       {max_length = 16777216}
   score_mod(%s : f32, %sb : i32, %sh : i32, %sq : i32, %sk : i32) {
     flex.yield %s : f32
@@ -96,7 +96,7 @@ func.func @window(%q : !t, %k : !t, %v : !t, %scale : f32, %w : i64) {
   // CHECK-NEXT: %clamped = arith.trunci %[[MIN]] : i64 to i32
   // CHECK-NEXT: %c = arith.cmpi sle, %d, %clamped : i32
   %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      captures(%w : i64) -> out : !t
+      captures(%w : i64) -> out(!t)
   score_mod(%s : f32, %sb : i32, %sh : i32, %sq : i32, %sk : i32, %sw : i64) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %w_1 : i64) {
@@ -114,7 +114,7 @@ func.func @half_a_window(%q : !t, %k : !t, %v : !t, %scale : f32, %w : i64) {
   // CHECK: %half = arith.divsi %w_1, %{{.*}} : i64
   // CHECK: %{{.*}} = arith.maxsi %half
   %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      captures(%w : i64) -> out : !t
+      captures(%w : i64) -> out(!t)
   score_mod(%s : f32, %sb : i32, %sh : i32, %sq : i32, %sk : i32, %sw : i64) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %w_1 : i64) {
@@ -140,7 +140,7 @@ func.func @scores(%q : !t, %k : !t, %v : !t, %scale : f32, %t : tensor<?xf32>) {
   // CHECK: %[[ROOT:.*]] = arith.trunci %root : i64 to i32
   // CHECK: flex.load_capture %t_1[%[[ROOT]]] : tensor<?xf32>, i32
   %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      captures(%t : tensor<?xf32>) -> out : !t {max_length = 16777216}
+      captures(%t : tensor<?xf32>) -> out(!t) {max_length = 16777216}
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %t_1 : tensor<?xf32>) {
     %qq = arith.muli %qi, %qi : i32
     %kk = arith.muli %ki, %ki : i32
@@ -173,7 +173,7 @@ func.func @own_types(%q : !t, %k : !t, %v : !t, %scale : f32, %t : tensor<?xi32>
   // CHECK: %clamped = arith.trunci
   // CHECK: %d = arith.cmpi sge, %clamped, %ki : i32
   %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32)
-      captures(%t : tensor<?xi32>) -> out : !t {max_length = 16777216}
+      captures(%t : tensor<?xi32>) -> out(!t) {max_length = 16777216}
   score_mod(%s : f32, %sb : i32, %sh : i32, %sq : i32, %sk : i32, %st : tensor<?xi32>) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %t_1 : tensor<?xi32>) {
@@ -200,7 +200,7 @@ func.func @hash(%q : !t, %k : !t, %v : !t, %scale : f32) {
   // CHECK: %low = arith.andi %high, %{{.*}} : i64
   // CHECK: %[[LOW:.*]] = arith.trunci %low : i64 to i32
   // CHECK: arith.cmpi slt, %[[LOW]], %{{.*}} : i32
-  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
       {max_length = 16777216}
   score_mod(%s : f32, %sb : i32, %sh : i32, %sq : i32, %sk : i32) {
     flex.yield %s : f32
@@ -225,7 +225,7 @@ func.func @literal(%q : !t, %k : !t, %v : !t, %scale : f32) {
   // CHECK: %prime = arith.constant 2654435761 : i64
   // CHECK: %mixed = arith.muli %{{.*}}, %prime : i64
   // CHECK: %low = arith.andi %mixed, %{{.*}} : i64
-  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
       {max_length = 16777216}
   score_mod(%s : f32, %sb : i32, %sh : i32, %sq : i32, %sk : i32) {
     flex.yield %s : f32
@@ -248,7 +248,7 @@ func.func @shifts(%q : !t, %k : !t, %v : !t, %scale : f32) {
   // CHECK-NEXT: %[[FAR:.*]] = arith.trunci %far : i64 to i32
   // CHECK: %near = arith.shrsi %qi, %{{.*}} : i32
   // CHECK: arith.cmpi slt, %[[FAR]], %near : i32
-  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out : !t
+  %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
       {max_length = 16777216}
   score_mod(%s : f32, %sb : i32, %sh : i32, %sq : i32, %sk : i32) {
     flex.yield %s : f32

@@ -36,7 +36,7 @@
 func.func @attention(%query : !t, %key : !t, %value : !t, %scale : f32,
                      %slopes : !slopes) -> !t {
   %out = flex.attention %query, %key, %value : !t, !t, !t scale(%scale : f32)
-      captures(%slopes : !slopes) -> out : !t {scale_positive, index_width = 32}
+      captures(%slopes : !slopes) -> out(!t) {scale_positive, index_width = 32}
       score_mod(%score : f32, %b : i32, %h : i32, %q_idx : i32, %kv_idx : i32,
                 %slopes_ : !slopes) {
     %slope = flex.load_capture %slopes_[%h] : !slopes, i32

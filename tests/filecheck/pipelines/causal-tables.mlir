@@ -53,7 +53,7 @@ func.func @attention(%query : !t, %key : !t, %value : !t, %scale : f32,
   %out = flex.attention %query, %key, %value : !t, !t, !t scale(%scale : f32)
       tables(%kv_num_blocks, %kv_indices, %full_kv_num_blocks, %full_kv_indices
              : !num, !idx, !num, !idx)
-      -> out : !t {scale_positive, index_width = 32, kv_len_multiple = 128,
+      -> out(!t) {scale_positive, index_width = 32, kv_len_multiple = 128,
                    sparse_block = array<i64: 128, 128>}
       score_mod(%score : f32, %b : i32, %h : i32, %q_idx : i32, %kv_idx : i32) {
     flex.yield %score : f32

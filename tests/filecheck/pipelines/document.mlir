@@ -38,7 +38,7 @@
 func.func @attention(%query : !t, %key : !t, %value : !t, %scale : f32, %ids : !ids)
     -> !t {
   %out = flex.attention %query, %key, %value : !t, !t, !t scale(%scale : f32)
-      captures(%ids : !ids) -> out : !t {scale_positive, index_width = 32}
+      captures(%ids : !ids) -> out(!t) {scale_positive, index_width = 32}
       score_mod(%score : f32, %b : i32, %h : i32, %q_idx : i32, %kv_idx : i32,
                 %ids_ : !ids) {
     flex.yield %score : f32

@@ -63,7 +63,7 @@ def run(segments: list[str], args: list[Tensor], tables: bool = False) -> list[T
     func.func @attention(%q : {DATA}, %k : {DATA}, %v : {DATA}, %scale : f32{params})
         -> ({DATA}, {ROW}) {{
       %out, %lse = blocksparse.attention %q, %k, %v : {DATA}, {DATA}, {DATA}
-          scale(%scale : f32) {group} -> out : {DATA}, lse : {ROW}
+          scale(%scale : f32) {group} -> out({DATA}) lse({ROW})
           {{block_m = {BLOCK_M} : i32, block_n = {BLOCK_N} : i32}}
           score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {{
         flex.yield %s : f32

@@ -47,7 +47,7 @@ def module_text(
                          %slopes : tensor<?xf32>{params}) -> ({data}, {row}, {row}) {{
       %out, %lse, %max = flex.attention %q, %k, %v : {data}, {data}, {data}
           scale(%scale : f32) captures(%slopes : tensor<?xf32>) {group}
-          -> out : {data}, lse : {row}, max_scores : {row} {{{facts}}}
+          -> out({data}) lse({row}) max_scores({row}) {{{facts}}}
           score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32,
                     %slopes_ : tensor<?xf32>) {{
         %zero = arith.constant 0.0 : f32

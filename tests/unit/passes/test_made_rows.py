@@ -31,6 +31,7 @@ func.func @sums(%a : {MATRIX}, %b : {MATRIX}, %lse : {ROWS}, %rest : {ROWS},
       pairs(%qk : f32, %s : f32, %h : i32, %i : i32, %qi : i32, %ki : i32) {{
     flex.yield %qk : f32
   }} segments {{
+  ^bb0:
   }}
   func.return %sums : {MATRIX}
 }}

@@ -152,9 +152,7 @@ def dot_rows(code: ScalarCode, op: flex.RowDotsOp, rows_of: Rows) -> SSAValue:
         total = found if total is None else combined(code, total, found)
     assert total is not None
     dots = code.insert(tile.ReduceOp(ReduceKind.SUM, total, 1), "dots")
-    for minus in op.minus:
-        dots = combined(code, dots, rows_of(minus))
-    return dots
+    return dots if op.minus is None else combined(code, dots, rows_of(op.minus))
 
 
 def product(

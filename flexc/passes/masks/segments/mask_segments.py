@@ -204,7 +204,7 @@ class MaskSegments:
             code.yield_(code.mul(i, code.const(self.block_n), name))
 
         mask = None if kind == SegmentKind.FULL else self.problem.mask.clone()
-        return SegmentOp(kind, bounds, block, mask, inside)
+        return SegmentOp(kind, bounds, block, mask, ["inside"] * inside)
 
     def some_columns(
         self, code: ScalarCode, i: SSAValue, pieces: Pieces, step: int

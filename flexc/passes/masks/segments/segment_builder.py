@@ -67,7 +67,7 @@ class TableSegments:
         code.yield_(*self.visited(code, block.block, table + 1))
         clone = None if mask is None else mask.clone()
         facts = self.facts if clone is None else [*self.facts, *self.masked_facts]
-        return SegmentOp(kind, bounds, block, clone, facts=facts)
+        return SegmentOp(kind, bounds, block, clone, facts)
 
     @property
     def sparse(self) -> tuple[int, int]:
@@ -287,4 +287,4 @@ def range_segment(
     code = ScalarCode(block.block)
     code.yield_(code.mul(block.block.args[3], code.const(n)))
     clone = None if mask is None else mask.clone()
-    return SegmentOp(kind, bounds, block, clone, inside)
+    return SegmentOp(kind, bounds, block, clone, ["inside"] * inside)

@@ -95,7 +95,7 @@
 
 func.func @attention(%query : !t, %key : !t, %value : !t, %scale : f32) -> !t {
   %out = flex.attention %query, %key, %value : !t, !t, !t scale(%scale : f32)
-      -> out : !t {scale_positive, alignment = 16, kv_len_multiple = 128}
+      -> out(!t) {scale_positive, alignment = 16, kv_len_multiple = 128}
       score_mod(%score : f32, %b : i32, %h : i32, %q_idx : i32, %kv_idx : i32) {
     flex.yield %score : f32
   } mask_mod(%b : i32, %h : i32, %q_idx : i32, %kv_idx : i32) {

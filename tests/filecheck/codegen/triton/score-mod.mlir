@@ -16,7 +16,7 @@
 func.func @attention(%query : !t, %key : !t, %value : !t, %scale : f32, %bias : !bias)
     -> !t {
   %out = flex.attention %query, %key, %value : !t, !t, !t scale(%scale : f32)
-      captures(%bias : !bias) -> out : !t {index_width = 32}
+      captures(%bias : !bias) -> out(!t) {index_width = 32}
       score_mod(%score : f32, %b : i32, %h : i32, %q_idx : i32, %kv_idx : i32,
                 %bias_ : !bias) {
     %index = arith.addi %q_idx, %kv_idx : i32

@@ -6,7 +6,7 @@
 func.func @every_part(%q : tensor<?x?x?x64xf32>, %scale : f32, %slopes : tensor<?xf32>,
                       %num : tensor<?x?x?xi32>, %idx : tensor<?x?x?x?xi32>) {
   // CHECK: %out, %lse = blocksparse.attention %q, %q, %q
-  // CHECK-SAME: captures(%slopes : tensor<?xf32>) tables(%num, %idx : tensor<?x?x?xi32>, tensor<?x?x?x?xi32>) -> out : tensor<?x?x?x64xf32>, lse : tensor<?x?x?xf32>
+  // CHECK-SAME: captures(%slopes : tensor<?xf32>) tables(%num, %idx : tensor<?x?x?xi32>, tensor<?x?x?x?xi32>) -> out(tensor<?x?x?x64xf32>) lse(tensor<?x?x?xf32>)
   // CHECK-SAME: block_m = 64 : i32, block_n = 32 : i32, order = #blocksparse<order descending>
   // CHECK-SAME: score_mod(
   // CHECK-GENERIC: "blocksparse.attention"(%q, %q, %q, %scale, %slopes, %num, %idx) <{
@@ -15,7 +15,7 @@ func.func @every_part(%q : tensor<?x?x?x64xf32>, %scale : f32, %slopes : tensor<
       : tensor<?x?x?x64xf32>, tensor<?x?x?x64xf32>, tensor<?x?x?x64xf32>
       scale(%scale : f32) captures(%slopes : tensor<?xf32>)
       tables(%num, %idx : tensor<?x?x?xi32>, tensor<?x?x?x?xi32>)
-      -> out : tensor<?x?x?x64xf32>, lse : tensor<?x?x?xf32>
+      -> out(tensor<?x?x?x64xf32>) lse(tensor<?x?x?xf32>)
       {block_m = 64 : i32, block_n = 32 : i32, order = #blocksparse<order descending>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32,
                 %slopes_ : tensor<?xf32>) {

@@ -4,7 +4,7 @@ func.func @no_rows(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: block_m expects a positive number, got 0
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       {block_m = 0 : i32, block_n = 16 : i32}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -24,7 +24,7 @@ func.func @other_ops(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: segments expects blocksparse.segment ops only, got arith.constant
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       {block_m = 16 : i32, block_n = 16 : i32}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -40,7 +40,7 @@ func.func @bounds_arguments(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: bounds expects arguments (i32, i32, i32, i32, i32), got (i32)
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       {block_m = 16 : i32, block_n = 16 : i32}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -60,7 +60,7 @@ func.func @bounds_result(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: bounds expects to yield (i32, i32), got (i32)
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       {block_m = 16 : i32, block_n = 16 : i32}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -80,7 +80,7 @@ func.func @block_result(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: block expects to yield (i32, i32), got (i32, i32, i32)
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       {block_m = 16 : i32, block_n = 16 : i32}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -100,7 +100,7 @@ func.func @trimmed_sticks_out(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: a trimmed segment expects to be inside
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       {block_m = 16 : i32, block_n = 16 : i32}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -120,7 +120,7 @@ func.func @trimmed_and_padded(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: a trimmed segment is neither padded nor mixed
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       {block_m = 16 : i32, block_n = 16 : i32}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -140,7 +140,7 @@ func.func @skips_without_count(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: a segment that may_skip expects a count
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       {block_m = 16 : i32, block_n = 16 : i32}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -160,7 +160,7 @@ func.func @full_with_mask(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: a full segment expects no mask_mod, got one
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       {block_m = 16 : i32, block_n = 16 : i32}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -183,7 +183,7 @@ func.func @mask_result(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: mask_mod expects to yield (i1), got (i32)
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       {block_m = 16 : i32, block_n = 16 : i32}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -205,7 +205,7 @@ func.func @choice_of_full(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: a full segment expects no masked_if, got one
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       {block_m = 16 : i32, block_n = 16 : i32}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -228,7 +228,7 @@ func.func @mixed_without_mask(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: a mixed segment expects a mask_mod, got none
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       {block_m = 16 : i32, block_n = 16 : i32}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -280,6 +280,8 @@ func.func @sums_without_rows_in_a_tile(%q : tensor<?x?x?x8xf32>, %scale : f32) {
        sums = [#flex.sum<matrix [[0, 0]]>]}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %qk : f32
-  } segments {}
+  } segments {
+  ^bb0:
+  }
   func.return
 }

@@ -413,7 +413,7 @@ func.func @column_block(%q : !m, %scale : f32, %lse : !r) {
 !u = tensor<?x?x?x?xi32>
 
 func.func @column_tables(%q : !m, %scale : f32, %lse : !r, %num : !t, %idx : !u) {
-  // CHECK: tables and column_tables expect none, two or four tensors, and as many of the one as of the other, got 2 and 1
+  // CHECK: column_tables expects none or 2 tensors as there are tables, got 1
   %dk = flex.attention_backward %q, %q, %q : !m, !m, !m saved(%q, %lse : !m, !r)
       cotangents(%q : !m) scale(%scale : f32) tables(%num, %idx : !t, !u)
       column_tables(%num : !t) -> !m {wrt = ["key"], sparse_block = array<i64: 128, 64>}

@@ -7,7 +7,7 @@ func.func @every_part(%q : tensor<?x?x?x64xbf16>, %k : tensor<?x?x?x64xbf16>,
                       %v : tensor<?x?x?x32xbf16>, %scale : f32,
                       %slopes : tensor<?xf32>, %window : i64,
                       %num : tensor<?x?x?xi32>, %idx : tensor<?x?x?x?xi32>) {
-  // CHECK: %out, %lse, %max_scores = flex.attention %q, %k, %v : tensor<?x?x?x64xbf16>, tensor<?x?x?x64xbf16>, tensor<?x?x?x32xbf16> scale(%scale : f32) captures(%slopes, %window : tensor<?xf32>, i64) tables(%num, %idx : tensor<?x?x?xi32>, tensor<?x?x?x?xi32>) -> out : tensor<?x?x?x32xbf16>, lse : tensor<?x?x?xf32>, max_scores : tensor<?x?x?xf32>
+  // CHECK: %out, %lse, %max_scores = flex.attention %q, %k, %v : tensor<?x?x?x64xbf16>, tensor<?x?x?x64xbf16>, tensor<?x?x?x32xbf16> scale(%scale : f32) captures(%slopes, %window : tensor<?xf32>, i64) tables(%num, %idx : tensor<?x?x?xi32>, tensor<?x?x?x?xi32>) -> out(tensor<?x?x?x32xbf16>) lse(tensor<?x?x?xf32>) max_scores(tensor<?x?x?xf32>)
   // CHECK-SAME: {scale_positive, q_len_multiple = 64 : i64, kv_len_multiple = 128 : i64, alignment = 16 : i64, index_width = 32 : i64, sparse_block = array<i64: 128, 128>}
   // CHECK-SAME: score_mod(%s: f32, %b: i32, %h: i32, %qi: i32, %ki: i32, %slopes_: tensor<?xf32>, %window_: i64) {
   // CHECK-NEXT: %m = flex.load_capture %slopes_[%h] : tensor<?xf32>, i32
@@ -17,15 +17,15 @@ func.func @every_part(%q : tensor<?x?x?x64xbf16>, %k : tensor<?x?x?x64xbf16>,
   // CHECK-NEXT: } mask_mod(%b
   // CHECK: flex.yield %c : i1
   // CHECK-GENERIC: "flex.attention"(%q, %k, %v, %scale, %slopes, %window, %num, %idx) <{
-  // CHECK-GENERIC-SAME: operandSegmentSizes = array<i32: 1, 1, 1, 1, 2, 2, 0>
   // CHECK-GENERIC-SAME: resultSegmentSizes = array<i32: 1, 1, 1, 0, 0, 0>
+  // CHECK-GENERIC-SAME: operandSegmentSizes = array<i32: 1, 1, 1, 1, 2, 2, 0>
   // CHECK-GENERIC: "flex.load_capture"(%slopes_, %h) : (tensor<?xf32>, i32) -> f32
   %out, %lse, %max_scores = flex.attention %q, %k, %v
       : tensor<?x?x?x64xbf16>, tensor<?x?x?x64xbf16>, tensor<?x?x?x32xbf16>
       scale(%scale : f32) captures(%slopes, %window : tensor<?xf32>, i64)
       tables(%num, %idx : tensor<?x?x?xi32>, tensor<?x?x?x?xi32>)
-      -> out : tensor<?x?x?x32xbf16>, lse : tensor<?x?x?xf32>,
-         max_scores : tensor<?x?x?xf32>
+      -> out(tensor<?x?x?x32xbf16>) lse(tensor<?x?x?xf32>)
+         max_scores(tensor<?x?x?xf32>)
       {scale_positive, q_len_multiple = 64, kv_len_multiple = 128, alignment = 16,
        index_width = 32, sparse_block = array<i64: 128, 128>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32,
@@ -45,10 +45,10 @@ func.func @every_part(%q : tensor<?x?x?x64xbf16>, %k : tensor<?x?x?x64xbf16>,
 // Nothing that may be left out; only the second of the optional results.
 // CHECK-LABEL: @least
 func.func @least(%q : tensor<?x?x?x8xf64>, %scale : f64) {
-  // CHECK: %out, %max_scores = flex.attention %q, %q, %q : tensor<?x?x?x8xf64>, tensor<?x?x?x8xf64>, tensor<?x?x?x8xf64> scale(%scale : f64) -> out : tensor<?x?x?x8xf64>, max_scores : tensor<?x?x?xf64> score_mod(
+  // CHECK: %out, %max_scores = flex.attention %q, %q, %q : tensor<?x?x?x8xf64>, tensor<?x?x?x8xf64>, tensor<?x?x?x8xf64> scale(%scale : f64) -> out(tensor<?x?x?x8xf64>) max_scores(tensor<?x?x?xf64>) score_mod(
   %out, %max_scores = flex.attention %q, %q, %q
       : tensor<?x?x?x8xf64>, tensor<?x?x?x8xf64>, tensor<?x?x?x8xf64>
-      scale(%scale : f64) -> out : tensor<?x?x?x8xf64>, max_scores : tensor<?x?x?xf64>
+      scale(%scale : f64) -> out(tensor<?x?x?x8xf64>) max_scores(tensor<?x?x?xf64>)
       score_mod(%s : f64, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f64
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {

@@ -4,7 +4,7 @@ func.func @rank(%q : tensor<?x?x8xf32>, %k : tensor<?x?x?x8xf32>, %scale : f32) 
   // CHECK: query expects 4 dimensions, got tensor<?x?x8xf32>
   %out = flex.attention %q, %k, %k
       : tensor<?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -20,7 +20,7 @@ func.func @key_dim(%q : tensor<?x?x?x8xf32>, %k : tensor<?x?x?x16xf32>, %scale :
   // CHECK: key expects head dim 8 as the query has, got 16
   %out = flex.attention %q, %k, %k
       : tensor<?x?x?x8xf32>, tensor<?x?x?x16xf32>, tensor<?x?x?x16xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x16xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x16xf32>)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -36,7 +36,7 @@ func.func @value_dim(%q : tensor<?x?x?x8xf32>, %v : tensor<?x?x?x4xf32>, %scale 
   // CHECK: out expects head dim 4 as the value has, got 8
   %out = flex.attention %q, %q, %v
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x4xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -52,7 +52,7 @@ func.func @scale_type(%q : tensor<?x?x?x8xbf16>, %scale : f64) {
   // CHECK: scale expects type f32, got f64
   %out = flex.attention %q, %q, %q
       : tensor<?x?x?x8xbf16>, tensor<?x?x?x8xbf16>, tensor<?x?x?x8xbf16>
-      scale(%scale : f64) -> out : tensor<?x?x?x8xbf16>
+      scale(%scale : f64) -> out(tensor<?x?x?x8xbf16>)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -68,7 +68,7 @@ func.func @capture_type(%q : tensor<?x?x?x8xf32>, %scale : f32, %i : index) {
   // CHECK: captures expects scalars and tensors, got index
   %out = flex.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) captures(%i : index) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) captures(%i : index) -> out(tensor<?x?x?x8xf32>)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %i_ : index) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %i_ : index) {
@@ -84,7 +84,7 @@ func.func @score_arguments(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: score_mod expects arguments (f32, i32, i32, i32, i32), got (f32, i32, i32)
   %out = flex.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       score_mod(%s : f32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -100,7 +100,7 @@ func.func @terminator(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: score_mod expects flex.yield as its last op
   %out = flex.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     "test.termop"() : () -> ()
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -116,7 +116,7 @@ func.func @mask_result(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: mask_mod expects to yield (i1), got (i32)
   %out = flex.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -131,7 +131,7 @@ func.func @tensor_op(%q : tensor<?x?x?x8xf32>, %scale : f32, %t : tensor<4xf32>)
   // CHECK: score_mod expects scalar ops only, got arith.addf of type tensor<4xf32>
   %out = flex.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) captures(%t : tensor<4xf32>) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) captures(%t : tensor<4xf32>) -> out(tensor<?x?x?x8xf32>)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32,
                 %t_ : tensor<4xf32>) {
     %u = arith.addf %t_, %t_ : tensor<4xf32>
@@ -150,7 +150,7 @@ func.func @table_count(%q : tensor<?x?x?x8xf32>, %scale : f32, %num : tensor<?x?
   %out = flex.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
       scale(%scale : f32) tables(%num : tensor<?x?x?xi32>)
-      -> out : tensor<?x?x?x8xf32> {sparse_block = array<i64: 128, 128>}
+      -> out(tensor<?x?x?x8xf32>) {sparse_block = array<i64: 128, 128>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -166,7 +166,7 @@ func.func @tables_without_block(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: sparse_block expects tables, and tables expect it
   %out = flex.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       {sparse_block = array<i64: 128, 128>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -183,7 +183,7 @@ func.func @range_without_order(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: score_range expects a lower and an upper bound, got [1.0, -1.0]
   %out = flex.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       {score_range = array<f64: 1.0, -1.0>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
@@ -205,7 +205,7 @@ func.func @load_rank(%t : tensor<?x?xf32>, %i : i32) {
 // -----
 
 func.func @load_type(%t : tensor<?xf32>, %i : i32) {
-  // CHECK: result expects type f32, got f64
+  // CHECK: attribute f32 expected from variable 'T', but got f64
   %a = "flex.load_capture"(%t, %i) : (tensor<?xf32>, i32) -> f64
   func.return
 }
@@ -214,7 +214,7 @@ func.func @load_type(%t : tensor<?xf32>, %i : i32) {
 
 func.func @no_length(%q : tensor<1x1x?x8xf32>, %scale : f32) {
   // CHECK: max_length expects a positive number, got 0
-  %out = flex.attention %q, %q, %q : tensor<1x1x?x8xf32>, tensor<1x1x?x8xf32>, tensor<1x1x?x8xf32> scale(%scale : f32) -> out : tensor<1x1x?x8xf32> {max_length = 0 : i64}
+  %out = flex.attention %q, %q, %q : tensor<1x1x?x8xf32>, tensor<1x1x?x8xf32>, tensor<1x1x?x8xf32> scale(%scale : f32) -> out(tensor<1x1x?x8xf32>) {max_length = 0 : i64}
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -228,7 +228,7 @@ func.func @no_length(%q : tensor<1x1x?x8xf32>, %scale : f32) {
 
 func.func @odd_width(%q : tensor<1x1x?x8xf32>, %scale : f32) {
   // CHECK: index_width expects 32 or 64, got 7
-  %out = flex.attention %q, %q, %q : tensor<1x1x?x8xf32>, tensor<1x1x?x8xf32>, tensor<1x1x?x8xf32> scale(%scale : f32) -> out : tensor<1x1x?x8xf32> {index_width = 7 : i64}
+  %out = flex.attention %q, %q, %q : tensor<1x1x?x8xf32>, tensor<1x1x?x8xf32>, tensor<1x1x?x8xf32> scale(%scale : f32) -> out(tensor<1x1x?x8xf32>) {index_width = 7 : i64}
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -247,7 +247,7 @@ func.func @odd_width(%q : tensor<1x1x?x8xf32>, %scale : f32) {
 // -----
 
 %t, %i = "test.op"() : () -> (f32, i32)
-// CHECK: tensor expects a tensor, got f32
+// CHECK: f32 should be of base attribute tensor
 %x = flex.load_capture %t[%i] : f32, i32
 
 // -----
@@ -259,7 +259,7 @@ func.func @block_of_one_number(%q : tensor<?x?x?x8xf32>, %scale : f32,
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
       scale(%scale : f32)
       tables(%num, %idx : tensor<?x?x?xi32>, tensor<?x?x?x?xi32>)
-      -> out : tensor<?x?x?x8xf32> {sparse_block = array<i64: 128>}
+      -> out(tensor<?x?x?x8xf32>) {sparse_block = array<i64: 128>}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -275,7 +275,7 @@ func.func @comparison_of_two_types(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   // CHECK: arith.cmpi expects operands of one type, got i32 and i1
   %out = flex.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
-      scale(%scale : f32) -> out : tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {

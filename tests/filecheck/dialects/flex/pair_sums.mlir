@@ -79,7 +79,7 @@ func.func @finish(%sums : !r, %bias : tensor<?xbf16>, %out : !m) {
   %d = flex.zeros_like %bias : tensor<?xbf16> -> tensor<?xbf16>
   // CHECK: %e = flex.scatter_sums row %sums, %bias : tensor<?x?x?xf32>, tensor<?xbf16> captures(%bias : tensor<?xbf16>) plus(%d : tensor<?xbf16>) index(%b: i32, %h: i32, %qi: i32, %ki: i32, %bias_: tensor<?xbf16>) {
   // CHECK-NEXT: flex.yield %qi : i32
-  // CHECK-GENERIC: "flex.scatter_sums"(%sums, %bias, %bias, %d) <{by = "row"
+  // CHECK-GENERIC: "flex.scatter_sums"(%sums, %bias, %bias, %d) <{by = #flex<coordinates row>
   %e = flex.scatter_sums row %sums, %bias : !r, tensor<?xbf16>
       captures(%bias : tensor<?xbf16>) plus(%d : tensor<?xbf16>)
       index(%b : i32, %h : i32, %qi : i32, %ki : i32, %bias_ : tensor<?xbf16>) {

@@ -6,7 +6,7 @@
 func.func @rows(%q : !m, %scale : f32, %n : i32) {
   // CHECK: splits expects row_shift and log_sum among results
   %out = flex.attention %q, %q, %q : !m, !m, !m scale(%scale : f32) splits(%n : i32)
-      -> out : !m score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+      -> out(!m) score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
     %true = arith.constant true
@@ -24,7 +24,7 @@ func.func @lse(%q : !m, %scale : f32, %n : i32) {
   // CHECK: splits expects no lse among results
   %out, %lse, %shift, %sum = flex.attention %q, %q, %q : !m, !m, !m
       scale(%scale : f32) splits(%n : i32)
-      -> out : !m, lse : !r, row_shift : !r, log_sum : !r
+      -> out(!m) lse(!r) row_shift(!r) log_sum(!r)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -42,7 +42,7 @@ func.func @lse(%q : !m, %scale : f32, %n : i32) {
 func.func @out(%q : !h, %scale : f32, %n : i32) {
   // CHECK: out expects elements of f32 with splits, got bf16
   %out, %shift, %sum = flex.attention %q, %q, %q : !h, !h, !h
-      scale(%scale : f32) splits(%n : i32) -> out : !h, row_shift : !r, log_sum : !r
+      scale(%scale : f32) splits(%n : i32) -> out(!h) row_shift(!r) log_sum(!r)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {

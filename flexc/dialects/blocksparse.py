@@ -1,19 +1,39 @@
-"""Segments: runs of blocks that a program visits, and the order of tiles."""
+"""The `blocksparse` dialect: *which* pairs of blocks are visited.
+
+`blocksparse.attention` computes `block_m` query rows at a time and visits the keys in
+*segments*. For each block of rows a segment states, in scalar code, how many blocks of
+`block_n` keys the program visits and the first key of each block. Block tables, ranges
+and closed-form bounds therefore look the same to all later passes. Tile sizes and warps
+are decided at this level; memory, layouts and instructions are not.
+
+```mlir
+%out = blocksparse.attention %q, %k, %v : ... scale(%scale : f32)
+    captures(%slopes : tensor<?xf32>) tables(%num : ..., %idx : ...)
+    -> out(tensor<?x?x?x64xf32>) {block_m = 64 : i32, block_n = 64 : i32}
+    score_mod(...) {...} segments {
+  blocksparse.segment partial bounds(%b : i32, %h : i32, %q_start : i32,
+      %q_len : i32, %kv_len : i32, %slopes_ : ..., %num_ : ..., %idx_ : ...) {
+    ...
+    flex.yield %begin, %end : i32, i32
+  } block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, ...) {
+    ...
+    flex.yield %kv_start : i32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %slopes_ : ...) {...}
+}
+```
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from xdsl.dialects.builtin import IntegerType, UnitAttr, i32
+from xdsl.dialects.builtin import IntegerAttr, IntegerType, UnitAttr, i32
 from xdsl.dialects.utils import EnumAttribute
-from xdsl.ir import (
-    Attribute,
-    Region,
-    SpacedOpaqueSyntaxAttribute,
-)
+from xdsl.ir import Attribute, Dialect, Region, SpacedOpaqueSyntaxAttribute
 from xdsl.irdl import (
     AttrSizedRegionSegments,
     IRDLOperation,
+    ParsePropInAttrDict,
     irdl_attr_definition,
     irdl_op_definition,
     opt_prop_def,
@@ -22,20 +42,15 @@ from xdsl.irdl import (
     region_def,
     traits_def,
 )
-from xdsl.parser import Parser
-from xdsl.printer import Printer
-from xdsl.traits import IsolatedFromAbove, Pure
+from xdsl.traits import IsolatedFromAbove, NoTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.str_enum import StrEnum
 
-from flexc.dialects.flex import PairsOp
+from flexc.dialects import flex
 from flexc.dialects.mod_region import (
     MASK_RESULT,
+    ScalarRegion,
     mod_args,
-    parse_optional_region_with_args,
-    parse_region_with_args,
-    print_properties,
-    print_region_with_args,
     verify_scalar_region,
 )
 
@@ -44,17 +59,6 @@ BOUNDS_ARGS: tuple[IntegerType, ...] = (i32,) * 5
 
 BLOCK_ARGS: tuple[IntegerType, ...] = (i32,) * 6
 """Types of (b, h, q_start, i, q_len, kv_len), the first arguments of `block`."""
-
-
-UNIT_PROPERTIES = (
-    "inside",
-    "full_inside",
-    "nonempty",
-    "padded",
-    "may_skip",
-    "narrowed",
-)
-"""Unit properties of a segment."""
 
 
 class SegmentKind(StrEnum):
@@ -119,8 +123,6 @@ class SegmentOp(IRDLOperation):
 
     name = "blocksparse.segment"
 
-    irdl_options = (AttrSizedRegionSegments(as_property=True),)
-
     kind = prop_def(SegmentKindAttr)
     inside = opt_prop_def(UnitAttr)
     """True if no visited block reaches beyond kv_len: columns need no check."""
@@ -151,28 +153,29 @@ class SegmentOp(IRDLOperation):
     mask_mod = opt_region_def("single_block")
 
     traits = traits_def(IsolatedFromAbove(), Pure())
+    irdl_options = (AttrSizedRegionSegments(as_property=True), ParsePropInAttrDict())
+    custom_directives = (ScalarRegion,)
+    assembly_format = (
+        "$kind attr-dict `bounds` custom<ScalarRegion>($bounds) "
+        "`block` custom<ScalarRegion>($block) "
+        "(`masked_if` custom<ScalarRegion>($masked_if)^)? "
+        "(`mask_mod` custom<ScalarRegion>($mask_mod)^)?"
+    )
 
     def __init__(
         self,
-        kind: SegmentKind | SegmentKindAttr,
+        kind: SegmentKind,
         bounds: Region,
         block: Region,
         mask_mod: Region | None = None,
-        inside: bool = False,
-        attributes: Mapping[str, Attribute] | None = None,
-        masked_if: Region | None = None,
         facts: Sequence[str] = (),
+        masked_if: Region | None = None,
     ):
-        """Create a segment; `facts` names further unit properties to set."""
-        if isinstance(kind, SegmentKind):
-            kind = SegmentKindAttr(kind)
-        facts = [*facts, "inside"] if inside else facts
-        mask = [] if mask_mod is None or not mask_mod.blocks else [mask_mod]
-        choice = [] if masked_if is None or not masked_if.blocks else [masked_if]
+        """Create a segment; `facts` names the unit properties to set."""
+        properties = dict.fromkeys(facts, UnitAttr())
         super().__init__(
-            properties={"kind": kind, **dict.fromkeys(facts, UnitAttr())},
-            attributes=dict(attributes or {}),
-            regions=[bounds, block, choice, mask],
+            properties={"kind": SegmentKindAttr(kind), **properties},
+            regions=[bounds, block, masked_if, mask_mod],
         )
 
     @property
@@ -192,9 +195,9 @@ class SegmentOp(IRDLOperation):
 
     def verify_(self) -> None:
         attention = self.parent_op()
-        if not isinstance(attention, PairsOp):
+        if not isinstance(attention, flex.PairsOp):
             raise VerifyException("expects an op over pairs of positions around it")
-        captures = [c.type for c in attention.captures]
+        captures = attention.capture_types()
         trailing = [*captures, *(t.type for t in attention.tables)]
         verify_scalar_region(
             "bounds", self.bounds, [*BOUNDS_ARGS, *trailing], [i32, i32]
@@ -243,27 +246,91 @@ class SegmentOp(IRDLOperation):
             "masked_if", self.masked_if, [*BLOCK_ARGS, *trailing], MASK_RESULT
         )
 
-    def print(self, printer: Printer) -> None:
-        printer.print_string(f" {self.kind.data}")
-        print_properties(printer, self, skip=["kind"])
-        print_region_with_args(printer, "bounds", self.bounds)
-        print_region_with_args(printer, "block", self.block)
-        if self.masked_if is not None:
-            print_region_with_args(printer, "masked_if", self.masked_if)
-        if self.mask_mod is not None:
-            print_region_with_args(printer, "mask_mod", self.mask_mod)
 
-    @classmethod
-    def parse(cls, parser: Parser) -> SegmentOp:
-        kind = SegmentKind(parser.parse_keyword_in([k.value for k in SegmentKind]))
-        attributes = parser.parse_optional_attr_dict()
-        bounds = parse_region_with_args(parser, "bounds")
-        block = parse_region_with_args(parser, "block")
-        masked_if = parse_optional_region_with_args(parser, "masked_if")
-        mask = parse_optional_region_with_args(parser, "mask_mod")
-        facts = [name for name in UNIT_PROPERTIES if name in attributes]
-        for name in facts:
-            value = attributes.pop(name)
-            if not isinstance(value, UnitAttr):
-                parser.raise_error(f"{name} expects no value, got {value}")
-        return cls(kind, bounds, block, mask, False, attributes, masked_if, facts)
+TILING = (
+    "block_m",
+    "block_n",
+    "num_warps",
+    "num_stages",
+    "heads_per_group",
+    "rows_per_part",
+    "residents",
+)
+"""Integer properties that must be at least 1."""
+
+
+class TiledOp(flex.PairsOp):
+    """An op whose programs own `block_m` rows and visit `block_n` columns at a time."""
+
+    block_m = prop_def(IntegerAttr)
+    """The rows of a tile."""
+    block_n = prop_def(IntegerAttr)
+    """The columns of a tile."""
+    num_warps = opt_prop_def(IntegerAttr)
+    """The warps of a program on a GPU."""
+    num_stages = opt_prop_def(IntegerAttr)
+    """The key blocks in flight on a GPU, including the block that is computed."""
+    rows_per_part = opt_prop_def(IntegerAttr)
+    """The rows that each group of warps computes, if tiles are split by rows."""
+    residents = opt_prop_def(IntegerAttr)
+    """The number of programs that share a multiprocessor, if more than one."""
+    order = opt_prop_def(TileOrderAttr)
+    heads_per_group = opt_prop_def(IntegerAttr)
+    """The number of heads whose tiles start together.
+
+    The longest tiles then start first, and the keys and values of these heads still
+    share the cache.
+    """
+    short_rows = opt_prop_def(UnitAttr)
+    """True if rows may see few keys: fixed costs of programs and loops matter."""
+    segments = region_def("single_block")
+
+    traits = traits_def(NoTerminator())
+
+    def verify_(self) -> None:
+        super().verify_()
+        self.verify_positive(*TILING)
+        for op in self.segments.block.ops:
+            if not isinstance(op, SegmentOp):
+                raise VerifyException(
+                    f"segments expects blocksparse.segment ops only, got {op.name}"
+                )
+
+
+@irdl_op_definition
+class AttentionOp(flex.AttentionLike, TiledOp):
+    """Attention over the pairs that its segments visit; all other pairs are masked.
+
+    Segments visit no pair twice. Only the `bounds` and `block` regions of segments read
+    `tables`. `order` and `heads_per_group` are hints about the order in which tiles
+    start. For masks that give later rows more work, the last rows of several heads
+    start first. With splits, each split visits its share of the iterations of each
+    segment. Shares differ by at most one iteration; the last splits have the larger
+    shares.
+    """
+
+    name = "blocksparse.attention"
+
+    assembly_format = flex.ATTENTION_FORMAT + " `segments` $segments"
+
+
+@irdl_op_definition
+class PairSumsOp(flex.PairSumsLike, TiledOp):
+    """`flex.pair_sums` over the pairs that its segments visit.
+
+    A program owns `block_m` rows and visits segments of blocks of `block_n` columns. In
+    a transposed op, rows are keys and columns are queries, so `bounds` receives (b, h,
+    k_start, kv_len, q_len). b and h always belong to the query. If several query heads
+    share the head of the rows, a program visits the segments of each query head.
+    """
+
+    name = "blocksparse.pair_sums"
+
+    assembly_format = flex.PAIR_SUMS_FORMAT + " `segments` $segments"
+
+
+BlockSparse = Dialect(
+    "blocksparse",
+    [AttentionOp, PairSumsOp, SegmentOp],
+    [SegmentKindAttr, TileOrderAttr],
+)
