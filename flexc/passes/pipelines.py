@@ -47,6 +47,7 @@ from flexc.passes.hopper.specialize_warps.tile_specialize_warps import (
 )
 from flexc.passes.hopper.tile_assign_layouts import TileAssignLayoutsPass
 from flexc.passes.hopper.tile_async_products import TileAsyncProductsPass
+from flexc.passes.hopper.tile_check_capacity import TileCheckCapacityPass
 from flexc.passes.hopper.tile_delay_products import TileDelayProductsPass
 from flexc.passes.hopper.tile_read_diagonals import TileReadDiagonalsPass
 from flexc.passes.hopper.tile_split_rows import TileSplitRowsPass
@@ -185,6 +186,7 @@ def to_schedule(options: LoweringOptions = NO_OPTIONS) -> Passes:
         *TIDY,
         # Loads and products have their final order: waits for them can be written.
         TileSpecializeWarpsPass(shared_memory=options.shared_memory),
+        TileCheckCapacityPass(),
         *TIDY,
         TileAsyncProductsPass(),
         *TIDY,

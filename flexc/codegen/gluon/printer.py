@@ -28,8 +28,7 @@ from flexc.dialects.tile import (
     ProductAttr,
     schedule,
 )
-from flexc.dialects.tile.schedule import PendingType
-from flexc.dialects.tile.schedule.capacity import shared_bytes
+from flexc.dialects.tile.schedule import PendingType, shared_bytes
 
 SUPPORT = "flexc.codegen.gluon.support"
 NAN_OPS = arith.MaximumfOp | arith.MinimumfOp

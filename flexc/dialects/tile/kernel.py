@@ -98,7 +98,7 @@ class KernelOp(IRDLOperation):
             raise VerifyException(
                 f"grid expects a map of (b, h, q_len) to three numbers at most: {grid}"
             )
-        verify_schedule(self.body, self.attributes)
+        verify_schedule(self.body)
         for op in self.body.walk():
             verify_comparison(op)
 

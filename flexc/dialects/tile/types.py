@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TypeAlias
 
 from typing_extensions import TypeIs
 from xdsl.dialects.builtin import (
     ArrayAttr,
     ContainerType,
+    FixedBitwidthType,
     IntAttr,
     MemRefType,
     NoneAttr,
@@ -409,3 +411,9 @@ def element_of(type_: Attribute) -> Attribute:
 def transposed(tile: TileType) -> TileType:
     """Return the type of a tile's transpose."""
     return TileType(tile.element_type, tile.get_shape()[::-1])
+
+
+def tile_bytes(tile: TileType) -> int:
+    """Return the number of bytes that a tile takes."""
+    assert isinstance(tile.element_type, FixedBitwidthType)
+    return prod(tile.get_shape()) * tile.element_type.size

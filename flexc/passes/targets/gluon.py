@@ -28,6 +28,21 @@ PART_ROWS = 64
 PART_WARPS = 4
 """The warps of a consumer."""
 
+REGISTERS = 65536
+"""The number of 32-bit registers of a multiprocessor."""
+
+LEAST_REGISTERS, MOST_REGISTERS, REGISTER_STEP = 24, 240, 8
+"""The registers that a thread of a role may have. The most is for ptxas: below 255."""
+
+THREADS = 1024
+"""The most threads of a program."""
+
+RESERVED_BYTES = 1024
+"""The shared memory that each program takes in addition to its own, in bytes.
+
+All programs of a multiprocessor together have `HOPPER_SHARED_MEMORY + RESERVED_BYTES`.
+"""
+
 WIDTH = 16
 """The bits of elements whose products are asynchronous."""
 

@@ -6,11 +6,6 @@ Passes write a schedule (`tile-split-rows`, `tile-delay-products`,
 
 from __future__ import annotations
 
-from flexc.dialects.tile.schedule.capacity import (
-    SHARED_BYTES,
-    shared_bytes,
-    tile_bytes,
-)
 from flexc.dialects.tile.schedule.memory import (
     ArriveOp,
     AwaitCopiesOp,
@@ -24,6 +19,7 @@ from flexc.dialects.tile.schedule.memory import (
     SlotOp,
     TransposeViewOp,
     WriteViewOp,
+    shared_bytes,
 )
 from flexc.dialects.tile.schedule.products import AwaitDotOp, IssueDotOp
 from flexc.dialects.tile.schedule.roles import (
@@ -37,6 +33,7 @@ from flexc.dialects.tile.types import (
     PendingType,
     SharedType,
     ViewType,
+    tile_bytes,
     tile_of,
 )
 
@@ -66,7 +63,6 @@ SCHEDULE_TYPES = (SharedType, ViewType, BarriersType, PendingType)
 __all__ = [
     "SCHEDULE_OPS",
     "SCHEDULE_TYPES",
-    "SHARED_BYTES",
     "ArriveOp",
     "AwaitCopiesOp",
     "AwaitDotOp",

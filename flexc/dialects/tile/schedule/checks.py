@@ -1,4 +1,4 @@
-"""Checks of a kernel's schedule as a whole: roles, capacity, and signals of barriers.
+"""Checks of a kernel's schedule as a whole: roles, and signals of barriers.
 
 These checks cover only what the IR decides. Phases depend on a run; the interpreter
 checks them.
@@ -6,12 +6,10 @@ checks them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import (
-    Attribute,
     Block,
     BlockArgument,
     Operation,
@@ -20,17 +18,8 @@ from xdsl.ir import (
     SSAValue,
 )
 from xdsl.utils.exceptions import VerifyException
-from xdsl.utils.hints import isa
 
 from flexc.dialects.constants import int_constant
-from flexc.dialects.tile.schedule.capacity import (
-    SHARED_BYTES,
-    WARP_GROUP,
-    shared_bytes,
-    tile_bytes,
-    verify_residents,
-    verify_starting_registers,
-)
 from flexc.dialects.tile.schedule.memory import (
     ArriveOp,
     AwaitOp,
@@ -39,9 +28,9 @@ from flexc.dialects.tile.schedule.memory import (
     ExpectOp,
     SharedOp,
 )
-from flexc.dialects.tile.schedule.products import ROWS, IssueDotOp
+from flexc.dialects.tile.schedule.products import ROWS, WARP_GROUP, IssueDotOp
 from flexc.dialects.tile.schedule.roles import RoleOp, RolesOp
-from flexc.dialects.tile.types import BarriersType, PendingType, tile_of
+from flexc.dialects.tile.types import BarriersType, PendingType, tile_bytes, tile_of
 
 
 def depends_on(value: SSAValue, source: SSAValue) -> bool:
@@ -200,8 +189,8 @@ def _copies_after(expect: ExpectOp) -> Iterator[CopyInOp]:
         op = op.next_op
 
 
-def verify_schedule(body: Region, attributes: Mapping[str, Attribute]) -> None:
-    """Verify a kernel's body: at most one set of roles, barriers, and capacity."""
+def verify_schedule(body: Region) -> None:
+    """Verify a kernel's body: at most one set of roles, and barriers."""
     own = set(body.block.ops)
     roles: list[RolesOp] = []
     for op in body.walk():
@@ -215,47 +204,19 @@ def verify_schedule(body: Region, attributes: Mapping[str, Attribute]) -> None:
             _verify_warps(op)
     if len(roles) > 1:
         raise VerifyException(f"expects one tile.roles at most, got {len(roles)}")
-    if (total := shared_bytes(body)) > SHARED_BYTES:
-        raise VerifyException(
-            f"expects at most {SHARED_BYTES} bytes of shared memory, got {total}"
-        )
-    for op in roles:
-        _verify_shares(op, total, attributes)
-
-
-def _verify_shares(
-    op: RolesOp, shared: int, attributes: Mapping[str, Attribute]
-) -> None:
-    """Verify registers and shared memory against a kernel's attributes."""
-    groups = [role.group for role in op.roles]
-    registers = sum(group.threads * group.registers for group in groups)
-    if (most := _number(attributes, "max_registers")) is not None:
-        verify_starting_registers(groups, most)
-        registers = sum(group.threads for group in groups) * most
-    residents = _number(attributes, "residents")
-    verify_residents(1 if residents is None else residents, registers, shared)
-
-
-def _number(attributes: Mapping[str, Attribute], name: str) -> int | None:
-    attribute = attributes.get(name)
-    if attribute is None:
-        return None
-    if not isa(attribute, IntegerAttr):
-        raise VerifyException(f"{name} expects an integer, got {attribute}")
-    return attribute.value.data
 
 
 def _verify_warps(issue: IssueDotOp) -> None:
     role = role_of(issue)
-    if role is not None and role.group.warps % WARP_GROUP:
+    if role is not None and role.warps.value.data % WARP_GROUP:
         raise VerifyException(
             f"role {role.label} expects a multiple of 4 warps, as it issues "
-            f"products, got {role.group.warps}"
+            f"products, got {role.warps.value.data}"
         )
     assert isinstance(issue.result.type, PendingType)
     tile = issue.result.type.tile
     if role is not None and tile.get_layout() is not None:
-        rows = ROWS * role.group.warps // WARP_GROUP
+        rows = ROWS * role.warps.value.data // WARP_GROUP
         if tile.get_shape()[0] % rows:
             raise VerifyException(
                 f"role {role.label} expects products of a multiple of {rows} rows, "

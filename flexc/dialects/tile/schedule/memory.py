@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import I32, IntegerAttr, MemRefType, TensorType, i32
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
@@ -25,6 +25,7 @@ from flexc.dialects.tile.types import (
     SharedType,
     TileType,
     ViewType,
+    tile_bytes,
     tile_of,
     transposed,
 )
@@ -319,3 +320,19 @@ class AwaitOp(_BarrierOp):
 
     def __init__(self, barriers: SSAValue, index: SSAValue, parity: SSAValue):
         super().__init__(operands=[barriers, index, parity])
+
+
+BARRIER_BYTES = 8
+
+
+def shared_bytes(kernel: Operation) -> int:
+    """Return the bytes of shared memory that a kernel's slots and barriers take."""
+    total = 0
+    for op in kernel.walk():
+        if isinstance(op, SharedOp):
+            assert isinstance(op.result.type, SharedType)
+            total += op.result.type.slots.data * tile_bytes(op.result.type.tile)
+        elif isinstance(op, BarriersOp):
+            assert isinstance(op.result.type, BarriersType)
+            total += op.result.type.count.data * BARRIER_BYTES
+    return total

@@ -40,6 +40,9 @@ ROWS, DEPTH, COLUMNS = 64, 16, 8
 
 MOST_COLUMNS = 256
 
+WARP_GROUP = 4
+"""The number of warps that issue a product together."""
+
 
 @irdl_op_definition
 class IssueDotOp(IRDLOperation):

@@ -25,7 +25,6 @@ from xdsl.traits import HasParent, IsTerminator, NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.mod_region import is_scalar
-from flexc.dialects.tile.schedule.capacity import Group, verify_group, verify_groups
 from flexc.dialects.tile.types import BarriersType, SharedType
 
 
@@ -123,7 +122,6 @@ class RolesOp(IRDLOperation):
                 f"expects one role or more with labels that differ, got {labels}"
             )
         verify_captures(self.body)
-        verify_groups([role.group for role in self.roles])
 
 
 @irdl_op_definition
@@ -170,15 +168,12 @@ class RoleOp(IRDLOperation):
             regions=[body],
         )
 
-    @property
-    def group(self) -> Group:
-        """The copies, warps and registers of the role."""
-        return Group(
-            self.copies.value.data, self.warps.value.data, self.registers.value.data
-        )
-
     def verify_(self) -> None:
-        verify_group(self.group)
+        copies, warps = self.copies.value.data, self.warps.value.data
+        if copies < 1:
+            raise VerifyException(f"copies expects 1 or more, got {copies}")
+        if warps < 1 or warps & (warps - 1):
+            raise VerifyException(f"warps expects a power of two, got {warps}")
         _verify_numbered(self.body)
 
 

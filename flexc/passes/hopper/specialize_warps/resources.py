@@ -19,11 +19,8 @@ from flexc.dialects.tile.schedule import (
     SharedOp,
     SharedType,
 )
-from flexc.dialects.tile.schedule.capacity import (
-    BARRIER_BYTES,
-    RESERVED_BYTES,
-    tile_bytes,
-)
+from flexc.dialects.tile.schedule.memory import BARRIER_BYTES
+from flexc.dialects.tile.types import tile_bytes
 from flexc.errors import ScheduleError
 from flexc.passes.hopper.specialize_warps.loads import (
     name_of,
@@ -34,6 +31,13 @@ from flexc.passes.hopper.specialize_warps.loads import (
 from flexc.passes.hopper.specialize_warps.slices import dependent_on
 from flexc.passes.hopper.tile_async_products import complete_before
 from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.targets.gluon import (
+    LEAST_REGISTERS,
+    MOST_REGISTERS,
+    REGISTER_STEP,
+    REGISTERS,
+    RESERVED_BYTES,
+)
 from flexc.passes.tile.liveness import Lifetimes, defined_by
 
 
@@ -241,6 +245,7 @@ def completions(ops: Sequence[Operation]) -> dict[Operation, int]:
 
 
 THREADS = 128
+"""The threads of a warp group."""
 
 
 REGISTER_BYTES = 4
@@ -302,22 +307,11 @@ def register_count(value: SSAValue) -> int:
     return -(-tile_bytes(value.type) // (THREADS * REGISTER_BYTES))
 
 
-REGISTERS = 65536 // 128
-"""The registers of a thread if one warp group has all of a multiprocessor."""
+PRODUCER_REGISTERS = LEAST_REGISTERS
+"""The registers of a thread of the producer, a warp that takes those of a group."""
 
 
-PRODUCER_REGISTERS = 24
-"""The registers of a thread of the producer: the fewest that a role can have.
-
-The producer is one warp but takes the registers of a warp group.
-"""
-
-
-MOST_REGISTERS = 240
-"""The most registers that a consumer's thread gets: ptxas allows 255, in steps of 8."""
-
-
-LEAST_REGISTERS = 88
+LEAST_CONSUMER_REGISTERS = 88
 """The fewest registers of a consumer's thread that hold a useful accumulator."""
 
 
@@ -327,17 +321,18 @@ def starting_registers(consumers: int, residents: int) -> int:
     `residents` programs share a multiprocessor. Each program has one warp group for
     every consumer and one for the producer.
     """
-    return REGISTERS // residents // (consumers + 1) // 8 * 8
+    share = REGISTERS // THREADS // residents // (consumers + 1)
+    return share // REGISTER_STEP * REGISTER_STEP
 
 
 def consumer_registers(consumers: int, residents: int = 1) -> int:
     """Return the registers of each consumer thread: an equal share of the rest.
 
-    Raise `ScheduleError` if a share is less than `LEAST_REGISTERS`.
+    Raise `ScheduleError` if a share is less than `LEAST_CONSUMER_REGISTERS`.
     """
     groups = starting_registers(consumers, residents) * (consumers + 1)
-    share = (groups - PRODUCER_REGISTERS) // consumers // 8 * 8
-    if share < LEAST_REGISTERS:
+    share = (groups - PRODUCER_REGISTERS) // consumers // REGISTER_STEP * REGISTER_STEP
+    if share < LEAST_CONSUMER_REGISTERS:
         raise ScheduleError(
             f"{consumers} consumers have {share} registers each, which is too few"
         )

@@ -27,7 +27,7 @@ from flexc.dialects.tile.schedule import (
     ViewType,
     WriteViewOp,
 )
-from flexc.dialects.tile.schedule.capacity import tile_bytes
+from flexc.dialects.tile.types import tile_bytes
 from flexc.errors import ScheduleError
 from flexc.passes.hopper.specialize_warps.loads import name_of, product_of
 from flexc.passes.hopper.specialize_warps.resources import Output, Ring
