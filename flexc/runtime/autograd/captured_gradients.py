@@ -287,7 +287,7 @@ class CapturedGradient:
     def add(self, scatter: Scatter, sums: Tensor, chunk: Chunk | None = None) -> None:
         """Add the sums of a read's adjoints, of a chunk or of the whole call.
 
-        `sums` has the shape `sums_shape`. Further dimensions after the heads are summed
+        `sums` has the dimensions `AXES`. Further dimensions after the heads are summed
         over: any number of them for class HEAD, one for class DIAGONAL.
         """
         if sums.numel() == 0:

@@ -23,7 +23,7 @@ tensors' device, so nothing synchronizes with a GPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -36,7 +36,6 @@ from xdsl.interpreter import Interpreter
 from xdsl.ir import Region
 
 from flexc.dialects import flex
-from flexc.errors import GradientError
 from flexc.passes.scalar.captured_reads import POSITIONS, IndexClass, Part
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.variation import PAIR, Along
@@ -93,30 +92,6 @@ class Chunk:
                 return range(sizes.kv_len)
             case _:
                 return range(1 - sizes.kv_len, sizes.q_len)
-
-
-def sums_shape(kind: IndexClass, sizes: Sizes, chunk: Chunk | None = None) -> list[int]:
-    """Return the shape of the sums of a chunk, or of a whole call.
-
-    Raise GradientError for a class without axes.
-    """
-    if kind not in AXES:
-        raise GradientError(
-            f"no sums are taken along what varies with the {kind.value}"
-        )
-    chunk = chunk or Chunk.whole(sizes)
-    return [len(chunk.positions(axis, sizes)) for axis in AXES[kind]]
-
-
-def sums_bytes(
-    kind: IndexClass,
-    sizes: Sizes,
-    chunk: Chunk | None = None,
-    itemsize: int = 4,
-    parts: int = 1,
-) -> int:
-    """Return the bytes of the sums, in `parts` arrays that are still to be added."""
-    return math.prod(sums_shape(kind, sizes, chunk)) * itemsize * parts
 
 
 def chunks_for(
@@ -180,12 +155,7 @@ def _runs(whole: range, most: int, multiple: int = 1) -> list[range]:
         return [whole]
     length = -(-len(whole) // count)
     length = -(-length // multiple) * multiple
-    return list(_cut(whole, length))
-
-
-def _cut(whole: range, length: int) -> Iterator[range]:
-    for start in range(whole.start, whole.stop, length):
-        yield range(start, min(start + length, whole.stop))
+    return [whole[start : start + length] for start in range(0, len(whole), length)]
 
 
 MAX_KEPT = 16

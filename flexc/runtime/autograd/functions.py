@@ -31,32 +31,6 @@ from flexc.runtime.autograd.template import INPUTS, Kind, Template
 from flexc.runtime.inputs.wrappers import is_transformed
 
 
-def map_slices(
-    function: Callable[..., Any],
-    info: Any,
-    in_dims: Sequence[int | None],
-    kinds: Sequence[Kind],
-    args: Sequence[Any],
-    folds: bool,
-) -> tuple[Any, Any]:
-    """Return the results of a Function's vmap, and their mapped dimensions.
-
-    `folds` says that the batch may be folded: the results for a larger batch are those
-    of its parts, if all parts share captures and tables.
-    """
-    # Static arguments are not mapped, even if torch maps elements of their tuples.
-    pairs = list(zip(kinds, in_dims, strict=True))
-    in_dims = [None if kind == "static" else dim for kind, dim in pairs]
-    folds = folds and "whole" not in kinds
-    if folds and all(
-        k == "row" or d is None for k, d in zip(kinds, in_dims, strict=True)
-    ):
-        results = _fold(function, info.batch_size, in_dims, kinds, args)
-    else:
-        results = _loop(function, info.batch_size, in_dims, args)
-    return results, tuple(0 if isinstance(r, Tensor) else None for r in results)
-
-
 def _fold(
     function: Callable[..., Any],
     size: int,
@@ -109,29 +83,56 @@ def _loop(
 Maybe = Tensor | None
 
 
-def _signed(function: Any) -> Any:
-    """Cache the signature of a Function's forward, and hide its backward from Dynamo.
+class _Function(torch.autograd.Function):
+    """A Function of a call's template and tensors."""
 
-    Torch would inspect the signature at every call. Dynamo traces the backward for
-    compiled autograd and would miss the launches of a tape.
-    """
-    function.forward.__signature__ = inspect.signature(function.forward)
-    backward = function.backward
-    # `torch.compiler.disable` would import Dynamo.
-    hidden = _disable_dynamo(backward)
+    layout: tuple[str, ...]
+    """The kind of each argument. "tensors" stands for the tensors of a call."""
 
-    @wraps(backward)
-    def shown(ctx: Any, *grads: Maybe) -> Any:
-        run = hidden if torch.compiler.is_dynamo_compiling() else backward
-        return run(ctx, *grads)
+    def __init_subclass__(cls) -> None:
+        """Cache the signature of the forward, and hide the backward from Dynamo.
 
-    function.backward = staticmethod(shown)
-    return function
+        Torch would inspect the signature at every call. Dynamo traces the backward for
+        compiled autograd and would miss the launches of a tape.
+        """
+        cls.forward.__signature__ = inspect.signature(cls.forward)  # pyright: ignore
+        backward: Any = cls.backward
+        # `torch.compiler.disable` would import Dynamo.
+        hidden = _disable_dynamo(backward)
+
+        @wraps(backward)
+        def shown(ctx: Any, *grads: Maybe) -> Any:
+            run = hidden if torch.compiler.is_dynamo_compiling() else backward
+            return run(ctx, *grads)
+
+        cls.backward = staticmethod(shown)
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: Any, *args: Any) -> Any:  # pyright: ignore
+        """Return the results for a batch of arguments, and their mapped dimensions."""
+        template: Template = args[0]
+        kinds: list[Any] = []
+        for kind in cls.layout:
+            kinds += template.kinds if kind == "tensors" else [kind]
+        # Static arguments are not mapped, even if torch maps elements of their tuples.
+        pairs = list(zip(kinds, in_dims, strict=True))
+        dims = [None if kind == "static" else dim for kind, dim in pairs]
+        # A larger batch has the results of its parts if they share captures and tables.
+        wanted = args[1] if cls.layout[1] == "static" else ()
+        shares = all(kind in ("static", "row") or dim is None for kind, dim in pairs)
+        if shares and not (
+            template.reads.batch or any(wanted[INPUTS:]) or "whole" in kinds
+        ):
+            results = _fold(cls.apply, info.batch_size, dims, kinds, args)
+        else:
+            results = _loop(cls.apply, info.batch_size, dims, args)
+        return results, tuple(0 if isinstance(r, Tensor) else None for r in results)
 
 
-@_signed
-class FlexAttentionFunction(torch.autograd.Function):
+class FlexAttentionFunction(_Function):
     """The Function from (template, *tensors) to out, lse and max_scores."""
+
+    layout = ("static", "tensors")
 
     @staticmethod
     def forward(template: Template, *tensors: Tensor) -> Any:
@@ -161,22 +162,14 @@ class FlexAttentionFunction(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Maybe) -> Any:
         return *_tangents(ctx.template, tangents[1:], ctx.saved_tensors), None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        template: Template = args[0]
-        kinds = ("static", *template.kinds)
-        function = FlexAttentionFunction.apply
-        return map_slices(
-            function, info, in_dims, kinds, args, not template.reads.batch
-        )
 
-
-@_signed
-class FlexAttentionBackwardFunction(torch.autograd.Function):
+class FlexAttentionBackwardFunction(_Function):
     """The Function from a call and cotangents to the wanted gradients.
 
     The arguments are (template, wanted, d_out, d_lse, *tensors, out, lse).
     """
+
+    layout = (*("static",) * 2, *("row",) * 2, "tensors", *("row",) * 2)
 
     @staticmethod
     def forward(template: Template, wanted: Wanted, *args: Any) -> Any:
@@ -214,22 +207,14 @@ class FlexAttentionBackwardFunction(torch.autograd.Function):
             ctx.template, ctx.wanted, d_out, d_lse, t_d_out, t_d_lse, *along, *saved
         )
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        template: Template = args[0]
-        rows = ("row", "row")
-        kinds = ("static", "static", *rows, *template.kinds, *rows)
-        folds = not template.reads.batch and not any(args[1][INPUTS:])
-        function = FlexAttentionBackwardFunction.apply
-        return map_slices(function, info, in_dims, kinds, args, folds)
 
-
-@_signed
-class FlexAttentionJvpFunction(torch.autograd.Function):
+class FlexAttentionJvpFunction(_Function):
     """The Function from tangents of a call's inputs to the tangents of out and lse.
 
     The arguments are (template, *tangents, *tensors, out, lse).
     """
+
+    layout = ("static", *("tensors",) * 2, *("row",) * 2)
 
     @staticmethod
     def forward(template: Template, *args: Any) -> Any:
@@ -263,23 +248,15 @@ class FlexAttentionJvpFunction(torch.autograd.Function):
         _, tensors, out, lse = _halves(ctx.saved_tensors)
         return _tangents(ctx.template, along, (*tensors, out, lse))
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        template: Template = args[0]
-        kinds = ("static", *template.kinds, *template.kinds, "row", "row")
-        function = FlexAttentionJvpFunction.apply
-        return map_slices(
-            function, info, in_dims, kinds, args, not template.reads.batch
-        )
 
-
-@_signed
-class FlexAttentionBackwardJvpFunction(torch.autograd.Function):
+class FlexAttentionBackwardJvpFunction(_Function):
     """The Function to the tangents of the gradients, which have no derivatives.
 
     The arguments are (template, wanted, d_out, d_lse, t_d_out, t_d_lse, *tangents,
     *tensors, out, lse).
     """
+
+    layout = (*("static",) * 2, *("row",) * 4, *("tensors",) * 2, *("row",) * 2)
 
     @staticmethod
     def forward(template: Template, wanted: Wanted, *args: Any) -> Any:
@@ -301,16 +278,6 @@ class FlexAttentionBackwardJvpFunction(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Maybe) -> NoReturn:
         raise _third()
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        template: Template = args[0]
-        rows = ("row",) * 4
-        pairs = (*template.kinds, *template.kinds)
-        kinds = ("static", "static", *rows, *pairs, "row", "row")
-        folds = not template.reads.batch and not any(args[1][INPUTS:])
-        function = FlexAttentionBackwardJvpFunction.apply
-        return map_slices(function, info, in_dims, kinds, args, folds)
 
 
 def _third() -> GradientError:

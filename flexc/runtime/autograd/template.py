@@ -18,7 +18,7 @@ from flexc.runtime.replay.repeats import TapedWork
 from flexc.runtime.replay.stored_tapes import StoredTape
 
 if TYPE_CHECKING:
-    from torch.fx import Node
+    from torch.fx import GraphModule
 
     from flexc.frontend.captured import CapturedMods
     from flexc.runtime.attention.call import Attention
@@ -56,15 +56,16 @@ class Reads:
             for i in inputs
             if i.slot is not None and i.rank is not None and i.dtype.is_floating_point
         )
-        graphs = ((mods.score, 1), (mods.mask, 0))
-        batch = any(m is not None and _reads(m.graph, place) for m, place in graphs)
-        return cls(captures, batch)
+        return cls.of_graphs(captures, [m and m.graph for m in (mods.score, mods.mask)])
 
-
-def _reads(graph: Any, place: int) -> bool:
-    """Return True if a graph uses the argument at this place."""
-    arguments: list[Node] = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    return bool(arguments[place].users)
+    @classmethod
+    def of_graphs(
+        cls, captures: frozenset[int], graphs: Sequence[GraphModule | None]
+    ) -> Reads:
+        """Return the facts of the graphs of score and mask."""
+        places = zip(graphs, (1, 0), strict=True)
+        arguments = [g and g.graph.find_nodes(op="placeholder")[p] for g, p in places]
+        return cls(captures, any(a is not None and a.users for a in arguments))
 
 
 @dataclass(frozen=True, eq=False)

@@ -92,9 +92,7 @@ class ModGraphs:
             and captures[slot].is_floating_point()
             and slot not in self.numbers
         )
-        places = zip(self.graphs, (1, 0), strict=True)
-        batch = any(g is not None and bool(placeholders(g)[p].users) for g, p in places)
-        return Reads(score, batch)
+        return Reads.of_graphs(score, self.graphs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,15 +183,14 @@ def share_captures(
 
 def without_trivial(graph: GraphModule) -> GraphModule | None:
     """Return a mod's graph, None for the identity and for a mask of all pairs."""
-    (output,) = [n for n in graph.graph.nodes if n.op == "output"]
-    result = output.args[0]
+    result: Any = graph.graph.output_node().args[0]
     result = result[0] if isinstance(result, tuple | list) else result
     trivial = result is True or result is placeholders(graph)[0]
     return None if trivial else graph
 
 
 def placeholders(gm: GraphModule) -> list[Node]:
-    return [n for n in gm.graph.nodes if n.op == "placeholder"]
+    return gm.graph.find_nodes(op="placeholder")
 
 
 def trivial_graph(arity: int) -> GraphModule:

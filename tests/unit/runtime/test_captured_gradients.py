@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,17 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexc.errors import GradientError
 from flexc.passes.scalar.captured_reads import IndexClass, read_of_index
 from flexc.passes.scalar.copier import index_region
 from flexc.runtime.autograd import captured_gradients
 from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
 from flexc.runtime.autograd.captured_places import (
+    AXES,
     Chunk,
     Sizes,
     chunks_for,
-    sums_bytes,
-    sums_shape,
 )
 from tests.support.captured_reads import (
     Reads,
@@ -36,6 +35,18 @@ document = torch.randint(0, 5, (37,))
 token = torch.randint(-9, 9, (29,))
 per_row = torch.tensor([2, 0, 1, 1])
 shift, far, layer = 28, 1 << 40, torch.tensor(3)
+
+
+def sums_shape(kind: IndexClass, sizes: Sizes, chunk: Chunk | None = None) -> list[int]:
+    chunk = chunk or Chunk.whole(sizes)
+    return [len(chunk.positions(axis, sizes)) for axis in AXES[kind]]
+
+
+def sums_bytes(
+    kind: IndexClass, sizes: Sizes, chunk: Chunk | None = None, parts: int = 1
+) -> int:
+    return 4 * parts * math.prod(sums_shape(kind, sizes, chunk))
+
 
 Case = tuple[tuple[int, ...], Callable[[Tensor], Callable[..., Any]]]
 
@@ -347,8 +358,3 @@ def test_chunks_are_about_equal() -> None:
     rows = chunks_for(pair, sizes, max_bytes=39_999, rows=8)
     assert [len(c.rows) for c in rows[:2]] == [56, 44]
     assert len(rows) == 60
-
-
-def test_sums_of_scores_are_refused() -> None:
-    with pytest.raises(GradientError, match="along what varies with the score"):
-        sums_shape(IndexClass.SCORE, SIZES)
