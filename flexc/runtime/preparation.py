@@ -47,9 +47,7 @@ def prepared_call(
         read_signature(score_mod, mask, query.device),
         outputs,
         resolved,
-        choices.tiles,
-        choices.deterministic,
-        ignored=choices.ignored,
+        choices,
     )
     if not is_traced:
         call.check_memory()

@@ -30,7 +30,7 @@ from flexc.runtime.attention.call import (
     read_signature,
 )
 from flexc.runtime.inputs.arguments import split_block_mask
-from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.kernels import driver
 from flexc.runtime.kernels.triton_compiler import load_jit_function
 from tests.support.corpus import CORPUS
@@ -114,7 +114,7 @@ def call_of(variant: Variant, split: bool = False) -> tuple[ModuleOp, driver.Bui
     signature = read_signature(score_mod, mask, query.device)
     call = Attention(
         query, key, key, 0.125, tables, signature, Outputs(lse=True), "triton",
-        NO_OPTIONS,
+        NO_CHOICES,
     )  # fmt: skip
     mods = capture_mods(signature, torch.float32)
     build = call.build()

@@ -25,7 +25,7 @@ from flexc.runtime.attention.call import (
     read_signature,
 )
 from flexc.runtime.inputs.arguments import split_block_mask
-from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.inputs.options import NO_CHOICES
 from tests.property.cases import Case
 
 
@@ -56,7 +56,7 @@ def attention_module(
     signature = read_signature(score_mod, mask, query.device)
     outputs = Outputs(lse=True, max_scores=True)
     call = Attention(
-        query, key, value, scale, tables, signature, outputs, "cpp", NO_OPTIONS
+        query, key, value, scale, tables, signature, outputs, "cpp", NO_CHOICES
     )
     mods = capture_mods(signature, call.score_dtype)
     made = build_attention_module(mods.score, mods.mask, call.build().call)

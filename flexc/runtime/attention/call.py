@@ -19,7 +19,7 @@ from flexc.passes.targets.target import F32Precision
 from flexc.runtime.inputs.arguments import Outputs, Tables
 from flexc.runtime.inputs.backends import BACKENDS, Backend
 from flexc.runtime.inputs.listed_blocks import check_listed
-from flexc.runtime.inputs.options import TileOptions
+from flexc.runtime.inputs.options import NO_CHOICES, Choices
 from flexc.runtime.inputs.tensor_facts import (
     MAX_NARROW_OFFSET,
     Placement,
@@ -57,24 +57,24 @@ class Attention:
     signature: ModSignature
     outputs: Outputs
     backend: str
-    tiles: TileOptions
-    asks_determinism: bool = False
-    """True if the call or its scope asks for equal bits at every run."""
+    """The name of the backend that runs the call, as chosen for its device."""
+    choices: Choices = NO_CHOICES
+    """The choices of the user, in the call and in its scope."""
     traced: CapturedMods | None = None
     """The traced mods, if they were traced. The mods themselves may be gone."""
     placement: Placement | None = None
     """The layout of the real query, key and value, if this call has stand-ins."""
     few_rows: tuple[int, int] | None = None
     """The numbers of heads and queries that make up the rows of a folded query."""
-    ignored: tuple[str, ...] = ()
-    """Options of torch that were given and are ignored."""
     settled: bool = False
     """True if the tables are those that kernels read, or no tables are needed."""
 
     @property
     def deterministic(self) -> bool:
         """True if derivatives must have the same bits at every run."""
-        return self.asks_determinism or torch.are_deterministic_algorithms_enabled()
+        return (
+            self.choices.deterministic or torch.are_deterministic_algorithms_enabled()
+        )
 
     @property
     def computed_by(self) -> Backend:
@@ -204,7 +204,7 @@ class Attention:
 
         With split keys, the kernel depends on the tables, so it must wait for them.
         """
-        if not self.computed_by.is_dense and not self.tiles.split_keys:
+        if not self.computed_by.is_dense and not self.choices.tiles.split_keys:
             nothing = torch.empty(0, dtype=torch.int32)
             tables = Tables((nothing,) * 4, block)
             replace(self, tables=tables, settled=True).start_kernel()
@@ -276,7 +276,7 @@ class Attention:
             call,
             self.backend,
             query.device.type,
-            self.tiles,
+            self.choices.tiles,
             shared_memory(query.device),
             f32_precision(query),
             capability=capability(query.device) if self.computed_by.for_gpu else None,

@@ -42,7 +42,7 @@ def few_rows(call: Attention) -> tuple[int, int] | None:
 
 def asks_for_rows(call: Attention) -> bool:
     """Return True if options set the number of rows of a program."""
-    return call.tiles.sizes["block_m"] is not None
+    return call.choices.tiles.sizes["block_m"] is not None
 
 
 def differs_by_head(call: Attention) -> bool:

@@ -162,7 +162,7 @@ def count_splits(call: Attention, compiled: Compiled, proofs: Proofs) -> int:
     they visit few blocks, and the number is not known here.
     """
     asked = call.outputs.max_scores or call.outputs.lse_rest
-    if not call.computed_by.for_gpu or asked or not call.tiles.split_keys:
+    if not call.computed_by.for_gpu or asked or not call.choices.tiles.split_keys:
         return 1
     b, h, q_len, _ = call.query.shape
     count = multiprocessors(call.query.device)

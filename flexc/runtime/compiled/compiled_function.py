@@ -28,6 +28,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.nn.attention import flex_attention as torch_flex
 
 from flexc.errors import OptionError
+from flexc.runtime.compiled.call_symbols import Place, changes, extents, lengths_of
 from flexc.runtime.compiled.function_state import CallState, Compiled, read_call
 from flexc.runtime.compiled.function_trace import Trace, trace_function
 from flexc.runtime.compiled.shortcut import Shortcut
@@ -37,7 +38,6 @@ from flexc.runtime.interception import Scope, activate, call_within, current_sco
 from flexc.runtime.interface import flex_attention
 from flexc.runtime.kernels.driver import counters
 from flexc.runtime.process.recent import Recent
-from flexc.runtime.torch_compile.call_symbols import Place, changes, extents, lengths_of
 
 MAX_TRACES = 128
 """The largest number of captures for one kind of calls. Further calls are run."""

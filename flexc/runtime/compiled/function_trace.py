@@ -41,6 +41,7 @@ from flexc.frontend.mistakes import is_value_read
 from flexc.frontend.walk import Capture
 from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.attention.run import allocate
+from flexc.runtime.compiled.call_symbols import FakeCall, Place, known_value
 from flexc.runtime.compiled.function_state import CallState, read_call
 from flexc.runtime.inputs.arguments import NO_BLOCKS
 from flexc.runtime.inputs.options import Choices, kernel_options
@@ -51,7 +52,6 @@ from flexc.runtime.torch_compile.attention_nodes import (
     mod_operand,
     replace_attention,
 )
-from flexc.runtime.torch_compile.call_symbols import FakeCall, Place, known_value
 from flexc.runtime.torch_compile.graph_call import BACKEND_OPTION
 
 STATIC_RESULTS = (bool, bytes, complex, float, int, str, type(None))
@@ -326,7 +326,7 @@ def _operator(call: Attention) -> tuple[Tensor, Tensor, Tensor]:
         mod_operand(tracer, "sdpa_score", _graph(mods.score), 5),
         _block_mask(call, mod_operand(tracer, "sdpa_mask", _graph(mods.mask), 4)),
         call.scale,
-        _options(call),
+        {BACKEND_OPTION: call.backend, **kernel_options(call.choices)},
         _captured(mods.score, captures),
         _captured(mods.mask, captures),
     )
@@ -373,8 +373,3 @@ def _block_mask(call: Attention, mask: GraphModule) -> tuple[Any, ...]:
     sides = call.tables.tensors, () if notes is None else notes.columns
     rows, columns = ([*side, *[None] * 4][:4] for side in sides)
     return (*lengths, *rows, *columns, *call.tables.block_size, mask)
-
-
-def _options(call: Attention) -> dict[str, Any]:
-    choices = Choices(call.backend, call.tiles, call.asks_determinism)
-    return {BACKEND_OPTION: call.backend, **kernel_options(choices)}

@@ -31,7 +31,7 @@ from flexc.runtime.autograd.run import is_differentiated
 from flexc.runtime.explain.report import Explanation, Explanations
 from flexc.runtime.inputs.arguments import DTYPES, MAX_HEAD_DIM
 from flexc.runtime.inputs.options import (
-    NO_OPTIONS,
+    NO_CHOICES,
     Choices,
     resolve_backend,
 )
@@ -179,7 +179,7 @@ def explain_mask(
         signature=read_signature(score_mod, mask_mod, place),
         outputs=Outputs(),
         backend=backend,
-        tiles=NO_OPTIONS,
+        choices=NO_CHOICES,
     ).with_traced()
     return Explanation.of(call, block, differentiated=is_differentiated(call))
 
@@ -303,8 +303,8 @@ def key_of(call: Attention) -> tuple[Any, ...]:
     shapes = (call.query.shape, call.key.shape, call.value.shape)
     listed = tuple((t.data_ptr(), t.shape) for t in tables)
     placement = Placement.of(call.query, call.key, call.value)
-    kind = (call.query.dtype, call.backend, call.tiles, call.ignored)
-    return mods, captures, shapes, placement, listed, *kind
+    choices = (call.backend, call.choices.tiles, call.choices.ignored)
+    return mods, captures, shapes, placement, listed, call.query.dtype, *choices
 
 
 def light(call: Attention) -> Attention:

@@ -97,7 +97,7 @@ class Explanation:
             times=times,
             gradients=gradients_of(subject) if differentiated else None,
             schedule=schedule,
-            ignored=call.ignored,
+            ignored=call.choices.ignored,
         )
 
     @property

@@ -197,7 +197,7 @@ class Subject:
     def tile_of(self, block: tuple[int, int] | None) -> TileSizes:
         """Return the tile of a kernel for tables of these blocks, or without tables."""
         query, value = self.call.query, self.call.value
-        sizes = self.call.tiles.sizes
+        sizes = self.call.choices.tiles.sizes
         asked = {k: v for k, v in sizes.items() if v is not None}
         shape = AttentionShape(
             8 * query.element_size(),

@@ -15,11 +15,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 from flexc.runtime.autograd import Results
-from flexc.runtime.inputs.arguments import NO_BLOCKS, Outputs
+from flexc.runtime.inputs.arguments import Outputs
 from flexc.runtime.inputs.options import Choices
 from flexc.runtime.torch_compile.graph_call import (
     GraphCall,
     Operands,
+    operands_of_mask,
     read_graph_options,
 )
 from flexc.runtime.torch_compile.mod_graphs import (
@@ -50,7 +51,7 @@ def attend_as_torch(choices: Choices, *operands: Any) -> Any:
         max_scores=options.get("OUTPUT_MAX", False),
     )
     call = GraphCall(mods, outputs, choices.merge(read_graph_options(options)))
-    rest = _tabled(block_mask, shared)
+    rest = operands_of_mask(block_mask, shared)
     results = AttentionKernel(call, True)(query, key, value, scale, *rest)
     return tuple(query.new_empty(0) if r is None else r for r in results)
 
@@ -102,7 +103,7 @@ def _replace(gm: GraphModule, node: Node, name: str, choices: Choices) -> None:
         stats_are_log2=node.target is OPERATOR,
     )
     gm.add_submodule(name, kernel)
-    args = (query, key, value, scale, *_tabled(block_mask, captures))
+    args = (query, key, value, scale, *operands_of_mask(block_mask, captures))
     with gm.graph.inserting_before(node):
         call = gm.graph.call_module(name, args)
     call.meta.update(node.meta)
@@ -112,19 +113,6 @@ def _replace(gm: GraphModule, node: Node, name: str, choices: Choices) -> None:
     for graph in {score, block_mask[-1]}:
         if not graph.users:
             gm.graph.erase_node(graph)
-
-
-def _tabled(block_mask: tuple[Any, ...], captures: Any) -> tuple[Any, ...]:
-    """Return the operands after the scale: tables, lengths, block size and captures."""
-    block = tuple(block_mask[-3:-1])
-    sparse = isinstance(block[0], Node) or min(block) < NO_BLOCKS
-    rows, columns = (
-        tuple(t for t in side if t is not None) if sparse else ()
-        for side in (block_mask[2:6], block_mask[6:10])
-    )
-    # Lengths only serve to check tables. Without tables, no node must compute them.
-    lengths = tuple(block_mask[:2]) if rows else (0, 0)
-    return rows, lengths, block, captures, columns
 
 
 _BUFFERS = ("score_mod_other_buffers", "mask_mod_other_buffers")

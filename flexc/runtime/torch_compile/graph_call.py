@@ -17,6 +17,7 @@ from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.autograd.run import Results, run_attention
 from flexc.runtime.call_plans.attend import attend, is_plain
 from flexc.runtime.inputs.arguments import (
+    NO_BLOCKS,
     Tables,
     cast_and_check,
     check_lengths,
@@ -88,6 +89,22 @@ class Operands(NamedTuple):
         return replace(made, columns=columns)
 
 
+def operands_of_mask(block_mask: tuple[Any, ...], captures: Any) -> tuple[Any, ...]:
+    """Return the operands after the scale, given the operand of torch's operator.
+
+    That operand has lengths, tables of rows and columns, block size and mask.
+    """
+    block = tuple(block_mask[-3:-1])
+    is_empty = isinstance(block[0], int) and min(block) >= NO_BLOCKS
+    rows, columns = (
+        () if is_empty else tuple(t for t in side if t is not None)
+        for side in (block_mask[2:6], block_mask[6:10])
+    )
+    # Lengths only serve to check tables. Without tables, no node must compute them.
+    lengths = tuple(block_mask[:2]) if rows else (0, 0)
+    return rows, lengths, block, captures, columns
+
+
 @dataclass(frozen=True, eq=False)
 class GraphCall:
     """The constant part of the calls of a graph."""
@@ -134,9 +151,7 @@ class GraphCall:
             signature,
             self.outputs,
             resolve_backend(self.choices.backend, query.device),
-            self.choices.tiles,
-            self.choices.deterministic,
-            ignored=self.choices.ignored,
+            self.choices,
         )
         call.check_memory()
         return call

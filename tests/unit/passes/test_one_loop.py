@@ -26,7 +26,7 @@ from flexc.runtime.attention.call import (
     read_signature,
 )
 from flexc.runtime.inputs.arguments import split_block_mask
-from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.interpreters import run_module
 from tests.support.reference import Reference, attention
 
@@ -91,7 +91,7 @@ class Call:
         signature = read_signature(score_mod, mask, query.device)
         outputs = Outputs(lse=True, max_scores=True)
         call = Attention(
-            query, key, value, 0.25, found, signature, outputs, "triton", NO_OPTIONS
+            query, key, value, 0.25, found, signature, outputs, "triton", NO_CHOICES
         )
         mods = capture_mods(signature, call.score_dtype)
         made = build_attention_module(mods.score, mods.mask, call.build().call)

@@ -24,7 +24,7 @@ from flexc.runtime.attention.call import (
     read_signature,
 )
 from flexc.runtime.inputs.arguments import split_block_mask
-from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.interpreters import run_module
 from tests.support.reference import (
     MaskMod,
@@ -59,7 +59,7 @@ def tile_module(
     mask, tables = split_block_mask(None, mask_mod, query, key)
     signature = read_signature(score_mod, mask, query.device)
     call = Attention(
-        query, key, value, SCALE, tables, signature, outputs, "triton", NO_OPTIONS
+        query, key, value, SCALE, tables, signature, outputs, "triton", NO_CHOICES
     )
     mods = capture_mods(signature, call.score_dtype)
     made = build_attention_module(mods.score, mods.mask, call.build().call)

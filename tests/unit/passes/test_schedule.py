@@ -22,7 +22,7 @@ from flexc.runtime.attention.call import (
     read_signature,
 )
 from flexc.runtime.inputs.arguments import split_block_mask
-from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.interpreters import run_module
 from tests.support.corpus import CORPUS
 from tests.support.reference import attention
@@ -54,7 +54,7 @@ def programs(
     signature = read_signature(score_mod, mask, query.device)
     call = Attention(
         query, key, value, 0.125, found, signature, Outputs(lse=True), "triton",
-        NO_OPTIONS,
+        NO_CHOICES,
     )  # fmt: skip
     mods = capture_mods(signature, call.score_dtype)
     made = build_attention_module(mods.score, mods.mask, call.build().call)

@@ -28,7 +28,7 @@ from flexc.runtime.attention.call import (
     read_signature,
 )
 from flexc.runtime.inputs.arguments import split_block_mask
-from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.interpreters import run_module
 from tests.support.reference import Reference, attention
 from tests.unit.passes.test_one_loop import MASKS, SCORES, Call
@@ -67,7 +67,7 @@ class Split:
         mask, tables = split_block_mask(*given, query, key)
         signature = read_signature(score_mod, mask, query.device)
         made = Attention(
-            query, key, value, 0.25, tables, signature, Outputs(), "triton", NO_OPTIONS
+            query, key, value, 0.25, tables, signature, Outputs(), "triton", NO_CHOICES
         )
         mods = capture_mods(signature, made.score_dtype)
         build = replace(made.build().call, split=True)

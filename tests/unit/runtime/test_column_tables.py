@@ -25,7 +25,7 @@ from flexc.runtime.attention.call import (
 from flexc.runtime.attention.run import run
 from flexc.runtime.inputs.arguments import Tables, split_block_mask
 from flexc.runtime.inputs.listed_blocks import classes_of, pairs_of
-from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.planner.ordering import ordered
 from flexc.runtime.planner.tables import (
     KINDS,
@@ -183,7 +183,7 @@ def attention(block_mask: Any, mask_mod: Any = None) -> Attention:
         read_signature(None, mask, query.device),
         Outputs(),
         "cpp",
-        NO_OPTIONS,
+        NO_CHOICES,
     )
 
 

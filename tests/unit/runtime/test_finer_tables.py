@@ -18,7 +18,7 @@ from flexc.runtime.attention.call import (
 )
 from flexc.runtime.attention.run import run
 from flexc.runtime.inputs.arguments import split_block_mask
-from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.kernels.mask_reading import MAX_PLANNED_BLOCKS, MaskReading
 from tests.support.reference import attention
 
@@ -43,7 +43,7 @@ def call_of(block_mask: Any) -> Attention:
     mask, tables = split_block_mask(block_mask, None, query, key)
     signature = read_signature(None, mask, query.device)
     return Attention(
-        query, key, value, 0.25, tables, signature, Outputs(), "cpp", NO_OPTIONS
+        query, key, value, 0.25, tables, signature, Outputs(), "cpp", NO_CHOICES
     )
 
 

@@ -27,8 +27,10 @@ from flexc.runtime.attention.call import (
 from flexc.runtime.explain import explain_mask, key_of, light
 from flexc.runtime.explain.report import Explanation
 from flexc.runtime.inputs.options import (
+    NO_CHOICES,
     NO_OPTIONS,
     SCHEDULE_NAMES,
+    Choices,
     TileOptions,
     read_choices,
     tile_options,
@@ -419,7 +421,7 @@ def call_of(query: Tensor, mask_mod: Callable[..., Any] | None = None) -> Attent
     """A call of the Triton backend."""
     signature = read_signature(None, mask_mod, CPU)
     return Attention(
-        query, query, query, 0.1, None, signature, Outputs(), "triton", NO_OPTIONS
+        query, query, query, 0.1, None, signature, Outputs(), "triton", NO_CHOICES
     )
 
 
@@ -433,7 +435,7 @@ def test_what_derivatives_save_is_computed_by_roles() -> None:
     signature = read_signature(soft_cap, None, CPU)
     saved = Outputs(lse=True, lse_rest=True)
     call = Attention(
-        query, query, query, 0.1, None, signature, saved, "triton", NO_OPTIONS
+        query, query, query, 0.1, None, signature, saved, "triton", NO_CHOICES
     )
     compiled = call.compiled()
     for schedule in schedules.WITH_ROLES:
@@ -450,7 +452,7 @@ def test_sizes_are_for_the_schedule_that_is_asked_for(name: str, head_dim: int) 
     signature = read_signature(soft_cap, documents, CPU)
     compiled = Attention(
         *(query, query, query, 0.1, None, signature, Outputs(), "triton"),
-        TileOptions(schedule=name),
+        Choices(tiles=TileOptions(schedule=name)),
     ).compiled()
     schedule = schedules.SCHEDULES[name]
     module = compiled.attention.module
@@ -472,7 +474,7 @@ def test_few_programs_have_few_rows(
     query = torch.zeros(*sizes, 64, dtype=torch.bfloat16)
     signature = read_signature(None, causal, CPU)
     call = Attention(
-        *(query, query, query, 0.1, None, signature, Outputs(), "triton"), NO_OPTIONS
+        *(query, query, query, 0.1, None, signature, Outputs(), "triton"), NO_CHOICES
     )
     assert call.build().program_rows == rows
     assert replace(call, backend="cpp").build().program_rows is None
@@ -496,10 +498,11 @@ def test_no_kernel_is_compiled_twice_for_its_number_of_programs(
 ) -> None:
     signature = read_signature(mods[0], mods[1], CPU)
     found: list[int | None] = []
+    choices = Choices(tiles=options)
     for heads in (8, 16, 32):
         query = torch.zeros(1, heads, 1024, head_dim, dtype=dtype)
         call = Attention(
-            *(query, query, query, 0.1, None, signature, Outputs(), "triton"), options
+            *(query, query, query, 0.1, None, signature, Outputs(), "triton"), choices
         )
         found.append(call.compiled().build.program_rows)
     assert found == expected

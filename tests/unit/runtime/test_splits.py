@@ -24,10 +24,11 @@ from flexc.runtime.attention.run import (
 )
 from flexc.runtime.explain import explain_mask
 from flexc.runtime.inputs.arguments import Tables
-from flexc.runtime.inputs.options import NO_OPTIONS, TileOptions
+from flexc.runtime.inputs.options import NO_CHOICES, Choices, TileOptions
 
 H100 = Gpu(132)
 CPU = torch.device("cpu")
+SPLIT = Choices(tiles=TileOptions(split_keys=True))
 
 
 def splits(tiles: int, blocks: int, bytes_each: int = 1) -> int:
@@ -88,7 +89,7 @@ def call(
     key = zeros(kv_len)
     made = Attention(
         zeros(q_len), key, key, 0.1, None, read_signature(None, None, CPU), Outputs(),
-        "triton", TileOptions(split_keys=True),
+        "triton", SPLIT,
     )  # fmt: skip
     return replace(made, **changes)
 
@@ -110,7 +111,7 @@ def test_what_is_not_split() -> None:
     assert splits_of(call(q_len=8192)) == 1
     assert splits_of(call(kv_len=512)) == 1
     assert splits_of(call(backend="cpp")) == 1
-    assert splits_of(call(tiles=NO_OPTIONS)) == 1
+    assert splits_of(call(choices=NO_CHOICES)) == 1
     assert splits_of(call(outputs=Outputs(max_scores=True))) == 1
     assert splits_of(call(outputs=Outputs(lse=True, lse_rest=True))) == 1
 
@@ -138,7 +139,7 @@ def test_one_kernel_serves_any_number_of_splits() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="explains an absent GPU")
 def test_explain_tells_of_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explain_calls, "NO_OPTIONS", TileOptions(split_keys=True))
+    monkeypatch.setattr(explain_calls, "NO_CHOICES", SPLIT)
 
     def everything(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return kv_idx >= 0

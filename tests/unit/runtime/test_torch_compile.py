@@ -410,7 +410,7 @@ def test_frames_that_dynamo_gives_up_on(
             found = compiled(*args, *rest)
             expected = fn(*args) if not theirs else attend_eagerly(*args, mask)
             torch.testing.assert_close(found, expected[0] if direct else expected)
-    mine = [call for call in ran if call.asks_determinism]
+    mine = [call for call in ran if call.choices.deterministic]
     assert len(mine) == 5
     assert all(call.backend == "eager" and call.tables is not None for call in mine)
 

@@ -40,6 +40,7 @@ from flexc.runtime.autograd.run import (
 )
 from flexc.runtime.autograd.template import split
 from flexc.runtime.inputs.arguments import NO_BLOCKS
+from flexc.runtime.inputs.notes import TABLES
 from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.inputs.wrappers import plain, tracing
 from flexc.runtime.interception import compiled_for_flexc
@@ -47,6 +48,7 @@ from flexc.runtime.torch_compile.graph_call import (
     BACKEND_OPTION,
     GraphCall,
     Operands,
+    operands_of_mask,
     read_graph_options,
 )
 from flexc.runtime.torch_compile.mod_graphs import FunctionMods, ModGraphs, mods_of
@@ -157,14 +159,8 @@ class FlexcAttention(HigherOrderOperator):
             choices = (compiled_for_flexc() or NO_CHOICES).merge(choices)
         outputs = Outputs(options[LSE], options[MAX_SCORES])
         call = GraphCall(mods, outputs, choices, options[GQA])
-        rows, columns = (
-            tuple(t for t in side if t is not None)
-            for side in (block_mask[2:6], block_mask[6:10])
-        )
-        block, lengths = block_mask[-3:-1], block_mask[:2]
-        operands = Operands(
-            query, key, value, scale, rows, lengths, block, captures, columns
-        )
+        rest = operands_of_mask(block_mask, captures)
+        operands = Operands(query, key, value, scale, *rest)
         is_traced = isinstance(mods, ModGraphs) and tracing(plain(query))
         run = run_traced if is_traced else run_with_data
         return tuple(
@@ -259,16 +255,7 @@ def _operands_of_mask(
         mask = noop_mask if mask_mod is None else mask_mod
         return (*lengths, *[None] * 8, NO_BLOCKS, NO_BLOCKS, mask)
     rows, columns = block_mask.BLOCK_SIZE
-    tables = (
-        block_mask.kv_num_blocks,
-        block_mask.kv_indices,
-        block_mask.full_kv_num_blocks,
-        block_mask.full_kv_indices,
-        block_mask.q_num_blocks,
-        block_mask.q_indices,
-        block_mask.full_q_num_blocks,
-        block_mask.full_q_indices,
-    )
+    tables = tuple([getattr(block_mask, name) for name in TABLES])
     if min(rows, columns) >= NO_BLOCKS:
         tables = (None,) * 8
     return (*block_mask.seq_lengths, *tables, rows, columns, block_mask.mask_mod)

@@ -153,7 +153,7 @@ def stand_in(traced: TracedAttention, mods: ModGraphs) -> Attention | None:
         mods.signature(values),
         traced.outputs,
         traced.computed_by.name,
-        traced.tiles,
+        traced.choices,
     )
 
 

@@ -31,7 +31,7 @@ from flexc.runtime.autograd.derivatives import (
 from flexc.runtime.autograd.template import Reads
 from flexc.runtime.inputs.arguments import Packed, Results, Tables, broadcast_tables
 from flexc.runtime.inputs.backends import BACKENDS, Backend
-from flexc.runtime.inputs.options import NO_CHOICES, Choices, resolve_backend
+from flexc.runtime.inputs.options import Choices, resolve_backend
 from flexc.runtime.inputs.tensor_facts import check_captures
 from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.planner.ordering import TablesLayout
@@ -144,7 +144,6 @@ class TracedAttention(Attention):
     """A call of tensors without data. The call and its derivatives run as operators."""
 
     mods: ModGraphs | None = None
-    choices: Choices = NO_CHOICES
     blocks: PlannedBlocks | None = None
 
     @classmethod
@@ -165,10 +164,8 @@ class TracedAttention(Attention):
             GraphSignature(mods.graphs, (), captures, True, False, mods.slots),
             call.outputs,
             OPERATORS,
-            call.choices.tiles,
-            call.choices.deterministic,
+            call.choices,
             mods=mods,
-            choices=call.choices,
         )
 
     @classmethod
@@ -176,7 +173,7 @@ class TracedAttention(Attention):
         """Return the call of an operator's arguments."""
         query, key, value, _, tables, sizes, scale, handle = arguments
         constants = lookup(handle)
-        mods, choices = constants.mods, constants.choices
+        mods = constants.mods
         captures = captures_of(arguments)
         if scale is None:
             scale = arguments[3][0]
@@ -189,10 +186,8 @@ class TracedAttention(Attention):
             GraphSignature(mods.graphs, (), captures, True, False, mods.slots),
             constants.outputs,
             OPERATORS,
-            choices.tiles,
-            choices.deterministic,
+            constants.choices,
             mods=mods,
-            choices=choices,
             blocks=constants.blocks,
         )
 
@@ -289,8 +284,7 @@ def bind(arguments: Sequence[Any], numbers: Resolved | None = None) -> Attention
         signature,
         traced.outputs,
         resolve_backend(traced.choices.backend, device),
-        traced.tiles,
-        traced.asks_determinism,
+        traced.choices,
         settled=traced.tables is not None,
     )
 

@@ -103,18 +103,15 @@ class FakeCall:
         if not isinstance(value, Tensor):
             is_symbol = (slot, None) in self._places
             return self._symbols.number(slot, value) if is_symbol else value
-        fake = self._tensor(slot, value) if self.symbolic else None
-        fake = (
-            self.mode.from_tensor(value, static_shapes=True) if fake is None else fake
-        )
+        fake = self._tensor(slot, value)
         vars(fake)["_is_buffer"] = isinstance(value, torch.nn.Buffer)
         return fake
 
-    def _tensor(self, slot: int, value: Tensor) -> Tensor | None:
-        """Return a fake tensor with symbols for sizes, None if no size is a symbol."""
+    def _tensor(self, slot: int, value: Tensor) -> Tensor:
+        """Return a fake tensor, with symbols for its sizes at `places`."""
         dims = [d for d in range(value.dim()) if (slot, d) in self._places]
         if not dims:
-            return None
+            return self.mode.from_tensor(value, static_shapes=True)
         dynamic = [DimDynamic.STATIC] * value.dim()
         for d in dims:
             dynamic[d] = DimDynamic.DYNAMIC
