@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from flexc.errors import UnsupportedOpError
 from flexc.frontend import fields
 from flexc.frontend.aten_to_arith import detach
 from flexc.frontend.fields import Field, Size, Value, as_field
-from flexc.frontend.scalars import Emitter, Scalar, number, structural
+from flexc.frontend.scalars import Emitter, Rule, Scalar, number, structural
 
 _END = number(torch.iinfo(torch.int64).max)
 
@@ -33,16 +33,25 @@ def _sizes(xs: Sequence[Scalar]) -> list[Size]:
     return [fields.scalar_size(x) for x in xs]
 
 
-structural("index", "_unsafe_index")(
-    lambda e, out, x, indices: fields.index(e, as_field(x), indices)
-)
+def view(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule `rule(emitter, field, *args)` for views of one tensor."""
+
+    def register(fn: Rule) -> Rule:
+        structural(*names)(
+            lambda e, out, x, *args, **kw: fn(e, as_field(x), *args, **kw)
+        )
+        return fn
+
+    return register
 
 
-@structural("embedding")
+view("index", "_unsafe_index")(fields.index)
+
+
+@view("embedding")
 def _embedding(
     e: Emitter,
-    out: torch.dtype,
-    x: Value,
+    rows: Field,
     at: Value,
     padding_idx: Scalar | None = None,
     scale_grad_by_freq: Any = False,
@@ -53,7 +62,6 @@ def _embedding(
             "embedding with scale_grad_by_freq counts the indices of all pairs: index "
             "its weight, as in emb.weight[index]"
         )
-    rows = as_field(x)
     if padding_idx is not None and padding_idx.const != -1:
         rows = _with_padding(rows, padding_idx)
     return fields.index(e, rows, [at])
@@ -70,30 +78,29 @@ def _with_padding(rows: Field, padding_idx: Scalar) -> Field:
     return Field(rows.dtype, rows.sizes, load)
 
 
-@structural("index_select")
-def _index_select(
-    e: Emitter, out: torch.dtype, x: Value, dim: Scalar, at: Value
-) -> Field:
-    field = as_field(x)
-    lead: list[Value | None] = [None] * (_int(dim) % field.rank)
+@view("index_select")
+def _index_select(e: Emitter, x: Field, dim: Scalar, at: Value) -> Field:
+    lead: list[Value | None] = [None] * (_int(dim) % x.rank)
     at = at if isinstance(at, Field) else fields.unsqueeze(as_field(at), 0)
-    return fields.index(e, field, [*lead, at])
+    return fields.index(e, x, [*lead, at])
 
 
-@structural("take")
-def _take(e: Emitter, out: torch.dtype, x: Value, at: Value) -> Field:
-    field = as_field(x)
-    flat = fields.reshape(e, field, [fields.product(field.sizes)])
+@view("take")
+def _take(e: Emitter, x: Field, at: Value) -> Field:
+    flat = fields.reshape(e, x, [fields.product(x.sizes)])
     return fields.index(e, flat, [at])
 
 
-structural("select")(lambda e, out, x, dim, at: fields.select(e, x, _int(dim), at))
+view("select")(lambda e, x, dim, at: fields.select(e, x, _int(dim), at))
+view("permute")(lambda e, x, dims: fields.permute(x, _ints(dims)))
+view("unsqueeze")(lambda e, x, dim: fields.unsqueeze(x, _int(dim)))
+view("t", "numpy_T")(lambda e, x: fields.permute(x, range(x.rank)[::-1]))
+view("flatten")(lambda e, x, *dims: fields.reshape(e, x, [fields.product(x.sizes)]))
 
 
-@structural("slice")
+@view("slice")
 def _slice(
     e: Emitter,
-    out: torch.dtype,
     x: Field,
     dim: Any = 0,
     start: Scalar | None = None,
@@ -103,63 +110,40 @@ def _slice(
     return fields.slice_(e, x, _int(dim), start or number(0), end or _END, _int(step))
 
 
-structural("permute")(lambda e, out, x, dims: fields.permute(as_field(x), _ints(dims)))
-
-
-@structural("transpose", "swapaxes", "swapdims")
-def _transpose(e: Emitter, out: torch.dtype, x: Value, a: Any, b: Any) -> Field:
-    field = as_field(x)
-    order = list(range(field.rank))
+@view("transpose", "swapaxes", "swapdims")
+def _transpose(e: Emitter, x: Field, a: Any, b: Any) -> Field:
+    order = list(range(x.rank))
     if order:
         i, j = _int(a), _int(b)
         order[i], order[j] = order[j], order[i]
-    return fields.permute(field, order)
+    return fields.permute(x, order)
 
 
-@structural("t", "numpy_T")
-def _t(e: Emitter, out: torch.dtype, x: Value) -> Field:
-    field = as_field(x)
-    return fields.permute(field, list(range(field.rank))[::-1])
+@view("squeeze")
+def _squeeze(e: Emitter, x: Field, dims: Any = None) -> Field:
+    if not x.rank:
+        return x
+    return fields.squeeze(e, x, range(x.rank) if dims is None else _ints(dims))
 
 
-structural("unsqueeze")(lambda e, out, x, dim: fields.unsqueeze(as_field(x), _int(dim)))
-
-
-@structural("squeeze")
-def _squeeze(e: Emitter, out: torch.dtype, x: Value, dims: Any = None) -> Field:
-    field = as_field(x)
-    if not field.rank:
-        return field
-    every = list(range(field.rank))
-    return fields.squeeze(e, field, every if dims is None else _ints(dims))
-
-
-@structural("expand", "broadcast_to")
-def _expand(
-    e: Emitter, out: torch.dtype, x: Value, sizes: Any, *, implicit: Any = False
-) -> Field:
-    field = as_field(x)
-    new = len(sizes) - field.rank
+@view("expand", "broadcast_to")
+def _expand(e: Emitter, x: Field, sizes: Any, *, implicit: Any = False) -> Field:
+    new = len(sizes) - x.rank
     target = [
-        field.sizes[d - new] if s.const == -1 else fields.scalar_size(s)
+        x.sizes[d - new] if s.const == -1 else fields.scalar_size(s)
         for d, s in enumerate(sizes)
     ]
-    return fields.broadcast(field, target)
+    return fields.broadcast(x, target)
 
 
-@structural("view", "reshape", "_unsafe_view", "_reshape_copy", "view_copy")
-def _view(e: Emitter, out: torch.dtype, x: Value, sizes: Any) -> Field:
-    field = as_field(x)
+@view("view", "reshape", "_unsafe_view", "_reshape_copy", "view_copy")
+def _view(e: Emitter, x: Field, sizes: Any) -> Field:
     if isinstance(sizes, torch.dtype):
         raise UnsupportedOpError("the bits of a number cannot be viewed as another's")
-    known = _sizes([s for s in sizes if s.const != -1])
-    target = [
-        _quotient(fields.product(field.sizes), fields.product(known))
-        if s.const == -1
-        else fields.scalar_size(s)
-        for s in sizes
-    ]
-    return fields.reshape(e, field, target)
+    known = fields.product(_sizes([s for s in sizes if s.const != -1]))
+    rest = _quotient(fields.product(x.sizes), known)
+    target = [rest if s.const == -1 else fields.scalar_size(s) for s in sizes]
+    return fields.reshape(e, x, target)
 
 
 def _quotient(total: Size, known: Size) -> Size:
@@ -172,19 +156,13 @@ def _quotient(total: Size, known: Size) -> Size:
     return Size(emit)
 
 
-@structural("flatten")
-def _flatten(e: Emitter, out: torch.dtype, x: Value, *dims: Any) -> Field:
-    field = as_field(x)
-    return fields.reshape(e, field, [fields.product(field.sizes)])
-
-
 def _extent(e: Emitter, size: Size) -> Scalar:
     ssa = e.ssa(size.emit(e, torch.int64))
     return Scalar(torch.int64, ssa, weak=True, nonnegative=True)
 
 
-structural("sym_size")(lambda e, out, x, dim=0: _extent(e, x.sizes[_int(dim)]))
-structural("sym_numel", "numel")(lambda e, out, x: _extent(e, fields.product(x.sizes)))
+view("sym_size")(lambda e, x, dim=0: _extent(e, x.sizes[_int(dim)]))
+view("sym_numel", "numel")(lambda e, x: _extent(e, fields.product(x.sizes)))
 
 
 def _filled(value: Scalar, out: torch.dtype, sizes: Sequence[Size]) -> Field:

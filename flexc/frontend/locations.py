@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import walk_tb
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -41,8 +42,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 def mod_location(mod: Any) -> SourceLocation | None:
     """Return the location of a mod's function, or of the end of a mod's graph."""
     if isinstance(mod, GraphModule):
-        found = [node_location(node) for node in mod.graph.nodes]
-        return next((place for place in reversed(found) if place is not None), None)
+        return next(filter(None, map(node_location, reversed(mod.graph.nodes))), None)
     while not hasattr(mod, "__code__"):
         if isinstance(mod, functools.partial):
             mod = mod.func
@@ -82,12 +82,8 @@ def user_trace(error: BaseException) -> TracebackType | None:
 
 def error_location(error: BaseException) -> SourceLocation | None:
     """Return the innermost line of user code that an exception passed through."""
-    found = None
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None:
-        found = _user_line(trace.tb_frame, trace.tb_lineno) or found
-        trace = trace.tb_next
-    return found
+    lines = [_user_line(*step) for step in walk_tb(error.__traceback__)]
+    return next(filter(None, reversed(lines)), None)
 
 
 def _user_line(frame: FrameType, line: int) -> SourceLocation | None:

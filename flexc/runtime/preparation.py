@@ -36,8 +36,6 @@ def prepared_call(
     score_mod, block_mask, mask_mod = mods
     resolved = resolve_backend(choices.backend, query.device)
     mask, tables = split_block_mask(block_mask, mask_mod, query, key)
-    if key.size(0) != query.size(0):
-        key, value = (t.expand(query.size(0), -1, -1, -1) for t in (key, value))
     call = Attention(
         query,
         key,

@@ -87,7 +87,7 @@ def blocks_of(
         call = call.with_traced()
         tables = call.settle(both=isinstance(plan, RecordedCall)).tables
     held = () if tables is None else tables.all_tensors
-    is_own = call.tables is not None and call.tables.replaceable
+    is_own = call.tables is not None and call.tables.origin is not None
     mask = call.trace().mask
     read = {i.slot for i in mask.inputs} if mask and tables and is_own else set()
     noted = tuple((i, Capture.of(c)) for i, c in enumerate(captures) if i in read)

@@ -132,7 +132,7 @@ class Subject:
         tables, reading = self.call.tables, self.reading
         if self.call.computed_by.is_dense:
             return "every pair"
-        if tables is not None and not tables.replaceable:
+        if tables is not None and tables.origin is None:
             return "tables"
         if reading.is_trivial:
             return "no mask"

@@ -71,7 +71,10 @@ class Tables:
     block_size: tuple[int, int]
     """The numbers of rows and columns of a block."""
     origin: Origin | None = None
-    """The mask whose blocks flexc listed in these tables. None for other tables."""
+    """The mask whose blocks flexc listed in these tables. None for other tables.
+
+    Blocks found from the mask may replace the tables.
+    """
     notes: Notes | None = None
     """The notes of the BlockMask that the tables were read from."""
     columns: Tables | None = None
@@ -95,11 +98,6 @@ class Tables:
         return Tables(
             self.tensors, self.block_size, columns=columns, packed=self.packed
         )
-
-    @property
-    def replaceable(self) -> bool:
-        """True if blocks found from the mask may replace the tables."""
-        return self.origin is not None
 
 
 DENSE = "a tensor with its elements in memory"
@@ -144,11 +142,16 @@ def check_ranks(query: Tensor, key: Tensor, value: Tensor) -> None:
 def cast_and_check(
     query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return query, key and value, cast as autocast asks and checked."""
+    """Return query, key and value, cast as autocast asks and checked.
+
+    Key and value are expanded to the query's batch.
+    """
     check_ranks(query, key, value)
     query, key, value = autocast((query, key, value))
     check_dtypes(query, key, value)
     check_shapes(query, key, value, enable_gqa)
+    if key.size(0) != query.size(0):
+        key, value = (t.expand(query.size(0), -1, -1, -1) for t in (key, value))
     return query, key, value
 
 
@@ -311,8 +314,11 @@ def split_block_mask(
         return mask, None
     lengths = (block_mask.seq_lengths[0], block_mask.seq_lengths[1])
     check_lengths(lengths, block_mask.kv_num_blocks.device, query, key)
-    tables, origin = tables_of(block_mask, query), origin_of(block_mask)
-    return mask, replace(tables, origin=origin, notes=Notes.of(block_mask))
+    notes = Notes.of(block_mask)
+    rows = [t for t in notes.tables[:4] if t is not None]
+    q_block, kv_block = block_mask.BLOCK_SIZE
+    tables = make_tables(rows, (q_block, kv_block), query)
+    return mask, replace(tables, origin=origin_of(block_mask), notes=notes)
 
 
 def mask_of(block_mask: BlockMask) -> Any:
@@ -340,19 +346,6 @@ def check_lengths(
         )
 
 
-def tables_of(block_mask: BlockMask, query: Tensor) -> Tables:
-    """Return a BlockMask's tables with the query's batch and heads.
-
-    Broadcast dimensions have stride 0. Tables are cast to int32, the type that kernels
-    read.
-    """
-    tables = [block_mask.kv_num_blocks, block_mask.kv_indices]
-    if block_mask.full_kv_num_blocks is not None:
-        tables += [block_mask.full_kv_num_blocks, block_mask.full_kv_indices]
-    q_block, kv_block = block_mask.BLOCK_SIZE
-    return make_tables(tables, (q_block, kv_block), query)
-
-
 def given_columns(
     given: Sequence[Tensor], rows: Sequence[Tensor], columns: int
 ) -> Sequence[Tensor] | None:
@@ -376,7 +369,8 @@ def make_tables(
 ) -> Tables:
     """Check that tables have a row for each block of rows, and broadcast them.
 
-    `length` is the number of rows of the mask, by default the number of queries.
+    Broadcast dimensions have stride 0. Tables are cast to int32, the type that kernels
+    read. `length` is the number of rows of the mask, by default the number of queries.
     Without `expand`, tables of one batch or head keep a dimension of size 1.
     """
     length = query.size(2) if length is None else length

@@ -144,10 +144,6 @@ def sign(block_mask: BlockMask, captures: Sequence[Any]) -> BlockMask:
     return block_mask
 
 
-def made_by_flexc(block_mask: BlockMask) -> bool:
-    return origin_of(block_mask) is not None
-
-
 def origin_of(block_mask: BlockMask) -> Origin | None:
     """Return the origin of a BlockMask that `flexc.create_block_mask` made, else None.
 

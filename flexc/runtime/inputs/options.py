@@ -22,7 +22,6 @@ TILE_OPTIONS = {
 """torch's names of the options that choose a tile, mapped to flexc's names."""
 
 IGNORED_OPTIONS: dict[str, type] = {
-    "BACKEND": str,
     "BLOCKS_ARE_CONTIGUOUS": bool,
     "BLOCK_M1": int,
     "BLOCK_M2": int,
@@ -62,9 +61,7 @@ def is_ignored(key: object) -> bool:
     if not isinstance(key, str) or key == "BACKEND":
         return key == "BACKEND"
     name = without_direction(key)
-    if name in TILE_OPTIONS:
-        return key.startswith("bwd_")
-    return name in IGNORED_OPTIONS and name != "BACKEND"
+    return name in IGNORED_OPTIONS or (name in TILE_OPTIONS and key[:4] == "bwd_")
 
 
 def without_direction(key: str) -> str:
@@ -84,10 +81,7 @@ def check_ignored(key: str, value: Any) -> None:
 
 def check_torch_backend(value: Any) -> None:
     if not isinstance(value, str) or value not in TORCH_BACKENDS:
-        raise OptionError(
-            f"kernel option BACKEND expects one of {', '.join(TORCH_BACKENDS)}, got "
-            f"{value!r}" + did_you_mean(value, tuple(TORCH_BACKENDS))
-        )
+        raise not_one_of("kernel option BACKEND", value, tuple(TORCH_BACKENDS))
     if TORCH_BACKENDS[value]:
         raise OptionError(
             f"kernel option BACKEND={value!r} asks for a kernel of torch that flexc "
@@ -128,6 +122,11 @@ class TileOptions:
     split_keys: bool | None = None
 
     @property
+    def chosen(self) -> dict[str, Any]:
+        """The options that the user chose."""
+        return {k: v for k, v in asdict(self).items() if v is not None}
+
+    @property
     def sizes(self) -> dict[str, int | None]:
         """The options that are sizes, by the names that passes use."""
         return {name: getattr(self, name) for name in TILE_OPTIONS.values()}
@@ -154,9 +153,12 @@ class Choices:
 
     def merge(self, own: Choices) -> Choices:
         """Return a call's own choices, completed with these choices."""
+        tiles = self.tiles
+        if own.tiles != NO_OPTIONS:
+            tiles = replace(tiles, **own.tiles.chosen)
         return Choices(
             self.backend if own.backend == "auto" else own.backend,
-            merge_tiles(self.tiles, own.tiles),
+            tiles,
             self.deterministic or own.deterministic,
             tuple(dict.fromkeys((*self.ignored, *own.ignored))),
         )
@@ -184,12 +186,9 @@ def read_choices(backend: str, kernel_options: Mapping[str, Any] | None) -> Choi
 
 def kernel_options(choices: Choices) -> dict[str, Any]:
     """Return the kernel options that `read_choices` would turn into these choices."""
-    names = {**TILE_OPTIONS, SCHEDULE: SCHEDULE, SPLIT_KEYS: SPLIT_KEYS}
-    tiles = {k: getattr(choices.tiles, v) for k, v in names.items()}
-    chosen: dict[str, Any] = {k: v for k, v in tiles.items() if v is not None}
-    if choices.deterministic:
-        chosen[DETERMINISTIC] = True
-    return chosen
+    names = {field: name for name, field in TILE_OPTIONS.items()}
+    chosen = {names.get(k, k): v for k, v in choices.tiles.chosen.items()}
+    return chosen | ({DETERMINISTIC: True} if choices.deterministic else {})
 
 
 def read_choices_of_scope(
@@ -224,15 +223,20 @@ def read_flag(name: str, value: Any) -> bool:
 def check_backend(backend: str) -> None:
     names = ("auto", *BACKENDS)
     if backend not in names:
-        raise OptionError(
-            f"backend expects one of {', '.join(names)}, got {backend!r}"
-            + did_you_mean(backend, names)
-        )
+        raise not_one_of("backend", backend, names)
 
 
 def check_mapping(name: str, options: object) -> None:
     if not isinstance(options, Mapping):
         raise OptionError(f"{name} expects a dict, got {type(options).__name__}")
+
+
+def not_one_of(what: str, value: Any, known: Sequence[str]) -> OptionError:
+    """Return the error for a value that is none of the known ones."""
+    return OptionError(
+        f"{what} expects one of {', '.join(known)}, got {value!r}"
+        + did_you_mean(value, known)
+    )
 
 
 def unknown(what: str, name: object, known: Sequence[str]) -> OptionError:
@@ -262,7 +266,9 @@ def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
         elif is_ignored(key):
             check_ignored(key, value)
         elif name not in TILE_OPTIONS:
-            raise unknown("kernel_options", key, (*OWN_OPTIONS, *IGNORED_OPTIONS))
+            raise unknown(
+                "kernel_options", key, (*OWN_OPTIONS, "BACKEND", *IGNORED_OPTIONS)
+            )
         elif type(value) is not int or not 1 <= value <= MAX_OPTION:
             raise OptionError(
                 f"kernel option {key} expects an integer of 1 to {MAX_OPTION}, got "
@@ -279,19 +285,8 @@ def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
 
 def read_schedule(value: Any) -> str:
     if not isinstance(value, str) or value not in SCHEDULE_NAMES:
-        raise OptionError(
-            f"kernel option {SCHEDULE} expects one of {', '.join(SCHEDULE_NAMES)}, got "
-            f"{value!r}" + did_you_mean(value, SCHEDULE_NAMES)
-        )
+        raise not_one_of(f"kernel option {SCHEDULE}", value, SCHEDULE_NAMES)
     return value
-
-
-def merge_tiles(base: TileOptions, own: TileOptions) -> TileOptions:
-    """Return a call's own tile options, completed with `base`."""
-    if own == NO_OPTIONS:
-        return base
-    chosen = {k: v for k, v in asdict(own).items() if v is not None}
-    return replace(base, **chosen)
 
 
 def is_interpreting() -> bool:

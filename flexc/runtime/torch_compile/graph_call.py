@@ -68,8 +68,6 @@ class Operands(NamedTuple):
         if self.tables:
             device = self.tables[0].device
             check_lengths(self.lengths, device, query, key)
-        if key.size(0) != query.size(0):
-            key, value = (t.expand(query.size(0), -1, -1, -1) for t in (key, value))
         return self._replace(query=query, key=key, value=value)
 
     def make_tables(self, expand: bool = True) -> Tables | None:

@@ -25,7 +25,7 @@ from flexc.errors import (
 from flexc.runtime.inputs.notes import (
     TABLES,
     Notes,
-    made_by_flexc,
+    origin_of,
 )
 from flexc.runtime.kernels.driver import counters
 from tests.support.block_tables import dense_blocks, differences
@@ -161,10 +161,10 @@ def test_torch_attends_with_it() -> None:
 def test_origin_is_remembered_until_something_changes() -> None:
     mask = mask_of("causal", 300, 300)
     ours = flexc.create_block_mask(mask, None, None, 300, 300, "cpu")
-    assert made_by_flexc(ours)
-    assert not made_by_flexc(torch_block_mask(mask, None, None, 300, 300, "cpu"))
+    assert origin_of(ours) is not None
+    assert origin_of(torch_block_mask(mask, None, None, 300, 300, "cpu")) is None
     ours.mask_mod = noop_mask
-    assert not made_by_flexc(ours)
+    assert origin_of(ours) is None
 
 
 def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
