@@ -19,6 +19,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -337,24 +338,18 @@ class Entry:
 RULES: dict[str, Entry] = {}
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a pointwise rule."""
+def rule(*names: str, is_structural: bool = False) -> Callable[[Rule], Rule]:
+    """Register a rule, by default a pointwise one."""
 
     def register(fn: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, Entry(fn, False)))
+        RULES.update(dict.fromkeys(names, Entry(fn, is_structural)))
         return fn
 
     return register
 
 
-def structural(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule that moves elements instead of computing with them."""
-
-    def register(fn: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, Entry(fn, True)))
-        return fn
-
-    return register
+structural = partial(rule, is_structural=True)
+"""Register a rule that moves elements instead of computing with them."""
 
 
 def op_name(target: Any) -> str:

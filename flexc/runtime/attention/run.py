@@ -101,19 +101,23 @@ def start(call: Attention) -> None:
         call.settle().start_kernel()
 
 
+def like_rows(rows: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Allocate a tensor (B, H, S, dim) with the memory layout of `rows`."""
+    order = sorted(range(3), key=lambda d: -rows.stride(d))
+    return torch.empty_permuted(
+        (*rows.shape[:3], dim), (*order, 3), dtype=dtype, device=rows.device
+    )
+
+
 def allocate(query: Tensor, value: Tensor, outputs: Outputs) -> Results:
     """Return uninitialised results. `out` has the memory layout of the query."""
-    shape = (*query.shape[:3], value.size(3))
-    order = sorted(range(3), key=lambda d: -query.stride(d))
-    out = torch.empty_permuted(
-        shape, (*order, 3), dtype=query.dtype, device=query.device
-    )
-    batch, heads, q_len = shape[:3]
+    out = like_rows(query, value.size(3), query.dtype)
+    batch, heads, q_len = shape = query.shape[:3]
     dtype = torch.promote_types(query.dtype, torch.float32)
     pair = (batch, *(2,) * outputs.lse_rest, heads, q_len)
     lse, max_scores = (
         torch.empty(rows, dtype=dtype, device=query.device) if wanted else None
-        for wanted, rows in ((outputs.lse, pair), (outputs.max_scores, shape[:3]))
+        for wanted, rows in ((outputs.lse, pair), (outputs.max_scores, shape))
     )
     return out, lse, max_scores
 

@@ -35,13 +35,14 @@ from flexc.runtime.inputs.tensor_facts import (
 from flexc.runtime.kernels.build import Build
 from flexc.runtime.kernels.driver import Compiled, start_kernel
 from flexc.runtime.kernels.proofs import Proofs, attention_of
+from flexc.runtime.process.recent import Recent
 
 INPUTS = ("query", "key", "value")
 
 _programs: WeakKeyDictionary[Compiled, dict[Any, Program]] = WeakKeyDictionary()
 """Programs of a compiled call, by proofs and derivative."""
 
-_moderate: WeakKeyDictionary[Compiled, dict[Any, bool]] = WeakKeyDictionary()
+_moderate: WeakKeyDictionary[Compiled, Recent[bool]] = WeakKeyDictionary()
 """Results of `is_moderate` for a compiled call, by rounded sizes and by numbers."""
 
 MAX_KNOWN = 256
@@ -263,14 +264,12 @@ def is_moderate(call: Attention, compiled: Compiled) -> bool:
     captures = compiled.attention.arguments(call.signature.captures)
     numbers = tuple(c if isinstance(c, int | float) else None for c in captures)
     sizes = (*call.query.shape[:3], call.key.size(2))
-    known = _moderate.setdefault(compiled, {})
     key = tuple(map(_at_most, sizes)), numbers
-    if key not in known:
-        if len(known) >= MAX_KNOWN:
-            known.clear()
-        attention = attention_of(compiled.attention.module)
-        known[key] = score_growth_is_bounded(attention, *key)
-    return known[key]
+
+    def is_bounded() -> bool:
+        return score_growth_is_bounded(attention_of(compiled.attention.module), *key)
+
+    return _moderate.setdefault(compiled, Recent(MAX_KNOWN)).get(key, is_bounded)
 
 
 def _at_most(size: int) -> int:

@@ -26,6 +26,7 @@ from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
 from flexc.passes.flex.flex_infer_facts import FlexInferFactsPass
 from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.passes.scalar.captured_reads import CapturedRead, IndexClass, read_of_index
+from flexc.runtime.attention.run import like_rows
 from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
 from flexc.runtime.autograd.captured_places import MAX_BYTES, Chunk, Sizes, chunks_for
 from flexc.runtime.interpreters.values import dtype_of
@@ -297,14 +298,6 @@ def argument_number(value: SSAValue) -> int:
     return value.index
 
 
-def like_rows(rows: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Allocate a tensor (B, H, S, dim) with the memory layout of `rows`."""
-    order = sorted(range(3), key=lambda d: -rows.stride(d))
-    return torch.empty_permuted(
-        (*rows.shape[:3], dim), (*order, 3), dtype=dtype, device=rows.device
-    )
-
-
 def within(diagonals: Tensor, sizes: Sizes) -> Tensor:
     """Return sums along diagonals without the entries that no pair has."""
     zero = diagonal_zero(sizes.kv_len)
@@ -389,9 +382,13 @@ class Execution:
                     gradient.add(self.program.scatters[op], sums)
                 return [gradient]
             case flex.CenterRowsOp():
-                return [center_rows(*(values[v] for v in op.operands))]
+                sums, total, rows = (values[v] for v in op.operands)
+                centered = torch.addcmul(sums, total[..., None], rows, value=-1)
+                return [centered.to(rows.dtype)]
             case flex.SumPartsOp():
-                return [sum_parts(values[op.parts], self.program.rounded[op])]
+                parts = values[op.parts]
+                sums = parts[0] if parts.size(0) == 1 else parts.sum(0)
+                return [sums.to(self.program.rounded[op])]
             case flex.ZerosLikeOp():
                 return [torch.zeros_like(values[op.tensor])]
             case arith.ConstantOp():
@@ -443,17 +440,6 @@ def _done(host: func.FuncOp) -> dict[Operation, list[SSAValue]]:
 
 def _finished(value: Any) -> Tensor:
     return value.result() if isinstance(value, CapturedGradient) else value
-
-
-def center_rows(sums: Tensor, total: Tensor, values: Tensor) -> Tensor:
-    """Return sums - total * values, in the dtype of the values."""
-    return torch.addcmul(sums, total[..., None], values, value=-1).to(values.dtype)
-
-
-def sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the sum over the first dimension, in the given dtype."""
-    total = parts[0] if parts.size(0) == 1 else parts.sum(0)
-    return total.to(dtype)
 
 
 def _captured_read(op: flex.ScatterSumsOp) -> CapturedRead:

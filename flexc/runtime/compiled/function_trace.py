@@ -28,7 +28,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from flexc.errors import (
     DataDependentControlFlowError,
     FlexcError,
-    SourceLocation,
     UnsupportedOpError,
 )
 from flexc.frontend.call_watch import CallWatch
@@ -221,7 +220,12 @@ def _capture(call: Any, fakes: list[Any], scope: Scope, watch: Any) -> GraphModu
     except Exception as error:
         where = error_location(error)
         if is_value_read(error):
-            raise _control_flow(where) from None
+            raise DataDependentControlFlowError(
+                "a compiled function is captured without data, so Python cannot branch "
+                "on or convert a value of a tensor: use torch.where, or move this part "
+                "out of the function that flexc compiles",
+                where,
+            ) from None
         if isinstance(error, DynamicOutputShapeException):
             raise UnsupportedOpError(
                 f"{error.func} has a result whose size depends on data: move it out "
@@ -229,15 +233,6 @@ def _capture(call: Any, fakes: list[Any], scope: Scope, watch: Any) -> GraphModu
                 where,
             ) from None
         raise
-
-
-def _control_flow(where: SourceLocation | None) -> DataDependentControlFlowError:
-    return DataDependentControlFlowError(
-        "a compiled function is captured without data, so Python cannot branch on or "
-        "convert a value of a tensor: use torch.where, or move this part out of the "
-        "function that flexc compiles",
-        where,
-    )
 
 
 class WatchAutograd(TorchFunctionMode):

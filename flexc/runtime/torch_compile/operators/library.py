@@ -263,42 +263,28 @@ def _refuse(ctx: Any, *grads: Any) -> NoReturn:
 
 
 def _define() -> None:
-    cotangents = f"{COTANGENTS}, Tensor? t_d_out, Tensor? t_d_lse"
-    for name, schema, function, fake in (
-        ("attention", f"({CALL}) -> Tensor[]", attention, attention_fake),
-        (
-            "attention_backward",
-            f"({POINT}, {COTANGENTS}, bool[] wanted) -> Tensor[]",
-            attention_backward,
-            gradients_fake,
-        ),
-        (
-            "attention_jvp",
-            f"({POINT}, {TANGENTS}) -> (Tensor, Tensor)",
-            attention_jvp,
-            attention_jvp_fake,
-        ),
-        (
-            "attention_backward_jvp",
-            f"({POINT}, {cotangents}, {TANGENTS}, bool[] wanted) -> Tensor[]",
-            attention_backward_jvp,
-            gradients_fake,
-        ),
+    gradients = "bool[] wanted) -> Tensor[]"
+    along = f"Tensor? t_d_out, Tensor? t_d_lse, {TANGENTS}"
+    jvp = f"({POINT}, {TANGENTS}) -> (Tensor, Tensor)"
+    backward = f"({POINT}, {COTANGENTS}, {gradients}"
+    backward_jvp = f"({POINT}, {COTANGENTS}, {along}, {gradients}"
+    for function, schema, fake in (
+        (attention, f"({CALL}) -> Tensor[]", attention_fake),
+        (attention_backward, backward, gradients_fake),
+        (attention_jvp, jvp, attention_jvp_fake),
+        (attention_backward_jvp, backward_jvp, gradients_fake),
     ):
+        name, is_first = function.__name__, function is attention
         tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
         LIBRARY.define(name + schema, tags=tags)
         LIBRARY.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"flexc::{name}", fake, lib=LIBRARY)
-        is_first = name == "attention"
         torch.library.register_autograd(
             f"flexc::{name}",
             _backward if is_first else _refuse,
             setup_context=_setup_context if is_first else None,
             lib=LIBRARY,
         )
-
-
-def _define_planning() -> None:
     LIBRARY.define(
         "plan(Tensor[] captures, SymInt[] sizes, SymInt[] numbers, str handle, "
         "Device device) -> Tensor",
@@ -309,4 +295,3 @@ def _define_planning() -> None:
 
 
 _define()
-_define_planning()
