@@ -348,12 +348,11 @@ class Walk:
             return self.object(value)
         # Functions of trusted modules are constant, unless a user replaced them.
         self.sound &= type(value) in KNOWN_MODULES
-        if (known := self._known(value)) is None:
-            known = value
+        if self._known(value) is None:
             self.by_identity(value)
             self._note(value, value)
             self._tables.append((vars(value), None, set()))
-        return known
+        return value
 
     def cls(self, value: type, used: bool = True) -> Any:
         # Code that the walk does not read checks the members of a protocol.
@@ -377,14 +376,13 @@ class Walk:
 
     def _keyed(self, value: Any, key: Any, used: bool) -> Any:
         """Key a value that is never copied. Its attributes are keyed by value."""
-        if (known := self._known(value)) is None:
-            known = value
+        if self._known(value) is None:
             self.by_identity(key)
             self._note(value, value)
             self._objects.append((value, value, True, set()))
         if used:
             self._use(value)
-        return known
+        return value
 
     def object(self, value: Any, used: bool = True) -> Any:
         if (copy := self._known(value)) is None:

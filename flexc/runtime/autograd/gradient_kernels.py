@@ -84,7 +84,13 @@ class DerivativeFacts:
         self.columns = self.call.tables and self.call.tables.columns
         self.captures = self.compiled.attention.arguments(call.signature.captures)
         self.moderate = is_moderate(self.call, self.compiled)
-        self.slots = [i.slot for i in self.compiled.attention.inputs]
+        inputs = enumerate(self.compiled.attention.inputs)
+        self.captured = {f"capture {i}": g for i, g in inputs if g.slot is not None}
+        """The captures that are no constants, by their names in the IR."""
+        self.places = {name: i for i, name in enumerate(INPUTS)}
+        """The places of inputs among `inputs_of`, by their names in the IR."""
+        for name, given in self.captured.items():
+            self.places[name] = len(INPUTS) + (given.slot or 0)
         self.aligned = self.compiled.build.call.alignment is not None
 
     @property
@@ -94,13 +100,7 @@ class DerivativeFacts:
 
     def names(self, wants: Sequence[bool]) -> list[str]:
         """Return the names in the IR of the wanted inputs."""
-        found = [n for n, want in zip(INPUTS, wants, strict=False) if want]
-        captures = wants[len(INPUTS) :]
-        return found + [
-            f"capture {i}"
-            for i, slot in enumerate(self.slots)
-            if slot is not None and captures[slot]
-        ]
+        return [name for name, place in self.places.items() if wants[place]]
 
     def program(
         self,
@@ -175,7 +175,9 @@ class DerivativeRun(DerivativeFacts):
             given.append(self.of_lse(d_lse))
         elif "d_lse" in tangents:
             given.append(torch.zeros_like(self.saved[1]))
-        return self.gradients(wrt, self.run(tuple(wrt), tangents, given), wanted)
+        results = self.run(tuple(wrt), tangents, given)
+        found = {self.places[n]: r for n, r in zip(wrt, results, strict=True)}
+        return tuple(found.get(place) for place in range(len(wanted)))
 
     def of_lse(self, d_lse: Tensor) -> Tensor:
         """Return the cotangent of lse alone, without the cotangent of its rest."""
@@ -189,29 +191,8 @@ class DerivativeRun(DerivativeFacts):
 
     def tangents(self, tangents: Tangents) -> dict[str, Tensor]:
         """Return the tangents that are not zero, by name in the IR."""
-        found: dict[str, Tensor] = {}
-        for name in self.names([t is not None for t in tangents]):
-            tangent = tangents[self.place(name)]
-            assert tangent is not None
-            found[name] = tangent
-        return found
-
-    def place(self, name: str) -> int:
-        """Return the place of an input among `inputs_of`, by its name in the IR."""
-        if name in INPUTS:
-            return INPUTS.index(name)
-        slot = self.slots[int(name.removeprefix("capture "))]
-        assert slot is not None
-        return len(INPUTS) + slot
-
-    def gradients(
-        self, names: Sequence[str], results: Sequence[Tensor], wanted: Wanted
-    ) -> Gradients:
-        """Return the results at the places of their inputs, with None elsewhere."""
-        found: list[Tensor | None] = [None] * len(wanted)
-        for name, result in zip(names, results, strict=True):
-            found[self.place(name)] = result
-        return tuple(found)
+        found = ((name, tangents[place]) for name, place in self.places.items())
+        return {name: tangent for name, tangent in found if tangent is not None}
 
     def run(
         self, wrt: tuple[str, ...], along: dict[str, Tensor], cotangents: list[Tensor]
@@ -243,10 +224,8 @@ class DerivativeRun(DerivativeFacts):
 
     def placed(self, name: str, tangent: Tensor) -> Tensor:
         """Return a captured tensor's tangent, with strides that its type allows."""
-        given = self.compiled.attention.inputs[int(name.removeprefix("capture "))]
-        if given.unit_stride and tangent.dim() and tangent.stride(-1) != 1:
-            return tangent.contiguous()
-        return tangent
+        asks = self.captured[name].unit_stride and tangent.dim() > 0
+        return tangent.contiguous() if asks and tangent.stride(-1) != 1 else tangent
 
 
 READY = (*INPUTS, "d_out", "d_lse")

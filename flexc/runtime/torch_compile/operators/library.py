@@ -79,8 +79,8 @@ def repeated(
         # Tensors that hold numbers are read before recording starts.
         numbers = resolved(arguments)
         *front, _, handle = arguments
-        front[3] = numbers.signature.captures
-        args = (*front, numbers.scale, handle, *args[ARGUMENTS:])
+        front[3] = numbers[0].captures
+        args = (*front, numbers[1], handle, *args[ARGUMENTS:])
     key, tensors = _asked(name, args)
 
     def bound() -> tuple[Any, ...]:

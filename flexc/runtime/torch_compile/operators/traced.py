@@ -111,13 +111,22 @@ class Constants:
         _known.setdefault(self.handle, self)
 
     def tables(
-        self, query: Tensor, key: Tensor, tables: Sequence[Tensor], sizes: Sequence[int]
+        self,
+        query: Tensor,
+        key: Tensor,
+        tables: Sequence[Tensor],
+        sizes: Sequence[int],
+        unpack: bool = False,
     ) -> Tables | None:
-        """Return the tables among an operator's arguments."""
+        """Return the tables among an operator's arguments.
+
+        With `unpack`, planned tables are in the form that kernels read.
+        """
         if not tables:
             return None
         if self.blocks is not None:
-            return self.blocks.packed(tables[0], (*query.shape[:3], key.size(2)))
+            made = self.blocks.unpack if unpack else self.blocks.packed
+            return made(tables[0], (*query.shape[:3], key.size(2)))
         block = (sizes[0], sizes[1])
         tables = broadcast_tables(tables, query)
         if not self.columns:
@@ -171,17 +180,15 @@ class TracedAttention(Attention):
     @classmethod
     def bind(cls, arguments: Sequence[Any]) -> TracedAttention:
         """Return the call of an operator's arguments."""
-        query, key, value, _, tables, sizes, scale, handle = arguments
+        query, key, value, _, tables, sizes, _, handle = arguments
         constants = lookup(handle)
         mods = constants.mods
         captures = captures_of(arguments)
-        if scale is None:
-            scale = arguments[3][0]
         return cls(
             query,
             key,
             value,
-            scale,
+            scale_of(arguments),
             constants.tables(query, key, tables, sizes),
             GraphSignature(mods.graphs, (), captures, True, False, mods.slots),
             constants.outputs,
@@ -198,14 +205,6 @@ class TracedAttention(Attention):
     def reads(self) -> Reads:
         assert self.mods is not None
         return self.mods.reads(self.signature.captures)
-
-    def unpacked_tables(self) -> Tables | None:
-        """Return the tables in the form that kernels read."""
-        if self.tables is None or self.blocks is None:
-            return self.tables
-        (packed,) = self.tables.all_tensors
-        sizes = (*self.query.shape[:3], self.key.size(2))
-        return self.blocks.unpack(packed, sizes)
 
     def arguments(self) -> Arguments:
         """Return the arguments of the operators."""
@@ -250,42 +249,39 @@ def kind_of(capture: Any) -> Any:
     return int if is_size else capture
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """The numbers of a call as Python numbers. Operators may take tensors."""
+def scale_of(arguments: Sequence[Any]) -> Any:
+    """Return the scale of a call, which may be a tensor."""
+    return arguments[3][0] if arguments[-2] is None else arguments[-2]
 
-    signature: GraphSignature
-    scale: float
+
+Resolved = tuple[GraphSignature, float]
+"""The mods and the scale of a call, with all numbers as Python numbers."""
 
 
 def resolved(arguments: Sequence[Any]) -> Resolved:
-    """Return the mods and the scale of an operator's arguments that have data."""
+    """Return the numbers of an operator's arguments that have data."""
     mods = lookup(arguments[-1]).mods
-    scale = arguments[-2]
-    return Resolved(
-        mods.signature(captures_of(arguments)),
-        float(arguments[3][0] if scale is None else scale),
-    )
+    return mods.signature(captures_of(arguments)), float(scale_of(arguments))
 
 
 def bind(arguments: Sequence[Any], numbers: Resolved | None = None) -> Attention:
     """Return the call of an operator's arguments, which have data and were checked."""
-    traced = TracedAttention.bind(arguments)
-    numbers = numbers or resolved(arguments)
-    signature = numbers.signature
-    device = traced.query.device
-    check_captures(signature.captures, device)
+    query, key, value, _, tables, sizes, _, handle = arguments
+    constants = lookup(handle)
+    signature, scale = numbers or resolved(arguments)
+    check_captures(signature.captures, query.device)
+    found = constants.tables(query, key, tables, sizes, unpack=True)
     return Attention(
-        traced.query,
-        traced.key,
-        traced.value,
-        numbers.scale,
-        traced.unpacked_tables(),
+        query,
+        key,
+        value,
+        scale,
+        found,
         signature,
-        traced.outputs,
-        resolve_backend(traced.choices.backend, device),
-        traced.choices,
-        settled=traced.tables is not None,
+        constants.outputs,
+        resolve_backend(constants.choices.backend, query.device),
+        constants.choices,
+        settled=found is not None,
     )
 
 
