@@ -115,7 +115,10 @@ class CallWatch:
             else:
                 self._asked(frame.f_code.co_name, frame)
         elif event == "return" and frame.f_code in _ARITHMETIC:
-            self.wants_numbers |= _is_cancelled(arg)
+            # Terms may cancel, as in `x + 1e16 - 1e16`. The symbolic result is exact,
+            # but Python rounds.
+            is_symbol = isinstance(arg, torch.SymFloat)
+            self.wants_numbers |= is_symbol and arg.node.expr.is_Atom
 
     def _asked(self, name: str, frame: FrameType) -> None:
         """Note a setting that a mod reads through a function of torch."""
@@ -144,12 +147,10 @@ class CallWatch:
         while frame.f_back is not None and not _is_internal(frame.f_back):
             frame = frame.f_back
         code = frame.f_code
-        return code not in self._read and _is_library(code.co_filename)
-
-
-def _is_library(filename: str) -> bool:
-    installed = is_installed(filename) or filename == "<string>"
-    return installed or not is_user_file(filename)
+        filename = code.co_filename
+        installed = is_installed(filename) or filename == "<string>"
+        is_library = installed or not is_user_file(filename)
+        return is_library and code not in self._read
 
 
 def _where(frame: FrameType | None) -> SourceLocation | None:
@@ -196,14 +197,6 @@ def _asks_state(name: str) -> bool:
     The default dtype is not among these, because all keys hold it.
     """
     return _SETTING.fullmatch(name) is not None and name != "get_default_dtype"
-
-
-def _is_cancelled(result: Any) -> bool:
-    """Return True if terms of float arithmetic cancelled, as in `x + 1e16 - 1e16`.
-
-    The symbolic result is exact, but Python rounds.
-    """
-    return isinstance(result, torch.SymFloat) and result.node.expr.is_Atom
 
 
 def _numpy_state() -> bytes:

@@ -174,21 +174,19 @@ class _Tracer:
         guards = self.symbols.guards(values, pinned, self.assumptions)
         if guards is None:
             guards = Guards(equal_guards(values), tuple(self.assumptions))
+        unread = "a tensor" if self.found else None
+        if self.keeps_tensors:
+            unread = "a result of captured tensors alone"
         self.mods = CapturedMods(
             score,
             mask,
             guards,
             tuple(self.found),
-            self.calls.unread or self._unread_tensor(),
+            self.calls.unread or unread,
             custom_gradient=custom_gradient,
         )
         for condition in self.tensors.conditions:
             self.assume(condition)
-
-    def _unread_tensor(self) -> str | None:
-        if self.keeps_tensors:
-            return "a result of captured tensors alone"
-        return "a tensor" if self.found else None
 
     def assume(self, condition: str) -> None:
         """Add a condition to the guards of the mods."""

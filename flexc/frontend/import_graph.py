@@ -147,7 +147,8 @@ def build_attention_module(
         )
     ]
     scale = score_type(qkv[0])
-    tables = _table_types(call)
+    pair = [strided([None] * rank, i32, unit_stride=True) for rank in (3, 4)]
+    tables = [] if call.sparse_block is None else pair * (1 + call.full_tables)
     arg_types = [*qkv, scale, *types, *tables, *[i32] * call.split]
     block = Block(arg_types=arg_types)
     names = ("query", "key", "value", "scale", *(i.name for i in inputs))
@@ -209,13 +210,6 @@ def _shared_inputs(*mods: CapturedMod | None) -> list[CaptureInput]:
 def _identity(given: CaptureInput) -> Any:
     made = given.number or id(given.constant)
     return made if given.slot is None else (given.slot,)
-
-
-def _table_types(call: AttentionCall) -> list[TensorType]:
-    if call.sparse_block is None:
-        return []
-    pair = [strided([None] * rank, i32, unit_stride=True) for rank in (3, 4)]
-    return pair * (1 + call.full_tables)
 
 
 def _tensor(

@@ -325,7 +325,8 @@ def mistake_of(
         names = ", ".join(MOD_ARGS[kind])
         text = text.replace("FakeTensor", "Tensor")
         return ModSignatureError(f"a {kind} is called with ({names}): {text}")
-    if _is_of_torch(error):
+    is_torchs = type(error).__module__.startswith("torch.")
+    if isinstance(error, RuntimeError) and (type(error) is RuntimeError or is_torchs):
         return UnsupportedOpError(f"a {kind} cannot do this: {text}", where)
     error.add_note(f"{where}: raised while this {kind} was traced")
     return None
@@ -340,12 +341,6 @@ def _value_read(
     return DataDependentControlFlowError(
         f"a {kind} runs on symbolic positions, so {advice}", where
     )
-
-
-def _is_of_torch(error: Exception) -> bool:
-    """Return True if torch, not user code, raised an error."""
-    own = type(error) is RuntimeError or type(error).__module__.startswith("torch.")
-    return isinstance(error, RuntimeError) and own
 
 
 def random_numbers(
@@ -382,7 +377,7 @@ def check_graph(kind: ModKind, gm: GraphModule) -> None:
                 "itself, and torch.where(condition, a, b)",
                 where,
             )
-        if _draws(node):
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise random_numbers(kind, str(node.target), where)
         if is_in_place(node) and not _writes_own_scalar(node, fresh):
             raise _write(kind, str(node.target), where)
@@ -396,11 +391,6 @@ def _write(kind: ModKind, what: str, where: SourceLocation | None) -> MutationEr
         "use an out-of-place operation, as in `score = score + x`",
         where,
     )
-
-
-def _draws(node: Node) -> bool:
-    tags: Any = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags
 
 
 def is_in_place(node: Node) -> bool:

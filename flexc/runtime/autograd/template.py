@@ -130,7 +130,9 @@ class Template:
         captures = list(self.captures)
         given = zip(self.slots, self.units, tensors[INPUTS:], strict=False)
         for slot, unit, tensor in given:
-            captures[slot] = tensor if not unit or _is_unit(tensor) else _dense(tensor)
+            if unit and not _is_unit(tensor):
+                tensor = tensor.clone(memory_format=torch.contiguous_format)
+            captures[slot] = tensor
         return tuple(captures)
 
     def run(self, tensors: Sequence[Tensor]) -> Results:
@@ -334,8 +336,3 @@ def _without_tensors(signature: ModSignature) -> ModSignature:
 
 def _is_unit(tensor: Tensor) -> bool:
     return tensor.dim() == 0 or tensor.stride(-1) == 1
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    """Return a copy whose last stride is 1."""
-    return tensor.clone(memory_format=torch.contiguous_format)

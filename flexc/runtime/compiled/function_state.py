@@ -25,7 +25,11 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from flexc.errors import StateError
 from flexc.frontend.closures import Rebuild
-from flexc.frontend.code_facts import MODULE_TABLES, code_facts, has_unread_code
+from flexc.frontend.code_facts import (
+    MODULE_TABLES,
+    code_facts,
+    has_unread_code,
+)
 from flexc.frontend.plain_values import number_key
 from flexc.frontend.walk import Capture, Walk
 from flexc.runtime.inputs.options import Choices
@@ -265,7 +269,9 @@ def read_call(
         raise _too_much(parts, error) from None
     captures = tuple(walk.captures)
     sound = walk.sound and walk._attributes.isdisjoint(UNKEYED_ATTRIBUTES)
-    sound = sound and all([_is_plain(c) for c in captures if isinstance(c, Tensor)])
+    for tensor in [c for c in captures if isinstance(c, Tensor)]:
+        sound &= type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided
+        sound &= not tensor.is_quantized
     return CallState(parts, captures, sound, tuple(walk.key))
 
 
@@ -286,11 +292,6 @@ def _too_much(parts: tuple[Any, ...], error: Exception) -> StateError:
         "function, compile a part of it, such as its attention, or use "
         'torch.compile(..., backend="flexc")'
     )
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    is_strided = tensor.layout is torch.strided and not tensor.is_quantized
-    return type(tensor) in PLAIN_TENSORS and is_strided
 
 
 def _facts(capture: Capture) -> Any:

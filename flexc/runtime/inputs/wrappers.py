@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from flexc.errors import FlexcError, ShapeError
-from flexc.frontend.code_facts import SILENT_METHODS
+from flexc.frontend.code_facts import SILENT_METHODS, names_in
 from flexc.runtime.inputs.arguments import DENSE
 
 TRACING_MODES = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
@@ -61,20 +61,12 @@ _keys_of: Any = torch._C._dispatch_keys  # pyright: ignore[reportAttributeAccess
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 """Classes of tensors without operations of their own."""
 
-_NO_OPERATIONS = SILENT_METHODS | {
-    "__annotations__",
-    "__copy__",
-    "__deepcopy__",
-    "__dict__",
-    "__doc__",
-    "__format__",
-    "__hash__",
-    "__module__",
-    "__reduce_ex__",
-    "__setstate__",
-    "__torch_dispatch__",
-    "__weakref__",
-}
+_NO_OPERATIONS = SILENT_METHODS | names_in(
+    """
+    __annotations__ __copy__ __deepcopy__ __dict__ __doc__ __format__ __hash__
+    __module__ __reduce_ex__ __setstate__ __torch_dispatch__ __weakref__
+    """
+)
 """Attributes of a class that do not change what operations compute."""
 
 LEFT_A_TRANSFORM = (_Key.FuncTorchGradWrapper, _Key.FuncTorchBatched)
