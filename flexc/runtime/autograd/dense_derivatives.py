@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,35 +26,36 @@ AUTOGRAD = (
 )
 
 
-def backward(
-    call: Attention,
-    out: Tensor,
-    lse: Tensor,
-    cotangents: Cotangents,
-    wanted: Wanted,
-    along: Direction | None = None,
-) -> Gradients:
-    """Return the gradients along cotangents, or the tangents of these gradients."""
-    with _recording(call.query.device):
-        if along is None:
-            found = _evaluate(call, wanted).gradients(cotangents)
-        else:
-            pairs = zip(along.inputs, wanted, strict=True)
-            point = _evaluate(call, [t is not None or wants for t, wants in pairs])
-            found = point.gradient_tangents(cotangents, along.cotangents, along.inputs)
-    return tuple(
-        g.detach().contiguous() if g is not None and w else None
-        for g, w in zip(found, wanted, strict=True)
-    )
+@dataclass(frozen=True, eq=False)
+class DerivativeRun:
+    """The derivatives of one call (see `derivatives.Derivatives`)."""
 
+    call: Attention
+    out: Tensor
+    lse: Tensor
 
-def jvp(
-    call: Attention, out: Tensor, lse: Tensor, tangents: Tangents
-) -> tuple[Tensor, Tensor]:
-    """Return the tangents of out and lse."""
-    with _recording(call.query.device):
-        point = _evaluate(call, [t is not None for t in tangents])
-        return point.tangents(tangents)
+    def backward(
+        self, cotangents: Cotangents, wanted: Wanted, along: Direction | None
+    ) -> Gradients:
+        with _recording(self.call.query.device):
+            if along is None:
+                found = _evaluate(self.call, wanted).gradients(cotangents)
+            else:
+                pairs = zip(along.inputs, wanted, strict=True)
+                moved = [t is not None or wants for t, wants in pairs]
+                point = _evaluate(self.call, moved)
+                found = point.gradient_tangents(
+                    cotangents, along.cotangents, along.inputs
+                )
+        return tuple(
+            g.detach().contiguous() if g is not None and w else None
+            for g, w in zip(found, wanted, strict=True)
+        )
+
+    def jvp(self, tangents: Tangents) -> tuple[Tensor, Tensor]:
+        with _recording(self.call.query.device):
+            point = _evaluate(self.call, [t is not None for t in tangents])
+            return point.tangents(tangents)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ class Direction(NamedTuple):
 
 
 class Derivatives(Protocol):
-    """The functions that a backend's module implements.
+    """The derivatives of one call at one point, which a backend's module implements.
 
     `out` and `lse` are results of the call. lse is in natural units and of
     `call.score_dtype`; if `call.outputs` asks for its rest, the rest follows it. The
@@ -73,21 +73,15 @@ class Derivatives(Protocol):
     equal calls give equal bits.
     """
 
+    def __init__(self, call: Attention, out: Tensor, lse: Tensor) -> None: ...
+
     def backward(
-        self,
-        call: Attention,
-        out: Tensor,
-        lse: Tensor,
-        cotangents: Cotangents,
-        wanted: Wanted,
-        along: Direction | None = None,
+        self, cotangents: Cotangents, wanted: Wanted, along: Direction | None
     ) -> Gradients:
         """Return the gradients along cotangents, or their tangents for `along`."""
         ...
 
-    def jvp(
-        self, call: Attention, out: Tensor, lse: Tensor, tangents: Tangents
-    ) -> tuple[Tensor, Tensor]:
+    def jvp(self, tangents: Tangents) -> tuple[Tensor, Tensor]:
         """Return the tangents of out and lse, of their dtypes."""
         ...
 
@@ -105,7 +99,7 @@ IMPLEMENTATIONS = {
     "triton": KERNELS,
     OPERATORS: "flexc.runtime.torch_compile.operators.traced",
 }
-"""The module that implements `Derivatives` for a backend."""
+"""The module whose class `DerivativeRun` implements `Derivatives` for a backend."""
 
 
 def run(call: Attention) -> Results:
@@ -115,8 +109,8 @@ def run(call: Attention) -> Results:
     return import_module(FORWARD).run(call)
 
 
-def derivatives_of(call: Attention) -> Derivatives:
-    """Return the derivatives of a call's backend.
+def derivatives_of(call: Attention) -> type[Derivatives]:
+    """Return the class that computes the derivatives of a call.
 
     Raise GradientError if the call cannot be differentiated.
     """
@@ -129,7 +123,7 @@ def derivatives_of(call: Attention) -> Derivatives:
             'the call in torch.no_grad(), or differentiate it with backend="eager", in '
             "memory of order Sq * Skv"
         )
-    return cast(Derivatives, import_module(IMPLEMENTATIONS[backend]))
+    return import_module(IMPLEMENTATIONS[backend]).DerivativeRun
 
 
 def has_kernels(backend: str) -> bool:
@@ -185,7 +179,7 @@ def backward(
     if along is not None:
         along = Direction(*(_readable(call, tangents) for tangents in along))
     with _hidden(call):
-        return of.backward(call, out, lse, cotangents, wanted, along)
+        return of(call, out, lse).backward(cotangents, wanted, along)
 
 
 def jvp(
@@ -196,7 +190,7 @@ def jvp(
         return torch.zeros_like(out), torch.zeros_like(lse)
     of = derivatives_of(call)
     with _hidden(call):
-        return of.jvp(call, out, lse, _readable(call, tangents))
+        return of(call, out, lse).jvp(_readable(call, tangents))
 
 
 def _readable(call: Attention, tensors: Sequence[Tensor | None]) -> Any:

@@ -49,25 +49,6 @@ MAX_KNOWN = 256
 """The number of results of `is_moderate` that are cached for a compiled call."""
 
 
-def backward(
-    call: Attention,
-    out: Tensor,
-    lse: Tensor,
-    cotangents: Cotangents,
-    wanted: Wanted,
-    along: Direction | None = None,
-) -> Gradients:
-    """Return the gradients along cotangents, or the tangents of these gradients."""
-    return DerivativeRun(call, out, lse).backward(cotangents, wanted, along)
-
-
-def jvp(
-    call: Attention, out: Tensor, lse: Tensor, tangents: Tangents
-) -> tuple[Tensor, Tensor]:
-    """Return the tangents of out and lse."""
-    return DerivativeRun(call, out, lse).jvp(tangents)
-
-
 def start(call: Attention, wanted: Wanted) -> None:
     """Start to compile the kernels for gradients along a cotangent of out."""
     setting = DerivativeFacts(call)

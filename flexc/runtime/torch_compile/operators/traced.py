@@ -3,8 +3,7 @@
 An operator takes tensors, sizes, and a handle to the constants, which this module
 holds. The handle is a digest that includes flexc's version. So a graph means the same
 in every process that traced its mods, and another version does not read Inductor's
-code. `backward`, `jvp` and `backward_jvp` are derivatives by operators
-(`flexc.runtime.autograd`).
+code.
 """
 
 from __future__ import annotations
@@ -307,31 +306,25 @@ def run(call: Attention) -> Results:
     return out, lse, rest[-1] if outputs.max_scores else None
 
 
-def backward(
-    call: Attention,
-    out: Tensor,
-    lse: Tensor,
-    cotangents: Cotangents,
-    wanted: Wanted,
-    along: Direction | None = None,
-) -> Gradients:
-    """Return the gradients along cotangents, or the tangents of these gradients."""
-    args = (*_arguments(call), out, lse, *cotangents)
-    if along is None:
-        found = torch.ops.flexc.attention_backward(*args, list(wanted))
-    else:
-        tangents = (*along.cotangents, *_listed(along.inputs))
-        found = torch.ops.flexc.attention_backward_jvp(*args, *tangents, list(wanted))
-    return spread(found, wanted)
+class DerivativeRun:
+    """The derivatives of one call, by operators (see `derivatives.Derivatives`)."""
 
+    def __init__(self, call: Attention, out: Tensor, lse: Tensor):
+        self.args = (*_arguments(call), out, lse)
 
-def jvp(
-    call: Attention, out: Tensor, lse: Tensor, tangents: Tangents
-) -> tuple[Tensor, Tensor]:
-    """Return the tangents of out and lse."""
-    return torch.ops.flexc.attention_jvp(
-        *_arguments(call), out, lse, *_listed(tangents)
-    )
+    def backward(
+        self, cotangents: Cotangents, wanted: Wanted, along: Direction | None
+    ) -> Gradients:
+        args = (*self.args, *cotangents)
+        if along is None:
+            found = torch.ops.flexc.attention_backward(*args, list(wanted))
+        else:
+            args += (*along.cotangents, *_listed(along.inputs))
+            found = torch.ops.flexc.attention_backward_jvp(*args, list(wanted))
+        return spread(found, wanted)
+
+    def jvp(self, tangents: Tangents) -> tuple[Tensor, Tensor]:
+        return torch.ops.flexc.attention_jvp(*self.args, *_listed(tangents))
 
 
 def _arguments(call: Attention) -> Arguments:
