@@ -41,6 +41,7 @@ from flexc.frontend.guards import (
     UnlocatedShapeEnv,
     add_placeholder,
     equal_guards,
+    is_number,
     number_guards,
 )
 from flexc.frontend.locations import RecordLines, error_location, mod_location
@@ -242,7 +243,8 @@ class _Tracer:
         inputs = []
         for slot, node in enumerate(placeholders[arity:]):
             if node.users:
-                inputs.append(self._input(slot))
+                value = self.signature.captures[slot]
+                inputs.append(CaptureInput.of(self.names[slot], slot, value))
             else:
                 gm.graph.erase_node(node)
         inputs += [*lifted, *self._lift_tensors(gm)]
@@ -292,30 +294,19 @@ class _Tracer:
     def _lifted(
         self, tensor: torch.Tensor, missed: torch.Tensor | None
     ) -> CaptureInput:
-        rank = tensor.dim()
-        unit = rank > 0 and tensor.stride(-1) == 1
         if missed is None:
             if isinstance(tensor, FakeTensor) and tensor.fake_mode is self.mode:
                 raise UnsupportedOpError(
                     "a mod must not compute with batches of positions or scores, as "
                     "torch.func.vmap does: write what one pair computes"
                 )
-            return CaptureInput("constant", None, tensor.dtype, rank, unit, tensor)
+            return CaptureInput.of("constant", None, tensor)
         known = [t is missed for t in self.found]
         if not any(known):
             self.found.append(missed)
         place = known.index(True) if any(known) else len(known)
         slot = len(self.signature.captures) + place
-        return CaptureInput("tensor", slot, tensor.dtype, rank, unit)
-
-    def _input(self, slot: int) -> CaptureInput:
-        value, name = self.signature.captures[slot], self.names[slot]
-        if isinstance(value, torch.Tensor):
-            rank = value.dim()
-            unit = rank > 0 and value.stride(-1) == 1
-            return CaptureInput(name, slot, value.dtype, rank, unit)
-        dtype = torch.int64 if isinstance(value, int) else torch.float64
-        return CaptureInput(name, slot, dtype, None)
+        return CaptureInput.of("tensor", slot, tensor)
 
 
 def _computes_of_captures_alone(gm: GraphModule, arity: int) -> bool:
@@ -323,16 +314,12 @@ def _computes_of_captures_alone(gm: GraphModule, arity: int) -> bool:
     nodes = list(gm.graph.nodes)
     varying = set(nodes[:arity])
     for node in nodes:
+        is_op = node.op == "call_function" and not is_number(node)
         if varying.intersection(node.all_input_nodes):
             varying.add(node)
-        elif node.op == "call_function" and node.all_input_nodes:
-            is_number = isinstance(node.meta.get("val"), _SYMBOLS)
-            if not is_number and not is_known(node.target):
-                return True
+        elif is_op and node.all_input_nodes and not is_known(node.target):
+            return True
     return False
-
-
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _make_fx(

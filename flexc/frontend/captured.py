@@ -35,6 +35,16 @@ class CaptureInput:
     number: HostNumber | None = None
     """A number that Python computes from captured numbers."""
 
+    @classmethod
+    def of(cls, name: str, slot: int | None, value: Any) -> CaptureInput:
+        """Return the input for a captured value, or for a constant without a slot."""
+        if not isinstance(value, torch.Tensor):
+            dtype = torch.int64 if isinstance(value, int) else torch.float64
+            return cls(name, slot, dtype, None)
+        rank, constant = value.dim(), value if slot is None else None
+        unit = rank > 0 and value.stride(-1) == 1
+        return cls(name, slot, value.dtype, rank, unit, constant)
+
     def value(self, captures: Sequence[Any]) -> Any:
         if self.number is not None:
             return self.number(captures)

@@ -158,7 +158,7 @@ class HostNumbers:
             node_location(node),
         )
         if isinstance(divisor, Node):
-            if _is_number(divisor):
+            if is_number(divisor):
                 yield Assumption(self.number(divisor), bool, error)
         elif divisor == 0:
             raise error
@@ -169,7 +169,7 @@ class HostNumbers:
             return self.leaves[node][1]
         if not isinstance(node, Node):
             return str(node).replace("-", "minus")
-        if not _is_number(node):
+        if not is_number(node):
             return node.name
         first, *rest = [self.name(arg) for arg in node.args]
         name = f"{first}_{_operation(node)}" + "_".join(rest)
@@ -223,14 +223,14 @@ def add_placeholder(node: Node, meta: Mapping[str, Any]) -> Node:
     return placeholder
 
 
-def _is_number(node: Node) -> bool:
+def is_number(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def _is_arithmetic(node: Node) -> bool:
     """Return True for a number computed from numbers, not read from a tensor."""
-    called = node.op == "call_function" and _is_number(node)
+    called = node.op == "call_function" and is_number(node)
     return called and not isinstance(node.target, torch._ops.OpOverload)
 
 
