@@ -22,6 +22,7 @@ TILE_OPTIONS = {
 """torch's names of the options that choose a tile, mapped to flexc's names."""
 
 IGNORED_OPTIONS: dict[str, type] = {
+    "BACKEND": str,
     "BLOCKS_ARE_CONTIGUOUS": bool,
     "BLOCK_M1": int,
     "BLOCK_M2": int,
@@ -61,7 +62,9 @@ def is_ignored(key: object) -> bool:
     if not isinstance(key, str) or key == "BACKEND":
         return key == "BACKEND"
     name = without_direction(key)
-    return name in IGNORED_OPTIONS or (name in TILE_OPTIONS and key[:4] == "bwd_")
+    if name in TILE_OPTIONS:
+        return key.startswith("bwd_")
+    return name in IGNORED_OPTIONS and name != "BACKEND"
 
 
 def without_direction(key: str) -> str:
@@ -266,9 +269,7 @@ def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
         elif is_ignored(key):
             check_ignored(key, value)
         elif name not in TILE_OPTIONS:
-            raise unknown(
-                "kernel_options", key, (*OWN_OPTIONS, "BACKEND", *IGNORED_OPTIONS)
-            )
+            raise unknown("kernel_options", key, (*OWN_OPTIONS, *IGNORED_OPTIONS))
         elif type(value) is not int or not 1 <= value <= MAX_OPTION:
             raise OptionError(
                 f"kernel option {key} expects an integer of 1 to {MAX_OPTION}, got "
