@@ -211,11 +211,11 @@ MEMBERS_OWN = names_in("_name_ __objclass__ _sort_order_")
 
 MISSING = object()
 C_DESCRIPTORS = (
-    ClassMethodDescriptorType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
     MethodDescriptorType,
     WrapperDescriptorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    ClassMethodDescriptorType,
     type(vars(namedtuple("_", "field"))["field"]),
 )
 
@@ -260,18 +260,14 @@ def is_protocol(cls: type) -> bool:
     return bool(vars(cls).get("_is_protocol"))
 
 
-def content_of(cell: CellType) -> Any:
-    """Return the value of a captured variable, MISSING if it has none yet."""
+def contents_of(cells: Sequence[CellType]) -> list[Any]:
+    """Return the values of captured variables, MISSING for those without one yet."""
     try:
-        return cell.cell_contents
+        return [cell.cell_contents for cell in cells]
     except ValueError:
-        return MISSING
-
-
-def global_of(fn: FunctionType, name: str) -> Any:
-    """Return the value of a global variable or builtin, MISSING if there is none."""
-    found = fn.__globals__.get(name, MISSING)
-    return fn.__builtins__.get(name, MISSING) if found is MISSING else found
+        if len(cells) == 1:
+            return [MISSING]
+        return [value for cell in cells for value in contents_of((cell,))]
 
 
 def scopes_of(value: Any) -> Sequence[type]:

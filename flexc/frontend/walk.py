@@ -37,8 +37,7 @@ from flexc.frontend.code_facts import (
     MODULE_TABLES,
     READING_METHODS,
     code_facts,
-    content_of,
-    global_of,
+    contents_of,
     has_getattr,
     has_unread_code,
     implicit_methods,
@@ -223,10 +222,14 @@ class Walk:
             self._attributes |= facts.attributes
             self._used_attributes |= facts.used_attributes
         used = None if foreign else facts.used
-        contents = map(content_of, closure or ())
-        cells = self._variables(code.co_freevars, contents, used)
-        names = () if foreign else facts.globals
-        globals_ = self._variables(names, (global_of(fn, n) for n in names), used)
+        cells = globals_ = {}
+        if closure:
+            values = contents_of(closure)
+            cells = self._variables(code.co_freevars, values, used)
+        if not foreign and (names := facts.globals):
+            held, builtins = fn.__globals__, fn.__builtins__
+            values = [held[n] if n in held else builtins.get(n, MISSING) for n in names]
+            globals_ = self._variables(names, values, used)
         defaults = fn.__defaults__ and self.visit(fn.__defaults__)
         keywords = self.visit(fn.__kwdefaults__) if fn.__kwdefaults__ else None
         self.fill_function(copy, cells, globals_, (defaults, keywords))
@@ -246,9 +249,10 @@ class Walk:
             self.name = name
             if value is MISSING:
                 self.key.append(None)
+            elif used is None or name in used:
+                found[name] = self.visit(value)
             else:
-                visit = self.visit if used is None or name in used else self.visit_read
-                found[name] = visit(value)
+                found[name] = self.visit_read(value)
         return found
 
     def _known(self, value: Any) -> Any:
