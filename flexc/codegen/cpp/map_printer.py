@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import i1
@@ -20,7 +21,6 @@ from xdsl.ir import Operation, SSAValue
 from flexc.codegen.cpp.scalar_rules import SCALAR_RULES, Rule
 from flexc.codegen.cpp.spelling import (
     from_memory,
-    is_wide,
     literal,
     scalar_type,
     to_memory,
@@ -30,6 +30,8 @@ from flexc.codegen.source_printer import SourcePrinter
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import ReduceKind
 from flexc.passes.refusal import refuse
+from flexc.passes.scalar.variation import Variation
+from flexc.passes.tile.map_builder import Span, is_wide, variance
 
 COMBINE = {ReduceKind.MAX: "Max", ReduceKind.MIN: "Min", ReduceKind.SUM: "Sum"}
 MOST_LANES = 16
@@ -77,18 +79,14 @@ class MapPlan:
     rows: str | None
     """The number of rows as C++ text, or None for a map of one dimension."""
     outcomes: tuple[ReduceKind | None, ...]
-    depends: dict[SSAValue, frozenset[int]] = field(
-        default_factory=dict[SSAValue, frozenset[int]]
-    )
-    """The dimensions on which each value depends."""
 
-    def __post_init__(self) -> None:
-        for i, arg in enumerate(self.op.body.block.args):
-            self.depends[arg] = frozenset(self.op.span(i))
-        for op in self.op.body.block.ops:
-            known = [self.depends[v] for v in op.operands if not _asks_none(op)]
-            for result in op.results:
-                self.depends[result] = frozenset[int]().union(*known)
+    @cached_property
+    def depends(self) -> Variation[Span]:
+        """The dimensions on which each value depends."""
+        found = variance(self.op)
+        for op in filter(_asks_none, self.computed()):
+            found[op.results[0]] = Span()
+        return found
 
     def results(self) -> list[tuple[SSAValue, ReduceKind | None, SSAValue]]:
         """Return each result, the reduction of its rows, and the yielded value."""
@@ -114,12 +112,10 @@ class MapPlan:
         """Return True if a value is computed inside the loop over rows."""
         return self.column_dim == 0 or 0 in self.depends[value]
 
-    @property
+    @cached_property
     def is_wide(self) -> bool:
         """True if a vector of the map has 64-bit numbers."""
-        block = self.op.body.block
-        inner = [r for op in block.ops for r in op.results]
-        return any(is_wide(v.type) for v in [*block.args, *inner] if self.is_vector(v))
+        return is_wide(self.op)
 
     @property
     def lanes(self) -> str:

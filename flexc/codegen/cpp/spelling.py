@@ -43,11 +43,6 @@ def scalar_type(type_: Attribute) -> str:
     return name
 
 
-def is_wide(type_: Attribute) -> bool:
-    """Return True if a number has 64 bits, so that a vector has fewer lanes."""
-    return scalar_type(type_) in ("int64_t", "double")
-
-
 def vector_type(type_: Attribute, is_wide: bool) -> str:
     """Return the C++ type of a vector.
 

@@ -208,14 +208,13 @@ class GluonPrinter(TilePrinter):
     def print_role(self, role: schedule.RoleOp) -> tuple[str, list[str]]:
         """Print a role's function aside; return its name and its arguments."""
         name = self.unique_name(f"{self._entry}_{role.label.data}")
-        given = self.captured(role)
+        captures = (
+            v for v in role.captures if not isinstance(v.owner, arith.ConstantOp)
+        )
+        given = list(dict.fromkeys(map(self.name, captures)))
         used, self._used = self._used, set(given)
         (part,) = role.body.block.args
-        first = (
-            [f"{self.declare(part)}: gl.constexpr"]
-            if receives_copy_number(role)
-            else []
-        )
+        first = [f"{self.declare(part)}: gl.constexpr"] if role.is_numbered else []
         with self.aside() as text:
             self.line(f"@{self.decorator}")
             self.print_function(name, [*first, *given], role.body.block)
@@ -224,19 +223,6 @@ class GluonPrinter(TilePrinter):
         self._roles.append(text.getvalue())
         self._used = used
         return name, given
-
-    def captured(self, role: schedule.RoleOp) -> list[str]:
-        """Return the names of outer values that a role uses, in definition order."""
-        names: dict[str, None] = {}
-        for op in role.walk():
-            for value in op.operands:
-                owner = value.owner
-                assert isinstance(owner, Operation | Block)
-                if not isinstance(owner, arith.ConstantOp) and not role.is_ancestor(
-                    owner
-                ):
-                    names.setdefault(self.name(value))
-        return [name for name in self._names.values() if names.pop(name, 0) is None]
 
     @singledispatchmethod
     def print_statement(self, op: Operation) -> None:
@@ -264,7 +250,7 @@ class GluonPrinter(TilePrinter):
         for role in roles:
             name, given = self.print_role(role)
             for part in range(role.copies.value.data):
-                first = [str(part)] if receives_copy_number(role) else []
+                first = [str(part)] if role.is_numbered else []
                 calls.append((name, first + given))
         groups = [role for role in roles for _ in range(role.copies.value.data)]
         warps = [role.warps.value.data for role in groups[1:]]
@@ -379,9 +365,3 @@ class GluonPrinter(TilePrinter):
 
 def roles_of(kernel: tile.KernelOp) -> list[schedule.RoleOp]:
     return [op for op in kernel.walk() if isinstance(op, schedule.RoleOp)]
-
-
-def receives_copy_number(role: schedule.RoleOp) -> bool:
-    """Return True if a role's function receives the number of its copy."""
-    (part,) = role.body.block.args
-    return bool(part.uses.get_length()) or role.copies.value.data > 1

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import IntegerType, ModuleOp, f64, i1
+from xdsl.dialects.builtin import ModuleOp, i1
 from xdsl.ir import Block, Operation, Region, SSAValue, Use
 from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
@@ -29,7 +29,7 @@ from flexc.dialects import flex, tile
 from flexc.dialects.tile import element_of, shape_of
 from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.liveness import yielded
-from flexc.passes.tile.map_builder import FULL
+from flexc.passes.tile.map_builder import FULL, is_wide
 
 
 class Rows(Enum):
@@ -149,18 +149,6 @@ def sole_reader(op: tile.PanelMapOp) -> tile.PanelMapOp | None:
         use.index >= first and reader.span(use.index - first) == FULL for use in uses
     )
     return reader if is_alike and are_kept and are_full else None
-
-
-def is_wide(op: tile.PanelMapOp) -> bool:
-    """Return True if a map computes vectors of 64-bit numbers."""
-    varying: set[SSAValue] = {
-        a for i, a in enumerate(op.body.block.args) if 1 in op.span(i)
-    }
-    for inner in op.body.block.ops:
-        if not varying.isdisjoint(inner.operands):
-            varying.update(inner.results)
-    wide = IntegerType(64), f64
-    return any(value.type in wide for value in varying)
 
 
 def fuse_into(op: tile.PanelMapOp, reader: tile.PanelMapOp) -> tile.PanelMapOp:

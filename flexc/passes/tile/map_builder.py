@@ -1,14 +1,16 @@
-"""Build `tile.map` ops from Python functions over scalars."""
+"""Build `tile.map` ops from Python functions over scalars, and analyse them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from xdsl.dialects.builtin import IndexType, IntegerType, f64
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from flexc.dialects import tile
 from flexc.dialects.tile import TileType, element_of, shape_of
 from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.scalar.variation import Variation
 
 Input = tuple[SSAValue, Sequence[int]]
 """An operand and the dimensions of the result that it spans."""
@@ -77,3 +79,20 @@ def build_row_map(
 def result_type(element: Attribute, shape: Sequence[int]) -> Attribute:
     """Return the type of a map's result: a tile, or the element for an empty shape."""
     return TileType(element, shape) if shape else element
+
+
+Span = frozenset[int]
+
+
+def variance(op: tile.MapOp | tile.PanelMapOp) -> Variation[Span]:
+    """Return the dimensions along which each value of a map's region varies."""
+    args = op.body.block.args
+    return Variation({arg: frozenset(op.span(arg.index)) for arg in args}, Span())
+
+
+def is_wide(op: tile.MapOp | tile.PanelMapOp) -> bool:
+    """Return True if a map computes vectors of 64-bit numbers along its last dim."""
+    along, last, block = variance(op), len(op.shape) - 1, op.body.block
+    values = (*block.args, *(r for inner in block.ops for r in inner.results))
+    wide = IntegerType(64), f64, IndexType()
+    return any(v.type in wide and last in along[v] for v in values)

@@ -35,16 +35,7 @@ from xdsl.transforms.loop_invariant_code_motion import can_be_hoisted
 
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import element_of
-from flexc.passes.scalar.variation import Variation
-from flexc.passes.tile.map_builder import result_type
-
-Span = frozenset[int]
-
-
-def variance(op: tile.MapOp) -> Variation[Span]:
-    """Return the dimensions along which each value of a map's region varies."""
-    args = op.body.block.args
-    return Variation({arg: frozenset(op.span(arg.index)) for arg in args}, Span())
+from flexc.passes.tile.map_builder import Span, result_type, variance
 
 
 class MapSplitter:

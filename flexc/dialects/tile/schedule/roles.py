@@ -168,6 +168,22 @@ class RoleOp(IRDLOperation):
             regions=[body],
         )
 
+    @property
+    def captures(self) -> list[SSAValue]:
+        """The values from before the roles that the role uses, as they are defined."""
+        roles = self.parent_op()
+        assert roles is not None
+        assert roles.parent is not None
+        used = {operand for op in self.walk() for operand in op.operands}
+        results = (result for op in roles.parent.ops for result in op.results)
+        return [v for v in (*roles.parent.args, *results) if v in used]
+
+    @property
+    def is_numbered(self) -> bool:
+        """True if copies of the role need their numbers."""
+        (part,) = self.body.block.args
+        return bool(part.uses) or self.copies.value.data > 1
+
     def verify_(self) -> None:
         copies, warps = self.copies.value.data, self.warps.value.data
         if copies < 1:
