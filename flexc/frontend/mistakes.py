@@ -160,7 +160,7 @@ _ANY = (
 )
 
 CALLS = {
-    "builtins.int": "write `({args}).to(torch.int32)`",
+    "builtins.int": "write `({args}).to(torch.int32)`; it indexes tensors, not lists",
     "builtins.float": f"{_ITSELF}, or `({{args}}).to(torch.float32)`",
     "builtins.complex": _ITSELF,
     "builtins.bool": "use the condition itself, as in `x != 0`",
@@ -193,7 +193,7 @@ def _of_call(site: Site, call: ast.Call) -> str:
         return _ITSELF if call.func.attr in METHODS else _ANY
     name = getattr(found, "__name__", "")
     module = (getattr(found, "__module__", None) or "torch").partition(".")[0]
-    args = ", ".join(ast.unparse(a) for a in call.args)
+    args = ", ".join(map(_without_item, call.args))
     known = CALLS.get(f"{module}.{name}")
     if known is not None:
         return known.format(args=args)
@@ -357,12 +357,15 @@ def random_numbers(
 
 def unsupported_op(node: Node, name: str) -> UnsupportedOpError:
     """Return the error for an operation without a rule."""
-    return UnsupportedOpError(
-        f"{node.target} has no meaning for one score ({name}): mods compute with "
-        "single numbers, by pointwise ops and indexing. Compute such a table before "
-        "the call, capture it and index it, as in `table[h, q_idx]`",
-        node_location(node),
-    )
+    table = "compute a table before the call, capture it and index it, as in "
+    table += "`table[h, q_idx]`"
+    if torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        why = f"flexc has no rule for {node.target} ({name}): write it with other "
+        why += f"pointwise ops or, if it depends on positions only, {table}"
+    else:
+        why = f"{node.target} has no meaning for one score: mods compute with single "
+        why += f"numbers, by pointwise ops and indexing. To have such values, {table}"
+    return UnsupportedOpError(why, node_location(node))
 
 
 def check_graph(kind: ModKind, gm: GraphModule) -> None:

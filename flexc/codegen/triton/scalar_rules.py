@@ -312,7 +312,7 @@ def expression(lang: Language, op: Operation, args: list[str]) -> str:
     rule = RULES.get(type(op))
     if rule is None:
         raise UnsupportedOpError(
-            f"the {lang.name} backend has no spelling for {op.name}; this is a bug in "
-            "flexc: tile-expand-math should have rewritten it"
+            f"{op.name} is not lowered for {lang.name}: run -p "
+            f"flexc-to-{lang.name.lower()} first"
         )
     return rule(lang, op, args)

@@ -112,5 +112,6 @@ def check_captures(captures: Sequence[Any], device: torch.device) -> None:
         if capture.device != device:
             raise DeviceError(
                 f"captured tensors expect the query's device {device}, got one of "
-                f"shape {tuple(capture.shape)} on {capture.device}; move it"
+                f"shape {tuple(capture.shape)} on {capture.device}; write "
+                "`table = table.to(query.device)` before the call"
             )
