@@ -237,7 +237,10 @@ def _about(path: Path) -> str:
     if data is None:
         return ""
     found = json.loads(data)
-    return f"  {_tape(found) if kind == 'tape' else described(found['source'])}"
+    try:
+        return f"  {_tape(found) if kind == 'tape' else described(found['source'])}"
+    except (KeyError, TypeError, ValueError):  # Written by another version.
+        return ""
 
 
 def _tape(tape: dict[str, Any]) -> str:

@@ -136,6 +136,7 @@ def _copy_function(
     held = dict(fn.__globals__) if held is None else held
     copy = FunctionType(fn.__code__, held, fn.__name__, None, cells or None)
     copy.__qualname__, copy.__module__ = fn.__qualname__, fn.__module__
+    copy.__doc__, copy.__annotations__ = fn.__doc__, fn.__annotations__
     copy.__dict__.update(fn.__dict__)
     return copy
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from flexc.errors import DtypeError, GradientError, OptionError, ShapeError
 from flexc.runtime.kernels.driver import counters
-from flexc.runtime.planner.block_mask import check_gpu
+from flexc.runtime.planner.block_mask import check_gpu, read_device
 
 USAGE = (
     "as in flexc.warmup(flexc.flex_attention, (1, 8, 1024, 64), (1, 8, 1024, 64), "
@@ -78,7 +78,7 @@ def warmup(
             f"calls flex_attention, followed by the shapes of its arguments, {USAGE}"
         )
     if device is not None:
-        check_gpu(torch.device(device))
+        check_gpu(read_device(device))
     given = [_given(a, dtype, device, backward) for a in args]
     before, start = counters.copy(), time.perf_counter()
     with torch.set_grad_enabled(backward):

@@ -326,6 +326,25 @@ def name_of_the_function() -> Any:
 
 
 @kind
+def docstring_of_a_helper() -> Any:
+    def helper() -> None:
+        "2.0"
+
+    change = lambda: setattr(helper, "__doc__", "3.0")
+    return lambda s, b, h, q, k: s * float(helper.__doc__ or ""), change
+
+
+@kind
+def annotation_of_a_helper() -> Any:
+    def helper(x: Any) -> Any:
+        return x
+
+    helper.__annotations__["factor"] = 2.0
+    change = lambda: helper.__annotations__.update(factor=3.0)
+    return lambda s, b, h, q, k: s * helper.__annotations__["factor"], change
+
+
+@kind
 def helper_that_is_replaced() -> Any:
     helper: Any = lambda x: x * 2
 

@@ -119,7 +119,8 @@ def legalize(kernel: tile.KernelOp) -> None:
         if isinstance(op, UNSCHEDULED) and not has_roles:
             raise ScheduleError(
                 "the kernel has no roles: these need inputs of 16 bits (--dtype "
-                "bfloat16 for `flexc emit`), head dims up to 256 and rows in parts of 64"
+                "bfloat16 for `flexc emit`), head dims up to 256 and rows in parts of "
+                "64"
             )
         if isinstance(op, UNSCHEDULED):
             raise ScheduleError(f"a schedule with roles cannot contain {op.name}")

@@ -38,7 +38,11 @@ from flexc.runtime.inputs.options import (
 from flexc.runtime.inputs.tensor_facts import Placement
 from flexc.runtime.inputs.wrappers import check_captured
 from flexc.runtime.interception import Results, Scope, activate
-from flexc.runtime.planner.block_mask import checked_problem, default_device
+from flexc.runtime.planner.block_mask import (
+    checked_problem,
+    default_device,
+    read_device,
+)
 
 __all__ = ["Explanation", "Explanations", "explain"]
 
@@ -201,9 +205,9 @@ def where(
     tensors = [c for c in captured if isinstance(c, Tensor)]
     if device is None and tensors:
         device = tensors[0].device
-    elif device is None or not is_absent(torch.device(device)):
+    elif device is None or not is_absent(read_device(device)):
         device = default_device(device)
-    device = torch.device(device)
+    device = read_device(device)
     if is_absent(device):
         return torch.device("cpu"), "triton"
     return device, resolve_backend("auto", device)

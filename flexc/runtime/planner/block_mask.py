@@ -173,11 +173,28 @@ def check_gpu(device: torch.device) -> None:
         raise DeviceError(f'device expects "cpu" where torch sees no GPU, got {device}')
 
 
+def read_device(device: torch.device | str) -> torch.device:
+    """Return the device of a name. Raise DeviceError if there is no such device."""
+    if not isinstance(device, torch.device | str):
+        raise DeviceError(f"device expects a torch.device or a name, got {device!r}")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise DeviceError(
+            f'device expects a name such as "cpu" or "cuda:0", got {device!r}'
+        ) from error
+
+
 def default_device(device: torch.device | str | None) -> torch.device:
-    """Return `device` with its index, by default the accelerator or the CPU."""
+    """Return `device`, by default the accelerator or the CPU.
+
+    A GPU gets its index; the CPU, which has only one, loses it.
+    """
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
-    device = torch.device(device)
+    device = read_device(device)
+    if device.type == "cpu":
+        return torch.device("cpu")
     if device.type == "cuda" and device.index is None and torch.cuda.is_available():
         device = torch.device("cuda", torch.cuda.current_device())
     return device

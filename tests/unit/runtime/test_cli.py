@@ -181,14 +181,17 @@ def test_cache_lists_the_last_used_first(
     monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "cache"))
     source = "// flexc kernel attention, target cpp\n// mask: q_idx >= kv_idx\n\n"
     store("spec-0.json", json.dumps({"source": source}).encode())
+    store("spec-1.json", b'["another version"]')
     launch = ["launch", ["attention-0.so", "attention", ["address"]], [0], []]
     allocation = ["allocate", 4, [1, 2, 256, 64], [1, 1, 1, 1], "float32", 0, False]
     store("tape-0.json", json.dumps({"steps": [allocation, launch]}).encode())
     os.utime(cache_dir() / "tape-0.json", (1, 1))
+    os.utime(cache_dir() / "spec-1.json", (2, 2))
     os.utime(store("old.so", b"object"), (0, 0))
     assert main(["cache", "list"]) == 0
-    first, tape, second = capsys.readouterr().out.splitlines()
+    first, other, tape, second = capsys.readouterr().out.splitlines()
     assert first.endswith("spec-0.json  attention (mask: q_idx >= kv_idx)")
+    assert other.endswith("spec-1.json")
     said = "tape-0.json  launches attention; allocates float32 (1, 2, 256, 64)"
     assert tape.endswith(said)
     assert second.endswith("old.so")

@@ -212,6 +212,8 @@ ERRORS: list[tuple[type[FlexcError], str, dict[str, Any]]] = [
     (OptionError, "BLOCK_SIZE expects", {"BLOCK_SIZE": 0}),
     (OptionError, "BLOCK_SIZE expects", {"BLOCK_SIZE": (1, 2, 3)}),
     (DeviceError, "backends for cpu and cuda", {"device": "meta"}),
+    (DeviceError, 'expects a name such as "cpu"', {"device": "foo"}),
+    (DeviceError, "expects a torch.device or a name, got 3", {"device": 3}),
 ]
 
 
@@ -284,3 +286,8 @@ def test_pages_of_a_cache() -> None:
     own, theirs = (paged.convert_logical_block_mask(mask) for mask in masks)
     assert torch.equal(own.kv_num_blocks, theirs.kv_num_blocks)
     assert torch.equal(own.kv_indices, theirs.kv_indices)
+
+
+def test_the_cpu_may_have_an_index() -> None:
+    blocks = flexc.create_block_mask(good, 1, 1, 64, 64, device="cpu:0")
+    assert blocks.kv_num_blocks.device == torch.device("cpu")
