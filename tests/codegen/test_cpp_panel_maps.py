@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,7 +59,7 @@ tile.kernel @panel(%a : tensor<{data}> #tile.param<argument 0>,
       %r : i32 = %rows [0] : {rows}, %c : i32 = %cols [1] : !tile.tile<{columns}xi32>,
       %t : tensor<64x{type_}> = %table [] : tensor<64x{type_}>) {{
     {body}
-  }} as [{", ".join(outcomes)}] -> {", ".join(types)}
+  }} as {json.dumps(outcomes)} -> {", ".join(types)}
   {stores}
   tile.return
 }}

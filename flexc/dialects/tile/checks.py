@@ -1,4 +1,4 @@
-"""Verifiers, traits and syntax that several tile ops share."""
+"""Verifiers and traits that several tile ops share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from xdsl.dialects.builtin import (
     MemRefType,
     TensorType,
-    i32,
 )
 from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.parser import Parser
-from xdsl.printer import Printer
 from xdsl.traits import (
     ConditionallySpeculatable,
     EffectInstance,
@@ -110,17 +107,3 @@ class ReadsViews(MemoryEffect, ConditionallySpeculatable):
 
 def _has_view(op: Operation) -> bool:
     return any(isinstance(type_, ViewType) for type_ in op.operand_types)
-
-
-def print_count(printer: Printer, count: SSAValue | None) -> None:
-    """Print ` count %n`, or nothing without a count."""
-    if count is not None:
-        printer.print_string(" count ")
-        printer.print_ssa_value(count)
-
-
-def parse_count(parser: Parser) -> SSAValue | None:
-    """Parse what `print_count` prints."""
-    if parser.parse_optional_keyword("count") is None:
-        return None
-    return parser.resolve_operand(parser.parse_unresolved_operand(), i32)

@@ -21,6 +21,13 @@ from xdsl.irdl import (
     result_def,
     traits_def,
 )
+from xdsl.irdl.declarative_assembly_format import (
+    CustomDirective,
+    ParsingState,
+    PrintingState,
+    TypeDirective,
+    irdl_custom_directive,
+)
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import Pure
@@ -29,8 +36,6 @@ from xdsl.utils.exceptions import VerifyException
 from flexc.dialects.mod_region import expect_type
 from flexc.dialects.tile.checks import (
     ReadsViews,
-    parse_count,
-    print_count,
     verify_dim,
     verify_tile,
 )
@@ -93,6 +98,38 @@ class FullOp(IRDLOperation):
             )
 
 
+def _reduced(type_: TileType, dim: int) -> TileType:
+    """Return the type of the result of a reduction of a matrix along a dimension."""
+    shape = list(matrix_shape("input", type_))
+    verify_dim("dim", dim, 2)
+    del shape[dim]
+    layout = type_.get_layout()
+    if layout is None:
+        return TileType(type_.element_type, shape)
+    if not isinstance(layout, ProductAttr):
+        raise VerifyException(f"input expects a product's layout, got {type_}")
+    return TileType(type_.element_type, shape, AlongAttr(1 - dim, layout))
+
+
+@irdl_custom_directive
+class ReducedType(CustomDirective):
+    """The type of the input of a reduction, which determines that of the result."""
+
+    input: TypeDirective
+    result: TypeDirective
+
+    def parse(self, parser: Parser, state: ParsingState) -> None:
+        type_, dim = parser.parse_type(), state.properties["dim"]
+        assert isinstance(dim, IntegerAttr)
+        if not isinstance(type_, TileType):
+            parser.raise_error(f"expected a tile, got {type_}")
+        self.input.set(state, [type_])
+        self.result.set(state, [_reduced(type_, dim.value.data)])
+
+    def print(self, printer: Printer, state: PrintingState, op: IRDLOperation) -> None:
+        self.input.print(printer, state, op)
+
+
 @irdl_op_definition
 class ReduceOp(IRDLOperation):
     """A combination of a tile's elements along one dimension, all or the first `count`.
@@ -109,6 +146,11 @@ class ReduceOp(IRDLOperation):
     result = result_def(TileType)
 
     traits = traits_def(Pure())
+    custom_directives = (ReducedType,)
+    assembly_format = (
+        "$kind $input `along` $dim (`count` $count^)? attr-dict "
+        "`:` custom<ReducedType>(type($input), type($result))"
+    )
 
     def __init__(
         self,
@@ -127,41 +169,6 @@ class ReduceOp(IRDLOperation):
         type_ = expect_type("input", self.input, TileType)
         if self.result.type != (expected := _reduced(type_, self.dim.value.data)):
             raise VerifyException(f"result expects {expected}, got {self.result.type}")
-
-    def print(self, printer: Printer) -> None:
-        printer.print_string(f" {self.kind.data} ")
-        printer.print_ssa_value(self.input)
-        printer.print_string(f" along {self.dim.value.data}")
-        print_count(printer, self.count)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.input.type)
-
-    @classmethod
-    def parse(cls, parser: Parser) -> ReduceOp:
-        kind = ReduceKind(parser.parse_keyword_in([k.value for k in ReduceKind]))
-        name = parser.parse_unresolved_operand()
-        parser.parse_keyword("along")
-        dim = parser.parse_integer()
-        count = parse_count(parser)
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        op = cls(kind, parser.resolve_operand(name, parser.parse_type()), dim, count)
-        op.attributes = attributes
-        return op
-
-
-def _reduced(type_: TileType, dim: int) -> TileType:
-    """Return the type of the result of a reduction of a matrix along a dimension."""
-    shape = list(matrix_shape("input", type_))
-    verify_dim("dim", dim, 2)
-    del shape[dim]
-    layout = type_.get_layout()
-    if layout is None:
-        return TileType(type_.element_type, shape)
-    if not isinstance(layout, ProductAttr):
-        raise VerifyException(f"input expects a product's layout, got {type_}")
-    return TileType(type_.element_type, shape, AlongAttr(1 - dim, layout))
 
 
 @irdl_op_definition

@@ -23,7 +23,17 @@ from xdsl.irdl import (
     var_operand_def,
     var_result_def,
 )
-from xdsl.parser import Parser
+from xdsl.irdl.declarative_assembly_format import (
+    AttributeVariable,
+    CustomDirective,
+    ParsingState,
+    PrintingState,
+    RegionVariable,
+    TypeDirective,
+    VariadicOperandVariable,
+    irdl_custom_directive,
+)
+from xdsl.parser import Parser, UnresolvedOperand
 from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
@@ -32,10 +42,6 @@ from flexc.dialects.mod_region import (
     is_capture,
     is_scalar,
     verify_scalar_region,
-)
-from flexc.dialects.tile.checks import (
-    parse_count,
-    print_count,
 )
 from flexc.dialects.tile.types import (
     AlongAttr,
@@ -46,173 +52,6 @@ from flexc.dialects.tile.types import (
     layout_of,
     shape_of,
 )
-
-
-@irdl_op_definition
-class MapOp(IRDLOperation):
-    """Scalar code that is applied to every element.
-
-    Operand i spans the dimensions `spans[i]` of the result: `[0, 1]` is a full tile,
-    `[0]` a value per row, `[1]` a value per column, `[]` a number, or a tensor that the
-    region reads. A map whose operands all span nothing yields scalars. Division by zero
-    in the region yields an unspecified number but is defined, so that a map may be
-    moved.
-
-    ```mlir
-    %p = tile.map(%x : f32 = %s [0, 1] : !tile.tile<64x32xf32>,
-                  %y : f32 = %m [0] : !tile.tile<64xf32>) {
-      %d = arith.subf %x, %y : f32
-      flex.yield %d : f32
-    } -> !tile.tile<64x32xf32>
-    ```
-    """
-
-    name = "tile.map"
-
-    inputs = var_operand_def()
-    spans = prop_def(ArrayAttr[DenseArrayBase[I32]])
-    results_ = var_result_def()
-    body = region_def("single_block")
-
-    traits = traits_def(IsolatedFromAbove(), Pure())
-
-    def __init__(
-        self,
-        inputs: Sequence[SSAValue],
-        spans: Sequence[Sequence[int]],
-        result_types: Sequence[Attribute],
-        body: Region,
-    ):
-        super().__init__(
-            operands=[list(inputs)],
-            properties={
-                "spans": ArrayAttr([DenseArrayBase.from_list(i32, s) for s in spans])
-            },
-            result_types=[list(result_types)],
-            regions=[body],
-        )
-
-    def span(self, index: int) -> tuple[int, ...]:
-        """Return the dimensions of the result that an operand spans."""
-        return tuple(self.spans.data[index].get_values())
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the results; empty if they are scalars."""
-        return shape_of(self.results[0].type)
-
-    def verify_(self) -> None:
-        if not self.results:
-            raise VerifyException("tile.map expects one result or more")
-        shape = self.shape
-        verify_spans(self.inputs, self.spans, shape)
-        for result in self.results:
-            if shape_of(result.type) != shape:
-                raise VerifyException(
-                    f"results expect shape {shape}, got {result.type}"
-                )
-            if not is_scalar(element_of(result.type)):
-                raise VerifyException(
-                    f"results expect tiles or numbers, got {result.type}"
-                )
-        self._verify_layouts()
-        verify_scalar_region(
-            "tile.map",
-            self.body,
-            [element_of(v.type) for v in self.inputs],
-            [element_of(r.type) for r in self.results],
-        )
-
-    def _verify_layouts(self) -> None:
-        """Verify that operands have the layouts that the result's layout demands."""
-        layout = layout_of(self.results[0].type)
-        if not isinstance(layout, ProductAttr) or len(self.shape) != 2:
-            return
-        for i, value in enumerate(self.inputs):
-            span = self.span(i)
-            expected = AlongAttr(span[0], layout) if len(span) == 1 else layout
-            if span and layout_of(value.type) != expected:
-                raise VerifyException(
-                    f"operand {i} expects layout {expected}, got {value.type}"
-                )
-
-    def print(self, printer: Printer) -> None:
-        print_map_inputs(printer, self.body, self.inputs, self.spans)
-        if self.attributes:
-            printer.print_op_attributes(self.attributes, print_keyword=True)
-        printer.print_string(" ")
-        printer.print_region(self.body, print_entry_block_args=False)
-        printer.print_string(" -> ")
-        printer.print_list(self.result_types, printer.print_attribute)
-
-    @classmethod
-    def parse(cls, parser: Parser) -> MapOp:
-        args, inputs, spans = parse_map_inputs(parser)
-        attributes = parser.parse_optional_attr_dict_with_keyword()
-        body = parser.parse_region(args)
-        parser.parse_punctuation("->")
-        types = parser.parse_comma_separated_list(
-            parser.Delimiter.NONE, parser.parse_type
-        )
-        op = cls(inputs, spans, types, body)
-        op.attributes = {} if attributes is None else dict(attributes.data)
-        return op
-
-
-def print_map_inputs(
-    printer: Printer,
-    body: Region,
-    inputs: Sequence[SSAValue],
-    spans: ArrayAttr[DenseArrayBase[I32]],
-) -> None:
-    """Print a map's operands, each after its argument of the region."""
-    printer.print_string("(")
-    rows = zip(body.block.args, inputs, spans.data, strict=True)
-    printer.print_list(rows, lambda row: _print_map_input(printer, *row))
-    printer.print_string(")")
-
-
-def parse_map_inputs(
-    parser: Parser,
-) -> tuple[list[Parser.Argument], list[SSAValue], list[list[int]]]:
-    """Parse what `print_map_inputs` prints.
-
-    Return the arguments of the map's region, its operands, and the spans of the
-    operands.
-    """
-    args: list[Parser.Argument] = []
-    inputs: list[SSAValue] = []
-    spans: list[list[int]] = []
-    parser.parse_punctuation("(")
-    while parser.parse_optional_punctuation(")") is None:
-        args.append(parser.parse_argument())
-        parser.parse_punctuation("=")
-        name = parser.parse_unresolved_operand()
-        spans.append(
-            parser.parse_comma_separated_list(
-                parser.Delimiter.SQUARE, parser.parse_integer
-            )
-        )
-        parser.parse_punctuation(":")
-        inputs.append(parser.resolve_operand(name, parser.parse_type()))
-        parser.parse_optional_punctuation(",")
-    return args, inputs, spans
-
-
-def _print_map_input(
-    printer: Printer, arg: SSAValue, value: SSAValue, span: DenseArrayBase[I32]
-) -> None:
-    printer.print_ssa_value(arg)
-    printer.print_string(" : ")
-    printer.print_attribute(arg.type)
-    printer.print_string(" = ")
-    printer.print_ssa_value(value)
-    printer.print_string(" ")
-    with printer.in_square_brackets():
-        printer.print_list(span.get_values(), lambda d: printer.print_string(str(d)))
-    printer.print_string(" : ")
-    printer.print_attribute(value.type)
-
 
 SPANS: tuple[frozenset[tuple[int, ...]], ...] = (
     frozenset({()}),
@@ -247,6 +86,172 @@ def verify_spans(
             )
 
 
+@irdl_custom_directive
+class MappedRegion(CustomDirective):
+    """`(%x : f32 = %s [0, 1] : !tile.tile<...>, ...) { ops }`: inputs and a region.
+
+    Each input stands after the argument of the region that receives its elements, and
+    before the dimensions that it spans.
+    """
+
+    inputs: VariadicOperandVariable
+    types: TypeDirective
+    spans: AttributeVariable
+    body: RegionVariable
+
+    def parse(self, parser: Parser, state: ParsingState) -> None:
+        args: list[Parser.Argument] = []
+        inputs: list[UnresolvedOperand] = []
+        spans: list[DenseArrayBase[I32]] = []
+        types: list[Attribute] = []
+
+        def parse_input() -> None:
+            args.append(parser.parse_argument())
+            parser.parse_punctuation("=")
+            inputs.append(parser.parse_unresolved_operand())
+            dims = parser.parse_comma_separated_list(
+                parser.Delimiter.SQUARE, parser.parse_integer
+            )
+            spans.append(DenseArrayBase.from_list(i32, dims))
+            parser.parse_punctuation(":")
+            types.append(parser.parse_type())
+
+        parser.parse_comma_separated_list(parser.Delimiter.PAREN, parse_input)
+        self.inputs.set(state, inputs)
+        self.types.set(state, types)
+        self.spans.set(state, ArrayAttr(spans))
+        self.body.set(state, parser.parse_region(args))
+
+    def print(self, printer: Printer, state: PrintingState, op: IRDLOperation) -> None:
+        assert isinstance(op, MapLike)
+
+        def print_input(i: int) -> None:
+            arg = op.body.block.args[i]
+            printer.print_ssa_value(arg)
+            printer.print_string(f" : {arg.type} = ")
+            printer.print_ssa_value(op.inputs[i])
+            printer.print_string(f" {list(op.span(i))} : ")
+            printer.print_attribute(op.inputs[i].type)
+
+        with printer.in_parens():
+            printer.print_list(range(len(op.inputs)), print_input)
+        printer.print_string(" ")
+        printer.print_region(op.body, print_entry_block_args=False)
+        state.should_emit_space = True
+
+
+class MapLike(IRDLOperation):
+    """An op that applies scalar code to the elements of its inputs.
+
+    Input i spans the dimensions `spans[i]` of the op's shape.
+    """
+
+    inputs = var_operand_def()
+    spans = prop_def(ArrayAttr[DenseArrayBase[I32]])
+    results_ = var_result_def()
+    body = region_def("single_block")
+
+    traits = traits_def(IsolatedFromAbove(), Pure())
+    custom_directives = (MappedRegion,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the dimensions that inputs span."""
+        raise NotImplementedError
+
+    def span(self, index: int) -> tuple[int, ...]:
+        """Return the dimensions that an input spans."""
+        return tuple(self.spans.data[index].get_values())
+
+    def verify_(self) -> None:
+        verify_spans(self.inputs, self.spans, self.shape)
+        verify_scalar_region(
+            self.name,
+            self.body,
+            [element_of(v.type) for v in self.inputs],
+            [element_of(r.type) for r in self.results],
+        )
+
+
+def array_of_spans(spans: Sequence[Sequence[int]]) -> ArrayAttr[DenseArrayBase[I32]]:
+    return ArrayAttr([DenseArrayBase.from_list(i32, s) for s in spans])
+
+
+@irdl_op_definition
+class MapOp(MapLike):
+    """Scalar code that is applied to every element.
+
+    Operand i spans the dimensions `spans[i]` of the result: `[0, 1]` is a full tile,
+    `[0]` a value per row, `[1]` a value per column, `[]` a number, or a tensor that the
+    region reads. A map whose operands all span nothing yields scalars. Division by zero
+    in the region yields an unspecified number but is defined, so that a map may be
+    moved.
+
+    ```mlir
+    %p = tile.map(%x : f32 = %s [0, 1] : !tile.tile<64x32xf32>,
+                  %y : f32 = %m [0] : !tile.tile<64xf32>) {
+      %d = arith.subf %x, %y : f32
+      flex.yield %d : f32
+    } -> !tile.tile<64x32xf32>
+    ```
+    """
+
+    name = "tile.map"
+
+    assembly_format = (
+        "custom<MappedRegion>($inputs, type($inputs), $spans, $body) "
+        "attr-dict-with-keyword `->` type($results_)"
+    )
+
+    def __init__(
+        self,
+        inputs: Sequence[SSAValue],
+        spans: Sequence[Sequence[int]],
+        result_types: Sequence[Attribute],
+        body: Region,
+    ):
+        super().__init__(
+            operands=[list(inputs)],
+            properties={"spans": array_of_spans(spans)},
+            result_types=[list(result_types)],
+            regions=[body],
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the results; empty if they are scalars."""
+        return shape_of(self.results[0].type)
+
+    def verify_(self) -> None:
+        if not self.results:
+            raise VerifyException("tile.map expects one result or more")
+        shape = self.shape
+        for result in self.results:
+            if shape_of(result.type) != shape:
+                raise VerifyException(
+                    f"results expect shape {shape}, got {result.type}"
+                )
+            if not is_scalar(element_of(result.type)):
+                raise VerifyException(
+                    f"results expect tiles or numbers, got {result.type}"
+                )
+        super().verify_()
+        self._verify_layouts()
+
+    def _verify_layouts(self) -> None:
+        """Verify that operands have the layouts that the result's layout demands."""
+        layout = layout_of(self.results[0].type)
+        if not isinstance(layout, ProductAttr) or len(self.shape) != 2:
+            return
+        for i, value in enumerate(self.inputs):
+            span = self.span(i)
+            expected = AlongAttr(span[0], layout) if len(span) == 1 else layout
+            if span and layout_of(value.type) != expected:
+                raise VerifyException(
+                    f"operand {i} expects layout {expected}, got {value.type}"
+                )
+
+
 KEPT = "tile"
 """The outcome of a yielded value that becomes a tile.
 
@@ -255,7 +260,7 @@ Other outcomes are values of `ReduceKind`.
 
 
 @irdl_op_definition
-class PanelMapOp(IRDLOperation):
+class PanelMapOp(MapLike):
     """A map over rows of panels, all or the first `count`, that can also combine rows.
 
     Operands and region are those of a `tile.map` whose shape has two dimensions.
@@ -270,22 +275,22 @@ class PanelMapOp(IRDLOperation):
       %d = arith.addf %x, %m : f32
       %e = math.exp2 %d : f32
       flex.yield %e, %e : f32, f32
-    } as [tile, sum] -> !tile.tile<96x32xf32>, !tile.tile<32xf32>
+    } as ["tile", "sum"] -> !tile.tile<96x32xf32>, !tile.tile<32xf32>
     ```
     """
 
     name = "tile.panel_map"
 
     count = opt_operand_def(i32)
-    inputs = var_operand_def()
-    spans = prop_def(ArrayAttr[DenseArrayBase[I32]])
     shape_ = prop_def(DenseArrayBase.constr(i32), prop_name="shape")
     outcomes = prop_def(ArrayAttr[StringAttr])
-    results_ = var_result_def()
-    body = region_def("single_block")
 
-    traits = traits_def(IsolatedFromAbove(), Pure())
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    assembly_format = (
+        "$shape (`count` $count^)? ` ` "
+        "custom<MappedRegion>($inputs, type($inputs), $spans, $body) "
+        "`as` $outcomes attr-dict-with-keyword `->` type($results_)"
+    )
 
     def __init__(
         self,
@@ -306,7 +311,7 @@ class PanelMapOp(IRDLOperation):
         super().__init__(
             operands=[count, list(inputs)],
             properties={
-                "spans": ArrayAttr([DenseArrayBase.from_list(i32, s) for s in spans]),
+                "spans": array_of_spans(spans),
                 "shape": DenseArrayBase.from_list(i32, shape),
                 "outcomes": ArrayAttr([StringAttr(o) for o in outcomes]),
             },
@@ -320,59 +325,10 @@ class PanelMapOp(IRDLOperation):
         rows, columns = self.shape_.get_values()
         return rows, columns
 
-    def span(self, index: int) -> tuple[int, ...]:
-        """Return the dimensions that an operand spans."""
-        return tuple(self.spans.data[index].get_values())
-
     def outcome(self, index: int) -> ReduceKind | None:
         """Return the reduction of a yielded value's rows, or None for a tile."""
         word = self.outcomes.data[index].data
         return None if word == KEPT else ReduceKind(word)
-
-    def print(self, printer: Printer) -> None:
-        printer.print_string(" ")
-        with printer.in_square_brackets():
-            printer.print_list(self.shape, lambda n: printer.print_string(str(n)))
-        print_count(printer, self.count)
-        printer.print_string(" ")
-        print_map_inputs(printer, self.body, self.inputs, self.spans)
-        if self.attributes:
-            printer.print_op_attributes(self.attributes, print_keyword=True)
-        printer.print_string(" ")
-        printer.print_region(self.body, print_entry_block_args=False)
-        printer.print_string(" as ")
-        with printer.in_square_brackets():
-            printer.print_list(self.outcomes, lambda o: printer.print_string(o.data))
-        printer.print_string(" -> ")
-        printer.print_list(self.result_types, printer.print_attribute)
-
-    @classmethod
-    def parse(cls, parser: Parser) -> PanelMapOp:
-        square = parser.Delimiter.SQUARE
-        pos = parser.pos
-        shape = parser.parse_comma_separated_list(square, parser.parse_integer)
-        if len(shape) != 2:
-            parser.raise_error(f"expected rows and columns, got {shape}", pos)
-        rows, columns = shape
-        count = parse_count(parser)
-        args, inputs, spans = parse_map_inputs(parser)
-        attributes = parser.parse_optional_attr_dict_with_keyword()
-        body = parser.parse_region(args)
-        parser.parse_keyword("as")
-        words = [KEPT, *(k.value for k in ReduceKind)]
-        outcomes = parser.parse_comma_separated_list(
-            square, lambda: parser.parse_keyword_in(words)
-        )
-        parser.parse_punctuation("->")
-        pos = parser.pos
-        types = parser.parse_comma_separated_list(
-            parser.Delimiter.NONE, parser.parse_type
-        )
-        op = cls((rows, columns), count, inputs, spans, outcomes, body)
-        if list(op.result_types) != types:
-            parser.raise_error("the types are not those that are yielded", pos)
-        op.attributes = {} if attributes is None else dict(attributes.data)
-        return op
 
     def verify_(self) -> None:
         if len(self.shape_) != 2:
@@ -384,16 +340,10 @@ class PanelMapOp(IRDLOperation):
         expected, got = len(self.results), len(self.outcomes)
         if expected != got:
             raise VerifyException(f"outcomes expects {expected} entries, got {got}")
-        verify_spans(self.inputs, self.spans, self.shape)
         for i, result in enumerate(self.results):
             expected = self.shape if self.outcome(i) is None else self.shape[1:]
             if result.type != TileType(element_of(result.type), expected):
                 raise VerifyException(
                     f"result {i} expects a tile of shape {expected}, got {result.type}"
                 )
-        verify_scalar_region(
-            "tile.panel_map",
-            self.body,
-            [element_of(v.type) for v in self.inputs],
-            [element_of(r.type) for r in self.results],
-        )
+        super().verify_()

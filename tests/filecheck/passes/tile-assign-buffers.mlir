@@ -8,9 +8,9 @@
 // CHECK: %acc = tile.full %zero {tile.buffers = array<i32: 1>}
 // CHECK: %p = tile.register_product %a, %a by <6 x 2> {tile.buffers = array<i32: 2>}
 // CHECK: %e = tile.map
-// CHECK-SAME: attributes {tile.buffers = array<i32: 2>}
+// CHECK: attributes {tile.buffers = array<i32: 2>}
 // CHECK: %scaled = tile.map
-// CHECK-SAME: attributes {tile.buffers = array<i32: 1>}
+// CHECK: attributes {tile.buffers = array<i32: 1>}
 // CHECK: %next = tile.register_product %e, %a onto %scaled by <6 x 2> {tile.buffers = array<i32: 1>}
 // CHECK: %row = tile.reduce sum %r along 1 {tile.buffers = array<i32: 3>}
 tile.kernel @loop(%n : i32 #tile.param<argument 0>) grid affine_map<(b, h, q_len) -> (1)> {

@@ -11,9 +11,9 @@
 // CHECK-NEXT: %scores, %max = tile.panel_map [96, 32] count %n (%x : f32 = %s [0, 1] : !tile.tile<96x32xf32>) {
 // CHECK-NEXT: %t = math.tanh %x : f32
 // CHECK-NEXT: flex.yield %t, %t : f32, f32
-// CHECK-NEXT: } as [tile, max] -> !tile.tile<96x32xf32>, !tile.tile<32xf32>
+// CHECK-NEXT: } as ["tile", "max"] -> !tile.tile<96x32xf32>, !tile.tile<32xf32>
 // CHECK-NEXT: %p, %sum = tile.panel_map [96, 32] count %n (
-// CHECK: } as [tile, sum] -> !tile.tile<96x32xf32>, !tile.tile<32xf32>
+// CHECK: } as ["tile", "sum"] -> !tile.tile<96x32xf32>, !tile.tile<32xf32>
 // CHECK-NEXT: %o = tile.register_product
 tile.kernel @softmax(%v : !v #tile.param<argument 0>, %q : f32 #tile.param<argument 1>,
     %n : i32 #tile.param<dim 0, 0>, %out : memref<?x?xf32> #tile.param<argument 2>,
@@ -48,7 +48,7 @@ tile.kernel @softmax(%v : !v #tile.param<argument 0>, %q : f32 #tile.param<argum
 // CHECK-NEXT: %t = math.tanh %x : f32
 // CHECK-NEXT: %d = arith.subf %t, %m : f32
 // CHECK-NEXT: flex.yield %d : f32
-// CHECK-NEXT: } as [sum] -> !tile.tile<32xf32>
+// CHECK-NEXT: } as ["sum"] -> !tile.tile<32xf32>
 tile.kernel @chain(%z : f32 #tile.param<argument 0>, %sums : memref<?xf32> #tile.param<argument 1>)
     grid affine_map<(b, h, q_len) -> (1)> {
   %zero = arith.constant 0 : i64
@@ -74,10 +74,10 @@ tile.kernel @chain(%z : f32 #tile.param<argument 0>, %sums : memref<?xf32> #tile
 // CHECK-LABEL: tile.kernel @whole
 // CHECK: scf.for
 // CHECK-NEXT: %b = tile.panel_map [96, 32] (%x : f32 = %a [0, 1] : !tile.tile<96x32xf32>) {
-// CHECK: } as [tile] -> !tile.tile<96x32xf32>
+// CHECK: } as ["tile"] -> !tile.tile<96x32xf32>
 // CHECK-NEXT: scf.yield
 // CHECK: %c = tile.panel_map [96, 32] (
-// CHECK: } as [tile] -> !tile.tile<96x32xf32>
+// CHECK: } as ["tile"] -> !tile.tile<96x32xf32>
 // CHECK-NEXT: %sum = tile.reduce sum %c along 0 count %n : !tile.tile<96x32xf32>
 // CHECK-NEXT: %min = tile.reduce min %c along 0 count %k : !tile.tile<96x32xf32>
 tile.kernel @whole(%z : f32 #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 0>,
@@ -111,9 +111,9 @@ tile.kernel @whole(%z : f32 #tile.param<argument 0>, %n : i32 #tile.param<dim 0,
 // a tile that was read along the other dimension stay as well.
 // CHECK-LABEL: tile.kernel @apart
 // CHECK: %a = tile.panel_map
-// CHECK: } as [tile] -> !tile.tile<96x32xf32>
+// CHECK: } as ["tile"] -> !tile.tile<96x32xf32>
 // CHECK-NEXT: %b = tile.panel_map
-// CHECK: } as [tile] -> !tile.tile<96x32xf32>
+// CHECK: } as ["tile"] -> !tile.tile<96x32xf32>
 // CHECK-NEXT: tile.reduce sum %b along 1
 tile.kernel @apart(%z : f32 #tile.param<argument 0>, %sums : memref<?xf32> #tile.param<argument 1>)
     grid affine_map<(b, h, q_len) -> (1)> {

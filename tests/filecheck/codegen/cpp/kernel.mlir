@@ -147,7 +147,7 @@ tile.kernel @panels(%z : f32 #tile.param<argument 0>, %n : i32 #tile.param<argum
   %p, %sums = tile.panel_map [8, 16] count %n (%a : f32 = %x [0, 1] : !tile.tile<8x16xf32>) {
     %e = math.exp2 %a : f32
     flex.yield %e, %e : f32, f32
-  } as [tile, sum] -> !tile.tile<8x16xf32>, !tile.tile<16xf32>
+  } as ["tile", "sum"] -> !tile.tile<8x16xf32>, !tile.tile<16xf32>
   %y = tile.map(%f : f32 = %sums [0] : !tile.tile<16xf32>) {
     %one = arith.constant 1.0 : f32
     %half = arith.constant 0.5 : f64

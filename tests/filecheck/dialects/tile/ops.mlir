@@ -83,12 +83,12 @@ tile.kernel @compute(%t : tensor<?xf32> #tile.param<argument 0>,
   // CHECK-NEXT: %edge = tile.read_diagonals %t[%base] step 1 rows %c0 columns %c0 : tensor<?xf32>, i64 -> !tile.tile<32x32xf32>
   %edge = tile.read_diagonals %t[%base] step 1 rows %c0 columns %c0
       : tensor<?xf32>, i64 -> !tile.tile<32x32xf32>
-  // CHECK-NEXT: %scalar = tile.map(%d : f32 = %z [] : f32) attributes {note = "x"} {
+  // CHECK-NEXT: %scalar = tile.map(%d : f32 = %z [] : f32) {
   // CHECK-NEXT: flex.yield
-  // CHECK-NEXT: } -> f32
-  %scalar = tile.map(%d : f32 = %z [] : f32) attributes {note = "x"} {
+  // CHECK-NEXT: } attributes {note = "x"} -> f32
+  %scalar = tile.map(%d : f32 = %z [] : f32) {
     flex.yield %d : f32
-  } -> f32
+  } attributes {note = "x"} -> f32
   // CHECK-NEXT: %inside = tile.map(
   %inside = tile.map(%i : i32 = %rows [0] : !tile.tile<32xi32>) {
     %zero = arith.constant 0 : i32
