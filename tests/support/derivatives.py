@@ -25,8 +25,7 @@ from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.scalar.canonicalization import simplify_region
 from flexc.passes.scalar.differentiation.derivative_code import derivative_type
-from flexc.passes.scalar.differentiation.forward import push_forward
-from flexc.passes.scalar.differentiation.reverse import pull_back
+from flexc.passes.scalar.differentiation.modes import pull_back, push_forward
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
 from flexc.runtime.interpreters import run_region
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import flexc
 
 PACKAGE = Path(flexc.__file__).parent
-MAX_CHAIN = 42
-MAX_FILES = 308
+MAX_CHAIN = 39
+MAX_FILES = 298
 
 
 def _modules() -> dict[str, Path]:

@@ -27,8 +27,8 @@ from xdsl.pattern_rewriter import (
 from flexc.dialects import tile
 from flexc.dialects.tile.schedule import SCHEDULE_OPS, SCHEDULE_TYPES
 from flexc.passes.refusal import refuse
-from flexc.passes.tile.liveness import defined_by
 from flexc.passes.tile.tile_access import TileAccess, is_zero, static_stride
+from flexc.passes.tile.tile_values import defined_by
 
 
 @dataclass(frozen=True)

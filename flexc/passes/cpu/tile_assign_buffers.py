@@ -47,7 +47,7 @@ from flexc.dialects import tile
 from flexc.dialects.tile import BUFFERS, BufferAttr, TileType
 from flexc.passes.refusal import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.liveness import (
+from flexc.passes.tile.tile_values import (
     ACCUMULATING,
     Lifetimes,
     defined_by,

@@ -28,8 +28,8 @@ from xdsl.rewriter import Rewriter
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import element_of, shape_of
 from flexc.passes.tidy import erase_dead
-from flexc.passes.tile.liveness import yielded
 from flexc.passes.tile.map_builder import FULL, is_wide
+from flexc.passes.tile.tile_values import yielded
 
 
 class Rows(Enum):

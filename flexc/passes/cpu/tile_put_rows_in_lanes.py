@@ -43,10 +43,10 @@ from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.cpp import MACHINES, VectorMachine
 from flexc.passes.targets.target import MachineName
 from flexc.passes.tidy import erase_dead
-from flexc.passes.tile.liveness import defined_by
-from flexc.passes.tile.tile_dims import (
+from flexc.passes.tile.tile_values import (
     Dim,
     TileDims,
+    defined_by,
     rank,
 )
 

@@ -43,13 +43,8 @@ from flexc.dialects import flex
 from flexc.dialects.flex import CAPTURE, DerivativeOp, score_type
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.flex.score_factor import LOG2_E
-from flexc.passes.scalar.differentiation.forward import push_forward
-from flexc.passes.scalar.differentiation.reverse import pull_back
-from flexc.passes.scalar.scalar_code import (
-    ScalarCode,
-    inline_region,
-    new_region,
-)
+from flexc.passes.scalar.differentiation.modes import pull_back, push_forward
+from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
 
 
 def fused_probability(code: ScalarCode, x: SSAValue, lse: SSAValue) -> SSAValue:
@@ -75,23 +70,12 @@ def weighed_probability(code: ScalarCode, x: SSAValue, lse: SSAValue) -> SSAValu
     return code.insert(math_dialect.Exp2Op(exponent), "p")
 
 
-def row_weight(code: ScalarCode, lse: SSAValue, rest: SSAValue) -> SSAValue:
-    """Write exp(-rest), or 0 for a row without live pairs."""
-    factor = code.const(-LOG2_E, lse.type)
-    exponent = code.insert(arith.MulfOp(rest, factor))
-    weight = code.insert(math_dialect.Exp2Op(exponent))
-    return code.select(_is_empty(code, lse), code.const(0.0, lse.type), weight)
-
-
 def _shift(code: ScalarCode, lse: SSAValue) -> SSAValue:
     """Write lse, with 0 for -inf and NaN for inf."""
-    shift = code.select(_is_empty(code, lse), code.const(0.0, lse.type), lse)
+    is_empty = code.cmpf("oeq", lse, code.const(-math.inf, lse.type))
+    shift = code.select(is_empty, code.const(0.0, lse.type), lse)
     is_infinite = code.cmpf("oeq", lse, code.const(math.inf, lse.type))
     return code.select(is_infinite, code.const(math.nan, lse.type), shift)
-
-
-def _is_empty(code: ScalarCode, lse: SSAValue) -> SSAValue:
-    return code.cmpf("oeq", lse, code.const(-math.inf, lse.type))
 
 
 DotSum = tuple[tuple[str, str], ...]

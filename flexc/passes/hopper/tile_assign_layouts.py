@@ -25,7 +25,7 @@ from flexc.dialects.tile import (
     shape_of,
 )
 from flexc.errors import ScheduleError
-from flexc.passes.tile.liveness import defined_by, defining_block, is_tile
+from flexc.passes.tile.tile_values import defined_by, defining_block, is_tile
 
 Layouts = Mapping[SSAValue, LayoutAttr]
 

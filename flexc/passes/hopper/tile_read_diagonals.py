@@ -41,7 +41,7 @@ from flexc.dialects.tile.memory import READABLE, read_as
 from flexc.passes.scalar.ranges.value_ranges import width_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.gluon import PART_ROWS
-from flexc.passes.tile.liveness import yielded
+from flexc.passes.tile.tile_values import yielded
 
 
 @dataclass(frozen=True)

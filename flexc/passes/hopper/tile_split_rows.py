@@ -3,7 +3,7 @@
 Ops on tiles move into a `tile.parts` op, whose region computes as many rows as one part
 has. Scalars of the whole program stay before that op. The split rows are the dimension
 that the stores go along, and all dimensions that must be split with it (see
-`tile_dims`). At a load, store or iota of a tile of rows, the pass adds the part's first
+`TileDims`). At a load, store or iota of a tile of rows, the pass adds the part's first
 row to the start.
 
 A kernel asks for the split with its attribute `rows_per_part`; other kernels stay as
@@ -28,12 +28,12 @@ from flexc.dialects.tile import TileType, shape_of
 from flexc.dialects.tile.schedule import EndOp, PartsOp
 from flexc.errors import ScheduleError
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.liveness import defined_by
 from flexc.passes.tile.tile_access import has_count
-from flexc.passes.tile.tile_dims import (
+from flexc.passes.tile.tile_values import (
     Dim,
     TileDims,
     check_known,
+    defined_by,
     rank,
     summed_dims,
 )

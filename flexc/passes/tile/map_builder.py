@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from xdsl.dialects.builtin import IndexType, IntegerType, f64
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import AnyFloat, IndexType, IntegerType, f64
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from flexc.dialects import tile
@@ -96,3 +97,24 @@ def is_wide(op: tile.MapOp | tile.PanelMapOp) -> bool:
     values = (*block.args, *(r for inner in block.ops for r in inner.results))
     wide = IntegerType(64), f64, IndexType()
     return any(v.type in wide and last in along[v] for v in values)
+
+
+def extended(code: ScalarCode, value: SSAValue, element: AnyFloat) -> SSAValue:
+    """Extend a float to a type that holds all its values."""
+    if value.type == element:
+        return value
+    return code.insert(arith.ExtFOp(value, element))
+
+
+def convert(code: ScalarCode, value: SSAValue, element: Attribute) -> SSAValue:
+    """Round a tile to a narrower element type."""
+    assert isinstance(value.type, TileType)
+    assert isinstance(element, AnyFloat)
+    if value.type.element_type == element:
+        return value
+
+    def body(c: ScalarCode, x: SSAValue) -> SSAValue:
+        return c.insert(arith.TruncFOp(x, element))
+
+    name = f"{value.name_hint or 'tile'}_{element}"
+    return build_map(code, value.type.get_shape(), [(value, FULL)], body, name)

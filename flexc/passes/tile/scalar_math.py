@@ -42,7 +42,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from flexc.dialects import flex, tile
 from flexc.passes.scalar.math_expansions import EXPANSIONS, Expansion
 from flexc.passes.scalar.math_expansions.elementary import TANH_MODES
-from flexc.passes.scalar.math_expansions.integers import to_unsigned
+from flexc.passes.scalar.math_expansions.exact import to_unsigned
 from flexc.passes.scalar.math_expansions.values import NARROW, Value
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.target import Tanh

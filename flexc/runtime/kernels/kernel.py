@@ -109,3 +109,12 @@ def load_specs(name: str) -> list[KernelSpec] | None:
     found = [None] if data is None else [load_spec(n) for n in json.loads(data)]
     specs = [spec for spec in found if spec is not None]
     return specs if len(specs) == len(found) else None
+
+
+PROGRAMS_OF_A_THREAD = 1024
+"""The fewest programs for which another thread pays off."""
+
+
+def threads_for(programs: int) -> int:
+    """Return the number of threads that a CPU should use for short programs."""
+    return max(1, programs // PROGRAMS_OF_A_THREAD)

@@ -19,7 +19,7 @@ from flexc.passes.targets.target import MachineName
 from flexc.passes.tile.captured_loads import TileExpandCapturesPass
 from flexc.runtime.inputs.backends import BACKENDS
 from flexc.runtime.kernels.cpp_compiler import host_machine
-from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs
+from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs, threads_for
 from flexc.runtime.process.background import Background
 from flexc.runtime.process.cache import versions
 
@@ -31,14 +31,6 @@ ALIGNMENT = 4
 
 BLOCKS_OF_A_PROGRAM = 256
 """The blocks that take a CPU about as long as one program of another plan kernel."""
-
-PROGRAMS_OF_A_THREAD = 1024
-"""The fewest programs for which another thread pays off."""
-
-
-def threads_for(programs: int) -> int:
-    """Return the number of threads that a CPU should use for short programs."""
-    return max(1, programs // PROGRAMS_OF_A_THREAD)
 
 
 def ordered(classes: Tensor, backend: str, both: bool = False) -> list[Tensor]:

@@ -51,14 +51,13 @@ from flexc.runtime.kernels.driver import (
     kernel_key,
     problems_of,
 )
-from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs
+from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs, threads_for
 from flexc.runtime.kernels.proofs import (
     Proofs,
     Prover,
     attention_of,
 )
 from flexc.runtime.kernels.targets import TARGETS
-from flexc.runtime.planner.ordering import threads_for
 from flexc.runtime.process.background import Background, without_collection
 from flexc.runtime.tapes.gpus import capability
 

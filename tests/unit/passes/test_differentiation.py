@@ -14,8 +14,7 @@ from xdsl.ir import Region
 
 from flexc.dialects import flex
 from flexc.passes.scalar.canonicalization import simplify_region
-from flexc.passes.scalar.differentiation.forward import push_forward
-from flexc.passes.scalar.differentiation.reverse import pull_back
+from flexc.passes.scalar.differentiation.modes import pull_back, push_forward
 from tests.support.derivatives import (
     SCORE,
     Copy,

@@ -46,6 +46,7 @@ from xdsl.ir import Attribute, SSAValue
 
 from flexc.dialects import tile
 from flexc.dialects.tile import ReduceKind, TileType, element_of, shape_of
+from flexc.passes.blocksparse.programs.rows import safe_inverse
 from flexc.passes.flex.score_factor import SoftmaxFacts
 from flexc.passes.scalar.ranges.float_values import FORMATS
 from flexc.passes.scalar.scalar_code import ScalarCode
@@ -56,6 +57,7 @@ from flexc.passes.tile.map_builder import (
     Input,
     build_map,
     build_row_map,
+    convert,
 )
 
 LN_2 = math.log(2)
@@ -329,27 +331,6 @@ class ShiftedSoftmax(OnlineSoftmax):
         return shifts, build_row_map(code, [state.l_i], log, "log_sum")
 
 
-def extended(code: ScalarCode, value: SSAValue, element: AnyFloat) -> SSAValue:
-    """Extend a float to a type that holds all its values."""
-    if value.type == element:
-        return value
-    return code.insert(arith.ExtFOp(value, element))
-
-
-def convert(code: ScalarCode, value: SSAValue, element: Attribute) -> SSAValue:
-    """Round a tile to a narrower element type."""
-    assert isinstance(value.type, TileType)
-    assert isinstance(element, AnyFloat)
-    if value.type.element_type == element:
-        return value
-
-    def body(c: ScalarCode, x: SSAValue) -> SSAValue:
-        return c.insert(arith.TruncFOp(x, element))
-
-    name = f"{value.name_hint or 'tile'}_{element}"
-    return build_map(code, value.type.get_shape(), [(value, FULL)], body, name)
-
-
 def _maximum(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
     return code.insert(arith.MaxnumfOp(a, b))
 
@@ -469,11 +450,6 @@ def _mul_unless_empty(
 ) -> SSAValue:
     zero = code.const(0.0, acc.type)
     return code.select(_is_empty(code, l_i), zero, _mul(code, acc, inverse))
-
-
-def safe_inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:
-    one = code.const(1.0, l_i.type)
-    return _inverse(code, code.select(_is_empty(code, l_i), one, l_i))
 
 
 def _inverse_unless_infinite(code: ScalarCode, total: SSAValue) -> SSAValue:

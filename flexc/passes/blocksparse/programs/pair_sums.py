@@ -30,11 +30,17 @@ from flexc.passes.blocksparse.programs.kernel_builder import (
     grid_of,
     source_of,
 )
-from flexc.passes.blocksparse.programs.online_softmax import convert, extended
 from flexc.passes.blocksparse.programs.pair_tiles import PairKernelBuilder, TileOrigin
 from flexc.passes.scalar.readable import describe
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.map_builder import FULL, UNIFORM, Input, build_map
+from flexc.passes.tile.map_builder import (
+    FULL,
+    UNIFORM,
+    Input,
+    build_map,
+    convert,
+    extended,
+)
 
 
 class PairSumsKernelBuilder(PairKernelBuilder):

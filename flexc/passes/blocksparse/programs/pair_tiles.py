@@ -20,11 +20,7 @@ from flexc.passes.blocksparse.programs.builder import (
     Visit,
     guard_captures,
 )
-from flexc.passes.blocksparse.programs.kernel_builder import (
-    RowOp,
-    is_matrix,
-)
-from flexc.passes.blocksparse.programs.online_softmax import convert
+from flexc.passes.blocksparse.programs.kernel_builder import RowOp, is_matrix
 from flexc.passes.blocksparse.programs.rows import rows_of_result
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
 from flexc.passes.targets.target import Target
@@ -37,6 +33,7 @@ from flexc.passes.tile.map_builder import (
     Input,
     build_map,
     build_maps,
+    convert,
 )
 
 

@@ -26,12 +26,7 @@ from flexc.passes.blocksparse.programs.kernel_builder import (
     is_matrix,
     rows_grid,
 )
-from flexc.passes.blocksparse.programs.online_softmax import (
-    convert,
-    extended,
-    safe_inverse,
-)
-from flexc.passes.flex.pair_code import row_weight
+from flexc.passes.flex.score_factor import LOG2_E
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.target import Target
 from flexc.passes.tile.map_builder import (
@@ -40,6 +35,8 @@ from flexc.passes.tile.map_builder import (
     Input,
     build_map,
     build_row_map,
+    convert,
+    extended,
 )
 
 BLOCK = 64
@@ -362,3 +359,20 @@ def _weighted(
 
 def _lse(code: ScalarCode, m: SSAValue, total: SSAValue) -> SSAValue:
     return code.insert(arith.AddfOp(m, code.insert(math_dialect.LogOp(total))))
+
+
+def safe_inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:
+    """Write 1 / l_i, or 1 for a row without live pairs, whose sum is 0."""
+    one = code.const(1.0, l_i.type)
+    is_empty = code.cmpf("oeq", l_i, code.const(0.0, l_i.type))
+    divisor = code.select(is_empty, one, l_i)
+    return code.insert(arith.DivfOp(code.const(1.0, l_i.type), divisor))
+
+
+def row_weight(code: ScalarCode, lse: SSAValue, rest: SSAValue) -> SSAValue:
+    """Write exp(-rest), or 0 for a row without live pairs."""
+    factor = code.const(-LOG2_E, lse.type)
+    exponent = code.insert(arith.MulfOp(rest, factor))
+    weight = code.insert(math_dialect.Exp2Op(exponent))
+    is_empty = code.cmpf("oeq", lse, code.const(-math.inf, lse.type))
+    return code.select(is_empty, code.const(0.0, lse.type), weight)

@@ -38,7 +38,7 @@ from flexc.passes.targets.gluon import (
     REGISTERS,
     RESERVED_BYTES,
 )
-from flexc.passes.tile.liveness import Lifetimes, defined_by
+from flexc.passes.tile.tile_values import Lifetimes, defined_by
 
 
 @dataclass(eq=False)

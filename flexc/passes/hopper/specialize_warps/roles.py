@@ -33,7 +33,7 @@ from flexc.passes.hopper.specialize_warps.loads import name_of, product_of
 from flexc.passes.hopper.specialize_warps.resources import Output, Ring
 from flexc.passes.hopper.specialize_warps.slices import Slice, dependent_on
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.liveness import yielded
+from flexc.passes.tile.tile_values import yielded
 
 
 @dataclass(frozen=True)

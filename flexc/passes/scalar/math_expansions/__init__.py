@@ -13,19 +13,13 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation
 
-from flexc.passes.scalar.math_expansions import (
-    elementary,
-    integers,
-    powers,
-    rounding,
-)
+from flexc.passes.scalar.math_expansions import elementary, exact, powers
 from flexc.passes.scalar.math_expansions.values import Value
 
 Expansion = Callable[..., Value]
 
 EXPANSIONS: dict[type[Operation], Expansion] = {
-    **integers.EXPANSIONS,
-    **rounding.EXPANSIONS,
+    **exact.EXPANSIONS,
     **elementary.EXPANSIONS,
     **powers.EXPANSIONS,
 }

@@ -15,12 +15,8 @@ from xdsl.ir import Operation
 
 from flexc.dialects.constants import float_constant, int_constant
 from flexc.passes.scalar.math_expansions.elementary import split_positive
-from flexc.passes.scalar.math_expansions.integers import power_of_constant
-from flexc.passes.scalar.math_expansions.values import (
-    LOG2_E,
-    Value,
-    horner,
-)
+from flexc.passes.scalar.math_expansions.exact import power_of_constant
+from flexc.passes.scalar.math_expansions.values import LOG2_E, Value, horner
 
 # atanh(q) = q + q**3 * P(q**2). For f32, the first coefficient of P is adapted to the
 # rounding of the others; for f64, these are Taylor's coefficients.

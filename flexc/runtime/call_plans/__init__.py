@@ -1,1 +1,0 @@
-"""Plans that calls of equal facts share."""
