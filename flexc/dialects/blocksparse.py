@@ -55,10 +55,14 @@ from flexc.dialects.mod_region import (
 )
 
 BOUNDS_ARGS: tuple[IntegerType, ...] = (i32,) * 5
-"""Types of (b, h, q_start, q_len, kv_len), the first arguments of `bounds`."""
+"""Types of (b, h, first row, rows, columns), the first arguments of `bounds`.
+
+Rows are queries, or keys in a transposed sum over pairs. `rows` and `columns` are the
+numbers of all rows and of all columns.
+"""
 
 BLOCK_ARGS: tuple[IntegerType, ...] = (i32,) * 6
-"""Types of (b, h, q_start, i, q_len, kv_len), the first arguments of `block`."""
+"""Types of (b, h, first row, i, rows, columns), the first arguments of `block`."""
 
 
 class SegmentKind(StrEnum):
@@ -100,8 +104,8 @@ class SegmentOp(IRDLOperation):
     """One run of key blocks: all full, all partial, or mixed.
 
     `bounds` yields the begin and the end of the iterations. `block` yields the first
-    key of iteration i. Both regions receive the captures and then the tables after
-    their own arguments. Columns at or beyond kv_len are never live. In a full segment
+    column of iteration i. Both regions receive the captures and then the tables after
+    their own arguments. Columns beyond the last are never live. In a full segment
     all other pairs are live. In a partial segment the pairs for which `mask_mod` is
     true are live, or all pairs if there is no `mask_mod`. A mixed segment is partial in
     the iterations for which `masked_if` is true, and full in the others. `masked_if`
@@ -110,8 +114,8 @@ class SegmentOp(IRDLOperation):
     A loop over a `nonempty` or a `padded` segment runs at least once.
 
     In a *trimmed* segment `block` also yields the number of columns that the iteration
-    visits, from 1 to block_n. Runs of columns are then exact to one column, and no
-    visited column lies beyond kv_len.
+    visits, at most block_n, and at least 1 unless it `may_skip`. Runs may then begin
+    and end at any column, and no visited column lies beyond the last.
 
     ```mlir
     block(%b : i32, %h : i32, %q_start : i32, %i : i32, %q_len : i32, %kv_len : i32) {
@@ -196,7 +200,7 @@ class SegmentOp(IRDLOperation):
     def verify_(self) -> None:
         attention = self.parent_op()
         if not isinstance(attention, flex.PairsOp):
-            raise VerifyException("expects an op over pairs of positions around it")
+            raise VerifyException("expects as parent an op over pairs of positions")
         captures = attention.capture_types()
         trailing = [*captures, *(t.type for t in attention.tables)]
         verify_scalar_region(
@@ -205,7 +209,7 @@ class SegmentOp(IRDLOperation):
         found = [i32] * (1 + self.is_trimmed)
         verify_scalar_region("block", self.block, [*BLOCK_ARGS, *trailing], found)
         self.verify_trimmed()
-        self.verify_choice(trailing)
+        self.verify_masked_if(trailing)
         if self.mask_mod is None:
             return
         if self.is_full:
@@ -224,11 +228,11 @@ class SegmentOp(IRDLOperation):
         if self.narrowed is not None and self.mask_mod is None:
             raise VerifyException("a narrowed segment expects a mask_mod, got none")
         if self.inside is None:
-            raise VerifyException("a trimmed segment expects to be inside")
+            raise VerifyException("a trimmed segment expects the property inside")
         if self.padded is not None or self.masked_if is not None:
             raise VerifyException("a trimmed segment is neither padded nor mixed")
 
-    def verify_choice(self, trailing: Sequence[Attribute]) -> None:
+    def verify_masked_if(self, trailing: Sequence[Attribute]) -> None:
         if self.kind.data != SegmentKind.MIXED:
             if self.masked_if is not None:
                 raise VerifyException(

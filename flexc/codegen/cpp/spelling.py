@@ -39,16 +39,19 @@ def scalar_type(type_: Attribute) -> str:
     else:
         name = _FLOATS.get(type(type_))
     if name is None:
-        raise UnsupportedOpError(f"the C++ target expects 1 to 64 bits, got {type_}")
+        raise UnsupportedOpError(
+            "the C++ target has integers of 1, 8, 16, 32 and 64 bits and floats of 16, "
+            f"32 and 64 bits, got {type_}"
+        )
     return name
 
 
-def vector_type(type_: Attribute, is_wide: bool) -> str:
+def vector_type(type_: Attribute, map_is_wide: bool) -> str:
     """Return the C++ type of a vector.
 
-    `is_wide` is True if some vector of the same map has 64-bit numbers.
+    `map_is_wide` is True if some vector of the same map has 64-bit numbers.
     """
-    return f"Vec<{scalar_type(type_)}{', lanes<double>' if is_wide else ''}>"
+    return f"Vec<{scalar_type(type_)}{', lanes<double>' if map_is_wide else ''}>"
 
 
 def memory_type(type_: Attribute) -> str:

@@ -2,8 +2,8 @@
 
 The ops are `flex.attention_backward` and `flex.attention_jvp`;
 `flex-expand-derivatives` expands them. Results and tangents have names: "query", "key",
-"value", or "capture 0" for the first captured value. The operands of a backward op also
-include "d_out" and "d_lse".
+"value", or "capture 0" for the first captured value. Tangents of a backward op may
+also be named "d_out" and "d_lse", for its cotangents.
 
 ```mlir
 %dq, %dk, %db = flex.attention_backward %q, %k, %v : ... scale(%scale : f32)
@@ -55,7 +55,7 @@ CAPTURE = "capture "
 def named_value(op: DerivativeOp, name: str) -> SSAValue:
     """Return the value whose type a derivative of this name must have.
 
-    This is the operand of the name; for the cotangents `d_out` and `d_lse` it is the
+    This is the operand with this name; for the cotangents `d_out` and `d_lse` it is the
     saved `out` or `lse`.
     """
     match name.removeprefix("d_"):
@@ -70,7 +70,7 @@ def named_value(op: DerivativeOp, name: str) -> SSAValue:
 
 
 def verify_like(what: str, value: SSAValue, model: SSAValue) -> None:
-    """Check that a tensor has the element type of `model`, and perhaps its shape."""
+    """Check that a tensor has the element type of `model`, and a shape that fits."""
     got, expected = value.type, model.type
     if not (isa(got, TensorType[Attribute]) and isa(expected, TensorType[Attribute])):
         fits = False
@@ -91,7 +91,8 @@ def _may_be_equal(left: Sequence[int], right: Sequence[int]) -> bool:
 def verify_saved(op: DerivativeOp) -> None:
     if len(op.saved) not in (2, 3):
         raise VerifyException(
-            f"saved expects out, lse and, perhaps, lse_rest, got {len(op.saved)} values"
+            "saved expects out, lse and optionally lse_rest, got "
+            f"{len(op.saved)} values"
         )
     out, *rows = op.saved
     verify_rank("out", out.type, 4)
@@ -119,7 +120,7 @@ def verify_tables(op: DerivativeOp, both: bool) -> None:
 def verify_cotangents(op: DerivativeOp) -> None:
     if len(op.cotangents) not in (1, 2):
         raise VerifyException(
-            "cotangents expects those of out and, perhaps, of lse, got "
+            "cotangents expects those of out and optionally of lse, got "
             f"{len(op.cotangents)}"
         )
     for name, value in zip(("d_out", "d_lse"), op.cotangents, strict=False):
@@ -128,7 +129,7 @@ def verify_cotangents(op: DerivativeOp) -> None:
 
 def verify_along(op: DerivativeOp, names: Sequence[str]) -> None:
     """Check that `along` names captures or values in `names`, and that tangents fit."""
-    verify_named(op, "along", op.moved, names, op.tangents)
+    verify_named(op, "along", op.tangent_names, names, op.tangents)
 
 
 def verify_named(
@@ -142,7 +143,8 @@ def verify_named(
     if len(given) != len(values):
         kind = "results" if what == "wrt" else "tangents"
         raise VerifyException(
-            f"{what} expects {len(values)} names as there are {kind}, got {len(given)}"
+            f"{what} expects {len(values)} names, one for each of the {kind}, got "
+            f"{len(given)}"
         )
     known = [*names, *_captures(op)]
     for name, value in zip(given, values, strict=True):
@@ -172,11 +174,11 @@ NAMES = (*INPUTS, "d_out", "d_lse")
 class DerivativeOp(ScoredOp, MaskedOp):
     """Operands and regions of the derivatives of a `flex.attention`.
 
-    `query` to `tables` are the operands of the attention op. `column_tables` list
-    blocks of queries for each block of keys, as torch's q_num_blocks and q_indices do.
-    `saved` holds `out`, `lse` and, if scores may be large, `lse_rest` of the attention
-    op. `along` names the values that `tangents` belong to; all other values have zero
-    tangents.
+    `query`, `key`, `value`, `scale`, `captures` and `tables` are those of attention.
+    `column_tables` list blocks of queries for each block of keys, as torch's
+    q_num_blocks and q_indices do. `saved` holds `out`, `lse` and, if scores may be
+    large, `lse_rest` of the attention op. `along` names the values that `tangents`
+    belong to; all other values have zero tangents.
     """
 
     saved = var_operand_def(TensorType[Attribute])
@@ -200,13 +202,13 @@ class DerivativeOp(ScoredOp, MaskedOp):
     )
 
     @property
-    def moved(self) -> list[str]:
+    def tangent_names(self) -> list[str]:
         """The names of the values that have tangents."""
         return [] if self.along is None else [a.data for a in self.along]
 
     def tangent_of(self, name: str) -> SSAValue | None:
         """Return the tangent of the value of this name; None if the tangent is zero."""
-        named = self.moved
+        named = self.tangent_names
         return self.tangents[named.index(name)] if name in named else None
 
     def verify_(self) -> None:
@@ -217,7 +219,7 @@ class DerivativeOp(ScoredOp, MaskedOp):
 
 @irdl_op_definition
 class AttentionBackwardOp(DerivativeOp):
-    """The gradients of attention by the values that `wrt` names, in that order.
+    """The gradients of attention with respect to the values in `wrt`, in its order.
 
     `cotangents` are those of `out` and, if given, of `lse`. A gradient has the shape of
     the value that it belongs to. With `tangents`, the results are the tangents of the
@@ -248,7 +250,9 @@ class AttentionJvpOp(DerivativeOp):
     def verify_(self) -> None:
         super().verify_()
         if len(self.derivatives) != 2 or self.cotangents:
-            raise VerifyException("expects tangents of out and lse, and no cotangents")
+            raise VerifyException(
+                "expects two results, the tangents of out and lse, and no cotangents"
+            )
         verify_tables(self, both=False)
         verify_along(self, INPUTS)
         for name, result in zip(("out", "lse"), self.derivatives, strict=True):

@@ -1,8 +1,8 @@
-"""`flex.pair_sums`: sums over pairs of positions, of which all derivatives are made.
+"""`flex.pair_sums`: sums over pairs of positions, the op of all derivatives.
 
-The rows of a result are queries, or keys if the op is `transposed`. The op sums over
-the columns, which are the other side. The gradients of query, key and value are
-therefore the same op with the same code for each pair.
+The rows of a result are queries, or keys if the op is `transposed`. Most kinds of sums
+(see `SumKind`) are over the columns, which are the other side. The gradients of query,
+key and value are therefore the same op with the same code for each pair.
 
 ```mlir
 %dq = flex.pair_sums rows(%q, %do : ...) columns(%k, %v : ...)
@@ -66,7 +66,7 @@ DIAGONAL_UNIT = 128
 def diagonal_zero(kv_len: int) -> int:
     """Return the index of the diagonal entry that sums pairs of equal positions.
 
-    There is room for a block of columns before the first entry that counts.
+    A block of unused entries comes first, because a tile may begin before them.
     """
     return -(-kv_len // DIAGONAL_UNIT) * DIAGONAL_UNIT + DIAGONAL_UNIT
 
@@ -79,8 +79,9 @@ def diagonal_entries(q_len: int, kv_len: int) -> int:
 class SumKind(StrEnum):
     """The kind of a sum: the shape of its result, and the pairs that each element sums.
 
-    MATRIX  (B, H, rows, D): for each row the sum over columns of value * matrix row,
-            and over all heads and batches that share the head and batch of the row.
+    MATRIX  (B, H, rows, D): for each row, the sum over columns of value times the
+            column's row of the matrix, also over all query heads and batches that
+            read the row's head and batch.
     TOTAL   (B, Hq, rows): for each row, and each query head, the sum over columns.
     DIAGONAL (B, Hq, N, L): entry q_idx - kv_idx + U sums the pairs with that
             difference, where U is `diagonal_zero` and L `diagonal_entries`. The
@@ -112,10 +113,10 @@ RANKS = {SumKind.TOTAL: 3, SumKind.COLUMN_MATRIX: 5}
 class SumAttr(ParametrizedAttribute):
     """One result: its kind, and the values that it sums.
 
-    Each term is [value] or, for a matrix, [value, matrix]: indices of a value that
-    `pairs` yields and of a matrix of the columns, or of the rows for a column matrix.
-    The result is the sum of its terms. Sums along diagonals and pairs have one term.
-    `scaled` says that a matrix is multiplied by the scale of the op.
+    A term is [value], the index of a value that `pairs` yields. For MATRIX and
+    COLUMN_MATRIX it is [value, matrix], where `matrix` is an index into `columns` or
+    `rows`, respectively. The result is the sum of its terms; DIAGONAL and PAIRS have
+    exactly one. If `scaled`, the result is multiplied by the op's scale.
     """
 
     name = "flex.sum"
@@ -183,13 +184,13 @@ class PairSumsLike(PairsOp):
     side of the rows; `columns` and `column_values` are those of the columns. The side
     of the query has B batches of Hq heads, the side of the key B or 1 batches of Hkv
     heads. `tile_origin`, if given, is the batch, head and row (i32) at which the
-    results start, or the row alone. The results then cover a part of all rows, as large
-    as the results are.
+    results start, or the row alone. The sizes of the results say how many rows are
+    computed.
 
     `products[i]` is a list of pairs [r, c, r, c, ...]. Dot product i of a pair of
     positions is the sum of dot(rows[r], columns[c]) over this list. `pairs` receives
-    the dot products, the scale, the row values, the column values, b, h, q_idx, kv_idx
-    (of the query) and the captures. Dead pairs contribute nothing, whatever `pairs`
+    the dot products, the scale, the row values, the column values, the query's b and h,
+    q_idx, kv_idx and the captures. Dead pairs contribute nothing, whatever `pairs`
     yields.
     """
 
@@ -274,7 +275,7 @@ class PairSumsLike(PairsOp):
         )
         if len(self.sums) != len(self.sums_):
             raise VerifyException(
-                f"sums expects {len(self.sums_)} entries as there are results, got "
+                f"sums expects {len(self.sums_)} entries, one for each result, got "
                 f"{len(self.sums)}"
             )
         for attr, result in zip(self.sums, self.sums_, strict=True):
@@ -282,7 +283,9 @@ class PairSumsLike(PairsOp):
 
     def verify_product(self, row: int, column: int) -> None:
         if not (0 <= row < len(self.rows) and 0 <= column < len(self.columns)):
-            raise VerifyException(f"products has no operands [{row}, {column}]")
+            raise VerifyException(
+                f"products names operands that do not exist: [{row}, {column}]"
+            )
         dims = tensor_shape(self.rows[row])[3], tensor_shape(self.columns[column])[3]
         if dims[0] != dims[1]:
             raise VerifyException(
@@ -293,12 +296,14 @@ class PairSumsLike(PairsOp):
         kind = attr.sum_kind
         verify_rank(f"{kind} sum", result.type, RANKS.get(kind, 4))
         if attr.scaled and kind not in MATRICES:
-            raise VerifyException(f"{attr} expects a matrix, as it is scaled")
+            raise VerifyException(f"{attr} is scaled, but is no sum of a matrix")
         if kind in (SumKind.DIAGONAL, SumKind.PAIRS) and len(attr.terms) != 1:
             raise VerifyException(f"{attr} expects one value, got {len(attr.terms)}")
         for term in attr.term_list():
             if len(term) != 1 + (kind in MATRICES) or not 0 <= term[0] < values:
-                raise VerifyException(f"{attr} names no value of {values}")
+                raise VerifyException(
+                    f"{attr} has a term that is no index of {values} values"
+                )
             if kind in MATRICES:
                 self.verify_matrix(attr, term[1], result)
         if kind == SumKind.COLUMN_MATRIX:
@@ -308,17 +313,19 @@ class PairSumsLike(PairsOp):
         """Check that a matrix of a sum exists and is as wide as the result."""
         matrices = self.matrices_of(attr)
         if not 0 <= number < len(matrices):
-            raise VerifyException(f"{attr} names no matrix of {len(matrices)}")
+            raise VerifyException(
+                f"{attr} has a term that is no index of {len(matrices)} matrices"
+            )
         dim = tensor_shape(matrices[number])[3]
         if dim != tensor_shape(result)[-1]:
             raise VerifyException(f"{attr} expects head dim {dim}, got {result.type}")
 
     def verify_column_matrix(self, attr: SumAttr, result: SSAValue) -> None:
         if self.is_transposed or len(self.tile_origin) > 1:
-            raise VerifyException(f"{attr} expects queries of all heads as rows")
+            raise VerifyException(f"{attr} expects rows that are queries, of all heads")
         if self.tile_origin and self.sum_of_rows is None:
             raise VerifyException(
-                "tile_origin expects a result that says how many rows"
+                "tile_origin expects a result with a dimension of rows"
             )
         if element_of(result) != self.score_type:
             raise VerifyException(

@@ -66,7 +66,9 @@ def verify_box(tensor: Attribute, indices: Sequence[SSAValue], view: SSAValue) -
     if len(indices) != rank:
         raise VerifyException(f"expects {rank} indices, got {len(indices)}")
     if tile.get_num_dims() > rank:
-        raise VerifyException(f"expects a tile no deeper than {tensor}, got {tile}")
+        raise VerifyException(
+            f"expects a tile of at most as many dimensions as {tensor}, got {tile}"
+        )
     if tensor.get_element_type() != tile.element_type:
         raise VerifyException(
             f"view expects elements of {tensor.get_element_type()} as {tensor} has, "

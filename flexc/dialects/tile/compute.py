@@ -224,7 +224,7 @@ class DiagonalsOp(IRDLOperation):
             )
         if element_of(self.input.type) != element_of(self.result.type):
             raise VerifyException(
-                f"result expects elements as {self.input.type} has, got "
+                f"result expects the element type of {self.input.type}, got "
                 f"{self.result.type}"
             )
 
@@ -311,7 +311,9 @@ class DotOp(IRDLOperation):
         m, k = matrix_shape("lhs", self.lhs.type)
         k2, n = matrix_shape("rhs", self.rhs.type)
         if k != k2:
-            raise VerifyException(f"rhs expects {k} rows as lhs has columns, got {k2}")
+            raise VerifyException(
+                f"rhs expects {k} rows, as many as lhs has columns, got {k2}"
+            )
         if shape_of(self.acc.type) != (m, n) or self.acc.type != self.result.type:
             raise VerifyException(f"acc expects shape {(m, n)}, got {self.acc.type}")
 

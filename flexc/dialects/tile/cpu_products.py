@@ -1,7 +1,7 @@
 """Matrix products of a CPU, which keep sums in registers and read operands in place.
 
-A register product keeps a block of sums in vector registers. It reads its lhs one
-number at a time, so that neither keys nor values are copied, transposed or packed. A
+A register product keeps a block of sums in vector registers. It reads its lhs, keys or
+values, one number at a time, so that they are not copied, transposed or packed. A
 stream product has few rows. It reads its rhs from memory once, a vector at a time, and
 may prefetch rows.
 """
@@ -61,7 +61,7 @@ class RegisterTileAttr(ParametrizedAttribute):
     def verify(self) -> None:
         if min(self.rows.data, self.vectors.data) < 1:
             raise VerifyException(
-                f"expects one row and vector or more, got {self.rows.data} x "
+                f"expects at least one row and one vector, got {self.rows.data} x "
                 f"{self.vectors.data}"
             )
 
@@ -81,11 +81,11 @@ class RegisterProductOp(IRDLOperation):
     """The matrix product lhs @ rhs, added to `acc` if there is one.
 
     lhs is a tile, or the elements `base + i * strides[0] + k * strides[1]` of a tensor.
-    A tensor is read in place and widened exactly to the result's type. Only the first
-    `rows` rows of the result are computed, or all; the others are unspecified. The sum
-    is over the first `inner` columns of lhs, or all. No other elements of lhs are read.
-    `next` is a prefetch hint that changes no result: unless it is 0, the elements at
-    that distance from those of lhs are read soon.
+    A tensor is read in place and widened exactly to the result's type. With
+    `rows`, only the first `rows` rows of the result are computed and the others are
+    unspecified. With `inner`, the sum is over the first `inner` columns of lhs. No
+    other elements of lhs are read. `next` is a prefetch hint that changes no result: if
+    it is not 0, a later op reads the elements at that distance from those of lhs.
 
     ```mlir
     %s = tile.register_product %key[%base] strides [%s2, %c1] rows %n next %far, %q_t
@@ -142,7 +142,9 @@ class RegisterProductOp(IRDLOperation):
         k, n = matrix_shape("rhs", self.rhs.type)
         m, n2 = matrix_shape("result", self.result.type)
         if n != n2:
-            raise VerifyException(f"result expects {n} columns as rhs has, got {n2}")
+            raise VerifyException(
+                f"result expects {n} columns, as many as rhs, got {n2}"
+            )
         element = element_of(self.result.type)
         if element_of(self.rhs.type) != element:
             raise VerifyException(f"rhs expects elements of {element}")
@@ -150,7 +152,9 @@ class RegisterProductOp(IRDLOperation):
             raise VerifyException(f"acc expects type {self.result.type}")
         in_memory = not isinstance(self.lhs.type, TileType)
         if in_memory != (self.base is not None) or len(self.strides) != 2 * in_memory:
-            raise VerifyException("expects a base and two strides for a tensor only")
+            raise VerifyException(
+                "a tensor lhs expects a base and two strides, a tile neither"
+            )
         if self.next is not None and not in_memory:
             raise VerifyException("next expects a tensor")
         if not in_memory and shape_of(self.lhs.type) != (m, k):
@@ -212,20 +216,22 @@ class AddRegisterProductOp(IRDLOperation):
         _, k = matrix_shape("lhs", self.lhs.type)
         k2, _ = matrix_shape("rhs", self.rhs.type)
         if k != k2:
-            raise VerifyException(f"rhs expects {k} rows as lhs has columns, got {k2}")
+            raise VerifyException(
+                f"rhs expects {k} rows, as many as lhs has columns, got {k2}"
+            )
         if element_of(self.lhs.type) != element_of(self.rhs.type):
-            raise VerifyException(f"lhs expects elements as {self.rhs.type} has")
+            raise VerifyException(f"lhs expects the element type of {self.rhs.type}")
         assert isa(self.memref.type, MemRefType[Attribute])
         if self.memref.type.element_type != element_of(self.rhs.type):
-            raise VerifyException(f"memref expects elements as {self.rhs.type} has")
+            raise VerifyException(f"memref expects the element type of {self.rhs.type}")
 
 
 @irdl_op_definition
 class StreamProductOp(IRDLOperation):
     """The matrix product lhs @ rhs, or lhs @ rhs^T, added to `acc` if there is one.
 
-    Row j of rhs is adjacent elements of the tensor from `base + j * stride` on, as many
-    as the product needs, widened exactly to the result's type. Only the first `count`
+    Row j of rhs is the adjacent elements of the tensor from `base + j * stride` on that
+    the product needs, widened exactly to the result's type. Only the first `count`
     rows are read. Without `transposed`, the sum is over these rows: lhs has a column
     for each, and its other columns are not read. With `transposed`, each row gives a
     column of the result, whose other columns are unspecified; then there is no `acc`.
@@ -305,7 +311,9 @@ class StreamProductOp(IRDLOperation):
         rows, _ = matrix_shape("lhs", self.lhs.type)
         got, _ = matrix_shape("result", self.result.type)
         if rows != got:
-            raise VerifyException(f"result expects {rows} rows as lhs has, got {got}")
+            raise VerifyException(
+                f"result expects {rows} rows, as many as lhs, got {got}"
+            )
         if element_of(self.lhs.type) != (element := element_of(self.result.type)):
             raise VerifyException(f"lhs expects elements of {element}")
         if self.acc is not None and self.acc.type != self.result.type:
@@ -313,4 +321,4 @@ class StreamProductOp(IRDLOperation):
         if self.acc is not None and self.transposed is not None:
             raise VerifyException("transposed expects no acc")
         if self.ahead.value.data < 0:
-            raise VerifyException("ahead expects a number of rows")
+            raise VerifyException("ahead expects 0 rows or more")

@@ -39,7 +39,7 @@ from flexc.dialects.tile.schedule.checks import verify_schedule
 from flexc.dialects.tile.types import ParamAttr
 
 GRID_OF = "grid_of"
-"""The attribute of a kernel with the call's argument that determines its grid.
+"""The name of the kernel attribute with the argument that determines the grid.
 
 The grid is a function of that argument's sizes (B, Hq, Sq). Without the attribute, the
 first argument determines the grid.
@@ -51,10 +51,11 @@ class KernelOp(IRDLOperation):
     """The code of one program.
 
     Tensors and numbers are arguments that the kernel reads; memrefs are arguments that
-    it writes. `params` has the source of each argument. `grid` maps (B, Hq, Sq) to the
-    numbers of programs along up to three axes. A kernel with roles may have the
-    attribute `residents`, the number of programs that share a multiprocessor, and
-    `max_registers`, the number of registers with which each thread starts.
+    it writes. `params` says where the value of each argument comes from. `grid` maps
+    (B, Hq, Sq) to the numbers of programs along up to three axes. A kernel with roles
+    may have the attribute `residents`, the number of programs that share a
+    multiprocessor, and `max_registers`, the number of registers with which each thread
+    starts.
     """
 
     name = "tile.kernel"
@@ -96,7 +97,8 @@ class KernelOp(IRDLOperation):
         grid = self.grid.data
         if (grid.num_dims, grid.num_symbols) != (3, 0) or len(grid.results) > 3:
             raise VerifyException(
-                f"grid expects a map of (b, h, q_len) to three numbers at most: {grid}"
+                "grid expects a map from (b, h, q_len) to at most three numbers: "
+                f"{grid}"
             )
         verify_schedule(self.body)
         for op in self.body.walk():

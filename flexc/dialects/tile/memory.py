@@ -1,4 +1,4 @@
-"""Ops that read tensors and write memrefs, a tile at a time."""
+"""Ops that read tensors and write memrefs, a tile or an element at a time."""
 
 from __future__ import annotations
 
@@ -207,15 +207,17 @@ def _verify_access(
             f"expects {tensor.get_num_dims()} indices, got {len(indices)}"
         )
     if tile.get_num_dims() > tensor.get_num_dims():
-        raise VerifyException(f"expects a tile no deeper than {tensor}, got {tile}")
+        raise VerifyException(
+            f"expects a tile of at most as many dimensions as {tensor}, got {tile}"
+        )
 
 
 @irdl_op_definition
 class GatherOp(IRDLOperation):
     """The elements of a tensor's storage at `base + offsets`, 0 where `mask` is false.
 
-    `tile.load` becomes this op if a target has pointers. Offsets count elements from
-    the tensor's first element. The result has the shape of the offsets.
+    `tile.load` becomes this op for Triton, which loads through pointers. Offsets count
+    elements from the tensor's first element. The result has the shape of the offsets.
     """
 
     name = "tile.gather"
@@ -287,7 +289,9 @@ def _verify_offsets(
     if not isinstance(tile_of(offsets.type).element_type, IntegerType):
         raise VerifyException(f"offsets expects integers, got {offsets.type}")
     if tile_of(tile).get_shape() != shape:
-        raise VerifyException(f"{what} expects shape {shape} as offsets, got {tile}")
+        raise VerifyException(
+            f"{what} expects the shape {shape} of offsets, got {tile}"
+        )
     if mask is not None:
         verify_tile("mask", mask.type, shape, i1)
 
@@ -296,8 +300,8 @@ def _verify_offsets(
 class ScatterAddOp(IRDLOperation):
     """An addition of a tile to a memref's storage at `base + offsets`.
 
-    `tile.add_to` becomes this op if a target has pointers. All offsets differ, and no
-    other program reads or writes these elements.
+    `tile.add_to` becomes this op for Triton, which adds through pointers. All offsets
+    differ, and no other program reads or writes these elements.
     """
 
     name = "tile.scatter_add"
@@ -366,24 +370,24 @@ class ReadOp(IRDLOperation):
 
 
 IDLE_BEYOND = "idle_beyond"
-"""The attribute of a minimum of an index and a limit that only keeps reads in range.
+"""The attribute of a minimum that clamps an index only to keep reads in range.
 
-Values computed from larger indices do not count.
+Results for indices above the limit are not used.
 """
 
 
 @irdl_op_definition
 class ReadDiagonalsOp(IRDLOperation):
-    """Elements of a tensor's storage that are constant along the tile's diagonals.
+    """A tile that is constant along its diagonals, read from a tensor's storage.
 
     Element [i, j] is the tensor's element at `first + step * (i - j)`, computed in the
     type of `first`, for a step of 1 or -1. A 16-bit float is read as f32.
 
     `rows` and `columns` are the numbers of rows and columns that count; they may be
     larger or smaller than the tile. Elements beyond them are unspecified. Columns
-    beyond the last one that counts are not read. A row beyond the last one that counts
-    may be read at the address of that last row. If no row counts, that is a row before
-    the tile's first.
+    beyond the last one that counts are not read. Rows beyond the last one that counts
+    may read that row's elements; if no row counts, those of a row before the tile's
+    first.
 
     ```mlir
     %b = tile.read_diagonals %table[%first] step 1 rows %m columns %n
@@ -432,7 +436,7 @@ class ReadDiagonalsOp(IRDLOperation):
         if self.step.value.data not in (1, -1):
             raise VerifyException(f"step expects 1 or -1, got {self.step.value.data}")
         if element not in READABLE:
-            raise VerifyException(f"tensor expects numbers of 16 or 32 bits: {element}")
+            raise VerifyException(f"tensor expects f32, i32, bf16 or f16: {element}")
         if len(shape_of(result)) != 2 or element_of(result) != read_as(element):
             raise VerifyException(
                 f"result expects a matrix of {read_as(element)}, got {result}"

@@ -64,7 +64,7 @@ VERIFY = "FLEXC_VERIFY"
 """The environment variable that makes flexc verify a kernel's IR before printing."""
 
 counters: Counter[str] = Counter()
-"""The numbers of mods traced, modules lowered, and kernels built or loaded."""
+"""The numbers of mods traced, modules lowered, and kernels built, loaded or checked."""
 
 _kernels: Recent[Background[Kernel]] = Recent()
 
@@ -94,7 +94,7 @@ class Compiled:
             fold.apply(Context(), self.attention.module)
         self.build = without_unused_program_rows(self.attention.module, build)
         self.proofs = Prover(self.attention.module, build.backend)
-        """The prover for calls, given their query, key and capture arguments."""
+        """Proves facts of a call from its query, key and captured arguments."""
         self._kernels: dict[Proofs, Background[Kernel]] = {}
         self._masks: dict[Proofs, MaskReading] = {}
         self._rows: dict[Proofs, ProgramRows] = {}
@@ -111,7 +111,7 @@ class Compiled:
         return self._kernels[proofs]
 
     def mask(self, proofs: Proofs) -> MaskReading:
-        """Return how to find the blocks of calls with these proofs.
+        """Return how calls with these proofs find their mask's blocks.
 
         The module must have no tables.
         """
@@ -335,7 +335,7 @@ def convert_for(
 
 
 def lower(module: ModuleOp, build: Build, schedule: Schedule = TRITON) -> KernelSpec:
-    """Run a backend's pipeline on a module in place, and print the kernel.
+    """Run the passes of a target on a module, in place, and print the kernel.
 
     `schedule` matters on a GPU only.
     """

@@ -195,11 +195,11 @@ REFUSED = {
     ),
     "too-few-arrivals": (
         changed("!empty = !tile.barriers<2, 2>", "!empty = !tile.barriers<2, 1>"),
-        "%k_empty expects 2 arrivals, as many as roles arrive, got 1",
+        "%k_empty has 2 arrivals of its roles in a phase, but expects 1",
     ),
     "too-many-arrivals": (
         changed("!full = !tile.barriers<2, 1>", "!full = !tile.barriers<2, 2>"),
-        "%k_full expects 1 arrivals, as many as roles arrive, got 2",
+        "%k_full has 1 arrivals of its roles in a phase, but expects 2",
     ),
     "too-many-outstanding": (
         changed("await_dot %s outstanding 1", "await_dot %s outstanding 2"),

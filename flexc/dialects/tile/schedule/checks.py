@@ -1,7 +1,7 @@
 """Checks of a kernel's schedule as a whole: roles, and signals of barriers.
 
-These checks cover only what the IR decides. Phases depend on a run; the interpreter
-checks them.
+These checks cover what is known without running the kernel. The phase of a barrier
+depends on the run; the interpreter checks it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def verify_signals(barriers: BarriersOp) -> None:
     expected, got = arrivals(signals), barriers.result.type.arrivals.data
     if signals and expected is not None and expected != got:
         raise VerifyException(
-            f"{name} expects {expected} arrivals, as many as roles arrive, got {got}"
+            f"{name} has {expected} arrivals of its roles in a phase, but expects {got}"
         )
     for copy in users:
         if isinstance(copy, CopyInOp) and not any(
@@ -106,9 +106,9 @@ def verify_signals(barriers: BarriersOp) -> None:
 
 
 def arrivals(signals: Sequence[Signal]) -> int | None:
-    """Return the arrivals at a barrier in a phase, or None if a run decides.
+    """Return the arrivals at a barrier in a phase, or None if unknown before the run.
 
-    Every copy of a role arrives once in each phase. A run decides if a role chooses the
+    Every copy of a role arrives once in each phase. It is unknown if a role chooses the
     barrier by its copy's number, arrives under a condition, or may arrive repeatedly.
     """
     roles: dict[RoleOp | None, list[Signal]] = {}
@@ -145,7 +145,7 @@ def _is_conditional(signal: Signal) -> bool:
 
 
 def _is_repeated(signal: Signal, others: Sequence[Signal]) -> bool:
-    """Return True if another arrival in the block may be in the same phase."""
+    """Return True if another arrival in the block is known to have the same index."""
     return any(
         other is not signal
         and other.parent is signal.parent
@@ -195,7 +195,9 @@ def verify_schedule(body: Region) -> None:
     roles: list[RolesOp] = []
     for op in body.walk():
         if isinstance(op, RolesOp | SharedOp | BarriersOp) and op not in own:
-            raise VerifyException(f"{op.name} expects the kernel's own block")
+            raise VerifyException(
+                f"{op.name} expects to be in the kernel's block, not in a region of it"
+            )
         if isinstance(op, RolesOp):
             roles.append(op)
         if isinstance(op, BarriersOp):

@@ -89,10 +89,10 @@ class IssueDotOp(IRDLOperation):
         (m, k), (rows, n) = matrix_shape("lhs", lhs), matrix_shape("rhs", rhs)
         if rows != k:
             raise VerifyException(
-                f"rhs expects {k} rows as lhs has columns, got {rows}"
+                f"rhs expects {k} rows, as many as lhs has columns, got {rows}"
             )
         if lhs.element_type != rhs.element_type:
-            raise VerifyException(f"rhs expects elements as {lhs} has, got {rhs}")
+            raise VerifyException(f"rhs expects the element type of {lhs}, got {rhs}")
         if not isinstance(lhs.element_type, BFloat16Type | Float16Type):
             raise VerifyException(f"lhs expects elements of f16 or bf16, got {lhs}")
         if result.element_type != f32:

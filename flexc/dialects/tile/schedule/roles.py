@@ -28,7 +28,7 @@ from flexc.dialects.mod_region import is_scalar
 from flexc.dialects.tile.types import BarriersType, SharedType
 
 
-def verify_captures(region: Region) -> None:
+def verify_outside_values(region: Region) -> None:
     """Verify that roles use no tiles from outside.
 
     They may use numbers, tensors, memrefs, shared memory and barriers. A tile lies in
@@ -36,14 +36,14 @@ def verify_captures(region: Region) -> None:
     """
     for op in region.walk():
         for operand in op.operands:
-            if not _is_shared(operand.type) and not _is_inside(operand, region):
+            if not _may_cross_roles(operand.type) and not _is_inside(operand, region):
                 raise VerifyException(
                     "roles expect numbers, tensors, memrefs, shared memory and "
                     f"barriers from outside, got {operand.type} in {op.name}"
                 )
 
 
-def _is_shared(type_: Attribute) -> bool:
+def _may_cross_roles(type_: Attribute) -> bool:
     shared = IndexType | TensorType | MemRefType | SharedType | BarriersType
     return is_scalar(type_) or isinstance(type_, shared)
 
@@ -56,7 +56,7 @@ def _is_inside(value: SSAValue, region: Region) -> bool:
 
 @irdl_op_definition
 class PartsOp(IRDLOperation):
-    """The same code for each of some parts of a program's rows.
+    """Code that runs once for each of `count` parts of a program's rows.
 
     The region receives the part's number, an i32. Parts do not see each other's values,
     and may run in any order or at the same time.
@@ -91,10 +91,11 @@ class PartsOp(IRDLOperation):
 
 @irdl_op_definition
 class RolesOp(IRDLOperation):
-    """Groups of warps that run at the same time, with a `tile.role` for each.
+    """Roles that run at the same time, each on one or more groups of warps.
 
-    All warps compute the ops before this op. Roles share numbers from before, tensors
-    and shared memory, but no tiles. The kernel ends when all roles have ended.
+    All warps compute the ops before this op. Roles may use numbers, barriers and shared
+    memory that are defined before it, and the kernel's tensors, but no tiles. The
+    kernel ends when all roles have ended.
     """
 
     name = "tile.roles"
@@ -121,16 +122,16 @@ class RolesOp(IRDLOperation):
             raise VerifyException(
                 f"expects one role or more with labels that differ, got {labels}"
             )
-        verify_captures(self.body)
+        verify_outside_values(self.body)
 
 
 @irdl_op_definition
 class RoleOp(IRDLOperation):
-    """One role, which `copies` groups of `warps` warps run.
+    """One role. It runs on `copies` groups, each of `warps` warps.
 
     The region receives the number of its copy, an i32 that is known when the kernel is
     compiled. `registers` is the number of registers of each thread. The first copy of
-    the first role gets the registers that the other copies leave, which may be a few
+    the first role gets all registers that the other copies do not take, possibly a few
     more.
 
     ```mlir

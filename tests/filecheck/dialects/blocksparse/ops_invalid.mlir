@@ -97,7 +97,7 @@ func.func @block_result(%q : tensor<?x?x?x8xf32>, %scale : f32) {
 // -----
 
 func.func @trimmed_sticks_out(%q : tensor<?x?x?x8xf32>, %scale : f32) {
-  // CHECK: a trimmed segment expects to be inside
+  // CHECK: a trimmed segment expects the property inside
   %out = blocksparse.attention %q, %q, %q
       : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
       scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
@@ -247,7 +247,7 @@ func.func @mixed_without_mask(%q : tensor<?x?x?x8xf32>, %scale : f32) {
 
 // -----
 
-// CHECK: expects an op over pairs of positions around it
+// CHECK: expects as parent an op over pairs of positions
 blocksparse.segment full bounds(%b : i32, %h : i32, %s : i32, %m : i32, %n : i32) {
   flex.yield %n, %n : i32, i32
 } block(%b : i32, %h : i32, %s : i32, %i : i32, %m : i32, %n : i32) {

@@ -4,7 +4,7 @@
 !r = tensor<?x?x?xf32>
 
 func.func @saved(%q : !m, %scale : f32, %lse : !r) {
-  // CHECK: saved expects out, lse and, perhaps, lse_rest, got 1 values
+  // CHECK: saved expects out, lse and optionally lse_rest, got 1 values
   %dk = flex.attention_backward %q, %q, %q : !m, !m, !m saved(%q : !m)
       cotangents(%q : !m)  scale(%scale : f32) -> !m {wrt = ["key"]}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -22,7 +22,7 @@ func.func @saved(%q : !m, %scale : f32, %lse : !r) {
 !r = tensor<?x?x?xf32>
 
 func.func @no_cotangent(%q : !m, %scale : f32, %lse : !r) {
-  // CHECK: cotangents expects those of out and, perhaps, of lse, got 0
+  // CHECK: cotangents expects those of out and optionally of lse, got 0
   %dk = flex.attention_backward %q, %q, %q : !m, !m, !m saved(%q, %lse : !m, !r)
         scale(%scale : f32) -> !m {wrt = ["key"]}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -40,7 +40,7 @@ func.func @no_cotangent(%q : !m, %scale : f32, %lse : !r) {
 !r = tensor<?x?x?xf32>
 
 func.func @wrt_count(%q : !m, %scale : f32, %lse : !r) {
-  // CHECK: wrt expects 1 names as there are results, got 2
+  // CHECK: wrt expects 1 names, one for each of the results, got 2
   %dk = flex.attention_backward %q, %q, %q : !m, !m, !m saved(%q, %lse : !m, !r)
       cotangents(%q : !m)  scale(%scale : f32) -> !m {wrt = ["key", "value"]}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -76,7 +76,7 @@ func.func @wrt_names(%q : !m, %scale : f32, %lse : !r) {
 !r = tensor<?x?x?xf32>
 
 func.func @along(%q : !m, %scale : f32, %lse : !r) {
-  // CHECK: along expects 1 names as there are tangents, got 0
+  // CHECK: along expects 1 names, one for each of the tangents, got 0
   %dk = flex.attention_backward %q, %q, %q : !m, !m, !m saved(%q, %lse : !m, !r)
       cotangents(%q : !m) tangents(%q : !m) scale(%scale : f32) -> !m {wrt = ["key"]}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -94,7 +94,7 @@ func.func @along(%q : !m, %scale : f32, %lse : !r) {
 !r = tensor<?x?x?xf32>
 
 func.func @jvp_results(%q : !m, %scale : f32, %lse : !r) {
-  // CHECK: expects tangents of out and lse, and no cotangents
+  // CHECK: expects two results, the tangents of out and lse, and no cotangents
   %t = flex.attention_jvp %q, %q, %q : !m, !m, !m saved(%q, %lse : !m, !r)
        tangents(%q : !m) scale(%scale : f32) -> !m {along = ["key"]}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -112,7 +112,7 @@ func.func @jvp_results(%q : !m, %scale : f32, %lse : !r) {
 !r = tensor<?x?x?xf32>
 
 func.func @jvp_cotangents(%q : !m, %scale : f32, %lse : !r) {
-  // CHECK: expects tangents of out and lse, and no cotangents
+  // CHECK: expects two results, the tangents of out and lse, and no cotangents
   %t, %u = flex.attention_jvp %q, %q, %q : !m, !m, !m saved(%q, %lse : !m, !r)
       cotangents(%q : !m) tangents(%q : !m) scale(%scale : f32) -> !m, !r {along = ["key"]}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {

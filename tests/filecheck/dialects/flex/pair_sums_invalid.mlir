@@ -43,7 +43,7 @@ func.func @rank(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale :
 !p = tensor<?x?x?x?xf32>
 
 func.func @products(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
-  // CHECK: products has no operands [0, 1]
+  // CHECK: products names operands that do not exist: [0, 1]
   %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
       scale(%scale : f32) -> !m {products = [array<i32: 0, 1>], sums = [#flex.sum<matrix [[0, 0]]>]}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -100,7 +100,7 @@ func.func @pairs(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale 
 !p = tensor<?x?x?x?xf32>
 
 func.func @sums(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
-  // CHECK: sums expects 1 entries as there are results, got 0
+  // CHECK: sums expects 1 entries, one for each result, got 0
   %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
       scale(%scale : f32) -> !m {products = [array<i32: 0, 0>], sums = []}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -119,7 +119,7 @@ func.func @sums(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale :
 !p = tensor<?x?x?x?xf32>
 
 func.func @value(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
-  // CHECK: #flex.sum<matrix [[1, 0]]> names no value of 1
+  // CHECK: #flex.sum<matrix [[1, 0]]> has a term that is no index of 1 values
   %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
       scale(%scale : f32) -> !m {products = [array<i32: 0, 0>], sums = [#flex.sum<matrix [[1, 0]]>]}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -138,7 +138,7 @@ func.func @value(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale 
 !p = tensor<?x?x?x?xf32>
 
 func.func @matrix(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
-  // CHECK: #flex.sum<matrix [[0, 1]]> names no matrix of 1
+  // CHECK: #flex.sum<matrix [[0, 1]]> has a term that is no index of 1 matrices
   %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
       scale(%scale : f32) -> !m {products = [array<i32: 0, 0>], sums = [#flex.sum<matrix [[0, 1]]>]}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -195,7 +195,7 @@ func.func @total_rank(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %s
 !p = tensor<?x?x?x?xf32>
 
 func.func @scaled_total(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale : f32) {
-  // CHECK: #flex.sum<total [[0]] scaled> expects a matrix, as it is scaled
+  // CHECK: #flex.sum<total [[0]] scaled> is scaled, but is no sum of a matrix
   %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
       scale(%scale : f32) -> !r {products = [array<i32: 0, 0>], sums = [#flex.sum<total [[0]] scaled>]}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -444,7 +444,7 @@ func.func @column_rank(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32
 !m = tensor<?x?x?x8xf32>
 
 func.func @column_matrix(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32) {
-  // CHECK: names no matrix of 1
+  // CHECK: has a term that is no index of 1 matrices
   %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
       scale(%scale : f32) -> tensor<?x?x?x?x8xf32> {products = [array<i32: 0, 0>], sums = [#flex.sum<column_matrix [[0, 1]]>]}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -495,7 +495,7 @@ func.func @column_type(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32
 !m = tensor<?x?x?x8xf32>
 
 func.func @column_of_keys(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32) {
-  // CHECK: expects queries of all heads as rows
+  // CHECK: expects rows that are queries, of all heads
   %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
       scale(%scale : f32) -> tensor<?x?x?x?x8xf32> {products = [array<i32: 0, 0>], sums = [#flex.sum<column_matrix [[0, 0]]>], transposed}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -512,7 +512,7 @@ func.func @column_of_keys(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : 
 !m = tensor<?x?x?x8xf32>
 
 func.func @column_of_part(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32) {
-  // CHECK: expects queries of all heads as rows
+  // CHECK: expects rows that are queries, of all heads
   %x = flex.pair_sums rows(%q : !m) columns(%q : !m) tile_origin(%i, %i, %i : i32, i32, i32)
       scale(%scale : f32) -> tensor<?x?x?x?x8xf32> {products = [array<i32: 0, 0>], sums = [#flex.sum<column_matrix [[0, 0]]>]}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -529,7 +529,7 @@ func.func @column_of_part(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : 
 !m = tensor<?x?x?x8xf32>
 
 func.func @column_of_rows(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32) {
-  // CHECK: tile_origin expects a result that says how many rows
+  // CHECK: tile_origin expects a result with a dimension of rows
   %x = flex.pair_sums rows(%q : !m) columns(%q : !m) tile_origin(%i : i32)
       scale(%scale : f32) -> tensor<?x?x?x?x8xf32> {products = [array<i32: 0, 0>], sums = [#flex.sum<column_matrix [[0, 0]]>]}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {

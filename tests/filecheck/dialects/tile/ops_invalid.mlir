@@ -128,7 +128,7 @@ tile.kernel @dot_inner(%t : tensor<?x?xf32> #tile.param<argument 0>,
     %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
-  // CHECK: rhs expects 8 rows as lhs has columns, got 4
+  // CHECK: rhs expects 8 rows, as many as lhs has columns, got 4
   %d = tile.dot %x, %x, %x : !tile.tile<4x8xf32>, !tile.tile<4x8xf32>, !tile.tile<4x8xf32> -> !tile.tile<4x8xf32>
   tile.return
 }
@@ -166,7 +166,7 @@ tile.kernel @product_result(%t : tensor<?x?xf32> #tile.param<argument 0>,
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
   %y = tile.full %z : f32 -> !tile.tile<8x4xf32>
-  // CHECK: result expects 4 columns as rhs has, got 8
+  // CHECK: result expects 4 columns, as many as rhs, got 8
   %d = tile.register_product %x, %y by <4 x 1> : !tile.tile<4x8xf32>, !tile.tile<8x4xf32> -> !tile.tile<4x8xf32>
   tile.return
 }
@@ -186,7 +186,7 @@ tile.kernel @load_indices(%t : tensor<?x?xf32> #tile.param<argument 0>,
 
 tile.kernel @load_depth(%t : tensor<?xf32> #tile.param<argument 0>,
     %i : i32 #tile.param<argument 1>) grid affine_map<(b, h, q_len) -> (q_len)> {
-  // CHECK: expects a tile no deeper than tensor<?xf32>, got !tile.tile<4x8xf32>
+  // CHECK: expects a tile of at most as many dimensions as tensor<?xf32>, got !tile.tile<4x8xf32>
   %d = tile.load %t[%i] : tensor<?xf32>, i32 -> !tile.tile<4x8xf32>
   tile.return
 }
@@ -253,7 +253,7 @@ tile.kernel @diagonals(%z : f32 #tile.param<argument 0>)
 tile.kernel @diagonals_elements(%z : f32 #tile.param<argument 0>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
-  // CHECK: result expects elements as !tile.tile<4x8xf32> has, got !tile.tile<12xf16>
+  // CHECK: result expects the element type of !tile.tile<4x8xf32>, got !tile.tile<12xf16>
   %d = tile.diagonals %x : !tile.tile<4x8xf32> -> !tile.tile<12xf16>
   tile.return
 }
@@ -301,7 +301,7 @@ tile.kernel @diagonal_first(%t : tensor<?xf32> #tile.param<argument 0>, %i : i16
 
 tile.kernel @diagonal_element(%t : tensor<?xf64> #tile.param<argument 0>, %i : i32 #tile.param<argument 1>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
-  // CHECK: tensor expects numbers of 16 or 32 bits: f64
+  // CHECK: tensor expects f32, i32, bf16 or f16: f64
   %x = tile.read_diagonals %t[%i] step 1 : tensor<?xf64>, i32 -> !tile.tile<64x32xf64>
   tile.return
 }
@@ -340,7 +340,7 @@ tile.kernel @add_register_product_rows(%z : f32 #tile.param<argument 0>,
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %x = tile.full %z : f32 -> !tile.tile<8x8xf32>
   %y = tile.full %z : f32 -> !tile.tile<4x8xf32>
-  // CHECK: rhs expects 8 rows as lhs has columns, got 4
+  // CHECK: rhs expects 8 rows, as many as lhs has columns, got 4
   tile.add_register_product %out[%i] stride %i, %x, %y by <8 x 2> : memref<?x?xf32>, !tile.tile<8x8xf32>, !tile.tile<4x8xf32>
   tile.return
 }
@@ -351,7 +351,7 @@ tile.kernel @add_register_product_type(%z : f32 #tile.param<argument 0>,
     %i : i64 #tile.param<argument 1>, %out : memref<?x?xbf16> #tile.param<argument 2>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %x = tile.full %z : f32 -> !tile.tile<8x8xf32>
-  // CHECK: memref expects elements as !tile.tile<8x8xf32> has
+  // CHECK: memref expects the element type of !tile.tile<8x8xf32>
   tile.add_register_product %out[%i] stride %i, %x, %x by <8 x 2> : memref<?x?xbf16>, !tile.tile<8x8xf32>, !tile.tile<8x8xf32>
   tile.return
 }
@@ -363,7 +363,7 @@ tile.kernel @add_register_product_lhs(%z : f32 #tile.param<argument 0>, %w : f64
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %x = tile.full %z : f32 -> !tile.tile<8x8xf32>
   %y = tile.full %w : f64 -> !tile.tile<8x8xf64>
-  // CHECK: lhs expects elements as !tile.tile<8x8xf32> has
+  // CHECK: lhs expects the element type of !tile.tile<8x8xf32>
   tile.add_register_product %out[%i] stride %i, %y, %x by <8 x 2> : memref<?x?xf32>, !tile.tile<8x8xf64>, !tile.tile<8x8xf32>
   tile.return
 }
@@ -624,7 +624,7 @@ tile.kernel @gather_shape(%t : tensor<?x?xf32> #tile.param<argument 0>,
     %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %at = tile.iota %i : !tile.tile<4xi32>
-  // CHECK: result expects shape (4,) as offsets, got !tile.tile<8xf32>
+  // CHECK: result expects the shape (4,) of offsets, got !tile.tile<8xf32>
   %x = tile.gather %t[%b + %at] : tensor<?x?xf32>, !tile.tile<4xi32> -> !tile.tile<8xf32>
   tile.return
 }
@@ -678,12 +678,12 @@ tile.kernel @axis(%t : tensor<?x?xf32> #tile.param<argument 0>,
 
 // -----
 
-// CHECK: grid expects a map of (b, h, q_len) to three numbers at most: (d0) -> (d0)
+// CHECK: grid expects a map from (b, h, q_len) to at most three numbers: (d0) -> (d0)
 tile.kernel @grid() grid affine_map<(b) -> (b)> {
   tile.return
 }
 
 // -----
 
-// CHECK: expects one row and vector or more, got 0 x 2
+// CHECK: expects at least one row and one vector, got 0 x 2
 "test.op"() {by = #tile.register_tile<0 x 2>} : () -> ()

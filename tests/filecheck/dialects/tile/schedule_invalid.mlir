@@ -125,7 +125,7 @@ tile.copy_in %t[%i, %i] to %view, %barriers[%i] : tensor<?x?x64xbf16>, !tile.vie
 // -----
 
 %t, %view, %barriers, %i = "test.op"() : () -> (tensor<?xbf16>, !tile.view<!tile.tile<64x64xbf16>>, !tile.barriers<1, 1>, i32)
-// CHECK: expects a tile no deeper than tensor<?xbf16>, got !tile.tile<64x64xbf16>
+// CHECK: expects a tile of at most as many dimensions as tensor<?xbf16>, got !tile.tile<64x64xbf16>
 tile.copy_in %t[%i] to %view, %barriers[%i] : tensor<?xbf16>, !tile.view<!tile.tile<64x64xbf16>>, !tile.barriers<1, 1>
 
 // -----
@@ -161,7 +161,7 @@ tile.await_copies outstanding -1
 // -----
 
 %a, %b = "test.op"() : () -> (!tile.tile<64x32xbf16>, !tile.view<!tile.tile<64x64xbf16>>)
-// CHECK: rhs expects 32 rows as lhs has columns, got 64
+// CHECK: rhs expects 32 rows, as many as lhs has columns, got 64
 %s = tile.issue_dot %a, %b of !tile.tile<64x32xbf16>, !tile.view<!tile.tile<64x64xbf16>> -> !tile.pending<!tile.tile<64x64xf32>>
 
 // -----
@@ -173,7 +173,7 @@ tile.await_copies outstanding -1
 // -----
 
 %a, %b = "test.op"() : () -> (!tile.tile<64x64xf32>, !tile.view<!tile.tile<64x64xbf16>>)
-// CHECK: rhs expects elements as !tile.tile<64x64xf32> has, got !tile.tile<64x64xbf16>
+// CHECK: rhs expects the element type of !tile.tile<64x64xf32>, got !tile.tile<64x64xbf16>
 %s = tile.issue_dot %a, %b of !tile.tile<64x64xf32>, !tile.view<!tile.tile<64x64xbf16>> -> !tile.pending<!tile.tile<64x64xf32>>
 
 // -----
@@ -255,7 +255,7 @@ tile.kernel @awaited_by_all_signalled_by_none(%i : i32 #tile.param<argument 0>)
 
 tile.kernel @two_copies_arrive(%i : i32 #tile.param<argument 0>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
-  // CHECK: %empty expects 2 arrivals, as many as roles arrive, got 1
+  // CHECK: %empty has 2 arrivals of its roles in a phase, but expects 1
   %empty = tile.barriers : !tile.barriers<1, 1>
   tile.roles {
     tile.role "consumer" copies 2 warps 4 registers 240 {
@@ -298,7 +298,7 @@ tile.kernel @bytes_of_a_copy_that_nobody_expects(%t : tensor<?x?xbf16> #tile.par
 
 tile.kernel @slots_in_a_branch(%c : i1 #tile.param<argument 0>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
-  // CHECK: tile.shared expects the kernel's own block
+  // CHECK: tile.shared expects to be in the kernel's block
   scf.if %c {
     %slots = tile.shared : !tile.shared<2, !tile.tile<64x64xbf16>>
   }
@@ -345,7 +345,7 @@ tile.kernel @products_of_one_warp(%c : i1 #tile.param<argument 0>)
 // -----
 
 %a, %b, %c = "test.op"() : () -> (!tile.tile<64x64xbf16>, !tile.view<!tile.tile<32x64xbf16>>, !tile.tile<64x64xf32>)
-// CHECK: rhs expects 64 rows as lhs has columns, got 32
+// CHECK: rhs expects 64 rows, as many as lhs has columns, got 32
 %s = tile.dot %a, %b, %c : !tile.tile<64x64xbf16>, !tile.view<!tile.tile<32x64xbf16>>, !tile.tile<64x64xf32> -> !tile.tile<64x64xf32>
 
 // -----
