@@ -36,6 +36,7 @@ from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlockspar
 from flexc.passes.flex.convert_flex_to_planning import ConvertFlexToPlanningPass, Part
 from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
 from flexc.passes.flex.flex_infer_facts import FlexInferFactsPass
+from flexc.passes.flex.flex_infer_key_ranges import FlexInferKeyRangesPass
 from flexc.passes.flex.flex_simplify_mods import (
     FlexSimplifyModsPass,
     FlexTrustCapturesPass,
@@ -89,6 +90,11 @@ def to_simple_flex() -> Passes:
     )
 
 
+def to_key_ranges() -> Passes:
+    """Return the passes that simplify mods, and then state the key ranges of masks."""
+    return (*to_simple_flex(), FlexInferKeyRangesPass())
+
+
 def to_blocksparse(convert: ConvertFlexToBlocksparsePass) -> Passes:
     """Return the passes from `flex` to `blocksparse`; `convert` chooses the tiles."""
     return (
@@ -99,6 +105,8 @@ def to_blocksparse(convert: ConvertFlexToBlocksparsePass) -> Passes:
         # After simplification: derivatives of simpler mods are simpler.
         FlexExpandDerivativesPass(one_pass=convert.rules.one_pass),
         FlexSimplifyModsPass(),
+        # Tile sizes depend on the key ranges.
+        FlexInferKeyRangesPass(),
         convert,
         *merge_segments(convert.rules),
         # Bounds are written for any mask; for many masks they can be simplified.

@@ -11,7 +11,7 @@ import flexc
 
 PACKAGE = Path(flexc.__file__).parent
 MAX_CHAIN = 39
-MAX_FILES = 298
+MAX_FILES = 300
 
 
 def _modules() -> dict[str, Path]:

@@ -41,7 +41,15 @@ from flexc.dialects.flex.derivatives import (
     AttentionJvpOp,
     DerivativeOp,
 )
-from flexc.dialects.flex.facts import FACTS, POSITIVE, PairsOp, score_type, tensor_shape
+from flexc.dialects.flex.facts import (
+    FACTS,
+    POSITIVE,
+    KeyRangesAttr,
+    PairsOp,
+    RemainderAttr,
+    score_type,
+    tensor_shape,
+)
 from flexc.dialects.flex.host_ops import (
     CenterRowsOp,
     Coordinates,
@@ -89,11 +97,13 @@ __all__ = [
     "DimOp",
     "Flex",
     "FmodOp",
+    "KeyRangesAttr",
     "LaunchOp",
     "LoadCaptureOp",
     "PairSumsLike",
     "PairSumsOp",
     "PairsOp",
+    "RemainderAttr",
     "RowDotsOp",
     "ScatterSumsOp",
     "SumAttr",
@@ -132,5 +142,5 @@ Flex = Dialect(
         FmodOp,
         YieldOp,
     ],
-    [SumAttr, CoordinatesAttr],
+    [SumAttr, CoordinatesAttr, KeyRangesAttr, RemainderAttr],
 )

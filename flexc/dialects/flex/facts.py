@@ -8,26 +8,32 @@ from math import inf
 from xdsl.dialects.builtin import (
     I64,
     AnyFloat,
+    ArrayAttr,
     DenseArrayBase,
     Float64Type,
+    IntAttr,
     IntegerAttr,
+    StringAttr,
     TensorType,
     UnitAttr,
     f32,
     f64,
     i64,
 )
-from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.ir import Attribute, ParametrizedAttribute, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
     ParsePropInAttrDict,
+    irdl_attr_definition,
     operand_def,
     opt_prop_def,
     region_def,
     traits_def,
     var_operand_def,
 )
+from xdsl.parser import AttrParser
+from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
@@ -79,6 +85,102 @@ SCORED_FORMAT = (
     "$query `,` $key `,` $value `:` type($query) `,` type($key) `,` type($value)"
 )
 """The assembly format of the first operands of all ops over scores."""
+
+KEY_RANGES = ("live", "dead", "growth", "moving", "remainders")
+
+WORDS = {
+    "growth": ("none", "positive", "negative"),
+    "moving": ("all", "some", "none"),
+    "along": ("rows", "columns", "both"),
+}
+
+
+def verify_word(name: str, found: StringAttr) -> None:
+    """Check that a parameter is one of its `WORDS`."""
+    if found.data not in WORDS[name]:
+        words = ", ".join(WORDS[name])
+        raise VerifyException(f"{name} expects one of {words}, got {found.data}")
+
+
+@irdl_attr_definition
+class RemainderAttr(ParametrizedAttribute):
+    """A test of a remainder, which bounds no columns: `kv_idx % 3 == 0`.
+
+    Among any `period` neighbours along "rows", "columns" or "both", one position passes
+    the test and one fails it.
+    """
+
+    name = "flex.remainder"
+
+    test: StringAttr
+    period: IntAttr
+    along: StringAttr
+
+    def verify(self) -> None:
+        verify_word("along", self.along)
+
+    def varies_in_blocks(self, rows: int, columns: int) -> bool:
+        """Return True if every block of a size has pairs that pass and that fail."""
+        spans = {"rows": rows, "columns": columns, "both": max(rows, columns)}
+        return self.period.data <= spans[self.along.data]
+
+
+@irdl_attr_definition
+class KeyRangesAttr(ParametrizedAttribute):
+    """The columns that a block of rows may see, in closed form.
+
+    ```mlir
+    #flex.key_ranges<live "kv_idx in [max(0, q_first - 64), q_last]",
+        dead "kv_idx in [0, q_last - 65] or [q_first + 1, kv_len - 1]",
+        growth "none", moving "all", remainders []>
+    ```
+
+    Columns outside of `live` are dead for the whole block. Columns outside of `dead`
+    are live for the whole block. The tests of `remainders` bound neither. `q_first` and
+    `q_last` are the first and last row of the block; both ends of a range are included.
+    If rows are keys, columns are queries.
+    """
+
+    name = "flex.key_ranges"
+
+    live: StringAttr
+    dead: StringAttr
+    growth: StringAttr
+    """The sign of the change of the number of live columns from row to row."""
+    moving: StringAttr
+    """The live ranges of which both ends move with the rows: all, some or none."""
+    remainders: ArrayAttr[RemainderAttr]
+
+    def verify(self) -> None:
+        verify_word("growth", self.growth)
+        verify_word("moving", self.moving)
+
+    @property
+    def has_band(self) -> bool:
+        """True if some live range moves with the rows."""
+        return self.moving.data != "none"
+
+    @property
+    def is_band(self) -> bool:
+        """True if all live ranges move with the rows without growing."""
+        return (self.growth.data, self.moving.data) == ("none", "all")
+
+    def print_parameters(self, printer: Printer) -> None:
+        with printer.in_angle_brackets():
+            for i, name in enumerate(KEY_RANGES):
+                printer.print_string(f"{', ' * bool(i)}{name} ")
+                printer.print_attribute(getattr(self, name))
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        found: list[Attribute] = []
+        with parser.in_angle_brackets():
+            for i, name in enumerate(KEY_RANGES):
+                if i:
+                    parser.parse_punctuation(",")
+                parser.parse_keyword(name)
+                found.append(parser.parse_attribute())
+        return found
 
 
 class PairsOp(IRDLOperation):
@@ -141,6 +243,10 @@ class PairsOp(IRDLOperation):
     """
     rows_never_empty = opt_prop_def(UnitAttr)
     """True if there are keys, and every row has a key that no mask hides."""
+    key_ranges = opt_prop_def(KeyRangesAttr)
+    """The columns that a block of rows may see, if they have a closed form."""
+    no_key_ranges = opt_prop_def(StringAttr)
+    """The reason why the columns have no closed form."""
 
     traits = traits_def(IsolatedFromAbove(), Pure())
     irdl_options = (AttrSizedOperandSegments(as_property=True), ParsePropInAttrDict())

@@ -20,16 +20,12 @@ from xdsl.pattern_rewriter import (
 )
 
 from flexc.dialects import blocksparse, flex
-from flexc.dialects.flex import SumKind
+from flexc.dialects.flex import KeyRangesAttr, SumKind
 from flexc.errors import OptionError
-from flexc.passes.masks.segments.mask_problem import MaskProblem
-from flexc.passes.masks.segments.segment_builder import (
-    build_segments,
-    has_short_rows,
-    is_banded,
-    is_listed,
-    order_of,
-)
+from flexc.passes.flex.flex_infer_key_ranges import ranges_for
+from flexc.passes.masks.segments.mask_problem import MaskProblem, sparse_block
+from flexc.passes.masks.segments.segment_builder import build_segments, order_of
+from flexc.passes.scalar.proof import Proof, Proven, WhyNot
 from flexc.passes.targets import target_named
 from flexc.passes.targets.target import (
     HOPPER_SHARED_MEMORY,
@@ -41,6 +37,7 @@ from flexc.passes.targets.target import (
     Target,
     TileSizes,
 )
+from flexc.passes.targets.triton import PAIRED
 from flexc.passes.tile.tile_access import element_width
 
 
@@ -77,6 +74,23 @@ def known_rows(op: flex.AttentionOp) -> int | None:
     return None if rows == DYNAMIC_INDEX else rows
 
 
+def paired_ranges(op: flex.AttentionOp) -> Proof[KeyRangesAttr]:
+    """Return the key ranges for blocks of programs that share a multiprocessor."""
+    return ranges_for(op, PAIRED.block_m, PAIRED.block_n)
+
+
+def is_banded(op: flex.AttentionOp) -> bool:
+    """Return True if rows are known to see a band of columns."""
+    found = paired_ranges(op)
+    return isinstance(found, Proven) and found.value.is_band
+
+
+def has_band(op: flex.AttentionOp) -> bool:
+    """Return True if rows see a band, maybe with other columns such as sinks."""
+    found = paired_ranges(op)
+    return isinstance(found, Proven) and found.value.has_band
+
+
 def changes_scores(op: flex.AttentionOp) -> bool:
     """Return True if the score mod yields anything but its score argument."""
     block = op.score_mod.block
@@ -96,13 +110,12 @@ class ConvertAttention(RewritePattern):
         self, op: flex.AttentionOp, rewriter: PatternRewriter
     ) -> None:
         problem = MaskProblem.of(op)
-        short_rows = has_short_rows(problem)
-        sizes = self.options.tile_sizes(op, problem=problem)
+        sizes = self.options.tile_sizes(op)
         segments = Region(Block(build_segments(problem, sizes, self.options.trims)))
-        properties = op.facts() | self.options.tiling(problem, sizes)
+        properties = kept_properties(op) | self.options.tiling(problem, sizes)
         if (part := self.options.part_rows(op, sizes)) is not None:
             properties["rows_per_part"] = IntegerAttr(part, i32)
-        if short_rows:
+        if op.tables or is_banded(op):
             properties["short_rows"] = UnitAttr()
         new = blocksparse.AttentionOp(
             op.operand_groups(),
@@ -123,7 +136,7 @@ class ConvertPairSums(RewritePattern):
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: flex.PairSumsOp, rewriter: PatternRewriter) -> None:
         problem = MaskProblem.of_sums(op)
-        sizes = self.options.pair_sums_sizes(op, problem)
+        sizes = self.options.pair_sums_sizes(op)
         segments = Region(Block(build_segments(problem, sizes, self.options.trims)))
         new = blocksparse.PairSumsOp(
             op.operand_groups(),
@@ -137,9 +150,9 @@ class ConvertPairSums(RewritePattern):
         rewriter.replace(op, new)
 
 
-def kept_properties(op: flex.PairSumsOp) -> dict[str, Attribute]:
-    """Return the properties of sums over pairs that the lowering keeps."""
-    own = ("products", "sums", "transposed")
+def kept_properties(op: flex.PairsOp) -> dict[str, Attribute]:
+    """Return the properties of an op over pairs that the lowering keeps."""
+    own = ("products", "sums", "transposed", "key_ranges", "no_key_ranges")
     known = op.properties
     return op.facts() | {name: known[name] for name in own if name in known}
 
@@ -192,9 +205,9 @@ class ConvertFlexToBlocksparsePass(ModulePass):
                 properties["heads_per_group"] = IntegerAttr(heads, i32)
         return properties
 
-    def pair_sums_sizes(self, op: flex.PairSumsOp, problem: MaskProblem) -> TileSizes:
+    def pair_sums_sizes(self, op: flex.PairSumsOp) -> TileSizes:
         """Return the tile of sums over pairs; options override chosen sizes."""
-        sparse = problem.sparse_block
+        sparse = sparse_block(op)
         matrices = (op.rows, op.columns)
         rows, columns = ([flex.tensor_shape(m)[3] for m in side] for side in matrices)
         kinds = [attr.sum_kind for attr in op.sums]
@@ -261,23 +274,15 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         return self.rules.smaller(sizes, self.smaller, self.given_sizes)
 
     def tile_sizes(
-        self,
-        op: flex.AttentionOp,
-        short_rows: bool | None = None,
-        problem: MaskProblem | None = None,
+        self, op: flex.AttentionOp, short_rows: bool | None = None
     ) -> TileSizes:
         """Return the tile of an attention op; options override chosen sizes.
 
-        Analyse `problem` to find out if rows may be short, unless `short_rows` is
-        given.
+        The stated key ranges tell if rows may be short, unless `short_rows` is given.
         """
         if short_rows is None:
-            problem = problem or MaskProblem.of(op)
-            short_rows = self.expects_short_rows(op, problem)
-        sparse = None
-        if op.sparse_block is not None:
-            sparse_m, sparse_n = op.sparse_block.get_values()
-            sparse = sparse_m, sparse_n
+            short_rows = self.expects_short_rows(op)
+        sparse = sparse_block(op)
         shape = AttentionShape(
             element_width(op.query.type),
             flex.tensor_shape(op.query)[3],
@@ -292,13 +297,13 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         self.rules.check(sizes, self.num_warps)
         return sizes
 
-    def expects_short_rows(self, op: flex.AttentionOp, problem: MaskProblem) -> bool:
+    def expects_short_rows(self, op: flex.AttentionOp) -> bool:
         """Return True if the target chooses small tiles for rows that see few keys."""
         facts = RowFacts(
             max(flex.tensor_shape(v)[3] for v in (op.query, op.value)),
-            bool(problem.tables),
-            is_listed(problem),
-            is_banded(problem),
+            bool(op.tables),
+            bool(op.tables) and isinstance(paired_ranges(op), WhyNot),
+            is_banded(op),
             changes_scores(op),
         )
         return self.rules.has_short_rows(facts)

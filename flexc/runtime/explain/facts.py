@@ -10,12 +10,9 @@ from xdsl.dialects.builtin import DenseArrayBase, Float64Type
 from xdsl.ir import Operation, Region, SSAValue
 
 from flexc.dialects import flex
-from flexc.dialects.blocksparse import TileOrder
 from flexc.passes.flex.flex_infer_facts import FACTS, score_range
 from flexc.passes.flex.flex_widen_indices import would_widen
 from flexc.passes.masks.blocks.block_code import Summary
-from flexc.passes.masks.bounds.describe_ranges import RangeSpeller
-from flexc.passes.masks.segments.mask_segments import tile_order
 from flexc.passes.scalar.formula import (
     Formula,
     Leaf,
@@ -90,8 +87,7 @@ def bounds(subject: Subject) -> Iterator[Fact]:
         return
     match subject.bounds:
         case Proven(found):
-            speller = RangeSpeller(subject.simple.mask_mod)
-            live, dead = speller.ranges(found.live), speller.ranges(found.dead)
+            live, dead = found.live.data, found.dead.data
             yield Fact(name, True, f"may be live: {live}\nmay be dead: {dead}")
         case WhyNot(reason):
             yield Fact(name, False, reason)
@@ -256,16 +252,16 @@ def order(subject: Subject) -> Iterator[Fact]:
         )
         yield Fact(name, True, text)
     elif isinstance(subject.bounds, Proven) and not reading.is_trivial:
-        match tile_order(subject.bounds.value):
-            case TileOrder.DESCENDING:
+        match subject.bounds.value.growth.data:
+            case "positive":
                 yield Fact(
                     name, True, "later rows have more keys: the last start first"
                 )
-            case TileOrder.ASCENDING:
+            case "negative":
                 yield Fact(
                     name, True, "later rows have fewer keys: the first start first"
                 )
-            case None:
+            case _:
                 text = "the number of keys does not grow or shrink from row to row"
                 yield Fact(name, False, text)
     else:

@@ -19,11 +19,14 @@ from xdsl.ir import SSAValue
 from flexc.dialects import flex
 from flexc.dialects.flex import CAPTURE
 from flexc.errors import GradientError
+from flexc.passes import pipelines
 from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
 from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
+from flexc.passes.flex.flex_infer_key_ranges import (
+    FlexInferKeyRangesPass,
+    ranges_for,
+)
 from flexc.passes.flex.pair_code import backward_code
-from flexc.passes.masks.bounds.describe_ranges import RangeSpeller
-from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.scalar.captured_reads import CaptureIndices, IndexClass
 from flexc.passes.scalar.proof import Proven, WhyNot
 from flexc.passes.scalar.ranges.intervals import full
@@ -212,14 +215,12 @@ def queries_of_keys(subject: Subject) -> tuple[BlockSource, str]:
         case "bounds":
             pass
     op = key_value_sums(subject)
-    keys = MaskProblem.of_sums(op)
     build = replace(subject.compiled.build, tiles=NO_OPTIONS, derivative=True)
     convert = convert_for(build)
-    tile = convert.pair_sums_sizes(op, keys)
-    match keys.ranges(tile.block_m, tile.block_n):
+    tile = convert.pair_sums_sizes(op)
+    match ranges_for(op, tile.block_m, tile.block_n):
         case Proven(found):
-            live = RangeSpeller(keys.solved, transposed=True).ranges(found.live)
-            return "bounds", f"may be live: {live}"
+            return "bounds", f"may be live: {found.live.data}"
         case WhyNot(reason):
             return "every pair", reason
 
@@ -229,6 +230,7 @@ def key_value_sums(subject: Subject) -> flex.PairSumsOp:
     module = subject.simple.get_toplevel_object()
     assert isinstance(module, ModuleOp)
     expanded = derivative_module(module, Derivative(("key", "value")))
-    FlexExpandDerivativesPass().apply(Context(), expanded)
+    passes = (FlexExpandDerivativesPass(), FlexInferKeyRangesPass())
+    pipelines.run(passes, Context(), expanded)
     sums = (o for o in expanded.walk() if isinstance(o, flex.PairSumsOp))
     return next(op for op in sums if op.is_transposed)

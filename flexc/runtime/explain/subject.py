@@ -9,13 +9,11 @@ from math import prod
 from typing import Any, Literal
 
 from torch import Tensor
-from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from flexc.dialects import flex
-from flexc.passes import pipelines
-from flexc.passes.masks.bounds.key_ranges import KeyRanges
-from flexc.passes.masks.segments.mask_problem import MaskProblem
+from flexc.dialects.flex import KeyRangesAttr
+from flexc.passes.flex.flex_infer_key_ranges import ranges_for
 from flexc.passes.scalar.proof import Proof, WhyNot
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.variation import (
@@ -70,10 +68,8 @@ class Subject:
         captures = compiled.attention.arguments(call.signature.captures)
         proofs = compiled.proofs(call.query, call.key, captures)
         module = proofs.stated_in(compiled.attention.module)
-        simple = module.clone()
-        pipelines.run(pipelines.to_simple_flex(), Context(), simple)
-        reading = compiled.mask(proofs)
-        return cls(call, compiled, captures, module, attention_of(simple), reading)
+        simple, reading = compiled.simple(proofs), compiled.mask(proofs)
+        return cls(call, compiled, captures, module, simple, reading)
 
     @cached_property
     def few_rows(self) -> tuple[int, int] | None:
@@ -116,10 +112,10 @@ class Subject:
         return [c.cpu() if isinstance(c, Tensor) else c for c in self.captures]
 
     @cached_property
-    def bounds(self) -> Proof[KeyRanges]:
-        """The ranges of keys of the mask, in the values of `simple`."""
+    def bounds(self) -> Proof[KeyRangesAttr]:
+        """The ranges of keys of the mask, for the tile of the kernel."""
         tile = self.own_tile
-        return MaskProblem.of(self.simple).ranges(tile.block_m, tile.block_n)
+        return ranges_for(self.simple, tile.block_m, tile.block_n)
 
     @cached_property
     def along(self) -> Along:
@@ -277,9 +273,8 @@ def schedule_of(subject: Subject, differentiated: bool) -> ScheduleFacts | None:
     if splits > 1:
         compiled = compiled.split
         build = compiled.build
-    module = proofs.stated_in(compiled.attention.module)
-    spec = known_spec(module, build)
-    found = candidates(build, lambda: residents_of(module, build))
+    spec = known_spec(proofs.stated_in(compiled.attention.module), build)
+    found = candidates(build, lambda: residents_of(compiled.simple(proofs), build))
     if spec is not None:
         return ScheduleFacts(spec.schedule, found, spec.rejected, splits)
     only = found.schedules[0].label if len(found.schedules) == 1 else None

@@ -32,11 +32,12 @@ from flexc.frontend.import_graph import (
     build_combine_module,
 )
 from flexc.passes import pipelines
-from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.flex.convert_flex_to_blocksparse import (
+    ConvertFlexToBlocksparsePass,
+    has_band,
+)
 from flexc.passes.flex.flex_fold_heads import FlexFoldHeadsPass
 from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
-from flexc.passes.masks.segments.mask_problem import MaskProblem
-from flexc.passes.masks.segments.segment_builder import has_band
 from flexc.passes.scalar.readable import describe
 from flexc.passes.targets.target import TileSizes
 from flexc.runtime.inputs.options import NO_OPTIONS
@@ -96,6 +97,7 @@ class Compiled:
         self.proofs = Prover(self.attention.module, build.backend)
         """Proves facts of a call from its query, key and captured arguments."""
         self._kernels: dict[Proofs, Background[Kernel]] = {}
+        self._simple: dict[Proofs, flex.AttentionOp] = {}
         self._masks: dict[Proofs, MaskReading] = {}
         self._rows: dict[Proofs, ProgramRows] = {}
 
@@ -110,26 +112,30 @@ class Compiled:
             self._kernels[proofs] = start_kernel(module, self.build)
         return self._kernels[proofs]
 
+    def simple(self, proofs: Proofs) -> flex.AttentionOp:
+        """Return the simplified attention op of calls with these proofs."""
+        if proofs not in self._simple:
+            module = proofs.stated_in(self.attention.module)
+            self._simple[proofs] = simple_attention(module)
+        return self._simple[proofs]
+
     def mask(self, proofs: Proofs) -> MaskReading:
         """Return how calls with these proofs find their mask's blocks.
 
         The module must have no tables.
         """
         if proofs not in self._masks:
-            module = proofs.stated_in(self.attention.module)
-            self._masks[proofs] = read_mask(module, convert_for(self.build))
+            convert = convert_for(self.build)
+            self._masks[proofs] = read_mask(self.simple(proofs), convert)
         return self._masks[proofs]
 
     def rows(self, proofs: Proofs) -> ProgramRows:
         """Return the rows of a GPU program for calls with these proofs."""
         if proofs not in self._rows:
-            module = proofs.stated_in(self.attention.module)
-            found = candidates(self.build, lambda: residents_of(module, self.build))
+            op = self.simple(proofs)
+            found = candidates(self.build, lambda: residents_of(op, self.build))
             convert = convert_for(self.build, found.schedules[0])
-            op = simple_attention(module)
-            problem = MaskProblem.of(op)
-            tile = convert.tile_sizes(op, problem=problem)
-            self._rows[proofs] = ProgramRows(tile, has_band(problem))
+            self._rows[proofs] = ProgramRows(convert.tile_sizes(op), has_band(op))
         return self._rows[proofs]
 
     @cached_property
@@ -273,13 +279,13 @@ def make_spec(module: ModuleOp, build: Build) -> KernelSpec:
         build,
         lambda schedule: lower(module.clone(), build, schedule),
         lambda spec: problems_of(spec, build),
-        lambda: residents_of(module, build),
+        lambda: residents_of(simple_attention(module), build),
     )
 
 
-def residents_of(module: ModuleOp, build: Build) -> int:
+def residents_of(op: flex.AttentionOp, build: Build) -> int:
     """Return how many programs share a multiprocessor if products do not overlap."""
-    return convert_for(build, SIMPLE).tile_sizes(simple_attention(module)).residents
+    return convert_for(build, SIMPLE).tile_sizes(op).residents
 
 
 def without_unused_program_rows(module: ModuleOp, build: Build) -> Build:
@@ -295,9 +301,9 @@ def without_unused_program_rows(module: ModuleOp, build: Build) -> Build:
 
 
 def simple_attention(module: ModuleOp) -> flex.AttentionOp:
-    """Return the simplified attention op, on which the tile sizes are chosen."""
+    """Return the simplified attention op, with its key ranges stated."""
     simple = module.clone()
-    pipelines.run(pipelines.to_simple_flex(), Context(), simple)
+    pipelines.run(pipelines.to_key_ranges(), Context(), simple)
     return attention_of(simple)
 
 

@@ -11,19 +11,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
-
 from flexc.dialects.flex import AttentionOp
-from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.flex.flex_infer_key_ranges import ranges_for
 from flexc.passes.masks.blocks.block_classifier import Classifier, build_classifier
-from flexc.passes.masks.bounds.key_ranges import KeyRanges
-from flexc.passes.masks.segments.mask_problem import MaskProblem
+from flexc.passes.masks.segments.mask_problem import is_always_true
 from flexc.passes.scalar.proof import Proof, Proven
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.targets.target import TileSizes
-from flexc.runtime.kernels.proofs import attention_of
 
 MAX_PLANNED_BLOCKS = 1 << 22
 """The most blocks of a head that are planned; longer sequences get larger blocks."""
@@ -38,9 +33,10 @@ class MaskReading:
 
     is_trivial: bool
     """True if there is no mask."""
-    bounds: Proof[KeyRanges]
+    has_bounds: bool
+    """True if the ranges of keys have a closed form for blocks of `tile`."""
     classifier: Proof[Classifier] | None
-    """The classifier of blocks; None if the mask is trivial or has bounds."""
+    """The classifier of blocks; None if the mask has bounds."""
     tile: TileSizes
     planned_block: tuple[int, int]
     """The rows and columns of a planned block.
@@ -48,10 +44,6 @@ class MaskReading:
     They are multiples of the tile of a kernel that reads tables. On a CPU, the number
     of columns is free.
     """
-
-    @property
-    def has_bounds(self) -> bool:
-        return self.is_trivial or isinstance(self.bounds, Proven)
 
     def is_planned(self, sizes: Sequence[int]) -> bool:
         """Return True if a call of (batch, heads, q_len, kv_len) plans its blocks."""
@@ -66,20 +58,16 @@ class MaskReading:
         return m, n
 
 
-def read_mask(module: ModuleOp, convert: ConvertFlexToBlocksparsePass) -> MaskReading:
-    """Analyse the mask of a `flex` module as the pipeline will see it."""
-    module = module.clone()
-    pipelines.run(pipelines.to_simple_flex(), Context(), module)
-    op = attention_of(module)
-    problem = MaskProblem.of(op)
-    tile = convert.tile_sizes(op, problem=problem)
-    bounds = problem.ranges(tile.block_m, tile.block_n)
-    trivial = not problem.has_mask
+def read_mask(op: AttentionOp, convert: ConvertFlexToBlocksparsePass) -> MaskReading:
+    """Analyse the mask of an attention op that states its key ranges."""
+    tile = convert.tile_sizes(op)
+    has_bounds = isinstance(ranges_for(op, tile.block_m, tile.block_n), Proven)
     classifier = None
-    if not trivial and not isinstance(bounds, Proven):
+    if not has_bounds:
         length, fits = op.fact("max_length", full(32).hi), op.indices_fit is not None
         classifier = build_classifier(op.mask_mod, length, fits)
-    return MaskReading(trivial, bounds, classifier, tile, _planned_block(op, convert))
+    trivial, block = is_always_true(op.mask_mod), _planned_block(op, convert)
+    return MaskReading(trivial, has_bounds, classifier, tile, block)
 
 
 def _planned_block(

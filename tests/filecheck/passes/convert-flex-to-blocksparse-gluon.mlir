@@ -1,10 +1,10 @@
-// RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon}" | filecheck %s
-// RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon shared_memory=101376}" | filecheck %s --check-prefix=SMALL
-// RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon block_m=32}" | filecheck %s --check-prefix=NARROW
-// RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon overlap=false}" | filecheck %s --check-prefix=SIMPLE
-// RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon num_stages=4}" | filecheck %s --check-prefix=STAGES
-// RUN: flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon program_rows=64}" | filecheck %s --check-prefix=FEW
-// RUN: not flexc-opt %s -p "convert-flex-to-blocksparse{target=gluon block_m=96}" 2>&1 | filecheck %s --check-prefix=ODD
+// RUN: flexc-opt %s -p "flex-infer-key-ranges,convert-flex-to-blocksparse{target=gluon}" | filecheck %s
+// RUN: flexc-opt %s -p "flex-infer-key-ranges,convert-flex-to-blocksparse{target=gluon shared_memory=101376}" | filecheck %s --check-prefix=SMALL
+// RUN: flexc-opt %s -p "flex-infer-key-ranges,convert-flex-to-blocksparse{target=gluon block_m=32}" | filecheck %s --check-prefix=NARROW
+// RUN: flexc-opt %s -p "flex-infer-key-ranges,convert-flex-to-blocksparse{target=gluon overlap=false}" | filecheck %s --check-prefix=SIMPLE
+// RUN: flexc-opt %s -p "flex-infer-key-ranges,convert-flex-to-blocksparse{target=gluon num_stages=4}" | filecheck %s --check-prefix=STAGES
+// RUN: flexc-opt %s -p "flex-infer-key-ranges,convert-flex-to-blocksparse{target=gluon program_rows=64}" | filecheck %s --check-prefix=FEW
+// RUN: not flexc-opt %s -p "flex-infer-key-ranges,convert-flex-to-blocksparse{target=gluon block_m=96}" 2>&1 | filecheck %s --check-prefix=ODD
 
 // ODD: BLOCK_M expects a multiple of 64 or a power of 2, got 96
 

@@ -1,5 +1,5 @@
-// RUN: flexc-opt %s -p convert-flex-to-blocksparse | filecheck %s
-// RUN: flexc-opt %s -p "convert-flex-to-blocksparse{shared_memory=166912}" | filecheck %s --check-prefix=ALONE
+// RUN: flexc-opt %s -p flex-infer-key-ranges,convert-flex-to-blocksparse | filecheck %s
+// RUN: flexc-opt %s -p "flex-infer-key-ranges,convert-flex-to-blocksparse{shared_memory=166912}" | filecheck %s --check-prefix=ALONE
 
 !t = tensor<?x?x?x128xbf16>
 !num = tensor<?x?x?xi32>

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects.builtin import i1
+from xdsl.dialects.builtin import IntAttr, StringAttr, i1
 from xdsl.ir import Operation, SSAValue
 
 from flexc.dialects.constants import int_constant
+from flexc.dialects.flex import RemainderAttr
 from flexc.passes.masks.bounds.facts import (
     Affine,
     Directions,
@@ -74,6 +75,8 @@ MAX_CASES = 4
 SMALL = Interval(-LARGE, LARGE - 1)
 """The range of values that saturated bounds may be compared with."""
 
+ALONG = {Along.ROW: "rows", Along.COLUMN: "columns", PAIR: "both"}
+
 
 class Solver:
     """A solver for the leaves of one mask."""
@@ -97,9 +100,11 @@ class Solver:
             return [[self.skipped(leaf)]]
 
     def skipped(self, leaf: Leaf) -> Unsolved:
-        period = residue_period(self.facts, leaf.value)
-        along = self.facts.dependences[leaf.value] & PAIR
-        return Unsolved(spell(leaf.value), period, along)
+        test, period = spell(leaf.value), residue_period(self.facts, leaf.value)
+        if period is None:
+            return Unsolved(test)
+        along = StringAttr(ALONG[self.facts.dependences[leaf.value] & PAIR])
+        return Unsolved(test, RemainderAttr(StringAttr(test), IntAttr(period), along))
 
     def signed_predicate(self, op: arith.CmpiOp) -> str:
         """Return the predicate as a signed one.

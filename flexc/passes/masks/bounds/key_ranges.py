@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
+from flexc.dialects.flex import KeyRangesAttr, RemainderAttr
 from flexc.passes.masks.bounds.facts import MOST, Facts, magnitude
 from flexc.passes.masks.bounds.key_bounds import Solver
 from flexc.passes.masks.bounds.terms import (
@@ -39,7 +41,6 @@ from flexc.passes.scalar.proof import (
     Proven,
     WhyNot,
 )
-from flexc.passes.scalar.variation import Along
 
 MAX_ALTERNATIVES = 16
 MAX_MIDDLES = 2
@@ -97,7 +98,7 @@ class KeyRanges:
 
     live: tuple[KeyRange, ...]
     dead: tuple[KeyRange, ...]
-    remainders: tuple[Unsolved, ...] = ()
+    remainders: tuple[RemainderAttr, ...] = ()
     """Periodic tests, which bound no keys: the mask alone decides them."""
 
     @property
@@ -108,7 +109,7 @@ class KeyRanges:
 
 def key_ranges(facts: Facts) -> Proof[KeyRanges]:
     """Return the ranges of a mask, or the reason why its blocks have no closed form."""
-    remainders: dict[Unsolved, None] = {}
+    remainders: dict[RemainderAttr, None] = {}
     live = _ranges(facts, False, remainders)
     if isinstance(live, WhyNot):
         return live
@@ -119,7 +120,7 @@ def key_ranges(facts: Facts) -> Proof[KeyRanges]:
 
 
 def _ranges(
-    facts: Facts, negated: bool, remainders: dict[Unsolved, None]
+    facts: Facts, negated: bool, remainders: dict[RemainderAttr, None]
 ) -> Proof[tuple[KeyRange, ...]]:
     """Return the ranges of a mask or of its negation; add to `remainders`."""
     found = alternatives(mask_formula(facts.region, negated), MAX_ALTERNATIVES)
@@ -131,9 +132,9 @@ def _ranges(
         for atoms in conjunctions(solver, leaves):
             for atom in atoms:
                 if isinstance(atom, Unsolved):
-                    if atom.period is None:
-                        return without_range(atom)
-                    remainders[atom] = None
+                    if atom.remainder is None:
+                        return without_range(atom.reason)
+                    remainders[atom.remainder] = None
             keys = project(atoms)
             if any(magnitude(facts, term) > MOST for term in keys.terms()):
                 return WhyNot("a range of keys has ends that 64 bits may not hold")
@@ -150,25 +151,20 @@ def conjunctions(solver: Solver, leaves: Leaves) -> Alternatives:
     return conjunction(map(solver.leaf, leaves))
 
 
-def for_blocks(found: Proof[KeyRanges], block_m: int, block_n: int) -> Proof[KeyRanges]:
+Ranges = TypeVar("Ranges", KeyRanges, KeyRangesAttr)
+
+
+def for_blocks(found: Proof[Ranges], block_m: int, block_n: int) -> Proof[Ranges]:
     """Return the ranges if every block has pairs that pass and fail each remainder."""
     if isinstance(found, Proven):
-        for atom in found.value.remainders:
-            if not is_dense(atom, block_m, block_n):
-                return without_range(atom)
+        for remainder in found.value.remainders:
+            if not remainder.varies_in_blocks(block_m, block_n):
+                return without_range(remainder.test.data)
     return found
 
 
-def without_range(atom: Unsolved) -> WhyNot:
-    return WhyNot(f"no range of keys follows from {atom.reason}")
-
-
-def is_dense(atom: Unsolved, block_m: int, block_n: int) -> bool:
-    """Return True if every block has pairs where the atom holds and where it fails."""
-    assert atom.period is not None
-    spans = [block_m] * bool(atom.along & Along.ROW)
-    spans += [block_n] * bool(atom.along & Along.COLUMN)
-    return atom.period <= max(spans, default=0)
+def without_range(test: str) -> WhyNot:
+    return WhyNot(f"no range of keys follows from {test}")
 
 
 def project(atoms: Iterable[Atom]) -> KeyRange:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
+from flexc.dialects.flex import RemainderAttr
 from flexc.passes.scalar.formula import Leaf
-from flexc.passes.scalar.variation import PAIR, Along
 
 LARGE = 1 << 31
 """The limit to which operands of products are clamped. All values that products are
@@ -259,16 +259,11 @@ class Condition:
 
 @dataclass(frozen=True)
 class Unsolved:
-    """A condition that was not solved, and is taken to hold.
-
-    `period` is None if the condition may hold anywhere. If `period` is n, then among
-    any n neighbouring positions `along`, the condition holds for one and fails for
-    another.
-    """
+    """A condition that was not solved, and is taken to hold."""
 
     reason: str
-    period: int | None = None
-    along: Along = PAIR
+    remainder: RemainderAttr | None = None
+    """The condition as a periodic test; None if the condition may hold anywhere."""
 
 
 Atom = KeyBound | RowBound | Condition | Unsolved

@@ -67,15 +67,11 @@ class MaskProblem:
         """
         multiples = op.fact("q_len_multiple"), op.fact("kv_len_multiple")
         row_multiple, column_multiple = multiples[::-1] if transposed else multiples
-        sparse = None
-        if op.sparse_block is not None and not transposed:
-            sparse_m, sparse_n = op.sparse_block.get_values()
-            sparse = sparse_m, sparse_n
         return cls(
             op.mask_mod,
             tuple(op.captures),
             () if transposed else tuple(op.tables),
-            sparse,
+            None if transposed else sparse_block(op),
             row_multiple,
             column_multiple,
             op.fact("max_length", full(32).hi),
@@ -86,15 +82,11 @@ class MaskProblem:
     @classmethod
     def of_sums(cls, op: flex.PairSumsOp) -> MaskProblem:
         """Return the problem of sums over pairs, with the op's tables."""
-        sparse = None
-        if op.sparse_block is not None:
-            sparse_m, sparse_n = op.sparse_block.get_values()
-            sparse = sparse_m, sparse_n
         return cls(
             op.mask_mod,
             tuple(op.captures),
             tuple(op.tables),
-            sparse,
+            sparse_block(op),
             op.length_multiple(of_rows=True),
             op.length_multiple(of_rows=False),
             op.fact("max_length", full(32).hi),
@@ -121,10 +113,11 @@ class MaskProblem:
 
         The ranges refer to values of `solved`.
         """
-        return for_blocks(self._ranges, block_m, block_n)
+        return for_blocks(self.solution, block_m, block_n)
 
     @cached_property
-    def _ranges(self) -> Proof[KeyRanges]:
+    def solution(self) -> Proof[KeyRanges]:
+        """The ranges for blocks in which all remainders vary."""
         return key_ranges(self.facts)
 
     @property
@@ -157,6 +150,14 @@ class MaskProblem:
         trailing = [*self.captures, *self.tables]
         types = [*([i32] * len(names)), *(v.type for v in trailing)]
         return new_region(types, [*names, *(v.name_hint for v in trailing)])
+
+
+def sparse_block(op: flex.AttentionOp | flex.PairSumsOp) -> tuple[int, int] | None:
+    """Return the numbers of rows and columns of a block of an op's tables, if any."""
+    if op.sparse_block is None:
+        return None
+    block_m, block_n = op.sparse_block.get_values()
+    return block_m, block_n
 
 
 def is_always_true(mask: Region) -> bool:

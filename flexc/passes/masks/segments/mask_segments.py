@@ -80,15 +80,13 @@ def tile_order(ranges: KeyRanges) -> TileOrder | None:
 
     Return None if later rows tend to have neither more nor fewer columns.
     """
-    growth = sum(_growth(r) for r in ranges.live)
-    if growth == 0:
-        return None
-    return TileOrder.DESCENDING if growth > 0 else TileOrder.ASCENDING
+    return (None, TileOrder.DESCENDING, TileOrder.ASCENDING)[growth(ranges)]
 
 
-def is_band(ranges: KeyRanges) -> bool:
-    """Return True if all live ranges move with the rows without growing."""
-    return tile_order(ranges) is None and all(moves(r) for r in ranges.live)
+def growth(ranges: KeyRanges) -> int:
+    """Return the sign of the change of the number of live columns from row to row."""
+    total = sum(_growth(r) for r in ranges.live)
+    return (total > 0) - (total < 0)
 
 
 def moves(keys: KeyRange) -> bool:

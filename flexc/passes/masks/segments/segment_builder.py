@@ -23,16 +23,10 @@ from flexc.dialects import flex
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
 from flexc.passes.masks.bounds.key_ranges import KeyRange, KeyRanges
 from flexc.passes.masks.segments.mask_problem import MaskProblem
-from flexc.passes.masks.segments.mask_segments import (
-    MaskSegments,
-    is_band,
-    moves,
-    tile_order,
-)
+from flexc.passes.masks.segments.mask_segments import MaskSegments, tile_order
 from flexc.passes.scalar.proof import Proven
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.target import TileSizes
-from flexc.passes.targets.triton import PAIRED
 
 PARTIAL_TABLES, FULL_TABLES = 0, 2
 """The index of the first table of each pair of tables."""
@@ -221,29 +215,6 @@ def order_of(problem: MaskProblem, sizes: TileSizes) -> TileOrder | None:
         return TileOrder.ASCENDING if problem.transposed else TileOrder.DESCENDING
     ranges = problem.ranges(sizes.block_m, sizes.block_n)
     return tile_order(ranges.value) if isinstance(ranges, Proven) else None
-
-
-def has_short_rows(problem: MaskProblem) -> bool:
-    """Return True if rows may see few columns: by a table, or in a band."""
-    return bool(problem.tables) or is_banded(problem)
-
-
-def is_listed(problem: MaskProblem) -> bool:
-    """Return True if there are tables, and the mask has no known bounds."""
-    ranges = problem.ranges(PAIRED.block_m, PAIRED.block_n)
-    return bool(problem.tables) and not isinstance(ranges, Proven)
-
-
-def is_banded(problem: MaskProblem) -> bool:
-    """Return True if rows see a band of columns."""
-    ranges = problem.ranges(PAIRED.block_m, PAIRED.block_n)
-    return isinstance(ranges, Proven) and is_band(ranges.value)
-
-
-def has_band(problem: MaskProblem) -> bool:
-    """Return True if rows see a band, maybe with other columns such as sinks."""
-    ranges = problem.ranges(PAIRED.block_m, PAIRED.block_n)
-    return isinstance(ranges, Proven) and any(moves(r) for r in ranges.value.live)
 
 
 def range_segments(

@@ -285,3 +285,21 @@ func.func @comparison_of_two_types(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   }
   func.return
 }
+
+// -----
+
+func.func @growth(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: growth expects one of none, positive, negative, got some
+  %out = flex.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
+      {key_ranges = #flex.key_ranges<live "all", dead "none", growth "some",
+                                     moving "none", remainders []>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
