@@ -1,4 +1,4 @@
-"""The base of targets that print: their passes before printing, and their printer."""
+"""The base of code generators: the last passes before printing, and the printer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flexc.passes.targets.target import LoweringOptions
 class Target(target.Target):
     """A target that prints the kernels of a module.
 
-    The base class in `flexc.passes.targets` has the properties that passes query.
+    Another class, `flexc.passes.targets.target.Target`, has its limits and tile sizes.
     """
 
     printer: ClassVar[type[SourcePrinter]]

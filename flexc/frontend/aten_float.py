@@ -16,9 +16,9 @@ from flexc.frontend.aten_to_arith import (
     add,
     clamp,
     clamp_open,
+    compute_operands,
     detach,
     div,
-    inner,
     maximum,
     mul,
     neg,
@@ -99,7 +99,7 @@ rule("atan2", "arctan2")(one_op(math.Atan2Op))
 @rule("hypot")
 def _hypot(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     into = compute_dtype(out)
-    a, b = inner(e, out, a, b)
+    a, b = compute_operands(e, out, a, b)
     # Scaled by the larger operand, so that squares neither overflow nor underflow. The
     # result does not depend on the scale, so the scale has no derivative.
     scale = maximum(e, into, absolute(e, into, a), absolute(e, into, b))
@@ -172,7 +172,7 @@ def _activation(*names: str) -> Any:
         def apply(
             e: Emitter, out: torch.dtype, x: Scalar, *args: Any, **kw: Any
         ) -> Any:
-            (wide,) = inner(e, out, x)
+            (wide,) = compute_operands(e, out, x)
             return e.cast(fn(e, wide.dtype, wide, *args, **kw), out)
 
         rule(*names)(apply)
@@ -309,7 +309,7 @@ def _heaviside(e: Emitter, out: torch.dtype, x: Scalar, values: Scalar) -> Scala
 @rule("xlogy", "special_xlogy")
 def _xlogy(e: Emitter, out: torch.dtype, x: Scalar, y: Scalar) -> Scalar:
     into = compute_dtype(out)
-    x, y = inner(e, out, x, y)
+    x, y = compute_operands(e, out, x, y)
     product = mul(e, into, x, e.op(math.LogOp, into, y))
     # Select 0 only if the product is not 0. The product has the derivative log(y) by x.
     infinite = e.op(
@@ -325,7 +325,7 @@ def _xlogy(e: Emitter, out: torch.dtype, x: Scalar, y: Scalar) -> Scalar:
 @rule("logaddexp")
 def _logaddexp(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     into = compute_dtype(out)
-    a, b = inner(e, out, a, b)
+    a, b = compute_operands(e, out, a, b)
     # Selects, as in `_log_sigmoid`.
     above = e.compare("gt", a, b)
     difference = sub(e, into, a, b)

@@ -48,7 +48,7 @@ def one_op(*ops: Any) -> Rule:
     return apply
 
 
-def inner(e: Emitter, dtype: torch.dtype, *xs: Scalar) -> list[Scalar]:
+def compute_operands(e: Emitter, dtype: torch.dtype, *xs: Scalar) -> list[Scalar]:
     """Cast arguments to a dtype's compute dtype, after rounding tensors to the dtype.
 
     A Python number is not rounded to a half dtype, as in torch's kernels.
@@ -63,7 +63,9 @@ def _arithmetic(*ops: Any) -> Rule:
     """Return a rule like that of `one_op`, rounded once."""
 
     def apply(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
-        result = e.op(op_for(out, *ops), compute_dtype(out), *inner(e, out, a, b))
+        result = e.op(
+            op_for(out, *ops), compute_dtype(out), *compute_operands(e, out, a, b)
+        )
         return e.cast(result, out)
 
     return apply
@@ -103,7 +105,9 @@ def _div(
     if not out.is_floating_point:
         return e.op(op_for(out, None, arith.DivSIOp, arith.DivUIOp), out, a, b)
     into = compute_dtype(out)
-    return e.cast(e.op(math.TruncOp, into, div(e, into, *inner(e, out, a, b))), out)
+    return e.cast(
+        e.op(math.TruncOp, into, div(e, into, *compute_operands(e, out, a, b))), out
+    )
 
 
 @rule("floor_divide")
@@ -111,9 +115,9 @@ def floor_divide(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     if not out.is_floating_point:
         op = op_for(out, None, arith.FloorDivSIOp, arith.DivUIOp)
         return e.op(op, out, a, b)
-    # As c10::div_floor_floating: exact if a / b is rounded up to an integer.
+    # The algorithm of c10::div_floor_floating: right if a / b rounds up to an integer.
     into = compute_dtype(out)
-    a, b = inner(e, out, a, b)
+    a, b = compute_operands(e, out, a, b)
     mod = e.op(FmodOp, into, a, b)
     quotient = div(e, into, sub(e, into, a, mod), b)
     lower = sub(e, into, quotient, number(1.0))
@@ -130,7 +134,7 @@ def floor_divide(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
 
 
 def _signs_differ(e: Emitter, mod: Scalar, b: Scalar) -> Scalar:
-    """Return the flag of a nonzero remainder whose sign differs from the divisor's."""
+    """Return a flag: the remainder is not 0, and its sign is not the divisor's."""
     zero = number(0)
     differ = e.op(
         arith.XOrIOp, torch.bool, e.compare("lt", mod, zero), e.compare("lt", b, zero)
@@ -143,7 +147,7 @@ def _remainder(e: Emitter, out: torch.dtype, a: Scalar, b: Scalar) -> Scalar:
     if not out.is_floating_point and not out.is_signed:
         return e.op(arith.RemUIOp, out, a, b)
     into = compute_dtype(out)
-    a, b = inner(e, out, a, b)
+    a, b = compute_operands(e, out, a, b)
     mod = e.op(op_for(out, FmodOp, arith.RemSIOp), into, a, b)
     if a.nonnegative and b.nonnegative:
         return e.cast(mod, out)
@@ -307,7 +311,7 @@ def _lerp(
     e: Emitter, out: torch.dtype, start: Scalar, end: Scalar, weight: Scalar
 ) -> Scalar:
     into = compute_dtype(out)
-    start, end, weight = inner(e, out, start, end, weight)
+    start, end, weight = compute_operands(e, out, start, end, weight)
     span = sub(e, into, end, start)
     near = add(e, into, start, mul(e, into, weight, span))
     rest = sub(e, into, number(1.0), weight)
@@ -323,7 +327,7 @@ def _added(combine: Rule) -> Rule:
         e: Emitter, out: torch.dtype, x: Scalar, a: Any, b: Any, *, value: Any = ONE
     ) -> Scalar:
         into = compute_dtype(out)
-        x, a, b = inner(e, out, x, a, b)
+        x, a, b = compute_operands(e, out, x, a, b)
         term = combine(e, into, scaled(e, into, a, value), b)
         return e.cast(add(e, into, x, term), out)
 
@@ -339,7 +343,7 @@ def _pow(e: Emitter, out: torch.dtype, base: Scalar, exponent: Scalar) -> Scalar
     if not out.is_floating_point:
         return _int_pow(e, out, base, exponent)
     into = compute_dtype(out)
-    base, power = inner(e, out, base, exponent)
+    base, power = compute_operands(e, out, base, exponent)
     if exponent.const is None:
         return e.cast(e.op(math.PowFOp, into, base, power), out)
     match float(exponent.const):
@@ -369,7 +373,9 @@ def _power(e: Emitter, dtype: torch.dtype, base: Scalar, n: int) -> Scalar:
 def _int_pow(e: Emitter, out: torch.dtype, base: Scalar, exponent: Scalar) -> Scalar:
     if exponent.const is not None:
         if exponent.const < 0:
-            raise UnsupportedOpError("an integer to a negative power is no integer")
+            raise UnsupportedOpError(
+                "an integer cannot be raised to a negative power; write x.float() ** n"
+            )
         return _power(e, out, e.cast(base, out), int(exponent.const))
     # All bits of the exponent count, because torch's products wrap around.
     power, square = e.cast(exponent, out), e.cast(base, out)

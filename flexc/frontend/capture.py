@@ -1,4 +1,4 @@
-"""Tracing of mods into scalar FX graphs, whose inputs are the captures of the mods.
+"""Tracing of mods into scalar FX graphs, whose inputs are arguments and captures.
 
 `make_fx` traces mods on 0-d fake tensors. Captured tensors have symbolic sizes, and
 captured Python numbers are symbolic numbers. So their values are not constants of the
@@ -125,7 +125,7 @@ class _Tracer:
         self.symbolic = given == "symbols"
         self.keeps_tensors = given == "tensors"
         self.needs_tensors = False
-        """True if an op without a meaning for one pair is applied to captures alone."""
+        """True if an op without a rule, as softmax, is applied to captures alone."""
         self.names = signature.capture_names()
         self.found: list[torch.Tensor] = []
         self.assumptions: list[Assumption] = []
@@ -217,15 +217,15 @@ class _Tracer:
                 raise type(error)(str(error), where) from None
             raise error.with_traceback(None) from None
         except Exception as error:
-            # The need for a real number is no mistake: the next attempt has real
-            # numbers.
+            # With symbols, the error may only mean that a real number is needed. The
+            # next attempt has real numbers.
             mistake = None if self.symbolic else mistake_of(kind, error, location)
             if mistake is None:
                 raise
             raise mistake from None
         if self.calls.draws_in_python:
             raise random_numbers(kind, "Python's random", location)
-        # If all code of a mod was read, the mod does not call NumPy.
+        # If all code of the mod was read, another thread drew the numbers.
         is_read = self.signature.cacheable and self.calls.unread is None
         if self.calls.numpy_drew and not is_read:
             raise random_numbers(kind, "numpy.random", location)
@@ -275,7 +275,7 @@ class _Tracer:
         self.assumptions.append(assumption)
 
     def _lift_tensors(self, gm: GraphModule) -> list[CaptureInput]:
-        """Turn tensors that the trace found, or made from Python numbers, into inputs.
+        """Turn tensors that the walk missed, or that numbers became, into inputs.
 
         A constant of one number remains a constant.
         """
@@ -328,7 +328,7 @@ def _make_fx(
     with ExitStack() as stack:
         # `make_fx` sets global flags, and two threads could leave them set.
         stack.enter_context(compile_lock)
-        # No traced tensor requires a gradient. A mod's own `no_grad` becomes visible.
+        # No traced tensor requires a gradient; `DetachWithoutGrad` sees `no_grad`.
         stack.enter_context(torch.set_grad_enabled(gradients))
         if gradients:
             stack.enter_context(DetachWithoutGrad())
@@ -337,7 +337,7 @@ def _make_fx(
         stack.enter_context(RecordLines())
         # Errors of ops are raised, so torch need not log them.
         stack.enter_context(patch.object(fake_tensor.log, "disabled", True))
-        # Sums that are equal for real numbers may be rounded differently.
+        # It merges sums of equal value in real numbers, but with other rounding.
         stack.enter_context(
             patch.object(dedupe_symint_uses, "dedupe_symints", lambda graph: None)
         )

@@ -65,7 +65,7 @@ class TritonPrinter(TilePrinter):
     @print_statement.register
     def _(self, op: tile.DotOp) -> None:
         if op.count is not None:
-            refuse(op, "the Triton backend expects no count")
+            refuse(op, "tiles of Triton have no count")
         precision = op.attributes.get("precision")
         extra = ()
         if isinstance(precision, StringAttr):
@@ -82,8 +82,8 @@ def copied_ahead(kernel: tile.KernelOp) -> int:
     """Return the bytes that a kernel's reads take in shared memory.
 
     Triton copies the reads of a loop's maps over pairs `num_stages - 1` iterations
-    ahead. It cannot do so if an address depends on another read; such reads are marked
-    in place.
+    ahead. Reads that are marked in place are not copied. A read whose address depends
+    on another is not copied either, but counts here unless it is marked.
     """
     stages = integer_attribute(kernel, "num_stages") or 1
     loops = [op for op in kernel.walk() if isinstance(op, scf.ForOp)]

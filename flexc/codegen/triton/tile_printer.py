@@ -208,7 +208,7 @@ class TilePrinter(PythonPrinter):
     @print_statement.register
     def _(self, op: tile.ReduceOp) -> None:
         if op.count is not None:
-            refuse(op, f"the {self.language.name} backend expects no count")
+            refuse(op, f"tiles of {self.language.name} have no count")
         dim = op.dim.value.data
         self.assign(op.result, self.call(op.kind.data.value, self.name(op.input), dim))
 

@@ -40,8 +40,8 @@ class LoadCaptureOp(IRDLOperation):
     """One element of a captured tensor, or 0 if an index is out of range.
 
     The op does not wrap negative indices: the frontend writes torch's wrapping as
-    scalar code. `inside` says that the indices are known to be in range and need no
-    test.
+    scalar code. `inside` says that the indices are in range, and need no test, for
+    all pairs for which the op is evaluated.
 
     ```mlir
     %m = flex.load_capture %slopes[%h] : tensor<?xf32>, i32

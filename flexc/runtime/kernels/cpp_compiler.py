@@ -51,9 +51,9 @@ Level = tuple[str, ...]
 KERNEL_LEVEL: Level = ("-O1", "-fexpensive-optimizations")
 """The optimization flags of kernels.
 
-Maps are explicit vectors, so higher levels compile longer and gain no speed. Without
-the second flag, GCC does not contract products and sums to fused operations, and the
-stated error bounds depend on such operations.
+Maps are printed as explicit vectors, so higher levels compile longer and gain no speed.
+Without the second flag, GCC does not contract products and sums to fused operations,
+and the stated error bounds depend on such operations.
 """
 
 SHARED_LEVEL: Level = ("-O3",)
@@ -93,7 +93,7 @@ SECONDS_TO_ANSWER = 60
 SECONDS_TO_BUILD = 900
 """The time limits of a compiler command; a compiler that exceeds a limit has hung."""
 
-MOST_SAID = 1 << 20
+MAX_OUTPUT_BYTES = 1 << 20
 """The most bytes that flexc reads of a compiler's output.
 
 No known compiler prints as much.
@@ -114,7 +114,7 @@ def ask(command: Sequence[str], seconds: float, **variables: str) -> Answer:
     When the command ends or exceeds `seconds`, kill all processes that the command
     started. `variables` are added to the environment.
     """
-    told = shlex.join(command)
+    command_text = shlex.join(command)
     try:
         process = subprocess.Popen(
             command,
@@ -125,25 +125,27 @@ def ask(command: Sequence[str], seconds: float, **variables: str) -> Answer:
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
-        return Answer("", f"{told} cannot be run: {error}")
+        return Answer("", f"{command_text} cannot be run: {error}")
     with process:
         try:
             said, errors = _listen(process, time.monotonic() + seconds)
         except subprocess.TimeoutExpired:
-            return Answer("", f"{told} did not end in {seconds:g} seconds")
+            return Answer("", f"{command_text} did not end in {seconds:g} seconds")
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     if process.returncode == 0:
         return Answer(said)
-    return Answer(said, f"{told} {_ending(process.returncode)}, and said:\n{errors}")
+    return Answer(
+        said, f"{command_text} {_ending(process.returncode)}, and said:\n{errors}"
+    )
 
 
 def _listen(process: subprocess.Popen[bytes], until: float) -> tuple[str, str]:
     """Return the stdout and stderr of a process, read until the process ends.
 
-    Raise TimeoutExpired if the process runs past `until`. Output beyond `MOST_SAID`
-    bytes is cut.
+    Raise TimeoutExpired if the process runs past `until`. Output beyond
+    `MAX_OUTPUT_BYTES` bytes is cut.
     """
     assert process.stdout is not None
     assert process.stderr is not None
@@ -152,9 +154,9 @@ def _listen(process: subprocess.Popen[bytes], until: float) -> tuple[str, str]:
     with DefaultSelector() as selector:
         for pipe, said in zip(pipes, heard, strict=True):
             selector.register(pipe, EVENT_READ, said)
-        while selector.get_map() and max(map(len, heard)) < MOST_SAID:
+        while selector.get_map() and max(map(len, heard)) < MAX_OUTPUT_BYTES:
             for key, _ in selector.select(max(until - time.monotonic(), 0)):
-                if chunk := os.read(key.fd, MOST_SAID):
+                if chunk := os.read(key.fd, MAX_OUTPUT_BYTES):
                     key.data.extend(chunk)
                 else:
                     selector.unregister(key.fileobj)
@@ -196,8 +198,8 @@ class Compiler:
         if answer.fault is not None:
             raise CompilationError(
                 f"the C++ compiler does not compile an emitted kernel: {answer.fault}"
-                f"\nsee that it has memory, and room in {output.parent.parent}; if it "
-                "has, this is a bug of flexc"
+                f"\ncheck that memory and {output.parent.parent} have room; then "
+                "this is a bug of flexc"
             )
 
 
@@ -233,13 +235,13 @@ def find_command() -> tuple[str, ...]:
 def _describe(command: tuple[str, ...]) -> Compiler:
     answer = ask([*command, "--version"], SECONDS_TO_ANSWER)
     if answer.fault is not None:
-        raise no_compiler(command, answer.fault)
+        raise compiler_error(command, answer.fault)
     compiler = Compiler(command, answer.text)
     machines_of(compiler)  # A program that prints a version need not be a C++ compiler.
     return compiler
 
 
-def no_compiler(command: Sequence[str], why: str) -> CompilerNotFoundError:
+def compiler_error(command: Sequence[str], why: str) -> CompilerNotFoundError:
     return CompilerNotFoundError(
         f"{shlex.join(command)} is no C++ compiler that works: {why}\nset CXX to one "
         "that does"
@@ -258,7 +260,7 @@ def host_machine() -> MachineName:
         return _machine(asked, *rest)
     except CompilerNotFoundError:
         # This outcome is not cached, since the next call may find a compiler.
-        return _among(("portable",), asked)
+        return _chosen_machine(("portable",), asked)
 
 
 @cache
@@ -267,10 +269,10 @@ def _machine(asked: str | None, *_: str | None) -> MachineName:
 
     The arguments after `asked` only extend the cache key.
     """
-    return _among(machines_of(find_compiler()), asked)
+    return _chosen_machine(machines_of(find_compiler()), asked)
 
 
-def _among(found: Sequence[MachineName], asked: str | None) -> MachineName:
+def _chosen_machine(found: Sequence[MachineName], asked: str | None) -> MachineName:
     """Return the machine that the user asked for, or the widest in `found`.
 
     Raise OptionError if `found` lacks the machine that the user asked for.
@@ -282,7 +284,7 @@ def _among(found: Sequence[MachineName], asked: str | None) -> MachineName:
             return name
     raise OptionError(
         f"FLEXC_MACHINE expects one of {', '.join(found)} here, got {asked!r}; unset "
-        "it to use the widest vectors that the machine has"
+        "it to use the widest vectors of this CPU"
     )
 
 
@@ -305,11 +307,11 @@ def predefined(compiler: Compiler) -> frozenset[str]:
     command = [*compiler.command, NATIVE, "-dM", "-E", "-x", "c++", os.devnull]
     answer = ask(command, SECONDS_TO_ANSWER)
     if answer.fault is not None:
-        raise no_compiler(compiler.command, answer.fault)
+        raise compiler_error(compiler.command, answer.fault)
     defined = frozenset(re.findall(r"^#define (\w+)", answer.text, re.MULTILINE))
     if not defined:
         why = f"{shlex.join(command)} does not print what it predefines"
-        raise no_compiler(compiler.command, why)
+        raise compiler_error(compiler.command, why)
     return defined
 
 

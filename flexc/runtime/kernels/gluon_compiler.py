@@ -20,7 +20,7 @@ from flexc.codegen.gluon.compiled_check import problems
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.runtime.kernels.triton_compiler import (
     TRITON_TYPES,
-    OneAtATime,
+    LockedSource,
     TritonCompiler,
 )
 
@@ -41,10 +41,10 @@ ALWAYS = Knob(knobs.compilation, "always_compile", "TRITON_ALWAYS_COMPILE")
 _lock = threading.Lock()
 _collecting = threading.local()
 _collectors = 0
-_before: list[Any] = []
+_saved_knobs: list[Any] = []
 
 
-def _renew() -> None:
+def _reset_after_fork() -> None:
     """Reset the lock and the knobs in a forked child.
 
     Threads of the parent do not exist in the child and never release the lock.
@@ -53,15 +53,15 @@ def _renew() -> None:
     _lock = threading.Lock()
     if _collectors:
         _collectors = 1
-        _leave()
+        _restore_knobs()
 
 
-os.register_at_fork(after_in_child=_renew)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 @contextmanager
 def assembler_log() -> Iterator[list[str]]:
-    """Compile without Triton's cache; yield the list that gets the log of ptxas.
+    """Make Triton compile without its cache; yield the list that gets the log of ptxas.
 
     The list gets the log of kernels that the current thread compiles. Triton prints the
     log to stdout for all threads if a knob is set. This context sets the knob and
@@ -69,36 +69,38 @@ def assembler_log() -> Iterator[list[str]]:
     prints the log only if the user set the knob.
     """
     parts: list[str] = []
-    _enter()
+    _set_knobs()
     _collecting.parts = parts
     try:
         yield parts
     finally:
         _collecting.parts = None
-        _leave()
+        _restore_knobs()
 
 
-def _enter() -> None:
+def _set_knobs() -> None:
+    """Set the knobs, for the first user of the log."""
     global _collectors
     with _lock:
         _collectors += 1
         if _collectors > 1:
             return
         for knob in (LOG, ALWAYS):
-            _before.append((knob, knob.name in vars(knob.group), _value(knob)))
-            _before[-1] += (os.environ.get(knob.variable),)
+            _saved_knobs.append((knob, knob.name in vars(knob.group), _value(knob)))
+            _saved_knobs[-1] += (os.environ.get(knob.variable),)
             setattr(knob.group, knob.name, True)
         _compiler().print = _print
 
 
-def _leave() -> None:
+def _restore_knobs() -> None:
+    """Restore the knobs, after the last user of the log."""
     global _collectors
     with _lock:
         _collectors -= 1
         if _collectors:
             return
         del _compiler().print
-        for knob, was_set, value, variable in _before:
+        for knob, was_set, value, variable in _saved_knobs:
             if was_set:
                 setattr(knob.group, knob.name, value)
             else:
@@ -107,7 +109,7 @@ def _leave() -> None:
                 os.environ.pop(knob.variable, None)
             else:
                 os.environ[knob.variable] = variable
-        _before.clear()
+        _saved_knobs.clear()
 
 
 def _value(knob: Knob) -> bool:
@@ -123,7 +125,7 @@ def _print(*args: Any, **kwargs: Any) -> None:
     parts = getattr(_collecting, "parts", None)
     if parts is not None:
         parts.append(" ".join(map(str, args)))
-    before = list(_before)  # A copy, since another thread may clear the list.
+    before = list(_saved_knobs)  # A copy, since another thread may clear the list.
     if before and before[0][2]:  # The user set the knob.
         builtins.print(*args, **kwargs)
 
@@ -132,7 +134,7 @@ ELEMENTS = {"bf16": gl.bfloat16, "f16": gl.float16}
 """The Gluon types of tensors that are copied tile by tile."""
 
 
-class GluonSource(OneAtATime, GluonASTSource):
+class GluonSource(LockedSource, GluonASTSource):
     """The source of a Gluon kernel."""
 
 

@@ -52,7 +52,7 @@ recursion depth for all threads together, so parallel parsing exceeds the limit.
 """
 
 
-def _renew() -> None:
+def _reset_after_fork() -> None:
     """Replace the lock in a forked child.
 
     Threads of the parent do not exist in the child and never release the lock.
@@ -61,10 +61,10 @@ def _renew() -> None:
     _one_at_a_time = RLock()
 
 
-os.register_at_fork(after_in_child=_renew)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-class OneAtATime:
+class LockedSource:
     """A mixin for Triton's sources that lets one thread at a time read a source."""
 
     def make_ir(self, *args: Any, **kwargs: Any) -> Any:
@@ -78,7 +78,7 @@ class OneAtATime:
             return source.hash()
 
 
-class TritonSource(OneAtATime, ASTSource):
+class TritonSource(LockedSource, ASTSource):
     """The source of a Triton kernel."""
 
 
