@@ -10,7 +10,7 @@ from pathlib import Path
 import flexc
 
 PACKAGE = Path(flexc.__file__).parent
-MAX_CHAIN = 39
+MAX_CHAIN = 38
 MAX_FILES = 300
 
 
