@@ -337,7 +337,7 @@ def _make_fx(
         stack.enter_context(RecordLines())
         # Errors of ops are raised, so torch need not log them.
         stack.enter_context(patch.object(fake_tensor.log, "disabled", True))
-        # It merges sums of equal value in real numbers, but with other rounding.
+        # It merges sums that are equal as reals but rounded differently.
         stack.enter_context(
             patch.object(dedupe_symint_uses, "dedupe_symints", lambda graph: None)
         )

@@ -1,4 +1,4 @@
-"""`flex.pair_sums`: sums over pairs of positions, the op of all derivatives.
+"""`flex.pair_sums`: sums over pairs of positions, which all derivatives use.
 
 The rows of a result are queries, or keys if the op is `transposed`. Most kinds of sums
 (see `SumKind`) are over the columns, which are the other side. The gradients of query,
@@ -66,7 +66,7 @@ DIAGONAL_UNIT = 128
 def diagonal_zero(kv_len: int) -> int:
     """Return the index of the diagonal entry that sums pairs of equal positions.
 
-    A block of unused entries comes first, because a tile may begin before them.
+    No pair of positions has one of the first `DIAGONAL_UNIT` entries.
     """
     return -(-kv_len // DIAGONAL_UNIT) * DIAGONAL_UNIT + DIAGONAL_UNIT
 
@@ -87,9 +87,10 @@ class SumKind(StrEnum):
             difference, where U is `diagonal_zero` and L `diagonal_entries`. The
             lowering chooses N; the gradient is the sum over N.
     PAIRS   (B, Hq, rows, columns): the values themselves, 0 where a pair is dead.
-    COLUMN_MATRIX (N, B, H, columns, D): for each column the sum over rows of value *
-            matrix row, and over all heads and batches that share the head and batch of
-            the column. The lowering chooses N; the gradient is the sum over N.
+    COLUMN_MATRIX (N, B, H, columns, D): for each column, the sum over rows of value
+            times the row's row of the matrix, also over all query heads and batches
+            that read the column's head and batch.
+            The lowering chooses N; the gradient is the sum over N.
     """
 
     MATRIX = "matrix"

@@ -198,8 +198,8 @@ class Compiler:
         if answer.fault is not None:
             raise CompilationError(
                 f"the C++ compiler does not compile an emitted kernel: {answer.fault}"
-                f"\ncheck that memory and {output.parent.parent} have room; then "
-                "this is a bug of flexc"
+                f"\nfree memory, or space in {output.parent.parent}; if there is "
+                "enough of both, this is a bug of flexc"
             )
 
 
