@@ -29,6 +29,7 @@ from flexc.passes.cpu.tile_assign_buffers import (
     TileAssignBuffersPass,
     TileInsertCopiesPass,
 )
+from flexc.passes.cpu.tile_assign_loops import TileAssignLoopsPass
 from flexc.passes.cpu.tile_panel_maps import TilePanelMapsPass
 from flexc.passes.cpu.tile_put_rows_in_lanes import TilePutRowsInLanesPass
 from flexc.passes.cpu.tile_widen_floats import TileWidenFloatsPass
@@ -238,6 +239,8 @@ def to_cpp(machine: MachineName = "avx2") -> Passes:
         TileAddProductsPass(machine),
         # After products, which state how many rows they compute.
         TilePanelMapsPass(),
+        # After maps are fused: a fused map has one pair of loops.
+        TileAssignLoopsPass(),
         # Last: buffers are assigned to the remaining tiles.
         TileInsertCopiesPass(),
         TileAssignBuffersPass(),

@@ -22,6 +22,7 @@ from flexc.passes.cpu.tile_assign_buffers import (
     TileAssignBuffersPass,
     TileInsertCopiesPass,
 )
+from flexc.passes.cpu.tile_assign_loops import TileAssignLoopsPass
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.runtime.kernels.kernel import Kernel
 
@@ -31,7 +32,11 @@ ELEMENTS = {
     torch.bfloat16: "bf16",
     torch.float16: "f16",
 }
-PREPARE: tuple[ModulePass, ...] = (TileInsertCopiesPass(), TileAssignBuffersPass())
+PREPARE: tuple[ModulePass, ...] = (
+    TileAssignLoopsPass(),
+    TileInsertCopiesPass(),
+    TileAssignBuffersPass(),
+)
 
 
 def lower(

@@ -1,10 +1,8 @@
 """Print maps of tiles as C++: loops over vectors of columns, and over rows.
 
-A value of a map's region is computed where all its operands are known: before the
-loops, once for some columns, once for a row, or for each row of some columns. A value
-that depends on columns is a vector; all others are scalars. A loop iteration takes a
-few vectors of columns, whose computations overlap, and runs over all rows of them, so
-that reductions over rows stay in registers.
+`tile-assign-loops` says where each value of a map's region is computed. A loop
+iteration takes a few vectors of columns, whose computations overlap, and runs over all
+rows of them, so that reductions over rows stay in registers.
 """
 
 from __future__ import annotations
@@ -15,8 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import i1
+from xdsl.dialects.builtin import ArrayAttr, StringAttr, i1
 from xdsl.ir import Operation, SSAValue
+from xdsl.utils.hints import isa
 
 from flexc.codegen.cpp.scalar_rules import SCALAR_RULES, Rule
 from flexc.codegen.cpp.spelling import (
@@ -28,10 +27,11 @@ from flexc.codegen.cpp.spelling import (
 )
 from flexc.codegen.source_printer import SourcePrinter
 from flexc.dialects import flex, tile
-from flexc.dialects.tile import ReduceKind
+from flexc.dialects.tile import LOOPS, Loop, ReduceKind
+from flexc.passes.cpu.tile_assign_loops import is_constant
 from flexc.passes.refusal import refuse
-from flexc.passes.scalar.variation import Variation
-from flexc.passes.tile.map_builder import Span, is_wide, variance
+from flexc.passes.tile.map_builder import is_wide
+from flexc.passes.tile.tile_values import yielded
 
 COMBINE = {ReduceKind.MAX: "Max", ReduceKind.MIN: "Min", ReduceKind.SUM: "Sum"}
 MOST_LANES = 16
@@ -64,13 +64,13 @@ _BY_NUMBERS = (
 )
 """Ops that print as functions with an overload for a scalar divisor."""
 
-ORDERED, UNORDERED, NEVER, ALWAYS = 7, 14, 0, 15
-"""Predicates of `arith.cmpf` that test each operand alone, or none."""
+ORDERED, UNORDERED = 7, 14
+"""Predicates of `arith.cmpf` that test each operand alone."""
 
 
 @dataclass(frozen=True)
 class MapPlan:
-    """A map of one or two dimensions, and the dimensions that its values depend on.
+    """A map of one or two dimensions, and the loops in which it computes its values.
 
     A map of one dimension has columns only.
     """
@@ -81,36 +81,38 @@ class MapPlan:
     outcomes: tuple[ReduceKind | None, ...]
 
     @cached_property
-    def depends(self) -> Variation[Span]:
-        """The dimensions on which each value depends."""
-        found = variance(self.op)
-        for op in filter(_asks_none, self.computed()):
-            found[op.results[0]] = Span()
-        return found
+    def loops(self) -> dict[SSAValue, Loop]:
+        """The loops in which each value of the region is computed."""
+        known, args = self.op.attributes.get(LOOPS), self.op.body.block.args
+        values = [*args, *(op.results[0] for op in self.computed())]
+        loops = (
+            [Loop(a.data) for a in known] if isa(known, ArrayAttr[StringAttr]) else []
+        )
+        if len(loops) != len(values):
+            refuse(self.op, "expects loops of its values: run tile-assign-loops first")
+        return dict(zip(values, loops, strict=True))
 
     def results(self) -> list[tuple[SSAValue, ReduceKind | None, SSAValue]]:
         """Return each result, the reduction of its rows, and the yielded value."""
-        values = _yielded(self.op)
+        values = yielded(self.op.body.block)
         return list(zip(self.op.results, self.outcomes, values, strict=True))
 
-    def computed(self) -> Iterable[Operation]:
-        """Return the ops of the region in order, without the terminator."""
-        return (op for op in self.op.body.block.ops if not isinstance(op, flex.YieldOp))
+    def computed(self, *loops: Loop) -> list[Operation]:
+        """Return the ops of some loops, or all ops, in order without the terminator."""
+        ops = [op for op in self.op.body.block.ops if not isinstance(op, flex.YieldOp)]
+        return [op for op in ops if not loops or self.loops[op.results[0]] in loops]
 
-    @property
-    def column_dim(self) -> int:
-        return len(self.op.shape) - 1
+    def args(self, loop: Loop) -> list[tuple[SSAValue, SSAValue]]:
+        """Return the arguments of a loop, each with the map's operand."""
+        pairs = zip(self.op.body.block.args, self.op.inputs, strict=True)
+        return [(arg, value) for arg, value in pairs if self.loops[arg] == loop]
 
     @property
     def columns(self) -> int:
         return self.op.shape[-1]
 
     def is_vector(self, value: SSAValue) -> bool:
-        return self.column_dim in self.depends[value]
-
-    def in_rows(self, value: SSAValue) -> bool:
-        """Return True if a value is computed inside the loop over rows."""
-        return self.column_dim == 0 or 0 in self.depends[value]
+        return self.loops[value] in (Loop.COLUMNS, Loop.ELEMENTS)
 
     @cached_property
     def is_wide(self) -> bool:
@@ -120,12 +122,6 @@ class MapPlan:
     @property
     def lanes(self) -> str:
         return "lanes<double>" if self.is_wide else "lanes<float>"
-
-
-def _asks_none(op: Operation) -> bool:
-    """Return True if a comparison gives the same result for all operands."""
-    is_cmpf = isinstance(op, arith.CmpfOp)
-    return is_cmpf and op.predicate.value.data in (NEVER, ALWAYS)
 
 
 def _keeps_number(op: Operation, index: int) -> bool:
@@ -158,7 +154,7 @@ class MapPrinter(SourcePrinter):
         """Print one op on scalars as a constant with an expression."""
         if isinstance(op, arith.ConstantOp):
             self.bind(op.result, literal(op.value))
-        elif _asks_none(op):
+        elif is_constant(op):
             self.bind(op.results[0], _rule(op)(op, ["", ""]))
         else:
             self.constant(op.results[0], _rule(op)(op, self.names(op.operands)))
@@ -185,7 +181,7 @@ class MapPrinter(SourcePrinter):
 
     def define(self, value: SSAValue, text: str, plan: MapPlan) -> None:
         """Define a vector, or assign it to its array if the vector outlives a row."""
-        if plan.in_rows(value):
+        if plan.loops[value] == Loop.ELEMENTS:
             type_ = vector_type(value.type, plan.is_wide)
             self.line(f"const {type_} {self.declare(value)} = {text};")
         else:
@@ -198,12 +194,12 @@ class MapPrinter(SourcePrinter):
         for inner in op.body.block.ops:
             if not isinstance(inner, flex.YieldOp):
                 self.print_number(inner)
-        for result, value in zip(op.results, _yielded(op), strict=True):
+        for result, value in zip(op.results, yielded(op.body.block), strict=True):
             self.bind(result, self.name(value))
 
     def print_tile_map(self, plan: MapPlan, labels: Sequence[str]) -> None:
         """Print a map of tiles into the buffers `labels`."""
-        self.print_numbers(plan, frozenset())
+        self.print_numbers(plan, Loop.NONE)
         lanes = plan.lanes
         if plan.rows is None:
             header = f"for (int at = 0; at < {plan.columns}; at += {lanes})"
@@ -214,7 +210,7 @@ class MapPrinter(SourcePrinter):
         with self.block(f"for (int col = 0; col < {plan.columns}; col += {step})"):
             partial = self.open_columns(plan)
             with self.block(f"for (int row = 0; row < {plan.rows}; ++row)"):
-                self.print_numbers(plan, frozenset({0}))
+                self.print_numbers(plan, Loop.ROWS)
                 with self.vectors(plan):
                     self.print_row(plan, labels, partial)
             if any(partial):
@@ -237,20 +233,16 @@ class MapPrinter(SourcePrinter):
         with self.unrolled(header):
             yield
 
-    def print_numbers(self, plan: MapPlan, depends: frozenset[int]) -> None:
-        """Print the scalars that depend on exactly the dimensions `depends`."""
-        for i, arg in enumerate(plan.op.body.block.args):
-            if plan.is_vector(arg) or plan.depends[arg] != depends:
-                continue
-            source = self.name(plan.op.inputs[i])
-            if depends:
+    def print_numbers(self, plan: MapPlan, loop: Loop) -> None:
+        """Print the scalars that are computed once, or once for a row."""
+        for arg, value in plan.args(loop):
+            source = self.name(value)
+            if loop == Loop.ROWS:
                 self.constant(arg, from_memory(arg.type, f"{source}[row]"))
             else:
                 self.bind(arg, source)
-        for op in plan.computed():
-            (result,) = op.results
-            if not plan.is_vector(result) and plan.depends[result] == depends:
-                self.print_number(op)
+        for op in plan.computed(loop):
+            self.print_number(op)
 
     def open_columns(self, plan: MapPlan) -> list[str]:
         """Print arrays of the vectors that outlive a row: column values and reductions.
@@ -258,11 +250,9 @@ class MapPrinter(SourcePrinter):
         Return the name of each result's array of partial reductions, "" for a tile.
         """
         arrays: list[tuple[SSAValue, str]] = []
-        block, count = plan.op.body.block, f"vectors_at_once<{plan.columns}, "
-        count += f"{plan.lanes}>"
-        values = [*block.args, *(op.results[0] for op in plan.computed())]
-        for value in values:
-            if plan.is_vector(value) and not plan.in_rows(value):
+        count = f"vectors_at_once<{plan.columns}, {plan.lanes}>"
+        for value, loop in plan.loops.items():
+            if loop == Loop.COLUMNS:
                 name = self.unique_name(value.name_hint)
                 self.bind(value, f"{name}[v]")
                 arrays.append((value, name))
@@ -281,35 +271,29 @@ class MapPrinter(SourcePrinter):
 
     def print_columns(self, plan: MapPlan, partial: Sequence[str]) -> None:
         """Print the vectors that depend on columns alone; initialize reductions."""
-        self.load_args(plan, in_rows=False)
-        for op in plan.computed():
-            if plan.is_vector(op.results[0]) and not plan.in_rows(op.results[0]):
-                self.print_vector(op, plan)
+        self.print_vectors(plan, Loop.COLUMNS)
         for name, (_, kind, value) in zip(partial, plan.results(), strict=True):
             if kind is not None:
                 type_ = scalar_type(value.type)
                 identity = f"{COMBINE[kind]}::identity<{type_}>"
                 self.line(f"{name}[v] = {self.splat(identity, plan)};")
 
-    def load_args(self, plan: MapPlan, in_rows: bool) -> None:
-        for i, arg in enumerate(plan.op.body.block.args):
-            if plan.is_vector(arg) and plan.in_rows(arg) == in_rows:
-                source = self.name(plan.op.inputs[i])
-                place = "[row]" if plan.rows and in_rows else ".data"
-                lanes = "<lanes<double>>" if plan.is_wide else ""
-                text = from_memory(
-                    arg.type, f"load_vector{lanes}({source}{place} + at)"
-                )
-                self.define(arg, f"mask({text})" if arg.type == i1 else text, plan)
+    def print_vectors(self, plan: MapPlan, loop: Loop) -> None:
+        """Print the vectors of some columns, or of some columns of a row."""
+        place = "[row]" if plan.rows and loop == Loop.ELEMENTS else ".data"
+        lanes = "<lanes<double>>" if plan.is_wide else ""
+        for arg, value in plan.args(loop):
+            source = f"load_vector{lanes}({self.name(value)}{place} + at)"
+            text = from_memory(arg.type, source)
+            self.define(arg, f"mask({text})" if arg.type == i1 else text, plan)
+        for op in plan.computed(loop):
+            self.print_vector(op, plan)
 
     def print_row(
         self, plan: MapPlan, labels: Sequence[str], partial: Sequence[str] = ()
     ) -> None:
         """Print the code of one vector of a row, and store or reduce the results."""
-        self.load_args(plan, in_rows=True)
-        for op in plan.computed():
-            if plan.is_vector(op.results[0]) and plan.in_rows(op.results[0]):
-                self.print_vector(op, plan)
+        self.print_vectors(plan, Loop.ELEMENTS)
         place = "[row]" if plan.rows else ".data"
         for index, (_, kind, value) in enumerate(plan.results()):
             name = self.name(value)
@@ -321,12 +305,6 @@ class MapPrinter(SourcePrinter):
                 total = f"{partial[index]}[v]"
                 combined = f"{COMBINE[kind]}::combine({total}, {vector})"
                 self.line(f"{total} = {combined};")
-
-
-def _yielded(op: tile.MapOp | tile.PanelMapOp) -> Sequence[SSAValue]:
-    last = op.body.block.last_op
-    assert isinstance(last, flex.YieldOp)
-    return last.values
 
 
 def _rule(op: Operation) -> Rule:

@@ -39,10 +39,12 @@ from flexc.dialects.tile.compute import (
 )
 from flexc.dialects.tile.cpu import (
     BUFFERS,
+    LOOPS,
     AddStridedOp,
     BufferAttr,
     CopyOp,
     LoadStridedOp,
+    Loop,
     StoreStridedOp,
 )
 from flexc.dialects.tile.cpu_products import (
@@ -92,6 +94,7 @@ __all__ = [
     "GRID_OF",
     "IDLE_BEYOND",
     "KEPT",
+    "LOOPS",
     "VECTOR_BYTES",
     "AddRegisterProductOp",
     "AddStridedOp",
@@ -111,6 +114,7 @@ __all__ = [
     "LiveRangeOp",
     "LoadOp",
     "LoadStridedOp",
+    "Loop",
     "MapOp",
     "OperandAttr",
     "PanelMapOp",

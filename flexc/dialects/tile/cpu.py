@@ -2,8 +2,9 @@
 
 On a CPU a tile lies in a buffer of fast memory. `tile-assign-buffers` chooses the
 buffer. The attribute `tile.buffers` of a kernel lists the buffers of each thread. On an
-op it lists the buffer of each tile that the op defines. Buffers do not change the
-values of the IR.
+op it lists the buffer of each tile that the op defines. `tile-assign-loops` chooses the
+loops in which a map computes its values. Buffers and loops do not change the values of
+the IR.
 """
 
 from __future__ import annotations
@@ -39,11 +40,32 @@ from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.str_enum import StrEnum
 
 from flexc.dialects.tile.types import TileType, shape_of
 
 BUFFERS = "tile.buffers"
 """The attribute that assigns buffers to tiles."""
+
+LOOPS = "tile.loops"
+"""The attribute of a map that assigns a `Loop` to each value of its region.
+
+Its entries are those of the region's arguments, then those of the results of its ops.
+"""
+
+
+class Loop(StrEnum):
+    """The loops of a map in which a value is computed.
+
+    A value of `NONE` is computed before the loops, one of `COLUMNS` once for some
+    columns, one of `ROWS` once for a row, and one of `ELEMENTS` for each row of some
+    columns. Values of `COLUMNS` and `ELEMENTS` are vectors.
+    """
+
+    NONE = "none"
+    COLUMNS = "columns"
+    ROWS = "rows"
+    ELEMENTS = "elements"
 
 
 @irdl_attr_definition

@@ -1,4 +1,6 @@
-// RUN: flexc-opt %s -p tile-insert-copies,tile-assign-buffers -t cpp | filecheck %s
+// RUN: flexc-opt %s -p tile-assign-loops,tile-insert-copies,tile-assign-buffers -t cpp | filecheck %s
+// RUN: not flexc-opt %s -p tile-insert-copies,tile-assign-buffers -t cpp 2>&1 | filecheck %s --check-prefix=LOOPS
+// LOOPS: expects loops of its values: run tile-assign-loops first
 
 // CHECK: // flexc kernel attention, target cpp
 // CHECK-NEXT: // mask: q_idx >= kv_idx

@@ -1,4 +1,4 @@
-// RUN: flexc-opt %s -p tile-insert-copies,tile-assign-buffers -t cpp | filecheck %s
+// RUN: flexc-opt %s -p tile-assign-loops,tile-insert-copies,tile-assign-buffers -t cpp | filecheck %s
 // RUN: not flexc-opt %s -t cpp 2>&1 | filecheck %s --check-prefix=BUFFERS
 // BUFFERS: expects buffers: run tile-assign-buffers first
 
