@@ -300,6 +300,12 @@ SIGNS: tuple[tuple[Any, str, type[FlexcError], str], ...] = (
         ShapeError,
         "shapes in a {kind} do not fit: {text}",
     ),
+    (
+        AssertionError,
+        "Torch not compiled with",
+        UnsupportedOpError,
+        "a {kind} computes on the device of the query and cannot move to another",
+    ),
 )
 """Mistakes that torch's exceptions show: the exception, a pattern in its first line,
 the error to raise instead, and its message.

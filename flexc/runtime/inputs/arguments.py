@@ -259,7 +259,9 @@ def read_scale(scale: Any) -> float | None:
     if not (isinstance(scale, Tensor) and scale.requires_grad):
         try:
             return float(scale)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
+        except OverflowError:
+            raise OptionError("scale expects a number that a float can hold") from None
+        except (TypeError, ValueError, RuntimeError):
             got = described(scale).partition(":")[0]
     raise OptionError(
         f"scale expects a number, got {got}; multiply the query by it instead"

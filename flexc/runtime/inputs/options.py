@@ -178,9 +178,11 @@ def without_options(backend: str) -> Choices:
 def read_choices(backend: str, kernel_options: Mapping[str, Any] | None) -> Choices:
     """Return the choices for a backend and kernel options, or raise OptionError."""
     check_backend(backend)
-    if not kernel_options:
+    if kernel_options is None:
         return without_options(backend)
     check_mapping("kernel_options", kernel_options)
+    if not kernel_options:
+        return without_options(backend)
     deterministic = read_flag(DETERMINISTIC, kernel_options.get(DETERMINISTIC, False))
     tiles = tile_options(kernel_options)
     ignored = tuple(name for name in kernel_options if is_ignored(name))
@@ -200,7 +202,7 @@ def read_choices_of_scope(
     names: Sequence[str] = SCOPE_OPTIONS,
 ) -> Choices:
     """Return the choices for the options of a scope, which may have the given names."""
-    options = options or {}
+    options = {} if options is None else options
     check_mapping("options", options)
     for name in options:
         if name in names:

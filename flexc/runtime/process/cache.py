@@ -86,6 +86,10 @@ IN_USE = 60
 """The seconds for which a used entry is kept, regardless of the limit."""
 
 
+NAME = re.compile(r".+-[0-9a-f]{32}([0-9a-f]{32})?\.(json|py|so|o)", re.DOTALL)
+"""The names of entries: a label, a digest and a suffix. Other files are not flexc's."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """A file of the cache."""
@@ -109,7 +113,7 @@ def limit() -> int:
 
 
 def entries(directory: Path) -> list[Entry]:
-    """Return the entries of a cache, the last used first, without unfinished files."""
+    """Return the entries of a cache, the last used first."""
     with suppress(FileNotFoundError):  # The cache may be removed at any time.
         return sorted(_entries(directory), key=lambda entry: -entry.used)
     return []
@@ -119,7 +123,7 @@ def _entries(directory: Path) -> Iterator[Entry]:
     with os.scandir(directory) as files:
         for file in files:
             with suppress(OSError):  # The file was removed meanwhile.
-                if not file.name.startswith(".") and file.is_file():
+                if NAME.fullmatch(file.name) and file.is_file():
                     info = file.stat(follow_symlinks=False)
                     yield Entry(Path(file.path), info.st_size, info.st_mtime)
 
@@ -164,6 +168,9 @@ SEAL = "\n# sha256 {}\n"
 """The end of an entry. It is a comment in Python, and loaders of objects ignore it."""
 
 SEAL_SIZE = len(SEAL.format("0" * 64))
+
+UNFINISHED = ".new-"
+"""The start of the names of directories with unfinished files."""
 
 ABANDONED = 24 * 3600
 """The seconds after which an unfinished file counts as left by a dead process."""
@@ -295,7 +302,7 @@ def workspace() -> Iterator[Path]:
     parent = cache_dir()
     with _writing_to(parent):
         _remove_abandoned(parent)
-        path = Path(tempfile.mkdtemp(dir=parent, prefix=".new-"))
+        path = Path(tempfile.mkdtemp(dir=parent, prefix=UNFINISHED))
         try:
             yield path
         finally:
@@ -305,22 +312,17 @@ def workspace() -> Iterator[Path]:
 def _remove_abandoned(directory: Path) -> None:
     """Remove unfinished files of processes that died."""
     latest = time.time() - ABANDONED
-    for path in _unfinished(directory):
+    for path in directory.glob(f"{UNFINISHED}*"):
         with suppress(FileNotFoundError):
             if path.lstat().st_mtime < latest:
                 _remove(path)
 
 
-def _unfinished(directory: Path) -> list[Path]:
-    return [directory / name for name in os.listdir(directory) if name[0] == "."]
-
-
 def clear_cache() -> None:
-    """Remove all entries, but not the directory or the unfinished files of others."""
+    """Remove all entries, but no other files, nor the unfinished files of others."""
     directory = cache_dir()
-    unfinished = set(_unfinished(directory))
     for path in directory.iterdir():
-        if path not in unfinished:
+        if NAME.fullmatch(path.name):
             _remove(path)
     _remove_abandoned(directory)
 

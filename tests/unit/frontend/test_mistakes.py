@@ -293,6 +293,11 @@ SCORES: dict[str, tuple[Any, type[errors.FlexcError], str]] = {
         Unsupported,
         "must not differentiate, as torch.func.grad does: write the derivative out",
     ),
+    "device": (
+        lambda s, b, h, q, k: s.to("xpu"),
+        Unsupported,
+        "a score_mod computes on the device of the query and cannot move to another",
+    ),
     "grad": (
         lambda s, b, h, q, k: torch.autograd.grad(s, s)[0],
         Unsupported,

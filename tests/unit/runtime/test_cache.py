@@ -25,6 +25,7 @@ from flexc.runtime.planner.ordering import order_kernel
 from flexc.runtime.process.cache import (
     cache_dir,
     clear_cache,
+    entries,
     load,
     store,
     workspace,
@@ -212,15 +213,32 @@ def test_a_forked_child_does_not_wait_for_its_parents_threads(folder: Path) -> N
         torch.set_num_threads(before)
 
 
+ENTRY = f"attention-{'0' * 32}.so"
+
+
 def test_store_load_and_clear(folder: Path) -> None:
-    assert load("a.txt") is None
-    path = store("a.txt", b"one")
-    assert store("a.txt", b"two") == path
-    assert load("a.txt") == b"two"
-    (cache_dir() / "folder").mkdir()
-    (cache_dir() / "link").symlink_to(folder)
+    assert load(ENTRY) is None
+    path = store(ENTRY, b"one")
+    assert store(ENTRY, b"two") == path
+    assert load(ENTRY) == b"two"
     clear_cache()
-    assert list(folder.iterdir()) == []
+    assert load(ENTRY) is None
+
+
+def test_clearing_removes_only_what_flexc_wrote(folder: Path) -> None:
+    digest = "0123456789abcdef" * 2
+    own = [f"attention-{digest}{end}" for end in (".py", ".so")]
+    own += [f"shared-{digest}.o", f"kernel-{digest}{digest}.json"]
+    others = ["a.txt", ".bashrc", "thesis-2026.json", f"{digest}.so", "old.so"]
+    for name in (*own, *others):
+        (cache_dir() / name).write_bytes(b"x")
+    (folder / "photos").mkdir()
+    (folder / f"damaged-{digest}.so").mkdir()
+    (folder / f"link-{digest}.so").symlink_to(folder)
+    os.utime(folder / ".bashrc", (0, 0))
+    assert {entry.path.name for entry in entries(folder)} == set(own)
+    clear_cache()
+    assert {path.name for path in folder.iterdir()} == {*others, "photos"}
 
 
 def flipped(path: Path) -> None:
@@ -322,7 +340,7 @@ def test_a_directory_that_is_removed_is_made_again(folder: Path) -> None:
 def test_what_the_dead_left_is_removed(folder: Path) -> None:
     with workspace() as old, workspace() as young:
         os.utime(old, (0, 0))
-        store("a.txt", b"one")
+        store(ENTRY, b"one")
         assert not old.exists()
         clear_cache()
         assert list(folder.iterdir()) == [young]

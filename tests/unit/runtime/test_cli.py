@@ -13,6 +13,8 @@ import pytest
 from flexc.cli import main, parser
 from flexc.runtime.process.cache import cache_dir, store
 
+DIGEST = "0123456789abcdef" * 2
+
 MODS = """
 import torch
 
@@ -164,7 +166,7 @@ def test_cache(
     assert main(["cache"]) == 0
     said = f"{tmp_path}/cache: 0 files, 0.0 MB of at most 2147.5\n"
     assert capsys.readouterr().out == said
-    (tmp_path / "cache" / "kernel.cpp").write_text("x")
+    (tmp_path / "cache" / f"add-{DIGEST}.so").write_text("x")
     monkeypatch.setenv("FLEXC_CACHE_SIZE", "3M")
     assert main(["cache", "size"]) == 0
     assert capsys.readouterr().out.endswith("1 files, 0.0 MB of at most 3.1\n")
@@ -180,21 +182,21 @@ def test_cache_lists_the_last_used_first(
 ) -> None:
     monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path / "cache"))
     source = "// flexc kernel attention, target cpp\n// mask: q_idx >= kv_idx\n\n"
-    store("spec-0.json", json.dumps({"source": source}).encode())
-    store("spec-1.json", b'["another version"]')
+    store(f"spec-{DIGEST}.json", json.dumps({"source": source}).encode())
+    store(f"spec-{DIGEST[::-1]}.json", b'["another version"]')
     launch = ["launch", ["attention-0.so", "attention", ["address"]], [0], []]
     allocation = ["allocate", 4, [1, 2, 256, 64], [1, 1, 1, 1], "float32", 0, False]
-    store("tape-0.json", json.dumps({"steps": [allocation, launch]}).encode())
-    os.utime(cache_dir() / "tape-0.json", (1, 1))
-    os.utime(cache_dir() / "spec-1.json", (2, 2))
-    os.utime(store("old.so", b"object"), (0, 0))
+    store(f"tape-{DIGEST}.json", json.dumps({"steps": [allocation, launch]}).encode())
+    os.utime(cache_dir() / f"tape-{DIGEST}.json", (1, 1))
+    os.utime(cache_dir() / f"spec-{DIGEST[::-1]}.json", (2, 2))
+    os.utime(store(f"old-{DIGEST}.so", b"object"), (0, 0))
     assert main(["cache", "list"]) == 0
     first, other, tape, second = capsys.readouterr().out.splitlines()
-    assert first.endswith("spec-0.json  attention (mask: q_idx >= kv_idx)")
-    assert other.endswith("spec-1.json")
-    said = "tape-0.json  launches attention; allocates float32 (1, 2, 256, 64)"
+    assert first.endswith(f"spec-{DIGEST}.json  attention (mask: q_idx >= kv_idx)")
+    assert other.endswith(f"spec-{DIGEST[::-1]}.json")
+    said = f"tape-{DIGEST}.json  launches attention; allocates float32 (1, 2, 256, 64)"
     assert tape.endswith(said)
-    assert second.endswith("old.so")
+    assert second.endswith(f"old-{DIGEST}.so")
 
 
 def test_env(

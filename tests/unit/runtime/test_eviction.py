@@ -36,33 +36,39 @@ def aged(path: Path, minutes: int) -> Path:
     return path
 
 
+def entry(label: str) -> str:
+    """The name of an entry."""
+    return f"{label}-{'0' * 32}.so"
+
+
 def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
+    """The labels of the entries in a folder."""
+    return {path.name.partition("-")[0] for path in folder.iterdir()}
 
 
 def test_the_oldest_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for age in (5, 20, 10, 15):
-        aged(store(f"{age}", KILOBYTE), age)
+        aged(store(entry(f"{age}"), KILOBYTE), age)
     monkeypatch.setenv("FLEXC_CACHE_SIZE", "4K")
-    store("new", KILOBYTE)
+    store(entry("new"), KILOBYTE)
     assert names(folder) == {"5", "10", "new"}
 
 
 def test_what_is_used_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for age in (5, 20, 10, 15):
-        aged(store(f"{age}", KILOBYTE), age)
-    assert load("20") == KILOBYTE
+        aged(store(entry(f"{age}"), KILOBYTE), age)
+    assert load(entry("20")) == KILOBYTE
     monkeypatch.setenv("FLEXC_CACHE_SIZE", "4K")
-    store("new", KILOBYTE)
+    store(entry("new"), KILOBYTE)
     assert names(folder) == {"5", "20", "new"}
 
 
 def test_what_is_looked_at_is_not_used(folder: Path) -> None:
-    path = aged(store("old", KILOBYTE), 20)
+    path = aged(store(entry("old"), KILOBYTE), 20)
     before = path.stat().st_mtime
-    assert load("old", used=False) == KILOBYTE
+    assert load(entry("old"), used=False) == KILOBYTE
     assert path.stat().st_mtime == before
-    load("old")
+    load(entry("old"))
     assert path.stat().st_mtime > before + IN_USE
 
 
@@ -70,21 +76,32 @@ def test_nothing_goes_that_may_be_in_use(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXC_CACHE_SIZE", "1K")
-    store("one", KILOBYTE)
-    store("two", KILOBYTE)
-    assert load("one") == load("two") == KILOBYTE
+    store(entry("one"), KILOBYTE)
+    store(entry("two"), KILOBYTE)
+    assert load(entry("one")) == load(entry("two")) == KILOBYTE
+
+
+def test_files_that_are_not_entries_stay(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEXC_CACHE_SIZE", "1K")
+    (folder / "thesis.pdf").write_bytes(3 * KILOBYTE)
+    aged(folder / "thesis.pdf", 90)
+    aged(store(entry("old"), KILOBYTE), 90)
+    store(entry("new"), KILOBYTE)
+    assert names(folder) == {"thesis.pdf", "new"}
 
 
 def test_what_others_store_counts_too(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXC_CACHE_SIZE", "3K")
-    store("own", KILOBYTE)
-    aged(folder / "own", 5)
-    (folder / "others").write_bytes(3 * KILOBYTE)
-    aged(folder / "others", 10)
+    store(entry("own"), KILOBYTE)
+    aged(folder / entry("own"), 5)
+    (folder / entry("others")).write_bytes(3 * KILOBYTE)
+    aged(folder / entry("others"), 10)
     for name in ("a", "b", "c"):
-        store(name, KILOBYTE)
+        store(entry(name), KILOBYTE)
     assert "others" not in names(folder)
     assert {"a", "b", "c"} <= names(folder)
 

@@ -297,9 +297,15 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
     ),
     "scale-of-many-digits": (
         errors.OptionError,
-        "scale expects a number",
+        "scale expects a number that a float can hold",
         (Q, K, V),
         {"scale": 10**400},
+    ),
+    "options-as-a-list": (
+        errors.OptionError,
+        "kernel_options expects a dict, got list",
+        (Q, K, V),
+        {"kernel_options": []},
     ),
     "aux": (
         errors.OptionError,
