@@ -43,7 +43,7 @@ def test_nothing_waits() -> None:
 
 def add_without_waiting(name: str) -> None:
     tensor, reads, scatter, adjoints, _ = scattered(name)
-    kind = scatter.index_class
+    kind = scatter.coordinates
     captures = [c.cuda() if isinstance(c, Tensor) else c for c in reads.captures]
     chunks = CHUNKS["heads"]
     sums = [(summed(kind, of_chunk(adjoints, c)).cuda(), c) for c in chunks]

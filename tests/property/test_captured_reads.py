@@ -9,7 +9,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flexc.passes.scalar.captured_reads import IndexClass, Part
+from flexc.dialects.flex import Coordinates
+from flexc.passes.scalar.captured_reads import Part
 from flexc.passes.scalar.variation import Along
 from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
 from flexc.runtime.autograd.captured_places import Sizes, chunks_for
@@ -68,17 +69,17 @@ def test_generated_reads(
     reads = Reads.of(score_mod(tensor, [p for p, _ in places]), simplified, 64)
     (load,) = reads.loads(tensor)
     read = reads.indices.read(load)
-    event(read.index_class.value)
+    event(read.coordinates.value)
     found = reads.evaluate(load, SIZES)
-    assert all(is_constant(read.index_class, index) for index in found)
+    assert all(is_constant(read.coordinates, index) for index in found)
     for part in read.parts:
         check_part(part, found)
     adjoints = torch.randn(SHAPE, generator=generator, dtype=torch.float64)
     scatter = Scatter(read)
     gradient = CapturedGradient(tensor, reads.captures, SIZES, torch.float64)
-    chunks = chunks_for(read.index_class, SIZES, max_bytes=max_bytes, rows=4)
-    for chunk in chunks if read.index_class is IndexClass.PAIR else [None]:
+    chunks = chunks_for(read.coordinates, SIZES, max_bytes=max_bytes, rows=4)
+    for chunk in chunks if read.coordinates is Coordinates.PAIR else [None]:
         own = adjoints if chunk is None else of_chunk(adjoints, chunk)
-        gradient.add(scatter, summed(read.index_class, own), chunk)
+        gradient.add(scatter, summed(read.coordinates, own), chunk)
     expected = dense_gradient(tensor, found, adjoints)
     torch.testing.assert_close(gradient.result(), expected, rtol=1e-12, atol=1e-12)

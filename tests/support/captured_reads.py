@@ -11,6 +11,7 @@ from torch import Tensor
 from xdsl.context import Context
 
 from flexc.dialects import flex
+from flexc.dialects.flex import Coordinates
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
@@ -18,7 +19,6 @@ from flexc.passes import pipelines
 from flexc.passes.scalar.captured_reads import (
     CapturedRead,
     CaptureIndices,
-    IndexClass,
 )
 from flexc.passes.scalar.copier import index_region
 from flexc.runtime.autograd.captured_places import Chunk, Sizes
@@ -86,16 +86,16 @@ def dense_gradient(tensor: Tensor, indices: list[Tensor], adjoints: Tensor) -> T
     return gradient.index_put_(places, adjoints[inside].double(), accumulate=True)
 
 
-def summed(kind: IndexClass, adjoints: Tensor) -> Tensor:
+def summed(kind: Coordinates, adjoints: Tensor) -> Tensor:
     """What a kernel makes of the adjoints of all pairs, (B, Hq, Sq, Skv)."""
     match kind:
-        case IndexClass.HEAD:
+        case Coordinates.HEAD:
             return adjoints.sum((2, 3))
-        case IndexClass.ROW:
+        case Coordinates.ROW:
             return adjoints.sum(3)
-        case IndexClass.COLUMN:
+        case Coordinates.COLUMN:
             return adjoints.sum(2)
-        case IndexClass.DIAGONAL:
+        case Coordinates.DISTANCE:
             return diagonals(adjoints)
         case _:
             return adjoints
@@ -115,16 +115,16 @@ def of_chunk(adjoints: Tensor, chunk: Chunk) -> Tensor:
     return adjoints[b, h, q]
 
 
-def is_constant(kind: IndexClass, index: Tensor) -> bool:
+def is_constant(kind: Coordinates, index: Tensor) -> bool:
     """Whether an index is the same along all that its class is summed over."""
     match kind:
-        case IndexClass.HEAD:
+        case Coordinates.HEAD:
             return bool((index == index[:, :, :1, :1]).all())
-        case IndexClass.ROW:
+        case Coordinates.ROW:
             return bool((index == index[:, :, :, :1]).all())
-        case IndexClass.COLUMN:
+        case Coordinates.COLUMN:
             return bool((index == index[:, :, :1]).all())
-        case IndexClass.DIAGONAL:
+        case Coordinates.DISTANCE:
             return bool((index[:, :, 1:, 1:] == index[:, :, :-1, :-1]).all())
         case _:
             return True

@@ -48,17 +48,18 @@ from flexc.dialects.mod_region import (
 
 
 class Coordinates(StrEnum):
-    """The coordinates of the sums of a read's adjoints.
+    """The positions, other than b and h, that the index of a captured read varies with.
 
-    HEAD and ROW sums are (B, Hq, Sq), COLUMN sums (B, Hq, Skv). DIAGONAL and PAIR sums
-    have the shapes of `SumKind.DIAGONAL` and `SumKind.PAIRS` of `flex.pair_sums`. A
-    read by HEAD has the same index in all rows.
+    One sum of the read's adjoints is taken for all pairs that share them: at HEAD for
+    all pairs of a head, at DISTANCE for those of one `q_idx - kv_idx`. HEAD and ROW
+    sums are (B, Hq, Sq), COLUMN sums (B, Hq, Skv). DISTANCE and PAIR sums have the
+    shapes of `SumKind.DIAGONAL` and `SumKind.PAIRS` of `flex.pair_sums`.
     """
 
     HEAD = "head"
     ROW = "row"
     COLUMN = "column"
-    DIAGONAL = "diagonal"
+    DISTANCE = "distance"
     PAIR = "pair"
 
 
@@ -129,7 +130,7 @@ class ScatterSumsOp(IRDLOperation):
         return self.by.data
 
     def verify_(self) -> None:
-        is_large = self.coordinates in (Coordinates.DIAGONAL, Coordinates.PAIR)
+        is_large = self.coordinates in (Coordinates.DISTANCE, Coordinates.PAIR)
         verify_rank("sums", self.sums.type, 4 if is_large else 3)
         if self.target not in self.captures:
             raise VerifyException("target expects to be one of the captures")

@@ -61,7 +61,7 @@ KINDS = {
     Coordinates.HEAD: SumKind.TOTAL,
     Coordinates.ROW: SumKind.TOTAL,
     Coordinates.COLUMN: SumKind.TOTAL,
-    Coordinates.DIAGONAL: SumKind.DIAGONAL,
+    Coordinates.DISTANCE: SumKind.DIAGONAL,
     Coordinates.PAIR: SumKind.PAIRS,
 }
 """The kind of sum for the adjoints of each class of reads.
@@ -71,7 +71,7 @@ Adjoints of reads by column are summed in a transposed kernel.
 
 BY_ROW = (Coordinates.HEAD, Coordinates.ROW)
 BY_COLUMN = (Coordinates.COLUMN,)
-BY_PAIR = (Coordinates.DIAGONAL, Coordinates.PAIR)
+BY_PAIR = (Coordinates.DISTANCE, Coordinates.PAIR)
 
 LARGE = (SumKind.DIAGONAL, SumKind.PAIRS)
 """Kinds of sums that may need more memory than all other tensors of a call."""
@@ -113,7 +113,7 @@ class CapturedGradients:
             value = f"{prefix}read {i}"
             if value in code.yields:
                 known = indices.read(load)
-                by = Coordinates(known.index_class.value)
+                by = known.coordinates
                 value = code.first_name(value)
                 self.reads.append(CaptureRead(value, load, known.capture, by))
 

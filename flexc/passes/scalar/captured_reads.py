@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import AnyFloat, IntegerType
 from xdsl.ir import BlockArgument, Operation, Region, SSAValue
 
 from flexc.dialects import flex
+from flexc.dialects.flex import Coordinates
 from flexc.errors import GradientError
 from flexc.passes.scalar.copier import location_of, needed, sliced
 from flexc.passes.scalar.ranges.exact_ranges import position_args
@@ -26,20 +26,6 @@ from flexc.passes.scalar.ranges.value_ranges import width_of
 from flexc.passes.scalar.readable import meant, spell
 from flexc.passes.scalar.strides import INDEX, WholeNumbers, strides_of_mod
 from flexc.passes.scalar.variation import NOTHING, PAIR, Along, Dependences
-
-
-class IndexClass(Enum):
-    """The positions that the index of a read varies with, other than b and h."""
-
-    HEAD = "head"
-    """Neither rows nor columns: all pairs of a head read the same element."""
-    ROW = "row"
-    COLUMN = "column"
-    DIAGONAL = "diagonal"
-    """Rows and columns, but only through `q_idx - kv_idx`."""
-    PAIR = "pair"
-    SCORE = "score"
-    """The score: no sum can be taken before the score is known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +68,10 @@ class CapturedRead:
 
     capture: int
     """The position of the captured tensor among the captures."""
-    index_class: IndexClass
+    coordinates: Coordinates
     parts: tuple[Part, ...]
     why: str
-    """For class PAIR, the reason why no other class was proved; else empty."""
+    """For PAIR, the reason why no other coordinates were proved; else empty."""
 
     @property
     def injective(self) -> bool:
@@ -103,7 +89,7 @@ class CapturedRead:
         computes the sums. Only in this case may a GPU add the adjoints in any order.
         """
         parts = (part for part in self.parts if part.line is None)
-        is_pair = self.index_class is IndexClass.PAIR
+        is_pair = self.coordinates is Coordinates.PAIR
         return is_pair and any(part.along & PAIR == PAIR for part in parts)
 
 
@@ -111,11 +97,10 @@ POSITIONS = (Along.BATCH, Along.HEAD, Along.ROW, Along.COLUMN)
 
 
 class CaptureIndices:
-    """A classifier of the reads in a score mod's region.
+    """The coordinates of the reads in a score mod's region.
 
-    The classification is sound: a read's class never omits a position that the read
-    varies with. Sq and Skv are at most `max_length`. `fits` says that no arithmetic on
-    positions overflows.
+    They are sound: they never omit a position that a read varies with. Sq and Skv are
+    at most `max_length`. `fits` says that no arithmetic on positions overflows.
     """
 
     def __init__(
@@ -139,27 +124,27 @@ class CaptureIndices:
         ops = self.region.block.ops
         return [op for op in ops if isinstance(op, flex.LoadCaptureOp)]
 
-    def classify(self, load: flex.LoadCaptureOp) -> IndexClass:
-        """Return the class of a read."""
-        return self.class_of(load.indices)
+    def coordinates(self, indices: Sequence[SSAValue]) -> Coordinates | None:
+        """Return the coordinates of a read at these indices.
 
-    def class_of(self, indices: Sequence[SSAValue]) -> IndexClass:
-        """Return the class of a read whose indices are these values."""
+        Return None if an index depends on the score: no sum can be taken before the
+        score is known.
+        """
         if any(self.dependences[i] & Along.SCORE for i in indices):
-            return IndexClass.SCORE
+            return None
         along = self.along(indices) & PAIR
         if along != PAIR:
-            return _CLASSES[along]
+            return _COORDINATES[along]
         invariant = all(map(self.diagonal.is_invariant, indices))
-        return IndexClass.DIAGONAL if invariant else IndexClass.PAIR
+        return Coordinates.DISTANCE if invariant else Coordinates.PAIR
 
     def read(self, load: flex.LoadCaptureOp) -> CapturedRead:
         """Return a description of a read.
 
         Raise GradientError if an index depends on the score.
         """
-        kind = self.classify(load)
-        if kind is IndexClass.SCORE:
+        by = self.coordinates(load.indices)
+        if by is None:
             name = load.tensor.name_hint or "a captured tensor"
             raise GradientError(
                 f"{name} is read at a place that depends on the score, so that its "
@@ -167,19 +152,19 @@ class CaptureIndices:
                 "positions alone, or detach() it",
                 location_of(load),
             )
-        return self.read_at(load.tensor, load.indices, kind)
+        return self.read_at(load.tensor, load.indices, by)
 
     def read_at(
-        self, tensor: SSAValue, indices: Sequence[SSAValue], kind: IndexClass
+        self, tensor: SSAValue, indices: Sequence[SSAValue], by: Coordinates
     ) -> CapturedRead:
-        """Return a description of a read of class `kind`."""
+        """Return a description of a read of known coordinates."""
         assert isinstance(tensor, BlockArgument)
         groups = self._groups(indices)
         return CapturedRead(
             tensor.index - self.first_capture,
-            kind,
+            by,
             tuple(self._part(tensor, indices, dims) for dims in groups),
-            self._why(indices) if kind is IndexClass.PAIR else "",
+            self._why(indices) if by is Coordinates.PAIR else "",
         )
 
     def along(self, values: Iterable[SSAValue]) -> Along:
@@ -261,22 +246,22 @@ class CaptureIndices:
         return ""
 
 
-def read_of_index(index: Region, capture: int, kind: IndexClass) -> CapturedRead:
+def read_of_index(index: Region, capture: int, by: Coordinates) -> CapturedRead:
     """Return a description of the read of a capture whose index a region computes.
 
     `index` is a region of b, h, q_idx, kv_idx and captures, as `index_region` returns
-    it. `kind` is the read's class, which the caller found in the complete mod.
+    it. `by` has the read's coordinates, which the caller found in the complete mod.
     """
     last = index.block.last_op
     assert isinstance(last, flex.YieldOp)
     tensor = index.block.args[len(POSITIONS) + capture]
-    return CaptureIndices(index).read_at(tensor, last.values, kind)
+    return CaptureIndices(index).read_at(tensor, last.values, by)
 
 
-_CLASSES = {
-    NOTHING: IndexClass.HEAD,
-    Along.ROW: IndexClass.ROW,
-    Along.COLUMN: IndexClass.COLUMN,
+_COORDINATES = {
+    NOTHING: Coordinates.HEAD,
+    Along.ROW: Coordinates.ROW,
+    Along.COLUMN: Coordinates.COLUMN,
 }
 
 

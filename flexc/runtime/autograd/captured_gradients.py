@@ -253,8 +253,8 @@ class Scatter:
     """
 
     def __init__(self, read: CapturedRead):
-        self.index_class = read.index_class
-        axes = AXES[read.index_class]
+        self.coordinates = read.coordinates
+        axes = AXES[read.coordinates]
         self.parts = [
             Places(part, tuple(a for a in axes if a & part.along))
             for part in read.parts
@@ -296,7 +296,7 @@ class CapturedGradient:
             self.spreads[scatter] = Spread(
                 scatter.parts, self.site, self.total, self.deterministic
             )
-        axes = list(AXES[scatter.index_class])
+        axes = list(AXES[scatter.coordinates])
         chunk = chunk or Chunk.whole(self.site.sizes)
         self.spreads[scatter].add(sums, axes, chunk)
 

@@ -1,7 +1,7 @@
 """Reads of captured tensors: the shapes of their sums, and the elements they read.
 
 A kernel sums the adjoints of a read over all dimensions that its index does not vary
-with. The read's `IndexClass` names the dimensions that remain. For a call of 8 x 16
+with. The read's `Coordinates` names the dimensions that remain. For a call of 8 x 16
 heads and 8192 positions, in fp32:
 
 | class    | shape                    | bytes   |
@@ -36,7 +36,8 @@ from xdsl.interpreter import Interpreter
 from xdsl.ir import Region
 
 from flexc.dialects import flex
-from flexc.passes.scalar.captured_reads import POSITIONS, IndexClass, Part
+from flexc.dialects.flex import Coordinates
+from flexc.passes.scalar.captured_reads import POSITIONS, Part
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.variation import PAIR, Along
 from flexc.runtime.interpreters.scalar import ScalarFunctions
@@ -47,12 +48,12 @@ from flexc.runtime.tapes.recorder import recorder
 MAX_BYTES = 1 << 28
 """The limit on the bytes of one array, which fits a GPU's smallest partition."""
 
-AXES: dict[IndexClass, tuple[Along, ...]] = {
-    IndexClass.HEAD: (Along.BATCH, Along.HEAD),
-    IndexClass.ROW: (Along.BATCH, Along.HEAD, Along.ROW),
-    IndexClass.COLUMN: (Along.BATCH, Along.HEAD, Along.COLUMN),
-    IndexClass.DIAGONAL: (Along.BATCH, Along.HEAD, PAIR),
-    IndexClass.PAIR: (Along.BATCH, Along.HEAD, Along.ROW, Along.COLUMN),
+AXES: dict[Coordinates, tuple[Along, ...]] = {
+    Coordinates.HEAD: (Along.BATCH, Along.HEAD),
+    Coordinates.ROW: (Along.BATCH, Along.HEAD, Along.ROW),
+    Coordinates.COLUMN: (Along.BATCH, Along.HEAD, Along.COLUMN),
+    Coordinates.DISTANCE: (Along.BATCH, Along.HEAD, PAIR),
+    Coordinates.PAIR: (Along.BATCH, Along.HEAD, Along.ROW, Along.COLUMN),
 }
 """The axes of the dimensions of sums. PAIR is the axis of the diagonals."""
 
@@ -95,7 +96,7 @@ class Chunk:
 
 
 def chunks_for(
-    kind: IndexClass,
+    kind: Coordinates,
     sizes: Sizes,
     *,
     itemsize: int = 4,
@@ -134,15 +135,16 @@ def chunks_for(
 
 
 def _bytes_of_rows(
-    kind: IndexClass, sizes: Sizes, itemsize: int, rows_of_diagonals: int | None, n: int
+    by: Coordinates, sizes: Sizes, itemsize: int, rows_of_diagonals: int | None, n: int
 ) -> int:
     """Return the bytes of the sums of n rows of a head."""
-    if kind is IndexClass.DIAGONAL:
+    if by is Coordinates.DISTANCE:
         arrays = -(-n // rows_of_diagonals) if rows_of_diagonals else 1
         return arrays * (sizes.q_len + sizes.kv_len - 1) * itemsize
-    if kind is IndexClass.PAIR:
+    if by is Coordinates.PAIR:
         return n * sizes.kv_len * itemsize
-    return {IndexClass.ROW: n, IndexClass.COLUMN: sizes.kv_len}.get(kind, 1) * itemsize
+    rows = {Coordinates.ROW: n, Coordinates.COLUMN: sizes.kv_len}.get(by, 1)
+    return rows * itemsize
 
 
 def _runs(whole: range, most: int, multiple: int = 1) -> list[range]:

@@ -19,13 +19,13 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from flexc.dialects import flex
-from flexc.dialects.flex import SumKind, diagonal_entries, diagonal_zero
+from flexc.dialects.flex import Coordinates, SumKind, diagonal_entries, diagonal_zero
 from flexc.dialects.flex.pair_sums import element_of
 from flexc.passes import pipelines
 from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
 from flexc.passes.flex.flex_infer_facts import FlexInferFactsPass
 from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
-from flexc.passes.scalar.captured_reads import CapturedRead, IndexClass, read_of_index
+from flexc.passes.scalar.captured_reads import CapturedRead, read_of_index
 from flexc.runtime.attention.run import like_rows
 from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
 from flexc.runtime.autograd.captured_places import MAX_BYTES, Chunk, Sizes, chunks_for
@@ -70,7 +70,7 @@ tile.
 KERNELS = (flex.PairSumsOp, flex.RowDotsOp, flex.WeighRowsOp)
 """Ops that become kernels."""
 
-CLASSES = {SumKind.DIAGONAL: IndexClass.DIAGONAL, SumKind.PAIRS: IndexClass.PAIR}
+COORDINATES = {SumKind.DIAGONAL: Coordinates.DISTANCE, SumKind.PAIRS: Coordinates.PAIR}
 """Index classes of the sums that may be larger than all other results."""
 
 Compile = Callable[[ModuleOp], Background[Kernel]]
@@ -268,7 +268,7 @@ class Launch:
         """Return the chunks that the kernel runs for, each small enough to be held."""
         found = [Chunk.whole(sizes)]
         kinds = [r.kind for r in self.results]
-        for kind, by in CLASSES.items():
+        for kind, by in COORDINATES.items():
             # With `key`, a program visits all rows of a head and has one array of
             # diagonals.
             if not self.starts or (kind == SumKind.DIAGONAL and self.key is not None):
@@ -445,4 +445,4 @@ def _finished(value: Any) -> Tensor:
 def _captured_read(op: flex.ScatterSumsOp) -> CapturedRead:
     """Return the captured read whose sums an op scatters."""
     number = list(op.captures).index(op.target)
-    return read_of_index(op.index, number, IndexClass(op.by.data))
+    return read_of_index(op.index, number, op.coordinates)

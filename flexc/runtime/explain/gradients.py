@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import AnyFloat, ModuleOp, TensorType
 from xdsl.ir import SSAValue
 
 from flexc.dialects import flex
-from flexc.dialects.flex import CAPTURE
+from flexc.dialects.flex import CAPTURE, Coordinates
 from flexc.errors import GradientError
 from flexc.passes import pipelines
 from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
@@ -27,7 +27,7 @@ from flexc.passes.flex.flex_infer_key_ranges import (
     ranges_for,
 )
 from flexc.passes.flex.pair_code import backward_code
-from flexc.passes.scalar.captured_reads import CaptureIndices, IndexClass
+from flexc.passes.scalar.captured_reads import CaptureIndices
 from flexc.passes.scalar.proof import Proven, WhyNot
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.readable import spell
@@ -35,17 +35,7 @@ from flexc.runtime.explain.subject import Subject
 from flexc.runtime.inputs.options import NO_OPTIONS, is_interpreting
 from flexc.runtime.kernels.driver import convert_for
 
-By = Literal["head", "row", "column", "distance", "pair"]
-
 BlockSource = Literal["no mask", "bounds", "tables", "every pair"]
-
-BY: dict[IndexClass, By] = {
-    IndexClass.HEAD: "head",
-    IndexClass.ROW: "row",
-    IndexClass.COLUMN: "column",
-    IndexClass.DIAGONAL: "distance",
-    IndexClass.PAIR: "pair",
-}
 
 QUERIES = "blocks of queries"
 
@@ -58,7 +48,7 @@ class ReadGradient:
 
     read: str
     """The read as text, such as `bias[h, q_idx - kv_idx]`."""
-    by: By
+    by: Coordinates
     """The coordinate of each sum: a head, or a head's row, column, distance or pair.
     """
     why: str
@@ -189,7 +179,7 @@ class Reads:
 
     def read(self, load: flex.LoadCaptureOp) -> ReadGradient:
         known = self.indices.read(load)
-        by, atomics = BY[known.index_class], self.any_order and known.by_pair
+        by, atomics = known.coordinates, self.any_order and known.by_pair
         why = "" if known.injective else known.why
         return ReadGradient(spell(load.result), by, why, atomics)
 

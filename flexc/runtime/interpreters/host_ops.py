@@ -190,7 +190,7 @@ class Scatter:
 
     def add(self, gradient: Tensor, sums: Tensor, indices: list[Tensor]) -> None:
         places = self.places()
-        if self.by == Coordinates.DIAGONAL:
+        if self.by == Coordinates.DISTANCE:
             sums = sums.sum(2)
         flat = sums.flatten(2)
         inside = self.used(flat, places)
@@ -214,7 +214,7 @@ class Scatter:
                 return q_idx
             case Coordinates.COLUMN:
                 return kv_idx
-            case Coordinates.DIAGONAL:
+            case Coordinates.DISTANCE:
                 return q_idx - kv_idx + diagonal_zero(kv_len)
             case Coordinates.PAIR:
                 return q_idx * kv_len + kv_idx

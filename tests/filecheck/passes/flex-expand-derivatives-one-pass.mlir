@@ -57,7 +57,7 @@ func.func @all(%q : !m, %k : !m, %v : !m, %scale : f32, %rows : tensor<?xf32>,
 // CHECK-NOT: @pairs_read_0
 // CHECK-LABEL: func.func @pairs(
 // CHECK: %d_query, %d_key, %diagonal_sums, %pairs_sums = flex.launch @pairs_gradients(
-// CHECK-NEXT: %d_bias = flex.scatter_sums diagonal %diagonal_sums, %bias
+// CHECK-NEXT: %d_bias = flex.scatter_sums distance %diagonal_sums, %bias
 // CHECK: %d_table = flex.scatter_sums pair %pairs_sums, %table
 func.func @pairs(%q : !m, %k : !m, %v : !m, %scale : f32, %bias : tensor<?xf32>,
     %table : tensor<?x?xf32>, %out : !m, %lse : !r, %do : !m)

@@ -36,7 +36,7 @@
 // CHECK-NEXT: flex.yield %h : i32
 // CHECK: %d_key, %d_value = flex.launch @reads_key_value(
 // CHECK: %diagonal_sums = flex.launch @reads_read_0(
-// CHECK-NEXT: %d_table = flex.scatter_sums diagonal %diagonal_sums, %table
+// CHECK-NEXT: %d_table = flex.scatter_sums distance %diagonal_sums, %table
 // CHECK-NEXT: %d = arith.subi %qi, %ki : i32
 // CHECK-NEXT: flex.yield %h, %d : i32, i32
 // CHECK: func.return %d_query, %d_key, %d_value, %d_slopes, %d_table

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from flexc.dialects.flex import Coordinates
 from flexc.errors import GradientError
-from flexc.passes.scalar.captured_reads import CaptureIndices, IndexClass
+from flexc.passes.scalar.captured_reads import CaptureIndices
 from flexc.passes.scalar.variation import NOTHING, Along
 from flexc.runtime.autograd.captured_places import Sizes
 from tests.support.captured_reads import Reads, is_constant
@@ -169,11 +170,11 @@ PAIR: list[tuple[str, Score]] = [
 CASES = [
     pytest.param(kind, mod, id=f"{kind.value}-{name}")
     for kind, mods in (
-        (IndexClass.HEAD, HEAD),
-        (IndexClass.ROW, ROW),
-        (IndexClass.COLUMN, COLUMN),
-        (IndexClass.DIAGONAL, DIAGONAL),
-        (IndexClass.PAIR, PAIR),
+        (Coordinates.HEAD, HEAD),
+        (Coordinates.ROW, ROW),
+        (Coordinates.COLUMN, COLUMN),
+        (Coordinates.DISTANCE, DIAGONAL),
+        (Coordinates.PAIR, PAIR),
     )
     for name, mod in mods
 ]
@@ -185,14 +186,14 @@ def is_float(capture: Any) -> bool:
 
 @pytest.mark.parametrize("simplified", [True, False], ids=["simple", "raw"])
 @pytest.mark.parametrize(("kind", "mod"), CASES)
-def test_classes(kind: IndexClass, mod: Score, simplified: bool) -> None:
+def test_classes(kind: Coordinates, mod: Score, simplified: bool) -> None:
     """Every read of a float is of its class, and constant along the rest."""
     reads = Reads.of(mod, simplified)
     floats = [c for c in reads.captures if is_float(c)]
     loads = [load for tensor in floats for load in reads.loads(tensor)]
     assert loads
     for load in loads:
-        assert reads.indices.classify(load) is kind
+        assert reads.indices.coordinates(load.indices) is kind
         for index in reads.evaluate(load, SIZES):
             assert is_constant(kind, index)
 
@@ -202,8 +203,8 @@ def test_all_reads_of_one_tensor() -> None:
         return s + theta[h] + theta[q - k] * theta[k]
 
     reads = Reads.of(mod)
-    classes = [reads.indices.classify(load) for load in reads.loads(theta)]
-    assert classes == [IndexClass.HEAD, IndexClass.DIAGONAL, IndexClass.COLUMN]
+    classes = [reads.indices.coordinates(load.indices) for load in reads.loads(theta)]
+    assert classes == [Coordinates.HEAD, Coordinates.DISTANCE, Coordinates.COLUMN]
 
 
 def test_reads_at_scores_are_refused() -> None:
@@ -212,7 +213,7 @@ def test_reads_at_scores_are_refused() -> None:
 
     reads = Reads.of(mod)
     (load,) = reads.loads(theta)
-    assert reads.indices.classify(load) is IndexClass.SCORE
+    assert reads.indices.coordinates(load.indices) is None
     line = mod.__code__.co_firstlineno + 1
     with pytest.raises(
         GradientError,
@@ -245,7 +246,7 @@ def test_floats_of_long_sequences_round(power: int, kind: str) -> None:
         return s + theta[(q.float() - k.float()).long() % 64]
 
     reads = Reads.of(mod, length=1 << power)
-    assert reads.read(theta).index_class.value == kind
+    assert reads.read(theta).coordinates.value == kind
 
 
 def test_sums_that_were_proved_to_fit_do_not_wrap() -> None:
@@ -254,9 +255,9 @@ def test_sums_that_were_proved_to_fit_do_not_wrap() -> None:
 
     reads = Reads.of(mod, simplified=False)
     (load,) = reads.loads(theta)
-    assert reads.indices.classify(load) is IndexClass.PAIR
+    assert reads.indices.coordinates(load.indices) is Coordinates.PAIR
     fitting = CaptureIndices(reads.op.score_mod, fits=True)
-    assert fitting.classify(load) is IndexClass.DIAGONAL
+    assert fitting.coordinates(load.indices) is Coordinates.DISTANCE
 
 
 B, H, Q, K = Along.BATCH, Along.HEAD, Along.ROW, Along.COLUMN

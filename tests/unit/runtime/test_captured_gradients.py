@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexc.passes.scalar.captured_reads import IndexClass, read_of_index
+from flexc.dialects.flex import Coordinates
+from flexc.passes.scalar.captured_reads import read_of_index
 from flexc.passes.scalar.copier import index_region
 from flexc.runtime.autograd import captured_gradients
 from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
@@ -37,13 +38,15 @@ per_row = torch.tensor([2, 0, 1, 1])
 shift, far, layer = 28, 1 << 40, torch.tensor(3)
 
 
-def sums_shape(kind: IndexClass, sizes: Sizes, chunk: Chunk | None = None) -> list[int]:
+def sums_shape(
+    kind: Coordinates, sizes: Sizes, chunk: Chunk | None = None
+) -> list[int]:
     chunk = chunk or Chunk.whole(sizes)
     return [len(chunk.positions(axis, sizes)) for axis in AXES[kind]]
 
 
 def sums_bytes(
-    kind: IndexClass, sizes: Sizes, chunk: Chunk | None = None, parts: int = 1
+    kind: Coordinates, sizes: Sizes, chunk: Chunk | None = None, parts: int = 1
 ) -> int:
     return 4 * parts * math.prod(sums_shape(kind, sizes, chunk))
 
@@ -150,8 +153,8 @@ def add_all(
     gradient: CapturedGradient, scatter: Scatter, adjoints: Tensor, chunks: list[Chunk]
 ) -> Tensor:
     for chunk in chunks:
-        sums = summed(scatter.index_class, of_chunk(adjoints, chunk))
-        assert list(sums.shape) == sums_shape(scatter.index_class, SIZES, chunk)
+        sums = summed(scatter.coordinates, of_chunk(adjoints, chunk))
+        assert list(sums.shape) == sums_shape(scatter.coordinates, SIZES, chunk)
         gradient.add(scatter, sums.to(gradient.site.device), chunk)
     return gradient.result()
 
@@ -185,7 +188,7 @@ def test_rows_of_pairs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor, reads, scatter, adjoints, expected = scattered(name)
     gradient = CapturedGradient(tensor, reads.captures, SIZES, torch.float64)
     found = add_all(gradient, scatter, adjoints, CHUNKS["rows"])
-    assert scatter.index_class is IndexClass.PAIR
+    assert scatter.coordinates is Coordinates.PAIR
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -260,7 +263,7 @@ def test_several_reads_of_one_tensor() -> None:
     for load in reads.loads(tensor):
         adjoints = torch.randn(SHAPE, dtype=torch.float64)
         scatter = Scatter(reads.indices.read(load))
-        gradient.add(scatter, summed(scatter.index_class, adjoints))
+        gradient.add(scatter, summed(scatter.coordinates, adjoints))
         expected += dense_gradient(tensor, reads.evaluate(load, SIZES), adjoints)
     assert len(reads.loads(tensor)) == 6
     torch.testing.assert_close(gradient.result(), expected, rtol=1e-12, atol=1e-12)
@@ -284,7 +287,7 @@ def test_autograd_agrees() -> None:
     for tensor, gradient in zip(tensors, expected, strict=True):
         scatter = Scatter(reads.read(tensor))
         found = CapturedGradient(tensor, reads.captures, SIZES, torch.float64)
-        found.add(scatter, summed(scatter.index_class, adjoints))
+        found.add(scatter, summed(scatter.coordinates, adjoints))
         torch.testing.assert_close(found.result(), gradient, rtol=1e-12, atol=1e-12)
 
 
@@ -310,7 +313,7 @@ def test_a_read_is_known_by_its_index_region() -> None:
         (load,) = reads.loads(tensor)
         place = [c is tensor for c in reads.captures].index(True)
         index = index_region(reads.op.score_mod, load)
-        again = Scatter(read_of_index(index, place, scatter.index_class))
+        again = Scatter(read_of_index(index, place, scatter.coordinates))
         gradient = CapturedGradient(tensor, reads.captures, SIZES, torch.float64)
         found = add_all(gradient, again, adjoints, CHUNKS["whole"])
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -326,19 +329,19 @@ def test_equal_calls_give_equal_bits() -> None:
         assert torch.equal(*runs)
 
 
-KINDS = [k for k in IndexClass if k is not IndexClass.SCORE]
+KINDS = list(Coordinates)
 
 
 @pytest.mark.parametrize("max_bytes", [1, 5_000, 40_000, 10**6, 10**9])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.value)
-def test_chunks(kind: IndexClass, max_bytes: int) -> None:
+def test_chunks(kind: Coordinates, max_bytes: int) -> None:
     """They cover all pairs once, and are small, unless 16 rows are not."""
     chunks = chunks_for(kind, SIZES, max_bytes=max_bytes, rows=16, rows_of_diagonals=16)
     count = torch.zeros(SHAPE, dtype=torch.int32)
     for chunk in chunks:
         of_chunk(count, chunk).add_(1)
         assert chunk.rows.start % 16 == 0
-        parts = -(-len(chunk.rows) // 16) if kind is IndexClass.DIAGONAL else 1
+        parts = -(-len(chunk.rows) // 16) if kind is Coordinates.DISTANCE else 1
         least = len(chunk.batch) == len(chunk.heads) == 1 and len(chunk.rows) <= 16
         assert least or sums_bytes(kind, SIZES, chunk, parts=parts) <= max_bytes
     assert (count == 1).all()
@@ -346,7 +349,7 @@ def test_chunks(kind: IndexClass, max_bytes: int) -> None:
 
 def test_chunks_are_about_equal() -> None:
     sizes = Sizes(3, 10, 100, 100)
-    pair = IndexClass.PAIR
+    pair = Coordinates.PAIR
     whole = sums_bytes(pair, sizes)
     assert len(chunks_for(pair, sizes, max_bytes=whole)) == 1
     assert [len(c.batch) for c in chunks_for(pair, sizes, max_bytes=whole - 1)] == [
