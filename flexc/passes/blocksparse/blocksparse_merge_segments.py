@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp, UnitAttr
 from xdsl.ir import Region, SSAValue
 from xdsl.passes import ModulePass
@@ -145,8 +144,8 @@ class SegmentMerger:
         if not reads(self.segments[number].block):
             return own
         if number + 1 < len(ranges):
-            own = code.insert(arith.MinSIOp(own, code.sub(end, code.const(1))))
-        return code.insert(arith.MaxSIOp(own, begin), "i")
+            own = code.min(own, code.sub(end, code.const(1)))
+        return code.max(own, begin, "i")
 
     @staticmethod
     def existing(code: ScalarCode, count: SSAValue, start: SSAValue) -> SSAValue:
@@ -187,7 +186,7 @@ class SegmentMerger:
         at, zero = code.const(0), code.const(0)
         found: list[SSAValue] = []
         for begin, end in ranges:
-            length = code.insert(arith.MaxSIOp(code.sub(end, begin), zero))
+            length = code.max(code.sub(end, begin), zero)
             at = code.add(at, length)
             found.append(at)
         return found

@@ -145,7 +145,7 @@ def place_of_next(load: tile.LoadStridedOp, code: ScalarCode) -> SSAValue | None
     size, count = shape_of(load.result.type)[dim], load.extents[dim]
     further = code.mul(load.strides[dim], code.const(size, i64), "further")
     is_full = code.insert(arith.CmpiOp(count, code.const(size), "eq"), "is_full")
-    return code.insert(arith.SelectOp(is_full, further, code.const(0, i64)), "next")
+    return code.select(is_full, further, code.const(0, i64), "next")
 
 
 @dataclass(frozen=True)

@@ -137,8 +137,8 @@ class RegionWidener:
         """Return the i32 that is nearest to a wide value."""
         if value not in self.clamps:
             wide = self.widened(value, code)
-            low = code.insert(arith.MaxSIOp(wide, self.constant(NARROW.lo, code)))
-            both = code.insert(arith.MinSIOp(low, self.constant(NARROW.hi, code)))
+            low = code.max(wide, self.constant(NARROW.lo, code))
+            both = code.min(low, self.constant(NARROW.hi, code))
             self.clamps[value] = code.insert(arith.TruncIOp(both, i32), "clamped")
         return self.clamps[value]
 

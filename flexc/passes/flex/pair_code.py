@@ -35,7 +35,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects import arith
-from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import AnyFloat, f64
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 
@@ -51,23 +50,23 @@ def fused_probability(code: ScalarCode, x: SSAValue, lse: SSAValue) -> SSAValue:
     """Write exp2(x * c - lse * c), which is 0 if x and lse are -inf."""
     lse = _shift(code, lse)
     factor = code.const(LOG2_E, lse.type)
-    product = code.insert(arith.MulfOp(lse, factor))
-    size = code.insert(math_dialect.AbsFOp(product))
+    product = code.mulf(lse, factor)
+    size = code.absf(product)
     digits = 53 if lse.type == f64 else 24
     limit, ulp = 2.0 ** (digits - 2), 2.0 ** (2 - digits)
-    more = code.insert(math_dialect.FmaOp(size, code.const(ulp, lse.type), product))
+    more = code.fma(size, code.const(ulp, lse.type), product)
     is_small = code.cmpf("olt", size, code.const(limit, lse.type))
-    shift = code.insert(arith.NegfOp(code.select(is_small, product, more)))
-    exponent = code.insert(math_dialect.FmaOp(x, factor, shift))
-    return code.insert(math_dialect.Exp2Op(exponent), "p")
+    shift = code.negf(code.select(is_small, product, more))
+    exponent = code.fma(x, factor, shift)
+    return code.exp2(exponent, "p")
 
 
 def weighed_probability(code: ScalarCode, x: SSAValue, lse: SSAValue) -> SSAValue:
     """Write exp2((x - lse) * c), which is 0 if x and lse are -inf."""
-    difference = code.insert(arith.SubfOp(x, _shift(code, lse)))
+    difference = code.subf(x, _shift(code, lse))
     factor = code.const(LOG2_E, lse.type)
-    exponent = code.insert(arith.MulfOp(difference, factor))
-    return code.insert(math_dialect.Exp2Op(exponent), "p")
+    exponent = code.mulf(difference, factor)
+    return code.exp2(exponent, "p")
 
 
 def _shift(code: ScalarCode, lse: SSAValue) -> SSAValue:
@@ -142,7 +141,7 @@ class _Writer:
         return list(self.region.block.ops)
 
     def mul(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
-        return self.code.insert(arith.MulfOp(a, b), name)
+        return self.code.mulf(a, b, name)
 
     def score(self) -> tuple[SSAValue, SSAValue]:
         """Write the score of a pair; return it before and after score_mod."""

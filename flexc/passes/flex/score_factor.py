@@ -167,7 +167,7 @@ def factor_score(
     raw, scale, *rest = block.args
     raw.name_hint, scale.name_hint = "raw", "scale"
     code = ScalarCode(block)
-    score = code.insert(arith.MulfOp(raw, scale), "score")
+    score = code.mulf(raw, scale, "score")
     (value,) = inline_region(score_mod, [score, *rest], code)
     extractor = Extractor(code, block, scale_positive, max_length)
     if scale_positive:
@@ -240,7 +240,7 @@ class Extractor:
                 continue
             term = self.divided(b, factor)
             if term is not None:
-                return factor, self.code.insert(arith.AddfOp(x, term))
+                return factor, self.code.addf(x, term)
         return Factor(), value
 
     def divided(self, value: SSAValue, factor: Factor) -> SSAValue | None:
@@ -252,14 +252,14 @@ class Extractor:
             return None
         for low, z in ((owner.lhs, owner.rhs), (owner.rhs, owner.lhs)):
             if self.spans[low] < self.spans[z] == frozenset(FULL):
-                return self.code.insert(arith.MulfOp(self.divide(low, factor), z))
+                return self.code.mulf(self.divide(low, factor), z)
         return None
 
     def divide(self, value: SSAValue, factor: Factor) -> SSAValue:
         divisor = self.code.const(factor.constant, value.type)
         if factor.has_scale:
-            divisor = self.code.insert(arith.MulfOp(self.scale, divisor))
-        return self.code.insert(arith.DivfOp(value, divisor))
+            divisor = self.code.mulf(self.scale, divisor)
+        return self.code.divf(value, divisor)
 
 
 LOG2_E = math.log2(math.e)

@@ -43,7 +43,7 @@ class Copier:
             value = self.value(formula.value)
             if not formula.negated:
                 return value
-            return code.insert(arith.XOrIOp(value, code.const(-1, i1)))
+            return code.xor(value, code.const(-1, i1))
         is_all = isinstance(formula, AllOf)
         total = code.const(-1 if is_all else 0, i1)
         for part in formula.parts:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from xdsl.builder import Builder
 from xdsl.dialects import arith
+from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import AnyFloat, FloatAttr, IntegerAttr, IntegerType, i1, i32
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint
@@ -63,14 +64,66 @@ class ScalarCode:
     def cmpf(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
         return self.insert(arith.CmpfOp(a, b, predicate))
 
-    def and_(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        return self.insert(arith.AndIOp(a, b))
+    def min(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(arith.MinSIOp(a, b), name)
 
-    def or_(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        return self.insert(arith.OrIOp(a, b))
+    def max(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(arith.MaxSIOp(a, b), name)
 
-    def select(self, c: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
-        return self.insert(arith.SelectOp(c, a, b))
+    def and_(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(arith.AndIOp(a, b), name)
+
+    def or_(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(arith.OrIOp(a, b), name)
+
+    def xor(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(arith.XOrIOp(a, b), name)
+
+    def not_(self, a: SSAValue) -> SSAValue:
+        """Return the negation of an i1."""
+        return self.xor(a, self.const(1, i1))
+
+    def select(
+        self, c: SSAValue, a: SSAValue, b: SSAValue, name: str | None = None
+    ) -> SSAValue:
+        return self.insert(arith.SelectOp(c, a, b), name)
+
+    def addf(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(arith.AddfOp(a, b), name)
+
+    def subf(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(arith.SubfOp(a, b), name)
+
+    def mulf(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(arith.MulfOp(a, b), name)
+
+    def divf(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(arith.DivfOp(a, b), name)
+
+    def fma(self, a: SSAValue, b: SSAValue, c: SSAValue) -> SSAValue:
+        """Return a * b + c, rounded once."""
+        return self.insert(math_dialect.FmaOp(a, b, c))
+
+    def minnumf(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(arith.MinnumfOp(a, b), name)
+
+    def maxnumf(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(arith.MaxnumfOp(a, b), name)
+
+    def negf(self, a: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(arith.NegfOp(a), name)
+
+    def absf(self, a: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(math_dialect.AbsFOp(a), name)
+
+    def exp(self, a: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(math_dialect.ExpOp(a), name)
+
+    def exp2(self, a: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(math_dialect.Exp2Op(a), name)
+
+    def log(self, a: SSAValue, name: str | None = None) -> SSAValue:
+        return self.insert(math_dialect.LogOp(a), name)
 
     def int_cast(self, value: SSAValue, type_: IntegerType) -> SSAValue:
         """Return an integer, sign-extended or truncated to `type_`; an i1 is

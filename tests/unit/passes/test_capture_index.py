@@ -240,7 +240,7 @@ def test_pairs_have_a_reason(mod: Score, why: str) -> None:
     assert found == f"{why} is not known to be a function of q_idx - kv_idx"
 
 
-@pytest.mark.parametrize(("power", "kind"), [(24, "diagonal"), (25, "pair")])
+@pytest.mark.parametrize(("power", "kind"), [(24, "distance"), (25, "pair")])
 def test_floats_of_long_sequences_round(power: int, kind: str) -> None:
     def mod(s, b, h, q, k):
         return s + theta[(q.float() - k.float()).long() % 64]

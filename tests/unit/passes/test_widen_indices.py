@@ -154,12 +154,14 @@ class TwinMaker:
 
     def choose(self, flag: tuple[SSAValue, SSAValue], a: Twin, b: Twin) -> Twin:
         origin = origin_of(a, b)
-        wide = [a.wide, b.wide]
+        wide_a, wide_b = a.wide, b.wide
         if origin == "other":
-            wide = [self.w.int_cast(self.w.int_cast(v, i32), i64) for v in wide]
+            wide_a, wide_b = (
+                self.w.int_cast(self.w.int_cast(v, i32), i64) for v in (wide_a, wide_b)
+            )
         return Twin(
             self.n.select(flag[0], a.narrow, b.narrow),
-            self.w.select(flag[1], *wide),
+            self.w.select(flag[1], wide_a, wide_b),
             origin,
         )
 

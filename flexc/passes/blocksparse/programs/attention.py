@@ -15,8 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xdsl.dialects import arith, scf
 from xdsl.dialects import math as math_dialect
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import StringAttr, TensorType
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
@@ -85,13 +85,11 @@ class KeySplit:
         existing iteration, if there is any: a padded loop reads there.
         """
         zero, one = code.const(0), code.const(1)
-        length = code.insert(arith.MaxSIOp(code.sub(end, begin), zero))
+        length = code.max(code.sub(end, begin), zero)
         size = code.div(length, self.count)
         left = code.sub(length, code.mul(size, self.count))
         extra = code.sub(self.number, code.sub(self.count, left))
-        before = code.add(
-            code.mul(self.number, size), code.insert(arith.MaxSIOp(extra, zero))
-        )
+        before = code.add(code.mul(self.number, size), code.max(extra, zero))
         first = code.add(begin, before, "first")
         has_more = code.cmp("sge", extra, zero)
         more = code.select(has_more, one, zero)
@@ -207,7 +205,7 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         units = [code.const(u, type_) for u in factor.units if u != 1.0]
         if factor.has_scale:
             scale = self.args[self.op.scale]
-            exponent = code.insert(arith.MulfOp(scale, exponent), "qk_scale")
+            exponent = code.mulf(scale, exponent, "qk_scale")
             power = self.power_of_two(self.scaled(scale, factor.constant))
             units.insert(0, scale)
         shape = (self.block_m, self.dv_tile)
@@ -222,23 +220,21 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         if factor.has_scale:
             # Dot products may also overflow before they are scaled.
             scaled = self.scaled(self.args[self.op.scale], factor.peak)
-            peak = code.insert(arith.MaxnumfOp(scaled, peak))
+            peak = code.maxnumf(scaled, peak)
         elif factor.peak != 1.0:
             peak = code.const(factor.peak, type_)
-        return code.insert(arith.DivfOp(largest, peak), "limit")
+        return code.divf(largest, peak, "limit")
 
     def scaled(self, scale: SSAValue, constant: float) -> SSAValue:
         if constant == 1.0:
             return scale
         number = self.code.const(constant, self.op.score_type)
-        return self.code.insert(arith.MulfOp(scale, number), "unit")
+        return self.code.mulf(scale, number, "unit")
 
     def power_of_two(self, value: SSAValue) -> SSAValue:
         """Write the largest power of two that is not above a positive number."""
         log = self.code.insert(math_dialect.Log2Op(value))
-        return self.code.insert(
-            math_dialect.Exp2Op(self.code.insert(math_dialect.FloorOp(log))), "power"
-        )
+        return self.code.exp2(self.code.insert(math_dialect.FloorOp(log)), "power")
 
     def step(
         self, visit: Visit, q: SSAValue, softmax: OnlineSoftmax, state: SoftmaxState

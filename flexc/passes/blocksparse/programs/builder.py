@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import AffineMapAttr, TensorType, UnitAttr, i1, i32
+from xdsl.dialects.builtin import AffineMapAttr, TensorType, UnitAttr, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.utils.hints import isa
 
@@ -81,7 +82,7 @@ class Visit:
             end = code.add(self.start, code.const(block_n))
             found.append(code.cmp("sgt", end, column_len))
         if self.exists is not None:
-            found.append(_not(code, self.exists))
+            found.append(code.not_(self.exists))
         return _any(code, found)
 
     def live(
@@ -100,7 +101,7 @@ class Visit:
         if self.segment.mask_mod is not None:
             (live,) = inline_region(self.segment.mask_mod, mod_args, code)
             if self._unmasked is not None:
-                live = code.or_(live, _not(code, given.pop(0)))
+                live = code.or_(live, code.not_(given.pop(0)))
             found.append(live)
         # This condition varies along columns only, so it is computed once for each
         # column.
@@ -108,26 +109,12 @@ class Visit:
         return _all(code, [*found, *([] if exists is None else [exists])])
 
 
-def _not(code: ScalarCode, flag: SSAValue) -> SSAValue:
-    return code.insert(arith.XOrIOp(flag, code.const(1, i1)))
-
-
 def _any(code: ScalarCode, flags: Sequence[SSAValue]) -> SSAValue | None:
-    if not flags:
-        return None
-    result, *rest = flags
-    for flag in rest:
-        result = code.or_(result, flag)
-    return result
+    return reduce(code.or_, flags) if flags else None
 
 
 def _all(code: ScalarCode, flags: Sequence[SSAValue]) -> SSAValue | None:
-    if not flags:
-        return None
-    result, *rest = flags
-    for flag in rest:
-        result = code.and_(result, flag)
-    return result
+    return reduce(code.and_, flags) if flags else None
 
 
 KEPT = (
@@ -236,7 +223,7 @@ class SegmentKernelBuilder(KernelBuilder):
         first = code.mul(code.div(h, size), size, "first_head")
         within = code.add(block, code.mul(code.sub(h, first), blocks), "program")
         left = code.sub(heads, first)
-        count = code.insert(arith.MinSIOp(left, size), "group_heads")
+        count = code.min(left, size, "group_heads")
         head = code.add(first, code.rem(within, count), "h")
         return code.div(within, count, "m_block"), head
 
@@ -294,7 +281,7 @@ class SegmentKernelBuilder(KernelBuilder):
             (count,) = counts
         if count is not None and segment.may_skip is not None:
             exists = self.code.cmp("sgt", count, self.code.const(0))
-            count = self.code.insert(arith.MaxSIOp(count, self.code.const(1)), "count")
+            count = self.code.max(count, self.code.const(1), "count")
         if segment.padded is not None:
             # If there is no iteration, only the first one runs.
             exists = outer.cmp("slt", begin, end)
@@ -374,7 +361,7 @@ def narrowed(
     code.builder.insert(found)
     found.first.name_hint, found.length.name_hint = "first_seen", "seen_count"
     start = code.add(visit.start, found.first, program.column_name)
-    count = code.insert(arith.MaxSIOp(found.length, code.const(1)), "count")
+    count = code.max(found.length, code.const(1), "count")
     return replace(visit, start=start, count=count)
 
 

@@ -39,8 +39,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xdsl.dialects import arith
-from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import AnyFloat, FloatAttr, f64
 from xdsl.ir import Attribute, SSAValue
 
@@ -128,7 +126,7 @@ class OnlineSoftmax:
         assert state.m_i is not None
         row_max = code.insert(tile.ReduceOp(ReduceKind.MAX, x, 1, count), "row_max")
         if term is None:
-            m = build_row_map(code, [state.m_i, row_max], _maximum, "m")
+            m = build_row_map(code, [state.m_i, row_max], ScalarCode.maxnumf, "m")
             p = self.weights(code, x, m)
         else:
             m, p = self.weights_with_term(code, x, row_max, state.m_i, term)
@@ -138,9 +136,13 @@ class OnlineSoftmax:
         inputs = [state.m_i, m, self.factor, *limits]
         alpha = build_row_map(code, inputs, rescale, "alpha")
         row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1, count), "row_sum")
-        l_i = build_row_map(code, [state.l_i, alpha, row_sum], _fma, "l")
+        l_i = build_row_map(code, [state.l_i, alpha, row_sum], ScalarCode.fma, "l")
         acc = build_map(
-            code, self.shape, [(state.acc, FULL), (alpha, ROW)], _mul, "acc_scaled"
+            code,
+            self.shape,
+            [(state.acc, FULL), (alpha, ROW)],
+            ScalarCode.mulf,
+            "acc_scaled",
         )
         return SoftmaxState(m, l_i, self.product(code, p, v, acc, count))
 
@@ -172,8 +174,8 @@ class OnlineSoftmax:
         therefore relative to the block's own maximum, like those of `weights`, plus the
         difference of this maximum and m, which is at most 0: no weight is above 1.
         """
-        top = build_row_map(code, [row_max, term], _add, "block_max")
-        m = build_row_map(code, [m_i, top], _maximum, "m")
+        top = build_row_map(code, [row_max, term], ScalarCode.addf, "block_max")
+        m = build_row_map(code, [m_i, top], ScalarCode.maxnumf, "m")
         inputs = [row_max, self.factor, self.power]
         factor = build_row_map(code, inputs, _factor, "factor")
         inputs = [row_max, top, m_i, factor, self.limit]
@@ -208,7 +210,7 @@ class OnlineSoftmax:
         inverse = build_row_map(code, [total], invert, "inverse")
         inputs: list[Input] = [(state.acc, FULL), (inverse, ROW)]
         if self.facts.never_empty:
-            out = build_map(code, self.shape, inputs, _mul, "o")
+            out = build_map(code, self.shape, inputs, ScalarCode.mulf, "o")
         else:
             inputs.append((total, ROW))
             out = build_map(code, self.shape, inputs, _mul_unless_empty, "o")
@@ -234,7 +236,9 @@ class OnlineSoftmax:
         assert state.m_i is not None
         maximum = state.m_i
         for unit in self.units:
-            maximum = build_row_map(code, [maximum, unit], _mul, "max_scores")
+            maximum = build_row_map(
+                code, [maximum, unit], ScalarCode.mulf, "max_scores"
+            )
         return maximum
 
     def lse(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
@@ -265,10 +269,10 @@ class OnlineSoftmax:
             if guarded:
                 used = _factor(c, m, factor, power)
                 shift = _guarded_shift(c, m, factor, power, limit)
-            lost = _fma(c, m, used, shift)
+            lost = c.fma(m, used, shift)
             lost = c.select(_is_within(c, m, limit), lost, c.const(0.0, m.type))
-            lost = _mul(c, lost, c.const(LN_2, m.type))
-            return c.insert(arith.SubfOp(log(c, l_i), lost))
+            lost = c.mulf(lost, c.const(LN_2, m.type))
+            return c.subf(c.log(l_i), lost)
 
         total = self.total(code, state)
         rows = [state.m_i, total, self.factor, self.power, self.limit]
@@ -310,7 +314,7 @@ class ShiftedSoftmax(OnlineSoftmax):
         inputs = [(x, FULL), (self.factor, UNIFORM)]
         p = build_map(code, shape_of(x.type), inputs, weight, "p")
         row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1, count), "row_sum")
-        l_i = build_row_map(code, [state.l_i, row_sum], _add, "l")
+        l_i = build_row_map(code, [state.l_i, row_sum], ScalarCode.addf, "l")
         return SoftmaxState(None, l_i, self.product(code, p, v, state.acc, count))
 
     def lse(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
@@ -328,32 +332,12 @@ class ShiftedSoftmax(OnlineSoftmax):
         rows = TileType(self.score_type, self.shape[:1])
         shift = code.const(-self.shift * LN_2, self.score_type)
         shifts = code.insert(tile.FullOp(shift, rows), "row_shift")
-        return shifts, build_row_map(code, [state.l_i], log, "log_sum")
-
-
-def _maximum(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
-    return code.insert(arith.MaxnumfOp(a, b))
-
-
-def _add(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
-    return code.insert(arith.AddfOp(a, b))
-
-
-def _sub(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
-    return code.insert(arith.SubfOp(a, b))
-
-
-def _mul(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
-    return code.insert(arith.MulfOp(a, b))
-
-
-def _fma(code: ScalarCode, a: SSAValue, b: SSAValue, c: SSAValue) -> SSAValue:
-    return code.insert(math_dialect.FmaOp(a, b, c))
+        return shifts, build_row_map(code, [state.l_i], ScalarCode.log, "log_sum")
 
 
 def exp2_fma(code: ScalarCode, x: SSAValue, c: SSAValue, shift: SSAValue) -> SSAValue:
     """Write exp2(x * c + shift)."""
-    return code.insert(math_dialect.Exp2Op(_fma(code, x, c, shift)))
+    return code.exp2(code.fma(x, c, shift))
 
 
 def _is_minus_inf(code: ScalarCode, m: SSAValue) -> SSAValue:
@@ -362,24 +346,24 @@ def _is_minus_inf(code: ScalarCode, m: SSAValue) -> SSAValue:
 
 def _is_within(code: ScalarCode, m: SSAValue, limit: SSAValue) -> SSAValue:
     """Write the condition that a score is finite."""
-    return code.cmpf("ole", code.insert(math_dialect.AbsFOp(m)), limit)
+    return code.cmpf("ole", code.absf(m), limit)
 
 
 def _is_small(code: ScalarCode, product: SSAValue) -> SSAValue:
     """Write the condition that the rounding of m * c does not change an exponent."""
-    size = code.insert(math_dialect.AbsFOp(product))
+    size = code.absf(product)
     limit = 2.0**57 if product.type == f64 else 2.0**28
     return code.cmpf("olt", size, code.const(limit, product.type))
 
 
 def _factor(code: ScalarCode, m: SSAValue, c: SSAValue, power: SSAValue) -> SSAValue:
     """Write c, or `power` if m * c is large."""
-    return code.select(_is_small(code, _mul(code, m, c)), c, power)
+    return code.select(_is_small(code, code.mulf(m, c)), c, power)
 
 
 def _shift(code: ScalarCode, m: SSAValue, c: SSAValue) -> SSAValue:
     """Write -m * c."""
-    return code.insert(arith.NegfOp(_mul(code, m, c)))
+    return code.negf(code.mulf(m, c))
 
 
 def _guarded_shift(
@@ -389,28 +373,28 @@ def _guarded_shift(
 
     Scores wait for this value, so both products are computed independently.
     """
-    product = _mul(code, m, c)
-    exact = code.insert(arith.NegfOp(_mul(code, m, power)))
+    product = code.mulf(m, c)
+    exact = code.negf(code.mulf(m, power))
     exact = code.select(_is_within(code, m, limit), exact, code.const(0.0, m.type))
-    negated = code.insert(arith.NegfOp(product))
+    negated = code.negf(product)
     return code.select(_is_small(code, product), negated, exact)
 
 
 def _rescale(code: ScalarCode, m_i: SSAValue, m: SSAValue, c: SSAValue) -> SSAValue:
     """Write exp2((m_i - m) * c)."""
-    difference = code.insert(arith.SubfOp(m_i, m))
-    return code.insert(math_dialect.Exp2Op(_mul(code, difference, c)))
+    difference = code.subf(m_i, m)
+    return code.exp2(code.mulf(difference, c))
 
 
 def _guarded_rescale(
     code: ScalarCode, m_i: SSAValue, m: SSAValue, c: SSAValue, limit: SSAValue
 ) -> SSAValue:
     """Write exp2((m_i - m) * c); 0 if m_i is -inf, and 1 if both are inf."""
-    finite = code.insert(arith.MinnumfOp(m, limit))
+    finite = code.minnumf(m, limit)
     finite = code.select(_is_minus_inf(code, m), code.const(0.0, m.type), finite)
-    exponent = _mul(code, code.insert(arith.SubfOp(m_i, finite)), c)
-    exponent = code.insert(arith.MinnumfOp(exponent, code.const(0.0, m.type)))
-    return code.insert(math_dialect.Exp2Op(exponent))
+    exponent = code.mulf(code.subf(m_i, finite), c)
+    exponent = code.minnumf(exponent, code.const(0.0, m.type))
+    return code.exp2(exponent)
 
 
 def _shift_below(
@@ -429,16 +413,16 @@ def _shift_below(
     infinite score.
     """
     least = code.const(-FORMATS[m_i.type].largest, m_i.type)
-    m = _maximum(code, _maximum(code, m_i, least), top)
-    below = code.insert(arith.SubfOp(top, m))
-    shift = _mul(code, code.insert(arith.SubfOp(below, row_max)), factor)
+    m = code.maxnumf(code.maxnumf(m_i, least), top)
+    below = code.subf(top, m)
+    shift = code.mulf(code.subf(below, row_max), factor)
     infinite = code.cmpf("ogt", top, limit)
-    unused = code.insert(arith.OrIOp(_is_minus_inf(code, row_max), infinite))
+    unused = code.or_(_is_minus_inf(code, row_max), infinite)
     return code.select(unused, code.const(0.0, m.type), shift)
 
 
 def _inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:
-    return code.insert(arith.DivfOp(code.const(1.0, l_i.type), l_i))
+    return code.divf(code.const(1.0, l_i.type), l_i)
 
 
 def _is_empty(code: ScalarCode, l_i: SSAValue) -> SSAValue:
@@ -449,7 +433,7 @@ def _mul_unless_empty(
     code: ScalarCode, acc: SSAValue, inverse: SSAValue, l_i: SSAValue
 ) -> SSAValue:
     zero = code.const(0.0, acc.type)
-    return code.select(_is_empty(code, l_i), zero, _mul(code, acc, inverse))
+    return code.select(_is_empty(code, l_i), zero, code.mulf(acc, inverse))
 
 
 def _inverse_unless_infinite(code: ScalarCode, total: SSAValue) -> SSAValue:
@@ -462,7 +446,7 @@ def _inverse_unless_infinite(code: ScalarCode, total: SSAValue) -> SSAValue:
 
 def _total(code: ScalarCode, l_i: SSAValue, m: SSAValue, limit: SSAValue) -> SSAValue:
     """Write l, or inf if m is inf; a NaN stays NaN."""
-    infinite = code.insert(arith.AddfOp(l_i, code.const(math.inf, l_i.type)))
+    infinite = code.addf(l_i, code.const(math.inf, l_i.type))
     return code.select(code.cmpf("ogt", m, limit), infinite, l_i)
 
 
@@ -481,7 +465,7 @@ def _unless_nan_or_empty(
 
 def lse_of_parts(code: ScalarCode, shift: SSAValue, log_sum: SSAValue) -> SSAValue:
     """Write the rounded sum of the parts of log-sum-exp."""
-    return _add(code, shift, log_sum)
+    return code.addf(shift, log_sum)
 
 
 def rest_of_parts(code: ScalarCode, shift: SSAValue, log_sum: SSAValue) -> SSAValue:
@@ -490,19 +474,13 @@ def rest_of_parts(code: ScalarCode, shift: SSAValue, log_sum: SSAValue) -> SSAVa
     The error is itself a float (Knuth, The Art of Computer Programming, 4.2.2, theorem
     B).
     """
-    lse = _add(code, shift, log_sum)
-    added = _sub(code, lse, shift)
-    rest = _add(
-        code, _sub(code, shift, _sub(code, lse, added)), _sub(code, log_sum, added)
-    )
-    magnitude = code.insert(math_dialect.AbsFOp(lse))
+    lse = code.addf(shift, log_sum)
+    added = code.subf(lse, shift)
+    rest = code.addf(code.subf(shift, code.subf(lse, added)), code.subf(log_sum, added))
+    magnitude = code.absf(lse)
     infinite = code.cmpf("oeq", magnitude, code.const(math.inf, lse.type))
     return code.select(infinite, code.const(0.0, lse.type), rest)
 
 
 def log_sum(code: ScalarCode, maximum: SSAValue, l_i: SSAValue) -> SSAValue:
-    return code.insert(arith.AddfOp(maximum, code.insert(math_dialect.LogOp(l_i))))
-
-
-def log(code: ScalarCode, l_i: SSAValue) -> SSAValue:
-    return code.insert(math_dialect.LogOp(l_i))
+    return code.addf(maximum, code.log(l_i))

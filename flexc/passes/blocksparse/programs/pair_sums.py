@@ -135,7 +135,7 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         # The key has as many batches as the query, or one.
         batches = code.insert(tile.DimOp(matrix, 0), "column_batches")
         last = code.sub(batches, code.const(1))
-        b = code.insert(arith.MinSIOp(place.b, last), "kv_b")
+        b = code.min(place.b, last, "kv_b")
         return TileOrigin(b, h, zero)
 
     def each_head(self, state: list[SSAValue]) -> list[SSAValue]:
@@ -365,7 +365,7 @@ class OnePassKernelBuilder(PairSumsKernelBuilder):
         inputs: list[Input] = [(rows, FULL), (self.args[self.op.scale], UNIFORM)]
 
         def body(code: ScalarCode, x: SSAValue, scale: SSAValue) -> SSAValue:
-            return code.insert(arith.MulfOp(extended(code, x, type_), scale))
+            return code.mulf(extended(code, x, type_), scale)
 
         return build_map(self.code, shape_of(rows.type), inputs, body, "scaled")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from xdsl.dialects import arith, scf
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import TensorType
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.utils.hints import isa
@@ -146,7 +146,7 @@ class PairKernelBuilder(SegmentKernelBuilder):
 
     def add(self, a: SSAValue, b: SSAValue) -> SSAValue:
         def body(code: ScalarCode, x: SSAValue, y: SSAValue) -> SSAValue:
-            return code.insert(arith.AddfOp(x, y))
+            return code.addf(x, y)
 
         inputs: list[Input] = [(a, ROW), (b, ROW)]
         return build_map(self.code, (self.block_m,), inputs, body, "total")
@@ -157,7 +157,7 @@ class PairKernelBuilder(SegmentKernelBuilder):
             scale = self.args[self.op.scale]
 
             def body(code: ScalarCode, x: SSAValue, y: SSAValue) -> SSAValue:
-                return code.insert(arith.MulfOp(x, y))
+                return code.mulf(x, y)
 
             inputs: list[Input] = [(acc, FULL), (scale, UNIFORM)]
             acc = build_map(code, tile.shape_of(acc.type), inputs, body, "scaled")

@@ -167,10 +167,10 @@ class Splitter:
     def added(self, a: SSAValue | None, b: SSAValue | None) -> SSAValue | None:
         if a is None or b is None:
             return a or b
-        return self.code.insert(arith.AddfOp(a, b), a.name_hint)
+        return self.code.addf(a, b, a.name_hint)
 
     def negated(self, parts: Parts) -> Parts:
-        rest, term = (v and self.code.insert(arith.NegfOp(v)) for v in parts)
+        rest, term = (v and self.code.negf(v) for v in parts)
         return rest, term
 
     def distance(self, value: SSAValue) -> Parts | None:
@@ -222,7 +222,7 @@ class Splitter:
             return None
         offset = self.code.insert(arith.SIToFPOp(self.offset, f32), "offset_f32")
         if sign < 0:
-            offset = self.code.insert(arith.NegfOp(offset))
+            offset = self.code.negf(offset)
         return offset, self.code.insert(arith.SIToFPOp(rows, f32), "distance")
 
     def linear(self, value: SSAValue) -> tuple[int, SSAValue] | None:

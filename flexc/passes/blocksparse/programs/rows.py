@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import AnyFloat, TensorType, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.utils.hints import isa
@@ -157,7 +157,7 @@ def product(
 ) -> SSAValue:
     def body(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
         a, b = (extended(code, v, element) for v in (a, b))
-        return code.insert(arith.MulfOp(a, b))
+        return code.mulf(a, b)
 
     shape = tile.shape_of(lhs.type)
     return build_map(code, shape, [(lhs, FULL), (rhs, FULL)], body, "product")
@@ -187,7 +187,7 @@ def weigh_rows(code: ScalarCode, op: flex.WeighRowsOp, rows_of: Rows) -> SSAValu
 
     def body(code: ScalarCode, x: SSAValue, w: SSAValue) -> SSAValue:
         zero = code.const(0.0, element)
-        weighted = code.insert(arith.MulfOp(extended(code, x, element), w))
+        weighted = code.mulf(extended(code, x, element), w)
         # A row without live pairs counts for nothing, even if its values are NaN.
         return code.select(code.cmpf("oeq", w, zero), zero, weighted)
 
@@ -253,7 +253,7 @@ class CombineKernelBuilder(RowKernelBuilder):
         for offset in range(AT_ONCE):
             split = code.add(first, code.const(offset), "split")
             exists = code.cmp("slt", split, count)
-            at = code.add(batch, code.insert(arith.MinSIOp(split, last)))
+            at = code.add(batch, code.min(split, last))
             start = [at, *where]
             values = (op.row_shift, op.log_sum, op.outs)
             shift, log_sum, out = (self.load(v, start) for v in values)
@@ -285,7 +285,7 @@ class CombineKernelBuilder(RowKernelBuilder):
         code, op = self.code, self.op
         inverse = build_row_map(code, [total], safe_inverse, "inverse")
         inputs: list[Input] = [(acc, FULL), (inverse, ROW)]
-        out = build_map(code, self.shape, inputs, _mul, "o")
+        out = build_map(code, self.shape, inputs, ScalarCode.mulf, "o")
         lse = build_row_map(code, [m, total], _lse, "lse")
         for value, result in ((out, op.out), (lse, op.lse)):
             self.store(value, result)
@@ -297,26 +297,19 @@ def _if_exists(code: ScalarCode, log_sum: SSAValue, exists: SSAValue) -> SSAValu
 
 
 def _maximum(code: ScalarCode, *values: SSAValue) -> SSAValue:
-    largest, *rest = values
-    for value in rest:
-        largest = code.insert(arith.MaxnumfOp(largest, value))
-    return largest
+    return reduce(code.maxnumf, values)
 
 
 def _finite(code: ScalarCode, m: SSAValue) -> SSAValue:
     """Write a maximum, or 0 if it is infinite, so that no exponent becomes NaN."""
-    size = code.insert(math_dialect.AbsFOp(m))
+    size = code.absf(m)
     is_finite = code.cmpf("olt", size, code.const(math.inf, m.type))
     return code.select(is_finite, m, code.const(0.0, m.type))
 
 
-def _exp(code: ScalarCode, x: SSAValue) -> SSAValue:
-    return code.insert(math_dialect.ExpOp(x))
-
-
 def _rescale(code: ScalarCode, m_i: SSAValue, m: SSAValue) -> SSAValue:
     """Write exp(m_i - m)."""
-    return _exp(code, code.insert(arith.SubfOp(m_i, _finite(code, m))))
+    return code.exp(code.subf(m_i, _finite(code, m)))
 
 
 def _weight(
@@ -326,39 +319,32 @@ def _weight(
 
     The difference comes first: added to a large shift, the logarithm would be lost.
     """
-    difference = code.insert(arith.SubfOp(shift, _finite(code, m)))
-    return _exp(code, code.insert(arith.AddfOp(difference, log_sum)))
-
-
-def _mul(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
-    return code.insert(arith.MulfOp(a, b))
+    difference = code.subf(shift, _finite(code, m))
+    return code.exp(code.addf(difference, log_sum))
 
 
 def _total(
     code: ScalarCode, l_i: SSAValue, alpha: SSAValue, *weights: SSAValue
 ) -> SSAValue:
-    total = _mul(code, l_i, alpha)
-    for weight in weights:
-        total = code.insert(arith.AddfOp(total, weight))
-    return total
+    return reduce(code.addf, weights, code.mulf(l_i, alpha))
 
 
 def _weighted(
     code: ScalarCode, acc: SSAValue, alpha: SSAValue, *rest: SSAValue
 ) -> SSAValue:
     """Write acc * alpha plus the sum of each value times its weight."""
-    total = _mul(code, acc, alpha)
+    total = code.mulf(acc, alpha)
     for value, weight in zip(rest[::2], rest[1::2], strict=True):
         zero = code.const(0.0, value.type)
         # A split without live pairs counts for nothing, even if its values are NaN.
         is_none = code.cmpf("oeq", weight, zero)
-        product = code.select(is_none, zero, _mul(code, value, weight))
-        total = code.insert(arith.AddfOp(total, product))
+        product = code.select(is_none, zero, code.mulf(value, weight))
+        total = code.addf(total, product)
     return total
 
 
 def _lse(code: ScalarCode, m: SSAValue, total: SSAValue) -> SSAValue:
-    return code.insert(arith.AddfOp(m, code.insert(math_dialect.LogOp(total))))
+    return code.addf(m, code.log(total))
 
 
 def safe_inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:
@@ -366,13 +352,13 @@ def safe_inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:
     one = code.const(1.0, l_i.type)
     is_empty = code.cmpf("oeq", l_i, code.const(0.0, l_i.type))
     divisor = code.select(is_empty, one, l_i)
-    return code.insert(arith.DivfOp(code.const(1.0, l_i.type), divisor))
+    return code.divf(code.const(1.0, l_i.type), divisor)
 
 
 def row_weight(code: ScalarCode, lse: SSAValue, rest: SSAValue) -> SSAValue:
     """Write exp(-rest), or 0 for a row without live pairs."""
     factor = code.const(-LOG2_E, lse.type)
-    exponent = code.insert(arith.MulfOp(rest, factor))
-    weight = code.insert(math_dialect.Exp2Op(exponent))
+    exponent = code.mulf(rest, factor)
+    weight = code.exp2(exponent)
     is_empty = code.cmpf("oeq", lse, code.const(-math.inf, lse.type))
     return code.select(is_empty, code.const(0.0, lse.type), weight)

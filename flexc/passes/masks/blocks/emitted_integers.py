@@ -57,7 +57,7 @@ class SharingCode(ScalarCode):
         return self.const(-1 if value else 0, i1)
 
     def not_(self, a: SSAValue) -> SSAValue:
-        return self.insert(arith.XOrIOp(a, self.flag(True)))
+        return self.xor(a, self.flag(True))
 
     def all_of(self, flags: Sequence[SSAValue]) -> SSAValue:
         return reduce(self.and_, flags) if flags else self.flag(True)
@@ -124,7 +124,7 @@ class IntegerCode(ArithmeticRules[Wide, SSAValue], FlagRules[Wide]):
 
     def _saturated(self, total: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
         code, zero = self.code, self.code.const(0, i64)
-        flips = [code.insert(arith.XOrIOp(x, total)) for x in (a, b)]
+        flips = [code.xor(x, total) for x in (a, b)]
         wrapped = code.cmp("slt", code.and_(flips[0], flips[1]), zero)
         least, greatest = (code.const(x, i64) for x in (WHOLE.lo, WHOLE.hi))
         end = code.select(code.cmp("slt", a, zero), least, greatest)
@@ -155,11 +155,11 @@ class IntegerCode(ArithmeticRules[Wide, SSAValue], FlagRules[Wide]):
         return Wide(self.code.mul(a.value, self.code.const(factor, i64)), exact)
 
     def min(self, a: Wide, b: Wide) -> Wide:
-        value = self.code.insert(arith.MinSIOp(a.value, b.value))
+        value = self.code.min(a.value, b.value)
         return Wide(value, intervals.minimum(a.range, b.range, 64))
 
     def max(self, a: Wide, b: Wide) -> Wide:
-        value = self.code.insert(arith.MaxSIOp(a.value, b.value))
+        value = self.code.max(a.value, b.value)
         return Wide(value, intervals.maximum(a.range, b.range, 64))
 
     def mul(self, a: Wide, b: Wide) -> Wide:
@@ -304,16 +304,16 @@ class IntegerCode(ArithmeticRules[Wide, SSAValue], FlagRules[Wide]):
         code, varying_a, varying_b = self.code, self._varying(a), self._varying(b)
         bits_a, bits_b = a.lo.value, b.lo.value
         if isinstance(op, arith.XOrIOp):
-            varying = code.insert(arith.OrIOp(varying_a, varying_b))
-            bits = code.insert(arith.XOrIOp(bits_a, bits_b))
+            varying = code.or_(varying_a, varying_b)
+            bits = code.xor(bits_a, bits_b)
             lo = code.and_(bits, self._complement(varying))
-            hi = code.insert(arith.OrIOp(bits, varying))
+            hi = code.or_(bits, varying)
         else:
             known_a = code.and_(bits_a, self._complement(varying_a))
             known_b = code.and_(bits_b, self._complement(varying_b))
             lo = code.insert(type(op)(known_a, known_b))
-            most_a = code.insert(arith.OrIOp(bits_a, varying_a))
-            most_b = code.insert(arith.OrIOp(bits_b, varying_b))
+            most_a = code.or_(bits_a, varying_a)
+            most_b = code.or_(bits_b, varying_b)
             hi = code.insert(type(op)(most_a, most_b))
         ends = Ends(Wide(lo, WHOLE), Wide(hi, WHOLE))
         # If the sign is not known, lo may not be the lower end.
@@ -321,17 +321,15 @@ class IntegerCode(ArithmeticRules[Wide, SSAValue], FlagRules[Wide]):
         return self.known(ordered, ends, width_of(op.result.type))
 
     def _complement(self, value: SSAValue) -> SSAValue:
-        return self.code.insert(arith.XOrIOp(value, self.code.const(-1, i64)))
+        return self.code.xor(value, self.code.const(-1, i64))
 
     def _varying(self, a: Ends) -> SSAValue:
         """Return a mask of all bits up to the highest bit in which the ends differ."""
         code = self.code
-        bits = code.insert(arith.XOrIOp(a.lo.value, a.hi.value))
+        bits = code.xor(a.lo.value, a.hi.value)
         for shift in (1, 2, 4, 8, 16, 32):
             amount = code.const(shift, i64)
-            bits = code.insert(
-                arith.OrIOp(bits, code.insert(arith.ShRUIOp(bits, amount)))
-            )
+            bits = code.or_(bits, code.insert(arith.ShRUIOp(bits, amount)))
         return bits
 
     def of_truth(self, truth: Flags, one: int) -> Ends:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from xdsl.dialects import arith
 from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, SSAValue
 
@@ -72,7 +71,7 @@ def columns_of(
         i = code.sub(i, before)
     size = code.const(step)
     first = code.add(begin, code.mul(i, size))
-    return first, code.insert(arith.MinSIOp(size, code.sub(end, first)))
+    return first, code.min(size, code.sub(end, first))
 
 
 def tile_order(ranges: KeyRanges) -> TileOrder | None:
@@ -236,7 +235,7 @@ class MaskSegments:
         one = code.const(1)
         end = code.add(start, code.const(self.block_m))
         if self.problem.row_multiple % self.block_m:
-            end = code.insert(arith.MinSIOp(end, row_len))
+            end = code.min(end, row_len)
         last = code.sub(end, one, f"{self.problem.axes[0]}_last")
         if self.block_n == 1:
             return Lengths(start, last, column_len, column_len, column_len)

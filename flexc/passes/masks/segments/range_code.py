@@ -191,13 +191,13 @@ class TermCode:
         return self.minimum(value, code.const(hi, value.type))
 
     def minimum(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        return self.code.insert(arith.MinSIOp(a, b))
+        return self.code.min(a, b)
 
     def maximum(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        return self.code.insert(arith.MaxSIOp(a, b))
+        return self.code.max(a, b)
 
     def not_(self, flag: SSAValue) -> SSAValue:
-        return self.code.insert(arith.XOrIOp(flag, self.code.const(-1, flag.type)))
+        return self.code.xor(flag, self.code.const(-1, flag.type))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from xdsl.dialects import arith
 from xdsl.ir import Block, Region, SSAValue
 
 from flexc.dialects import flex
@@ -165,10 +164,10 @@ class TrimmedTableSegments(TableSegments):
             left.append(code.sub(column_len, first))
         count = step
         for most in left:
-            count = code.insert(arith.MinSIOp(count, most), "count")
+            count = code.min(count, most, "count")
         if "may_skip" in self.facts:
             last = code.sub(column_len, code.const(1))
-            first = code.insert(arith.MinSIOp(first, last), first.name_hint)
+            first = code.min(first, last, first.name_hint)
         return [first, count]
 
 

@@ -44,7 +44,7 @@ class Site:
 
     def negate(self, flag: SSAValue) -> SSAValue:
         """Return the negation of an i1."""
-        return self.insert(arith.XOrIOp(flag, self.flag(True)))
+        return self.code.xor(flag, self.flag(True))
 
 
 Rule = Callable[[Operation, Site], SSAValue | None]

@@ -81,8 +81,8 @@ class DerivativeCode(ScalarCode):
     def times(self, a: SSAValue, b: SSAValue) -> SSAValue:
         """Return a * b."""
         if plain_number(b) == -1:
-            return self.insert(arith.NegfOp(a))
-        return self.insert(arith.MulfOp(a, b))
+            return self.negf(a)
+        return self.mulf(a, b)
 
     def multiplied(self, values: Sequence[SSAValue], type_: Attribute) -> SSAValue:
         """Return the product of values, converted to a type."""

@@ -120,9 +120,9 @@ def _take(code: DerivativeCode, term: Term, step: Step) -> Term:
             if divisor not in code.varying:
                 return term.scaled(coefficient.times(divisor, -1))
             if term.factor is None:
-                seed = code.insert(arith.DivfOp(term.seed, divisor))
+                seed = code.divf(term.seed, divisor)
                 return replace(term, seed=seed)
-            factor = code.insert(arith.DivfOp(term.factor, divisor))
+            factor = code.divf(term.factor, divisor)
             return replace(term, factor=factor)
 
 
@@ -151,7 +151,7 @@ def coefficient_of(code: DerivativeCode, term: Term) -> SSAValue | None:
     if value is not None and below:
         # Divide before multiplying: the quotient may be invariant in a loop where the
         # product is not, and divisions in a loop are expensive.
-        value = code.insert(arith.DivfOp(value, code.multiplied(below, type_)))
+        value = code.divf(value, code.multiplied(below, type_))
     if not above:
         return value
     product = code.multiplied(above, type_)
@@ -231,7 +231,7 @@ def _of_one_size(code: DerivativeCode, parts: Sequence[Part]) -> Part:
 def _add(code: DerivativeCode, a: SSAValue, number: Fraction, b: SSAValue) -> SSAValue:
     """Return a + number * b."""
     if abs(number) != 1:
-        b = code.insert(arith.MulfOp(b, code.number(abs(number), b.type)))
+        b = code.mulf(b, code.number(abs(number), b.type))
     op = arith.AddfOp if number > 0 else arith.SubfOp
     return code.insert(op(a, b))
 
