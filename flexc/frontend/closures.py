@@ -175,6 +175,7 @@ def read_plain(mods: Sequence[Mod | None]) -> Found | None:
     slots: dict[int, int] = {}
     seen: dict[int, int] = {}
     modules: list[ModuleType] = []
+    attributes: frozenset[str] = frozenset()
     for mod in mods:
         if mod is None:
             key.append(NO_MOD)
@@ -189,6 +190,7 @@ def read_plain(mods: Sequence[Mod | None]) -> Found | None:
             return None
         key.append(code)
         seen[id(mod)] = len(seen)
+        attributes = attributes | facts.attributes if attributes else facts.attributes
         for value in _values_of(mod, facts.globals):
             kind = type(value)
             if kind is torch.Tensor:
@@ -210,7 +212,7 @@ def read_plain(mods: Sequence[Mod | None]) -> Found | None:
                 modules.append(value)
             else:
                 return None
-    if modules and not _add_members(modules, mods, key):
+    if modules and not _add_members(modules, attributes, key):
         return None
     return tuple(key), tuple(captures)
 
@@ -249,17 +251,16 @@ def _add_tensor(
 
 
 def _add_members(
-    modules: Sequence[ModuleType], mods: Sequence[Any], key: list[Any]
+    modules: Sequence[ModuleType], attributes: frozenset[str], key: list[Any]
 ) -> bool:
     """Add members of trusted modules that code reads. Return False if not constant."""
-    attributes: set[str] = set()
-    for mod in mods:
-        if mod is not None:
-            attributes |= code_facts(mod.__code__).attributes
+    names = sorted(attributes)
     for module in modules:
-        held = vars(module)
-        for name in sorted(attributes & held.keys()):
-            member = held[name]
+        held = module.__dict__
+        for name in names:
+            member = held.get(name, MISSING)
+            if member is MISSING:
+                continue
             key.append(name)
             if type(member) in CONSTANTS:
                 key.append(exact(member))

@@ -233,7 +233,7 @@ def facts_of_captures(
 
 def outputs_with_lse(call: Attention) -> Outputs:
     """Return the outputs of a call that may be differentiated."""
-    return replace(call.outputs, lse=True, lse_rest=needs_rest(call))
+    return call.outputs._replace(lse=True, lse_rest=needs_rest(call))
 
 
 def blank_tables(tables: Tables) -> Tables:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -113,8 +112,7 @@ It is off by default.
 """
 
 
-@dataclass(frozen=True)
-class TileOptions:
+class TileOptions(NamedTuple):
     """A user's choice of tile and schedule. None leaves a choice to the compiler."""
 
     block_m: int | None = None
@@ -127,7 +125,7 @@ class TileOptions:
     @property
     def chosen(self) -> dict[str, Any]:
         """The options that the user chose."""
-        return {k: v for k, v in asdict(self).items() if v is not None}
+        return {k: v for k, v in self._asdict().items() if v is not None}
 
     @property
     def sizes(self) -> dict[str, int | None]:
@@ -144,8 +142,7 @@ OWN_OPTIONS = (*TILE_OPTIONS, SCHEDULE, SPLIT_KEYS, DETERMINISTIC)
 """Options that change how a call is computed."""
 
 
-@dataclass(frozen=True)
-class Choices:
+class Choices(NamedTuple):
     """The user's choices for computing a call."""
 
     backend: str = "auto"
@@ -158,7 +155,7 @@ class Choices:
         """Return a call's own choices, completed with these choices."""
         tiles = self.tiles
         if own.tiles != NO_OPTIONS:
-            tiles = replace(tiles, **own.tiles.chosen)
+            tiles = tiles._replace(**own.tiles.chosen)
         return Choices(
             self.backend if own.backend == "auto" else own.backend,
             tiles,

@@ -147,7 +147,7 @@ class Compiled:
     @cached_property
     def combine(self) -> Kernel:
         """The kernel that combines the splits of rows."""
-        tiles = replace(NO_OPTIONS, schedule=TRITON.name)
+        tiles = NO_OPTIONS._replace(schedule=TRITON.name)
         build = replace(self.build, tiles=tiles, program_rows=None)
         return kernel_for(build_combine_module(build.call), build)
 

@@ -83,11 +83,12 @@ def stable_text(value: Any) -> str:
     kind = type(value)
     if kind in ATOMS:
         return f"{kind.__name__} {value!r}"
-    if kind is tuple or kind is torch.Size:
+    is_own = kind.__module__.startswith("flexc.")
+    if kind is tuple or kind is torch.Size or (is_own and isinstance(value, tuple)):
         return f"({', '.join(map(stable_text, value))})"
     if kind is CodeType:
         return f"code {stable_text(_parts_of(value))}"
-    if is_dataclass(value) and kind.__module__.startswith("flexc."):
+    if is_own and is_dataclass(value):
         held = tuple(getattr(value, field.name) for field in fields(value))
         return f"{kind.__qualname__} {stable_text(held)}"
     return f"{kind.__name__} {_name_of(value)}"

@@ -322,7 +322,7 @@ def test_nothing_fits() -> None:
         (wide, "kernel options BLOCK_N=256 needs 300000"),
         (tall, "BLOCK_M=512, num_stages=4 needs"),
     ):
-        build = replace(BUILD, tiles=replace(tiles, schedule="triton"))
+        build = replace(BUILD, tiles=tiles._replace(schedule="triton"))
         with pytest.raises(OptionError, match=told):
             choose(build, lower_as(), check_as(triton=[TOO_LARGE]))
     with pytest.raises(CompilationError, match="smallest tiles do not fit"):
