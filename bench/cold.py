@@ -146,9 +146,6 @@ def forget() -> None:
     from flexc.runtime.replay import repeats
 
     repeats.KNOWN.clear()
-    ordering = sys.modules.get("flexc.runtime.planner.ordering")
-    if ordering is not None:
-        ordering.order_kernel.cache_clear()
     for found in gc.get_objects():
         if type(found) is Recent:
             found.clear()

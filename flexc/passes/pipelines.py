@@ -149,6 +149,13 @@ def to_planning(target: str, part: Part = "all") -> Passes:
         ConvertFlexToPlanningPass(target, part),
         # Samples of a block have most of their code in common.
         FlexSimplifyModsPass(),
+        *to_planned_tile(),
+    )
+
+
+def to_planned_tile() -> Passes:
+    """Return the passes that expand, split and hoist the code of planning kernels."""
+    return (
         TileExpandCapturesPass(),
         *TIDY,
         TileSplitMapsPass(),

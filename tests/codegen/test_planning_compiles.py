@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,17 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.frontend.closures import read_mods
+from flexc.runtime.kernels.build import Build
 from flexc.runtime.kernels.traces import trace_mods
+from flexc.runtime.planner import ordering
 from flexc.runtime.planner.block_mask import checked_problem, plan_block_mask
-from flexc.runtime.planner.plans import Plan, build_for, lower
-from flexc.runtime.process.background import Background
+from flexc.runtime.planner.plans import NO_CALL, Plan, build_for, build_of, lower
+from flexc.runtime.process.recent import Recent
 from tests.support.block_tables import differences
 from tests.support.corpus import CORPUS
 
 triton = pytest.importorskip("triton")
-ordering_triton = pytest.importorskip("flexc.runtime.kernels.ordering_triton")
+
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 OLD_INTERPRETER = version("triton").startswith("3.6.")
@@ -38,6 +41,7 @@ CASES = (
     "modalities",
 )  # fmt: skip
 CPU = torch.device("cpu")
+BUILD = build_of(NO_CALL, CPU, "triton")
 
 
 def specs_of(case: str) -> list[KernelSpec]:
@@ -62,33 +66,26 @@ def test_compiles(case: str, target: str) -> None:
 @pytest.mark.skipif(INTERPRETING, reason="nothing is compiled there")
 @pytest.mark.parametrize("target", ["sm90", "gfx942"])
 def test_order_compiles(target: str) -> None:
-    from flexc.runtime.kernels.ordering_triton import order_source
-    from tests.codegen.triton_kernels import TARGETS
+    from tests.codegen.triton_kernels import compile_spec
 
-    assert triton.compile(order_source(), target=TARGETS[target]).asm
+    assert compile_spec(ordering.order_spec(BUILD), target).asm
 
 
 def test_threads_compile_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each device that they ask for."""
+    """For each GPU that they ask for."""
     compiled: list[int | None] = []
 
-    def beside(make: Any) -> Any:
+    def compile_order(spec: KernelSpec, build: Build) -> str:
         time.sleep(0.05)  # Others ask meanwhile.
-        return Background(make)
+        compiled.append(build.capability)
+        return f"kernel {build.capability}"
 
-    def compile_order(device: torch.device, entry: Any = None) -> str:
-        compiled.append(device.index)
-        return f"kernel {device.index}"
-
-    monkeypatch.setattr(ordering_triton, "Background", beside)
-    monkeypatch.setattr(ordering_triton, "compile_order", compile_order)
-    kernels, devices = (
-        ordering_triton.Order(),
-        [torch.device("cuda", i) for i in (0, 1)],
-    )
+    monkeypatch.setattr(ordering, "_kernels", Recent())
+    monkeypatch.setattr(ordering, "compiled", compile_order)
+    builds = [replace(BUILD, capability=n) for n in (80, 90)]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(kernels.on, 4 * devices))
-    assert found == 4 * ["kernel 0", "kernel 1"]
+        found = list(pool.map(ordering.order_kernel, 4 * builds))
+    assert [kernel.get() for kernel in found] == 4 * ["kernel 80", "kernel 90"]
     assert len(compiled) == 2
 
 

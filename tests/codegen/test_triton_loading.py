@@ -18,9 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 from triton import knobs
-from triton.backends.compiler import GPUTarget
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import OptionError
@@ -31,17 +29,19 @@ from flexc.runtime.kernels import (
     triton_loader,
 )
 from flexc.runtime.kernels.build import Build
-from flexc.runtime.kernels.ordering_triton import order_source
 from flexc.runtime.kernels.schedules import candidates
 from flexc.runtime.kernels.triton_compiler import (
     TRITON,
     Entry,
 )
 from flexc.runtime.kernels.triton_loader import OnGrid
+from flexc.runtime.planner.ordering import order_spec
+from flexc.runtime.planner.plans import NO_CALL, build_of
 from flexc.runtime.tapes.gpus import HOPPER
 from tests.codegen.triton_kernels import Variant, call_of
 
 VARIANT = Variant("soft_cap", "sm90", head_dim=64)
+SPEC = KernelSpec("triton", "f", (), "", "")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -170,7 +170,7 @@ class Launcher:
 def test_launches_go_to_the_function_in_c(flat: bool, memory: int) -> None:
     launcher, values = Launcher(memory, flat), (7, 8, 9)
     kernel = SimpleNamespace(run=launcher, function="f", packed_metadata="meta")
-    OnGrid(kernel, (4, 5, 6), len(values)).launch(3, *values)
+    OnGrid(kernel, (4, 5, 6), len(values), SPEC).launch(3, *values)
     launcher(4, 5, 6, 3, "f", "meta", None, None, None, *values)
     first, second = launcher.heard
     assert first == second
@@ -212,7 +212,7 @@ def test_hooks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
             return lambda *values, stream: told.append((grid, stream, values))
 
     kernel = Kernel()
-    launch = OnGrid(kernel, (4, 5, 6), 1).launch
+    launch = OnGrid(kernel, (4, 5, 6), 1, SPEC).launch
     monkeypatch.setattr(
         knobs.runtime, "launch_enter_hook", SimpleNamespace(calls=[print])
     )
@@ -221,17 +221,20 @@ def test_hooks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel.run.heard == []
 
 
+BUILD = build_of(NO_CALL, torch.device("cpu"), "triton")
+
+
 @pytest.fixture
 def ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A kernel in a cache of Triton's own."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    target = GPUTarget("cuda", HOPPER, 32)
-    return triton.compile(order_source(), target=target)
+    return TRITON.compile(order_spec(BUILD), HOPPER)
 
 
 def test_an_entry_is_the_kernel_that_was_compiled(ordered: Any) -> None:
     entry = Entry.of(ordered)
-    found = Entry(*json.loads(json.dumps(entry))).load(order_source())
+    source = TRITON.launcher_source(order_spec(BUILD))
+    found = Entry(*json.loads(json.dumps(entry))).load(source)
     assert found is not None
     assert found.hash == ordered.hash
     assert found.kernel == ordered.kernel
@@ -253,7 +256,7 @@ def test_an_entry_that_cannot_be_read_is_none(
         files[".cubin"].unlink()
     else:
         shutil.rmtree(tmp_path)
-    assert entry.load(order_source()) is None
+    assert entry.load(TRITON.launcher_source(order_spec(BUILD))) is None
 
 
 def test_launchers_ask_a_bare_source_for_types() -> None:

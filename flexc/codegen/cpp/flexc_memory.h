@@ -181,6 +181,22 @@ FLEXC_INLINE void store(
     }
 }
 
+// Compute out[offsets[i]] = in[i] where the mask is set.
+template <class T, int N>
+FLEXC_INLINE void scatter(
+    T* out, Tile<T, N> in, Tile<int32_t, N> offsets, Tile<int8_t, N> mask) {
+    for (int i = 0; i < N; ++i)
+        if (mask[i]) out[offsets[i]] = in[i];
+}
+
+template <class T, int M, int N>
+FLEXC_INLINE void scatter(
+    T* out, Tile<T, M, N> in, Tile<int32_t, M, N> offsets, Tile<int8_t, M, N> mask) {
+    for (int i = 0; i < M; ++i)
+        for (int j = 0; j < N; ++j)
+            if (mask[i][j]) out[offsets[i][j]] = in[i][j];
+}
+
 // Compute out[i * stride] += in[i] for the first `count` elements.
 template <class T, int N>
 FLEXC_INLINE void add_to(T* out, Tile<T, N> in, int64_t stride, int32_t count = N) {

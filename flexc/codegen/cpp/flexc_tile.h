@@ -170,6 +170,15 @@ FLEXC_INLINE void reduce_columns(Tile<T, N> out, Tile<T, M, N> in, int count = M
     }
 }
 
+// Sum each row: out[i][j] is the sum of in[i][0] to in[i][j].
+template <class T, int M, int N>
+FLEXC_INLINE void scan_rows(Tile<T, M, N> out, Tile<T, M, N> in) {
+    for (int i = 0; i < M; ++i) {
+        T sum = 0;
+        for (int j = 0; j < N; ++j) out[i][j] = sum += in[i][j];
+    }
+}
+
 // Find the smallest range of the first `count` flags that contains all set flags.
 template <int N>
 FLEXC_INLINE void live_range(

@@ -47,7 +47,8 @@ acos acosh add_to asin asinh atan atan2 atanh bits cbrt ceil ceildivsi ceildivui
 copysign cos cosh diagonals divsi divui dot erf exp exp2 expm1 fill floor floordivsi fma
 fmod fptosi fptoui iota load log log10 log1p log2 matmul max maximumf maxnumf maxui min
 minimumf minnumf minui pow read reduce_columns reduce_rows remsi remui round roundeven
-rsqrt shli shrsi shrui sin sinh sqrt store tan tanh to_unsigned transpose trunc
+rsqrt scan_rows scatter shli shrsi shrui sin sinh sqrt store tan tanh to_unsigned
+transpose trunc
 """
 
 _KERNEL = "program grid_0 grid_1 grid_2 threads flush row col at v"
@@ -250,6 +251,14 @@ class CppPrinter(MapPrinter):
         self.call("store", target, self.name(op.value), *where)
 
     @print_op.register
+    def _(self, op: tile.ScatterOp) -> None:
+        target = f"{self.name(op.memref)} + {self.name(op.base)}"
+        if op.mask is None:
+            refuse(op, "the C++ target scatters under a mask only")
+        where = self.names([op.offsets, op.mask])
+        self.call("scatter", target, self.name(op.value), *where)
+
+    @print_op.register
     def _(self, op: tile.AddStridedOp) -> None:
         target = f"{self.name(op.memref)} + {self.name(op.base)}"
         count = [] if op.count is None else [op.count]
@@ -320,6 +329,12 @@ class CppPrinter(MapPrinter):
         count = [] if op.count is None else [self.name(op.count)]
         args = [*self.bind_tiles(op), self.name(op.input), *count]
         self.call(f"{function}<{kind}>", *args)
+
+    @print_op.register
+    def _(self, op: tile.ScanOp) -> None:
+        if op.dim.value.data != 1:
+            refuse(op, "the C++ target sums along rows only")
+        self.call("scan_rows", *self.bind_tiles(op), self.name(op.input))
 
     @print_op.register
     def _(self, op: tile.LiveRangeOp) -> None:

@@ -212,6 +212,11 @@ class TilePrinter(PythonPrinter):
         dim = op.dim.value.data
         self.assign(op.result, self.call(op.kind.data.value, self.name(op.input), dim))
 
+    @print_statement.register
+    def _(self, op: tile.ScanOp) -> None:
+        dim = op.dim.value.data
+        self.assign(op.result, self.call("cumsum", self.name(op.input), dim))
+
     def print_map(self, op: tile.MapOp) -> None:
         block, shape = op.body.block, list(op.shape)
         for i, (arg, value) in enumerate(zip(block.args, op.inputs, strict=True)):

@@ -34,6 +34,7 @@ from flexc.dialects.tile.compute import (
     IotaOp,
     LiveRangeOp,
     ReduceOp,
+    ScanOp,
     TanhApproxOp,
     TransposeOp,
 )
@@ -130,6 +131,7 @@ __all__ = [
     "RegisterProductOp",
     "RegisterTileAttr",
     "ReturnOp",
+    "ScanOp",
     "ScatterAddOp",
     "ScatterOp",
     "StoreOp",
@@ -164,6 +166,7 @@ Tile = Dialect(
         ReadDiagonalsOp,
         MapOp,
         ReduceOp,
+        ScanOp,
         LiveRangeOp,
         DiagonalsOp,
         TransposeOp,

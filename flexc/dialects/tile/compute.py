@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from xdsl.dialects.builtin import (
     I32,
     IntegerAttr,
@@ -13,6 +15,8 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
     IRDLOperation,
+    VarConstraint,
+    base,
     irdl_op_definition,
     operand_def,
     opt_operand_def,
@@ -169,6 +173,37 @@ class ReduceOp(IRDLOperation):
         type_ = expect_type("input", self.input, TileType)
         if self.result.type != (expected := _reduced(type_, self.dim.value.data)):
             raise VerifyException(f"result expects {expected}, got {self.result.type}")
+
+
+@irdl_op_definition
+class ScanOp(IRDLOperation):
+    """The sums of a matrix's elements along a dimension, each up to its own place.
+
+    ```mlir
+    %place = tile.scan %live along 1 : !tile.tile<4x128xi32>
+    ```
+    """
+
+    name = "tile.scan"
+
+    T: ClassVar = VarConstraint("T", base(TileType))
+    input = operand_def(T)
+    dim = prop_def(IntegerAttr[I32])
+    result = result_def(T)
+
+    traits = traits_def(Pure())
+    assembly_format = "$input `along` $dim attr-dict `:` type($input)"
+
+    def __init__(self, input: SSAValue, dim: int):
+        super().__init__(
+            operands=[input],
+            properties={"dim": IntegerAttr(dim, i32)},
+            result_types=[input.type],
+        )
+
+    def verify_(self) -> None:
+        matrix_shape("input", self.input.type)
+        verify_dim("dim", self.dim.value.data, 2)
 
 
 @irdl_op_definition

@@ -1,9 +1,9 @@
 """`convert-flex-to-planning`: replace attention by kernels that classify blocks.
 
 Each `flex.attention` with a mask becomes `@summarize` (if the mask reads captured
-tensors by row or by column), `@classify`, `@sample` (on a CPU) and `@refine`; see
-`planning`. The pass erases the attention op: a plan does not depend on query, key,
-value or score.
+tensors by row or by column), `@list_blocks`, `@classify`, `@sample` (on a CPU) and
+`@refine`; see `planning`. The pass erases the attention op: a plan does not depend on
+query, key, value or score.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from flexc.passes.flex.planning.classes import (
     build_sample,
 )
 from flexc.passes.flex.planning.summarize import build_summarize
+from flexc.passes.flex.planning.tables import build_list_blocks
 from flexc.passes.masks.blocks.block_classifier import build_classifier
 from flexc.passes.scalar.proof import Proven
 from flexc.passes.targets import target_named
@@ -32,11 +33,12 @@ LONGEST = 2**31 - 2
 """The largest length: lengths are i32, and so is a length plus one."""
 
 
-Part = Literal["all", "first", "rest"]
+Part = Literal["all", "tables", "classes", "pairs"]
 """The kernels to build.
 
-"first" are the kernels that every plan needs, "rest" the kernels that evaluate pairs of
-unknown blocks.
+"tables" are the kernels that list blocks without evaluating pairs, "classes" the kernel
+that stores the classes of blocks, "pairs" the kernels that evaluate pairs of unknown
+blocks.
 """
 
 
@@ -50,13 +52,16 @@ def planning_kernels(
     longest = LONGEST if length is None else length.value.data
     in_place = not target_named(target).samples_blocks
     kernels: list[tile.KernelOp] = []
-    if part != "rest":
+    if part != "pairs":
         proof = build_classifier(mask, longest, attention.indices_fit is not None)
         classifier = proof.value if isinstance(proof, Proven) else None
-        if classifier is not None and classifier.summaries:
-            kernels.append(build_summarize(mask, classifier.summaries))
-        kernels.append(build_classify(mask, classifier, in_place))
-    if part != "first":
+        if part != "classes":
+            if classifier is not None and classifier.summaries:
+                kernels.append(build_summarize(mask, classifier.summaries))
+            kernels.append(build_list_blocks(mask, classifier))
+        if part != "tables":
+            kernels.append(build_classify(mask, classifier, in_place))
+    if part in ("all", "pairs"):
         kernels += [] if in_place else [build_sample(mask)]
         kernels.append(build_refine(mask))
     if attention.index_width is not None:

@@ -188,6 +188,8 @@ def equal_dims(op: Operation) -> Iterator[tuple[Dim, Dim]]:
         case tile.TransposeOp():
             last = rank(op.input) - 1
             yield from (((op.input, d), (op.result, last - d)) for d in range(last + 1))
+        case tile.ScanOp():
+            yield from _alike([op.input, op.result])
         case tile.GatherOp() | tile.ScatterOp() | tile.ScatterAddOp():
             tiles = [v for v in (*op.operands, *op.results) if rank(v)]
             yield from _alike(tiles)
@@ -207,7 +209,7 @@ def equal_dims(op: Operation) -> Iterator[tuple[Dim, Dim]]:
 def summed_dims(op: Operation) -> list[Dim]:
     """Return the dimensions that an op does not treat element by element."""
     match op:
-        case tile.ReduceOp():
+        case tile.ReduceOp() | tile.ScanOp():
             return [(op.input, op.dim.value.data)]
         case tile.DotOp():
             return [(op.lhs, 1)]
@@ -218,7 +220,8 @@ def summed_dims(op: Operation) -> list[Dim]:
 
 
 KNOWN = (
-    *(tile.MapOp, tile.ReduceOp, tile.DotOp, tile.TransposeOp, tile.DiagonalsOp),
+    *(tile.MapOp, tile.ReduceOp, tile.ScanOp, tile.DotOp),
+    *(tile.TransposeOp, tile.DiagonalsOp),
     *(tile.GatherOp, tile.ScatterOp, tile.ScatterAddOp),
     *(tile.IotaOp, tile.FullOp, tile.LoadOp, tile.StoreOp, tile.AddToOp),
     *(scf.ForOp, scf.IfOp, scf.YieldOp),

@@ -175,6 +175,12 @@ class TileFunctions(InterpreterFunctions):
             value = value.narrow(dim, 0, int(count[0]))
         return (reduced(op.kind.data, value, dim),)
 
+    @impl(tile.ScanOp)
+    def run_scan(
+        self, interpreter: Interpreter, op: tile.ScanOp, args: PythonValues
+    ) -> PythonValues:
+        return (args[0].cumsum(op.dim.value.data, dtype=args[0].dtype),)
+
     @impl(tile.LiveRangeOp)
     def run_live_range(
         self, interpreter: Interpreter, op: tile.LiveRangeOp, args: PythonValues

@@ -73,7 +73,7 @@ def prepare(
     kernel: Any,
     grid: tuple[int, ...],
     args: Sequence[Any],
-    spec: KernelSpec | None = None,
+    spec: KernelSpec,
 ) -> Prepared:
     """Return a launch of a compiled kernel with placeholders for tensor addresses."""
     tensors = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
@@ -98,13 +98,9 @@ class OnGrid:
         kernel: Any,
         grid: tuple[int, ...],
         count: int,
-        spec: KernelSpec | None = None,
+        spec: KernelSpec,
     ):
-        """Load the kernel to the current device.
-
-        `spec` is the source of the kernel, or None for kernels that flexc does not
-        print.
-        """
+        """Load the kernel to the current device; `spec` is its source."""
         self.spec, self.grid, self.kernel = spec, grid, kernel
         start = kernel.run  # Reading `run` loads the kernel.
         # Only hooks use the values that are None here.

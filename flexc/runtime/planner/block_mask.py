@@ -143,7 +143,7 @@ def planned_tables(
     plan = find_plan(signature, mods, problem, device, backend)
     whole = whole_blocks(problem)
     planning = Planning.start(plan, signature, problem, device, whole, refine)
-    start_order(backend, device)
+    start_order(device, backend)
     classes = planning.classify(0, problem.rows)
     return tuple(expanded(ordered(classes, backend, both=True), problem))
 

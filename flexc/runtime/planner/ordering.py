@@ -1,33 +1,26 @@
-"""Creation of torch's tables from classes of blocks, by a kernel for each device."""
+"""Creation of torch's tables from classes of blocks, by one kernel for all masks."""
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
-from flexc.codegen.cpp.target import CppTarget
+from flexc.codegen.kernel_spec import KernelSpec
 from flexc.passes import pipelines
-from flexc.passes.flex.planning.ordering import KINDS, build_order
-from flexc.passes.targets.target import MachineName
-from flexc.passes.tile.captured_loads import TileExpandCapturesPass
-from flexc.runtime.inputs.backends import BACKENDS
-from flexc.runtime.kernels.cpp_compiler import host_machine
+from flexc.passes.flex.planning.tables import build_order
+from flexc.passes.targets.target import LoweringOptions
+from flexc.runtime.kernels.build import Build
+from flexc.runtime.kernels.driver import kernel_key
 from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs, threads_for
+from flexc.runtime.kernels.targets import TARGETS
+from flexc.runtime.planner.layout import TablesLayout
+from flexc.runtime.planner.plans import NO_CALL, build_of, compiled
 from flexc.runtime.process.background import Background
-from flexc.runtime.process.cache import versions
-
-Table = tuple[Tensor, Tensor]
-"""The number of blocks of each row, and the indices of these blocks."""
-
-ALIGNMENT = 4
-"""The alignment of each table in i32 elements, which is 16 bytes."""
+from flexc.runtime.process.recent import Recent
 
 BLOCKS_OF_A_PROGRAM = 256
 """The blocks that take a CPU about as long as one program of another plan kernel."""
@@ -39,80 +32,49 @@ def ordered(classes: Tensor, backend: str, both: bool = False) -> list[Tensor]:
     With `both`, return the same for each column after that. Each row lists its live
     blocks in ascending order and then all other blocks, as in torch's tables.
     """
+    memory, layout = order(classes, backend, both)
+    return layout.views(memory)
+
+
+def order(classes: Tensor, backend: str, both: bool) -> tuple[Tensor, TablesLayout]:
+    """Return the memory of the tables of `ordered`, and their layout in it."""
     layout = TablesLayout(tuple(classes.shape), both)
-    tables = layout.views(layout.empty(classes.device))
-    order(classes, tables, backend)
-    return tables
+    memory = layout.empty(classes.device)
+    kernel = order_kernel(build_of(NO_CALL, classes.device, backend)).get()
+    threads = threads_for(classes.numel() // BLOCKS_OF_A_PROGRAM)
+    b, h = classes.shape[:2]
+    kernel.run(b, h, layout.programs, [classes, memory], threads=threads)
+    return memory, layout
 
 
-def order(classes: Tensor, tables: Sequence[Tensor], backend: str) -> None:
-    """Fill the tables of rows and, if there are eight tables, of columns."""
-    if BACKENDS[backend].for_gpu:
-        from flexc.runtime.kernels.ordering_triton import launch_order
-
-        launch_order(classes, tables)
-        return
-    both = len(tables) == 8
-    directions = (classes, classes.transpose(-1, -2)) if both else (classes,)
-    for i, lines in enumerate(directions):
-        args = [lines.contiguous(), *tables[4 * i : 4 * i + 4]]
-        threads = threads_for(classes.numel() // BLOCKS_OF_A_PROGRAM)
-        b, h, n = lines.shape[:3]
-        order_kernel(host_machine()).get().run(b, h, n, args, threads=threads)
+def start_order(device: torch.device, backend: str) -> None:
+    """Start to compile the kernel."""
+    order_kernel(build_of(NO_CALL, device, backend))
 
 
-class TablesLayout:
-    """The layout of all tables for classes of a shape, in one allocation."""
-
-    def __init__(self, shape: tuple[int, ...], both: bool):
-        b, h, rows, columns = shape
-        lines = [(rows, columns), (columns, rows)] if both else [(rows, columns)]
-        self.places: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
-        """The shape, strides and offset of each table."""
-        self.size = 0
-        for n, entries in lines:
-            for _ in KINDS:
-                self._add((b, h, n), (h * n, n, 1))
-                self._add(
-                    (b, h, n, entries), (h * n * entries, n * entries, entries, 1)
-                )
-
-    def _add(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-        self.places.append((shape, strides, self.size))
-        self.size += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
-
-    def empty(self, device: torch.device) -> Tensor:
-        """Return uninitialized memory for all tables."""
-        return torch.empty(self.size, dtype=torch.int32, device=device)
-
-    def views(self, buffer: Tensor) -> list[Tensor]:
-        return [buffer.as_strided(*place) for place in self.places]
+_kernels: Recent[Background[Kernel]] = Recent()
 
 
-def start_order(backend: str, device: torch.device) -> None:
-    """Start to compile the kernel that orders blocks, one kernel for all masks."""
-    if BACKENDS[backend].for_cpu:
-        order_kernel(host_machine())
-    if BACKENDS[backend].for_gpu:
-        from flexc.runtime.kernels.ordering_triton import ORDER
-
-        ORDER.start(device)
+def order_kernel(build: Build) -> Background[Kernel]:
+    """Return the kernel, which is lowered and started to compile at first use."""
+    return _kernels.get(build, lambda: begun(build))
 
 
-@cache
-def order_kernel(machine: MachineName) -> Background[Kernel]:
-    """Load or lower the CPU's kernel, and start to compile the kernel.
+def begun(build: Build) -> Background[Kernel]:
+    return Background(partial(compiled, order_spec(build), build))
 
-    The kernel is the same for all masks.
-    """
-    digest = hashlib.sha256(f"{machine} {versions()}".encode()).hexdigest()
-    name = f"kernel-{digest}.json"
-    if (specs := load_specs(name)) is not None:
-        return Background(partial(Kernel, specs[0]))
+
+def order_spec(build: Build) -> KernelSpec:
+    """Return the printed kernel, from the disk or lowered now."""
     module = ModuleOp([build_order()])
-    passes = (TileExpandCapturesPass(), *pipelines.TIDY, *pipelines.to_cpp(machine))
-    pipelines.run(passes, Context(), module)
-    module.verify()
-    (spec,) = CppTarget().print_kernels(module)
-    store_specs(name, [spec])
-    return Background(partial(Kernel, spec))
+    name = f"plan-order-{kernel_key(module, build)}.json"
+    specs = load_specs(name)
+    if specs is None:
+        target = TARGETS[build.target].codegen
+        options = LoweringOptions(machine=build.machine)
+        passes = pipelines.to_planned_tile() + target.passes(options)
+        pipelines.run(passes, Context(), module)
+        module.verify()
+        specs = target.print_kernels(module)
+        store_specs(name, specs)
+    return specs[0]

@@ -58,11 +58,18 @@ from flexc.runtime.kernels.proofs import (
     attention_of,
 )
 from flexc.runtime.kernels.targets import TARGETS
+from flexc.runtime.planner.layout import TablesLayout
 from flexc.runtime.process.background import Background, without_collection
 from flexc.runtime.tapes.gpus import capability
 
-FIRST = ("summarize", "classify")
-"""The names of the kernels that classify blocks without evaluating pairs."""
+PARTS: dict[str, Part] = {
+    "summarize": "tables",
+    "list_blocks": "tables",
+    "classify": "classes",
+    "sample": "pairs",
+    "refine": "pairs",
+}
+"""The part of a plan that each kernel is lowered with."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +93,7 @@ class Problem:
 
 
 class PlanKernels:
-    """The kernels of a plan, each compiled at first use.
-
-    Kernels that evaluate pairs are not lowered before they are needed.
-    """
+    """The kernels of a plan, each compiled at first use, its part lowered then."""
 
     def __init__(self, module: ModuleOp, build: Build):
         self._module = module
@@ -99,7 +103,7 @@ class PlanKernels:
 
     def spec(self, name: str) -> KernelSpec | None:
         """Return the kernel of a name, or None if the mask needs no such kernel."""
-        part: Part = "first" if name in FIRST else "rest"
+        part = PARTS[name]
         if part not in self._specs:
             found = find_specs(self._module, self.build, part)
             self._specs[part] = {spec.entry: spec for spec in found}
@@ -114,18 +118,11 @@ class PlanKernels:
             spec = self.spec(name)
             if spec is not None and name not in self._begun:
                 counters["built"] += 1
-                self._begun[name] = Background(partial(self._compile, spec))
+                self._begun[name] = Background(partial(compiled, spec, self.build))
 
     def __getitem__(self, name: str) -> Kernel:
         self.start(name)
         return self._begun[name].get()
-
-    def _compile(self, spec: KernelSpec) -> Kernel:
-        # Compile here; a GPU's kernel would otherwise be compiled at its first launch.
-        found = problems_of(spec, self.build) if self.build.for_gpu else ()
-        if found:
-            raise CompilationError(f"a program of {spec.entry} {'; '.join(found)}")
-        return Kernel(spec)
 
     @cached_property
     def summaries(self) -> tuple[torch.dtype, ...]:
@@ -136,6 +133,17 @@ class PlanKernels:
         return tuple(
             names.get(p.dtype, torch.float32) for p in params if p.role == "output"
         )
+
+
+def compiled(spec: KernelSpec, build: Build) -> Kernel:
+    """Compile and load a printed kernel.
+
+    A GPU's kernel would otherwise be compiled at its first launch.
+    """
+    found = problems_of(spec, build) if build.for_gpu else ()
+    if found:
+        raise CompilationError(f"a program of {spec.entry} {'; '.join(found)}")
+    return Kernel(spec)
 
 
 class Plan:
@@ -197,13 +205,20 @@ def build_for(
     is_narrow = blocks <= MAX_NARROW_OFFSET and all(
         largest_offset(t) <= MAX_NARROW_OFFSET for t in tensors
     )
-    call = AttentionCall(
-        torch.float32,
-        head_dim=1,
-        value_dim=1,
+    call = replace(
+        NO_CALL,
         index_width=32 if is_narrow else 64,
         max_length=max_length(problem.q_len, problem.kv_len),
     )
+    return build_of(call, device, backend)
+
+
+NO_CALL = AttentionCall(torch.float32, head_dim=1, value_dim=1)
+"""A call of which the kernels of plans depend on no fact."""
+
+
+def build_of(call: AttentionCall, device: torch.device, backend: str) -> Build:
+    """Return the build of planning kernels for a call's facts, device and backend."""
     return Build(
         call,
         backend,
@@ -267,9 +282,25 @@ class Planning:
         """Collapse batches and heads with equal masks; start to compile the kernels."""
         captures = plan.attention.arguments(signature.captures)
         kernels = plan.kernels(problem, captures)
-        kernels.start(*FIRST, *("sample",) * refine)
         problem = collapsed(problem, plan.along)
-        return cls(problem, kernels, captures, device, whole, refine)
+        found = cls(problem, kernels, captures, device, whole, refine)
+        names = ("list_blocks",) if found.lists else ("classify", *("sample",) * refine)
+        kernels.start("summarize", *names)
+        return found
+
+    @property
+    def lists(self) -> bool:
+        """True if `list_blocks` makes the tables, without classes in memory."""
+        return not self.refine and is_ordered(self.problem, self.device)
+
+    def list_blocks(self, both: bool) -> tuple[Tensor, TablesLayout]:
+        """Return the tables of live blocks, of rows or also of columns."""
+        problem = self.problem
+        layout = TablesLayout((*self.lead, problem.rows, problem.columns), both)
+        memory = layout.empty(self.device)
+        args = [*self.arguments(0), None, None, *self.summaries, memory]
+        self.run("list_blocks", layout.programs, args)
+        return memory, layout
 
     @cached_property
     def summaries(self) -> tuple[Tensor, ...]:
@@ -320,8 +351,8 @@ class Planning:
         The numbers are in the order of `NUMBERS`.
         """
         p = self.problem
-        numbers = (p.q_len, p.kv_len, p.q_block, p.kv_block, first, *self.whole)
-        return [*self.captures, *numbers]
+        sizes = (p.q_len, p.kv_len, p.q_block, p.kv_block)
+        return [*self.captures, *sizes, first, *self.whole, *self.lead]
 
     def run(self, name: str, programs: int, args: Sequence[Any]) -> None:
         b, h = self.problem.batches, self.problem.heads
@@ -329,6 +360,19 @@ class Planning:
         if self.kernels.build.for_cpu and name != "refine":
             threads = threads_for(b * h * programs)
         self.kernels[name].run(b, h, programs, args, threads=threads)
+
+
+MOST_ORDERED = 1 << 16
+"""The most blocks for which a CPU makes tables with one entry per column.
+
+With more blocks, tables are as wide as the fullest row.
+"""
+
+
+def is_ordered(problem: Problem, device: torch.device) -> bool:
+    """Return True if the tables have one entry per column and lie in one tensor."""
+    blocks = problem.batches * problem.heads * problem.rows * problem.columns
+    return device.type != "cpu" or blocks <= MOST_ORDERED
 
 
 def collapsed(problem: Problem, along: Along) -> Problem:

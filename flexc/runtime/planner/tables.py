@@ -30,14 +30,9 @@ from flexc.runtime.inputs.listed_blocks import (
 )
 from flexc.runtime.inputs.options import resolve_backend
 from flexc.runtime.kernels.traces import trace_mods
-from flexc.runtime.planner.ordering import (
-    Table,
-    TablesLayout,
-    order,
-    ordered,
-    start_order,
-)
-from flexc.runtime.planner.plans import Planning, Problem, find_plan
+from flexc.runtime.planner.layout import Table, TablesLayout
+from flexc.runtime.planner.ordering import order, ordered, start_order
+from flexc.runtime.planner.plans import Planning, Problem, find_plan, is_ordered
 
 
 def listed(classes: Tensor) -> tuple[Table, Table]:
@@ -119,12 +114,6 @@ def transposed_pair(counts: Tensor, indices: Tensor, columns: int) -> Table:
     return table_of(line, row[order], torch.Size((batches, heads, columns)))
 
 
-MOST_ORDERED = 1 << 16
-"""The most blocks for which a CPU makes tables with one entry per column.
-
-With more blocks, tables are as wide as the fullest row.
-"""
-
 MAX_CLASSES = 1 << 24
 """The most classes that a CPU holds at once; more rows are processed in steps."""
 
@@ -176,26 +165,21 @@ def plan_problem(
     plan = find_plan(signature, mods, problem, device, backend)
     whole = (problem.rows, problem.kv_len // problem.kv_block)
     planning = Planning.start(plan, signature, problem, device, whole, refine)
-    by_rows = not is_ordered(planning.problem, device)
-    if not by_rows:
-        start_order(backend, device)
+    orders = is_ordered(planning.problem, device)
+    if orders and refine:
+        start_order(device, backend)
     meanwhile()
-    if by_rows:
-        tables = [t for table in listed_by_rows(planning) for t in table]
-        if both:
-            tables += transposed(tables, problem.rows, problem.columns)
-        return listing(tables, problem)
-    classes = planning.classify(0, problem.rows)
-    layout = TablesLayout(tuple(classes.shape), both)
-    packed = layout.empty(device)
-    order(classes, layout.views(packed), backend)
-    return unpacked(packed, layout, problem)
-
-
-def is_ordered(problem: Problem, device: torch.device) -> bool:
-    """Return True if the tables have one entry per column and lie in one tensor."""
-    blocks = problem.batches * problem.heads * problem.rows * problem.columns
-    return device.type != "cpu" or blocks <= MOST_ORDERED
+    if orders:
+        if refine:
+            classes = planning.classify(0, problem.rows)
+            packed, layout = order(classes, backend, both)
+        else:
+            packed, layout = planning.list_blocks(both)
+        return unpacked(packed, layout, problem)
+    tables = [t for table in listed_by_rows(planning) for t in table]
+    if both:
+        tables += transposed(tables, problem.rows, problem.columns)
+    return listing(tables, problem)
 
 
 def unpacked(packed: Tensor, layout: TablesLayout, problem: Problem) -> Tables:

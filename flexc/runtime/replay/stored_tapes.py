@@ -49,9 +49,6 @@ from flexc.runtime.tapes.tape import (
 
 NUMBERS = frozenset({int, float, bool, type(None)})
 
-ORDER = "order"
-"""The name of flexc's own GPU kernel that orders blocks."""
-
 _kernels: Recent[Any] = Recent()
 """A GPU's kernels, loaded once, by the names of their entries."""
 
@@ -77,8 +74,7 @@ def written_launch(launch: Launch) -> list[Any]:
     from flexc.runtime.kernels.triton_compiler import Entry
 
     entry = Entry.of(launcher.kernel)
-    spec = launcher.spec
-    kernel = [ORDER if spec is None else store_spec(spec), launcher.grid, entry]
+    kernel = [store_spec(launcher.spec), launcher.grid, entry]
     return [kernel, launch.values, places]
 
 
@@ -130,10 +126,6 @@ class LaunchReader:
 
 def _opened(name: str) -> Any:
     """Return a GPU's kernel. It is loaded to a device at its first launch there."""
-    if name == ORDER:
-        from flexc.runtime.kernels.ordering_triton import ORDER as kernel
-
-        return kernel
     spec = load_spec(name)
     if spec is None:
         raise MissingError(name)

@@ -1,7 +1,8 @@
 // RUN: flexc-opt %s -p convert-flex-to-planning | filecheck %s
 // RUN: flexc-opt %s -p "convert-flex-to-planning{target=cpp}" | filecheck %s --check-prefix=CPP
-// RUN: flexc-opt %s -p "convert-flex-to-planning{target=cpp part=first}" | filecheck %s --check-prefix=FIRST
-// RUN: flexc-opt %s -p "convert-flex-to-planning{target=cpp part=rest}" | filecheck %s --check-prefix=REST
+// RUN: flexc-opt %s -p "convert-flex-to-planning{target=cpp part=tables}" | filecheck %s --check-prefix=TABLES
+// RUN: flexc-opt %s -p "convert-flex-to-planning{target=cpp part=classes}" | filecheck %s --check-prefix=CLASSES
+// RUN: flexc-opt %s -p "convert-flex-to-planning{target=cpp part=pairs}" | filecheck %s --check-prefix=PAIRS
 
 !t = tensor<?x?x?x64xf32>
 
@@ -14,11 +15,20 @@
 // CHECK: tile.reduce max %{{.*}} along 1 : !tile.tile<8x128xi32>
 // CHECK: tile.store %{{.*}} : !tile.tile<8xi32>
 
+// Attention that plans for itself lists what the classifier leaves alive. The prefix
+// sum of a kind of blocks is their place.
+// CHECK: tile.kernel @list_blocks(
+// CHECK: scf.for
+// CHECK: flex.load_capture %row0_lo{{.*}} inside
+// CHECK: tile.scan %partial{{.*}} along 1 : !tile.tile<4x128xi32>
+// CHECK: tile.scatter %index{{.*}}, %tables_out[%indices + %offset] if %stored : !tile.tile<4x128xi1>
+// CHECK: tile.scan %full{{.*}} along 1 : !tile.tile<4x128xi32>
+// CHECK: tile.scatter %{{.*}}, %tables_out[%counts + %{{.*}}] if %{{.*}} : !tile.tile<4xi1>
+
 // CHECK: tile.kernel @classify(
-// CHECK: tile.load %{{.*}} checked [0] : {{.*}} -> !tile.tile<8xi32>
-// CHECK: tile.load %{{.*}} checked [0] : {{.*}} -> !tile.tile<128xi32>
 // A GPU takes samples of the mask as it classifies.
-// CHECK: flex.load_capture
+// CHECK: flex.load_capture %ids_
+// CHECK: flex.load_capture %row0_lo{{.*}} inside
 // CHECK: tile.store %{{.*}} : !tile.tile<8x128xi8>, %classes_out
 // CHECK: tile.reduce max %{{.*}} along 1 : !tile.tile<8x128xi32>
 // CHECK: tile.store %{{.*}} : !tile.tile<8xi32>, %flags_out
@@ -29,18 +39,21 @@
 // CHECK: flex.load_capture %classes
 // CHECK: tile.store %{{.*}} : !tile.tile<1xi8>, %classes_out
 
-// Attention that plans for itself looks at no pairs.
-// FIRST: tile.kernel @summarize(
-// FIRST: tile.kernel @classify(
-// FIRST-NOT: @sample
-// FIRST-NOT: @refine
-// REST-NOT: @classify(
-// REST: tile.kernel @sample(
-// REST: tile.kernel @refine(
+// Each part is lowered when it is needed.
+// TABLES: tile.kernel @summarize(
+// TABLES: tile.kernel @list_blocks(
+// TABLES-NOT: @classify
+// TABLES-NOT: @refine
+// CLASSES-NOT: @summarize(
+// CLASSES: tile.kernel @classify(
+// CLASSES-NOT: @refine
+// PAIRS-NOT: @classify(
+// PAIRS: tile.kernel @sample(
+// PAIRS: tile.kernel @refine(
 
 // A CPU takes samples afterwards, where a flag is raised.
 // CPP: tile.kernel @classify(
-// CPP-NOT: flex.load_capture
+// CPP-NOT: flex.load_capture %ids_
 // CPP: tile.kernel @sample(
 // CPP: flex.load_capture %flags
 // CPP: scf.for

@@ -21,7 +21,6 @@ from flexc.errors import CompilerNotFoundError, OptionError
 from flexc.runtime.kernels import driver, traces
 from flexc.runtime.kernels.cpp_compiler import find_compiler
 from flexc.runtime.kernels.driver import counters
-from flexc.runtime.planner.ordering import order_kernel
 from flexc.runtime.process.cache import (
     cache_dir,
     clear_cache,
@@ -87,15 +86,14 @@ def test_second_calls_do_nothing(folder: Path) -> None:
 
 
 def test_a_planned_mask_compiles_what_is_run(folder: Path) -> None:
-    """Kernels that look at pairs are for `flexc.create_block_mask`."""
+    """Kernels that store classes are for `flexc.create_block_mask`."""
     ids = torch.arange(1024) // 300
-    order_kernel.cache_clear()
     query = torch.ones(1, 1, 1024, 8)
     flexc.flex_attention(
         query, query, query, mask_mod=lambda b, h, q, k: ids[q] == ids[k]
     )
     kernels = {path.name.split("-")[0] for path in folder.glob("*.so")}
-    assert kernels == {"attention", "classify", "order", "summarize"}
+    assert kernels == {"attention", "list_blocks", "summarize"}
 
 
 def test_other_captured_tensors_do_nothing(folder: Path) -> None:

@@ -19,7 +19,7 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import i8, i32
 from xdsl.ir import Region, SSAValue
 
-from flexc.dialects import tile
+from flexc.dialects import flex, tile
 from flexc.dialects.tile import ReduceKind, TileType
 from flexc.passes.flex.planning import kernel_builder as plan
 from flexc.passes.flex.planning.kernel_builder import (
@@ -27,6 +27,7 @@ from flexc.passes.flex.planning.kernel_builder import (
     TILE_ROWS,
     PlanKernelBuilder,
     Scalars,
+    existing,
     flagged_tile,
     loop,
     mask_at,
@@ -38,6 +39,7 @@ from flexc.passes.flex.planning.kernel_builder import (
     whole,
 )
 from flexc.passes.flex.planning.summarize import (
+    SummaryOutput,
     narrowed,
     outputs_of,
 )
@@ -59,19 +61,67 @@ def still_unknown(code: ScalarCode, kind: SSAValue, at: Scalars) -> SSAValue:
     return code.int_cast(code.and_(unknown, exists), i32)
 
 
-class ClassifyBuilder:
-    """A builder of `classify`; without a classifier only samples prove classes."""
+class BlockClasses:
+    """A writer of the class of an existing block, as far as the classifier proves it.
 
-    def __init__(self, mask: Region, classifier: Classifier | None, samples: bool):
-        self.samples = samples
-        self.program = PlanKernelBuilder("classify", mask)
+    The kernel reads the summaries that the classifier needs. Without a classifier only
+    samples prove classes.
+    """
+
+    def __init__(
+        self,
+        program: PlanKernelBuilder,
+        mask: Region,
+        classifier: Classifier | None,
+        samples: bool,
+    ):
         self.mask = mask
         self.classifier = classifier
+        self.samples = samples
         self.outputs = [] if classifier is None else outputs_of(classifier.summaries)
+        for i, output in enumerate(self.outputs):
+            tensor = program.summary(i, output.name, output.stored, written=False)
+            program.uniform[output.name] = tensor
+        for axis in ("q", "kv"):
+            program.uniform[f"{axis}_blocks"] = program.blocks(axis)
+
+    def __call__(
+        self, code: ScalarCode, at: Scalars, captures: Sequence[SSAValue]
+    ) -> SSAValue:
+        kinds = [code.const(kind, i8) for kind in range(4)]
+        kind = kinds[plan.UNKNOWN]
+        if self.samples:
+            partial = proved_partial(self.mask, code, at, captures)
+            kind = code.select(partial, kinds[plan.PARTIAL], kind)
+        if self.classifier is not None:
+            q, kv = span_of(code, at["m"], at, "q"), span_of(code, at["n"], at, "kv")
+            args = [at["b"], at["h"], q.first, q.last, kv.first, kv.last, *captures]
+            args += [self.summary(code, at, output) for output in self.outputs]
+            dead, full = inline_region(self.classifier.region, args, code)
+            full = code.and_(full, whole(code, at))
+            kind = code.select(full, kinds[plan.FULL], kind)
+            kind = code.select(dead, kinds[plan.DEAD], kind)
+        return kind
+
+    @staticmethod
+    def summary(code: ScalarCode, at: Scalars, output: SummaryOutput) -> SSAValue:
+        """Read a summary of the block's row or column."""
+        place = [at["b"], at["h"], at["m" if output.axis == "row" else "n"]]
+        load = flex.LoadCaptureOp(at[output.name], place, inside=True)
+        return narrowed(code, code.insert(load, output.name), output.type)
+
+
+class ClassifyBuilder:
+    """A builder of `classify`."""
+
+    def __init__(self, mask: Region, classifier: Classifier | None, samples: bool):
+        self.program = PlanKernelBuilder("classify", mask)
+        self.class_of = BlockClasses(self.program, mask, classifier, samples)
 
     def build(self) -> tile.KernelOp:
         code, program = self.program.code, self.program
-        tiles = code.ceildiv(program.blocks("kv"), TILE_COLUMNS, "column_tiles")
+        across = program.uniform["kv_blocks"]
+        tiles = code.ceildiv(across, TILE_COLUMNS, "column_tiles")
         column_tile = code.rem(program.program, tiles, "column_tile")
         row_tile = code.div(program.program, tiles)
         row = code.mul(row_tile, code.const(TILE_ROWS), "row")
@@ -80,8 +130,6 @@ class ClassifyBuilder:
         rows = code.insert(tile.IotaOp(first, TILE_ROWS), "m")
         columns = code.insert(tile.IotaOp(column, TILE_COLUMNS), "n")
         varying: dict[str, Input] = {"m": (rows, ROW), "n": (columns, COLUMN)}
-        varying |= self.loaded(first, column)
-        program.uniform["kv_blocks"] = program.blocks("kv")
         shape = [TILE_ROWS, TILE_COLUMNS]
         names = ["class", "unknown"]
         classes, unknown = program.map(shape, varying, self.body, names)
@@ -96,37 +144,12 @@ class ClassifyBuilder:
         code.builder.insert(store)
         return program.finish()
 
-    def loaded(self, row: SSAValue, column: SSAValue) -> dict[str, Input]:
-        """Load tiles of the summaries; return them by name."""
-        varying: dict[str, Input] = {}
-        for i, output in enumerate(self.outputs):
-            is_row = output.axis == "row"
-            start, size = (row, TILE_ROWS) if is_row else (column, TILE_COLUMNS)
-            tensor = self.program.summary(i, output.name, output.stored, written=False)
-            where = [self.program.b, self.program.h, start]
-            load = tile.LoadOp(tensor, where, [0], TileType(output.stored, [size]))
-            value = self.program.code.insert(load, output.name)
-            varying[output.name] = (value, ROW if is_row else COLUMN)
-        return varying
-
     def body(
         self, code: ScalarCode, at: Scalars, captures: Sequence[SSAValue]
     ) -> list[SSAValue]:
-        q = span_of(code, at["m"], at, "q")
-        kv = span_of(code, at["n"], at, "kv")
-        kinds = [code.const(kind, i8) for kind in range(4)]
-        kind = kinds[plan.UNKNOWN]
-        if self.samples:
-            partial = proved_partial(self.mask, code, at, captures)
-            kind = code.select(partial, kinds[plan.PARTIAL], kind)
-        if self.classifier is not None:
-            spans = [q.first, q.last, kv.first, kv.last]
-            args = [at["b"], at["h"], *spans, *captures]
-            args += [narrowed(code, at[o.name], o.type) for o in self.outputs]
-            dead, full = inline_region(self.classifier.region, args, code)
-            full = code.and_(full, whole(code, at))
-            kind = code.select(full, kinds[plan.FULL], kind)
-            kind = code.select(dead, kinds[plan.DEAD], kind)
+        m = existing(code, at["m"], at["q_blocks"])
+        n = existing(code, at["n"], at["kv_blocks"])
+        kind = self.class_of(code, {**at, "m": m, "n": n}, captures)
         return [kind, still_unknown(code, kind, at)]
 
 

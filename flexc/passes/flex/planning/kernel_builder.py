@@ -47,11 +47,14 @@ NUMBERS = (
     "first_row",
     "q_whole",
     "kv_whole",
+    "batches",
+    "heads",
 )
 """The i32 arguments.
 
 `first_row` is the first block of rows that is planned. Only the first `q_whole` blocks
-of rows and the first `kv_whole` blocks of columns may be full.
+of rows and the first `kv_whole` blocks of columns may be full. `batches` and `heads`
+are those with masks of their own.
 """
 
 DEAD, PARTIAL, FULL, UNKNOWN = range(4)
@@ -66,31 +69,32 @@ Body = Callable[[ScalarCode, Scalars, Sequence[SSAValue]], Sequence[SSAValue]]
 
 
 class PlanKernelBuilder:
-    """A builder of one kernel of a plan."""
+    """A builder of one kernel of a plan.
 
-    def __init__(self, name: str, mask: Region):
+    A kernel that reads no mask has no captures and no numbers.
+    """
+
+    def __init__(self, name: str, mask: Region | None):
         self.name = name
         self.mask = mask
         self.block = Block()
         self.code = ScalarCode(self.block)
         self.params: list[ParamAttr] = []
+        captures = () if mask is None else mask.block.args[len(INDEX_ARGS) :]
         self.captures = [
             self.argument(i, arg.type, arg.name_hint or "capture")
-            for i, arg in enumerate(mask.block.args[len(INDEX_ARGS) :])
+            for i, arg in enumerate(captures)
         ]
         first = len(self.captures)
         self.uniform: dict[str, SSAValue] = {
             number: self.argument(first + i, i32, number)
-            for i, number in enumerate(NUMBERS)
+            for i, number in enumerate(NUMBERS if mask is not None else ())
         }
+        self.first_tensor = first + len(self.uniform)
+        """The index of the argument `classes`."""
         self.program = self.code.insert(tile.ProgramIdOp(0), "program")
         self.h = self.uniform["h"] = self.code.insert(tile.ProgramIdOp(1), "h")
         self.b = self.uniform["b"] = self.code.insert(tile.ProgramIdOp(2), "b")
-
-    @property
-    def first_tensor(self) -> int:
-        """The index of the argument `classes`."""
-        return len(self.captures) + len(NUMBERS)
 
     def argument(self, source: int, type_: Attribute, name: str) -> SSAValue:
         arg = self.block.insert_arg(type_, len(self.block.args))
@@ -114,6 +118,10 @@ class PlanKernelBuilder:
     ) -> SSAValue:
         """Add a summary, (batches, heads, blocks), as an argument."""
         return self._tensor(2 + index, 3, element, name, written)
+
+    def tables(self, index: int) -> SSAValue:
+        """Add the memory of all tables, one number after another, as an argument."""
+        return self._tensor(index, 1, i32, "tables", written=True)
 
     def _tensor(
         self, index: int, rank: int, element: Attribute, name: str, written: bool
@@ -157,10 +165,11 @@ class PlanKernelBuilder:
         self.code.builder.insert(tile.ReturnOp())
         b, h, n = (AffineExpr.dimension(i) for i in range(3))
         attributes: dict[str, Attribute] = {
-            "mask": StringAttr(describe(self.mask)),
             "num_warps": IntegerAttr(4, i64),
             "num_stages": IntegerAttr(1, i64),
         }
+        if self.mask is not None:
+            attributes["mask"] = StringAttr(describe(self.mask))
         grid = AffineMapAttr(AffineMap(3, 0, (n, h, b)))
         return tile.KernelOp(
             self.name, grid, self.params, Region(self.block), attributes
@@ -270,6 +279,11 @@ def span_of(code: ScalarCode, block: SSAValue, at: Scalars, axis: str) -> Span:
 
 def minimum(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
     return code.insert(arith.MinSIOp(a, b), a.name_hint)
+
+
+def existing(code: ScalarCode, index: SSAValue, size: SSAValue) -> SSAValue:
+    """Return an index that exists: the last one for those beyond it."""
+    return minimum(code, index, code.sub(size, code.const(1)))
 
 
 def maximum(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:

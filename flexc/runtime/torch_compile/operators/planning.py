@@ -19,8 +19,8 @@ from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.inputs.options import NO_CHOICES, resolve_backend
 from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.kernels.traces import trace_mods
-from flexc.runtime.planner.plans import Problem, collapsed, find_plan
-from flexc.runtime.planner.tables import is_ordered, plan_problem
+from flexc.runtime.planner.plans import Problem, collapsed, find_plan, is_ordered
+from flexc.runtime.planner.tables import plan_problem
 from flexc.runtime.replay.repeats import repeat
 from flexc.runtime.tapes.recorder import without_dispatch_modes
 from flexc.runtime.torch_compile.mod_graphs import ModGraphs

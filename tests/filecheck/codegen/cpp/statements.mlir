@@ -59,6 +59,8 @@ tile.kernel @products(%keys : !k #tile.param<argument 0>,
 // CHECK: iota(row_1, chosen);
 // CHECK-NEXT: copy(copy_1, row_1);
 // CHECK-NEXT: store(out + int64_t(0), copy_1, int64_t(1), n);
+// CHECK: scan_rows(sums, square);
+// CHECK: scatter(out + int64_t(0), sums, square, live);
 tile.kernel @control(%out : memref<?xi32> #tile.param<argument 0>,
                      %n : i32 #tile.param<dim 0, 0>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
@@ -79,5 +81,9 @@ tile.kernel @control(%out : memref<?xi32> #tile.param<argument 0>,
   %row = tile.iota %chosen : !tile.tile<8xi32>
   %copy = tile.copy %row : !tile.tile<8xi32>
   tile.store_strided %copy, %out[%s0] strides [%s1] extents [%n] : !tile.tile<8xi32>, memref<?xi32>
+  %square = tile.full %n : i32 -> !tile.tile<8x8xi32>
+  %live = tile.full %some : i1 -> !tile.tile<8x8xi1>
+  %sums = tile.scan %square along 1 : !tile.tile<8x8xi32>
+  tile.scatter %sums, %out[%s0 + %square] if %live : !tile.tile<8x8xi1> : !tile.tile<8x8xi32>, memref<?xi32>, !tile.tile<8x8xi32>
   tile.return
 }

@@ -12,7 +12,8 @@
 // CHECK-NEXT: three = tl.full([32, 16], 3, tl.int32)
 // CHECK-NEXT: y = x + same
 // CHECK-NEXT: z = y + three
-// CHECK-NEXT: total = tl.sum(z, 1)
+// CHECK-NEXT: sums = tl.cumsum(z, 1)
+// CHECK-NEXT: total = tl.sum(sums, 1)
 // CHECK-NEXT: tl.store(out + 0 + rows, total)
 tile.kernel @spans(%t : tensor<?xi32> #tile.param<argument 0>,
                    %out : memref<?xi32> #tile.param<argument 1>,
@@ -37,7 +38,8 @@ tile.kernel @spans(%t : tensor<?xi32> #tile.param<argument 0>,
     %w = arith.addi %y, %c : i32
     flex.yield %w : i32
   } -> !tile.tile<32x16xi32>
-  %total = tile.reduce sum %z along 1 : !tile.tile<32x16xi32>
+  %sums = tile.scan %z along 1 : !tile.tile<32x16xi32>
+  %total = tile.reduce sum %sums along 1 : !tile.tile<32x16xi32>
   tile.scatter %total, %out[%base + %rows] : !tile.tile<32xi32>, memref<?xi32>, !tile.tile<32xi32>
   tile.return
 }
