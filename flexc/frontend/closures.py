@@ -190,7 +190,10 @@ def read_plain(mods: Sequence[Mod | None]) -> Found | None:
             return None
         key.append(code)
         seen[id(mod)] = len(seen)
-        attributes = attributes | facts.attributes if attributes else facts.attributes
+        if facts.attributes:
+            attributes = (
+                attributes | facts.attributes if attributes else facts.attributes
+            )
         for value in _values_of(mod, facts.globals):
             kind = type(value)
             if kind is torch.Tensor:
@@ -206,14 +209,14 @@ def read_plain(mods: Sequence[Mod | None]) -> Found | None:
                 return None
             elif id(value) in seen:
                 key.append(seen[id(value)])
-            elif is_trusted_module(value):
+            else:
                 key.append(value)
                 seen[id(value)] = len(seen)
                 modules.append(value)
-            else:
-                return None
-    if modules and not _add_members(modules, attributes, key):
-        return None
+    for module in modules:
+        if (members := _members_of(module, attributes)) is None:
+            return None
+        key += members
     return tuple(key), tuple(captures)
 
 
@@ -250,25 +253,45 @@ def _add_tensor(
     return True
 
 
-def _add_members(
-    modules: Sequence[ModuleType], attributes: frozenset[str], key: list[Any]
-) -> bool:
-    """Add members of trusted modules that code reads. Return False if not constant."""
-    names = sorted(attributes)
-    for module in modules:
-        held = module.__dict__
-        for name in names:
-            member = held.get(name, MISSING)
-            if member is MISSING:
-                continue
-            key.append(name)
-            if type(member) in CONSTANTS:
-                key.append(exact(member))
-            elif _is_constant(member):
-                key.append(member)
-            else:
-                return False
-    return True
+MOST_MODULES = 1024
+"""The number of modules, with names of members, whose members are remembered."""
+
+_seen_members: dict[Any, tuple[list[tuple[str, Any]], list[Any]]] = {}
+"""By a trusted module and names: the members of these names, and their part of a key.
+
+Reading a module's members takes most of the time of reading a mod.
+"""
+
+
+def _members_of(module: ModuleType, names: frozenset[str]) -> list[Any] | None:
+    """Return the part of a key for those members of a module that code reads.
+
+    Return None if the module is not trusted, or a member is not constant. The part is
+    remembered while the module has the same members.
+    """
+    held = module.__dict__
+    seen = _seen_members.get((module, names))
+    if seen is not None:
+        for name, member in seen[0]:
+            if held.get(name, MISSING) is not member:
+                break
+        else:
+            return seen[1]
+    members = [(name, held.get(name, MISSING)) for name in sorted(names)]
+    part: list[Any] = []
+    for name, member in members:
+        if type(member) in CONSTANTS:
+            part += name, exact(member)
+        elif member is not MISSING:
+            part += name, member
+            if not _is_constant(member):
+                return None
+    if not is_trusted_module(module):
+        return None
+    if len(_seen_members) >= MOST_MODULES:
+        _seen_members.clear()
+    _seen_members[module, names] = members, part
+    return part
 
 
 def _is_constant(member: Any) -> bool:
