@@ -21,7 +21,7 @@ from xdsl.dialects.builtin import (
     i32,
     i64,
 )
-from xdsl.ir import Attribute, ParametrizedAttribute, SSAValue
+from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
@@ -36,13 +36,11 @@ from xdsl.irdl import (
     traits_def,
     var_operand_def,
 )
-from xdsl.parser import AttrParser
-from xdsl.printer import Printer
 from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.str_enum import StrEnum
 
-from flexc.dialects.tile.types import TileType, shape_of
+from flexc.dialects.tile.types import BareAttribute, TileType, shape_of
 
 BUFFERS = "tile.buffers"
 """The attribute that assigns buffers to tiles."""
@@ -69,7 +67,7 @@ class Loop(StrEnum):
 
 
 @irdl_attr_definition
-class BufferAttr(ParametrizedAttribute):
+class BufferAttr(BareAttribute):
     """A buffer in fast memory: its name in emitted source, and the type of its tile."""
 
     name = "tile.buffer"
@@ -79,19 +77,6 @@ class BufferAttr(ParametrizedAttribute):
 
     def __init__(self, label: str, tile: TileType):
         super().__init__(StringAttr(label), tile)
-
-    def print_parameters(self, printer: Printer) -> None:
-        with printer.in_angle_brackets():
-            printer.print_attribute(self.label)
-            printer.print_string(", ")
-            printer.print_attribute(self.tile)
-
-    @classmethod
-    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
-        with parser.in_angle_brackets():
-            label = StringAttr(parser.parse_str_literal())
-            parser.parse_punctuation(",")
-            return [label, parser.parse_attribute()]
 
 
 def _verify_strided(tile: Attribute, **groups: Sequence[SSAValue]) -> None:

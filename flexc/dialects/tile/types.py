@@ -36,8 +36,33 @@ from xdsl.utils.str_enum import StrEnum
 from flexc.dialects.mod_region import is_scalar
 
 
+class BareAttribute(ParametrizedAttribute):
+    """An attribute that prints its parameters as a list, and integers as numbers."""
+
+    def print_parameters(self, printer: Printer) -> None:
+        def print_parameter(value: Attribute) -> None:
+            match value:
+                case IntAttr(data=int(number)):
+                    printer.print_string(str(number))
+                case _:
+                    printer.print_attribute(value)
+
+        with printer.in_angle_brackets():
+            printer.print_list(self.parameters, print_parameter)
+
+    @classmethod
+    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
+        def parse_parameter() -> Attribute:
+            number = parser.parse_optional_integer()
+            return parser.parse_attribute() if number is None else IntAttr(number)
+
+        return parser.parse_comma_separated_list(
+            parser.Delimiter.ANGLE, parse_parameter
+        )
+
+
 @irdl_attr_definition
-class ProductAttr(ParametrizedAttribute):
+class ProductAttr(BareAttribute):
     """`#tile.product<128>`: the accumulator layout of a product with 128 columns.
 
     All warps of the role share the rows.
@@ -50,15 +75,6 @@ class ProductAttr(ParametrizedAttribute):
     def __init__(self, columns: int):
         super().__init__(IntAttr(columns))
 
-    def print_parameters(self, printer: Printer) -> None:
-        with printer.in_angle_brackets():
-            printer.print_string(str(self.columns.data))
-
-    @classmethod
-    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
-        with parser.in_angle_brackets():
-            return [IntAttr(parser.parse_integer())]
-
 
 @irdl_attr_definition
 class OperandAttr(ParametrizedAttribute):
@@ -70,7 +86,7 @@ class OperandAttr(ParametrizedAttribute):
 
 
 @irdl_attr_definition
-class AlongAttr(ParametrizedAttribute):
+class AlongAttr(BareAttribute):
     """`#tile.along<0, #tile.product<64>>`: one value for each row of such a tile.
 
     1 stands for columns. Each thread holds the values of the rows, or columns, in which
@@ -88,18 +104,6 @@ class AlongAttr(ParametrizedAttribute):
     def verify(self) -> None:
         if self.dim.data not in (0, 1):
             raise VerifyException(f"dim expects 0 or 1, got {self.dim.data}")
-
-    def print_parameters(self, printer: Printer) -> None:
-        with printer.in_angle_brackets():
-            printer.print_string(f"{self.dim.data}, ")
-            printer.print_attribute(self.parent)
-
-    @classmethod
-    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
-        with parser.in_angle_brackets():
-            dim = IntAttr(parser.parse_integer())
-            parser.parse_punctuation(",")
-            return [dim, parser.parse_attribute()]
 
 
 LayoutAttr: TypeAlias = ProductAttr | OperandAttr | AlongAttr
@@ -281,7 +285,7 @@ class ReduceKindAttr(EnumAttribute[ReduceKind], SpacedOpaqueSyntaxAttribute):
 
 
 @irdl_attr_definition
-class SharedType(ParametrizedAttribute, TypeAttribute):
+class SharedType(BareAttribute, TypeAttribute):
     """A row of slots in shared memory, each of which holds one tile.
 
     `!tile.shared<2, !tile.tile<128x64xbf16>>` has two slots.
@@ -299,18 +303,6 @@ class SharedType(ParametrizedAttribute, TypeAttribute):
         if self.slots.data < 1:
             raise VerifyException(f"expects one slot or more, got {self.slots.data}")
 
-    def print_parameters(self, printer: Printer) -> None:
-        with printer.in_angle_brackets():
-            printer.print_string(f"{self.slots.data}, ")
-            printer.print_attribute(self.tile)
-
-    @classmethod
-    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
-        with parser.in_angle_brackets():
-            slots = IntAttr(parser.parse_integer())
-            parser.parse_punctuation(",")
-            return [slots, parser.parse_attribute()]
-
 
 @irdl_attr_definition
 class ViewType(ParametrizedAttribute, TypeAttribute):
@@ -325,7 +317,7 @@ class ViewType(ParametrizedAttribute, TypeAttribute):
 
 
 @irdl_attr_definition
-class BarriersType(ParametrizedAttribute, TypeAttribute):
+class BarriersType(BareAttribute, TypeAttribute):
     """A row of barriers, each of which completes a phase after some arrivals.
 
     `!tile.barriers<2, 1>` is two barriers; one arrival completes a phase of each.
@@ -347,17 +339,6 @@ class BarriersType(ParametrizedAttribute, TypeAttribute):
                 "expects one barrier and one arrival or more, got "
                 f"{self.count.data} and {self.arrivals.data}"
             )
-
-    def print_parameters(self, printer: Printer) -> None:
-        with printer.in_angle_brackets():
-            printer.print_string(f"{self.count.data}, {self.arrivals.data}")
-
-    @classmethod
-    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
-        with parser.in_angle_brackets():
-            count = IntAttr(parser.parse_integer())
-            parser.parse_punctuation(",")
-            return [count, IntAttr(parser.parse_integer())]
 
 
 @irdl_attr_definition
