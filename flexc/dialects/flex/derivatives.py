@@ -52,23 +52,6 @@ from flexc.dialects.mod_region import operand_groups
 CAPTURE = "capture "
 
 
-def named_value(op: DerivativeOp, name: str) -> SSAValue:
-    """Return the value whose type a derivative of this name must have.
-
-    This is the operand with this name; for the cotangents `d_out` and `d_lse` it is the
-    saved `out` or `lse`.
-    """
-    match name.removeprefix("d_"):
-        case "out":
-            return op.saved[0]
-        case "lse":
-            return op.saved[1]
-        case "query" | "key" | "value" as own:
-            return {"query": op.query, "key": op.key, "value": op.value}[own]
-        case _:
-            return op.captures[int(name.removeprefix(CAPTURE))]
-
-
 def verify_like(what: str, value: SSAValue, model: SSAValue) -> None:
     """Check that a tensor has the element type of `model`, and a shape that fits."""
     got, expected = value.type, model.type
@@ -86,85 +69,6 @@ def _may_be_equal(left: Sequence[int], right: Sequence[int]) -> bool:
     return len(left) == len(right) and all(
         a == b or DYNAMIC_INDEX in (a, b) for a, b in zip(left, right, strict=True)
     )
-
-
-def verify_saved(op: DerivativeOp) -> None:
-    if len(op.saved) not in (2, 3):
-        raise VerifyException(
-            "saved expects out, lse and optionally lse_rest, got "
-            f"{len(op.saved)} values"
-        )
-    out, *rows = op.saved
-    verify_rank("out", out.type, 4)
-    verify_head_dim("out", out, "the value has", op.value)
-    for name, value in zip(("lse", "lse_rest"), rows, strict=False):
-        verify_rank(name, value.type, 3)
-        assert isa(value.type, TensorType[Attribute])
-        if value.type.element_type != op.score_type:
-            raise VerifyException(f"{name} expects {op.score_type}, got {value.type}")
-
-
-def verify_tables(op: DerivativeOp, both: bool) -> None:
-    """Check block tables; with `both`, tables for rows require tables for columns."""
-    counts = len(op.tables), len(op.column_tables)
-    if counts[1] not in (0, counts[0]):
-        raise VerifyException(
-            f"column_tables expects none or {counts[0]} tensors as there are tables, "
-            f"got {counts[1]}"
-        )
-    if both and counts[0] != counts[1]:
-        raise VerifyException("tables expect column_tables, which list the same blocks")
-    verify_block("column_block", op.column_block, "column_tables", op.column_tables)
-
-
-def verify_cotangents(op: DerivativeOp) -> None:
-    if len(op.cotangents) not in (1, 2):
-        raise VerifyException(
-            "cotangents expects those of out and optionally of lse, got "
-            f"{len(op.cotangents)}"
-        )
-    for name, value in zip(("d_out", "d_lse"), op.cotangents, strict=False):
-        verify_like(name, value, named_value(op, name))
-
-
-def verify_along(op: DerivativeOp, names: Sequence[str]) -> None:
-    """Check that `along` names captures or values in `names`, and that tangents fit."""
-    verify_named(op, "along", op.tangent_names, names, op.tangents)
-
-
-def verify_named(
-    op: DerivativeOp,
-    what: str,
-    given: Sequence[str],
-    names: Sequence[str],
-    values: Sequence[SSAValue],
-) -> None:
-    """Check that names are known and unique, and that each value fits its name."""
-    if len(given) != len(values):
-        kind = "results" if what == "wrt" else "tangents"
-        raise VerifyException(
-            f"{what} expects {len(values)} names, one for each of the {kind}, got "
-            f"{len(given)}"
-        )
-    known = [*names, *_captures(op)]
-    for name, value in zip(given, values, strict=True):
-        if name not in known:
-            raise VerifyException(
-                f"{what} expects names among {', '.join(known)}, got {name!r}"
-            )
-        if given.count(name) > 1:
-            raise VerifyException(f"{what} expects each name once, got {name!r} again")
-        verify_like(f"{what} {name!r}", value, named_value(op, name))
-
-
-def _captures(op: DerivativeOp) -> list[str]:
-    """Return the names of the captures that have derivatives: tensors of floats."""
-    return [
-        f"{CAPTURE}{i}"
-        for i, c in enumerate(op.captures)
-        if isa(c.type, TensorType[Attribute])
-        and isinstance(c.type.element_type, AnyFloat)
-    ]
 
 
 INPUTS = ("query", "key", "value")
@@ -213,8 +117,103 @@ class DerivativeOp(ScoredOp, MaskedOp):
 
     def verify_(self) -> None:
         super().verify_()
-        verify_saved(self)
-        verify_along(self, NAMES)
+        self.verify_saved()
+        self.verify_along(NAMES)
+
+    def named_value(self, name: str) -> SSAValue:
+        """Return the value whose type a derivative of this name must have.
+
+        This is the operand with this name; for the cotangents `d_out` and `d_lse` it is
+        the saved `out` or `lse`.
+        """
+        match name.removeprefix("d_"):
+            case "out":
+                return self.saved[0]
+            case "lse":
+                return self.saved[1]
+            case "query" | "key" | "value" as own:
+                return {"query": self.query, "key": self.key, "value": self.value}[own]
+            case _:
+                return self.captures[int(name.removeprefix(CAPTURE))]
+
+    def verify_saved(self) -> None:
+        if len(self.saved) not in (2, 3):
+            raise VerifyException(
+                "saved expects out, lse and optionally lse_rest, got "
+                f"{len(self.saved)} values"
+            )
+        out, *rows = self.saved
+        verify_rank("out", out.type, 4)
+        verify_head_dim("out", out, "the value has", self.value)
+        for name, value in zip(("lse", "lse_rest"), rows, strict=False):
+            verify_rank(name, value.type, 3)
+            assert isa(value.type, TensorType[Attribute])
+            if value.type.element_type != self.score_type:
+                expected = self.score_type
+                raise VerifyException(f"{name} expects {expected}, got {value.type}")
+
+    def verify_tables(self, both: bool) -> None:
+        """Check block tables; with `both`, those of rows require those of columns."""
+        counts = len(self.tables), len(self.column_tables)
+        if counts[1] not in (0, counts[0]):
+            raise VerifyException(
+                f"column_tables expects none or {counts[0]} tensors as there are "
+                f"tables, got {counts[1]}"
+            )
+        if both and counts[0] != counts[1]:
+            raise VerifyException(
+                "tables expect column_tables, which list the same blocks"
+            )
+        size, tables = self.column_block, self.column_tables
+        verify_block("column_block", size, "column_tables", tables)
+
+    def verify_cotangents(self) -> None:
+        if len(self.cotangents) not in (1, 2):
+            raise VerifyException(
+                "cotangents expects those of out and optionally of lse, got "
+                f"{len(self.cotangents)}"
+            )
+        for name, value in zip(("d_out", "d_lse"), self.cotangents, strict=False):
+            verify_like(name, value, self.named_value(name))
+
+    def verify_along(self, names: Sequence[str]) -> None:
+        """Check that `along` has captures or values in `names`, and tangents fit."""
+        self.verify_named("along", self.tangent_names, names, self.tangents)
+
+    def verify_named(
+        self,
+        what: str,
+        given: Sequence[str],
+        names: Sequence[str],
+        values: Sequence[SSAValue],
+    ) -> None:
+        """Check that names are known and unique, and that each value fits its name."""
+        if len(given) != len(values):
+            kind = "results" if what == "wrt" else "tangents"
+            raise VerifyException(
+                f"{what} expects {len(values)} names, one for each of the {kind}, got "
+                f"{len(given)}"
+            )
+        known = [*names, *self._differentiable_captures()]
+        for name, value in zip(given, values, strict=True):
+            if name not in known:
+                raise VerifyException(
+                    f"{what} expects names among {', '.join(known)}, got {name!r}"
+                )
+            if given.count(name) > 1:
+                raise VerifyException(
+                    f"{what} expects each name once, got {name!r} again"
+                )
+            verify_like(f"{what} {name!r}", value, self.named_value(name))
+
+    def _differentiable_captures(self) -> list[str]:
+        """Return the names of the captures that have derivatives: tensors of floats."""
+        return [
+            f"{CAPTURE}{i}"
+            for i, c in enumerate(self.captures)
+            if isa(c.type, TensorType[Attribute])
+            and isinstance(c.type.element_type, AnyFloat)
+        ]
 
 
 @irdl_op_definition
@@ -236,9 +235,9 @@ class AttentionBackwardOp(DerivativeOp):
 
     def verify_(self) -> None:
         super().verify_()
-        verify_tables(self, both=True)
-        verify_cotangents(self)
-        verify_named(self, "wrt", self.wanted(), INPUTS, self.derivatives)
+        self.verify_tables(both=True)
+        self.verify_cotangents()
+        self.verify_named("wrt", self.wanted(), INPUTS, self.derivatives)
 
 
 @irdl_op_definition
@@ -253,7 +252,7 @@ class AttentionJvpOp(DerivativeOp):
             raise VerifyException(
                 "expects two results, the tangents of out and lse, and no cotangents"
             )
-        verify_tables(self, both=False)
-        verify_along(self, INPUTS)
+        self.verify_tables(both=False)
+        self.verify_along(INPUTS)
         for name, result in zip(("out", "lse"), self.derivatives, strict=True):
-            verify_like(f"the tangent of {name}", result, named_value(self, name))
+            verify_like(f"the tangent of {name}", result, self.named_value(name))
