@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 
 from xdsl.builder import Builder
 from xdsl.dialects import arith
@@ -149,6 +150,15 @@ class ScalarCode:
 
     def yield_(self, *values: SSAValue) -> None:
         self.builder.insert(flex.YieldOp(*values))
+
+
+Combine = Callable[[SSAValue, SSAValue], SSAValue]
+"""A function that writes the combination of two values, such as `ScalarCode.max`."""
+
+
+def combined(combine: Combine, values: Sequence[SSAValue]) -> SSAValue | None:
+    """Write the combination of values from the first on; return None for no values."""
+    return reduce(combine, values) if values else None
 
 
 def inline_region(

@@ -146,14 +146,18 @@ class Linear:
     def __sub__(self, other: Linear) -> Linear:
         return self + -other
 
+    def factor(self, value: SSAValue) -> int:
+        return dict(self.terms).get(value, 0)
+
+    def without(self, value: SSAValue) -> Linear:
+        return Linear(tuple(t for t in self.terms if t[0] is not value), self.const)
+
     def plus(self, value: int) -> Linear:
         return Linear(self.terms, self.const + value)
 
     def replaced(self, value: SSAValue, by: Linear) -> Linear:
         """Return the form with `by` in the place of a term's value."""
-        factor = dict(self.terms)[value]
-        rest = tuple((v, f) for v, f in self.terms if v is not value)
-        return Linear(rest, self.const) + by * factor
+        return self.without(value) + by * self.factor(value)
 
 
 class IntegerFacts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 
 from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import AffineMapAttr, TensorType, UnitAttr, i32
@@ -16,7 +15,7 @@ from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
 from flexc.dialects.constants import int_constant
 from flexc.dialects.tile import IDLE_BEYOND, ReduceKind, TileType
 from flexc.passes.blocksparse.programs.kernel_builder import KernelBuilder, rows_grid
-from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
+from flexc.passes.scalar.scalar_code import ScalarCode, combined, inline_region
 from flexc.passes.targets.target import Target
 from flexc.passes.tile.map_builder import (
     COLUMN,
@@ -83,7 +82,7 @@ class Visit:
             found.append(code.cmp("sgt", end, column_len))
         if self.exists is not None:
             found.append(code.not_(self.exists))
-        return _any(code, found)
+        return combined(code.or_, found)
 
     def live(
         self,
@@ -105,16 +104,8 @@ class Visit:
             found.append(live)
         # This condition varies along columns only, so it is computed once for each
         # column.
-        exists = _all(code, [*([] if inside is None else [inside]), *given])
-        return _all(code, [*found, *([] if exists is None else [exists])])
-
-
-def _any(code: ScalarCode, flags: Sequence[SSAValue]) -> SSAValue | None:
-    return reduce(code.or_, flags) if flags else None
-
-
-def _all(code: ScalarCode, flags: Sequence[SSAValue]) -> SSAValue | None:
-    return reduce(code.and_, flags) if flags else None
+        exists = combined(code.and_, [*([] if inside is None else [inside]), *given])
+        return combined(code.and_, [*found, *([] if exists is None else [exists])])
 
 
 KEPT = (

@@ -12,9 +12,6 @@ block at which the value has its extremes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, i1
 from xdsl.ir import Block, Operation, SSAValue
@@ -40,36 +37,13 @@ from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.exact_ranges import floor_modulo
 from flexc.passes.scalar.ranges.intervals import Interval, full
 from flexc.passes.scalar.ranges.value_ranges import width_of
-from flexc.passes.scalar.variation import SUMMABLE, MaskFacts
+from flexc.passes.scalar.variation import SUMMABLE, Linear, MaskFacts
 
 MAX_COEFFICIENT = 1 << 20
 """The largest factor of an affine form, so that sums of products fit 64 bits."""
 
 WIDE = 64
-"""The width of symbols that stay in a form even where they cancel out, because the sums
-that contained them may have wrapped around.
-"""
-
-
-@dataclass(frozen=True)
-class Affine:
-    """The exact sum `row * q_idx + column * kv_idx + sum(n * value) + constant`."""
-
-    row: int = 0
-    column: int = 0
-    symbols: Mapping[SSAValue, int] = field(default_factory=dict[SSAValue, int])
-    constant: int = 0
-
-    def minus(self, other: Affine) -> Affine:
-        symbols = dict(self.symbols)
-        for value, n in other.symbols.items():
-            symbols[value] = symbols.get(value, 0) - n
-        return Affine(
-            self.row - other.row,
-            self.column - other.column,
-            {v: n for v, n in symbols.items() if n or width_of(v.type) == WIDE},
-            self.constant - other.constant,
-        )
+"""The width of symbols of unknown size."""
 
 
 class Facts(MaskFacts):
@@ -96,25 +70,31 @@ class Facts(MaskFacts):
     def is_uniform(self, value: SSAValue) -> bool:
         return self.dependences.is_uniform(value)
 
-    def affine(self, value: SSAValue) -> Affine | None:
-        """Return the affine form of an integer, or None."""
+    def affine(self, value: SSAValue) -> Linear | None:
+        """Return an integer's form, in which only positions vary with pairs, or None.
+
+        The form is a * q_idx + c * kv_idx + uniform values.
+        """
         if not isa(value.type, IntegerType) or value.type == i1:
             return None
-        form = self.linear(value)
-        row = column = 0
-        symbols: dict[SSAValue, int] = {}
-        for term, factor in form.terms:
-            if abs(factor) > MAX_COEFFICIENT:
-                return None
-            if term is self.row:
-                row = factor
-            elif term is self.column:
-                column = factor
-            elif self.pair(term):
-                return None
-            else:
-                symbols[term] = factor
-        return Affine(row, column, symbols, form.const)
+        form, positions = self.linear(value), (self.row, self.column)
+        is_affine = all(
+            abs(factor) <= MAX_COEFFICIENT
+            and (term in positions or not self.pair(term))
+            for term, factor in form.terms
+        )
+        return form if is_affine else None
+
+    def difference(self, left: Linear, right: Linear) -> Linear:
+        """Return left - right, with a factor of 0 for wide symbols that cancel out.
+
+        The sums that contained them may have wrapped around.
+        """
+        factors = dict(left.terms)
+        for value, factor in right.terms:
+            factors[value] = factors.get(value, 0) - factor
+        terms = (t for t in factors.items() if t[1] or width_of(t[0].type) == WIDE)
+        return Linear(tuple(terms), left.const - right.const)
 
 
 MOST = (1 << 63) - 1
@@ -228,7 +208,10 @@ def remainder_of(facts: Facts, value: SSAValue) -> tuple[SSAValue, int] | None:
     if not isinstance(divisor, int) or divisor > MAX_PERIOD:
         return None
     form = facts.affine(dividend)
-    steps = form is not None and 1 in (abs(form.row), abs(form.column))
+    steps = form is not None and 1 in (
+        abs(form.factor(facts.row)),
+        abs(form.factor(facts.column)),
+    )
     return (dividend, divisor) if steps else None
 
 

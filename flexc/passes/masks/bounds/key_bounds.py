@@ -21,7 +21,6 @@ from xdsl.ir import Operation, SSAValue
 from flexc.dialects.constants import int_constant
 from flexc.dialects.flex import RemainderAttr
 from flexc.passes.masks.bounds.facts import (
-    Affine,
     Directions,
     Facts,
     Unsolvable,
@@ -63,7 +62,7 @@ from flexc.passes.scalar.formula import (
 )
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.readable import spell
-from flexc.passes.scalar.variation import PAIR, Along
+from flexc.passes.scalar.variation import PAIR, Along, Linear
 
 NEGATED = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 SWAPPED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "ge": "le", "le": "ge"}
@@ -188,7 +187,7 @@ class Solver:
         """Solve a <= b, or a < b if `strict`."""
         left, right = self.facts.affine(a), self.facts.affine(b)
         if left is not None and right is not None:
-            form = left.minus(right)
+            form = self.facts.difference(left, right)
             return [[self.affine_bound(form, Constant(-1 if strict else 0), True)]]
         if self.is_solved_for(b, a):
             return self.beyond(b, a, Constant(1 if strict else 0), upper=False)
@@ -259,32 +258,31 @@ class Solver:
             case _:
                 raise Unsolvable
 
-    def term(self, form: Affine) -> Term:
+    def term(self, form: Linear) -> Term:
         """Return the term of a form in which kv_idx does not occur."""
-        total: Term = Constant(form.constant)
-        if form.row:
+        total: Term = Constant(form.const)
+        if factor := form.factor(self.facts.row):
             row = RowValue(self.facts.row, 1, 1)
-            total = add(scaled(row, form.row), total)
-        for value, factor in form.symbols.items():
+            total = add(scaled(row, factor), total)
+        for value, factor in form.without(self.facts.row).terms:
             if abs(factor) > 1:
                 self.require_small(value)  # Products saturate.
             total = add(total, scaled(symbol_of(self.facts, value), factor))
         return total
 
-    def affine_bound(self, form: Affine, bound: Term, upper: bool) -> Atom:
+    def affine_bound(self, form: Linear, bound: Term, upper: bool) -> Atom:
         """Return the atom of form <= bound (`upper`) or form >= bound."""
-        rest = Affine(0, 0, form.symbols, form.constant)
-        if form.column:
-            rest = Affine(form.row, 0, form.symbols, form.constant)
-        limit = add(bound, negate(self.term(rest)))
-        factor = form.column or form.row
+        is_column = form.factor(self.facts.column) != 0
+        position = self.facts.column if is_column else self.facts.row
+        limit = add(bound, negate(self.term(form.without(position))))
+        factor = form.factor(position)
         if factor == 0:
             raise Unsolvable  # Simplification leaves no such comparison.
         if factor < 0:
             limit, upper, factor = negate(limit), not upper, -factor
         by = Constant(factor)
         limit = floor_divide(limit, by) if upper else ceil_divide(limit, by)
-        if form.column:
+        if is_column:
             return KeyBound(upper, limit)
         if direction(limit) != 0:
             raise Unsolvable  # A row is compared with another function of the row.

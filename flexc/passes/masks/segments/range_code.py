@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, i32, i64
@@ -31,7 +32,7 @@ from flexc.passes.masks.bounds.terms import (
 )
 from flexc.passes.scalar.formula import Leaf
 from flexc.passes.scalar.ranges.intervals import full
-from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.scalar.scalar_code import Combine, ScalarCode, combined
 
 NEAR, FAR = 1 << 28, 1 << 30
 """Positions and small constants are at most NEAR. FAR exceeds their sums."""
@@ -90,7 +91,7 @@ class TermCode:
             case Symbol():
                 return self.symbol(term, type_)
             case RowValue():
-                return self.cast(self.value(term.value, row), type_)
+                return code.int_cast(self.value(term.value, row), type_)
             case Sum(left, Negative(right)):
                 operands = self.write(left, row, type_), self.write(right, row, type_)
                 return code.sub(*operands)
@@ -119,7 +120,7 @@ class TermCode:
         value = self.value(term.value)
         if type_ == i32 and magnitude(self.facts, term) > FAR:
             value = self.clamp(value, -FAR, FAR)
-        return self.cast(value, type_)
+        return self.code.int_cast(value, type_)
 
     def product(self, term: Product, row: SSAValue, type_: IntegerType) -> SSAValue:
         """Return a product whose operands are clamped to LARGE.
@@ -141,7 +142,7 @@ class TermCode:
         value = self.write(term, row, type_)
         if isinstance(term, Constant) or term.least is None:
             return value
-        return self.maximum(value, self.code.const(1, type_))
+        return self.code.max(value, self.code.const(1, type_))
 
     def value(self, value: SSAValue, row: SSAValue | None = None) -> SSAValue:
         """Return a value of the mask's region, computed again for a row."""
@@ -166,7 +167,7 @@ class TermCode:
     def flag(self, leaf: Leaf) -> SSAValue:
         """Return a uniform value of type i1, or its negation."""
         value = self.value(leaf.value)
-        return self.not_(value) if leaf.negated else value
+        return self.code.not_(value) if leaf.negated else value
 
     def checks(self, symbols: Sequence[Symbol]) -> list[SSAValue]:
         """Return the run-time checks that terms of these symbols rely on."""
@@ -182,22 +183,10 @@ class TermCode:
                 found.append(code.cmp("sge", value, code.const(symbol.least, type_)))
         return found
 
-    def cast(self, value: SSAValue, type_: IntegerType) -> SSAValue:
-        return self.code.int_cast(value, type_)
-
     def clamp(self, value: SSAValue, lo: int, hi: int) -> SSAValue:
         code = self.code
-        value = self.maximum(value, code.const(lo, value.type))
-        return self.minimum(value, code.const(hi, value.type))
-
-    def minimum(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        return self.code.min(a, b)
-
-    def maximum(self, a: SSAValue, b: SSAValue) -> SSAValue:
-        return self.code.max(a, b)
-
-    def not_(self, flag: SSAValue) -> SSAValue:
-        return self.code.xor(flag, self.code.const(-1, flag.type))
+        value = code.max(value, code.const(lo, value.type))
+        return code.min(value, code.const(hi, value.type))
 
 
 @dataclass(frozen=True)
@@ -245,12 +234,12 @@ class RangeCode:
         prefixes = [r for r in ranges if not r.lows]
         if any(r.is_everything for r in prefixes):
             return [BlockInterval(None, None)]
-        prefix = self._extreme(arith.MaxSIOp, [self._end_of(r) for r in prefixes])
+        prefix = combined(self.code.max, [self._end_of(r) for r in prefixes])
         begins = [self._begin_of(r) for r in suffixes]
-        suffix = self._extreme(arith.MinSIOp, begins + [self.lengths.whole] * ragged)
+        suffix = combined(self.code.min, begins + [self.lengths.whole] * ragged)
         found = [] if prefix is None else [BlockInterval(None, prefix)]
         if suffix is not None and prefix is not None:
-            suffix = self.terms.maximum(suffix, prefix)
+            suffix = self.code.max(suffix, prefix)
         for begin, end in self._sorted([self._between(r) for r in middles]):
             found.append(self._fitted(begin, end, found[-1:], suffix))
         if suffix is not None:
@@ -280,11 +269,11 @@ class RangeCode:
                 if a.end is None and b.end is None:
                     end = self.lengths.blocks
                 else:
-                    end = self._met(arith.MinSIOp, a.end, b.end)
-                begin = self._met(arith.MaxSIOp, a.begin, b.begin)
+                    end = combined(self.code.min, _known(a.end, b.end))
+                begin = combined(self.code.max, _known(a.begin, b.begin))
                 begin = zero if begin is None else begin
                 assert end is not None
-                found.append((begin, self.terms.maximum(begin, end)))
+                found.append((begin, self.code.max(begin, end)))
         return found
 
     def _fitted(
@@ -297,10 +286,10 @@ class RangeCode:
         """Return an interval, cut to the part after `before` and before the suffix."""
         for interval in before:
             assert interval.end is not None
-            begin = self.terms.maximum(begin, interval.end)
+            begin = self.code.max(begin, interval.end)
         if suffix is not None:
-            begin, end = (self.terms.minimum(at, suffix) for at in (begin, end))
-        return BlockInterval(begin, self.terms.maximum(begin, end))
+            begin, end = (self.code.min(at, suffix) for at in (begin, end))
+        return BlockInterval(begin, self.code.max(begin, end))
 
     def _sorted(
         self, intervals: list[tuple[SSAValue, SSAValue]]
@@ -368,20 +357,22 @@ class RangeCode:
         rows, holds = self._rows(keys)
         low = high = None
         if keys.lows:
-            low = self._end(arith.MaxSIOp, keys.lows, rows, (zero, kv_len))
+            low = self._end(code.max, keys.lows, rows, (zero, kv_len))
         if keys.highs:
-            high = self._end(arith.MinSIOp, keys.highs, rows, (before, last))
+            high = self._end(code.min, keys.highs, rows, (before, last))
         elif not keys.lows:
             high = last
         holds += [self.terms.flag(leaf) for leaf in keys.conditions]
         holds += [self._in_order(pair, rows) for pair in keys.crossed]
-        if (some := self._all(holds)) is not None:
+        if (some := combined(self.code.and_, holds)) is not None:
             if high is not None:
                 high = code.select(some, high, before)
             else:
                 assert low is not None
                 low = code.select(some, low, kv_len)
-        if (sound := self._all(self.terms.checks(keys.symbols()))) is not None:
+        if (
+            sound := combined(self.code.and_, self.terms.checks(keys.symbols()))
+        ) is not None:
             low = None if low is None else code.select(sound, low, zero)
             high = None if high is None else code.select(sound, high, last)
         return low, high
@@ -393,16 +384,16 @@ class RangeCode:
         first, last = self.lengths.q_first, self.lengths.q_last
         if not keys.row_lows and not keys.row_highs:
             return (first, last), []
-        low = self._row(arith.MaxSIOp, keys.row_lows, first)
-        high = self._row(arith.MinSIOp, keys.row_highs, last)
+        low = self._row(self.code.max, keys.row_lows, first)
+        high = self._row(self.code.min, keys.row_highs, last)
         some = self.code.cmp("sle", low, high)
         # If no row exists, terms still need valid rows.
-        low, high = self.terms.minimum(low, last), self.terms.maximum(high, first)
+        low, high = self.code.min(low, last), self.code.max(high, first)
         return (low, high), [some]
 
     def _row(
         self,
-        extreme: type[arith.MaxSIOp] | type[arith.MinSIOp],
+        extreme: Combine,
         bounds: Sequence[Term],
         start: SSAValue,
     ) -> SSAValue:
@@ -410,9 +401,7 @@ class RangeCode:
             return start
         type_ = self.terms.width(bounds)
         values = [self.terms.write(term, start, type_) for term in bounds]
-        value = self._extreme(extreme, values)
-        assert value is not None
-        return self.code.insert(extreme(start, self._narrow(value)))
+        return extreme(start, self._narrow(reduce(extreme, values)))
 
     def _narrow(self, value: SSAValue) -> SSAValue:
         """Return the nearest number of type i32."""
@@ -423,7 +412,7 @@ class RangeCode:
 
     def _end(
         self,
-        extreme: type[arith.MaxSIOp] | type[arith.MinSIOp],
+        extreme: Combine,
         ends: Sequence[End],
         rows: tuple[SSAValue, SSAValue],
         limits: tuple[SSAValue, SSAValue],
@@ -431,10 +420,9 @@ class RangeCode:
         """Return the greatest or least of the ends, clamped to the limits."""
         type_ = self.terms.width([end.term for end in ends])
         values = [self._at(end, rows, type_) for end in ends]
-        value = self._extreme(extreme, values)
-        assert value is not None
+        value = reduce(extreme, values)
         low, high = (self.code.int_cast(limit, type_) for limit in limits)
-        value = self.terms.minimum(self.terms.maximum(value, low), high)
+        value = self.code.min(self.code.max(value, low), high)
         return self.code.int_cast(value, i32)
 
     def _at(
@@ -450,30 +438,6 @@ class RangeCode:
         low, high = (self.terms.write(end.term, rows[0], type_) for end in pair)
         return self.code.cmp("sle", low, high)
 
-    def _all(self, flags: Sequence[SSAValue]) -> SSAValue | None:
-        if not flags:
-            return None
-        result, *rest = flags
-        for flag in rest:
-            result = self.code.and_(result, flag)
-        return result
 
-    def _extreme(
-        self,
-        extreme: type[arith.MaxSIOp] | type[arith.MinSIOp],
-        values: Sequence[SSAValue],
-    ) -> SSAValue | None:
-        if not values:
-            return None
-        result, *rest = values
-        for value in rest:
-            result = self.code.insert(extreme(result, value))
-        return result
-
-    def _met(
-        self,
-        extreme: type[arith.MaxSIOp] | type[arith.MinSIOp],
-        a: SSAValue | None,
-        b: SSAValue | None,
-    ) -> SSAValue | None:
-        return self._extreme(extreme, [v for v in (a, b) if v is not None])
+def _known(*values: SSAValue | None) -> list[SSAValue]:
+    return [value for value in values if value is not None]
