@@ -25,12 +25,7 @@ from xdsl.xdsl_opt_main import xDSLOptMain
 
 from flexc import universe
 from flexc.errors import FlexcError, OptionError, PassResultError
-from flexc.input_checks import (
-    check_definitions,
-    check_order,
-    check_strings,
-    is_of_xdsl,
-)
+from flexc.input_checks import check_definitions, check_order, check_strings, is_of_xdsl
 
 DESCRIPTION = "Parse, transform, verify and print the IR of flexc."
 

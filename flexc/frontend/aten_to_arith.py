@@ -10,14 +10,7 @@ from xdsl.dialects import arith, math
 from flexc.dialects.flex import FmodOp
 from flexc.dialects.flex.ties import Ties
 from flexc.errors import UnsupportedOpError
-from flexc.frontend.scalars import (
-    Emitter,
-    Rule,
-    Scalar,
-    compute_dtype,
-    number,
-    rule,
-)
+from flexc.frontend.scalars import Emitter, Rule, Scalar, compute_dtype, number, rule
 
 ONE, MINUS_ONE = number(1), number(-1)
 

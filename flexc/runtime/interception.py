@@ -28,11 +28,7 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from flexc.errors import TracingError
 from flexc.runtime.inputs.arguments import Results
-from flexc.runtime.inputs.options import (
-    DYNAMO_OPTIONS,
-    Choices,
-    read_choices_of_scope,
-)
+from flexc.runtime.inputs.options import DYNAMO_OPTIONS, Choices, read_choices_of_scope
 from flexc.runtime.inputs.wrappers import is_transformed, tracing
 
 if TYPE_CHECKING:

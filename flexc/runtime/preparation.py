@@ -9,11 +9,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from flexc.frontend.closures import Mod
 from flexc.runtime.attention.call import Attention, read_signature
-from flexc.runtime.inputs.arguments import (
-    Outputs,
-    cast_and_check,
-    split_block_mask,
-)
+from flexc.runtime.inputs.arguments import Outputs, cast_and_check, split_block_mask
 from flexc.runtime.inputs.options import Choices, resolve_backend
 from flexc.runtime.interception import check_not_traced, check_not_transformed
 

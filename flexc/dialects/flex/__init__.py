@@ -70,12 +70,7 @@ from flexc.dialects.flex.pair_sums import (
     diagonal_zero,
 )
 from flexc.dialects.flex.row_ops import CombineSplitsOp, RowDotsOp, WeighRowsOp
-from flexc.dialects.flex.scalar import (
-    DimOp,
-    FmodOp,
-    LoadCaptureOp,
-    YieldOp,
-)
+from flexc.dialects.flex.scalar import DimOp, FmodOp, LoadCaptureOp, YieldOp
 
 __all__ = [
     "ATTENTION_FORMAT",

@@ -11,13 +11,7 @@ from typing import ClassVar
 from xdsl.dialects import func
 from xdsl.dialects.builtin import IntegerType, SymbolRefAttr, TensorType
 from xdsl.dialects.utils import EnumAttribute
-from xdsl.ir import (
-    Attribute,
-    Operation,
-    Region,
-    SpacedOpaqueSyntaxAttribute,
-    SSAValue,
-)
+from xdsl.ir import Attribute, Operation, Region, SpacedOpaqueSyntaxAttribute, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from xdsl.dialects.builtin import (
-    I32,
-    IntegerAttr,
-    UnitAttr,
-    f32,
-    i1,
-    i32,
-)
+from xdsl.dialects.builtin import I32, IntegerAttr, UnitAttr, f32, i1, i32
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
     IRDLOperation,
@@ -38,11 +31,7 @@ from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from flexc.dialects.mod_region import expect_type
-from flexc.dialects.tile.checks import (
-    ReadsViews,
-    verify_dim,
-    verify_tile,
-)
+from flexc.dialects.tile.checks import ReadsViews, verify_dim, verify_tile
 from flexc.dialects.tile.types import (
     AlongAttr,
     LayoutAttr,

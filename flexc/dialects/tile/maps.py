@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import (
-    I32,
-    ArrayAttr,
-    DenseArrayBase,
-    StringAttr,
-    i32,
-)
+from xdsl.dialects.builtin import I32, ArrayAttr, DenseArrayBase, StringAttr, i32
 from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -38,11 +32,7 @@ from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
 
-from flexc.dialects.mod_region import (
-    is_capture,
-    is_scalar,
-    verify_scalar_region,
-)
+from flexc.dialects.mod_region import is_capture, is_scalar, verify_scalar_region
 from flexc.dialects.tile.types import (
     AlongAttr,
     ProductAttr,

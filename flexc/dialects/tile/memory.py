@@ -35,11 +35,7 @@ from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
 from flexc.dialects.mod_region import expect_tensor
-from flexc.dialects.tile.checks import (
-    verify_dim,
-    verify_elements,
-    verify_tile,
-)
+from flexc.dialects.tile.checks import verify_dim, verify_elements, verify_tile
 from flexc.dialects.tile.types import (
     ProductAttr,
     TileType,

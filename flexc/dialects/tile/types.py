@@ -25,9 +25,7 @@ from xdsl.ir import (
     SpacedOpaqueSyntaxAttribute,
     TypeAttribute,
 )
-from xdsl.irdl import (
-    irdl_attr_definition,
-)
+from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException

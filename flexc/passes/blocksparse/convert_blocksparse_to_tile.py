@@ -17,9 +17,7 @@ from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.flex import SumKind
 from flexc.errors import UnsupportedOpError
 from flexc.passes.blocksparse.programs.attention import AttentionKernelBuilder
-from flexc.passes.blocksparse.programs.kernel_builder import (
-    is_absorbed,
-)
+from flexc.passes.blocksparse.programs.kernel_builder import is_absorbed
 from flexc.passes.blocksparse.programs.pair_sums import (
     OnePassKernelBuilder,
     PairSumsKernelBuilder,

@@ -43,12 +43,7 @@ from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.cpp import MACHINES, VectorMachine
 from flexc.passes.targets.target import MachineName
 from flexc.passes.tidy import erase_dead
-from flexc.passes.tile.tile_values import (
-    Dim,
-    TileDims,
-    defined_by,
-    rank,
-)
+from flexc.passes.tile.tile_values import Dim, TileDims, defined_by, rank
 
 
 class TileForms:

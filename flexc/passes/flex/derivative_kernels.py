@@ -23,11 +23,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 from flexc.dialects import flex
 from flexc.dialects.flex import DerivativeOp, SumAttr, SumKind
 from flexc.passes.flex.pair_code import DotSum, PairCode
-from flexc.passes.scalar.scalar_code import (
-    ScalarCode,
-    inline_region,
-    new_region,
-)
+from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
 from flexc.passes.tidy import erase_dead
 
 

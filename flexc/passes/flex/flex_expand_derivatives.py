@@ -40,18 +40,8 @@ from flexc.dialects.flex import (
     score_type,
     tensor_shape,
 )
-from flexc.passes.flex.derivative_kernels import (
-    HostFunction,
-    Sum,
-    absorb_rows,
-    fresh,
-)
-from flexc.passes.flex.pair_code import (
-    PairCode,
-    backward_code,
-    is_weighed,
-    jvp_code,
-)
+from flexc.passes.flex.derivative_kernels import HostFunction, Sum, absorb_rows, fresh
+from flexc.passes.flex.pair_code import PairCode, backward_code, is_weighed, jvp_code
 from flexc.passes.scalar.captured_reads import CaptureIndices
 from flexc.passes.scalar.copier import sliced
 from flexc.passes.scalar.ranges.intervals import full

@@ -75,12 +75,7 @@ from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
 from flexc.passes.scalar.variation import Variation, yielded
-from flexc.passes.tile.map_builder import (
-    COLUMN,
-    FULL,
-    ROW,
-    UNIFORM,
-)
+from flexc.passes.tile.map_builder import COLUMN, FULL, ROW, UNIFORM
 
 SAFE_FACTORS = (2.0**-30, 2.0**30)
 """Bounds of a constant factor, and of a constant within tanh, that may be taken out."""

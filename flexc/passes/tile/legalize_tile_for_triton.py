@@ -28,11 +28,7 @@ from flexc.dialects import tile
 from flexc.dialects.tile import element_of
 from flexc.errors import UnsupportedOpError
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.map_builder import (
-    UNIFORM,
-    Input,
-    build_map,
-)
+from flexc.passes.tile.map_builder import UNIFORM, Input, build_map
 from flexc.passes.tile.tile_access import TileAccess, has_count, is_zero, static_stride
 
 

@@ -25,11 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from flexc.errors import (
-    DataDependentControlFlowError,
-    FlexcError,
-    UnsupportedOpError,
-)
+from flexc.errors import DataDependentControlFlowError, FlexcError, UnsupportedOpError
 from flexc.frontend.call_watch import CallWatch
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.captured import CapturedMod, CapturedMods

@@ -21,20 +21,12 @@ import flexc.runtime.interface  # noqa: F401  (torch's attention is sent there)
 from flexc.errors import DtypeError, OptionError, did_you_mean
 from flexc.frontend.closures import read_mods
 from flexc.frontend.signatures import check_callable
-from flexc.runtime.attention.call import (
-    Attention,
-    Outputs,
-    read_signature,
-)
+from flexc.runtime.attention.call import Attention, Outputs, read_signature
 from flexc.runtime.autograd import run_attention
 from flexc.runtime.autograd.run import is_differentiated
 from flexc.runtime.explain.report import Explanation, Explanations
 from flexc.runtime.inputs.arguments import DTYPES, MAX_HEAD_DIM
-from flexc.runtime.inputs.options import (
-    NO_CHOICES,
-    Choices,
-    resolve_backend,
-)
+from flexc.runtime.inputs.options import NO_CHOICES, Choices, resolve_backend
 from flexc.runtime.inputs.tensor_facts import Placement
 from flexc.runtime.inputs.wrappers import check_captured
 from flexc.runtime.interception import Results, Scope, activate

@@ -22,10 +22,7 @@ from flexc.errors import GradientError
 from flexc.passes import pipelines
 from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
 from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
-from flexc.passes.flex.flex_infer_key_ranges import (
-    FlexInferKeyRangesPass,
-    ranges_for,
-)
+from flexc.passes.flex.flex_infer_key_ranges import FlexInferKeyRangesPass, ranges_for
 from flexc.passes.flex.pair_code import backward_code
 from flexc.passes.scalar.captured_reads import CaptureIndices
 from flexc.passes.scalar.proof import Proven, WhyNot

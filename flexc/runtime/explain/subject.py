@@ -16,29 +16,16 @@ from flexc.dialects.flex import KeyRangesAttr
 from flexc.passes.flex.flex_infer_key_ranges import ranges_for
 from flexc.passes.scalar.proof import Proof, WhyNot
 from flexc.passes.scalar.ranges.intervals import Interval
-from flexc.passes.scalar.variation import (
-    Along,
-    Dependences,
-    yielded,
-)
+from flexc.passes.scalar.variation import Along, Dependences, yielded
 from flexc.passes.targets.target import AttentionShape, TileSizes
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.attention.few_rows import few_rows
 from flexc.runtime.attention.run import count_splits
 from flexc.runtime.autograd.template import outputs_with_lse
-from flexc.runtime.kernels.driver import (
-    Compiled,
-    convert_for,
-    known_spec,
-    residents_of,
-)
+from flexc.runtime.kernels.driver import Compiled, convert_for, known_spec, residents_of
 from flexc.runtime.kernels.mask_reading import MIN_PLANNED_PAIRS, MaskReading
 from flexc.runtime.kernels.proofs import Known, attention_of
-from flexc.runtime.kernels.schedules import (
-    Candidates,
-    Schedule,
-    candidates,
-)
+from flexc.runtime.kernels.schedules import Candidates, Schedule, candidates
 
 BlockSource = Literal["no mask", "bounds", "planned", "tables", "every pair"]
 """The way to find the blocks to visit."""

@@ -20,12 +20,7 @@ from xdsl.interpreter import (
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import flex
-from flexc.dialects.flex import (
-    Coordinates,
-    SumKind,
-    diagonal_entries,
-    diagonal_zero,
-)
+from flexc.dialects.flex import Coordinates, SumKind, diagonal_entries, diagonal_zero
 from flexc.dialects.flex.pair_sums import element_of
 from flexc.dialects.tile import KernelOp
 from flexc.runtime.interpreters.kernel import grid_of, run_programs, written_types

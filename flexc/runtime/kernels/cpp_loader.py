@@ -37,12 +37,7 @@ from flexc.runtime.kernels.cpp_library import (
     open_symbol,
 )
 from flexc.runtime.process.background import Background
-from flexc.runtime.process.cache import (
-    cache_dir,
-    load,
-    store,
-    workspace,
-)
+from flexc.runtime.process.cache import cache_dir, load, store, workspace
 from flexc.runtime.process.progress import compiling, described
 from flexc.runtime.process.recent import turn
 

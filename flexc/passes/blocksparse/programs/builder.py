@@ -17,13 +17,7 @@ from flexc.dialects.tile import IDLE_BEYOND, ReduceKind, TileType
 from flexc.passes.blocksparse.programs.kernel_builder import KernelBuilder, rows_grid
 from flexc.passes.scalar.scalar_code import ScalarCode, combined, inline_region
 from flexc.passes.targets.target import Target
-from flexc.passes.tile.map_builder import (
-    COLUMN,
-    ROW,
-    UNIFORM,
-    Input,
-    build_map,
-)
+from flexc.passes.tile.map_builder import COLUMN, ROW, UNIFORM, Input, build_map
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,7 @@ from flexc.passes.flex.score_factor import score_variation
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.ranges.value_ranges import ValueRanges
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.map_builder import (
-    COLUMN,
-    ROW,
-)
+from flexc.passes.tile.map_builder import COLUMN, ROW
 
 EXACT = Interval(-(1 << 24), 1 << 24)
 """The range of integers that are f32 values."""

@@ -16,12 +16,7 @@ from xdsl.ir import Region, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.constants import int_constant
-from flexc.passes.masks.blocks.block_code import (
-    HEADS,
-    BlockCode,
-    Summary,
-    along_heads,
-)
+from flexc.passes.masks.blocks.block_code import HEADS, BlockCode, Summary, along_heads
 from flexc.passes.masks.blocks.block_ranges import BlockRanges, Side, narrowed
 from flexc.passes.masks.blocks.constraints import (
     Bound,
@@ -35,25 +30,10 @@ from flexc.passes.masks.blocks.constraints import (
 )
 from flexc.passes.masks.blocks.emitted_integers import Ends, Wide
 from flexc.passes.scalar.canonicalization import simplify_region
-from flexc.passes.scalar.formula import (
-    Formula,
-    Leaf,
-    mask_formula,
-)
-from flexc.passes.scalar.proof import (
-    Proof,
-    Proven,
-    WhyNot,
-)
+from flexc.passes.scalar.formula import Formula, Leaf, mask_formula
+from flexc.passes.scalar.proof import Proof, Proven, WhyNot
 from flexc.passes.scalar.ranges.intervals import Interval
-from flexc.passes.scalar.variation import (
-    NOTHING,
-    PAIR,
-    Along,
-    Linear,
-    MaskFacts,
-    Terms,
-)
+from flexc.passes.scalar.variation import NOTHING, PAIR, Along, Linear, MaskFacts, Terms
 
 
 def has_residue(block: BlockCode, ends: Ends, residues: Sequence[Residue]) -> SSAValue:

@@ -20,24 +20,13 @@ from flexc.passes.masks.blocks.emitted_integers import (
     SharingCode,
     Wide,
 )
-from flexc.passes.scalar.canonicalization import (
-    simplify_region,
-)
+from flexc.passes.scalar.canonicalization import simplify_region
 from flexc.passes.scalar.copier import Copier
-from flexc.passes.scalar.formula import (
-    AllOf,
-    Formula,
-)
+from flexc.passes.scalar.formula import AllOf, Formula
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.readable import spell
 from flexc.passes.scalar.scalar_code import ScalarCode, new_region
-from flexc.passes.scalar.variation import (
-    NOTHING,
-    SUMMABLE,
-    Along,
-    Linear,
-    MaskFacts,
-)
+from flexc.passes.scalar.variation import NOTHING, SUMMABLE, Along, Linear, MaskFacts
 
 MAX_RESTRICTED = 16
 """The number of summaries after which a new summary covers unused positions too."""

@@ -18,31 +18,16 @@ from xdsl.ir import Operation, SSAValue
 
 from flexc.dialects import flex
 from flexc.passes.masks.blocks.block_code import BlockCode, Used
-from flexc.passes.masks.blocks.constraints import (
-    Bound,
-    Item,
-    Pure,
-    oriented,
-)
+from flexc.passes.masks.blocks.constraints import Bound, Item, Pure, oriented
 from flexc.passes.masks.blocks.emitted_floats import FloatCode, FloatEnds, is_float
-from flexc.passes.masks.blocks.emitted_integers import (
-    WHOLE,
-    Ends,
-    Flags,
-    Wide,
-)
+from flexc.passes.masks.blocks.emitted_integers import WHOLE, Ends, Flags, Wide
 from flexc.passes.scalar.canonicalization.site import is_integer
 from flexc.passes.scalar.copier import Copier
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.exact_ranges import floor_modulo, floor_quotient
 from flexc.passes.scalar.ranges.intervals import Interval, Truth
 from flexc.passes.scalar.ranges.value_ranges import width_of
-from flexc.passes.scalar.variation import (
-    NOTHING,
-    PAIR,
-    Along,
-    Linear,
-)
+from flexc.passes.scalar.variation import NOTHING, PAIR, Along, Linear
 
 
 def narrowed(code: BlockCode, ends: Ends, bounds: Iterable[Bound]) -> Ends:

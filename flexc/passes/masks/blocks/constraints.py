@@ -16,13 +16,7 @@ from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import i1
 from xdsl.ir import SSAValue
 
-from flexc.passes.scalar.formula import (
-    AllOf,
-    AnyOf,
-    Formula,
-    Leaf,
-    formula_of,
-)
+from flexc.passes.scalar.formula import AllOf, AnyOf, Formula, Leaf, formula_of
 from flexc.passes.scalar.ranges.exact_ranges import floor_modulo, floor_quotient
 from flexc.passes.scalar.variation import (
     NOTHING,

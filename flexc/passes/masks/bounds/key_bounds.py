@@ -55,11 +55,7 @@ from flexc.passes.masks.bounds.terms import (
     multiply,
     negate,
 )
-from flexc.passes.scalar.formula import (
-    Leaf,
-    alternatives,
-    formula_of,
-)
+from flexc.passes.scalar.formula import Leaf, alternatives, formula_of
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.readable import spell
 from flexc.passes.scalar.variation import PAIR, Along, Linear

@@ -21,11 +21,7 @@ from flexc.passes.masks.bounds.facts import Facts
 from flexc.passes.masks.bounds.key_ranges import KeyRanges, for_blocks, key_ranges
 from flexc.passes.scalar.proof import Proof
 from flexc.passes.scalar.ranges.intervals import full
-from flexc.passes.scalar.scalar_code import (
-    ScalarCode,
-    inline_region,
-    new_region,
-)
+from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
 
 Q_IDX, KV_IDX = 2, 3
 """The argument numbers of a mask's positions."""

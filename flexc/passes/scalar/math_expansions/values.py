@@ -8,13 +8,7 @@ from typing import cast
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
-from xdsl.dialects.builtin import (
-    AnyFloat,
-    BFloat16Type,
-    IntegerType,
-    f16,
-    f64,
-)
+from xdsl.dialects.builtin import AnyFloat, BFloat16Type, IntegerType, f16, f64
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from flexc.passes.scalar.ranges.float_intervals import Format
