@@ -1,9 +1,9 @@
 """`convert-flex-to-planning`: replace attention by kernels that classify blocks.
 
 Each `flex.attention` with a mask becomes `@summarize` (if the mask reads captured
-tensors by row or by column), `@list_blocks`, `@classify`, `@sample` (on a CPU) and
-`@refine`; see `planning`. The pass erases the attention op: a plan does not depend on
-query, key, value or score.
+tensors by row or by column), `@list_rows`, `@list_blocks`, `@classify`, `@sample` (on a
+CPU) and `@refine`; see `planning`. The pass erases the attention op: a plan does not
+depend on query, key, value or score.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flexc.passes.flex.planning.classes import (
     build_sample,
 )
 from flexc.passes.flex.planning.summarize import build_summarize
-from flexc.passes.flex.planning.tables import build_list_blocks
+from flexc.passes.flex.planning.tables import build_list_blocks, build_list_rows
 from flexc.passes.masks.blocks.block_classifier import build_classifier
 from flexc.passes.scalar.proof import Proven
 from flexc.passes.targets import target_named
@@ -33,12 +33,12 @@ LONGEST = 2**31 - 2
 """The largest length: lengths are i32, and so is a length plus one."""
 
 
-Part = Literal["all", "tables", "classes", "pairs"]
+Part = Literal["all", "rows", "tables", "classes", "pairs"]
 """The kernels to build.
 
-"tables" are the kernels that list blocks without evaluating pairs, "classes" the kernel
-that stores the classes of blocks, "pairs" the kernels that evaluate pairs of unknown
-blocks.
+"rows" is the kernel that lists blocks by itself, "tables" the kernels that do so from
+summaries, "classes" the kernel that stores the classes of blocks, "pairs" the kernels
+that evaluate pairs of unknown blocks.
 """
 
 
@@ -55,11 +55,13 @@ def planning_kernels(
     if part != "pairs":
         proof = build_classifier(mask, longest, attention.indices_fit is not None)
         classifier = proof.value if isinstance(proof, Proven) else None
-        if part != "classes":
+        if part in ("all", "rows"):
+            kernels.append(build_list_rows(mask, classifier))
+        if part in ("all", "tables"):
             if classifier is not None and classifier.summaries:
                 kernels.append(build_summarize(mask, classifier.summaries))
             kernels.append(build_list_blocks(mask, classifier))
-        if part != "tables":
+        if part in ("all", "classes"):
             kernels.append(build_classify(mask, classifier, in_place))
     if part in ("all", "pairs"):
         kernels += [] if in_place else [build_sample(mask)]

@@ -194,7 +194,7 @@ def by_planning(subject: Subject, size: tuple[int, int]) -> Tensor:
     backend = resolve_backend("auto", device)
     plan = find_plan(call.signature, subject.compiled.mods, problem, device, backend)
     whole = (problem.rows, problem.kv_len // problem.kv_block)
-    planning = Planning.start(plan, call.signature, problem, device, whole)
+    planning = Planning.of(plan, call.signature, problem, device, whole)
     classes = planning.classify(0, problem.rows).cpu()
     return classes.masked_fill_(classes == UNKNOWN, PARTIAL)
 

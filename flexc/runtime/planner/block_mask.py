@@ -142,7 +142,8 @@ def planned_tables(
     """Return the eight tables of a mask; run one kernel after another."""
     plan = find_plan(signature, mods, problem, device, backend)
     whole = whole_blocks(problem)
-    planning = Planning.start(plan, signature, problem, device, whole, refine)
+    planning = Planning.of(plan, signature, problem, device, whole, refine)
+    planning.start_classes()
     start_order(device, backend)
     classes = planning.classify(0, problem.rows)
     return tuple(expanded(ordered(classes, backend, both=True), problem))

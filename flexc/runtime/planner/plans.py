@@ -63,6 +63,7 @@ from flexc.runtime.process.background import Background, without_collection
 from flexc.runtime.tapes.gpus import capability
 
 PARTS: dict[str, Part] = {
+    "list_rows": "rows",
     "summarize": "tables",
     "list_blocks": "tables",
     "classify": "classes",
@@ -270,7 +271,7 @@ class Planning:
     """True if the pairs of unknown blocks are evaluated."""
 
     @classmethod
-    def start(
+    def of(
         cls,
         plan: Plan,
         signature: ModSignature,
@@ -279,27 +280,37 @@ class Planning:
         whole: tuple[int, int],
         refine: bool = False,
     ) -> Planning:
-        """Collapse batches and heads with equal masks; start to compile the kernels."""
+        """Collapse batches and heads with equal masks."""
         captures = plan.attention.arguments(signature.captures)
         kernels = plan.kernels(problem, captures)
         problem = collapsed(problem, plan.along)
-        found = cls(problem, kernels, captures, device, whole, refine)
-        names = ("list_blocks",) if found.lists else ("classify", *("sample",) * refine)
-        kernels.start("summarize", *names)
-        return found
+        return cls(problem, kernels, captures, device, whole, refine)
 
-    @property
-    def lists(self) -> bool:
-        """True if `list_blocks` makes the tables, without classes in memory."""
-        return not self.refine and is_ordered(self.problem, self.device)
+    def start_classes(self) -> None:
+        """Start to compile the kernels of `classify`."""
+        self.kernels.start("summarize", "classify", *("sample",) * self.refine)
+
+    def start_tables(self, both: bool) -> None:
+        """Start to compile the kernels of `list_blocks`."""
+        if self.summarizes_itself(both):
+            self.kernels.start("list_rows")
+        else:
+            self.kernels.start("summarize", "list_blocks")
+
+    def summarizes_itself(self, both: bool) -> bool:
+        """Return True if each program summarizes all columns."""
+        return not both and self.problem.columns <= MOST_SUMMARIZED
 
     def list_blocks(self, both: bool) -> tuple[Tensor, TablesLayout]:
         """Return the tables of live blocks, of rows or also of columns."""
         problem = self.problem
         layout = TablesLayout((*self.lead, problem.rows, problem.columns), both)
         memory = layout.empty(self.device)
-        args = [*self.arguments(0), None, None, *self.summaries, memory]
-        self.run("list_blocks", layout.programs, args)
+        if self.summarizes_itself(both):
+            self.run("list_rows", layout.programs, [*self.arguments(0), memory])
+        else:
+            args = [*self.arguments(0), None, None, *self.summaries, memory]
+            self.run("list_blocks", layout.programs, args)
         return memory, layout
 
     @cached_property
@@ -361,6 +372,9 @@ class Planning:
             threads = threads_for(b * h * programs)
         self.kernels[name].run(b, h, programs, args, threads=threads)
 
+
+MOST_SUMMARIZED = 64
+"""The most columns that every program of a launch summarizes, to save a launch."""
 
 MOST_ORDERED = 1 << 16
 """The most blocks for which a CPU makes tables with one entry per column.

@@ -164,18 +164,19 @@ def plan_problem(
     """Return the tables of a problem for a traced mask."""
     plan = find_plan(signature, mods, problem, device, backend)
     whole = (problem.rows, problem.kv_len // problem.kv_block)
-    planning = Planning.start(plan, signature, problem, device, whole, refine)
+    planning = Planning.of(plan, signature, problem, device, whole, refine)
     orders = is_ordered(planning.problem, device)
-    if orders and refine:
-        start_order(device, backend)
-    meanwhile()
+    if orders and not refine:
+        planning.start_tables(both)
+        meanwhile()
+        return unpacked(*planning.list_blocks(both), problem)
+    planning.start_classes()
     if orders:
-        if refine:
-            classes = planning.classify(0, problem.rows)
-            packed, layout = order(classes, backend, both)
-        else:
-            packed, layout = planning.list_blocks(both)
-        return unpacked(packed, layout, problem)
+        start_order(device, backend)
+        meanwhile()
+        classes = planning.classify(0, problem.rows)
+        return unpacked(*order(classes, backend, both), problem)
+    meanwhile()
     tables = [t for table in listed_by_rows(planning) for t in table]
     if both:
         tables += transposed(tables, problem.rows, problem.columns)

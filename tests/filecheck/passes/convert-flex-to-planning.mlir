@@ -1,6 +1,7 @@
 // RUN: flexc-opt %s -p convert-flex-to-planning | filecheck %s
 // RUN: flexc-opt %s -p "convert-flex-to-planning{target=cpp}" | filecheck %s --check-prefix=CPP
 // RUN: flexc-opt %s -p "convert-flex-to-planning{target=cpp part=tables}" | filecheck %s --check-prefix=TABLES
+// RUN: flexc-opt %s -p "convert-flex-to-planning{target=cpp part=rows}" | filecheck %s --check-prefix=ROWS
 // RUN: flexc-opt %s -p "convert-flex-to-planning{target=cpp part=classes}" | filecheck %s --check-prefix=CLASSES
 // RUN: flexc-opt %s -p "convert-flex-to-planning{target=cpp part=pairs}" | filecheck %s --check-prefix=PAIRS
 
@@ -8,7 +9,14 @@
 
 // Documents: per block the least and the greatest id of rows and of columns, which
 // the classifier compares; then unknown blocks pair by pair, in place.
-// CHECK-LABEL: tile.kernel @summarize(%ids_ : tensor<?xi32> #tile.param<argument 0>, %q_len
+// A program that lists rows may find these ids itself, of its rows and of all columns.
+// CHECK-LABEL: tile.kernel @list_rows(
+// CHECK: tile.reduce min %{{.*}} along 1 : !tile.tile<4x128xi32>
+// CHECK: scf.for
+// CHECK: tile.reduce max %{{.*}} along 1 : !tile.tile<32x128xi32>
+// CHECK: tile.scan %partial{{.*}} along 1 : !tile.tile<4x32xi32>
+
+// CHECK: tile.kernel @summarize(%ids_ : tensor<?xi32> #tile.param<argument 0>, %q_len
 // CHECK-SAME: #tile.param<argument 1>
 // CHECK: scf.for
 // CHECK: tile.reduce min %{{.*}} along 1 : !tile.tile<8x128xi32>
@@ -40,6 +48,9 @@
 // CHECK: tile.store %{{.*}} : !tile.tile<1xi8>, %classes_out
 
 // Each part is lowered when it is needed.
+// ROWS: tile.kernel @list_rows(
+// ROWS-NOT: @summarize(
+// TABLES-NOT: @list_rows(
 // TABLES: tile.kernel @summarize(
 // TABLES: tile.kernel @list_blocks(
 // TABLES-NOT: @classify

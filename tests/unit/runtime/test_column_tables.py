@@ -27,6 +27,7 @@ from flexc.runtime.inputs.arguments import Tables, split_block_mask
 from flexc.runtime.inputs.listed_blocks import classes_of, pairs_of
 from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.planner.ordering import ordered
+from flexc.runtime.planner.plans import MOST_SUMMARIZED
 from flexc.runtime.planner.tables import (
     KINDS,
     column_tables,
@@ -169,6 +170,34 @@ def test_planned_masks_are_planned_for_both() -> None:
     alone = plan_tables(signature, query, key, BLOCK, refine=True)
     assert alone.columns is None
     verify(alone, column_tables(alone, query, key))
+
+
+@pytest.mark.parametrize("columns", [1, 32, 33, MOST_SUMMARIZED, MOST_SUMMARIZED + 1])
+def test_all_kernels_list_the_same(columns: int) -> None:
+    """Those that summarize by themselves, from summaries, and from classes."""
+    torch.manual_seed(columns)
+    kv_len = BLOCK[1] * columns - 5
+    numbers = torch.randn(BATCH, kv_len + Q_LEN).sort(dim=-1).values
+
+    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        near = (numbers[b, q_idx] - numbers[b, kv_idx]).abs() < 0.2
+        return near & (q_idx + 40 * h >= kv_idx)
+
+    query = torch.randn(BATCH, HEADS, Q_LEN, 16)
+    key = torch.randn(BATCH, HEADS, kv_len, 16)
+    signature = read_mods(None, mask_mod)
+    alone = plan_tables(signature, query, key, BLOCK)
+    both = plan_tables(signature, query, key, BLOCK, both=True)
+    exact = plan_tables(signature, query, key, BLOCK, refine=True)
+    assert both.columns is not None
+    partial, full = found = listed(alone.tensors, ROWS, columns)
+    assert all(map(torch.equal, found, listed(both.tensors, ROWS, columns)))
+    turned = [t.mT for t in listed(both.columns.tensors, columns, ROWS)]
+    assert all(map(torch.equal, found, turned))
+    some, whole = listed(exact.tensors, ROWS, columns)
+    assert (some | whole).any()
+    assert not ((some | whole) & ~(partial | full)).any()
+    assert not (full & ~whole).any()
 
 
 def attention(block_mask: Any, mask_mod: Any = None) -> Attention:

@@ -1,6 +1,7 @@
 """Kernels that plan block-sparse masks: written once, in tile ops, for all targets.
 
     summarize     the least and greatest captured values of blocks of rows or columns
+    list_rows     tables of the live blocks of rows, from captured values
     list_blocks   tables of the live blocks, from the classes that summaries prove
     classify      the class of each block of pairs: dead, partial, full or unknown
     sample        a few pairs of each unknown block (on a CPU)

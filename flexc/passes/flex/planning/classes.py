@@ -21,6 +21,7 @@ from xdsl.ir import Region, SSAValue
 
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import ReduceKind, TileType
+from flexc.dialects.tile.types import is_tensor
 from flexc.passes.flex.planning import kernel_builder as plan
 from flexc.passes.flex.planning.kernel_builder import (
     TILE_COLUMNS,
@@ -64,8 +65,8 @@ def still_unknown(code: ScalarCode, kind: SSAValue, at: Scalars) -> SSAValue:
 class BlockClasses:
     """A writer of the class of an existing block, as far as the classifier proves it.
 
-    The kernel reads the summaries that the classifier needs. Without a classifier only
-    samples prove classes.
+    Without a classifier only samples prove classes. The summaries that the classifier
+    needs are among the scalars: as tensors, if the kernel reads them, or as values.
     """
 
     def __init__(
@@ -79,11 +80,14 @@ class BlockClasses:
         self.classifier = classifier
         self.samples = samples
         self.outputs = [] if classifier is None else outputs_of(classifier.summaries)
+        for axis in ("q", "kv"):
+            program.uniform[f"{axis}_blocks"] = program.blocks(axis)
+
+    def read_summaries(self, program: PlanKernelBuilder) -> None:
+        """Add the summaries as arguments of the kernel."""
         for i, output in enumerate(self.outputs):
             tensor = program.summary(i, output.name, output.stored, written=False)
             program.uniform[output.name] = tensor
-        for axis in ("q", "kv"):
-            program.uniform[f"{axis}_blocks"] = program.blocks(axis)
 
     def __call__(
         self, code: ScalarCode, at: Scalars, captures: Sequence[SSAValue]
@@ -105,10 +109,13 @@ class BlockClasses:
 
     @staticmethod
     def summary(code: ScalarCode, at: Scalars, output: SummaryOutput) -> SSAValue:
-        """Read a summary of the block's row or column."""
-        place = [at["b"], at["h"], at["m" if output.axis == "row" else "n"]]
-        load = flex.LoadCaptureOp(at[output.name], place, inside=True)
-        return narrowed(code, code.insert(load, output.name), output.type)
+        """Return a summary of the block's row or column."""
+        value = at[output.name]
+        if is_tensor(value.type):
+            place = [at["b"], at["h"], at["m" if output.axis == "row" else "n"]]
+            load = flex.LoadCaptureOp(value, place, inside=True)
+            value = code.insert(load, output.name)
+        return narrowed(code, value, output.type)
 
 
 class ClassifyBuilder:
@@ -117,6 +124,7 @@ class ClassifyBuilder:
     def __init__(self, mask: Region, classifier: Classifier | None, samples: bool):
         self.program = PlanKernelBuilder("classify", mask)
         self.class_of = BlockClasses(self.program, mask, classifier, samples)
+        self.class_of.read_summaries(self.program)
 
     def build(self) -> tile.KernelOp:
         code, program = self.program.code, self.program

@@ -26,7 +26,7 @@ from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.utils.hints import isa
 
 from flexc.dialects import flex, tile
-from flexc.dialects.tile import ReduceKind, TileType
+from flexc.dialects.tile import ReduceKind, TileType, shape_of
 from flexc.passes.flex.planning.kernel_builder import (
     PlanKernelBuilder,
     Scalars,
@@ -127,6 +127,7 @@ class SummaryWriter:
         self.summary = summary
         self.outputs = outputs
         self.blocks = blocks
+        (self.size,) = shape_of(blocks.type)
         self.axis = "q" if summary.axis == "row" else "kv"
 
     def run(self) -> list[SSAValue]:
@@ -135,7 +136,7 @@ class SummaryWriter:
         initial: list[SSAValue] = []
         for output in self.outputs:
             empty = code.const(output.empty, output.stored)
-            full = tile.FullOp(empty, TileType(output.stored, [TILE]))
+            full = tile.FullOp(empty, TileType(output.stored, [self.size]))
             initial.append(code.insert(full, output.end))
         size = self.program.uniform[f"{self.axis}_block"]
         steps = code.ceildiv(size, CHUNK, "steps")
@@ -158,7 +159,7 @@ class SummaryWriter:
         start = code.mul(step, code.const(CHUNK))
         lane = code.insert(tile.IotaOp(start, CHUNK), "lane")
         varying = {"block": (self.blocks, ROW), "lane": (lane, COLUMN)}
-        values = self.program.map([TILE, CHUNK], varying, self.values, names)
+        values = self.program.map([self.size, CHUNK], varying, self.values, names)
         parts = [
             code.insert(tile.ReduceOp(o.kind, v, 1), o.end)
             for o, v in zip(self.outputs, values, strict=True)
@@ -167,7 +168,7 @@ class SummaryWriter:
         varying = dict(
             zip([*names, *(f"{n}_part" for n in names)], inputs, strict=True)
         )
-        return self.program.map([TILE], varying, self.combined, names)
+        return self.program.map([self.size], varying, self.combined, names)
 
     def values(
         self, code: ScalarCode, at: Scalars, captures: Sequence[SSAValue]

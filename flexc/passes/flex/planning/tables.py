@@ -1,4 +1,4 @@
-"""`list_blocks` and `order`: turn the classes of blocks into tables.
+"""`list_rows`, `list_blocks` and `order`: fill tables of blocks.
 
 A line is a row of blocks, or a column. The programs of the grid take the rows, `LINES`
 at a time, and then the columns if the grid has programs for them. A program loops over
@@ -8,7 +8,9 @@ line's table: ascending, as torch sorts them.
 `order` reads classes from memory. Its tables equal torch's: the live blocks of a line
 are followed by all its other blocks, so it counts the live blocks first. `list_blocks`
 classifies the blocks itself, without samples, and stores live blocks only, which are
-all that attention reads. So attention that plans for itself needs no launch of `order`.
+all that attention reads. `list_rows` lists rows only and also summarizes captured
+values itself: each program those of all columns. For few columns that costs less than
+a launch of `summarize`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from xdsl.dialects.builtin import i8, i32, i64
+from xdsl.dialects.builtin import i1, i8, i32, i64
 from xdsl.ir import Region, SSAValue
 
 from flexc.dialects import flex, tile
@@ -28,12 +30,16 @@ from flexc.passes.flex.planning.kernel_builder import (
     Scalars,
     loop,
 )
+from flexc.passes.flex.planning.summarize import SummaryWriter
 from flexc.passes.masks.blocks.block_classifier import Classifier
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.map_builder import COLUMN, FULL, ROW
+from flexc.passes.tile.map_builder import COLUMN, FULL, ROW, Input
 
 LINES, ENTRIES = 4, 128
 """The lines that a program takes, and the entries that one step of its loop takes."""
+
+SUMMARIZED = 32
+"""The entries that a step takes if it summarizes them."""
 
 KINDS = ("partial", "full")
 """The kinds of live blocks, each with a table. Unknown blocks count as partial."""
@@ -57,7 +63,7 @@ class Sizes(NamedTuple):
 
 
 class TableBuilder:
-    """A builder of a kernel that fills tables.
+    """A builder of a kernel that fills tables of rows and of columns.
 
     The memory of the tables has the counts and then the indices of each kind, of rows
     and then of columns; see `TablesLayout` of the runtime.
@@ -69,8 +75,11 @@ class TableBuilder:
         sizes: Sizes,
         memory: SSAValue,
         class_of: ClassOf,
-        with_dead: bool,
+        with_dead: bool = False,
+        step: int = ENTRIES,
     ):
+        self.step = step
+        """The entries that one step takes."""
         self.program = program
         self.sizes = sizes
         self.memory = memory
@@ -82,17 +91,11 @@ class TableBuilder:
         return self.program.code
 
     def build(self) -> tile.KernelOp:
-        code, uniform = self.code, self.program.uniform
-        _, _, rows, columns = self.sizes
-        tiles, number = code.ceildiv(rows, LINES, "row_tiles"), self.program.program
-        by_column = code.cmp("sge", number, tiles)
-        before = code.select(by_column, tiles, code.const(0))
-        self.first = code.mul(code.sub(number, before), code.const(LINES), "first_line")
-        self.lines = code.select(by_column, columns, rows)
-        self.entries = code.select(by_column, rows, columns)
-        uniform |= {"by_column": by_column, "first": self.first}
-        uniform |= {"lines": self.lines, "entries": self.entries}
-        steps = code.ceildiv(self.entries, ENTRIES, "steps")
+        code = self.code
+        by_column = self.find_lines()
+        lines = {"first": self.first, "lines": self.lines, "entries": self.entries}
+        self.program.uniform |= lines | {"by_column": by_column}
+        steps = code.ceildiv(self.entries, self.step, "steps")
         none = tile.FullOp(code.const(0), TileType(i32, [LINES]))
         zeros = [code.insert(none, "none")] * len(KINDS)
         counts, indices = self.places(by_column)
@@ -106,6 +109,21 @@ class TableBuilder:
         seen = loop(self.program, steps, zeros, place, KINDS)
         self.store_counts(seen, counts)
         return self.program.finish()
+
+    def find_lines(self) -> SSAValue:
+        """Find the first line of the program. Return if its lines are columns."""
+        code, (_, _, rows, columns) = self.code, self.sizes
+        tiles, number = code.ceildiv(rows, LINES, "row_tiles"), self.program.program
+        by_column = code.cmp("sge", number, tiles)
+        before = code.select(by_column, tiles, code.const(0))
+        self.first = code.mul(code.sub(number, before), code.const(LINES), "first_line")
+        self.lines = code.select(by_column, columns, rows)
+        self.entries = code.select(by_column, rows, columns)
+        return by_column
+
+    def summaries(self, entry: SSAValue) -> dict[str, Input]:
+        """Return the summaries of the lines and of a step's entries, by name."""
+        return {}
 
     def places(self, by_column: SSAValue) -> tuple[list[SSAValue], list[SSAValue]]:
         """Return the places of the first line's counts and of its indices, by kind."""
@@ -140,8 +158,8 @@ class TableBuilder:
     def kinds(self, i: SSAValue) -> tuple[SSAValue, list[SSAValue]]:
         """Return the entries of a step, and for each kind flags of its blocks."""
         code = self.code
-        start = code.mul(i, code.const(ENTRIES))
-        entry = code.insert(tile.IotaOp(start, ENTRIES), "entry")
+        start = code.mul(i, code.const(self.step))
+        entry = code.insert(tile.IotaOp(start, self.step), "entry")
         line = code.insert(tile.IotaOp(self.first, LINES), "line")
 
         def body(
@@ -160,8 +178,9 @@ class TableBuilder:
             flags = (code.or_(is_partial, is_unknown), is_full)
             return [code.int_cast(code.and_(exists, flag), i32) for flag in flags]
 
-        varying = {"line": (line, ROW), "entry": (entry, COLUMN)}
-        return entry, self.program.map([LINES, ENTRIES], varying, body, KINDS)
+        varying: dict[str, Input] = {"line": (line, ROW), "entry": (entry, COLUMN)}
+        varying |= self.summaries(entry)
+        return entry, self.program.map([LINES, self.step], varying, body, KINDS)
 
     @staticmethod
     def exists(code: ScalarCode, at: Scalars) -> SSAValue:
@@ -210,7 +229,7 @@ class TableBuilder:
             if totals:
                 varying["total"] = (totals[k], ROW)
             names = ["index", "offset", "stored"]
-            shape = [LINES, ENTRIES]
+            shape = [LINES, self.step]
             value, offset, mask = self.program.map(shape, varying, self.placed, names)
             scatter = tile.ScatterOp(value, self.memory, indices[k], offset, mask)
             self.code.builder.insert(scatter)
@@ -249,18 +268,62 @@ class TableBuilder:
             code.builder.insert(scatter)
 
 
+class RowTableBuilder(TableBuilder):
+    """A builder of a kernel that summarizes captured values and lists rows."""
+
+    def __init__(
+        self,
+        program: PlanKernelBuilder,
+        memory: SSAValue,
+        classes: BlockClasses,
+    ):
+        sizes = sizes_of(program)
+        super().__init__(program, sizes, memory, classes, step=SUMMARIZED)
+        self.classes = classes
+
+    def find_lines(self) -> SSAValue:
+        code, (_, _, self.lines, self.entries) = self.code, self.sizes
+        self.first = code.mul(self.program.program, code.const(LINES), "first_line")
+        line = code.insert(tile.IotaOp(self.first, LINES), "line")
+        self.of_lines = self.summarized(line, "row")
+        return code.const(0, i1)
+
+    def summaries(self, entry: SSAValue) -> dict[str, Input]:
+        of_entries = self.summarized(entry, "column")
+        found: dict[str, Input] = {n: (v, ROW) for n, v in self.of_lines.items()}
+        return found | {n: (v, COLUMN) for n, v in of_entries.items()}
+
+    def summarized(self, blocks: SSAValue, axis: str) -> dict[str, SSAValue]:
+        """Write loops over the positions of blocks; return their summaries by name."""
+        classifier, found = self.classes.classifier, dict[str, SSAValue]()
+        for i, summary in enumerate(() if classifier is None else classifier.summaries):
+            if summary.axis == axis:
+                own = [o for o in self.classes.outputs if o.index == i]
+                values = SummaryWriter(self.program, summary, own, blocks).run()
+                found |= zip((o.name for o in own), values, strict=True)
+        return found
+
+
+def sizes_of(program: PlanKernelBuilder) -> Sizes:
+    """Return the numbers of batches, heads, rows and columns that a plan takes."""
+    names = ("batches", "heads", "q_blocks", "kv_blocks")
+    return Sizes(*(program.uniform[name] for name in names))
+
+
+def build_list_rows(mask: Region, classifier: Classifier | None) -> tile.KernelOp:
+    """Return the kernel that lists the live blocks of rows, by itself."""
+    program = PlanKernelBuilder("list_rows", mask)
+    classes = BlockClasses(program, mask, classifier, samples=False)
+    return RowTableBuilder(program, program.tables(0), classes).build()
+
+
 def build_list_blocks(mask: Region, classifier: Classifier | None) -> tile.KernelOp:
-    """Return the kernel that classifies blocks and lists the live ones."""
+    """Return the kernel that lists the live blocks of rows, and of columns."""
     program = PlanKernelBuilder("list_blocks", mask)
     classes = BlockClasses(program, mask, classifier, samples=False)
+    classes.read_summaries(program)
     memory = program.tables(2 + len(classes.outputs))
-    sizes = Sizes(
-        program.uniform["batches"],
-        program.uniform["heads"],
-        program.uniform["q_blocks"],
-        program.uniform["kv_blocks"],
-    )
-    return TableBuilder(program, sizes, memory, classes, with_dead=False).build()
+    return TableBuilder(program, sizes_of(program), memory, classes).build()
 
 
 def build_order() -> tile.KernelOp:
