@@ -196,7 +196,7 @@ def read_plain(mods: Sequence[Mod | None]) -> Found | None:
             )
         for value in _values_of(mod, facts.globals):
             kind = type(value)
-            if kind is torch.Tensor:
+            if kind is Tensor:
                 if not _add_tensor(value, key, captures, slots):
                     return None
             elif kind is int or kind is float:

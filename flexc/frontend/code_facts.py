@@ -309,7 +309,7 @@ def is_trusted(fn: Any) -> bool:
     if not isinstance(fn, FunctionType):
         return False
     name = fn.__globals__.get("__name__")
-    if not isinstance(name, str) or not trusted(name):
+    if type(name) is not str or not trusted(name):
         return False
     return getattr(sys.modules.get(name), "__dict__", None) is fn.__globals__
 
