@@ -18,7 +18,9 @@ LAUNCH = ("cuda_runtime", "cuda_driver")
 
 ATTENTION = re.compile(r"attention|flash|fmha|sdpa")
 """Kernels that compute attention or its gradients, and operators that launch them."""
-PLANNING = re.compile(r"^(summarize|list_rows|list_blocks|classify|sample|refine|order)(_|$)")
+PLANNING = re.compile(
+    r"^(summarize|list_rows|list_blocks|classify|sample|refine|order)(_|$)"
+)
 """Kernels of flexc that find a mask's blocks."""
 
 Event = Mapping[str, Any]

@@ -10,7 +10,7 @@ import torch
 from xdsl.dialects import arith, math
 from xdsl.ir import Operation
 
-from flexc.dialects.flex.ties import Ties
+from flexc.dialects.flex.scalar import Ties
 from flexc.frontend.aten_to_arith import (
     absolute,
     add,

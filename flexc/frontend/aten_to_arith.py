@@ -8,7 +8,7 @@ import torch
 from xdsl.dialects import arith, math
 
 from flexc.dialects.flex import FmodOp
-from flexc.dialects.flex.ties import Ties
+from flexc.dialects.flex.scalar import Ties
 from flexc.errors import UnsupportedOpError
 from flexc.frontend.scalars import Emitter, Rule, Scalar, compute_dtype, number, rule
 

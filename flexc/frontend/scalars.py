@@ -43,7 +43,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Operation, SSAValue
 
-from flexc.dialects.flex.ties import Ties, set_ties
+from flexc.dialects.flex.scalar import Ties, set_ties
 from flexc.errors import DtypeError
 
 Number = bool | int | float

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from flexc.runtime.autograd.derivatives import check_gradient
-from flexc.runtime.autograd.run import (
+from flexc.runtime.autograd.functions import (
     run_attention,
     run_plain,
     run_template,

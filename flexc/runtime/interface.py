@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 from flexc.errors import OptionError
 from flexc.frontend.closures import freeze, read_key
 from flexc.frontend.plain_values import number_key
-from flexc.runtime.autograd.run import run_attention
+from flexc.runtime.autograd.functions import run_attention
 from flexc.runtime.call_plans import Operands, attend, is_plain
 from flexc.runtime.inputs.arguments import Outputs, mask_of, read_scale
 from flexc.runtime.inputs.options import Choices, read_choices

@@ -25,10 +25,15 @@ No op is specific to a variant of attention.
 ```
 """
 
+# Imported names are the package's own.
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
+
 from __future__ import annotations
 
 from xdsl.ir import Dialect
 
+from flexc.dialects.definitions import attributes_of, ops_of
 from flexc.dialects.flex.attention import (
     ATTENTION_FORMAT,
     RESULTS,
@@ -72,70 +77,7 @@ from flexc.dialects.flex.pair_sums import (
 from flexc.dialects.flex.row_ops import CombineSplitsOp, RowDotsOp, WeighRowsOp
 from flexc.dialects.flex.scalar import DimOp, FmodOp, LoadCaptureOp, YieldOp
 
-__all__ = [
-    "ATTENTION_FORMAT",
-    "CAPTURE",
-    "DIAGONAL_UNIT",
-    "FACTS",
-    "PAIR_SUMS_FORMAT",
-    "POSITIVE",
-    "RESULTS",
-    "AttentionBackwardOp",
-    "AttentionJvpOp",
-    "AttentionLike",
-    "AttentionOp",
-    "CenterRowsOp",
-    "CombineSplitsOp",
-    "Coordinates",
-    "CoordinatesAttr",
-    "DerivativeOp",
-    "DimOp",
-    "Flex",
-    "FmodOp",
-    "KeyRangesAttr",
-    "LaunchOp",
-    "LoadCaptureOp",
-    "PairSumsLike",
-    "PairSumsOp",
-    "PairsOp",
-    "RemainderAttr",
-    "RowDotsOp",
-    "ScatterSumsOp",
-    "SumAttr",
-    "SumKind",
-    "SumPartsOp",
-    "WeighRowsOp",
-    "WithMods",
-    "YieldOp",
-    "ZerosLikeOp",
-    "diagonal_entries",
-    "diagonal_zero",
-    "score_type",
-    "tensor_shape",
-]
-
 WithMods = AttentionOp | DerivativeOp
 """Ops with a score_mod and a mask_mod."""
 
-Flex = Dialect(
-    "flex",
-    [
-        AttentionOp,
-        AttentionBackwardOp,
-        AttentionJvpOp,
-        PairSumsOp,
-        RowDotsOp,
-        WeighRowsOp,
-        CombineSplitsOp,
-        ScatterSumsOp,
-        CenterRowsOp,
-        SumPartsOp,
-        ZerosLikeOp,
-        LaunchOp,
-        LoadCaptureOp,
-        DimOp,
-        FmodOp,
-        YieldOp,
-    ],
-    [SumAttr, CoordinatesAttr, KeyRangesAttr, RemainderAttr],
-)
+Flex = Dialect("flex", ops_of("flex", globals()), attributes_of("flex", globals()))

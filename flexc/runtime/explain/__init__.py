@@ -23,7 +23,7 @@ from flexc.frontend.closures import read_mods
 from flexc.frontend.signatures import check_callable
 from flexc.runtime.attention.call import Attention, Outputs, read_signature
 from flexc.runtime.autograd import run_attention
-from flexc.runtime.autograd.run import is_differentiated
+from flexc.runtime.autograd.functions import is_differentiated
 from flexc.runtime.explain.report import Explanation, Explanations
 from flexc.runtime.inputs.arguments import DTYPES, MAX_HEAD_DIM
 from flexc.runtime.inputs.options import NO_CHOICES, Choices, resolve_backend

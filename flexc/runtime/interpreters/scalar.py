@@ -30,7 +30,7 @@ from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import flex, tile
 from flexc.dialects.constants import float_constant, int_constant
-from flexc.dialects.flex.ties import Ties, ties_of
+from flexc.dialects.flex.scalar import Ties, ties_of
 from flexc.runtime.interpreters.arithmetic import (
     CMPF,
     Function,

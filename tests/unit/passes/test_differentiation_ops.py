@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import FileLineColLoc, IntAttr, StringAttr, f64
 from xdsl.ir import Block, Operation, Region
 
 from flexc.dialects import flex
-from flexc.dialects.flex.ties import Ties, set_ties
+from flexc.dialects.flex.scalar import Ties, set_ties
 from flexc.errors import GradientError
 from flexc.frontend import aten_float, aten_to_arith, aten_views, fields, scalars
 from flexc.passes.scalar.differentiation.partials import CONSTANT, PARTIALS

@@ -14,7 +14,7 @@ from xdsl.ir import Operation, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.constants import float_constant
-from flexc.dialects.flex.ties import Ties, ties_of
+from flexc.dialects.flex.scalar import Ties, ties_of
 from flexc.errors import GradientError
 from flexc.passes.scalar.canonicalization.site import defined_by
 from flexc.passes.scalar.copier import location_of

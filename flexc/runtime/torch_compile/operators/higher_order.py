@@ -32,7 +32,7 @@ from torch.nn.attention.flex_attention import (
 from flexc.errors import OptionError
 from flexc.runtime.attention.call import Outputs
 from flexc.runtime.autograd.derivatives import run
-from flexc.runtime.autograd.run import (
+from flexc.runtime.autograd.functions import (
     is_differentiated,
     is_transformed,
     run_attention,
