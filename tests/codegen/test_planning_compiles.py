@@ -22,11 +22,11 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.frontend.closures import read_mods
-from flexc.runtime.kernels.build import Build
+from flexc.runtime.kernels.build import NO_CALL, Build, build_of
 from flexc.runtime.kernels.traces import trace_mods
 from flexc.runtime.planner import ordering
 from flexc.runtime.planner.block_mask import checked_problem, plan_block_mask
-from flexc.runtime.planner.plans import NO_CALL, Plan, build_for, build_of, lower
+from flexc.runtime.planner.plans import Plan, build_for, lower
 from flexc.runtime.process.recent import Recent
 from tests.support.block_tables import differences
 from tests.support.corpus import CORPUS
@@ -81,7 +81,7 @@ def test_threads_compile_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return f"kernel {build.capability}"
 
     monkeypatch.setattr(ordering, "_kernels", Recent())
-    monkeypatch.setattr(ordering, "compiled", compile_order)
+    monkeypatch.setattr(ordering, "compile_kernel", compile_order)
     builds = [replace(BUILD, capability=n) for n in (80, 90)]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(ordering.order_kernel, 4 * builds))

@@ -28,7 +28,7 @@ from flexc.runtime.kernels import (
     triton_compiler,
     triton_loader,
 )
-from flexc.runtime.kernels.build import Build
+from flexc.runtime.kernels.build import NO_CALL, Build, build_of
 from flexc.runtime.kernels.schedules import candidates
 from flexc.runtime.kernels.triton_compiler import (
     TRITON,
@@ -36,7 +36,6 @@ from flexc.runtime.kernels.triton_compiler import (
 )
 from flexc.runtime.kernels.triton_loader import OnGrid
 from flexc.runtime.planner.ordering import order_spec
-from flexc.runtime.planner.plans import NO_CALL, build_of
 from flexc.runtime.tapes.gpus import HOPPER
 from tests.codegen.triton_kernels import Variant, call_of
 

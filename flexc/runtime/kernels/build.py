@@ -13,8 +13,9 @@ import torch
 from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.targets.target import HOPPER_SHARED_MEMORY, F32Precision, MachineName
 from flexc.runtime.inputs.backends import BACKENDS, TRITON
-from flexc.runtime.inputs.options import TileOptions
+from flexc.runtime.inputs.options import NO_OPTIONS, TileOptions
 from flexc.runtime.kernels.cpp_compiler import host_machine
+from flexc.runtime.tapes.gpus import capability
 
 
 @dataclass(frozen=True)
@@ -73,3 +74,20 @@ def machine_for(backend: str) -> MachineName:
     Backends other than "cpp" do not depend on the machine and get the default.
     """
     return host_machine() if BACKENDS[backend].for_cpu else Build.machine
+
+
+NO_CALL = AttentionCall(torch.float32, head_dim=1, value_dim=1)
+"""A call of which the kernels of plans depend on no fact."""
+
+
+def build_of(call: AttentionCall, device: torch.device, backend: str) -> Build:
+    """Return the build of planning kernels for a call's facts, device and backend."""
+    return Build(
+        call,
+        backend,
+        device.type,
+        NO_OPTIONS,
+        shared_memory(device),
+        capability=capability(device) if BACKENDS[backend].for_gpu else None,
+        machine=machine_for(backend),
+    )

@@ -22,6 +22,7 @@ from xdsl.printer import Printer
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.dialects import flex
+from flexc.errors import CompilationError
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
@@ -311,6 +312,17 @@ def problems_of(spec: KernelSpec, build: Build) -> list[str]:
     """Compile a printed GPU kernel and return its problems."""
     counters["checked"] += 1
     return TARGETS[spec.target].find_problems(spec, build)
+
+
+def compile_kernel(spec: KernelSpec, build: Build) -> Kernel:
+    """Compile and load a printed kernel.
+
+    A GPU's kernel would otherwise be compiled at its first launch.
+    """
+    found = problems_of(spec, build) if build.for_gpu else ()
+    if found:
+        raise CompilationError(f"a program of {spec.entry} {'; '.join(found)}")
+    return Kernel(spec)
 
 
 def convert_for(

@@ -13,12 +13,11 @@ from flexc.codegen.kernel_spec import KernelSpec
 from flexc.passes import pipelines
 from flexc.passes.flex.planning.tables import build_order
 from flexc.passes.targets.target import LoweringOptions
-from flexc.runtime.kernels.build import Build
-from flexc.runtime.kernels.driver import kernel_key
+from flexc.runtime.inputs.listed_blocks import TablesLayout
+from flexc.runtime.kernels.build import NO_CALL, Build, build_of
+from flexc.runtime.kernels.driver import compile_kernel, kernel_key
 from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs, threads_for
 from flexc.runtime.kernels.targets import TARGETS
-from flexc.runtime.planner.layout import TablesLayout
-from flexc.runtime.planner.plans import NO_CALL, build_of, compiled
 from flexc.runtime.process.background import Background
 from flexc.runtime.process.recent import Recent
 
@@ -61,7 +60,7 @@ def order_kernel(build: Build) -> Background[Kernel]:
 
 
 def begun(build: Build) -> Background[Kernel]:
-    return Background(partial(compiled, order_spec(build), build))
+    return Background(partial(compile_kernel, order_spec(build), build))
 
 
 def order_spec(build: Build) -> KernelSpec:

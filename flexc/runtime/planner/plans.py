@@ -17,10 +17,9 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
-from flexc.errors import CompilationError
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
-from flexc.frontend.import_graph import AttentionCall, build_attention_module
+from flexc.frontend.import_graph import build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_planning import Part
 from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
@@ -32,25 +31,16 @@ from flexc.passes.scalar.variation import (
     yielded,
 )
 from flexc.passes.targets.target import LoweringOptions
-from flexc.runtime.inputs.backends import BACKENDS
-from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.inputs.listed_blocks import TablesLayout
 from flexc.runtime.inputs.tensor_facts import (
     MAX_NARROW_OFFSET,
     check_captures,
     largest_offset,
     max_length,
 )
-from flexc.runtime.kernels.build import (
-    Build,
-    machine_for,
-    shared_memory,
-)
+from flexc.runtime.kernels.build import NO_CALL, Build, build_of
 from flexc.runtime.kernels.captured_reads import CapturedReads
-from flexc.runtime.kernels.driver import (
-    counters,
-    kernel_key,
-    problems_of,
-)
+from flexc.runtime.kernels.driver import compile_kernel, counters, kernel_key
 from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs, threads_for
 from flexc.runtime.kernels.proofs import (
     Proofs,
@@ -58,9 +48,7 @@ from flexc.runtime.kernels.proofs import (
     attention_of,
 )
 from flexc.runtime.kernels.targets import TARGETS
-from flexc.runtime.planner.layout import TablesLayout
 from flexc.runtime.process.background import Background, without_collection
-from flexc.runtime.tapes.gpus import capability
 
 PARTS: dict[str, Part] = {
     "list_rows": "rows",
@@ -119,7 +107,9 @@ class PlanKernels:
             spec = self.spec(name)
             if spec is not None and name not in self._begun:
                 counters["built"] += 1
-                self._begun[name] = Background(partial(compiled, spec, self.build))
+                self._begun[name] = Background(
+                    partial(compile_kernel, spec, self.build)
+                )
 
     def __getitem__(self, name: str) -> Kernel:
         self.start(name)
@@ -134,17 +124,6 @@ class PlanKernels:
         return tuple(
             names.get(p.dtype, torch.float32) for p in params if p.role == "output"
         )
-
-
-def compiled(spec: KernelSpec, build: Build) -> Kernel:
-    """Compile and load a printed kernel.
-
-    A GPU's kernel would otherwise be compiled at its first launch.
-    """
-    found = problems_of(spec, build) if build.for_gpu else ()
-    if found:
-        raise CompilationError(f"a program of {spec.entry} {'; '.join(found)}")
-    return Kernel(spec)
 
 
 class Plan:
@@ -212,23 +191,6 @@ def build_for(
         max_length=max_length(problem.q_len, problem.kv_len),
     )
     return build_of(call, device, backend)
-
-
-NO_CALL = AttentionCall(torch.float32, head_dim=1, value_dim=1)
-"""A call of which the kernels of plans depend on no fact."""
-
-
-def build_of(call: AttentionCall, device: torch.device, backend: str) -> Build:
-    """Return the build of planning kernels for a call's facts, device and backend."""
-    return Build(
-        call,
-        backend,
-        device.type,
-        NO_OPTIONS,
-        shared_memory(device),
-        capability=capability(device) if BACKENDS[backend].for_gpu else None,
-        machine=machine_for(backend),
-    )
 
 
 def find_specs(module: ModuleOp, build: Build, part: Part) -> list[KernelSpec]:

@@ -24,13 +24,14 @@ from flexc.runtime.inputs.arguments import (
     make_tables,
 )
 from flexc.runtime.inputs.listed_blocks import (
+    Table,
+    TablesLayout,
     classes_of,
     is_used,
     pairs_of,
 )
 from flexc.runtime.inputs.options import resolve_backend
 from flexc.runtime.kernels.traces import trace_mods
-from flexc.runtime.planner.layout import Table, TablesLayout
 from flexc.runtime.planner.ordering import order, ordered, start_order
 from flexc.runtime.planner.plans import Planning, Problem, find_plan, is_ordered
 
