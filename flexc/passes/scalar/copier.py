@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import FileLineColLoc, IntegerType, i1, i64
+from xdsl.dialects.builtin import FileLineColLoc, IntegerType, i64
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from flexc.dialects import flex
@@ -43,9 +43,9 @@ class Copier:
             value = self.value(formula.value)
             if not formula.negated:
                 return value
-            return code.xor(value, code.const(-1, i1))
+            return code.not_(value)
         is_all = isinstance(formula, AllOf)
-        total = code.const(-1 if is_all else 0, i1)
+        total = code.flag(is_all)
         for part in formula.parts:
             kind = arith.AndIOp if is_all else arith.OrIOp
             total = code.insert(kind(total, self.formula(part)))

@@ -38,6 +38,10 @@ class ScalarCode:
             attr = FloatAttr(value, type_)
         return self.insert(arith.ConstantOp(attr), None)
 
+    def flag(self, value: bool) -> SSAValue:
+        """Return a constant i1."""
+        return self.const(-1 if value else 0, i1)
+
     def add(self, a: SSAValue, b: SSAValue, name: str | None = None) -> SSAValue:
         return self.insert(arith.AddiOp(a, b), name)
 
@@ -82,7 +86,7 @@ class ScalarCode:
 
     def not_(self, a: SSAValue) -> SSAValue:
         """Return the negation of an i1."""
-        return self.xor(a, self.const(1, i1))
+        return self.xor(a, self.flag(True))
 
     def select(
         self, c: SSAValue, a: SSAValue, b: SSAValue, name: str | None = None

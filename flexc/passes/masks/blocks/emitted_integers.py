@@ -52,13 +52,6 @@ class SharingCode(ScalarCode):
         op.drop_all_references()
         return first.results[0]
 
-    def flag(self, value: bool) -> SSAValue:
-        """Return a constant i1."""
-        return self.const(-1 if value else 0, i1)
-
-    def not_(self, a: SSAValue) -> SSAValue:
-        return self.xor(a, self.flag(True))
-
     def all_of(self, flags: Sequence[SSAValue]) -> SSAValue:
         return reduce(self.and_, flags) if flags else self.flag(True)
 

@@ -37,14 +37,14 @@ class Site:
 
     def flag(self, value: bool) -> SSAValue:
         """Return a constant i1."""
-        return self.const(-1 if value else 0, i1)
+        return self.code.flag(value)
 
     def insert(self, op: Operation) -> SSAValue:
         return self.code.insert(op)
 
     def negate(self, flag: SSAValue) -> SSAValue:
         """Return the negation of an i1."""
-        return self.code.xor(flag, self.flag(True))
+        return self.code.not_(flag)
 
 
 Rule = Callable[[Operation, Site], SSAValue | None]
