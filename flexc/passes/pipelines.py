@@ -29,8 +29,7 @@ from flexc.passes.cpu.tile_assign_buffers import (
     TileAssignBuffersPass,
     TileInsertCopiesPass,
 )
-from flexc.passes.cpu.tile_assign_loops import TileAssignLoopsPass
-from flexc.passes.cpu.tile_panel_maps import TilePanelMapsPass
+from flexc.passes.cpu.tile_panel_maps import TileAssignLoopsPass, TilePanelMapsPass
 from flexc.passes.cpu.tile_put_rows_in_lanes import TilePutRowsInLanesPass
 from flexc.passes.cpu.tile_widen_floats import TileWidenFloatsPass
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass

@@ -22,7 +22,7 @@ from flexc.passes.cpu.tile_assign_buffers import (
     TileAssignBuffersPass,
     TileInsertCopiesPass,
 )
-from flexc.passes.cpu.tile_assign_loops import TileAssignLoopsPass
+from flexc.passes.cpu.tile_panel_maps import TileAssignLoopsPass
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.runtime.kernels.kernel import Kernel
 

@@ -39,7 +39,7 @@ def derivative_of(module: ModuleOp, kind: str) -> Derivative:
 def lowered(module: ModuleOp, build: driver.Build, kind: str) -> Iterator[KernelSpec]:
     """The emitted kernels of a derivative, in the order in which they run."""
     expanded = derivative_module(module, derivative_of(module, kind))
-    expand(expanded, build.backend == "cpp")
+    expand(expanded, "queries" if build.backend == "cpp" else "none")
     *kernels, _host = (o for o in expanded.ops if isinstance(o, func.FuncOp))
     for kernel in kernels:
         yield driver.lower(ModuleOp([kernel.clone()]), build)

@@ -28,7 +28,7 @@ from flexc.dialects.tile import (
     ProductAttr,
     schedule,
 )
-from flexc.dialects.tile.schedule import PendingType, shared_bytes
+from flexc.dialects.tile.schedule import PendingType, shared_bytes, tile_bytes
 
 SUPPORT = "flexc.codegen.gluon.support"
 NAN_OPS = arith.MaximumfOp | arith.MinimumfOp
@@ -100,12 +100,26 @@ def layout_of(type_: Attribute) -> LayoutAttr | None:
 
 
 GLUON_WORDS = (
-    "barriers copy_in copy_out fence_async_shared gl gluon mbarrier read_diagonals "
-    "tile_of tma warpgroup_mma warpgroup_mma_wait"
+    "add_out barriers copy_in copy_out fence_async_shared gl gluon mbarrier "
+    "read_diagonals tile_of tma vector_of warpgroup_mma "
+    "warpgroup_mma_wait widen"
 )
 
-COPIED_DIMS = 4
-"""The number of dimensions of the tensors that copies read and write."""
+COPIES = schedule.CopyInOp | schedule.CopyOutOp
+
+
+def copied_rank(slots: SSAValue) -> int:
+    """Return the rank of the tensors that copies to and from slots read and write.
+
+    Return the rank of the tile if there are no such copies.
+    """
+    assert isinstance(slots.type, schedule.SharedType)
+    ranks = {len(slots.type.tile.get_shape())}
+    for use in slots.uses:
+        for user in use.operation.results[0].uses:
+            if isinstance(user.operation, COPIES):
+                ranks.add(len(user.operation.indices))
+    return max(ranks)
 
 
 @dataclass(eq=False, repr=False)
@@ -121,6 +135,8 @@ class GluonPrinter(TilePrinter):
         schedule.CopyInOp: "copy_in",
         schedule.CopyOutOp: "copy_out",
         schedule.SlotOp: "tile_of",
+        schedule.ReadViewOp: "vector_of",
+        tile.WidenOp: "widen",
         tile.ReadDiagonalsOp: "read_diagonals",
     }
     unnamed: ClassVar[str] = "x"
@@ -167,6 +183,11 @@ class GluonPrinter(TilePrinter):
         if names := self.support_names(kernel):
             self.line()
             self.print_wrapped(f"from {SUPPORT} import (", names, ")")
+
+    def support_name(self, op: Operation) -> str | None:
+        if isinstance(op, schedule.CopyOutOp) and op.adds is not None:
+            return "add_out"
+        return super().support_name(op)
 
     def print_entry(self, kernel: tile.KernelOp) -> str:
         self._entry = kernel.sym_name.data
@@ -279,9 +300,12 @@ class GluonPrinter(TilePrinter):
         type_ = op.result.type
         assert isinstance(type_, schedule.SharedType)
         box = list(type_.tile.get_shape())
-        box = [1] * (COPIED_DIMS - len(box)) + box
+        box = [1] * (copied_rank(op.result) - len(box)) + box
         dtype = self.language.dtype(type_.tile.element_type)
         layout = self.call("NVMMASharedLayout.get_default_for", box, dtype)
+        if len(type_.tile.get_shape()) == 1:
+            bits = 8 * tile_bytes(type_.tile) // box[-1]
+            layout = self.call("NVMMASharedLayout", "0", str(bits), f"rank={len(box)}")
         args = [dtype, str([type_.slots.data, *box]), layout]
         self.assign_call(op.result, "gl.allocate_shared_memory", args)
 
@@ -306,8 +330,21 @@ class GluonPrinter(TilePrinter):
         return f"tile_of({name})" if isinstance(value.owner, schedule.SlotOp) else name
 
     @print_statement.register
+    def _(self, op: schedule.ReadViewOp) -> None:
+        layout = self.layout_args(op.result.type)
+        self.assign(
+            op.result, f"vector_of({self.name(op.view)}).load({', '.join(layout)})"
+        )
+
+    @print_statement.register
     def _(self, op: schedule.TransposeViewOp) -> None:
         self.assign(op.result, f"{self.view(op.view)}.permute([1, 0])")
+
+    @print_statement.register
+    def _(self, op: schedule.TakeColumnsOp) -> None:
+        _, columns = schedule.tile_of(op.result.type).get_shape()
+        start = f"{self.name(op.number)} * {columns}"
+        self.assign(op.result, f"{self.view(op.source)}.slice({start}, {columns}, 1)")
 
     @print_statement.register
     def _(self, op: schedule.CopyInOp) -> None:
@@ -318,7 +355,8 @@ class GluonPrinter(TilePrinter):
     @print_statement.register
     def _(self, op: schedule.CopyOutOp) -> None:
         place = f"[{', '.join(self.args(*op.indices))}]"
-        self.line(f"copy_out({self.name(op.memref)}, {place}, {self.name(op.view)})")
+        function = self.support_name(op)
+        self.line(f"{function}({self.name(op.memref)}, {place}, {self.name(op.view)})")
 
     @print_statement.register
     def _(self, op: schedule.AwaitCopiesOp) -> None:

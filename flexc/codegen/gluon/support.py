@@ -18,7 +18,10 @@ only the row 8 below. They have an address of their own, because that row may no
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton.experimental.gluon.language as gl
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
@@ -64,13 +67,13 @@ def read_code(kind, count, step, has_columns):
             lines.append(f"mov.b{bits} x{slot}, 0;")
         guard = "@p " if has_columns else ""
         lines.append(f"{guard}ld.global.nc.b{bits} x{slot}, {address};")
-        lines.append(widen(kind, slot))
+        lines.append(widening_code(kind, slot))
     lines += [f"mov.b32 ${i}, y{slot_of(i)};" for i in range(count)]
     return "\n".join([*lines, "}"])
 
 
 @constexpr_function
-def widen(kind, slot):
+def widening_code(kind, slot):
     """Return the PTX that converts a load to an element of 32 bits."""
     if kind == "bf16":
         return f"mov.b32 y{slot}, {{zero, x{slot}}};"
@@ -157,10 +160,19 @@ def read_diagonals(
     )
 
 
-# Triton 3.6 has other names for these three.
+@gl._core.builtin
+def reduce_add(tensor, coord, src, _semantic: Any = None):
+    """Start to add a tile in shared memory to global memory, atomically."""
+    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(kind, tensor.handle, coord, src.handle)
+
+
+# Triton 3.6 has other names for these, and none for `add_out`.
 HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+add_out = getattr(tma, "async_atomic_add", None) or reduce_add
 
 
 @gluon.jit
@@ -186,6 +198,31 @@ def tile_of(slot):
         return slot.reinterpret(slot.dtype, [ROWS, COLUMNS], layout)
     else:
         return slot._reinterpret(slot.dtype, [ROWS, COLUMNS], layout)
+
+
+@gluon.jit
+def vector_of(slot):
+    """Return the vector in a slot, without the leading dimensions of size 1."""
+    COLUMNS: gl.constexpr = slot.shape[slot.rank - 1]
+    BITS: gl.constexpr = slot.dtype.primitive_bitwidth
+    layout: gl.constexpr = gl.NVMMASharedLayout(0, BITS, rank=1)  # pyright: ignore
+    if HAS_REINTERPRET:
+        return slot.reinterpret(slot.dtype, [COLUMNS], layout)
+    else:
+        return slot._reinterpret(slot.dtype, [COLUMNS], layout)
+
+
+@gluon.jit
+def widen(x):
+    """Return the elements of a bf16 tile as f32; a thread has pairs of elements."""
+    return gl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+        "=f,=f,r",
+        [x],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=2,
+    )
 
 
 # Inline assembly for single elements works in any layout: the code is Triton's.

@@ -301,6 +301,7 @@ RULES: dict[type[Operation], Rule] = {
     math_dialect.SqrtOp: call("sqrt"),
     tile.ReadOp: read,
     tile.TanhApproxOp: lambda _, op, args: f"tanh_approx({args[0]})",
+    tile.WidenOp: lambda _, op, args: f"widen({args[0]})",
 }
 
 

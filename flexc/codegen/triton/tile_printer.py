@@ -98,11 +98,15 @@ class TilePrinter(PythonPrinter):
         """Return the functions of the support module that a kernel calls, sorted."""
         names: set[str] = set()
         for op in kernel.walk():
-            if type(op) in self.support:
-                names.add(self.support[type(op)])
+            if (name := self.support_name(op)) is not None:
+                names.add(name)
             elif isinstance(op, tile.ReadOp) and "in_place" in op.attributes:
                 names.add(scalar_rules.in_place_function(op))
         return sorted(names)
+
+    def support_name(self, op: Operation) -> str | None:
+        """Return the function of the support module that an op's statement calls."""
+        return self.support.get(type(op))
 
     def print_entry(self, kernel: tile.KernelOp) -> str:
         """Print the kernel's function; return its name."""

@@ -74,7 +74,13 @@ from flexc.dialects.flex.pair_sums import (
     diagonal_entries,
     diagonal_zero,
 )
-from flexc.dialects.flex.row_ops import CombineSplitsOp, RowDotsOp, WeighRowsOp
+from flexc.dialects.flex.row_ops import (
+    CombineSplitsOp,
+    MapRowsOp,
+    RowDotsOp,
+    ScaleRowsOp,
+    WeighRowsOp,
+)
 from flexc.dialects.flex.scalar import DimOp, FmodOp, LoadCaptureOp, YieldOp
 
 WithMods = AttentionOp | DerivativeOp

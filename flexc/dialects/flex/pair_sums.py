@@ -90,7 +90,8 @@ class SumKind(StrEnum):
     COLUMN_MATRIX (N, B, H, columns, D): for each column, the sum over rows of value
             times the row's row of the matrix, also over all query heads and batches
             that read the column's head and batch.
-            The lowering chooses N; the gradient is the sum over N.
+            The lowering chooses N; the gradient is the sum over N. If rows are keys,
+            there is no N: all programs add to one sum.
     """
 
     MATRIX = "matrix"
@@ -106,8 +107,12 @@ MATRICES = (SumKind.MATRIX, SumKind.COLUMN_MATRIX)
 OF_ROWS = (SumKind.MATRIX, SumKind.TOTAL, SumKind.PAIRS)
 """The kinds whose results have the rows as their third dimension."""
 
-RANKS = {SumKind.TOTAL: 3, SumKind.COLUMN_MATRIX: 5}
-"""The ranks of results by kind; 4 for all other kinds."""
+
+def rank_of(kind: SumKind, transposed: bool) -> int:
+    """Return the rank of a result."""
+    if kind == SumKind.COLUMN_MATRIX and not transposed:
+        return 5
+    return 3 if kind == SumKind.TOTAL else 4
 
 
 @irdl_attr_definition
@@ -295,7 +300,7 @@ class PairSumsLike(PairsOp):
 
     def verify_sum(self, attr: SumAttr, result: SSAValue, values: int) -> None:
         kind = attr.sum_kind
-        verify_rank(f"{kind} sum", result.type, RANKS.get(kind, 4))
+        verify_rank(f"{kind} sum", result.type, rank_of(kind, self.is_transposed))
         if attr.scaled and kind not in MATRICES:
             raise VerifyException(f"{attr} is scaled, but is no sum of a matrix")
         if kind in (SumKind.DIAGONAL, SumKind.PAIRS) and len(attr.terms) != 1:
@@ -322,8 +327,8 @@ class PairSumsLike(PairsOp):
             raise VerifyException(f"{attr} expects head dim {dim}, got {result.type}")
 
     def verify_column_matrix(self, attr: SumAttr, result: SSAValue) -> None:
-        if self.is_transposed or len(self.tile_origin) > 1:
-            raise VerifyException(f"{attr} expects rows that are queries, of all heads")
+        if len(self.tile_origin) > 1:
+            raise VerifyException(f"{attr} expects rows of all heads")
         if self.tile_origin and self.sum_of_rows is None:
             raise VerifyException(
                 "tile_origin expects a result with a dimension of rows"

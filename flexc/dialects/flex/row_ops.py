@@ -1,11 +1,11 @@
-"""Ops on rows of tensors: `row_dots`, `weigh_rows`, `combine_splits`."""
+"""Ops on rows of tensors: `row_dots`, `map_rows`, `weigh_rows`, `combine_splits`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from xdsl.dialects.builtin import IntegerAttr, TensorType, i32
-from xdsl.ir import Attribute, SSAValue
+from xdsl.dialects.builtin import AnyFloatConstr, IntegerAttr, TensorType, i32
+from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
@@ -14,15 +14,21 @@ from xdsl.irdl import (
     operand_def,
     opt_operand_def,
     opt_prop_def,
+    region_def,
     result_def,
     traits_def,
     var_operand_def,
 )
-from xdsl.traits import Pure
+from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.hints import isa
 
 from flexc.dialects.flex.facts import tensor_shape, verify_head_dim, verify_rank
-from flexc.dialects.mod_region import operand_groups
+from flexc.dialects.mod_region import (
+    ScalarRegion,
+    operand_groups,
+    verify_scalar_region,
+)
 
 
 class RowsOp(IRDLOperation):
@@ -193,3 +199,92 @@ class RowDotsOp(RowsOp):
             )
         for lhs, rhs in zip(self.lhs, self.rhs, strict=True):
             verify_head_dim("rhs", rhs, "lhs has", lhs)
+
+
+@irdl_op_definition
+class ScaleRowsOp(RowsOp):
+    """Rows times a scale, rounded to the type of the result, (B, H, S, D).
+
+    ```mlir
+    %dq = flex.scale_rows %sums scale(%scale : f32)
+        : tensor<?x?x?x64xf32> -> tensor<?x?x?x64xbf16>
+    ```
+    """
+
+    name = "flex.scale_rows"
+
+    rows = operand_def(TensorType[Attribute])
+    scale = operand_def(AnyFloatConstr)
+    result = result_def(TensorType[Attribute])
+
+    assembly_format = (
+        "$rows `scale` `(` $scale `:` type($scale) `)` attr-dict "
+        "`:` type($rows) `->` type($result)"
+    )
+
+    def __init__(
+        self,
+        rows: SSAValue,
+        scale: SSAValue,
+        result_type: Attribute,
+        properties: Mapping[str, Attribute] | None = None,
+    ):
+        super().__init__(
+            operands=[rows, scale],
+            result_types=[result_type],
+            properties=properties or {},
+        )
+
+    def verify_(self) -> None:
+        verify_rank("rows", self.rows.type, 4)
+        verify_rank("result", self.result.type, 4)
+        verify_head_dim("result", self.result, "rows have", self.rows)
+
+
+@irdl_op_definition
+class MapRowsOp(RowsOp):
+    """A number for each row, computed from a number of the row by scalar code.
+
+    ```mlir
+    %shift = flex.map_rows %lse : tensor<?x?x?xf32> -> tensor<?x?x?xf32>
+        code(%lse_ : f32) {
+      ...
+      flex.yield %shift_ : f32
+    }
+    ```
+    """
+
+    name = "flex.map_rows"
+
+    rows = operand_def(TensorType[Attribute])
+    result = result_def(TensorType[Attribute])
+    code = region_def("single_block")
+
+    traits = traits_def(Pure(), IsolatedFromAbove())
+    custom_directives = (ScalarRegion,)
+    assembly_format = (
+        "$rows `:` type($rows) `->` type($result) attr-dict "
+        "`code` custom<ScalarRegion>($code)"
+    )
+
+    def __init__(
+        self,
+        rows: SSAValue,
+        result_type: Attribute,
+        code: Region,
+        properties: Mapping[str, Attribute] | None = None,
+    ):
+        super().__init__(
+            operands=[rows],
+            result_types=[result_type],
+            regions=[code],
+            properties=properties or {},
+        )
+
+    def verify_(self) -> None:
+        types: list[Attribute] = []
+        for value in (self.rows, self.result):
+            verify_rank("rows and result", value.type, 3)
+            assert isa(value.type, TensorType[Attribute])
+            types.append(value.type.element_type)
+        verify_scalar_region("code", self.code, types[:1], types[1:])

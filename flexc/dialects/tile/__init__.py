@@ -42,6 +42,7 @@ from flexc.dialects.tile.compute import (
     ScanOp,
     TanhApproxOp,
     TransposeOp,
+    WidenOp,
 )
 from flexc.dialects.tile.cpu import (
     BUFFERS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from xdsl.dialects.builtin import I32, IntegerAttr, UnitAttr, f32, i1, i32
+from xdsl.dialects.builtin import I32, IntegerAttr, UnitAttr, bf16, f32, i1, i32
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
     IRDLOperation,
@@ -391,6 +391,30 @@ class TanhApproxOp(IRDLOperation):
 
     traits = traits_def(Pure())
     assembly_format = "$operand attr-dict `:` type($result)"
+
+    def __init__(self, operand: SSAValue):
+        super().__init__(operands=[operand], result_types=[f32])
+
+
+@irdl_op_definition
+class WidenOp(IRDLOperation):
+    """A bf16 as f32, by shifts of a pair of elements of a tile.
+
+    A conversion instruction takes four times as long. The op is scalar, so it can be
+    part of mod regions.
+
+    ```mlir
+    %y = tile.widen %x : bf16
+    ```
+    """
+
+    name = "tile.widen"
+
+    operand = operand_def(bf16)
+    result = result_def(f32)
+
+    traits = traits_def(Pure())
+    assembly_format = "$operand attr-dict `:` type($operand)"
 
     def __init__(self, operand: SSAValue):
         super().__init__(operands=[operand], result_types=[f32])

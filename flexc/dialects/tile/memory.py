@@ -13,6 +13,7 @@ from xdsl.dialects.builtin import (
     IntegerType,
     MemRefType,
     TensorType,
+    UnitAttr,
     f32,
     i1,
     i32,
@@ -25,6 +26,7 @@ from xdsl.irdl import (
     irdl_op_definition,
     operand_def,
     opt_operand_def,
+    opt_prop_def,
     prop_def,
     result_def,
     traits_def,
@@ -152,8 +154,11 @@ class StoreOp(IRDLOperation):
 class AddToOp(IRDLOperation):
     """An addition of a tile to a memref's last dimensions, all of it inside the memref.
 
-    No other program reads or writes the elements that are added to. With a `count`,
-    only the first `count` elements of the tile's first dimension are added.
+    No other program reads the elements that are added to. Other programs add to them
+    only if all additions are `atomic`; the order of atomic additions is unspecified.
+    With a `count`, only the first `count` elements of the tile's first dimension are
+    added. With `checked`, elements outside the memref are not added; it lists the
+    dimensions along which there may be such elements.
 
     ```mlir
     tile.add_to %d, %sums[%b, %h, %m, %at] : !tile.tile<128xf32>, memref<...>
@@ -167,11 +172,16 @@ class AddToOp(IRDLOperation):
     memref = operand_def(MemRefType)
     indices = var_operand_def(i32)
     count = opt_operand_def(i32)
+    atomic = opt_prop_def(UnitAttr)
+    checked = prop_def(
+        DenseArrayBase.constr(i32), default_value=DenseArrayBase.from_list(i32, [])
+    )
 
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     assembly_format = (
-        "$value `,` $memref `[` $indices `]` (`count` $count^)? attr-dict "
+        "(`atomic` $atomic^)? $value `,` $memref `[` $indices `]` "
+        "(`checked` $checked^)? (`count` $count^)? attr-dict "
         "`:` type($value) `,` type($memref)"
     )
 
@@ -181,11 +191,20 @@ class AddToOp(IRDLOperation):
         memref: SSAValue,
         indices: Sequence[SSAValue],
         count: SSAValue | None = None,
+        checked: Sequence[int] = (),
+        atomic: bool = False,
     ):
-        super().__init__(operands=[value, memref, indices, count])
+        super().__init__(
+            operands=[value, memref, indices, count],
+            properties={
+                "checked": DenseArrayBase.from_list(i32, checked),
+                "atomic": UnitAttr() if atomic else None,
+            },
+        )
 
     def verify_(self) -> None:
         _verify_access(self.memref.type, self.indices, self.value.type)
+        _verify_checked(self.checked, self.value.type)
 
 
 def _verify_checked(checked: DenseArrayBase[I32], tile: Attribute) -> None:

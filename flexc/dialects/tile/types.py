@@ -303,8 +303,28 @@ class SharedType(BareAttribute, TypeAttribute):
 
 
 @irdl_attr_definition
+class SharesType(BareAttribute, TypeAttribute):
+    """A tile of each part of a program, which all parts may read.
+
+    `!tile.shares<2, !tile.tile<64x64xbf16>>` has a tile of each of two parts.
+    """
+
+    name = "tile.shares"
+
+    parts: IntAttr
+    tile: TileType
+
+    def __init__(self, parts: int, tile: TileType):
+        super().__init__(IntAttr(parts), tile)
+
+    def verify(self) -> None:
+        if self.parts.data < 1:
+            raise VerifyException(f"expects one part or more, got {self.parts.data}")
+
+
+@irdl_attr_definition
 class ViewType(ParametrizedAttribute, TypeAttribute):
-    """A view of the tile in one slot of shared memory, or of its transpose.
+    """A view of the tile in one slot of shared memory, of its transpose or columns.
 
     A view is an address, not a value.
     """

@@ -17,7 +17,8 @@ from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.flex import SumKind
 from flexc.errors import UnsupportedOpError
 from flexc.passes.blocksparse.programs.attention import AttentionKernelBuilder
-from flexc.passes.blocksparse.programs.kernel_builder import is_absorbed
+from flexc.passes.blocksparse.programs.kernel_builder import RowOp, is_absorbed
+from flexc.passes.blocksparse.programs.key_sums import KeySumsKernelBuilder
 from flexc.passes.blocksparse.programs.pair_sums import (
     OnePassKernelBuilder,
     PairSumsKernelBuilder,
@@ -37,15 +38,17 @@ def kernel_of(op: Operation, name: str, target: Target) -> tile.KernelOp | None:
         case blocksparse.AttentionOp():
             return AttentionKernelBuilder(op, name, target).build()
         case blocksparse.PairSumsOp() if has_column_sums(op):
-            if not target.one_pass:
+            if target.one_pass != ("keys" if op.is_transposed else "queries"):
                 raise UnsupportedOpError(
-                    f"{target.name} has no {op.name} with sums by column: programs "
-                    "would add to the same memory"
+                    f"{target.name} has no {op.name} with sums by column of such rows: "
+                    "programs would add to the same memory"
                 )
+            if op.is_transposed:
+                return KeySumsKernelBuilder(op, name, target).build()
             return OnePassKernelBuilder(op, name, target).build()
         case blocksparse.PairSumsOp():
             return PairSumsKernelBuilder(op, name, target).build()
-        case flex.RowDotsOp() | flex.WeighRowsOp():
+        case _ if isinstance(op, RowOp):
             return None if is_absorbed(op) else rows_kernel(op, name, target)
         case flex.CombineSplitsOp():
             return CombineKernelBuilder(op, name, target).build()

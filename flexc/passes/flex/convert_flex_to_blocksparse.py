@@ -6,11 +6,12 @@ the segments from the tables of a BlockMask or from the mask.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import DYNAMIC_INDEX, IntegerAttr, ModuleOp, UnitAttr, i32
-from xdsl.ir import Attribute, Block, Region
+from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
     PatternRewriter,
@@ -113,7 +114,8 @@ class ConvertAttention(RewritePattern):
         sizes = self.options.tile_sizes(op)
         segments = Region(Block(build_segments(problem, sizes, self.options.trims)))
         properties = kept_properties(op) | self.options.tiling(problem, sizes)
-        if (part := self.options.part_rows(op, sizes)) is not None:
+        matrices = op.query, op.value
+        if (part := self.options.part_rows(matrices, sizes)) is not None:
             properties["rows_per_part"] = IntegerAttr(part, i32)
         if op.tables or is_banded(op):
             properties["short_rows"] = UnitAttr()
@@ -138,11 +140,14 @@ class ConvertPairSums(RewritePattern):
         problem = MaskProblem.of_sums(op)
         sizes = self.options.pair_sums_sizes(op)
         segments = Region(Block(build_segments(problem, sizes, self.options.trims)))
+        properties = kept_properties(op) | self.options.tiling(problem, sizes)
+        if (part := self.options.part_rows(op.rows, sizes)) is not None:
+            properties["rows_per_part"] = IntegerAttr(part, i32)
         new = blocksparse.PairSumsOp(
             op.operand_groups(),
             [op.result_types],
             [op.detach_region(op.pairs), segments],
-            kept_properties(op) | self.options.tiling(problem, sizes),
+            properties,
         )
         new.attributes |= op.attributes
         for old, result in zip(op.results, new.results, strict=True):
@@ -312,7 +317,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         """Return the target's best tile of attention, without options for sizes."""
         return self.rules.attention_sizes(shape, self.options)
 
-    def part_rows(self, op: flex.AttentionOp, sizes: TileSizes) -> int | None:
+    def part_rows(self, matrices: Sequence[SSAValue], sizes: TileSizes) -> int | None:
         """Return the rows of a part of a program; None for a target without parts."""
-        dims = (flex.tensor_shape(v)[3] for v in (op.query, op.value))
-        return self.rules.part_rows(sizes, element_width(op.query.type), max(dims))
+        dims = (flex.tensor_shape(v)[3] for v in matrices)
+        return self.rules.part_rows(sizes, element_width(matrices[0].type), max(dims))

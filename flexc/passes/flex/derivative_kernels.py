@@ -22,6 +22,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import flex
 from flexc.dialects.flex import DerivativeOp, SumAttr, SumKind
+from flexc.dialects.flex.pair_sums import MATRICES, rank_of
 from flexc.passes.flex.pair_code import DotSum, PairCode
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
 from flexc.passes.tidy import erase_dead
@@ -43,17 +44,12 @@ class Sum:
     scaled: bool = False
     name: str | None = None
 
-    @property
-    def type(self) -> TensorType[Attribute]:
-        match self.kind:
-            case SumKind.MATRIX:
-                return fresh([None, None, None, self.dim], self.element)
-            case SumKind.COLUMN_MATRIX:
-                return fresh([None, None, None, None, self.dim], self.element)
-            case SumKind.TOTAL:
-                return fresh([None] * 3, self.element)
-            case _:
-                return fresh([None] * 4, self.element)
+    def type(self, transposed: bool = False) -> TensorType[Attribute]:
+        """Return the type of the result, of keys' rows if `transposed`."""
+        shape: list[int | None] = [None] * rank_of(self.kind, transposed)
+        if self.kind in MATRICES:
+            shape[-1] = self.dim
+        return fresh(shape, self.element)
 
 
 def fresh(shape: Sequence[int | None], element: Attribute) -> TensorType[Attribute]:
@@ -165,7 +161,7 @@ class PairSumsWriter:
                 "captures": self.code.captures,
                 "tables": tables,
             },
-            [[s.type for s in self.sums]],
+            [[s.type(self.transposed) for s in self.sums]],
             [self.region, with_captures(op.mask_mod, self.code.captures)],
             properties,
         )

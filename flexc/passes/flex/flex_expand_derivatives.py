@@ -13,10 +13,13 @@ function. It launches kernels, each a function of its own, and finishes their re
 
 With `one_pass` one kernel computes the gradients of query, key and value. The kernel
 visits each pair once and computes five products instead of seven. It adds the sums by
-column to memory; `flex.sum_parts` adds up the parts of its programs. Sums by distance
-and by pair are part of this kernel, or of the query's kernel if there is no such
-kernel. Reads by column keep a kernel of their own. The kernel that reads delta computes
-delta itself, if it is the only reader and its programs own the rows.
+column to memory; `flex.sum_parts` adds up the parts of its programs.
+
+If its rows are queries, sums by distance and by pair are part of this kernel, or of the
+query's kernel if there is no such kernel, and reads by column keep a kernel of their
+own. The kernel that reads delta computes delta itself, if it is the only reader and its
+programs own the rows. If its rows are keys, reads by column are part of this kernel,
+and all other reads keep kernels of their own.
 """
 
 from __future__ import annotations
@@ -41,10 +44,17 @@ from flexc.dialects.flex import (
     tensor_shape,
 )
 from flexc.passes.flex.derivative_kernels import HostFunction, Sum, absorb_rows, fresh
-from flexc.passes.flex.pair_code import PairCode, backward_code, is_weighed, jvp_code
+from flexc.passes.flex.pair_code import (
+    PairCode,
+    backward_code,
+    is_weighed,
+    jvp_code,
+    shift_region,
+)
 from flexc.passes.scalar.captured_reads import CaptureIndices
 from flexc.passes.scalar.copier import sliced
 from flexc.passes.scalar.ranges.intervals import full
+from flexc.passes.targets.target import OnePass
 from flexc.passes.tidy import erase_dead
 
 KINDS = {
@@ -156,11 +166,14 @@ class CapturedGradients:
 
 Terms = list[tuple[str, ...]]
 
+Gradients = dict[str, SSAValue]
+"""Gradients by the names of their inputs."""
+
 
 class Expansion:
     """An expansion of one derivative op in its host function."""
 
-    def __init__(self, op: DerivativeOp, name: str, one_pass: bool = False):
+    def __init__(self, op: DerivativeOp, name: str, one_pass: OnePass = "none"):
         self.op, self.one_pass = op, one_pass
         self.host = HostFunction(op, name)
         self.score_type = score_type(op.query.type)
@@ -222,8 +235,9 @@ class Expansion:
 
     def backward(self, op: flex.AttentionBackwardOp) -> list[SSAValue]:
         """Return the wanted gradients, or their tangents if the op has tangents."""
-        self.code, named = backward_code(op), self.named
-        self.wanted = op.wanted()
+        self.wanted, named = op.wanted(), self.named
+        by_keys = self.one_pass == "keys" and self.has_both_sides
+        self.code = backward_code(op, shifted=by_keys)
         for name in ("d_out", "d_lse", "t_d_out", "t_d_lse"):
             if self.weighs and name in named:
                 named[name] = self.weighed(name, named[name])
@@ -233,14 +247,16 @@ class Expansion:
             self.name_tangents_of_saved()
             self.prefix = "t_"
         self.captured = CapturedGradients(self.host, self.code, self.prefix)
-        by_row = (*BY_ROW, *BY_PAIR) if self.one_pass else BY_ROW
-        if self.one_pass and self.has_both_sides:
-            found = self.one_pass_gradients(by_row)
+        by_row = (*BY_ROW, *BY_PAIR) if self.one_pass == "queries" else BY_ROW
+        if self.one_pass == "queries" and self.has_both_sides:
+            found = self.one_pass_of_queries(by_row)
+        elif by_keys:
+            found = self.one_pass_of_keys()
         else:
             found = self.summed("query", self.query_sums(), by_row)
             sums = self.key_value_sums()
             found |= self.summed("key_value", sums, BY_COLUMN, transposed=True)
-        if not self.one_pass:
+        if self.one_pass != "queries":
             self.captured.add_pairs()
         found |= self.captured.named()
         return [
@@ -280,22 +296,55 @@ class Expansion:
         dots.result.name_hint = name
         return self.host.kernel(name, dots)[0]
 
-    def one_pass_gradients(self, by_row: Sequence[Coordinates]) -> dict[str, SSAValue]:
-        """Return the gradients from one visit to each pair.
+    def one_pass_of_queries(self, by_row: Sequence[Coordinates]) -> Gradients:
+        """Return the gradients from one visit to each pair; rows are queries.
 
         Only captured reads by column have a kernel of their own.
         """
         rounded = self.key_value_sums()
-        by_column = [
-            replace(s, kind=SumKind.COLUMN_MATRIX, element=self.score_type)
-            for s in rounded
-        ]
-        found = self.summed("gradients", [*self.query_sums(), *by_column], by_row)
+        sums = [*self.query_sums(), *map(self.by_column, rounded)]
+        found = self.summed("gradients", sums, by_row)
         for s in rounded:
-            name = str(s.name).removeprefix("d_")
-            found[name] = self.host.append(flex.SumPartsOp(found[name], s.type), s.name)
+            self.add_parts(s, found)
         self.summed("key_value", [], BY_COLUMN, transposed=True)
         return found
+
+    def one_pass_of_keys(self) -> Gradients:
+        """Return the gradients from one visit to each pair; rows are keys.
+
+        Captured reads by head and by row have a kernel of their own. The sums of the
+        query's gradient are scaled when they are rounded, once for each element.
+        """
+        lse = self.named["lse"]
+        shift = fresh([None] * 3, self.score_type)
+        code = shift_region(self.op)
+        shifts = flex.MapRowsOp(lse, shift, code, self.row_facts())
+        shifts.result.name_hint = "shift"
+        self.named["shift"] = self.host.kernel("shift", shifts)[0]
+        (rounded,) = self.query_sums()
+        unscaled = replace(self.by_column(rounded), scaled=False)
+        sums = [*self.key_value_sums()[::-1], unscaled]
+        found = self.summed("gradients", sums, BY_COLUMN, transposed=True)
+        found["query"] = self.scaled(rounded, found["query"])
+        self.summed("query", [], BY_ROW)
+        return found
+
+    def scaled(self, rounded: Sum, sums: SSAValue) -> SSAValue:
+        """Scale and round the rows of a gradient."""
+        scale, facts = self.op.scale, self.row_facts()
+        rows = flex.ScaleRowsOp(sums, scale, rounded.type(), facts)
+        rows.result.name_hint = rounded.name
+        return self.host.kernel(f"scaled_{rounded.name}", rows)[0]
+
+    def by_column(self, rounded: Sum) -> Sum:
+        """Return the sum by column that is rounded to a gradient later."""
+        return replace(rounded, kind=SumKind.COLUMN_MATRIX, element=self.score_type)
+
+    def add_parts(self, rounded: Sum, found: Gradients) -> None:
+        """Add up the parts of a sum by column, and round the sum to a gradient."""
+        name = str(rounded.name).removeprefix("d_")
+        parts = flex.SumPartsOp(found[name], rounded.type())
+        found[name] = self.host.append(parts, rounded.name)
 
     def query_sums(self) -> list[Sum]:
         if "query" not in self.wanted:
@@ -348,7 +397,7 @@ class Expansion:
         return dict(zip(names, results, strict=False))
 
 
-def expand(function: func.FuncOp, one_pass: bool = False) -> list[func.FuncOp]:
+def expand(function: func.FuncOp, one_pass: OnePass = "none") -> list[func.FuncOp]:
     """Expand the derivatives in a function; return the kernels that it launches."""
     name, kernels = function.sym_name.data, list[func.FuncOp]()
     derivatives = [o for o in function.walk() if isinstance(o, DerivativeOp)]
@@ -359,7 +408,7 @@ def expand(function: func.FuncOp, one_pass: bool = False) -> list[func.FuncOp]:
         erase_dead(function.body)
         # The new results may have other layouts than the old ones.
         function.update_function_type()
-    if one_pass:
+    if one_pass == "queries":
         absorb_rows(function, {kernel.sym_name.data: kernel for kernel in kernels})
     launches = (o for o in function.walk() if isinstance(o, flex.LaunchOp))
     launched = {launch.callee.string_value() for launch in launches}
@@ -372,7 +421,7 @@ class FlexExpandDerivativesPass(ModulePass):
 
     name = "flex-expand-derivatives"
 
-    one_pass: bool = False
+    one_pass: OnePass = "none"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for function in list(op.ops):

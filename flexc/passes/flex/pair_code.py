@@ -39,6 +39,7 @@ from xdsl.dialects.builtin import AnyFloat, f64
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 
 from flexc.dialects import flex
+from flexc.dialects.constants import float_constant
 from flexc.dialects.flex import CAPTURE, DerivativeOp, score_type
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.flex.score_factor import LOG2_E
@@ -46,8 +47,14 @@ from flexc.passes.scalar.differentiation.modes import pull_back, push_forward
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
 
 
-def fused_probability(code: ScalarCode, x: SSAValue, lse: SSAValue) -> SSAValue:
-    """Write exp2(x * c - lse * c), which is 0 if x and lse are -inf."""
+def fused_probability(code: ScalarCode, x: SSAValue, shift: SSAValue) -> SSAValue:
+    """Write exp2(x * c + shift), which is 0 if x is -inf and lse is too."""
+    factor = code.const(LOG2_E, shift.type)
+    return code.exp2(code.fma(x, factor, shift), "p")
+
+
+def fused_shift(code: ScalarCode, lse: SSAValue) -> SSAValue:
+    """Write -lse * c for `fused_probability`."""
     lse = _shift(code, lse)
     factor = code.const(LOG2_E, lse.type)
     product = code.mulf(lse, factor)
@@ -56,16 +63,13 @@ def fused_probability(code: ScalarCode, x: SSAValue, lse: SSAValue) -> SSAValue:
     limit, ulp = 2.0 ** (digits - 2), 2.0 ** (2 - digits)
     more = code.fma(size, code.const(ulp, lse.type), product)
     is_small = code.cmpf("olt", size, code.const(limit, lse.type))
-    shift = code.negf(code.select(is_small, product, more))
-    exponent = code.fma(x, factor, shift)
-    return code.exp2(exponent, "p")
+    return code.negf(code.select(is_small, product, more))
 
 
-def weighed_probability(code: ScalarCode, x: SSAValue, lse: SSAValue) -> SSAValue:
-    """Write exp2((x - lse) * c), which is 0 if x and lse are -inf."""
-    difference = code.subf(x, _shift(code, lse))
-    factor = code.const(LOG2_E, lse.type)
-    exponent = code.mulf(difference, factor)
+def weighed_probability(code: ScalarCode, x: SSAValue, shift: SSAValue) -> SSAValue:
+    """Write exp2((x - shift) * c), which is 0 if x is -inf and lse is too."""
+    difference = code.subf(x, shift)
+    exponent = code.mulf(difference, code.const(LOG2_E, shift.type))
     return code.exp2(exponent, "p")
 
 
@@ -153,7 +157,22 @@ class _Writer:
 
     def probability(self, x: SSAValue) -> SSAValue:
         form = weighed_probability if is_weighed(self.op) else fused_probability
-        return form(self.code, x, self.args["lse"])
+        shift = self.args.get("shift")
+        if shift is None:
+            return form(self.code, x, shift_of(self.op, self.code, self.args["lse"]))
+        if is_weighed(self.op):
+            return form(self.code, x, shift)
+        return self.scaled_probability(x, shift)
+
+    def scaled_probability(self, x: SSAValue, shift: SSAValue) -> SSAValue:
+        """Write exp2(x * c + shift) with one factor if x is scaled by a number."""
+        factor = self.code.const(LOG2_E, self.type)
+        if isinstance(x.owner, arith.MulfOp):
+            for value, scale in (x.owner.operands, x.owner.operands[::-1]):
+                if scale is self.args["scale"] or float_constant(scale) is not None:
+                    x, factor = value, self.code.mulf(scale, factor)
+                    break
+        return self.code.exp2(self.code.fma(x, factor, shift), "p")
 
     def finish(
         self,
@@ -167,6 +186,20 @@ class _Writer:
         return PairCode(
             self.region, self.dots, self.values, numbers, self.captures, reads
         )
+
+
+def shift_of(op: DerivativeOp, code: ScalarCode, lse: SSAValue) -> SSAValue:
+    """Write the number of a row that takes the place of lse in exponents."""
+    return (_shift if is_weighed(op) else fused_shift)(code, lse)
+
+
+def shift_region(op: DerivativeOp) -> Region:
+    """Return scalar code that computes a row's shift from its lse."""
+    type_ = score_type(op.query.type)
+    region = new_region([type_], ["lse"])
+    code = ScalarCode(region.block)
+    code.yield_(shift_of(op, code, region.block.args[0]))
+    return region
 
 
 def is_weighed(op: DerivativeOp) -> bool:
@@ -218,10 +251,13 @@ def write_backward(writer: _Writer) -> tuple[dict[str, SSAValue | None], list[in
     return found, numbers
 
 
-def backward_code(op: flex.AttentionBackwardOp) -> PairCode:
-    """Return the code of ds, p and the adjoints of reads, and of any tangents."""
+def backward_code(op: flex.AttentionBackwardOp, shifted: bool = False) -> PairCode:
+    """Return the code of ds, p and the adjoints of reads, and of any tangents.
+
+    If `shifted`, the code takes a row's shift in place of its lse.
+    """
     dots: dict[str, DotSum] = {n: (PRODUCTS[n],) for n in PRODUCTS}
-    values, captures = ["lse", "delta"], list(op.captures)
+    values, captures = ["shift" if shifted else "lse", "delta"], list(op.captures)
     moving = capture_tangents(op)
     if op.tangents:
         products = {f"t_{n}": tangent_products(op, n) for n in PRODUCTS}

@@ -11,16 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, i32
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, bf16, f32, i32
 from xdsl.ir import BlockArgument, SSAValue, Use
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import GreedyRewritePatternApplier, PatternRewriteWalker
+from xdsl.rewriter import Rewriter
 
 from flexc.dialects import tile
 from flexc.dialects.tile import ParamAttr, ParamKind, schedule
 from flexc.dialects.tile.types import tile_of
 from flexc.errors import ScheduleError
 from flexc.passes.tile.legalize_tile_for_triton import LoadToGather, StoreToScatter
+from flexc.passes.tile.map_builder import FULL
 
 Box = tuple[int, ...]
 
@@ -86,6 +89,24 @@ def copies_of(arg: SSAValue) -> dict[Box, list[Use]]:
     return copies
 
 
+def widen_floats(kernel: tile.KernelOp) -> None:
+    """Replace conversions of bf16 elements of products' tiles by shifts."""
+    for op in list(kernel.walk()):
+        if isinstance(op, arith.ExtFOp) and is_wide_input(op):
+            Rewriter.replace_op(op, tile.WidenOp(op.input))
+
+
+def is_wide_input(op: arith.ExtFOp) -> bool:
+    """Return True for the conversion of a map's bf16 matrix to f32."""
+    parent, source = op.parent_op(), op.input
+    return (
+        (source.type, op.result.type) == (bf16, f32)
+        and isinstance(parent, tile.MapOp)
+        and isinstance(source, BlockArgument)
+        and parent.span(source.index) == FULL
+    )
+
+
 def set_warps(kernel: tile.KernelOp) -> None:
     """Set the number of warps that the kernel starts with to that of its first role."""
     for op in kernel.walk():
@@ -125,4 +146,5 @@ def legalize(kernel: tile.KernelOp) -> None:
         if isinstance(op, UNSCHEDULED):
             raise ScheduleError(f"a schedule with roles cannot contain {op.name}")
     DescriptorMaker(kernel).run()
+    widen_floats(kernel)
     set_warps(kernel)

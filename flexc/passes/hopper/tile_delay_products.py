@@ -15,6 +15,9 @@ The loop no longer carries the product's result. The loop carries the inputs of 
 product from the previous iteration: tiles, and the indices of loads that only the
 product uses. The loop must run at least once, as its attribute `nonempty` says. Loops
 without that attribute stay as they are.
+
+A last product that is added to memory is delayed in the same way. It is issued after
+the first product of the next iteration, and added to memory while the second one runs.
 """
 
 from __future__ import annotations
@@ -32,27 +35,38 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import tile
 from flexc.dialects.constants import int_constant
+from flexc.dialects.tile.schedule import OfPartOp, TakeColumnsOp
 from flexc.passes.scalar.scalar_code import ScalarCode
 
 
 @dataclass(frozen=True, eq=False)
 class DelayedProduct:
-    """A product that only the next iteration awaits, with the loads that it needs."""
+    """A product that only the next iteration awaits, with the loads that it needs.
+
+    The loop carries the product's result, or the iteration adds it to memory.
+    """
 
     loop: scf.ForOp
     dot: tile.DotOp
-    number: int
-    """The index of the product among the loop's results."""
+    number: int | None
+    """The index of the product among the loop's results, if it is carried."""
+    addition: tile.AddToOp | None = None
+    """The op that adds the product to memory."""
 
     @property
     def block(self) -> Block:
         return self.loop.body.block
 
     @cached_property
-    def ops(self) -> list[Operation]:
-        """The product, loads and transposes for it alone, and the work on its sum.
+    def total(self) -> SSAValue | None:
+        """The carried sum that the product is added to."""
+        return None if self.number is None else self.block.args[1 + self.number]
 
-        The ops are in program order.
+    @cached_property
+    def ops(self) -> list[Operation]:
+        """The product, loads and views for it alone, and the work on its sum.
+
+        The ops are in program order, without the addition to memory.
         """
         found: set[Operation] = {self.dot, *self.work_on_sum()}
         grown = True
@@ -61,7 +75,7 @@ class DelayedProduct:
                 o.owner
                 for op in found
                 for o in op.operands
-                if isinstance(o.owner, tile.LoadOp | tile.TransposeOp)
+                if isinstance(o.owner, self.kinds)
                 and o.owner.parent is self.block
                 and all(use.operation in found for use in o.uses)
             }
@@ -69,16 +83,24 @@ class DelayedProduct:
             found |= new
         return [op for op in self.block.ops if op in found]
 
+    @property
+    def kinds(self) -> tuple[type[Operation], ...]:
+        """The ops that are delayed with the product, if it alone uses their results."""
+        if self.addition is None:
+            return (tile.LoadOp, tile.TransposeOp)
+        # A sum over the tiles that all parts share is a chain of products.
+        return (*VIEWS, tile.DotOp, tile.FullOp)
+
     def work_on_sum(self) -> list[Operation]:
         """Return the delayed map between the carried sum and the product, if any.
 
         Delaying the map overlaps it with another product. This is faster in a loop
         without a branch that applies a mask, and slower in a loop with one.
         """
-        owner, total = self.dot.acc.owner, self.block.args[1 + self.number]
+        owner = self.dot.acc.owner
         if not isinstance(owner, tile.MapOp) or owner.parent is not self.block:
             return []
-        if not self.dot.acc.has_one_use() or total not in owner.operands:
+        if not self.dot.acc.has_one_use() or self.total not in owner.operands:
             return []
         branches = any(isinstance(op, scf.IfOp) for op in self.block.ops)
         return [] if branches else [owner]
@@ -86,17 +108,19 @@ class DelayedProduct:
     @cached_property
     def rest(self) -> list[Operation]:
         """The ops of an iteration without the delayed ops and the terminator."""
+        delayed = {*self.ops, self.addition}
         return [
             op
             for op in self.block.ops
-            if op not in self.ops and not isinstance(op, scf.YieldOp)
+            if op not in delayed and not isinstance(op, scf.YieldOp)
         ]
 
     @cached_property
     def inputs(self) -> list[SSAValue]:
         """The values of an iteration that the delayed ops use."""
+        ops = self.ops if self.addition is None else [*self.ops, self.addition]
         own = {result for op in self.ops for result in op.results}
-        operands = (v for op in self.ops for v in op.operands)
+        operands = (v for op in ops for v in op.operands)
         return [v for v in dict.fromkeys(operands) if v not in own and self.varies(v)]
 
     def varies(self, value: SSAValue) -> bool:
@@ -109,22 +133,44 @@ class DelayedProduct:
     def position(self) -> int:
         """The number of ops of `rest` before the delayed product.
 
-        The delayed product follows the last product that does not need its result. The
-        number is 0 if there is no such product.
+        A carried product follows the last product that does not need its result, and
+        another one the first product. The number is 0 if there is no such product.
         """
-        total = self.block.args[1 + self.number]
         before = 0
         for count, op in enumerate(self.rest):
-            if any(total in inner.operands for inner in op.walk()):
+            if any(self.total in inner.operands for inner in op.walk()):
                 break
             if isinstance(op, tile.DotOp):
                 before = count + 1
+                if self.total is None:
+                    break
         return before
+
+    @cached_property
+    def addition_position(self) -> int:
+        """The number of ops of `rest` before the delayed addition to memory.
+
+        The addition stands before the first use of the second product, so that it
+        overlaps with that product.
+        """
+        products = [op for op in self.rest if isinstance(op, tile.DotOp)]
+        if len(products) < 2:
+            return self.position
+        result = products[1].result
+        return next(
+            count
+            for count, op in enumerate(self.rest)
+            if any(result in inner.operands for inner in op.walk())
+        )
 
     @property
     def is_worth_it(self) -> bool:
         """True if the rhs comes from memory and another product overlaps."""
         return self.position > 0 and self.dot.rhs not in self.inputs
+
+
+VIEWS = (tile.TransposeOp, TakeColumnsOp, OfPartOp)
+"""Ops whose results lie where their operands do."""
 
 
 def delayed_product(loop: scf.ForOp) -> DelayedProduct | None:
@@ -136,8 +182,15 @@ def delayed_product(loop: scf.ForOp) -> DelayedProduct | None:
     dots = [op for op in block.ops if isinstance(op, tile.DotOp)]
     for dot in reversed(dots):
         uses = list(dot.result.uses)
-        if len(uses) == 1 and uses[0].operation is last:
-            found = DelayedProduct(loop, dot, uses[0].index)
+        if len(uses) != 1:
+            continue
+        (use,) = uses
+        found = None
+        if use.operation is last:
+            found = DelayedProduct(loop, dot, use.index)
+        elif isinstance(use.operation, tile.AddToOp):
+            found = DelayedProduct(loop, dot, None, use.operation)
+        if found is not None:
             return found if found.is_worth_it else None
     return None
 
@@ -218,11 +271,14 @@ class Delay:
         }
         loop.attributes["peeled"] = UnitAttr()
         before.builder.insert(loop)
-        kept = list(loop.results[: len(self.kept)])
-        carried = loop.results[len(self.kept) :]
-        total = self.product_code(before, carried)
+        results: list[SSAValue] = list(loop.results[: len(self.kept)])
+        values = self.carried_inputs(loop.results[len(self.kept) :])
+        clone_into(before, self.delayed.ops, values)
+        total = values[self.delayed.dot.result]
         announce(total, "the last block's values")
-        results = [*kept[: self.delayed.number], total, *kept[self.delayed.number :]]
+        if self.delayed.number is not None:
+            results[self.delayed.number : self.delayed.number] = [total]
+        clone_into(before, self.addition, values)
         for new, old in zip(loop.results, self.carried(), strict=True):
             new.name_hint = old.name_hint
         Rewriter.replace_op(self.loop, [], results)
@@ -257,17 +313,26 @@ class Delay:
         values.update(zip([old[0], *kept], block.args, strict=False))
         rest, position = self.delayed.rest, self.delayed.position
         clone_into(code, rest[:position], values)
-        carried = block.args[1 + len(kept) :]
-        values[old[1 + self.delayed.number]] = self.product_code(code, carried)
+        earlier = self.carried_inputs(block.args[1 + len(kept) :])
+        clone_into(code, self.delayed.ops, earlier)
+        if self.delayed.total is not None:
+            values[self.delayed.total] = earlier[self.delayed.dot.result]
+        if self.addition:
+            begin, position = position, self.delayed.addition_position
+            clone_into(code, rest[begin:position], values)
+            clone_into(code, self.addition, earlier)
         clone_into(code, rest[position:], values)
         code.builder.insert(scf.YieldOp(*(values.get(v, v) for v in self.carried())))
         return block
 
-    def product_code(self, code: ScalarCode, carried: Sequence[SSAValue]) -> SSAValue:
-        """Append the delayed ops of the previous iteration; return the product."""
-        values: Values = dict(zip(self.delayed.inputs, carried, strict=True))
-        clone_into(code, self.delayed.ops, values)
-        return values[self.delayed.dot.result]
+    @property
+    def addition(self) -> Sequence[Operation]:
+        """The delayed addition to memory, if there is one."""
+        return () if self.delayed.addition is None else (self.delayed.addition,)
+
+    def carried_inputs(self, carried: Sequence[SSAValue]) -> Values:
+        """Return the previous iteration's values that the delayed ops use."""
+        return dict(zip(self.delayed.inputs, carried, strict=True))
 
 
 def announce(product: SSAValue, text: str) -> None:

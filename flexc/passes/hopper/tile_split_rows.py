@@ -6,15 +6,20 @@ that the stores go along, and all dimensions that must be split with it (see
 `TileDims`). At a load, store or iota of a tile of rows, the pass adds the part's first
 row to the start.
 
+A product that sums over rows, and is added to memory, needs the rows of all parts. The
+parts share its operands by `tile.share`, and each computes some columns or rows of its
+result. So each element is added to memory once for all parts.
+
 A kernel asks for the split with its attribute `rows_per_part`; other kernels stay as
 they are. The pass raises `ScheduleError` for a kernel without such a split, such as one
-that sums over rows.
+with another sum over rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i32
@@ -25,10 +30,16 @@ from xdsl.traits import is_side_effect_free
 
 from flexc.dialects import tile
 from flexc.dialects.tile import TileType, shape_of
-from flexc.dialects.tile.schedule import EndOp, PartsOp
+from flexc.dialects.tile.schedule import (
+    EndOp,
+    OfPartOp,
+    PartsOp,
+    ShareOp,
+    TakeColumnsOp,
+)
 from flexc.errors import ScheduleError
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.tile_access import has_count
+from flexc.passes.tile.tile_access import has_count, is_zeros
 from flexc.passes.tile.tile_values import (
     Dim,
     TileDims,
@@ -37,6 +48,12 @@ from flexc.passes.tile.tile_values import (
     rank,
     summed_dims,
 )
+
+LEAST_COLUMNS = 64
+"""The least columns or rows of a share of a product, as products have 64 rows.
+
+64 columns of 16 bits are also the unit in which shared memory is swizzled.
+"""
 
 Stores = tile.StoreOp | tile.AddToOp
 Accesses = tile.LoadOp | tile.StoreOp | tile.AddToOp
@@ -49,8 +66,10 @@ class RowSplitter:
         self.kernel = kernel
         self.rows = rows
         self.block = kernel.body.block
+        separate_constants(self.block)
         self.dims = TileDims(self.block)
         self.row = self.row_class()
+        self.row_sums = [op for op in self.block.walk() if self.is_row_sum(op)]
 
     def run(self) -> None:
         """Move the kernel's tile code into parts."""
@@ -69,6 +88,8 @@ class RowSplitter:
         for op, operands in starts:
             shift(op, operands, first)
         body.add_op(EndOp())
+        for dot in self.row_sums:
+            share_row_sum(dot, body.args[0], parts)
         last = self.block.last_op
         assert last is not None
         self.block.insert_op_before(PartsOp(parts, Region(body)), last)
@@ -76,10 +97,15 @@ class RowSplitter:
     def row_class(self) -> Dim:
         """Return the class of the rows: the first dimension of all stored tiles.
 
-        A constant tile joins the class of another tile that is stored at the same first
-        row. Raise `ScheduleError` if the stores go along several classes.
+        Atomic additions do not count. A constant tile joins the class of another tile
+        that is stored at the same first row. Raise `ScheduleError` if the stores go
+        along several classes.
         """
-        stores = [op for op in self.block.walk() if isinstance(op, Stores)]
+        stores = [
+            op
+            for op in self.block.walk()
+            if isinstance(op, Stores) and not is_atomic(op)
+        ]
         begun = {
             start_of(op): (op.value, 0)
             for op in stores
@@ -106,10 +132,24 @@ class RowSplitter:
         for op in self.block.walk():
             if has_count(op):
                 raise ScheduleError(f"{op.name} has a count")
-            if any(self.dims.find(dim) == self.row for dim in summed_dims(op)):
+            if op not in self.row_sums and self.sums_rows(op):
                 raise ScheduleError(f"{op.name} goes over all rows at once")
             if any(len(self.dims.along(v, self.row)) > 1 for v in defined_by(op)):
                 raise ScheduleError(f"{op.name} pairs rows with rows")
+
+    def sums_rows(self, op: Operation) -> bool:
+        return any(self.dims.find(dim) == self.row for dim in summed_dims(op))
+
+    def is_row_sum(self, op: Operation) -> TypeGuard[tile.DotOp]:
+        """Return True for a product over all rows that is only added to memory."""
+        return (
+            isinstance(op, tile.DotOp)
+            and self.sums_rows(op)
+            and isinstance(op.lhs.owner, tile.TransposeOp)
+            and is_zeros(op.acc)
+            and op.result.has_one_use()
+            and all(is_atomic(use.operation) for use in op.result.uses)
+        )
 
     def starts(self, op: Operation) -> list[int]:
         """Return the indices of the operands that are the start of an op's rows."""
@@ -144,6 +184,74 @@ class RowSplitter:
 def start_of(op: Stores) -> SSAValue:
     """Return the index of the first row that an op stores to."""
     return op.operands[len(op.operands) - rank(op.value)]
+
+
+def separate_constants(block: Block) -> None:
+    """Give each use of a constant tile an op of its own.
+
+    Uses of one constant may be rows in one place and columns in another.
+    """
+    for op in list(block.walk()):
+        if isinstance(op, tile.FullOp):
+            for use in list(op.result.uses)[1:]:
+                clone = op.clone()
+                Rewriter.insert_op(clone, InsertPoint.after(op))
+                use.operation.operands[use.index] = clone.result
+
+
+def is_atomic(op: Operation) -> TypeGuard[tile.AddToOp]:
+    return isinstance(op, tile.AddToOp) and op.atomic is not None
+
+
+def share_row_sum(dot: tile.DotOp, part: SSAValue, parts: int) -> None:
+    """Let each part compute a share of the columns or rows of a sum over all rows.
+
+    Raise `ScheduleError` if a share is too narrow for a product.
+    """
+    assert isinstance(dot.lhs.owner, tile.TransposeOp)
+    weights, factors = dot.lhs.owner.input, dot.rhs
+    rows, columns = shape_of(dot.result.type)
+    if columns // parts >= LEAST_COLUMNS:
+        split, shape = 1, (rows, columns // parts)
+    elif rows // parts >= LEAST_COLUMNS:
+        split, shape = 0, (rows // parts, columns)
+    else:
+        raise ScheduleError(f"{rows} x {columns} sums cannot be shared by {parts}")
+    shared = [share(value, part, parts) for value in (weights, factors)]
+    # Constants stand before all loops, so that no iteration carries them to the next.
+    body = part.owner
+    assert isinstance(body, Block)
+    first = ScalarCode(InsertPoint.at_start(body))
+    assert isinstance(dot.result.type, TileType)
+    element = dot.result.type.element_type
+    offset = first.mul(part, first.const(shape[split]))
+    zero = tile.FullOp(first.const(0.0, element), TileType(element, shape))
+    total = first.insert(zero, "zeros")
+    code = ScalarCode(InsertPoint.before(dot))
+    for number in map(first.const, range(parts)):
+        lhs, rhs = (code.insert(OfPartOp(value, number)) for value in shared)
+        if split:
+            rhs = code.insert(TakeColumnsOp(rhs, part, parts))
+        else:
+            lhs = code.insert(TakeColumnsOp(lhs, part, parts))
+        product = tile.DotOp(code.insert(tile.TransposeOp(lhs)), rhs, total)
+        total = code.insert(product, dot.result.name_hint)
+    (use,) = dot.result.uses
+    add = use.operation
+    assert is_atomic(add)
+    shift(add, [len(add.operands) - 2 + split], offset)
+    add.operands[0] = total
+    turned = dot.lhs.owner
+    Rewriter.erase_op(dot)
+    if not turned.result.uses:
+        Rewriter.erase_op(turned)
+
+
+def share(value: SSAValue, part: SSAValue, parts: int) -> SSAValue:
+    """Share a value with other parts, right after its definition."""
+    assert isinstance(value.owner, Operation)
+    code = ScalarCode(InsertPoint.after(value.owner))
+    return code.insert(ShareOp(value, part, parts), f"{value.name_hint or 'tile'}_of")
 
 
 def code_of_tiles(block: Block) -> list[Operation]:

@@ -10,6 +10,7 @@ from flexc.passes.targets.target import (
     AttentionShape,
     Block,
     MachineName,
+    OnePass,
     PairShape,
     SizeOptions,
     Target,
@@ -82,7 +83,7 @@ class CppTarget(Target):
     """A CPU target, which runs few programs at a time."""
 
     name: ClassVar[str] = "cpp"
-    one_pass: ClassVar[bool] = True
+    one_pass: ClassVar[OnePass] = "queries"
     samples_blocks: ClassVar[bool] = True
 
     def trims(self, options: SizeOptions) -> bool:

@@ -15,6 +15,8 @@ from flexc.errors import OptionError
 from flexc.passes.targets.target import (
     AttentionShape,
     Block,
+    OnePass,
+    PairShape,
     RowFacts,
     SizeOptions,
     TileSizes,
@@ -76,6 +78,7 @@ class GluonTarget(TritonTarget):
     name: ClassVar[str] = "gluon"
     one_loop: ClassVar[bool] = True
     splits_row_terms: ClassVar[bool] = True
+    one_pass: ClassVar[OnePass] = "keys"
 
     def attention_sizes(self, shape: AttentionShape, options: SizeOptions) -> TileSizes:
         """Return the tile of a program with roles, which divides the blocks of a table.
@@ -99,6 +102,18 @@ class GluonTarget(TritonTarget):
             if held_bytes(s, shape.bits, *dims) <= options.shared_memory
         )
         return next(fitting, choices[-1])
+
+    def pair_sizes(self, shape: PairShape, options: SizeOptions) -> TileSizes:
+        """Return the tile of a program with roles, whose rows are keys.
+
+        Rows lie in shared memory, in slots of their own.
+        """
+        widest = max(self.padded(d) for d in (*shape.rows, *shape.columns))
+        if shape.bits > WIDTH or widest > WIDEST or not shape.sums_columns:
+            return super().pair_sizes(shape, options)
+        # A part's share of a sum by column has 64 columns or rows.
+        columns = 128 if widest <= 64 else 64
+        return within(TileSizes(128, columns, PART_WARPS, 2), shape.sparse_block)
 
     def check(self, sizes: TileSizes, num_warps: int | None) -> None:
         """Refuse rows that are neither a power of 2 nor whole parts.

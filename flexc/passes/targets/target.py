@@ -20,6 +20,9 @@ Block = tuple[int, int]
 """The rows and columns of a block of a table."""
 
 Tanh = Literal["exact", "nvidia", "exp2"]
+OnePass = Literal["none", "queries", "keys"]
+"""The rows of the kernel that computes all gradients in one visit to each pair."""
+
 F32Precision = Literal["ieee", "tf32"]
 Reads = Literal["coalesced", "in_place"]
 
@@ -130,10 +133,12 @@ class Target(ABC):
 
     name: ClassVar[str]
 
-    one_pass: ClassVar[bool] = False
-    """True if a program may add to memory that no other program accesses.
+    one_pass: ClassVar[OnePass] = "none"
+    """The rows of a kernel whose one visit to each pair gives the gradients of all
+    inputs.
 
-    One visit to each pair then computes the gradients of all inputs.
+    Its programs add to sums in memory. With "queries", a program adds to memory that no
+    other program accesses. With "keys", programs add atomically.
     """
     merges_segments: ClassVar[bool] = False
     """True if loops have a fixed cost: similar segments share one loop."""

@@ -9,12 +9,15 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from xdsl.dialects.builtin import IntegerAttr, UnitAttr, i64
-from xdsl.ir import Attribute
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, i64
+from xdsl.ir import Attribute, Operation
 
+from flexc.dialects import flex
+from flexc.dialects.flex import SumKind
 from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
 from flexc.passes.flex.flex_infer_facts import score_growth_is_bounded
 from flexc.passes.targets import target_named
+from flexc.passes.targets.target import OnePass
 from flexc.runtime.attention.call import LENGTH_MULTIPLE, Attention
 from flexc.runtime.autograd.captured_places import Sizes
 from flexc.runtime.autograd.derivatives import (
@@ -34,7 +37,10 @@ from flexc.runtime.inputs.tensor_facts import (
 )
 from flexc.runtime.kernels.build import Build
 from flexc.runtime.kernels.driver import Compiled, start_kernel
+from flexc.runtime.kernels.kernel import Kernel
 from flexc.runtime.kernels.proofs import Proofs, attention_of
+from flexc.runtime.kernels.schedules import obstacle_to_roles
+from flexc.runtime.process.background import Background
 from flexc.runtime.process.recent import Recent
 
 INPUTS = ("query", "key", "value")
@@ -108,7 +114,11 @@ class DerivativeFacts:
         )
         call = self.call
         proofs = self.compiled.proofs(call.query, call.key, self.captures)
-        return program_for(self.compiled, proofs, derivative)
+        for way in ways(self.compiled.build, along, call.deterministic):
+            program = program_for(self.compiled, proofs, derivative, way)
+            if not program.is_refused:
+                return program
+        raise AssertionError("two kernels serve every derivative")
 
     def facts(self, read: Sequence[Tensor]) -> dict[str, Attribute]:
         """Return facts that the forward does not use.
@@ -181,8 +191,12 @@ class DerivativeRun(DerivativeFacts):
         call = self.call
         moving = {n: self.placed(n, t) for n, t in along.items() if n not in READY}
         rest = len(self.saved) > 2, list(moving.values())
-        program = self.program(wrt, tuple(along), len(cotangents) > 1, *rest)
+        asked = wrt, tuple(along), len(cotangents) > 1, *rest
+        program = self.program(*asked)
         program.wait()
+        if program.is_refused:
+            program = self.program(*asked)
+            program.wait()
         args = [call.query, call.key, call.value, call.scale, *self.captures]
         args += [*(() if call.tables is None else call.tables.tensors), *self.listed]
         args += [self.ready(t) for t in (*self.saved, *cotangents)]
@@ -237,14 +251,16 @@ def _at_most(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def program_for(compiled: Compiled, proofs: Proofs, derivative: Derivative) -> Program:
+def program_for(
+    compiled: Compiled, proofs: Proofs, derivative: Derivative, one_pass: OnePass
+) -> Program:
     """Return the program of a derivative, made once. Its kernels start to compile."""
     programs = _programs.setdefault(compiled, {})
-    key = (proofs, derivative)
+    key = (proofs, derivative, one_pass)
     if key not in programs:
         module = proofs.stated_in(compiled.attention.module)
         expanded = derivative_module(module, derivative)
-        expand(expanded, target_named(compiled.build.target).one_pass)
+        expand(expanded, one_pass)
         program = Program(expanded, compiler_for(compiled.build))
         program.start()
         programs[key] = program
@@ -254,4 +270,29 @@ def program_for(compiled: Compiled, proofs: Proofs, derivative: Derivative) -> P
 def compiler_for(build: Build) -> Compile:
     """Return a function that compiles a derivative's kernel in the background."""
     build = replace(build, tiles=NO_OPTIONS, derivative=True, program_rows=None)
-    return lambda module: start_kernel(module, build)
+
+    def compile(module: ModuleOp) -> Background[Kernel]:
+        one_pass = any(has_column_sums(op) for op in module.walk())
+        return start_kernel(module, replace(build, one_pass=one_pass))
+
+    return compile
+
+
+def has_column_sums(op: Operation) -> bool:
+    return isinstance(op, flex.PairSumsOp) and any(
+        attr.sum_kind == SumKind.COLUMN_MATRIX for attr in op.sums
+    )
+
+
+def ways(build: Build, along: Sequence[str], deterministic: bool) -> list[OnePass]:
+    """Return which kernels may compute a derivative, the preferred ones first.
+
+    A GPU adds to sums by column in any order, and needs a schedule with roles.
+    """
+    own = target_named(build.target).one_pass
+    if not build.for_gpu:
+        return [own]
+    build = replace(build, tiles=NO_OPTIONS, derivative=True, one_pass=True)
+    if along or deterministic or obstacle_to_roles(build) is not None:
+        return ["none"]
+    return ["keys", "none"]

@@ -21,11 +21,13 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from flexc.dialects import flex
 from flexc.dialects.flex import Coordinates, SumKind, diagonal_entries, diagonal_zero
 from flexc.dialects.flex.pair_sums import element_of
+from flexc.errors import ScheduleError
 from flexc.passes import pipelines
 from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
 from flexc.passes.flex.flex_infer_facts import FlexInferFactsPass
 from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
 from flexc.passes.scalar.captured_reads import CapturedRead, read_of_index
+from flexc.passes.targets.target import OnePass
 from flexc.runtime.attention.run import like_rows
 from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
 from flexc.runtime.autograd.captured_places import MAX_BYTES, Chunk, Sizes, chunks_for
@@ -67,7 +69,10 @@ CHUNK_ROWS = 128
 tile.
 """
 
-KERNELS = (flex.PairSumsOp, flex.RowDotsOp, flex.WeighRowsOp)
+KERNELS = (
+    *(flex.PairSumsOp, flex.RowDotsOp, flex.MapRowsOp),
+    *(flex.WeighRowsOp, flex.ScaleRowsOp),
+)
 """Ops that become kernels."""
 
 COORDINATES = {SumKind.DIAGONAL: Coordinates.DISTANCE, SumKind.PAIRS: Coordinates.PAIR}
@@ -148,7 +153,7 @@ class Launch:
         return [argument_number(v) for v in self.op.tile_origin]
 
     @cached_property
-    def key(self) -> int | None:
+    def columns(self) -> int | None:
         """The number of the argument that has the columns of the sums by column.
 
         None if the kernel has no such sums.
@@ -157,6 +162,12 @@ class Launch:
             return None
         assert isinstance(self.op, flex.PairSumsOp)
         return argument_number(self.op.columns[0])
+
+    @cached_property
+    def key(self) -> int | None:
+        """The number of the key's argument, if programs own keys and visit all rows."""
+        is_transposed = isinstance(self.op, flex.PairSumsOp) and self.op.is_transposed
+        return None if is_transposed else self.columns
 
     def is_held(self, result: Result) -> bool:
         """Return True if memory has room for the whole of a result."""
@@ -234,19 +245,22 @@ class Launch:
         if result.kind == SumKind.MATRIX:
             return like_rows(args[0], result.dim, result.dtype)
         heads = point.sizes.batch, point.sizes.heads
-        # A kernel adds to sums by column and to sums along diagonals.
-        make = torch.zeros
         if result.kind == SumKind.COLUMN_MATRIX:
-            assert self.key is not None
-            shape = (*sizes, args[self.key].size(2), result.dim)
+            assert self.columns is not None
+            columns = args[self.columns].shape[:3]
+            if self.key is None:
+                sums: Any = {"dtype": result.dtype, "device": point.device}
+                return torch.zeros((*columns, result.dim), **sums)
+            shape = (sizes[0], *columns, result.dim)
             if sizes[0] == 1:  # The only part is the sum.
                 options: Any = {"dtype": result.dtype, "device": point.device}
                 return torch.zeros(shape[1:], **options)[None]
         elif result.kind == SumKind.DIAGONAL:
             shape = self.diagonals(*heads, sizes, point.sizes)
         else:
-            shape, make = (*heads, args[0].size(2)), torch.empty
-        return make(shape, dtype=result.dtype, device=point.device)
+            return aligned_rows(heads, args[0].size(2), result.dtype, point.device)
+        # A kernel adds to sums by column and to sums along diagonals.
+        return torch.zeros(shape, dtype=result.dtype, device=point.device)
 
     def part(self, result: Result, chunk: Chunk, point: Point) -> Tensor:
         """Allocate a part of a result."""
@@ -292,6 +306,19 @@ class Launch:
         return -(-sizes.q_len // self.kernel.grid(1, 1, sizes.q_len)[0])
 
 
+ROW_UNIT = 4
+"""Rows of numbers begin at multiples of this many elements, of 16 bytes or more."""
+
+
+def aligned_rows(
+    heads: tuple[int, int], count: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Allocate a number for each row of each head, for copies of tiles to read."""
+    padded = -(-count // ROW_UNIT) * ROW_UNIT
+    rows = torch.empty((*heads, padded), dtype=dtype, device=device)
+    return rows if padded == count else rows[..., :count]
+
+
 def argument_number(value: SSAValue) -> int:
     """Return the number of the function argument that a value is."""
     assert isinstance(value, BlockArgument)
@@ -304,7 +331,7 @@ def within(diagonals: Tensor, sizes: Sizes) -> Tensor:
     return diagonals[..., zero - sizes.kv_len + 1 : zero + sizes.q_len]
 
 
-def expand(module: ModuleOp, one_pass: bool) -> None:
+def expand(module: ModuleOp, one_pass: OnePass) -> None:
     """Expand a module's derivatives into kernels and a host function, in place."""
     passes = (
         *pipelines.to_simple_flex(),
@@ -333,6 +360,8 @@ class Program:
             if isinstance(o, flex.SumPartsOp)
         }
         self.done = _done(host)
+        self.is_refused = False
+        """True if no schedule suits a kernel."""
 
     def start(self) -> None:
         """Start to compile all kernels, beginning with the slowest: those of pairs."""
@@ -341,9 +370,15 @@ class Program:
             launch.start()
 
     def wait(self) -> None:
-        """Wait for all kernels, and raise the error of a failed compilation."""
-        for launch in self.launches.values():
-            launch.start().get()
+        """Wait for all kernels, and raise the error of a failed compilation.
+
+        A kernel without a schedule refuses the program instead.
+        """
+        try:
+            for launch in self.launches.values():
+                launch.start().get()
+        except ScheduleError:
+            self.is_refused = True
 
     def run(self, args: Sequence[Any], point: Point) -> list[Tensor]:
         """Run the host function with these arguments and return its results."""

@@ -129,14 +129,14 @@ def kernel_outputs(
     rows = args[0].shape
     types = list(written_types(kernel).values())
     kinds = kinds_of(kernel, types)
-    in_parts = SumKind.COLUMN_MATRIX in kinds
+    in_parts = SumKind.COLUMN_MATRIX in kinds and is_by_query(kernel)
     number = PARTS if in_parts else grid_of(kernel, args[0])[0]
     shapes = {
         SumKind.TOTAL: (*sizes[:2], rows[2]),
         SumKind.DIAGONAL: diagonal_shape(number, sizes),
         SumKind.PAIRS: (*sizes[:2], rows[2], sizes[3 if is_by_query(kernel) else 2]),
     }
-    columns = (PARTS, *key_heads, sizes[3])
+    columns = (PARTS, *key_heads, sizes[3]) if in_parts else sizes[:3]
     outputs: list[Tensor] = []
     for kind, type_ in zip(kinds, types, strict=True):
         dtype = dtype_of(type_.element_type)

@@ -60,11 +60,16 @@ def store_tile(
     part.copy_(value[inside])
 
 
-def add_tile(value: Tensor, memref: Tensor, indices: Sequence[Tensor]) -> None:
-    """Add a tile to the elements at `indices`, all of which exist."""
+def add_tile(
+    value: Tensor,
+    memref: Tensor,
+    indices: Sequence[Tensor],
+    checked: Sequence[int] = (),
+) -> None:
+    """Add the elements of a tile to those at `indices` that lie inside the memref."""
     verify_same_dtype(value, memref)
-    part, _ = window(memref, indices, value.shape, ())
-    part += value
+    part, inside = window(memref, indices, value.shape, checked)
+    part += value[inside]
 
 
 def window(

@@ -60,6 +60,20 @@ class PairSumsFunctions(InterpreterFunctions):
         assert isinstance(dots, Tensor)
         return (dots.to(result_dtype),)
 
+    @impl(flex.ScaleRowsOp)
+    def run_scale_rows(
+        self, interpreter: Interpreter, op: flex.ScaleRowsOp, args: PythonValues
+    ) -> PythonValues:
+        rows, scale = args
+        scaled = rows.to(self.compute_dtype or rows.dtype) * scale
+        return (scaled.to(dtype_of(element_of(op.result))),)
+
+    @impl(flex.MapRowsOp)
+    def run_map_rows(
+        self, interpreter: Interpreter, op: flex.MapRowsOp, args: PythonValues
+    ) -> PythonValues:
+        return interpreter.run_ssacfg_region(op.code, args, "code")
+
     @impl(flex.WeighRowsOp)
     def run_weigh_rows(
         self, interpreter: Interpreter, op: flex.WeighRowsOp, args: PythonValues
@@ -242,11 +256,17 @@ def column_sum(
 
     The sum includes all heads that share the column.
     """
-    batch, heads, _, columns = problem.shape
+    batch, heads, *_ = problem.shape
+    columns = problem.length(of_rows=False)
     total = values[0].new_zeros((batch, heads, columns, dim))
     for number, row in attr.term_list():
         matrix = problem.rows[row].to(total.dtype)
-        total = total + values[number].transpose(-1, -2) @ matrix
+        if problem.transposed:
+            matrix = problem.per_query_head(matrix)
+        weights = problem.by_rows(values[number]).transpose(-1, -2)
+        total = total + weights @ matrix
+    if problem.transposed:
+        return total
     return sum_of_shared(total, problem.columns[0])[None]
 
 

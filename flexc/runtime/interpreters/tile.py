@@ -141,7 +141,7 @@ class TileFunctions(InterpreterFunctions):
         value, memref, *indices = args
         if op.count is not None:
             value = value[: int(indices.pop())]
-        add_tile(value, memref, indices)
+        add_tile(value, memref, indices, op.checked.get_values())
         return ()
 
     @impl(tile.ScatterAddOp)

@@ -32,6 +32,8 @@ class Build:
     """The precision in which a GPU computes products of fp32."""
     derivative: bool = False
     """True if the kernel belongs to a derivative."""
+    one_pass: bool = False
+    """True if one visit to each pair gives all gradients: a GPU's kernel has roles."""
     capability: int | None = None
     """The compute capability of a GPU; None if flexc does not need the capability."""
     machine: MachineName = "avx2"

@@ -7,6 +7,7 @@ nothing.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ from xdsl.printer import Printer
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.dialects import flex
-from flexc.errors import CompilationError
+from flexc.errors import CompilationError, ScheduleError
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
@@ -64,6 +65,8 @@ from flexc.runtime.tapes.recorder import without_dispatch_modes
 
 VERIFY = "FLEXC_VERIFY"
 """The environment variable that makes flexc verify a kernel's IR before printing."""
+
+log = logging.getLogger("flexc")
 
 counters: Counter[str] = Counter()
 """The numbers of mods traced, modules lowered, and kernels built, loaded or checked."""
@@ -259,12 +262,25 @@ def known_spec(module: ModuleOp, build: Build) -> KernelSpec | None:
 def find_spec(module: ModuleOp, build: Build, key: str) -> KernelSpec:
     """Return the printed kernel, from the disk or from the pipeline."""
     specs = load_specs(entry_name(key))
-    if specs is not None:
+    if specs is None:
+        specs = make_specs(module, build)
+        store_specs(entry_name(key), specs)
+    else:
         counters["loaded"] += 1
-        return specs[0]
-    spec = make_spec(module, build)
-    store_specs(entry_name(key), [spec])
-    return spec
+    if not specs:
+        raise ScheduleError("no schedule suits the kernel")
+    return specs[0]
+
+
+def make_specs(module: ModuleOp, build: Build) -> list[KernelSpec]:
+    """Return the printed kernel; none if it needs roles and has no good schedule."""
+    try:
+        return [make_spec(module, build)]
+    except ScheduleError as error:
+        if not build.one_pass:
+            raise
+        log.info("one visit to each pair: %s", error)
+        return []
 
 
 def entry_name(key: str) -> str:

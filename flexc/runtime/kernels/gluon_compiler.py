@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any, cast
 
 from triton import knobs
@@ -130,7 +131,7 @@ def _print(*args: Any, **kwargs: Any) -> None:
         builtins.print(*args, **kwargs)
 
 
-ELEMENTS = {"bf16": gl.bfloat16, "f16": gl.float16}
+ELEMENTS = {"bf16": gl.bfloat16, "f16": gl.float16, "f32": gl.float32}
 """The Gluon types of tensors that are copied tile by tile."""
 
 
@@ -146,11 +147,11 @@ class GluonCompiler(TritonCompiler):
     """
 
     def compile_logged(
-        self, spec: KernelSpec, capability: int
+        self, spec: KernelSpec, capability: int, most_spilled: int
     ) -> tuple[Any, list[str]]:
         with assembler_log() as said:
             kernel = self.compile(spec, capability)
-        return kernel, problems("\n".join(said))
+        return kernel, problems("\n".join(said), most_spilled)
 
     def source(self, function: Any, signature: dict[str, str], spec: KernelSpec) -> Any:
         return GluonSource(function, signature)
@@ -166,7 +167,10 @@ class GluonCompiler(TritonCompiler):
             return super().type_of(param)
         name = TRITON_TYPES.get(param.dtype, param.dtype)
         box, layouts = list(param.box), cast(Any, gl.NVMMASharedLayout)
-        layout = layouts.get_default_for(box, ELEMENTS[param.dtype])
+        element = ELEMENTS[param.dtype]
+        layout = layouts.get_default_for(box, element)
+        if prod(box[:-1]) == 1:  # A vector, which is not swizzled.
+            layout = layouts(0, element.primitive_bitwidth, rank=len(box))
         return f"tensordesc<{name}{box},{layout!r}>"
 
     def launched_types(self, param: ParamSpec) -> list[str]:

@@ -135,6 +135,8 @@ def candidates(build: Build, residents: Residents = lambda: 1) -> Candidates:
     Raise ScheduleError if the user asked for a schedule that is impossible.
     """
     obstacle, asked = obstacle_to_roles(build), build.tiles.schedule
+    if build.one_pass:
+        return Candidates(WITH_ROLES)
     if asked is None:
         if obstacle is None:
             return by_preference(fewer_rows(build), residents())
@@ -193,8 +195,8 @@ def obstacle_to_roles(build: Build) -> str | None:
         return f"needs an NVIDIA GPU of capability 9.0, not {gpu_of(build)}"
     if not has_gluon():
         return "this triton has no Gluon"
-    if build.derivative:
-        return "derivatives have no such kernels yet"
+    if build.derivative and not build.one_pass:
+        return "derivatives in two kernels have none"
     if call.dtype not in DTYPES:
         return f"needs inputs of 16 bits, not {str(call.dtype).removeprefix('torch.')}"
     if max(call.head_dim, call.value_dim) > WIDEST:
@@ -341,7 +343,7 @@ def choose(
             is_first = schedule is found.schedules[0]
             rejected = [*trials.rejected, *found.slower * is_first]
             return chosen(spec, schedule, rejected)
-    raise AssertionError("Triton's schedule serves every kernel")
+    raise ScheduleError(f"no schedule suits the kernel: {'; '.join(trials.rejected)}")
 
 
 def choose_tiles(

@@ -67,7 +67,8 @@ class GpuTarget(KernelTarget):
 
     def key(self, build: Build) -> tuple[object, ...]:
         assembler = os.environ.get("TRITON_PTXAS_PATH")  # In place of Triton's own.
-        return build.capability, build.derivative, build.program_rows, assembler
+        facts = build.capability, build.derivative, build.one_pass, build.program_rows
+        return *facts, assembler
 
 
 class TritonTarget(GpuTarget):

@@ -1,4 +1,4 @@
-// RUN: flexc-opt %s -p 'flex-expand-derivatives{one_pass=true}' | filecheck %s
+// RUN: flexc-opt %s -p 'flex-expand-derivatives{one_pass=queries}' | filecheck %s
 
 !m = tensor<?x?x?x8xbf16>
 !r = tensor<?x?x?xf32>

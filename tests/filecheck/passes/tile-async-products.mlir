@@ -140,7 +140,7 @@ tile.kernel @regions(%on : i1 #tile.param<argument 0>, %n : i32 #tile.param<argu
 
       %view = tile.slot %shared[%c0] : !tile.shared<1, !tile.tile<64x64xbf16>> -> !tile.view<!tile.tile<64x64xbf16>>
       %a = tile.dot %x, %view, %f : !tile.tile<64x64xbf16>, !tile.view<!tile.tile<64x64xbf16>>, !tile.tile<64x64xf32> -> !tile.tile<64x64xf32>
-      tile.arrive %done[%c0] : !tile.barriers<1, 1>
+      tile.arrive %done[%c0] after_products : !tile.barriers<1, 1>
       %b = tile.dot %x, %x, %f : !tile.tile<64x64xbf16>, !tile.tile<64x64xbf16>, !tile.tile<64x64xf32> -> !tile.tile<64x64xf32>
       %d = scf.if %on -> (!tile.tile<64x64xf32>) {
         %e = tile.dot %x, %view, %b : !tile.tile<64x64xbf16>, !tile.view<!tile.tile<64x64xbf16>>, !tile.tile<64x64xf32> -> !tile.tile<64x64xf32>

@@ -200,14 +200,14 @@ def test_sums_go_where_they_were_read():
     for distance in range(4):  # negative ones, and 4, are out of range
         want[distance] += sums[..., ZERO + distance].sum()
     text = scatter_module(
-        "diagonal", P, "%at = arith.subi %qi, %ki : i32", "plus(%t : tensor<?xf64>)"
+        "distance", P, "%at = arith.subi %qi, %ki : i32", "plus(%t : tensor<?xf64>)"
     )
     torch.testing.assert_close(run(text, [*matrices(), sums, before]), want)
 
 
 def test_sums_of_no_pair_are_an_error():
     sums = torch.ones(BATCH, HEADS, 1, ENTRIES, dtype=torch.float64)
-    text = scatter_module("diagonal", P, "%at = arith.subi %qi, %ki : i32")
+    text = scatter_module("distance", P, "%at = arith.subi %qi, %ki : i32")
     with pytest.raises(InterpretationError, match="sums of no pair"):
         run(text, [*matrices(), sums, torch.zeros(4, dtype=torch.float64)])
 

@@ -15,8 +15,10 @@ from flexc.dialects.tile.schedule.memory import (
     CopyOutOp,
     ExpectOp,
     FenceCopiesOp,
+    ReadViewOp,
     SharedOp,
     SlotOp,
+    TakeColumnsOp,
     TransposeViewOp,
     WriteViewOp,
     shared_bytes,
@@ -24,14 +26,17 @@ from flexc.dialects.tile.schedule.memory import (
 from flexc.dialects.tile.schedule.products import AwaitDotOp, IssueDotOp
 from flexc.dialects.tile.schedule.roles import (
     EndOp,
+    OfPartOp,
     PartsOp,
     RoleOp,
     RolesOp,
+    ShareOp,
 )
 from flexc.dialects.tile.types import (
     BarriersType,
     PendingType,
     SharedType,
+    SharesType,
     ViewType,
     tile_bytes,
     tile_of,
@@ -39,6 +44,9 @@ from flexc.dialects.tile.types import (
 
 SCHEDULE_OPS = (
     PartsOp,
+    ShareOp,
+    OfPartOp,
+    TakeColumnsOp,
     RolesOp,
     RoleOp,
     EndOp,
@@ -47,6 +55,7 @@ SCHEDULE_OPS = (
     TransposeViewOp,
     CopyInOp,
     WriteViewOp,
+    ReadViewOp,
     FenceCopiesOp,
     CopyOutOp,
     AwaitCopiesOp,
@@ -58,7 +67,7 @@ SCHEDULE_OPS = (
     AwaitDotOp,
 )
 
-SCHEDULE_TYPES = (SharedType, ViewType, BarriersType, PendingType)
+SCHEDULE_TYPES = (SharedType, SharesType, ViewType, BarriersType, PendingType)
 
 __all__ = [
     "SCHEDULE_OPS",
@@ -75,13 +84,18 @@ __all__ = [
     "ExpectOp",
     "FenceCopiesOp",
     "IssueDotOp",
+    "OfPartOp",
     "PartsOp",
     "PendingType",
+    "ReadViewOp",
     "RoleOp",
     "RolesOp",
+    "ShareOp",
     "SharedOp",
     "SharedType",
+    "SharesType",
     "SlotOp",
+    "TakeColumnsOp",
     "TransposeViewOp",
     "ViewType",
     "WriteViewOp",

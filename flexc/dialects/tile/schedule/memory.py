@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import I32, IntegerAttr, MemRefType, TensorType, i32
+from xdsl.dialects.builtin import (
+    I32,
+    IntegerAttr,
+    MemRefType,
+    TensorType,
+    UnitAttr,
+    i32,
+)
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
     operand_def,
+    opt_prop_def,
     prop_def,
     result_def,
     traits_def,
@@ -25,6 +33,7 @@ from flexc.dialects.tile.types import (
     SharedType,
     TileType,
     ViewType,
+    matrix_shape,
     tile_bytes,
     tile_of,
     transposed,
@@ -93,6 +102,59 @@ class TransposeViewOp(IRDLOperation):
 
 
 @irdl_op_definition
+class TakeColumnsOp(IRDLOperation):
+    """One of `count` equal ranges of columns of a tile or view; no elements move.
+
+    ```mlir
+    %half = tile.take_columns %k[%part] of 2
+        : !tile.view<!tile.tile<64x128xbf16>> -> !tile.view<!tile.tile<64x64xbf16>>
+    ```
+    """
+
+    name = "tile.take_columns"
+
+    source = operand_def(TileType | ViewType)
+    number = operand_def(i32)
+    count = prop_def(IntegerAttr[I32])
+    result = result_def(TileType | ViewType)
+
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$source `[` $number `]` `of` $count attr-dict "
+        "`:` type($source) `->` type($result)"
+    )
+
+    def __init__(self, source: SSAValue, number: SSAValue, count: int):
+        tile = columns_of(tile_of(source.type), count)
+        is_view = isinstance(source.type, ViewType)
+        super().__init__(
+            operands=[source, number],
+            properties={"count": IntegerAttr(count, i32)},
+            result_types=[ViewType(tile) if is_view else tile],
+        )
+
+    def verify_(self) -> None:
+        _, columns = matrix_shape("source", self.source.type)
+        count = self.count.value.data
+        if count < 1 or columns % count:
+            raise VerifyException(
+                f"count expects a divisor of {columns} columns, got {count}"
+            )
+        if isinstance(self.source.type, ViewType) != isinstance(
+            self.result.type, ViewType
+        ):
+            raise VerifyException("expects a view of a view, or a tile of a tile")
+        expected = columns_of(tile_of(self.source.type), count)
+        verify_same_tile("result", self.result.type, expected)
+
+
+def columns_of(tile: TileType, count: int) -> TileType:
+    """Return the type of one of `count` ranges of a tile's columns."""
+    rows, columns = tile.get_shape()
+    return TileType(tile.element_type, [rows, columns // max(count, 1)])
+
+
+@irdl_op_definition
 class CopyInOp(IRDLOperation):
     """The start of a copy of a tile of a tensor's last dimensions to shared memory.
 
@@ -138,8 +200,8 @@ class CopyInOp(IRDLOperation):
 
 
 def _verify_whole(view: SSAValue) -> None:
-    if isinstance(view.owner, TransposeViewOp):
-        raise VerifyException("expects a view of a slot as it is, got a transpose")
+    if isinstance(view.owner, TransposeViewOp | TakeColumnsOp):
+        raise VerifyException(f"expects a view of a whole slot, got {view.owner.name}")
 
 
 @irdl_op_definition
@@ -165,6 +227,26 @@ class WriteViewOp(IRDLOperation):
 
 
 @irdl_op_definition
+class ReadViewOp(IRDLOperation):
+    """A tile's values, read from its view in shared memory to registers."""
+
+    name = "tile.read_view"
+
+    view = operand_def(ViewType)
+    result = result_def(TileType)
+
+    traits = traits_def(MemoryReadEffect())
+    assembly_format = "$view attr-dict `:` type($view) `->` type($result)"
+
+    def __init__(self, view: SSAValue):
+        type_ = expect_type("view", view, ViewType).tile
+        super().__init__(operands=[view], result_types=[type_])
+
+    def verify_(self) -> None:
+        verify_same_tile("result", self.result.type, tile_of(self.view.type))
+
+
+@irdl_op_definition
 class FenceCopiesOp(IRDLOperation):
     """A fence between this role's writes to shared memory and asynchronous reads.
 
@@ -182,7 +264,8 @@ class CopyOutOp(IRDLOperation):
     """The start of a copy of a tile from shared memory to a memref's last dimensions.
 
     Elements outside the memref are not written. The slot must not change until
-    `tile.await_copies`. The memref holds the tile when the kernel ends.
+    `tile.await_copies`. The memref holds the tile when the kernel ends. With `adds`,
+    the elements are added to those of the memref, atomically.
 
     ```mlir
     tile.copy_out %view to %out[%b, %h, %row, %c0]
@@ -195,15 +278,25 @@ class CopyOutOp(IRDLOperation):
     view = operand_def(ViewType)
     memref = operand_def(MemRefType)
     indices = var_operand_def(i32)
+    adds = opt_prop_def(UnitAttr)
 
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
     assembly_format = (
-        "$view `to` $memref `[` $indices `]` attr-dict "
+        "$view `to` $memref `[` $indices `]` (`adds` $adds^)? attr-dict "
         "`:` type($view) `,` type($memref)"
     )
 
-    def __init__(self, view: SSAValue, memref: SSAValue, indices: Sequence[SSAValue]):
-        super().__init__(operands=[view, memref, list(indices)])
+    def __init__(
+        self,
+        view: SSAValue,
+        memref: SSAValue,
+        indices: Sequence[SSAValue],
+        adds: bool = False,
+    ):
+        super().__init__(
+            operands=[view, memref, list(indices)],
+            properties={"adds": UnitAttr() if adds else None},
+        )
 
     def verify_(self) -> None:
         verify_box(self.memref.type, self.indices, self.view)
@@ -289,14 +382,28 @@ class ExpectOp(_BarrierOp):
 
 @irdl_op_definition
 class ArriveOp(_BarrierOp):
-    """An arrival: roles that wait for the phase see earlier effects of this role."""
+    """An arrival: roles that wait for the phase see earlier effects of this role.
+
+    With `after_products`, the arrival waits until earlier products have read their
+    operands; `tile-async-products` moves it there.
+    """
 
     name = "tile.arrive"
 
-    assembly_format = "$barriers `[` $index `]` attr-dict `:` type($barriers)"
+    after_products = opt_prop_def(UnitAttr)
 
-    def __init__(self, barriers: SSAValue, index: SSAValue):
-        super().__init__(operands=[barriers, index])
+    assembly_format = (
+        "$barriers `[` $index `]` (`after_products` $after_products^)? attr-dict "
+        "`:` type($barriers)"
+    )
+
+    def __init__(
+        self, barriers: SSAValue, index: SSAValue, after_products: bool = False
+    ):
+        super().__init__(
+            operands=[barriers, index],
+            properties={"after_products": UnitAttr() if after_products else None},
+        )
 
 
 @irdl_op_definition

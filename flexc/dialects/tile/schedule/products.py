@@ -49,8 +49,9 @@ class IssueDotOp(IRDLOperation):
     """The start of the product lhs @ rhs + acc.
 
     lhs is a tile or a view of shared memory, rhs is a view. Without `acc`, nothing is
-    added. Products of a role complete in the order of their issue. Until a product is
-    complete, its operands must not change. Each product is awaited once, in the block
+    added; `acc` may be the product that was issued just before. Products of a role
+    complete in the order of their issue. Until a product is complete, its operands must
+    not change. Each product is awaited once, or added to by one product, in the block
     that issues it. So no product is in flight over a loop's back edge. ptxas would need
     this only for operands in registers, but one rule for all products is simple to
     check.
@@ -68,7 +69,7 @@ class IssueDotOp(IRDLOperation):
 
     lhs = operand_def(TileType | ViewType)
     rhs = operand_def(ViewType)
-    acc = opt_operand_def(TileType)
+    acc = opt_operand_def(TileType | PendingType)
     result = result_def(PendingType)
 
     traits = traits_def(MemoryReadEffect(), MemoryWriteEffect())
@@ -100,8 +101,10 @@ class IssueDotOp(IRDLOperation):
         if result.get_shape() != (m, n):
             raise VerifyException(f"result expects shape {(m, n)}, got {result}")
         if self.acc is not None:
-            verify_same_tile("acc", self.acc.type, result)
-            _verify_same_layout("acc", self.acc.type, result)
+            acc = self.acc.type
+            acc = acc.tile if isinstance(acc, PendingType) else acc
+            verify_same_tile("acc", acc, result)
+            _verify_same_layout("acc", acc, result)
         if result.get_layout() is not None:
             _verify_sizes(m, k, n)
             self._verify_layouts(ProductAttr(n))
@@ -122,7 +125,7 @@ class IssueDotOp(IRDLOperation):
         here = [
             user
             for user in users
-            if isinstance(user, AwaitDotOp) and user.parent is self.parent
+            if isinstance(user, AwaitDotOp | IssueDotOp) and user.parent is self.parent
         ]
         if len(users) != 1 or len(here) != 1:
             got = ", ".join(_place(user, self) for user in users)

@@ -17,15 +17,24 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
+    operand_def,
     prop_def,
     region_def,
+    result_def,
     traits_def,
 )
-from xdsl.traits import HasParent, IsTerminator, NoTerminator
+from xdsl.traits import (
+    HasParent,
+    IsTerminator,
+    MemoryReadEffect,
+    MemoryWriteEffect,
+    NoTerminator,
+)
 from xdsl.utils.exceptions import VerifyException
 
-from flexc.dialects.mod_region import is_scalar
-from flexc.dialects.tile.types import BarriersType, SharedType
+from flexc.dialects.mod_region import expect_type, is_scalar
+from flexc.dialects.tile.checks import verify_same_tile
+from flexc.dialects.tile.types import BarriersType, SharedType, SharesType, TileType
 
 
 def verify_outside_values(region: Region) -> None:
@@ -58,8 +67,8 @@ def _is_inside(value: SSAValue, region: Region) -> bool:
 class PartsOp(IRDLOperation):
     """Code that runs once for each of `count` parts of a program's rows.
 
-    The region receives the part's number, an i32. Parts do not see each other's values,
-    and may run in any order or at the same time.
+    The region receives the part's number, an i32. Parts see only those of each other's
+    values that are shared by `tile.share`, and run at the same time.
 
     ```mlir
     tile.parts 2 {
@@ -87,6 +96,60 @@ class PartsOp(IRDLOperation):
                 f"expects one part or more, got {self.count.value.data}"
             )
         _verify_numbered(self.body)
+
+
+@irdl_op_definition
+class ShareOp(IRDLOperation):
+    """A tile of each part, for all parts to read; each part gives its own.
+
+    All parts execute this op equally often.
+
+    ```mlir
+    %shared = tile.share %ds of %part : !tile.tile<64x64xbf16>
+        -> !tile.shares<2, !tile.tile<64x64xbf16>>
+    ```
+    """
+
+    name = "tile.share"
+
+    value = operand_def(TileType)
+    part = operand_def(i32)
+    result = result_def(SharesType)
+
+    traits = traits_def(MemoryWriteEffect())
+    assembly_format = "$value `of` $part attr-dict `:` type($value) `->` type($result)"
+
+    def __init__(self, value: SSAValue, part: SSAValue, parts: int):
+        tile = expect_type("value", value, TileType)
+        super().__init__(operands=[value, part], result_types=[SharesType(parts, tile)])
+
+    def verify_(self) -> None:
+        assert isinstance(self.result.type, SharesType)
+        verify_same_tile("result", self.value.type, self.result.type.tile)
+
+
+@irdl_op_definition
+class OfPartOp(IRDLOperation):
+    """The tile that one part shared, once all parts have shared theirs."""
+
+    name = "tile.of_part"
+
+    shares = operand_def(SharesType)
+    number = operand_def(i32)
+    result = result_def(TileType)
+
+    traits = traits_def(MemoryReadEffect())
+    assembly_format = (
+        "$shares `[` $number `]` attr-dict `:` type($shares) `->` type($result)"
+    )
+
+    def __init__(self, shares: SSAValue, number: SSAValue):
+        tile = expect_type("shares", shares, SharesType).tile
+        super().__init__(operands=[shares, number], result_types=[tile])
+
+    def verify_(self) -> None:
+        assert isinstance(self.shares.type, SharesType)
+        verify_same_tile("result", self.result.type, self.shares.type.tile)
 
 
 @irdl_op_definition

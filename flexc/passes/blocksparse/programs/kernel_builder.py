@@ -39,7 +39,7 @@ from flexc.passes.refusal import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.target import Target
 
-RowOp = flex.RowDotsOp | flex.WeighRowsOp
+RowOp = flex.RowDotsOp | flex.WeighRowsOp | flex.MapRowsOp | flex.ScaleRowsOp
 """An op over rows, with a kernel of its own or absorbed by its readers' kernels."""
 
 
@@ -116,7 +116,7 @@ def check_absorbed_ops(op: Operation) -> None:
 def rows_read_by(op: Operation) -> Sequence[SSAValue]:
     """Return the operands of which a program reads its own rows only."""
     match op:
-        case flex.RowDotsOp() | flex.WeighRowsOp():
+        case _ if isinstance(op, RowOp):
             return op.operands
         case PairSumsLike() if not op.is_transposed:
             columns = {*op.columns, *op.column_values}

@@ -12,7 +12,7 @@ in either case.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from xdsl.dialects import arith, scf
@@ -41,6 +41,9 @@ from flexc.passes.tile.map_builder import (
     convert,
     extended,
 )
+
+Values = Sequence[SSAValue] | Mapping[int, SSAValue]
+"""The values of pairs, by their numbers."""
 
 
 class PairSumsKernelBuilder(PairKernelBuilder):
@@ -196,18 +199,8 @@ class PairSumsKernelBuilder(PairKernelBuilder):
 
     def step(self, visit: Visit, state: list[SSAValue]) -> Sequence[SSAValue]:
         """Write the code for one block of columns; return the new state."""
-        code, start, visited = self.code, visit.start, visit.count
-        checked = [0] if visit.sticks_out else []
-        self.column_idx = code.insert(tile.IotaOp(start, self.block_n), "columns")
-        side = replace(self.columns, start=start)
-        tiles = [
-            self.load_matrix(m, self.block_n, side.where, checked, visited)
-            for m in self.op.columns
-        ]
-        self.column_values = [
-            self.load_values(v, start, self.block_n, checked, visited)
-            for v in self.op.column_values
-        ]
+        code, visited = self.code, visit.count
+        tiles, checked = self.load_columns(visit)
         values = self.values(visit, self.dots(tiles))
         new: list[SSAValue] = []
         count = len(self.matrices)
@@ -221,10 +214,29 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         self.store_pairs(visit, values, checked)
         return new
 
+    def load_columns(self, visit: Visit) -> tuple[list[SSAValue], list[int]]:
+        """Load the matrices and the values of a block of columns.
+
+        Return the tiles of the matrices, and the dimensions that are checked.
+        """
+        start, visited = visit.start, visit.count
+        checked = [0] if visit.sticks_out else []
+        self.column_idx = self.code.insert(tile.IotaOp(start, self.block_n), "columns")
+        side = replace(self.columns, start=start)
+        tiles = [
+            self.load_matrix(m, self.block_n, side.where, checked, visited)
+            for m in self.op.columns
+        ]
+        self.column_values = [
+            self.load_values(v, start, self.block_n, checked, visited)
+            for v in self.op.column_values
+        ]
+        return tiles, checked
+
     def add_products(
         self,
         attr: SumAttr,
-        values: Sequence[SSAValue],
+        values: Values,
         columns: Sequence[SSAValue],
         acc: SSAValue,
         count: SSAValue | None,
@@ -236,6 +248,26 @@ class PairSumsKernelBuilder(PairKernelBuilder):
             acc = self.code.insert(
                 tile.DotOp(weights, columns[column], acc, count), "acc"
             )
+        return acc
+
+    def column_sums(
+        self,
+        attr: SumAttr,
+        result: SSAValue,
+        values: Values,
+        factors: Sequence[SSAValue],
+        count: SSAValue | None = None,
+    ) -> SSAValue:
+        """Write the transpose of values, times the first `count` rows of `factors`."""
+        code = self.code
+        type_ = TileType(self.op.score_type, self.tile_shape(result, self.block_n))
+        zero = code.const(0.0, self.op.score_type)
+        acc = code.insert(tile.FullOp(zero, type_), "zeros")
+        for (number, _), rows in zip(attr.term_list(), factors, strict=True):
+            weights = convert(code, values[number], element_of(rows.type))
+            turned = code.insert(tile.TransposeOp(weights), "turned")
+            dot = tile.DotOp(turned, rows, acc, count)
+            acc = code.insert(dot, f"{result.name_hint or 'column'}_sums")
         return acc
 
 
@@ -397,15 +429,8 @@ class OnePassKernelBuilder(PairSumsKernelBuilder):
         start: SSAValue,
         count: SSAValue | None,
     ) -> None:
-        """Add the transpose of values @ rows to the sums of a block of columns."""
+        """Add the sums of a block of columns to those in memory."""
         code = self.code
-        type_ = TileType(self.op.score_type, self.tile_shape(result, self.block_n))
-        zero = code.const(0.0, self.op.score_type)
-        acc = code.insert(tile.FullOp(zero, type_), "zeros")
-        for (number, _), rows in zip(attr.term_list(), factors, strict=True):
-            weights = convert(code, values[number], element_of(rows.type))
-            turned = code.insert(tile.TransposeOp(weights), "turned")
-            dot = tile.DotOp(turned, rows, acc, self.row_count)
-            acc = code.insert(dot, f"{result.name_hint or 'column'}_sums")
+        sums = self.column_sums(attr, result, values, factors, self.row_count)
         where = [self.part_id, *self.columns.where[:2], start, code.const(0)]
-        code.builder.insert(tile.AddToOp(acc, self.args[result], where, count))
+        code.builder.insert(tile.AddToOp(sums, self.args[result], where, count))

@@ -219,18 +219,21 @@ class PairKernelBuilder(SegmentKernelBuilder):
 
     def dots(self, columns: Sequence[SSAValue]) -> list[SSAValue]:
         """Write the dot products that are arguments of the region."""
+        return [self.dot(product, columns) for product in self.op.product_list()]
+
+    def dot(
+        self, product: Sequence[tuple[int, int]], columns: Sequence[SSAValue]
+    ) -> SSAValue:
+        """Write one sum of dot products of rows and columns."""
         code = self.code
         zero = code.const(0.0, self.op.score_type)
         type_ = TileType(self.op.score_type, [self.block_m, self.block_n])
-        found: list[SSAValue] = []
-        for product in self.op.product_list():
-            acc = code.insert(tile.FullOp(zero, type_), "zeros")
-            for row, column in product:
-                turned = code.insert(tile.TransposeOp(columns[column]))
-                turned.name_hint = f"{columns[column].name_hint}_t"
-                acc = code.insert(tile.DotOp(self.row_tiles[row], turned, acc), "dot")
-            found.append(acc)
-        return found
+        acc = code.insert(tile.FullOp(zero, type_), "zeros")
+        for row, column in product:
+            turned = code.insert(tile.TransposeOp(columns[column]))
+            turned.name_hint = f"{columns[column].name_hint}_t"
+            acc = code.insert(tile.DotOp(self.row_tiles[row], turned, acc), "dot")
+        return acc
 
     def values(self, visit: Visit, dots: Sequence[SSAValue]) -> list[SSAValue]:
         """Write the values that the region yields, 0 for dead pairs."""
@@ -240,14 +243,27 @@ class PairKernelBuilder(SegmentKernelBuilder):
         if may_have_dead_pairs is None:
             return self.region_values(visit, dots)
         values = self.region_values(visit, dots, masks=False)
-        then = Block()
-        outer, self.code = self.code, ScalarCode(then)
-        live = self.masked(visit, values)
-        self.code.builder.insert(scf.YieldOp(*live))
+        return self.branch(
+            may_have_dead_pairs, lambda: self.masked(visit, values), lambda: values
+        )
+
+    def branch(
+        self,
+        condition: SSAValue,
+        partial: Callable[[], Sequence[SSAValue]],
+        full: Callable[[], Sequence[SSAValue]],
+    ) -> list[SSAValue]:
+        """Write a branch whose sides yield the values of partial and full blocks."""
+        outer, blocks = self.code, (Block(), Block())
+        types: list[Attribute] = []
+        for block, write in zip(blocks, (partial, full), strict=True):
+            self.code = ScalarCode(block)
+            values = write()
+            types = [v.type for v in values]
+            self.code.builder.insert(scf.YieldOp(*values))
         self.code = outer
-        otherwise = Block([scf.YieldOp(*values)])
-        types = [v.type for v in values]
-        branch = scf.IfOp(may_have_dead_pairs, types, Region(then), Region(otherwise))
+        then, otherwise = blocks
+        branch = scf.IfOp(condition, types, Region(then), Region(otherwise))
         branch.attributes["segment"] = SegmentKindAttr(SegmentKind.PARTIAL)
         self.code.builder.insert(branch)
         return list(branch.results)
@@ -283,7 +299,7 @@ class PairKernelBuilder(SegmentKernelBuilder):
             live = visit.live(code, inside, mod_args, flags) if masks else inside
             return [self.select(code, live, v) for v in values]
 
-        return self.map_of(visit, given, body)
+        return self.map_of(visit, given, body, self.names())
 
     def masked(self, visit: Visit, values: list[SSAValue]) -> list[SSAValue]:
         """Map the values of dead pairs to 0."""
@@ -294,12 +310,17 @@ class PairKernelBuilder(SegmentKernelBuilder):
             live = visit.live(code, inside, mod_args, flags)
             return [self.select(code, live, v) for v in own]
 
-        return self.map_of(visit, [(v, FULL) for v in values], body)
+        return self.map_of(visit, [(v, FULL) for v in values], body, self.names())
 
-    def map_of(self, visit: Visit, given: list[Input], body: Body) -> list[SSAValue]:
+    def names(self) -> list[str]:
+        """Return the names of the values that the region yields."""
         last = self.op.pairs.block.last_op
         assert last is not None
-        names = [v.name_hint or "value" for v in last.operands]
+        return [v.name_hint or "value" for v in last.operands]
+
+    def map_of(
+        self, visit: Visit, given: list[Input], body: Body, names: Sequence[str]
+    ) -> list[SSAValue]:
         flags: list[Input] = [(flag, UNIFORM) for flag in visit.flags]
         inputs = [*given, *self.pair_inputs(), *flags]
         shape = (self.block_m, self.block_n)

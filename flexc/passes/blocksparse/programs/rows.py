@@ -17,6 +17,7 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import ReduceKind, TileType
+from flexc.dialects.tile.types import is_tensor
 from flexc.passes.blocksparse.programs.kernel_builder import (
     KernelBuilder,
     RowOp,
@@ -27,11 +28,12 @@ from flexc.passes.blocksparse.programs.kernel_builder import (
     rows_grid,
 )
 from flexc.passes.flex.score_factor import LOG2_E
-from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
 from flexc.passes.targets.target import Target
 from flexc.passes.tile.map_builder import (
     FULL,
     ROW,
+    UNIFORM,
     Input,
     build_map,
     build_row_map,
@@ -64,6 +66,8 @@ class RowKernelBuilder(KernelBuilder):
         """Return the program's rows of a tensor, computed or loaded."""
         if isinstance(tensor.owner, RowOp):
             return rows_of_result(self.code, tensor.owner, self.rows_of)
+        if not isinstance(tensor.type, TensorType):
+            return self.args[tensor]
         return self.load(tensor)
 
     def load(
@@ -96,7 +100,8 @@ class RowKernelBuilder(KernelBuilder):
         """Store the only result, and return the kernel."""
         (result,) = self.op.results
         self.store(value, result)
-        matrices = [v for v in (*self.op.operands, result) if is_matrix(v)]
+        tensors = (v for v in (*self.op.operands, result) if is_tensor(v.type))
+        matrices = [v for v in tensors if is_matrix(v)]
         return self.kernel([*matrices, *absorbed_matrices(self.op)], {})
 
     def kernel(
@@ -134,6 +139,10 @@ def rows_of_result(code: ScalarCode, op: RowOp, rows_of: Rows) -> SSAValue:
     assert isa(op.result.type, TensorType[Attribute])
     if isinstance(op, flex.RowDotsOp):
         rows = dot_rows(code, op, rows_of)
+    elif isinstance(op, flex.MapRowsOp):
+        rows = map_rows(code, op, rows_of)
+    elif isinstance(op, flex.ScaleRowsOp):
+        rows = scale_rows(code, op, rows_of)
     else:
         rows = weigh_rows(code, op, rows_of)
     return convert(code, rows, op.result.type.element_type)
@@ -173,6 +182,28 @@ def combined(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
 
     span = range(len(shape))
     return build_map(code, shape, [(a, span), (b, span)], body, "total")
+
+
+def scale_rows(code: ScalarCode, op: flex.ScaleRowsOp, rows_of: Rows) -> SSAValue:
+    """Write rows times a scale."""
+
+    def body(code: ScalarCode, x: SSAValue, scale: SSAValue) -> SSAValue:
+        return code.insert(arith.MulfOp(x, scale))
+
+    rows = rows_of(op.rows)
+    inputs: list[Input] = [(rows, FULL), (rows_of(op.scale), UNIFORM)]
+    return build_map(code, tile.shape_of(rows.type), inputs, body, "scaled")
+
+
+def map_rows(code: ScalarCode, op: flex.MapRowsOp, rows_of: Rows) -> SSAValue:
+    """Write the code of each row."""
+
+    def body(code: ScalarCode, row: SSAValue) -> SSAValue:
+        (value,) = inline_region(op.code, [row], code)
+        return value
+
+    name = op.result.name_hint or "row"
+    return build_row_map(code, [rows_of(op.rows)], body, name)
 
 
 def weigh_rows(code: ScalarCode, op: flex.WeighRowsOp, rows_of: Rows) -> SSAValue:

@@ -6,16 +6,16 @@ TMA gives 0 outside of a tensor, as `tile.load` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import BFloat16Type, Float16Type, MemRefType, TensorType, f32
-from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue, Use
+from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue, Use
 from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
 from flexc.dialects.tile import TileType, element_of, shape_of
-from flexc.dialects.tile.schedule import PartsOp
+from flexc.dialects.tile.schedule import OfPartOp, PartsOp, ShareOp, TakeColumnsOp
 from flexc.errors import ScheduleError
 from flexc.passes.tile.tile_access import element_width, static_stride
 from flexc.passes.tile.tile_materialize_params import aligned_arguments
@@ -53,8 +53,8 @@ def check_products(
     for dot in parts.body.walk():
         if not isinstance(dot, tile.DotOp):
             continue
-        source = transposed_source(dot.rhs)
-        if source not in places:
+        source = viewed_source(dot.rhs)
+        if source not in places and not isinstance(source.owner, OfPartOp):
             raise ScheduleError(f"{_what(dot)} has an rhs that {_why(kernel, source)}")
         rows, width = shape_of(dot.lhs.type)
         if rows % 64 or width % 16:
@@ -69,24 +69,35 @@ def why_not_staged(kernel: tile.KernelOp, load: tile.LoadOp) -> str | None:
     """Return why a load cannot become a copy to shared memory, or None if it can."""
     if (why := why_not_tma(kernel, load.tensor, load.result.type)) is not None:
         return why
-    uses = list(uses_through_transposes(load.result))
+    uses = list(uses_through_views(load.result))
     if not uses or not all(is_factor(use) for use in uses):
         return "is used by more than matrix products"
     return None
 
 
 def why_not_tma(
-    kernel: tile.KernelOp, tensor: SSAValue, type_: Attribute
+    kernel: tile.KernelOp,
+    tensor: SSAValue,
+    type_: Attribute,
+    adds: bool = False,
+    vector: bool = False,
 ) -> str | None:
-    """Return why TMA cannot copy a tile of a tensor or memref, or None if it can."""
+    """Return why TMA cannot copy a tile of a tensor or memref, or None if it can.
+
+    Tiles of f32 are copied only if they are added to a memref, or are vectors.
+    """
     assert isinstance(type_, TileType)
-    if len(shape_of(type_)) != 2 or not isinstance(tensor, BlockArgument):
+    rank = 1 if vector else 2
+    if len(shape_of(type_)) != rank or not isinstance(tensor, BlockArgument):
         return "is no matrix of an argument"
-    if not isinstance(element_of(type_), BFloat16Type | Float16Type):
+    is_narrow = isinstance(element_of(type_), BFloat16Type | Float16Type)
+    is_wide = (adds or vector) and element_of(type_) == f32
+    if not is_narrow and not is_wide:
         return "has no elements of 16 bits"
     shape = shape_of(type_)
     if any(n & (n - 1) or not 8 <= n <= TMA_BOX for n in shape):
-        return f"has {shape[0]} x {shape[1]} elements, not powers of 2 up to {TMA_BOX}"
+        sizes = " x ".join(map(str, shape))
+        return f"has {sizes} elements, not powers of 2 up to {TMA_BOX}"
     assert isa(tensor.type, TensorType[Attribute] | MemRefType[Attribute])
     if static_stride(tensor.type, tensor.type.get_num_dims() - 1) != 1:
         return "is not contiguous along its last dimension"
@@ -96,11 +107,15 @@ def why_not_tma(
     return None
 
 
-def uses_through_transposes(value: SSAValue) -> Iterator[Use]:
-    """Yield the uses of a value and of its transposes."""
+ViewOp = tile.TransposeOp | TakeColumnsOp | ShareOp | OfPartOp
+"""Ops whose result lies where their operand does, if that is in shared memory."""
+
+
+def uses_through_views(value: SSAValue) -> Iterator[Use]:
+    """Yield the uses of a tile in shared memory, and of all views of it."""
     for use in value.uses:
-        if isinstance(use.operation, tile.TransposeOp):
-            yield from uses_through_transposes(use.operation.result)
+        if isinstance(use.operation, ViewOp):
+            yield from uses_through_views(use.operation.result)
         else:
             yield use
 
@@ -113,14 +128,25 @@ def is_factor(use: Use) -> bool:
 
 def product_of(load: tile.LoadOp) -> Operation:
     """Return a product that reads the tile of a staged load."""
-    return next(uses_through_transposes(load.result)).operation
+    return next(uses_through_views(load.result)).operation
 
 
-def transposed_source(value: SSAValue) -> SSAValue:
-    """Return the value below all transposes of a value, or the value itself."""
-    while isinstance(value.owner, tile.TransposeOp):
-        value = value.owner.input
-    return value
+def viewed_source(value: SSAValue) -> SSAValue:
+    """Return the tile that a value is a view of, or the value itself.
+
+    The result of a `tile.of_part` is a tile of its own, unless that tile was loaded.
+    """
+    while True:
+        owner = value.owner
+        if isinstance(owner, OfPartOp) and isinstance(owner.shares.owner, ShareOp):
+            shared = owner.shares.owner.value
+            if not isinstance(shared.owner, tile.LoadOp):
+                return value
+            value = shared
+        elif isinstance(owner, tile.TransposeOp | TakeColumnsOp):
+            value = owner.operands[0]
+        else:
+            return value
 
 
 def in_branch(op: Operation, parts: PartsOp) -> bool:
@@ -148,11 +174,11 @@ def _why(kernel: tile.KernelOp, source: SSAValue) -> str:
     return "is computed"
 
 
-StagedOp = tile.LoadOp | tile.TransposeOp
+StagedOp = tile.LoadOp | ViewOp
 
 
 def move_to_products(parts: PartsOp, staged: Sequence[tile.LoadOp]) -> None:
-    """Move staged loads and all transposes to right before their first user.
+    """Move staged loads and all views to right before their first user.
 
     A consumer waits for a tile at the load. An earlier wait can deadlock: the tile may
     need a slot that the consumer gives back only after the wait. Producers copy in the
@@ -160,8 +186,14 @@ def move_to_products(parts: PartsOp, staged: Sequence[tile.LoadOp]) -> None:
     """
     loads = set(staged)
     for op in [o for o in parts.body.walk() if isinstance(o, StagedOp)]:
-        if isinstance(op, tile.TransposeOp) or op in loads:
+        is_computed = isinstance(op, ShareOp) and not is_loaded(op, loads)
+        if op in loads or (isinstance(op, ViewOp) and not is_computed):
             _move_to_first_use(op)
+
+
+def is_loaded(share: ShareOp, staged: Collection[Operation]) -> bool:
+    """Return True if a shared tile is copied to shared memory anyway."""
+    return share.value.owner in staged
 
 
 def _move_to_first_use(op: StagedOp) -> None:
@@ -173,16 +205,88 @@ def _move_to_first_use(op: StagedOp) -> None:
     block.insert_op_before(op, users[0])
 
 
+Companions = Mapping[tile.LoadOp, tile.LoadOp]
+"""The matrix whose slots hold a vector too, by the vector's load."""
+
+
+def find_companions(
+    kernel: tile.KernelOp, staged: Sequence[tile.LoadOp]
+) -> dict[tile.LoadOp, tile.LoadOp]:
+    """Return the loads of vectors in loops that are copied along with a matrix.
+
+    A vector goes with a matrix of the same rows: the last one that is used before the
+    vector is. Other vectors are loaded to registers. The loads move to before their
+    first use.
+    """
+    in_loops = {o.tensor for o in staged if isinstance(o.parent_op(), scf.ForOp)}
+    found: dict[tile.LoadOp, tile.LoadOp] = {}
+    for block in dict.fromkeys(load.parent_block() for load in staged):
+        assert block is not None
+        for vector in [o for o in block.ops if isinstance(o, tile.LoadOp)]:
+            if why_no_vector(kernel, vector) is not None:
+                continue
+            first = _users_in_block(vector)[0]
+            fitting = [
+                load
+                for load in staged
+                if load.parent_block() is block
+                and load.tensor in in_loops
+                and tuple(load.indices[:-1]) == tuple(vector.indices)
+                and _users_in_block(load)[0].is_before_in_block(first)
+            ]
+            if fitting:
+                found[vector] = last_used(fitting)
+                _move_to_first_use(vector)
+    return found
+
+
+def last_used(loads: Sequence[tile.LoadOp]) -> tile.LoadOp:
+    """Return the load of a block whose first use comes last."""
+    last = loads[0]
+    for load in loads:
+        if _users_in_block(last)[0].is_before_in_block(_users_in_block(load)[0]):
+            last = load
+    return last
+
+
+def why_no_vector(kernel: tile.KernelOp, load: tile.LoadOp) -> str | None:
+    """Return why TMA cannot copy a vector of f32, or None if it can."""
+    if len(shape_of(load.result.type)) != 1 or not load.result.uses:
+        return "is no vector"
+    return why_not_tma(kernel, load.tensor, load.result.type, vector=True)
+
+
 def released_after(
-    staged: Sequence[tile.LoadOp],
+    staged: Sequence[tile.LoadOp], companions: Companions | None = None
 ) -> dict[Operation, list[tile.LoadOp]]:
     """Map ops to the loads whose tiles are not read after the op.
 
-    Each op is in the block of its loads.
+    Each op is in the block of its loads. A vector is read right before its first use.
     """
     found: dict[Operation, list[tile.LoadOp]] = {}
     for load in staged:
-        found.setdefault(_users_in_block(load)[-1], []).append(load)
+        last = _users_in_block(load)[-1]
+        for vector, matrix in (companions or {}).items():
+            first = _users_in_block(vector)[0]
+            if matrix is load and last.is_before_in_block(first):
+                last = first
+        found.setdefault(last, []).append(load)
+    return found
+
+
+def read_until(shares: Collection[SSAValue]) -> dict[Operation, list[SSAValue]]:
+    """Map ops to the shared values that are not read after the op in its block."""
+    found: dict[Operation, list[SSAValue]] = {}
+    for value in shares:
+        readers: dict[Block, list[Operation]] = {}
+        for use in value.uses:
+            if isinstance(use.operation, OfPartOp):
+                block = use.operation.parent_block()
+                assert block is not None
+                readers.setdefault(block, []).extend(_users_in_block(use.operation))
+        for block, users in readers.items():
+            last = next(op for op in reversed(list(block.ops)) if op in users)
+            found.setdefault(last, []).append(value)
     return found
 
 
@@ -199,4 +303,4 @@ def _users_in_block(op: StagedOp) -> list[Operation]:
 
 def users_of(op: StagedOp) -> list[Operation]:
     """Return the ops that use a tile or a transpose of the tile."""
-    return [use.operation for use in uses_through_transposes(op.results[0])]
+    return [use.operation for use in uses_through_views(op.results[0])]

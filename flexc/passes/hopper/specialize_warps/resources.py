@@ -15,17 +15,22 @@ from flexc.dialects.tile import TileType, shape_of
 from flexc.dialects.tile.schedule import (
     BarriersOp,
     BarriersType,
+    OfPartOp,
     PartsOp,
     SharedOp,
     SharedType,
+    ShareOp,
+    SharesType,
 )
 from flexc.dialects.tile.schedule.memory import BARRIER_BYTES
 from flexc.dialects.tile.types import tile_bytes
 from flexc.errors import ScheduleError
 from flexc.passes.hopper.specialize_warps.loads import (
+    Companions,
+    is_loaded,
     name_of,
     released_after,
-    transposed_source,
+    viewed_source,
     why_not_tma,
 )
 from flexc.passes.hopper.specialize_warps.slices import dependent_on
@@ -43,39 +48,58 @@ from flexc.passes.tile.tile_values import Lifetimes, defined_by
 
 @dataclass(eq=False)
 class Ring:
-    """Slots in shared memory that hold the tiles of some loads in program order.
+    """Slots in shared memory that hold some tiles in program order.
 
-    A `full` barrier says that its slot holds a tile. An `empty` barrier says that all
-    consumers have read the slot's tile. If a load runs only once, its tile stays: there
-    are no `empty` barriers, and one `full` barrier covers all slots. If the address of
-    such a load depends on the part, there is one slot for each part.
+    A slot holds one tile for all parts, or one for each part. A `full` barrier says
+    that its slot holds a tile. An `empty` barrier says that all consumers have read the
+    slot's tile. If a load runs only once, its tile stays: there is one slot and no
+    `empty` barrier.
     """
 
     name: str
     type: TileType
     slots: int
-    stays: bool
-    per_part: bool
+    tiles: int
+    """The tiles of a slot: 1, or the number of parts."""
+    stays: bool = False
+    per_part: bool = False
+    """True if each part reads its own tile of a slot."""
+    writers: int = 1
+    """The arrivals that fill a slot: 1 for the producer, or all consumers."""
     loads: list[tile.LoadOp] = field(default_factory=list[tile.LoadOp])
+    vectors: dict[SSAValue, TileType] = field(default_factory=dict[SSAValue, TileType])
+    """The tensors of which a slot also holds a vector, with the vector's type."""
     shared: SSAValue = field(init=False)
+    shared_vectors: dict[SSAValue, SSAValue] = field(
+        default_factory=dict[SSAValue, SSAValue], init=False
+    )
     full: SSAValue = field(init=False)
     empty: SSAValue | None = field(default=None, init=False)
+
+    @property
+    def slot_bytes(self) -> int:
+        """The number of bytes of a slot."""
+        vectors = sum(map(tile_bytes, self.vectors.values()))
+        return self.tiles * tile_bytes(self.type) + vectors
 
     @property
     def bytes(self) -> int:
         """The number of bytes that all slots and barriers take."""
         barriers = 1 if self.stays else 2 * self.slots
-        return self.slots * tile_bytes(self.type) + barriers * BARRIER_BYTES
+        return self.slots * self.slot_bytes + barriers * BARRIER_BYTES
 
     def allocate(self, code: ScalarCode, consumers: int) -> None:
         """Append the ops that allocate slots and barriers."""
-        shared = SharedOp(SharedType(self.slots, self.type))
+        shared = SharedOp(SharedType(self.slots * self.tiles, self.type))
         self.shared = code.insert(shared, f"{self.name}_s")
-        count = 1 if self.stays else self.slots
-        full = BarriersOp(BarriersType(count, 1))
+        for tensor, type_ in self.vectors.items():
+            vectors = SharedOp(SharedType(self.slots, type_))
+            name = f"{tensor.name_hint or 'vector'}_s"
+            self.shared_vectors[tensor] = code.insert(vectors, name)
+        full = BarriersOp(BarriersType(self.slots, self.writers))
         self.full = code.insert(full, f"{self.name}_full")
         if not self.stays:
-            empty = BarriersOp(BarriersType(count, consumers))
+            empty = BarriersOp(BarriersType(self.slots, consumers))
             self.empty = code.insert(empty, f"{self.name}_empty")
 
 
@@ -107,17 +131,31 @@ def assign_rings(
         ring = shared.get(key)
         if ring is None:
             count = parts.count.value.data if key.per_part else 1
-            ring = Ring(_name(load), key.type, count, True, key.per_part)
+            ring = Ring(_name(load), key.type, 1, count, True, key.per_part)
             if key in in_loops:
                 if key.per_part:
                     raise ScheduleError(
                         f"a load of {name_of(load)} in a loop depends on the part"
                     )
-                ring = Ring(in_loops[key], key.type, slots, False, False)
+                ring = Ring(in_loops[key], key.type, slots, 1)
                 shared[key] = ring
         ring.loads.append(load)
         rings[load] = ring
     return rings
+
+
+def add_vectors(rings: Mapping[tile.LoadOp, Ring], companions: Companions) -> None:
+    """Give rings the vectors that are copied along with their matrices.
+
+    Raise `ScheduleError` if only some of a ring's slots have a vector.
+    """
+    for vector, matrix in companions.items():
+        assert isinstance(vector.result.type, TileType)
+        rings[matrix].vectors[vector.tensor] = vector.result.type
+    for load, ring in rings.items():
+        own = {v.tensor for v, matrix in companions.items() if matrix is load}
+        if own != set(ring.vectors):
+            raise ScheduleError(f"a load of {name_of(load)} comes without a vector")
 
 
 def _key(load: tile.LoadOp, varying: set[SSAValue]) -> Key:
@@ -130,18 +168,40 @@ def _name(load: tile.LoadOp) -> str:
     return load.result.name_hint or load.tensor.name_hint or "tile"
 
 
+def assign_exchanges(
+    parts: PartsOp, staged: Sequence[tile.LoadOp], slots: int
+) -> dict[SSAValue, Ring]:
+    """Map values that parts share to the rings that hold them.
+
+    Consumers fill these rings. A tile that is copied to shared memory needs no ring.
+    """
+    count, found = parts.count.value.data, dict[SSAValue, Ring]()
+    for op in parts.body.walk():
+        if isinstance(op, ShareOp) and not is_loaded(op, staged):
+            assert isinstance(op.value.type, TileType)
+            name = op.value.name_hint or "shared"
+            ring = Ring(name, op.value.type, slots, count, writers=count)
+            for value in dependent_on(op.result):
+                if isinstance(value.type, SharesType):
+                    found[value] = ring
+    return found
+
+
 @dataclass(eq=False)
 class Output:
     """The slots, one for each part, through which a store's tile leaves.
 
-    The slots are those of `ring` if all reads of its tiles come before the store. If
-    `ring` is None, the output has slots of its own.
+    The slots are those of `ring` if all reads of its tiles come before the store, and
+    maybe those of an earlier output. If `ring` is None, the output has slots of its
+    own.
     """
 
     name: str
     type: TileType
     parts: int
     ring: Ring | None
+    is_reused: bool = False
+    """True if an earlier output may still leave through the slots."""
     shared: SSAValue = field(init=False)
 
     @property
@@ -159,22 +219,50 @@ class Output:
 
 def assign_outputs(
     kernel: tile.KernelOp, parts: PartsOp, rings: Collection[Ring]
-) -> dict[tile.StoreOp, Output]:
-    """Return the slots of each store that TMA can do at the end of a program."""
-    free = [r for r in rings if r.stays and r.slots == parts.count.value.data]
-    outputs: dict[tile.StoreOp, Output] = {}
+) -> dict[Operation, Output]:
+    """Return the slots of each addition, and of each store at the end of a program.
+
+    Raise `ScheduleError` if TMA cannot do an addition.
+    """
+    count = parts.count.value.data
+    free = [r for r in rings if r.stays and r.tiles == count and not is_shared(r)]
+    outputs: dict[Operation, Output] = {}
+    sums: dict[tuple[SSAValue, TileType], Output] = {}
+    for add in parts.body.walk():
+        if isinstance(add, tile.AddToOp):
+            type_ = add.value.type
+            assert isinstance(type_, TileType)
+            why = why_not_tma(kernel, add.memref, type_, adds=True)
+            if why is not None or add.atomic is None:
+                raise ScheduleError(f"an addition to memory {why or 'is not atomic'}")
+            output = Output(output_name(add), type_, count, None, is_reused=True)
+            outputs[add] = sums.setdefault((add.memref, type_), output)
+    used: set[Ring] = set()
     for store in parts.body.block.ops:
         type_ = store.value.type if isinstance(store, tile.StoreOp) else None
         if not isinstance(store, tile.StoreOp) or not isinstance(type_, TileType):
             continue
         if why_not_tma(kernel, store.memref, type_) is not None:
             continue
-        ring = next((r for r in free if r.type == type_ and _is_read(r, store)), None)
+        fitting = [r for r in free if r.type == type_ and _is_read(r, store)]
+        ring = min(fitting, key=lambda r: r in used, default=None)
+        outputs[store] = Output(output_name(store), type_, count, ring, ring in used)
         if ring is not None:
-            free.remove(ring)
-        name = store.value.name_hint or store.memref.name_hint or "out"
-        outputs[store] = Output(name, type_, parts.count.value.data, ring)
+            used.add(ring)
     return outputs
+
+
+def output_name(op: tile.StoreOp | tile.AddToOp) -> str:
+    return op.value.name_hint or op.memref.name_hint or "out"
+
+
+def is_shared(ring: Ring) -> bool:
+    """Return True if other parts read a part's tile."""
+    return any(
+        isinstance(use.operation, ShareOp)
+        for load in ring.loads
+        for use in load.result.uses
+    )
 
 
 def _is_read(ring: Ring, store: tile.StoreOp) -> bool:
@@ -251,7 +339,7 @@ THREADS = 128
 REGISTER_BYTES = 4
 
 
-OTHER_REGISTERS = 32
+OTHER_REGISTERS = 16
 """The registers of a thread kept for values per row, addresses and maps."""
 
 
@@ -277,7 +365,7 @@ def peak_registers(parts: PartsOp, staged: list[tile.LoadOp]) -> int:
     spans = [
         (lives.definition(v), lives.last_use(v), v)
         for v in tiles_of(block)
-        if transposed_source(v) not in shared and not isinstance(v.owner, tile.FullOp)
+        if not is_in_memory(v, shared) and not isinstance(v.owner, tile.FullOp)
     ]
     peak = 0
     for dot in block.walk():
@@ -288,6 +376,12 @@ def peak_registers(parts: PartsOp, staged: list[tile.LoadOp]) -> int:
                 alive.discard(dot.acc)
             peak = max(peak, sum(map(register_count, [*alive, dot.result])))
     return peak
+
+
+def is_in_memory(value: SSAValue, staged: Collection[SSAValue]) -> bool:
+    """Return True if a tile lies in shared memory."""
+    source = viewed_source(value)
+    return source in staged or isinstance(source.owner, OfPartOp)
 
 
 def tiles_of(block: Block) -> Iterator[SSAValue]:

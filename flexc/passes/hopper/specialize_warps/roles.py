@@ -21,15 +21,18 @@ from flexc.dialects.tile.schedule import (
     EndOp,
     ExpectOp,
     FenceCopiesOp,
+    OfPartOp,
     PartsOp,
+    ReadViewOp,
+    ShareOp,
     SlotOp,
+    TakeColumnsOp,
     TransposeViewOp,
     ViewType,
     WriteViewOp,
 )
-from flexc.dialects.tile.types import tile_bytes
 from flexc.errors import ScheduleError
-from flexc.passes.hopper.specialize_warps.loads import name_of, product_of
+from flexc.passes.hopper.specialize_warps.loads import Companions, name_of, product_of
 from flexc.passes.hopper.specialize_warps.resources import Output, Ring
 from flexc.passes.hopper.specialize_warps.slices import Slice, dependent_on
 from flexc.passes.scalar.scalar_code import ScalarCode
@@ -42,20 +45,26 @@ class Plan:
 
     parts: PartsOp
     rings: Mapping[tile.LoadOp, Ring]
-    outputs: Mapping[tile.StoreOp, Output]
+    exchanges: Mapping[SSAValue, Ring]
+    """The rings of the tiles that parts share."""
+    companions: Companions
+    outputs: Mapping[Operation, Output]
     released: Mapping[Operation, Sequence[tile.LoadOp]]
+    read_until: Mapping[Operation, Sequence[SSAValue]]
+    """The shared values that are not read after an op."""
 
     @property
     def consumers(self) -> int:
         return self.parts.count.value.data
 
     def all_rings(self) -> list[Ring]:
-        """Return each ring once, in the order of the first load of each ring."""
-        return list(dict.fromkeys(self.rings.values()))
+        """Return each ring once, in the order of the first load or share of each."""
+        return list(dict.fromkeys([*self.rings.values(), *self.exchanges.values()]))
 
     def rings_within(self, loop: scf.ForOp) -> list[Ring]:
         """Return the rings whose slots change while a loop runs."""
         within = [r for o, r in self.rings.items() if loop.is_ancestor(o)]
+        within += [r for v, r in self.exchanges.items() if loop.is_ancestor(v.owner)]
         return [r for r in dict.fromkeys(within) if not r.stays]
 
 
@@ -78,7 +87,7 @@ class RoleCode:
         self.code = ScalarCode(block)
         self.constants: dict[int, SSAValue] = {}
         zero = self.const(0)
-        self.at = {r: zero for r in plan.all_rings() if not r.stays}
+        self.at = {r: zero for r in self.rings(plan.all_rings()) if not r.stays}
 
     def write(self) -> Region:
         """Return the role's region."""
@@ -90,12 +99,19 @@ class RoleCode:
     def finish(self) -> None:
         """Append the role's last ops before its terminator."""
 
+    def rings(self, rings: Sequence[Ring]) -> Sequence[Ring]:
+        """Return those rings whose tiles this role counts."""
+        return rings
+
     def load(self, op: tile.LoadOp, ring: Ring) -> None:
         """Write what this role does at a load that is a copy."""
         raise NotImplementedError
 
     def release(self, op: tile.LoadOp, ring: Ring) -> None:
         """Write what this role does after the last use of a load's tile."""
+
+    def end_reads(self, shares: SSAValue) -> None:
+        """Write what this role does after its last read of a shared value."""
 
     def leaf(self, op: Operation) -> None:
         """Copy an op that is neither a loop nor a branch."""
@@ -116,11 +132,13 @@ class RoleCode:
                 self.leaf(op)
             for load in self.plan.released.get(op, ()):
                 self.release(load, self.plan.rings[load])
+            for shares in self.plan.read_until.get(op, ()):
+                self.end_reads(shares)
 
     def loop(self, op: scf.ForOp) -> None:
         """Copy a loop that carries the needed values and its rings' tile counts."""
         kept = self.kept(op.results)
-        rings = self.plan.rings_within(op)
+        rings = self.rings(self.plan.rings_within(op))
         carried = [self.of(op.iter_args[i]) for i in kept]
         carried += [self.at[r] for r in rings]
         args = op.body.block.args
@@ -187,9 +205,18 @@ class RoleCode:
 
     def take(self, ring: Ring) -> tuple[SSAValue, SSAValue]:
         """Return the slot and the phase's parity of a ring's next tile; count it."""
-        at, last = self.at[ring], ring.slots - 1
+        at = self.at[ring]
+        place = self.place(ring, at)
         if (number := int_constant(at)) is not None:
             self.at[ring] = self.const(number + 1)
+        else:
+            self.at[ring] = self.code.add(at, self.const(1), f"{ring.name}_at")
+        return place
+
+    def place(self, ring: Ring, at: SSAValue) -> tuple[SSAValue, SSAValue]:
+        """Return the slot and the phase's parity of a ring's tile number `at`."""
+        last = ring.slots - 1
+        if (number := int_constant(at)) is not None:
             turn, place = divmod(number, ring.slots)
             return self.const(place), self.const(turn & 1)
         name, code = ring.name, self.code
@@ -202,8 +229,22 @@ class RoleCode:
             turn = code.insert(arith.ShRSIOp(at, self.const(last.bit_length())))
         parity = code.and_(turn, self.const(1))
         parity.name_hint = f"{name}_parity"
-        self.at[ring] = code.add(at, self.const(1), f"{name}_at")
         return slot, parity
+
+    def await_empty(self, ring: Ring, slot: SSAValue, parity: SSAValue) -> AwaitOp:
+        """Append the wait until the previous tile of a slot has been read.
+
+        The first tile of a slot has nothing to wait for; each use of a tile ends a
+        phase.
+        """
+        assert ring.empty is not None
+        if (number := int_constant(parity)) is not None:
+            before = self.const(1 - number)
+        else:
+            before = self.code.insert(arith.XOrIOp(parity, self.const(1)))
+        wait = AwaitOp(ring.empty, slot, before)
+        self.code.builder.insert(wait)
+        return wait
 
     def _set_at(self, rings: Sequence[Ring], values: Sequence[SSAValue]) -> None:
         for ring, value in zip(rings, values, strict=True):
@@ -216,15 +257,19 @@ class ConsumerCode(RoleCode):
 
     def __init__(self, plan: Plan):
         self.staged = plan.rings
+        self.plan = plan
         writes = [o for o in plan.parts.body.walk() if writes_memory(o)]
         needed = Slice(plan.parts, self.operands).include([*plan.rings, *writes])
         super().__init__(plan, needed)
         self.values[plan.parts.body.block.args[0]] = self.part
         self.slots: dict[tile.LoadOp, SSAValue] = {}
+        self.awaited: set[tuple[SSAValue, Block]] = set()
+        """The shared values that were awaited, with the blocks of the waits."""
 
     def operands(self, op: Operation) -> Sequence[SSAValue]:
-        """Return an op's operands, none for a staged load: producers need those."""
-        return () if op in self.staged else op.operands
+        """Return an op's operands, none for a copied load: producers need those."""
+        is_copied = op in self.staged or op in self.plan.companions
+        return () if is_copied else op.operands
 
     def load(self, op: tile.LoadOp, ring: Ring) -> None:
         """Write the wait for a tile; map the load's result to a view of the slot."""
@@ -241,27 +286,96 @@ class ConsumerCode(RoleCode):
     def release(self, op: tile.LoadOp, ring: Ring) -> None:
         """Write the arrival at the barrier that gives the load's slot back."""
         if ring.empty is not None:
-            self.code.builder.insert(ArriveOp(ring.empty, self.slots[op]))
+            slot = self.slots[op]
+            arrive = ArriveOp(ring.empty, slot, after_products=True)
+            self.code.builder.insert(arrive)
 
     def leaf(self, op: Operation) -> None:
-        """Copy an op; transposes of views become views, some stores become copies."""
-        if isinstance(op, tile.StoreOp) and op in self.plan.outputs:
-            self.copy_out(op, self.plan.outputs[op])
-        elif isinstance(op, tile.TransposeOp) and isinstance(
-            self.of(op.input).type, ViewType
-        ):
-            view = self.code.insert(TransposeViewOp(self.of(op.input)))
-            self.map(op.result, view)
-        else:
-            super().leaf(op)
+        """Copy an op; views of views are views, some stores become copies."""
+        of_view = bool(op.operands) and isinstance(
+            self.of(op.operands[0]).type, ViewType
+        )
+        match op:
+            case tile.StoreOp() | tile.AddToOp() if op in self.plan.outputs:
+                self.copy_out(op, self.plan.outputs[op])
+            case tile.TransposeOp() if of_view:
+                view = self.code.insert(TransposeViewOp(self.of(op.input)))
+                self.map(op.result, view)
+            case TakeColumnsOp() if of_view:
+                number = self.of(op.number)
+                count = op.count.value.data
+                taken = TakeColumnsOp(self.of(op.source), number, count)
+                self.map(op.result, self.code.insert(taken))
+            case tile.LoadOp() if op in self.plan.companions:
+                self.read_vector(op)
+            case ShareOp():
+                if op.result in self.plan.exchanges:
+                    self.share(op, self.plan.exchanges[op.result])
+            case OfPartOp():
+                self.map(op.result, self.shared_tile(op))
+            case _:
+                super().leaf(op)
 
-    def copy_out(self, op: tile.StoreOp, output: Output) -> None:
+    def read_vector(self, op: tile.LoadOp) -> None:
+        """Read a vector from the slot that also holds a matrix."""
+        matrix = self.plan.companions[op]
+        shared = self.plan.rings[matrix].shared_vectors[op.tensor]
+        view = self.code.insert(SlotOp(shared, self.slots[matrix]))
+        self.map(op.result, self.code.insert(ReadViewOp(view)))
+
+    def share(self, op: ShareOp, ring: Ring) -> None:
+        """Write this part's tile to the ring; map the result to the tile's number."""
+        number = self.at[ring]
+        slot, parity = self.take(ring)
+        self.await_empty(ring, slot, parity)
+        view = self.view(ring, slot, self.part)
+        self.code.builder.insert(WriteViewOp(self.of(op.value), view))
+        self.code.builder.insert(FenceCopiesOp())
+        self.code.builder.insert(ArriveOp(ring.full, slot))
+        self.map(op.result, number)
+
+    def shared_tile(self, op: OfPartOp) -> SSAValue:
+        """Return a view of the tile that a part shared, which is awaited once."""
+        if op.shares not in self.plan.exchanges:
+            assert isinstance(op.shares.owner, ShareOp)
+            load = op.shares.owner.value.owner
+            assert isinstance(load, tile.LoadOp)
+            ring = self.plan.rings[load]
+            slot = self.const(0) if ring.stays else self.slots[load]
+            return self.view(ring, slot, self.of(op.number))
+        ring = self.plan.exchanges[op.shares]
+        slot, parity = self.place(ring, self.of(op.shares))
+        block = op.parent_block()
+        assert block is not None
+        if (op.shares, block) not in self.awaited:
+            self.awaited.add((op.shares, block))
+            self.code.builder.insert(AwaitOp(ring.full, slot, parity))
+        return self.view(ring, slot, self.of(op.number))
+
+    def view(self, ring: Ring, slot: SSAValue, part: SSAValue) -> SSAValue:
+        """Return a view of a part's tile in a slot."""
+        first = self.code.mul(slot, self.const(ring.tiles))
+        return self.code.insert(SlotOp(ring.shared, self.code.add(first, part)))
+
+    def end_reads(self, shares: SSAValue) -> None:
+        """Write the arrival at the barrier that gives a shared value's slot back."""
+        if shares in self.plan.exchanges:
+            ring = self.plan.exchanges[shares]
+            assert ring.empty is not None
+            slot, _ = self.place(ring, self.of(shares))
+            arrive = ArriveOp(ring.empty, slot, after_products=True)
+            self.code.builder.insert(arrive)
+
+    def copy_out(self, op: tile.StoreOp | tile.AddToOp, output: Output) -> None:
         """Write a tile to an unused slot, and start its copy to global memory."""
+        if output.is_reused:
+            self.code.builder.insert(AwaitCopiesOp(0))
         view = self.code.insert(SlotOp(output.shared, self.part), f"{output.name}_view")
         self.code.builder.insert(WriteViewOp(self.of(op.value), view))
         self.code.builder.insert(FenceCopiesOp())
         indices = [self.of(v) for v in op.indices]
-        self.code.builder.insert(CopyOutOp(view, op.memref, indices))
+        adds = isinstance(op, tile.AddToOp)
+        self.code.builder.insert(CopyOutOp(view, op.memref, indices, adds))
 
     def finish(self) -> None:
         """Append the wait for all copies out of shared memory."""
@@ -288,6 +402,9 @@ class ProducerCode(RoleCode):
             raise ScheduleError("which tiles are copied depends on the part")
         super().__init__(plan, needed)
 
+    def rings(self, rings: Sequence[Ring]) -> Sequence[Ring]:
+        return [ring for ring in rings if ring.loads]
+
     def operands(self, op: Operation) -> Sequence[SSAValue]:
         """Return the values, equal for all parts, that an op depends on."""
         found: list[SSAValue] = []
@@ -302,22 +419,23 @@ class ProducerCode(RoleCode):
         """Start the copy of a tile, or of one for each part, once a slot is free."""
         slot, full = self.const(0), ring.full
         if ring.stays:
-            size = ring.slots * tile_bytes(ring.type)
-            self.code.builder.insert(ExpectOp(full, slot, size))
-            for part in range(ring.slots):
+            self.code.builder.insert(ExpectOp(full, slot, ring.slot_bytes))
+            for part in range(ring.tiles):
                 self.copy(op, ring, self.const(part), slot, part)
             return
-        assert ring.empty is not None
         slot, parity = self.take(ring)
-        # The first tile of a slot has nothing to wait for; each use of a tile ends a
-        # phase.
-        before = self.code.insert(arith.XOrIOp(parity, self.const(1)))
-        wait = AwaitOp(ring.empty, slot, before)
+        wait = self.await_empty(ring, slot, parity)
         if (comment := product_of(op).attributes.get("comment")) is not None:
             wait.attributes["comment"] = comment
-        self.code.builder.insert(wait)
-        self.code.builder.insert(ExpectOp(full, slot, tile_bytes(ring.type)))
+        self.code.builder.insert(ExpectOp(full, slot, ring.slot_bytes))
         self.copy(op, ring, slot, slot, 0)
+        for vector, matrix in self.plan.companions.items():
+            if matrix is op:
+                shared = ring.shared_vectors[vector.tensor]
+                view = self.code.insert(SlotOp(shared, slot))
+                where = [self.of(v) for v in vector.indices]
+                copy = CopyInOp(vector.tensor, where, view, ring.full, slot)
+                self.code.builder.insert(copy)
 
     def copy(
         self, op: tile.LoadOp, ring: Ring, slot: SSAValue, barrier: SSAValue, part: int

@@ -23,12 +23,16 @@ from flexc.dialects.tile.schedule import BarriersOp, PartsOp, RoleOp, RolesOp, S
 from flexc.errors import OptionError, ScheduleError
 from flexc.passes.hopper.specialize_warps.loads import (
     check_products,
+    find_companions,
     move_to_products,
+    read_until,
     released_after,
     staged_loads,
 )
 from flexc.passes.hopper.specialize_warps.resources import (
     PRODUCER_REGISTERS,
+    add_vectors,
+    assign_exchanges,
     assign_outputs,
     assign_rings,
     check_registers,
@@ -95,7 +99,7 @@ DEFAULT_SLOTS = 2
 def specialize(kernel: tile.KernelOp, parts: PartsOp, slots: int, memory: int) -> None:
     """Replace a kernel's parts by roles."""
     plan = make_plan(kernel, parts, slots)
-    outputs = plan.outputs.values()
+    outputs = list(dict.fromkeys(plan.outputs.values()))
     residents = max(number(kernel, "residents", 1), 1)
     check_shared_memory(plan.all_rings(), outputs, memory, residents)
     registers = consumer_registers(plan.consumers, residents)
@@ -132,11 +136,15 @@ def make_plan(kernel: tile.KernelOp, parts: PartsOp, slots: int) -> Plan:
         raise ScheduleError("there is nothing to copy to shared memory")
     move_to_products(parts, staged)
     staged = staged_loads(kernel, parts)
+    companions = find_companions(kernel, staged)
     rings = assign_rings(parts, staged, slots)
+    add_vectors(rings, companions)
+    exchanges = assign_exchanges(parts, staged, slots)
     outputs = assign_outputs(kernel, parts, dict.fromkeys(rings.values()))
-    released = released_after(staged)
+    released = released_after(staged, companions)
     check_slots(parts.body.block, rings, released)
-    return Plan(parts, rings, outputs, released)
+    ends = read_until(exchanges)
+    return Plan(parts, rings, exchanges, companions, outputs, released, ends)
 
 
 def describe(kernel: tile.KernelOp, plan: Plan, slots: int) -> None:

@@ -29,6 +29,7 @@ from flexc.runtime.interpreters.schedule.program import (
     Wait,
     at_switch,
     begin_reads,
+    read_operand,
     running_program,
 )
 from flexc.runtime.interpreters.schedule.synchronization import (
@@ -72,10 +73,41 @@ class ScheduleFunctions(InterpreterFunctions):
     def run_parts(
         self, interpreter: Interpreter, op: schedule.PartsOp, args: PythonValues
     ) -> PythonValues:
-        running = running_program(interpreter)
-        for part in running.interleaving.arrange(range(op.count.value.data)):
-            interpreter.run_ssacfg_region(op.body, (number(part),), "part")
+        count = op.count.value.data
+        bodies = [
+            (
+                f"part {part}",
+                partial(
+                    copy(interpreter).run_ssacfg_region,
+                    op.body,
+                    (number(part),),
+                    f"part {part}",
+                ),
+            )
+            for part in range(count)
+        ]
+        running_program(interpreter).run(bodies)
         return ()
+
+    @impl(schedule.ShareOp)
+    def run_share(
+        self, interpreter: Interpreter, op: schedule.ShareOp, args: PythonValues
+    ) -> PythonValues:
+        value, part = args
+        assert isinstance(op.result.type, schedule.SharesType)
+        running = at_switch(interpreter)
+        shares = running.share(op, op.result.type.parts.data)
+        shares.values[int(part)] = value
+        shares.given.arrive(running.current.release())
+        return (shares,)
+
+    @impl(schedule.OfPartOp)
+    def run_of_part(
+        self, interpreter: Interpreter, op: schedule.OfPartOp, args: PythonValues
+    ) -> PythonValues:
+        shares, index = args
+        at_switch(interpreter).wait(Wait(shares.given, 0))
+        return (shares.values[int(index)],)
 
     @impl(schedule.RolesOp)
     def run_roles(
@@ -124,13 +156,24 @@ class ScheduleFunctions(InterpreterFunctions):
     def run_slot(
         self, interpreter: Interpreter, op: schedule.SlotOp, args: PythonValues
     ) -> PythonValues:
-        return (View(element(value_name(op.shared, "shared"), *args)),)
+        slot = element(value_name(op.shared, "shared"), *args)
+        return (View(slot, slot.data),)
 
     @impl(schedule.TransposeViewOp)
     def run_transpose_view(
         self, interpreter: Interpreter, op: schedule.TransposeViewOp, args: PythonValues
     ) -> PythonValues:
-        return (args[0].transpose(),)
+        (view,) = args
+        return (View(view.slot, view.tensor.T),)
+
+    @impl(schedule.TakeColumnsOp)
+    def run_take_columns(
+        self, interpreter: Interpreter, op: schedule.TakeColumnsOp, args: PythonValues
+    ) -> PythonValues:
+        source, index = args
+        ranges = numbers(source).chunk(op.count.value.data, dim=1)
+        taken = element("the ranges of columns", ranges, index)
+        return (View(source.slot, taken) if isinstance(source, View) else taken,)
 
     @impl(schedule.CopyInOp)
     def run_copy_in(
@@ -160,8 +203,15 @@ class ScheduleFunctions(InterpreterFunctions):
         write = Write(what, agent.stamp(), landed=True, fenced=False)
         view.slot.begin_write(agent.clock, write)
         agent.unfenced.append(write)
-        view.tensor().copy_(value)
+        view.tensor.copy_(value)
         return ()
+
+    @impl(schedule.ReadViewOp)
+    def run_read_view(
+        self, interpreter: Interpreter, op: schedule.ReadViewOp, args: PythonValues
+    ) -> PythonValues:
+        at_switch(interpreter)
+        return (read_operand(interpreter, args[0], "a read").clone(),)
 
     @impl(schedule.FenceCopiesOp)
     def run_fence_copies(
@@ -177,7 +227,8 @@ class ScheduleFunctions(InterpreterFunctions):
         running = at_switch(interpreter)
         view, memref, *indices = args
         (read,) = begin_reads(running, [view], "a copy out")
-        running.current.copies.append(CopyOut(read, view.tensor(), memref, indices))
+        adds = op.adds is not None
+        running.current.copies.append(CopyOut(read, view.tensor, memref, indices, adds))
         return ()
 
     @impl(schedule.AwaitCopiesOp)
@@ -240,8 +291,9 @@ class ScheduleFunctions(InterpreterFunctions):
         dtype = dtype_of(op.result.type.tile.element_type)
         wide = self.compute_dtype or dtype
         value = numbers(lhs).to(wide) @ numbers(rhs).to(wide)
-        if acc:
-            value = value + acc[0].to(wide)
+        for total in acc:
+            total = total.value if isinstance(total, Product) else total
+            value = value + total.to(wide)
         product = Product(value.to(dtype), reads)
         running.current.products.append(product)
         return (product,)
@@ -274,4 +326,4 @@ def name_of(role: schedule.RoleOp, index: int) -> str:
 
 def numbers(operand: Tensor | View) -> Tensor:
     """Return the values of a tile, in registers or in shared memory."""
-    return operand.tensor() if isinstance(operand, View) else operand
+    return operand.tensor if isinstance(operand, View) else operand

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from xdsl.interpreter import Interpreter, InterpreterFunctions
+from xdsl.ir import Operation
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.runtime.interpreters.schedule.synchronization import (
@@ -20,6 +22,7 @@ from flexc.runtime.interpreters.schedule.synchronization import (
     CopyIn,
     CopyOut,
     Read,
+    Shares,
     Slot,
     Stamp,
     View,
@@ -125,6 +128,8 @@ class Agent:
     copies: list[CopyOut] = field(default_factory=list)
     """The copies out that still read their slots."""
     unfenced: list[Write] = field(default_factory=list)
+    shared: Counter[Operation] = field(default_factory=Counter)
+    """The number of times that this part has executed each `tile.share`."""
 
     def stamp(self) -> Stamp:
         """Return the current time of this agent."""
@@ -186,9 +191,6 @@ class Agent:
             )
 
 
-T = TypeVar("T")
-
-
 class Interleaving(Protocol):
     """A strategy that chooses the next role to continue or copy to land."""
 
@@ -199,10 +201,6 @@ class Interleaving(Protocol):
         self, ready: Sequence[Agent], copies: Sequence[CopyIn]
     ) -> Agent | CopyIn:
         """Return one of the given agents and copies, of which at least one exists."""
-        ...
-
-    def arrange(self, items: Sequence[T]) -> Sequence[T]:
-        """Return items in the order in which to process them."""
         ...
 
 
@@ -216,10 +214,6 @@ class InOrder:
     ) -> Agent | CopyIn:
         """Return the first ready agent, else the first copy."""
         return ready[0] if ready else copies[0]
-
-    def arrange(self, items: Sequence[T]) -> Sequence[T]:
-        """Return the items unchanged."""
-        return items
 
 
 class Shuffled:
@@ -246,10 +240,6 @@ class Shuffled:
             self._priorities.setdefault(choice, self._random.random())
         return max(choices, key=self._priorities.__getitem__)
 
-    def arrange(self, items: Sequence[T]) -> Sequence[T]:
-        """Return the items in random order."""
-        return self._random.sample(items, len(items))
-
 
 PROGRAM, SEED = "program", "seed"
 """The keys of the interpreter's data."""
@@ -266,6 +256,7 @@ class ScheduledProgram:
         self.copies: list[CopyIn] = []
         self.leaving: list[CopyOut] = []
         """The copies out that have read their slots, and land when the program ends."""
+        self.shares: dict[tuple[Operation, int], Shares] = {}
 
     def run(self, bodies: Sequence[tuple[str, Callable[[], object]]]) -> None:
         """Run the roles with these names concurrently until all have ended."""
@@ -321,6 +312,13 @@ class ScheduledProgram:
                 agent.coroutine.pause()
         agent.wait = None
         agent.acquire(wait.barrier.published)
+
+    def share(self, op: Operation, parts: int) -> Shares:
+        """Return the tiles of the current execution of an op by the current part."""
+        number = self.current.shared[op]
+        self.current.shared[op] += 1
+        fresh = Shares(Barrier(f"shared tile {number}", parts))
+        return self.shares.setdefault((op, number), fresh)
 
     def finish(self) -> None:
         """Check that the program ends with nothing in flight and all writes known.
@@ -382,7 +380,7 @@ def read_operand(interpreter: Interpreter, value: Tensor | View, what: str) -> T
     running = running_program(interpreter)
     (read,) = begin_reads(running, [value], what)
     read.end(running.current.stamp())
-    return value.tensor()
+    return value.tensor
 
 
 def begin_reads(

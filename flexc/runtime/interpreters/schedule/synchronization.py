@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import Tensor
 from xdsl.utils.exceptions import InterpretationError
 
-from flexc.runtime.interpreters.memory import store_tile, unspecified
+from flexc.runtime.interpreters.memory import add_tile, store_tile, unspecified
 
 Clock = dict[Hashable, int]
 
@@ -126,18 +126,11 @@ class Slot:
 
 @dataclass(frozen=True)
 class View:
-    """The place of a slot's tile, or of the tile's transpose."""
+    """A part of a slot's memory, such as its transpose or some columns."""
 
     slot: Slot
-    transposed: bool = False
-
-    def tensor(self) -> Tensor:
-        """Return the tile's values as a view of the slot's memory."""
-        return self.slot.data.T if self.transposed else self.slot.data
-
-    def transpose(self) -> View:
-        """Return a view of the same place with rows and columns exchanged."""
-        return View(self.slot, not self.transposed)
+    tensor: Tensor
+    """The part's values, a view of the slot's memory."""
 
 
 @dataclass(eq=False)
@@ -235,12 +228,23 @@ class CopyOut:
     tile: Tensor
     memref: Tensor
     indices: Sequence[Tensor]
+    adds: bool = False
 
     def take(self) -> None:
         """Read the slot, which may change afterwards."""
         self.tile = self.tile.clone()
 
     def store(self) -> None:
-        """Write the elements that lie inside the memref."""
-        checked = range(self.tile.dim())
-        store_tile(self.tile, self.memref, self.indices, tuple(checked))
+        """Write or add the elements that lie inside the memref."""
+        checked = tuple(range(self.tile.dim()))
+        put = add_tile if self.adds else store_tile
+        put(self.tile, self.memref, self.indices, checked)
+
+
+@dataclass(eq=False)
+class Shares:
+    """The tiles that parts share in one execution of a `tile.share`."""
+
+    given: Barrier
+    """A barrier at which each part arrives with its tile."""
+    values: dict[int, Tensor] = field(default_factory=dict)

@@ -495,7 +495,7 @@ func.func @column_type(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32
 !m = tensor<?x?x?x8xf32>
 
 func.func @column_of_keys(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32) {
-  // CHECK: expects rows that are queries, of all heads
+  // CHECK: column_matrix sum expects 4 dimensions
   %x = flex.pair_sums rows(%q : !m) columns(%q : !m) 
       scale(%scale : f32) -> tensor<?x?x?x?x8xf32> {products = [array<i32: 0, 0>], sums = [#flex.sum<column_matrix [[0, 0]]>], transposed}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -512,7 +512,7 @@ func.func @column_of_keys(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : 
 !m = tensor<?x?x?x8xf32>
 
 func.func @column_of_part(%q : !m, %v : tensor<?x?x?x4xf32>, %i : i32, %scale : f32) {
-  // CHECK: expects rows that are queries, of all heads
+  // CHECK: column_matrix sum expects 4 dimensions
   %x = flex.pair_sums rows(%q : !m) columns(%q : !m) tile_origin(%i, %i, %i : i32, i32, i32)
       scale(%scale : f32) -> tensor<?x?x?x?x8xf32> {products = [array<i32: 0, 0>], sums = [#flex.sum<column_matrix [[0, 0]]>]}
       pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {

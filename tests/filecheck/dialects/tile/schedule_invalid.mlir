@@ -144,7 +144,7 @@ tile.copy_out %view to %out[%i, %i] : !tile.view<!tile.tile<64x96xbf16>>, memref
 
 %x, %view, %out, %i = "test.op"() : () -> (i32, !tile.view<!tile.tile<64x32xbf16>>, memref<?x?xbf16>, i32)
 %turned = tile.transpose_view %view : !tile.view<!tile.tile<64x32xbf16>> -> !tile.view<!tile.tile<32x64xbf16>>
-// CHECK: expects a view of a slot as it is, got a transpose
+// CHECK: expects a view of a whole slot, got tile.transpose_view
 tile.copy_out %turned to %out[%i, %i] : !tile.view<!tile.tile<32x64xbf16>>, memref<?x?xbf16>
 
 // -----

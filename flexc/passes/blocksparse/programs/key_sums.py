@@ -1,0 +1,326 @@
+"""One visit to each pair, for programs that own keys and add to the sums of queries.
+
+The products of a block are in the order in which a schedule with roles issues them:
+
+1. the scores; p and the factors of other values, 0 for dead pairs;
+2. the second product; sums of p;
+3. values as multiples of the second product, and their sums by key and by query.
+
+The values of a gradient are p, which follows from the score, and multiples of
+dp - delta, such as ds = p * (dp - delta) * score_mod'(s). With
+
+    factors(s) = p, p * score_mod'(s)        dx = (dp - delta) * factor
+
+only factors are live between the two products, and a mask applies to factors alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import AnyFloat, BFloat16Type, f32
+from xdsl.ir import Operation, Region, SSAValue
+
+from flexc.dialects import tile
+from flexc.dialects.blocksparse import PairSumsOp
+from flexc.dialects.constants import float_constant
+from flexc.dialects.flex import SumKind
+from flexc.dialects.flex.pair_sums import element_of as element_of_tensor
+from flexc.dialects.tile import ReduceKind
+from flexc.errors import ScheduleError
+from flexc.passes.blocksparse.programs.builder import Visit
+from flexc.passes.blocksparse.programs.pair_sums import PairSumsKernelBuilder
+from flexc.passes.scalar.copier import Copier
+from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
+from flexc.passes.tile.map_builder import (
+    COLUMN,
+    FULL,
+    ROW,
+    UNIFORM,
+    Input,
+    build_maps,
+    extended,
+)
+
+Factor = tuple[SSAValue, AnyFloat]
+"""A factor of the code of a pair, and the type in which it is kept."""
+
+
+class KeySumsKernelBuilder(PairSumsKernelBuilder):
+    """A builder of a transposed `blocksparse.pair_sums` that also has sums by column.
+
+    A program adds to the sums of each block of columns in memory, to which other
+    programs add as well. The runtime fills these sums with zeros before the launch.
+    """
+
+    @cached_property
+    def pairs(self) -> FactoredPairs:
+        """The code of a pair, in two parts."""
+        return factor_pairs(self.op)
+
+    @property
+    def all_matrices(self) -> list[SSAValue]:
+        sums = [value for _, value in self.of_kind(SumKind.COLUMN_MATRIX)]
+        # The runtime allocates values of columns with aligned rows.
+        return [*super().all_matrices, *sums, *self.op.column_values]
+
+    @property
+    def needs_rows(self) -> bool:
+        """True: sums by column include rows beyond the last."""
+        return True
+
+    def step(self, visit: Visit, state: list[SSAValue]) -> Sequence[SSAValue]:
+        tiles, checked = self.load_columns(visit)
+        first, second = self.op.product_list()
+        factors = self.factors(visit, self.dot(first, tiles))
+        product = self.dot(second, tiles)
+        values = {i: v for i, v in enumerate(factors) if i not in self.pairs.late}
+        new: dict[int, SSAValue] = {}
+        self.accumulate(values, tiles, state, new)
+        values |= self.multiples(product, factors)
+        self.accumulate(values, tiles, state, new)
+        self.add_to_columns(values, visit, checked)
+        return [new[i] for i in range(len(state))]
+
+    def factors(self, visit: Visit, score: SSAValue) -> list[SSAValue]:
+        """Write the values of the score, and the factors of other values.
+
+        They are rounded within the branches, which takes fewer registers.
+        """
+        may_have_dead_pairs = visit.may_have_dead_pairs(
+            self.code, self.block_n, self.column_len
+        )
+        if may_have_dead_pairs is None:
+            found = self.live_factors(visit, score, masks=True)
+        else:
+            found = self.branch(
+                may_have_dead_pairs,
+                lambda: self.live_factors(visit, score, masks=True),
+                lambda: self.live_factors(visit, score, masks=False),
+            )
+        by_factor = dict(zip(self.distinct, found, strict=True))
+        return [by_factor[self.factor(i)] for i in range(len(self.names()))]
+
+    @cached_property
+    def distinct(self) -> dict[Factor, int]:
+        """The factors without repetition, and the number of one value of each."""
+        numbers = range(len(self.names()))
+        return {self.factor(i): i for i in reversed(numbers)}
+
+    def factor(self, number: int) -> Factor:
+        """Return the factor of a value, and the type in which it is kept.
+
+        bf16 has the range of f32, and its rounding is that of the products' operands.
+        """
+        last = self.pairs.region.block.last_op
+        assert last is not None
+        narrow = element_of_tensor(self.op.columns[0])
+        assert isinstance(narrow, AnyFloat)
+        is_wide = number in self.pairs.late and not isinstance(narrow, BFloat16Type)
+        return last.operands[number], self.op.score_type if is_wide else narrow
+
+    def live_factors(
+        self, visit: Visit, score: SSAValue, masks: bool
+    ) -> list[SSAValue]:
+        """Map pairs to their distinct factors; with `masks`, dead pairs to 0."""
+        given: list[Input] = [
+            (score, FULL),
+            (self.args[self.op.scale], UNIFORM),
+            *((v, ROW) for v in self.row_values),
+            *((v, COLUMN) for v in self.column_values),
+        ]
+
+        def body(code: ScalarCode, *args: SSAValue) -> list[SSAValue]:
+            own, pair = list(args[: len(given)]), args[len(given) :]
+            mod_args, inside, flags = self.pair(code, visit, pair, masks)
+            # No factor depends on the second product.
+            own.insert(1, code.const(0.0, own[0].type))
+            values = inline_region(self.pairs.region, [*own, *mod_args], code)
+            live = visit.live(code, inside, mod_args, flags) if masks else inside
+            return [
+                self.round(code, self.select(code, live, values[i]), element)
+                for (_, element), i in self.distinct.items()
+            ]
+
+        names = [f"{self.names()[i]}_factor" for i in self.distinct.values()]
+        return self.map_of(visit, given, body, names)
+
+    @staticmethod
+    def round(code: ScalarCode, value: SSAValue, element: AnyFloat) -> SSAValue:
+        if value.type == element:
+            return value
+        return code.insert(arith.TruncFOp(value, element), value.name_hint)
+
+    def multiples(
+        self, product: SSAValue, factors: Sequence[SSAValue]
+    ) -> dict[int, SSAValue]:
+        """Write the values that are multiples of the second product less a number."""
+        numbers = sorted(self.pairs.late)
+        minus = self.column_values[self.pairs.minus - len(self.op.products) - 1]
+        given: list[Input] = [(product, FULL), (minus, COLUMN)]
+        given += [(factors[i], FULL) for i in numbers]
+        element = self.op.score_type
+
+        def body(
+            code: ScalarCode, product: SSAValue, minus: SSAValue, *factors: SSAValue
+        ) -> list[SSAValue]:
+            centred = code.insert(arith.SubfOp(product, minus))
+            wide = (extended(code, factor, element) for factor in factors)
+            return [code.insert(arith.MulfOp(factor, centred)) for factor in wide]
+
+        shape = (self.block_m, self.block_n)
+        names = [f"value_{i}" for i in numbers]
+        return dict(
+            zip(numbers, build_maps(self.code, shape, given, body, names), strict=True)
+        )
+
+    def accumulate(
+        self,
+        values: Mapping[int, SSAValue],
+        tiles: Sequence[SSAValue],
+        state: Sequence[SSAValue],
+        new: dict[int, SSAValue],
+    ) -> None:
+        """Add to the sums whose values are known, except those that are in `new`."""
+        for i, (attr, _) in enumerate([*self.matrices, *self.totals]):
+            numbers = [term[0] for term in attr.term_list()]
+            if i in new or any(number not in values for number in numbers):
+                continue
+            if attr.sum_kind == SumKind.MATRIX:
+                new[i] = self.add_products(attr, values, tiles, state[i], None)
+                continue
+            new[i] = state[i]
+            for number in numbers:
+                row_sum = tile.ReduceOp(ReduceKind.SUM, values[number], 1, None)
+                new[i] = self.add(new[i], self.code.insert(row_sum, "row_sum"))
+
+    def add_to_columns(
+        self, values: Mapping[int, SSAValue], visit: Visit, checked: Sequence[int]
+    ) -> None:
+        """Add to the sums of a block of columns in memory."""
+        side = replace(self.columns, start=visit.start)
+        for attr, result in self.of_kind(SumKind.COLUMN_MATRIX):
+            factors = [self.row_tiles[number] for _, number in attr.term_list()]
+            sums = self.column_sums(attr, result, values, factors)
+            where = [*side.where, self.code.const(0)]
+            target = self.args[result]
+            add = tile.AddToOp(sums, target, where, None, checked, atomic=True)
+            self.code.builder.insert(add)
+
+
+@dataclass(frozen=True)
+class FactoredPairs:
+    """The code of a pair in two parts.
+
+    `region` has the arguments of the op's `pairs`. It yields, for each value of
+    `pairs`, the value itself, or its factor if the value is in `late`. A value in
+    `late` is its factor times (product - minus), for the second product.
+    """
+
+    region: Region
+    late: frozenset[int]
+    minus: int
+    """The index of `minus` among the arguments of `pairs`."""
+
+
+def factor_pairs(op: PairSumsOp) -> FactoredPairs:
+    """Split the code of a pair of an op with two products.
+
+    Raises:
+        ScheduleError: a value is no multiple of the second product less a number.
+    """
+    block = op.pairs.block
+    if len(op.products) != 2:
+        raise ScheduleError(f"pairs have {len(op.products)} products, not two")
+    centred = centred_product(block.args[1])
+    last = block.last_op
+    assert last is not None
+    args = block.args
+    region = new_region([a.type for a in args], [a.name_hint for a in args])
+    code = ScalarCode(region.block)
+    known: dict[SSAValue, SSAValue] = {}
+    known.update(zip(args, region.block.args, strict=True))
+    factors = Factors(centred, Copier(code, known))
+    late = frozenset(i for i, v in enumerate(last.operands) if v in factors.dependent)
+    yields = [
+        factors.of(v) if i in late else factors.copier.value(v)
+        for i, v in enumerate(last.operands)
+    ]
+    for new, old in zip(yields, last.operands, strict=True):
+        new.name_hint = new.name_hint or old.name_hint
+    code.yield_(*yields)
+    return FactoredPairs(region, late, args.index(centred.rhs))
+
+
+def centred_product(product: SSAValue) -> arith.SubfOp:
+    """Return the only use of a product: its difference from an argument."""
+    users = [use.operation for use in product.uses]
+    if len(users) == 1 and isinstance(users[0], arith.SubfOp):
+        op = users[0]
+        if op.lhs is product and op.rhs.owner is product.owner:
+            return op
+    raise ScheduleError("the second product is not used as a difference alone")
+
+
+class Factors:
+    """The factors of multiples of one value, and a copier of all other values."""
+
+    def __init__(self, of: arith.SubfOp, copier: Copier):
+        self.centred = of.result
+        self.copier = copier
+        self.dependent = dependent_on(of)
+
+    def of(self, value: SSAValue) -> SSAValue:
+        """Append the factor of a multiple, and return it."""
+        found = self.factor(value)
+        return self.copier.code.const(1.0, f32) if found is None else found
+
+    def factor(self, value: SSAValue) -> SSAValue | None:
+        """Append the factor of a multiple, and return it; None stands for 1."""
+        if value is self.centred:
+            return None
+        code, other = self.copier.code, self.copier.value
+        match value.owner:
+            case arith.MulfOp(lhs=a, rhs=b) if (a in self.dependent) != (
+                b in self.dependent
+            ):
+                a, b = (a, b) if a in self.dependent else (b, a)
+                factor = self.factor(a)
+                return other(b) if factor is None else self.times(factor, other(b))
+            case arith.DivfOp(lhs=a, rhs=b) if b not in self.dependent:
+                return code.insert(arith.DivfOp(self.of(a), other(b)))
+            case arith.NegfOp(operand=a):
+                return code.insert(arith.NegfOp(self.of(a)))
+            case arith.AddfOp(lhs=a, rhs=b) | arith.SubfOp(lhs=a, rhs=b) if {
+                a,
+                b,
+            } <= self.dependent:
+                return code.insert(type(value.owner)(self.of(a), self.of(b)))
+            case arith.SelectOp(cond=c, lhs=a, rhs=b) if c not in self.dependent:
+                return code.select(other(c), self.branch(a), self.branch(b))
+            case _:
+                raise ScheduleError("a value is no multiple of the second product")
+
+    def branch(self, value: SSAValue) -> SSAValue:
+        """Append the factor of a branch of a select, which may be 0."""
+        if value not in self.dependent and float_constant(value) == 0.0:
+            return self.copier.value(value)
+        return self.of(value)
+
+    def times(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.copier.code.insert(arith.MulfOp(a, b))
+
+
+def dependent_on(op: Operation) -> set[SSAValue]:
+    """Return the results of an op, and all values of its block computed from them."""
+    found: set[SSAValue] = set(op.results)
+    work: list[SSAValue] = list(op.results)
+    while work:
+        for use in work.pop().uses:
+            new: Sequence[SSAValue] = use.operation.results
+            work += [v for v in new if v not in found]
+            found.update(new)
+    return found
