@@ -28,6 +28,7 @@ from flexc.passes.scalar.captured_reads import CaptureIndices
 from flexc.passes.scalar.proof import Proven, WhyNot
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.readable import spell
+from flexc.runtime.autograd.gradient_kernels import ways
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.inputs.options import NO_OPTIONS, is_interpreting
 from flexc.runtime.kernels.driver import convert_for
@@ -35,6 +36,11 @@ from flexc.runtime.kernels.driver import convert_for
 BlockSource = Literal["no mask", "bounds", "tables", "every pair"]
 
 QUERIES = "blocks of queries"
+
+ONE_PASS = (
+    "added by atomics in any order, by the kernel that computes key and value; summed "
+    "by a kernel of its own if no schedule suits the mods"
+)
 
 VARY = 'bits may vary between runs, not with kernel_options={"deterministic": True}'
 
@@ -90,6 +96,9 @@ class GradientFacts:
 
     deterministic: bool
     """True if all wanted gradients have equal bits at each run."""
+    one_pass: bool = False
+    """True if a GPU's kernel adds to the query's gradient while it computes those of
+    key and value, provided that a schedule suits the mods."""
 
     @property
     def heading(self) -> str:
@@ -101,6 +110,8 @@ class GradientFacts:
         """Yield the names and texts of the lines to print."""
         for captured in self.captured:
             yield captured.name, str(captured)
+        if self.one_pass:
+            yield "query", ONE_PASS
         yield QUERIES, f"{self.way}: {self.why}"
 
 
@@ -111,7 +122,18 @@ def gradients_of(subject: Subject) -> GradientFacts:
         return GradientFacts((), "every pair", why, subject.call.deterministic)
     captured = tuple(captured_gradients(subject))
     varies = any(read.atomics for c in captured if c.wanted for read in c.reads)
-    return GradientFacts(captured, *queries_of_keys(subject), not varies)
+    one_pass = computes_in_one_pass(subject)
+    found = queries_of_keys(subject)
+    return GradientFacts(captured, *found, not (varies or one_pass), one_pass)
+
+
+def computes_in_one_pass(subject: Subject) -> bool:
+    """Return True if a GPU's kernel adds to the query's gradient by atomics."""
+    call, build = subject.call, subject.compiled.build
+    wants = call.query.requires_grad, call.key.requires_grad or call.value.requires_grad
+    return (
+        build.for_gpu and all(wants) and "keys" in ways(build, (), call.deterministic)
+    )
 
 
 def captured_gradients(subject: Subject) -> Iterator[CaptureGradient]:

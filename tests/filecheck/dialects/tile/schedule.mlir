@@ -105,3 +105,78 @@ tile.kernel @one_barrier_for_each_copy(%c : i1 #tile.param<argument 0>,
   }
   tile.return
 }
+
+// -----
+
+// CHECK-LABEL: tile.kernel @shares
+tile.kernel @shares(%key : tensor<?x?x?x128xbf16> #tile.param<argument 0>,
+                    %sums : memref<?x?x?x128xf32> #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %c0 = arith.constant 0 : i32
+  tile.parts 2 {
+  ^bb0(%part : i32):
+    %x = tile.load %key[%c0, %c0, %part, %c0] : tensor<?x?x?x128xbf16>, i32, i32, i32, i32 -> !tile.tile<64x128xbf16>
+    // CHECK: %all = tile.share %x of %part : !tile.tile<64x128xbf16> -> !tile.shares<2, !tile.tile<64x128xbf16>>
+    %all = tile.share %x of %part : !tile.tile<64x128xbf16> -> !tile.shares<2, !tile.tile<64x128xbf16>>
+    // CHECK-NEXT: %first = tile.of_part %all[%c0] : !tile.shares<2, !tile.tile<64x128xbf16>> -> !tile.tile<64x128xbf16>
+    %first = tile.of_part %all[%c0] : !tile.shares<2, !tile.tile<64x128xbf16>> -> !tile.tile<64x128xbf16>
+    // CHECK-NEXT: %half = tile.take_columns %first[%part] of 2 : !tile.tile<64x128xbf16> -> !tile.tile<64x64xbf16>
+    %half = tile.take_columns %first[%part] of 2 : !tile.tile<64x128xbf16> -> !tile.tile<64x64xbf16>
+    %turned = tile.transpose %half : !tile.tile<64x64xbf16> -> !tile.tile<64x64xbf16>
+    %zero = arith.constant 0.0 : f32
+    %zeros = tile.full %zero : f32 -> !tile.tile<64x64xf32>
+    %sum = tile.dot %turned, %half, %zeros : !tile.tile<64x64xbf16>, !tile.tile<64x64xbf16>, !tile.tile<64x64xf32> -> !tile.tile<64x64xf32>
+    // CHECK: tile.add_to atomic %sum, %sums[%c0, %c0, %c0, %part] checked [0] : !tile.tile<64x64xf32>, memref<?x?x?x128xf32>
+    tile.add_to atomic %sum, %sums[%c0, %c0, %c0, %part] checked [0] : !tile.tile<64x64xf32>, memref<?x?x?x128xf32>
+    tile.end
+  }
+  tile.return
+}
+
+// -----
+
+// CHECK-LABEL: tile.kernel @sums
+tile.kernel @sums(%numbers : tensor<?x?x?xf32> #tile.param<argument 0>,
+                  %sums : memref<?x?x?x64xf32> #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %c0 = arith.constant 0 : i32
+  %slots = tile.shared : !tile.shared<1, !tile.tile<64x128xbf16>>
+  %row = tile.shared : !tile.shared<1, !tile.tile<64xf32>>
+  %out = tile.shared : !tile.shared<1, !tile.tile<64x64xf32>>
+  %full = tile.barriers : !tile.barriers<1, 1>
+  %empty = tile.barriers : !tile.barriers<1, 1>
+  tile.roles {
+    tile.role "consumer" copies 1 warps 4 registers 240 {
+    ^bb0(%part : i32):
+      tile.await %full[%c0] parity %c0 : !tile.barriers<1, 1>
+      %k = tile.slot %slots[%c0] : !tile.shared<1, !tile.tile<64x128xbf16>> -> !tile.view<!tile.tile<64x128xbf16>>
+      // CHECK: %half = tile.take_columns %k[%c0] of 2 : !tile.view<!tile.tile<64x128xbf16>> -> !tile.view<!tile.tile<64x64xbf16>>
+      %half = tile.take_columns %k[%c0] of 2 : !tile.view<!tile.tile<64x128xbf16>> -> !tile.view<!tile.tile<64x64xbf16>>
+      %v = tile.slot %row[%c0] : !tile.shared<1, !tile.tile<64xf32>> -> !tile.view<!tile.tile<64xf32>>
+      // CHECK: %r = tile.read_view %v : !tile.view<!tile.tile<64xf32>> -> !tile.tile<64xf32>
+      %r = tile.read_view %v : !tile.view<!tile.tile<64xf32>> -> !tile.tile<64xf32>
+      // CHECK-NEXT: %a = tile.issue_dot %half, %half of
+      %a = tile.issue_dot %half, %half of !tile.view<!tile.tile<64x64xbf16>>, !tile.view<!tile.tile<64x64xbf16>> -> !tile.pending<!tile.tile<64x64xf32>>
+      // CHECK-NEXT: %b = tile.issue_dot %half, %half, %a : !tile.pending<!tile.tile<64x64xf32>>, of
+      %b = tile.issue_dot %half, %half, %a : !tile.pending<!tile.tile<64x64xf32>>, of !tile.view<!tile.tile<64x64xbf16>>, !tile.view<!tile.tile<64x64xbf16>> -> !tile.pending<!tile.tile<64x64xf32>>
+      %sum = tile.await_dot %b outstanding 0 : !tile.pending<!tile.tile<64x64xf32>> -> !tile.tile<64x64xf32>
+      // CHECK: tile.arrive %empty[%c0] after_products : !tile.barriers<1, 1>
+      tile.arrive %empty[%c0] after_products : !tile.barriers<1, 1>
+      %place = tile.slot %out[%c0] : !tile.shared<1, !tile.tile<64x64xf32>> -> !tile.view<!tile.tile<64x64xf32>>
+      tile.write_view %sum, %place : !tile.tile<64x64xf32>, !tile.view<!tile.tile<64x64xf32>>
+      tile.fence_copies
+      // CHECK: tile.copy_out %place to %sums[%c0, %c0, %c0, %c0] adds : !tile.view<!tile.tile<64x64xf32>>, memref<?x?x?x64xf32>
+      tile.copy_out %place to %sums[%c0, %c0, %c0, %c0] adds : !tile.view<!tile.tile<64x64xf32>>, memref<?x?x?x64xf32>
+      tile.await_copies outstanding 0
+      tile.end
+    }
+    tile.role "producer" copies 1 warps 1 registers 24 {
+    ^bb0(%part : i32):
+      tile.expect %full[%c0] bytes 256 : !tile.barriers<1, 1>
+      %v = tile.slot %row[%c0] : !tile.shared<1, !tile.tile<64xf32>> -> !tile.view<!tile.tile<64xf32>>
+      tile.copy_in %numbers[%c0, %c0, %c0] to %v, %full[%c0] : tensor<?x?x?xf32>, !tile.view<!tile.tile<64xf32>>, !tile.barriers<1, 1>
+      tile.end
+    }
+  }
+  tile.return
+}

@@ -1,0 +1,49 @@
+// RUN: flexc-opt %s -p 'flex-expand-derivatives{one_pass=keys}' | filecheck %s
+
+!m = tensor<?x?x?x8xf32>
+!r = tensor<?x?x?xf32>
+
+// One kernel, whose rows are keys, for the gradients of all inputs. It takes a shift in
+// place of each row's lse. The query's sums are scaled when they are rounded.
+// CHECK-LABEL: func.func @all_delta(
+// CHECK-LABEL: func.func @all_shift(
+// CHECK: %shift = flex.map_rows %lse : {{.*}} code(%lse_1: f32) {
+// CHECK-LABEL: func.func @all_gradients(
+// CHECK: %d_value, %d_key, %d_query = flex.pair_sums rows(%k, %v : {{[^)]*}}) columns(%q, %do : {{[^)]*}}) column_values(%shift, %delta : {{[^)]*}})
+// CHECK-SAME: sums = [#flex.sum<matrix {{\[\[}}0, 1]]>, #flex.sum<matrix {{\[\[}}1, 0]] scaled>, #flex.sum<column_matrix {{\[\[}}1, 0]]>], transposed}
+// CHECK: %{{.*}} = math.fma %qk, %{{.*}}, %shift_1 : f32
+// CHECK-LABEL: func.func @all_scaled_d_query(
+// CHECK: %d_query_1 = flex.scale_rows %d_query scale(%scale : f32)
+// CHECK-LABEL: func.func @all(
+// CHECK: func.return %d_query_{{.*}}, %d_key, %d_value
+func.func @all(%q : !m, %k : !m, %v : !m, %scale : f32, %out : !m, %lse : !r, %do : !m)
+    -> (!m, !m, !m) {
+  %dq, %dk, %dv = flex.attention_backward %q, %k, %v : !m, !m, !m
+      saved(%out, %lse : !m, !r) cotangents(%do : !m) scale(%scale : f32)
+      -> !m, !m, !m {wrt = ["query", "key", "value"]}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.cmpi sge, %qi, %ki : i32
+    flex.yield %c : i1
+  }
+  func.return %dq, %dk, %dv : !m, !m, !m
+}
+
+// Without the query's gradient nothing is added by column.
+// CHECK-LABEL: func.func @keys_key_value(
+// CHECK: %d_key, %d_value = flex.pair_sums
+// CHECK-NOT: column_matrix
+func.func @keys(%q : !m, %k : !m, %v : !m, %scale : f32, %out : !m, %lse : !r, %do : !m)
+    -> (!m, !m) {
+  %dk, %dv = flex.attention_backward %q, %k, %v : !m, !m, !m
+      saved(%out, %lse : !m, !r) cotangents(%do : !m) scale(%scale : f32)
+      -> !m, !m {wrt = ["key", "value"]}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %c = arith.constant true
+    flex.yield %c : i1
+  }
+  func.return %dk, %dv : !m, !m
+}

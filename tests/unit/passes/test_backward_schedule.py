@@ -1,0 +1,164 @@
+"""The kernel with roles that computes all gradients, against the `flex` module."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from xdsl.context import Context
+from xdsl.dialects import func
+from xdsl.dialects.builtin import ModuleOp, UnitAttr
+from xdsl.ir import Operation
+from xdsl.utils.exceptions import InterpretationError
+
+from flexc.dialects.tile.schedule import (
+    ArriveOp,
+    AwaitCopiesOp,
+    AwaitOp,
+    FenceCopiesOp,
+    RoleOp,
+)
+from flexc.errors import ScheduleError
+from flexc.frontend.capture import capture_mods
+from flexc.frontend.import_graph import build_attention_module
+from flexc.passes import pipelines
+from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
+from flexc.passes.targets.target import LoweringOptions
+from flexc.runtime.attention.call import Attention, Outputs, read_signature
+from flexc.runtime.autograd.gradient_programs import expand
+from flexc.runtime.inputs.arguments import split_block_mask
+from flexc.runtime.inputs.options import NO_CHOICES
+from flexc.runtime.interpreters import run_module
+from tests.support.corpus import CORPUS
+
+QUERIES, KEYS = 200, 150
+"""Several blocks of queries, two of keys; the last ones are not whole."""
+
+INPUTS = ("query", "key", "value")
+
+
+def backward(
+    case: str, heads: tuple[int, int] = (2, 1), dim: int = 64
+) -> tuple[ModuleOp, list[object], list[Tensor]]:
+    """Return a case's backward in kernels of `flex`, its arguments and gradients."""
+    sizes = (1, *heads, QUERIES, KEYS)
+    score_mod, mask_mod = CORPUS[case].factory(*sizes)
+    draw = torch.Generator().manual_seed(0)
+    shapes = [
+        (heads[0], QUERIES),
+        (heads[1], KEYS),
+        (heads[1], KEYS),
+        (heads[0], QUERIES),
+    ]
+    query, key, value, d_out = (
+        torch.randn(1, *shape, dim, generator=draw).to(torch.bfloat16)
+        for shape in shapes
+    )
+    mask, found = split_block_mask(None, mask_mod, query, key)
+    signature = read_signature(score_mod, mask, query.device)
+    call = Attention(
+        query, key, value, 0.125, found, signature, Outputs(lse=True), "triton",
+        NO_CHOICES,
+    )  # fmt: skip
+    mods = capture_mods(signature, call.score_dtype)
+    made = build_attention_module(mods.score, mods.mask, call.build().call)
+    args = [query, key, value, 0.125, *made.arguments(signature.captures)]
+    out, lse = run_module(made.module, args)[:2]
+    facts = [("score_growth_bounded", UnitAttr())]
+    if heads[0] == heads[1]:
+        facts.append(("paired_heads", UnitAttr()))
+    derivative = Derivative(INPUTS, (), False, False, 0, None, tuple(facts))
+    module = derivative_module(made.module, derivative)
+    expand(module, "keys")
+    args += [out.to(torch.bfloat16), lse, d_out]
+    return module, args, run_module(module, args)
+
+
+def scheduled(module: ModuleOp, overlap: bool = True) -> ModuleOp:
+    """Return a module with a schedule for the kernel over pairs."""
+    module = module.clone()
+    (function,) = (
+        op
+        for op in module.ops
+        if isinstance(op, func.FuncOp) and op.sym_name.data.endswith("gradients")
+    )
+    inner = ModuleOp([function.clone()])
+    convert = ConvertFlexToBlocksparsePass("gluon")
+    passes = (
+        *pipelines.to_blocksparse(convert),
+        *pipelines.to_tile("gluon"),
+        *pipelines.to_schedule(LoweringOptions(overlap=overlap)),
+    )
+    for each in passes:
+        each.apply(Context(), inner)
+    inner.verify()
+    for op in list(inner.ops):
+        op.detach()
+        module.body.block.insert_op_before(op, function)
+    module.body.block.erase_op(function)
+    return module
+
+
+def check(got: list[Tensor], wanted: list[Tensor]) -> None:
+    """Compare gradients; P and dS are rounded to bf16 before their products."""
+    for x, y in zip(got, wanted, strict=True):
+        error = (x.double() - y.double()).norm()
+        assert error <= 2**-7 * y.double().norm()
+
+
+@pytest.mark.parametrize("case", CORPUS)
+def test_the_corpus(case: str) -> None:
+    module, args, wanted = backward(case)
+    for overlap in (True, False):
+        try:
+            kernel = scheduled(module, overlap)
+        except ScheduleError:
+            continue
+        assert sum(isinstance(op, RoleOp) for op in kernel.walk()) == 2
+        for interleaving in (None, 1):
+            check(run_module(kernel, args, interleaving=interleaving), wanted)
+
+
+SIGNALS = (AwaitOp, ArriveOp, FenceCopiesOp, AwaitCopiesOp)
+
+
+def signals(kernel: ModuleOp) -> list[Operation]:
+    """Return the ops of the roles that order the accesses to shared memory."""
+    roles = [op for op in kernel.walk() if isinstance(op, RoleOp)]
+    return [op for role in roles for op in role.walk() if isinstance(op, SIGNALS)]
+
+
+IMPLIED = ("value_bf16_empty", "d_out_tile_empty")
+"""The barriers whose waits other waits imply.
+
+A consumer fills a slot for the sums of queries again only after it has seen the other's
+tile of the iteration before, which the other shares after its product with the slot's
+earlier tile. The producer waits for the slot of a query before that of its d_out, and
+consumers return the query's slot last.
+"""
+
+
+def is_implied(op: Operation) -> bool:
+    return isinstance(op, AwaitOp) and op.barriers.name_hint in IMPLIED
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "simple"])
+def test_no_signal_can_be_left_out(overlap: bool) -> None:
+    module, args, _ = backward("causal", heads=(4, 1))
+    kernel = scheduled(module, overlap)
+    for number, op in enumerate(signals(kernel)):
+        if is_implied(op):
+            continue
+        changed = kernel.clone()
+        signal = signals(changed)[number]
+        signal.detach()
+        signal.erase()
+        with pytest.raises(InterpretationError):
+            run_in_turns(changed, args)
+
+
+def run_in_turns(kernel: ModuleOp, args: list[object]) -> None:
+    """Run a kernel with several interleavings of its roles."""
+    for interleaving in (None, *range(8)):
+        run_module(kernel, args, interleaving=interleaving)
