@@ -143,7 +143,13 @@ def is_implied(op: Operation) -> bool:
     return isinstance(op, AwaitOp) and op.barriers.name_hint in IMPLIED
 
 
-@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "simple"])
+@pytest.mark.parametrize(
+    "overlap",
+    [
+        pytest.param(True, id="overlap"),
+        pytest.param(False, id="simple", marks=pytest.mark.slow),
+    ],
+)
 def test_no_signal_can_be_left_out(overlap: bool) -> None:
     module, args, _ = backward("causal", heads=(4, 1))
     kernel = scheduled(module, overlap)
