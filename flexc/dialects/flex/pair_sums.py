@@ -191,7 +191,8 @@ class PairSumsLike(PairsOp):
     of the query has B batches of Hq heads, the side of the key B or 1 batches of Hkv
     heads. `tile_origin`, if given, is the batch, head and row (i32) at which the
     results start, or the row alone. The sizes of the results say how many rows are
-    computed.
+    computed. With `alignment` and a COLUMN_MATRIX of a transposed op, the rows of
+    column values are aligned too.
 
     `products[i]` is a list of pairs [r, c, r, c, ...]. Dot product i of a pair of
     positions is the sum of dot(rows[r], columns[c]) over this list. `pairs` receives

@@ -23,6 +23,7 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
 from flexc.dialects.tile import shape_of
+from flexc.passes.refusal import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 
 
@@ -101,7 +102,13 @@ class TileAccess:
 
     @classmethod
     def of_add(cls, op: tile.AddToOp) -> Self:
-        """Describe the access of an addition to memory; new code goes before it."""
+        """Describe the access of an addition to memory; new code goes before it.
+
+        Refuse additions that other programs' additions or the memref's end affect: only
+        copies of a schedule with roles do these.
+        """
+        if op.atomic is not None or op.checked.get_values():
+            refuse(op, "is atomic or checked, which needs a schedule with roles")
         code, shape = ScalarCode(InsertPoint.before(op)), shape_of(op.value.type)
         return cls(code, op.memref, op.indices, shape, ())
 
