@@ -18,7 +18,7 @@ BURST, UNTIMED = 10, 2
 """Calls between two waits for the device, where the host is timed: few, as a full queue
 would hold it up. What follows a wait is slower, and does not count."""
 
-LOOP, SHORTEST_LOOP, LOOP_SECONDS = 40, 4, 0.05
+LOOP, LOOP_SECONDS = 40, 0.05
 """Calls behind one another that are timed as one: fewer where they take long."""
 
 FEWEST = 5
@@ -159,6 +159,6 @@ def interleaved_loop_medians(
     times: dict[str, list[float]] = {name: [] for name in runs}
     for name in turns(runs, rounds, budget):
         once = loop_seconds(runs[name], device, 1)
-        fitting = max(SHORTEST_LOOP, int(LOOP_SECONDS / once))
+        fitting = max(1, int(LOOP_SECONDS / once))
         times[name].append(loop_seconds(runs[name], device, min(calls, fitting)))
     return {name: statistics.median(taken) for name, taken in times.items()}

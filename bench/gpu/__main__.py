@@ -1,14 +1,18 @@
 """flexc beside its peers on a GPU: `make bench`.
 
-    python -m bench.gpu --direction fwd --head-dim 128 --seq 8192 --budget 120
+    python -m bench.gpu --direction fwd --head-dim 128 --variants dense causal
+    python -m bench.gpu --seq 2048 32768 --budget 120
 
-Every cell is written to `bench/results/<gpu>-<date>.json` as soon as it is measured,
-and takes the place of an earlier result of that day. The plot lies beside that file.
+All systems take turns in one process, so ratios hold. Calls are back to back, as in a
+program; `--paused` times single ones, before which the GPU rests and so runs faster.
+Every cell is written to `bench/results/<gpu>-<date>.json` (`-paused`) as soon as it is
+measured, and takes the place of an earlier result of that day. The plot lies beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -22,25 +26,33 @@ from bench.gpu.cells import Cell
 from bench.gpu.measure import Measured, measure
 from bench.gpu.options import cells_of, parser
 from bench.gpu.problem import DTYPES, Setup
-from bench.gpu.results import Results, machine, stored
+from bench.gpu.results import Results, fa4_version, machine, stored, way
+from bench.gpu.systems import BY_FA4
 from bench.gpu.warm import warm_up
 
 WARMED = 0.6
 """At most so much of a budget goes to compiling ahead."""
 
+PREPARING = 2
+"""Seconds, about, that a cell takes before it is timed."""
+
 
 def run(options: argparse.Namespace) -> int:
     """Measure what is asked for; whether flexc was right everywhere."""
     setup, cells = Setup(DTYPES[options.dtype]), cells_of(options)
-    path = path_of(machine(), options.results)
-    results = stored(path, machine()) if options.dtype == "bf16" else Results(machine())
+    systems, here = able(options), machine(way(options.paused))
+    path = path_of(here, options.results)
+    path = path.with_stem(f"{path.stem}-paused") if options.paused else path
+    results = stored(path, here) if options.dtype == "bf16" else Results(here)
     deadline = time.perf_counter() + (options.budget or float("inf"))
-    print(f"{results.machine}, {options.dtype}, B=2 H=16 (8 above head dim 128)")
+    print(f"{here}, {options.dtype}, B=2 H=16 (8 above head dim 128)")
+    print(f"{len(cells)} cells, of some {options.seconds + PREPARING:.0f} s each")
     if options.jobs > 1 and len(cells) > 1:
+        print(f"{options.jobs} processes compile ahead, for minutes", flush=True)
         limit = None if options.budget is None else WARMED * options.budget
-        taken = warm_up(cells, setup, options.systems, options.jobs, limit)
-        print(f"compiled ahead in {taken:.0f} s, by {options.jobs} processes")
-    print(f"\n{report.header(options.systems)}", flush=True)
+        taken = warm_up(cells, setup, systems, options.jobs, limit)
+        print(f"compiled ahead in {taken:.0f} s")
+    print(f"\n{report.header(systems)}", flush=True)
     told: set[str] = set()
     failed: list[Cell] = []
     for i, cell in enumerate(cells):
@@ -50,22 +62,35 @@ def run(options: argparse.Namespace) -> int:
         measured = measure(
             cell,
             setup,
-            options.systems,
+            systems,
             rounds=options.rounds,
             seconds=options.seconds,
             check=not options.unchecked,
+            paused=options.paused,
         )
         results = results.with_rows(measured.rows)
         if options.dtype == "bf16":
             results.save(path)
-        tell(report.line(results, cell, options.systems), measured, told)
+        tell(report.line(results, cell, systems), measured, told)
         failed += [cell] if measured.failed else []
+    print(f"\n{report.table(results)}")
     if options.dtype == "bf16":
         print(f"\nwritten to {path}")
         draw(results, path)
     for cell in failed:
         print(f"FAILED: {cell}")
     return 1 if failed else 0
+
+
+def able(options: argparse.Namespace) -> list[str]:
+    """The systems that are asked for, without those whose package is missing."""
+    if fa4_version():
+        # Kept on disk: else those that compile ahead would compile for nothing.
+        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+        return options.systems
+    if not set(BY_FA4).isdisjoint(options.systems):
+        print("FlashAttention-4 is left out: there is no package flash-attn-4")
+    return [system for system in options.systems if system not in BY_FA4]
 
 
 def tell(line: str, measured: Measured, told: set[str]) -> None:

@@ -14,7 +14,7 @@ VARIANTS = {**ANCHORS, **LEARNED}
 
 DIRECTIONS = ("fwd", "bwd")
 HEAD_DIMS = (128, 64, 256)
-SEQS = (8192, 32768, 2048)
+SEQS = (8192,)
 """What is asked first comes first."""
 
 

@@ -18,15 +18,14 @@ from bench.gpu.problem import Setup, problem_of
 from bench.gpu.results import Row
 from bench.gpu.systems import MATMUL, SYSTEMS, Contest
 from bench.problem import Problem, gradients
-from bench.timing import (
-    interleaved_gpu_medians,
-    interleaved_loop_medians,
-    interleaved_medians,
-)
+from bench.timing import interleaved_gpu_medians, interleaved_loop_medians
 from tests.support.kernel_counts import counting
 from tests.support.reference import visible_pairs
 
 MATMUL_SIZE = {"cuda": 8192, "cpu": 64}
+
+FEW_WORDS = 120
+"""Characters of the reason why a system was left out."""
 
 Run = Callable[[], object]
 
@@ -73,7 +72,7 @@ def prepare(problem: Problem, systems: Sequence[str]) -> Prepared:
             found.outs[name] = contest.standard(out.detach())
         except Exception as error:  # the others' limits are part of the result
             reason = (str(error).strip() or "?").splitlines()[0]
-            found.notes.append(f"{name}: {type(error).__name__}: {reason[:160]}")
+            found.notes.append(f"{name}: {type(error).__name__}: {reason[:FEW_WORDS]}")
     return found
 
 
@@ -96,8 +95,12 @@ def measure(
     rounds: int = 40,
     seconds: float = 1.5,
     check: bool = True,
+    paused: bool = False,
 ) -> Measured:
-    """Check a cell and let all systems take turns, for about so many seconds."""
+    """Check a cell and let all systems take turns, for about so many seconds.
+
+    A turn is some calls back to back, or a single one after a pause, with a cold cache.
+    """
     measured = Measured(cell)
     problem = problem_of(cell, setup)
     prepared = prepare(problem, systems)
@@ -110,13 +113,12 @@ def measure(
     runs = dict(prepared.runs)
     if MATMUL in systems:
         runs[MATMUL] = matmul(setup.device)
-    if setup.device == "cuda":
+    if paused:
         medians = interleaved_gpu_medians(runs, rounds, budget=seconds)
     else:
-        medians = interleaved_medians(runs, rounds, seconds)
-    loops = interleaved_loop_medians(runs, setup.device, rounds, seconds)
+        medians = interleaved_loop_medians(runs, setup.device, rounds, seconds)
     measured.rows = [
-        row_of(cell, name, taken, loops[name], flops_of(cell, name, setup))
+        row_of(cell, name, taken, flops_of(cell, name, setup))
         for name, taken in medians.items()
     ]
     return measured
@@ -149,10 +151,9 @@ def examine(
     prepared.outs.clear()
 
 
-def row_of(cell: Cell, system: str, seconds: float, loop: float, flops: float) -> Row:
-    tflops = round(flops / seconds / 1e12, 2)
-    ms, loop_ms = round(seconds * 1e3, 5), round(loop * 1e3, 5)
-    return Row(*cell, system=system, ms=ms, tflops=tflops, loop_ms=loop_ms)
+def row_of(cell: Cell, system: str, seconds: float, flops: float) -> Row:
+    ms, tflops = round(seconds * 1e3, 5), round(flops / seconds / 1e12, 2)
+    return Row(*cell, system=system, ms=ms, tflops=tflops)
 
 
 @cache

@@ -1,8 +1,8 @@
 """Results as a picture: a panel for each head dim, direction and length.
 
 Bars are TFLOP/s from 0 on, in the same colours and on the same scale in all panels; the
-dashed line is the rate of a large matrix product in the same run, and a tick FA4's
-published figure. A system without a result has no bar.
+dashed line is the rate of a large matrix product in the same run. A system without a
+result has no bar.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.anchors import published
 from bench.gpu.cells import VARIANTS, Cell
 from bench.gpu.results import Results
 from bench.plots import add_legend
@@ -42,7 +41,6 @@ LABEL: dict[str, Any] = {
     "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
 }
 """Of the figure above a bar of flexc."""
-PUBLISHED = "FA4, published (another H100)"
 
 
 def draw(results: Results, path: Path) -> None:
@@ -94,7 +92,7 @@ def draw_panel(
         return
     for i, cell in enumerate(cells):
         draw_bars(panel, results, cell, i)
-    draw_marks(panel, results, cells)
+    draw_peak(panel, results, cells)
     panel.set_xlim(-0.6, len(cells) - 0.4)
     panel.set_xticks(range(len(cells)), [cell.variant for cell in cells], fontsize=8)
     panel.tick_params(axis="x", length=0)
@@ -118,18 +116,11 @@ def draw_bars(panel: Any, results: Results, cell: Cell, place: int) -> None:
             panel.annotate(text, (start + i * BAR, height), **LABEL)
 
 
-def draw_marks(panel: Any, results: Results, cells: Sequence[Cell]) -> None:
-    """The machine's rate and FA4's published figures."""
+def draw_peak(panel: Any, results: Results, cells: Sequence[Cell]) -> None:
+    """The machine's rate."""
     peaks = [results.tflops(cell, "matmul") for cell in cells]
     known = [peak for peak in peaks if peak is not None]
     if known:
         label = "matrix product, 8192^3"
         middle = sorted(known)[len(known) // 2]
         panel.axhline(middle, color="#555555", linestyle="--", linewidth=1, label=label)
-    for i, cell in enumerate(cells):
-        figure = published(
-            results.machine, cell.head_dim, cell.seq, cell.variant, cell.direction
-        )
-        if figure is not None:
-            ends = (i - 0.4, i + 0.4)
-            panel.hlines(figure, *ends, color="black", linewidth=1.1, label=PUBLISHED)

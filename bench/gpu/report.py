@@ -1,45 +1,33 @@
-"""Results as a table: TFLOP/s of each system, then what they say of flexc's.
+"""Results as tables, in TFLOP/s over unmasked pairs: lines of a run, and Markdown.
 
-`/torch`, `/cuDNN`, `/FA4` are flexc's figure by theirs, of the same run; `/peak` by
-that of a large matrix product in the same run; `/no mod` by flexc's own on the same
-mask without the score mod. `in a row` and `torch row` are TFLOP/s of flexc's and of
-torch's calls back to back: all others are of single ones, with a cold cache, for which
-the host has time to spare. The last two columns are FA4's published figure, and flexc's
-by that.
+`/best` is flexc's figure by that of its best peer in the same run, `equal` its own with
+gradients of equal bits, `peak` that of a large matrix product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
-from bench.anchors import published
-from bench.gpu.cells import Cell
+from bench.gpu.cells import DIRECTIONS, Cell
 from bench.gpu.results import Results
+from bench.gpu.systems import PEERS
 
 NAMES = {
     "flexc": "flexc",
+    "flexc-deterministic": "equal",
     "flexc-without-mod": "no mod",
     "flexc-mask-mod": "planning",
     "flexc-tables": "tables",
     "torch-flex": "torch",
     "torch-flex-flash": "FLASH",
-    "cudnn": "cuDNN",
     "fa4": "FA4",
+    "cudnn": "cuDNN",
     "matmul": "peak",
 }
 """Of columns, by system."""
 
-LOOPS = {"flexc": "in a row", "torch-flex": "torch row"}
-"""Columns of calls back to back, by system."""
-LAST = ("FA4 pub.", "/pub.")
-WIDTH = 10
-
-
-def table(results: Results) -> str:
-    """A line for each cell."""
-    systems = {row.system for row in results.rows}
-    lines = (line(results, cell, systems) for cell in results.cells)
-    return "\n".join([results.machine, "", header(systems), *lines])
+BEST = "/best"
+WIDTH = 9
 
 
 def shown(systems: Collection[str]) -> list[str]:
@@ -49,34 +37,49 @@ def shown(systems: Collection[str]) -> list[str]:
 
 def header(systems: Collection[str]) -> str:
     names = [NAMES[system] for system in shown(systems)]
-    names += [f"/{name}" for name in names if name != "flexc"]
-    names += [name for system, name in LOOPS.items() if system in systems]
     cell = f"{'variant':14}{'D':>4}{'S':>6} dir"
-    return cell + "".join(f"{name:>{WIDTH}}" for name in (*names, *LAST))
+    return cell + "".join(f"{name:>{WIDTH}}" for name in (*names, BEST))
 
 
 def line(results: Results, cell: Cell, systems: Collection[str]) -> str:
-    order = shown(systems)
-    figures = [number(results.tflops(cell, system), 0) for system in order]
-    ratios = [
-        number(results.ratio(cell, "flexc", system), 2)
-        for system in order
-        if system != "flexc"
-    ]
-    loops = [
-        number(results.loop_tflops(cell, system), 0)
-        for system in LOOPS
-        if system in systems
-    ]
-    known = published(
-        results.machine, cell.head_dim, cell.seq, cell.variant, cell.direction
-    )
-    own = results.tflops(cell, "flexc")
-    last = [number(known, 0), number(own / known if own and known else None, 2)]
+    figures = [number(results.tflops(cell, system), 0) for system in shown(systems)]
+    figures.append(number(results.ratio(cell, "flexc", PEERS), 2))
     name = f"{cell.variant:14}{cell.head_dim:4}{cell.seq:6} {cell.direction}"
-    return name + "".join([*figures, *ratios, *loops, *last])
+    return name + "".join(f"{figure:>{WIDTH}}" for figure in figures)
 
 
 def number(value: float | None, digits: int) -> str:
     """A number in a column; a dash if there is none."""
-    return f"{'-' if value is None else f'{value:.{digits}f}':>{WIDTH}}"
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def table(results: Results) -> str:
+    """Markdown: a table for each head dim and length, `forward / backward`."""
+    sizes = dict.fromkeys((cell.head_dim, cell.seq) for cell in results.cells)
+    tables = ("\n".join(rows(results, *size)) for size in sizes)
+    return "\n\n".join([results.machine, *tables])
+
+
+def rows(results: Results, head_dim: int, seq: int) -> Iterator[str]:
+    found = [c for c in results.cells if (c.head_dim, c.seq) == (head_dim, seq)]
+    cells = set(found)
+    systems = shown({row.system for row in results.rows if row.cell in cells})
+    names = [NAMES[system] for system in systems]
+    yield markdown(f"D={head_dim} S={seq}", *names, BEST)
+    yield markdown(*["---"] * (len(systems) + 2))
+    for variant in dict.fromkeys(cell.variant for cell in found):
+        both = [Cell(variant, head_dim, seq, direction) for direction in DIRECTIONS]
+        figures = [
+            pair(*(number(results.tflops(cell, system), 0) for cell in both))
+            for system in systems
+        ]
+        ratios = (number(results.ratio(cell, "flexc", PEERS), 2) for cell in both)
+        yield markdown(variant, *figures, pair(*ratios))
+
+
+def pair(forward: str, backward: str) -> str:
+    return "-" if forward == backward == "-" else f"{forward} / {backward}"
+
+
+def markdown(*columns: str) -> str:
+    return f"| {' | '.join(columns)} |"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +25,6 @@ class Row:
     system: str
     ms: float
     tflops: float
-    loop_ms: float | None = None
-    """Back to back, with all that the host does; None in files of before."""
 
     @property
     def cell(self) -> Cell:
@@ -41,7 +40,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """All rows of one machine and day."""
+    """All rows of one machine and day, and of one way to take the time."""
 
     machine: str
     rows: tuple[Row, ...] = ()
@@ -64,17 +63,12 @@ class Results:
         row = self.by_key.get(Key(cell, system))
         return None if row is None else row.tflops
 
-    def loop_tflops(self, cell: Cell, system: str) -> float | None:
-        """Of calls back to back."""
-        row = self.by_key.get(Key(cell, system))
-        if row is None or row.loop_ms is None:
-            return None
-        return row.tflops * row.ms / row.loop_ms
-
-    def ratio(self, cell: Cell, system: str, other: str) -> float | None:
-        """How much faster one is than the other."""
-        a, b = self.tflops(cell, system), self.tflops(cell, other)
-        return a / b if a and b else None
+    def ratio(self, cell: Cell, system: str, others: Iterable[str]) -> float | None:
+        """How much faster one is than the best of the others."""
+        own = self.tflops(cell, system)
+        found = [self.tflops(cell, other) for other in others]
+        best = max((figure for figure in found if figure), default=None)
+        return own / best if own and best else None
 
     @classmethod
     def load(cls, path: Path) -> Results:
@@ -85,8 +79,20 @@ class Results:
         files.save(path, self.machine, map(asdict, self.rows))
 
 
-def machine() -> str:
-    """The GPU, and the versions of what was measured on it."""
+def way(paused: bool) -> str:
+    """How calls follow one another."""
+    return "paused" if paused else "back to back"
+
+
+def fa4_version() -> str | None:
+    try:
+        return version("flash-attn-4")
+    except PackageNotFoundError:
+        return None
+
+
+def machine(*last: str) -> str:
+    """The GPU, the versions of what was measured on it, and what else is to be said."""
     import triton
 
     found = [torch.cuda.get_device_name(), f"torch {torch.__version__}"]
@@ -94,7 +100,9 @@ def machine() -> str:
     cudnn = torch.backends.cudnn.version()
     if cudnn:
         found.append(f"cuDNN {cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}")
-    return ", ".join(found)
+    if fa4 := fa4_version():
+        found.append(f"flash-attn-4 {fa4}")
+    return ", ".join((*found, *last))
 
 
 def stored(path: Path, machine: str) -> Results:

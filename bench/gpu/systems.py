@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -60,9 +59,9 @@ def block_mask(problem: Problem, make: Callable[..., Any]) -> Any:
     return mask_mod and make(mask_mod, None, None, *problem.lengths, device=device)
 
 
-def _flexc(problem: Problem, score_mod: Any, **mask: Any) -> Contest:
+def _flexc(problem: Problem, score_mod: Any, **others: Any) -> Contest:
     def forward() -> Tensor:
-        out: Any = flexc.flex_attention(*problem.qkv, score_mod=score_mod, **mask)
+        out: Any = flexc.flex_attention(*problem.qkv, score_mod=score_mod, **others)
         return out
 
     return Contest.of(problem, forward)
@@ -85,6 +84,14 @@ def without_mod(problem: Problem) -> Contest | None:
     if problem.mods[0] is None or len(problem.inputs) > 3:
         return None
     return _flexc(problem, None, **_mask(problem))
+
+
+def of_equal_bits(problem: Problem) -> Contest | None:
+    """Gradients that are the same at every run: what that costs."""
+    if not problem.backward:
+        return None
+    options = {"deterministic": True}
+    return _flexc(problem, problem.mods[0], kernel_options=options, **_mask(problem))
 
 
 def planned_at_each_call(problem: Problem) -> Contest | None:
@@ -119,7 +126,6 @@ def by_torch(problem: Problem) -> Contest:
 
 def by_torch_flash(problem: Problem) -> Contest:
     """torch's flex attention with FA4 as its backend."""
-    require_fa4()
     return _torch(problem, kernel_options={"BACKEND": "FLASH"})
 
 
@@ -140,7 +146,6 @@ def by_fa4(problem: Problem) -> Contest | None:
     """FlashAttention-4 itself, with heads where it wants them."""
     if problem.anchor is None or problem.anchor.fa4 is None:
         return None
-    require_fa4()
     from flash_attn.cute import flash_attn_func  # pyright: ignore
 
     arguments = problem.anchor.fa4
@@ -155,17 +160,9 @@ def by_fa4(problem: Problem) -> Contest | None:
     return Contest(forward, inputs, d_out, heads_last=True)
 
 
-class Absent(Exception):
-    """A system that this machine lacks."""
-
-
-def require_fa4() -> None:
-    if find_spec("flash_attn") is None or find_spec("flash_attn.cute") is None:
-        raise Absent("flash_attn.cute cannot be imported")
-
-
 SYSTEMS: dict[str, System] = {
     "flexc": by_flexc,
+    "flexc-deterministic": of_equal_bits,
     "flexc-without-mod": without_mod,
     "flexc-mask-mod": planned_at_each_call,
     "flexc-tables": by_tables,
@@ -175,7 +172,7 @@ SYSTEMS: dict[str, System] = {
     "fa4": by_fa4,
 }
 
-DEFAULT = (
-    *("flexc", "flexc-without-mod", "torch-flex", "torch-flex-flash", "cudnn", "fa4"),
-    MATMUL,
-)
+PEERS = ("torch-flex", "torch-flex-flash", "fa4", "cudnn")
+BY_FA4 = ("torch-flex-flash", "fa4")
+"""Those that need the package flash-attn-4."""
+DEFAULT = ("flexc", "flexc-deterministic", *PEERS, MATMUL)

@@ -9,30 +9,30 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.anchors import FA4, published
 from bench.errors import Errors, gradient_errors
 from bench.files import path_of
+from bench.gpu import __main__ as benchmark
 from bench.gpu import checks, report
-from bench.gpu.__main__ import main
-from bench.gpu.cells import DIRECTIONS, HEAD_DIMS, SEQS, VARIANTS, Cell, cells
+from bench.gpu.__main__ import able, main
+from bench.gpu.cells import DIRECTIONS, HEAD_DIMS, SEQS, Cell, cells
 from bench.gpu.measure import measure
 from bench.gpu.options import cells_of, parser
 from bench.gpu.plot import draw
 from bench.gpu.problem import Setup, problem_of
 from bench.gpu.results import Results, Row
-from bench.gpu.systems import MATMUL, by_flexc
+from bench.gpu.systems import MATMUL, PEERS, by_flexc
 from bench.learned import LEARNED
 from bench.variants import ANCHORS
 
 TINY = Setup(device="cpu", dtype=torch.float16, batch=1, heads=2)
 OWN = ("flexc", "flexc-without-mod", "flexc-mask-mod", "flexc-tables", MATMUL)
-H100 = "NVIDIA H100 80GB HBM3, torch 2.11.0, triton 3.6.0, cuDNN 9.19.0"
+H100 = "NVIDIA H100 80GB HBM3, torch 2.11.0, triton 3.6.0, cuDNN 9.19.0, paused"
 
 
 def test_what_matters_most_comes_first() -> None:
     asked = cells(ANCHORS, HEAD_DIMS, SEQS, DIRECTIONS)
     assert asked[0] == Cell("dense", 128, 8192, "fwd")
-    assert len(set(asked)) == len(asked) == 7 * 3 * 3 * 2
+    assert len(set(asked)) == len(asked) == 7 * 3 * 2
     assert cells(LEARNED, (64,), (96,), DIRECTIONS) == [
         Cell(name, 64, 96, "bwd") for name in LEARNED
     ]
@@ -42,11 +42,25 @@ def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     options = parser().parse_args(["--head-dim", "256", "--variants", "dense"])
     assert [c.direction for c in cells_of(options)[:2]] == ["fwd", "bwd"]
     assert len(cells_of(options)) == 2 * len(SEQS)
+    assert not options.paused
     with pytest.raises(SystemExit):
         main(["--direction", "sideways"])
     if not torch.cuda.is_available():
         assert main(["--direction", "bwd"]) == 2
         assert "needs a GPU" in capsys.readouterr().err
+
+
+def test_what_no_package_serves_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = parser().parse_args([])
+    assert set(PEERS) < set(options.systems)
+    monkeypatch.setattr(benchmark, "fa4_version", lambda: None)
+    left = ["flexc", "flexc-deterministic", "torch-flex", "cudnn", MATMUL]
+    assert able(options) == left
+    assert "left out" in capsys.readouterr().out
+    assert able(parser().parse_args(["--systems", "flexc"])) == ["flexc"]
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("name", ["document", "softcap"])
@@ -62,7 +76,6 @@ def test_forward_is_checked_and_measured(name: str) -> None:
     assert not found.failed
     assert found.notes == []
     assert all(row.cell == cell and row.ms > 0 for row in found.rows)
-    assert all(row.loop_ms and row.loop_ms > 0 for row in found.rows)
 
 
 @pytest.mark.parametrize("name", ["dense", "learned-bias"])
@@ -77,8 +90,8 @@ def test_backward_is_checked(name: str) -> None:
 def test_backward_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "SMALL_SEQ", 64)
     cell = Cell("learned-t5", 16, 96, "bwd")
-    found = measure(cell, TINY, ("flexc", "torch-flex", "fa4", "cudnn"), rounds=1)
-    assert [row.system for row in found.rows] == ["flexc"]
+    found = measure(cell, TINY, ("flexc", "flexc-deterministic", *PEERS), rounds=1)
+    assert [row.system for row in found.rows] == ["flexc", "flexc-deterministic"]
     assert any(note.startswith("torch-flex: ") for note in found.notes)
     assert not found.failed
 
@@ -89,9 +102,9 @@ def test_wrong_results_are_told() -> None:
 
 
 def row(
-    system: str, tflops: float, variant: str = "softcap", loop_ms: float | None = None
+    system: str, tflops: float, variant: str = "softcap", direction: str = "fwd"
 ) -> Row:
-    return Row(variant, 128, 8192, "fwd", system, 1.5, tflops, loop_ms)
+    return Row(variant, 128, 8192, direction, system, 1.5, tflops)
 
 
 def test_rows_take_the_place_of_older_ones(tmp_path: Path) -> None:
@@ -108,37 +121,34 @@ def test_rows_take_the_place_of_older_ones(tmp_path: Path) -> None:
         ("cudnn", 600),
     ]
     assert data["rows"][0].keys() == {
-        *("variant", "head_dim", "seq", "direction", "system", "ms", "tflops"),
-        "loop_ms",
+        *("variant", "head_dim", "seq", "direction", "system", "ms", "tflops")
     }
 
 
-def test_table() -> None:
-    found = Results(H100).with_rows(
-        [
-            row("flexc", 500, loop_ms=2.0),
-            row("torch-flex", 200),
-            row("flexc-without-mod", 625),
-        ]
-    )
-    _, _, header, line = report.table(found).splitlines()
-    assert header.split()[4:] == [
-        *("flexc", "no", "mod", "torch", "/no", "mod", "/torch"),
-        *("in", "a", "row", "torch", "row", "FA4", "pub.", "/pub."),
-    ]
-    assert line.split() == [
-        *("softcap", "128", "8192", "fwd", "500", "625", "200"),
-        *("0.80", "2.50", "375", "-", "325", "1.54"),
-    ]
+def test_lines_of_a_run() -> None:
+    rows = [row("flexc", 500), row("fa4", 625), row("cudnn", 400)]
+    found = Results(H100, tuple(rows))
+    systems = ("cudnn", "fa4", "flexc", "flexc-deterministic")
+    header = report.header(systems)
+    assert header.split()[4:] == ["flexc", "equal", "FA4", "cuDNN", "/best"]
+    line = report.line(found, rows[0].cell, systems)
+    assert line.split()[4:] == ["500", "-", "625", "400", "0.80"]
     assert len(header) == len(line)
 
 
-def test_published_figures_are_of_one_machine_and_length() -> None:
-    assert {variant for _, variant, _ in FA4} == set(ANCHORS) <= set(VARIANTS)
-    assert published(H100, 128, 8192, "dense", "bwd") == 615
-    assert published(H100, 128, 2048, "dense", "bwd") is None
-    assert published(H100, 256, 8192, "dense", "fwd") is None
-    assert published("NVIDIA H200", 128, 8192, "dense", "fwd") is None
+def test_table() -> None:
+    rows = [
+        *(row("flexc", 500), row("flexc", 400, direction="bwd")),
+        *(row("flexc-deterministic", 300, direction="bwd"), row("torch-flex", 200)),
+        row("flexc", 640, "dense"),
+    ]
+    assert report.table(Results(H100, tuple(rows))).splitlines() == [
+        *(H100, ""),
+        "| D=128 S=8192 | flexc | equal | torch | /best |",
+        "| --- | --- | --- | --- | --- |",
+        "| softcap | 500 / 400 | - / 300 | 200 / - | 2.50 / - |",
+        "| dense | 640 / - | - | - | - |",
+    ]
 
 
 def test_plot(tmp_path: Path) -> None:
