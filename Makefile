@@ -12,7 +12,7 @@ EXTRAS_bench := demo,bench
 EXTRAS_test := test,dev,demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test checks test-long test-gpu random random-gpu sanitize sanitize-cpu filecheck \
+.PHONY: help venv demo test checks test-long test-gpu random random-gpu sanitize-gpu sanitize-cpu filecheck \
 	triton36 lint format typecheck bench bench-cpu bench-host bench-gpt clean
 
 help: ## show this list
@@ -75,7 +75,7 @@ sanitize-cpu: venv ## calls of a CPU whose kernels check themselves (gcc's sanit
 bench-cpu: $(VENV)/installed-bench ## flexc beside torch on a CPU: a table, JSON and a plot
 	$(BIN)/python -m bench.cpu
 
-sanitize: venv ## a dozen calls on a GPU under compute-sanitizer
+sanitize-gpu: venv ## two dozen calls on a GPU under compute-sanitizer
 	$(BIN)/python -m tests.gpu.sanitize --tools memcheck racecheck synccheck
 
 filecheck: venv ## tests of printed IR and of emitted source, by lit

@@ -1,10 +1,11 @@
-"""A dozen small calls, for compute-sanitizer to look at.
+"""Two dozen small calls, for compute-sanitizer to look at.
 
     python -m tests.gpu.sanitize                                  # the calls alone
     python -m tests.gpu.sanitize --tools memcheck racecheck synccheck
 
 The calls cover head dims, masks by bounds and by tables, gathers, grouped heads,
-lengths that are no multiple of a tile, and gradients. Their results are checked on the
+lengths that are no multiple of a tile, schedules, and gradients in one pass and in two
+kernels. Their results are checked on the
 CPU, so that few kernels but flexc's run. Without a cache of memory, what a kernel reads
 outside of a tensor is seen.
 """
@@ -46,8 +47,17 @@ SAMPLES = (
     Sample("documents", 64, 350, 350, kv_heads=1),
     Sample("gates", 192, 100, 300, value_dim=128),
     Sample("pair_bias", 96, 77, 140),
+    Sample("causal", 128, 256, 256, schedule="simple"),
+    Sample("soft_cap", 64, 256, 384, schedule="overlap"),
+    Sample("alibi", 128, 190, 310, schedule="triton"),
+    Sample("dense", 128, 256, 384, backward=True),
     Sample("causal", 128, 200, 200, backward=True),
+    Sample("causal", 64, 256, 256, torch.float16, backward=True),
+    Sample("sliding_window", 64, 384, 384, kv_heads=1, backward=True),
+    Sample("soft_cap", 128, 256, 256, backward=True),
+    Sample("documents", 128, 384, 384, tables=True, backward=True),
     Sample("relative_bias", 64, 150, 170, backward=True),
+    Sample("causal", 128, 256, 256, backward=True, deterministic=True),
 )
 
 
@@ -59,7 +69,8 @@ def run_samples(device: str) -> int:
             error = error_of(sample, device)
         right = error <= ALLOWED
         failed += not right
-        print(f"{sample}\n  {dict(served)}, {error:.1e}{'' if right else ' WRONG'}")
+        told = f"{error:.1e}{'' if right else ' WRONG'}"
+        print(f"{sample}\n  {dict(served)}, {told}", flush=True)
     return 1 if failed else 0
 
 

@@ -32,6 +32,14 @@ class Sample:
     backward: bool = False
     strided: bool = False
     """Rows of the query lie apart, elements of the key do."""
+    schedule: str | None = None
+    """Of the output's kernel; None for flexc's choice."""
+    deterministic: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"deterministic": self.deterministic}
+        return found if self.schedule is None else found | {"schedule": self.schedule}
 
 
 def mods(sample: Sample, device: str) -> Mods:
@@ -62,14 +70,13 @@ def results(sample: Sample, given: Sequence[Tensor], dense: bool) -> list[Tensor
     if dense:
         out = attention(query, key, value, score_mod, mask_mod).out
     else:
-        mask: dict[str, Any] = {"mask_mod": mask_mod}
+        others: dict[str, Any] = {"mask_mod": mask_mod}
         if sample.tables:
             make: Any = flexc.create_block_mask
             made = make(mask_mod, None, None, sample.q_len, sample.kv_len, device)
-            mask = {"block_mask": made}
-        out: Any = flexc.flex_attention(
-            query, key, value, score_mod, enable_gqa=True, **mask
-        )
+            others = {"block_mask": made}
+        others |= {"enable_gqa": True, "kernel_options": sample.options}
+        out: Any = flexc.flex_attention(query, key, value, score_mod, **others)
     if not sample.backward:
         return [out]
     return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
