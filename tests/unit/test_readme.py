@@ -14,7 +14,7 @@ import torch
 from flexc import cli, opt
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/training.md", "docs/levels.md")
+PAGES = ("README.md", "docs/training.md", "docs/integrations.md", "docs/levels.md")
 TEXT = "\n".join((ROOT / page).read_text("utf-8") for page in PAGES)
 
 TOOLS = {"flexc": cli.main, "flexc-opt": opt.main}
@@ -30,6 +30,7 @@ def test_python_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     # Inductor would only take longer.
     quick = functools.partial(torch.compile, backend="aot_eager")

@@ -29,10 +29,10 @@ ALLOWED = {
 }
 """What each folder of flexc may import from flexc, besides itself.
 
-Top-level modules are free, but only these import the runtime:
+Top-level modules and `integrations` are free, but only these import the runtime:
 """
 
-MAY_IMPORT_RUNTIME = {"__init__", "cli"}
+MAY_IMPORT_RUNTIME = {"__init__", "cli", "integrations"}
 
 
 def _ids(path: Path) -> str:

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from xdsl.ir import Dialect
 
-from flexc.dialects.definitions import attributes_of, ops_of
+from flexc.dialects import attributes_of, ops_of
 from flexc.dialects.flex.attention import (
     ATTENTION_FORMAT,
     RESULTS,

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from xdsl.ir import Dialect
 
-from flexc.dialects.definitions import attributes_of, ops_of
+from flexc.dialects import attributes_of, ops_of
 from flexc.dialects.tile.compute import (
     ConvertLayoutOp,
     DiagonalsOp,

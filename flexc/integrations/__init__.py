@@ -1,0 +1,1 @@
+"""flexc in other libraries: a module for each, named as the library is."""

@@ -1,0 +1,208 @@
+"""Attention of Hugging Face models: `attn_implementation="flexc"`.
+
+transformers describes a mask by a function of positions, which is a mask_mod, so that
+no tensor of size queries x keys is made. Offsets and lengths of caches are numbers that
+the mask captures, so that nothing is compiled as a cache grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import bidirectional_mask_function
+from transformers.utils.import_utils import is_tracing
+
+from flexc.errors import OptionError
+from flexc.runtime.interface import MaskMod, ScoreMod, flex_attention
+
+
+def register(name: str = "flexc") -> None:
+    """Let models have `attn_implementation=name`. A second call changes nothing."""
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, make_mask)
+
+
+class FunctionMask(BlockMask):
+    """A mask that is a function of positions.
+
+    Models and `generate` let it pass, because it is a BlockMask and has what they ask
+    of a tensor of shape (batch, 1, queries, keys). It has no tables of blocks.
+    """
+
+    ndim = 4
+
+    def __init__(self, mask_mod: MaskMod, batch: int, lengths: tuple[int, int]):
+        self.mask_mod = mask_mod
+        self.seq_lengths = lengths
+        self.batch = batch
+
+    def __repr__(self) -> str:
+        return f"FunctionMask(shape={self.shape})"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.batch, 1, *self.seq_lengths)
+
+    def contiguous(self) -> FunctionMask:
+        return self
+
+    def to(self, device: Any, *_: Any, **__: Any) -> FunctionMask:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the mask. What it captures is where the model's inputs are."""
+        return self
+
+
+def make_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = bidirectional_mask_function,
+    attention_mask: Tensor | None = None,
+    **_: Any,
+) -> FunctionMask | None:
+    """Return the mask of some of a model's layers, None if it keeps all pairs.
+
+    Args:
+        batch_size: the number of sequences.
+        q_length: the number of queries.
+        kv_length: the number of keys. The last ones may be empty slots of a cache.
+        q_offset: the position of the first query, which a static cache has as a tensor.
+        kv_offset: the position of the first key.
+        mask_function: a function that returns True for a live pair of positions.
+        attention_mask: a tensor (batch, positions) that is False for padding. Positions
+            beyond it are padding too.
+    """
+    mask = None if mask_function is bidirectional_mask_function else mask_function
+    if attention_mask is not None:
+        mask = without_padding(mask, attention_mask, kv_length + kv_offset)
+    if mask is None:
+        return None
+    if isinstance(q_offset, Tensor):
+        # The cache adds to its tensor before attention reads it.
+        mask = shifted(mask, q_offset.clone(), kv_offset)
+    elif q_offset != 0 or kv_offset != 0:
+        mask = shifted(mask, q_offset, kv_offset)
+    return FunctionMask(mask, batch_size, (q_length, kv_length))
+
+
+def without_padding(
+    mask: MaskMod | None, attention_mask: Tensor, length: int
+) -> MaskMod | None:
+    """Return a mask without the padding among the first `length` positions of keys."""
+    given = attention_mask.size(1)
+    if is_tracing(attention_mask) or not attention_mask.all():
+        if given < length:
+            attention_mask = nn.functional.pad(attention_mask, (0, length - given))
+        return both(mask, lambda b, h, q_idx, kv_idx: attention_mask[b, kv_idx])
+    if given < length:
+        return both(mask, lambda b, h, q_idx, kv_idx: kv_idx < given)
+    return mask
+
+
+def both(first: MaskMod | None, second: MaskMod) -> MaskMod:
+    """Return the mask of the pairs that two masks keep."""
+    if first is None:
+        return second
+    return lambda b, h, q_idx, kv_idx: (
+        first(b, h, q_idx, kv_idx) & second(b, h, q_idx, kv_idx)
+    )
+
+
+def shifted(mask: MaskMod, q_offset: int | Tensor, kv_offset: int) -> MaskMod:
+    """Return a mask of queries and keys whose positions begin at offsets."""
+    return lambda b, h, q_idx, kv_idx: mask(b, h, q_idx + q_offset, kv_idx + kv_offset)
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: BlockMask | Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    kernel_options: dict[str, Any] | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Return the output of a layer's attention, (batch, queries, heads, head dim).
+
+    Args:
+        module: the layer.
+        query: (batch, heads, queries, head dim).
+        key: (batch, heads of keys, keys, head dim).
+        value: (batch, heads of keys, keys, head dim).
+        attention_mask: what `make_mask` returns, any BlockMask, or a tensor that
+            broadcasts to (batch, heads, queries, keys), of bools or added to scores.
+        scaling: the factor on scores, 1 / sqrt(head dim) by default.
+        dropout: 0, as dropout of attention is not supported.
+        softcap: the limit that scores approach.
+        s_aux: a logit for each head that takes part in softmax and has no value.
+        position_bias: a tensor, broadcast as a mask is, that is added to scores.
+        kernel_options: as for `flexc.flex_attention`.
+    """
+    if dropout:
+        raise OptionError(
+            f"attention expects no dropout, got {dropout}; set the dropout of "
+            "attention to 0 in the config, or call model.eval()"
+        )
+    block_mask = mask_mod = None
+    added = [] if position_bias is None else [broadcast(position_bias)]
+    if isinstance(attention_mask, FunctionMask):
+        mask_mod = attention_mask.mask_mod
+    elif isinstance(attention_mask, BlockMask):
+        block_mask = attention_mask
+    elif attention_mask is not None and attention_mask.dtype is torch.bool:
+        mask_mod = broadcast(attention_mask)
+    elif attention_mask is not None:
+        added.append(broadcast(attention_mask))
+    found: Any = flex_attention(
+        query,
+        key,
+        value,
+        score_mod=with_added(soft_cap(softcap), added),
+        block_mask=block_mask,
+        scale=scaling,
+        enable_gqa=query.size(1) != key.size(1),
+        kernel_options=kernel_options,
+        return_aux=None if s_aux is None else AuxRequest(lse=True),
+        mask_mod=mask_mod,
+    )
+    if s_aux is not None:
+        found, aux = found
+        share = torch.sigmoid(aux.lse - s_aux[:, None])
+        found = (found * share[..., None]).to(query.dtype)
+    return found.transpose(1, 2).contiguous(), None
+
+
+def soft_cap(limit: float | None) -> ScoreMod | None:
+    """Return the score_mod that keeps scores within a limit, None without one."""
+    if limit is None:
+        return None
+    return lambda score, b, h, q_idx, kv_idx: torch.tanh(score / limit) * limit
+
+
+def with_added(score_mod: ScoreMod | None, added: list[MaskMod]) -> ScoreMod | None:
+    """Return a score_mod whose scores have more numbers added to them."""
+    if not added:
+        return score_mod
+    *rest, last = added
+    before = with_added(score_mod, rest)
+    if before is None:
+        return lambda score, *at: score + last(*at)
+    return lambda score, *at: before(score, *at) + last(*at)
+
+
+def broadcast(table: Tensor) -> Callable[..., Tensor]:
+    """Return a function of positions that reads a tensor, broadcast to all of them."""
+    kept = [i for i, size in enumerate(table.shape) if size != 1]
+    table = table.squeeze()
+    return lambda *at: table[tuple([at[i] for i in kept])]

@@ -1,0 +1,263 @@
+"""Hugging Face models with flexc's attention have the results of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flexc
+from flexc.errors import OptionError
+from flexc.runtime.kernels.driver import counters
+
+hf: Any = pytest.importorskip("transformers")
+
+from flexc.integrations.transformers import (  # noqa: E402
+    FunctionMask,
+    make_mask,
+    register,
+)
+
+BATCH, LENGTH = 2, 19
+
+TOKENS: dict[str, Any] = {
+    "vocab_size": 96,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+DECODER: dict[str, Any] = SIZES | TOKENS | {"num_key_value_heads": 2, "head_dim": 8}
+ENCODER: dict[str, Any] = SIZES | TOKENS | {"cls_token_id": 1, "sep_token_id": 2}
+BOTH_LAYERS = {
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+UNDROPPED = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+T5 = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "dropout_rate": 0.0,
+    "decoder_start_token_id": 1,
+}
+CAPPED = {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0}
+EXPERTS = {
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model of random weights."""
+
+    model: str
+    config: str
+    options: dict[str, Any]
+
+    def build(self, attention: str, **options: Any) -> Any:
+        config = getattr(hf, self.config)(**(self.options | options))
+        torch.manual_seed(0)
+        return (
+            getattr(hf, self.model)
+            ._from_config(config, attn_implementation=attention)
+            .eval()
+        )
+
+
+DECODERS = {
+    "llama": Family("LlamaForCausalLM", "LlamaConfig", DECODER),
+    "qwen3": Family("Qwen3ForCausalLM", "Qwen3Config", DECODER),
+    "mistral": Family(
+        "MistralForCausalLM", "MistralConfig", DECODER | {"sliding_window": 7}
+    ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM", "Gemma2Config", DECODER | BOTH_LAYERS | CAPPED
+    ),
+    "gemma3": Family("Gemma3ForCausalLM", "Gemma3TextConfig", DECODER | BOTH_LAYERS),
+    "gpt-oss": Family(
+        "GptOssForCausalLM", "GptOssConfig", DECODER | BOTH_LAYERS | EXPERTS
+    ),
+    "t5": Family("T5ForConditionalGeneration", "T5Config", T5 | TOKENS),
+}
+ENCODERS = {
+    "bert": Family("BertModel", "BertConfig", ENCODER | UNDROPPED),
+    "modernbert": Family(
+        "ModernBertModel",
+        "ModernBertConfig",
+        ENCODER | {"local_attention": 8, "global_attn_every_n_layers": 2},
+    ),
+    "vit": Family(
+        "ViTModel", "ViTConfig", SIZES | UNDROPPED | {"image_size": 24, "patch_size": 8}
+    ),
+}
+FAMILIES = DECODERS | ENCODERS
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    register()
+
+
+def inputs(padding: str) -> dict[str, Tensor]:
+    """Tokens, of which one sequence is shorter than the other."""
+    tokens = torch.randint(3, 96, (BATCH, LENGTH))
+    if padding == "none":
+        return {"input_ids": tokens}
+    kept = torch.ones(BATCH, LENGTH, dtype=torch.long)
+    kept[0, slice(5) if padding == "left" else slice(-5, None)] = 0
+    return {"input_ids": tokens, "attention_mask": kept}
+
+
+def inputs_of(name: str, padding: str) -> dict[str, Tensor]:
+    if name == "vit":
+        return {"pixel_values": torch.randn(BATCH, 3, 24, 24)}
+    given = inputs(padding)
+    if name == "t5":
+        given["labels"] = torch.randint(3, 96, (BATCH, 11))
+    return given
+
+
+def trained(model: Any, given: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output of a model where it is not padded, and gradients of its weights."""
+    model.train()
+    found = model(**given)
+    model.eval()
+    out = found["logits"] if "logits" in found else found["last_hidden_state"]
+    kept = given.get("attention_mask")
+    if kept is not None and "labels" not in given:
+        out = out[kept.bool()]
+    out.square().sum().backward()
+    grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return out.detach(), grads
+
+
+PADDED = [(f, p) for f in FAMILIES for p in ("none", "left") if f != "vit"]
+PADDED += [("vit", "none"), ("llama", "right"), ("bert", "right")]
+
+
+@pytest.mark.parametrize(("name", "padding"), PADDED)
+def test_a_training_step(name: str, padding: str) -> None:
+    given = inputs_of(name, padding)
+    expected, own = trained(FAMILIES[name].build("eager"), given)
+    out, grads = trained(FAMILIES[name].build("flexc"), given)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    assert grads.keys() == own.keys()
+    scale = max(grad.abs().max().item() for grad in own.values())
+    for weight, grad in grads.items():
+        torch.testing.assert_close(grad, own[weight], rtol=1e-3, atol=1e-5 * scale)
+
+
+def test_sinks_have_gradients() -> None:
+    _, grads = trained(DECODERS["gpt-oss"].build("flexc"), inputs("none"))
+    assert grads["model.layers.0.self_attn.sinks"].abs().min() > 0
+
+
+def generated(model: Any, given: dict[str, Tensor], **options: Any) -> Any:
+    return model.generate(
+        **given,
+        max_new_tokens=9,
+        do_sample=False,
+        eos_token_id=None,
+        output_logits=True,
+        return_dict_in_generate=True,
+        **options,
+    )
+
+
+CACHES: dict[str, dict[str, Any]] = {
+    "dynamic": {},
+    "static": {"cache_implementation": "static"},
+}
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(
+    ("name", "padding"), [("llama", "none"), *((name, "left") for name in DECODERS)]
+)
+def test_generate(name: str, cache: str, padding: str) -> None:
+    given = inputs(padding)
+    own, ours = (DECODERS[name].build(a) for a in ("eager", "flexc"))
+    expected = generated(own, given, **CACHES[cache])
+    found = generated(ours, given, **CACHES[cache])
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
+
+
+def test_assisted_generation() -> None:
+    given = {"input_ids": inputs("none")["input_ids"][:1]}
+    family = DECODERS["mistral"]
+    helper = family.build("flexc", num_hidden_layers=1)
+    found = generated(family.build("flexc"), given, assistant_model=helper)
+    expected = generated(family.build("eager"), given)
+    assert found.sequences.tolist() == expected.sequences.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"), [("llama", "dynamic"), ("t5", "dynamic"), ("gemma2", "static")]
+)
+def test_a_growing_cache_compiles_nothing(name: str, cache: str) -> None:
+    given, model = inputs("left"), DECODERS[name].build("flexc")
+    generated(model, given, **CACHES[cache])
+    before = dict(counters)
+    model.generate(**given, max_new_tokens=30, eos_token_id=None, **CACHES[cache])
+    assert dict(counters) == before
+
+
+def test_no_tensor_holds_a_mask() -> None:
+    mask = make_mask(2, 5, 7, 2, 0, attention_mask=torch.ones(2, 6).bool())
+    assert isinstance(mask, FunctionMask)
+    assert mask.shape == (2, 1, 5, 7)
+    assert not any(isinstance(v, Tensor) for v in vars(mask).values())
+    assert make_mask(2, 5, 5, attention_mask=torch.ones(2, 5).bool()) is None
+
+
+SHAPES = [(BATCH, 1, LENGTH, LENGTH), (1, 4, LENGTH, LENGTH), (BATCH, 1, 1, LENGTH)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_masks_of_the_user(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    tokens = inputs("none")["input_ids"]
+    mask = torch.rand(shape) > 0.3
+    mask[..., 0] = True
+    added = torch.where(mask, torch.randn(shape), -torch.inf)
+    given = mask if dtype is torch.bool else added
+    own = DECODERS["llama"].build("sdpa")(tokens, attention_mask=given).logits
+    found = DECODERS["llama"].build("flexc")(tokens, attention_mask=given).logits
+    torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-5)
+
+
+def test_packed_sequences() -> None:
+    """Positions that start again separate sequences, as do documents of a BlockMask."""
+    given: dict[str, Any] = {"input_ids": inputs("none")["input_ids"][:1]}
+    positions = torch.cat([torch.arange(8), torch.arange(LENGTH - 8)])[None]
+    given |= {"position_ids": positions, "use_cache": False}
+    own, ours = (DECODERS["llama"].build(a) for a in ("eager", "flexc"))
+    expected = own(**given).logits
+    found = ours(**given).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    ids = (torch.arange(LENGTH) >= 8).int()
+    mask = flexc.create_block_mask(
+        lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k), 1, None, LENGTH, LENGTH, "cpu"
+    )
+    found = ours(**given, attention_mask=mask).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_is_refused() -> None:
+    model = DECODERS["llama"].build("flexc", attention_dropout=0.1).train()
+    with pytest.raises(OptionError, match="expects no dropout"):
+        model(**inputs("none"))
