@@ -8,12 +8,12 @@ region.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import AnyFloat, IntegerType, TensorType, i1, i32
-from xdsl.ir import Attribute, Operation, Region, SSAValue
+from xdsl.ir import Attribute, BlockArgument, Operation, Region, SSAValue
 from xdsl.irdl import IRDLOperation
 from xdsl.irdl.declarative_assembly_format import (
     CustomDirective,
@@ -81,6 +81,19 @@ def verify_scalar_region(
                 f"{op.results[0].type}"
             )
         verify_comparison(op)
+
+
+def arguments_of(values: Iterable[SSAValue]) -> set[SSAValue]:
+    """Return the arguments of a region of scalar code that its values depend on."""
+    found, left = set[SSAValue](), list(values)
+    while left:
+        value = left.pop()
+        if value in found:
+            continue
+        found.add(value)
+        if isinstance(value.owner, Operation):
+            left += value.owner.operands
+    return {value for value in found if isinstance(value, BlockArgument)}
 
 
 def verify_comparison(op: Operation) -> None:

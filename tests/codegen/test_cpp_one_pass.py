@@ -63,9 +63,21 @@ def text_of_made_rows(dim: int) -> str:
         f"%d : {rows},\n", f"%out : {matrix}, %lse : {rows}, %rest : {rows},\n"
     )
     makers = f"""
-  %made = flex.weigh_rows %q, %lse, %rest : {matrix}, {rows}, {rows} -> {matrix}
-  %d = flex.row_dots lhs(%made : {matrix}) rhs(%out : {matrix}) minus(%rest : {rows})
-      -> {rows}
+  %made = flex.map_rows values(%q, %lse, %rest : {matrix}, {rows}, {rows}) -> {matrix}
+      code(%x : f32, %l : f32, %r : f32) {{
+    %none = arith.constant 0xFF800000 : f32
+    %is_empty = arith.cmpf oeq, %l, %none : f32
+    %zero = arith.constant 0.0 : f32
+    %weight = math.exp2 %r : f32
+    %weighed = arith.mulf %x, %weight : f32
+    %y = arith.select %is_empty, %zero, %weighed : f32
+    flex.yield %y : f32
+  }}
+  %d = flex.map_rows lhs(%made : {matrix}) rhs(%out : {matrix}) values(%rest : {rows})
+      -> {rows} code(%dot : f32, %r : f32) {{
+    %y = arith.subf %dot, %r : f32
+    flex.yield %y : f32
+  }}
   %dq, %dk, %rows = flex.pair_sums rows(%made : {matrix})"""
     given = given.replace(
         f"\n  %dq, %dk, %rows = flex.pair_sums rows(%q : {matrix})", makers

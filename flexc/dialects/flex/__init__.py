@@ -77,9 +77,8 @@ from flexc.dialects.flex.pair_sums import (
 from flexc.dialects.flex.row_ops import (
     CombineSplitsOp,
     MapRowsOp,
-    RowDotsOp,
-    ScaleRowsOp,
-    WeighRowsOp,
+    is_matrix,
+    is_rows,
 )
 from flexc.dialects.flex.scalar import DimOp, FmodOp, LoadCaptureOp, YieldOp
 

@@ -235,6 +235,8 @@ class _Callee(SymbolUserOpInterface):
 class LaunchOp(IRDLOperation):
     """A call of a function of the module, or of the kernel that replaced it.
 
+    The last outputs are added to `plus`, if given, in place: nothing else reads these.
+
     ```mlir
     %delta = flex.launch @attention_backward_delta(%do, %out)
         : tensor<?x?x?x64xf32>, tensor<?x?x?x64xf32> -> tensor<?x?x?xf32>
@@ -245,18 +247,33 @@ class LaunchOp(IRDLOperation):
 
     callee = prop_def(SymbolRefAttr)
     inputs = var_operand_def()
+    plus = var_operand_def(TensorType[Attribute])
     outputs = var_result_def()
 
     traits = traits_def(Pure(), _Callee())
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
     assembly_format = (
-        "$callee `(` $inputs `)` attr-dict `:` type($inputs) `->` type($outputs)"
+        "$callee `(` $inputs `)`"
+        + operand_groups("plus")
+        + " attr-dict `:` type($inputs) `->` type($outputs)"
     )
 
     def __init__(
-        self, callee: str, inputs: Sequence[SSAValue], types: Sequence[Attribute]
+        self,
+        callee: str,
+        inputs: Sequence[SSAValue],
+        types: Sequence[Attribute],
+        plus: Sequence[SSAValue] = (),
     ):
         super().__init__(
-            operands=[inputs],
+            operands=[inputs, plus],
             properties={"callee": SymbolRefAttr(callee)},
             result_types=[types],
         )
+
+    def verify_(self) -> None:
+        if any(value.uses.get_length() > 1 for value in self.plus):
+            raise VerifyException("plus expects values without other uses")
+        added = self.outputs[len(self.outputs) - len(self.plus) :]
+        if [v.type for v in self.plus] != [v.type for v in added]:
+            raise VerifyException("plus expects the types of the last outputs")

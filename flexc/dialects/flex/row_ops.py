@@ -1,31 +1,37 @@
-"""Ops on rows of tensors: `row_dots`, `map_rows`, `weigh_rows`, `combine_splits`."""
+"""Ops on rows of tensors: `map_rows`, `combine_splits`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from xdsl.dialects.builtin import AnyFloatConstr, IntegerAttr, TensorType, i32
-from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.dialects.builtin import AnyFloat, IntegerAttr, TensorType, f32, f64, i32
+from xdsl.ir import Attribute, BlockArgument, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
     ParsePropInAttrDict,
     irdl_op_definition,
     operand_def,
-    opt_operand_def,
     opt_prop_def,
     region_def,
     result_def,
     traits_def,
     var_operand_def,
+    var_result_def,
 )
 from xdsl.traits import IsolatedFromAbove, Pure
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
-from flexc.dialects.flex.facts import tensor_shape, verify_head_dim, verify_rank
+from flexc.dialects.flex.facts import (
+    score_type,
+    tensor_shape,
+    verify_head_dim,
+    verify_rank,
+)
 from flexc.dialects.mod_region import (
     ScalarRegion,
+    arguments_of,
     operand_groups,
     verify_scalar_region,
 )
@@ -40,59 +46,6 @@ class RowsOp(IRDLOperation):
 
     traits = traits_def(Pure())
     irdl_options = (ParsePropInAttrDict(),)
-
-
-@irdl_op_definition
-class WeighRowsOp(RowsOp):
-    """values * w, where w is the weight of each row.
-
-    The weight is the ratio of the exact probabilities of the row to exp(score - lse),
-    which a kernel computes from a rounded lse. `values` are (B, H, S, D) or (B, H, S).
-    `lse` and `lse_rest` are (B, H, S); their sum is log-sum-exp to twice the digits. A
-    row without live pairs (lse is -inf) has weight 0, whatever its values are.
-
-    ```mlir
-    %w = flex.weigh_rows %d_out, %lse, %rest
-        : tensor<?x?x?x64xbf16>, tensor<?x?x?xf32>, tensor<?x?x?xf32>
-        -> tensor<?x?x?x64xbf16>
-    ```
-    """
-
-    name = "flex.weigh_rows"
-
-    values = operand_def(TensorType[Attribute])
-    lse = operand_def(TensorType[Attribute])
-    lse_rest = operand_def(TensorType[Attribute])
-    result = result_def(TensorType[Attribute])
-
-    assembly_format = (
-        "$values `,` $lse `,` $lse_rest attr-dict "
-        "`:` type($values) `,` type($lse) `,` type($lse_rest) `->` type($result)"
-    )
-
-    def __init__(
-        self,
-        values: SSAValue,
-        lse: SSAValue,
-        lse_rest: SSAValue,
-        result_type: Attribute,
-        properties: Mapping[str, Attribute] | None = None,
-    ):
-        super().__init__(
-            operands=[values, lse, lse_rest],
-            result_types=[result_type],
-            properties=properties or {},
-        )
-
-    def verify_(self) -> None:
-        rank = len(tensor_shape(self.values))
-        if rank not in (3, 4):
-            raise VerifyException(f"values expects 3 or 4 dimensions, got {rank}")
-        verify_rank("result", self.result.type, rank)
-        if rank == 4:
-            verify_head_dim("result", self.result, "values have", self.values)
-        for name in ("lse", "lse_rest"):
-            verify_rank(name, getattr(self, name).type, 3)
 
 
 @irdl_op_definition
@@ -150,141 +103,120 @@ class CombineSplitsOp(RowsOp):
 
 
 @irdl_op_definition
-class RowDotsOp(RowsOp):
-    """The sum over i of dot(lhs[i], rhs[i]) along the head dim, less `minus`.
-
-    Operands are (B, H, S, D), `minus` and the result (B, H, S).
-
-    ```mlir
-    %delta = flex.row_dots lhs(%d_out : tensor<?x?x?x64xf32>)
-        rhs(%out : tensor<?x?x?x64xf32>) minus(%d_lse : tensor<?x?x?xf32>)
-        -> tensor<?x?x?xf32>
-    ```
-    """
-
-    name = "flex.row_dots"
-
-    lhs = var_operand_def(TensorType[Attribute])
-    rhs = var_operand_def(TensorType[Attribute])
-    minus = opt_operand_def(TensorType[Attribute])
-    result = result_def(TensorType[Attribute])
-
-    irdl_options = (AttrSizedOperandSegments(as_property=True),)
-    assembly_format = (
-        operand_groups("lhs", "rhs", "minus") + " `->` type($result) attr-dict"
-    )
-
-    def __init__(
-        self,
-        lhs: Sequence[SSAValue],
-        rhs: Sequence[SSAValue],
-        minus: SSAValue | None,
-        result_type: Attribute,
-        properties: Mapping[str, Attribute] | None = None,
-    ):
-        super().__init__(
-            operands=[lhs, rhs, minus],
-            result_types=[result_type],
-            properties=properties or {},
-        )
-
-    def verify_(self) -> None:
-        for operand in (*self.lhs, *self.rhs):
-            verify_rank("operand", operand.type, 4)
-        for row in (self.result, *([] if self.minus is None else [self.minus])):
-            verify_rank("result and minus", row.type, 3)
-        if not self.lhs or len(self.lhs) != len(self.rhs):
-            raise VerifyException(
-                f"expects as many rhs as lhs, got {len(self.lhs)} and {len(self.rhs)}"
-            )
-        for lhs, rhs in zip(self.lhs, self.rhs, strict=True):
-            verify_head_dim("rhs", rhs, "lhs has", lhs)
-
-
-@irdl_op_definition
-class ScaleRowsOp(RowsOp):
-    """Rows times a scale, rounded to the type of the result, (B, H, S, D).
-
-    ```mlir
-    %dq = flex.scale_rows %sums scale(%scale : f32)
-        : tensor<?x?x?x64xf32> -> tensor<?x?x?x64xbf16>
-    ```
-    """
-
-    name = "flex.scale_rows"
-
-    rows = operand_def(TensorType[Attribute])
-    scale = operand_def(AnyFloatConstr)
-    result = result_def(TensorType[Attribute])
-
-    assembly_format = (
-        "$rows `scale` `(` $scale `:` type($scale) `)` attr-dict "
-        "`:` type($rows) `->` type($result)"
-    )
-
-    def __init__(
-        self,
-        rows: SSAValue,
-        scale: SSAValue,
-        result_type: Attribute,
-        properties: Mapping[str, Attribute] | None = None,
-    ):
-        super().__init__(
-            operands=[rows, scale],
-            result_types=[result_type],
-            properties=properties or {},
-        )
-
-    def verify_(self) -> None:
-        verify_rank("rows", self.rows.type, 4)
-        verify_rank("result", self.result.type, 4)
-        verify_head_dim("result", self.result, "rows have", self.rows)
-
-
-@irdl_op_definition
 class MapRowsOp(RowsOp):
-    """A number for each row, computed from a number of the row by scalar code.
+    """Rows of numbers and of vectors, computed from those of other tensors by `code`.
+
+    All tensors are matrices (B, H, S, D) or numbers of rows (B, H, S). `code` receives
+    the sum over i of dot(lhs[i], rhs[i]) along the head dim, if there are any, and an
+    element of each of `values`, which may be scalars too. It yields an element of each
+    result. It computes in f64 if a tensor is of f64, else in f32; results are rounded.
+    A result depends on matrices of its own head dim alone, and a number of a row on no
+    element of a matrix.
 
     ```mlir
-    %shift = flex.map_rows %lse : tensor<?x?x?xf32> -> tensor<?x?x?xf32>
-        code(%lse_ : f32) {
-      ...
-      flex.yield %shift_ : f32
+    %delta, %zeros = flex.map_rows lhs(%d_out : tensor<?x?x?x64xbf16>)
+        rhs(%out : tensor<?x?x?x64xbf16>) values(%d_lse : tensor<?x?x?xf32>)
+        -> tensor<?x?x?xf32>, tensor<?x?x?x32xf32> code(%dot : f32, %d_lse_ : f32) {
+      %delta_ = arith.subf %dot, %d_lse_ : f32
+      %zero = arith.constant 0.0 : f32
+      flex.yield %delta_, %zero : f32, f32
     }
     ```
     """
 
     name = "flex.map_rows"
 
-    rows = operand_def(TensorType[Attribute])
-    result = result_def(TensorType[Attribute])
+    lhs = var_operand_def(TensorType[Attribute])
+    rhs = var_operand_def(TensorType[Attribute])
+    values = var_operand_def()
+    rows = var_result_def(TensorType[Attribute])
     code = region_def("single_block")
 
     traits = traits_def(Pure(), IsolatedFromAbove())
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
     custom_directives = (ScalarRegion,)
     assembly_format = (
-        "$rows `:` type($rows) `->` type($result) attr-dict "
-        "`code` custom<ScalarRegion>($code)"
+        operand_groups("lhs", "rhs", "values")
+        + " `->` type($rows) attr-dict `code` custom<ScalarRegion>($code)"
     )
 
     def __init__(
         self,
-        rows: SSAValue,
-        result_type: Attribute,
+        lhs: Sequence[SSAValue],
+        rhs: Sequence[SSAValue],
+        values: Sequence[SSAValue],
+        result_types: Sequence[Attribute],
         code: Region,
         properties: Mapping[str, Attribute] | None = None,
     ):
         super().__init__(
-            operands=[rows],
-            result_types=[result_type],
+            operands=[lhs, rhs, values],
+            result_types=[result_types],
             regions=[code],
             properties=properties or {},
         )
 
+    @staticmethod
+    def computed_type(lhs: Sequence[SSAValue], values: Sequence[SSAValue]) -> AnyFloat:
+        """Return the type that code for operands computes in."""
+        tensors = [v for v in (*lhs, *values) if is_rows(v)]
+        return f64 if f64 in (score_type(v.type) for v in tensors) else f32
+
+    @staticmethod
+    def code_types(
+        lhs: Sequence[SSAValue], values: Sequence[SSAValue]
+    ) -> list[Attribute]:
+        """Return the types of the code's arguments for operands."""
+        type_ = MapRowsOp.computed_type(lhs, values)
+        given = (type_ if is_rows(v) else v.type for v in values)
+        return [*([type_] if lhs else []), *given]
+
+    def dot(self) -> BlockArgument | None:
+        """Return the code's argument for the dot products, if there are any."""
+        return self.code.block.args[0] if self.lhs else None
+
+    def arguments(self) -> list[tuple[SSAValue, BlockArgument]]:
+        """Return the values, each with its argument of the code."""
+        args = self.code.block.args[bool(self.lhs) :]
+        return list(zip(self.values, args, strict=True))
+
+    def yielded(self, result: SSAValue) -> SSAValue:
+        """Return the code's value for a result."""
+        last = self.code.block.last_op
+        assert last is not None
+        return last.operands[self.rows.index(result)]
+
     def verify_(self) -> None:
-        types: list[Attribute] = []
-        for value in (self.rows, self.result):
-            verify_rank("rows and result", value.type, 3)
-            assert isa(value.type, TensorType[Attribute])
-            types.append(value.type.element_type)
-        verify_scalar_region("code", self.code, types[:1], types[1:])
+        for operand in (*self.lhs, *self.rhs):
+            verify_rank("operand", operand.type, 4)
+        if len(self.lhs) != len(self.rhs):
+            raise VerifyException(
+                f"expects as many rhs as lhs, got {len(self.lhs)} and {len(self.rhs)}"
+            )
+        for lhs, rhs in zip(self.lhs, self.rhs, strict=True):
+            verify_head_dim("rhs", rhs, "lhs has", lhs)
+        for rows in (*filter(is_rows, self.values), *self.rows):
+            if len(tensor_shape(rows)) not in (3, 4):
+                raise VerifyException(f"rows expect 3 or 4 dimensions, got {rows.type}")
+        types = self.code_types(self.lhs, self.values)
+        computed = self.computed_type(self.lhs, self.values)
+        verify_scalar_region("code", self.code, types, [computed] * len(self.rows))
+        for result in self.rows:
+            self.verify_result(result)
+
+    def verify_result(self, result: SSAValue) -> None:
+        read = arguments_of([self.yielded(result)])
+        for value, arg in self.arguments():
+            if arg in read and is_matrix(value):
+                verify_rank("result of elements of a matrix", result.type, 4)
+                verify_head_dim("result", result, "values have", value)
+
+
+def is_rows(value: SSAValue) -> bool:
+    """Return True for a tensor, False for a scalar."""
+    return isa(value.type, TensorType[Attribute])
+
+
+def is_matrix(rows: SSAValue) -> bool:
+    """Return True if a value has a vector for each row, not a number."""
+    return is_rows(rows) and len(tensor_shape(rows)) > 3

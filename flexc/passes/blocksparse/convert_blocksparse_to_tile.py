@@ -17,7 +17,7 @@ from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.flex import SumKind
 from flexc.errors import UnsupportedOpError
 from flexc.passes.blocksparse.programs.attention import AttentionKernelBuilder
-from flexc.passes.blocksparse.programs.kernel_builder import RowOp, is_absorbed
+from flexc.passes.blocksparse.programs.kernel_builder import is_absorbed
 from flexc.passes.blocksparse.programs.key_sums import KeySumsKernelBuilder
 from flexc.passes.blocksparse.programs.pair_sums import (
     OnePassKernelBuilder,
@@ -48,7 +48,7 @@ def kernel_of(op: Operation, name: str, target: Target) -> tile.KernelOp | None:
             return OnePassKernelBuilder(op, name, target).build()
         case blocksparse.PairSumsOp():
             return PairSumsKernelBuilder(op, name, target).build()
-        case _ if isinstance(op, RowOp):
+        case flex.MapRowsOp():
             return None if is_absorbed(op) else rows_kernel(op, name, target)
         case flex.CombineSplitsOp():
             return CombineKernelBuilder(op, name, target).build()

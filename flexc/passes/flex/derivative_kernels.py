@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects import func
@@ -76,8 +76,13 @@ class HostFunction:
         """Append an op and return its single result."""
         return self.code.insert(op, name)
 
-    def kernel(self, suffix: str, op: Operation) -> Sequence[SSAValue]:
-        """Move an op into a kernel of its own; return the results of its launch."""
+    def kernel(
+        self, suffix: str, op: Operation, plus: Sequence[SSAValue] = ()
+    ) -> Sequence[SSAValue]:
+        """Move an op into a kernel of its own; return the results of its launch.
+
+        The last results are added to `plus`.
+        """
         operands, results = list(op.operands), list(op.results)
         block = Block(arg_types=[v.type for v in operands])
         for arg, value in zip(block.args, operands, strict=True):
@@ -87,7 +92,7 @@ class HostFunction:
         name = f"{self.name}_{suffix}"
         types = [v.type for v in operands], [r.type for r in results]
         self.functions.append(func.FuncOp(name, types, Region(block)))
-        call = flex.LaunchOp(name, operands, [r.type for r in results])
+        call = flex.LaunchOp(name, operands, [r.type for r in results], plus)
         self.code.builder.insert(call)
         for result, inner in zip(call.outputs, results, strict=True):
             result.name_hint = inner.name_hint
@@ -100,13 +105,40 @@ class HostFunction:
         sums: Sequence[Sum],
         transposed: bool = False,
         origin: Sequence[SSAValue] = (),
+        plus: Sequence[SSAValue] = (),
     ) -> Sequence[SSAValue]:
-        """Launch a kernel for sums over pairs; return its results, () without sums."""
+        """Launch a kernel for sums over pairs; return its results, () without sums.
+
+        The last sums are added to `plus`.
+        """
         if not sums:
             return ()
-        return self.kernel(
-            suffix, PairSumsWriter(self, code, sums, transposed).write(origin)
-        )
+        writer = PairSumsWriter(self, code, sums, transposed)
+        return self.kernel(suffix, writer.write(origin), plus)
+
+    def map_rows(
+        self,
+        suffix: str,
+        types: Mapping[str, Attribute],
+        write: Callable[..., Sequence[SSAValue]],
+        values: Sequence[SSAValue] = (),
+        dots: Sequence[tuple[str, str]] = (),
+        properties: Mapping[str, Attribute] | None = None,
+    ) -> Sequence[SSAValue]:
+        """Launch a kernel that maps rows; return its results, of these names and types.
+
+        `write` receives the sum of the dot products of `dots`, if any, and an element
+        of each of `values`, and writes an element of each result.
+        """
+        lhs, rhs = ([self.named[pair[i]] for pair in dots] for i in (0, 1))
+        names = [*(["dot"] if dots else []), *(v.name_hint for v in values)]
+        region = new_region(flex.MapRowsOp.code_types(lhs, values), names)
+        code = ScalarCode(region.block)
+        code.yield_(*write(code, *region.block.args))
+        op = flex.MapRowsOp(lhs, rhs, values, list(types.values()), region, properties)
+        for result, name in zip(op.results, types, strict=True):
+            result.name_hint = name
+        return self.kernel(suffix, op)
 
 
 class PairSumsWriter:
@@ -237,7 +269,7 @@ def absorb_rows(host: func.FuncOp, kernels: Mapping[str, func.FuncOp]) -> None:
         if not isinstance(launch, flex.LaunchOp):
             continue
         op = op_of(kernels[launch.callee.string_value()])
-        if not isinstance(op, flex.RowDotsOp | flex.WeighRowsOp):
+        if not isinstance(op, flex.MapRowsOp) or len(op.results) > 1:
             continue
         readers = {use.operation for use in launch.outputs[0].uses}
         if len(readers) == 1 and isinstance(reader := readers.pop(), flex.LaunchOp):
@@ -258,7 +290,7 @@ def op_of(kernel: func.FuncOp) -> Operation:
 
 def absorb(
     launch: flex.LaunchOp,
-    op: flex.RowDotsOp | flex.WeighRowsOp,
+    op: flex.MapRowsOp,
     reader: flex.LaunchOp,
     kernel: func.FuncOp,
 ) -> None:
@@ -272,13 +304,15 @@ def absorb(
             arg.name_hint = operand.name_hint
         values[operand] = block.args[inputs.index(given)]
     made = op.clone(values)
-    made.result.name_hint = op.result.name_hint
+    (result,) = made.results
+    result.name_hint = op.results[0].name_hint
     Rewriter.insert_op(made, InsertPoint.at_start(block))
     for number in reversed(range(len(inputs))):
         if inputs[number] is launch.outputs[0]:
-            block.args[number].replace_all_uses_with(made.result)
+            block.args[number].replace_all_uses_with(result)
             block.erase_arg(block.args[number])
             del inputs[number]
-    reader.operands = inputs
+    callee, types = reader.callee.string_value(), reader.result_types
+    Rewriter.replace_op(reader, flex.LaunchOp(callee, inputs, types, reader.plus))
     Rewriter.erase_op(launch)
     kernel.update_function_type()

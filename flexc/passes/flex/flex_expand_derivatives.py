@@ -24,8 +24,9 @@ and all other reads keep kernels of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from xdsl.context import Context
 from xdsl.dialects import func
@@ -49,11 +50,13 @@ from flexc.passes.flex.pair_code import (
     backward_code,
     is_weighed,
     jvp_code,
-    shift_region,
+    shift_of,
+    weighed,
 )
 from flexc.passes.scalar.captured_reads import CaptureIndices
 from flexc.passes.scalar.copier import sliced
 from flexc.passes.scalar.ranges.intervals import full
+from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.target import OnePass
 from flexc.passes.tidy import erase_dead
 
@@ -223,15 +226,25 @@ class Expansion:
 
     def weighed(self, name: str, rows: SSAValue) -> SSAValue:
         """Multiply rows by the row weights that the computed probabilities lack."""
-        assert isa(rows.type, TensorType[Attribute])
-        lse, rest = self.named["lse"], self.named["lse_rest"]
-        weigh = flex.WeighRowsOp(rows, lse, rest, rows.type, self.row_facts())
-        weigh.result.name_hint = name
-        return self.host.kernel(f"weighed_{name}", weigh)[0]
+        values = [rows, self.named["lse"], self.named["lse_rest"]]
 
-    def row_facts(self) -> dict[str, Attribute]:
+        def write(code: ScalarCode, *given: SSAValue) -> list[SSAValue]:
+            return [weighed(code, *given)]
+
+        return self.rows(f"weighed_{name}", {name: rows.type}, write, values)[0]
+
+    def rows(
+        self,
+        suffix: str,
+        types: Mapping[str, Attribute],
+        write: Callable[..., Sequence[SSAValue]],
+        values: Sequence[SSAValue],
+        dots: Sequence[tuple[str, str]] = (),
+    ) -> Sequence[SSAValue]:
+        """Launch a kernel that maps rows of the query; see `HostFunction.map_rows`."""
         facts = self.op.facts()
-        return {n: facts[n] for n in ("alignment", "max_length") if n in facts}
+        known = {n: facts[n] for n in ("alignment", "max_length") if n in facts}
+        return self.host.map_rows(suffix, types, write, values, dots, known)
 
     def backward(self, op: flex.AttentionBackwardOp) -> list[SSAValue]:
         """Return the wanted gradients, or their tangents if the op has tangents."""
@@ -241,7 +254,8 @@ class Expansion:
         for name in ("d_out", "d_lse", "t_d_out", "t_d_lse"):
             if self.weighs and name in named:
                 named[name] = self.weighed(name, named[name])
-        named["delta"] = self.row_dots("delta", [("d_out", "out")], "d_lse")
+        if not by_keys:
+            named["delta"] = self.delta("delta", [("d_out", "out")], "d_lse")
         self.prefix = ""
         if op.tangents:
             self.name_tangents_of_saved()
@@ -283,18 +297,20 @@ class Expansion:
             for left, right in (("t_d_out", "out"), ("d_out", "t_out"))
             if left in named and right in named
         ]
-        named["t_delta"] = self.row_dots("t_delta", products, "t_d_lse")
+        named["t_delta"] = self.delta("t_delta", products, "t_d_lse")
 
-    def row_dots(
-        self, name: str, products: Sequence[tuple[str, str]], minus: str
-    ) -> SSAValue:
+    def delta(self, name: str, dots: Sequence[tuple[str, str]], minus: str) -> SSAValue:
         """Return the dot products of rows, less the value named `minus` if any."""
-        named = self.named
-        lhs, rhs = ([named[p[i]] for p in products] for i in (0, 1))
-        type_ = fresh([None] * 3, self.score_type)
-        dots = flex.RowDotsOp(lhs, rhs, named.get(minus), type_, self.row_facts())
-        dots.result.name_hint = name
-        return self.host.kernel(name, dots)[0]
+
+        def write(code: ScalarCode, *given: SSAValue) -> list[SSAValue]:
+            return [reduce(code.subf, given)]
+
+        values = [self.named[minus]] if minus in self.named else []
+        return self.rows(name, {name: self.number()}, write, values, dots)[0]
+
+    def number(self) -> TensorType[Attribute]:
+        """Return the type of a number for each row."""
+        return fresh([None] * 3, self.score_type)
 
     def one_pass_of_queries(self, by_row: Sequence[Coordinates]) -> Gradients:
         """Return the gradients from one visit to each pair; rows are queries.
@@ -315,26 +331,45 @@ class Expansion:
         Captured reads by head and by row have a kernel of their own. The sums of the
         query's gradient are scaled when they are rounded, once for each element.
         """
-        lse = self.named["lse"]
-        shift = fresh([None] * 3, self.score_type)
-        code = shift_region(self.op)
-        shifts = flex.MapRowsOp(lse, shift, code, self.row_facts())
-        shifts.result.name_hint = "shift"
-        self.named["shift"] = self.host.kernel("shift", shifts)[0]
         (rounded,) = self.query_sums()
         unscaled = replace(self.by_column(rounded), scaled=False)
-        sums = [*self.key_value_sums()[::-1], unscaled]
-        found = self.summed("gradients", sums, BY_COLUMN, transposed=True)
+        zeros = self.delta_and_shift(rounded.dim)
+        found = self.summed(
+            "gradients",
+            self.key_value_sums()[::-1],
+            BY_COLUMN,
+            transposed=True,
+            added=[(unscaled, zeros)],
+        )
         found["query"] = self.scaled(rounded, found["query"])
         self.summed("query", [], BY_ROW)
         return found
 
+    def delta_and_shift(self, dim: int | None) -> SSAValue:
+        """Compute delta and shift; return zeros of the query's rows."""
+        named, type_ = self.named, self.score_type
+
+        def write(
+            code: ScalarCode, dot: SSAValue, lse: SSAValue, *minus: SSAValue
+        ) -> list[SSAValue]:
+            delta = reduce(code.subf, minus, dot)
+            return [delta, shift_of(self.op, code, lse), code.const(0.0, type_)]
+
+        values = [named[n] for n in ("lse", "d_lse") if n in named]
+        types = {"delta": self.number(), "shift": self.number()}
+        types["zeros"] = fresh([None, None, None, dim], type_)
+        found = self.rows("delta", types, write, values, [("d_out", "out")])
+        named["delta"], named["shift"], zeros = found
+        return zeros
+
     def scaled(self, rounded: Sum, sums: SSAValue) -> SSAValue:
         """Scale and round the rows of a gradient."""
-        scale, facts = self.op.scale, self.row_facts()
-        rows = flex.ScaleRowsOp(sums, scale, rounded.type(), facts)
-        rows.result.name_hint = rounded.name
-        return self.host.kernel(f"scaled_{rounded.name}", rows)[0]
+
+        def write(code: ScalarCode, x: SSAValue, scale: SSAValue) -> list[SSAValue]:
+            return [code.mulf(x, scale)]
+
+        name, values = str(rounded.name), [sums, self.op.scale]
+        return self.rows(f"scaled_{name}", {name: rounded.type()}, write, values)[0]
 
     def by_column(self, rounded: Sum) -> Sum:
         """Return the sum by column that is rounded to a gradient later."""
@@ -381,20 +416,25 @@ class Expansion:
         sums: list[Sum],
         by: Sequence[Coordinates],
         transposed: bool = False,
+        added: Sequence[tuple[Sum, SSAValue]] = (),
     ) -> dict[str, SSAValue]:
         """Launch a kernel for gradients and for captured reads of the classes `by`.
 
         Return the gradients by name. The gradients of captured reads are added to
         `self.captured`. A kernel with large sums is launched for some rows at a time.
+        `added` are further sums, each with the value that it is added to.
         """
-        names = [str(s.name).removeprefix("d_") for s in sums]
         of_reads = self.captured.sums(by)
         is_large = any(s.kind in LARGE for s in of_reads)
         origin = [self.host.code.const(0, i32)] if is_large else []
-        sums = [*sums, *of_reads]
-        results = self.host.pair_sums(suffix, self.code, sums, transposed, origin)
-        self.captured.add(by, results[len(names) :])
-        return dict(zip(names, results, strict=False))
+        more, plus = [s for s, _ in added], [value for _, value in added]
+        results = self.host.pair_sums(
+            suffix, self.code, [*sums, *of_reads, *more], transposed, origin, plus
+        )
+        first, last = len(sums), len(sums) + len(of_reads)
+        self.captured.add(by, results[first:last])
+        found = zip([*sums, *more], [*results[:first], *results[last:]], strict=True)
+        return {str(s.name).removeprefix("d_"): value for s, value in found}
 
 
 def expand(function: func.FuncOp, one_pass: OnePass = "none") -> list[func.FuncOp]:

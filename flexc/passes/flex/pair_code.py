@@ -23,7 +23,7 @@ for each pair, the second takes two:
 - `weighed_probability`: exp2((x - lse) * c), times a weight w = exp(-rest) of the row.
   If a mod adds large numbers to scores, such as a mask of -1e30, all scores of a row
   may be equal. Then p is 1/n: lse has lost this factor to rounding, and w holds it. The
-  weight multiplies rows of cotangents, not pairs (see `flex.weigh_rows`).
+  weight multiplies rows of cotangents, not pairs (see `weighed`).
 
 In a row with an infinite score or a NaN, p is NaN, as the softmax is.
 """
@@ -193,13 +193,17 @@ def shift_of(op: DerivativeOp, code: ScalarCode, lse: SSAValue) -> SSAValue:
     return (_shift if is_weighed(op) else fused_shift)(code, lse)
 
 
-def shift_region(op: DerivativeOp) -> Region:
-    """Return scalar code that computes a row's shift from its lse."""
-    type_ = score_type(op.query.type)
-    region = new_region([type_], ["lse"])
-    code = ScalarCode(region.block)
-    code.yield_(shift_of(op, code, region.block.args[0]))
-    return region
+def weighed(
+    code: ScalarCode, value: SSAValue, lse: SSAValue, rest: SSAValue
+) -> SSAValue:
+    """Write value * exp(-rest), the share that probabilities of a row lack.
+
+    A row without live pairs (lse is -inf) counts for nothing, even if its value is NaN.
+    """
+    weight = code.exp2(code.mulf(rest, code.const(-LOG2_E, rest.type)), "weight")
+    is_empty = code.cmpf("oeq", lse, code.const(-math.inf, lse.type))
+    zero = code.const(0.0, value.type)
+    return code.select(is_empty, zero, code.mulf(value, weight))
 
 
 def is_weighed(op: DerivativeOp) -> bool:

@@ -203,7 +203,7 @@ class DerivativeRun(DerivativeFacts):
         args += [moving[n] if n in moving else self.ready(t) for n, t in along.items()]
         batch, heads, q_len = call.query.shape[:3]
         sizes = Sizes(batch, heads, q_len, call.key.size(2))
-        point = Point(sizes, call.deterministic, call.query.device)
+        point = Point(sizes, call.deterministic, call.query)
         return program.run(args, point)
 
     def ready(self, tensor: Tensor) -> Tensor:

@@ -69,10 +69,7 @@ CHUNK_ROWS = 128
 tile.
 """
 
-KERNELS = (
-    *(flex.PairSumsOp, flex.RowDotsOp, flex.MapRowsOp),
-    *(flex.WeighRowsOp, flex.ScaleRowsOp),
-)
+KERNELS = (flex.PairSumsOp, flex.MapRowsOp)
 """Ops that become kernels."""
 
 COORDINATES = {SumKind.DIAGONAL: Coordinates.DISTANCE, SumKind.PAIRS: Coordinates.PAIR}
@@ -91,7 +88,11 @@ class Point:
 
     sizes: Sizes
     deterministic: bool
-    device: torch.device
+    query: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.query.device
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,10 @@ class Launch:
         if isinstance(self.op, flex.PairSumsOp):
             kinds = [attr.sum_kind for attr in self.op.sums]
         else:
-            is_matrix = len(flex.tensor_shape(self.op.result)) == 4
-            kinds = [SumKind.MATRIX if is_matrix else SumKind.TOTAL]
+            kinds = [
+                SumKind.MATRIX if flex.is_matrix(result) else SumKind.TOTAL
+                for result in self.op.results
+            ]
         return [
             Result(kind, dtype_of(element_of(value)), flex.tensor_shape(value)[-1])
             for kind, value in zip(kinds, self.op.results, strict=True)
@@ -153,21 +156,16 @@ class Launch:
         return [argument_number(v) for v in self.op.tile_origin]
 
     @cached_property
-    def columns(self) -> int | None:
-        """The number of the argument that has the columns of the sums by column.
+    def key(self) -> int | None:
+        """The number of the key's argument, if programs own keys and visit all rows.
 
-        None if the kernel has no such sums.
+        These programs add to sums by column, in parts.
         """
+        if not isinstance(self.op, flex.PairSumsOp) or self.op.is_transposed:
+            return None
         if all(r.kind != SumKind.COLUMN_MATRIX for r in self.results):
             return None
-        assert isinstance(self.op, flex.PairSumsOp)
         return argument_number(self.op.columns[0])
-
-    @cached_property
-    def key(self) -> int | None:
-        """The number of the key's argument, if programs own keys and visit all rows."""
-        is_transposed = isinstance(self.op, flex.PairSumsOp) and self.op.is_transposed
-        return None if is_transposed else self.columns
 
     def is_held(self, result: Result) -> bool:
         """Return True if memory has room for the whole of a result."""
@@ -175,8 +173,10 @@ class Launch:
             return len(self.starts) < 3
         return result.kind != SumKind.PAIRS
 
-    def run(self, args: Sequence[Any], point: Point, add: Add) -> list[Tensor | None]:
-        """Launch the kernel and return its results.
+    def run(
+        self, args: Sequence[Any], plus: Sequence[Tensor], point: Point, add: Add
+    ) -> list[Tensor | None]:
+        """Launch the kernel and return its results. The last ones are added to `plus`.
 
         A result that is computed in parts is None, and `add` receives all of its parts.
         """
@@ -184,8 +184,9 @@ class Launch:
         sizes = self.grid_sizes(args, chunks[0])
         whole = [
             self.whole(r, args, point, sizes) if self.is_held(r) else None
-            for r in self.results
+            for r in self.results[: len(self.results) - len(plus)]
         ]
+        whole += plus
         for chunk in chunks:
             self.run_chunk(args, point, chunk, whole, add)
         return [
@@ -243,15 +244,12 @@ class Launch:
     ) -> Tensor:
         """Allocate a whole result. `sizes` are the sizes of the grid of a part."""
         if result.kind == SumKind.MATRIX:
-            return like_rows(args[0], result.dim, result.dtype)
+            rows = args[0] if self.visits_pairs else point.query
+            return like_rows(rows, result.dim, result.dtype)
         heads = point.sizes.batch, point.sizes.heads
         if result.kind == SumKind.COLUMN_MATRIX:
-            assert self.columns is not None
-            columns = args[self.columns].shape[:3]
-            if self.key is None:
-                sums: Any = {"dtype": result.dtype, "device": point.device}
-                return torch.zeros((*columns, result.dim), **sums)
-            shape = (sizes[0], *columns, result.dim)
+            assert self.key is not None
+            shape = (sizes[0], *args[self.key].shape[:3], result.dim)
             if sizes[0] == 1:  # The only part is the sum.
                 options: Any = {"dtype": result.dtype, "device": point.device}
                 return torch.zeros(shape[1:], **options)[None]
@@ -443,7 +441,8 @@ class Execution:
                 self.gradient(scatter).add(added, sums, chunk)
 
         launch = self.program.launches[op.callee.string_value()]
-        return launch.run([self.values[v] for v in op.inputs], self.point, add)
+        inputs, plus = ([self.values[v] for v in vs] for vs in (op.inputs, op.plus))
+        return launch.run(inputs, plus, self.point, add)
 
     def gradient(self, op: flex.ScatterSumsOp) -> CapturedGradient:
         """Return the gradient of the captured tensor that an op adds sums to."""

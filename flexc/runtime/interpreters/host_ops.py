@@ -50,12 +50,16 @@ class HostFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: flex.LaunchOp, args: PythonValues
     ) -> PythonValues:
         callee = interpreter.get_op_for_symbol(op.callee)
+        args, plus = args[: len(op.inputs)], args[len(op.inputs) :]
         if isinstance(callee, func.FuncOp):
-            return interpreter.call_op(callee, args)
-        assert isinstance(callee, KernelOp)
-        sizes, keys = sizes_of(interpreter), key_heads_of(interpreter)
-        outputs = kernel_outputs(callee, args, sizes, keys)
-        run_programs(interpreter, callee, [*args, *outputs])
+            outputs = list(interpreter.call_op(callee, args))
+        else:
+            assert isinstance(callee, KernelOp)
+            sizes, keys = sizes_of(interpreter), key_heads_of(interpreter)
+            outputs = kernel_outputs(callee, args, sizes, keys)
+            run_programs(interpreter, callee, [*args, *outputs])
+        for i, value in enumerate(plus, len(outputs) - len(plus)):
+            outputs[i] = outputs[i] + value
         return tuple(outputs)
 
     @impl(flex.ScatterSumsOp)

@@ -45,45 +45,29 @@ class PairSumsFunctions(InterpreterFunctions):
         live = live_pairs(interpreter, op, problem, op.is_transposed)
         return sum_pairs(interpreter, op, problem, live, self.compute_dtype)
 
-    @impl(flex.RowDotsOp)
-    def run_row_dots(
-        self, interpreter: Interpreter, op: flex.RowDotsOp, args: PythonValues
-    ) -> PythonValues:
-        result_dtype = dtype_of(element_of(op.result))
-        wide = [a.to(self.compute_dtype or result_dtype) for a in args]
-        n = len(op.lhs)
-        dots = sum(
-            (a * b).sum(-1) for a, b in zip(wide[:n], wide[n : 2 * n], strict=True)
-        )
-        for minus in wide[2 * n :]:
-            dots = dots - minus
-        assert isinstance(dots, Tensor)
-        return (dots.to(result_dtype),)
-
-    @impl(flex.ScaleRowsOp)
-    def run_scale_rows(
-        self, interpreter: Interpreter, op: flex.ScaleRowsOp, args: PythonValues
-    ) -> PythonValues:
-        rows, scale = args
-        scaled = rows.to(self.compute_dtype or rows.dtype) * scale
-        return (scaled.to(dtype_of(element_of(op.result))),)
-
     @impl(flex.MapRowsOp)
     def run_map_rows(
         self, interpreter: Interpreter, op: flex.MapRowsOp, args: PythonValues
     ) -> PythonValues:
-        return interpreter.run_ssacfg_region(op.code, args, "code")
-
-    @impl(flex.WeighRowsOp)
-    def run_weigh_rows(
-        self, interpreter: Interpreter, op: flex.WeighRowsOp, args: PythonValues
-    ) -> PythonValues:
-        values, lse, rest = (a.to(self.compute_dtype or a.dtype) for a in args)
-        shape = (*lse.shape, *[1] * (values.dim() - lse.dim()))
-        # In a row without pairs, not even NaN counts.
-        empty = (lse == -torch.inf).view(shape)
-        weighed = torch.where(empty, 0.0, values * (-rest).exp().view(shape))
-        return (weighed.to(dtype_of(element_of(op.result))),)
+        dtype = self.compute_dtype or dtype_of(op.computed_type(op.lhs, op.values))
+        n, shape = len(op.lhs), args[0].shape[:3]
+        wide = [a.to(dtype) if isinstance(a, Tensor) else a for a in args]
+        given = [
+            v[..., None] if flex.is_rows(of) and not flex.is_matrix(of) else v
+            for v, of in zip(wide[2 * n :], op.values, strict=True)
+        ]
+        if n:
+            pairs = zip(wide[:n], wide[n : 2 * n], strict=True)
+            products = torch.stack([(a * b).sum(-1, keepdim=True) for a, b in pairs])
+            given.insert(0, products.sum(0))
+        found: list[Tensor] = []
+        yielded = interpreter.run_ssacfg_region(op.code, tuple(given), "code")
+        for result, value in zip(op.rows, yielded, strict=True):
+            last = flex.tensor_shape(result)[3:] or [1]
+            rows = torch.as_tensor(value).expand(*shape, *last)
+            rows = rows if flex.is_matrix(result) else rows[..., 0]
+            found.append(rows.to(dtype_of(element_of(result))))
+        return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -104,18 +104,25 @@ func.func @some_rows(%q : !m, %k : !m, %first : i32, %scale : f32) -> (!p, !p, !
 // CHECK-SAME: %q : {{.*}}, %k : {{.*}}, %out : {{.*}}, %lse : {{.*}}, %rest : {{.*}}, %scale : f32 {{.*}}, %dq : memref<{{.*}}, %dk : memref<{{.*}}grid_of = 7 : i32
 // CHECK: tile.dim %q, 2
 // CHECK: scf.for %n =
-// CHECK: %weight = tile.map(
 // CHECK: tile.load %q[%q_b, %q_h, %row_start, %{{.*}}] checked [0]
 // CHECK: %w = tile.map(
 // CHECK-NOT: tile.load %q
 // CHECK: %out_tile = tile.load %out[%q_b, %q_h, %row_start, %{{.*}}] checked [0]
-// CHECK: %delta = tile.reduce sum %product along 1
+// CHECK: %dots = tile.reduce sum %product along 1
+// CHECK: %delta = tile.map(
 // CHECK: tile.store
 // CHECK-NOT: tile.kernel @made
 func.func @made(%q : !m, %k : !m, %out : !m, %lse : !r, %rest : !r, %scale : f32)
     -> (!m, !c) {
-  %w = flex.weigh_rows %q, %lse, %rest : !m, !r, !r -> !m
-  %delta = flex.row_dots lhs(%w : !m) rhs(%out : !m) -> !r
+  %w = flex.map_rows values(%q, %rest : !m, !r) -> !m code(%x : f32, %s : f32) {
+    %y = arith.mulf %x, %s : f32
+    flex.yield %y : f32
+  }
+  %delta = flex.map_rows lhs(%w : !m) rhs(%out : !m) values(%lse : !r) -> !r
+      code(%dot : f32, %l : f32) {
+    %y = arith.subf %dot, %l : f32
+    flex.yield %y : f32
+  }
   %dq, %dk = blocksparse.pair_sums rows(%w : !m) columns(%k : !m)
       row_values(%delta : !r) scale(%scale : f32) -> !m, !c
       {block_m = 64 : i32, block_n = 32 : i32, products = [array<i32: 0, 0>],

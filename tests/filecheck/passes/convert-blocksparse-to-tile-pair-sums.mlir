@@ -143,16 +143,31 @@ func.func @part(%q : !m, %k : !m, %b0 : i32, %h0 : i32, %r0 : i32, %scale : f32)
 // CHECK: arith.subf
 // CHECK: tile.store %{{.*}}, %delta[
 func.func @dots(%q : !m, %lse : !r) -> !r {
-  %delta = flex.row_dots lhs(%q : !m) rhs(%q : !m) minus(%lse : !r) -> !r
+  %delta = flex.map_rows lhs(%q : !m) rhs(%q : !m) values(%lse : !r) -> !r
+      code(%dot : f32, %l : f32) {
+    %d = arith.subf %dot, %l : f32
+    flex.yield %d : f32
+  }
   func.return %delta : !r
 }
 
-// CHECK-LABEL: tile.kernel @weights
-// CHECK: %weight = tile.map(
+// A result that depends on no operand is a constant tile.
+// CHECK-LABEL: tile.kernel @several
+// CHECK: %d_1 = tile.map(%lse_2 : f32 = %lse_1 [0]
 // CHECK: math.exp2
-// CHECK: %weighted = tile.map(
-// CHECK: tile.store %{{.*}}, %w[
-func.func @weights(%q : !m, %lse : !r, %rest : !r) -> !m {
-  %w = flex.weigh_rows %q, %lse, %rest : !m, !r, !r -> !m
-  func.return %w : !m
+// CHECK: tile.store %d_1 : !tile.tile<64xf32>, %d[%0, %1, %start] checked [0]
+// CHECK: %w_1 = tile.map(%q_2 : bf16 = %q_1 [0, 1] : {{.*}}, %scale_1 : f32 = %scale [] : f32)
+// CHECK: arith.truncf
+// CHECK: tile.store %w_1 : {{.*}}, %w[
+// CHECK: %[[Z:.*]] = tile.full %zero : f32 -> !tile.tile<64x4xf32>
+// CHECK: tile.store %[[Z]] : {{.*}}, %z[
+func.func @several(%q : !m, %lse : !r, %scale : f32) -> (!r, !m, tensor<?x?x?x4xf32>) {
+  %d, %w, %z = flex.map_rows values(%q, %lse, %scale : !m, !r, f32)
+      -> !r, !m, tensor<?x?x?x4xf32> code(%x : f32, %l : f32, %s : f32) {
+    %e = math.exp2 %l : f32
+    %y = arith.mulf %x, %s : f32
+    %zero = arith.constant 0.0 : f32
+    flex.yield %e, %y, %zero : f32, f32, f32
+  }
+  func.return %d, %w, %z : !r, !m, tensor<?x?x?x4xf32>
 }

@@ -4,17 +4,19 @@
 !r = tensor<?x?x?xf32>
 
 // One kernel, whose rows are keys, for the gradients of all inputs. It takes a shift in
-// place of each row's lse. The query's sums are scaled when they are rounded.
+// place of each row's lse, and adds to zeros. The query's sums are scaled when they are
+// rounded.
 // CHECK-LABEL: func.func @all_delta(
-// CHECK-LABEL: func.func @all_shift(
-// CHECK: %shift = flex.map_rows %lse : {{.*}} code(%lse_1: f32) {
+// CHECK: %delta, %shift, %zeros = flex.map_rows lhs(%do : {{[^)]*}}) rhs(%out : {{[^)]*}}) values(%lse : {{[^)]*}})
+// CHECK-SAME: code(%dot: f32, %lse_1: f32) {
 // CHECK-LABEL: func.func @all_gradients(
 // CHECK: %d_value, %d_key, %d_query = flex.pair_sums rows(%k, %v : {{[^)]*}}) columns(%q, %do : {{[^)]*}}) column_values(%shift, %delta : {{[^)]*}})
 // CHECK-SAME: sums = [#flex.sum<matrix {{\[\[}}0, 1]]>, #flex.sum<matrix {{\[\[}}1, 0]] scaled>, #flex.sum<column_matrix {{\[\[}}1, 0]]>], transposed}
 // CHECK: %{{.*}} = math.fma %qk, %{{.*}}, %shift_1 : f32
 // CHECK-LABEL: func.func @all_scaled_d_query(
-// CHECK: %d_query_1 = flex.scale_rows %d_query scale(%scale : f32)
+// CHECK: %d_query_1 = flex.map_rows values(%d_query, %scale : {{[^)]*}})
 // CHECK-LABEL: func.func @all(
+// CHECK: flex.launch @all_gradients({{.*}}) plus(%zeros :
 // CHECK: func.return %d_query_{{.*}}, %d_key, %d_value
 func.func @all(%q : !m, %k : !m, %v : !m, %scale : f32, %out : !m, %lse : !r, %do : !m)
     -> (!m, !m, !m) {

@@ -51,7 +51,7 @@ func.func @all(%q : !m, %k : !m, %v : !m, %scale : f32, %rows : tensor<?xf32>,
 // CHECK-NOT: @pairs_delta
 // CHECK-LABEL: func.func @pairs_gradients(
 // CHECK-SAME: %q: {{.*}}, %do: {{.*}}, %lse: {{.*}}, %table: {{.*}}, %out: tensor<?x?x?x8xbf16>) ->
-// CHECK-NEXT: %delta = flex.row_dots lhs(%do : {{[^)]*}}) rhs(%out : {{[^)]*}})
+// CHECK-NEXT: %delta = flex.map_rows lhs(%do : {{[^)]*}}) rhs(%out : {{[^)]*}})
 // CHECK: %d_query, %d_key, %diagonal_sums, %pairs_sums = flex.pair_sums {{.*}} tile_origin(%{{.*}} : i32)
 // CHECK-SAME: sums = [#flex.sum<matrix {{\[\[}}0, 0]] scaled>, #flex.sum<column_matrix {{\[\[}}0, 0]] scaled>, #flex.sum<diagonal {{\[\[}}0]]>, #flex.sum<pairs {{\[\[}}1]]>]}
 // CHECK-NOT: @pairs_read_0
@@ -108,10 +108,11 @@ func.func @one_side(%q : !m, %k : !m, %v : !m, %scale : f32, %out : !m, %lse : !
 // CHECK-NOT: @weighed_weighed_d_out
 // CHECK-LABEL: func.func @weighed_gradients(
 // CHECK-SAME: %q: {{.*}}, %k: {{.*}}, %v: {{.*}}, %lse: {{.*}}, %scale: f32, %out: {{.*}}, %d_lse: {{.*}}, %rest: {{.*}}, %do: tensor<?x?x?x8xbf16>) ->
-// CHECK-NEXT: %d_out = flex.weigh_rows %do, %lse, %rest
-// CHECK-NEXT: %[[D_LSE:.*]] = flex.weigh_rows %d_lse, %lse, %rest
-// CHECK-NEXT: %delta = flex.row_dots lhs(%d_out : {{[^)]*}}) rhs(%out : {{[^)]*}}) minus(%[[D_LSE]] : {{[^)]*}})
-// CHECK-NEXT: flex.pair_sums rows(%q, %d_out : {{[^)]*}}) columns(%k, %v : {{[^)]*}}) row_values(%lse, %delta : {{[^)]*}})
+// CHECK-NEXT: %d_out = flex.map_rows values(%do, %lse, %rest : {{[^)]*}}) {{.*}} code(%do_1: f32,
+// CHECK: math.exp2
+// CHECK: %[[D_LSE:.*]] = flex.map_rows values(%d_lse, %lse, %rest : {{[^)]*}})
+// CHECK: %delta = flex.map_rows lhs(%d_out : {{[^)]*}}) rhs(%out : {{[^)]*}}) values(%[[D_LSE]] : {{[^)]*}})
+// CHECK: flex.pair_sums rows(%q, %d_out : {{[^)]*}}) columns(%k, %v : {{[^)]*}}) row_values(%lse, %delta : {{[^)]*}})
 // CHECK-LABEL: func.func @weighed(
 // CHECK-NEXT: %{{.*}} = flex.launch @weighed_gradients(
 func.func @weighed(%q : !m, %k : !m, %v : !m, %scale : f32, %out : !m, %lse : !r,

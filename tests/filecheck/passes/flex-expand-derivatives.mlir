@@ -6,7 +6,7 @@
 // A kernel for what is summed over keys, one for what is summed over queries, one for
 // each sum by distance or by pair; and what is done with their sums.
 // CHECK-LABEL: func.func @reads_delta(%do: {{.*}}, %out: {{[^)]*}})
-// CHECK: %delta = flex.row_dots lhs(%do : {{[^)]*}}) rhs(%out : {{[^)]*}}) -> tensor<?x?x?xf32, strided<[?, ?, 1]>> {alignment = 16 : i64}
+// CHECK: %delta = flex.map_rows lhs(%do : {{[^)]*}}) rhs(%out : {{[^)]*}}) -> tensor<?x?x?xf32, strided<[?, ?, 1]>> {alignment = 16 : i64} code(%dot: f32) {
 // CHECK-LABEL: func.func @reads_query(
 // CHECK: %d_query, %total_sums = flex.pair_sums rows(%q, %do : {{[^)]*}}) columns(%k, %v : {{[^)]*}}) row_values(%lse, %delta : {{[^)]*}}) scale(%scale : f32) captures(%slopes, %table : {{[^)]*}})
 // CHECK-SAME: {alignment = 16 : i64, products = [array<i32: 0, 0>, array<i32: 1, 1>], sums = [#flex.sum<matrix {{\[\[}}0, 0]] scaled>, #flex.sum<total {{\[\[}}1]]>]}
@@ -174,7 +174,7 @@ func.func @jvp(%q : !m, %k : !m, %v : !m, %scale : f32, %out : !m, %lse : !r,
 // CHECK-LABEL: func.func @second_delta(
 // CHECK-LABEL: func.func @second_tangents(
 // CHECK-LABEL: func.func @second_t_delta(
-// CHECK: %t_delta = flex.row_dots lhs(%t_do, %do : {{[^)]*}}) rhs(%out, %t_out : {{[^)]*}})
+// CHECK: %t_delta = flex.map_rows lhs(%t_do, %do : {{[^)]*}}) rhs(%out, %t_out : {{[^)]*}})
 // CHECK-LABEL: func.func @second_query(
 // CHECK: %d_query = flex.pair_sums rows(%q, %do, %t_q, %t_do : {{[^)]*}}) columns(%k, %v : {{[^)]*}}) row_values(%lse, %delta, %t_lse, %t_delta : {{[^)]*}})
 // CHECK-SAME: {products = [array<i32: 0, 0>, array<i32: 1, 1>, array<i32: 2, 0>, array<i32: 3, 1>], sums = [#flex.sum<matrix {{\[\[}}0, 0]] scaled>]}
@@ -202,11 +202,11 @@ func.func @second(%q : !m, %k : !m, %v : !m, %scale : f32, %out : !m, %lse : !r,
 
 // Each side has its own tables; rows are weighed by what lse lost.
 // CHECK-LABEL: func.func @tables_weighed_d_out(
-// CHECK: %d_out = flex.weigh_rows %do, %lse, %rest
+// CHECK: %d_out = flex.map_rows values(%do, %lse, %rest :
 // CHECK-LABEL: func.func @tables_weighed_d_lse(
-// CHECK: %d_lse = flex.weigh_rows %dl, %lse, %rest
+// CHECK: %d_lse = flex.map_rows values(%dl, %lse, %rest :
 // CHECK-LABEL: func.func @tables_delta(
-// CHECK: %delta = flex.row_dots lhs(%d_out : {{[^)]*}}) rhs(%out : {{[^)]*}}) minus(%d_lse : {{[^)]*}})
+// CHECK: %delta = flex.map_rows lhs(%d_out : {{[^)]*}}) rhs(%out : {{[^)]*}}) values(%d_lse : {{[^)]*}})
 // CHECK-LABEL: func.func @tables_query(
 // CHECK: flex.pair_sums {{.*}} tables(%num, %idx : {{[^)]*}}) {{.*}} sparse_block = array<i64: 64, 128>}
 // CHECK-LABEL: func.func @tables_key_value(

@@ -160,19 +160,34 @@ def test_facts_are_checked():
         run(text, args())
 
 
-def test_rows_of_nothing_weigh_nothing():
+def test_rows_are_mapped():
     text = f"""
-func.func @attention_backward(%q : {D}, %k : {D}, %lse : {R}, %rest : {R}) -> {D} {{
-  %r = flex.weigh_rows %q, %lse, %rest : {D}, {R}, {R} -> {D}
-  func.return %r : {D}
+func.func @attention_backward(%q : {D}, %k : {D}, %x : {R}, %scale : f64) -> {D} {{
+  %d, %z, %r = flex.map_rows lhs(%q, %q : {D}, {D}) rhs(%k, %q : {D}, {D})
+      values(%k, %x, %scale : {D}, {R}, f64) -> {R}, tensor<?x?x?x7xf64>, {D}
+      code(%dot : f64, %e : f64, %x_ : f64, %s : f64) {{
+    %a = arith.mulf %x_, %s : f64
+    %b = arith.addf %dot, %a : f64
+    %c = arith.subf %b, %e : f64
+    %zero = arith.constant 0.0 : f64
+    flex.yield %b, %zero, %c : f64, f64, f64
+  }}
+  func.return %RESULT
 }}"""
-    q = torch.ones(1, 1, 2, 3, dtype=torch.float64)
-    q[:, :, 1] = torch.nan
-    lse = torch.tensor([[[0.0, -torch.inf]]], dtype=torch.float64)
-    rest = torch.tensor([[[0.25, 0.0]]], dtype=torch.float64)
-    got = run(text, [q, q, lse, rest])
-    torch.testing.assert_close(got[0, 0, 0], torch.exp(-rest[0, 0, 0]).expand(3))
-    assert (got[0, 0, 1] == 0).all()
+    q, k = (torch.randn(2, 4, 5, 3, dtype=torch.float64) for _ in range(2))
+    x = torch.randn(2, 4, 5, dtype=torch.float64)
+    numbers = (q * (k + q)).sum(-1) + 0.5 * x
+    zeros = torch.zeros(2, 4, 5, 7, dtype=torch.float64)
+    wanted = {
+        f"%d : {R}": numbers,
+        "%z : tensor<?x?x?x7xf64>": zeros,
+        f"%r : {D}": numbers[..., None] - k,
+    }
+    for result, want in wanted.items():
+        type_ = result.partition(" : ")[2]
+        module = text.replace(f"-> {D} {{", f"-> {type_} {{", 1)
+        got = run(module.replace("%RESULT", result), [q, k, x, 0.5])
+        torch.testing.assert_close(got, want)
 
 
 def scatter_module(by: str, sums: str, index: str, plus: str = "") -> str:

@@ -14,7 +14,12 @@ from flexc.passes.blocksparse.convert_blocksparse_to_tile import (
 from tests.unit.interpreters.ir import parse
 
 MATRIX, ROWS = "tensor<?x?x?x64xf32>", "tensor<?x?x?xf32>"
-WEIGHED = f"%w = flex.weigh_rows %a, %lse, %rest : {MATRIX}, {ROWS}, {ROWS} -> {MATRIX}"
+WEIGHED = f"""%w = flex.map_rows values(%a, %lse, %rest : {MATRIX}, {ROWS}, {ROWS})
+      -> {MATRIX} code(%x : f32, %l : f32, %r : f32) {{
+    %f = arith.addf %l, %r : f32
+    %y = arith.mulf %x, %f : f32
+    flex.yield %y : f32
+  }}"""
 
 
 def lowered(rows: str, columns: str, more: str = "", before: str = "") -> ModuleOp:
@@ -49,19 +54,19 @@ def test_what_is_made_is_no_kernel() -> None:
 
 
 def test_columns_are_not_made() -> None:
-    with pytest.raises(UnsupportedOpError, match=r"no result of flex\.weigh_rows"):
+    with pytest.raises(UnsupportedOpError, match=r"no result of flex\.map_rows"):
         lowered("%b", "%w")
-    with pytest.raises(UnsupportedOpError, match=r"no result of flex\.weigh_rows"):
+    with pytest.raises(UnsupportedOpError, match=r"no result of flex\.map_rows"):
         lowered("%w", "%w")
 
 
 def test_rows_of_keys_are_not_made() -> None:
-    with pytest.raises(UnsupportedOpError, match=r"no result of flex\.weigh_rows"):
+    with pytest.raises(UnsupportedOpError, match=r"no result of flex\.map_rows"):
         lowered("%w", "%b", more=", transposed")
 
 
 def test_all_else_is_given() -> None:
-    again = WEIGHED.replace("%w", "%again", 1).replace("%a,", "%z,")
+    again = WEIGHED.replace("%w", "%again", 1).replace("(%a,", "(%z,")
     zeros = f"%z = flex.zeros_like %a : {MATRIX} -> {MATRIX}"
     with pytest.raises(UnsupportedOpError, match="expects arguments"):
         lowered("%again", "%b", before=f"{zeros}\n  {again}")

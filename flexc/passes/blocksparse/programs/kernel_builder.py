@@ -1,8 +1,8 @@
 """Arguments of kernels, and the base class of kernel builders.
 
-A program owns rows. If other ops of its function read the result of a `RowOp`, the
-kernels of these ops absorb the `RowOp`: each program computes the result for its own
-rows, and no kernel stores the result.
+A program owns rows. If other ops of its function read the results of a `flex.map_rows`,
+the kernels of these ops absorb it: each program computes the results for its own rows,
+and no kernel stores them.
 """
 
 from __future__ import annotations
@@ -39,40 +39,34 @@ from flexc.passes.refusal import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.target import Target
 
-RowOp = flex.RowDotsOp | flex.WeighRowsOp | flex.MapRowsOp | flex.ScaleRowsOp
-"""An op over rows, with a kernel of its own or absorbed by its readers' kernels."""
+
+def is_absorbed(op: flex.MapRowsOp) -> bool:
+    """Return True if the kernels that read an op's results absorb the op."""
+    readers = [use.operation for result in op.results for use in result.uses]
+    absorbing = PairSumsLike | flex.MapRowsOp
+    return bool(readers) and all(isinstance(r, absorbing) for r in readers)
 
 
-def is_absorbed(op: RowOp) -> bool:
-    """Return True if the kernels that read an op's result absorb the op."""
-    readers = [use.operation for use in op.result.uses]
-    return bool(readers) and all(isinstance(r, PairSumsLike | RowOp) for r in readers)
-
-
-def absorbed_ops(op: Operation) -> list[RowOp]:
-    """Return the row ops that an op's kernel absorbs, producers before readers."""
-    found: list[RowOp] = []
+def absorbed_ops(op: Operation) -> list[flex.MapRowsOp]:
+    """Return the ops over rows that an op's kernel absorbs, producers first."""
+    found: list[flex.MapRowsOp] = []
     for operand in op.operands:
-        if isinstance(operand.owner, RowOp):
+        if isinstance(operand.owner, flex.MapRowsOp):
             found += [*absorbed_ops(operand.owner), operand.owner]
     return list(dict.fromkeys(found))
 
 
 def absorbed_matrices(op: Operation) -> list[SSAValue]:
     """Return the matrices that the absorbed ops read."""
-    return [v for maker in absorbed_ops(op) for v in maker.operands if is_matrix(v)]
+    operands = (v for maker in absorbed_ops(op) for v in maker.operands)
+    return [v for v in operands if flex.is_matrix(v)]
 
 
 def source_of(rows: SSAValue) -> SSAValue:
     """Return a kernel argument with the same rows: the tensor or its source."""
-    while isinstance(rows.owner, RowOp):
+    while isinstance(rows.owner, flex.MapRowsOp):
         rows = rows.owner.operands[0]
     return rows
-
-
-def is_matrix(tensor: SSAValue) -> bool:
-    """Return True if a tensor has a vector, not a number, for each row."""
-    return len(flex.tensor_shape(tensor)) > 3
 
 
 def arguments_of(op: Operation) -> list[SSAValue]:
@@ -106,7 +100,7 @@ def check_absorbed_ops(op: Operation) -> None:
     for reader in (op, *makers) if makers else ():
         own = rows_read_by(reader)
         for operand in reader.operands:
-            if isinstance(operand.owner, RowOp):
+            if isinstance(operand.owner, flex.MapRowsOp):
                 if operand not in own:
                     refuse(reader, f"expects no result of {operand.owner.name} there")
             elif not isinstance(operand, BlockArgument):
@@ -116,7 +110,7 @@ def check_absorbed_ops(op: Operation) -> None:
 def rows_read_by(op: Operation) -> Sequence[SSAValue]:
     """Return the operands of which a program reads its own rows only."""
     match op:
-        case _ if isinstance(op, RowOp):
+        case flex.MapRowsOp():
             return op.operands
         case PairSumsLike() if not op.is_transposed:
             columns = {*op.columns, *op.column_values}

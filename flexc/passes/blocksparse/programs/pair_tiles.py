@@ -20,8 +20,7 @@ from flexc.passes.blocksparse.programs.builder import (
     Visit,
     guard_captures,
 )
-from flexc.passes.blocksparse.programs.kernel_builder import RowOp, is_matrix
-from flexc.passes.blocksparse.programs.rows import rows_of_result
+from flexc.passes.blocksparse.programs.rows import map_rows
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
 from flexc.passes.targets.target import Target
 from flexc.passes.targets.triton import UNALIGNED_VALUE_DIM
@@ -111,14 +110,15 @@ class PairKernelBuilder(SegmentKernelBuilder):
 
     def rows_of(self, tensor: SSAValue) -> SSAValue:
         """Return the program's rows of a tensor, computed or loaded."""
-        if isinstance(tensor.owner, RowOp):
+        if isinstance(tensor.owner, flex.MapRowsOp):
             if tensor not in self.made:
-                self.made[tensor] = rows_of_result(
-                    self.code, tensor.owner, self.rows_of
+                is_matrix, m = flex.is_matrix(tensor), self.block_m
+                shape = self.tile_shape(tensor, m) if is_matrix else (m,)
+                self.made[tensor] = map_rows(
+                    self.code, tensor, shape, self.rows_of, self.args
                 )
-                self.made[tensor].name_hint = tensor.name_hint
             return self.made[tensor]
-        if is_matrix(tensor):
+        if flex.is_matrix(tensor):
             where = self.rows.where
             return self.load_matrix(tensor, self.block_m, where, self.checked)
         start = self.place.start

@@ -7,28 +7,26 @@ An op over rows has a kernel of its own, or the kernels that read its result abs
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
-from xdsl.dialects import arith, scf
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import AnyFloat, TensorType, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.utils.hints import isa
 
 from flexc.dialects import flex, tile
+from flexc.dialects.mod_region import arguments_of
 from flexc.dialects.tile import ReduceKind, TileType
-from flexc.dialects.tile.types import is_tensor
 from flexc.passes.blocksparse.programs.kernel_builder import (
     KernelBuilder,
-    RowOp,
     absorbed_matrices,
     aligned,
     grid_of,
-    is_matrix,
     rows_grid,
 )
-from flexc.passes.flex.score_factor import LOG2_E
-from flexc.passes.scalar.scalar_code import ScalarCode, inline_region
+from flexc.passes.scalar.copier import Copier
+from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.target import Target
 from flexc.passes.tile.map_builder import (
     FULL,
@@ -38,7 +36,6 @@ from flexc.passes.tile.map_builder import (
     build_map,
     build_row_map,
     convert,
-    extended,
 )
 
 BLOCK = 64
@@ -50,7 +47,7 @@ class RowKernelBuilder(KernelBuilder):
 
     def __init__(
         self,
-        op: RowOp | flex.CombineSplitsOp,
+        op: flex.MapRowsOp | flex.CombineSplitsOp,
         name: str,
         target: Target,
         rows: int = BLOCK,
@@ -64,10 +61,10 @@ class RowKernelBuilder(KernelBuilder):
 
     def rows_of(self, tensor: SSAValue) -> SSAValue:
         """Return the program's rows of a tensor, computed or loaded."""
-        if isinstance(tensor.owner, RowOp):
-            return rows_of_result(self.code, tensor.owner, self.rows_of)
-        if not isinstance(tensor.type, TensorType):
-            return self.args[tensor]
+        assert isa(tensor.type, TensorType[Attribute])
+        if isinstance(tensor.owner, flex.MapRowsOp):
+            shape, _ = self.tile_of(tensor.type)
+            return map_rows(self.code, tensor, shape, self.rows_of, self.args)
         return self.load(tensor)
 
     def load(
@@ -85,7 +82,7 @@ class RowKernelBuilder(KernelBuilder):
         return self.code.insert(load, tensor.name_hint)
 
     def at(self, tensor: SSAValue, start: Sequence[SSAValue]) -> list[SSAValue]:
-        return [*start, *([self.code.const(0)] if is_matrix(tensor) else [])]
+        return [*start, *([self.code.const(0)] if flex.is_matrix(tensor) else [])]
 
     def store(self, value: SSAValue, result: SSAValue) -> None:
         """Store the program's rows of a result, in the type of the result."""
@@ -95,14 +92,6 @@ class RowKernelBuilder(KernelBuilder):
         _, checked = self.tile_of(result.type)
         where = self.at(result, self.start)
         code.builder.insert(tile.StoreOp(value, self.args[result], where, checked))
-
-    def finish(self, value: SSAValue) -> tile.KernelOp:
-        """Store the only result, and return the kernel."""
-        (result,) = self.op.results
-        self.store(value, result)
-        tensors = (v for v in (*self.op.operands, result) if is_tensor(v.type))
-        matrices = [v for v in tensors if is_matrix(v)]
-        return self.kernel([*matrices, *absorbed_matrices(self.op)], {})
 
     def kernel(
         self, matrices: Sequence[SSAValue], attributes: dict[str, Attribute]
@@ -124,106 +113,69 @@ class RowKernelBuilder(KernelBuilder):
         return (self.rows, padded), [0] if padded == dim else [0, 1]
 
 
-def rows_kernel(op: RowOp, name: str, target: Target) -> tile.KernelOp:
+def rows_kernel(op: flex.MapRowsOp, name: str, target: Target) -> tile.KernelOp:
     """Return the kernel of an op over rows and of the ops that it absorbs."""
     program = RowKernelBuilder(op, name, target)
-    return program.finish(rows_of_result(program.code, op, program.rows_of))
+    for result in op.results:
+        program.store(program.rows_of(result), result)
+    matrices = [v for v in (*op.operands, *op.results) if flex.is_matrix(v)]
+    return program.kernel([*matrices, *absorbed_matrices(op)], {})
 
 
 Rows = Callable[[SSAValue], SSAValue]
 """A function that returns the program's rows of a tensor."""
 
 
-def rows_of_result(code: ScalarCode, op: RowOp, rows_of: Rows) -> SSAValue:
-    """Write a program's rows of the result of an op over rows."""
-    assert isa(op.result.type, TensorType[Attribute])
-    if isinstance(op, flex.RowDotsOp):
-        rows = dot_rows(code, op, rows_of)
-    elif isinstance(op, flex.MapRowsOp):
-        rows = map_rows(code, op, rows_of)
-    elif isinstance(op, flex.ScaleRowsOp):
-        rows = scale_rows(code, op, rows_of)
-    else:
-        rows = weigh_rows(code, op, rows_of)
-    return convert(code, rows, op.result.type.element_type)
-
-
-def dot_rows(code: ScalarCode, op: flex.RowDotsOp, rows_of: Rows) -> SSAValue:
-    """Write the sums of dot products of rows, less `minus`."""
-    assert isa(op.result.type, TensorType[AnyFloat])
-    element = op.result.type.element_type
-    total = None
-    for lhs, rhs in zip(op.lhs, op.rhs, strict=True):
-        found = product(code, rows_of(lhs), rows_of(rhs), element)
-        total = found if total is None else combined(code, total, found)
-    assert total is not None
-    dots = code.insert(tile.ReduceOp(ReduceKind.SUM, total, 1), "dots")
-    return dots if op.minus is None else combined(code, dots, rows_of(op.minus))
-
-
-def product(
-    code: ScalarCode, lhs: SSAValue, rhs: SSAValue, element: AnyFloat
+def map_rows(
+    code: ScalarCode,
+    result: SSAValue,
+    shape: Sequence[int],
+    rows_of: Rows,
+    args: Mapping[SSAValue, SSAValue],
 ) -> SSAValue:
-    def body(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
-        a, b = (extended(code, v, element) for v in (a, b))
-        return code.mulf(a, b)
+    """Write a program's rows of a result of `flex.map_rows`, of this shape.
 
-    shape = tile.shape_of(lhs.type)
-    return build_map(code, shape, [(lhs, FULL), (rhs, FULL)], body, "product")
+    `args` are the kernel's arguments for scalars.
+    """
+    op = result.owner
+    assert isinstance(op, flex.MapRowsOp)
+    assert isa(result.type, TensorType[AnyFloat])
+    element, value = result.type.element_type, op.yielded(result)
+    computed = op.computed_type(op.lhs, op.values)
+    read = arguments_of([value])
+    given: dict[SSAValue, Input] = {}
+    if op.dot() in read:
+        given[op.code.block.args[0]] = dot_rows(code, op, computed, rows_of), ROW
+    for tensor, arg in op.arguments():
+        if arg in read and not flex.is_rows(tensor):
+            given[arg] = args[tensor], UNIFORM
+        elif arg in read:
+            given[arg] = rows_of(tensor), FULL if flex.is_matrix(tensor) else ROW
 
+    def body(code: ScalarCode, *own: SSAValue) -> SSAValue:
+        wide = (code.float_cast(v, computed) for v in own)
+        copier = Copier(code, dict(zip(given, wide, strict=True)))
+        return code.float_cast(copier.value(value), element)
 
-def combined(code: ScalarCode, a: SSAValue, b: SSAValue) -> SSAValue:
-    """Write a + b for matrices, and a - b for vectors."""
-    shape = tile.shape_of(a.type)
-    kind = arith.AddfOp if len(shape) > 1 else arith.SubfOp
-
-    def body(code: ScalarCode, x: SSAValue, y: SSAValue) -> SSAValue:
-        return code.insert(kind(x, y))
-
-    span = range(len(shape))
-    return build_map(code, shape, [(a, span), (b, span)], body, "total")
-
-
-def scale_rows(code: ScalarCode, op: flex.ScaleRowsOp, rows_of: Rows) -> SSAValue:
-    """Write rows times a scale."""
-
-    def body(code: ScalarCode, x: SSAValue, scale: SSAValue) -> SSAValue:
-        return code.insert(arith.MulfOp(x, scale))
-
-    rows = rows_of(op.rows)
-    inputs: list[Input] = [(rows, FULL), (rows_of(op.scale), UNIFORM)]
-    return build_map(code, tile.shape_of(rows.type), inputs, body, "scaled")
+    if not given:
+        return code.insert(tile.FullOp(body(code), TileType(element, shape)))
+    return build_map(code, shape, list(given.values()), body, result.name_hint or "row")
 
 
-def map_rows(code: ScalarCode, op: flex.MapRowsOp, rows_of: Rows) -> SSAValue:
-    """Write the code of each row."""
+def dot_rows(
+    code: ScalarCode, op: flex.MapRowsOp, element: AnyFloat, rows_of: Rows
+) -> SSAValue:
+    """Write the sums of dot products of rows."""
+    tiles = [rows_of(v) for v in (*op.lhs, *op.rhs)]
+    inputs: list[Input] = [(t, FULL) for t in tiles]
 
-    def body(code: ScalarCode, row: SSAValue) -> SSAValue:
-        (value,) = inline_region(op.code, [row], code)
-        return value
+    def body(code: ScalarCode, *own: SSAValue) -> SSAValue:
+        wide = [code.float_cast(v, element) for v in own]
+        pairs = zip(wide[: len(op.lhs)], wide[len(op.lhs) :], strict=True)
+        return reduce(code.addf, [code.mulf(a, b) for a, b in pairs])
 
-    name = op.result.name_hint or "row"
-    return build_row_map(code, [rows_of(op.rows)], body, name)
-
-
-def weigh_rows(code: ScalarCode, op: flex.WeighRowsOp, rows_of: Rows) -> SSAValue:
-    """Write rows times their weights."""
-    rows = [rows_of(op.lse), rows_of(op.lse_rest)]
-    weight = build_row_map(code, rows, row_weight, "weight")
-    values = rows_of(op.values)
-    shape = tile.shape_of(values.type)
-    assert isinstance(weight.type, TileType)
-    element = weight.type.element_type
-    assert isinstance(element, AnyFloat)
-
-    def body(code: ScalarCode, x: SSAValue, w: SSAValue) -> SSAValue:
-        zero = code.const(0.0, element)
-        weighted = code.mulf(extended(code, x, element), w)
-        # A row without live pairs counts for nothing, even if its values are NaN.
-        return code.select(code.cmpf("oeq", w, zero), zero, weighted)
-
-    inputs: list[Input] = [(values, range(len(shape))), (weight, ROW)]
-    return build_map(code, shape, inputs, body, "weighted")
+    products = build_map(code, tile.shape_of(tiles[0].type), inputs, body, "product")
+    return code.insert(tile.ReduceOp(ReduceKind.SUM, products, 1), "dots")
 
 
 ELEMENTS = 1024
@@ -384,12 +336,3 @@ def safe_inverse(code: ScalarCode, l_i: SSAValue) -> SSAValue:
     is_empty = code.cmpf("oeq", l_i, code.const(0.0, l_i.type))
     divisor = code.select(is_empty, one, l_i)
     return code.divf(code.const(1.0, l_i.type), divisor)
-
-
-def row_weight(code: ScalarCode, lse: SSAValue, rest: SSAValue) -> SSAValue:
-    """Write exp(-rest), or 0 for a row without live pairs."""
-    factor = code.const(-LOG2_E, lse.type)
-    exponent = code.mulf(rest, factor)
-    weight = code.exp2(exponent)
-    is_empty = code.cmpf("oeq", lse, code.const(-math.inf, lse.type))
-    return code.select(is_empty, code.const(0.0, lse.type), weight)

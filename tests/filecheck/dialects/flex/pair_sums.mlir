@@ -58,14 +58,22 @@ func.func @both_sides(%q : !m, %k : !m, %v : !m, %scale : f32) {
 }
 
 // CHECK-LABEL: @rows
-func.func @rows(%q : !m, %lse : !r, %rest : !r) {
-  // CHECK: %delta = flex.row_dots lhs(%q, %q : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>) rhs(%q, %q : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>) minus(%lse : tensor<?x?x?xf32>) -> tensor<?x?x?xf32> {alignment = 16 : i64}
-  %delta = flex.row_dots lhs(%q, %q : !m, !m) rhs(%q, %q : !m, !m) minus(%lse : !r)
-      -> !r {alignment = 16 : i64}
-  // CHECK: %plain = flex.row_dots lhs(%q : tensor<?x?x?x8xf32>) rhs(%q : tensor<?x?x?x8xf32>) -> tensor<?x?x?xf32>
-  %plain = flex.row_dots lhs(%q : !m) rhs(%q : !m) -> !r
-  // CHECK: %w = flex.weigh_rows %q, %lse, %rest : tensor<?x?x?x8xf32>, tensor<?x?x?xf32>, tensor<?x?x?xf32> -> tensor<?x?x?x8xf32>
-  %w = flex.weigh_rows %q, %lse, %rest : !m, !r, !r -> !m
+func.func @rows(%q : !m, %v : tensor<?x?x?x4xbf16>, %lse : !r, %scale : f32) {
+  // CHECK: %delta, %zeros = flex.map_rows lhs(%q, %q : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>) rhs(%q, %q : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>) values(%lse : tensor<?x?x?xf32>) -> tensor<?x?x?xf32>, tensor<?x?x?x4xf32> {alignment = 16 : i64} code(%dot: f32, %lse_: f32) {
+  // CHECK-GENERIC: "flex.map_rows"({{.*}}) <{alignment = 16 : i64, operandSegmentSizes = array<i32: 2, 2, 1>}>
+  %delta, %zeros = flex.map_rows lhs(%q, %q : !m, !m) rhs(%q, %q : !m, !m)
+      values(%lse : !r) -> !r, tensor<?x?x?x4xf32> {alignment = 16 : i64}
+      code(%dot : f32, %lse_ : f32) {
+    %d = arith.subf %dot, %lse_ : f32
+    %z = arith.constant 0.0 : f32
+    flex.yield %d, %z : f32, f32
+  }
+  // CHECK: %scaled = flex.map_rows values(%v, %scale : tensor<?x?x?x4xbf16>, f32) -> tensor<?x?x?x4xbf16> code(%x: f32, %s: f32) {
+  %scaled = flex.map_rows values(%v, %scale : tensor<?x?x?x4xbf16>, f32)
+      -> tensor<?x?x?x4xbf16> code(%x : f32, %s : f32) {
+    %y = arith.mulf %x, %s : f32
+    flex.yield %y : f32
+  }
   func.return
 }
 
@@ -89,5 +97,7 @@ func.func @finish(%sums : !r, %bias : tensor<?xbf16>, %out : !m) {
   %t = flex.center_rows %out, %sums, %out : !m, !r, !m -> !m
   // CHECK: %l, %m = flex.launch @kernel(%sums, %out) : tensor<?x?x?xf32>, tensor<?x?x?x8xf32> -> tensor<?x?x?xf32>, tensor<?x?x?x8xf32>
   %l, %m = flex.launch @kernel(%sums, %out) : !r, !m -> !r, !m
+  // CHECK: %n, %o = flex.launch @kernel(%sums, %out) plus(%t : tensor<?x?x?x8xf32>) : tensor<?x?x?xf32>, tensor<?x?x?x8xf32> -> tensor<?x?x?xf32>, tensor<?x?x?x8xf32>
+  %n, %o = flex.launch @kernel(%sums, %out) plus(%t : !m) : !r, !m -> !r, !m
   func.return
 }

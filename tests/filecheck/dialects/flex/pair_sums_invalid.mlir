@@ -249,7 +249,10 @@ func.func @block(%q : !m, %v : tensor<?x?x?x4xf32>, %lse : !r, %i : i32, %scale 
 
 func.func @dots(%q : tensor<?x?x?x8xf32>) {
   // CHECK: expects as many rhs as lhs, got 1 and 0
-  %d = flex.row_dots lhs(%q : tensor<?x?x?x8xf32>) -> tensor<?x?x?xf32>
+  %d = flex.map_rows lhs(%q : tensor<?x?x?x8xf32>) -> tensor<?x?x?xf32>
+      code(%dot : f32) {
+    flex.yield %dot : f32
+  }
   func.return
 }
 
@@ -388,20 +391,69 @@ func.func @launch_types(%s : tensor<?xf32>) {
 
 // -----
 
-func.func @dots_dims(%q : tensor<?x?x?x8xf32>, %o : tensor<?x?x?x4xf32>) {
-  // CHECK: rhs expects head dim 8 as lhs has, got 4
-  %d = flex.row_dots lhs(%q : tensor<?x?x?x8xf32>) rhs(%o : tensor<?x?x?x4xf32>)
-      -> tensor<?x?x?xf32>
+func.func @kernel(%s : tensor<?xf32>) -> tensor<?xf32> {
+  func.return %s : tensor<?xf32>
+}
+
+func.func @launch_plus(%s : tensor<?xf32>) {
+  // CHECK: plus expects values without other uses
+  %d = flex.launch @kernel(%s) plus(%s : tensor<?xf32>) : tensor<?xf32> -> tensor<?xf32>
   func.return
 }
 
 // -----
 
-func.func @weigh(%q : tensor<?x?x?x8xf32>, %l : tensor<?x?x?xf32>) {
+func.func @kernel(%s : tensor<?xf32>) -> tensor<?xf32> {
+  func.return %s : tensor<?xf32>
+}
+
+func.func @launch_plus_type(%s : tensor<?xf32>, %t : tensor<?xf64>) {
+  // CHECK: plus expects the types of the last outputs
+  %d = flex.launch @kernel(%s) plus(%t : tensor<?xf64>) : tensor<?xf32> -> tensor<?xf32>
+  func.return
+}
+
+// -----
+
+func.func @dots_dims(%q : tensor<?x?x?x8xf32>, %o : tensor<?x?x?x4xf32>) {
+  // CHECK: rhs expects head dim 8 as lhs has, got 4
+  %d = flex.map_rows lhs(%q : tensor<?x?x?x8xf32>) rhs(%o : tensor<?x?x?x4xf32>)
+      -> tensor<?x?x?xf32> code(%dot : f32) {
+    flex.yield %dot : f32
+  }
+  func.return
+}
+
+// -----
+
+func.func @map_dims(%q : tensor<?x?x?x8xf32>) {
   // CHECK: result expects head dim 8 as values have, got 4
-  %d = flex.weigh_rows %q, %l, %l
-      : tensor<?x?x?x8xf32>, tensor<?x?x?xf32>, tensor<?x?x?xf32>
-      -> tensor<?x?x?x4xf32>
+  %d = flex.map_rows values(%q : tensor<?x?x?x8xf32>) -> tensor<?x?x?x4xf32>
+      code(%x : f32) {
+    flex.yield %x : f32
+  }
+  func.return
+}
+
+// -----
+
+func.func @map_number(%q : tensor<?x?x?x8xf32>) {
+  // CHECK: result of elements of a matrix expects 4 dimensions, got tensor<?x?x?xf32>
+  %d = flex.map_rows values(%q : tensor<?x?x?x8xf32>) -> tensor<?x?x?xf32>
+      code(%x : f32) {
+    flex.yield %x : f32
+  }
+  func.return
+}
+
+// -----
+
+func.func @map_types(%q : tensor<?x?x?x8xbf16>, %l : tensor<?x?x?xf64>) {
+  // CHECK: code expects arguments (f64, f64), got (bf16, f64)
+  %d = flex.map_rows values(%q, %l : tensor<?x?x?x8xbf16>, tensor<?x?x?xf64>)
+      -> tensor<?x?x?xf64> code(%x : bf16, %y : f64) {
+    flex.yield %y : f64
+  }
   func.return
 }
 
