@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch.overrides import TorchFunctionMode
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -72,6 +74,25 @@ def attention(
     return Reference(out, lse, max_scores)
 
 
+class LogSigmoidOfOps(TorchFunctionMode):
+    """`F.logsigmoid` of ops that vmap takes on every device.
+
+    On CUDA torch's own op has a second result without elements, at which torch 2.11's
+    vmap fails: "SmallVector unable to grow".
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is F.logsigmoid and args[0].is_cuda:
+            return log_sigmoid(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def log_sigmoid(x: Tensor) -> Tensor:
+    return -torch.logaddexp(torch.zeros_like(x), -x)
+
+
 def apply_mods(
     scores: Tensor,
     score_mod: ScoreMod | None,
@@ -100,7 +121,7 @@ def apply_mods(
     batch, head = index(b, b + 1)[0], index(h, h + 1)[0]
     over_columns = torch.vmap(element, (0, None, 0))
     over_rows = torch.vmap(over_columns, (0, 0, None))
-    with TransformGetItemToIndex():
+    with TransformGetItemToIndex(), LogSigmoidOfOps():
         return over_rows(scores, index(first_row, first_row + rows), index(0, columns))
 
 

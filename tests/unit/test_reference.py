@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.support.corpus import CORPUS, Case
-from tests.support.reference import attention, visible_pairs
+from tests.support.reference import attention, log_sigmoid, visible_pairs
 
 SIZES = (2, 4, 2, 37, 53)
 
@@ -25,6 +25,11 @@ def test_equals_torch(case: Case) -> None:
     )
     ours = attention(query, key, value, score_mod, mask_mod, enable_gqa=True)
     torch.testing.assert_close((ours.out, ours.lse), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_log_sigmoid_of_ops() -> None:
+    x = torch.tensor([-torch.inf, -800.0, -1.5, 0.0, 2.0, 800.0, torch.inf]).double()
+    torch.testing.assert_close(log_sigmoid(x), torch.nn.functional.logsigmoid(x))
 
 
 def test_rows_without_columns() -> None:
