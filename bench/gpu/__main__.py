@@ -50,7 +50,8 @@ def run(options: argparse.Namespace) -> int:
     if options.jobs > 1 and len(cells) > 1:
         print(f"{options.jobs} processes compile ahead, for minutes", flush=True)
         limit = None if options.budget is None else WARMED * options.budget
-        taken = warm_up(cells, setup, systems, options.jobs, limit)
+        check = not options.unchecked
+        taken = warm_up(cells, setup, systems, options.jobs, limit, check=check)
         print(f"compiled ahead in {taken:.0f} s")
     print(f"\n{report.header(systems)}", flush=True)
     told: set[str] = set()

@@ -10,9 +10,10 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from bench.gpu.cells import Cell
+from bench.gpu.checks import backward_errors
 from bench.gpu.problem import Setup, problem_of
 
 
@@ -22,8 +23,10 @@ def warm_up(
     systems: Sequence[str],
     jobs: int,
     timeout: float | None,
+    *,
+    check: bool,
 ) -> float:
-    """Run every cell once, in about the given order; the seconds that it took.
+    """Run every cell and its check once, in about the given order: seconds taken.
 
     What is not done when time is out is left for the benchmark to compile.
     """
@@ -32,7 +35,7 @@ def warm_up(
     jobs = min(jobs, len(cells))
     shares = [tuple(cells[i::jobs]) for i in range(jobs)]
     processes = [
-        context.Process(target=run_share, args=(share, setup, tuple(systems)))
+        context.Process(target=run_share, args=(share, setup, tuple(systems), check))
         for share in shares
     ]
     with no_more_processes():
@@ -46,12 +49,17 @@ def warm_up(
     return time.perf_counter() - start
 
 
-def run_share(cells: Sequence[Cell], setup: Setup, systems: Sequence[str]) -> None:
+def run_share(
+    cells: Sequence[Cell], setup: Setup, systems: Sequence[str], check: bool
+) -> None:
     """What goes wrong is told by the benchmark itself."""
     from bench.gpu.measure import prepare
 
     for cell in cells:
         prepare(problem_of(cell, setup), systems)
+        if check and cell.direction == "bwd":
+            with suppress(Exception):
+                backward_errors(cell.variant, cell.head_dim, setup)
 
 
 @contextmanager

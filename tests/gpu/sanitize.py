@@ -61,9 +61,9 @@ SAMPLES = (
 )
 
 
-def run_samples(device: str) -> int:
+def run_samples(device: str, numbers: Sequence[int]) -> int:
     failed = 0
-    for sample in SAMPLES:
+    for sample in (SAMPLES[number] for number in numbers):
         served: Counter[str] = Counter()
         with counting(served):
             error = error_of(sample, device)
@@ -74,7 +74,7 @@ def run_samples(device: str) -> int:
     return 1 if failed else 0
 
 
-def run_tool(tool: str) -> int:
+def run_tool(tool: str, numbers: Sequence[int]) -> int:
     """Again, under a tool of compute-sanitizer; kernels are in the caches by now."""
     program = shutil.which("compute-sanitizer")
     if program is None:
@@ -82,6 +82,7 @@ def run_tool(tool: str) -> int:
         return 2
     command = [program, "--tool", tool, "--error-exitcode", str(FOUND)]
     command += ["--print-limit", "20", sys.executable, "-m", "tests.gpu.sanitize"]
+    command += ["--samples", *map(str, numbers)]
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     status = subprocess.run(command, env=environment, check=False).returncode
     print(f"{tool}: {'clean' if status == 0 else f'status {status}'}", flush=True)
@@ -91,13 +92,15 @@ def run_tool(tool: str) -> int:
 def main(args: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="small calls for compute-sanitizer")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=[])
+    every = range(len(SAMPLES))
+    parser.add_argument("--samples", nargs="+", type=int, choices=every, default=every)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args(args)
     if options.device == "cuda" and not torch.cuda.is_available():
         print("sanitize needs a GPU, or --device cpu", file=sys.stderr)
         return 2
-    done = [run_samples(options.device)]
-    done += [run_tool(tool) for tool in options.tools]
+    done = [run_samples(options.device, options.samples)]
+    done += [run_tool(tool, options.samples) for tool in options.tools]
     return max(done)
 
 
