@@ -1,7 +1,7 @@
 """Results as tables, in TFLOP/s over unmasked pairs: lines of a run, and Markdown.
 
-`/best` is flexc's figure by that of its best peer in the same run, `equal` its own with
-gradients of equal bits, `peak` that of a large matrix product.
+`/best` is flexc's figure by that of its best peer of the run; `equal` and `FA4 eq.`
+have gradients of equal bits at every run; `peak` is a large matrix product.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ NAMES = {
     "torch-flex": "torch",
     "torch-flex-flash": "FLASH",
     "fa4": "FA4",
+    "fa4-deterministic": "FA4 eq.",
     "cudnn": "cuDNN",
     "matmul": "peak",
 }

@@ -142,13 +142,13 @@ def by_cudnn(problem: Problem) -> Contest | None:
     return Contest.of(problem, forward)
 
 
-def by_fa4(problem: Problem) -> Contest | None:
+def by_fa4(problem: Problem, **options: Any) -> Contest | None:
     """FlashAttention-4 itself, with heads where it wants them."""
     if problem.anchor is None or problem.anchor.fa4 is None:
         return None
     from flash_attn.cute import flash_attn_func  # pyright: ignore
 
-    arguments = problem.anchor.fa4
+    arguments = problem.anchor.fa4 | options
     inputs = tuple(t.detach().transpose(1, 2).contiguous() for t in problem.qkv)
     inputs = leaves(*inputs) if problem.backward else inputs
 
@@ -158,6 +158,10 @@ def by_fa4(problem: Problem) -> Contest | None:
 
     d_out = problem.d_out.transpose(1, 2).contiguous()
     return Contest(forward, inputs, d_out, heads_last=True)
+
+
+def fa4_of_equal_bits(problem: Problem) -> Contest | None:
+    return by_fa4(problem, deterministic=True) if problem.backward else None
 
 
 SYSTEMS: dict[str, System] = {
@@ -170,9 +174,10 @@ SYSTEMS: dict[str, System] = {
     "torch-flex-flash": by_torch_flash,
     "cudnn": by_cudnn,
     "fa4": by_fa4,
+    "fa4-deterministic": fa4_of_equal_bits,
 }
 
 PEERS = ("torch-flex", "torch-flex-flash", "fa4", "cudnn")
-BY_FA4 = ("torch-flex-flash", "fa4")
+BY_FA4 = ("torch-flex-flash", "fa4", "fa4-deterministic")
 """Those that need the package flash-attn-4."""
-DEFAULT = ("flexc", "flexc-deterministic", *PEERS, MATMUL)
+DEFAULT = ("flexc", "flexc-deterministic", *PEERS, "fa4-deterministic", MATMUL)
