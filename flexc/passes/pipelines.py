@@ -31,7 +31,10 @@ from flexc.passes.cpu.tile_assign_buffers import (
 )
 from flexc.passes.cpu.tile_panel_maps import TileAssignLoopsPass, TilePanelMapsPass
 from flexc.passes.cpu.tile_put_rows_in_lanes import TilePutRowsInLanesPass
-from flexc.passes.cpu.tile_widen_floats import TileWidenFloatsPass
+from flexc.passes.cpu.tile_widen_floats import (
+    TilePackOperandsPass,
+    TileWidenFloatsPass,
+)
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex.convert_flex_to_planning import ConvertFlexToPlanningPass, Part
 from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
@@ -233,7 +236,9 @@ def to_cpp(machine: MachineName = "avx2") -> Passes:
         # Before loads and stores get strides, which then need no transposes.
         TilePutRowsInLanesPass(machine),
         LegalizeTileForCppPass(),
-        # Before hoisting: a tile that is widened for every block may be hoisted.
+        # Before hoisting: a tile that is packed or widened for every block may be
+        # hoisted.
+        TilePackOperandsPass(machine),
         TileWidenFloatsPass(),
         *TIDY,
         LoopInvariantCodeMotionPass(),

@@ -2,10 +2,11 @@
 //
 // A block of R rows by V vectors of the result stays in registers. Each step along the
 // inner dimension reads V vectors of rhs, and one number of lhs for each row. Numbers
-// of lhs are read in place and widened: no operand is copied, transposed or packed.
+// of lhs are read in place and widened: no operand is copied, transposed or packed. A
+// step of a packed product takes pairs in place of numbers.
 #pragma once
 
-#include "flexc_tile.h"
+#include "flexc_pairs.h"
 
 namespace flexc {
 
@@ -57,6 +58,8 @@ template <class T, class S>
 FLEXC_INLINE Vector<T> spread(const S* x) {
     return splat<lanes<T>>(convert<T>(*x));
 }
+template <>
+FLEXC_INLINE Pairs spread<bfloat16x2>(const bfloat16* x) { return spread_pair(x); }
 // This version uses vector units only.
 template <>
 FLEXC_INLINE Vector<float> spread<float>(const bfloat16* x) {
@@ -80,6 +83,9 @@ FLEXC_INLINE Vector<float> spread<float>(const half* x) {
 }
 #endif
 
+template <class V>
+FLEXC_INLINE V multiply_add(V x, V a, V b) { return x + a * b; }
+
 // Broadcast one of two adjacent numbers. One load and one operation suffice, as for a
 // float. The numbers are loaded as a float, because GCC would shift an integer before
 // it broadcasts the integer.
@@ -89,6 +95,10 @@ FLEXC_INLINE Vector<float> spread_of_two(const bfloat16* two, bool second) {
     const Vector<int32_t> all = bits<int32_t>(splat<lanes<float>>(both));
     return bits<float>(second ? all & -0x10000 : all << 16);
 }
+
+// The element type of a product's result.
+template <class T> struct SumOf { using type = T; };
+template <> struct SumOf<bfloat16x2> { using type = float; };
 
 // A result. In a tile the pitch of rows is part of the type, in memory it is any
 // number.
@@ -109,38 +119,48 @@ FLEXC_INLINE TileResult<T, N> result(Tile<T, M, N> tile) {
 // Broadcast element (i, 0) of an lhs block of R rows.
 template <class T, int R, class S, class Row, class Inner, class Next>
 FLEXC_INLINE Vector<T> spread_row(Strided<S, Row, Inner, Next> lhs, int i) {
-    if constexpr (is_same<S, bfloat16> && is_same<Row, Fixed<1>>)
+    if constexpr (is_same<T, float> && is_same<S, bfloat16> && is_same<Row, Fixed<1>>)
         if (i % 2 || i + 1 < R) return spread_of_two(lhs.at(i - i % 2), i % 2);
     return spread<T>(lhs.at(i));
 }
 
-// Compute a block of R rows of V vectors in `inner` steps.
+// Add the products of one step to R rows of V vectors.
+template <class T, int R, int V, class A, class Spread>
+FLEXC_INLINE void product_step(A (&sum)[R][V], const T* rhs, Spread spread) {
+    Vector<T> row[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) row[v] = load_vector<lanes<T>>(rhs + v * lanes<T>);
+#pragma GCC unroll 32
+    for (int i = 0; i < R; ++i) {
+        const Vector<T> x = spread(i);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) sum[i][v] = multiply_add(sum[i][v], x, row[v]);
+    }
+}
+
+// Compute a block of R rows of V vectors, a sum over `inner` columns of lhs.
 template <bool Accumulate, int R, int V, int Pitch, class T, class O, class L>
 FLEXC_INLINE void product_block(O out, L lhs, const T* rhs, int inner) {
+    constexpr int depth = is_same<T, bfloat16x2> ? 2 : 1;
     lhs.prefetch_rows(R, inner);
-    Vector<T> sum[R][V];
+    Vector<typename SumOf<T>::type> sum[R][V];
 #pragma GCC unroll 32
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v)
             sum[i][v] = Accumulate
                 ? load_vector<lanes<T>>(out.at(i) + v * lanes<T>)
-                : Vector<T>{};
+                : Vector<typename SumOf<T>::type>{};
 #pragma GCC unroll 1
-    for (int k = 0; k < inner; ++k) {
-        Vector<T> row[V];
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) row[v] = load_vector<lanes<T>>(rhs + v * lanes<T>);
-#pragma GCC unroll 32
-        for (int i = 0; i < R; ++i) {
-            const Vector<T> x = spread_row<T, R>(lhs, i);
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) sum[i][v] += x * row[v];
-        }
+    for (int k = 0; k + depth <= inner; k += depth) {
+        product_step(sum, rhs, [=](int i) { return spread_row<T, R>(lhs, i); });
         lhs.prefetch_column();
-        lhs.data += lhs.inner;
+        lhs.data += depth * lhs.inner;
         rhs += Pitch;
     }
+    if constexpr (depth == 2)
+        if (inner % 2)
+            product_step(sum, rhs, [=](int i) { return spread_pair(lhs.at(i), false); });
 #pragma GCC unroll 32
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
@@ -212,27 +232,27 @@ FLEXC_SHARED void Product<Accumulate, R, V, N, T, O, L, Rows>::run(
         product_panel<Accumulate, R, rest, P>(out.after(whole), lhs, rhs + whole, rows, inner);
 }
 
-template <int R, int V, class T, int M, int N, int K, class L, class Rows>
+template <int R, int V, class A, class T, int M, int N, int K, class L, class Rows>
 FLEXC_INLINE void product(
-    Tile<T, M, N> out, L lhs, Tile<T, K, N> rhs, Rows rows, int32_t inner) {
-    Product<false, R, V, N, T, TileResult<T, N>, L, Rows>::run(
+    Tile<A, M, N> out, L lhs, Tile<T, K, N> rhs, Rows rows, int32_t inner) {
+    Product<false, R, V, N, T, TileResult<A, N>, L, Rows>::run(
         result(out), lhs, rhs.data, rows, inner);
 }
 
-template <int R, int V, class T, int M, int N, int K, class L, class Rows>
+template <int R, int V, class A, class T, int M, int N, int K, class L, class Rows>
 FLEXC_INLINE void add_product(
-    Tile<T, M, N> out, L lhs, Tile<T, K, N> rhs, Rows rows, int32_t inner) {
-    Product<true, R, V, N, T, TileResult<T, N>, L, Rows>::run(
+    Tile<A, M, N> out, L lhs, Tile<T, K, N> rhs, Rows rows, int32_t inner) {
+    Product<true, R, V, N, T, TileResult<A, N>, L, Rows>::run(
         result(out), lhs, rhs.data, rows, inner);
 }
 
 // Add a product to memory, where element (i, j) is out[i * stride + j].
 template <class T> using MemoryResult = Result<T, int64_t>;
-template <int R, int V, class T, int N, int K, class L, class Rows>
+template <int R, int V, class A, class T, int N, int K, class L, class Rows>
 FLEXC_INLINE void add_product(
-    T* out, int64_t stride, L lhs, Tile<T, K, N> rhs, Rows rows, int32_t inner) {
+    A* out, int64_t stride, L lhs, Tile<T, K, N> rhs, Rows rows, int32_t inner) {
     static_assert(N % lanes<T> == 0, "memory has no columns beyond the last");
-    Product<true, R, V, N, T, MemoryResult<T>, L, Rows>::run(
+    Product<true, R, V, N, T, MemoryResult<A>, L, Rows>::run(
         {out, stride}, lhs, rhs.data, rows, inner);
 }
 

@@ -12,6 +12,8 @@
 
 #include "flexc_memory.h"
 
+#include "flexc_pairs.h"
+
 #include "flexc_matmul.h"
 
 #include "flexc_stream.h"

@@ -11,7 +11,7 @@ from functools import singledispatch
 
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from flexc.codegen.cpp.spelling import memory_type
+from flexc.codegen.cpp.spelling import memory_type, parameters
 from flexc.dialects import tile
 from flexc.dialects.constants import int_constant
 from flexc.dialects.tile import TileType
@@ -84,10 +84,12 @@ def _transposed(
     name: str, value: SSAValue, memory: SSAValue, strides: tuple[SSAValue, ...]
 ) -> str | None:
     """Return the copy of a matrix whose columns may be adjacent in memory, or None."""
-    if not _may_transpose(value.type, strides):
+    assert isinstance(value.type, TileType)
+    loads_pairs = name == "LoadTransposed" and _element(value.type) == "bfloat16"
+    is_narrow = _element(value.type) in _NARROW and not loads_pairs
+    if is_narrow or not _may_transpose(strides):
         return None
-    shape = tile.shape_of(value.type)
-    return _instance(name, _element(value.type), *shape, _element(memory.type))
+    return _instance(name, *parameters(value.type), _element(memory.type))
 
 
 def _product(
@@ -101,7 +103,8 @@ def _product(
     m, block = tile.shape_of(_rows_of(op))[0], op.register_tile
     rows = f"Fixed<{m}>" if op.rows is None else "int32_t"
     sizes = block.rows.data, block.vectors.data, columns
-    element = _element(op.rhs.type)
+    assert isinstance(op.rhs.type, TileType)
+    element = parameters(op.rhs.type)[0]
     return _instance("Product", str(adds).lower(), *sizes, element, result, lhs, rows)
 
 
@@ -127,16 +130,19 @@ def _stride(value: SSAValue) -> str:
     return "int64_t" if number is None else f"Fixed<{number}>"
 
 
-def _may_transpose(type_: Attribute, strides: tuple[SSAValue, ...]) -> bool:
+def _may_transpose(strides: tuple[SSAValue, ...]) -> bool:
     """Return True if stride 0 may be 1 while stride 1 is not."""
-    if len(strides) != 2 or _element(type_) in _NARROW:
+    if len(strides) != 2:
         return False
     first, second = (int_constant(stride) for stride in strides)
     return first in (None, 1) and second != 1
 
 
 _NARROW = ("int8_t", "int16_t", "half", "bfloat16")
-"""Elements of fewer than four bytes, which are not transposed in registers."""
+"""Elements of fewer than four bytes, which are not transposed in registers.
+
+Only loads of bfloat16 are, two elements at a time.
+"""
 
 
 def _element(type_: Attribute) -> str:

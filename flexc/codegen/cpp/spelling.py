@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute
 from xdsl.utils.hints import isa
 
-from flexc.dialects.tile import TileType
+from flexc.dialects.tile import PairsAttr, TileType
 from flexc.errors import UnsupportedOpError
 
 _FLOATS: dict[type[Attribute], str] = {
@@ -76,8 +76,15 @@ def to_memory(type_: Attribute, vector: str) -> str:
 
 def buffer_type(type_: TileType) -> str:
     """Return the C++ type of a buffer that holds a tile."""
-    shape = ", ".join(str(n) for n in type_.get_shape())
-    return f"Buffer<{memory_type(type_.element_type)}, {shape}>"
+    return f"Buffer<{', '.join(map(str, parameters(type_)))}>"
+
+
+def parameters(type_: TileType) -> tuple[str | int, ...]:
+    """Return the element type and the sizes of a tile in C++."""
+    element, shape = memory_type(type_.element_type), type_.get_shape()
+    if type_.get_layout() != PairsAttr():
+        return element, *shape
+    return f"{element}x2", shape[0] // 2, shape[1]
 
 
 def literal(value: Attribute) -> str:

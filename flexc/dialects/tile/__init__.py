@@ -57,6 +57,7 @@ from flexc.dialects.tile.cpu import (
 from flexc.dialects.tile.cpu_products import (
     VECTOR_BYTES,
     AddRegisterProductOp,
+    PackOp,
     RegisterProductOp,
     RegisterTileAttr,
     StreamProductOp,
@@ -86,6 +87,7 @@ from flexc.dialects.tile.types import (
     AlongAttr,
     LayoutAttr,
     OperandAttr,
+    PairsAttr,
     ParamAttr,
     ParamKind,
     ProductAttr,

@@ -40,7 +40,15 @@ from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
-from flexc.dialects.tile.types import TileType, element_of, matrix_shape, shape_of
+from flexc.dialects.constants import int_constant
+from flexc.dialects.tile.types import (
+    PairsAttr,
+    TileType,
+    element_of,
+    layout_of,
+    matrix_shape,
+    shape_of,
+)
 
 VECTOR_BYTES = "vector_bytes"
 """The attribute of a kernel with the width of its vectors, in bytes."""
@@ -48,15 +56,20 @@ VECTOR_BYTES = "vector_bytes"
 
 @irdl_attr_definition
 class RegisterTileAttr(ParametrizedAttribute):
-    """The block of a product that stays in registers: rows, and vectors in each row."""
+    """The block of a product that stays in registers: rows, and vectors in each row.
+
+    `<8 x 2>` takes one column of lhs at a time. `<8 x 2 x 2>` takes two: lhs has 16-bit
+    floats and rhs is packed.
+    """
 
     name = "tile.register_tile"
 
     rows: IntAttr
     vectors: IntAttr
+    depth: IntAttr
 
-    def __init__(self, rows: int, vectors: int):
-        super().__init__(IntAttr(rows), IntAttr(vectors))
+    def __init__(self, rows: int, vectors: int, depth: int = 1):
+        super().__init__(IntAttr(rows), IntAttr(vectors), IntAttr(depth))
 
     def verify(self) -> None:
         if min(self.rows.data, self.vectors.data) < 1:
@@ -64,16 +77,27 @@ class RegisterTileAttr(ParametrizedAttribute):
                 f"expects at least one row and one vector, got {self.rows.data} x "
                 f"{self.vectors.data}"
             )
+        if self.depth.data != 1 and (self.depth.data < 1 or self.depth.data % 2):
+            raise VerifyException(f"expects a depth of 1 or pairs, got {self.depth}")
+
+    @property
+    def is_packed(self) -> bool:
+        """True if products take pairs of rows of rhs."""
+        return self.depth.data > 1
 
     def print_parameters(self, printer: Printer) -> None:
-        printer.print_string(f"<{self.rows.data} x {self.vectors.data}>")
+        depth = f" x {self.depth.data}" if self.is_packed else ""
+        printer.print_string(f"<{self.rows.data} x {self.vectors.data}{depth}>")
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
         with parser.in_angle_brackets():
             rows = parser.parse_integer()
             parser.parse_keyword("x")
-            return [IntAttr(rows), IntAttr(parser.parse_integer())]
+            vectors, depth = parser.parse_integer(), 1
+            if parser.parse_optional_keyword("x"):
+                depth = parser.parse_integer()
+        return [IntAttr(rows), IntAttr(vectors), IntAttr(depth)]
 
 
 @irdl_op_definition
@@ -87,12 +111,19 @@ class RegisterProductOp(IRDLOperation):
     other elements of lhs are read. `next` is a prefetch hint that changes no result: if
     it is not 0, a later op reads the elements at that distance from those of lhs.
 
+    A register tile with a depth multiplies 16-bit floats: rhs is packed in pairs, and
+    the elements of each row of lhs are adjacent. The sum is in the result's type, and
+    subnormal elements count as 0.
+
     ```mlir
     %s = tile.register_product %key[%base] strides [%s2, %c1] rows %n next %far, %q_t
          by <8 x 2> : tensor<?x?x?x64xbf16>, !tile.tile<64x32xf32>
          -> !tile.tile<96x32xf32>
     %o = tile.register_product %value[%base] strides [%c1, %s2] inner %n, %p onto %acc
          by <8 x 2> : tensor<?x?x?x64xbf16>, !tile.tile<96x32xf32>
+         -> !tile.tile<64x32xf32>
+    %o = tile.register_product %v_t inner %n, %p onto %acc by <8 x 2 x 2>
+         : !tile.tile<64x96xbf16>, !tile.tile<96x32xbf16, #tile.pairs>
          -> !tile.tile<64x32xf32>
     ```
     """
@@ -145,9 +176,6 @@ class RegisterProductOp(IRDLOperation):
             raise VerifyException(
                 f"result expects {n} columns, as many as rhs, got {n2}"
             )
-        element = element_of(self.result.type)
-        if element_of(self.rhs.type) != element:
-            raise VerifyException(f"rhs expects elements of {element}")
         if self.acc is not None and self.acc.type != self.result.type:
             raise VerifyException(f"acc expects type {self.result.type}")
         in_memory = not isinstance(self.lhs.type, TileType)
@@ -159,8 +187,12 @@ class RegisterProductOp(IRDLOperation):
             raise VerifyException("next expects a tensor")
         if not in_memory and shape_of(self.lhs.type) != (m, k):
             raise VerifyException(f"lhs expects shape {(m, k)}, got {self.lhs.type}")
-        if not in_memory and element_of(self.lhs.type) != element:
-            raise VerifyException(f"lhs expects elements of {element}")
+        element = element_of(self.result.type)
+        _verify_factors(self.register_tile, self.lhs.type, self.rhs.type, element)
+        if not self.register_tile.is_packed or not in_memory:
+            return
+        if int_constant(self.strides[1]) != 1:
+            raise VerifyException("strides expects adjacent columns of a packed lhs")
 
 
 @irdl_op_definition
@@ -219,11 +251,61 @@ class AddRegisterProductOp(IRDLOperation):
             raise VerifyException(
                 f"rhs expects {k} rows, as many as lhs has columns, got {k2}"
             )
-        if element_of(self.lhs.type) != element_of(self.rhs.type):
-            raise VerifyException(f"lhs expects the element type of {self.rhs.type}")
         assert isa(self.memref.type, MemRefType[Attribute])
-        if self.memref.type.element_type != element_of(self.rhs.type):
-            raise VerifyException(f"memref expects the element type of {self.rhs.type}")
+        element = self.memref.type.element_type
+        _verify_factors(self.register_tile, self.lhs.type, self.rhs.type, element)
+
+
+def _verify_factors(
+    register_tile: RegisterTileAttr, lhs: Attribute, rhs: Attribute, element: Attribute
+) -> None:
+    """Verify the element types of a product's operands, and the layout of its rhs."""
+    layout = PairsAttr() if register_tile.is_packed else None
+    if layout_of(rhs) != layout:
+        raise VerifyException(f"rhs expects layout {layout}, got {rhs}")
+    if layout is not None:
+        element = element_of(rhs)
+        if isa(lhs, TensorType[Attribute]) and lhs.element_type != element:
+            raise VerifyException(f"lhs expects elements of {element}")
+    for name, type_ in (("lhs", lhs), ("rhs", rhs)):
+        if isinstance(type_, TileType) and element_of(type_) != element:
+            raise VerifyException(f"{name} expects elements of {element}")
+
+
+@irdl_op_definition
+class PackOp(IRDLOperation):
+    """The same numbers, rounded to 16-bit floats, with pairs of rows packed.
+
+    With a `count`, only the first `count` rows have values.
+
+    ```mlir
+    %packed = tile.pack %p count %n : !tile.tile<96x32xf32>
+        -> !tile.tile<96x32xbf16, #tile.pairs>
+    ```
+    """
+
+    name = "tile.pack"
+
+    input = operand_def(TileType)
+    count = opt_operand_def(i32)
+    result = result_def(TileType)
+
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$input (`count` $count^)? attr-dict `:` type($input) `->` type($result)"
+    )
+
+    def __init__(
+        self, input: SSAValue, type_: Attribute, count: SSAValue | None = None
+    ):
+        super().__init__(operands=[input, count], result_types=[type_])
+
+    def verify_(self) -> None:
+        rows, _ = shape = matrix_shape("input", self.input.type)
+        if shape != matrix_shape("result", self.result.type):
+            raise VerifyException(f"result expects shape {shape}")
+        if rows % 2 or layout_of(self.result.type) != PairsAttr():
+            raise VerifyException(f"result expects pairs, got {self.result.type}")
 
 
 @irdl_op_definition

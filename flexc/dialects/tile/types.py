@@ -104,7 +104,18 @@ class AlongAttr(BareAttribute):
             raise VerifyException(f"dim expects 0 or 1, got {self.dim.data}")
 
 
-LayoutAttr: TypeAlias = ProductAttr | OperandAttr | AlongAttr
+@irdl_attr_definition
+class PairsAttr(ParametrizedAttribute):
+    """`#tile.pairs`: the layout of a packed rhs of 16-bit floats on a CPU.
+
+    Elements (2 i, j) and (2 i + 1, j) are adjacent. If only the first rows have values,
+    and their number is odd, the next row has zeros.
+    """
+
+    name = "tile.pairs"
+
+
+LayoutAttr: TypeAlias = ProductAttr | OperandAttr | AlongAttr | PairsAttr
 
 
 def is_tensor(type_: Attribute) -> TypeIs[TensorType[Attribute]]:

@@ -20,7 +20,8 @@ Transposing or copying a block of memory costs more than a product with few rows
    products read it in place. Elements beyond the extents of such a load must be
    unspecified, so that the product can skip them. Zeros there would have to be
    multiplied with factors that may be infinite.
-3. An lhs in fp16 is read in place only if the machine has an instruction to widen it.
+3. An lhs in fp16 is read in place only if the machine has an instruction to widen it,
+   and the lhs of a packed rhs only if the elements of its rows are adjacent.
 4. For a read in place along a counted dimension in a loop, the operand `next` is the
    distance to the block of the next iteration, so that the block can be prefetched.
 5. The kernel gets an attribute with the width of the vectors.
@@ -61,6 +62,7 @@ from xdsl.utils.hints import isa
 from flexc.dialects import tile
 from flexc.dialects.constants import int_constant
 from flexc.dialects.tile import VECTOR_BYTES, RegisterTileAttr, element_of, shape_of
+from flexc.passes.cpu.tile_widen_floats import is_packed
 from flexc.passes.refusal import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.cpp import MACHINES, VectorMachine
@@ -69,13 +71,16 @@ from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.tile_access import is_zeros
 
 
-def register_tile(machine: VectorMachine, type_: Attribute) -> RegisterTileAttr:
+def register_tile(machine: VectorMachine, op: tile.DotOp) -> RegisterTileAttr:
     """Return the register tile of a product; narrow results get more rows."""
-    element, (rows, columns) = tile.element_of(type_), shape_of(type_)
+    element, (rows, columns) = element_of(op.result.type), shape_of(op.result.type)
     assert isinstance(element, FixedBitwidthType)
-    vectors = min(machine.vectors, -(-columns // machine.lanes(element.bitwidth)))
-    fitting = machine.register_rows * machine.vectors // vectors
-    return RegisterTileAttr(min(rows, fitting), vectors)
+    most_rows, most_vectors, depth = machine.register_rows, machine.vectors, 1
+    if is_packed(op.rhs) and (packed := machine.packed) is not None:
+        most_rows, most_vectors, depth = packed.rows, packed.vectors, packed.depth
+    vectors = min(most_vectors, -(-columns // machine.lanes(element.bitwidth)))
+    fitting = most_rows * most_vectors // vectors
+    return RegisterTileAttr(min(rows, fitting), vectors, depth)
 
 
 def runs_as_often(load: Operation, user: Operation) -> bool:
@@ -156,7 +161,8 @@ class DotInRegisters(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.DotOp, rewriter: PatternRewriter) -> None:
-        if element_of(op.rhs.type) != element_of(op.result.type):
+        is_wide = element_of(op.rhs.type) == element_of(op.result.type)
+        if not is_wide and not is_packed(op.rhs):
             refuse(op, "expects an rhs of the result's type: run tile-widen-floats")
         product = self.in_place(op) or tile.RegisterProductOp(
             op.lhs, op.rhs, *self.rest(op), inner=op.count
@@ -171,6 +177,8 @@ class DotInRegisters(RewritePattern):
             return None
         counts = counts_of(load)
         if counts is None or not is_readable(self.machine, load):
+            return None
+        if is_packed(op.rhs) and int_constant(load.strides[1]) != 1:
             return None
         rows, inner = counts
         # A product that sums over more than was read would read beyond it.
@@ -192,7 +200,7 @@ class DotInRegisters(RewritePattern):
     ) -> tuple[SSAValue | None, Attribute, RegisterTileAttr]:
         """Return the accumulator, the type and the register tile."""
         acc = None if is_zeros(op.acc) else op.acc
-        return acc, op.result.type, register_tile(self.machine, op.result.type)
+        return acc, op.result.type, register_tile(self.machine, op)
 
 
 @dataclass(frozen=True)

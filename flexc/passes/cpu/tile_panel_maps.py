@@ -93,7 +93,9 @@ class Demands:
         op, value = use.operation, use.operation.operands[use.index]
         if isinstance(op, tile.RegisterProductOp):
             return self.of_product(op, value)
-        if isinstance(op, tile.ReduceOp) and op.dim.value.data == 0:
+        if isinstance(op, tile.PackOp) or (
+            isinstance(op, tile.ReduceOp) and op.dim.value.data == 0
+        ):
             return Rows.ALL if op.count is None else op.count
         if isinstance(op, tile.MapOp | tile.PanelMapOp):
             return self.of_map(op)

@@ -1,4 +1,14 @@
-"""`tile-widen-floats`: compute with 32-bit floats where memory holds 16-bit floats.
+"""Choose the floats of products: 16-bit floats in pairs, or widened to 32 bits.
+
+`tile-pack-operands`: pack the rhs of products that a machine has for 16-bit floats.
+
+1. A `tile.dot` gets an rhs in the layout `#tile.pairs`. A tile that is loaded for
+   products alone is loaded so. Any other tile, unrounded if it was rounded only to be
+   multiplied, is packed where the product needs it.
+2. Products with few rows, which read memory as it lies, and products whose inner
+   dimension is odd stay as they are.
+
+`tile-widen-floats`: compute with 32-bit floats where memory holds 16-bit floats.
 
 A machine without 16-bit arithmetic multiplies matrices of 32-bit floats. A load widens
 values once for each block, or a product that reads in place widens them. A store rounds
@@ -29,10 +39,17 @@ from xdsl.pattern_rewriter import (
 from xdsl.rewriter import InsertPoint
 
 from flexc.dialects import flex, tile
-from flexc.dialects.tile import TileType, shape_of
+from flexc.dialects.tile import PairsAttr, TileType, element_of, shape_of
 from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.targets.cpp import MACHINES, VectorMachine
+from flexc.passes.targets.target import MachineName
 from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.map_builder import build_map
+
+
+def is_packed(value: SSAValue) -> bool:
+    """Return True if a tile is packed in pairs."""
+    return isinstance(value.type, TileType) and value.type.get_layout() == PairsAttr()
 
 
 def is_narrow(value: SSAValue) -> bool:
@@ -68,12 +85,11 @@ def unrounded(value: SSAValue, code: ScalarCode) -> SSAValue | None:
     return code.insert(wide, value.name_hint)
 
 
-def loaded(value: SSAValue, code: ScalarCode) -> SSAValue | None:
-    """Return a 32-bit tile of the elements that `value` loads, or None."""
+def loaded(value: SSAValue, type_: TileType, code: ScalarCode) -> SSAValue | None:
+    """Return a tile of this type with the elements that `value` loads, or None."""
     op = value.owner
     if not isinstance(op, tile.LoadStridedOp):
         return None
-    type_ = TileType(f32, shape_of(op.result.type))
     wide = tile.LoadStridedOp(
         op.tensor, op.base, op.strides, op.extents, type_, op.counted_dim
     )
@@ -84,11 +100,10 @@ def widened(value: SSAValue) -> SSAValue:
     """Return `value` as a tile of 32-bit floats, defined right after `value`."""
     op = value.owner
     point = InsertPoint.at_start(op) if isinstance(op, Block) else InsertPoint.after(op)
-    code = ScalarCode(point)
-    wide = unrounded(value, code) or loaded(value, code)
+    code, shape = ScalarCode(point), shape_of(value.type)
+    wide = unrounded(value, code) or loaded(value, TileType(f32, shape), code)
     if wide is not None:
         return wide
-    shape = shape_of(value.type)
 
     def body(code: ScalarCode, x: SSAValue) -> SSAValue:
         return code.insert(arith.ExtFOp(x, f32))
@@ -97,11 +112,64 @@ def widened(value: SSAValue) -> SSAValue:
     return build_map(code, shape, [(value, range(len(shape)))], body, name)
 
 
+def packed(value: SSAValue, op: tile.DotOp) -> SSAValue:
+    """Return the rhs of a product as a tile that is packed in pairs."""
+    assert isinstance(value.type, TileType)
+    type_ = value.type.with_layout(PairsAttr())
+    if isinstance(value.owner, tile.LoadStridedOp):
+        found = loaded(value, type_, ScalarCode(InsertPoint.after(value.owner)))
+        assert found is not None
+        return found
+    code = ScalarCode(InsertPoint.before(op))
+    source = unrounded(value, code) or value
+    return code.insert(tile.PackOp(source, type_, op.count), value.name_hint)
+
+
+@dataclass(frozen=True)
+class PackProduct(RewritePattern):
+    """A pattern that packs the rhs of a product."""
+
+    machine: VectorMachine
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.DotOp, rewriter: PatternRewriter) -> None:
+        if self.is_packable(op):
+            op.operands[1] = packed(op.rhs, op)
+            rewriter.notify_op_modified(op)
+
+    def is_packable(self, op: tile.DotOp) -> bool:
+        """Return True if the machine multiplies the operands as they are."""
+        products = self.machine.packed
+        if products is None or element_of(op.result.type) != f32:
+            return False
+        lhs, rhs = op.lhs.type, op.rhs.type
+        has_pairs = shape_of(rhs)[0] % products.depth == 0
+        is_large = min(shape_of(op.result.type)) >= self.machine.lanes(32)
+        elements = {element_of(lhs), element_of(rhs)}
+        return elements == {products.element} and has_pairs and is_large
+
+
+@dataclass(frozen=True)
+class TilePackOperandsPass(ModulePass):
+    """Pack the rhs of products that a machine has for 16-bit floats."""
+
+    name = "tile-pack-operands"
+
+    machine: MachineName = "avx2"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        rewrite(op, PackProduct(MACHINES[self.machine]))
+        rewrite(op, IdentityMap())
+        erase_dead(op.body)
+
+
 class WidenProduct(RewritePattern):
     """A pattern that widens the operands of a product to 32-bit floats."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.DotOp, rewriter: PatternRewriter) -> None:
+        if is_packed(op.rhs):
+            return
         # If both operands are the same value, the dict has one entry and one widening.
         operands = dict.fromkeys((op.lhs, op.rhs))
         narrow = {v: widened(v) for v in operands if is_narrow(v)}

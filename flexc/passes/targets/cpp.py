@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from math import gcd
 from typing import ClassVar
 
+from xdsl.dialects.builtin import bf16
+from xdsl.ir import Attribute
+
 from flexc.passes.targets.target import (
     AttentionShape,
     Block,
@@ -44,6 +47,21 @@ With fewer columns there are more iterations, each of which has a fixed cost.
 
 
 @dataclass(frozen=True)
+class PackedProducts:
+    """Products of 16-bit floats whose rhs is packed, and the block of registers.
+
+    One instruction adds the products of `depth` columns of the lhs and rows of the rhs,
+    which `#tile.pairs` packs, to fp32. `rows` and `vectors` are those of a
+    `VectorMachine`.
+    """
+
+    element: Attribute
+    rows: int
+    vectors: int
+    depth: int = 2
+
+
+@dataclass(frozen=True)
 class VectorMachine:
     """The vectors of a CPU, and the block of a product that fits its registers.
 
@@ -57,6 +75,8 @@ class VectorMachine:
     vectors: int
     widens_half: bool = False
     """True if one instruction widens a vector of fp16."""
+    packed: PackedProducts | None = None
+    """The products of 16-bit floats that need no widening."""
 
     def lanes(self, bits: int) -> int:
         """Return the number of elements of a vector."""
@@ -70,6 +90,11 @@ class VectorMachine:
 MACHINES: dict[MachineName, VectorMachine] = {
     machine.name: machine
     for machine in (
+        VectorMachine(
+            *("avx512_bf16", 64, 8, 2),
+            widens_half=True,
+            packed=PackedProducts(bf16, 8, 2),
+        ),
         VectorMachine("avx512", 64, 8, 2, widens_half=True),
         VectorMachine("avx2", 32, 6, 2, widens_half=True),
         VectorMachine("neon", 16, 6, 4),

@@ -76,6 +76,18 @@ class CpuFunctions(InterpreterFunctions):
     ) -> PythonValues:
         return args
 
+    @impl(tile.PackOp)
+    def run_pack(
+        self, interpreter: Interpreter, op: tile.PackOp, args: PythonValues
+    ) -> PythonValues:
+        value, *count = args
+        rounded = value.to(dtype_of(tile.element_of(op.result.type)))
+        if count and int(count[0]) < len(value):
+            some = rounded[: int(count[0])]
+            zero = some.new_zeros(len(some) % 2, some.shape[1])
+            rounded = _padded(torch.cat([some, zero]), len(value))
+        return (rounded,)
+
     @impl(tile.RegisterProductOp)
     def run_product(
         self, interpreter: Interpreter, op: tile.RegisterProductOp, args: PythonValues

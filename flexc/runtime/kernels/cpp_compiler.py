@@ -63,6 +63,10 @@ This level keeps blocks of vectors in registers.
 """
 
 NEEDS: dict[MachineName, tuple[str, ...]] = {
+    "avx512_bf16": (
+        *("__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__AVX512VL__"),
+        "__AVX512BF16__",
+    ),
     "avx512": ("__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__AVX512VL__"),
     "avx2": ("__AVX2__", "__FMA__", "__F16C__"),
     "neon": ("__aarch64__",),
@@ -74,6 +78,7 @@ The first machine whose macros are all defined is the host's widest machine.
 """
 
 WITHOUT: dict[MachineName, tuple[str, ...]] = {
+    "avx512": ("-mno-avx512bf16",),
     "avx2": ("-mno-avx512f",),
     "portable": ("-mno-avx512f", "-mno-avx"),
 }
