@@ -7,9 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexc.passes import pipelines
+from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.runtime.interpreters import run_module
 from tests.property.cases import Case
-from tests.property.lowering import levels
+from tests.property.lowering import context, flex_module, levels
 from tests.property.strategies import cases
 from tests.property.tolerance import check
 
@@ -46,6 +48,25 @@ def test_every_pass_of_a_schedule_preserves_the_meaning(
     for name, module, args in levels(case, "gluon", *sizes):
         if any(level in name for level in SCHEDULING):
             check(case, *run_module(module, args), what=name)
+
+
+@pytest.mark.timeout(3600)
+@settings(max_examples=settings().max_examples // 5)
+@given(cases(dtypes=(torch.bfloat16,), longest=65), st.sampled_from((None, 16, 32)))
+def test_every_pass_of_packed_products_preserves_the_meaning(
+    case: Case, block: int | None
+) -> None:
+    ctx, (module, args) = context(), flex_module(case)
+    block_m, block_n = tiles(case, block)
+    convert = ConvertFlexToBlocksparsePass(
+        "cpp", block_m, block_n, machine="avx512_bf16"
+    )
+    before = (*pipelines.to_blocksparse(convert), *pipelines.to_tile("cpp"))
+    pipelines.run(before, ctx, module)
+    for each in pipelines.to_cpp("avx512_bf16"):
+        each.apply(ctx, module)
+        module.verify()
+        check(case, *run_module(module, args), what=each.name)
 
 
 SCHEDULING = ("merge", "convert", "split-rows", "delay", "specialize", "async")

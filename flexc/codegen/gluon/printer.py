@@ -23,9 +23,9 @@ from flexc.codegen.triton.tile_printer import TilePrinter, integer_attribute
 from flexc.dialects import tile
 from flexc.dialects.tile import (
     AlongAttr,
-    LayoutAttr,
     OperandAttr,
     ProductAttr,
+    ThreadLayoutAttr,
     schedule,
 )
 from flexc.dialects.tile.schedule import PendingType, shared_bytes, tile_bytes
@@ -43,7 +43,7 @@ LARGEST_PRODUCT = 256
 """The number of columns of the largest product that one instruction computes."""
 
 
-def layout_name(layout: LayoutAttr) -> str:
+def layout_name(layout: ThreadLayoutAttr) -> str:
     """Return the name of the constant that holds a layout."""
     if isinstance(layout, ProductAttr):
         return f"PRODUCT_{layout.columns.data}"
@@ -53,7 +53,7 @@ def layout_name(layout: LayoutAttr) -> str:
     return f"{what}_{layout.parent.columns.data}"
 
 
-def layout_call(layout: LayoutAttr, warps: int) -> tuple[str, list[str]]:
+def layout_call(layout: ThreadLayoutAttr, warps: int) -> tuple[str, list[str]]:
     """Return the function that makes a layout, and its arguments."""
     if isinstance(layout, ProductAttr):
         columns = min(layout.columns.data, LARGEST_PRODUCT)
@@ -66,7 +66,7 @@ def layout_call(layout: LayoutAttr, warps: int) -> tuple[str, list[str]]:
     return "gl.DotOperandLayout", ["operand_index=0", f"parent={parent}", "k_width=2"]
 
 
-def layouts_of(block: Block) -> list[LayoutAttr]:
+def layouts_of(block: Block) -> list[ThreadLayoutAttr]:
     """Return the layouts of a block's tiles, each after its parent layout."""
     used = {layout for layout in _layouts_within(block)}
     parents = {x if isinstance(x, ProductAttr) else x.parent for x in used}
@@ -74,12 +74,12 @@ def layouts_of(block: Block) -> list[LayoutAttr]:
     return [*sorted(parents, key=_order), *sorted(others, key=_order)]
 
 
-def _order(layout: LayoutAttr) -> tuple[int, str]:
+def _order(layout: ThreadLayoutAttr) -> tuple[int, str]:
     product = layout if isinstance(layout, ProductAttr) else layout.parent
     return product.columns.data, layout_name(layout)
 
 
-def _layouts_within(block: Block) -> Iterator[LayoutAttr]:
+def _layouts_within(block: Block) -> Iterator[ThreadLayoutAttr]:
     for op in block.walk():
         args = (a for r in op.regions for b in r.blocks for a in b.args)
         for value in (*op.results, *args):
@@ -88,15 +88,14 @@ def _layouts_within(block: Block) -> Iterator[LayoutAttr]:
                 yield layout
 
 
-def layout_of(type_: Attribute) -> LayoutAttr | None:
+def layout_of(type_: Attribute) -> ThreadLayoutAttr | None:
     """Return the layout of a tile or of a pending product's tile, or None."""
     if isinstance(type_, PendingType):
         type_ = type_.tile
     if not isinstance(type_, tile.TileType):
         return None
     layout = type_.get_layout()
-    assert layout is None or isa(layout, LayoutAttr)
-    return layout
+    return layout if isa(layout, ThreadLayoutAttr) else None
 
 
 GLUON_WORDS = (

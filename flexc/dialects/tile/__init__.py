@@ -93,6 +93,7 @@ from flexc.dialects.tile.types import (
     ProductAttr,
     ReduceKind,
     ReduceKindAttr,
+    ThreadLayoutAttr,
     TileType,
     element_of,
     shape_of,

@@ -115,7 +115,8 @@ class PairsAttr(ParametrizedAttribute):
     name = "tile.pairs"
 
 
-LayoutAttr: TypeAlias = ProductAttr | OperandAttr | AlongAttr | PairsAttr
+ThreadLayoutAttr: TypeAlias = ProductAttr | OperandAttr | AlongAttr
+LayoutAttr: TypeAlias = ThreadLayoutAttr | PairsAttr
 
 
 def is_tensor(type_: Attribute) -> TypeIs[TensorType[Attribute]]:
@@ -138,7 +139,8 @@ class TileType(
     """A block of numbers of static shape, with one or two dimensions.
 
     The layout in `!tile.tile<64x128xf32, #tile.product<128>>` assigns elements to
-    threads. Without a layout, the assignment is not decided.
+    threads, that of a CPU's tile elements to places. Without a layout, the assignment
+    is not decided, or plain rows on a CPU.
     """
 
     name = "tile.tile"

@@ -106,7 +106,7 @@ def test_machine_that_is_asked_for(
         assert file_name("f", SPEC.source, find_compiler()) != plain_name
         (library,) = tmp_path.glob("*.so")
         code = subprocess.run(["objdump", "-d", library], capture_output=True)
-        wide = b"zmm" if machine == "avx2" else b"ymm"
+        wide = {"avx2": b"zmm", "avx512": b"bf16ps"}.get(machine, b"ymm")
         assert wide not in code.stdout
 
 

@@ -19,6 +19,10 @@ tile.kernel @strided(%k : tensor<?x?xbf16> #tile.param<argument 0>,
   %p = tile.register_product %tile, %t by <6 x 2> : !tile.tile<8x4xf32>, !tile.tile<4x8xf32> -> !tile.tile<8x8xf32>
   // CHECK: %q = tile.register_product %k[%base] strides[%base, %one] rows %n inner %c4 next %base, %t onto %p by <8 x 2> : tensor<?x?xbf16>, !tile.tile<4x8xf32> onto !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
   %q = tile.register_product %k[%base] strides [%base, %one] rows %n inner %c4 next %base, %t onto %p by <8 x 2> : tensor<?x?xbf16>, !tile.tile<4x8xf32> onto !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
+  // CHECK: %packed = tile.pack %tile count %n : !tile.tile<8x4xf32> -> !tile.tile<8x4xbf16, #tile.pairs>
+  %packed = tile.pack %tile count %n : !tile.tile<8x4xf32> -> !tile.tile<8x4xbf16, #tile.pairs>
+  // CHECK: %{{.*}} = tile.register_product %k[%base] strides[%base, %one], %packed by <8 x 2 x 2> : tensor<?x?xbf16>, !tile.tile<8x4xbf16, #tile.pairs> -> !tile.tile<8x4xf32>
+  %pp = tile.register_product %k[%base] strides [%base, %one], %packed by <8 x 2 x 2> : tensor<?x?xbf16>, !tile.tile<8x4xbf16, #tile.pairs> -> !tile.tile<8x4xf32>
   // CHECK: %some = tile.load_strided %k[%base] strides[%base, %one] extents[%n, %c4] counted 0 : tensor<?x?xbf16> -> !tile.tile<8x4xf32>
   %some = tile.load_strided %k[%base] strides [%base, %one] extents [%n, %c4] counted 0 : tensor<?x?xbf16> -> !tile.tile<8x4xf32>
   // CHECK: tile.store_strided %p, %out[%base] strides[%base, %one] extents[%n, %n] : !tile.tile<8x8xf32>, memref<?x?xbf16>

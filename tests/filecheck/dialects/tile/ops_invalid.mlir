@@ -351,7 +351,7 @@ tile.kernel @add_register_product_type(%z : f32 #tile.param<argument 0>,
     %i : i64 #tile.param<argument 1>, %out : memref<?x?xbf16> #tile.param<argument 2>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %x = tile.full %z : f32 -> !tile.tile<8x8xf32>
-  // CHECK: memref expects the element type of !tile.tile<8x8xf32>
+  // CHECK: lhs expects elements of bf16
   tile.add_register_product %out[%i] stride %i, %x, %x by <8 x 2> : memref<?x?xbf16>, !tile.tile<8x8xf32>, !tile.tile<8x8xf32>
   tile.return
 }
@@ -363,7 +363,7 @@ tile.kernel @add_register_product_lhs(%z : f32 #tile.param<argument 0>, %w : f64
     grid affine_map<(b, h, q_len) -> (q_len)> {
   %x = tile.full %z : f32 -> !tile.tile<8x8xf32>
   %y = tile.full %w : f64 -> !tile.tile<8x8xf64>
-  // CHECK: lhs expects the element type of !tile.tile<8x8xf32>
+  // CHECK: lhs expects elements of f32
   tile.add_register_product %out[%i] stride %i, %y, %x by <8 x 2> : memref<?x?xf32>, !tile.tile<8x8xf64>, !tile.tile<8x8xf32>
   tile.return
 }
@@ -711,3 +711,59 @@ tile.kernel @grid() grid affine_map<(b) -> (b)> {
 
 // CHECK: expects at least one row and one vector, got 0 x 2
 "test.op"() {by = #tile.register_tile<0 x 2>} : () -> ()
+
+// -----
+
+tile.kernel @unpacked_rhs(%z : bf16 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : bf16 -> !tile.tile<8x8xbf16>
+  // CHECK: rhs expects layout #tile.pairs, got !tile.tile<8x8xbf16>
+  %p = tile.register_product %x, %x by <8 x 2 x 2> : !tile.tile<8x8xbf16>, !tile.tile<8x8xbf16> -> !tile.tile<8x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @packed_rhs(%z : bf16 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : bf16 -> !tile.tile<8x8xbf16>
+  %y = tile.pack %x : !tile.tile<8x8xbf16> -> !tile.tile<8x8xbf16, #tile.pairs>
+  // CHECK: rhs expects layout None, got !tile.tile<8x8xbf16, #tile.pairs>
+  %p = tile.register_product %x, %y by <8 x 2> : !tile.tile<8x8xbf16>, !tile.tile<8x8xbf16, #tile.pairs> -> !tile.tile<8x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @packed_lhs(%z : bf16 #tile.param<argument 0>,
+    %k : tensor<?x8xbf16> #tile.param<argument 1>, %s : i64 #tile.param<argument 2>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : bf16 -> !tile.tile<8x8xbf16>
+  %y = tile.pack %x : !tile.tile<8x8xbf16> -> !tile.tile<8x8xbf16, #tile.pairs>
+  // CHECK: strides expects adjacent columns of a packed lhs
+  %p = tile.register_product %k[%s] strides [%s, %s], %y by <8 x 2 x 2> : tensor<?x8xbf16>, !tile.tile<8x8xbf16, #tile.pairs> -> !tile.tile<8x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @packed_lhs_element(%z : bf16 #tile.param<argument 0>,
+    %k : tensor<?x8xf32> #tile.param<argument 1>, %s : i64 #tile.param<argument 2>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %one = arith.constant 1 : i64
+  %x = tile.full %z : bf16 -> !tile.tile<8x8xbf16>
+  %y = tile.pack %x : !tile.tile<8x8xbf16> -> !tile.tile<8x8xbf16, #tile.pairs>
+  // CHECK: lhs expects elements of bf16
+  %p = tile.register_product %k[%s] strides [%s, %one], %y by <8 x 2 x 2> : tensor<?x8xf32>, !tile.tile<8x8xbf16, #tile.pairs> -> !tile.tile<8x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @pack_odd(%z : f32 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<7x8xf32>
+  // CHECK: result expects pairs, got !tile.tile<7x8xbf16, #tile.pairs>
+  %y = tile.pack %x : !tile.tile<7x8xf32> -> !tile.tile<7x8xbf16, #tile.pairs>
+  tile.return
+}

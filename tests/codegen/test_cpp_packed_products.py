@@ -1,0 +1,128 @@
+"""Packed products of bf16, run in C++ and by the interpreter, against torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from xdsl.passes import ModulePass
+
+from flexc.passes.cpu.products import TileRegisterProductsPass
+from flexc.passes.cpu.tile_widen_floats import TilePackOperandsPass
+from flexc.passes.targets.cpp import MACHINES
+from flexc.passes.targets.target import MachineName
+from flexc.runtime.interpreters import run_module
+from flexc.runtime.kernels.kernel import Kernel
+from tests.codegen.cpp_kernels import PREPARE, parse, run_passes
+
+PACKED: list[MachineName] = [n for n, m in MACHINES.items() if m.packed is not None]
+ROWS = 50
+FORMS = [
+    # The strides of lhs and rhs. A copy of another lhs is made, pairs of any rhs are.
+    ("%a0, %one", "%one, %b1"),
+    ("%one, %a1", "%b0, %one"),
+    ("%a0, %a1", "%b0, %b1"),
+]
+INSTRUCTIONS = pytest.mark.parametrize("machine_flags", ["", "avx2"])
+"""With the host's instructions, and without: they are computed in plain C++."""
+
+
+def kernel(inner: int, columns: int, strides: tuple[str, str]) -> str:
+    """A product of loaded operands, and one of a rounded rhs, of counted terms."""
+    lhs, rhs = f"{ROWS}x{inner}xbf16", f"{inner}x{columns}xbf16"
+    result, wide = f"{ROWS}x{columns}xf32", f"{inner}x{columns}xf32"
+    types = f"!tile.tile<{lhs}>, !tile.tile<{rhs}>, !tile.tile<{result}>"
+    out = f"!tile.tile<{result}>, memref<?xf32>"
+    return f"""
+tile.kernel @products(
+    %a : tensor<?x?x?xbf16> #tile.param<argument 0>,
+    %b : tensor<?xbf16> #tile.param<argument 1>,
+    %c : tensor<?xf32> #tile.param<argument 2>,
+    %rows : i32 #tile.param<argument 3>, %inner : i32 #tile.param<argument 4>,
+    %a0 : i64 #tile.param<argument 5>, %a1 : i64 #tile.param<argument 6>,
+    %b0 : i64 #tile.param<argument 7>, %b1 : i64 #tile.param<argument 8>,
+    %out : memref<?xf32> #tile.param<argument 9>,
+    %out2 : memref<?xf32> #tile.param<argument 10>)
+    grid affine_map<(b, h, q_len) -> (1, 1, 1)> {{
+  %one = arith.constant 1 : i64
+  %none = arith.constant 0 : i64
+  %pitch = arith.constant {columns} : i64
+  %columns = arith.constant {columns} : i32
+  %all_rows = arith.constant {ROWS} : i32
+  %all_inner = arith.constant {inner} : i32
+  %zero = arith.constant 0.0 : f32
+  %zeros = tile.full %zero : f32 -> !tile.tile<{result}>
+  %x = tile.load_strided %a[%none] strides [{strides[0]}]
+      extents [%rows, %all_inner] counted 0 : tensor<?x?x?xbf16> -> !tile.tile<{lhs}>
+  %y = tile.load_strided %b[%none] strides [{strides[1]}]
+      extents [%all_inner, %columns] : tensor<?xbf16> -> !tile.tile<{rhs}>
+  %p = tile.dot %x, %y, %zeros : {types} -> !tile.tile<{result}>
+  %z = tile.load_strided %a[%none] strides [{strides[0]}]
+      extents [%all_rows, %inner] counted 1 : tensor<?x?x?xbf16> -> !tile.tile<{lhs}>
+  %w = tile.load_strided %c[%none] strides [%pitch, %one]
+      extents [%inner, %columns] counted 0 : tensor<?xf32> -> !tile.tile<{wide}>
+  %rounded = tile.map(%e : f32 = %w [0, 1] : !tile.tile<{wide}>) {{
+    %r = arith.truncf %e : f32 to bf16
+    flex.yield %r : bf16
+  }} -> !tile.tile<{rhs}>
+  %q = tile.dot %z, %rounded, %zeros count %inner : {types} -> !tile.tile<{result}>
+  tile.store_strided %p, %out[%none] strides [%pitch, %one]
+      extents [%rows, %columns] : {out}
+  tile.store_strided %q, %out2[%none] strides [%pitch, %one]
+      extents [%all_rows, %columns] : {out}
+  tile.return
+}}
+"""
+
+
+def matrix(memory: Tensor, rows: int, columns: int, strides: tuple[int, int]) -> Tensor:
+    return memory.as_strided((rows, columns), strides).double()
+
+
+@INSTRUCTIONS
+@pytest.mark.parametrize("machine", PACKED)
+@pytest.mark.parametrize(("columns", "inner"), [(32, 64), (20, 40), (48, 18)])
+@pytest.mark.parametrize("form", range(len(FORMS)))
+def test_products_of_pairs(
+    machine: MachineName,
+    columns: int,
+    inner: int,
+    form: int,
+    machine_flags: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if machine_flags:
+        monkeypatch.setenv("FLEXC_MACHINE", machine_flags)
+    ctx, module = parse(kernel(inner, columns, FORMS[form]))
+    passes: list[ModulePass] = [
+        TilePackOperandsPass(machine),
+        TileRegisterProductsPass(machine),
+    ]
+    for each in passes:
+        each.apply(ctx, module)
+    module.verify()
+    assert str(module).count("#tile.pairs> -> ") == 2
+    interpreted = module.clone()
+    run = Kernel(run_passes(ctx, module, PREPARE))
+    a_strides = [(67, 1), (1, 67), (66, 3)][form]
+    b_strides = [(1, 71), (71, 1), (3, 210)][form]
+    a, b = (torch.randn(12_000).bfloat16() for _ in range(2))
+    c = torch.randn(inner * columns)
+    for rows, count in ((ROWS, inner), (17, 7), (1, 1), (33, inner - 1), (16, 0)):
+        # What is not counted is not used.
+        given = torch.where(torch.arange(len(c)) < count * columns, c, torch.nan)
+        lhs = matrix(a, ROWS, inner, a_strides)
+        first = lhs[:rows] @ matrix(b, inner, columns, b_strides)
+        second = c.view(inner, columns)[:count].bfloat16().double()
+        for text in (interpreted, None):
+            outs = [torch.full((ROWS * columns,), torch.nan) for _ in range(2)]
+            strides = [*a_strides, *b_strides]
+            args = [a[None, None], b, given, rows, count, *strides, *outs]
+            run_module(text, args) if text is not None else run(
+                a[None, None, None], args
+            )
+            got, other = (out.view(ROWS, columns).double() for out in outs)
+            torch.testing.assert_close(got[:rows], first, rtol=1e-5, atol=1e-4)
+            assert got[rows:].isnan().all()
+            right = lhs[:, :count] @ second
+            torch.testing.assert_close(other, right, rtol=1e-5, atol=1e-4)
