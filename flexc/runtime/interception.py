@@ -232,8 +232,9 @@ def _choices_of(context: Any) -> Choices | None:
     function = getattr(backend, "compiler_fn", backend)
     if getattr(function, "__module__", None) != BACKEND_MODULE:
         return None
-    options = getattr(backend, "kwargs", {}).get("options")
-    return read_choices_of_scope("auto", options, DYNAMO_OPTIONS)
+    options = getattr(backend, "kwargs", {}).get("options") or {}
+    own = {name: value for name, value in options.items() if name in DYNAMO_OPTIONS}
+    return read_choices_of_scope("auto", own, DYNAMO_OPTIONS)
 
 
 def _nothing() -> None:

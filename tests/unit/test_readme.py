@@ -25,6 +25,12 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 
 
+def quickly(compile: Any, *args: Any, backend: str = "aot_eager", **rest: Any) -> Any:
+    """Compile without Inductor."""
+    options = {"inductor": False} if backend == "flexc" else None
+    return compile(*args, backend=backend, options=options, **rest)
+
+
 def test_python_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -32,9 +38,7 @@ def test_python_runs(
 ) -> None:
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
-    # Inductor would only take longer.
-    quick = functools.partial(torch.compile, backend="aot_eager")
-    monkeypatch.setattr(torch, "compile", quick)
+    monkeypatch.setattr(torch, "compile", functools.partial(quickly, torch.compile))
     found: dict[str, Any] = {"__name__": "readme"}
     for code in blocks("python"):
         exec(compile(code, "README.md", "exec"), found)

@@ -94,8 +94,11 @@ def check_torch_backend(value: Any) -> None:
 SCOPE_OPTIONS = ("kernel_options", "deterministic")
 """Options of `flexc.compile`, which hold for all calls in a function."""
 
-DYNAMO_OPTIONS = ("backend", *SCOPE_OPTIONS)
-"""Options of torch.compile with the backend "flexc"."""
+INDUCTOR = "inductor"
+"""The option that is False if code other than attention is to run eagerly."""
+
+DYNAMO_OPTIONS = ("backend", INDUCTOR, *SCOPE_OPTIONS)
+"""Options of torch.compile with the backend "flexc", besides those of Inductor."""
 
 MAX_OPTION = 1 << 20
 

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from flexc.runtime.autograd import Results
 from flexc.runtime.inputs.arguments import Outputs
 from flexc.runtime.inputs.options import Choices
+from flexc.runtime.inputs.wrappers import plain, tracing
 from flexc.runtime.torch_compile.graph_call import (
     GraphCall,
     Operands,
@@ -34,6 +35,7 @@ from flexc.runtime.torch_compile.operators.higher_order import (
     FLEXC_OPERATOR,
     GQA,
     MASKED,
+    run_traced,
 )
 
 OPERATOR = torch.ops.higher_order.flex_attention
@@ -65,7 +67,11 @@ class AttentionKernel(torch.nn.Module):
         self.stats_are_log2 = stats_are_log2
 
     def forward(self, *operands: Any) -> Results:
-        out, lse, max_scores = self.call.run(Operands(*operands))
+        given = Operands(*operands)
+        if tracing(plain(given.query)):
+            out, lse, max_scores = run_traced(self.call, given)
+        else:
+            out, lse, max_scores = self.call.run(given)
         if not self.stats_are_log2:
             return out, lse, max_scores
         return (

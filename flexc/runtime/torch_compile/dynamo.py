@@ -1,22 +1,31 @@
-"""The backend "flexc" of torch.compile: attention by kernels, other code eagerly.
+"""The backend "flexc" of torch.compile: attention by kernels, other code by Inductor.
 
 Dynamo's graphs hold torch's FlexAttention operator or flexc's operator, and a kernel
-replaces either. On a CPU, torch itself refuses its attention if an input requires a
-gradient. In that case, detach the inputs or call flexc's own function.
+replaces either. torch refuses gradients of its own attention on a CPU, but not in
+graphs of this backend.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 from torch._dynamo.backends import registry
+from torch._functorch import config as functorch_config
 from torch.fx import GraphModule
+from torch.nn.attention import flex_attention as torch_flex
 
-from flexc.errors import OptionError
-from flexc.runtime.inputs.options import DYNAMO_OPTIONS, read_choices_of_scope
+from flexc.errors import FlexcError, OptionError
+from flexc.runtime.inputs.options import (
+    DYNAMO_OPTIONS,
+    INDUCTOR,
+    check_mapping,
+    read_choices_of_scope,
+    read_flag,
+)
 from flexc.runtime.inputs.wrappers import is_transformed, tracing
 from flexc.runtime.interception import Regions, compiled_for_flexc
 from flexc.runtime.torch_compile.attention_nodes import (
@@ -33,16 +42,46 @@ def flexc_backend(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph for `torch.compile(model, backend="flexc", options={...})`."""
-    if mode is not None:
-        raise OptionError(
-            f'the backend "flexc" expects no mode, got {mode!r}; leave it out, or take '
-            "torch's inductor with flexc.flex_attention in the model"
-        )
+    """Compile a graph for `torch.compile(model, backend="flexc", options={...})`.
+
+    Inductor compiles what is not attention. It has the mode and its own options.
+    """
     keep_operator()
-    Regions.have_options |= bool(options)
-    replace_attention(gm, read_choices_of_scope("auto", options, DYNAMO_OPTIONS))
+    try:
+        return compiled(gm, example_inputs, {} if options is None else options, mode)
+    except FlexcError as error:
+        return partial(refuse, error)  # Dynamo would hide its class.
+
+
+def compiled(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    options: Mapping[str, Any],
+    mode: str | None,
+) -> Callable[..., Any]:
+    """Return a graph's function, compiled with flexc's options and Inductor's."""
+    check_mapping("options", options)
+    known = torch._inductor.list_options()
+    theirs = {n: v for n, v in options.items() if str(n).replace("-", "_") in known}
+    own = {n: v for n, v in options.items() if n in DYNAMO_OPTIONS or n not in theirs}
+    choices = read_choices_of_scope("auto", own, DYNAMO_OPTIONS)
+    Regions.have_options |= bool(own)
+    replace_attention(gm, choices)
+    if read_flag(INDUCTOR, own.get(INDUCTOR, True)):
+        inductor: Any = torch._TorchCompileInductorWrapper(mode, theirs, None)
+        # The key of this cache has the names of modules, but not what they compute.
+        with functorch_config.patch(enable_autograd_cache=False):
+            return inductor(gm, example_inputs)
+    unused = [f"mode {mode!r}"] * (mode is not None)
+    unused += [f"option {name!r}" for name in theirs if name not in own]
+    if unused:
+        raise OptionError(f'expected "inductor": True with {unused[0]} of Inductor')
     return gm.forward
+
+
+def refuse(error: FlexcError, *_: Any) -> NoReturn:
+    """Raise the error that a graph's compilation met."""
+    raise error.with_traceback(None)
 
 
 def register() -> None:
@@ -70,3 +109,23 @@ def keep_operator() -> None:
         return attend_as_torch(choices, query, *rest)
 
     operator.__call__ = call
+
+
+@torch._dynamo.assume_constant_result
+def is_for_flexc() -> bool:
+    """Return True in code that torch.compile compiles with this backend."""
+    return compiled_for_flexc() is not None
+
+
+def allow_gradients() -> None:
+    """Let torch's attention have gradients on a CPU, in code for this backend."""
+    check = torch_flex._validate_device
+
+    def validate(query: Tensor, key: Tensor, value: Tensor) -> None:
+        if not is_for_flexc():
+            check(query, key, value)
+
+    torch_flex._validate_device = validate
+
+
+allow_gradients()

@@ -17,6 +17,7 @@ from flexc.runtime.inputs.options import (
     TORCH_BACKENDS,
     read_choices,
 )
+from flexc.runtime.torch_compile.dynamo import flexc_backend
 
 Q = torch.randn(1, 2, 16, 8)
 
@@ -136,12 +137,42 @@ def test_refused_backends_of_a_call() -> None:
         attend(Q, Q, Q, backend="trition")
 
 
-def test_modes_of_torch_compile_are_refused() -> None:
+INDUCTORS: tuple[dict[str, Any], ...] = (
+    {"mode": "max-autotune-no-cudagraphs"},
+    {"options": {"epilogue_fusion": True, "deterministic": True}},
+)
+
+
+@pytest.mark.parametrize("given", INDUCTORS, ids=str)
+def test_inductor_has_the_mode_and_its_options(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, Any]] = []
+
+    class Inductor(torch._TorchCompileInductorWrapper):
+        def __init__(self, mode: Any, options: Any, dynamic: Any) -> None:
+            super().__init__(mode, options, dynamic)
+            seen.append((mode, options))
+
+    monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", Inductor)
+    torch.compiler.reset()
+    options = given.get("options", {})
     compiled: Any = torch.compile(
-        lambda q: attend(q, q, q), backend="flexc", mode="max-autotune"
+        lambda q: attend(q, q, q), backend=flexc_backend, **given
     )
-    with pytest.raises(Exception, match="expects no mode, got 'max-autotune'"):
-        compiled(Q)
+    torch.testing.assert_close(compiled(Q), attend(Q, Q, Q))
+    assert seen == [(given.get("mode"), options)]
+
+
+def test_inductor_is_left_out() -> None:
+    def compile(**given: Any) -> Any:
+        torch.compiler.reset()
+        return torch.compile(lambda q: attend(q, q, q), backend="flexc", **given)
+
+    options: Any = {"inductor": False}
+    torch.testing.assert_close(compile(options=options)(Q), attend(Q, Q, Q))
+    with pytest.raises(OptionError, match='"inductor": True with option'):
+        compile(options={**options, "max_autotune": True})(Q)
 
 
 @pytest.mark.parametrize("function", [attend, theirs.flex_attention])

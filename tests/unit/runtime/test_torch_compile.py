@@ -22,6 +22,7 @@ from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.inputs.options import Choices
 from flexc.runtime.torch_compile.graph_call import GraphCall, Operands
 from flexc.runtime.torch_compile.mod_graphs import ModGraphs
+from flexc.runtime.torch_compile.operators import traced
 from flexc.runtime.torch_compile.operators.traced import TracedAttention
 from tests.unit.runtime.training import causal, dense, gradients, tensors
 
@@ -237,14 +238,98 @@ def test_transforms_of_torch_func() -> None:
     check(fn, query, key, value)
 
 
-def test_backend_flexc_trains() -> None:
+@pytest.mark.parametrize("inductor", [True, False])
+@pytest.mark.parametrize("theirs", [True, False])
+def test_backend_flexc_trains(theirs: bool, inductor: bool) -> None:
     query, key, value = tensors(1, 2, 12, 4)
-    options = {"backend": "eager", "deterministic": True}
+    options: Any = {"backend": "eager", "deterministic": True}
+    options["inductor"] = inductor
+    mask = create_block_mask(causal, None, None, 12, 12, "cpu")
 
-    def fn(q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return flexc.flex_attention(q, k, v, add_bias, mask_mod=causal)
+    def own(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return flexc.flex_attention(q, k, v, add_bias, mask) * 2
 
-    check(fn, query, key, value, leaves=[BIAS], backend="flexc", options=options)
+    def of_torch(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return torch_flex.flex_attention(q, k, v, add_bias, mask) * 2  # pyright: ignore
+
+    fn = of_torch if theirs else own
+    compiled: Any = torch.compile(fn, backend="flexc", fullgraph=True, options=options)
+    given = [query, key, value]
+    torch.testing.assert_close(compiled(*given), own(*given))
+    given.append(BIAS)
+    torch.testing.assert_close(
+        gradients(lambda: compiled(*given[:3]), given),
+        gradients(lambda: own(*given[:3]), given),
+    )
+
+
+def test_no_code_is_found_that_another_process_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (query,) = tensors(1, 2, 12, 4, count=1)
+
+    def fn(q: Tensor) -> Any:
+        return torch_flex.flex_attention(q, q, q, add_bias)
+
+    for _ in range(2):
+        torch.compiler.reset()
+        monkeypatch.setattr(traced, "_known", {})
+        compiled: Any = torch.compile(fn, backend="flexc")
+        torch.testing.assert_close(
+            compiled(query), attend(query, query, query, add_bias)
+        )
+
+
+class TorchLayer(Layer):
+    """A layer whose attention is torch's, which has no gradients on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__(self.of_torch)
+
+    def of_torch(self, *args: Any, mask_mod: Any, **kwargs: Any) -> Any:
+        q, k = args[:2]
+        mask = create_block_mask(mask_mod, None, None, q.size(2), k.size(2), "cpu")
+        return torch_flex.flex_attention(*args, block_mask=mask, **kwargs)
+
+
+def test_attention_of_torch_trains_at_all_lengths() -> None:
+    layer, own = TorchLayer(), Layer()
+    own.load_state_dict(layer.state_dict())
+    options: Any = {"inductor": False}
+    compiled: Any = torch.compile(
+        layer, backend="flexc", fullgraph=True, dynamic=True, options=options
+    )
+    for batch, length in ((2, 9), (3, 10), (2, 17)):
+        x = torch.randn(batch, length, 16)
+        found = gradients(lambda x=x: compiled(x), list(layer.parameters()))
+        expected = gradients(lambda x=x: own(x), list(own.parameters()))
+        torch.testing.assert_close(found, expected)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), own(x))
+    assert counters["stats"]["unique_graphs"] == 2  # with gradients and without
+
+
+def test_other_backends_keep_what_torch_refuses() -> None:
+    query = torch.randn(1, 2, 12, 4, requires_grad=True)
+    compiled: Any = torch.compile(torch_flex.flex_attention, backend="aot_eager")
+    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
+        compiled(query, query, query)
+    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
+        torch_flex.flex_attention(query, query, query)
+
+
+def test_compiled_autograd() -> None:
+    layer, own = TorchLayer(), Layer()
+    own.load_state_dict(layer.state_dict())
+    options: Any = {"inductor": False}
+    compiled: Any = torch.compile(
+        layer, backend="flexc", fullgraph=True, options=options
+    )
+    x = torch.randn(2, 10, 16)
+    expected = gradients(lambda: own(x), list(own.parameters()))
+    with dynamo_config.patch(compiled_autograd=True):
+        found = gradients(lambda: compiled(x), list(layer.parameters()))
+    torch.testing.assert_close(found, expected)
 
 
 def test_compiled_attention_in_compiled_code() -> None:
