@@ -69,6 +69,8 @@ class DelayedProduct:
         The ops are in program order, without the addition to memory.
         """
         found: set[Operation] = {self.dot, *self.work_on_sum()}
+        if self.addition is not None:
+            found.add(self.addition)
         grown = True
         while grown:
             new = {
@@ -81,15 +83,16 @@ class DelayedProduct:
             }
             grown = not new <= found
             found |= new
-        return [op for op in self.block.ops if op in found]
+        return [op for op in self.block.ops if op in found - {self.addition}]
 
     @property
     def kinds(self) -> tuple[type[Operation], ...]:
         """The ops that are delayed with the product, if it alone uses their results."""
         if self.addition is None:
             return (tile.LoadOp, tile.TransposeOp)
-        # A sum over the tiles that all parts share is a chain of products.
-        return (*VIEWS, tile.DotOp, tile.FullOp)
+        # A sum over the tiles that all parts share is a chain of products. Where a
+        # part's share of it lies is computed again, not carried.
+        return (*VIEWS, tile.DotOp, tile.FullOp, arith.AddiOp)
 
     def work_on_sum(self) -> list[Operation]:
         """Return the delayed map between the carried sum and the product, if any.

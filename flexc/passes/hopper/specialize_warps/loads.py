@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import BFloat16Type, Float16Type, MemRefType, TensorType, f32
-from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue, Use
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue, Use
 from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
@@ -271,22 +271,6 @@ def released_after(
             if matrix is load and last.is_before_in_block(first):
                 last = first
         found.setdefault(last, []).append(load)
-    return found
-
-
-def read_until(shares: Collection[SSAValue]) -> dict[Operation, list[SSAValue]]:
-    """Map ops to the shared values that are not read after the op in its block."""
-    found: dict[Operation, list[SSAValue]] = {}
-    for value in shares:
-        readers: dict[Block, list[Operation]] = {}
-        for use in value.uses:
-            if isinstance(use.operation, OfPartOp):
-                block = use.operation.parent_block()
-                assert block is not None
-                readers.setdefault(block, []).extend(_users_in_block(use.operation))
-        for block, users in readers.items():
-            last = next(op for op in reversed(list(block.ops)) if op in users)
-            found.setdefault(last, []).append(value)
     return found
 
 

@@ -30,6 +30,7 @@ from flexc.passes.hopper.specialize_warps.loads import (
     is_loaded,
     name_of,
     released_after,
+    users_of,
     viewed_source,
     why_not_tma,
 )
@@ -53,7 +54,8 @@ class Ring:
     A slot holds one tile for all parts, or one for each part. A `full` barrier says
     that its slot holds a tile. An `empty` barrier says that all consumers have read the
     slot's tile. If a load runs only once, its tile stays: there is one slot and no
-    `empty` barrier.
+    `empty` barrier. Nor has a ring without loads, of tiles that parts share, an `empty`
+    barrier (see `EXCHANGED`).
     """
 
     name: str
@@ -83,9 +85,14 @@ class Ring:
         return self.tiles * tile_bytes(self.type) + vectors
 
     @property
+    def returns(self) -> bool:
+        """True if consumers return slots to the producer."""
+        return bool(self.loads) and not self.stays
+
+    @property
     def bytes(self) -> int:
         """The number of bytes that all slots and barriers take."""
-        barriers = 1 if self.stays else 2 * self.slots
+        barriers = self.slots * (2 if self.returns else 1)
         return self.slots * self.slot_bytes + barriers * BARRIER_BYTES
 
     def allocate(self, code: ScalarCode, consumers: int) -> None:
@@ -98,7 +105,7 @@ class Ring:
             self.shared_vectors[tensor] = code.insert(vectors, name)
         full = BarriersOp(BarriersType(self.slots, self.writers))
         self.full = code.insert(full, f"{self.name}_full")
-        if not self.stays:
+        if self.returns:
             empty = BarriersOp(BarriersType(self.slots, consumers))
             self.empty = code.insert(empty, f"{self.name}_empty")
 
@@ -168,23 +175,53 @@ def _name(load: tile.LoadOp) -> str:
     return load.result.name_hint or load.tensor.name_hint or "tile"
 
 
+EXCHANGED = 2
+"""The slots of a ring of tiles that parts share.
+
+A part reads its tiles of all parts before it shares its next tile. So once a part has
+the next tiles of all parts, nobody reads the earlier tiles, and their slot is free.
+"""
+
+
 def assign_exchanges(
-    parts: PartsOp, staged: Sequence[tile.LoadOp], slots: int
+    parts: PartsOp, staged: Sequence[tile.LoadOp]
 ) -> dict[SSAValue, Ring]:
     """Map values that parts share to the rings that hold them.
 
     Consumers fill these rings. A tile that is copied to shared memory needs no ring.
+    Raise `ScheduleError` if a part may read a tile after it shares the next one.
     """
     count, found = parts.count.value.data, dict[SSAValue, Ring]()
     for op in parts.body.walk():
         if isinstance(op, ShareOp) and not is_loaded(op, staged):
             assert isinstance(op.value.type, TileType)
             name = op.value.name_hint or "shared"
-            ring = Ring(name, op.value.type, slots, count, writers=count)
+            ring = Ring(name, op.value.type, EXCHANGED, count, writers=count)
             for value in dependent_on(op.result):
                 if isinstance(value.type, SharesType):
                     found[value] = ring
+                    check_reads(value, op)
     return found
+
+
+def check_reads(shares: SSAValue, share: ShareOp) -> None:
+    """Raise `ScheduleError` if an earlier value is read after `share`.
+
+    A product has read its operands where its result is used.
+    """
+    block, owner = share.parent_block(), shares.owner
+    assert block is not None
+    is_earlier = owner is block or (
+        isinstance(owner, Operation) and owner.is_before_in_block(share)
+    )
+    for read in [use.operation for use in shares.uses]:
+        if not is_earlier or not isinstance(read, OfPartOp):
+            continue
+        products = users_of(read) if read.parent is block else ()
+        ends = [use.operation for dot in products for use in dot.results[0].uses]
+        for end in map(block.find_ancestor_op_in_block, ends):
+            if end is not None and share.is_before_in_block(end):
+                raise ScheduleError("a tile is read after the next one was shared")
 
 
 @dataclass(eq=False)

@@ -50,8 +50,6 @@ class Plan:
     companions: Companions
     outputs: Mapping[Operation, Output]
     released: Mapping[Operation, Sequence[tile.LoadOp]]
-    read_until: Mapping[Operation, Sequence[SSAValue]]
-    """The shared values that are not read after an op."""
 
     @property
     def consumers(self) -> int:
@@ -110,9 +108,6 @@ class RoleCode:
     def release(self, op: tile.LoadOp, ring: Ring) -> None:
         """Write what this role does after the last use of a load's tile."""
 
-    def end_reads(self, shares: SSAValue) -> None:
-        """Write what this role does after its last read of a shared value."""
-
     def leaf(self, op: Operation) -> None:
         """Copy an op that is neither a loop nor a branch."""
         self.code.builder.insert(op.clone(self.values))
@@ -132,8 +127,6 @@ class RoleCode:
                 self.leaf(op)
             for load in self.plan.released.get(op, ()):
                 self.release(load, self.plan.rings[load])
-            for shares in self.plan.read_until.get(op, ()):
-                self.end_reads(shares)
 
     def loop(self, op: scf.ForOp) -> None:
         """Copy a loop that carries the needed values and its rings' tile counts."""
@@ -231,21 +224,6 @@ class RoleCode:
         parity.name_hint = f"{name}_parity"
         return slot, parity
 
-    def await_empty(self, ring: Ring, slot: SSAValue, parity: SSAValue) -> AwaitOp:
-        """Append the wait until the previous tile of a slot has been read.
-
-        The first tile of a slot has nothing to wait for; each use of a tile ends a
-        phase.
-        """
-        assert ring.empty is not None
-        if (number := int_constant(parity)) is not None:
-            before = self.const(1 - number)
-        else:
-            before = self.code.insert(arith.XOrIOp(parity, self.const(1)))
-        wait = AwaitOp(ring.empty, slot, before)
-        self.code.builder.insert(wait)
-        return wait
-
     def _set_at(self, rings: Sequence[Ring], values: Sequence[SSAValue]) -> None:
         for ring, value in zip(rings, values, strict=True):
             value.name_hint = f"{ring.name}_at"
@@ -326,8 +304,7 @@ class ConsumerCode(RoleCode):
     def share(self, op: ShareOp, ring: Ring) -> None:
         """Write this part's tile to the ring; map the result to the tile's number."""
         number = self.at[ring]
-        slot, parity = self.take(ring)
-        self.await_empty(ring, slot, parity)
+        slot, _ = self.take(ring)
         view = self.view(ring, slot, self.part)
         self.code.builder.insert(WriteViewOp(self.of(op.value), view))
         self.code.builder.insert(FenceCopiesOp())
@@ -356,15 +333,6 @@ class ConsumerCode(RoleCode):
         """Return a view of a part's tile in a slot."""
         first = self.code.mul(slot, self.const(ring.tiles))
         return self.code.insert(SlotOp(ring.shared, self.code.add(first, part)))
-
-    def end_reads(self, shares: SSAValue) -> None:
-        """Write the arrival at the barrier that gives a shared value's slot back."""
-        if shares in self.plan.exchanges:
-            ring = self.plan.exchanges[shares]
-            assert ring.empty is not None
-            slot, _ = self.place(ring, self.of(shares))
-            arrive = ArriveOp(ring.empty, slot, after_products=True)
-            self.code.builder.insert(arrive)
 
     def copy_out(self, op: tile.StoreOp | tile.AddToOp, output: Output) -> None:
         """Write a tile to an unused slot, and start its copy to global memory."""
@@ -436,6 +404,21 @@ class ProducerCode(RoleCode):
                 where = [self.of(v) for v in vector.indices]
                 copy = CopyInOp(vector.tensor, where, view, ring.full, slot)
                 self.code.builder.insert(copy)
+
+    def await_empty(self, ring: Ring, slot: SSAValue, parity: SSAValue) -> AwaitOp:
+        """Append the wait until the previous tile of a slot has been read.
+
+        The first tile of a slot has nothing to wait for; each use of a tile ends a
+        phase.
+        """
+        assert ring.empty is not None
+        if (number := int_constant(parity)) is not None:
+            before = self.const(1 - number)
+        else:
+            before = self.code.insert(arith.XOrIOp(parity, self.const(1)))
+        wait = AwaitOp(ring.empty, slot, before)
+        self.code.builder.insert(wait)
+        return wait
 
     def copy(
         self, op: tile.LoadOp, ring: Ring, slot: SSAValue, barrier: SSAValue, part: int

@@ -25,7 +25,6 @@ from flexc.passes.hopper.specialize_warps.loads import (
     check_products,
     find_companions,
     move_to_products,
-    read_until,
     released_after,
     staged_loads,
 )
@@ -139,12 +138,11 @@ def make_plan(kernel: tile.KernelOp, parts: PartsOp, slots: int) -> Plan:
     companions = find_companions(kernel, staged)
     rings = assign_rings(parts, staged, slots)
     add_vectors(rings, companions)
-    exchanges = assign_exchanges(parts, staged, slots)
+    exchanges = assign_exchanges(parts, staged)
     outputs = assign_outputs(kernel, parts, dict.fromkeys(rings.values()))
     released = released_after(staged, companions)
     check_slots(parts.body.block, rings, released)
-    ends = read_until(exchanges)
-    return Plan(parts, rings, exchanges, companions, outputs, released, ends)
+    return Plan(parts, rings, exchanges, companions, outputs, released)
 
 
 def describe(kernel: tile.KernelOp, plan: Plan, slots: int) -> None:
