@@ -195,7 +195,7 @@ def lower(mods: Mods) -> None:
         value_dim=64,
         scale_positive=True,
         alignment=16,
-        has_keys=True,
+        has_pairs=True,
     )
     build = Build(call, "triton", "cuda", NO_OPTIONS, capability=HOPPER)
     traced = capture_mods(read_mods(*mods))

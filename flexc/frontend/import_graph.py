@@ -88,7 +88,7 @@ class AttentionCall:
     alignment: int | None = None
     index_width: int | None = None
     max_length: int | None = None
-    has_keys: bool = False
+    has_pairs: bool = False
     few_rows: tuple[int, int] | None = None
     """The numbers of query heads that share a key head, and of queries. One program
     owns them all (see `flex-fold-heads`).
@@ -108,7 +108,7 @@ class AttentionCall:
 
 FACTS = (
     *("q_len_multiple", "kv_len_multiple", "alignment", "index_width", "max_length"),
-    *("scale_positive", "has_keys"),
+    *("scale_positive", "has_pairs"),
 )
 """The fields of a call that are numbers and flags of `flex.attention`."""
 

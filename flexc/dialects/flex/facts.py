@@ -58,7 +58,7 @@ FACTS = (
     "indices_fit",
     "score_range",
     "scores_finite",
-    "has_keys",
+    "has_pairs",
     "paired_heads",
     "score_growth_bounded",
     "rows_never_empty",
@@ -156,6 +156,11 @@ class KeyRangesAttr(ParametrizedAttribute):
         verify_word("moving", self.moving)
 
     @property
+    def is_everything(self) -> bool:
+        """True if every row sees every column."""
+        return (self.live.data, self.dead.data) == ("all", "none")
+
+    @property
     def has_band(self) -> bool:
         """True if some live range moves with the rows."""
         return self.moving.data != "none"
@@ -232,8 +237,8 @@ class PairsOp(IRDLOperation):
     """
     scores_finite = opt_prop_def(UnitAttr)
     """True if no pair that counts has an infinite score after `score_mod`."""
-    has_keys = opt_prop_def(UnitAttr)
-    """True if Skv is known to be above 0."""
+    has_pairs = opt_prop_def(UnitAttr)
+    """True if Sq and Skv are known to be above 0."""
     paired_heads = opt_prop_def(UnitAttr)
     """True if query and key have equal numbers of batches and of heads."""
     score_growth_bounded = opt_prop_def(UnitAttr)

@@ -283,13 +283,12 @@ class MergeIntoOne(RewritePattern):
         segments = segments_of(op)
         if not segments or not may_be_merged(segments) or stores_blocks(op):
             return
-        if op.rows_never_empty is None or is_transposed(op) or is_split(op):
-            has_columns = op.has_keys is not None and not is_transposed(op)
+        # Every program has rows.
+        if is_split(op) or not rows_see_columns(op):
+            has_columns = op.has_pairs is not None
             merger = SegmentMerger(segments, padded=True, has_columns=has_columns)
             replace(segments, merger.merge(), rewriter)
-            return
-        # Every program has rows, and one of its rows sees a block.
-        if len(segments) > 1:
+        elif len(segments) > 1:
             replace(segments, SegmentMerger(segments, nonempty=True).merge(), rewriter)
         else:
             segments[0].nonempty = UnitAttr()
@@ -299,8 +298,12 @@ def segments_of(op: AttentionOp | PairSumsOp) -> list[SegmentOp]:
     return [o for o in op.segments.block.ops if isinstance(o, SegmentOp)]
 
 
-def is_transposed(op: AttentionOp | PairSumsOp) -> bool:
-    return isinstance(op, PairSumsOp) and op.is_transposed
+def rows_see_columns(op: AttentionOp | PairSumsOp) -> bool:
+    """Return True if every row is known to see a column."""
+    if not (isinstance(op, PairSumsOp) and op.is_transposed):
+        return op.rows_never_empty is not None
+    ranges = None if op.tables else op.key_ranges
+    return op.has_pairs is not None and ranges is not None and ranges.is_everything
 
 
 def is_split(op: AttentionOp | PairSumsOp) -> bool:

@@ -150,7 +150,7 @@ def rows_never_empty(op: flex.WithMods) -> Proof[Attribute]:
     """Prove that every row sees some key."""
     if op.tables:
         return WhyNot("tables may list no block for a row")
-    if op.has_keys is None and flex.tensor_shape(op.key)[2] <= 0:
+    if op.has_pairs is None and flex.tensor_shape(op.key)[2] <= 0:
         return WhyNot("kv_len may be 0")
     length = op.fact("max_length", INDEX.hi + 1)
     seen = first_key_is_seen(op.mask_mod, length, op.indices_fit is not None)

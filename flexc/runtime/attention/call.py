@@ -269,7 +269,7 @@ class Attention:
             alignment=placement.alignment,
             index_width=32 if self.offsets_are_narrow() else 64,
             max_length=max_length(query.size(2), key.size(2)),
-            has_keys=True,  # Calls without keys run no kernel.
+            has_pairs=True,  # Other calls run no kernel.
             few_rows=self.few_rows,
         )
         return Build(

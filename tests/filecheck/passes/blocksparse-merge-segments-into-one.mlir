@@ -12,7 +12,7 @@
 // CHECK-NOT: blocksparse.segment
 func.func @dense(%q : !t, %scale : f32) -> !t {
   %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, has_keys, rows_never_empty}
+      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, has_pairs, rows_never_empty}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {
@@ -40,7 +40,7 @@ func.func @dense(%q : !t, %scale : f32) -> !t {
 // CHECK-NOT: blocksparse.segment
 func.func @one(%q : !t, %scale : f32) -> !t {
   %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, has_keys, rows_never_empty}
+      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, has_pairs, rows_never_empty}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {
@@ -66,7 +66,7 @@ func.func @one(%q : !t, %scale : f32) -> !t {
 // CHECK-NOT: blocksparse.segment
 func.func @mixed(%q : !t, %scale : f32) -> !t {
   %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, has_keys}
+      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, has_pairs}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {
@@ -127,7 +127,7 @@ func.func @no_keys(%q : !t, %scale : f32, %num : !num, %idx : !idx) -> !t {
 // CHECK-COUNT-2: blocksparse.segment partial {inside}
 func.func @two_masks(%q : !t, %scale : f32) -> !t {
   %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, has_keys}
+      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, has_pairs}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {

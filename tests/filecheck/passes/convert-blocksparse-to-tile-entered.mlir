@@ -14,7 +14,7 @@
 // CHECK: } {segment = #blocksparse<kind full>, nonempty}
 func.func @full(%q : !t, %scale : f32) -> !t {
   %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      -> out(!t) {block_m = 128 : i32, block_n = 64 : i32, rows_per_part = 64 : i32, has_keys}
+      -> out(!t) {block_m = 128 : i32, block_n = 64 : i32, rows_per_part = 64 : i32, has_pairs}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {
@@ -51,7 +51,7 @@ func.func @full(%q : !t, %scale : f32) -> !t {
 // CHECK: } {segment = #blocksparse<kind mixed>, nonempty}
 func.func @mixed(%q : !t, %scale : f32) -> !t {
   %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, has_keys}
+      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, has_pairs}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {
@@ -81,7 +81,7 @@ func.func @mixed(%q : !t, %scale : f32) -> !t {
 // CHECK: } {segment = #blocksparse<kind mixed>, nonempty}
 func.func @full_inside(%q : !t, %scale : f32) -> !t {
   %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
-      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, has_keys}
+      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, has_pairs}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } segments {
@@ -112,7 +112,7 @@ func.func @full_inside(%q : !t, %scale : f32) -> !t {
 func.func @captured(%q : !t, %scale : f32, %bias : !c) -> !t {
   %out = blocksparse.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
       captures(%bias : !c)
-      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, has_keys}
+      -> out(!t) {block_m = 64 : i32, block_n = 64 : i32, has_pairs}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %t : !c) {
     %v = flex.load_capture %t[%ki] inside : !c, i32
     %x = arith.addf %s, %v : f32

@@ -32,7 +32,7 @@ func.func @split(%q : !h, %scale : f32, %splits : i32) -> (!m, !r, !r) {
   %outs, %shift, %sum = blocksparse.attention %q, %q, %q : !h, !h, !h
       scale(%scale : f32) splits(%splits : i32)
       -> out(!m) row_shift(!r) log_sum(!r)
-      {block_m = 128 : i32, block_n = 64 : i32, rows_per_part = 64 : i32, has_keys,
+      {block_m = 128 : i32, block_n = 64 : i32, rows_per_part = 64 : i32, has_pairs,
        rows_never_empty, scores_finite}
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32

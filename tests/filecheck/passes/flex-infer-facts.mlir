@@ -133,9 +133,9 @@ func.func @stated(%q : !t, %k : !t, %v : !t, %scale : f32) {
 // Causal: all rows see the first key, where there is one.
 // CHECK-LABEL: func.func @first_key_is_seen(
 func.func @first_key_is_seen(%q : !t, %k : !t, %v : !t, %scale : f32) {
-  // CHECK: has_keys, rows_never_empty}
+  // CHECK: has_pairs, rows_never_empty}
   %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
-      {has_keys}
+      {has_pairs}
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
@@ -150,7 +150,7 @@ func.func @first_key_is_seen(%q : !t, %k : !t, %v : !t, %scale : f32) {
 func.func @only_the_diagonal(%q : !t, %k : !t, %v : !t, %scale : f32) {
   // CHECK: no_rows_never_empty = "no part of the mask is seen to be true of key 0
   %out = flex.attention %q, %k, %v : !t, !t, !t scale(%scale : f32) -> out(!t)
-      {has_keys}
+      {has_pairs}
   score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
     flex.yield %s : f32
   } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {

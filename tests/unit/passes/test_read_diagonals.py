@@ -74,7 +74,7 @@ class Call:
         made = build_attention_module(mods.score, mods.mask, call.build().call)
         op = next(o for o in made.module.walk() if isinstance(o, AttentionOp))
         if self.trusted:
-            op.captures_inside = op.indices_fit = op.has_keys = UnitAttr()
+            op.captures_inside = op.indices_fit = op.has_pairs = UnitAttr()
         args = [query, key, value, 0.25, *made.arguments(signature.captures)]
         exact = attention(
             query, key, value, score_mod, mask_mod, scale=0.25, enable_gqa=True

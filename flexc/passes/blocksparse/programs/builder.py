@@ -37,11 +37,18 @@ class Visit:
     """
     count: SSAValue | None = None
     """The number of leading columns that are visited; None for the whole block."""
+    is_inside: bool = False
+    """True if the block is known to have no row or column beyond the last."""
+
+    @property
+    def inside(self) -> Visit:
+        """The visit if the block has no row or column beyond the last."""
+        return replace(self, is_inside=True)
 
     @property
     def sticks_out(self) -> bool:
         """True if the block may reach beyond the last column."""
-        return self.segment.inside is None
+        return self.segment.inside is None and not self.is_inside
 
     @property
     def flags(self) -> list[SSAValue]:
@@ -155,11 +162,7 @@ class SegmentKernelBuilder(KernelBuilder):
         self.op = op
         self.block_m = op.block_m.value.data
         self.block_n = op.block_n.value.data
-        self.trusts_captures = any(
-            isinstance(inner, flex.LoadCaptureOp) and inner.inside is not None
-            for region in self.mod_regions()
-            for inner in region.walk()
-        )
+        self.trusts_captures = any(map(self.trusts_positions, self.mod_regions()))
 
     def segments(self) -> list[SegmentOp]:
         return [o for o in self.op.segments.block.ops if isinstance(o, SegmentOp)]
@@ -168,6 +171,18 @@ class SegmentKernelBuilder(KernelBuilder):
         """Return the score or pairs region of the op, and the masks of its segments."""
         masks = (o.mask_mod for o in self.segments())
         return [self.op.regions[0], *(m for m in masks if m is not None)]
+
+    def trusts_positions(self, region: Region) -> bool:
+        """Return True if a mod reads captured tensors at positions without tests."""
+        end = len(region.block.args) - len(self.op.captures)
+        varying: set[SSAValue] = set(region.block.args[end - 2 : end])
+        for op in region.walk():
+            if varying.isdisjoint(op.operands):
+                continue
+            if isinstance(op, flex.LoadCaptureOp) and op.inside is not None:
+                return True
+            varying.update(op.results)
+        return False
 
     def kernel(self, attributes: dict[str, Attribute]) -> tile.KernelOp:
         """Return the kernel around the code that was built."""
@@ -302,9 +317,7 @@ class SegmentKernelBuilder(KernelBuilder):
 
     def has_columns(self, visit: Visit) -> bool:
         """Return True if the loop runs and each iteration has an existing column."""
-        op = self.op
-        of_keys = isinstance(op, blocksparse.AttentionOp) or not op.is_transposed
-        return visit.segment.is_entered and of_keys and op.has_keys is not None
+        return visit.segment.is_entered and self.op.has_pairs is not None
 
     def guards(self, visit: Visit) -> bool:
         """Return True if captured loads are guarded against columns beyond the last."""

@@ -34,7 +34,12 @@ from flexc.errors import ScheduleError
 from flexc.passes.blocksparse.programs.builder import Visit
 from flexc.passes.blocksparse.programs.pair_sums import PairSumsKernelBuilder
 from flexc.passes.scalar.copier import Copier
-from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
+from flexc.passes.scalar.scalar_code import (
+    ScalarCode,
+    combined,
+    inline_region,
+    new_region,
+)
 from flexc.passes.tile.map_builder import (
     COLUMN,
     FULL,
@@ -67,11 +72,6 @@ class KeySumsKernelBuilder(PairSumsKernelBuilder):
         # The runtime allocates values of columns with aligned rows.
         return [*super().all_matrices, *sums, *self.op.column_values]
 
-    @property
-    def needs_rows(self) -> bool:
-        """True: sums by column include rows beyond the last."""
-        return True
-
     def step(self, visit: Visit, state: list[SSAValue]) -> Sequence[SSAValue]:
         tiles, checked = self.load_columns(visit)
         first, second = self.op.product_list()
@@ -90,19 +90,64 @@ class KeySumsKernelBuilder(PairSumsKernelBuilder):
 
         They are rounded within the branches, which takes fewer registers.
         """
-        may_have_dead_pairs = visit.may_have_dead_pairs(
-            self.code, self.block_n, self.column_len
-        )
-        if may_have_dead_pairs is None:
-            found = self.live_factors(visit, score, masks=True)
+        outside = self.outside(visit)
+        has_mask = visit.segment.mask_mod is not None
+
+        def partial() -> list[SSAValue]:
+            found = self.live_factors(visit, score, has_mask)
+            return self.existing(visit, found) if outside else found
+
+        tests = [*outside, *([] if visit.masked is None else [visit.masked])]
+        some_are_dead = combined(self.code.or_, tests)
+        if some_are_dead is None or (has_mask and visit.masked is None):
+            found = partial()
         else:
             found = self.branch(
-                may_have_dead_pairs,
-                lambda: self.live_factors(visit, score, masks=True),
-                lambda: self.live_factors(visit, score, masks=False),
+                some_are_dead,
+                partial,
+                lambda: self.live_factors(visit.inside, score, has_mask=False),
             )
         by_factor = dict(zip(self.distinct, found, strict=True))
         return [by_factor[self.factor(i)] for i in range(len(self.names()))]
+
+    def outside(self, visit: Visit) -> list[SSAValue]:
+        """Write conditions of which one is true if pairs of a block do not exist."""
+        code = self.code
+        found: list[SSAValue] = []
+        if visit.sticks_out:
+            end = code.add(visit.start, code.const(self.block_n))
+            found.append(code.cmp("sgt", end, self.column_len))
+        if self.checked:
+            end = code.add(self.rows.start, code.const(self.block_m))
+            found.append(code.cmp("sgt", end, self.row_len))
+        if visit.exists is not None:
+            found.append(code.not_(visit.exists))
+        return found
+
+    def existing(self, visit: Visit, factors: Sequence[SSAValue]) -> list[SSAValue]:
+        """Map the rounded factors of pairs that do not exist to 0.
+
+        A map of its own takes fewer registers: scores are no longer live.
+        """
+        given: list[Input] = [(factor, FULL) for factor in factors]
+        if visit.sticks_out:
+            given += [(self.column_idx, COLUMN), (self.column_len, UNIFORM)]
+        if self.checked:
+            given += [(self.row_idx, ROW), (self.row_len, UNIFORM)]
+        if visit.exists is not None:
+            given.append((visit.exists, UNIFORM))
+
+        def body(code: ScalarCode, *args: SSAValue) -> list[SSAValue]:
+            values, rest = args[: len(factors)], list(args[len(factors) :])
+            tests: list[SSAValue] = []
+            while len(rest) > 1:
+                tests.append(code.cmp("slt", rest.pop(0), rest.pop(0)))
+            live = combined(code.and_, [*tests, *rest])
+            return [self.select(code, live, value) for value in values]
+
+        shape = (self.block_m, self.block_n)
+        names = [factor.name_hint or "factor" for factor in factors]
+        return build_maps(self.code, shape, given, body, names)
 
     @cached_property
     def distinct(self) -> dict[Factor, int]:
@@ -123,10 +168,14 @@ class KeySumsKernelBuilder(PairSumsKernelBuilder):
         return last.operands[number], self.op.score_type if is_wide else narrow
 
     def live_factors(
-        self, visit: Visit, score: SSAValue, masks: bool
+        self, visit: Visit, score: SSAValue, has_mask: bool
     ) -> list[SSAValue]:
-        """Map pairs to their distinct factors; with `masks`, dead pairs to 0."""
+        """Map pairs to their distinct factors, masked pairs to 0 if there is a mask."""
+        mask = visit.segment.mask_mod if has_mask else None
+        # A table may list a block as unmasked for which the mask is not true.
+        listed = [] if visit.masked is None or not self.op.tables else [visit.masked]
         given: list[Input] = [
+            *((flag, UNIFORM) for flag in listed),
             (score, FULL),
             (self.args[self.op.scale], UNIFORM),
             *((v, ROW) for v in self.row_values),
@@ -134,19 +183,24 @@ class KeySumsKernelBuilder(PairSumsKernelBuilder):
         ]
 
         def body(code: ScalarCode, *args: SSAValue) -> list[SSAValue]:
-            own, pair = list(args[: len(given)]), args[len(given) :]
-            mod_args, inside, flags = self.pair(code, visit, pair, masks)
+            flags, own = args[: len(listed)], list(args[len(listed) : len(given)])
+            mod_args, _, _ = self.pair(code, visit, args[len(given) :], masks=False)
             # No factor depends on the second product.
             own.insert(1, code.const(0.0, own[0].type))
             values = inline_region(self.pairs.region, [*own, *mod_args], code)
-            live = visit.live(code, inside, mod_args, flags) if masks else inside
+            live = None
+            if mask is not None:
+                (live,) = inline_region(mask, mod_args, code)
+                for masked in flags:
+                    live = code.or_(live, code.not_(masked))
             return [
                 self.round(code, self.select(code, live, values[i]), element)
                 for (_, element), i in self.distinct.items()
             ]
 
         names = [f"{self.names()[i]}_factor" for i in self.distinct.values()]
-        return self.map_of(visit, given, body, names)
+        unflagged = replace(visit, masked=None, exists=None)
+        return self.map_of(unflagged, given, body, names)
 
     @staticmethod
     def round(code: ScalarCode, value: SSAValue, element: AnyFloat) -> SSAValue:

@@ -346,7 +346,8 @@ class PairKernelBuilder(SegmentKernelBuilder):
         inside = None
         if visit.sticks_out and masks:
             inside = code.cmp("slt", column, column_len)
-        if self.checked and (self.needs_rows or self.trusts_captures):
+        reads_rows = self.trusts_captures and not visit.is_inside
+        if self.checked and (self.needs_rows or reads_rows):
             if self.needs_rows:
                 exists = code.cmp("slt", row, row_len)
                 inside = exists if inside is None else code.and_(inside, exists)

@@ -16,7 +16,7 @@
 func.func @attention(%query : !t, %key : !t, %value : !t, %scale : f32, %table : !table) -> !t {
   %out = flex.attention %query, %key, %value : !t, !t, !t scale(%scale : f32)
       captures(%table : !table)
-      -> out(!t) {scale_positive, alignment = 16, kv_len_multiple = 128, captures_inside, indices_fit, has_keys, index_width = 32}
+      -> out(!t) {scale_positive, alignment = 16, kv_len_multiple = 128, captures_inside, indices_fit, has_pairs, index_width = 32}
       score_mod(%score : f32, %b : i32, %h : i32, %q_idx : i32, %kv_idx : i32, %t : !table) {
     %d = arith.subi %q_idx, %kv_idx : i32
     %n = arith.constant 4096 : i32
