@@ -54,6 +54,30 @@ func.func @one(%q : !t, %scale : f32) -> !t {
   func.return %out : !t
 }
 
+// A key that all queries see.
+// CHECK-LABEL: @transposed
+// CHECK: blocksparse.segment full {inside, nonempty} bounds(
+// CHECK-NOT: blocksparse.segment
+func.func @transposed(%q : !t, %k : !t, %scale : f32) -> !t {
+  %sums = blocksparse.pair_sums rows(%k : !t) columns(%q : !t) scale(%scale : f32) -> !t
+      {block_m = 64 : i32, block_n = 64 : i32, has_pairs, transposed,
+       key_ranges = #flex.key_ranges<live "all", dead "none", growth "none",
+         moving "none", remainders []>,
+       products = [array<i32: 0, 0>], sums = [#flex.sum<matrix [[0, 0]]>]}
+      pairs(%qk : f32, %s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %qk : f32
+  } segments {
+    blocksparse.segment full {inside} bounds(%b : i32, %h : i32, %kv_start : i32,
+        %kv_len : i32, %q_len : i32) {
+      %zero = arith.constant 0 : i32
+      flex.yield %zero, %q_len : i32, i32
+    } block(%b : i32, %h : i32, %kv_start : i32, %i : i32, %kv_len : i32, %q_len : i32) {
+      flex.yield %i : i32
+    }
+  }
+  func.return %sums : !t
+}
+
 // Rows may see nothing: the first block stands in. Only masked ones stick out.
 // CHECK-LABEL: @mixed
 // CHECK: blocksparse.segment mixed {full_inside, padded} bounds(

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 from xdsl.context import Context
-from xdsl.dialects import func
-from xdsl.dialects.builtin import ModuleOp, UnitAttr
-from xdsl.ir import Operation
+from xdsl.dialects import func, scf
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, i64
+from xdsl.ir import Attribute, Operation
 from xdsl.utils.exceptions import InterpretationError
 
+from flexc.dialects import tile
 from flexc.dialects.tile.schedule import (
     ArriveOp,
     AwaitCopiesOp,
@@ -32,24 +33,30 @@ from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.interpreters import run_module
 from tests.support.corpus import CORPUS
 
-QUERIES, KEYS = 200, 150
+LENGTHS = 200, 150
 """Several blocks of queries, two of keys; the last ones are not whole."""
+
+WHOLE = 256, 128
 
 INPUTS = ("query", "key", "value")
 
 
 def backward(
-    case: str, heads: tuple[int, int] = (2, 1), dim: int = 64
+    case: str,
+    heads: tuple[int, int] = (2, 1),
+    dim: int = 64,
+    lengths: tuple[int, int] = LENGTHS,
 ) -> tuple[ModuleOp, list[object], list[Tensor]]:
     """Return a case's backward in kernels of `flex`, its arguments and gradients."""
-    sizes = (1, *heads, QUERIES, KEYS)
+    queries, keys = lengths
+    sizes = (1, *heads, *lengths)
     score_mod, mask_mod = CORPUS[case].factory(*sizes)
     draw = torch.Generator().manual_seed(0)
     shapes = [
-        (heads[0], QUERIES),
-        (heads[1], KEYS),
-        (heads[1], KEYS),
-        (heads[0], QUERIES),
+        (heads[0], queries),
+        (heads[1], keys),
+        (heads[1], keys),
+        (heads[0], queries),
     ]
     query, key, value, d_out = (
         torch.randn(1, *shape, dim, generator=draw).to(torch.bfloat16)
@@ -65,7 +72,9 @@ def backward(
     made = build_attention_module(mods.score, mods.mask, call.build().call)
     args = [query, key, value, 0.125, *made.arguments(signature.captures)]
     out, lse = run_module(made.module, args)[:2]
-    facts = [("score_growth_bounded", UnitAttr())]
+    facts: list[tuple[str, Attribute]] = [("score_growth_bounded", UnitAttr())]
+    if lengths == WHOLE:
+        facts.append(("q_len_multiple", IntegerAttr(128, i64)))
     if heads[0] == heads[1]:
         facts.append(("paired_heads", UnitAttr()))
     derivative = Derivative(INPUTS, (), False, False, 0, None, tuple(facts))
@@ -118,6 +127,20 @@ def test_the_corpus(case: str) -> None:
         assert sum(isinstance(op, RoleOp) for op in kernel.walk()) == 2
         for interleaving in (None, 1):
             check(run_module(kernel, args, interleaving=interleaving), wanted)
+
+
+@pytest.mark.parametrize(
+    ("case", "has_branch"), [("dense", False), ("causal", True), ("alibi", True)]
+)
+def test_whole_lengths_test_no_positions(case: str, has_branch: bool) -> None:
+    module, args, wanted = backward(case, heads=(2, 2), lengths=WHOLE)
+    kernel = scheduled(module)
+    check(run_module(kernel, args), wanted)
+    branches = [op for op in kernel.walk() if isinstance(op, scf.IfOp)]
+    assert bool(branches) == has_branch
+    lengths = {"row_len", "column_len"}
+    tested = [op for b in branches for op in b.walk() if isinstance(op, tile.MapOp)]
+    assert not lengths & {v.name_hint for op in tested for v in op.operands}
 
 
 SIGNALS = (AwaitOp, ArriveOp, FenceCopiesOp, AwaitCopiesOp)
