@@ -102,7 +102,7 @@ format: venv ## let ruff mend what it can
 typecheck: venv ## pyright
 	$(BIN)/pyright
 
-bench: $(VENV)/installed-bench ## flexc beside torch, cuDNN and FA4 on a GPU: a table, JSON and a plot
+bench: $(VENV)/installed-bench ## flexc beside torch, cuDNN and FA4 on a GPU: a table, JSON and a plot; ten minutes
 	$(BIN)/python -m bench.gpu
 
 bench-host: $(VENV)/installed-bench ## what a call costs beside its kernel: host time, and back to back

@@ -248,7 +248,8 @@ def show(kind: str, columns: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="bench.cold", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--mods", nargs="+", default=list(MODS), choices=MODS)
     kinds = ["forward", "training", "lowering"]
     parser.add_argument("--kind", default="forward", choices=kinds)

@@ -125,7 +125,8 @@ def plan(tokens: int, device: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="bench.masks", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 65536])
     parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)

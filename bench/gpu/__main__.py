@@ -1,13 +1,4 @@
-"""flexc beside its peers on a GPU: `make bench`.
-
-    python -m bench.gpu --direction fwd --head-dim 128 --variants dense causal
-    python -m bench.gpu --seq 2048 32768 --budget 120
-
-All systems take turns in one process, so ratios hold. Calls are back to back, as in a
-program; `--paused` times single ones, before which the GPU rests and so runs faster.
-Every cell is written to `bench/results/<gpu>-<date>.json` (`-paused`) as soon as it is
-measured, and takes the place of an earlier result of that day. The plot lies beside it.
-"""
+"""flexc beside its peers on a GPU: `make bench`. `options` says what it takes."""
 
 from __future__ import annotations
 
