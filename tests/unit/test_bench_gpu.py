@@ -15,12 +15,12 @@ from bench.gpu import __main__ as benchmark
 from bench.gpu import checks, report
 from bench.gpu.__main__ import able, main
 from bench.gpu.cells import DIRECTIONS, HEAD_DIMS, SEQS, Cell, cells
-from bench.gpu.measure import measure
+from bench.gpu.measure import EARLIER, measure, started
 from bench.gpu.options import cells_of, parser
 from bench.gpu.plot import draw
 from bench.gpu.problem import Setup, problem_of
 from bench.gpu.results import Results, Row
-from bench.gpu.systems import MATMUL, PEERS, by_flexc
+from bench.gpu.systems import MATMUL, PEERS, Contest, by_flexc
 from bench.learned import LEARNED
 from bench.variants import ANCHORS
 
@@ -94,6 +94,21 @@ def test_backward_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.system for row in found.rows] == ["flexc", "flexc-deterministic"]
     assert any(note.startswith("torch-flex: ") for note in found.notes)
     assert not found.failed
+
+
+def test_a_backward_is_of_a_repeated_call() -> None:
+    problem = problem_of(Cell("causal", 16, 96, "bwd"), TINY)
+    outs: list[torch.Tensor] = []
+
+    def forward() -> torch.Tensor:
+        outs.append(by_flexc(problem).forward())
+        return outs[-1]
+
+    run, out = started(Contest.of(problem, forward), backward=True)
+    assert out is outs[-1]
+    assert len(outs) == 1 + EARLIER
+    run()
+    assert len(outs) == 1 + EARLIER
 
 
 def test_wrong_results_are_told() -> None:
