@@ -167,6 +167,15 @@ class CaptureIndices:
             self._why(indices) if by is Coordinates.PAIR else "",
         )
 
+    def are_computed_for_pairs(self) -> bool:
+        """Return True if an index varies with rows and columns, and is no `Line`."""
+        return any(
+            self.along([index]) & PAIR == PAIR
+            and self._step(unwrapped(index), self.along([index])) is None
+            for load in self.loads()
+            for index in load.indices
+        )
+
     def along(self, values: Iterable[SSAValue]) -> Along:
         """Return the positions that at least one of these values varies with."""
         found = NOTHING

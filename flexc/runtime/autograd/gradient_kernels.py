@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,6 +16,7 @@ from flexc.dialects import flex
 from flexc.dialects.flex import SumKind
 from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
 from flexc.passes.flex.flex_infer_facts import score_growth_is_bounded
+from flexc.passes.scalar.captured_reads import CaptureIndices
 from flexc.passes.targets import target_named
 from flexc.passes.targets.target import OnePass
 from flexc.runtime.attention.call import LENGTH_MULTIPLE, Attention
@@ -114,7 +115,12 @@ class DerivativeFacts:
         )
         call = self.call
         proofs = self.compiled.proofs(call.query, call.key, self.captures)
-        for way in ways(self.compiled.build, along, call.deterministic):
+        build, deterministic = self.compiled.build, call.deterministic
+
+        def simple() -> flex.AttentionOp:
+            return self.compiled.simple(proofs)
+
+        for way in ways(build, simple, along, deterministic):
             program = program_for(self.compiled, proofs, derivative, way)
             if not program.is_refused:
                 return program
@@ -284,15 +290,24 @@ def has_column_sums(op: Operation) -> bool:
     )
 
 
-def ways(build: Build, along: Sequence[str], deterministic: bool) -> list[OnePass]:
+def ways(
+    build: Build,
+    simple: Callable[[], flex.AttentionOp],
+    along: Sequence[str],
+    deterministic: bool,
+) -> list[OnePass]:
     """Return which kernels may compute a derivative, the preferred ones first.
 
-    A GPU adds to sums by column in any order, and needs a schedule with roles.
+    `simple` returns the simplified attention op.
+
+    A GPU adds to sums by column in any order, and needs a schedule with roles. None has
+    registers for indices that are computed for each pair, and to find that out takes a
+    compiler up to half a minute.
     """
-    own = target_named(build.target).one_pass
     if not build.for_gpu:
-        return [own]
+        return [target_named(build.target).one_pass]
     build = replace(build, tiles=NO_OPTIONS, derivative=True, one_pass=True)
     if along or deterministic or obstacle_to_roles(build) is not None:
         return ["none"]
-    return ["keys", "none"]
+    indices = CaptureIndices(simple().score_mod)
+    return ["none"] if indices.are_computed_for_pairs() else ["keys", "none"]

@@ -131,9 +131,9 @@ def computes_in_one_pass(subject: Subject) -> bool:
     """Return True if a GPU's kernel adds to the query's gradient by atomics."""
     call, build = subject.call, subject.compiled.build
     wants = call.query.requires_grad, call.key.requires_grad or call.value.requires_grad
-    return (
-        build.for_gpu and all(wants) and "keys" in ways(build, (), call.deterministic)
-    )
+    if not (build.for_gpu and all(wants)):
+        return False
+    return "keys" in ways(build, lambda: subject.simple, (), call.deterministic)
 
 
 def captured_gradients(subject: Subject) -> Iterator[CaptureGradient]:

@@ -260,6 +260,16 @@ def test_sums_that_were_proved_to_fit_do_not_wrap() -> None:
     assert fitting.coordinates(load.indices) is Coordinates.DISTANCE
 
 
+def test_indices_that_are_computed_for_pairs() -> None:
+    def is_computed(index: Callable[..., Any]) -> bool:
+        reads = Reads.of(lambda s, b, h, q, k: s + theta[index(h, q, k)])
+        return reads.indices.are_computed_for_pairs()
+
+    assert is_computed(lambda h, q, k: (q - k).clamp(0, 63))
+    assert not is_computed(lambda h, q, k: q - k + 32)
+    assert not is_computed(lambda h, q, k: k // 4 + h)
+
+
 B, H, Q, K = Along.BATCH, Along.HEAD, Along.ROW, Along.COLUMN
 
 
