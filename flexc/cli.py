@@ -286,10 +286,10 @@ def _compiler() -> str:
 def _cpu() -> str:
     import torch
 
-    from flexc.runtime.kernels.cpp_compiler import host_machine
+    from flexc.runtime.kernels.cpp_compiler import host_machine, lacks_tiles
 
     try:
-        kind = host_machine()
+        kind = host_machine() + lacks_tiles()
     except FlexcError as error:
         kind = str(error)
     return f"{platform.machine()}, {kind}, {torch.get_num_threads()} threads"

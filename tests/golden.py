@@ -113,6 +113,7 @@ KINDS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "gluon few": (gluon(OVERLAP, 64, 64), ("causal_bottom_right", "temperature")),
     "avx512": (cpp("avx512"), ("causal", "alibi", "t5_buckets", "dilated")),
     "avx512 bf16": (cpp("avx512_bf16", "bf16"), ("dense", "alibi", "documents")),
+    "amx": (cpp("amx", "bf16"), ("causal", "soft_cap")),
     "avx2": (cpp("avx2"), ("dense", "chunked", "relative_bias", "callables")),
     "avx2 bf16": (cpp("avx2", "bf16"), ("sliding_window", "pair_bias")),
     "neon": (cpp("neon"), ("sierpinski", "graph_distance")),

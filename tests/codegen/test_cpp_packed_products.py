@@ -7,13 +7,21 @@ import torch
 from torch import Tensor
 from xdsl.passes import ModulePass
 
+from flexc.passes import pipelines
 from flexc.passes.cpu.products import TileRegisterProductsPass
 from flexc.passes.cpu.tile_widen_floats import TilePackOperandsPass
+from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.targets.cpp import MACHINES
 from flexc.passes.targets.target import MachineName
 from flexc.runtime.interpreters import run_module
 from flexc.runtime.kernels.kernel import Kernel
-from tests.codegen.cpp_kernels import PREPARE, parse, run_passes
+from tests.codegen.cpp_kernels import (
+    PREPARE,
+    attention_text,
+    parse,
+    run_attention,
+    run_passes,
+)
 
 PACKED: list[MachineName] = [n for n, m in MACHINES.items() if m.packed is not None]
 ROWS = 50
@@ -73,6 +81,38 @@ tile.kernel @products(
   tile.return
 }}
 """
+
+
+@INSTRUCTIONS
+@pytest.mark.parametrize("machine", PACKED)
+@pytest.mark.parametrize("lengths", [(33, 131), (97, 64)])
+def test_attention_of_pairs(
+    machine: MachineName,
+    lengths: tuple[int, int],
+    machine_flags: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if machine_flags:
+        monkeypatch.setenv("FLEXC_MACHINE", machine_flags)
+    mask = "%m = arith.cmpi sge, %qi, %ki : i32\nflex.yield %m : i1"
+    text = attention_text(torch.bfloat16, 80, 48, mask_mod=mask)
+    ctx, module = parse(text)
+    convert = ConvertFlexToBlocksparsePass("cpp", machine=machine)
+    passes = (
+        *pipelines.to_blocksparse(convert),
+        *pipelines.to_tile("cpp"),
+        *pipelines.to_cpp(machine),
+    )
+    spec = run_passes(ctx, module, passes)
+    assert ("TileRegisters" in spec.source) == (machine == "amx")
+    query = torch.randn(1, 2, lengths[0], 80).bfloat16()
+    key, value = (torch.randn(1, 2, lengths[1], n).bfloat16() for n in (80, 48))
+    out, lse = run_attention(spec, query, key, value, 0.1)
+    seen = torch.ones(lengths, dtype=torch.bool).tril()
+    scores = (query.double() @ key.double().mT * 0.1).masked_fill(~seen, -torch.inf)
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=0, atol=1e-5)
+    right = scores.softmax(-1) @ value.double()
+    assert (out.double() - right).norm() < 3e-3 * right.norm()
 
 
 def matrix(memory: Tensor, rows: int, columns: int, strides: tuple[int, int]) -> Tensor:

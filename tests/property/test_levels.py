@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.targets.target import MachineName
 from flexc.runtime.interpreters import run_module
 from tests.property.cases import Case
 from tests.property.lowering import context, flex_module, levels
@@ -52,18 +53,20 @@ def test_every_pass_of_a_schedule_preserves_the_meaning(
 
 @pytest.mark.timeout(3600)
 @settings(max_examples=settings().max_examples // 5)
-@given(cases(dtypes=(torch.bfloat16,), longest=65), st.sampled_from((None, 16, 32)))
+@given(
+    cases(dtypes=(torch.bfloat16,), longest=65),
+    st.sampled_from((None, 16, 32)),
+    st.sampled_from(("avx512_bf16", "amx")),
+)
 def test_every_pass_of_packed_products_preserves_the_meaning(
-    case: Case, block: int | None
+    case: Case, block: int | None, machine: MachineName
 ) -> None:
     ctx, (module, args) = context(), flex_module(case)
     block_m, block_n = tiles(case, block)
-    convert = ConvertFlexToBlocksparsePass(
-        "cpp", block_m, block_n, machine="avx512_bf16"
-    )
+    convert = ConvertFlexToBlocksparsePass("cpp", block_m, block_n, machine=machine)
     before = (*pipelines.to_blocksparse(convert), *pipelines.to_tile("cpp"))
     pipelines.run(before, ctx, module)
-    for each in pipelines.to_cpp("avx512_bf16"):
+    for each in pipelines.to_cpp(machine):
         each.apply(ctx, module)
         module.verify()
         check(case, *run_module(module, args), what=each.name)

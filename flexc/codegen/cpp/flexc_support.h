@@ -16,4 +16,6 @@
 
 #include "flexc_matmul.h"
 
+#include "flexc_tiles.h"
+
 #include "flexc_stream.h"

@@ -18,11 +18,11 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.utils.hints import isa
 
 from flexc.codegen.cpp.map_printer import COMBINE, MapPlan, MapPrinter
-from flexc.codegen.cpp.shared_templates import shared_templates
+from flexc.codegen.cpp.shared_templates import shared_templates, tile_registers
 from flexc.codegen.cpp.spelling import buffer_type, memory_type, scalar_type
 from flexc.dialects import flex, tile
 from flexc.dialects.constants import int_constant
-from flexc.dialects.tile import BUFFERS, BufferAttr, TileType
+from flexc.dialects.tile import BUFFERS, BufferAttr, RegisterTileAttr, TileType
 from flexc.dialects.tile.types import is_memory, is_tensor
 from flexc.passes.refusal import refuse
 
@@ -40,18 +40,18 @@ xor xor_eq
 """
 
 _SUPPORT = """
-flexc FlushSubnormals half bfloat16 bfloat16x2 bool Vec Min all columns_at_once convert
-lanes load_vector mask minus_one_if one_if read_if select splat store_vector
-vectors_at_once int8_t int16_t int32_t int64_t Buffer Max Sum inf_f32 inf_f64 nan_f32
-nan_f64 absf absi acos acosh add_to asin asinh atan atan2 atanh bits cbrt ceil ceildivsi
-ceildivui copy copysign cos cosh diagonals divsi divui dot erf exp exp2 expm1 fill floor
-floordivsi fma fmod fptosi fptoui iota load log log10 log1p log2 matmul max maximumf
-maxnumf maxui min minimumf minnumf minui pack pow read reduce_columns reduce_rows remsi
-remui round roundeven rsqrt scan_rows scatter shli shrsi shrui sin sinh sqrt store tan
-tanh to_unsigned transpose trunc
+flexc FlushSubnormals TileRegisters half bfloat16 bfloat16x2 bool Vec Min all
+columns_at_once convert lanes load_vector mask minus_one_if one_if read_if select splat
+store_vector vectors_at_once int8_t int16_t int32_t int64_t Buffer Max Sum inf_f32
+inf_f64 nan_f32 nan_f64 absf absi acos acosh add_to asin asinh atan atan2 atanh bits
+cbrt ceil ceildivsi ceildivui copy copysign cos cosh diagonals divsi divui dot erf exp
+exp2 expm1 fill floor floordivsi fma fmod fptosi fptoui iota load log log10 log1p log2
+matmul max maximumf maxnumf maxui min minimumf minnumf minui pack pow read
+reduce_columns reduce_rows remsi remui round roundeven rsqrt scan_rows scatter shli
+shrsi shrui sin sinh sqrt store tan tanh to_unsigned transpose trunc
 """
 
-_KERNEL = "program grid_0 grid_1 grid_2 threads flush row col at v"
+_KERNEL = "program grid_0 grid_1 grid_2 threads flush tiles row col at v"
 
 RESERVED = frozenset(f"{_KEYWORDS} {_SUPPORT} {_KERNEL}".split())
 """Keywords, names of the support headers that emitted code uses, and loop variables."""
@@ -93,6 +93,8 @@ class CppPrinter(MapPrinter):
             self.line("#pragma omp parallel num_threads(threads)")
             with self.block(""):
                 self.line("const FlushSubnormals flush;")
+                if any(_uses_unit(inner) for inner in op.walk()):
+                    self.line("const TileRegisters tiles;")
                 self.print_buffers(op)
                 self.line("#pragma omp for schedule(dynamic)")
                 programs = "program < grid_0 * grid_1 * grid_2"
@@ -279,10 +281,8 @@ class CppPrinter(MapPrinter):
             places = [self.stride(s) for s in op.strides]
             lhs = [f"{self.name(op.lhs)} + {self.name(op.base)}", *places]
             lhs += [] if op.next is None else [self.name(op.next)]
-        function = "product" if op.acc is None else "add_product"
-        tile_ = f"{op.register_tile.rows.data}, {op.register_tile.vectors.data}"
         self.call(
-            f"{function}<{tile_}>",
+            _product(op.register_tile, op.acc is not None),
             *self.bind_tiles(op),
             f"strided({', '.join(lhs)})",
             self.name(op.rhs),
@@ -294,9 +294,8 @@ class CppPrinter(MapPrinter):
     def _(self, op: tile.AddRegisterProductOp) -> None:
         """Print a product that is added to memory, whose rows are a stride apart."""
         rows, inner = tile.shape_of(op.lhs.type)
-        tile_ = f"{op.register_tile.rows.data}, {op.register_tile.vectors.data}"
         self.call(
-            f"add_product<{tile_}>",
+            _product(op.register_tile, True),
             f"{self.name(op.memref)} + {self.name(op.base)}",
             self.name(op.stride),
             f"strided({self.name(op.lhs)})",
@@ -368,6 +367,19 @@ class CppPrinter(MapPrinter):
         rows = str(op.shape[0]) if op.count is None else self.name(op.count)
         outcomes = tuple(op.outcome(i) for i in range(len(op.results)))
         self.print_tile_map(MapPlan(op, rows, outcomes), self.bind_tiles(op))
+
+
+def _uses_unit(op: Operation) -> bool:
+    if not isinstance(op, tile.RegisterProductOp | tile.AddRegisterProductOp):
+        return False
+    return op.register_tile.is_of_unit
+
+
+def _product(block: RegisterTileAttr, adds: bool) -> str:
+    """Return the function that computes a product."""
+    name = "tile_product" if block.is_of_unit else "product"
+    rows = tile_registers(block) if block.is_of_unit else block.rows.data
+    return f"{'add_' if adds else ''}{name}<{rows}, {block.vectors.data}>"
 
 
 def _plain(attr: Attribute) -> str:

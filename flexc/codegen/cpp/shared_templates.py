@@ -14,7 +14,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from flexc.codegen.cpp.spelling import memory_type, parameters
 from flexc.dialects import tile
 from flexc.dialects.constants import int_constant
-from flexc.dialects.tile import TileType
+from flexc.dialects.tile import RegisterTileAttr, TileType
 from flexc.dialects.tile.types import is_memory, is_tensor
 
 
@@ -103,9 +103,17 @@ def _product(
     m, block = tile.shape_of(_rows_of(op))[0], op.register_tile
     rows = f"Fixed<{m}>" if op.rows is None else "int32_t"
     sizes = block.rows.data, block.vectors.data, columns
+    if block.is_of_unit:
+        sizes = tile_registers(block), *sizes[1:]
+        return _instance("TileProduct", str(adds).lower(), *sizes, result, lhs, rows)
     assert isinstance(op.rhs.type, TileType)
     element = parameters(op.rhs.type)[0]
     return _instance("Product", str(adds).lower(), *sizes, element, result, lhs, rows)
+
+
+def tile_registers(block: RegisterTileAttr) -> int:
+    """Return the tile registers, one below another, that hold a block's rows."""
+    return max(1, block.rows.data // 16)
 
 
 def _rows_of(op: tile.RegisterProductOp | tile.AddRegisterProductOp) -> Attribute:

@@ -54,12 +54,17 @@ VECTOR_BYTES = "vector_bytes"
 """The attribute of a kernel with the width of its vectors, in bytes."""
 
 
+TILE_DEPTH, TILE_SUMS = 32, 4
+"""The columns of lhs in a register of a matrix unit, and its most registers of sums."""
+
+
 @irdl_attr_definition
 class RegisterTileAttr(ParametrizedAttribute):
     """The block of a product that stays in registers: rows, and vectors in each row.
 
     `<8 x 2>` takes one column of lhs at a time. `<8 x 2 x 2>` takes two: lhs has 16-bit
-    floats and rhs is packed.
+    floats and rhs is packed. `<32 x 2 x 32>` takes 32 on a matrix unit, whose registers
+    have 16 rows of a vector of 16 floats.
     """
 
     name = "tile.register_tile"
@@ -77,13 +82,20 @@ class RegisterTileAttr(ParametrizedAttribute):
                 f"expects at least one row and one vector, got {self.rows.data} x "
                 f"{self.vectors.data}"
             )
-        if self.depth.data != 1 and (self.depth.data < 1 or self.depth.data % 2):
-            raise VerifyException(f"expects a depth of 1 or pairs, got {self.depth}")
+        if self.depth.data not in (1, 2, TILE_DEPTH):
+            raise VerifyException(f"expects depth 1, 2 or 32, got {self.depth.data}")
+        if self.is_of_unit and self.rows.data // 16 * self.vectors.data > TILE_SUMS:
+            raise VerifyException(f"expects at most {TILE_SUMS} registers of sums")
 
     @property
     def is_packed(self) -> bool:
         """True if products take pairs of rows of rhs."""
         return self.depth.data > 1
+
+    @property
+    def is_of_unit(self) -> bool:
+        """True if a matrix unit computes the products."""
+        return self.depth.data == TILE_DEPTH
 
     def print_parameters(self, printer: Printer) -> None:
         depth = f" x {self.depth.data}" if self.is_packed else ""

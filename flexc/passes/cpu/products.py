@@ -164,6 +164,8 @@ class DotInRegisters(RewritePattern):
         is_wide = element_of(op.rhs.type) == element_of(op.result.type)
         if not is_wide and not is_packed(op.rhs):
             refuse(op, "expects an rhs of the result's type: run tile-widen-floats")
+        if is_packed(op.rhs) and self.machine.packed is None:
+            refuse(op, f"{self.machine.name} has no products of packed operands")
         product = self.in_place(op) or tile.RegisterProductOp(
             op.lhs, op.rhs, *self.rest(op), inner=op.count
         )

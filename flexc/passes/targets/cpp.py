@@ -51,8 +51,9 @@ class PackedProducts:
     """Products of 16-bit floats whose rhs is packed, and the block of registers.
 
     One instruction adds the products of `depth` columns of the lhs and rows of the rhs,
-    which `#tile.pairs` packs, to fp32. `rows` and `vectors` are those of a
-    `VectorMachine`.
+    which `#tile.pairs` packs, to fp32. With a depth above 2 it is one of a matrix unit,
+    whose registers hold 16 rows of 16 sums. `rows` and `vectors` of sums stay in
+    registers.
     """
 
     element: Attribute
@@ -95,12 +96,21 @@ MACHINES: dict[MachineName, VectorMachine] = {
             widens_half=True,
             packed=PackedProducts(bf16, 8, 2),
         ),
+        VectorMachine(
+            *("amx", 64, 8, 2),
+            widens_half=True,
+            packed=PackedProducts(bf16, 32, 2, depth=32),
+        ),
         VectorMachine("avx512", 64, 8, 2, widens_half=True),
         VectorMachine("avx2", 32, 6, 2, widens_half=True),
         VectorMachine("neon", 16, 6, 4),
         VectorMachine("portable", 16, 6, 2),
     )
 }
+"""The machines, the preferred one first.
+
+`amx` is used where it is asked for: no CPU that has it has run it yet.
+"""
 
 
 @dataclass(frozen=True)

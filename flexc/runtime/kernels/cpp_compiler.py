@@ -10,6 +10,7 @@ Two environment variables change how kernels are built:
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
@@ -62,13 +63,13 @@ SHARED_LEVEL: Level = ("-O3",)
 This level keeps blocks of vectors in registers.
 """
 
+_AVX2 = ("__AVX2__", "__FMA__", "__F16C__")
+_AVX512 = (*_AVX2, "__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__AVX512VL__")
 NEEDS: dict[MachineName, tuple[str, ...]] = {
-    "avx512_bf16": (
-        *("__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__AVX512VL__"),
-        "__AVX512BF16__",
-    ),
-    "avx512": ("__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__AVX512VL__"),
-    "avx2": ("__AVX2__", "__FMA__", "__F16C__"),
+    "avx512_bf16": (*_AVX512, "__AVX512BF16__"),
+    "amx": (*_AVX512, "__AVX512BF16__", "__AMX_TILE__", "__AMX_BF16__"),
+    "avx512": _AVX512,
+    "avx2": _AVX2,
     "neon": ("__aarch64__",),
     "portable": (),
 }
@@ -77,12 +78,14 @@ NEEDS: dict[MachineName, tuple[str, ...]] = {
 The first machine whose macros are all defined is the host's widest machine.
 """
 
-WITHOUT: dict[MachineName, tuple[str, ...]] = {
-    "avx512": ("-mno-avx512bf16",),
-    "avx2": ("-mno-avx512f",),
-    "portable": ("-mno-avx512f", "-mno-avx"),
+WITHOUT = {
+    "__AMX_TILE__": "-mno-amx-tile",
+    "__AMX_BF16__": "-mno-amx-bf16",
+    "__AVX512BF16__": "-mno-avx512bf16",
+    "__AVX512F__": "-mno-avx512f",
+    "__AVX2__": "-mno-avx",
 }
-"""Flags that disable instructions that a machine lacks and a wider x86 has."""
+"""Flags that disable what a machine lacks and a wider x86 predefines."""
 
 GCC_LIBRARIES = ("-nodefaultlibs", "-lgomp", "-lm", "-lgcc", "-lc")
 """The libraries that GCC links.
@@ -287,17 +290,47 @@ def _chosen_machine(found: Sequence[MachineName], asked: str | None) -> MachineN
     for name in found:
         if name == asked:
             return name
+    refusal = tile_refusal() if asked == "amx" else ""
+    why = f", as the system permits no tile registers ({refusal})" if refusal else ""
     raise OptionError(
-        f"FLEXC_MACHINE expects one of {', '.join(found)} here, got {asked!r}; unset "
-        "it to use the widest vectors of this CPU"
+        f"FLEXC_MACHINE expects one of {', '.join(found)} here, got {asked!r}{why}; "
+        "unset it to use the widest vectors of this CPU"
     )
 
 
 @cache
 def machines_of(compiler: Compiler) -> tuple[MachineName, ...]:
-    """Return the machines that the host supports, widest vectors first."""
+    """Return the machines that the host supports, the preferred one first."""
     defined = predefined(compiler)
-    return tuple(n for n in MACHINES if defined.issuperset(NEEDS[n]))
+    found: list[MachineName] = [n for n in MACHINES if defined.issuperset(NEEDS[n])]
+    if "amx" in found and tile_refusal():
+        found.remove("amx")
+    return tuple(found)
+
+
+def lacks_tiles() -> str:
+    """Return a note if the CPU has a matrix unit that the system does not permit."""
+    has_unit = predefined(find_compiler()).issuperset(NEEDS["amx"])
+    refusal = tile_refusal() if has_unit else ""
+    return f" (no amx: {refusal})" if refusal else ""
+
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+"""The system call of Linux on x86-64 that permits a process to use tile registers."""
+
+
+@cache
+def tile_refusal() -> str:
+    """Ask the system for tile registers, once for the process and all its threads.
+
+    Return why it refuses, or "".
+    """
+    if (os.uname().sysname, platform.machine()) != ("Linux", "x86_64"):
+        return "only Linux is known to permit them"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0:
+        return ""
+    return os.strerror(ctypes.get_errno())
 
 
 def libraries_of(compiler: Compiler) -> tuple[str, ...]:
@@ -322,11 +355,8 @@ def predefined(compiler: Compiler) -> frozenset[str]:
 
 def flags() -> tuple[str, ...]:
     """Return the compiler flags for kernels in the current environment."""
-    asked = os.environ.get("FLEXC_MACHINE")
-    narrowed: tuple[str, ...] = ()
-    # Only x86 has these flags, and only x86 has wider vectors to disable.
-    if asked and "avx2" in machines_of(find_compiler()):
-        narrowed = WITHOUT.get(host_machine(), ())
+    defined, needed = predefined(find_compiler()), NEEDS[host_machine()]
+    narrowed = [f for m, f in WITHOUT.items() if m in defined and m not in needed]
     return (*FLAGS, *narrowed, *sanitizer_flags())
 
 

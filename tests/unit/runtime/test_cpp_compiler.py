@@ -21,6 +21,7 @@ from flexc.runtime.kernels.cpp_compiler import (
     find_compiler,
     flags,
     host_machine,
+    lacks_tiles,
     libraries_of,
     machines_of,
     sanitizer_flags,
@@ -113,6 +114,26 @@ def test_machine_that_is_asked_for(
 def test_machine_that_the_host_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXC_MACHINE", "z80")
     with pytest.raises(OptionError, match=r"expects one of .*portable here, got 'z80'"):
+        host_machine()
+
+
+def test_a_matrix_unit_that_the_system_does_not_permit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    macros = frozenset(cpp_compiler.NEEDS["amx"])
+    monkeypatch.setattr(cpp_compiler, "predefined", lambda _: macros)
+    find = cpp_compiler.machines_of.__wrapped__
+    monkeypatch.setattr(cpp_compiler, "tile_refusal", lambda: "")
+    # The unit is there, but used only where it is asked for.
+    assert find(find_compiler())[:2] == ("avx512_bf16", "amx")
+    assert not lacks_tiles()
+    monkeypatch.setattr(cpp_compiler, "tile_refusal", lambda: "not permitted")
+    assert "amx" not in find(find_compiler())
+    assert "not permitted" in lacks_tiles()
+    monkeypatch.setattr(cpp_compiler, "machines_of", find)
+    monkeypatch.setenv("FLEXC_MACHINE", "amx")
+    cpp_compiler._machine.cache_clear()
+    with pytest.raises(OptionError, match=r"got 'amx', as .* \(not permitted\)"):
         host_machine()
 
 

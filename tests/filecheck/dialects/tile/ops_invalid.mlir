@@ -767,3 +767,23 @@ tile.kernel @pack_odd(%z : f32 #tile.param<argument 0>)
   %y = tile.pack %x : !tile.tile<7x8xf32> -> !tile.tile<7x8xbf16, #tile.pairs>
   tile.return
 }
+
+// -----
+
+tile.kernel @register_tile_depth(%z : f32 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<8x8xf32>
+  // CHECK: expects depth 1, 2 or 32, got 4
+  %p = tile.register_product %x, %x by <8 x 2 x 4> : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @register_tile_sums(%z : f32 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<8x8xf32>
+  // CHECK: expects at most 4 registers of sums
+  %p = tile.register_product %x, %x by <64 x 2 x 32> : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
+  tile.return
+}

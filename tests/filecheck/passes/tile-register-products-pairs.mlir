@@ -1,0 +1,37 @@
+// RUN: flexc-opt %s -p 'tile-register-products{machine=avx512_bf16}' | filecheck %s --check-prefix=PAIRS
+// RUN: flexc-opt %s -p 'tile-register-products{machine=amx}' | filecheck %s --check-prefix=AMX
+// RUN: not flexc-opt %s -p 'tile-register-products{machine=avx512}' 2>&1 | filecheck %s --check-prefix=NONE
+
+!k = tensor<?x64xbf16, strided<[?, 1]>>
+
+// NONE: tile.dot: avx512 has no products of packed operands
+// A packed rhs has register tiles of its own. Its lhs is read in place where the elements
+// of each row are adjacent; another one is copied.
+// PAIRS-LABEL: tile.kernel @pairs
+// PAIRS: tile.register_product %k[%base] strides[%stride, %one] rows %n, %q by <8 x 2 x 2> : tensor<?x64xbf16, strided<[?, 1]>>, !tile.tile<64x32xbf16, #tile.pairs> -> !tile.tile<96x32xf32>
+// PAIRS: %v_t = tile.load_strided
+// PAIRS-NEXT: tile.register_product %v_t inner %n, %p by <8 x 2 x 2>
+// AMX-LABEL: tile.kernel @pairs
+// AMX: tile.register_product %k[%base] strides[%stride, %one] rows %n, %q by <32 x 2 x 32>
+// AMX: tile.register_product %v_t inner %n, %p by <32 x 2 x 32>
+tile.kernel @pairs(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 0>,
+    %stride : i64 #tile.param<stride 0, 0>, %base : i64 #tile.param<argument 1>,
+    %out : memref<?x?xf32> #tile.param<argument 2>, %z : bf16 #tile.param<argument 3>)
+    grid affine_map<(b, h, q_len) -> (1)> {
+  %one = arith.constant 1 : i64
+  %c64 = arith.constant 64 : i32
+  %zero = arith.constant 0.0 : f32
+  %plain_q = tile.full %z : bf16 -> !tile.tile<64x32xbf16>
+  %plain_p = tile.full %z : bf16 -> !tile.tile<96x32xbf16>
+  %q = tile.pack %plain_q : !tile.tile<64x32xbf16> -> !tile.tile<64x32xbf16, #tile.pairs>
+  %p = tile.pack %plain_p : !tile.tile<96x32xbf16> -> !tile.tile<96x32xbf16, #tile.pairs>
+  %zeros = tile.full %zero : f32 -> !tile.tile<96x32xf32>
+  %none = tile.full %zero : f32 -> !tile.tile<64x32xf32>
+  %key = tile.load_strided %k[%base] strides [%stride, %one] extents [%n, %c64] counted 0 : !k -> !tile.tile<96x64xbf16>
+  %s = tile.dot %key, %q, %zeros : !tile.tile<96x64xbf16>, !tile.tile<64x32xbf16, #tile.pairs>, !tile.tile<96x32xf32> -> !tile.tile<96x32xf32>
+  %v_t = tile.load_strided %k[%base] strides [%one, %stride] extents [%c64, %n] counted 1 : !k -> !tile.tile<64x96xbf16>
+  %o = tile.dot %v_t, %p, %none count %n : !tile.tile<64x96xbf16>, !tile.tile<96x32xbf16, #tile.pairs>, !tile.tile<64x32xf32> -> !tile.tile<64x32xf32>
+  tile.store_strided %s, %out[%base] strides [%one, %one] extents [%c64, %c64] : !tile.tile<96x32xf32>, memref<?x?xf32>
+  tile.store_strided %o, %out[%base] strides [%one, %one] extents [%c64, %c64] : !tile.tile<64x32xf32>, memref<?x?xf32>
+  tile.return
+}
