@@ -24,7 +24,7 @@ from bench.gpu.warm import warm_up
 WARMED = 0.6
 """At most so much of a budget goes to compiling ahead."""
 
-PREPARING = 2
+PREPARING = 3
 """Seconds, about, that a cell takes before it is timed."""
 
 

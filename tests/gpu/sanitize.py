@@ -19,6 +19,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -30,6 +32,7 @@ from tests.support.samples import (
 )
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+PROGRAM = "compute-sanitizer"
 FOUND = 86
 """The exit status by which compute-sanitizer says that it found something."""
 
@@ -74,11 +77,20 @@ def run_samples(device: str, numbers: Sequence[int]) -> int:
     return 1 if failed else 0
 
 
+def find_program() -> str | None:
+    """compute-sanitizer of the PATH, else that of its package."""
+    packages = find_spec("nvidia")
+    folders = (packages and packages.submodule_search_locations) or []
+    own = [p for folder in folders for p in Path(folder).glob("cu*/bin/" + PROGRAM)]
+    return shutil.which(PROGRAM) or (str(own[0]) if own else None)
+
+
 def run_tool(tool: str, numbers: Sequence[int]) -> int:
     """Again, under a tool of compute-sanitizer; kernels are in the caches by now."""
-    program = shutil.which("compute-sanitizer")
+    program = find_program()
     if program is None:
-        print("compute-sanitizer is not on the PATH", file=sys.stderr)
+        told = "it is part of CUDA, and of the package nvidia-cuda-sanitizer-api"
+        print(f"compute-sanitizer is not on the PATH: {told}", file=sys.stderr)
         return 2
     command = [program, "--tool", tool, "--error-exitcode", str(FOUND)]
     command += ["--print-limit", "20", sys.executable, "-m", "tests.gpu.sanitize"]
