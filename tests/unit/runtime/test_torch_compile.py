@@ -271,13 +271,15 @@ def test_no_code_is_found_that_another_process_left(
     def fn(q: Tensor) -> Any:
         return torch_flex.flex_attention(q, q, q, add_bias)
 
+    def own(q: Tensor) -> Any:
+        return attend(q, q, q, add_bias)
+
     for _ in range(2):
         torch.compiler.reset()
         monkeypatch.setattr(traced, "_known", {})
         compiled: Any = torch.compile(fn, backend="flexc")
-        torch.testing.assert_close(
-            compiled(query), attend(query, query, query, add_bias)
-        )
+        found = gradients(lambda fn=compiled: fn(query), [query])
+        torch.testing.assert_close(found, gradients(lambda: own(query), [query]))
 
 
 class TorchLayer(Layer):
