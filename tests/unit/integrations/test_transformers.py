@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo import utils as dynamo
 
 import flexc
 from flexc.errors import OptionError
@@ -261,3 +262,36 @@ def test_dropout_is_refused() -> None:
     model = DECODERS["llama"].build("flexc", attention_dropout=0.1).train()
     with pytest.raises(OptionError, match="expects no dropout"):
         model(**inputs("none"))
+
+
+def test_one_graph_serves_all_lengths() -> None:
+    one = {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]}
+    own, ours = (DECODERS["gpt-oss"].build(a, **one) for a in ("eager", "flexc"))
+    torch.compiler.reset()
+    dynamo.counters.clear()
+    compiled: Any = torch.compile(
+        ours, backend="aot_eager", fullgraph=True, dynamic=True
+    )
+    for length in (19, 23):
+        tokens = torch.randint(3, 96, (BATCH, length))
+        kept = torch.ones_like(tokens)
+        kept[0, :5] = 0
+        given = {"input_ids": tokens, "attention_mask": kept, "use_cache": False}
+        expected, own_grads = trained(own, given)
+        out, grads = trained(compiled, given)
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+        for a, b in zip(grads.values(), own_grads.values(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+    assert dynamo.counters["stats"]["unique_graphs"] == 1
+
+
+def test_compiled_generation() -> None:
+    """The prompt and each next token have a graph, of which no more are compiled."""
+    given, model = inputs("left"), DECODERS["llama"].build("flexc")
+    expected = generated(DECODERS["llama"].build("eager"), given, **CACHES["static"])
+    torch.compiler.reset()
+    dynamo.counters.clear()
+    model.forward = torch.compile(model.forward, backend="aot_eager")
+    found = generated(model, given, **CACHES["static"])
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    assert dynamo.counters["stats"]["unique_graphs"] == 2
