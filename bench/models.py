@@ -103,12 +103,15 @@ def runs_of(model: Any, given: dict[str, Tensor], work: Work) -> dict[str, Run]:
     return found
 
 
+REFUSALS = (ValueError, AttributeError, NotImplementedError, RuntimeError)
+
+
 def works(run: Run) -> bool:
     """Run a task until it is compiled, and return False if it is refused."""
     try:
         for _ in range(2):
             run()
-    except (ValueError, AttributeError, NotImplementedError, RuntimeError):
+    except REFUSALS:
         return False
     return True
 
@@ -117,7 +120,11 @@ def measure(family: str, work: Work, budget: float) -> dict[str, dict[str, float
     """Return the tokens per second of each task, by system."""
     given, tasks = work.tokens(), dict[str, dict[str, Run]]()
     for system in SYSTEMS:
-        for task, run in runs_of(build(family, system), given, work).items():
+        try:
+            runs = runs_of(build(family, system), given, work)
+        except REFUSALS:
+            continue
+        for task, run in runs.items():
             if works(run):
                 tasks.setdefault(task, {})[system] = run
     found: dict[str, dict[str, float]] = {}

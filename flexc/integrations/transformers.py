@@ -85,7 +85,7 @@ def make_mask(
         return None
     if isinstance(q_offset, Tensor):
         # The cache adds to its tensor before attention reads it.
-        mask = shifted(mask, q_offset.clone(), kv_offset)
+        mask = shifted(mask, q_offset.to(torch.int32, copy=True), kv_offset)
     elif q_offset != 0 or kv_offset != 0:
         mask = shifted(mask, q_offset, kv_offset)
     return FunctionMask(mask, batch_size, (q_length, kv_length))

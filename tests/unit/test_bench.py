@@ -49,6 +49,17 @@ def test_padded_batches_run_too() -> None:
     torch.testing.assert_close(ours, own, rtol=0, atol=minilm.TOLERANCE)
 
 
+def test_models_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from bench import models
+
+    models.register()
+    monkeypatch.setattr(models, "SYSTEMS", ("sdpa", "flexc"))
+    found = models.measure("Gemma2", models.Work(length=16, new=2), budget=0.0)
+    assert found["training step"].keys() == {"flexc"}, "SDPA has no soft cap"
+    assert found["generate, static cache"]["flexc"] > 0
+
+
 SMALL = Sizes(heads=2, width=32, window=20, length=90, batch=2)
 
 
