@@ -12,6 +12,7 @@ from xdsl.ir import Attribute, Operation
 from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import tile
+from flexc.dialects.constants import int_constant
 from flexc.dialects.tile.schedule import (
     ArriveOp,
     AwaitCopiesOp,
@@ -46,6 +47,7 @@ def backward(
     heads: tuple[int, int] = (2, 1),
     dim: int = 64,
     lengths: tuple[int, int] = LENGTHS,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[ModuleOp, list[object], list[Tensor]]:
     """Return a case's backward in kernels of `flex`, its arguments and gradients."""
     queries, keys = lengths
@@ -59,8 +61,7 @@ def backward(
         (heads[0], queries),
     ]
     query, key, value, d_out = (
-        torch.randn(1, *shape, dim, generator=draw).to(torch.bfloat16)
-        for shape in shapes
+        torch.randn(1, *shape, dim, generator=draw).to(dtype) for shape in shapes
     )
     mask, found = split_block_mask(None, mask_mod, query, key)
     signature = read_signature(score_mod, mask, query.device)
@@ -80,7 +81,7 @@ def backward(
     derivative = Derivative(INPUTS, (), False, False, 0, None, tuple(facts))
     module = derivative_module(made.module, derivative)
     expand(module, "keys")
-    args += [out.to(torch.bfloat16), lse, d_out]
+    args += [out.to(dtype), lse, d_out]
     return module, args, run_module(module, args)
 
 
@@ -143,6 +144,21 @@ def test_whole_lengths_test_no_positions(case: str, has_branch: bool) -> None:
     assert not lengths & {v.name_hint for op in tested for v in op.operands}
 
 
+@pytest.mark.parametrize("case", ["causal", "alibi"])
+def test_heads_that_share_keys_have_one_loop(case: str) -> None:
+    module, args, wanted = backward(case, heads=(6, 2))
+    kernel = scheduled(module)
+    check(run_module(kernel, args), wanted)
+    for role in (op for op in kernel.walk() if isinstance(op, RoleOp)):
+        assert sum(isinstance(op, scf.ForOp) for op in role.walk()) == 1
+
+
+@pytest.mark.parametrize("case", ["causal", "alibi"])
+def test_fp16(case: str) -> None:
+    module, args, wanted = backward(case, dtype=torch.float16)
+    check(run_module(scheduled(module), args), wanted)
+
+
 SIGNALS = (AwaitOp, ArriveOp, FenceCopiesOp, AwaitCopiesOp)
 
 
@@ -161,7 +177,11 @@ return the query's slot last.
 
 
 def is_implied(op: Operation) -> bool:
-    return isinstance(op, AwaitOp) and op.barriers.name_hint == IMPLIED
+    """Return True for a wait that another implies, and for that of a first tile."""
+    if not isinstance(op, AwaitOp):
+        return False
+    is_first = isinstance(op.parent_op(), RoleOp) and int_constant(op.parity) == 1
+    return is_first or op.barriers.name_hint == IMPLIED
 
 
 @pytest.mark.parametrize(

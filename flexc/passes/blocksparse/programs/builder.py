@@ -21,12 +21,58 @@ from flexc.passes.tile.map_builder import COLUMN, ROW, UNIFORM, Input, build_map
 
 
 @dataclass(frozen=True)
+class RowBlock:
+    """The rows of one query head for which a program visits segments."""
+
+    b: SSAValue
+    h: SSAValue
+    start: SSAValue
+    row_len: SSAValue
+    column_len: SSAValue
+
+    @property
+    def where(self) -> list[SSAValue]:
+        return [self.b, self.h, self.start]
+
+    @property
+    def lengths(self) -> list[SSAValue]:
+        return [self.row_len, self.column_len]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The query heads, of one batch or more, for which one loop visits a segment."""
+
+    b: SSAValue
+    """The first batch."""
+    h: SSAValue
+    """The first head of each batch."""
+    group: SSAValue
+    """The number of heads of a batch."""
+    count: SSAValue
+    """The number of heads of all batches."""
+
+    def following(
+        self, code: ScalarCode, b: SSAValue, h: SSAValue, is_last: SSAValue
+    ) -> list[SSAValue]:
+        """Return batch and head after an iteration, which may be the last of a head."""
+        one = code.const(1)
+        after = code.add(h, one)
+        is_over = code.cmp("sge", after, code.add(self.h, self.group))
+        moved = code.select(is_over, self.h, after)
+        next_b = code.select(code.and_(is_last, is_over), code.add(b, one), b)
+        return [next_b, code.select(is_last, moved, h)]
+
+
+@dataclass(frozen=True)
 class Visit:
     """One block of columns of a segment."""
 
     segment: SegmentOp
     start: SSAValue
     """The first column of the block."""
+    place: RowBlock
+    """The rows for which the block is visited."""
     masked: SSAValue | None = None
     """The condition, in a mixed segment, that the mask applies to this block."""
     exists: SSAValue | None = None
@@ -125,25 +171,6 @@ Step = Callable[[Visit, list[SSAValue]], Sequence[SSAValue]]
 
 The function returns the new state.
 """
-
-
-@dataclass(frozen=True)
-class RowBlock:
-    """The rows of one query head for which a program visits segments."""
-
-    b: SSAValue
-    h: SSAValue
-    start: SSAValue
-    row_len: SSAValue
-    column_len: SSAValue
-
-    @property
-    def where(self) -> list[SSAValue]:
-        return [self.b, self.h, self.start]
-
-    @property
-    def lengths(self) -> list[SSAValue]:
-        return [self.row_len, self.column_len]
 
 
 class SegmentKernelBuilder(KernelBuilder):
@@ -249,9 +276,18 @@ class SegmentKernelBuilder(KernelBuilder):
         )
 
     def loop(
-        self, segment: SegmentOp, place: RowBlock, state: Sequence[SSAValue], step: Step
+        self,
+        segment: SegmentOp,
+        place: RowBlock,
+        state: Sequence[SSAValue],
+        step: Step,
+        heads: Heads | None = None,
     ) -> list[SSAValue]:
-        """Write the loop over a segment's blocks of columns; return the final state."""
+        """Write the loop over a segment's blocks of columns; return the final state.
+
+        If `heads` are given, the loop visits the segment for each of them. The bounds
+        are those of `place`. The loop carries the position, which saves divisions.
+        """
         trailing = [
             *place.lengths,
             *(self.args[v] for v in (*self.op.captures, *self.op.tables)),
@@ -259,15 +295,22 @@ class SegmentKernelBuilder(KernelBuilder):
         begin, end = self.share(
             *inline_region(segment.bounds, [*place.where, *trailing], self.code)
         )
-        body = Block(arg_types=[i32, *(v.type for v in state)])
-        i = body.args[0]
+        carried = [*state]
+        if heads is not None:
+            carried += [heads.b, heads.h, begin]
+        body = Block(arg_types=[i32, *(v.type for v in carried)])
+        i, varying = body.args[0], [len(place.where)]
+        if heads is not None:
+            b, h, i = body.args[-3:]
+            b.name_hint, h.name_hint = "q_b", "q_h"
+            place = replace(place, b=b, h=h)
+            varying += [0, 1]
         i.name_hint = "i"
         one = self.code.const(1)
         outer, self.code = self.code, ScalarCode(body)
 
         def iteration(region: Region, *names: str) -> list[SSAValue]:
             args = [*place.where, i, *trailing]
-            varying = [len(place.where)]
             values = inline_region(region, args, self.code, outer, varying)
             for value, name in zip(values, names, strict=False):
                 value.name_hint = name
@@ -286,16 +329,24 @@ class SegmentKernelBuilder(KernelBuilder):
             # If there is no iteration, only the first one runs.
             exists = outer.cmp("slt", begin, end)
             end = outer.insert(arith.MaxSIOp(end, outer.add(begin, one)), "end")
-        visit = Visit(segment, start, masked, exists, count)
-        new = step(visit, list(body.args[1:]))
+        visit = Visit(segment, start, place, masked, exists, count)
+        new = [*step(visit, list(body.args[1 : 1 + len(state)]))]
+        bounds = begin, end
+        if heads is not None:
+            total = outer.mul(outer.sub(end, begin), heads.count)
+            bounds = outer.const(0), total
+            after = self.code.add(i, one)
+            is_last = self.code.cmp("sge", after, end)
+            new += heads.following(self.code, place.b, place.h, is_last)
+            new.append(self.code.select(is_last, begin, after))
         self.code.builder.insert(scf.YieldOp(*new))
         self.code = outer
-        loop = scf.ForOp(begin, end, one, list(state), Region(body))
+        loop = scf.ForOp(*bounds, one, carried, Region(body))
         loop.attributes["segment"] = segment.kind
         if segment.is_entered:
             loop.attributes["nonempty"] = UnitAttr()
         self.code.builder.insert(loop)
-        return list(loop.results)
+        return list(loop.results[: len(state)])
 
     def share(self, begin: SSAValue, end: SSAValue) -> tuple[SSAValue, SSAValue]:
         """Return the range of a segment's iterations that this program runs: all."""

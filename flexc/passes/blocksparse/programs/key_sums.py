@@ -31,7 +31,7 @@ from flexc.dialects.flex import SumKind
 from flexc.dialects.flex.pair_sums import element_of as element_of_tensor
 from flexc.dialects.tile import ReduceKind
 from flexc.errors import ScheduleError
-from flexc.passes.blocksparse.programs.builder import Visit
+from flexc.passes.blocksparse.programs.builder import Heads, Visit
 from flexc.passes.blocksparse.programs.pair_sums import PairSumsKernelBuilder
 from flexc.passes.scalar.copier import Copier
 from flexc.passes.scalar.scalar_code import (
@@ -72,7 +72,23 @@ class KeySumsKernelBuilder(PairSumsKernelBuilder):
         # The runtime allocates values of columns with aligned rows.
         return [*super().all_matrices, *sums, *self.op.column_values]
 
+    def each_head(self, state: list[SSAValue]) -> list[SSAValue]:
+        """Visit the segment of all query heads in one loop, if heads have equal bounds.
+
+        Products then overlap from head to head, and sums stay in their registers.
+        """
+        segments, code, rows = self.segments(), self.code, self.rows
+        by_head = [arg for s in segments for arg in s.bounds.block.args[:2] if arg.uses]
+        if by_head or len(segments) != 1 or self.totals or self.op.row_values:
+            return super().each_head(state)
+        group, shared = self.sharing()
+        b, h = code.mul(rows.b, shared), code.mul(rows.h, group)
+        heads = Heads(b, h, group, code.mul(group, shared))
+        self.row_values = []
+        return self.loop(segments[0], self.place, state, self.step, heads)
+
     def step(self, visit: Visit, state: list[SSAValue]) -> Sequence[SSAValue]:
+        self.place, self.columns = visit.place, self.columns_of(visit.place)
         tiles, checked = self.load_columns(visit)
         first, second = self.op.product_list()
         factors = self.factors(visit, self.dot(first, tiles))
@@ -158,14 +174,17 @@ class KeySumsKernelBuilder(PairSumsKernelBuilder):
     def factor(self, number: int) -> Factor:
         """Return the factor of a value, and the type in which it is kept.
 
-        bf16 has the range of f32, and its rounding is that of the products' operands.
+        Factors are rounded as the products' operands are. fp16 has not the range of
+        f32, so a factor stays wide unless it is p, which has an operand of its own.
         """
-        last = self.pairs.region.block.last_op
+        last, late = self.pairs.region.block.last_op, self.pairs.late
         assert last is not None
         narrow = element_of_tensor(self.op.columns[0])
         assert isinstance(narrow, AnyFloat)
-        is_wide = number in self.pairs.late and not isinstance(narrow, BFloat16Type)
-        return last.operands[number], self.op.score_type if is_wide else narrow
+        operands = [v for i, v in enumerate(last.operands) if i not in late]
+        value = last.operands[number]
+        is_narrow = isinstance(narrow, BFloat16Type) or value in operands
+        return value, narrow if is_narrow else self.op.score_type
 
     def live_factors(
         self, visit: Visit, score: SSAValue, has_mask: bool

@@ -147,14 +147,7 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         These are `group` heads of each query batch that shares the batch of the rows.
         """
         code, rows = self.code, self.rows
-        other = self.args[self.op.columns[0]]
-        batches = code.insert(tile.DimOp(other, 0), "batches")
-        own_batches = code.insert(
-            tile.DimOp(self.args[self.op.rows[0]], 0), "own_batches"
-        )
-        heads = code.insert(tile.DimOp(other, 1), "q_heads")
-        group = code.div(heads, self.own_heads, "group")
-        shared = code.div(batches, own_batches, "shared_batches")
+        group, shared = self.sharing()
         body = Block(arg_types=[i32, *(v.type for v in state)])
         number = body.args[0]
         number.name_hint = "shared"
@@ -170,6 +163,17 @@ class PairSumsKernelBuilder(PairKernelBuilder):
         loop = scf.ForOp(code.const(0), count, code.const(1), state, Region(body))
         code.builder.insert(loop)
         return list(loop.results)
+
+    def sharing(self) -> tuple[SSAValue, SSAValue]:
+        """Return how many query heads, and query batches, share one of the rows."""
+        code, other = self.code, self.args[self.op.columns[0]]
+        batches = code.insert(tile.DimOp(other, 0), "batches")
+        own_batches = code.insert(
+            tile.DimOp(self.args[self.op.rows[0]], 0), "own_batches"
+        )
+        heads = code.insert(tile.DimOp(other, 1), "q_heads")
+        group = code.div(heads, self.own_heads, "group")
+        return group, code.div(batches, own_batches, "shared_batches")
 
     def visit(self, place: RowBlock, matrices: list[SSAValue]) -> list[SSAValue]:
         """Visit the segments of one query head, and store its totals.
