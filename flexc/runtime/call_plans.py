@@ -127,7 +127,10 @@ class RecordedCall:
     def _first(
         self, tensors: Sequence[Any], tables: Tables | None, prepare: Prepare
     ) -> Results:
-        """Run a call without a template. The second such call makes the template."""
+        """Run a call without a template. The second such call makes the template.
+
+        The first call's own derivatives repeat if its graph is retained.
+        """
         call = prepared(prepare, tensors, tables)
         check_gradient(call.trace())
         call = settle(call)
@@ -135,12 +138,15 @@ class RecordedCall:
         here = [t for t in tensors if isinstance(t, Tensor)]
         plans = template.is_packed and tables is None
         same = given[: len(here)] if plans else given
-        if self._is_known and may_repeat(call) and _are(same, here):
-            rest = StoredFacts.of(template, plans)
-            stored = self._stored and self._stored.with_rest(rest._asdict())
-            repeats = Repeats(call.query.device, stored)
+        if may_repeat(call) and _are(same, here):
+            stored = None
+            if self._is_known and self._stored is not None:
+                rest = StoredFacts.of(template, plans)
+                stored = self._stored.with_rest(rest._asdict())
+            repeats = Repeats(call.query.device, stored, is_known=self._is_known)
             template = replace(template, repeats=repeats)
-            self._share(template, plans, is_known=True)
+            if self._is_known:
+                self._share(template, plans, is_known=True)
         self._is_known = True
         return run_template(template, given)
 

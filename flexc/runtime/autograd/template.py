@@ -260,25 +260,30 @@ def join_tables(tables: Tables, tensors: Sequence[Tensor]) -> Tables:
 class Repeats:
     """Tapes of a template's forward and of its derivatives."""
 
-    __slots__ = ("_blank", "_derived", "_device", "_prepare", "_stored", "forward")
+    __slots__ = (
+        "_blank", "_derived", "_device", "_is_known", "_prepare", "_stored", "forward",
+    )  # fmt: skip
 
     def __init__(
         self,
         device: torch.device,
         stored: StoredTape | None = None,
         prepare: Callable[[Template, Sequence[Tensor]], Attention] | None = None,
+        is_known: bool = False,
     ):
         """Make the tapes of a template for a device.
 
         `stored` is the place of the forward's tape on the disk, if it has one. If that
         tape was loaded, `prepare` makes the call without tensors. Derivatives without a
-        tape need this call: they run once before they are recorded.
+        tape need this call. Work is recorded when it first runs if calls like this one
+        ran before (`is_known`), else when it runs again.
         """
         self._device = device
+        self._is_known = is_known
         self._prepare = prepare
         self._stored = stored
         self._blank: Attention | None = None
-        self.forward = TapedWork(prepare is None, stored)
+        self.forward = TapedWork(is_known, stored)
         """The tape for tensors whose facts are those of the template."""
         self._derived = FactsCache(MAX_DERIVED)
 
@@ -310,7 +315,7 @@ class Repeats:
         stored = None if is_captured else self._stored
         if stored is not None:  # Another process numbers its streams differently.
             stored = stored.companion((what, settings, of_tensors))
-        return TapedWork(self._prepare is None, stored)
+        return TapedWork(self._is_known, stored)
 
 
 MAX_DERIVED = 32

@@ -61,6 +61,21 @@ def test_an_equal_call_is_replayed_in_both_directions(
     assert len(backwards) == 2  # The second is recorded.
 
 
+def test_the_retained_graph_of_a_first_call_is_replayed(
+    backwards: list[DerivativeRun],
+) -> None:
+    tensors = leaves()
+    out = attend(*tensors, mask_mod=causal)
+    expected = attention(*tensors, None, causal).out
+    for _ in range(4):
+        cotangent = torch.randn_like(out)
+        found = torch.autograd.grad(out, tensors, cotangent, retain_graph=True)
+        right = torch.autograd.grad(expected, tensors, cotangent, retain_graph=True)
+        for a, b in zip(found, right, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
+    assert len(backwards) == 2  # The second is recorded.
+
+
 def test_other_needs_and_cotangents_have_tapes_of_their_own() -> None:
     for step in range(12):
         query, key, value = tensors = leaves()
