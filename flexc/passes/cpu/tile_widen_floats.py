@@ -145,7 +145,7 @@ class PackProduct(RewritePattern):
         lhs, rhs = op.lhs.type, op.rhs.type
         has_pairs = shape_of(rhs)[0] % 2 == 0
         is_large = min(shape_of(op.result.type)) >= self.machine.lanes(32)
-        elements = {element_of(lhs), element_of(rhs)}
+        elements = {str(element_of(lhs)), str(element_of(rhs))}
         return elements == {products.element} and has_pairs and is_large
 
 

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from math import gcd
 from typing import ClassVar
 
-from xdsl.dialects.builtin import bf16
-from xdsl.ir import Attribute
-
 from flexc.passes.targets.target import (
     AttentionShape,
     Block,
@@ -56,7 +53,8 @@ class PackedProducts:
     registers.
     """
 
-    element: Attribute
+    element: str
+    """The type of the elements, as IR prints it: calls replay without xDSL."""
     rows: int
     vectors: int
     depth: int = 2
@@ -94,12 +92,12 @@ MACHINES: dict[MachineName, VectorMachine] = {
         VectorMachine(
             *("avx512_bf16", 64, 8, 2),
             widens_half=True,
-            packed=PackedProducts(bf16, 8, 2),
+            packed=PackedProducts("bf16", 8, 2),
         ),
         VectorMachine(
             *("amx", 64, 8, 2),
             widens_half=True,
-            packed=PackedProducts(bf16, 32, 2, depth=32),
+            packed=PackedProducts("bf16", 32, 2, depth=32),
         ),
         VectorMachine("avx512", 64, 8, 2, widens_half=True),
         VectorMachine("avx2", 32, 6, 2, widens_half=True),

@@ -64,9 +64,9 @@ def test_an_equal_call_is_replayed_in_both_directions(
 def test_the_retained_graph_of_a_first_call_is_replayed(
     backwards: list[DerivativeRun],
 ) -> None:
-    tensors = leaves()
+    query, key, value = tensors = leaves()
     out = attend(*tensors, mask_mod=causal)
-    expected = attention(*tensors, None, causal).out
+    expected = attention(query, key, value, None, causal).out
     for _ in range(4):
         cotangent = torch.randn_like(out)
         found = torch.autograd.grad(out, tensors, cotangent, retain_graph=True)
