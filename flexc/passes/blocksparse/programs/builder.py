@@ -308,28 +308,14 @@ class SegmentKernelBuilder(KernelBuilder):
         i.name_hint = "i"
         one = self.code.const(1)
         outer, self.code = self.code, ScalarCode(body)
-
-        def iteration(region: Region, *names: str) -> list[SSAValue]:
-            args = [*place.where, i, *trailing]
-            values = inline_region(region, args, self.code, outer, varying)
-            for value, name in zip(values, names, strict=False):
-                value.name_hint = name
-            return values
-
-        start, *counts = iteration(segment.block, self.column_name, "count")
-        masked = exists = count = None
-        if segment.masked_if is not None:
-            (masked,) = iteration(segment.masked_if, "is_partial")
-        if counts and not self.is_block(*counts):
-            (count,) = counts
-        if count is not None and segment.may_skip is not None:
-            exists = self.code.cmp("sgt", count, self.code.const(0))
-            count = self.code.max(count, self.code.const(1), "count")
+        args = [*place.where, i, *trailing]
+        visit = self.visited_block(
+            segment, place, lambda r: inline_region(r, args, self.code, outer, varying)
+        )
         if segment.padded is not None:
             # If there is no iteration, only the first one runs.
-            exists = outer.cmp("slt", begin, end)
+            visit = replace(visit, exists=outer.cmp("slt", begin, end))
             end = outer.insert(arith.MaxSIOp(end, outer.add(begin, one)), "end")
-        visit = Visit(segment, start, place, masked, exists, count)
         new = [*step(visit, list(body.args[1 : 1 + len(state)]))]
         bounds = begin, end
         if heads is not None:
@@ -347,6 +333,27 @@ class SegmentKernelBuilder(KernelBuilder):
             loop.attributes["nonempty"] = UnitAttr()
         self.code.builder.insert(loop)
         return list(loop.results[: len(state)])
+
+    def visited_block(
+        self,
+        segment: SegmentOp,
+        place: RowBlock,
+        inline: Callable[[Region], list[SSAValue]],
+    ) -> Visit:
+        """Write which block an iteration visits; `inline` writes a region."""
+        start, *counts = inline(segment.block)
+        start.name_hint = self.column_name
+        masked = exists = count = None
+        if segment.masked_if is not None:
+            (masked,) = inline(segment.masked_if)
+            masked.name_hint = "is_partial"
+        if counts and not self.is_block(*counts):
+            (count,) = counts
+            count.name_hint = "count"
+        if count is not None and segment.may_skip is not None:
+            exists = self.code.cmp("sgt", count, self.code.const(0))
+            count = self.code.max(count, self.code.const(1), "count")
+        return Visit(segment, start, place, masked, exists, count)
 
     def share(self, begin: SSAValue, end: SSAValue) -> tuple[SSAValue, SSAValue]:
         """Return the range of a segment's iterations that this program runs: all."""
