@@ -259,18 +259,18 @@ def test_classes_over_memory_are_read(kind: str, place: str) -> None:
     torch.testing.assert_close(values(found), values(expected), check_dtype=False)
 
 
-@pytest.mark.parametrize("backend", ["eager", "flexc"])
-def test_refused_under_dynamo(backend: str) -> None:
+def test_refused_under_dynamo() -> None:
     compiled: Any = torch.compile(
-        lambda x: attend(x * 2, x, x, reads(TABLE)), backend=backend
+        lambda x: attend(x * 2, x, x, reads(TABLE)), backend="eager"
     )
     with pytest.raises(errors.ShapeError, match="got a TwoTensor"):
         compiled(TwoTensor(Q, Q.clone()))
 
 
-def test_aot_autograd_unwraps() -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", "flexc"])
+def test_aot_autograd_unwraps(backend: str) -> None:
     compiled: Any = torch.compile(
-        lambda x: attend(x * 2, x, x, reads(TABLE)), backend="aot_eager"
+        lambda x: attend(x * 2, x, x, reads(TABLE)), backend=backend
     )
     found = compiled(TwoTensor(Q, -Q))
     for part, own in ((found.a, Q), (found.b, -Q)):
