@@ -33,20 +33,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import AnyFloat, f64
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 
 from flexc.dialects import flex
+from flexc.dialects.constants import float_constant
 from flexc.dialects.flex import CAPTURE, DerivativeOp, score_type
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.flex.score_factor import LOG2_E
 from flexc.passes.scalar.differentiation.modes import pull_back, push_forward
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
-from flexc.passes.scalar.variation import Variation
-from flexc.passes.tile.map_builder import COLUMN, FULL, ROW
 
 
 def fused_probability(code: ScalarCode, x: SSAValue, shift: SSAValue) -> SSAValue:
@@ -164,44 +162,17 @@ class _Writer:
             return form(self.code, x, shift_of(self.op, self.code, self.args["lse"]))
         if is_weighed(self.op):
             return form(self.code, x, shift)
+        return self.scaled_probability(x, shift)
+
+    def scaled_probability(self, x: SSAValue, shift: SSAValue) -> SSAValue:
+        """Write exp2(x * c + shift) with one factor if x is scaled by a number."""
         factor = self.code.const(LOG2_E, self.type)
-        return self.code.exp2(self.exponent(x, factor, shift), "p")
-
-    @cached_property
-    def spans(self) -> Variation[frozenset[int]]:
-        """The dimensions that values vary along."""
-        dims = dict.fromkeys(self.dots, FULL) | dict.fromkeys(self.values, ROW)
-        dims |= {"q_idx": ROW, "kv_idx": COLUMN}
-        known = {self.args[name]: frozenset(along) for name, along in dims.items()}
-        return Variation(known, frozenset())
-
-    def is_score(self, value: SSAValue) -> bool:
-        """Return True if a value depends on the dot product of query and key."""
-        owner = value.owner
-        if isinstance(owner, Operation):
-            return any(map(self.is_score, owner.operands))
-        return value is self.args["qk"]
-
-    def exponent(self, x: SSAValue, factor: SSAValue, rest: SSAValue) -> SSAValue:
-        """Write x * factor + rest, with one operation for each summand of x.
-
-        A number, or a value of a row or column, that multiplies a summand becomes part
-        of the factor. Other sums than the score are kept: differences of positions are
-        exact.
-        """
-        match x.owner:
-            case arith.AddfOp(lhs=a, rhs=b) if self.is_score(x):
-                return self.exponent(a, factor, self.exponent(b, factor, rest))
-            case arith.SubfOp(lhs=a, rhs=b) if self.is_score(x):
-                minus = self.code.negf(factor)
-                return self.exponent(a, factor, self.exponent(b, minus, rest))
-            case arith.MulfOp(lhs=a, rhs=b):
-                for value, low in ((a, b), (b, a)):
-                    if self.spans[low] < self.spans[value]:
-                        return self.exponent(value, self.mul(low, factor), rest)
-            case _:
-                pass
-        return self.code.fma(x, factor, rest)
+        if isinstance(x.owner, arith.MulfOp):
+            for value, scale in (x.owner.operands, x.owner.operands[::-1]):
+                if scale is self.args["scale"] or float_constant(scale) is not None:
+                    x, factor = value, self.code.mulf(scale, factor)
+                    break
+        return self.code.exp2(self.code.fma(x, factor, shift), "p")
 
     def finish(
         self,
