@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function
 from transformers.utils.import_utils import is_tracing
 
-from flexc.errors import OptionError
+from flexc.errors import OptionError, ShapeError
 from flexc.runtime.interface import MaskMod, ScoreMod, flex_attention
 
 
@@ -131,6 +131,7 @@ def attention(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     kernel_options: dict[str, Any] | None = None,
+    is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Return the output of a layer's attention, (batch, queries, heads, head dim).
@@ -148,13 +149,16 @@ def attention(
         s_aux: a logit for each head that takes part in softmax and has no value.
         position_bias: a tensor, broadcast as a mask is, that is added to scores.
         kernel_options: as for `flexc.flex_attention`.
+        is_causal: whether a query sees keys up to its own position only, if there is no
+            mask.
     """
     if dropout:
         raise OptionError(
             f"attention expects no dropout, got {dropout}; set the dropout of "
             "attention to 0 in the config, or call model.eval()"
         )
-    block_mask = mask_mod = None
+    block_mask = None
+    mask_mod = causal if is_causal and attention_mask is None else None
     added = [] if position_bias is None else [broadcast(position_bias)]
     if isinstance(attention_mask, FunctionMask):
         mask_mod = attention_mask.mask_mod
@@ -183,6 +187,11 @@ def attention(
     return found.transpose(1, 2).contiguous(), None
 
 
+def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    """Return True for keys up to the query's own position."""
+    return q_idx >= kv_idx
+
+
 def soft_cap(limit: float | None) -> ScoreMod | None:
     """Return the score_mod that keeps scores within a limit, None without one."""
     if limit is None:
@@ -202,7 +211,16 @@ def with_added(score_mod: ScoreMod | None, added: list[MaskMod]) -> ScoreMod | N
 
 
 def broadcast(table: Tensor) -> Callable[..., Tensor]:
-    """Return a function of positions that reads a tensor, broadcast to all of them."""
-    kept = [i for i, size in enumerate(table.shape) if size != 1]
+    """Return a function of positions that reads a tensor, broadcast to all of them.
+
+    As in torch, the last dimension is that of keys.
+    """
+    if table.dim() > 4:
+        raise ShapeError(
+            "a mask or bias expects up to 4 dimensions (batch, heads, queries, keys), "
+            f"got {tuple(table.shape)}"
+        )
+    first = 4 - table.dim()
+    kept = [first + i for i, size in enumerate(table.shape) if size != 1]
     table = table.squeeze()
     return lambda *at: table[tuple([at[i] for i in kept])]

@@ -301,6 +301,7 @@ class Expansion:
 
     def delta(self, name: str, dots: Sequence[tuple[str, str]], minus: str) -> SSAValue:
         """Return the dot products of rows, less the value named `minus` if any."""
+        assert dots, "no product to subtract from"
 
         def write(code: ScalarCode, *given: SSAValue) -> list[SSAValue]:
             return [reduce(code.subf, given)]

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from flexc.errors import FlexcError
-from flexc.runtime.kernels.cpp_compiler import find_command, processor
+from flexc.runtime.kernels.cpp_compiler import find_command, processor, tile_refusal
 from flexc.runtime.kernels.cpp_library import CppFunction, Symbol, open_symbol
 from flexc.runtime.kernels.kernel import load_spec, store_spec
 from flexc.runtime.kernels.targets import TARGETS
@@ -232,11 +232,14 @@ def cpu_facts() -> Hashable:
     """Return the processor and the compiler of a CPU's kernels, and its variables.
 
     The compiler is identified by its file, because asking for its version is slow.
+    Kernels with tile registers run in a process only after it has asked for them.
     """
     command = find_command()
     file = os.stat(command[0])
-    variables = tuple(os.environ.get(name) for name in VARIABLES)
-    return processor(), command, file.st_mtime_ns, file.st_size, variables
+    variables = {name: os.environ.get(name) for name in VARIABLES}
+    refusal = tile_refusal() if variables.get("FLEXC_MACHINE") == "amx" else None
+    about = file.st_mtime_ns, file.st_size
+    return processor(), command, about, tuple(variables.values()), refusal
 
 
 def written(tape: Tape, rest: Any) -> str:

@@ -18,6 +18,7 @@ hf: Any = pytest.importorskip("transformers")
 
 from flexc.integrations.transformers import (  # noqa: E402
     FunctionMask,
+    attention,
     make_mask,
     register,
 )
@@ -295,3 +296,19 @@ def test_compiled_generation() -> None:
     found = generated(model, given, **CACHES["static"])
     assert found.sequences.tolist() == expected.sequences.tolist()
     assert dynamo.counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.parametrize("dims", [2, 3, 4])
+@pytest.mark.parametrize("kind", ["bias", "mask", "causal"])
+def test_tensors_are_broadcast_from_their_last_dimension(kind: str, dims: int) -> None:
+    query = torch.randn(1, 2, 16, 8)
+    table = torch.randn(1, 2, 16, 16)[(0,) * (4 - dims)]
+    given = {"bias": table, "mask": table > 0, "causal": None}[kind]
+    is_causal = kind == "causal"
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, query, query, given, is_causal=is_causal
+    )
+    found, _ = attention(
+        torch.nn.Identity(), query, query, query, given, is_causal=is_causal
+    )
+    torch.testing.assert_close(found.transpose(1, 2), expected)
