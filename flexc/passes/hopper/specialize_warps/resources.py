@@ -66,8 +66,6 @@ class Ring:
     stays: bool = False
     per_part: bool = False
     """True if each part reads its own tile of a slot."""
-    writers: int = 1
-    """The arrivals that fill a slot: 1 for the producer, or all consumers."""
     loads: list[tile.LoadOp] = field(default_factory=list[tile.LoadOp])
     vectors: dict[SSAValue, TileType] = field(default_factory=dict[SSAValue, TileType])
     """The tensors of which a slot also holds a vector, with the vector's type."""
@@ -103,7 +101,8 @@ class Ring:
             vectors = SharedOp(SharedType(self.slots, type_))
             name = f"{tensor.name_hint or 'vector'}_s"
             self.shared_vectors[tensor] = code.insert(vectors, name)
-        full = BarriersOp(BarriersType(self.slots, self.writers))
+        writers = 1 if self.loads else consumers
+        full = BarriersOp(BarriersType(self.slots, writers))
         self.full = code.insert(full, f"{self.name}_full")
         if self.returns:
             empty = BarriersOp(BarriersType(self.slots, consumers))
@@ -178,8 +177,9 @@ def _name(load: tile.LoadOp) -> str:
 EXCHANGED = 2
 """The slots of a ring of tiles that parts share.
 
-A part reads its tiles of all parts before it shares its next tile. So once a part has
-the next tiles of all parts, nobody reads the earlier tiles, and their slot is free.
+Between two shares, a part waits for the tiles of all parts and reads them. So once a
+part has the next tiles of all parts, nobody reads the earlier tiles, and their slot is
+free.
 """
 
 
@@ -196,7 +196,7 @@ def assign_exchanges(
         if isinstance(op, ShareOp) and not is_loaded(op, staged):
             assert isinstance(op.value.type, TileType)
             name = op.value.name_hint or "shared"
-            ring = Ring(name, op.value.type, EXCHANGED, count, writers=count)
+            ring = Ring(name, op.value.type, EXCHANGED, count)
             for value in dependent_on(op.result):
                 if isinstance(value.type, SharesType):
                     found[value] = ring
@@ -217,11 +217,20 @@ def check_reads(shares: SSAValue, share: ShareOp) -> None:
     for read in [use.operation for use in shares.uses]:
         if not is_earlier or not isinstance(read, OfPartOp):
             continue
-        products = users_of(read) if read.parent is block else ()
-        ends = [use.operation for dot in products for use in dot.results[0].uses]
+        ends = [read, *(end for dot in users_of(read) for end in users_of_sum(dot))]
         for end in map(block.find_ancestor_op_in_block, ends):
             if end is not None and share.is_before_in_block(end):
                 raise ScheduleError("a tile is read after the next one was shared")
+
+
+def users_of_sum(product: Operation) -> Iterator[Operation]:
+    """Yield the ops that use a product, or the last of a chain that adds to it."""
+    for use in product.results[0].uses:
+        op = use.operation
+        if isinstance(op, tile.DotOp) and op.operands[use.index] is op.acc:
+            yield from users_of_sum(op)
+        else:
+            yield op
 
 
 @dataclass(eq=False)
