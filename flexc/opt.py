@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from difflib import get_close_matches
 from textwrap import fill
-from typing import IO
+from typing import IO, Literal
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
-from xdsl.passes import ModulePass, PassPipelineCallbackType
-from xdsl.utils.arg_spec import parse_pipeline
+from xdsl.passes import ModulePass, PassPipeline
+from xdsl.printer import Printer
 from xdsl.utils.exceptions import (
-    ArgSpecParseError,
     DiagnosticException,
     ParseError,
     VerifyException,
@@ -23,8 +21,9 @@ from xdsl.utils.exceptions import (
 from xdsl.utils.lexer import Input
 from xdsl.xdsl_opt_main import xDSLOptMain
 
+import flexc
 from flexc import universe
-from flexc.errors import FlexcError, OptionError, PassResultError
+from flexc.errors import FlexcError, OptionError, PassResultError, did_you_mean
 from flexc.input_checks import check_definitions, check_order, check_strings, is_of_xdsl
 
 DESCRIPTION = "Parse, transform, verify and print the IR of flexc."
@@ -40,8 +39,9 @@ state what they expect, so errors of Python are not interpreted here.
 class FlexcOptMain(xDSLOptMain):
     """xDSL's driver with flexc's dialects, passes, pipelines and targets."""
 
-    between: PassPipelineCallbackType | None
-    """xDSL's callback before the first pass and after each pass."""
+    version_format = f"flexc-opt {flexc.__version__}, xDSL {{xdsl_version}}"
+    started: float
+    """The time when the last pass began."""
 
     def register_all_dialects(self) -> None:
         super().register_all_dialects()
@@ -70,69 +70,117 @@ class FlexcOptMain(xDSLOptMain):
         return module
 
     def register_all_passes(self) -> None:
+        """Register flexc's passes, and then xDSL's and those of plug-ins."""
+        self.available_passes.update(universe.PASSES)
         super().register_all_passes()
-        for name, factory in universe.PASSES.items():
-            self.register_pass(name, factory)
+        self.available_passes.update(universe.PASSES)
 
     def register_all_targets(self) -> None:
         super().register_all_targets()
         self.available_targets.update(universe.TARGETS)
 
     def register_all_arguments(self, arg_parser: argparse.ArgumentParser) -> None:
-        """Register xDSL's arguments, and list flexc's own passes in the help text."""
+        """Register xDSL's arguments and MLIR's, and list flexc's own passes first."""
         super().register_all_arguments(arg_parser)
-        arg_parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        arg_parser.prog = "flexc-opt"
+        arg_parser.add_argument(
+            "--print-ir-before-all", action="store_true", help="as for single passes"
+        )
+        arg_parser.add_argument(
+            "--print-ir-after-all", action="store_true", help="as for single passes"
+        )
+        for when in ("before", "after"):
+            arg_parser.add_argument(
+                f"--print-ir-{when}",
+                metavar="PASS,...",
+                type=lambda text: text.split(","),
+                default=[],
+                help=f"print the IR {when} each run of these passes, to stderr",
+            )
+        for action in arg_parser._actions:
+            if action.dest == "passes":
+                action.help = "passes to run: NAME,NAME{OPTION=VALUE OPTION=VALUE},..."
         pipelines = [n for n in universe.PASSES if n.startswith("flexc-")]
         passes = [n for n in universe.PASSES if n not in pipelines]
-        arg_parser.epilog = "\n\n".join(
+        others = [n for n in self.available_passes if n not in universe.PASSES]
+        arg_parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        arg_parser.description = "\n\n".join(
             (
+                DESCRIPTION,
                 listed("pipelines of flexc", pipelines),
                 listed("passes of flexc", passes),
                 listed("targets of flexc", universe.TARGETS),
             )
         )
+        arg_parser.epilog = listed("passes of xDSL and of plug-ins", others)
 
     def prepare_input(self) -> tuple[list[tuple[IO[bytes], int]], str]:
         """Return the input. Raise OptionError for an unknown file extension."""
+        if self.args.input_file == "-":
+            self.args.input_file = None
         try:
             return super().prepare_input()
         except ValueError as error:
             raise OptionError(f"{self.args.input_file}: {error}") from error
 
     def setup_pipeline(self) -> None:
-        """Set up the requested pipeline. Raise OptionError if its text is invalid."""
+        """Set up the requested passes. Raise OptionError if an option is invalid."""
         try:
-            for spec in parse_pipeline(self.args.passes):
-                self.check_pass_name(spec.name)
-            super().setup_pipeline()
-        except (ArgSpecParseError, ValueError) as error:
-            raise OptionError(f"-p {self.args.passes!r}: {error}") from error
-        self.between = self.pipeline.callback
-        self.pipeline = replace(self.pipeline, callback=self.check_between)
+            passes = universe.parse_passes(self.args.passes, self.available_passes)
+        except OptionError as error:
+            raise OptionError(f"-p {error}") from error
+        names = {each.name for each in passes}
+        for name in (*self.args.print_ir_before, *self.args.print_ir_after):
+            if name not in names:
+                hint = did_you_mean(name, list(names))
+                raise OptionError(f"no pass of -p is called {name!r}{hint}")
+        self.pipeline = PassPipeline(passes, self.between)
 
-    def check_between(
+    def between(
         self, done: ModulePass | None, module: ModuleOp, following: ModulePass | None
     ) -> None:
-        """Verify a module between passes.
+        """Verify a module between passes, print it and the last pass's time, if asked.
 
-        A pass that makes invalid IR from valid IR raises PassResultError.
+        Only the module that results is printed to stdout.
         """
-        assert self.between is not None
-        try:
-            self.between(done, module, following)
-            if not self.args.disable_verify:
-                check_order(module.body)
-        except VerifyException as error:
-            if done is None:
-                raise
-            message = f"{done.name} made what does not verify: {error}"
-            raise PassResultError(message) from error
+        if done is not None and self.args.time_passes:
+            took = time.perf_counter() - self.started
+            print(f"Pass {done.name} took {took:.6f} seconds", file=sys.stderr)
+        if done is not None and self.prints(done, "after"):
+            print_module(f"After {done.name}", module)
+        if not self.args.disable_verify:
+            verify(done, module)
+        if following is not None and self.prints(following, "before"):
+            print_module(f"Before {following.name}", module)
+        self.started = time.perf_counter()
 
-    def check_pass_name(self, name: str) -> None:
-        if name not in self.available_passes:
-            similar = get_close_matches(name, self.available_passes)
-            hint = f"did you mean {', '.join(similar)}?" if similar else "see --help"
-            raise OptionError(f"no pass or pipeline is called {name!r}; {hint}")
+    def prints(self, each: ModulePass, when: Literal["before", "after"]) -> bool:
+        """Return True if the module is to be printed before or after a pass."""
+        args = vars(self.args)
+        every = args[f"print_ir_{when}_all"]
+        every |= when == "after" and self.args.print_between_passes
+        return every or each.name in args[f"print_ir_{when}"]
+
+
+def verify(done: ModulePass | None, module: ModuleOp) -> None:
+    """Verify a module after a pass.
+
+    A pass that makes invalid IR from valid IR raises PassResultError.
+    """
+    try:
+        module.verify()
+        check_order(module.body)
+    except VerifyException as error:
+        if done is None:
+            raise
+        message = f"{done.name} made what does not verify: {error}"
+        raise PassResultError(message) from error
+
+
+def print_module(title: str, module: ModuleOp) -> None:
+    print(f"// -----// IR Dump {title} //----- //", file=sys.stderr)
+    Printer(stream=sys.stderr).print_op(module)
+    print("\n", file=sys.stderr)
 
 
 def listed(title: str, names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Names of dialects, passes and targets that `flexc-opt` knows.
+"""Dialects, passes and targets by name, and passes by the text of `flexc-opt -p`.
 
 The names are read from the sources that declare them, so that starting the tool imports
 none of these modules. An object is imported when it is first needed.
@@ -7,10 +7,20 @@ none of these modules. An object is imported when it is first needed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass, PassPipeline
+from xdsl.utils.arg_spec import parse_pipeline
+from xdsl.utils.exceptions import ArgSpecParseError
+
+from flexc.errors import OptionError, did_you_mean
 
 PACKAGE = Path(__file__).parent
 
@@ -43,3 +53,41 @@ PASSES |= declared(PASS, [PACKAGE / "passes" / "pipelines.py"])
 """All passes of the folders, and the pipelines."""
 
 TARGETS = declared(TARGET, PACKAGE.glob("codegen/*/target.py"))
+
+Passes = tuple[ModulePass, ...]
+
+
+def run(passes: Passes, ctx: Context, module: ModuleOp) -> None:
+    """Run passes one after another, without verifying in between."""
+    for each in passes:
+        each.apply(ctx, module)
+
+
+@dataclass(frozen=True)
+class Pipeline(ModulePass):
+    """A pass that runs others, between which `flexc-opt` can look."""
+
+    @abstractmethod
+    def passes(self) -> Passes:
+        """Return the passes, in order."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        run(self.passes(), ctx, op)
+
+
+def parse_passes(text: str, known: Mapping[str, Callable[[], Any]]) -> Passes:
+    """Return the passes that a text names, those of pipelines one by one.
+
+    Raises:
+        OptionError: if the text, a name or an option is invalid.
+    """
+    try:
+        for spec in parse_pipeline(text):
+            if spec.name not in known:
+                hint = did_you_mean(spec.name, list(known)) or "; see flexc-opt --help"
+                raise OptionError(f"no pass or pipeline is called {spec.name!r}{hint}")
+        passes = PassPipeline.parse_spec(dict(known), text).passes
+    except (ArgSpecParseError, ValueError) as error:
+        raise OptionError(f"{text!r}: {error}") from error
+    groups = (p.passes() if isinstance(p, Pipeline) else (p,) for p in passes)
+    return tuple(each for group in groups for each in group)

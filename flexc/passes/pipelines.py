@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.passes import ModulePass
 from xdsl.transforms.loop_invariant_code_motion import LoopInvariantCodeMotionPass
 
 from flexc.passes.blocksparse.blocksparse_merge_segments import (
@@ -75,8 +72,9 @@ from flexc.passes.tile.tile_split_maps import (
     TileHoistFromBranchesPass,
     TileSplitMapsPass,
 )
+from flexc.universe import Passes, Pipeline, run
 
-Passes = tuple[ModulePass, ...]
+__all__ = ["Passes", "run"]
 
 TIDY: Passes = (TidyCanonicalizePass(), TidyCsePass())
 """Passes that drop unused and duplicate ops."""
@@ -258,14 +256,8 @@ def to_cpp(machine: MachineName = "avx2") -> Passes:
     )
 
 
-def run(passes: Passes, ctx: Context, module: ModuleOp) -> None:
-    """Run passes one after another, without verifying in between."""
-    for each in passes:
-        each.apply(ctx, module)
-
-
 @dataclass(frozen=True)
-class _Pipeline(ModulePass):
+class _Pipeline(Pipeline):
     """The options of all pipelines; sizes that are not given are chosen."""
 
     block_m: int | None = None
@@ -296,8 +288,8 @@ class FlexcToBlocksparsePass(_Pipeline):
 
     target: str = "triton"
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
-        run(to_blocksparse(self.convert(self.target)), ctx, op)
+    def passes(self) -> Passes:
+        return to_blocksparse(self.convert(self.target))
 
 
 @dataclass(frozen=True)
@@ -308,9 +300,9 @@ class FlexcToTilePass(_Pipeline):
 
     target: str = "triton"
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
+    def passes(self) -> Passes:
         convert = self.convert(self.target)
-        run((*to_blocksparse(convert), *to_tile(self.target)), ctx, op)
+        return (*to_blocksparse(convert), *to_tile(self.target))
 
 
 @dataclass(frozen=True)
@@ -328,12 +320,10 @@ class FlexcToTritonPass(_Pipeline):
     f32_precision: F32Precision = "ieee"
     reads: Reads = "coalesced"
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
+    def passes(self) -> Passes:
         options = LoweringOptions(self.tanh, self.f32_precision, self.reads)
         convert = self.convert("triton")
-        run(
-            (*to_blocksparse(convert), *to_tile("triton"), *to_triton(options)), ctx, op
-        )
+        return (*to_blocksparse(convert), *to_tile("triton"), *to_triton(options))
 
 
 @dataclass(frozen=True)
@@ -350,7 +340,7 @@ class FlexcToGluonPass(_Pipeline):
     reads: Reads = "coalesced"
     overlap: bool = True
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
+    def passes(self) -> Passes:
         options = LoweringOptions(
             tanh=self.tanh,
             reads=self.reads,
@@ -358,7 +348,7 @@ class FlexcToGluonPass(_Pipeline):
             shared_memory=self.shared_memory,
         )
         convert = replace(self.convert("gluon"), overlap=self.overlap)
-        run((*to_blocksparse(convert), *to_tile("gluon"), *to_gluon(options)), ctx, op)
+        return (*to_blocksparse(convert), *to_tile("gluon"), *to_gluon(options))
 
 
 @dataclass(frozen=True)
@@ -367,6 +357,6 @@ class FlexcToCppPass(_Pipeline):
 
     name = "flexc-to-cpp"
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
+    def passes(self) -> Passes:
         convert = self.convert("cpp")
-        run((*to_blocksparse(convert), *to_tile("cpp"), *to_cpp(self.machine)), ctx, op)
+        return (*to_blocksparse(convert), *to_tile("cpp"), *to_cpp(self.machine))
