@@ -70,10 +70,7 @@ class FlexcOptMain(xDSLOptMain):
         return module
 
     def register_all_passes(self) -> None:
-        """Register flexc's passes, and then xDSL's and those of plug-ins."""
-        self.available_passes.update(universe.PASSES)
-        super().register_all_passes()
-        self.available_passes.update(universe.PASSES)
+        self.available_passes.update(universe.known_passes())
 
     def register_all_targets(self) -> None:
         super().register_all_targets()

@@ -17,6 +17,7 @@ from typing import Any
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass, PassPipeline
+from xdsl.universe import Universe
 from xdsl.utils.arg_spec import parse_pipeline
 from xdsl.utils.exceptions import ArgSpecParseError
 
@@ -73,6 +74,12 @@ class Pipeline(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         run(self.passes(), ctx, op)
+
+
+def known_passes() -> dict[str, Callable[[], Any]]:
+    """Return factories of all passes: flexc's first, then xDSL's and of plug-ins."""
+    others = Universe.get_multiverse().all_passes
+    return PASSES | {n: make for n, make in others.items() if n not in PASSES}
 
 
 def parse_passes(text: str, known: Mapping[str, Callable[[], Any]]) -> Passes:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from flexc.errors import DeviceError, OptionError, did_you_mean
 from flexc.runtime.inputs.backends import BACKENDS, backend_on
+
+if TYPE_CHECKING:
+    from flexc.universe import Passes
 
 TILE_OPTIONS = {
     "BLOCK_M": "block_m",
@@ -114,9 +117,19 @@ SPLIT_KEYS = "split_keys"
 It is off by default.
 """
 
+PASSES = "passes"
+"""The option that names passes to run on a call's `flex` module before all others.
+
+Its value is a text such as `flexc-opt -p` takes. The passes are of plug-ins (entry
+points of xDSL's group "xdsl.universe"), of xDSL or of flexc.
+"""
+
 
 class TileOptions(NamedTuple):
-    """A user's choice of tile and schedule. None leaves a choice to the compiler."""
+    """A user's choice of tile, schedule and passes.
+
+    None leaves a choice to the compiler.
+    """
 
     block_m: int | None = None
     block_n: int | None = None
@@ -124,6 +137,8 @@ class TileOptions(NamedTuple):
     num_stages: int | None = None
     schedule: str | None = None
     split_keys: bool | None = None
+    passes: Passes | None = None
+    """The passes themselves: those of plug-ins may differ among processes."""
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -141,7 +156,7 @@ NO_OPTIONS = TileOptions()
 DETERMINISTIC = "deterministic"
 """The option that asks for derivatives with equal bits at every run."""
 
-OWN_OPTIONS = (*TILE_OPTIONS, SCHEDULE, SPLIT_KEYS, DETERMINISTIC)
+OWN_OPTIONS = (*TILE_OPTIONS, SCHEDULE, SPLIT_KEYS, PASSES, DETERMINISTIC)
 """Options that change how a call is computed."""
 
 
@@ -193,6 +208,8 @@ def kernel_options(choices: Choices) -> dict[str, Any]:
     """Return the kernel options that `read_choices` would turn into these choices."""
     names = {field: name for name, field in TILE_OPTIONS.items()}
     chosen = {names.get(k, k): v for k, v in choices.tiles.chosen.items()}
+    if choices.tiles.passes:
+        chosen[PASSES] = ",".join(str(each.spec()) for each in choices.tiles.passes)
     return chosen | ({DETERMINISTIC: True} if choices.deterministic else {})
 
 
@@ -268,6 +285,8 @@ def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
             chosen[SCHEDULE] = read_schedule(value)
         elif key == SPLIT_KEYS:
             chosen[SPLIT_KEYS] = read_flag(SPLIT_KEYS, value)
+        elif key == PASSES:
+            chosen[PASSES] = read_passes(value)
         elif is_ignored(key):
             check_ignored(key, value)
         elif name not in TILE_OPTIONS:
@@ -290,6 +309,22 @@ def read_schedule(value: Any) -> str:
     if not isinstance(value, str) or value not in SCHEDULE_NAMES:
         raise not_one_of(f"kernel option {SCHEDULE}", value, SCHEDULE_NAMES)
     return value
+
+
+def read_passes(value: Any) -> Passes:
+    if not isinstance(value, str):
+        raise OptionError(f"kernel option {PASSES} expects a text, got {value!r}")
+    return _parsed_passes(value)
+
+
+@cache
+def _parsed_passes(text: str) -> Passes:
+    from flexc.universe import known_passes, parse_passes
+
+    try:
+        return parse_passes(text, known_passes())
+    except OptionError as error:
+        raise OptionError(f"kernel option {PASSES}: {error}") from error
 
 
 def is_interpreting() -> bool:

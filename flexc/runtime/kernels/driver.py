@@ -20,10 +20,11 @@ from xdsl.context import Context
 from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.printer import Printer
+from xdsl.utils.exceptions import VerifyException
 
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.dialects import flex
-from flexc.errors import CompilationError, ScheduleError
+from flexc.errors import CompilationError, PassResultError, ScheduleError
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature
@@ -92,6 +93,7 @@ class Compiled:
         self.attention: AttentionModule = build_attention_module(
             mods.score, mods.mask, build.call
         )
+        run_asked(build.tiles.passes or (), self.attention.module)
         self.reads = CapturedReads(self.attention.module)
         """The checks of captured reads, made before heads are folded into rows."""
         if build.call.few_rows is not None:
@@ -161,6 +163,18 @@ class Compiled:
         module = self.attention.module.clone()
         FlexWidenIndicesPass().apply(Context(), module)
         return module
+
+
+def run_asked(passes: pipelines.Passes, module: ModuleOp) -> None:
+    """Run passes that the user asked for, and verify the result of each."""
+    ctx = Context()
+    for each in passes:
+        each.apply(ctx, module)
+        try:
+            module.verify()
+        except VerifyException as error:
+            message = f"{each.name} made what does not verify: {error}"
+            raise PassResultError(message) from error
 
 
 def split_call(call: AttentionCall) -> AttentionCall:
