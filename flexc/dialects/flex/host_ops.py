@@ -11,7 +11,14 @@ from typing import ClassVar
 from xdsl.dialects import func
 from xdsl.dialects.builtin import IntegerType, SymbolRefAttr, TensorType
 from xdsl.dialects.utils import EnumAttribute
-from xdsl.ir import Attribute, Operation, Region, SpacedOpaqueSyntaxAttribute, SSAValue
+from xdsl.ir import (
+    Attribute,
+    BlockArgument,
+    Operation,
+    Region,
+    SpacedOpaqueSyntaxAttribute,
+    SSAValue,
+)
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
@@ -274,6 +281,8 @@ class LaunchOp(IRDLOperation):
     def verify_(self) -> None:
         if any(value.uses.get_length() > 1 for value in self.plus):
             raise VerifyException("plus expects values without other uses")
+        if any(isinstance(value, BlockArgument) for value in self.plus):
+            raise VerifyException("plus expects results, not arguments of a function")
         added = self.outputs[len(self.outputs) - len(self.plus) :]
         if [v.type for v in self.plus] != [v.type for v in added]:
             raise VerifyException("plus expects the types of the last outputs")

@@ -407,8 +407,21 @@ func.func @kernel(%s : tensor<?xf32>) -> tensor<?xf32> {
   func.return %s : tensor<?xf32>
 }
 
-func.func @launch_plus_type(%s : tensor<?xf32>, %t : tensor<?xf64>) {
+func.func @launch_plus_argument(%s : tensor<?xf32>, %t : tensor<?xf32>) {
+  // CHECK: plus expects results, not arguments of a function
+  %d = flex.launch @kernel(%s) plus(%t : tensor<?xf32>) : tensor<?xf32> -> tensor<?xf32>
+  func.return
+}
+
+// -----
+
+func.func @kernel(%s : tensor<?xf32>) -> tensor<?xf32> {
+  func.return %s : tensor<?xf32>
+}
+
+func.func @launch_plus_type(%s : tensor<?xf32>) {
   // CHECK: plus expects the types of the last outputs
+  %t = "test.op"() : () -> tensor<?xf64>
   %d = flex.launch @kernel(%s) plus(%t : tensor<?xf64>) : tensor<?xf32> -> tensor<?xf32>
   func.return
 }
