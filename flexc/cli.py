@@ -11,10 +11,12 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flexc.errors import FlexcError, OptionError, did_you_mean
+from flexc import __version__
+from flexc.errors import DeviceError, FlexcError, OptionError, did_you_mean
 from flexc.passes.targets.cpp import MACHINES
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 LEVELS = ("flex", "blocksparse", "tile", "source")
 TARGETS = ("cpp", "triton", "gluon")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-PACKAGES = ("flexc", "torch", "triton", "xdsl", "sympy", "numpy")
+PACKAGES = ("torch", "triton", "xdsl", "sympy", "numpy")
 VARIABLES = (
     "CXX",
     "FLEXC_CACHE_DIR",
@@ -34,6 +36,13 @@ VARIABLES = (
     "OMP_NUM_THREADS",
     "TRITON_INTERPRET",
 )
+
+OPTIONAL = {
+    "matplotlib": "for explain to save a .png",
+    "rich": "to see what is compiled",
+    "transformers": 'for attn_implementation="flexc"',
+}
+"""Packages that flexc uses where they are installed, and what for."""
 
 SPEC = "as MODULE:NAME or FILE.py:NAME, - for none"
 
@@ -253,15 +262,80 @@ def _tape(tape: dict[str, Any]) -> str:
     return f"launches {', '.join(kernels)}; allocates {results or 'nothing'}"
 
 
-def env(args: argparse.Namespace) -> None:
-    """Print versions, compiler and devices."""
-    lines = [("python", f"{platform.python_version()} on {platform.platform()}")]
+def doctor(args: argparse.Namespace) -> int:
+    """Print what this machine has, and try what it can run. Return 1 if nothing runs.
+
+    Where something is missing, the text says how to get it.
+    """
+    lines = [("flexc", __version__)]
+    lines += [("python", f"{platform.python_version()} on {platform.platform()}")]
     lines += [(name, _version(name)) for name in PACKAGES]
     lines += [("compiler", _compiler()), ("cpu", _cpu()), ("gpu", _gpus())]
     lines += [(name, os.environ[name]) for name in VARIABLES if name in os.environ]
+    _print_table(lines)
+    print()
+    tries = {"cpu": lambda: _try("cpu"), "gpu": _try_gpu, "cache": _try_cache}
+    found = {f"{name} works": _outcome(each) for name, each in tries.items()}
+    lacks = [(name, use) for name, use in OPTIONAL.items() if not find_spec(name)]
+    hints = [(f"no {name}", f"pip install {name}, {use}") for name, use in lacks]
+    _print_table([*found.items(), *hints])
+    runs = (found["cpu works"], found["gpu works"])
+    return 0 if any(text.startswith("yes") for text in runs) else 1
+
+
+def _print_table(lines: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in lines)
     for name, text in lines:
         print(f"{name:<{width}}  {text}")
+
+
+def _outcome(attempt: Callable[[], str]) -> str:
+    try:
+        return f"yes: {attempt()}"
+    except Exception as error:  # A broken installation may raise anything.
+        return f"no: {str(error) or type(error).__name__}"
+
+
+def _try(device: str) -> str:
+    """Compute attention in both directions on a device, and compare it with torch's."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    import flexc
+
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    shape, on = (3, 1, 2, 128, 64), {"device": device, "dtype": dtype}
+    inputs: Any = torch.randn(shape, **on).unbind()
+    for each in inputs:
+        each.requires_grad_()
+    found: Any = flexc.flex_attention(*inputs, mask_mod=lambda b, h, q, k: q >= k)
+    results = []
+    for out in (found, scaled_dot_product_attention(*inputs, is_causal=True)):
+        results.append((out, *torch.autograd.grad(out.sum(), inputs)))
+    torch.testing.assert_close(*results, rtol=0.1, atol=0.1)
+    return "attention and its gradients are those of torch"
+
+
+def _try_gpu() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return _try("cuda")
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise DeviceError(
+            f"torch {torch.__version__} is built for CPUs; install a build for your "
+            "GPU, if there is one, from https://pytorch.org"
+        )
+    raise DeviceError("torch finds no GPU; nvidia-smi says if there is one")
+
+
+def _try_cache() -> str:
+    from flexc.runtime.process.cache import cache_dir
+
+    folder = cache_dir()
+    if not os.access(folder, os.W_OK):
+        raise OptionError(f"{folder} cannot be written; set FLEXC_CACHE_DIR to another")
+    return str(folder)
 
 
 def _version(package: str) -> str:
@@ -341,6 +415,8 @@ def _device(text: str) -> str:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     main_parser = argparse.ArgumentParser("flexc", description=__doc__)
+    version = f"%(prog)s {__version__}"
+    main_parser.add_argument("--version", action="version", version=version)
     commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
     _add_emit(commands.add_parser("emit", help=emit.__doc__, description=emit.__doc__))
     name, about = "explain", explain.__doc__
@@ -354,8 +430,9 @@ def parser() -> argparse.ArgumentParser:
         help="its size (%(default)s); its files, the last used first; or remove them",
     )
     sub.set_defaults(run=cache)
-    sub = commands.add_parser("env", help=env.__doc__, description=env.__doc__)
-    sub.set_defaults(run=env)
+    about = (doctor.__doc__ or "").partition(". ")[0]
+    sub = commands.add_parser("doctor", help=about, description=doctor.__doc__)
+    sub.set_defaults(run=doctor)
     return main_parser
 
 
@@ -468,14 +545,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Return 1 if flexc refuses it."""
     args = parser().parse_args(argv)
     try:
-        args.run(args)
+        status = args.run(args)
         sys.stdout.flush()
+        return status or 0
     except FlexcError as error:
         print(f"flexc: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # As in `flexc emit ... | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        return 0
 
 
 if __name__ == "__main__":

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import flexc
+from flexc import cli
 from flexc.cli import main, parser
 from flexc.runtime.process.cache import cache_dir, store
 
@@ -199,16 +203,36 @@ def test_cache_lists_the_last_used_first(
     assert second.endswith(f"old-{DIGEST}.so")
 
 
-def test_env(
+def test_doctor(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["env"]) == 0
+    assert main(["doctor"]) == 0
     said = capsys.readouterr().out
-    for name in ("python", "torch", "xdsl", "compiler", "gpu"):
+    for name in ("flexc", "python", "torch", "xdsl", "compiler", "gpu"):
         assert f"\n{name} " in f"\n{said}"
+    assert re.search("^cpu works +yes: attention", said, re.MULTILINE)
+    assert re.search("^cache works +yes: /", said, re.MULTILINE)
+
+
+def test_doctor_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert main(["env"]) == 0
-    assert "none: attention on a CPU needs a C++ compiler" in capsys.readouterr().out
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert re.search("^compiler +none: .*needs a C\\+\\+ compiler", said, re.MULTILINE)
+    assert re.search("^cpu works +no: .*apt install", said, re.MULTILINE)
+    assert re.search("^gpu works +no: torch", said, re.MULTILINE)
+    assert re.search("^no rich +pip install rich", said, re.MULTILINE)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"flexc {flexc.__version__}\n"
 
 
 def test_nothing_given(capsys: pytest.CaptureFixture[str]) -> None:
