@@ -118,6 +118,7 @@ class CppTarget(Target):
     name: ClassVar[str] = "cpp"
     one_pass: ClassVar[OnePass] = "queries"
     samples_blocks: ClassVar[bool] = True
+    few_rows: ClassVar[int] = FEW_ROWS
 
     def trims(self, options: SizeOptions) -> bool:
         return options.trimmed

@@ -78,6 +78,7 @@ class GluonTarget(TritonTarget):
     name: ClassVar[str] = "gluon"
     one_loop: ClassVar[bool] = True
     splits_row_terms: ClassVar[bool] = True
+    few_rows: ClassVar[int] = 0
     one_pass: ClassVar[OnePass] = "keys"
 
     def attention_sizes(self, shape: AttentionShape, options: SizeOptions) -> TileSizes:

@@ -150,6 +150,11 @@ class Target(ABC):
     """True if a term of a row is added to its maximum instead of to each score."""
     samples_blocks: ClassVar[bool] = False
     """True if a planning kernel of its own samples the pairs of unknown blocks."""
+    few_rows: ClassVar[int] = 0
+    """The most rows of a head for which one program owns all rows.
+
+    With few queries these are the rows of all heads that share a key head.
+    """
     heads_per_group: ClassVar[int | None] = None
     """The number of heads whose keys and values fit a cache that programs share."""
 
@@ -158,7 +163,7 @@ class Target(ABC):
         return False
 
     def padded(self, dim: int, least: int = 16) -> int:
-        """Return the width of a tile that holds `dim` columns."""
+        """Return the rows or columns of a tile that holds `dim` of them."""
         return dim
 
     @abstractmethod

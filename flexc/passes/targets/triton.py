@@ -53,6 +53,12 @@ operands.
 MOST_STEPS = 12
 """An upper bound of the number of steps from any tile of the tables."""
 
+FEW_ROWS = 64
+"""The most rows for which a program owns all rows instead of a tile of many."""
+
+FEW_ROWS_BITS = 64 * 128 * 16
+"""The bits of a tile of keys with few rows: two programs have room for three stages."""
+
 PAIRED = TileSizes(64, 64, 4, 3)
 """The tile for head dim 128 and short rows: one program loads, another computes."""
 
@@ -64,6 +70,7 @@ class TritonTarget(Target):
     name: ClassVar[str] = "triton"
     merges_segments: ClassVar[bool] = True
     relaxes_division: ClassVar[bool] = True
+    few_rows: ClassVar[int] = FEW_ROWS
     heads_per_group: ClassVar[int | None] = 8
 
     def padded(self, dim: int, least: int = 16) -> int:
@@ -73,7 +80,9 @@ class TritonTarget(Target):
         bits, memory = shape.bits, options.shared_memory
         dims = self.padded(shape.head_dim), self.padded(shape.value_dim)
         choices = attention_choices(bits, max(dims))
-        if shape.short_rows and bits <= 16:
+        if shape.rows is not None and shape.rows <= self.few_rows:
+            choices = few_rows_choices(self.padded(shape.rows), bits, max(dims))
+        elif shape.short_rows and bits <= 16:
             twice = operand_bytes(PAIRED, bits, *dims) * 2 <= memory
             choices = [PAIRED] * (twice and 64 < max(dims) <= 128) + choices
         return fitted(
@@ -203,6 +212,17 @@ def attention_choices(bits: int, widest: int) -> list[TileSizes]:
             TileSizes(32, 32, 4, 1),
         ]
     return [TileSizes(64, 32, 8, 2), TileSizes(32, 32, 4, 1), TileSizes(16, 16, 4, 1)]
+
+
+def few_rows_choices(rows: int, bits: int, widest: int) -> list[TileSizes]:
+    """Return tiles of a program with all rows, the best first.
+
+    Its time is that of reading keys and values, so two programs and several stages keep
+    many reads in flight.
+    """
+    columns = max(MIN_BLOCK_N, min(128, FEW_ROWS_BITS // (widest * bits)))
+    choices = [TileSizes(rows, columns, 4, stages) for stages in (3, 2, 1)]
+    return [replace(choices[0], residents=2), *choices[1:]]
 
 
 def pair_choices(

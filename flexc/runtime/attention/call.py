@@ -142,6 +142,13 @@ class Attention:
         return block if is_finer and origin.is_current() else given
 
     @property
+    def may_split(self) -> bool:
+        """True if programs may share the keys of a row: for few rows, or if asked."""
+        asked = self.choices.tiles.split_keys
+        wanted = self.few_rows is not None if asked is None else asked
+        return wanted and self.computed_by.for_gpu
+
+    @property
     def may_plan(self) -> bool:
         """True if blocks may be planned for the rows of the call."""
         if self.few_rows is None:
@@ -204,7 +211,7 @@ class Attention:
 
         With split keys, the kernel depends on the tables, so it must wait for them.
         """
-        if not self.computed_by.is_dense and not self.choices.tiles.split_keys:
+        if not self.computed_by.is_dense and not self.may_split:
             nothing = torch.empty(0, dtype=torch.int32)
             tables = Tables((nothing,) * 4, block)
             replace(self, tables=tables, settled=True).start_kernel()

@@ -1,4 +1,4 @@
-"""Calls of few queries on a CPU: a program's rows are the heads that share keys.
+"""Calls of few queries: a program's rows are those of the heads that share keys.
 
 Decoding has one query for each head. A program with a whole panel of rows would compute
 most of them for nothing, and the programs of a group's heads would read the same keys.
@@ -10,13 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from torch import Tensor
 
 from flexc.frontend.captured import CapturedMod
-from flexc.passes.targets.cpp import FEW_ROWS
+from flexc.passes.targets import target_named
+from flexc.passes.targets.target import Target
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.inputs.arguments import Tables
+from flexc.runtime.kernels.schedules import SCHEDULES
+
+MOST_QUERIES = 16
+"""The most queries of a folded call: each number of queries has a kernel of its own."""
 
 HEAD = 1
 """The place of the head among a mask's arguments."""
@@ -28,16 +34,25 @@ def few_rows(call: Attention) -> tuple[int, int] | None:
     Heads are not folded if tables or a mask differ by head, because a program would
     visit the keys of all its heads. Calls that need derivatives are not folded.
     """
-    if not call.computed_by.for_cpu or call.outputs.lse_rest or asks_for_rows(call):
+    if call.computed_by.is_dense or call.outputs.lse_rest or asks_for_rows(call):
         return None
     queries, group = call.query.size(2), call.query.size(1) // call.key.size(1)
-    if queries > FEW_ROWS:
+    most = target_of(call).few_rows
+    if queries > min(most, MOST_QUERIES):
         return None
     if call.tables is not None and queries > call.tables.block_size[0]:
         return None
-    if group * queries > FEW_ROWS or differs_by_head(call):
+    if group * queries > most or differs_by_head(call):
         group = 1
     return group, queries
+
+
+def target_of(call: Attention) -> Target:
+    """Return the target of a call's kernel: that of the schedule asked for, if any."""
+    backend, schedule = call.computed_by, call.choices.tiles.schedule
+    if backend.for_gpu and schedule is not None:
+        return target_named(SCHEDULES[schedule].target)
+    return target_named(backend.targets[0])
 
 
 def asks_for_rows(call: Attention) -> bool:
@@ -69,14 +84,19 @@ def fold(
 
     The results are views of `results` where possible, else copies.
     """
-    group, queries = rows
+    group, _ = rows
     heads = call.key.size(1)
-    tables = call.tables and fold_tables(call.tables, heads, group * queries)
+    tables = call.tables and fold_tables(call.tables, heads, rows_of_blocks(call, rows))
     query, folded = call.query, list(results)
     if group > 1:
         query = folded_rows(query, heads)
         folded = [None if r is None else folded_rows(r, heads) for r in results]
     return replace(call, query=query, tables=tables, few_rows=rows), folded
+
+
+def rows_of_blocks(call: Attention, rows: tuple[int, int]) -> int:
+    """Return the rows of a block of a folded call's tables: those of a program."""
+    return target_of(call).padded(prod(rows))
 
 
 def folded_rows(tensor: Tensor, heads: int) -> Tensor:
@@ -87,7 +107,7 @@ def folded_rows(tensor: Tensor, heads: int) -> Tensor:
 
 
 def fold_tables(tables: Tables, heads: int, rows: int) -> Tables:
-    """Return the tables of few queries, whose only row of blocks has `rows` rows."""
+    """Return the tables of few queries, whose only row of blocks gets `rows` rows."""
     tensors = tuple(t[:, :heads] for t in tables.tensors)
     return replace(tables, tensors=tensors, block_size=(rows, tables.block_size[1]))
 

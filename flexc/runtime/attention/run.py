@@ -160,15 +160,18 @@ def _launch(call: Attention, results: Sequence[Tensor | None]) -> None:
 def count_splits(call: Attention, compiled: Compiled, proofs: Proofs) -> int:
     """Return the number of splits of each row's keys, 1 for none.
 
-    Keys are split if the options ask for splits and splits save time. Calls for
-    derivatives or largest scores are never split, because splits do not compute the
-    rest of lse or the largest scores. Masks with bands of keys are not split either:
-    they visit few blocks, and the number is not known here.
+    Keys are split if that saves time, and rows are few or the options ask for splits.
+    The number for few rows is that of one batch, so that a sequence has the bits that
+    it has alone. Calls for derivatives or largest scores are never split, because
+    splits do not compute the rest of lse or the largest scores. Masks with bands of
+    keys are not split either: they visit few blocks, and the number is not known here.
     """
     asked = call.outputs.max_scores or call.outputs.lse_rest
-    if not call.computed_by.for_gpu or asked or not call.choices.tiles.split_keys:
+    if asked or not call.may_split:
         return 1
     b, h, q_len, _ = call.query.shape
+    if call.few_rows is not None:
+        b = 1
     count = multiprocessors(call.query.device)
     if b * h >= count or call.key.size(2) <= LENGTH_MULTIPLE:
         return 1

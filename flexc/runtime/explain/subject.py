@@ -19,7 +19,7 @@ from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.variation import Along, Dependences, yielded
 from flexc.passes.targets.target import AttentionShape, TileSizes
 from flexc.runtime.attention.call import Attention
-from flexc.runtime.attention.few_rows import few_rows
+from flexc.runtime.attention.few_rows import few_rows, fold, rows_of_blocks
 from flexc.runtime.attention.run import count_splits
 from flexc.runtime.autograd.template import outputs_with_lse
 from flexc.runtime.kernels.driver import Compiled, convert_for, known_spec, residents_of
@@ -175,7 +175,9 @@ class Subject:
         if self.way not in ("planned", "tables"):
             return self.tile_of(None)
         rows, columns = self.block
-        return self.tile_of((prod(self.few_rows or (rows,)), columns))
+        if self.few_rows is not None:
+            rows = rows_of_blocks(self.call, self.few_rows)
+        return self.tile_of((rows, columns))
 
     def tile_of(self, block: tuple[int, int] | None) -> TileSizes:
         """Return the tile of a kernel for tables of these blocks, or without tables."""
@@ -253,6 +255,8 @@ def schedule_of(subject: Subject, differentiated: bool) -> ScheduleFacts | None:
         return None
     if differentiated:
         call = replace(call, outputs=outputs_with_lse(call))
+    if (rows := few_rows(call)) is not None:
+        call, _ = fold(call, rows, ())
     compiled = compiled_for(subject, call)
     build, captures = compiled.build, subject.captures
     proofs = compiled.proofs(call.query, call.key, captures)

@@ -195,6 +195,8 @@ def obstacle_to_roles(build: Build) -> str | None:
         return f"needs an NVIDIA GPU of capability 9.0, not {gpu_of(build)}"
     if not has_gluon():
         return "this triton has no Gluon"
+    if call.few_rows is not None:
+        return "programs of few rows wait for keys, not for products"
     if build.derivative and not build.one_pass:
         return "derivatives in two kernels have none"
     if call.dtype not in DTYPES:
