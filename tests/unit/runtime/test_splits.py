@@ -147,8 +147,8 @@ def test_explain_tells_of_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[str, Any] = {"H": 8, "device": "cuda", "head_dim": 128}
     few = explain_mask(everything, Q_LEN=1, KV_LEN=65_536, **sizes)
     assert few.schedule is not None
-    assert few.schedule.splits == 16
-    assert "shared out among 16 programs" in str(few).replace("\n", " ")
+    assert few.schedule.splits == 32
+    assert "shared out among 32 programs" in str(few).replace("\n", " ")
     many = explain_mask(everything, Q_LEN=8192, KV_LEN=8192, **sizes)
     assert many.schedule is not None
     assert many.schedule.splits == 1
