@@ -57,7 +57,7 @@ FEW_ROWS = 64
 """The most rows for which a program owns all rows instead of a tile of many."""
 
 FEW_ROWS_BITS = 64 * 128 * 16
-"""The bits of a tile of keys with few rows: two programs have room for three stages."""
+"""The bits of a tile of keys with few rows: there is room for four stages."""
 
 PAIRED = TileSizes(64, 64, 4, 3)
 """The tile for head dim 128 and short rows: one program loads, another computes."""
@@ -217,12 +217,10 @@ def attention_choices(bits: int, widest: int) -> list[TileSizes]:
 def few_rows_choices(rows: int, bits: int, widest: int) -> list[TileSizes]:
     """Return tiles of a program with all rows, the best first.
 
-    Its time is that of reading keys and values, so two programs and several stages keep
-    many reads in flight.
+    Its time is that of reading keys and values. Many stages keep reads in flight.
     """
     columns = max(MIN_BLOCK_N, min(128, FEW_ROWS_BITS // (widest * bits)))
-    choices = [TileSizes(rows, columns, 4, stages) for stages in (3, 2, 1)]
-    return [replace(choices[0], residents=2), *choices[1:]]
+    return [TileSizes(rows, columns, 4, stages) for stages in (4, 3, 2, 1)]
 
 
 def pair_choices(

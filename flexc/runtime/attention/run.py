@@ -1,7 +1,7 @@
 """Run one call of attention: allocate its results and launch its kernels.
 
-A call with few rows has few programs: decoding has one for each head. On a GPU the keys
-of each row may be split. Then each program reads a part of the keys, and a second
+A call with few rows has few programs: decoding has one for each key head. On a GPU the
+keys of each row may be split. Then each program reads a part of the keys, and a second
 kernel combines the results.
 """
 

@@ -47,7 +47,7 @@ INTERNAL_OPTIONS = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")
 TORCH_BACKENDS = {
     "AUTO": "",
     "TRITON": "",
-    "TRITON_DECODE": 'ask for {"split_keys": True}, flexc\'s own way to share out keys',
+    "TRITON_DECODE": "leave it out, as flexc splits the keys of few queries itself",
     "FLASH": "leave it out, as flexc compiles a kernel of its own",
 }
 """The values of torch's option BACKEND. A value is "" if it is ignored, or advice if
@@ -114,7 +114,7 @@ SCHEDULE_NAMES = ("overlap", "simple", "triton")
 SPLIT_KEYS = "split_keys"
 """The option that lets a GPU split a row's keys among programs.
 
-It is off by default.
+By default the keys of few queries are split, and no others.
 """
 
 PASSES = "passes"

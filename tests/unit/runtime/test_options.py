@@ -67,7 +67,7 @@ REFUSED: dict[str, tuple[dict[Any, Any], str]] = {
     "backend-flash": ({"BACKEND": "FLASH"}, "'FLASH' asks for .*; leave it out"),
     "backend-decode": (
         {"BACKEND": "TRITON_DECODE"},
-        "'TRITON_DECODE' asks for .*split_keys",
+        "'TRITON_DECODE' asks for .*leave it out, as flexc splits the keys",
     ),
     "backend-none": ({"BACKEND": None}, "BACKEND expects one of AUTO.* None"),
     "backend-of-one-way": ({"fwd_BACKEND": "AUTO"}, "keys among .* 'fwd_BACKEND'"),

@@ -106,6 +106,16 @@ def test_decoding_is_split() -> None:
     assert splits_of(call(outputs=Outputs(lse=True))) == 4
 
 
+def test_few_queries_are_split_regardless_of_their_batch() -> None:
+    made = call(heads=8, few_rows=(4, 1), choices=NO_CHOICES)
+    alone = splits_of(made)
+    assert alone == 16
+    many = made.query.expand(200, -1, -1, -1), made.key.expand(200, -1, -1, -1)
+    assert splits_of(replace(made, query=many[0], key=many[1], value=many[1])) == alone
+    never = Choices(tiles=TileOptions(split_keys=False))
+    assert splits_of(replace(made, choices=never)) == 1
+
+
 def test_what_is_not_split() -> None:
     assert splits_of(call(heads=132)) == 1
     assert splits_of(call(q_len=8192)) == 1
@@ -147,8 +157,8 @@ def test_explain_tells_of_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[str, Any] = {"H": 8, "device": "cuda", "head_dim": 128}
     few = explain_mask(everything, Q_LEN=1, KV_LEN=65_536, **sizes)
     assert few.schedule is not None
-    assert few.schedule.splits == 32
-    assert "shared out among 32 programs" in str(few).replace("\n", " ")
+    assert few.schedule.splits == 16
+    assert "shared out among 16 programs" in str(few).replace("\n", " ")
     many = explain_mask(everything, Q_LEN=8192, KV_LEN=8192, **sizes)
     assert many.schedule is not None
     assert many.schedule.splits == 1

@@ -1,0 +1,99 @@
+"""Kernels of few queries, whose rows are heads, compile for GPUs without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flexc.codegen.kernel_spec import KernelSpec
+from flexc.runtime.attention.call import Attention, Outputs, read_signature
+from flexc.runtime.attention.few_rows import few_rows, fold
+from flexc.runtime.inputs.options import NO_CHOICES, Choices, TileOptions
+from flexc.runtime.kernels import driver
+from flexc.runtime.kernels.schedules import TRITON, candidates
+from tests.codegen import triton_kernels
+from tests.codegen.triton_kernels import DTYPES, spilled_bytes
+
+SLOPES = torch.rand(32)
+
+
+def alibi(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return s + SLOPES[h] * (j - i)
+
+
+def by_head(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return j >= h
+
+
+def decoding(
+    q_len: int = 1,
+    score_mod: Any = None,
+    mask_mod: Any = None,
+    dtype: str = "bf16",
+    dim: int = 128,
+    **options: Any,
+) -> Attention:
+    """A call of 32 heads, of which four share a key head."""
+    query = torch.zeros(1, 32, q_len, dim, dtype=DTYPES[dtype])
+    key = torch.zeros(1, 8, 8192, dim, dtype=DTYPES[dtype])
+    signature = read_signature(score_mod, mask_mod, query.device)
+    choices = Choices(tiles=TileOptions(**options)) if options else NO_CHOICES
+    return Attention(
+        query, key, key, 0.1, None, signature, Outputs(), "triton", choices
+    )
+
+
+def lower(call: Attention) -> KernelSpec:
+    rows = few_rows(call)
+    assert rows is not None
+    compiled = fold(call, rows, ())[0].compiled().split
+    captures = compiled.attention.arguments(call.signature.captures)
+    proofs = compiled.proofs(call.query, call.key, captures)
+    module = proofs.stated_in(compiled.attention.module)
+    return driver.lower(module, compiled.build, TRITON)
+
+
+CALLS = {
+    "plain": decoding(),
+    "queries": decoding(4, mask_mod=lambda b, h, i, j: j <= i + 8188),
+    "many-queries": decoding(16, alibi),
+    "alibi": decoding(score_mod=alibi),
+    "fp32": decoding(score_mod=alibi, dtype="fp32"),
+    "wide": decoding(dim=512),
+    "narrow": decoding(dim=24),
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("target", ["sm80", "sm90", "gfx942"])
+@pytest.mark.parametrize("name", CALLS)
+def test_compiles(name: str, target: str, tmp_path: Path) -> None:
+    compiled = triton_kernels.compile_spec(lower(CALLS[name]), target)
+    if target == "sm90":
+        assert spilled_bytes(compiled.asm["ptx"], tmp_path) == 0
+
+
+@pytest.mark.parametrize(("q_len", "rows"), [(1, 16), (4, 16), (8, 32), (16, 64)])
+def test_a_program_has_the_rows_of_a_group(q_len: int, rows: int) -> None:
+    source = lower(decoding(q_len)).source
+    assert f"tl.full([{rows}, 128], 0.0" in source
+    assert source.count("tl.load(key") == 1
+
+
+def test_which_calls_are_folded() -> None:
+    assert few_rows(decoding()) == (4, 1)
+    assert few_rows(decoding(16)) == (4, 16)
+    assert few_rows(decoding(17)) is None
+    assert few_rows(decoding(mask_mod=by_head)) == (1, 1)
+    assert few_rows(decoding(schedule="triton")) == (4, 1)
+    assert few_rows(decoding(schedule="overlap")) is None
+    assert few_rows(decoding(block_m=64)) is None
+
+
+def test_no_roles() -> None:
+    found = candidates(fold(decoding(), (4, 1), ())[0].build())
+    assert found.schedules == (TRITON,)
+    assert "few rows wait for keys" in found.rejected[0]

@@ -1,0 +1,114 @@
+"""Calls of few queries, whose rows are heads, run by Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+
+import flexc
+from flexc.runtime.attention import run as running
+from tests.property.interpreted import (
+    run_interpreted,
+    starts_a_process,
+    within_the_process,
+)
+from tests.support.reference import attention
+
+pytest.importorskip("triton.language")
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of log(0)
+]
+
+
+@starts_a_process
+def test_in_a_process() -> None:
+    run_interpreted(__file__)
+
+
+SLOPES = torch.rand(8)
+
+
+def alibi(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return s + SLOPES[h] * (j - i)
+
+
+def causal(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return j <= i + 600
+
+
+def by_head(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return j >= 10 * h + i
+
+
+def scattered(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return j % 300 < 100 + i
+
+
+CALLS: dict[str, tuple[Any, Any]] = {
+    "plain": (None, None),
+    "causal": (None, causal),
+    "alibi": (alibi, causal),
+    "soft-cap": (lambda s, b, h, i, j: 20 * torch.tanh(s / 20), causal),
+    "mask-by-head": (alibi, by_head),
+    "scattered": (None, scattered),
+}
+
+
+def check(
+    q_len: int,
+    kv_len: int,
+    mods: tuple[Any, Any],
+    group: int = 4,
+    tables: bool = False,
+    interleaved: bool = False,
+) -> None:
+    q = torch.randn(2, 2 * group, q_len, 32).half()
+    if interleaved:
+        q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    k, v = torch.randn(2, 2, 2, kv_len, 32).half()
+    given: dict[str, Any] = {"mask_mod": mods[1]}
+    if tables:
+        sizes = (None, None, q_len, kv_len, "cpu")
+        given = {"block_mask": create_block_mask(mods[1], *sizes, BLOCK_SIZE=64)}
+    with torch.no_grad():
+        result: Any = flexc.flex_attention(
+            *(q, k, v, mods[0]),
+            enable_gqa=True,
+            return_aux=AuxRequest(lse=True),
+            backend="triton",
+            **given,
+        )
+    exact = attention(q, k, v, *mods, enable_gqa=True)
+    for got, want in ((result[0], exact.out), (result[1].lse, exact.lse)):
+        torch.testing.assert_close(got.double(), want, atol=4e-3, rtol=4e-3)
+    assert result[0].stride() == q.stride()
+
+
+@within_the_process
+@pytest.mark.parametrize("splits", [1, 5])
+@pytest.mark.parametrize("q_len", [1, 4])
+@pytest.mark.parametrize("case", CALLS)
+def test_heads_of_a_group(
+    case: str, q_len: int, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "choose_splits", lambda *_: splits)
+    check(q_len, 700, CALLS[case])
+
+
+@within_the_process
+@pytest.mark.parametrize("q_len", [1, 3, 16])
+def test_tables(q_len: int) -> None:
+    for kv_len in (300, 3000):
+        check(q_len, kv_len, (alibi, scattered), tables=True)
+
+
+@within_the_process
+@pytest.mark.parametrize("group", [1, 5, 16])
+def test_groups(group: int) -> None:
+    check(2, 200, (None, causal), group)
+    check(16, 200, (None, causal), group, interleaved=True)
