@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import flexc
 from tests.gpu.test_gpu_numerics import Sizes, inputs, mods_of
-from tests.gpu.test_gpu_splits import check
+from tests.gpu.test_gpu_splits import QKV, check
 from tests.support.corpus import Mods
 from tests.support.filled_memory import poisoned
 
@@ -20,13 +19,12 @@ DECODING = Sizes(batch=3, heads=16, kv_heads=4, q_len=1, kv_len=4000, head_dim=1
 DECODING = DECODING._replace(value_dim=128)
 
 
-def attend(qkv: tuple[Tensor, ...], mods: Mods) -> tuple[Tensor, Tensor]:
+def attend(qkv: QKV, mods: Mods) -> Any:
     """Output and log-sum-exp."""
     with torch.no_grad(), poisoned():
-        result: Any = flexc.flex_attention(
+        return flexc.flex_attention(
             *qkv, mods[0], mask_mod=mods[1], enable_gqa=True, return_lse=True
         )
-    return result
 
 
 def offset_causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -64,6 +62,7 @@ def test_a_sequence_has_the_bits_that_it_has_alone() -> None:
     sizes = DECODING._replace(batch=40, kv_len=2048)
     qkv, mods = inputs(sizes, torch.bfloat16), mods_of("alibi", sizes)
     together = attend(qkv, mods)
-    alone = attend(tuple(x[7:8].clone() for x in qkv), mods)
+    q, k, v = (x[7:8].clone() for x in qkv)
+    alone = attend((q, k, v), mods)
     for all_, one in zip(together, alone, strict=True):
         assert all_[7:8].equal(one)
