@@ -90,8 +90,7 @@ def flex_attention(
             `{"schedule": "overlap"}`, "simple" or "triton" chooses how the warps of a
             GPU's kernel share the work, or raises ScheduleError (see the README).
             `{"split_keys": True}` lets a GPU split a row's keys among programs if a
-            call has too few programs to fill the GPU. The keys of few queries, as in
-            decoding, are split by default; False forbids it.
+            call has too few to fill the GPU, as it does by default for few queries.
             `{"deterministic": True}` asks for gradients of equal bits at every run, as
             `torch.use_deterministic_algorithms(True)` does for all calls.
         return_aux: `AuxRequest(lse=..., max_scores=...)`: also return an AuxOutput.

@@ -86,6 +86,8 @@ def test_long_rows_are_split(
     sizes = DECODING._replace(q_len=q_len)
     qkv, mods = inputs(sizes, dtype), mods_of(case, sizes)
     check(qkv, mods, attend(qkv, mods))
+    if (case, q_len) == ("some_rows_empty", 1):  # The only row is known to be empty.
+        return
     assert chosen
     assert chosen[-1] > 1
 

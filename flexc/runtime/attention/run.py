@@ -35,7 +35,7 @@ first keys, and its output is written and read again in twice the bits.
 COMBINE = 10
 """The cost of the second kernel, in blocks, including its launch on the host."""
 
-AT_ONCE = 8
+AT_ONCE = 16
 """The number of splits that the second kernel reads in the time of a block."""
 
 MAX_BYTES = 1 << 27

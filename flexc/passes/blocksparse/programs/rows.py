@@ -178,12 +178,12 @@ def dot_rows(
     return code.insert(tile.ReduceOp(ReduceKind.SUM, products, 1), "dots")
 
 
-ELEMENTS = 1024
+ELEMENTS = 512
 """The elements of a tile of splits: small, so that few rows have many programs."""
 
 MAX_ROWS = 16
 
-AT_ONCE = 8
+AT_ONCE = 16
 """The number of splits that are loaded before any is used, to overlap latencies."""
 
 
