@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from xdsl.ir import Operation
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,14 @@ class FlexcError(Exception):
 
 class UnsupportedOpError(FlexcError, NotImplementedError):
     """A mod uses an operation without a scalar meaning or without a lowering."""
+
+
+def refuse(op: Operation, message: str) -> NoReturn:
+    """Raise UnsupportedOpError for an op that verifies but that no rule handles.
+
+    A note of the error shows the op in its module.
+    """
+    op.emit_error(message, UnsupportedOpError(f"{op.name}: {message}"))
 
 
 class DataDependentControlFlowError(FlexcError, TypeError):

@@ -67,9 +67,7 @@ def _imported_areas(path: Path) -> set[str]:
 
 
 ROOMS = {
-    "passes": (
-        "refusal tidy targets scalar tile masks flex blocksparse hopper cpu pipelines"
-    ),
+    "passes": ("tidy targets scalar tile masks flex blocksparse hopper cpu pipelines"),
     "runtime": (
         "process inputs tapes interpreters kernels replay planner attention autograd "
         "call_plans interception torch_compile preparation interface warmup compiled "

@@ -24,7 +24,7 @@ from flexc.dialects import flex, tile
 from flexc.dialects.constants import int_constant
 from flexc.dialects.tile import BUFFERS, BufferAttr, RegisterTileAttr, TileType
 from flexc.dialects.tile.types import is_memory, is_tensor
-from flexc.passes.refusal import refuse
+from flexc.errors import refuse
 
 # Words that emitted C++ cannot use as names of values.
 

@@ -16,8 +16,8 @@ from flexc.codegen.target import Target
 from flexc.codegen.triton.scalar_rules import TRITON, Language
 from flexc.codegen.triton.tile_printer import TilePrinter, integer_attribute
 from flexc.dialects import tile
+from flexc.errors import refuse
 from flexc.passes import pipelines
-from flexc.passes.refusal import refuse
 from flexc.passes.targets.target import LoweringOptions
 
 SUPPORT = "flexc.codegen.triton.support"

@@ -22,7 +22,7 @@ from flexc.codegen.triton.scalar_rules import Language
 from flexc.dialects import flex, tile
 from flexc.dialects.mod_region import is_scalar
 from flexc.dialects.tile import ParamKind, TileType, shape_of
-from flexc.passes.refusal import refuse
+from flexc.errors import refuse
 
 READ_WORDS = (
     "read_bf16 read_bf16_if read_f16 read_f16_if read_f32 read_f32_if read_i32 "

@@ -26,7 +26,7 @@ from xdsl.pattern_rewriter import (
 
 from flexc.dialects import tile
 from flexc.dialects.tile.schedule import SCHEDULE_OPS, SCHEDULE_TYPES
-from flexc.passes.refusal import refuse
+from flexc.errors import refuse
 from flexc.passes.tile.tile_access import TileAccess, is_zero, static_stride
 from flexc.passes.tile.tile_values import defined_by
 

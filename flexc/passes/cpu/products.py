@@ -62,8 +62,8 @@ from xdsl.utils.hints import isa
 from flexc.dialects import tile
 from flexc.dialects.constants import int_constant
 from flexc.dialects.tile import VECTOR_BYTES, RegisterTileAttr, element_of, shape_of
+from flexc.errors import refuse
 from flexc.passes.cpu.tile_widen_floats import is_packed
-from flexc.passes.refusal import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.cpp import MACHINES, VectorMachine
 from flexc.passes.targets.target import MachineName

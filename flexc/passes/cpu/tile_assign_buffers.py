@@ -45,7 +45,7 @@ from xdsl.utils.disjoint_set import DisjointSet
 
 from flexc.dialects import tile
 from flexc.dialects.tile import BUFFERS, BufferAttr, TileType
-from flexc.passes.refusal import refuse
+from flexc.errors import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tile.tile_values import (
     ACCUMULATING,

@@ -28,9 +28,8 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
 from flexc.dialects.flex import CAPTURE, score_type, tensor_shape
-from flexc.errors import OptionError
+from flexc.errors import OptionError, refuse
 from flexc.passes.flex.derivative_kernels import fresh
-from flexc.passes.refusal import refuse
 
 
 @dataclass(frozen=True)

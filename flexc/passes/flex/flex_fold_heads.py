@@ -26,7 +26,7 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import flex
 from flexc.dialects.mod_region import INDEX_ARGS
-from flexc.passes.refusal import refuse
+from flexc.errors import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 
 ROWS = 2

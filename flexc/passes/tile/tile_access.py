@@ -23,7 +23,7 @@ from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
 from flexc.dialects.tile import shape_of
-from flexc.passes.refusal import refuse
+from flexc.errors import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 
 

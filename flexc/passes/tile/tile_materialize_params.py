@@ -30,7 +30,7 @@ from xdsl.utils.hints import isa
 from flexc.dialects import tile
 from flexc.dialects.tile import ParamAttr, ParamKind
 from flexc.dialects.tile.types import is_memory, is_tensor
-from flexc.passes.refusal import refuse
+from flexc.errors import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tile.tile_access import element_width, static_dim, static_stride
 

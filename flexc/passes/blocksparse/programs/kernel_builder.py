@@ -35,7 +35,7 @@ from xdsl.utils.hints import isa
 from flexc.dialects import flex, tile
 from flexc.dialects.flex import PairSumsLike
 from flexc.dialects.tile import GRID_OF, ParamAttr, ParamKind
-from flexc.passes.refusal import refuse
+from flexc.errors import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.target import Target
 
