@@ -1,18 +1,31 @@
-"""Rules that import indexing, views and factories as loads at computed indices."""
+"""Rules that import indexing, views and factories as loads at computed indices.
+
+Reductions combine such loads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from xdsl.dialects import arith
 
+from flexc.dialects.flex.scalar import Ties
 from flexc.errors import UnsupportedOpError
 from flexc.frontend import fields
-from flexc.frontend.aten_to_arith import detach
+from flexc.frontend.aten_to_arith import add, detach, div, maximum, minimum, mul, one_op
 from flexc.frontend.fields import Field, Size, Value, as_field
-from flexc.frontend.scalars import Emitter, Rule, Scalar, number, structural
+from flexc.frontend.scalars import (
+    Emitter,
+    Rule,
+    Scalar,
+    compute_dtype,
+    number,
+    rule,
+    structural,
+)
 
 _END = number(torch.iinfo(torch.int64).max)
 
@@ -222,3 +235,74 @@ def _arange(e: Emitter, out: torch.dtype, *bounds: Scalar, **kw: Any) -> Field:
         return e.cast(e.op(arith.CeilDivSIOp, torch.int64, span, step), dtype)
 
     return fields.arange(start, step, Size(emit), out)
+
+
+Combine = Callable[[Emitter, torch.dtype, Sequence[Scalar]], Scalar]
+"""A function of the elements that a reduction combines."""
+
+
+def reduction(*names: str) -> Callable[[Combine], Combine]:
+    """Register a rule that combines all elements along some dimensions."""
+
+    def register(combine: Combine) -> Combine:
+        def apply(
+            e: Emitter,
+            out: torch.dtype,
+            x: Value,
+            dims: Any = (),
+            keep: Any = False,
+            **kw: Any,
+        ) -> Field:
+            along = [] if dims is None else _ints(dims)
+            kept = bool(getattr(keep, "const", keep))
+            return fields.reduce(
+                as_field(x), along, kept, out, lambda e, xs: combine(e, out, xs)
+            )
+
+        rule(*names, is_structural=True, reduces=True)(apply)
+        return combine
+
+    return register
+
+
+def _folded(op: Rule, initial: Any = None, into: torch.dtype | None = None) -> Combine:
+    """Return a combination of pairs of neighbours, and of pairs of their results.
+
+    It is rounded once.
+    """
+
+    def combine(e: Emitter, out: torch.dtype, xs: Sequence[Scalar]) -> Scalar:
+        dtype = into or compute_dtype(out)
+        xs = [e.cast(x, dtype) for x in xs] or [e.constant(initial, dtype)]
+        while len(xs) > 1:
+            odd = xs[len(xs) & ~1 :]
+            xs = [op(e, dtype, *pair) for pair in zip(xs[::2], xs[1::2], strict=False)]
+            xs += odd
+        return e.cast(xs[0], out)
+
+    return combine
+
+
+_sum = reduction("sum")(_folded(add, 0))
+reduction("prod")(_folded(mul, 1))
+reduction("any")(_folded(one_op(None, None, None, arith.OrIOp), False, torch.bool))
+reduction("all")(_folded(one_op(None, None, None, arith.AndIOp), True, torch.bool))
+# Two equal extremes share the derivative, except along one dimension, as in torch.
+reduction("amax")(_folded(maximum))
+reduction("amin")(_folded(minimum))
+reduction("max")(_folded(partial(maximum, ties=Ties.LHS)))
+reduction("min")(_folded(partial(minimum, ties=Ties.LHS)))
+
+
+@reduction("mean")
+def _mean(e: Emitter, out: torch.dtype, xs: Sequence[Scalar]) -> Scalar:
+    into = compute_dtype(out)
+    return e.cast(div(e, into, _sum(e, into, xs), number(float(len(xs)))), out)
+
+
+@rule("dot", is_structural=True, reduces=True)
+def _dot(e: Emitter, out: torch.dtype, a: Value, b: Value) -> Field:
+    into = compute_dtype(out)
+    products = fields.pointwise(e, [a, b], into, lambda e, xs: mul(e, into, *xs))
+    combine: fields.Load = lambda e, xs: _sum(e, out, xs)  # noqa: E731
+    return fields.reduce(as_field(products), [], False, out, combine)

@@ -46,7 +46,7 @@ from flexc.frontend.guards import (
 )
 from flexc.frontend.locations import RecordLines, error_location, mod_location
 from flexc.frontend.mistakes import check_graph, mistake_of, random_numbers
-from flexc.frontend.scalars import is_known
+from flexc.frontend.scalars import is_known, reduces
 from flexc.frontend.signatures import ModKind, check_arity, check_result
 from flexc.frontend.trace_modes import DetachWithoutGrad, IndexByScalars, TensorWatch
 
@@ -230,6 +230,7 @@ class _Tracer:
         if self.calls.numpy_drew and not is_read:
             raise random_numbers(kind, "numpy.random", location)
         check_graph(kind, graph)
+        _fix_reduced_sizes(graph)
         self.needs_tensors |= _computes_of_captures_alone(graph, arity)
         return self._captured(kind, graph, arity, location)
 
@@ -315,11 +316,24 @@ def _computes_of_captures_alone(gm: GraphModule, arity: int) -> bool:
     varying = set(nodes[:arity])
     for node in nodes:
         is_op = node.op == "call_function" and not is_number(node)
+        is_pointwise = is_known(node.target) and not reduces(node.target)
         if varying.intersection(node.all_input_nodes):
             varying.add(node)
-        elif is_op and node.all_input_nodes and not is_known(node.target):
+        elif is_op and node.all_input_nodes and not is_pointwise:
             return True
     return False
+
+
+def _fix_reduced_sizes(gm: GraphModule) -> None:
+    """Make the sizes that reductions run along constants, which guards ensure."""
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and reduces(node.target):
+            shape = node.args[0].meta["val"].shape
+            dims = node.args[1] if len(node.args) > 1 else None
+            dims = [dims] if isinstance(dims, int) else dims
+            for dim in dims if isinstance(dims, list) and dims else range(len(shape)):
+                if shape:
+                    int(shape[dim])
 
 
 def _make_fx(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product as places
+from math import prod
 from typing import Any
 
 import torch
@@ -21,6 +23,9 @@ from flexc.errors import UnsupportedOpError
 from flexc.frontend.scalars import Emitter, Scalar, element_type, number, promote
 
 Load = Callable[[Emitter, Sequence[Scalar]], Scalar]
+
+MAX_REDUCED = 64
+"""The largest number of elements that a mod combines: their code is unrolled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +81,8 @@ def traced_sizes(sizes: Sequence[Size], shape: Sequence[Any]) -> tuple[Size, ...
 def _known(extent: Any) -> int | None:
     if isinstance(extent, int):
         return extent
-    return 1 if statically_known_true(extent == 1) else None
+    fixed = extent.node.maybe_as_int()
+    return 1 if fixed is None and statically_known_true(extent == 1) else fixed
 
 
 def captured_field(tensor: SSAValue, dtype: torch.dtype, shape: Sequence[Any]) -> Field:
@@ -249,6 +255,35 @@ def pointwise(
         return compute(e, [f.load(e, indices) for f in fields])
 
     return Field(dtype, sizes, load)
+
+
+def reduce(
+    x: Field, dims: Sequence[int], keep: bool, dtype: torch.dtype, combine: Load
+) -> Field:
+    """Return a function of all elements along some dimensions, or along all of them."""
+    along = sorted({d % x.rank for d in dims if x.rank}) or range(x.rank)
+    extents = [x.sizes[d].known for d in along]
+    known = [n for n in extents if n is not None]
+    if len(known) < len(extents) or prod(known) > MAX_REDUCED:
+        raise UnsupportedOpError(
+            f"a reduction over {prod(known)} elements would run for every pair of "
+            f"positions, and mods combine up to {MAX_REDUCED}: reduce before the call, "
+            "capture the result and index it, as in `table[h, q_idx]`; products of "
+            "long rows belong into query and key, as in torch.cat((query, rows), -1)"
+        )
+
+    def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
+        kept = [i for d, i in enumerate(indices) if not (keep and d in along)]
+        elements: list[Scalar] = []
+        for place in places(*map(range, known)):
+            at = dict(zip(along, map(number, place), strict=True))
+            rest = iter(kept)
+            elements.append(x.load(e, [at.get(d) or next(rest) for d in range(x.rank)]))
+        return combine(e, elements)
+
+    one = (constant_size(1),) if keep else ()
+    sizes = [one if d in along else (s,) for d, s in enumerate(x.sizes)]
+    return Field(dtype, tuple(s for size in sizes for s in size), load)
 
 
 def index(e: Emitter, x: Field, indices: Sequence[Value | None]) -> Field:

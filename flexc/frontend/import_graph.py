@@ -58,6 +58,7 @@ from flexc.frontend.scalars import (
     element_type,
     number,
     op_name,
+    reduces,
 )
 from flexc.frontend.signatures import MOD_ARGS, ModKind
 
@@ -330,6 +331,9 @@ class _Importer:
     def _apply(self, node: Node) -> Any:
         args, kwargs = map_aggregate((node.args, node.kwargs), self._argument)
         if node.target is operator.getitem:
+            (source,) = node.all_input_nodes
+            if reduces(source.target) and node.args[1] == 1:
+                raise unsupported_op(source, "indices")
             return args[0]  # The second result of log_sigmoid_forward is unused.
         entry = RULES.get(name := op_name(node.target))
         if entry is None:

@@ -370,7 +370,8 @@ def unsupported_op(node: Node, name: str) -> UnsupportedOpError:
         why += f"pointwise ops or, if it depends on positions only, {table}"
     else:
         why = f"{node.target} has no meaning for one score: mods compute with single "
-        why += f"numbers, by pointwise ops and indexing. To have such values, {table}"
+        why += "numbers, by pointwise ops, indexing and short reductions. "
+        why += f"To have such values, {table}"
     return UnsupportedOpError(why, node_location(node))
 
 

@@ -333,16 +333,20 @@ class Entry:
     rule: Rule
     structural: bool
     """True if the rule takes fields. Other rules are applied element by element."""
+    reduces: bool = False
+    """True if the rule combines the elements of a field, whose sizes must be known."""
 
 
 RULES: dict[str, Entry] = {}
 
 
-def rule(*names: str, is_structural: bool = False) -> Callable[[Rule], Rule]:
+def rule(
+    *names: str, is_structural: bool = False, reduces: bool = False
+) -> Callable[[Rule], Rule]:
     """Register a rule, by default a pointwise one."""
 
     def register(fn: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, Entry(fn, is_structural)))
+        RULES.update(dict.fromkeys(names, Entry(fn, is_structural, reduces)))
         return fn
 
     return register
@@ -364,3 +368,9 @@ def op_name(target: Any) -> str:
 def is_known(target: Any) -> bool:
     """Return True if a rule imports the target of an FX node."""
     return target is operator.getitem or op_name(target) in RULES
+
+
+def reduces(target: Any) -> bool:
+    """Return True if a rule combines the elements of the target's first argument."""
+    entry = RULES.get(op_name(target))
+    return entry is not None and entry.reduces

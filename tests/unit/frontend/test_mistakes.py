@@ -25,6 +25,7 @@ from flexc.frontend.mistakes import random_numbers
 from flexc.frontend.signatures import described
 from tests.unit.frontend.evaluate import check_mask, check_score, import_mods
 
+LONG = torch.zeros(4, 100)
 TABLE = torch.ones(4, 8)
 COUNTS = torch.zeros(4)
 DENSE = torch.ones(8, 8, dtype=torch.bool)
@@ -286,7 +287,7 @@ SCORES: dict[str, tuple[Any, type[errors.FlexcError], str]] = {
         "capture the tensor and index it",
     ),
     # Operations on more than one number.
-    "mean": (lambda s, b, h, q, k: TABLE[h].mean(), Unsupported, "`table[h, q_idx]`"),
+    "mean": (lambda s, b, h, q, k: LONG[h].mean(), Unsupported, "`table[h, q_idx]`"),
     "softmax": (lambda s, b, h, q, k: s.softmax(0), Unsupported, "pointwise ops"),
     "func-grad": (
         lambda s, b, h, q, k: s + torch.func.grad(torch.sin)(s),

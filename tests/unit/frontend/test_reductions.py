@@ -1,0 +1,167 @@
+"""Reductions over short rows of captured tensors, and products of such rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flexc
+from flexc.errors import UnsupportedOpError
+from flexc.frontend.fields import MAX_REDUCED
+from flexc.runtime.kernels.driver import counters
+
+N, E = 70, 16
+
+torch.manual_seed(0)
+QUERY, KEY, VALUE = (torch.randn(1, 2, N, E) for _ in range(3))
+B, H, Q, K = torch.meshgrid(*map(torch.arange, (1, 2, N, N)), indexing="ij")
+
+
+class Rows:
+    """Tables that mods read by row."""
+
+    def __init__(self, width: int = 5):
+        generator = torch.Generator().manual_seed(width)
+        draw: Any = torch.randn(2, N, width, generator=generator)
+        self.a, self.b = (table.clone().requires_grad_() for table in draw)
+        self.half = self.a.detach().half()
+        self.top = torch.randint(0, 5, (1, 2, 5, 3), generator=generator)
+        self.whole = torch.randint(-9, 9, (N, width), generator=generator)
+
+
+ROWS = Rows()
+
+SCORES: dict[str, Callable[..., Any]] = {
+    "distance": lambda s, b, h, q, k: s - (ROWS.a[q] - ROWS.b[k]).pow(2).sum(-1),
+    "mean": lambda s, b, h, q, k: s + (ROWS.a[q] * ROWS.b[k]).mean(dim=-1),
+    "keepdim": lambda s, b, h, q, k: (
+        s + (ROWS.a[q] / (1 + ROWS.a[k].abs().sum(-1, keepdim=True))).sum(-1)
+    ),
+    "amax": lambda s, b, h, q, k: s + (ROWS.a[q] + ROWS.b[k]).amax(-1),
+    "amin": lambda s, b, h, q, k: s + (ROWS.a[q] + ROWS.b[k]).amin(-1),
+    "max": lambda s, b, h, q, k: s * torch.max(ROWS.a[q] + ROWS.b[k], -1).values,
+    "min": lambda s, b, h, q, k: s * (ROWS.a[q] + ROWS.b[k]).min(-1)[0],
+    "prod": lambda s, b, h, q, k: s + (ROWS.a[q] + ROWS.b[k]).prod(-1),
+    "half": lambda s, b, h, q, k: s + (ROWS.half[q] * ROWS.half[k]).sum(-1),
+    "integers": lambda s, b, h, q, k: s + (ROWS.whole[q] * ROWS.whole[k]).sum(-1),
+    "slice": lambda s, b, h, q, k: s + ROWS.a[:, 1:4][q].sum(-1) * ROWS.b[k, ..., 0],
+}
+
+MASKS: dict[str, Callable[..., Any]] = {
+    "any": lambda b, h, q, k: (ROWS.top[b, h, q // 16] == k[..., None] // 16).any(-1),
+    "all": lambda b, h, q, k: (ROWS.a[q] < ROWS.b[k] + 1).all(-1),
+    "count": lambda b, h, q, k: (ROWS.a[q] < ROWS.b[k]).sum(-1) >= 2,
+}  # fmt: skip
+
+
+def _attention(scores: Tensor, live: Tensor | None = None) -> Tensor:
+    if live is not None:
+        scores = scores.masked_fill(~live, -torch.inf)
+    return scores.softmax(-1).nan_to_num() @ VALUE
+
+
+def _scores() -> Tensor:
+    return QUERY @ KEY.mT / E**0.5
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores(name: str) -> None:
+    """Mods on indices of all pairs at once are the reference."""
+    mod = SCORES[name]
+    found = flexc.flex_attention(QUERY, KEY, VALUE, mod, backend="eager")
+    expected = _attention(mod(_scores(), B, H, Q, K).float())
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["distance", "keepdim", "amax", "min", "prod"])
+def test_gradients(name: str) -> None:
+    leaves = [ROWS.a, ROWS.b]
+    found: Any = flexc.flex_attention(QUERY, KEY, VALUE, SCORES[name])
+    expected = _attention(SCORES[name](_scores(), B, H, Q, K))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    seed = torch.randn_like(found)
+    gradients = [
+        torch.autograd.grad(out, leaves, seed, materialize_grads=True)
+        for out in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name: str) -> None:
+    mask = MASKS[name]
+    found = flexc.flex_attention(QUERY, KEY, VALUE, mask_mod=mask)
+    torch.testing.assert_close(found, _attention(_scores(), mask(B, H, Q, K)))
+
+
+@pytest.mark.parametrize("product", [torch.dot, torch.inner, torch.matmul])
+def test_products(product: Callable[..., Any]) -> None:
+    a, b = ROWS.a.detach(), ROWS.b.detach()
+    found = flexc.flex_attention(
+        QUERY, KEY, VALUE, lambda s, _b, h, q, k: s + product(a[q], b[k])
+    )
+    torch.testing.assert_close(found, _attention(_scores() + a @ b.T))
+
+
+def _traces(width: int, length: int) -> int:
+    """Return how many mods a call traces."""
+    table = torch.randn(length, width)
+    q, k, v = (x[:, :, :length] for x in (QUERY, KEY, VALUE))
+    before = counters["traced"]
+    found = flexc.flex_attention(
+        q, k, v, lambda s, b, h, i, j: s + (table[i] * table[j]).sum(-1)
+    )
+    expected = (q @ k.mT / E**0.5 + table @ table.T).softmax(-1) @ v
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    return counters["traced"] - before
+
+
+def test_another_width_is_traced_again() -> None:
+    """Another number of rows is not."""
+    kinds = ((3, N), (4, N), (4, 40), (3, 40))
+    assert [_traces(*kind) for kind in kinds] == [1, 1, 0, 0]
+
+
+def test_captured_length() -> None:
+    """A number that the size of a row depends on is fixed, too."""
+    a = ROWS.a.detach()
+
+    def with_rows(n: int) -> Callable[..., Any]:
+        return lambda s, b, h, q, k: s + (a[q, :n] * a[k, :n]).sum(-1)
+
+    for n in (2, 3):
+        found = flexc.flex_attention(QUERY, KEY, VALUE, with_rows(n))
+        torch.testing.assert_close(found, _attention(_scores() + a[:, :n] @ a[:, :n].T))
+
+
+def test_too_long() -> None:
+    a = torch.randn(N, MAX_REDUCED + 1)
+    with pytest.raises(
+        UnsupportedOpError, match=r"65 elements .* reduce before"
+    ) as error:
+        flexc.flex_attention(
+            QUERY, KEY, VALUE, lambda s, b, h, q, k: s + torch.dot(a[q], a[k])
+        )
+    assert "test_reductions.py" in str(error.value)
+
+
+def test_of_captures_alone() -> None:
+    """Long rows of captured tensors alone are reduced before the kernel, by torch."""
+    a = torch.randn(N, 500)
+    found = flexc.flex_attention(
+        QUERY, KEY, VALUE, lambda s, b, h, q, k: s + a.mean(-1)[q] * a.amax(-1)[k]
+    )
+    expected = _scores() + a.mean(-1)[:, None] * a.amax(-1)
+    torch.testing.assert_close(found, _attention(expected))
+
+
+def test_places_of_extremes_are_refused() -> None:
+    a = ROWS.a.detach()
+    with pytest.raises(UnsupportedOpError, match=r"aten\.max\.dim"):
+        flexc.flex_attention(
+            QUERY, KEY, VALUE, lambda s, b, h, q, k: s + (a[q] * a[k]).max(-1)[1]
+        )
