@@ -48,10 +48,10 @@ func.func @split(%q : !h, %scale : f32, %splits : i32) -> (!m, !r, !r) {
   func.return %outs, %shift, %sum : !m, !r, !r
 }
 
-// Eight splits are read before any is used. Of those beyond the last the logarithm is
+// Sixteen splits are read before any is used. Of those beyond the last the logarithm is
 // -inf, and of one that weighs nothing not even NaN counts.
 // CHECK-LABEL: tile.kernel @combine
-// CHECK-SAME: grid affine_map<(d0, d1, d2) -> ((d2 ceildiv 16), d1, d0)>
+// CHECK-SAME: grid affine_map<(d0, d1, d2) -> ((d2 ceildiv 8), d1, d0)>
 // CHECK-SAME: grid_of = 4 : i32
 // CHECK: scf.for
 // CHECK: %[[ROWS:.*]] = tile.load %shift
