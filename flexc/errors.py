@@ -112,6 +112,10 @@ class TracingError(FlexcError, RuntimeError):
     """Attention was called within a trace or transform that cannot record it."""
 
 
+class DistributedError(FlexcError, RuntimeError):
+    """There is no process group, or the calls of its ranks do not fit."""
+
+
 class ScheduleError(FlexcError, NotImplementedError):
     """A kernel cannot have a schedule. The message says why.
 

@@ -6,6 +6,7 @@ tape on the disk does not need them, and their import would take most of its tim
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,10 +21,18 @@ from flexc.frontend.closures import freeze, read_key
 from flexc.frontend.plain_values import number_key
 from flexc.runtime.autograd.functions import run_attention
 from flexc.runtime.call_plans import Operands, attend, is_plain
-from flexc.runtime.inputs.arguments import Outputs, mask_of, read_scale
-from flexc.runtime.inputs.options import Choices, read_choices
+from flexc.runtime.inputs.arguments import (
+    Outputs,
+    cast_and_check,
+    mask_of,
+    read_scale,
+    split_block_mask,
+)
+from flexc.runtime.inputs.options import Choices, read_choices, resolve_backend
 from flexc.runtime.interception import (
     Regions,
+    check_not_traced,
+    check_not_transformed,
     compiled_for_flexc,
     current_scope,
     redirect_to,
@@ -137,9 +146,31 @@ class Preparation(NamedTuple):
     def __call__(self, operands: Operands) -> Attention:
         """Return the call of these tensors, checked and ready to run."""
         with without_collection():
-            from flexc.runtime.preparation import prepared_call
+            from flexc.runtime.attention.call import Attention, read_signature
 
-        return prepared_call(operands, self.mods, *self.rest)
+        score_mod, block_mask, mask_mod = self.mods
+        enable_gqa, scale, outputs, choices, is_traced = self.rest
+        if is_traced:
+            check_not_transformed()
+        else:
+            check_not_traced(operands[0])
+        query, key, value = cast_and_check(*operands, enable_gqa)
+        resolved = resolve_backend(choices.backend, query.device)
+        mask, tables = split_block_mask(block_mask, mask_mod, query, key)
+        call = Attention(
+            query,
+            key,
+            value,
+            1.0 / math.sqrt(query.size(3)) if scale is None else scale,
+            tables,
+            read_signature(score_mod, mask, query.device),
+            outputs,
+            resolved,
+            choices,
+        )
+        if not is_traced:
+            call.check_memory()
+        return call
 
     def frozen(self) -> Preparation | None:
         """Return a copy that may outlive the call, None if mods cannot be copied."""

@@ -24,7 +24,7 @@ from flexc.codegen.kernel_spec import KernelSpec
 from flexc.frontend.closures import read_mods
 from flexc.runtime.kernels.build import NO_CALL, Build, build_of
 from flexc.runtime.kernels.traces import trace_mods
-from flexc.runtime.planner import ordering
+from flexc.runtime.planner import tables
 from flexc.runtime.planner.block_mask import checked_problem, plan_block_mask
 from flexc.runtime.planner.plans import Plan, build_for, lower
 from flexc.runtime.process.recent import Recent
@@ -68,7 +68,7 @@ def test_compiles(case: str, target: str) -> None:
 def test_order_compiles(target: str) -> None:
     from tests.codegen.triton_kernels import compile_spec
 
-    assert compile_spec(ordering.order_spec(BUILD), target).asm
+    assert compile_spec(tables.order_spec(BUILD), target).asm
 
 
 def test_threads_compile_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,11 +80,11 @@ def test_threads_compile_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
         compiled.append(build.capability)
         return f"kernel {build.capability}"
 
-    monkeypatch.setattr(ordering, "_kernels", Recent())
-    monkeypatch.setattr(ordering, "compile_kernel", compile_order)
+    monkeypatch.setattr(tables, "_kernels", Recent())
+    monkeypatch.setattr(tables, "compile_kernel", compile_order)
     builds = [replace(BUILD, capability=n) for n in (80, 90)]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(ordering.order_kernel, 4 * builds))
+        found = list(pool.map(tables.order_kernel, 4 * builds))
     assert [kernel.get() for kernel in found] == 4 * ["kernel 80", "kernel 90"]
     assert len(compiled) == 2
 

@@ -35,7 +35,7 @@ from flexc.runtime.kernels.triton_compiler import (
     Entry,
 )
 from flexc.runtime.kernels.triton_loader import OnGrid
-from flexc.runtime.planner.ordering import order_spec
+from flexc.runtime.planner.tables import order_spec
 from flexc.runtime.tapes.gpus import HOPPER
 from tests.codegen.triton_kernels import Variant, call_of
 

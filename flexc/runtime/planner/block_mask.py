@@ -18,7 +18,6 @@ from flexc.runtime.inputs.options import resolve_backend
 from flexc.runtime.inputs.tensor_facts import check_captures
 from flexc.runtime.inputs.wrappers import check_captured
 from flexc.runtime.kernels.traces import trace_mods
-from flexc.runtime.planner.ordering import ordered, start_order
 from flexc.runtime.planner.plans import (
     Planning,
     Problem,
@@ -26,6 +25,7 @@ from flexc.runtime.planner.plans import (
     find_plan,
     whole_blocks,
 )
+from flexc.runtime.planner.tables import ordered, start_order
 from flexc.runtime.replay.repeats import repeat
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

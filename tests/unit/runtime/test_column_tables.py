@@ -26,11 +26,11 @@ from flexc.runtime.attention.run import run
 from flexc.runtime.inputs.arguments import Tables, split_block_mask
 from flexc.runtime.inputs.listed_blocks import classes_of, pairs_of
 from flexc.runtime.inputs.options import NO_CHOICES
-from flexc.runtime.planner.ordering import ordered
 from flexc.runtime.planner.plans import MOST_SUMMARIZED
 from flexc.runtime.planner.tables import (
     KINDS,
     column_tables,
+    ordered,
     plan_tables,
     transposed,
 )

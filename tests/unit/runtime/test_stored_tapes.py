@@ -26,7 +26,7 @@ from flexc.runtime.kernels import (
     traces,
 )
 from flexc.runtime.kernels.driver import counters
-from flexc.runtime.planner import ordering
+from flexc.runtime.planner import tables
 from flexc.runtime.process.recent import Recent
 from flexc.runtime.replay import repeats, stored_tapes
 from flexc.runtime.replay.stable_text import UnstableError, stable_text
@@ -50,7 +50,7 @@ class Process:
         repeats.KNOWN.clear()
         self.monkeypatch.setattr(stored_tapes, "_missed", Recent())
         traces._traced.clear()
-        self.monkeypatch.setattr(ordering, "_kernels", Recent())
+        self.monkeypatch.setattr(tables, "_kernels", Recent())
 
 
 @pytest.fixture

@@ -1,0 +1,251 @@
+"""The ranks of a call: their parts, the agreement on a call, and moves between them.
+
+Moves are Functions of autograd. The derivative of each is another one, so that they
+have derivatives of every order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from flexc.errors import DistributedError, did_you_mean
+from flexc.runtime.attention.call import Attention
+from flexc.runtime.replay.stable_text import UnstableError, stable_text
+
+MESSAGE = 4096
+"""The bytes of a rank's description of its call."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a sequence that the ranks of a group have."""
+
+    group: dist.ProcessGroup
+    rank: int
+    queries: tuple[int, ...]
+    """The number of queries of each rank."""
+    keys: tuple[int, ...]
+
+    @property
+    def first_query(self) -> int:
+        return sum(self.queries[: self.rank])
+
+
+def group_of(mesh: DeviceMesh, mesh_dim: str) -> dist.ProcessGroup:
+    if not dist.is_available() or not dist.is_initialized():
+        raise DistributedError(
+            "context_parallel_attention expects a process group, and there is none; "
+            "torch.distributed.device_mesh.init_device_mesh makes one"
+        )
+    if not isinstance(mesh, DeviceMesh):
+        raise DistributedError(
+            f"mesh expects a torch DeviceMesh, got {type(mesh).__name__}"
+        )
+    names = mesh.mesh_dim_names or ()
+    if mesh_dim not in names:
+        raise DistributedError(
+            f"mesh_dim expects a dimension of the mesh, which has {names or 'no names'}"
+            f", got {mesh_dim!r}{did_you_mean(mesh_dim, names)}"
+        )
+    return mesh.get_group(mesh_dim)
+
+
+_agreed: set[tuple[str, bytes]] = set()
+"""Names of groups and descriptions of calls that their ranks have compared."""
+
+
+def agree(
+    group: dist.ProcessGroup,
+    mesh: DeviceMesh,
+    call: Attention | Exception,
+    options: dict[str, Any],
+    lengths: Sequence[int] | None,
+) -> tuple[Attention, Parts]:
+    """Compare the calls of all ranks. Return this rank's, and the parts of all.
+
+    Raise an error on all ranks if one has failed so far, or if their calls do not fit.
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    own: dict[str, Any] = {"fault": f"{type(call).__name__}: {call}"[:500]}
+    if isinstance(call, Attention):
+        own = _description(call) | options
+        own["lengths"] = None if lengths is None else list(lengths)
+        own["parts"] = [call.query.size(2), call.key.size(2)]
+    text = json.dumps(own).encode()
+    if (group.group_name, text) in _agreed:
+        assert lengths is not None
+        assert isinstance(call, Attention)
+        return call, Parts(group, rank, tuple(lengths), tuple(lengths))
+    buffer = torch.frombuffer(bytearray(text.ljust(MESSAGE)), dtype=torch.uint8)
+    buffer = buffer.to(mesh.device_type)
+    found = buffer.new_empty((size, MESSAGE))
+    dist.all_gather(list(found.unbind()), buffer, group=group)
+    texts = [bytes(row.tolist()) for row in found.cpu()]
+    if isinstance(call, Exception):
+        raise call
+    calls = [json.loads(text) for text in texts]
+    for other, given in enumerate(calls):
+        if "fault" in given:
+            raise DistributedError(f"rank {other} raised {given['fault']}")
+    for name in own:
+        if name == "parts":
+            continue
+        for other, given in enumerate(calls):
+            if given[name] != calls[0][name]:
+                raise DistributedError(
+                    f"ranks expect the same {name}: rank 0 has {calls[0][name]}, rank "
+                    f"{other} has {given[name]}"
+                )
+    queries, keys = zip(*(given["parts"] for given in calls), strict=True)
+    if lengths is not None:
+        if not tuple(lengths) == queries == keys:
+            raise DistributedError(
+                f"lengths expects those of all ranks, got {tuple(lengths)}; they have "
+                f"{queries} queries and {keys} keys"
+            )
+        _agreed.add((group.group_name, text))
+    return call, Parts(group, rank, queries, keys)
+
+
+def _description(call: Attention) -> dict[str, Any]:
+    """Return what the calls of all ranks must have in common, by name."""
+    tensors = {"query": call.query, "key": call.key, "value": call.value}
+    captures = [
+        f"{tuple(c.shape)} {c.dtype}" if isinstance(c, Tensor) else repr(c)
+        for c in call.signature.captures
+    ]
+    try:
+        mods = hashlib.sha256(stable_text(call.signature.key).encode()).hexdigest()
+    except UnstableError:
+        mods = "unknown"
+    recorded = torch.is_grad_enabled()
+    return {
+        "dtype": str(call.query.dtype),
+        **{
+            f"shape of the {name} (without its length)": [*t.shape[:2], t.size(3)]
+            for name, t in tensors.items()
+        },
+        "code of the mods": mods[:16],
+        "captured values": "; ".join(captures)[:1000],
+        "gradients": "".join(
+            str(int(recorded and c.requires_grad))
+            for c in (*tensors.values(), *call.signature.captures)
+            if isinstance(c, Tensor)
+        )[:500],
+    }
+
+
+def has_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _swap(
+    group: dist.ProcessGroup, sent: Sequence[Tensor], shapes: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """Send a tensor to each rank, and return those received, of the given shapes."""
+    flat = torch.cat([t.reshape(-1) for t in sent])
+    counts = [math.prod(shape) for shape in shapes]
+    found = flat.new_empty(sum(counts))
+    dist.all_to_all_single(found, flat, counts, [t.numel() for t in sent], group=group)
+    return [t.view(*s) for t, s in zip(found.split(counts), shapes, strict=True)]
+
+
+def _of_length(tensor: Tensor, length: int) -> tuple[int, ...]:
+    return (*tensor.shape[:2], length, tensor.size(3))
+
+
+class Gather(torch.autograd.Function):
+    """The tokens of all ranks, given those of this one."""
+
+    @staticmethod
+    def forward(ctx: Any, group: Any, lengths: tuple[int, ...], own: Tensor) -> Tensor:
+        ctx.given = group, lengths
+        shapes = [_of_length(own, n) for n in lengths]
+        return torch.cat(_swap(group, [own] * len(lengths), shapes), 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore
+        return None, None, AddUp.apply(*ctx.given, grad)
+
+
+class AddUp(torch.autograd.Function):
+    """The sum over all ranks of the tokens of this one, in the order of the ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, group: Any, lengths: tuple[int, ...], whole: Tensor
+    ) -> Tensor:
+        ctx.given = group, lengths
+        shape = _of_length(whole, lengths[dist.get_rank(group)])
+        found = _swap(group, whole.split(lengths, 2), [shape] * len(lengths))
+        wide = torch.promote_types(whole.dtype, torch.float32)
+        return torch.stack(found).sum(0, dtype=wide).to(whole.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore
+        return None, None, Gather.apply(*ctx.given, grad)
+
+
+class Move(torch.autograd.Function):
+    """All tokens of a share of the heads from a share of the tokens, or back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, group: Any, lengths: tuple[int, ...], to_heads: bool, tensor: Tensor
+    ) -> Tensor:
+        ctx.given = group, lengths, not to_heads
+        if to_heads:
+            sent = tensor.chunk(len(lengths), 1)
+            return torch.cat(
+                _swap(group, sent, [_of_length(sent[0], n) for n in lengths]), 2
+            )
+        own = _of_length(tensor, lengths[dist.get_rank(group)])
+        return torch.cat(
+            _swap(group, tensor.split(lengths, 2), [own] * len(lengths)), 1
+        )
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore
+        return None, None, None, Move.apply(*ctx.given, grad)
+
+
+class Summed(torch.autograd.Function):
+    """The tensors themselves; their gradients are added up over all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, group: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.group = group
+        return tuple(t.view_as(t) for t in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, *Summing.apply(ctx.group, *grads)  # pyright: ignore
+
+
+class Summing(torch.autograd.Function):
+    """The sums of tensors over all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, group: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.group = group
+        found: list[Tensor] = []
+        for tensor in tensors:
+            wide = torch.promote_types(tensor.dtype, torch.float32)
+            total = tensor.to(wide, copy=True, memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            found.append(total.to(tensor.dtype))
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, *Summing.apply(ctx.group, *grads)  # pyright: ignore

@@ -1,0 +1,289 @@
+"""Attention in a ring: keys and values travel from rank to rank, and so do their
+gradients.
+
+Rank r computes with its own part of the keys first, then with that of rank r - 1, and
+so on, while the next part is on its way. Results are merged by their log-sum-exp. In
+the backward the same parts travel the same way, and the gradient of each part follows
+it one step behind, growing at each rank; the last rank sends it home.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flexc.errors import GradientError
+from flexc.runtime.attention.call import Attention
+from flexc.runtime.autograd import derivatives
+from flexc.runtime.autograd.functions import settle
+from flexc.runtime.autograd.template import INPUTS, Template, split
+
+Live = Sequence[Sequence[bool]]
+"""By the rank of queries and the rank of keys: False if no pair of them is live."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The ranks of a group, in their order, and the parts that visit each of them."""
+
+    group: dist.ProcessGroup
+    lengths: tuple[int, ...]
+    """The number of keys of each rank."""
+    live: Live
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank(self.group)
+
+    @property
+    def size(self) -> int:
+        return len(self.lengths)
+
+    def source(self, step: int) -> int:
+        """Return the rank whose keys visit this rank at a step."""
+        return (self.rank - step) % self.size
+
+    def visits_here(self, step: int) -> bool:
+        """Return True if keys are at this rank at a step, to be used or sent on."""
+        return step < self.size and step <= self.last(self.source(step))
+
+    def last(self, source: int) -> int:
+        """Return the last step at which a rank needs the keys of another rank."""
+        steps = range(self.size)
+        needed = [s for s in steps if self.live[(source + s) % self.size][source]]
+        return max(needed, default=0)
+
+    def is_live(self, step: int) -> bool:
+        return self.live[self.rank][self.source(step)]
+
+    def exchange(
+        self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]
+    ) -> list[dist.Work]:
+        """Start to send tensors to ranks, and to receive tensors from ranks."""
+        ops = [
+            dist.P2POp(op, tensor, group=self.group, group_peer=peer)
+            for op, pairs in ((dist.isend, sent), (dist.irecv, received))
+            for tensor, peer in pairs
+        ]
+        return dist.batch_isend_irecv(ops) if ops else []
+
+    def visits(self, own: Packed) -> Iterator[tuple[int, Packed | None]]:
+        """Yield each step and its keys and values, the own ones first.
+
+        The keys are None if neither this rank nor a later one needs them. The next ones
+        are on their way while the caller computes.
+        """
+        here: Packed | None = own
+        for step in range(self.size):
+            sent, received, following = [], [], None
+            if here is not None and self.last(self.source(step)) > step:
+                sent = [(here.flat, (self.rank + 1) % self.size)]
+            if self.visits_here(step + 1):
+                following = own.of_length(self.lengths[self.source(step + 1)])
+                received = [(following.flat, (self.rank - 1) % self.size)]
+            works = self.exchange(sent, received)
+            yield step, here
+            for work in works:
+                work.wait()
+            here = following
+
+
+class Packed:
+    """Keys and values in one tensor, which is sent as one message."""
+
+    def __init__(self, flat: Tensor, key: torch.Size, value: torch.Size):
+        self.flat = flat
+        sizes = [math.prod(key), math.prod(value)]
+        first, second = flat.split(sizes)
+        self.key, self.value = first.view(key), second.view(value)
+
+    @classmethod
+    def of(cls, key: Tensor, value: Tensor) -> Packed:
+        flat = torch.cat([key.reshape(-1), value.reshape(-1)])
+        return cls(flat, key.shape, value.shape)
+
+    def of_length(self, length: int, dtype: torch.dtype | None = None) -> Packed:
+        """Return uninitialised keys and values of another length."""
+        shapes = [
+            torch.Size((*t.shape[:2], length, t.size(3)))
+            for t in (self.key, self.value)
+        ]
+        count = sum(map(math.prod, shapes))
+        flat = self.flat.new_empty(count, dtype=dtype or self.flat.dtype)
+        return Packed(flat, *shapes)
+
+
+class Homecoming:
+    """The gradients of keys and values on their way around the ring and home."""
+
+    def __init__(self, ring: Ring, own: Packed, dtype: torch.dtype):
+        self.ring, self.own, self.dtype = ring, own, dtype
+        self.home: Packed | None = None
+        """The gradients of the rank's own keys, complete when all steps are done."""
+        self._arriving: Packed | None = None
+        self._works: list[dist.Work] = []
+
+    def step(self, step: int, here: Packed | None, found: Sequence[Tensor]) -> None:
+        """Add what was found at this rank to the gradients of the keys that are here,
+        and send the sum on, or home after the last step.
+        """
+        ring, source = self.ring, self.ring.source(step)
+        for work in self._works:
+            work.wait()
+        sent, received = [], []
+        arrived, self._arriving = self._arriving, None
+        if here is not None:
+            total = arrived
+            if total is None:
+                total = here.of_length(here.key.size(2), self.dtype)
+                total.flat.zero_()
+            for part, more in zip((total.key, total.value), found, strict=False):
+                part.add_(more)
+            if ring.last(source) > step:
+                sent.append((total.flat, (ring.rank + 1) % ring.size))
+            elif step:
+                sent.append((total.flat, source))
+            else:
+                self.home = total
+        if ring.visits_here(step + 1):
+            length = ring.lengths[ring.source(step + 1)]
+            self._arriving = self.own.of_length(length, self.dtype)
+            received.append((self._arriving.flat, (ring.rank - 1) % ring.size))
+        if step and ring.last(ring.rank) == step:
+            self.home = self.own.of_length(ring.lengths[ring.rank], self.dtype)
+            received.append((self.home.flat, (ring.rank + step) % ring.size))
+        self._works = ring.exchange(sent, received)
+
+    def wait(self) -> Packed:
+        for work in self._works:
+            work.wait()
+        assert self.home is not None
+        return self.home
+
+
+class Merged:
+    """The results of the same queries with several parts of the keys, merged.
+
+    Outputs are added in float32. The log-sum-exps of rows are few, and in float64, so
+    that the rest that float32 loses is kept.
+    """
+
+    def __init__(self, query: Tensor, value_dim: int):
+        rows = query.shape[:3]
+        self.dtype = torch.promote_types(query.dtype, torch.float32)
+        self.out = query.new_zeros((*rows, value_dim), dtype=self.dtype)
+        self.log_sum = query.new_full(rows, -math.inf, dtype=torch.float64)
+
+    def add(self, out: Tensor, lse: Tensor, has_rest: bool) -> None:
+        log_sum = lse.double().sum(1) if has_rest else lse.double()
+        total = torch.logaddexp(self.log_sum, log_sum)
+        finite = total.masked_fill(total == -math.inf, 0.0)
+        before, here = (
+            (part - finite).exp().to(self.dtype)[..., None]
+            for part in (self.log_sum, log_sum)
+        )
+        self.out, self.log_sum = before * self.out + here * out, total
+
+    def lse(self, has_rest: bool) -> Tensor:
+        """Return the log-sum-exp, with the rest lost to rounding if asked for."""
+        lse = self.log_sum.to(self.dtype)
+        if not has_rest:
+            return lse
+        rest = (self.log_sum - lse.double()).to(self.dtype)
+        return torch.stack([lse, rest.masked_fill(lse.isinf(), 0.0)], 1)
+
+
+Prepare = Callable[[int, Tensor, Tensor, Tensor], Attention]
+"""A function from the rank of keys and query, key and value to their call."""
+
+
+class RingAttention(torch.autograd.Function):
+    """The Function from (ring, prepare, query, key, value, *captured) to out and lse.
+
+    The captured tensors are those of the mods, in the order of a template's tensors.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, ring: Ring, prepare: Prepare, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        query, key, value, *captured = tensors
+        merged = Merged(query, value.size(3))
+        templates: list[Template | None] = []
+        tables: list[Tensor] = []
+        has_rest = False
+        for step, here in ring.visits(Packed.of(key, value)):
+            template = None
+            if here is not None and ring.is_live(step):
+                call = prepare(ring.source(step), query, here.key, here.value)
+                template, given = split(settle(call))
+                tables += given[INPUTS + len(captured) :]
+                has_rest = template.lse_rest
+                out, lse, _ = template.run(given)
+                assert lse is not None
+                merged.add(out, lse, has_rest)
+            templates.append(template)
+        out, lse = merged.out.to(query.dtype), merged.lse(has_rest)
+        ctx.ring, ctx.templates, ctx.has_rest = ring, templates, has_rest
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *tables, out, lse)
+        return out, lse.select(1, 0).clone() if has_rest else lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        d_out, d_lse = grads
+        if torch.is_grad_enabled():
+            raise GradientError(
+                'context_parallel_attention(method="ring") has first derivatives only; '
+                'method="all-gather" has second ones too'
+            )
+        needs = ctx.needs_input_grad[2:]
+        saved: Sequence[Tensor] = ctx.saved_tensors
+        tensors, (*tables, out, lse) = saved[: len(needs)], saved[len(needs) :]
+        if d_lse is not None and ctx.has_rest:
+            d_lse = torch.stack([d_lse, torch.zeros_like(d_lse)], 1)
+        query, key, value, *captured = tensors
+        wide = torch.promote_types(query.dtype, torch.float32)
+        totals = [
+            torch.zeros_like(t, dtype=wide) if need and t.is_floating_point() else None
+            for t, need in zip(tensors, needs, strict=True)
+        ]
+        ring: Ring = ctx.ring
+        own = Packed.of(key, value)
+        travels = needs[1] or needs[2]
+        homecoming = Homecoming(ring, own, wide)
+        for step, here in ring.visits(own):
+            template: Template | None = ctx.templates[step]
+            found: list[Any] = []
+            if template is not None and here is not None:
+                given = [query, here.key, here.value, *captured]
+                given += [tables.pop(0) for _ in range(template.tables)]
+                wanted = template.wanted(
+                    (needs[0], travels, travels, *needs[INPUTS:])
+                    + (False,) * template.tables
+                )
+                call = template.bind(given)
+                gradients = derivatives.backward(call, out, lse, (d_out, d_lse), wanted)
+                found = template.spread(gradients, None)
+                for i in (0, *range(INPUTS, len(tensors))):
+                    if totals[i] is not None and found[i] is not None:
+                        totals[i] += found[i]
+            if travels:
+                homecoming.step(step, here, found[1:INPUTS])
+        if travels:
+            home = homecoming.wait()
+            totals[1:INPUTS] = [home.key, home.value]
+        return (
+            None,
+            None,
+            *(
+                None if total is None else total.to(t.dtype)
+                for total, t in zip(totals, tensors, strict=True)
+            ),
+        )

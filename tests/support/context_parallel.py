@@ -1,0 +1,206 @@
+"""Calls of ranks in processes of their own, compared with one process."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import flexc
+from flexc.distributed import context_parallel_attention
+from flexc.runtime.kernels.driver import counters
+
+HEADS, DIM = 4, 8
+METHODS = ("all-gather", "ring", "all-to-all")
+
+LARGEST_SCORE = 64
+"""A bound of the scores here, biases included: ALiBi over a few hundred tokens."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call, by the names of its mods."""
+
+    mask: str | None
+    score: str | None
+    lengths: tuple[int, ...]
+    kv_heads: int = HEADS
+
+
+@dataclass
+class Outcome:
+    """The differences of one rank's results, in units of the allowed difference."""
+
+    errors: dict[str, float]
+    compiled: Counter[str]
+    """What the call compiled, by the names of the driver's counters."""
+
+
+def masks(length: int) -> dict[str | None, Any]:
+    document = (torch.arange(length) * 7 // 2) // 37
+    prefix = torch.tensor([length // 3, length // 5])
+    return {
+        None: None,
+        "causal": lambda b, h, q, k: q >= k,
+        "window": lambda b, h, q, k: (q - k <= 17) & (q >= k),
+        "documents": lambda b, h, q, k: (document[q] == document[k]) & (q >= k),
+        "prefix": lambda b, h, q, k: (k < prefix[b]) | (q >= k),
+    }
+
+
+def scores(length: int) -> tuple[dict[str | None, Any], Tensor]:
+    """Return score_mods by name, and the bias that one of them learns."""
+    bias = torch.randn(HEADS, length, dtype=torch.float64, requires_grad=True)
+    slopes = torch.rand(HEADS, dtype=torch.float64) / 8
+    found = {
+        None: None,
+        "alibi": lambda s, b, h, q, k: s - slopes[h] * (q - k).abs(),
+        "soft cap": lambda s, b, h, q, k: 3 * torch.tanh(s / 3),
+        "bias": lambda s, b, h, q, k: s + bias[h, (q - k).abs()],
+    }
+    return found, bias
+
+
+def outcome(case: Case, method: Any, mesh: DeviceMesh, **options: Any) -> Outcome:
+    """Run a call on this rank, and compare it with the dense call of one process.
+
+    In float64: a sum of n terms in another order differs by n ulps of its terms' sizes,
+    and an exponential by its score's size in ulps.
+    """
+    torch.manual_seed(0)
+    length, rank = sum(case.lengths), mesh.get_local_rank()
+    shapes = [(2, h, length, DIM) for h in (HEADS, case.kv_heads, case.kv_heads)]
+    inputs = query, key, value = tuple(
+        torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes
+    )
+    mods, bias = scores(length)
+    score, mask = mods[case.score], masks(length)[case.mask]
+    wrt = [*inputs, bias] if case.score == "bias" else [*inputs]
+    call: dict[str, Any] = {"mask_mod": mask, "enable_gqa": True, "return_lse": True}
+    whole: Any = flexc.flex_attention(query, key, value, score, backend="eager", **call)
+    cotangents = [torch.randn_like(t) for t in whole]
+    gradients = torch.autograd.grad(whole, wrt, cotangents)
+
+    def part(tensor: Tensor) -> Tensor:
+        return tensor.split(case.lengths, 2)[rank]
+
+    before = counters.copy()
+    found = context_parallel_attention(
+        part(query),
+        part(key),
+        part(value),
+        score,
+        mesh=mesh,
+        method=method,
+        **call,
+        **options,
+    )
+    grads = torch.autograd.grad(found, wrt, [part(c) for c in cotangents])
+    unit = length * LARGEST_SCORE * torch.finfo(torch.float64).eps
+    names = ("out", "lse", "query", "key", "value", "bias")
+    pairs = [
+        *((a, part(b)) for a, b in zip(found, whole, strict=True)),
+        *((part(a), part(b)) for a, b in zip(grads[:3], gradients, strict=False)),
+        *zip(grads[3:], gradients[3:], strict=True),
+    ]
+    errors = {
+        name: 0.0
+        if a.numel() == 0
+        else float((a - b).abs().max() / b.abs().max()) / unit
+        for name, (a, b) in zip(names, pairs, strict=False)
+    }
+    return Outcome(errors, counters - before)
+
+
+Work = Callable[[DeviceMesh], Any]
+
+
+def run_ranks(size: int, folder: Path, work: Work) -> list[Any]:
+    """Return what `work` returns in each of some processes, by rank."""
+    mp.spawn(_run, (size, folder, work), nprocs=size)  # pyright: ignore
+    return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(size)]
+
+
+def _run(rank: int, size: int, folder: Path, work: Work) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+    found = work(init_device_mesh("cpu", (size,), mesh_dim_names=("cp",)))
+    (folder / str(rank)).write_bytes(pickle.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+PAIR = (61, 61)
+
+TWO = [
+    Case("causal", "bias", PAIR),
+    Case("causal", "bias", (70, 33), kv_heads=2),
+    Case("window", "alibi", PAIR),
+    Case("documents", "soft cap", PAIR),
+    Case("prefix", None, PAIR, kv_heads=2),
+    Case(None, None, PAIR),
+]
+
+FOUR = [
+    Case("causal", "bias", (40, 40, 40, 40)),
+    Case("window", "alibi", (31, 40, 0, 22)),
+    Case("documents", "bias", (31, 40, 57, 22)),
+    Case(None, "soft cap", (1, 2, 3, 4)),
+]
+
+
+def two_ranks(mesh: DeviceMesh) -> tuple[dict[Any, Outcome], list[str]]:
+    outcomes = {(c, m): outcome(c, m, mesh) for c in TWO for m in METHODS}
+    return outcomes, faults(mesh)
+
+
+def four_ranks(mesh: DeviceMesh) -> dict[Any, Outcome]:
+    return {(c, m): outcome(c, m, mesh) for c in FOUR for m in METHODS}
+
+
+def faults(mesh: DeviceMesh) -> list[str]:
+    """Return the errors of calls that do not fit."""
+    is_first = mesh.get_local_rank() == 0
+    x = torch.zeros(1, 2, 4, 8)
+    odd = x if is_first else torch.zeros(1, 2, 4, 16)
+
+    def fails(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return q >= k if is_first else torch.rand(())
+
+    window = 3 if is_first else 4
+    calls: list[tuple[tuple[Tensor, ...], dict[str, Any]]] = [
+        ((odd, odd, odd), {}),
+        ((x.to(torch.float32 if is_first else torch.float64),) * 3, {}),
+        ((x, x, x), {"mask_mod": fails}),
+        ((x, x, x), {"mask_mod": lambda b, h, q, k: q - k < window}),
+        ((x, x, x), {"mask_mod": causal if is_first else anticausal}),
+        ((x, x, x), {"method": "ring" if is_first else "all-gather"}),
+        ((x, x, x), {"lengths": (4, 5)}),
+        ((torch.zeros_like(x, requires_grad=is_first), x, x), {}),
+    ]
+    found: list[str] = []
+    for tensors, options in calls:
+        try:
+            context_parallel_attention(*tensors, mesh=mesh, **options)  # pyright: ignore
+            found.append("none")
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return q >= k
+
+
+def anticausal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    return q <= k

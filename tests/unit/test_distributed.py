@@ -1,0 +1,151 @@
+"""Attention over several processes equals that of one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flexc
+from flexc.distributed import _live, _Mods, context_parallel_attention
+from flexc.distributed.ranks import Parts
+from flexc.distributed.ring import Ring
+from flexc.errors import DistributedError, OptionError
+from flexc.runtime.inputs.options import NO_CHOICES
+from flexc.runtime.interface import OUTPUTS, Preparation
+from flexc.runtime.kernels.driver import counters
+from tests.support.context_parallel import (
+    FOUR,
+    METHODS,
+    TWO,
+    Case,
+    causal,
+    four_ranks,
+    masks,
+    run_ranks,
+    two_ranks,
+)
+
+Found = list[Any]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return run_ranks(2, tmp_path_factory.mktemp("two"), two_ranks)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", TWO, ids=str)
+def test_two_processes(two: Found, case: Case, method: str) -> None:
+    for outcomes, _ in two:
+        assert max(outcomes[case, method].errors.values()) <= 1
+
+
+@pytest.mark.parametrize("case", TWO, ids=str)
+def test_all_steps_and_methods_share_kernels(two: Found, case: Case) -> None:
+    """Besides the bounds of the ring's mask, which are traced without a score_mod."""
+    for outcomes, _ in two:
+        ring, heads = (outcomes[case, m].compiled for m in METHODS[1:])
+        assert not heads
+        assert not ring["built"]
+        assert not ring["lowered"]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, "shape of the query .* rank 0 has .*8.*rank 1 has .*16"),
+        (1, "same dtype: rank 0 has torch.float32, rank 1 has torch.float64"),
+        (2, "ModSignatureError: .*boolean scalar"),
+        (3, "captured values"),
+        (4, "code of the mods"),
+        (5, "same method: rank 0 has ring, rank 1 has all-gather"),
+        (6, r"lengths expects those of all ranks, got \(4, 5\)"),
+        (7, "gradients"),
+    ],
+)
+def test_calls_that_do_not_fit_raise_on_all_ranks(
+    two: Found, number: int, words: str
+) -> None:
+    faults = [found[1][number] for found in two]
+    for fault in faults:
+        assert re.search(words, fault), fault
+    assert faults[0].startswith("DistributedError")
+
+
+@pytest.mark.slow
+def test_four_processes(tmp_path: Path) -> None:
+    for outcomes in run_ranks(4, tmp_path, four_ranks):
+        for case in FOUR:
+            for method in METHODS:
+                found = outcomes[case, method]
+                assert max(found.errors.values()) <= 1, (case, method)
+
+
+def test_there_must_be_a_group() -> None:
+    x = torch.zeros(1, 1, 4, 8)
+    mesh: Any = None
+    with pytest.raises(DistributedError, match="expects a process group"):
+        context_parallel_attention(x, x, x, mesh=mesh)
+    with pytest.raises(OptionError, match="did you mean 'ring'"):
+        context_parallel_attention(x, x, x, mesh=mesh, method="Ring")  # pyright: ignore
+
+
+def _parts(*lengths: int, rank: int = 0) -> Parts:
+    group: Any = None
+    return Parts(group, rank, lengths, lengths)
+
+
+def _live_of(mask: Any, parts: Parts) -> list[str]:
+    x = torch.zeros(2, 1, parts.queries[0], 8)
+    mods = _Mods(None, mask)
+    rest = (False, None, OUTPUTS[True, False], NO_CHOICES, False)
+    own = Preparation(mods.shifted(), rest)((x, x, x))
+    live = _live(parts, mods, own.with_traced())
+    return ["".join(str(int(x)) for x in row) for row in live]
+
+
+def test_dead_parts_are_found() -> None:
+    four = _parts(100, 100, 100, 100)
+    assert _live_of(causal, four) == ["1000", "1100", "1110", "1111"]
+    window = masks(400)["window"]
+    assert _live_of(window, four) == ["1000", "1100", "0110", "0011"]
+    assert _live_of(None, four) == ["1111"] * 4
+    assert _live_of(causal, _parts(100, 50, 0, 100))[3] == "1101"
+
+
+def test_parts_of_documents_are_found() -> None:
+    document = torch.arange(4096) // 1024
+
+    def same(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return document[q] == document[k]
+
+    parts = _parts(1024, 1024, 1024, 1024)
+    assert _live_of(same, parts) == ["1000", "0100", "0010", "0001"]
+    document[1024:2048] = 0
+    assert _live_of(same, parts) == ["1100", "1100", "0010", "0001"]
+
+
+def test_keys_travel_as_far_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ring, "rank", 2)
+    group: Any = None
+    live = [[True, False, False], [True, True, False], [False, True, True]]
+    ring = Ring(group, (4, 4, 4), live)
+    assert [ring.last(source) for source in range(3)] == [1, 1, 0]
+    assert [ring.visits_here(step) for step in range(3)] == [True, True, False]
+
+
+def test_another_rank_and_step_compile_nothing() -> None:
+    found = masks(400)["window"]
+    x = torch.randn(1, 2, 100, 8, requires_grad=True)
+    before: Any = None
+    for query, key in ((0, 0), (300, 200), (100, 0), (0, 100), (300, 300)):
+        mask = _Mods(None, found).shifted(query, key)[2]
+        out: Any = flexc.flex_attention(x, x, x, mask_mod=mask)
+        out.sum().backward()
+        assert before in (None, counters)
+        before = counters.copy()
