@@ -160,7 +160,12 @@ FOUR = [
 
 
 def two_ranks(mesh: DeviceMesh) -> tuple[dict[Any, Outcome], list[str]]:
-    outcomes = {(c, m): outcome(c, m, mesh) for c in TWO for m in METHODS}
+    outcomes: dict[Any, Outcome] = {
+        (c, m): outcome(c, m, mesh) for c in TWO for m in METHODS
+    }
+    for kind in ("first", "equal"):
+        given = TWO[1].lengths
+        outcomes[kind, "lengths"] = outcome(TWO[1], "ring", mesh, lengths=given)
     return outcomes, faults(mesh)
 
 

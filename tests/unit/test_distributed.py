@@ -55,6 +55,12 @@ def test_all_steps_and_methods_share_kernels(two: Found, case: Case) -> None:
         assert not ring["lowered"]
 
 
+def test_lengths_may_be_given(two: Found) -> None:
+    for outcomes, _ in two:
+        for kind in ("first", "equal"):
+            assert max(outcomes[kind, "lengths"].errors.values()) <= 1
+
+
 @pytest.mark.parametrize(
     ("number", "words"),
     [
