@@ -241,8 +241,13 @@ Combine = Callable[[Emitter, torch.dtype, Sequence[Scalar]], Scalar]
 """A function of the elements that a reduction combines."""
 
 
-def reduction(*names: str) -> Callable[[Combine], Combine]:
-    """Register a rule that combines all elements along some dimensions."""
+def reduction(
+    *names: str, of_all: Combine | None = None
+) -> Callable[[Combine], Combine]:
+    """Register a rule that combines all elements along some dimensions.
+
+    `of_all` combines those of a call without dimensions, if they differ.
+    """
 
     def register(combine: Combine) -> Combine:
         def apply(
@@ -255,8 +260,9 @@ def reduction(*names: str) -> Callable[[Combine], Combine]:
         ) -> Field:
             along = [] if dims is None else _ints(dims)
             kept = bool(getattr(keep, "const", keep))
+            chosen = combine if along or of_all is None else of_all
             return fields.reduce(
-                as_field(x), along, kept, out, lambda e, xs: combine(e, out, xs)
+                as_field(x), along, kept, out, lambda e, xs: chosen(e, out, xs)
             )
 
         rule(*names, is_structural=True, reduces=True)(apply)
@@ -273,6 +279,8 @@ def _folded(op: Rule, initial: Any = None, into: torch.dtype | None = None) -> C
 
     def combine(e: Emitter, out: torch.dtype, xs: Sequence[Scalar]) -> Scalar:
         dtype = into or compute_dtype(out)
+        if not xs and initial is None:
+            raise UnsupportedOpError("a row without elements has no extreme")
         xs = [e.cast(x, dtype) for x in xs] or [e.constant(initial, dtype)]
         while len(xs) > 1:
             odd = xs[len(xs) & ~1 :]
@@ -288,10 +296,10 @@ reduction("prod")(_folded(mul, 1))
 reduction("any")(_folded(one_op(None, None, None, arith.OrIOp), False, torch.bool))
 reduction("all")(_folded(one_op(None, None, None, arith.AndIOp), True, torch.bool))
 # Two equal extremes share the derivative, except along one dimension, as in torch.
-reduction("amax")(_folded(maximum))
-reduction("amin")(_folded(minimum))
-reduction("max")(_folded(partial(maximum, ties=Ties.LHS)))
-reduction("min")(_folded(partial(minimum, ties=Ties.LHS)))
+# Three or more share it pair by pair, by halves; in torch the shares are equal.
+for _name, _op in (("max", maximum), ("min", minimum)):
+    reduction(f"a{_name}")(_folded(_op))
+    reduction(_name, of_all=_folded(_op))(_folded(partial(_op, ties=Ties.LHS)))
 
 
 @reduction("mean")

@@ -81,8 +81,9 @@ def traced_sizes(sizes: Sequence[Size], shape: Sequence[Any]) -> tuple[Size, ...
 def _known(extent: Any) -> int | None:
     if isinstance(extent, int):
         return extent
-    fixed = extent.node.maybe_as_int()
-    return 1 if fixed is None and statically_known_true(extent == 1) else fixed
+    # A guard on a product, as of a view's sizes, gives no symbol a value.
+    hint = extent.node.hint
+    return hint if statically_known_true(extent == hint) else None
 
 
 def captured_field(tensor: SSAValue, dtype: torch.dtype, shape: Sequence[Any]) -> Field:

@@ -91,6 +91,24 @@ def test_gradients(name: str) -> None:
     torch.testing.assert_close(*gradients, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["amax", "amin", "max", "min"])
+def test_two_equal_extremes_share_the_gradient(name: str) -> None:
+    table = torch.tensor([[1.0, 1.0], [2.0, 0.0]]).repeat(N // 2, 1).requires_grad_()
+    bias = torch.rand(N)
+    found: Any = flexc.flex_attention(
+        QUERY,
+        KEY,
+        VALUE,
+        lambda s, b, h, q, k: s + getattr(table[q] * bias[k], name)(),
+    )
+    extremes = getattr(table, f"a{name[-3:]}")(-1)
+    expected = _attention(_scores() + extremes[:, None] * bias)
+    gradients = [
+        torch.autograd.grad(out.square().sum(), table) for out in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", MASKS)
 def test_masks(name: str) -> None:
     mask = MASKS[name]
@@ -105,6 +123,26 @@ def test_products(product: Callable[..., Any]) -> None:
         QUERY, KEY, VALUE, lambda s, _b, h, q, k: s + product(a[q], b[k])
     )
     torch.testing.assert_close(found, _attention(_scores() + a @ b.T))
+
+
+def test_views_and_rows_without_elements() -> None:
+    """Their sizes are known, too."""
+    a, empty, weights = torch.randn(N, 2, 3), torch.randn(N, 0), torch.randn(N)
+    found = flexc.flex_attention(
+        QUERY,
+        KEY,
+        VALUE,
+        lambda s, b, h, q, k: (
+            s
+            + (a[q] * a[k]).flatten().sum()
+            + (a[q] + a[k]).view(3, 2).sum(0).prod()
+            + (empty[q] * empty[k]).sum(-1)
+            + torch.where((empty[q] < empty[k]).all(), weights[k], 0)
+        ),
+    )
+    pairs = (a[:, None] + a).view(N, N, 3, 2).sum(2).prod(-1)
+    expected = _scores() + a.flatten(1) @ a.flatten(1).T + pairs + weights
+    torch.testing.assert_close(found, _attention(expected), atol=1e-4, rtol=1e-4)
 
 
 def _traces(width: int, length: int) -> int:
@@ -136,6 +174,14 @@ def test_captured_length() -> None:
     for n in (2, 3):
         found = flexc.flex_attention(QUERY, KEY, VALUE, with_rows(n))
         torch.testing.assert_close(found, _attention(_scores() + a[:, :n] @ a[:, :n].T))
+
+
+def test_no_extreme() -> None:
+    empty = torch.randn(N, 0)
+    with pytest.raises(UnsupportedOpError, match="has no extreme"):
+        flexc.flex_attention(
+            QUERY, KEY, VALUE, lambda s, b, h, q, k: s + (empty[q] * empty[k]).amax()
+        )
 
 
 def test_too_long() -> None:
