@@ -149,7 +149,10 @@ class FlexcOptMain(xDSLOptMain):
         for name in (*self.args.print_ir_before, *self.args.print_ir_after):
             if name not in names:
                 hint = did_you_mean(name, list(names))
-                raise OptionError(f"no pass of -p is called {name!r}{hint}")
+                raise OptionError(
+                    f"no pass of -p is called {name!r}{hint}; a pipeline is printed by "
+                    "the names of its passes"
+                )
         self.pipeline = PassPipeline(passes, self.between)
 
     def between(

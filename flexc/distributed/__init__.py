@@ -110,7 +110,8 @@ def context_parallel_attention(
 
     Raises:
         DistributedError: if there is no process group, or if the calls of the ranks do
-            not fit; on all ranks, and before any of them waits for another.
+            not fit; on all ranks. With `lengths`, ranks whose later calls differ wait
+            for each other until the group's timeout.
         FlexcError: as `flexc.flex_attention`.
     """
     _check_choice("method", method, METHODS)
@@ -124,7 +125,7 @@ def context_parallel_attention(
         "reduce_captured": bool(reduce_captured),
     }
     found = _local_call((query, key, value), mods, enable_gqa, scale, mesh)
-    call, parts = agree(group, mesh, found, options, lengths)
+    call, parts = agree(group, found, options, lengths)
     query, key, value = call.query, call.key, call.value
     rest = _rest(enable_gqa, call.scale)
     if reduce_captured and torch.is_grad_enabled():

@@ -20,10 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flexc.errors import DistributedError, did_you_mean
 from flexc.runtime.attention.call import Attention
+from flexc.runtime.process.recent import Recent
 from flexc.runtime.replay.stable_text import UnstableError, stable_text
-
-MESSAGE = 4096
-"""The bytes of a rank's description of its call."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +58,12 @@ def group_of(mesh: DeviceMesh, mesh_dim: str) -> dist.ProcessGroup:
     return mesh.get_group(mesh_dim)
 
 
-_agreed: set[tuple[str, bytes]] = set()
-"""Names of groups and descriptions of calls that their ranks have compared."""
+_agreed: Recent[bool] = Recent(64)
+"""By a group's name and a call's description: True if the ranks have compared it."""
 
 
 def agree(
     group: dist.ProcessGroup,
-    mesh: DeviceMesh,
     call: Attention | Exception,
     options: dict[str, Any],
     lengths: Sequence[int] | None,
@@ -81,19 +78,15 @@ def agree(
         own = _description(call) | options
         own["lengths"] = None if lengths is None else list(lengths)
         own["parts"] = [call.query.size(2), call.key.size(2)]
-    text = json.dumps(own).encode()
-    if (group.group_name, text) in _agreed:
+    known = group.group_name, json.dumps(own)
+    if _agreed.find(known):
         assert lengths is not None
         assert isinstance(call, Attention)
         return call, Parts(group, rank, tuple(lengths), tuple(lengths))
-    buffer = torch.frombuffer(bytearray(text.ljust(MESSAGE)), dtype=torch.uint8)
-    buffer = buffer.to(mesh.device_type)
-    found = buffer.new_empty((size, MESSAGE))
-    dist.all_gather(list(found.unbind()), buffer, group=group)
-    texts = [bytes(row.tolist()) for row in found.cpu()]
+    calls: list[dict[str, Any]] = [{}] * size
+    dist.all_gather_object(calls, own, group=group)
     if isinstance(call, Exception):
         raise call
-    calls = [json.loads(text) for text in texts]
     for other, given in enumerate(calls):
         if "fault" in given:
             raise DistributedError(f"rank {other} raised {given['fault']}")
@@ -113,7 +106,7 @@ def agree(
                 f"lengths expects those of all ranks, got {tuple(lengths)}; they have "
                 f"{queries} queries and {keys} keys"
             )
-        _agreed.add((group.group_name, text))
+        _agreed.add(known, True)
     return call, Parts(group, rank, queries, keys)
 
 
@@ -136,13 +129,20 @@ def _description(call: Attention) -> dict[str, Any]:
             for name, t in tensors.items()
         },
         "code of the mods": mods[:16],
-        "captured values": "; ".join(captures)[:1000],
+        "captured values": _short("; ".join(captures)),
         "gradients": "".join(
             str(int(recorded and c.requires_grad))
             for c in (*tensors.values(), *call.signature.captures)
             if isinstance(c, Tensor)
-        )[:500],
+        ),
     }
+
+
+def _short(text: str) -> str:
+    """Return a text, or the start and a digest of a long one."""
+    if len(text) <= 500:
+        return text
+    return f"{text[:500]}... ({hashlib.sha256(text.encode()).hexdigest()[:16]})"
 
 
 def has_gradient(value: Any) -> bool:

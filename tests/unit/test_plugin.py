@@ -14,7 +14,7 @@ from torch import Tensor
 
 import flexc
 from flexc import opt
-from flexc.errors import OptionError
+from flexc.errors import OptionError, PassResultError
 from flexc.runtime.inputs import options
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -86,3 +86,18 @@ def test_unknown_passes(text: object) -> None:
     query = torch.randn(1, 1, 4, 16)
     with pytest.raises(OptionError, match="kernel option passes"):
         flexc.flex_attention(query, query, query, kernel_options={"passes": text})
+
+
+def test_a_pass_leaves_the_attention() -> None:
+    query = torch.randn(1, 1, 4, 16)
+    with pytest.raises(PassResultError, match=r"left 0 flex\.attention"):
+        flexc.flex_attention(
+            query, query, query, kernel_options={"passes": "flexc-to-tile"}
+        )
+
+
+def test_no_passes() -> None:
+    query = torch.randn(1, 1, 4, 16)
+    attention: Any = partial(flexc.flex_attention, query, query, query)
+    torch.testing.assert_close(attention(kernel_options={"passes": ""}), attention())
+    assert options.read_passes("") is None

@@ -311,10 +311,10 @@ def read_schedule(value: Any) -> str:
     return value
 
 
-def read_passes(value: Any) -> Passes:
+def read_passes(value: Any) -> Passes | None:
     if not isinstance(value, str):
         raise OptionError(f"kernel option {PASSES} expects a text, got {value!r}")
-    return _parsed_passes(value)
+    return _parsed_passes(value) or None
 
 
 @cache

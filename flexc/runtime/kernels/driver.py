@@ -175,6 +175,11 @@ def run_asked(passes: pipelines.Passes, module: ModuleOp) -> None:
         except VerifyException as error:
             message = f"{each.name} made what does not verify: {error}"
             raise PassResultError(message) from error
+        count = sum(isinstance(op, flex.AttentionOp) for op in module.walk())
+        if count != 1:
+            raise PassResultError(
+                f"{each.name} left {count} flex.attention ops, where one is lowered"
+            )
 
 
 def split_call(call: AttentionCall) -> AttentionCall:
