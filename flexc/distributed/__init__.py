@@ -14,13 +14,14 @@ from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
 from flexc.distributed.ranks import (
-    Gather,
-    Move,
     Parts,
     Summed,
     agree,
+    gather,
     group_of,
     has_gradient,
+    to_heads,
+    to_tokens,
 )
 from flexc.distributed.ring import Live, Ring, RingAttention
 from flexc.errors import (
@@ -240,7 +241,7 @@ def _gathered(
 ) -> tuple[Tensor, Tensor]:
     """Compute with the keys and values of all ranks."""
     query, *own = operands
-    key, value = (Gather.apply(parts.group, parts.keys, t) for t in own)
+    key, value = (gather(parts.group, parts.keys, t) for t in own)
     return _attend((query, key, value), mods.shifted(parts.first_query), rest)
 
 
@@ -258,15 +259,11 @@ def _by_heads(
                 'take method="ring" or "all-gather"'
             )
     lengths = (parts.queries, parts.keys, parts.keys)
-    found = [
-        Move.apply(group, n, True, t) for n, t in zip(lengths, operands, strict=True)
-    ]
+    found = [to_heads(group, n, t) for n, t in zip(lengths, operands, strict=True)]
     shifted = mods.shifted(head=parts.rank * (query.size(1) // size))
     out, lse = _attend(found, shifted, rest)  # pyright: ignore[reportArgumentType]
-    moved: Any = [
-        Move.apply(group, parts.queries, False, t) for t in (out, lse[..., None])
-    ]
-    return moved[0], moved[1][..., 0]
+    out, lse = (to_tokens(group, parts.queries, t) for t in (out, lse[..., None]))
+    return out, lse[..., 0]
 
 
 def _attend(operands: Operands, mods: Any, rest: Any) -> tuple[Tensor, Tensor]:

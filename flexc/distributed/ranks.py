@@ -1,7 +1,6 @@
 """The ranks of a call: their parts, the agreement on a call, and moves between them.
 
-Moves are Functions of autograd. The derivative of each is another one, so that they
-have derivatives of every order.
+Moves have derivatives of every order.
 """
 
 from __future__ import annotations
@@ -149,14 +148,33 @@ def has_gradient(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
+class AllToAll(torch.autograd.Function):
+    """An exchange of parts, of which each rank sends one to each. All are flat.
+
+    The derivative sends the parts back.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, group: Any, sent: list[int], received: list[int], parts: Tensor
+    ) -> Tensor:
+        ctx.given = group, received, sent
+        found = parts.new_empty(sum(received))
+        dist.all_to_all_single(found, parts.contiguous(), received, sent, group=group)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore
+        return None, None, None, AllToAll.apply(*ctx.given, grad)
+
+
 def _swap(
     group: dist.ProcessGroup, sent: Sequence[Tensor], shapes: Sequence[Sequence[int]]
 ) -> list[Tensor]:
     """Send a tensor to each rank, and return those received, of the given shapes."""
-    flat = torch.cat([t.reshape(-1) for t in sent])
     counts = [math.prod(shape) for shape in shapes]
-    found = flat.new_empty(sum(counts))
-    dist.all_to_all_single(found, flat, counts, [t.numel() for t in sent], group=group)
+    flat = torch.cat([t.reshape(-1) for t in sent])
+    found: Any = AllToAll.apply(group, [t.numel() for t in sent], counts, flat)
     return [t.view(*s) for t, s in zip(found.split(counts), shapes, strict=True)]
 
 
@@ -164,59 +182,24 @@ def _of_length(tensor: Tensor, length: int) -> tuple[int, ...]:
     return (*tensor.shape[:2], length, tensor.size(3))
 
 
-class Gather(torch.autograd.Function):
-    """The tokens of all ranks, given those of this one."""
-
-    @staticmethod
-    def forward(ctx: Any, group: Any, lengths: tuple[int, ...], own: Tensor) -> Tensor:
-        ctx.given = group, lengths
-        shapes = [_of_length(own, n) for n in lengths]
-        return torch.cat(_swap(group, [own] * len(lengths), shapes), 2)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore
-        return None, None, AddUp.apply(*ctx.given, grad)
+def gather(group: dist.ProcessGroup, lengths: Sequence[int], own: Tensor) -> Tensor:
+    """Return the tokens of all ranks, given those of this one."""
+    # The derivative of `expand` is one sum over the ranks, rounded once.
+    sent = own.expand(len(lengths), *own.shape).unbind()
+    return torch.cat(_swap(group, sent, [_of_length(own, n) for n in lengths]), 2)
 
 
-class AddUp(torch.autograd.Function):
-    """The sum over all ranks of the tokens of this one, in the order of the ranks."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, group: Any, lengths: tuple[int, ...], whole: Tensor
-    ) -> Tensor:
-        ctx.given = group, lengths
-        shape = _of_length(whole, lengths[dist.get_rank(group)])
-        found = _swap(group, whole.split(lengths, 2), [shape] * len(lengths))
-        wide = torch.promote_types(whole.dtype, torch.float32)
-        return torch.stack(found).sum(0, dtype=wide).to(whole.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore
-        return None, None, Gather.apply(*ctx.given, grad)
+def to_heads(group: dist.ProcessGroup, lengths: Sequence[int], own: Tensor) -> Tensor:
+    """Return all tokens of this rank's share of the heads, given its own tokens."""
+    sent = own.chunk(len(lengths), 1)
+    return torch.cat(_swap(group, sent, [_of_length(sent[0], n) for n in lengths]), 2)
 
 
-class Move(torch.autograd.Function):
-    """All tokens of a share of the heads from a share of the tokens, or back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, group: Any, lengths: tuple[int, ...], to_heads: bool, tensor: Tensor
-    ) -> Tensor:
-        ctx.given = group, lengths, not to_heads
-        if to_heads:
-            sent = tensor.chunk(len(lengths), 1)
-            return torch.cat(
-                _swap(group, sent, [_of_length(sent[0], n) for n in lengths]), 2
-            )
-        own = _of_length(tensor, lengths[dist.get_rank(group)])
-        return torch.cat(
-            _swap(group, tensor.split(lengths, 2), [own] * len(lengths)), 1
-        )
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore
-        return None, None, None, Move.apply(*ctx.given, grad)
+def to_tokens(group: dist.ProcessGroup, lengths: Sequence[int], own: Tensor) -> Tensor:
+    """Return all heads of this rank's tokens, given its share of the heads."""
+    shape = _of_length(own, lengths[dist.get_rank(group)])
+    sent = own.split(list(lengths), 2)
+    return torch.cat(_swap(group, sent, [shape] * len(lengths)), 1)
 
 
 class Summed(torch.autograd.Function):
