@@ -154,8 +154,7 @@ def _build(args: argparse.Namespace) -> Build:
     import torch
 
     from flexc.frontend.import_graph import AttentionCall
-    from flexc.runtime.inputs.backends import backend_of
-    from flexc.runtime.inputs.options import TileOptions
+    from flexc.runtime.inputs.options import TileOptions, backend_of
     from flexc.runtime.kernels.build import Build, machine_for
 
     call = AttentionCall(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,6 +12,8 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
+from flexc.distributed.layouts import Layout, Span
+from flexc.distributed.plans import find_route
 from flexc.distributed.ranks import (
     Parts,
     Summed,
@@ -23,9 +24,10 @@ from flexc.distributed.ranks import (
     to_heads,
     to_tokens,
 )
-from flexc.distributed.ring import Live, Ring, RingAttention
+from flexc.distributed.ring import Ring, RingAttention
 from flexc.errors import (
     DeviceError,
+    FlexcError,
     GradientError,
     OptionError,
     ShapeError,
@@ -33,12 +35,8 @@ from flexc.errors import (
 )
 from flexc.frontend.closures import Mod, read_mods
 from flexc.frontend.signatures import check_arity
-from flexc.runtime.attention.call import Attention, read_signature
-from flexc.runtime.explain import stand_ins
-from flexc.runtime.explain.blocks import DEAD, find_blocks
-from flexc.runtime.explain.subject import Subject
+from flexc.runtime.attention.call import Attention
 from flexc.runtime.inputs.arguments import read_scale
-from flexc.runtime.inputs.notes import Capture, are_still
 from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.interface import (
     OUTPUTS,
@@ -47,9 +45,8 @@ from flexc.runtime.interface import (
     ScoreMod,
     flex_attention,
 )
-from flexc.runtime.process.recent import Recent
 
-__all__ = ["context_parallel_attention"]
+__all__ = ["Layout", "context_parallel_attention"]
 
 Method = Literal["auto", "all-gather", "ring", "all-to-all"]
 
@@ -70,7 +67,7 @@ def context_parallel_attention(
     mesh: DeviceMesh,
     mesh_dim: str = "cp",
     method: Method = "auto",
-    layout: Literal["contiguous"] = "contiguous",
+    layout: Literal["contiguous", "zig-zag"] | Layout = "contiguous",
     lengths: Sequence[int] | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -95,7 +92,9 @@ def context_parallel_attention(
         method: "all-gather" brings all keys and values to each rank; in a "ring", one
             part at a time visits it; "all-to-all" gives each rank all tokens of some
             heads. "auto" gathers keys and values of up to 256 MiB, else it is a ring.
-        layout: "contiguous": rank r has the r-th part of the sequence.
+        layout: which positions the ranks have. "contiguous": rank r has the r-th part
+            of the sequence. "zig-zag", for causal masks: rank r of n has the r-th and
+            the r-th last of 2n parts (`Layout.zig_zag`). Or a `Layout`.
         lengths: the length of the part of each rank, of queries and keys alike. With
             it, ranks compare their calls at the first call of a kind; without it, at
             each call.
@@ -116,28 +115,40 @@ def context_parallel_attention(
         FlexcError: as `flexc.flex_attention`.
     """
     _check_choice("method", method, METHODS)
-    _check_choice("layout", layout, ("contiguous",))
+    if not isinstance(layout, Layout):
+        _check_choice("layout", layout, ("contiguous", "zig-zag"))
     group = group_of(mesh, mesh_dim)
     mods = _Mods(score_mod, mask_mod)
     options = {
         "method": method,
+        "layout": layout if isinstance(layout, str) else str(layout.ranks),
         "scale": repr(scale),
         "enable_gqa": bool(enable_gqa),
         "reduce_captured": bool(reduce_captured),
     }
     found = _local_call((query, key, value), mods, enable_gqa, scale, mesh)
-    call, parts = agree(group, found, options, lengths)
-    query, key, value = call.query, call.key, call.value
-    rest = _rest(enable_gqa, call.scale)
+    call, of_ranks = agree(group, found, options, lengths)
+    parts = Parts.of(group, layout, of_ranks)
     if reduce_captured and torch.is_grad_enabled():
         mods = mods.reduced(group, call)
-    if method == "auto":
-        of_each = sum(t[:, :, :1].numel() * t.element_size() for t in (key, value))
-        gathers = of_each * sum(parts.keys) <= MAX_GATHERED
-        method = "all-gather" if gathers else "ring"
-    compute = {"ring": _ring, "all-gather": _gathered, "all-to-all": _by_heads}[method]
-    out, lse = compute(parts, mods, (query, key, value), rest)
+    out, lse = _compute(method, parts, mods, call, enable_gqa)
     return (out, lse) if return_lse else out
+
+
+def _compute(
+    method: Method, parts: Parts, mods: _Mods, call: Attention, enable_gqa: bool
+) -> tuple[Tensor, Tensor]:
+    operands = call.query, call.key, call.value
+    if method == "auto":
+        method = _cheapest(parts, call.key, call.value)
+    compute = {"ring": _ring, "all-gather": _gathered, "all-to-all": _by_heads}[method]
+    return compute(parts, mods, operands, _rest(enable_gqa, call.scale))
+
+
+def _cheapest(parts: Parts, key: Tensor, value: Tensor) -> Method:
+    of_each = sum(t[:, :, :1].numel() * t.element_size() for t in (key, value))
+    gathers = of_each * parts.keys.length <= MAX_GATHERED
+    return "all-gather" if gathers else "ring"
 
 
 @dataclass(frozen=True)
@@ -147,22 +158,24 @@ class _Mods:
     score: Mod | None
     mask: Mod | None
 
-    def shifted(
-        self, query: int = 0, key: int = 0, head: int = 0
+    def moved(
+        self, query: int | Tensor = 0, key: int | Tensor = 0, head: int = 0
     ) -> tuple[Mod | None, None, Mod | None]:
-        """Return mods for positions and heads that count from these places.
+        """Return mods for positions and heads that count from these places, or that
+        are listed in these tensors.
 
-        The places are captured numbers: one kernel serves all ranks and steps.
+        The places are captured: one kernel serves all ranks and steps.
         """
         score, mask = self.score, self.mask
+        at_query, at_key = _place(query), _place(key)
 
         def score_mod(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Any:
             assert score is not None
-            return score(s, b, h + head, q + query, k + key)
+            return score(s, b, h + head, at_query(q), at_key(k))
 
         def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Any:
             assert mask is not None
-            return mask(b, h + head, q + query, k + key)
+            return mask(b, h + head, at_query(q), at_key(k))
 
         return score and score_mod, None, mask and mask_mod
 
@@ -191,6 +204,13 @@ class _Mods:
 Operands = tuple[Tensor, Tensor, Tensor]
 
 
+def _place(place: int | Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the position of a token, given its place on its rank."""
+    if isinstance(place, Tensor):
+        return lambda at: place[at]
+    return lambda at: at + place
+
+
 def _rest(enable_gqa: bool, scale: float | None) -> Any:
     """Return the options of a `Preparation`."""
     return enable_gqa, scale, OUTPUTS[True, False], NO_CHOICES, False
@@ -208,13 +228,18 @@ def _local_call(
         check_arity("score_mod", mods.score)
         check_arity("mask_mod", mods.mask)
         rest = _rest(enable_gqa, read_scale(scale))
-        call = Preparation(mods.shifted(), rest)(operands)
+        call = Preparation(mods.moved(), rest)(operands)
         if call.query.device.type != mesh.device_type:
             raise DeviceError(
                 f"query, key and value expect the mesh's device type "
                 f"{mesh.device_type}, got {call.query.device}"
             )
-        return call.with_traced()
+        try:
+            return call.with_traced()
+        except FlexcError:
+            # The user's own mods raise the same, and name their lines.
+            Preparation((mods.score, None, mods.mask), rest)(operands).with_traced()
+            raise
     except Exception as error:
         return error
 
@@ -224,14 +249,20 @@ def _ring(
 ) -> tuple[Tensor, Tensor]:
     """Let keys and values visit the ranks that need them."""
 
-    def prepare(source: int, *operands: Tensor) -> Attention:
-        first_key = sum(parts.keys[:source])
-        shifted = mods.shifted(parts.first_query, first_key)
-        return Preparation(shifted, rest)(operands).with_traced()  # pyright: ignore
+    def prepare(queries: Span, keys: Span, *operands: Tensor) -> Attention:
+        moved = mods.moved(queries.origin, keys.origin)
+        query, key, value = operands
+        given = queries.of(query), keys.of(key), keys.of(value)
+        return Preparation(moved, rest)(given).with_traced()  # pyright: ignore
 
-    own = prepare(parts.rank, *operands)
+    device = operands[0].device
+    queries = parts.queries.spans(parts.rank, "queries", device)[0]
+    keys = parts.keys.spans(parts.rank, "keys", device)[0]
+    own = prepare(queries, keys, *operands)
     captured = [c for c in own.signature.captures if isinstance(c, Tensor)]
-    ring = Ring(parts.group, parts.keys, _live(parts, mods, own))
+    moving = next((i for i, c in enumerate(captured) if c is keys.origin), None)
+    route = find_route(parts, mods.mask, own)
+    ring = Ring(parts.group, parts.keys.lengths, route, moving)
     found: Any = RingAttention.apply(ring, prepare, *operands, *captured)
     return found
 
@@ -242,14 +273,21 @@ def _gathered(
     """Compute with the keys and values of all ranks."""
     query, *own = operands
     key, value = (gather(parts.group, parts.keys, t) for t in own)
-    return _attend((query, key, value), mods.shifted(parts.first_query), rest)
+    found = [
+        _attend((span.of(query), key, value), mods.moved(span.origin), rest)
+        for span in parts.queries.spans(parts.rank, "queries", query.device)
+    ]
+    if len(found) == 1:
+        return found[0]
+    out, lse = (torch.cat(each, 2) for each in zip(*found, strict=True))
+    return out, lse
 
 
 def _by_heads(
     parts: Parts, mods: _Mods, operands: Operands, rest: Any
 ) -> tuple[Tensor, Tensor]:
     """Compute all tokens of the rank's share of the heads."""
-    size, group = len(parts.queries), parts.group
+    size, group = parts.queries.size, parts.group
     query, key, _ = operands
     for name, heads in (("query", query.size(1)), ("key", key.size(1))):
         if heads % size:
@@ -258,9 +296,9 @@ def _by_heads(
                 f"the {name} expect a number of ranks that divides them, got {size}; "
                 'take method="ring" or "all-gather"'
             )
-    lengths = (parts.queries, parts.keys, parts.keys)
-    found = [to_heads(group, n, t) for n, t in zip(lengths, operands, strict=True)]
-    shifted = mods.shifted(head=parts.rank * (query.size(1) // size))
+    layouts = (parts.queries, parts.keys, parts.keys)
+    found = [to_heads(group, x, t) for x, t in zip(layouts, operands, strict=True)]
+    shifted = mods.moved(head=parts.rank * (query.size(1) // size))
     out, lse = _attend(found, shifted, rest)  # pyright: ignore[reportArgumentType]
     out, lse = (to_tokens(group, parts.queries, t) for t in (out, lse[..., None]))
     return out, lse[..., 0]
@@ -281,62 +319,3 @@ def _check_choice(name: str, got: object, known: Sequence[str]) -> None:
             f"{name} expects one of {', '.join(known)}, got {got!r}"
             f"{did_you_mean(got, known)}"
         )
-
-
-_known: Recent[tuple[tuple[Capture, ...], Live]] = Recent(16)
-"""By a mask's key and lengths: captures, and which parts are live for them."""
-
-
-def _live(parts: Parts, mods: _Mods, own: Attention) -> Live:
-    """Return which parts of the keys may be live for which parts of the queries.
-
-    All ranks find the same, from bounds of the mask or from blocks planned for it.
-    """
-    every = [[bool(q and k) for k in parts.keys] for q in parts.queries]
-    batch, heads, _, dim = own.query.shape
-    sizes = (batch, heads, sum(parts.queries), sum(parts.keys))
-    if mods.mask is None or 0 in sizes:
-        return every
-    signature = read_signature(None, mods.mask, own.query.device)
-    captures = signature.captures
-    key = (signature.key, sizes, parts.queries, parts.keys)
-    if signature.cacheable:
-        kept = _known.find(key, lambda found: are_still(found[0], captures))
-        if kept is not None:
-            return kept[1]
-    query, dims = own.query, (dim, own.value.size(3))
-    with torch.no_grad():
-        call = Attention(
-            *stand_ins(sizes, dims, query.dtype, query.device),
-            scale=1.0,
-            tables=None,
-            signature=signature,
-            outputs=OUTPUTS[False, False],
-            backend=own.backend,
-        )
-        size = _block(parts.queries), _block(parts.keys)
-        blocks = find_blocks(Subject.of(call), size)
-    alive = (blocks.classes != DEAD).flatten(0, 1).any(0)
-    rows, columns = (
-        list(map(partial(_blocks, m), _starts(n), n))
-        for n, m in zip((parts.queries, parts.keys), blocks.size, strict=True)
-    )
-    found = [[bool(alive[r, c].any()) for c in columns] for r in rows]
-    if signature.cacheable:
-        _known.add(key, (tuple(map(Capture.of, captures)), found))
-    return found
-
-
-def _block(lengths: Sequence[int]) -> int:
-    """Return a size of blocks: that of a part, or a fraction if they differ."""
-    longest = max(lengths)
-    return longest if min(lengths) == longest else -(-longest // 16)
-
-
-def _starts(lengths: Sequence[int]) -> list[int]:
-    return [sum(lengths[:i]) for i in range(len(lengths))]
-
-
-def _blocks(size: int, start: int, length: int) -> slice:
-    """Return the blocks that some positions are in."""
-    return slice(start // size, -(-(start + length) // size) if length else 0)

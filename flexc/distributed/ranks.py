@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from flexc.distributed.layouts import Layout
 from flexc.errors import DistributedError, did_you_mean
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.process.recent import Recent
@@ -29,13 +30,35 @@ class Parts:
 
     group: dist.ProcessGroup
     rank: int
-    queries: tuple[int, ...]
-    """The number of queries of each rank."""
-    keys: tuple[int, ...]
+    queries: Layout
+    keys: Layout
 
-    @property
-    def first_query(self) -> int:
-        return sum(self.queries[: self.rank])
+    @classmethod
+    def of(
+        cls,
+        group: dist.ProcessGroup,
+        layout: Layout | str,
+        lengths: Sequence[tuple[int, int]],
+    ) -> Parts:
+        """Return the parts of a layout, given each rank's queries and keys."""
+        found: list[Layout] = []
+        for what, given in zip(
+            ("queries", "keys"), zip(*lengths, strict=True), strict=True
+        ):
+            match layout:
+                case Layout():
+                    expected = layout
+                case "zig-zag":
+                    expected = Layout.zig_zag(sum(given), len(given))
+                case _:
+                    expected = Layout.contiguous(given)
+            if expected.lengths != given:
+                raise DistributedError(
+                    f"the layout {expected.name!r} expects parts of {expected.lengths} "
+                    f"{what}, got {given}"
+                )
+            found.append(expected)
+        return cls(group, dist.get_rank(group), *found)
 
 
 def group_of(mesh: DeviceMesh, mesh_dim: str) -> dist.ProcessGroup:
@@ -66,12 +89,12 @@ def agree(
     call: Attention | Exception,
     options: dict[str, Any],
     lengths: Sequence[int] | None,
-) -> tuple[Attention, Parts]:
-    """Compare the calls of all ranks. Return this rank's, and the parts of all.
+) -> tuple[Attention, list[tuple[int, int]]]:
+    """Compare the calls of all ranks. Return this rank's, and the numbers of queries
+    and keys of all.
 
     Raise an error on all ranks if one has failed so far, or if their calls do not fit.
     """
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
     own: dict[str, Any] = {"fault": f"{type(call).__name__}: {call}"[:500]}
     if isinstance(call, Attention):
         own = _description(call) | options
@@ -81,8 +104,8 @@ def agree(
     if _agreed.find(known):
         assert lengths is not None
         assert isinstance(call, Attention)
-        return call, Parts(group, rank, tuple(lengths), tuple(lengths))
-    calls: list[dict[str, Any]] = [{}] * size
+        return call, [(n, n) for n in lengths]
+    calls: list[dict[str, Any]] = [{}] * dist.get_world_size(group)
     dist.all_gather_object(calls, own, group=group)
     if isinstance(call, Exception):
         raise call
@@ -98,15 +121,16 @@ def agree(
                     f"ranks expect the same {name}: rank 0 has {calls[0][name]}, rank "
                     f"{other} has {given[name]}"
                 )
-    queries, keys = zip(*(given["parts"] for given in calls), strict=True)
+    found = [(queries, keys) for queries, keys in (given["parts"] for given in calls)]
     if lengths is not None:
-        if not tuple(lengths) == queries == keys:
+        if found != [(n, n) for n in lengths]:
+            queries, keys = zip(*found, strict=True)
             raise DistributedError(
                 f"lengths expects those of all ranks, got {tuple(lengths)}; they have "
                 f"{queries} queries and {keys} keys"
             )
         _agreed.add(known, True)
-    return call, Parts(group, rank, queries, keys)
+    return call, found
 
 
 def _description(call: Attention) -> dict[str, Any]:
@@ -182,24 +206,25 @@ def _of_length(tensor: Tensor, length: int) -> tuple[int, ...]:
     return (*tensor.shape[:2], length, tensor.size(3))
 
 
-def gather(group: dist.ProcessGroup, lengths: Sequence[int], own: Tensor) -> Tensor:
-    """Return the tokens of all ranks, given those of this one."""
+def gather(group: dist.ProcessGroup, layout: Layout, own: Tensor) -> Tensor:
+    """Return the tokens of all ranks in order, given those of this one."""
     # The derivative of `expand` is one sum over the ranks, rounded once.
-    sent = own.expand(len(lengths), *own.shape).unbind()
-    return torch.cat(_swap(group, sent, [_of_length(own, n) for n in lengths]), 2)
+    sent = own.expand(layout.size, *own.shape).unbind()
+    return layout.join(_swap(group, sent, [_of_length(own, n) for n in layout.lengths]))
 
 
-def to_heads(group: dist.ProcessGroup, lengths: Sequence[int], own: Tensor) -> Tensor:
+def to_heads(group: dist.ProcessGroup, layout: Layout, own: Tensor) -> Tensor:
     """Return all tokens of this rank's share of the heads, given its own tokens."""
-    sent = own.chunk(len(lengths), 1)
-    return torch.cat(_swap(group, sent, [_of_length(sent[0], n) for n in lengths]), 2)
+    sent = own.chunk(layout.size, 1)
+    shapes = [_of_length(sent[0], n) for n in layout.lengths]
+    return layout.join(_swap(group, sent, shapes))
 
 
-def to_tokens(group: dist.ProcessGroup, lengths: Sequence[int], own: Tensor) -> Tensor:
+def to_tokens(group: dist.ProcessGroup, layout: Layout, own: Tensor) -> Tensor:
     """Return all heads of this rank's tokens, given its share of the heads."""
-    shape = _of_length(own, lengths[dist.get_rank(group)])
-    sent = own.split(list(lengths), 2)
-    return torch.cat(_swap(group, sent, [shape] * len(lengths)), 1)
+    shape = _of_length(own, layout.lengths[dist.get_rank(group)])
+    sent = [layout.shard(own, rank) for rank in range(layout.size)]
+    return torch.cat(_swap(group, sent, [shape] * layout.size), 1)
 
 
 class Summed(torch.autograd.Function):

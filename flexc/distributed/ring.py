@@ -18,14 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from flexc.distributed.layouts import Span
+from flexc.distributed.plans import Route
 from flexc.errors import GradientError
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.autograd import derivatives
 from flexc.runtime.autograd.functions import settle
 from flexc.runtime.autograd.template import INPUTS, Template, split
-
-Live = Sequence[Sequence[bool]]
-"""By the rank of queries and the rank of keys: False if no pair of them is live."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,9 @@ class Ring:
     group: dist.ProcessGroup
     lengths: tuple[int, ...]
     """The number of keys of each rank."""
-    live: Live
+    route: Route
+    moving: int | None = None
+    """The place of the listed positions of visiting keys among captured tensors."""
 
     @property
     def rank(self) -> int:
@@ -55,12 +56,17 @@ class Ring:
 
     def last(self, source: int) -> int:
         """Return the last step at which a rank needs the keys of another rank."""
-        steps = range(self.size)
-        needed = [s for s in steps if self.live[(source + s) % self.size][source]]
+        steps, live = range(self.size), self.route.live
+        needed = [s for s in steps if live[(source + s) % self.size][source]]
         return max(needed, default=0)
 
-    def is_live(self, step: int) -> bool:
-        return self.live[self.rank][self.source(step)]
+    def captured(self, tensors: Sequence[Tensor], keys: Span) -> list[Tensor]:
+        """Return the captured tensors for these keys, given those of the own ones."""
+        found = list(tensors)
+        if self.moving is not None:
+            assert isinstance(keys.origin, Tensor)
+            found[self.moving] = keys.origin
+        return found
 
     def exchange(
         self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]
@@ -119,6 +125,10 @@ class Packed:
         return Packed(flat, *shapes)
 
 
+Found = tuple[Span, Tensor, Tensor]
+"""Some keys, and gradients of them and of their values."""
+
+
 class Homecoming:
     """The gradients of keys and values on their way around the ring and home."""
 
@@ -129,7 +139,7 @@ class Homecoming:
         self._arriving: Packed | None = None
         self._works: list[dist.Work] = []
 
-    def step(self, step: int, here: Packed | None, found: Sequence[Tensor]) -> None:
+    def step(self, step: int, here: Packed | None, found: Sequence[Found]) -> None:
         """Add what was found at this rank to the gradients of the keys that are here,
         and send the sum on, or home after the last step.
         """
@@ -143,8 +153,9 @@ class Homecoming:
             if total is None:
                 total = here.of_length(here.key.size(2), self.dtype)
                 total.flat.zero_()
-            for part, more in zip((total.key, total.value), found, strict=False):
-                part.add_(more)
+            for keys, d_key, d_value in found:
+                keys.of(total.key).add_(d_key)
+                keys.of(total.value).add_(d_value)
             if ring.last(source) > step:
                 sent.append((total.flat, (ring.rank + 1) % ring.size))
             elif step:
@@ -180,15 +191,16 @@ class Merged:
         self.out = query.new_zeros((*rows, value_dim), dtype=self.dtype)
         self.log_sum = query.new_full(rows, -math.inf, dtype=torch.float64)
 
-    def add(self, out: Tensor, lse: Tensor, has_rest: bool) -> None:
-        log_sum = lse.double().sum(1) if has_rest else lse.double()
-        total = torch.logaddexp(self.log_sum, log_sum)
+    def add(self, queries: Span, out: Tensor, lse: Tensor, has_rest: bool) -> None:
+        merged, log_sum = queries.of(self.out), queries.of(self.log_sum)
+        here = lse.double().sum(1) if has_rest else lse.double()
+        total = torch.logaddexp(log_sum, here)
         finite = total.masked_fill(total == -math.inf, 0.0)
-        before, here = (
-            (part - finite).exp().to(self.dtype)[..., None]
-            for part in (self.log_sum, log_sum)
+        old, new = (
+            (part - finite).exp().to(self.dtype)[..., None] for part in (log_sum, here)
         )
-        self.out, self.log_sum = before * self.out + here * out, total
+        merged.mul_(old).add_(new * out)
+        log_sum.copy_(total)
 
     def lse(self, has_rest: bool) -> Tensor:
         """Return the log-sum-exp, with the rest lost to rounding if asked for."""
@@ -199,8 +211,17 @@ class Merged:
         return torch.stack([lse, rest.masked_fill(lse.isinf(), 0.0)], 1)
 
 
-Prepare = Callable[[int, Tensor, Tensor, Tensor], Attention]
-"""A function from the rank of keys and query, key and value to their call."""
+Prepare = Callable[[Span, Span, Tensor, Tensor, Tensor], Attention]
+"""A function from queries, keys and the tensors that they are in to their call."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A call of some of the rank's queries with some visiting keys."""
+
+    queries: Span
+    keys: Span
+    template: Template
 
 
 class RingAttention(torch.autograd.Function):
@@ -215,22 +236,23 @@ class RingAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         query, key, value, *captured = tensors
         merged = Merged(query, value.size(3))
-        templates: list[Template | None] = []
+        visits: list[list[Visit]] = []
         tables: list[Tensor] = []
         has_rest = False
         for step, here in ring.visits(Packed.of(key, value)):
-            template = None
-            if here is not None and ring.is_live(step):
-                call = prepare(ring.source(step), query, here.key, here.value)
+            visits.append([])
+            for queries, keys in ring.route.calls[step]:
+                assert here is not None
+                call = prepare(queries, keys, query, here.key, here.value)
                 template, given = split(settle(call))
                 tables += given[INPUTS + len(captured) :]
                 has_rest = template.lse_rest
                 out, lse, _ = template.run(given)
                 assert lse is not None
-                merged.add(out, lse, has_rest)
-            templates.append(template)
+                merged.add(queries, out, lse, has_rest)
+                visits[step].append(Visit(queries, keys, template))
         out, lse = merged.out.to(query.dtype), merged.lse(has_rest)
-        ctx.ring, ctx.templates, ctx.has_rest = ring, templates, has_rest
+        ctx.ring, ctx.visits, ctx.has_rest = ring, visits, has_rest
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *tables, out, lse)
         return out, lse.select(1, 0).clone() if has_rest else lse
@@ -258,24 +280,34 @@ class RingAttention(torch.autograd.Function):
         own = Packed.of(key, value)
         travels = needs[1] or needs[2]
         homecoming = Homecoming(ring, own, wide)
+
+        def run(visit: Visit, here: Packed) -> Found:
+            """Add to the totals, and return the gradients of visiting keys."""
+            queries, keys, template = visit.queries, visit.keys, visit.template
+            inputs = [queries.of(query), keys.of(here.key), keys.of(here.value)]
+            given = [*inputs, *ring.captured(captured, keys)]
+            given += [tables.pop(0) for _ in range(template.tables)]
+            wanted = template.wanted(
+                (needs[0], travels, travels, *needs[INPUTS:])
+                + (False,) * template.tables
+            )
+            along = (
+                None if d_out is None else queries.of(d_out),
+                None if d_lse is None else queries.of(d_lse, -1),
+            )
+            call, of_rows = template.bind(given), (queries.of(out), queries.of(lse, -1))
+            gradients = derivatives.backward(call, *of_rows, along, wanted)
+            found: Any = template.spread(gradients, None)
+            for i, total in enumerate(totals):
+                if total is not None and i not in (1, 2) and found[i] is not None:
+                    total = queries.of(total) if i == 0 else total
+                    total += found[i]
+            return keys, found[1], found[2]
+
         for step, here in ring.visits(own):
-            template: Template | None = ctx.templates[step]
-            found: list[Any] = []
-            if template is not None and here is not None:
-                given = [query, here.key, here.value, *captured]
-                given += [tables.pop(0) for _ in range(template.tables)]
-                wanted = template.wanted(
-                    (needs[0], travels, travels, *needs[INPUTS:])
-                    + (False,) * template.tables
-                )
-                call = template.bind(given)
-                gradients = derivatives.backward(call, out, lse, (d_out, d_lse), wanted)
-                found = template.spread(gradients, None)
-                for i in (0, *range(INPUTS, len(tensors))):
-                    if totals[i] is not None and found[i] is not None:
-                        totals[i] += found[i]
+            found = [run(visit, here) for visit in ctx.visits[step] if here is not None]
             if travels:
-                homecoming.step(step, here, found[1:INPUTS])
+                homecoming.step(step, here, found)
         if travels:
             home = homecoming.wait()
             totals[1:INPUTS] = [home.key, home.value]

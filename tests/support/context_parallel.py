@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import flexc
-from flexc.distributed import context_parallel_attention
+from flexc.distributed import Layout, context_parallel_attention
 from flexc.runtime.kernels.driver import counters
 
 HEADS, DIM = 4, 8
@@ -34,6 +34,18 @@ class Case:
     score: str | None
     lengths: tuple[int, ...]
     kv_heads: int = HEADS
+    layout: str = "contiguous"
+
+    def layout_of(self, ranks: int) -> Layout:
+        length = sum(self.lengths)
+        match self.layout:
+            case "zig-zag":
+                return Layout.zig_zag(length, ranks)
+            case "scattered":
+                owners = [(3 * i + i // ranks) % ranks for i in range(8 * ranks)]
+                return Layout.of_owners(length, owners, ranks)
+            case _:
+                return Layout.contiguous(self.lengths)
 
 
 @dataclass
@@ -90,8 +102,10 @@ def outcome(case: Case, method: Any, mesh: DeviceMesh, **options: Any) -> Outcom
     cotangents = [torch.randn_like(t) for t in whole]
     gradients = torch.autograd.grad(whole, wrt, cotangents)
 
+    layout = case.layout_of(mesh.size())
+
     def part(tensor: Tensor) -> Tensor:
-        return tensor.split(case.lengths, 2)[rank]
+        return layout.shard(tensor, rank)
 
     before = counters.copy()
     found = context_parallel_attention(
@@ -101,6 +115,7 @@ def outcome(case: Case, method: Any, mesh: DeviceMesh, **options: Any) -> Outcom
         score,
         mesh=mesh,
         method=method,
+        layout=layout,
         **call,
         **options,
     )
@@ -115,7 +130,7 @@ def outcome(case: Case, method: Any, mesh: DeviceMesh, **options: Any) -> Outcom
     errors = {
         name: 0.0
         if a.numel() == 0
-        else float((a - b).abs().max() / b.abs().max()) / unit
+        else float((a - b).detach().abs().max() / b.detach().abs().max()) / unit
         for name, (a, b) in zip(names, pairs, strict=False)
     }
     return Outcome(errors, counters - before)
@@ -149,6 +164,8 @@ TWO = [
     Case("documents", "soft cap", PAIR),
     Case("prefix", None, PAIR, kv_heads=2),
     Case(None, None, PAIR),
+    Case("causal", "bias", PAIR, layout="zig-zag"),
+    Case("documents", "bias", PAIR, 2, "scattered"),
 ]
 
 FOUR = [
@@ -156,6 +173,8 @@ FOUR = [
     Case("window", "alibi", (31, 40, 0, 22)),
     Case("documents", "bias", (31, 40, 57, 22)),
     Case(None, "soft cap", (1, 2, 3, 4)),
+    Case("window", "bias", (150,), layout="zig-zag"),
+    Case("causal", "alibi", (150,), layout="scattered"),
 ]
 
 
@@ -192,6 +211,8 @@ def faults(mesh: DeviceMesh) -> list[str]:
         ((x, x, x), {"method": "ring" if is_first else "all-gather"}),
         ((x, x, x), {"lengths": (4, 5)}),
         ((torch.zeros_like(x, requires_grad=is_first), x, x), {}),
+        ((x, x, x), {"layout": "zig-zag" if is_first else "contiguous"}),
+        ((x, x, x), {"layout": Layout(((range(5),), (range(5, 8),)))}),
     ]
     found: list[str] = []
     for tensors, options in calls:

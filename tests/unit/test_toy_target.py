@@ -18,7 +18,7 @@ from flexc.codegen.target import Target
 from flexc.dialects import tile
 from flexc.passes import pipelines, targets
 from flexc.passes.targets.target import TileSizes
-from flexc.runtime.inputs.backends import BACKENDS, Backend
+from flexc.runtime.inputs.options import BACKENDS, Backend
 from flexc.runtime.kernels.targets import TARGETS, KernelTarget
 
 PROLOGUE = """\

@@ -17,9 +17,8 @@ from flexc.passes.flex.score_factor import SAFE_FACTORS
 from flexc.passes.targets.gluon import rows_of_a_program
 from flexc.passes.targets.target import F32Precision
 from flexc.runtime.inputs.arguments import Outputs, Tables
-from flexc.runtime.inputs.backends import BACKENDS, Backend
 from flexc.runtime.inputs.listed_blocks import check_listed
-from flexc.runtime.inputs.options import NO_CHOICES, Choices
+from flexc.runtime.inputs.options import BACKENDS, NO_CHOICES, Backend, Choices
 from flexc.runtime.inputs.tensor_facts import (
     MAX_NARROW_OFFSET,
     Placement,

@@ -12,8 +12,7 @@ import torch
 
 from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.targets.target import HOPPER_SHARED_MEMORY, F32Precision, MachineName
-from flexc.runtime.inputs.backends import BACKENDS, TRITON
-from flexc.runtime.inputs.options import NO_OPTIONS, TileOptions
+from flexc.runtime.inputs.options import BACKENDS, NO_OPTIONS, TRITON, TileOptions
 from flexc.runtime.kernels.cpp_compiler import host_machine
 from flexc.runtime.tapes.gpus import capability
 

@@ -33,7 +33,7 @@ from flexc.passes.scalar.proof import Proven, WhyNot
 from flexc.passes.scalar.ranges.exact_ranges import Known
 from flexc.passes.scalar.ranges.index_proofs import captures_inside, indices_fit
 from flexc.passes.scalar.ranges.intervals import Interval
-from flexc.runtime.inputs.backends import BACKENDS
+from flexc.runtime.inputs.options import BACKENDS
 
 Fact = Known | float
 """The shape of a captured tensor, the value of a captured number, or None."""

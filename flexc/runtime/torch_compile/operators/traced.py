@@ -29,9 +29,8 @@ from flexc.runtime.autograd.derivatives import (
 )
 from flexc.runtime.autograd.template import Reads
 from flexc.runtime.inputs.arguments import Packed, Results, Tables, broadcast_tables
-from flexc.runtime.inputs.backends import BACKENDS, Backend
 from flexc.runtime.inputs.listed_blocks import TablesLayout
-from flexc.runtime.inputs.options import Choices, resolve_backend
+from flexc.runtime.inputs.options import BACKENDS, Backend, Choices, resolve_backend
 from flexc.runtime.inputs.tensor_facts import check_captures
 from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.planner.plans import Problem
