@@ -90,14 +90,14 @@ MACHINES: dict[MachineName, VectorMachine] = {
     machine.name: machine
     for machine in (
         VectorMachine(
-            *("avx512_bf16", 64, 8, 2),
-            widens_half=True,
-            packed=PackedProducts("bf16", 8, 2),
-        ),
-        VectorMachine(
             *("amx", 64, 8, 2),
             widens_half=True,
             packed=PackedProducts("bf16", 32, 2, depth=32),
+        ),
+        VectorMachine(
+            *("avx512_bf16", 64, 8, 2),
+            widens_half=True,
+            packed=PackedProducts("bf16", 8, 2),
         ),
         VectorMachine("avx512", 64, 8, 2, widens_half=True),
         VectorMachine("avx2", 32, 6, 2, widens_half=True),
@@ -105,10 +105,7 @@ MACHINES: dict[MachineName, VectorMachine] = {
         VectorMachine("portable", 16, 6, 2),
     )
 }
-"""The machines, the preferred one first.
-
-`amx` is used where it is asked for: no CPU that has it has run it yet.
-"""
+"""The machines, the preferred one first."""
 
 
 @dataclass(frozen=True)

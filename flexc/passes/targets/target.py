@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-MachineName = Literal["avx512_bf16", "amx", "avx512", "avx2", "neon", "portable"]
+MachineName = Literal["amx", "avx512_bf16", "avx512", "avx2", "neon", "portable"]
 """A CPU's vector instructions; `cpp.MACHINES` describes them."""
 
 HOPPER_SHARED_MEMORY = 232_448

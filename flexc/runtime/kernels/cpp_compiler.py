@@ -66,8 +66,8 @@ This level keeps blocks of vectors in registers.
 _AVX2 = ("__AVX2__", "__FMA__", "__F16C__")
 _AVX512 = (*_AVX2, "__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__AVX512VL__")
 NEEDS: dict[MachineName, tuple[str, ...]] = {
-    "avx512_bf16": (*_AVX512, "__AVX512BF16__"),
     "amx": (*_AVX512, "__AVX512BF16__", "__AMX_TILE__", "__AMX_BF16__"),
+    "avx512_bf16": (*_AVX512, "__AVX512BF16__"),
     "avx512": _AVX512,
     "avx2": _AVX2,
     "neon": ("__aarch64__",),

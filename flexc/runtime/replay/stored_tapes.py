@@ -237,9 +237,11 @@ def cpu_facts() -> Hashable:
     command = find_command()
     file = os.stat(command[0])
     variables = {name: os.environ.get(name) for name in VARIABLES}
-    refusal = tile_refusal() if variables.get("FLEXC_MACHINE") == "amx" else None
+    cpu, asked = processor(), variables.get("FLEXC_MACHINE")
+    may_have_tiles = "amx_tile" in cpu and asked in (None, "", "amx")
+    refusal = tile_refusal() if may_have_tiles else None
     about = file.st_mtime_ns, file.st_size
-    return processor(), command, about, tuple(variables.values()), refusal
+    return cpu, command, about, tuple(variables.values()), refusal
 
 
 def written(tape: Tape, rest: Any) -> str:
