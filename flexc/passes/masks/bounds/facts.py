@@ -36,8 +36,8 @@ from flexc.passes.masks.bounds.terms import (
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.exact_ranges import floor_modulo
 from flexc.passes.scalar.ranges.intervals import Interval, full
-from flexc.passes.scalar.ranges.value_ranges import width_of
-from flexc.passes.scalar.variation import SUMMABLE, Linear, MaskFacts
+from flexc.passes.scalar.ranges.value_ranges import BINARY, width_of
+from flexc.passes.scalar.variation import SUMMABLE, UNLIMITED, Linear, MaskFacts
 
 MAX_COEFFICIENT = 1 << 20
 """The largest factor of an affine form, so that sums of products fit 64 bits."""
@@ -58,14 +58,26 @@ class Facts(MaskFacts):
             return True
         if not isinstance(op, arith.AddiOp | arith.SubiOp):
             return False
-        moving = [v for v in op.operands if self.pair(v)]
-        is_wide = width_of(op.results[0].type) == WIDE
-        # Run-time checks cover uniform values only.
-        return (
-            is_wide
-            and len(moving) < len(op.operands)
-            and all(self.ranges[v].within(SUMMABLE) for v in moving)
-        )
+        if width_of(op.result.type) != WIDE:
+            return False
+        return self._checked_range(op.result).within(SUMMABLE)
+
+    def _checked_range(self, value: SSAValue) -> Interval:
+        """Return the range of a value, given that uniform parts pass their checks.
+
+        A sum is taken apart into its uniform parts, which are checked one by one. Its
+        own wrapping does not matter, for then the sum of the parts does not wrap.
+        """
+        known, op = self.ranges[value], value.owner
+        if known.within(SUMMABLE) or width_of(value.type) != WIDE:
+            return known
+        if self.is_uniform(value):
+            return Interval(-MAX_SYMBOL, MAX_SYMBOL)
+        if not isinstance(op, arith.AddiOp | arith.SubiOp):
+            return known
+        combine = BINARY[type(op)]
+        parts = (self._checked_range(v) for v in op.operands)
+        return combine(*parts, UNLIMITED)
 
     def is_uniform(self, value: SSAValue) -> bool:
         return self.dependences.is_uniform(value)
