@@ -81,6 +81,8 @@ class AttentionCall:
     """
     unit_strides: tuple[bool, bool, bool] = (True, True, True)
     """For each of query, key and value, True if the elements of a row are adjacent."""
+    page_size: int | None = None
+    """The number of keys of a page, if keys and values lie in pages."""
     sparse_block: tuple[int, int] | None = None
     full_tables: bool = False
     scale_positive: bool = False
@@ -134,14 +136,16 @@ def build_attention_module(
 ) -> AttentionModule:
     """Build the `flex` module of a call.
 
-    Its `func.func @attention` takes query, key, value, scale, captures and tables.
+    Its `func.func @attention` takes query, key, value, scale, captures, tables and a
+    page table.
     """
     inputs = _shared_inputs(score, mask)
     types = [_capture_type(i) for i in inputs]
     element = element_type(call.dtype)
     qkv = [
-        strided([None, None, None, dim], element, unit)
-        for dim, unit in zip(
+        strided([None, None, length, dim], element, unit)
+        for length, dim, unit in zip(
+            (None, call.page_size, call.page_size),
             (call.head_dim, call.head_dim, call.value_dim),
             call.unit_strides,
             strict=True,
@@ -150,18 +154,22 @@ def build_attention_module(
     scale = score_type(qkv[0])
     pair = [strided([None] * rank, i32, unit_stride=True) for rank in (3, 4)]
     tables = [] if call.sparse_block is None else pair * (1 + call.full_tables)
-    arg_types = [*qkv, scale, *types, *tables, *[i32] * call.split]
+    is_paged = call.page_size is not None
+    pages = [strided([None, None], i32, unit_stride=True)] * is_paged
+    arg_types = [*qkv, scale, *types, *tables, *pages, *[i32] * call.split]
     block = Block(arg_types=arg_types)
     names = ("query", "key", "value", "scale", *(i.name for i in inputs))
-    _name_args(block, [*names, *TABLES[: len(tables)], *["splits"] * call.split])
+    last = [*["page_table"] * is_paged, *["splits"] * call.split]
+    _name_args(block, [*names, *TABLES[: len(tables)], *last])
     args = block.args
     captured, rest = args[4 : 4 + len(types)], args[4 + len(types) :]
-    tabled, splits = rest[: len(tables)], rest[len(tables) :]
+    tabled, rest = rest[: len(tables)], rest[len(tables) :]
     results = _result_types(call, element, scale)
     attention = AttentionOp(
         {
             **dict(zip(names, args[:4], strict=False)),
-            **{"captures": captured, "tables": tabled, "splits": splits},
+            **{"captures": captured, "tables": tabled},
+            **{"page_table": rest[:is_paged], "splits": rest[is_paged:]},
         },
         list(results.values()),
         [

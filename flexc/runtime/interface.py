@@ -16,15 +16,16 @@ from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
-from flexc.errors import OptionError
+from flexc.errors import DtypeError, OptionError
 from flexc.frontend.closures import freeze, read_key
 from flexc.frontend.plain_values import number_key
-from flexc.runtime.autograd.functions import run_attention
+from flexc.runtime.autograd.functions import is_differentiated, run_attention
 from flexc.runtime.call_plans import Operands, attend, is_plain
 from flexc.runtime.inputs.arguments import (
     Outputs,
     cast_and_check,
     mask_of,
+    read_pages,
     read_scale,
     split_block_mask,
 )
@@ -37,6 +38,7 @@ from flexc.runtime.interception import (
     current_scope,
     redirect_to,
 )
+from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.process.background import without_collection
 from flexc.runtime.process.cache import has_entry_point
 
@@ -69,6 +71,7 @@ def flex_attention(
     return_aux: AuxRequest | None = None,
     mask_mod: MaskMod | None = None,
     backend: str = "auto",
+    page_table: Tensor | None = None,
 ) -> Result:
     """Compute attention, with scores and masks given by Python functions.
 
@@ -106,6 +109,10 @@ def flex_attention(
         mask_mod: `mask_mod(b, h, q_idx, kv_idx)` returns True for a live pair.
         backend: "auto" (by device), "triton", "cpp", or "eager": the dense
             definition, for debugging, in memory of order Sq * Skv.
+        page_table: the pages of each sequence, (B, pages), int32, where `key` is (P,
+            Hkv, page size, E) and `value` likewise: key n of sequence b is row
+            n % page size of page page_table[b, n // page size]. Mods and masks know of
+            positions only; a mask says how many keys there are. No gradients.
 
     Returns:
         The output, (B, Hq, Sq, Ev) of the query's dtype; with `return_lse` a pair
@@ -115,7 +122,9 @@ def flex_attention(
         FlexcError: a class of `flexc.errors`, with a message that says what to do.
     """
     run: Any = _run
-    if torch.compiler.is_dynamo_compiling():
+    if page_table is not None and torch.compiler.is_dynamo_compiling():
+        run = _hidden()
+    elif torch.compiler.is_dynamo_compiling():
         from flexc.runtime.torch_compile.operators.higher_order import in_graphs
 
         run = in_graphs or _hidden()
@@ -134,6 +143,7 @@ def flex_attention(
         return_aux,
         mask_mod,
         backend,
+        *(() if page_table is None else (page_table,)),
     )
 
 
@@ -142,6 +152,7 @@ class Preparation(NamedTuple):
 
     mods: tuple[ScoreMod | None, BlockMask | None, MaskMod | None]
     rest: tuple[bool, float | None, Outputs, Choices, bool]
+    page_table: Tensor | None = None
 
     def __call__(self, operands: Operands) -> Attention:
         """Return the call of these tensors, checked and ready to run."""
@@ -154,6 +165,10 @@ class Preparation(NamedTuple):
             check_not_transformed()
         else:
             check_not_traced(operands[0])
+        pages = None
+        if self.page_table is not None:
+            pages = read_pages(*operands, self.page_table)
+            operands = operands[0], *pages.in_sequence()
         query, key, value = cast_and_check(*operands, enable_gqa)
         resolved = resolve_backend(choices.backend, query.device)
         mask, tables = split_block_mask(block_mask, mask_mod, query, key)
@@ -167,7 +182,17 @@ class Preparation(NamedTuple):
             outputs,
             resolved,
             choices,
+            pages=pages,
         )
+        if pages is not None and pages.key.dtype != query.dtype:
+            raise DtypeError(
+                f"key and value in pages expect the dtype of the query, {query.dtype} "
+                f"after autocast, got {pages.key.dtype}"
+            )
+        if pages is not None and is_differentiated(call):
+            raise OptionError(
+                "page_table expects no gradients: call within torch.no_grad()"
+            )
         if not is_traced:
             call.check_memory()
         return call
@@ -195,6 +220,7 @@ def _run(
     return_aux: AuxRequest | None,
     mask_mod: MaskMod | None,
     backend: str,
+    page_table: Tensor | None = None,
 ) -> Result:
     """Run a call outside of Dynamo."""
     if return_lse and return_aux is not None:
@@ -217,12 +243,19 @@ def _run(
 
     is_traced = scope is not None and scope.tracing
     rest = enable_gqa, scale, outputs, choices, is_traced
-    prepare = Preparation((score_mod, block_mask, mask_mod), rest)
+    prepare = Preparation((score_mod, block_mask, mask_mod), rest, page_table)
     given = query, key, value
+    if page_table is not None and (is_traced or is_transformed()):
+        raise OptionError(
+            "page_table expects a call that is neither captured by flexc.compile nor "
+            "under torch.func: call flexc.flex_attention itself"
+        )
     if run is None and is_plain(query, block_mask, mask_mod):
         mask = mask_mod if block_mask is None else mask_of(block_mask)
         mods_key, captures = read_key(score_mod, mask)
         facts = (choices, outputs, number_key(scale), enable_gqa)
+        if page_table is not None:
+            facts, captures = (*facts, "pages"), (*captures, page_table)
         found = attend(given, mods_key, captures, facts, prepare, block_mask)
     else:
         found = (run or run_attention)(prepare(given))

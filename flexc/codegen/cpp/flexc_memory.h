@@ -67,6 +67,33 @@ __attribute__((noinline)) void move_square(
         if (i < written) store_vector(to + i * to_pitch, convert<T>(rows[i]));
 }
 
+// Return the rows of `count` keys from `start` on, whose pages of Size keys a table
+// lists, and set the step from row to row. Rows in several pages are copied.
+template <int Columns, int Size, class T>
+FLEXC_INLINE const T* collect(
+    T* copy, int64_t& step, const T* from, const int32_t* table, int64_t page_stride,
+    int64_t row_stride, int64_t column_stride, int32_t pages, int32_t start, int32_t count) {
+    const auto place = [&](int32_t row) {
+        const int32_t page = table[row / Size];
+        const int64_t existing = page < 0 ? 0 : page < pages ? page : pages - 1;
+        return from + existing * page_stride + row % Size * row_stride;
+    };
+    const bool adjacent = column_stride == 1;
+    if (adjacent && count > 0 && start / Size == (start + count - 1) / Size) {
+        step = row_stride;
+        return place(start);
+    }
+    step = Columns;
+    for (int32_t i = 0; i < count; ++i) {
+        const T* row = place(start + i);
+        if (adjacent)
+            __builtin_memcpy(copy + i * Columns, row, Columns * sizeof(T));
+        else
+            for (int j = 0; j < Columns; ++j) copy[i * Columns + j] = row[j * column_stride];
+    }
+    return copy;
+}
+
 // Compute out[i] = in[i * stride], 0 from `extent` on.
 template <class T, int N, class S>
 FLEXC_INLINE void load(Tile<T, N> out, const S* in, int64_t stride, int32_t extent) {

@@ -13,7 +13,13 @@ from functools import singledispatchmethod
 from typing import ClassVar
 
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IntegerAttr, StringAttr
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DenseArrayBase,
+    IntegerAttr,
+    StringAttr,
+    TensorType,
+)
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.utils.hints import isa
 
@@ -41,7 +47,7 @@ xor xor_eq
 
 _SUPPORT = """
 flexc FlushSubnormals TileRegisters half bfloat16 bfloat16x2 bool Vec Min all
-columns_at_once convert lanes load_vector mask minus_one_if one_if read_if select splat
+collect columns_at_once convert lanes load_vector mask minus_one_if one_if read_if select splat
 store_vector vectors_at_once int8_t int16_t int32_t int64_t Buffer Max Sum inf_f32
 inf_f64 nan_f32 nan_f64 absf absi acos acosh add_to asin asinh atan atan2 atanh bits
 cbrt ceil ceildivsi ceildivui copy copysign cos cosh diagonals divsi divui dot erf exp
@@ -73,6 +79,10 @@ class CppPrinter(MapPrinter):
         default_factory=list[tuple[str, TileType]], init=False
     )
     """The name of each buffer, and the type of its tile."""
+    _copies: dict[SSAValue, str] = field(
+        default_factory=dict[SSAValue, str], init=False
+    )
+    """The names of the arrays that hold rows of pages, by their tensors."""
 
     reserved: ClassVar[frozenset[str]] = RESERVED
     comment_marker: ClassVar[str] = "//"
@@ -126,6 +136,14 @@ class CppPrinter(MapPrinter):
             name = self.unique_name(buffer.label.data)
             self._buffers.append((name, buffer.tile))
             self.line(f"{buffer_type(buffer.tile)} {name};")
+        for inner in op.walk():
+            if isinstance(inner, tile.CollectOp) and inner.tensor not in self._copies:
+                assert isa(inner.rows.type, TensorType[Attribute])
+                rows, columns = inner.rows.type.get_shape()
+                element = memory_type(inner.rows.type.element_type)
+                name = self.unique_name(f"{self.name(inner.tensor)}_copy")
+                self._copies[inner.tensor] = name
+                self.line(f"alignas(64) {element} {name}[{rows * columns}];")
 
     def print_block(self, block: Block) -> None:
         for op in block.ops:
@@ -245,6 +263,20 @@ class CppPrinter(MapPrinter):
         source = f"{self.name(op.tensor)} + {self.name(op.base)}"
         where = self.names([*op.strides, *op.extents])
         self.call("load", *self.bind_tiles(op), source, *where)
+
+    @print_op.register
+    def _(self, op: tile.CollectOp) -> None:
+        assert isa(op.rows.type, TensorType[Attribute])
+        element = memory_type(op.rows.type.element_type)
+        step, rows = self.declare(op.step), self.declare(op.rows)
+        copy, columns = self._copies[op.tensor], op.rows.type.get_shape()[1]
+        source = f"{self.name(op.tensor)} + {self.name(op.base)}"
+        table = f"{self.name(op.table)} + {self.name(op.entries)}"
+        where = self.names([*op.strides, op.num_pages, op.start, op.count])
+        args = ", ".join([copy, step, source, table, *where])
+        self.line(f"int64_t {step};")
+        call = f"collect<{columns}, {op.page_size}>({args})"
+        self.line(f"const {element}* const {rows} = {call};")
 
     @print_op.register
     def _(self, op: tile.StoreStridedOp) -> None:

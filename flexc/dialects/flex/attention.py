@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import TensorType, i32
-from xdsl.ir import Attribute
+from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import (
     AttrSizedResultSegments,
     IRDLOperation,
@@ -22,6 +22,7 @@ from flexc.dialects.flex.facts import (
     SCORED_FORMAT,
     MaskedOp,
     ScoredOp,
+    tensor_shape,
     verify_head_dim,
     verify_rank,
 )
@@ -32,7 +33,7 @@ RESULTS = ("out", "lse", "max_scores", "row_shift", "log_sum", "lse_rest")
 ATTENTION_FORMAT = (
     SCORED_FORMAT
     + PAIRS_FORMAT
-    + operand_groups("splits")
+    + operand_groups("page_table", "splits")
     + " `->` `out` `(` type($out) `)`"
     + "".join(f" (`{name}` `(` type(${name})^ `)`)?" for name in RESULTS[1:])
     + " attr-dict `score_mod` custom<ScalarRegion>($score_mod)"
@@ -40,17 +41,17 @@ ATTENTION_FORMAT = (
 """The assembly format of attention, without its last region."""
 
 
-class Split(IRDLOperation):
-    """An op whose rows may be split along their keys.
+class LastOperands(IRDLOperation):
+    """The optional operands of attention after all others, which a base class orders."""
 
-    `splits` has a base class of its own because it must be the last operand.
+    page_table = opt_operand_def(TensorType[Attribute])
+    """The pages of each sequence, (B, pages), as i32, if keys and values lie in pages.
     """
-
     splits = opt_operand_def(i32)
     """The number of splits: results have as many batches for each batch of operands."""
 
 
-class AttentionLike(ScoredOp, Split):
+class AttentionLike(ScoredOp, LastOperands):
     """Operands, results and facts of the attention ops of two dialects.
 
     `out` is (B, Hq, Sq, Ev). All other results are optional and (B, Hq, Sq):
@@ -69,6 +70,12 @@ class AttentionLike(ScoredOp, Split):
     split; the lowering chooses which. `out` then has the element type of the scores,
     `row_shift` and `log_sum` are required, and no other result is allowed.
     `flex.combine_splits` combines the splits to attention over all keys.
+
+    With a `page_table`, `key` is (pages, Hkv, page size, E) and `value` likewise, of
+    one static page size. Key n of sequence b is row n % size of page
+    page_table[b, n // size]. A number that is no page counts as the nearest page. Mods,
+    masks, tables and Skv, which is the size of a row of the table times the page size,
+    know of positions only, not of pages.
     """
 
     out = result_def(TensorType[Attribute])
@@ -93,6 +100,25 @@ class AttentionLike(ScoredOp, Split):
             raise VerifyException("lse_rest expects lse among results")
         if self.splits is not None:
             self.verify_splits()
+        if self.page_table is not None:
+            self.verify_pages(self.page_table)
+
+    @property
+    def page_size(self) -> int | None:
+        """The number of keys of a page, or None if keys lie in no pages."""
+        return None if self.page_table is None else tensor_shape(self.key)[2]
+
+    def verify_pages(self, table: SSAValue) -> None:
+        assert isa(table.type, TensorType[Attribute])
+        verify_rank("page_table", table.type, 2)
+        if table.type.element_type != i32:
+            raise VerifyException(f"page_table expects i32, got {table.type}")
+        sizes = [tensor_shape(t)[2] for t in (self.key, self.value)]
+        if sizes[0] != sizes[1] or sizes[0] < 1:
+            raise VerifyException(
+                f"page_table expects pages of one static size, got {self.key.type} and "
+                f"{self.value.type}"
+            )
 
     def verify_splits(self) -> None:
         assert isa(self.out.type, TensorType[Attribute])

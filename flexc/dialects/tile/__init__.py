@@ -49,6 +49,7 @@ from flexc.dialects.tile.cpu import (
     LOOPS,
     AddStridedOp,
     BufferAttr,
+    CollectOp,
     CopyOp,
     LoadStridedOp,
     Loop,

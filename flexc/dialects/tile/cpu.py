@@ -14,8 +14,11 @@ from typing import ClassVar
 
 from xdsl.dialects.builtin import (
     I32,
+    IntAttr,
     IntegerAttr,
     MemRefType,
+    NoneAttr,
+    StridedLayoutAttr,
     StringAttr,
     TensorType,
     i32,
@@ -38,6 +41,7 @@ from xdsl.irdl import (
 )
 from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
+from xdsl.utils.hints import isa
 from xdsl.utils.str_enum import StrEnum
 
 from flexc.dialects.tile.types import BareAttribute, TileType, shape_of
@@ -151,6 +155,77 @@ class LoadStridedOp(IRDLOperation):
     def verify_(self) -> None:
         _verify_strided(self.result.type, strides=self.strides, extents=self.extents)
         _verify_counted(self.counted_dim, len(self.strides))
+
+
+@irdl_op_definition
+class CollectOp(IRDLOperation):
+    """The rows of pages as rows of one tensor, and the stride from row to row.
+
+    Row i is element (start + i) % size of page table[entries + (start + i) // size], or
+    of the nearest page that exists; size is that of the tensor's dimension 2. It begins
+    at `base + page * strides[0] + element * strides[1]`, and its elements are
+    `strides[2]` apart. Only the first `count` rows are read, and others have no
+    elements. The result is a copy, or the rows themselves if they lie in one page.
+
+    ```mlir
+    %rows, %step = tile.collect %key[%base] strides [%s0, %s2, %c1]
+         pages %table[%entries] of %num_pages from %start count %n
+         : tensor<?x?x16x64xbf16>, tensor<?x?xi32>
+         -> tensor<128x64xbf16, strided<[?, 1]>>
+    ```
+    """
+
+    name = "tile.collect"
+
+    tensor = operand_def(TensorType[Attribute])
+    base = operand_def(i64)
+    strides = var_operand_def(i64)
+    table = operand_def(TensorType[Attribute])
+    entries = operand_def(i64)
+    start = operand_def(i32)
+    count = operand_def(i32)
+    num_pages = operand_def(i32)
+    rows = result_def(TensorType[Attribute])
+    step = result_def(i64)
+
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$tensor `[` $base `]` `strides` `[` $strides `]` `pages` $table `[` $entries "
+        "`]` `of` $num_pages `from` $start `count` $count attr-dict `:` type($tensor) "
+        "`,` type($table) `->` type($rows)"
+    )
+
+    def __init__(
+        self,
+        tensor: SSAValue,
+        base: SSAValue,
+        strides: Sequence[SSAValue],
+        table: SSAValue,
+        entries: SSAValue,
+        rows: tuple[SSAValue, SSAValue, int],
+        num_pages: SSAValue,
+    ):
+        """Create the op; `rows` are the first row, their number, and the most."""
+        start, count, most = rows
+        type_ = tensor.type
+        assert isa(type_, TensorType[Attribute])
+        layout = StridedLayoutAttr([NoneAttr(), IntAttr(1)])
+        columns = type_.get_shape()[-1]
+        super().__init__(
+            operands=[
+                *(tensor, base, strides, table, entries, start, count, num_pages)
+            ],
+            result_types=[TensorType(type_.element_type, [most, columns], layout), i64],
+        )
+
+    @property
+    def page_size(self) -> int:
+        assert isa(self.tensor.type, TensorType[Attribute])
+        return self.tensor.type.get_shape()[2]
+
+    def verify_(self) -> None:
+        if len(self.strides) != 3:
+            raise VerifyException(f"strides expects 3 values, got {len(self.strides)}")
 
 
 @irdl_op_definition

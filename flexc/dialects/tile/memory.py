@@ -56,11 +56,18 @@ class LoadOp(IRDLOperation):
     only the first `count` elements of the tile's first dimension are read. These are
     inside the tensor; the other elements are unspecified.
 
+    With `pages`, a table (batches, pages of each), the tensor's dimensions 0 and 2 are
+    pages and the elements of a page. The first index is a batch b, and the third counts
+    elements of that batch: element n is n % size of page pages[b, n // size], or of the
+    nearest page that exists.
+
     ```mlir
     %k = tile.load %key[%b, %h, %n, %c0] checked [0] : tensor<?x?x?x64xbf16>,
          i32, i32, i32, i32 -> !tile.tile<128x64xbf16>
     %v = tile.load %value[%b, %h, %n, %c0] count %left : tensor<?x?x?x64xbf16>,
          i32, i32, i32, i32 -> !tile.tile<128x64xbf16>
+    %p = tile.load %key[%b, %h, %n, %c0] pages %table : tensor<?x?xi32> :
+         tensor<?x?x16x64xbf16>, i32, i32, i32, i32 -> !tile.tile<128x64xbf16>
     ```
     """
 
@@ -69,6 +76,7 @@ class LoadOp(IRDLOperation):
     tensor = operand_def(TensorType[Attribute])
     indices = var_operand_def(i32)
     count = opt_operand_def(i32)
+    pages = opt_operand_def(TensorType[Attribute])
     checked = prop_def(
         DenseArrayBase.constr(i32), default_value=DenseArrayBase.from_list(i32, [])
     )
@@ -77,8 +85,8 @@ class LoadOp(IRDLOperation):
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
     traits = traits_def(Pure())
     assembly_format = (
-        "$tensor `[` $indices `]` (`checked` $checked^)? (`count` $count^)? attr-dict "
-        "`:` type($tensor) `,` type($indices) `->` type($result)"
+        "$tensor `[` $indices `]` (`checked` $checked^)? (`count` $count^)? "
+        "(`pages` $pages^ `:` type($pages))? attr-dict `:` type($tensor) `,` type($indices) `->` type($result)"
     )
 
     def __init__(
@@ -88,9 +96,10 @@ class LoadOp(IRDLOperation):
         checked: Sequence[int],
         type_: Attribute,
         count: SSAValue | None = None,
+        pages: SSAValue | None = None,
     ):
         super().__init__(
-            operands=[tensor, indices, count],
+            operands=[tensor, indices, count, pages],
             properties={"checked": DenseArrayBase.from_list(i32, checked)},
             result_types=[type_],
         )
@@ -99,6 +108,8 @@ class LoadOp(IRDLOperation):
         _verify_access(self.tensor.type, self.indices, self.result.type)
         verify_elements("result", self.result.type, self.tensor.type)
         _verify_checked(self.checked, self.result.type)
+        if self.pages is not None:
+            _verify_pages(self.pages.type, self.tensor.type, self.result.type)
 
 
 @irdl_op_definition
@@ -205,6 +216,17 @@ class AddToOp(IRDLOperation):
     def verify_(self) -> None:
         _verify_access(self.memref.type, self.indices, self.value.type)
         _verify_checked(self.checked, self.value.type)
+
+
+def _verify_pages(pages: Attribute, tensor: Attribute, tile: Attribute) -> None:
+    assert isa(pages, TensorType[Attribute])
+    assert isa(tensor, TensorType[Attribute])
+    if pages.element_type != i32 or pages.get_num_dims() != 2:
+        raise VerifyException(f"pages expects a tensor of i32 of rank 2, got {pages}")
+    if tensor.get_num_dims() != 4 or tensor.get_shape()[2] < 1:
+        raise VerifyException(f"pages expects pages of a static size, got {tensor}")
+    if tile_of(tile).get_num_dims() != 2:
+        raise VerifyException(f"pages expects a tile of two dimensions, got {tile}")
 
 
 def _verify_checked(checked: DenseArrayBase[I32], tile: Attribute) -> None:

@@ -4,13 +4,14 @@
    and a stride and an extent for each dimension. Along a checked dimension, elements
    beyond the extent are out of range. Beyond a load's count, elements are unspecified.
    Beyond a store's count, elements are not read.
+   Rows that lie in pages are collected first.
 2. The transpose of a loaded tile becomes a load with exchanged strides. A store or
    addition of a transpose exchanges its strides likewise.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, i64
@@ -56,18 +57,21 @@ class StridedAccess(TileAccess):
     def strides(self) -> list[SSAValue]:
         return [self.stride(self.first_dim + i) for i in range(len(self.shape))]
 
-    def extents(self) -> list[SSAValue]:
-        return [self.extent(i) for i in range(len(self.shape))]
+    def extents(self, pages: SSAValue | None = None) -> list[SSAValue]:
+        return [self.extent(i, pages) for i in range(len(self.shape))]
 
-    def extent(self, i: int) -> SSAValue:
+    def extent(self, i: int, pages: SSAValue | None = None) -> SSAValue:
         """Return the number of elements from the tile's start to the tensor's end.
 
-        Along an unchecked dimension the extent is the tile's size.
+        Along an unchecked dimension the extent is the tile's size. Rows that lie in
+        `pages` end where the table ends.
         """
         dim, code = self.first_dim + i, self.code
         if i not in self.checked:
             return code.const(self.shape[i])
         start, size = self.indices[dim], self.size(dim)
+        if i == 0 and pages is not None:
+            size = code.mul(code.insert(tile.DimOp(pages, 1), "pages"), size, "size")
         return size if is_zero(start) else code.sub(size, start, self.hint("left"))
 
 
@@ -77,13 +81,39 @@ class LoadToStrided(RewritePattern):
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.LoadOp, rewriter: PatternRewriter) -> None:
         access, type_ = StridedAccess.of_load(op), op.result.type
-        base, strides, extents = access.base(), access.strides(), access.extents()
         counted = None if op.count is None else 0
+        extents = access.extents(op.pages)
         if op.count is not None:
             extents[0] = op.count
-        load = tile.LoadStridedOp(op.tensor, base, strides, extents, type_, counted)
+        if op.pages is None:
+            tensor, base, strides = op.tensor, access.base(), access.strides()
+        else:
+            tensor, base, strides = collected(access, op.pages, extents[0])
+        load = tile.LoadStridedOp(tensor, base, strides, extents, type_, counted)
         load.result.name_hint = op.result.name_hint
         rewriter.replace(op, load)
+
+
+def collected(
+    access: StridedAccess, table: SSAValue, extent: SSAValue
+) -> tuple[SSAValue, SSAValue, list[SSAValue]]:
+    """Write the op that collects rows of pages; return a tensor, a base and strides."""
+    code, (b, h, start, column) = access.code, access.indices
+    head = replace(access, indices=[code.const(0), h, code.const(0), column])
+    entries = StridedAccess(code, table, [b, code.const(0)], (), ()).base()
+    most = access.shape[0]
+    op = tile.CollectOp(
+        access.tensor,
+        head.base(),
+        [access.stride(dim) for dim in (0, 2, 3)],
+        table,
+        entries,
+        (start, code.min(extent, code.const(most)), most),
+        access.size(0),
+    )
+    code.builder.insert(op)
+    op.rows.name_hint, op.step.name_hint = access.hint("rows"), access.hint("step")
+    return op.rows, code.const(0, i64), [op.step, code.const(1, i64)]
 
 
 class StoreToStrided(RewritePattern):

@@ -142,10 +142,11 @@ def is_in_loop(op: Operation) -> bool:
 def place_of_next(load: tile.LoadStridedOp, code: ScalarCode) -> SSAValue | None:
     """Return the distance to the next iteration's block, 0 in the last iteration.
 
-    Return None outside of loops, and for a load without a counted dimension.
+    Return None outside of loops, for a load without a counted dimension, and for rows
+    of pages, whose next block lies elsewhere.
     """
-    dim = load.counted_dim
-    if dim is None or not is_in_loop(load):
+    dim, collected = load.counted_dim, isinstance(load.tensor.owner, tile.CollectOp)
+    if dim is None or collected or not is_in_loop(load):
         return None
     size, count = shape_of(load.result.type)[dim], load.extents[dim]
     further = code.mul(load.strides[dim], code.const(size, i64), "further")

@@ -28,8 +28,14 @@ from flexc.dialects import tile
 from flexc.dialects.tile import element_of
 from flexc.errors import UnsupportedOpError
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.map_builder import UNIFORM, Input, build_map
-from flexc.passes.tile.tile_access import TileAccess, has_count, is_zero, static_stride
+from flexc.passes.tile.map_builder import COLUMN, ROW, UNIFORM, Input, build_map
+from flexc.passes.tile.tile_access import (
+    TileAccess,
+    has_count,
+    is_zero,
+    static_dim,
+    static_stride,
+)
 
 
 @dataclass(frozen=True)
@@ -121,12 +127,92 @@ class PointerAccess(TileAccess):
         return build_map(self.code, self.shape, inputs, body, self.hint("inside"))
 
 
+@dataclass(frozen=True)
+class PagedAccess(PointerAccess):
+    """The base, offsets and mask of a tile whose rows lie in pages of a tensor."""
+
+    table: SSAValue
+
+    @classmethod
+    def of_paged(cls, op: tile.LoadOp, table: SSAValue) -> PagedAccess:
+        """Describe the access of a load of pages; new code goes before it."""
+        at = PointerAccess.of_load(op)
+        return cls(at.code, at.tensor, at.indices, at.shape, at.checked, table)
+
+    def base(self) -> SSAValue:
+        """Return the offset of the head and of the first column, in 64 bits."""
+        terms = (self.base_term(dim, self.indices[dim]) for dim in (1, 3))
+        return self.code.add(*terms, self.hint("base"))
+
+    @property
+    def page_size(self) -> int:
+        size = static_dim(self.tensor.type, 2)
+        assert size is not None
+        return size
+
+    def pages(self) -> SSAValue:
+        """Return the numbers of the pages in which the rows lie, as the table has them.
+
+        Rows beyond the table have its last page.
+        """
+        code, (rows, _), size = self.code, self.shape, self.page_size
+        row = code.insert(tile.IotaOp(self.indices[2], rows), "row")
+        count = code.insert(tile.DimOp(self.table, 1), "pages_size1")
+
+        def entry(code: ScalarCode, row: SSAValue, count: SSAValue) -> SSAValue:
+            last = code.sub(count, code.const(1))
+            return code.min(code.div(row, code.const(size)), last)
+
+        inputs: list[Input] = [(row, ROW), (count, UNIFORM)]
+        entries = build_map(code, [rows], inputs, entry, "entries")
+        table = PointerAccess(code, self.table, self.indices[:1], (), ())
+        type_ = tile.TileType(i32, [rows])
+        gather = tile.GatherOp(self.table, table.base(), entries, None, type_)
+        return code.insert(gather, "pages")
+
+    def offsets(self) -> SSAValue:
+        """Return the offsets within the tile, in 64 bits."""
+        code, (rows, columns), size = self.code, self.shape, self.page_size
+        row = code.insert(tile.IotaOp(self.indices[2], rows), "row")
+        column = code.insert(tile.IotaOp(code.const(0), columns), "column")
+        strides = [tile.StrideOp(self.tensor, dim, i64) for dim in (0, 2, 3)]
+        inputs: list[Input] = [
+            (self.pages(), ROW),
+            (row, ROW),
+            (column, COLUMN),
+            (code.insert(tile.DimOp(self.tensor, 0), "num_pages"), UNIFORM),
+            *((code.insert(s, self.hint("stride")), UNIFORM) for s in strides),
+        ]
+
+        def body(code: ScalarCode, page: SSAValue, *args: SSAValue) -> SSAValue:
+            row, column, count, *steps = args
+            page = code.min(page, code.sub(count, code.const(1)))
+            page = code.max(page, code.const(0))
+            row = code.rem(row, code.const(size))
+            terms = [
+                code.mul(code.int_cast(at, i64), step)
+                for at, step in zip((page, row, column), steps, strict=True)
+            ]
+            return code.add(code.add(terms[0], terms[1]), terms[2])
+
+        return build_map(code, self.shape, inputs, body, self.hint("offsets"))
+
+    def size(self, dim: int) -> SSAValue:
+        """Return the number of elements along a dimension, of keys along that of rows."""
+        if dim != 2:
+            return super().size(dim)
+        pages = self.code.insert(tile.DimOp(self.table, 1), "pages_size1")
+        return self.code.mul(pages, self.code.const(self.page_size), "kv_len")
+
+
 class LoadToGather(RewritePattern):
     """A pattern that rewrites tile.load to tile.gather."""
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.LoadOp, rewriter: PatternRewriter) -> None:
         access = PointerAccess.of_load(op)
+        if op.pages is not None:
+            access = PagedAccess.of_paged(op, op.pages)
         gather = tile.GatherOp(
             op.tensor, access.base(), access.offsets(), access.mask(), op.result.type
         )

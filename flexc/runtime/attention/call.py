@@ -16,7 +16,7 @@ from flexc.frontend.import_graph import AttentionCall
 from flexc.passes.flex.score_factor import SAFE_FACTORS
 from flexc.passes.targets.gluon import rows_of_a_program
 from flexc.passes.targets.target import F32Precision
-from flexc.runtime.inputs.arguments import Outputs, Tables
+from flexc.runtime.inputs.arguments import Outputs, Pages, Tables
 from flexc.runtime.inputs.listed_blocks import check_listed
 from flexc.runtime.inputs.options import BACKENDS, NO_CHOICES, Backend, Choices
 from flexc.runtime.inputs.tensor_facts import (
@@ -65,6 +65,10 @@ class Attention:
     """The layout of the real query, key and value, if this call has stand-ins."""
     few_rows: tuple[int, int] | None = None
     """The numbers of heads and queries that make up the rows of a folded query."""
+    pages: Pages | None = None
+    """The pages in which keys and values lie. The key and the value then only have the
+    shapes of sequences.
+    """
     settled: bool = False
     """True if the tables are those that kernels read, or no tables are needed."""
 
@@ -79,6 +83,12 @@ class Attention:
     def computed_by(self) -> Backend:
         """Return the backend that computes, wherever the call is."""
         return BACKENDS[self.backend]
+
+    @property
+    def operands(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The query, and the tensors in whose memory keys and values lie."""
+        pages = self.pages or self
+        return self.query, pages.key, pages.value
 
     @property
     def has_pairs(self) -> bool:
@@ -238,6 +248,9 @@ class Attention:
         check_tensor("key", self.key)
         check_tensor("value", self.value)
         check_captured(self.signature.captures)
+        if self.pages is not None:
+            for name, tensor in self.pages._asdict().items():
+                check_tensor(f"pages' {name}", tensor)
         if self.tables is not None:
             for table in self.tables.tensors:
                 check_tensor("block_mask", table, BlockMaskError)
@@ -257,9 +270,10 @@ class Attention:
 
     def build(self) -> Build:
         query, key, value = self.query, self.key, self.value
+        operands = self.operands
         if self.computed_by.for_gpu:
-            check_strides(query, key, value)
-        placement = self.placement or Placement.of(query, key, value)
+            check_strides(*operands)
+        placement = self.placement or Placement.of(*operands)
         call = AttentionCall(
             dtype=query.dtype,
             head_dim=query.size(3),
@@ -277,6 +291,7 @@ class Attention:
             max_length=max_length(query.size(2), key.size(2)),
             has_pairs=True,  # Other calls run no kernel.
             few_rows=self.few_rows,
+            page_size=None if self.pages is None else self.pages.size,
         )
         return Build(
             call,
@@ -312,6 +327,8 @@ class Attention:
         tensors = [c for c in self.signature.captures if isinstance(c, Tensor)]
         if self.tables is not None:
             tensors += self.tables.tensors
+        if self.pages is not None:
+            tensors.append(self.pages.table)
         return all(largest_offset(t) <= MAX_NARROW_OFFSET for t in tensors)
 
 

@@ -138,9 +138,11 @@ def _launch(call: Attention, results: Sequence[Tensor | None]) -> None:
     call = call.settle()
     compiled = call.compiled()
     captures = compiled.attention.arguments(call.signature.captures)
-    args = [call.query, call.key, call.value, call.scale, *captures]
+    args = [*call.operands, call.scale, *captures]
     if call.tables is not None:
         args += call.tables.tensors
+    if call.pages is not None:
+        args.append(call.pages.table)
     wanted = [r for r in results if r is not None]
     if results[1] is not None and call.outputs.lse_rest:
         lse, rest = results[1].unbind(1)

@@ -154,6 +154,73 @@ def cast_and_check(
     return query, key, value
 
 
+class Pages(NamedTuple):
+    """Keys and values of shape (pages, heads, page size, head dim), and a page table.
+
+    Key n of sequence b is row n % size of page table[b, n // size].
+    """
+
+    key: Tensor
+    value: Tensor
+    table: Tensor
+
+    @property
+    def size(self) -> int:
+        """The number of keys of a page."""
+        return self.key.size(2)
+
+    def in_sequence(self) -> tuple[Tensor, Tensor]:
+        """Return tensors with the shapes of all sequences' keys and values.
+
+        They stand for the shapes: they have no memory of their own, and are not read.
+        """
+        batch, pages = self.table.shape
+        found: list[Tensor] = []
+        for tensor in (self.key, self.value):
+            first = tensor[:1, :, :1].expand(batch, -1, pages * self.size, -1)
+            found.append(first)
+        return found[0], found[1]
+
+
+def read_pages(query: Tensor, key: Tensor, value: Tensor, table: Tensor) -> Pages:
+    """Return keys and values in pages, checked; sequences are checked as others are."""
+    check_ranks(query, key, value)
+    if not isinstance(table, Tensor) or is_lazy(table) or table.dim() != 2:
+        got = tuple(table.shape) if isinstance(table, Tensor) else type(table).__name__
+        raise ShapeError(
+            f"page_table expects a tensor (batch, pages of a sequence), got {got}"
+        )
+    if table.dtype is not torch.int32:
+        raise DtypeError(
+            f"page_table expects int32, got {table.dtype}; convert it with .int()"
+        )
+    if table.device != query.device:
+        raise DeviceError(
+            f"page_table expects the query's device {query.device}, got {table.device}"
+        )
+    if table.size(0) != query.size(0):
+        raise ShapeError(
+            f"page_table expects a row for each of {query.size(0)} sequences, got "
+            f"{table.size(0)}"
+        )
+    if table.stride(1) != 1 and table.size(1) > 1:
+        raise ShapeError(
+            "page_table expects entries of a row that are adjacent in memory, got "
+            f"strides {table.stride()}; call contiguous()"
+        )
+    if key.size(0) != value.size(0) or key.size(2) != value.size(2):
+        raise ShapeError(
+            "key and value expect equal numbers and sizes of pages (pages, heads, page "
+            f"size, head dim), got {tuple(key.shape)} and {tuple(value.shape)}"
+        )
+    if key.size(0) == 0 or key.size(2) == 0:
+        raise ShapeError(
+            "key and value expect at least one page of at least one key, got shape "
+            f"{tuple(key.shape)}"
+        )
+    return Pages(key, value, table)
+
+
 def check_dtypes(query: Tensor, key: Tensor, value: Tensor) -> None:
     if not query.device == key.device == value.device:
         raise DeviceError(

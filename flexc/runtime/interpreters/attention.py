@@ -20,6 +20,7 @@ from xdsl.utils.exceptions import InterpretationError
 
 from flexc.dialects import flex
 from flexc.dialects.flex import RESULTS, AttentionLike, PairsOp
+from flexc.runtime.interpreters.memory import in_sequence
 from flexc.runtime.interpreters.values import dense_array, dtype_of
 
 
@@ -105,6 +106,9 @@ class Problem(Pairs):
     def of(cls, op: AttentionLike, args: Sequence[Tensor]) -> Problem:
         query, key, value, scale, *rest = args
         splits = None if op.splits is None else int(rest.pop())
+        if op.page_table is not None:
+            table = rest.pop()
+            key, value = (in_sequence(t, table) for t in (key, value))
         n = len(op.captures)
         problem = cls(query, key, value, scale, rest[:n], rest[n:], splits)
         problem.verify_facts(op)

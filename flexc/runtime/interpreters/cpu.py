@@ -50,6 +50,23 @@ class CpuFunctions(InterpreterFunctions):
             value = torch.where(given, value, unspecified(shape, dtype))
         return (value,)
 
+    @impl(tile.CollectOp)
+    def run_collect(
+        self, interpreter: Interpreter, op: tile.CollectOp, args: PythonValues
+    ) -> PythonValues:
+        given = dict(zip(op.operands, args, strict=True))
+        most, columns = op.rows.type.get_shape()
+        count, pages = int(given[op.count]), int(given[op.num_pages])
+        row = given[op.start] + torch.arange(count)
+        entries = given[op.entries] + row // op.page_size
+        page = read_storage(given[op.table], entries, None).clamp(0, pages - 1)
+        steps = [given[s] for s in op.strides]
+        first = given[op.base] + page * steps[0] + row % op.page_size * steps[1]
+        offsets = first[:, None] + torch.arange(columns) * steps[2]
+        rows = unspecified((most, columns), given[op.tensor].dtype)
+        rows[:count] = read_storage(given[op.tensor], offsets, None)
+        return rows, torch.tensor(columns)
+
     @impl(tile.StoreStridedOp)
     def run_store(
         self, interpreter: Interpreter, op: tile.StoreStridedOp, args: PythonValues

@@ -28,6 +28,12 @@ def load_tile(
     return result
 
 
+def in_sequence(tensor: Tensor, table: Tensor) -> Tensor:
+    """Return the rows (B, H, S, E) of sequences that lie in pages (P, H, size, E)."""
+    pages = tensor[table.to(torch.int64).clamp(0, len(tensor) - 1)]
+    return pages.transpose(1, 2).flatten(2, 3)
+
+
 def load_some(
     tensor: Tensor,
     indices: Sequence[Tensor],

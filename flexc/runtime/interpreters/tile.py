@@ -22,6 +22,7 @@ from flexc.dialects.tile.types import ReduceKind
 from flexc.runtime.interpreters.memory import (
     add_tile,
     add_to_storage,
+    in_sequence,
     load_some,
     load_tile,
     read_diagonals,
@@ -91,9 +92,12 @@ class TileFunctions(InterpreterFunctions):
         self, interpreter: Interpreter, op: tile.LoadOp, args: PythonValues
     ) -> PythonValues:
         shape, checked = tile.shape_of(op.result.type), dense_array(op.checked)
+        tensor, *indices = args
+        if op.pages is not None:
+            tensor = in_sequence(tensor, indices.pop())
         if op.count is None:
-            return (load_tile(args[0], args[1:], shape, checked),)
-        tensor, *indices, count = args
+            return (load_tile(tensor, indices, shape, checked),)
+        *indices, count = indices
         return (load_some(tensor, indices, shape, checked, int(count)),)
 
     @impl(tile.StoreOp)

@@ -176,7 +176,7 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         """Write the rows, batch and head that this program owns."""
         code, query, key = self.code, self.args[self.op.query], self.args[self.op.key]
         q_len = code.insert(tile.DimOp(query, 2), "q_len")
-        kv_len = code.insert(tile.DimOp(key, 2), "kv_len")
+        kv_len = self.key_length()
         q_heads = code.insert(tile.DimOp(query, 1), "q_heads")
         kv_heads = code.insert(tile.DimOp(key, 1), "kv_heads")
         b, h, m_block = self.tile_position(q_len, q_heads)
@@ -188,6 +188,14 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         self.kv_h = code.div(code.mul(h, kv_heads), q_heads, "kv_h")
         q_start = code.mul(m_block, code.const(self.block_m), "q_start")
         return RowBlock(b, h, q_start, q_len, kv_len)
+
+    def key_length(self) -> SSAValue:
+        """Write the number of keys of a sequence."""
+        code, table = self.code, self.op.page_table
+        if table is None:
+            return code.insert(tile.DimOp(self.args[self.op.key], 2), "kv_len")
+        pages = code.insert(tile.DimOp(self.args[table], 1), "pages")
+        return code.mul(pages, code.const(self.op.page_size), "kv_len")
 
     def share(self, begin: SSAValue, end: SSAValue) -> tuple[SSAValue, SSAValue]:
         """Return the range of a segment's iterations in this program's split."""
@@ -243,9 +251,9 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         visit = narrowed(self, visit, self.place, self.q_idx)
         code, checked = self.code, [0] if visit.sticks_out else []
         kv_idx = code.insert(tile.IotaOp(visit.start, self.block_n), "kv_idx")
-        start = [self.place.b, self.kv_h, visit.start]
+        start, pages = self.physical(visit)
         shape = (self.block_n, self.d_tile)
-        k = self.load(self.op.key, shape, start, checked, "k", visit.count)
+        k = self.load(self.op.key, shape, start, checked, "k", visit.count, pages)
         k_t = code.insert(tile.TransposeOp(k), "k_t")
         zero = code.const(0.0, self.op.score_type)
         scores = TileType(self.op.score_type, [self.block_m, self.block_n])
@@ -253,9 +261,28 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         s = code.insert(tile.DotOp(q, k_t, acc), "s")
         x = self.modified(visit, kv_idx, s)
         shape = (self.block_n, self.dv_tile)
-        v = self.load(self.op.value, shape, start, checked, "v", visit.count)
+        v = self.load(self.op.value, shape, start, checked, "v", visit.count, pages)
         term = None if self.split is None else self.term(visit, self.split.term)
         return softmax.update(code, state, x, v, term, visit.count)
+
+    def physical(self, visit: Visit) -> tuple[list[SSAValue], SSAValue | None]:
+        """Write where a block's keys lie; a page table if they lie in several pages.
+
+        A block that is not trimmed starts at a multiple of `block_n`.
+        """
+        code, size, table = self.code, self.op.page_size, self.op.page_table
+        if table is None or size is None:
+            return [self.place.b, self.kv_h, visit.start], None
+        if visit.count is not None or size % self.block_n:
+            return [self.place.b, self.kv_h, visit.start], self.args[table]
+        entry = code.div(visit.start, code.const(size), "entry")
+        where = [self.place.b, entry]
+        load = flex.LoadCaptureOp(self.args[table], where, inside=True)
+        last = code.insert(tile.DimOp(self.args[self.op.key], 0), "num_pages")
+        page = code.max(code.insert(load, "page"), code.const(0), "page")
+        page = code.min(page, code.sub(last, code.const(1)), "page")
+        within = code.rem(visit.start, code.const(size), "within")
+        return [page, self.kv_h, within], None
 
     def modified(self, visit: Visit, kv_idx: SSAValue, s: SSAValue) -> SSAValue:
         """Write the scores after the mod, -inf for dead pairs."""

@@ -262,17 +262,19 @@ class SegmentKernelBuilder(KernelBuilder):
         checked: Sequence[int],
         name: str,
         count: SSAValue | None = None,
+        pages: SSAValue | None = None,
     ) -> SSAValue:
         """Load the tile of rows that starts at (b, h, row), padded in the head dim.
 
-        If `count` is given, only the first `count` rows of the tile are read.
+        If `count` is given, only the first `count` rows of the tile are read. With
+        `pages`, the rows are those of a sequence whose pages a table lists.
         """
         assert isa(tensor.type, TensorType[Attribute])
         checked = [*checked, 1] if shape[1] != flex.tensor_shape(tensor)[3] else checked
         type_ = TileType(tensor.type.element_type, shape)
         indices = [*start, self.code.const(0)]
         return self.code.insert(
-            tile.LoadOp(self.args[tensor], indices, checked, type_, count), name
+            tile.LoadOp(self.args[tensor], indices, checked, type_, count, pages), name
         )
 
     def loop(

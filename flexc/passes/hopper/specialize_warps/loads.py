@@ -67,6 +67,8 @@ def check_products(
 
 def why_not_staged(kernel: tile.KernelOp, load: tile.LoadOp) -> str | None:
     """Return why a load cannot become a copy to shared memory, or None if it can."""
+    if load.pages is not None:
+        return "lies in several pages"
     if (why := why_not_tma(kernel, load.tensor, load.result.type)) is not None:
         return why
     uses = list(uses_through_views(load.result))
