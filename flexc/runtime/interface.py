@@ -130,21 +130,9 @@ def flex_attention(
         run = in_graphs or _hidden()
     elif get_eval_frame_callback() is not None:
         run = _hidden()
-    return run(
-        query,
-        key,
-        value,
-        score_mod,
-        block_mask,
-        scale,
-        enable_gqa,
-        return_lse,
-        kernel_options,
-        return_aux,
-        mask_mod,
-        backend,
-        *(() if page_table is None else (page_table,)),
-    )
+    rest = score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options
+    pages = () if page_table is None else (page_table,)
+    return run(query, key, value, *rest, return_aux, mask_mod, backend, *pages)
 
 
 class Preparation(NamedTuple):
@@ -184,15 +172,7 @@ class Preparation(NamedTuple):
             choices,
             pages=pages,
         )
-        if pages is not None and pages.key.dtype != query.dtype:
-            raise DtypeError(
-                f"key and value in pages expect the dtype of the query, {query.dtype} "
-                f"after autocast, got {pages.key.dtype}"
-            )
-        if pages is not None and is_differentiated(call):
-            raise OptionError(
-                "page_table expects no gradients: call within torch.no_grad()"
-            )
+        check_pages(call)
         if not is_traced:
             call.check_memory()
         return call
@@ -205,6 +185,30 @@ class Preparation(NamedTuple):
         if found is None:
             return None
         return Preparation((found[0], None, found[1]), self.rest)
+
+
+def check_pages(call: Attention) -> None:
+    """Check that the keys of a call may lie in pages, if they do."""
+    if call.pages is None:
+        return
+    if call.pages.key.dtype != call.query.dtype:
+        raise DtypeError(
+            "key and value in pages expect the dtype of the query, "
+            f"{call.query.dtype} after autocast, got {call.pages.key.dtype}"
+        )
+    if is_differentiated(call):
+        raise OptionError(
+            "page_table expects no gradients: call within torch.no_grad()"
+        )
+
+
+def check_not_captured(is_traced: bool) -> None:
+    """Refuse a call with pages that is captured or transformed."""
+    if is_traced or is_transformed():
+        raise OptionError(
+            "page_table expects a call that is neither captured by flexc.compile nor "
+            "under torch.func: call flexc.flex_attention itself"
+        )
 
 
 def _run(
@@ -245,11 +249,8 @@ def _run(
     rest = enable_gqa, scale, outputs, choices, is_traced
     prepare = Preparation((score_mod, block_mask, mask_mod), rest, page_table)
     given = query, key, value
-    if page_table is not None and (is_traced or is_transformed()):
-        raise OptionError(
-            "page_table expects a call that is neither captured by flexc.compile nor "
-            "under torch.func: call flexc.flex_attention itself"
-        )
+    if page_table is not None:
+        check_not_captured(is_traced)
     if run is None and is_plain(query, block_mask, mask_mod):
         mask = mask_mod if block_mask is None else mask_of(block_mask)
         mods_key, captures = read_key(score_mod, mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.runtime.attention.call import Attention, Outputs, read_signature
 from flexc.runtime.attention.few_rows import few_rows, fold
+from flexc.runtime.inputs.arguments import Pages
 from flexc.runtime.inputs.options import NO_CHOICES, Choices, TileOptions
 from flexc.runtime.kernels import driver
 from flexc.runtime.kernels.schedules import TRITON, candidates
@@ -46,6 +48,16 @@ def decoding(
     )
 
 
+def in_pages(size: int, **options: Any) -> Attention:
+    """The same call with keys in pages, and a length for each sequence."""
+    lengths = torch.zeros(1, dtype=torch.int32)
+    call = decoding(mask_mod=lambda b, h, i, j: j < lengths[b], **options)
+    pool = call.key.unflatten(2, (-1, size))[0].transpose(0, 1).contiguous()
+    pages = Pages(pool, pool, torch.zeros(1, len(pool), dtype=torch.int32))
+    key, value = pages.in_sequence()
+    return replace(call, key=key, value=value, pages=pages)
+
+
 def lower(call: Attention) -> KernelSpec:
     rows = few_rows(call)
     assert rows is not None
@@ -64,6 +76,8 @@ CALLS = {
     "fp32": decoding(score_mod=alibi, dtype="fp32"),
     "wide": decoding(dim=512),
     "narrow": decoding(dim=24),
+    **{f"pages-{n}": in_pages(n) for n in (16, 64, 128)},
+    "narrow-pages": in_pages(16, dim=24),
 }
 
 
@@ -81,6 +95,11 @@ def test_a_program_has_the_rows_of_a_group(q_len: int, rows: int) -> None:
     source = lower(decoding(q_len)).source
     assert f"tl.full([{rows}, 128], 0.0" in source
     assert source.count("tl.load(key") == 1
+
+
+def test_pages_of_whole_blocks_are_found_once() -> None:
+    assert "tl.load(page_table + page_table_b_offset" in lower(in_pages(16)).source
+    assert "tl.load(page_table + page_table_b_offset" not in lower(in_pages(64)).source
 
 
 def test_which_calls_are_folded() -> None:

@@ -24,7 +24,7 @@ from flexc.runtime.attention.call import (
     Outputs,
     read_signature,
 )
-from flexc.runtime.inputs.arguments import split_block_mask
+from flexc.runtime.inputs.arguments import Pages, split_block_mask
 from flexc.runtime.inputs.options import NO_CHOICES
 from tests.property.cases import Case
 
@@ -49,6 +49,7 @@ def attention_module(
     block_mask: BlockMask | None,
     mask_mod: Any,
     scale: float,
+    pages: Pages | None = None,
 ) -> tuple[ModuleOp, list[Any]]:
     """The same of a call of attention for out, lse and max_scores."""
     query, key, value = inputs
@@ -58,11 +59,14 @@ def attention_module(
     call = Attention(
         query, key, value, scale, tables, signature, outputs, "cpp", NO_CHOICES
     )
+    call = replace(call, pages=pages)
     mods = capture_mods(signature, call.score_dtype)
     made = build_attention_module(mods.score, mods.mask, call.build().call)
-    args = [query, key, value, scale, *made.arguments(signature.captures)]
+    args = [*call.operands, scale, *made.arguments(signature.captures)]
     if tables is not None:
         args += tables.tensors
+    if pages is not None:
+        args.append(pages.table)
     return made.module, args
 
 
