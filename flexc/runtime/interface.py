@@ -30,6 +30,7 @@ from flexc.runtime.inputs.arguments import (
     split_block_mask,
 )
 from flexc.runtime.inputs.options import Choices, read_choices, resolve_backend
+from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.interception import (
     Regions,
     check_not_traced,
@@ -38,7 +39,6 @@ from flexc.runtime.interception import (
     current_scope,
     redirect_to,
 )
-from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.process.background import without_collection
 from flexc.runtime.process.cache import has_entry_point
 

@@ -42,7 +42,7 @@ ATTENTION_FORMAT = (
 
 
 class LastOperands(IRDLOperation):
-    """The optional operands of attention after all others, which a base class orders."""
+    """The optional operands of attention that follow all others, in this order."""
 
     page_table = opt_operand_def(TensorType[Attribute])
     """The pages of each sequence, (B, pages), as i32, if keys and values lie in pages.

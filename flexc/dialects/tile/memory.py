@@ -86,7 +86,8 @@ class LoadOp(IRDLOperation):
     traits = traits_def(Pure())
     assembly_format = (
         "$tensor `[` $indices `]` (`checked` $checked^)? (`count` $count^)? "
-        "(`pages` $pages^ `:` type($pages))? attr-dict `:` type($tensor) `,` type($indices) `->` type($result)"
+        "(`pages` $pages^ `:` type($pages))? attr-dict "
+        "`:` type($tensor) `,` type($indices) `->` type($result)"
     )
 
     def __init__(

@@ -141,8 +141,8 @@ class PagedAccess(PointerAccess):
 
     def base(self) -> SSAValue:
         """Return the offset of the head and of the first column, in 64 bits."""
-        terms = (self.base_term(dim, self.indices[dim]) for dim in (1, 3))
-        return self.code.add(*terms, self.hint("base"))
+        head, column = (self.base_term(dim, self.indices[dim]) for dim in (1, 3))
+        return self.code.add(head, column, self.hint("base"))
 
     @property
     def page_size(self) -> int:
@@ -198,7 +198,7 @@ class PagedAccess(PointerAccess):
         return build_map(code, self.shape, inputs, body, self.hint("offsets"))
 
     def size(self, dim: int) -> SSAValue:
-        """Return the number of elements along a dimension, of keys along that of rows."""
+        """Return a dimension's size, which for the rows is the number of keys."""
         if dim != 2:
             return super().size(dim)
         pages = self.code.insert(tile.DimOp(self.table, 1), "pages_size1")

@@ -191,11 +191,11 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
 
     def key_length(self) -> SSAValue:
         """Write the number of keys of a sequence."""
-        code, table = self.code, self.op.page_table
-        if table is None:
+        code, table, size = self.code, self.op.page_table, self.op.page_size
+        if table is None or size is None:
             return code.insert(tile.DimOp(self.args[self.op.key], 2), "kv_len")
         pages = code.insert(tile.DimOp(self.args[table], 1), "pages")
-        return code.mul(pages, code.const(self.op.page_size), "kv_len")
+        return code.mul(pages, code.const(size), "kv_len")
 
     def share(self, begin: SSAValue, end: SSAValue) -> tuple[SSAValue, SSAValue]:
         """Return the range of a segment's iterations in this program's split."""

@@ -75,9 +75,8 @@ class Facts(MaskFacts):
             return Interval(-MAX_SYMBOL, MAX_SYMBOL)
         if not isinstance(op, arith.AddiOp | arith.SubiOp):
             return known
-        combine = BINARY[type(op)]
-        parts = (self._checked_range(v) for v in op.operands)
-        return combine(*parts, UNLIMITED)
+        left, right = map(self._checked_range, op.operands)
+        return BINARY[type(op)](left, right, UNLIMITED)
 
     def is_uniform(self, value: SSAValue) -> bool:
         return self.dependences.is_uniform(value)
