@@ -81,13 +81,12 @@ class LoadToStrided(RewritePattern):
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.LoadOp, rewriter: PatternRewriter) -> None:
         access, type_ = StridedAccess.of_load(op), op.result.type
-        counted = None if op.count is None else 0
+        tensor, base, strides = op.tensor, access.base(), access.strides()
         extents = access.extents(op.pages)
+        counted = None if op.count is None else 0
         if op.count is not None:
             extents[0] = op.count
-        if op.pages is None:
-            tensor, base, strides = op.tensor, access.base(), access.strides()
-        else:
+        if op.pages is not None:
             tensor, base, strides = collected(access, op.pages, extents[0])
         load = tile.LoadStridedOp(tensor, base, strides, extents, type_, counted)
         load.result.name_hint = op.result.name_hint
