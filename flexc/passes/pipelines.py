@@ -49,6 +49,7 @@ from flexc.passes.hopper.specialize_warps.tile_specialize_warps import (
 from flexc.passes.hopper.tile_assign_layouts import TileAssignLayoutsPass
 from flexc.passes.hopper.tile_async_products import TileAsyncProductsPass
 from flexc.passes.hopper.tile_check_capacity import TileCheckCapacityPass
+from flexc.passes.hopper.tile_defer_row_sums import TileDeferRowSumsPass
 from flexc.passes.hopper.tile_delay_products import TileDelayProductsPass
 from flexc.passes.hopper.tile_read_diagonals import TileReadDiagonalsPass
 from flexc.passes.hopper.tile_split_rows import TileSplitRowsPass
@@ -194,6 +195,7 @@ def to_schedule(options: LoweringOptions = NO_OPTIONS) -> Passes:
         # After rows are split into parts, and before iterations are written more than
         # once.
         TileReadDiagonalsPass(),
+        TileDeferRowSumsPass(),
         *([TileDelayProductsPass()] if options.overlap else []),
         # The index of the first iteration is a constant, and a part's rows have one
         # origin.

@@ -100,7 +100,7 @@ def layout_of(type_: Attribute) -> ThreadLayoutAttr | None:
 
 GLUON_WORDS = (
     "add_out barriers copy_in copy_out fence_async_shared gl gluon mbarrier "
-    "read_diagonals tile_of tma vector_of warpgroup_mma "
+    "partial_sums read_diagonals tile_of tma vector_of warpgroup_mma "
     "warpgroup_mma_wait widen"
 )
 
@@ -135,6 +135,7 @@ class GluonPrinter(TilePrinter):
         schedule.CopyOutOp: "copy_out",
         schedule.SlotOp: "tile_of",
         schedule.ReadViewOp: "vector_of",
+        tile.PartialSumsOp: "partial_sums",
         tile.WidenOp: "widen",
         tile.ReadDiagonalsOp: "read_diagonals",
     }
@@ -327,6 +328,11 @@ class GluonPrinter(TilePrinter):
         """Return the expression of a tile in shared memory for products and stores."""
         name = self.name(value)
         return f"tile_of({name})" if isinstance(value.owner, schedule.SlotOp) else name
+
+    @print_statement.register
+    def _(self, op: tile.PartialSumsOp) -> None:
+        args = self.name(op.input), *self.layout_args(op.result.type)
+        self.assign(op.result, f"partial_sums({', '.join(args)})")
 
     @print_statement.register
     def _(self, op: schedule.ReadViewOp) -> None:

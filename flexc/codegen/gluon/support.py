@@ -213,6 +213,15 @@ def vector_of(slot):
 
 
 @gluon.jit
+def partial_sums(x, LAYOUT: gl.constexpr):
+    """Return the sums of a thread's elements, by the pair of columns of each thread."""
+    ROWS: gl.constexpr = x.shape[0]
+    COLUMNS: gl.constexpr = LAYOUT.instr_shape[1]
+    folded = gl.reshape(x, [ROWS, x.shape[1] // COLUMNS, COLUMNS])
+    return gl.convert_layout(gl.sum(folded, 1), LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
 def widen(x):
     """Return the elements of a bf16 tile as f32; a thread has pairs of elements."""
     return gl.inline_asm_elementwise(

@@ -38,6 +38,7 @@ from flexc.dialects.tile.compute import (
     FullOp,
     IotaOp,
     LiveRangeOp,
+    PartialSumsOp,
     ReduceOp,
     ScanOp,
     TanhApproxOp,

@@ -165,6 +165,48 @@ class ReduceOp(IRDLOperation):
 
 
 @irdl_op_definition
+class PartialSumsOp(IRDLOperation):
+    """The sums of a matrix's elements whose columns are equal modulo a power of 2.
+
+    If the power is the number of columns that a row of threads holds, each thread sums
+    its own elements.
+
+    ```mlir
+    %sums = tile.partial_sums %p : !tile.tile<64x128xf32> -> !tile.tile<64x8xf32>
+    ```
+    """
+
+    name = "tile.partial_sums"
+
+    input = operand_def(TileType)
+    result = result_def(TileType)
+
+    traits = traits_def(Pure())
+    assembly_format = "$input attr-dict `:` type($input) `->` type($result)"
+
+    def __init__(self, input: SSAValue, columns: int):
+        type_ = expect_type("input", input, TileType)
+        rows, _ = matrix_shape("input", type_)
+        result = TileType(type_.element_type, [rows, columns])
+        super().__init__(operands=[input], result_types=[result])
+
+    def verify_(self) -> None:
+        type_ = expect_type("input", self.input, TileType)
+        rows, columns = matrix_shape("input", type_)
+        kept, summed = matrix_shape("result", self.result.type)
+        if rows != kept or columns % summed or summed & (summed - 1):
+            raise VerifyException(
+                f"result expects {rows} rows and a power of 2 that divides {columns} "
+                f"as columns, got {self.result.type}"
+            )
+        if element_of(self.result.type) != type_.element_type:
+            raise VerifyException(
+                f"result expects elements of {type_.element_type}, got "
+                f"{self.result.type}"
+            )
+
+
+@irdl_op_definition
 class ScanOp(IRDLOperation):
     """The sums of a matrix's elements along a dimension, each up to its own place.
 

@@ -179,6 +179,13 @@ class TileFunctions(InterpreterFunctions):
             value = value.narrow(dim, 0, int(count[0]))
         return (reduced(op.kind.data, value, dim),)
 
+    @impl(tile.PartialSumsOp)
+    def run_partial_sums(
+        self, interpreter: Interpreter, op: tile.PartialSumsOp, args: PythonValues
+    ) -> PythonValues:
+        rows, columns = tile.shape_of(op.result.type)
+        return (args[0].reshape(rows, -1, columns).sum(1),)
+
     @impl(tile.ScanOp)
     def run_scan(
         self, interpreter: Interpreter, op: tile.ScanOp, args: PythonValues

@@ -14,7 +14,7 @@ from flexc.frontend.capture import capture_mods
 from flexc.frontend.closures import read_mods
 from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
-from flexc.passes.masks.bounds.describe_ranges import RangeSpeller
+from flexc.passes.flex.flex_infer_key_ranges import RangeSpeller
 from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.scalar.proof import Proven
 from flexc.passes.scalar.readable import describe_mod

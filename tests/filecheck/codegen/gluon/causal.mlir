@@ -9,12 +9,14 @@
 // CHECK-NEXT: # shared memory: 98376 bytes
 // CHECK: from triton.experimental import gluon
 // CHECK: from flexc.codegen.gluon.support import (
-// CHECK-NEXT: barriers, copy_in, copy_out, tile_of
+// CHECK-NEXT: barriers, copy_in, copy_out, partial_sums, tile_of
 
 // A role is a function of what it uses from before; its layouts have names.
 // CHECK: @gluon.jit
 // CHECK-NEXT: def attention_consumer(
 // CHECK-NEXT: part: gl.constexpr, scale, out,
+// CHECK: PRODUCT_8: gl.constexpr = gl.NVMMADistributedLayout(
+// CHECK-NEXT: version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 8, 16]
 // CHECK: PRODUCT_64: gl.constexpr = gl.NVMMADistributedLayout(
 // CHECK-NEXT: version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]
 // CHECK: COLUMNS_64: gl.constexpr = gl.SliceLayout(0, PRODUCT_64)
@@ -47,9 +49,10 @@
 // CHECK-NEXT: )
 // CHECK-NEXT: s_1 = warpgroup_mma_wait(1, [s_issued_1])
 // CHECK-NEXT: mbarrier.arrive(k_empty.index(k_slot))
+// CHECK: row_sum_1 = partial_sums(p_1, PRODUCT_8)
 // CHECK: acc_next = warpgroup_mma_wait(0, [acc_next_issued])
 // CHECK-NEXT: mbarrier.arrive(v_empty.index(v_slot))
-// CHECK-NEXT: alpha_3 = gl.convert_layout(alpha_2, ROWS_128)
+// CHECK: gl.convert_layout(alpha_3, ROWS_128)
 // CHECK: p_bf16_4 = gl.convert_layout(p_bf16_3, OPERAND_128)
 // CHECK: v_1 = v_s.index(v_slot_1)
 // CHECK-NEXT: # the last block's values

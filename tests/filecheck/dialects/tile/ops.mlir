@@ -59,6 +59,8 @@ tile.kernel @compute(%t : tensor<?xf32> #tile.param<argument 0>,
   %m = tile.reduce max %s along 1 : !tile.tile<32x32xf32>
   // CHECK-NEXT: %l = tile.reduce sum %s along 0 : !tile.tile<32x32xf32>
   %l = tile.reduce sum %s along 0 : !tile.tile<32x32xf32>
+  // CHECK-NEXT: %some = tile.partial_sums %s : !tile.tile<32x32xf32> -> !tile.tile<32x8xf32>
+  %some = tile.partial_sums %s : !tile.tile<32x32xf32> -> !tile.tile<32x8xf32>
   // CHECK-NEXT: %upto = tile.scan %s along 1 : !tile.tile<32x32xf32>
   %upto = tile.scan %s along 1 : !tile.tile<32x32xf32>
   // CHECK-NEXT: %p, %live = tile.map(%a : f32 = %s [0, 1] : !tile.tile<32x32xf32>, %b : f32 = %m [0] : !tile.tile<32xf32>, %c : i32 = %rows [1] : !tile.tile<32xi32>, %d : f32 = %z [] : f32, %u : tensor<?xf32> = %t [] : tensor<?xf32>, %o : i64 = %base [] : i64) {

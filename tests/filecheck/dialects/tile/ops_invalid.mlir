@@ -572,6 +572,30 @@ tile.kernel @reduce_result(%t : tensor<?x?xf32> #tile.param<argument 0>,
 
 // -----
 
+tile.kernel @partial_sums_columns(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x24xf32>
+  // CHECK: result expects 4 rows and a power of 2 that divides 24 as columns, got !tile.tile<4x12xf32>
+  %r = tile.partial_sums %x : !tile.tile<4x24xf32> -> !tile.tile<4x12xf32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @partial_sums_element(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: result expects elements of f32, got !tile.tile<4x8xf16>
+  %r = tile.partial_sums %x : !tile.tile<4x8xf32> -> !tile.tile<4x8xf16>
+  tile.return
+}
+
+// -----
+
 tile.kernel @scan_dim(%t : tensor<?x?xf32> #tile.param<argument 0>,
     %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
     %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
