@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,10 +14,21 @@ from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
 from flexc.distributed.layouts import Layout, Span
-from flexc.distributed.plans import find_route
+from flexc.distributed.plans import (
+    METHODS,
+    Machine,
+    Plan,
+    Problem,
+    cheapest,
+    compare,
+    find_route,
+    plan,
+)
 from flexc.distributed.ranks import (
     Parts,
+    Sharded,
     Summed,
+    Whole,
     agree,
     gather,
     group_of,
@@ -26,6 +38,7 @@ from flexc.distributed.ranks import (
 )
 from flexc.distributed.ring import Ring, RingAttention
 from flexc.errors import (
+    BlockMaskError,
     DeviceError,
     FlexcError,
     GradientError,
@@ -36,8 +49,9 @@ from flexc.errors import (
 from flexc.frontend.closures import Mod, read_mods
 from flexc.frontend.signatures import check_arity
 from flexc.runtime.attention.call import Attention
-from flexc.runtime.inputs.arguments import read_scale
+from flexc.runtime.inputs.arguments import Results, read_scale
 from flexc.runtime.inputs.options import NO_CHOICES
+from flexc.runtime.interception import Scope, activate, call_within
 from flexc.runtime.interface import (
     OUTPUTS,
     MaskMod,
@@ -46,14 +60,21 @@ from flexc.runtime.interface import (
     flex_attention,
 )
 
-__all__ = ["Layout", "context_parallel_attention"]
+__all__ = [
+    "Layout",
+    "Machine",
+    "Plan",
+    "context_parallel",
+    "context_parallel_attention",
+    "plan",
+]
 
 Method = Literal["auto", "all-gather", "ring", "all-to-all"]
 
-METHODS = ("auto", "all-gather", "ring", "all-to-all")
-
 MAX_GATHERED = 1 << 28
-"""The most bytes of keys and values that "auto" gathers on each rank."""
+"""The most bytes of other ranks' tokens that "auto" brings to each rank at a time. A
+ring holds two parts.
+"""
 
 
 @_disable_dynamo
@@ -91,7 +112,8 @@ def context_parallel_attention(
         mesh_dim: the name of the dimension along which the sequence is split.
         method: "all-gather" brings all keys and values to each rank; in a "ring", one
             part at a time visits it; "all-to-all" gives each rank all tokens of some
-            heads. "auto" gathers keys and values of up to 256 MiB, else it is a ring.
+            heads. "auto" takes what a model of costs says (`plan` prints it), of those
+            that bring up to 256 MiB to a rank at a time, or a ring.
         layout: which positions the ranks have. "contiguous": rank r has the r-th part
             of the sequence. "zig-zag", for causal masks: rank r of n has the r-th and
             the r-th last of 2n parts (`Layout.zig_zag`). Or a `Layout`.
@@ -114,7 +136,7 @@ def context_parallel_attention(
             for each other until the group's timeout.
         FlexcError: as `flexc.flex_attention`.
     """
-    _check_choice("method", method, METHODS)
+    _check_choice("method", method, ("auto", *METHODS))
     if not isinstance(layout, Layout):
         _check_choice("layout", layout, ("contiguous", "zig-zag"))
     group = group_of(mesh, mesh_dim)
@@ -135,20 +157,88 @@ def context_parallel_attention(
     return (out, lse) if return_lse else out
 
 
+@contextmanager
+def context_parallel(
+    mesh: DeviceMesh,
+    mesh_dim: str = "cp",
+    *,
+    method: Method = "auto",
+    layout: Literal["auto", "contiguous", "zig-zag"] | Layout = "auto",
+    reduce_captured: bool = True,
+) -> Iterator[None]:
+    """Let the ranks of a mesh dimension share attention to whole sequences.
+
+    Within the block, `flex_attention`, flexc's or torch's, takes tensors that are whole
+    and equal on all ranks. Each rank computes a part, and all get the whole output, and
+    in the backward the whole gradients.
+
+    Args:
+        mesh: the mesh of all ranks.
+        mesh_dim: the name of the dimension whose ranks share.
+        method: as for `context_parallel_attention`; `plan` compares what they cost.
+        layout: as there; "auto" takes the one that costs least for each mask.
+        reduce_captured: as there.
+    """
+    group = group_of(mesh, mesh_dim)
+    _check_choice("method", method, ("auto", *METHODS))
+    if not isinstance(layout, Layout):
+        _check_choice("layout", layout, ("auto", "contiguous", "zig-zag"))
+
+    def run(call: Attention) -> Results:
+        if call.outputs.max_scores:
+            raise OptionError("context_parallel expects no max_scores in return_aux")
+        if call.tables is not None and call.tables.origin is None:
+            raise BlockMaskError(
+                "context_parallel expects a BlockMask of flexc.create_block_mask, or "
+                "mask_mod="
+            )
+        if call.choices != NO_CHOICES:
+            raise OptionError("context_parallel expects no kernel_options, no backend")
+        score, mask = call.signature.mods
+        queries, keys, name = _layouts(call, group, method, layout)
+        operands = (queries, call.query), (keys, call.key), (keys, call.value)
+        given = {
+            "mask_mod": mask, "mesh": mesh, "mesh_dim": mesh_dim, "method": method,
+            "layout": name, "scale": call.scale, "enable_gqa": True,
+            "return_lse": True, "reduce_captured": reduce_captured,
+        }  # fmt: skip
+        args = [*(Sharded.apply(group, x, t) for x, t in operands), score]
+        here = Scope(NO_CHOICES)
+        out, lse = call_within(here, context_parallel_attention, args, given)
+        lse: Any = Whole.apply(group, queries, lse[..., None])
+        return Whole.apply(group, queries, out), lse[..., 0], None  # pyright: ignore
+
+    with activate(Scope(NO_CHOICES, run)):
+        yield
+
+
+def _layouts(
+    call: Attention, group: dist.ProcessGroup, method: str, layout: Any
+) -> tuple[Layout, Layout, Any]:
+    """Return the layouts of queries and of keys, and the name that says both."""
+    ranks, lengths = dist.get_world_size(group), (call.query.size(2), call.key.size(2))
+    if layout == "auto" and 0 < lengths[0] == lengths[1]:
+        found = compare(call.signature.mods[1], Problem.of(call), lengths[0], ranks)
+        layout = next(e.layout for e in found if method in ("auto", e.method))
+    if isinstance(layout, Layout):
+        return layout, layout, layout
+    if layout == "zig-zag":
+        return *(Layout.zig_zag(n, ranks) for n in lengths), layout  # pyright: ignore
+    parts = (Layout.of_owners(n, range(ranks), ranks) for n in lengths)
+    return *parts, "contiguous"  # pyright: ignore
+
+
 def _compute(
     method: Method, parts: Parts, mods: _Mods, call: Attention, enable_gqa: bool
 ) -> tuple[Tensor, Tensor]:
     operands = call.query, call.key, call.value
+    chosen: str = method
     if method == "auto":
-        method = _cheapest(parts, call.key, call.value)
-    compute = {"ring": _ring, "all-gather": _gathered, "all-to-all": _by_heads}[method]
+        problem = Problem.of(call)
+        route = find_route(parts, mods.mask, problem)
+        chosen = cheapest(parts, route.pairs, problem, MAX_GATHERED)
+    compute = {"ring": _ring, "all-gather": _gathered, "all-to-all": _by_heads}[chosen]
     return compute(parts, mods, operands, _rest(enable_gqa, call.scale))
-
-
-def _cheapest(parts: Parts, key: Tensor, value: Tensor) -> Method:
-    of_each = sum(t[:, :, :1].numel() * t.element_size() for t in (key, value))
-    gathers = of_each * parts.keys.length <= MAX_GATHERED
-    return "all-gather" if gathers else "ring"
 
 
 @dataclass(frozen=True)
@@ -261,7 +351,7 @@ def _ring(
     own = prepare(queries, keys, *operands)
     captured = [c for c in own.signature.captures if isinstance(c, Tensor)]
     moving = next((i for i, c in enumerate(captured) if c is keys.origin), None)
-    route = find_route(parts, mods.mask, own)
+    route = find_route(parts, mods.mask, Problem.of(own))
     ring = Ring(parts.group, parts.keys.lengths, route, moving)
     found: Any = RingAttention.apply(ring, prepare, *operands, *captured)
     return found

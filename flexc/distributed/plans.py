@@ -1,20 +1,26 @@
-"""Plans of a mask: the pairs that each rank computes, and the way of keys in a ring."""
+"""Plans of a mask: what each rank computes, and the layout and method that cost least.
+
+A cost is in seconds, of the forward and the backward: pairs over a machine's rate, and
+bytes over that of its links.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flexc.distributed.layouts import Layout, Span
 from flexc.distributed.ranks import Parts
+from flexc.errors import OptionError
 from flexc.frontend.closures import Mod
 from flexc.runtime.attention.call import Attention, read_signature
-from flexc.runtime.explain import stand_ins
+from flexc.runtime.explain import stand_ins, where
 from flexc.runtime.explain.blocks import DEAD, find_blocks
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.inputs.notes import Capture, are_still
@@ -78,77 +84,350 @@ FINE = 128
 """A number of blocks of a sequence that tells costs of ranks to a percent or so."""
 
 
+@dataclass(frozen=True)
+class Problem:
+    """The attention of all ranks together, apart from the mask and the lengths."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    dims: tuple[int, int]
+    """The head dimensions of the key and of the value."""
+    dtype: torch.dtype
+    device: torch.device
+    backend: str
+
+    @classmethod
+    def of(cls, call: Attention) -> Problem:
+        query, dims = call.query, (call.key.size(3), call.value.size(3))
+        batch, heads, kv_heads = *query.shape[:2], call.key.size(1)
+        place = query.dtype, query.device, call.backend
+        return cls(batch, heads, kv_heads, dims, *place)
+
+    @property
+    def kv_bytes(self) -> int:
+        """The bytes of a key and its value."""
+        return self.batch * self.kv_heads * sum(self.dims) * self.dtype.itemsize
+
+    @property
+    def q_bytes(self) -> int:
+        """The bytes of a query and its output."""
+        return self.batch * self.heads * sum(self.dims) * self.dtype.itemsize
+
+
 def find_visits(
-    mask: Mod | None, call: Attention, lengths: tuple[int, int], ends: Iterable[int]
+    mask: Mod | None, problem: Problem, lengths: tuple[int, int], ends: Iterable[int]
 ) -> Visits:
     """Return what kernels compute of a mask over the whole sequence.
 
     They are found from bounds of the mask, or from blocks planned for it, of whose
     lengths whole ones fit between the given ends.
     """
-    batch, heads, _, dim = call.query.shape
+    lanes = problem.batch, problem.heads
     if mask is None or 0 in lengths:
-        lanes = torch.full((1, 1), float(batch * heads), dtype=torch.float64)
-        return Visits(lanes, (max(lengths[0], 1), max(lengths[1], 1)))
-    query, ends = call.query, list(ends)
+        every = torch.full((1, 1), float(math.prod(lanes)), dtype=torch.float64)
+        return Visits(every, (max(lengths[0], 1), max(lengths[1], 1)))
+    device, ends = problem.device, list(ends)
     with torch.no_grad():
         whole = Attention(
-            *stand_ins(
-                (batch, heads, *lengths),
-                (dim, call.value.size(3)),
-                query.dtype,
-                query.device,
-            ),
+            *stand_ins((*lanes, *lengths), problem.dims, problem.dtype, device),
             scale=1.0,
             tables=None,
-            signature=read_signature(None, mask, query.device),
+            signature=read_signature(None, mask, device),
             outputs=OUTPUTS[False, False],
-            backend=call.backend,
+            backend=problem.backend,
         )
         size = block_length(lengths[0], ends), block_length(lengths[1], ends)
         blocks = find_blocks(Subject.of(whole), size)
-    lanes = (blocks.classes != DEAD).sum((0, 1), dtype=torch.float64)
-    return Visits(lanes, blocks.size)
+    alive = (blocks.classes != DEAD).sum((0, 1), dtype=torch.float64)
+    return Visits(alive, blocks.size)
 
 
 @dataclass(frozen=True, eq=False)
 class Route:
     """The way of keys in a ring, and the calls that a rank makes with them."""
 
-    live: Sequence[Sequence[bool]]
-    """By the rank of queries and the rank of keys: False if no pair of them is live."""
+    pairs: Sequence[Sequence[float]]
+    """By the rank of queries and the rank of keys: the pairs that are computed."""
     calls: Sequence[Sequence[tuple[Span, Span]]]
     """By step: the queries and keys of each call."""
 
 
-_known: Recent[tuple[tuple[Capture, ...], Route]] = Recent(16)
-"""By a mask's key and layouts: captures, and the route for them."""
+_known: Recent[tuple[tuple[Capture, ...], Any]] = Recent(32)
+"""By a mask's key and more: captures, and what was found for them."""
 
 
-def find_route(parts: Parts, mask: Mod | None, own: Attention) -> Route:
-    """Return the route of a rank. All ranks find the same of what is live."""
-    device, (batch, heads, *_) = own.query.device, own.query.shape
+def _kept(mask: Mod | None, device: torch.device, key: Any, make: Any) -> Any:
+    """Return what is made for a mask, kept while what it captures is unchanged."""
     signature = read_signature(None, mask, device)
     captures = signature.captures
+    if not signature.cacheable:
+        return make()
+    key = (signature.key, device, key)
+    kept = _known.find(key, lambda found: are_still(found[0], captures))
+    if kept is None:
+        kept = _known.add(key, (tuple(map(Capture.of, captures)), make()))
+    return kept[1]
+
+
+def find_route(parts: Parts, mask: Mod | None, problem: Problem) -> Route:
+    """Return the route of a rank. All ranks find the same of what is live."""
     layouts = parts.queries, parts.keys
-    key = (signature.key, batch, heads, *layouts, parts.rank, device)
-    if signature.cacheable:
-        kept = _known.find(key, lambda found: are_still(found[0], captures))
-        if kept is not None:
-            return kept[1]
-    ends = [end for x in layouts for run in x.runs for end in (run.start, run.stop)]
-    lengths = parts.queries.length, parts.keys.length
-    visits = find_visits(mask, own, lengths, ends)
 
-    def calls(source: int) -> list[tuple[Span, Span]]:
-        queries = parts.queries.spans(parts.rank, "queries", device)
-        keys = parts.keys.spans(source, "keys", device)
-        pairs = product(queries, keys)
-        return [(q, k) for q, k in pairs if visits.pairs(q.runs, k.runs).any()]
+    def make() -> Route:
+        ends = [end for x in layouts for r in x.runs for end in (r.start, r.stop)]
+        lengths = parts.queries.length, parts.keys.length
+        visits = find_visits(mask, problem, lengths, ends)
 
-    sources = [(parts.rank - step) % parts.keys.size for step in range(parts.keys.size)]
-    live = (visits.between(*layouts) > 0).tolist()
-    found = Route(live, [*map(calls, sources)])
-    if signature.cacheable:
-        _known.add(key, (tuple(map(Capture.of, captures)), found))
-    return found
+        def calls(source: int) -> list[tuple[Span, Span]]:
+            queries = parts.queries.spans(parts.rank, "queries", problem.device)
+            keys = parts.keys.spans(source, "keys", problem.device)
+            pairs = product(queries, keys)
+            return [(q, k) for q, k in pairs if visits.pairs(q.runs, k.runs).any()]
+
+        size = parts.keys.size
+        sources = [(parts.rank - step) % size for step in range(size)]
+        return Route(visits.between(*layouts).tolist(), [*map(calls, sources)])
+
+    return _kept(mask, problem.device, (problem, *layouts, parts.rank), make)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The rates of each rank. The defaults are guesses for a kind of device."""
+
+    flops: float
+    """Operations of attention's products in a second."""
+    bandwidth: float
+    """Bytes that a rank sends in a second, while it receives as many."""
+    latency: float
+    """Seconds before a message moves."""
+
+    @classmethod
+    def usual(cls, device: torch.device) -> Machine:
+        return cls(5e10, 1e9, 3e-4) if device.type == "cpu" else cls(5e14, 3e11, 3e-5)
+
+
+BACKWARD = 2.5
+"""The products of a backward, in those of a forward."""
+
+METHODS = ("all-gather", "ring", "all-to-all")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cost of a layout and a method, forward and backward."""
+
+    layout: Layout
+    method: str
+    seconds: float
+    compute: float
+    """The seconds of products of the rank that has most, step by step."""
+    imbalance: float
+    """These seconds, in those of an equal share."""
+    memory: int
+    """Bytes of other ranks' tokens that a rank holds at a time."""
+
+    @classmethod
+    def of(
+        cls,
+        method: str,
+        layout: Layout,
+        pairs: Sequence[Sequence[float]],
+        problem: Problem,
+        machine: Machine,
+    ) -> Estimate:
+        n, length, part = layout.size, layout.length, max(layout.lengths)
+        second = machine.flops / (2 * sum(problem.dims))  # The pairs in it.
+
+        def moved(size: float, messages: int = 1) -> float:
+            return size / machine.bandwidth + messages * machine.latency
+
+        share = sum(map(sum, pairs)) / n / second
+        match method:
+            case "all-gather":
+                memory = (length - part) * problem.kv_bytes
+                compute = max(map(sum, pairs)) / second
+                moves = 2 * moved(memory, n - 1)
+                seconds = (1 + BACKWARD) * compute + moves
+            case "all-to-all":
+                memory = part * (problem.q_bytes + problem.kv_bytes)
+                compute = share
+                seconds = (1 + BACKWARD) * compute + 2 * moved(memory * (n - 1) / n, n)
+            case _:
+                memory = 2 * part * problem.kv_bytes
+                steps = [
+                    max(pairs[rank][(rank - step) % n] for rank in range(n)) / second
+                    for step in range(n)
+                ]
+                last = max((i for i, step in enumerate(steps) if step), default=0)
+                wide = 1 + max(4 / problem.dtype.itemsize, 1)
+                there = moved(part * problem.kv_bytes)
+                back = moved(part * problem.kv_bytes * wide, 2)
+                compute, seconds = sum(steps), 0.0
+                for i, step in enumerate(steps[: last + 1]):
+                    seconds += max(step, there * (i < last))
+                    seconds += max(BACKWARD * step, back * (i < last))
+                seconds += back * (last > 0)
+        imbalance = compute / share if share else 1.0
+        return cls(
+            layout, method, seconds, (1 + BACKWARD) * compute, imbalance, int(memory)
+        )
+
+
+def cheapest(
+    parts: Parts, pairs: Sequence[Sequence[float]], problem: Problem, most: float
+) -> str:
+    """Return the method that costs least, of those that hold at most so many bytes of
+    gathered keys.
+    """
+    machine = Machine.usual(problem.device)
+    found = [
+        Estimate.of(method, parts.keys, pairs, problem, machine)
+        for method in methods(problem, parts.keys.size)
+    ]
+    fit = [e for e in found if e.method == "ring" or e.memory <= most]
+    return min(fit, key=lambda e: e.seconds).method
+
+
+def methods(problem: Problem, ranks: int) -> tuple[str, ...]:
+    """Return the methods that a call may have."""
+    whole = problem.heads % ranks == problem.kv_heads % ranks == 0
+    return METHODS if whole else METHODS[:2]
+
+
+def layouts_of(visits: Visits, length: int, ranks: int) -> Iterator[Layout]:
+    """Yield the layouts that are compared."""
+    part, rest = divmod(length, ranks)
+    yield Layout.contiguous([part + (rank < rest) for rank in range(ranks)])
+    yield Layout.zig_zag(length, ranks)
+    for parts in (2, 4, 16):
+        if ranks * parts <= length:
+            yield balanced(visits, length, ranks, parts)
+
+
+def balanced(visits: Visits, length: int, ranks: int, parts: int) -> Layout:
+    """Give each rank as many parts, so that the pairs of their queries are alike.
+
+    The dearest part goes to the rank with the least so far that has room.
+    """
+    count = ranks * parts
+    ends = [length * i // count for i in range(count + 1)]
+    ranges = [range(a, b) for a, b in pairwise(ends)]
+    costs = visits.pairs(ranges, [range(length)])[:, 0].tolist()
+    owners, sums, room = [0] * count, [0.0] * ranks, [parts] * ranks
+    for i in sorted(range(count), key=lambda i: -costs[i]):
+        owner = min((r for r in range(ranks) if room[r]), key=lambda r: sums[r])
+        owners[i] = owner
+        sums[owner] += costs[i]
+        room[owner] -= 1
+    return Layout.of_owners(length, owners, ranks, f"balanced, {parts} parts a rank")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The layouts and methods for a mask, and what they cost."""
+
+    title: str
+    machine: Machine
+    estimates: tuple[Estimate, ...]
+    """The cheapest first, by layout and method."""
+
+    @property
+    def layout(self) -> Layout:
+        return self.estimates[0].layout
+
+    @property
+    def method(self) -> str:
+        return self.estimates[0].method
+
+    def __str__(self) -> str:
+        m = self.machine
+        lines = [
+            self.title,
+            f"each rank: {m.flops / 1e12:g} TFLOP/s, {m.bandwidth / 1e9:g} GB/s each "
+            f"way, {m.latency * 1e6:g} us a message",
+            "",
+            f"{'layout':28}{'method':12}{'ms':>10}{'compute':>10}{'imbalance':>11}"
+            f"{'MiB':>8}",
+        ]
+        lines += [
+            f"{e.layout.name:28}{e.method:12}{e.seconds * 1e3:10.3g}"
+            f"{e.compute * 1e3:10.3g}{e.imbalance:11.2f}{e.memory / 2**20:8.0f}"
+            for e in self.estimates
+        ]
+        return "\n".join(lines)
+
+
+def compare(
+    mask: Mod | None,
+    problem: Problem,
+    length: int,
+    ranks: int,
+    machine: Machine | None = None,
+) -> tuple[Estimate, ...]:
+    """Return what layouts and methods cost, the cheapest first."""
+    rates = machine or Machine.usual(problem.device)
+
+    def make() -> tuple[Estimate, ...]:
+        fine = [length * i // (16 * ranks) for i in range(16 * ranks)]
+        visits = find_visits(mask, problem, (length, length), fine)
+        found = [
+            Estimate.of(method, layout, pairs, problem, rates)
+            for layout in layouts_of(visits, length, ranks)
+            for pairs in [visits.between(layout, layout).tolist()]
+            for method in methods(problem, ranks)
+            if method != "all-to-all" or layout.name == "contiguous"
+        ]
+        # Of those within a percent or two, the simplest comes first.
+        return tuple(sorted(found, key=lambda e: round(50 * math.log(e.seconds))))
+
+    return _kept(mask, problem.device, (problem, length, ranks, rates), make)
+
+
+def plan(
+    mask_mod: Mod | None,
+    B: int,
+    H: int,
+    length: int,
+    *,
+    ranks: int,
+    kv_heads: int | None = None,
+    head_dim: int = 128,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str | None = None,
+    machine: Machine | None = None,
+) -> Plan:
+    """Compare the layouts and methods for self-attention over several ranks.
+
+    Nothing is computed or sent, and no process group is needed.
+
+    Args:
+        mask_mod: `mask_mod(b, h, q_idx, kv_idx)`, or None.
+        B: the number of batches.
+        H: the number of query heads.
+        length: the length of the whole sequence.
+        ranks: the number of ranks.
+        kv_heads: the number of key heads, H by default.
+        head_dim: the head dimension of query, key and value.
+        dtype: the dtype of query, key and value.
+        device: as for `flexc.explain`.
+        machine: the rates of a rank; by default guesses for the device.
+
+    Returns:
+        A Plan, which prints as a table. Its `layout` and `method` cost least.
+    """
+    for name, size in (("B", B), ("H", H), ("length", length), ("ranks", ranks)):
+        if type(size) is not int or size < 1:
+            raise OptionError(f"plan expects {name} of 1 or more, got {size!r}")
+    place, backend = where(None, mask_mod, device)
+    dims = head_dim, head_dim
+    problem = Problem(B, H, kv_heads or H, dims, dtype, place, backend)
+    if machine is None:
+        machine = Machine.usual(torch.device(device or place))
+    name = getattr(mask_mod, "__name__", "no mask" if mask_mod is None else "mask")
+    title = (
+        f"{name}: {length:,} tokens on {ranks} ranks, B={B}, H={H} of "
+        f"{problem.kv_heads}, head dim {head_dim}, {str(dtype).removeprefix('torch.')}"
+    )
+    return Plan(title, machine, compare(mask_mod, problem, length, ranks, machine))

@@ -257,3 +257,29 @@ class Summing(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return None, *Summing.apply(ctx.group, *grads)  # pyright: ignore
+
+
+class Sharded(torch.autograd.Function):
+    """This rank's part of a tensor that is whole and equal on all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, group: Any, layout: Layout, whole: Tensor) -> Tensor:
+        ctx.given = group, layout
+        return layout.shard(whole, dist.get_rank(group)).clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore
+        return None, None, Whole.apply(*ctx.given, grad)
+
+
+class Whole(torch.autograd.Function):
+    """The whole tensor, equal on all ranks, of which each has a part."""
+
+    @staticmethod
+    def forward(ctx: Any, group: Any, layout: Layout, own: Tensor) -> Tensor:
+        ctx.given = group, layout
+        return gather(group, layout, own)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore
+        return None, None, Sharded.apply(*ctx.given, grad)

@@ -56,8 +56,8 @@ class Ring:
 
     def last(self, source: int) -> int:
         """Return the last step at which a rank needs the keys of another rank."""
-        steps, live = range(self.size), self.route.live
-        needed = [s for s in steps if live[(source + s) % self.size][source]]
+        steps, pairs = range(self.size), self.route.pairs
+        needed = [s for s in steps if pairs[(source + s) % self.size][source]]
         return max(needed, default=0)
 
     def captured(self, tensors: Sequence[Tensor], keys: Span) -> list[Tensor]:

@@ -16,7 +16,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import flexc
-from flexc.distributed import Layout, context_parallel_attention
+from flexc.distributed import (
+    Layout,
+    context_parallel,
+    context_parallel_attention,
+)
 from flexc.runtime.kernels.driver import counters
 
 HEADS, DIM = 4, 8
@@ -136,6 +140,38 @@ def outcome(case: Case, method: Any, mesh: DeviceMesh, **options: Any) -> Outcom
     return Outcome(errors, counters - before)
 
 
+def whole_outcome(case: Case, mesh: DeviceMesh) -> Outcome:
+    """Share a call of whole tensors among ranks, and compare it with one alone."""
+    torch.manual_seed(0)
+    length = sum(case.lengths)
+    mods, bias = scores(length)
+    score, mask = mods[case.score], masks(length)[case.mask]
+    shapes = [(2, h, length, DIM) for h in (HEADS, case.kv_heads, case.kv_heads)]
+    query, key, value = inputs = [
+        torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes
+    ]
+    wrt = [*inputs, bias] if case.score == "bias" else inputs
+
+    def run() -> list[Tensor]:
+        found: Any = flexc.flex_attention(
+            query, key, value, score, mask_mod=mask, enable_gqa=True, return_lse=True
+        )
+        torch.manual_seed(1)
+        cotangents = [torch.randn_like(t) for t in found]
+        return [*found, *torch.autograd.grad(found, wrt, cotangents)]
+
+    alone = run()
+    with context_parallel(mesh):
+        shared = run()
+    unit = length * LARGEST_SCORE * torch.finfo(torch.float64).eps
+    names = ("out", "lse", "query", "key", "value", "bias")
+    errors = {
+        name: float((a - b).detach().abs().max() / b.detach().abs().max()) / unit
+        for name, a, b in zip(names, shared, alone, strict=False)
+    }
+    return Outcome(errors, Counter())
+
+
 Work = Callable[[DeviceMesh], Any]
 
 
@@ -168,6 +204,11 @@ TWO = [
     Case("documents", "bias", PAIR, 2, "scattered"),
 ]
 
+WHOLE = [
+    Case("causal", "bias", (1300,)),
+    Case("documents", "alibi", (1501,), kv_heads=2),
+]
+
 FOUR = [
     Case("causal", "bias", (40, 40, 40, 40)),
     Case("window", "alibi", (31, 40, 0, 22)),
@@ -185,6 +226,8 @@ def two_ranks(mesh: DeviceMesh) -> tuple[dict[Any, Outcome], list[str]]:
     for kind in ("first", "equal"):
         given = TWO[1].lengths
         outcomes[kind, "lengths"] = outcome(TWO[1], "ring", mesh, lengths=given)
+    for case in WHOLE:
+        outcomes[case, "whole"] = whole_outcome(case, mesh)
     return outcomes, faults(mesh)
 
 

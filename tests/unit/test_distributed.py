@@ -11,8 +11,14 @@ import torch
 from torch import Tensor
 
 import flexc
-from flexc.distributed import Layout, _Mods, context_parallel_attention
-from flexc.distributed.plans import Route, find_route
+from flexc.distributed import (
+    Layout,
+    Machine,
+    _Mods,
+    context_parallel_attention,
+    plan,
+)
+from flexc.distributed.plans import Problem, Route, find_route
 from flexc.distributed.ranks import Parts
 from flexc.distributed.ring import Ring
 from flexc.errors import DistributedError, OptionError, ShapeError
@@ -23,6 +29,7 @@ from tests.support.context_parallel import (
     FOUR,
     METHODS,
     TWO,
+    WHOLE,
     Case,
     causal,
     four_ranks,
@@ -63,6 +70,12 @@ def test_lengths_may_be_given(two: Found) -> None:
     for outcomes, _ in two:
         for kind in ("first", "equal"):
             assert max(outcomes[kind, "lengths"].errors.values()) <= 1
+
+
+@pytest.mark.parametrize("case", WHOLE, ids=str)
+def test_whole_tensors_are_shared(two: Found, case: Case) -> None:
+    for outcomes, _ in two:
+        assert max(outcomes[case, "whole"].errors.values()) <= 1
 
 
 @pytest.mark.parametrize(
@@ -117,12 +130,12 @@ def _route_of(mask: Any, parts: Parts) -> Route:
     mods = _Mods(None, mask)
     rest = (False, None, OUTPUTS[True, False], NO_CHOICES, False)
     own = Preparation(mods.moved(), rest)((x, x, x))
-    return find_route(parts, mods.mask, own.with_traced())
+    return find_route(parts, mods.mask, Problem.of(own.with_traced()))
 
 
 def _live_of(mask: Any, parts: Parts) -> list[str]:
-    live = _route_of(mask, parts).live
-    return ["".join(str(int(x)) for x in row) for row in live]
+    pairs = _route_of(mask, parts).pairs
+    return ["".join(str(int(x > 0)) for x in row) for row in pairs]
 
 
 def test_dead_parts_are_found() -> None:
@@ -158,9 +171,51 @@ def test_a_zig_zag_halves_the_steps_of_a_causal_ring() -> None:
     group: Any = None
     layout = Layout.zig_zag(800, 4)
     routes = [_route_of(causal, Parts(group, r, layout, layout)) for r in range(4)]
-    assert routes[0].live == [[True] * 4] * 4
+    work = torch.tensor(routes[0].pairs)
+    assert work.min() > 0
+    torch.testing.assert_close(work.sum(1), work.sum(1).mean().expand(4))
     # The last rank's two parts are neighbours, and one run.
     assert [sum(map(len, route.calls)) for route in routes] == [8, 8, 8, 4]
+
+
+def test_plans_choose_layouts() -> None:
+    def window(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q >= k) & (q - k < 1000)
+
+    ends = torch.tensor([0, 9000, 9500, 10000, 16384])
+    document = torch.bucketize(torch.arange(16384), ends, right=True)
+
+    def documents(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return document[q] == document[k]
+
+    gpu = Machine(5e14, 3e11, 3e-5)
+    found = {
+        m: plan(m, 1, 6, 16384, ranks=4, machine=gpu)
+        for m in (causal, window, documents)
+    }
+    assert found[causal].layout.name == "zig-zag"
+    assert found[window].layout.name == "contiguous"
+    costs = {(e.layout.name, e.method): e.imbalance for e in found[documents].estimates}
+    assert 1.15 < costs["contiguous", "all-gather"] < 1.25
+    assert min(costs.values()) < 1.02
+    assert ("contiguous", "all-to-all") not in costs
+    lines = str(found[causal]).splitlines()
+    assert "16,384 tokens on 4 ranks" in lines[0]
+    assert lines[4].split()[:2] == ["zig-zag", found[causal].method]
+    with pytest.raises(OptionError, match="ranks of 1 or more, got 0"):
+        plan(causal, 1, 1, 128, ranks=0)
+    assert plan(None, 1, 1, 1, ranks=1).layout.lengths == (1,)
+
+
+def test_counted_pairs_are_those_of_visited_blocks() -> None:
+    layout = Layout.zig_zag(1024, 4)
+    route = _route_of(causal, Parts(None, 0, layout, layout))  # pyright: ignore
+    live = torch.ones(1024, 1024).tril()[None, None]
+    for rank, row in enumerate(route.pairs):
+        for source, pairs in enumerate(row):
+            part = layout.shard(layout.shard(live, rank), source, 3)
+            blocks = part.unfold(2, 8, 8).unfold(3, 8, 8).amax((4, 5))
+            assert pairs == 2 * 64 * blocks.sum()
 
 
 def test_parts_of_documents_are_found() -> None:
@@ -178,8 +233,8 @@ def test_parts_of_documents_are_found() -> None:
 def test_keys_travel_as_far_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ring, "rank", 2)
     group: Any = None
-    live = [[True, False, False], [True, True, False], [False, True, True]]
-    ring = Ring(group, (4, 4, 4), Route(live, [[]] * 3))
+    pairs = [[1.0, 0, 0], [1, 1, 0], [0, 1, 1]]
+    ring = Ring(group, (4, 4, 4), Route(pairs, [[]] * 3))
     assert [ring.last(source) for source in range(3)] == [1, 1, 0]
     assert [ring.visits_here(step) for step in range(3)] == [True, True, False]
 
