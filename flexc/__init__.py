@@ -1,6 +1,7 @@
 """flexc: a compiler for attention.
 
 - `flexc.flex_attention` is torch's `flex_attention`, compiled when it is called.
+- `flexc.flex_attention_varlen` is the same for packed sequences of any lengths.
 - `flexc.compile` compiles functions that contain attention.
 - `flexc.create_block_mask` is torch's function, without evaluating every pair.
 - `flexc.explain` reports what flexc proves of a mask.
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from flexc.runtime.explain import explain
     from flexc.runtime.interface import flex_attention
     from flexc.runtime.planner.block_mask import create_block_mask
+    from flexc.runtime.varlen import flex_attention_varlen
     from flexc.runtime.warmup import warmup
 
 __version__ = "0.1.0"
@@ -29,6 +31,7 @@ __all__ = [
     "create_block_mask",
     "explain",
     "flex_attention",
+    "flex_attention_varlen",
     "warmup",
 ]
 
@@ -37,6 +40,7 @@ _EXPORTS = {
     "create_block_mask": "flexc.runtime.planner.block_mask",
     "explain": "flexc.runtime.explain",
     "flex_attention": "flexc.runtime.interface",
+    "flex_attention_varlen": "flexc.runtime.varlen",
     "warmup": "flexc.runtime.warmup",
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from types import FunctionType
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -32,6 +33,7 @@ from flexc.errors import (
 from flexc.frontend.call_watch import CallWatch
 from flexc.frontend.captured import CapturedMod, CapturedMods, CaptureInput
 from flexc.frontend.closures import Mod, ModSignature
+from flexc.frontend.code_facts import PACKED_MASKS
 from flexc.frontend.guards import (
     Assumption,
     ExactShapeEnv,
@@ -232,7 +234,8 @@ class _Tracer:
         check_graph(kind, graph)
         _fix_reduced_sizes(graph)
         self.needs_tensors |= _computes_of_captures_alone(graph, arity)
-        return self._captured(kind, graph, arity, location)
+        found = self._captured(kind, graph, arity, location)
+        return replace(found, sequences=sequences_of(mod, self.fakes))
 
     def _captured(
         self, kind: ModKind, gm: GraphModule, arity: int, where: SourceLocation | None
@@ -308,6 +311,19 @@ class _Tracer:
         place = known.index(True) if any(known) else len(known)
         slot = len(self.signature.captures) + place
         return CaptureInput.of("tensor", slot, tensor)
+
+
+def sequences_of(mod: Any, captures: Sequence[Any]) -> tuple[int, ...]:
+    """Return the places among captures of the tensors that place packed sequences.
+
+    Return () for a mod that is no mask of packed sequences.
+    """
+    code = mod.__code__ if isinstance(mod, FunctionType) else None
+    if code not in PACKED_MASKS:
+        return ()
+    cells = dict(zip(code.co_freevars, mod.__closure__ or (), strict=True))
+    held = [cells[name].cell_contents for name in PACKED_MASKS[code]]
+    return tuple(next(i for i, c in enumerate(captures) if c is t) for t in held)
 
 
 def _computes_of_captures_alone(gm: GraphModule, arity: int) -> bool:

@@ -63,6 +63,8 @@ class CapturedMod:
     graph: GraphModule
     inputs: tuple[CaptureInput, ...]
     location: SourceLocation | None
+    sequences: tuple[int, ...] = ()
+    """The slots of the tensors that place sequences, for a mask of packed ones."""
 
 
 @dataclass(frozen=True, eq=False)

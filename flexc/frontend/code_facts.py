@@ -379,6 +379,13 @@ def has_unread_code(cls: type) -> bool:
     return any(map(trusted_class, bases))
 
 
+PACKED_MASKS: dict[CodeType, tuple[str, ...]] = {}
+"""The code of masks that keep pairs of one packed sequence only.
+
+Its variables of four names hold tensors that place the sequences (see `sequences` of
+`flex.attention`).
+"""
+
 _NEVER_MADE = 1 << 7
 """The flag of a type in C that cannot be instantiated."""
 

@@ -178,6 +178,10 @@ def build_attention_module(
         ],
         call.facts(),
     )
+    if mask is not None and mask.sequences:
+        slots = [given.slot for given in inputs]
+        places = [slots.index(slot) for slot in mask.sequences]
+        attention.sequences = DenseArrayBase.from_list(i64, places)
     hints = [name for name, types in results.items() for _ in types]
     for result, name in zip(attention.results, hints, strict=True):
         result.name_hint = name

@@ -18,6 +18,7 @@ from xdsl.dialects.builtin import (
     UnitAttr,
     f32,
     f64,
+    i32,
     i64,
 )
 from xdsl.ir import Attribute, ParametrizedAttribute, Region, SSAValue
@@ -62,6 +63,7 @@ FACTS = (
     "paired_heads",
     "score_growth_bounded",
     "rows_never_empty",
+    "sequences",
 )
 """Properties that state proved facts about a call; every lowering keeps them."""
 
@@ -248,6 +250,14 @@ class PairsOp(IRDLOperation):
     """
     rows_never_empty = opt_prop_def(UnitAttr)
     """True if there are keys, and every row has a key that no mask hides."""
+    sequences = opt_prop_def(DenseArrayBase.constr(i64))
+    """The numbers of four captures that say which positions belong to which sequence.
+
+    They are tensors of i32: the number of the sequence of each query and of each key,
+    and the first query and the first key of each sequence, followed by the numbers of
+    queries and of keys. Sequences are in order, and hold all positions. The mask keeps
+    pairs of one sequence only.
+    """
     key_ranges = opt_prop_def(KeyRangesAttr)
     """The columns that a block of rows may see, if they have a closed form."""
     no_key_ranges = opt_prop_def(StringAttr)
@@ -312,6 +322,22 @@ class PairsOp(IRDLOperation):
                 )
         if self.score_range is not None:
             _verify_range(self.score_range.get_values())
+        if self.sequences is not None:
+            self.verify_sequences(self.sequences.get_values())
+
+    def verify_sequences(self, places: Sequence[int]) -> None:
+        """Check that `sequences` are four captured tensors of i32."""
+        types = self.capture_types()
+        if len(places) != 4 or not all(0 <= i < len(types) for i in places):
+            raise VerifyException(
+                f"sequences expects the numbers of four captures, got {list(places)}"
+            )
+        for type_ in (types[i] for i in places):
+            fits = isa(type_, TensorType[Attribute]) and type_.get_num_dims() == 1
+            if not fits or type_.element_type != i32:
+                raise VerifyException(
+                    f"sequences expects tensors of i32 of one dimension, got {type_}"
+                )
 
     def verify_positive(self, *names: str) -> None:
         """Check that integer properties are above 0 if present."""

@@ -119,10 +119,13 @@ class ConvertAttention(RewritePattern):
             properties["rows_per_part"] = IntegerAttr(part, i32)
         if op.tables or is_banded(op):
             properties["short_rows"] = UnitAttr()
+        score = op.detach_region(op.score_mod)
+        if problem.packed is not None:
+            score = problem.packed.placed(score, first=1)
         new = blocksparse.AttentionOp(
             op.operand_groups(),
             op.result_groups(),
-            [op.detach_region(op.score_mod), segments],
+            [score, segments],
             properties,
         )
         new.attributes |= op.attributes
@@ -143,10 +146,13 @@ class ConvertPairSums(RewritePattern):
         properties = kept_properties(op) | self.options.tiling(problem, sizes)
         if (part := self.options.part_rows(op.rows, sizes)) is not None:
             properties["rows_per_part"] = IntegerAttr(part, i32)
+        first, pairs = op.first_index, op.detach_region(op.pairs)
+        if problem.packed is not None:
+            pairs = problem.packed.placed(pairs, first)
         new = blocksparse.PairSumsOp(
             op.operand_groups(),
             [op.result_types],
-            [op.detach_region(op.pairs), segments],
+            [pairs, segments],
             properties,
         )
         new.attributes |= op.attributes
@@ -158,8 +164,9 @@ class ConvertPairSums(RewritePattern):
 def kept_properties(op: flex.PairsOp) -> dict[str, Attribute]:
     """Return the properties of an op over pairs that the lowering keeps."""
     own = ("products", "sums", "transposed", "key_ranges", "no_key_ranges")
-    known = op.properties
-    return op.facts() | {name: known[name] for name in own if name in known}
+    known = op.facts() | {n: op.properties[n] for n in own if n in op.properties}
+    known.pop("sequences", None)  # The regions find the sequences themselves.
+    return known
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ from flexc.passes.masks.bounds.terms import (
     Symbol,
     Term,
 )
+from flexc.passes.masks.segments.sequences import PackedSequences
 from flexc.passes.scalar.formula import alternatives, mask_formula
 from flexc.passes.scalar.proof import Proof, Proven, WhyNot
 from flexc.passes.scalar.ranges import intervals
@@ -152,8 +153,13 @@ def rows_never_empty(op: flex.WithMods) -> Proof[Attribute]:
         return WhyNot("tables may list no block for a row")
     if op.has_pairs is None and flex.tensor_shape(op.key)[2] <= 0:
         return WhyNot("kv_len may be 0")
+    mask, packed = op.mask_mod, PackedSequences.of(op)
+    if packed is not None:
+        if not packed.is_self:
+            return WhyNot("a sequence may have no keys")
+        mask = packed.relative(mask)
     length = op.fact("max_length", INDEX.hi + 1)
-    seen = first_key_is_seen(op.mask_mod, length, op.indices_fit is not None)
+    seen = first_key_is_seen(mask, length, op.indices_fit is not None)
     return seen if isinstance(seen, WhyNot) else Proven(UnitAttr())
 
 
@@ -171,23 +177,28 @@ def yielded_score(
     """Return the value that `score_mod` yields, and the ranges of its values."""
     length = op.fact("max_length", INDEX.hi + 1)
     position = Interval(0, min(length - 1, INDEX.hi))
-    return yielded(op.score_mod), score_ranges(
-        op, (*MOD[:2], position, position), numbers
-    )
+    score = own_score(op)
+    return yielded(score), score_ranges(score, (*MOD[:2], position, position), numbers)
+
+
+def own_score(op: flex.WithMods) -> Region:
+    """Return the score mod, of positions within a sequence if sequences are packed."""
+    packed = PackedSequences.of(op)
+    return op.score_mod if packed is None else packed.relative(op.score_mod, first=1)
 
 
 def score_ranges(
-    op: flex.WithMods,
+    mod: Region,
     indices: Sequence[Interval],
     numbers: Numbers,
     score: FloatInterval | None = None,
 ) -> FloatRanges:
-    """Return the ranges of the values of `score_mod`.
+    """Return the ranges of the values of a score mod.
 
     `indices` bounds b, h, q_idx and kv_idx; `score` bounds the score argument.
     """
-    integers = first_args(op.score_mod, indices, skip=1)
-    args = op.score_mod.block.args
+    integers = first_args(mod, indices, skip=1)
+    args = mod.block.args
     floats: dict[SSAValue, FloatInterval] = {} if score is None else {args[0]: score}
     for arg, value in zip(args[1 + len(INDEX_ARGS) :], numbers, strict=False):
         if isinstance(value, float) and arg.type in FORMATS:
@@ -220,8 +231,9 @@ def score_growth_is_bounded(
     """
     indices = [Interval(0, max(n - 1, 0)) for n in sizes]
     dots = FloatInterval(-MAX_DOT, MAX_DOT)
-    ranges = score_ranges(op, indices, numbers, dots)
-    found = ranges.without_minus_inf(yielded(op.score_mod))
+    score = own_score(op)
+    ranges = score_ranges(score, indices, numbers, dots)
+    found = ranges.without_minus_inf(yielded(score))
     return found.is_finite and found.size <= MAX_DOT * MAX_GROWTH
 
 

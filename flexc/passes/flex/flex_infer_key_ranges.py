@@ -200,9 +200,10 @@ def infer_key_ranges(problem: MaskProblem) -> Proof[KeyRangesAttr]:
     ranges = found.value
     speller = RangeSpeller(problem.solved, problem.transposed)
     moving = [moves(r) for r in ranges.live]
+    own = " of the sequence" if problem.packed else ""
     attr = KeyRangesAttr(
-        StringAttr(speller.ranges(ranges.live)),
-        StringAttr(speller.ranges(ranges.dead)),
+        StringAttr(speller.ranges(ranges.live) + own),
+        StringAttr(speller.ranges(ranges.dead) + own),
         StringAttr(("none", "positive", "negative")[growth(ranges)]),
         StringAttr("all" if all(moving) else "some" if any(moving) else "none"),
         ArrayAttr(ranges.remainders),

@@ -40,6 +40,9 @@ def few_rows(call: Attention) -> tuple[int, int] | None:
     most = target_of(call).few_rows
     if queries > min(most, MOST_QUERIES):
         return None
+    mask = None if call.signature.mods[1:] == (None,) else call.trace().mask
+    if mask is not None and mask.sequences:
+        return None  # Rows of several sequences do not fold.
     if call.tables is not None and queries > call.tables.block_size[0]:
         return None
     if group * queries > most or differs_by_head(call):

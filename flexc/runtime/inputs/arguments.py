@@ -112,9 +112,7 @@ def is_lazy(tensor: Tensor) -> bool:
 def describe(tensor: Tensor) -> str:
     """Return a description of a lazy tensor, with advice, for an error message."""
     if tensor.is_nested:
-        return (
-            "a nested one; pad it, or pack its sequences into one and mask by document"
-        )
+        return "a nested one; call flexc.flex_attention_varlen"
     if tensor.layout is not torch.strided:
         return f"one of layout {tensor.layout}; make it dense with to_dense()"
     if tensor.is_quantized:

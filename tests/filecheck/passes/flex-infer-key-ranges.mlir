@@ -92,3 +92,31 @@ func.func @sums_of_keys(%k : !t, %q : !t, %scale : f32) -> !t {
   }
   func.return %sums : !t
 }
+
+// Sequences that are packed: the ranges are those of a sequence, whose rows have keys,
+// as rows and keys have the same positions. Reads of the sequences are gone.
+// CHECK-LABEL: @packed
+// CHECK: sequences = array<i64: 0, 0, 1, 1>
+// CHECK-SAME: live "kv_idx in [0, q_last] of the sequence",
+// CHECK-SAME: dead "kv_idx in [q_first + 1, kv_len - 1] of the sequence"
+!i = tensor<?xi32>
+func.func @packed(%q : !t, %scale : f32, %of : !i, %starts : !i) {
+  %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
+      captures(%of, %starts : !i, !i) -> out(!t) {sequences = array<i64: 0, 0, 1, 1>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %of_ : !i,
+                %starts_ : !i) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %of_ : !i, %starts_ : !i) {
+    %n = flex.load_capture %of_[%qi] : !i, i32
+    %m = flex.load_capture %of_[%ki] : !i, i32
+    %same = arith.cmpi eq, %n, %m : i32
+    %qb = flex.load_capture %starts_[%n] : !i, i32
+    %kb = flex.load_capture %starts_[%m] : !i, i32
+    %row = arith.subi %qi, %qb : i32
+    %column = arith.subi %ki, %kb : i32
+    %c = arith.cmpi sge, %row, %column : i32
+    %all = arith.andi %same, %c : i1
+    flex.yield %all : i1
+  }
+  func.return
+}

@@ -75,7 +75,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
     ),
     "nested": (
         errors.ShapeError,
-        "value expects a tensor with its elements in memory, got a nested one; pad it",
+        "value expects a tensor .* got a nested one; call flexc.flex_attention_varlen",
         (Q, K, torch.nested.nested_tensor([V[0, 0]], layout=torch.jagged)),
         {},
     ),

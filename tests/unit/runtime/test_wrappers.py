@@ -132,11 +132,11 @@ OTHERS: dict[str, tuple[Wrap, str]] = {
     "negated": (negated, r"resolve_neg\(\)"),
     "nested": (
         lambda t: torch.nested.as_nested_tensor(list(t), layout=torch.jagged),
-        "a nested one; pad it|a NestedTensor",
+        "a nested one; call flexc.flex_attention_varlen|a NestedTensor",
     ),
     "nested, strided": (
         lambda t: torch.nested.as_nested_tensor(list(t), layout=torch.strided),
-        "a nested one; pad it",
+        "a nested one; call flexc.flex_attention_varlen",
     ),
 }
 """What has been refused for another reason."""

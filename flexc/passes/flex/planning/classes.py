@@ -39,7 +39,7 @@ from flexc.passes.flex.planning.kernel_builder import (
     span_of,
     whole,
 )
-from flexc.passes.flex.planning.summary_outputs import (
+from flexc.passes.flex.planning.summarize import (
     SummaryOutput,
     narrowed,
     outputs_of,

@@ -19,6 +19,7 @@ from flexc.dialects.constants import int_constant
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.masks.bounds.facts import Facts
 from flexc.passes.masks.bounds.key_ranges import KeyRanges, for_blocks, key_ranges
+from flexc.passes.masks.segments.sequences import PackedSequences
 from flexc.passes.scalar.proof import Proof
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
@@ -53,6 +54,8 @@ class MaskProblem:
     """True if no arithmetic on positions overflows its type."""
     transposed: bool = False
     """True if rows are keys, and columns queries."""
+    packed: PackedSequences | None = None
+    """The sequences that rows and columns belong to."""
 
     @classmethod
     def of(cls, op: flex.AttentionOp, transposed: bool = False) -> MaskProblem:
@@ -73,6 +76,7 @@ class MaskProblem:
             op.fact("max_length", full(32).hi),
             op.indices_fit is not None,
             transposed,
+            PackedSequences.of(op, transposed),
         )
 
     @classmethod
@@ -88,6 +92,7 @@ class MaskProblem:
             op.fact("max_length", full(32).hi),
             op.indices_fit is not None,
             op.is_transposed,
+            PackedSequences.of(op, op.is_transposed),
         )
 
     @property
@@ -95,9 +100,20 @@ class MaskProblem:
         return not is_always_true(self.mask)
 
     @cached_property
+    def tested(self) -> Region:
+        """The mask that is evaluated for pairs of partial blocks."""
+        if self.packed is None:
+            return self.mask
+        return self.packed.placed(self.mask, tests=self.packed.tests(self.solution))
+
+    @cached_property
     def solved(self) -> Region:
-        """The mask as a function of (b, h, row, column) and the captures."""
-        return with_positions_exchanged(self.mask) if self.transposed else self.mask
+        """The mask as a function of (b, h, row, column) and the captures.
+
+        If sequences are packed, b is a sequence, and positions are those within it.
+        """
+        mask = self.packed.relative(self.mask) if self.packed else self.mask
+        return with_positions_exchanged(mask) if self.transposed else mask
 
     @cached_property
     def facts(self) -> Facts:

@@ -28,6 +28,7 @@ from flexc.passes.masks.segments.range_code import (
     RangeCode,
     TermCode,
 )
+from flexc.passes.masks.segments.sequences import PackedRangeCode, Place
 from flexc.passes.scalar.scalar_code import ScalarCode
 
 Pieces = list[tuple[SSAValue, SSAValue]]
@@ -118,8 +119,14 @@ class MaskSegments:
     @property
     def visits_all(self) -> bool:
         """True if a single interval contains all columns."""
-        one = self.ranges.never_full or not self.ranges.dead
+        one = self.ranges.never_full or self.is_full
+        one &= self.problem.packed is None
         return one and any(r.is_everything for r in self.ranges.live)
+
+    @property
+    def is_full(self) -> bool:
+        """True if no pair is dead."""
+        return not self.ranges.dead and self.problem.packed is None
 
     def segments(self) -> list[SegmentOp]:
         """Return the segments: partial blocks first, then full blocks."""
@@ -127,21 +134,21 @@ class MaskSegments:
             return []
         if self.ranges.never_full:
             return self.all_partial()
-        if not self.ranges.dead:
+        if self.is_full:
             return [self.segment(SegmentKind.FULL, self.all_live, True)]
         partial = self.segment(
             SegmentKind.PARTIAL,
             lambda c: c.overlaps(
-                c.block_intervals(self.ranges.live),
-                c.block_intervals(self.ranges.dead, ragged=not self.is_whole),
+                c.live_intervals(self.ranges.live),
+                c.dead_intervals(self.ranges.dead, ragged=not self.is_whole),
             ),
             self.is_whole,
         )
         full_blocks = self.segment(
             SegmentKind.FULL,
             lambda c: c.overlaps(
-                c.block_intervals(self.ranges.live),
-                c.gaps(c.block_intervals(self.ranges.dead, ragged=not self.is_whole)),
+                c.live_intervals(self.ranges.live),
+                c.gaps(c.dead_intervals(self.ranges.dead, ragged=not self.is_whole)),
             ),
             True,
         )
@@ -159,7 +166,7 @@ class MaskSegments:
                 part = (
                     BlockInterval(None, whole) if inside else BlockInterval(whole, None)
                 )
-                return c.overlaps(c.block_intervals(self.ranges.live), [part])
+                return c.overlaps(c.live_intervals(self.ranges.live), [part])
 
             return build
 
@@ -170,7 +177,7 @@ class MaskSegments:
 
     def all_live(self, c: RangeCode) -> Pieces:
         return c.overlaps(
-            c.block_intervals(self.ranges.live), [BlockInterval(None, None)]
+            c.live_intervals(self.ranges.live), [BlockInterval(None, None)]
         )
 
     def segment(
@@ -200,7 +207,7 @@ class MaskSegments:
                 i = block_of(code, i, pieces)
             code.yield_(code.mul(i, code.const(self.block_n), name))
 
-        mask = None if kind == SegmentKind.FULL else self.problem.mask.clone()
+        mask = None if kind == SegmentKind.FULL else self.problem.tested.clone()
         return SegmentOp(kind, bounds, block, mask, ["inside"] * inside)
 
     def some_columns(
@@ -218,12 +225,26 @@ class MaskSegments:
         b, h, start = block.args[:3]
         row_len, column_len = block.args[lengths : lengths + 2]
         mask_args = self.problem.solved.block.args
+        captures = block.args[lengths + 2 :]
         outside: dict[SSAValue, SSAValue] = {mask_args[0]: b, mask_args[1]: h}
-        captures = mask_args[len(INDEX_ARGS) :]
-        outside |= dict(zip(captures, block.args[lengths + 2 :], strict=False))
-        lengths_ = self.lengths(code, start, row_len, column_len)
-        terms = TermCode(code, self.problem.facts, outside)
-        return RangeCode(terms, lengths_, self.block_n)
+        outside |= dict(zip(mask_args[len(INDEX_ARGS) :], captures, strict=False))
+        whole = self.lengths(code, start, row_len, column_len)
+
+        def written(number: SSAValue, lengths: Lengths) -> RangeCode:
+            known = outside | {mask_args[0]: number}
+            terms = TermCode(code, self.problem.facts, known)
+            return RangeCode(terms, lengths, self.block_n)
+
+        packed = self.problem.packed
+        if packed is None:
+            return written(b, whole)
+        first, last = (
+            Place.of(code, packed, row, captures)
+            for row in (whole.q_first, whole.q_last)
+        )
+        return PackedRangeCode(
+            whole, (first, last), lambda p: written(p.number, p.within(code, whole))
+        )
 
     def lengths(
         self,

@@ -222,28 +222,47 @@ class RangeCode:
         self.lengths = lengths
         self.block_n = block_n
 
+    def live_intervals(self, ranges: Sequence[KeyRange]) -> list[BlockInterval]:
+        """Return ascending disjoint intervals of the blocks that live ranges meet."""
+        return self.block_intervals(ranges)
+
+    def dead_intervals(
+        self, ranges: Sequence[KeyRange], ragged: bool
+    ) -> list[BlockInterval]:
+        """Return intervals of the blocks that dead ranges meet.
+
+        `ragged` adds the incomplete last block.
+        """
+        return self.block_intervals(ranges, begins=[self.lengths.whole] * ragged)
+
     def block_intervals(
-        self, ranges: Sequence[KeyRange], ragged: bool = False
+        self,
+        ranges: Sequence[KeyRange],
+        ends: Sequence[SSAValue] = (),
+        begins: Sequence[SSAValue] = (),
+        around: tuple[SSAValue | None, SSAValue | None] = (None, None),
     ) -> list[BlockInterval]:
         """Return ascending disjoint intervals of the blocks that the ranges meet.
 
-        `ragged` adds the incomplete last block.
+        `ends` and `begins` are those of more intervals from the first block, and to the
+        last block. `around` replaces the first block and the end of the last.
         """
         suffixes = [r for r in ranges if r.lows and not r.highs]
         middles = [r for r in ranges if r.lows and r.highs]
         prefixes = [r for r in ranges if not r.lows]
         if any(r.is_everything for r in prefixes):
-            return [BlockInterval(None, None)]
-        prefix = combined(self.code.max, [self._end_of(r) for r in prefixes])
-        begins = [self._begin_of(r) for r in suffixes]
-        suffix = combined(self.code.min, begins + [self.lengths.whole] * ragged)
-        found = [] if prefix is None else [BlockInterval(None, prefix)]
+            return [BlockInterval(*around)]
+        ends = [*ends, *map(self._end_of, prefixes)]
+        begins = [*map(self._begin_of, suffixes), *begins]
+        prefix = combined(self.code.max, ends)
+        suffix = combined(self.code.min, begins)
+        found = [] if prefix is None else [BlockInterval(around[0], prefix)]
         if suffix is not None and prefix is not None:
             suffix = self.code.max(suffix, prefix)
         for begin, end in self._sorted([self._between(r) for r in middles]):
             found.append(self._fitted(begin, end, found[-1:], suffix))
         if suffix is not None:
-            found.append(BlockInterval(suffix, None))
+            found.append(BlockInterval(suffix, around[1]))
         return found
 
     def gaps(self, intervals: Sequence[BlockInterval]) -> list[BlockInterval]:
@@ -322,6 +341,10 @@ class RangeCode:
         """Return the begin of the interval of a range that ends at the last key."""
         low, _ = self._ends(keys)
         assert low is not None
+        return self._begin_at(low)
+
+    def _begin_at(self, low: SSAValue) -> SSAValue:
+        """Return the block that contains a key, or the end of the last block."""
         code, lengths = self.code, self.lengths
         if self.block_n == 1:
             return low

@@ -175,7 +175,7 @@ def build_segments(
     problem: MaskProblem, sizes: TileSizes, trimmed: bool = False
 ) -> list[SegmentOp]:
     """Return segments that visit each live pair of an op once, in tiles of a size."""
-    mask = problem.mask if problem.has_mask else None
+    mask = problem.tested if problem.has_mask else None
     if problem.tables:
         kind = TrimmedTableSegments if trimmed else TableSegments
         return kind(problem, sizes.block_n).segments(mask)

@@ -196,6 +196,42 @@ func.func @range_without_order(%q : tensor<?x?x?x8xf32>, %scale : f32) {
 
 // -----
 
+func.func @sequences_of_no_captures(%q : tensor<?x?x?x8xf32>, %scale : f32) {
+  // CHECK: sequences expects the numbers of four captures, got [0, 0, 1, 1]
+  %out = flex.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) -> out(tensor<?x?x?x8xf32>)
+      {sequences = array<i64: 0, 0, 1, 1>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @sequences_of_floats(%q : tensor<?x?x?x8xf32>, %scale : f32,
+                               %t : tensor<?xf32>) {
+  // CHECK: sequences expects tensors of i32 of one dimension, got tensor<?xf32>
+  %out = flex.attention %q, %q, %q
+      : tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>, tensor<?x?x?x8xf32>
+      scale(%scale : f32) captures(%t : tensor<?xf32>) -> out(tensor<?x?x?x8xf32>)
+      {sequences = array<i64: 0, 0, 0, 0>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32,
+                %c : tensor<?xf32>) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %c : tensor<?xf32>) {
+    %true = arith.constant true
+    flex.yield %true : i1
+  }
+  func.return
+}
+
+// -----
+
 func.func @load_rank(%t : tensor<?x?xf32>, %i : i32) {
   // CHECK: tensor expects 1 dimensions, got tensor<?x?xf32>
   %a = flex.load_capture %t[%i] : tensor<?x?xf32>, i32

@@ -1,0 +1,262 @@
+"""Regions of packed sequences: relative to a sequence, and placed at its positions.
+
+The positions of a packed op count from the first sequence on. Its regions find the
+sequence of each position in captured tensors, which the fact `sequences` names (see
+`PairsOp`). A *relative* region is the same code as a function of a sequence's number,
+as b, and of positions within it: masks have their bounds in closed form there. A
+*placed* region finds the sequence by the row, so nothing is read by column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from xdsl.dialects import arith
+from xdsl.ir import BlockArgument, Operation, Region, SSAValue
+
+from flexc.dialects import flex
+from flexc.dialects.mod_region import INDEX_ARGS
+from flexc.passes.masks.bounds.key_ranges import KeyRange, KeyRanges
+from flexc.passes.masks.bounds.terms import Constant, RowValue, Sum, Term
+from flexc.passes.masks.segments.range_code import BlockInterval, Lengths, RangeCode
+from flexc.passes.scalar.canonicalization import simplify_region
+from flexc.passes.scalar.proof import Proof, Proven
+from flexc.passes.scalar.ranges.intervals import Interval, full
+from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
+
+POSITION = Interval(0, full(32).hi - 1)
+"""The range of a position within a sequence."""
+
+
+@dataclass(frozen=True)
+class PackedSequences:
+    """The numbers of the captures that place sequences, for rows and columns."""
+
+    of_row: int
+    of_column: int
+    row_starts: int
+    column_starts: int
+    transposed: bool = False
+    """True if rows are keys, and columns queries."""
+
+    @classmethod
+    def of(cls, op: flex.PairsOp, transposed: bool = False) -> PackedSequences | None:
+        """Return the sequences of an op, None if it has none."""
+        if op.sequences is None:
+            return None
+        query, key, queries, keys = op.sequences.get_values()
+        if transposed:
+            return cls(key, query, keys, queries, True)
+        return cls(query, key, queries, keys)
+
+    @property
+    def is_self(self) -> bool:
+        """True if rows and columns have the same positions."""
+        return self.of_row == self.of_column
+
+    def relative(self, region: Region, first: int = 0) -> Region:
+        """Return a region as a function of a sequence and of positions within it.
+
+        `first` is the index of b among the region's arguments.
+        """
+        args = region.block.args
+        made = new_region([a.type for a in args], [a.name_hint for a in args])
+        code = ScalarCode(made.block)
+        captures = args[first + len(INDEX_ARGS) :]
+        numbers = {captures[self.of_row], captures[self.of_column]}
+        starts = {captures[self.row_starts], captures[self.column_starts]}
+        known: dict[SSAValue, SSAValue] = dict(zip(args, made.block.args, strict=True))
+        for op in region.block.ops:
+            if isinstance(op, flex.LoadCaptureOp) and op.tensor in numbers:
+                known[op.result] = made.block.args[first]
+            elif isinstance(op, flex.LoadCaptureOp) and op.tensor in starts:
+                known[op.result] = code.const(0)
+            else:
+                clone = op.clone(known)
+                clone.location = op.location
+                code.builder.insert(clone)
+        indices = made.block.args[first : first + len(INDEX_ARGS)]
+        simplify_region(made, dict.fromkeys(indices, POSITION))
+        return made
+
+    def tests(self, found: Proof[KeyRanges]) -> Tests:
+        """Return which tests show that a column is of a row's sequence.
+
+        A mask such as `q_idx >= kv_idx` implies one of them, if rows and columns have
+        the same positions.
+        """
+        if not (self.is_self and isinstance(found, Proven)):
+            return Tests(True, True)
+        live = found.value.live
+        above, below = (
+            all(any(is_beyond(end.term, side) for end in ends(r)) for r in live)
+            for ends, side in ((lambda r: r.lows, 1), (lambda r: r.highs, -1))
+        )
+        return Tests(begin=not above, end=not below)
+
+    def placed(
+        self, region: Region, first: int = 0, tests: Tests | None = None
+    ) -> Region:
+        """Return a region that finds the sequence of a pair by its row.
+
+        If the region is a mask, `tests` make columns of other sequences dead.
+        """
+        args = region.block.args
+        made = new_region([a.type for a in args], [a.name_hint for a in args])
+        given, code = list(made.block.args), ScalarCode(made.block)
+        at = first + 2, first + 3
+        row, column = (given[i] for i in (reversed(at) if self.transposed else at))
+        captures = given[first + len(INDEX_ARGS) :]
+        here = Place.of(code, self, row, captures)
+        own = [code.sub(row, here.row_start), code.sub(column, here.column_start)]
+        given[first] = here.number
+        given[at[0]], given[at[1]] = reversed(own) if self.transposed else own
+        found = inline_region(self.relative(region, first), given, code)
+        if self.is_self:
+            for op in made.block.ops:
+                if isinstance(op, arith.CmpiOp | arith.SubiOp):
+                    compare_packed(op, {own[0]: row, own[1]: column})
+        for predicate, end in here.tested(tests or Tests(False, False)):
+            inside = code.cmp(predicate, column, end)
+            found = [code.and_(inside, value) for value in found]
+        code.yield_(*found)
+        return made
+
+
+class Tests(NamedTuple):
+    """Tests that a column is of a sequence: from its begin on, and before its end."""
+
+    begin: bool
+    end: bool
+
+
+def is_beyond(term: Term, side: int) -> bool:
+    """Return True if a term is the row itself, or beyond it to one side."""
+    match term:
+        case Sum(row, Constant(plus)):
+            return plus * side >= 0 and is_beyond(row, side)
+        case RowValue():
+            return isinstance(term.value, BlockArgument)
+        case _:
+            return False
+
+
+def compare_packed(op: Operation, packed: dict[SSAValue, SSAValue]) -> None:
+    """Let an op of two positions in a sequence read the packed positions instead.
+
+    Differences of positions are the same, and need not be computed for each pair.
+    """
+    if {*op.operands} == packed.keys():
+        op.operands = [packed[value] for value in op.operands]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A sequence, and where its rows and columns begin and end."""
+
+    number: SSAValue
+    row_start: SSAValue
+    row_end: SSAValue
+    column_start: SSAValue
+    column_end: SSAValue
+
+    @classmethod
+    def of(
+        cls,
+        code: ScalarCode,
+        packed: PackedSequences,
+        row: SSAValue,
+        captures: Sequence[SSAValue],
+    ) -> Place:
+        """Write the sequence that a row belongs to."""
+
+        def load(tensor: int, index: SSAValue, name: str) -> SSAValue:
+            tensors = captures[tensor]
+            return code.insert(flex.LoadCaptureOp(tensors, [index], inside=True), name)
+
+        row_name, column_name = ("kv", "q") if packed.transposed else ("q", "kv")
+        n = load(packed.of_row, row, "sequence")
+        after = code.add(n, code.const(1))
+        return cls(
+            n,
+            load(packed.row_starts, n, f"{row_name}_begin"),
+            load(packed.row_starts, after, f"{row_name}_end"),
+            load(packed.column_starts, n, f"{column_name}_begin"),
+            load(packed.column_starts, after, f"{column_name}_end"),
+        )
+
+    def tested(self, tests: Tests) -> Iterator[tuple[str, SSAValue]]:
+        """Yield the comparisons of columns with an end that are asked for."""
+        if tests.begin:
+            yield "sge", self.column_start
+        if tests.end:
+            yield "slt", self.column_end
+
+    def within(self, code: ScalarCode, block: Lengths) -> Lengths:
+        """Return the rows of a block that are of this sequence, and its columns.
+
+        They count from the sequence's first row and column.
+        """
+        first = code.max(block.q_first, self.row_start)
+        last = code.min(block.q_last, code.sub(self.row_end, code.const(1)))
+        rows = (code.sub(row, self.row_start) for row in (first, last))
+        columns = code.sub(self.column_end, self.column_start)
+        return Lengths(*rows, columns, columns, columns)
+
+
+Ends = tuple[SSAValue | None, SSAValue | None]
+
+
+class PackedRangeCode(RangeCode):
+    """A writer of ranges of columns for a block of rows of packed sequences.
+
+    The rows may belong to several sequences, whose columns are in the same order. So
+    ranges of live columns begin in the sequence of the first row and end in that of the
+    last row. If these differ, every column is dead for some row.
+    """
+
+    def __init__(
+        self,
+        block: Lengths,
+        places: tuple[Place, Place],
+        written: Callable[[Place], RangeCode],
+    ):
+        self.first, self.last = map(written, places)
+        super().__init__(self.first.terms, block, self.first.block_n)
+        self.places = places
+
+    def live_intervals(self, ranges: Sequence[KeyRange]) -> list[BlockInterval]:
+        first, last = self.places
+        end = self.code.sub(last.column_end, self.code.const(1))
+        around = self._block_of(first.column_start), self._blocks_of(self._high(end))
+        return self.block_intervals(ranges, around=around)
+
+    def dead_intervals(
+        self, ranges: Sequence[KeyRange], ragged: bool
+    ) -> list[BlockInterval]:
+        code, (first, last) = self.code, self.places
+        is_one = code.cmp("eq", first.number, last.number)
+        dead = code.select(is_one, first.column_start, self.lengths.kv_len)
+        ends = [self._blocks_of(code.sub(dead, code.const(1)))]
+        begins = [self._begin_at(last.column_end), *[self.lengths.whole] * ragged]
+        return self.block_intervals(ranges, ends, begins)
+
+    def _ends(self, keys: KeyRange) -> Ends:
+        code, (first, last) = self.code, self.places
+        low, _ = self.first._ends(keys)
+        _, high = self.last._ends(keys)
+        if low is not None:
+            low = code.add(low, first.column_start)
+            is_past = code.cmp("sge", low, last.column_end)
+            low = code.select(is_past, self.lengths.kv_len, low)
+        if high is not None:
+            high = self._high(code.add(high, last.column_start))
+        return low, high
+
+    def _high(self, high: SSAValue) -> SSAValue:
+        """Return the last column of a range, -1 if it is before the first sequence."""
+        code = self.code
+        is_before = code.cmp("slt", high, self.places[0].column_start)
+        return code.select(is_before, code.const(-1), high)

@@ -1,0 +1,40 @@
+// RUN: flexc-opt %s -p 'flex-infer-key-ranges,convert-flex-to-blocksparse{block_m=64 block_n=32},flex-simplify-mods' | filecheck %s
+
+// Sequences that are packed are found by the row: nothing is read by column. Bounds
+// begin in the sequence of a block's first row, and end in that of its last row.
+
+!t = tensor<?x?x?x8xf32>
+
+// CHECK: segment partial bounds
+// CHECK: %sequence = flex.load_capture %of_1[%q_start] inside
+// CHECK: %q_begin = flex.load_capture %starts_1[%sequence] inside
+// CHECK: %sequence_1 = flex.load_capture %of_1[%q_last] inside
+// CHECK: arith.cmpi eq, %sequence, %sequence_1
+// CHECK: mask_mod(%b_3: i32, %h_3: i32, %qi_1: i32, %ki_1: i32
+// CHECK-NEXT: %sequence_4 = flex.load_capture %of__1[%qi_1] inside
+// CHECK-NEXT: %q_begin_4 = flex.load_capture %starts__1[%sequence_4] inside
+// CHECK-NEXT: %c = arith.cmpi sge, %qi_1, %ki_1
+// CHECK-NEXT: arith.cmpi sge, %ki_1, %q_begin_4
+// CHECK-NEXT: arith.andi
+// CHECK-NEXT: flex.yield
+!i = tensor<?xi32>
+func.func @packed(%q : !t, %scale : f32, %of : !i, %starts : !i) {
+  %out = flex.attention %q, %q, %q : !t, !t, !t scale(%scale : f32)
+      captures(%of, %starts : !i, !i) -> out(!t) {sequences = array<i64: 0, 0, 1, 1>}
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32, %of_ : !i,
+                %starts_ : !i) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32, %of_ : !i, %starts_ : !i) {
+    %n = flex.load_capture %of_[%qi] : !i, i32
+    %m = flex.load_capture %of_[%ki] : !i, i32
+    %same = arith.cmpi eq, %n, %m : i32
+    %qb = flex.load_capture %starts_[%n] : !i, i32
+    %kb = flex.load_capture %starts_[%m] : !i, i32
+    %row = arith.subi %qi, %qb : i32
+    %column = arith.subi %ki, %kb : i32
+    %c = arith.cmpi sge, %row, %column : i32
+    %all = arith.andi %same, %c : i1
+    flex.yield %all : i1
+  }
+  func.return
+}

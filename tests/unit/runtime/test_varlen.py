@@ -1,0 +1,281 @@
+"""`flex_attention_varlen`: each sequence as alone, whatever is packed with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import flexc
+from flexc.errors import (
+    DeviceError,
+    DtypeError,
+    FlexcError,
+    ShapeError,
+)
+from flexc.runtime.kernels.driver import counters
+from tests.support import reference
+
+Mod = Callable[..., Any]
+
+WINDOWS = torch.tensor([3, 70, 0, 9, 200, 1, 7, 30])
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+
+MASKS: dict[str, Mod | None] = {
+    "none": None,
+    "causal": lambda b, h, q, k: q >= k,
+    "window": lambda b, h, q, k: (q >= k) & (q - k < WINDOWS[b]),
+    "prefix": lambda b, h, q, k: (q >= k) | (k < WINDOWS[b]),
+    "unbounded": lambda b, h, q, k: (WINDOWS[q % 7] + k) % 5 != 0,
+}
+
+SCORES: dict[str, Mod | None] = {
+    "none": None,
+    "alibi": lambda s, b, h, q, k: s + SLOPES[h] * (k - q),
+    "by_sequence": lambda s, b, h, q, k: s * (WINDOWS[b] % 3),
+}
+
+
+MODS = [
+    ("none", "none"),
+    ("alibi", "causal"),
+    ("none", "window"),
+    ("by_sequence", "prefix"),
+    ("none", "unbounded"),
+]
+
+
+def cu_seqlens(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+
+def operands(
+    q_lens: Sequence[int], k_lens: Sequence[int], grad: bool = True
+) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(sum(q_lens) + 7)
+    shapes = (sum(q_lens), 4, 16), (sum(k_lens), 2, 16), (sum(k_lens), 2, 8)
+    return tuple(
+        torch.randn(s, generator=generator, requires_grad=grad) for s in shapes
+    )
+
+
+def alone(
+    given: Sequence[Tensor], q_lens: Sequence[int], k_lens: Sequence[int], *mods: Any
+) -> tuple[Tensor, Tensor]:
+    """Dense attention of each sequence, in double precision."""
+    query, key, value = (t.double().transpose(0, 1)[None] for t in given)
+    ends = [list(pairwise([0, *accumulate(n)])) for n in (q_lens, k_lens)]
+    out, lse = [query.new_zeros(0, 4, 8)], [query.new_zeros(4, 0)]
+    for n, ((a, b), (c, d)) in enumerate(zip(*ends, strict=True)):
+        score, mask = (of_batch(mod, n, kind) for kind, mod in enumerate(mods))
+        found = reference.attention(
+            query[:, :, a:b], key[:, :, c:d], value[:, :, c:d], score, mask,
+            enable_gqa=True,
+        )  # fmt: skip
+        out.append(found.out[0].transpose(0, 1))
+        lse.append(found.lse[0])
+    return torch.cat(out), torch.cat(lse, 1)
+
+
+def of_batch(mod: Mod | None, n: int, kind: int) -> Mod | None:
+    """A mod whose batch is n."""
+    if mod is None:
+        return None
+    if kind == 0:
+        return lambda s, b, h, q, k: mod(s, torch.tensor(n), h, q, k)
+    return lambda b, h, q, k: mod(torch.tensor(n), h, q, k)
+
+
+lists = st.lists(st.integers(0, 70) | st.sampled_from([0, 1, 64]), max_size=8)
+
+
+@st.composite
+def packings(draw: Any) -> tuple[list[int], list[int] | None]:
+    q_lens = draw(lists)
+    if draw(st.booleans()):
+        return q_lens, None
+    n = len(q_lens)
+    return q_lens, draw(st.lists(st.integers(0, 70), min_size=n, max_size=n))
+
+
+@settings(max_examples=25)
+@given(packings(), st.sampled_from(MODS))
+def test_equals_each_sequence_alone(
+    packing: tuple[list[int], list[int] | None], names: tuple[str, str]
+) -> None:
+    q_lens, others = packing
+    score, mask = names
+    k_lens = q_lens if others is None else others
+    mods = SCORES[score], MASKS[mask]
+    given = operands(q_lens, k_lens)
+    cu_k = None if others is None else cu_seqlens(others)
+    out, lse = flexc.flex_attention_varlen(
+        *given, cu_seqlens(q_lens), cu_k, score_mod=mods[0], mask_mod=mods[1],
+        return_lse=True,
+    )  # fmt: skip
+    exact, exact_lse = alone(given, q_lens, k_lens, *mods)
+    torch.testing.assert_close(out.double(), exact, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse.double(), exact_lse, atol=1e-5, rtol=1e-5)
+    d_out = torch.randn(out.shape)
+    found = torch.autograd.grad(out, given, d_out)
+    exact = exact + 0 * sum(t.sum() for t in given)
+    wanted = torch.autograd.grad(exact, given, d_out.double())
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, atol=5e-5, rtol=1e-4)
+
+
+Q_LENS, K_LENS = [30, 0, 1, 100, 17], [5, 20, 0, 130, 17]
+
+
+def varlen(*given: Tensor, mask: str = "causal", **more: Any) -> Any:
+    cu = cu_seqlens(Q_LENS), cu_seqlens(K_LENS)
+    return flexc.flex_attention_varlen(*given, *cu, mask_mod=MASKS[mask], **more)
+
+
+def test_forward_mode_and_second_order() -> None:
+    given = tuple(t.detach().double() for t in operands(Q_LENS, K_LENS))
+    moved = tuple(map(torch.randn_like, given))
+
+    def dense(*given: Tensor) -> Tensor:
+        return alone(given, Q_LENS, K_LENS, None, MASKS["causal"])[0]
+
+    found = torch.func.jvp(varlen, given, moved)
+    torch.testing.assert_close(found, torch.func.jvp(dense, given, moved))
+
+    def penalty(attend: Callable[..., Tensor]) -> Tensor:
+        inputs = [t.clone().requires_grad_() for t in given]
+        first = torch.autograd.grad(
+            attend(*inputs).square().sum(), inputs, create_graph=True
+        )
+        total = torch.stack([g.square().sum() for g in first]).sum()
+        return torch.cat([g.flatten() for g in torch.autograd.grad(total, inputs)])
+
+    torch.testing.assert_close(penalty(varlen), penalty(dense))
+
+
+def test_gradients_of_captured_tensors() -> None:
+    slopes, by_sequence = (torch.rand(n, requires_grad=True) for n in (4, len(Q_LENS)))
+    bias = torch.rand(200, requires_grad=True)
+
+    def score(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return s * by_sequence[b] + slopes[h] * q + bias[(q - k).abs()]
+
+    given = operands(Q_LENS, K_LENS)
+    out = varlen(*given, score_mod=score)
+    exact, _ = alone(given, Q_LENS, K_LENS, score, MASKS["causal"])
+    d_out, learned = torch.randn(out.shape), (slopes, by_sequence, bias)
+    found = torch.autograd.grad(out, learned, d_out)
+    wanted = torch.autograd.grad(exact, learned, d_out.double())
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-4)
+
+
+def test_a_sequence_has_the_bits_that_it_has_beside_others() -> None:
+    given = operands([64, 30], [64, 30], grad=False)
+    both = flexc.flex_attention_varlen(*given, cu_seqlens([64, 30]))
+    first = flexc.flex_attention_varlen(*(t[:64] for t in given), cu_seqlens([64]))
+    torch.testing.assert_close(both[:64], first)
+
+
+def test_strided_operands_and_wide_numbers() -> None:
+    given = operands(Q_LENS, K_LENS, grad=False)
+    other = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in given]
+    cu = cu_seqlens(Q_LENS).long(), cu_seqlens(K_LENS).long()
+    found = flexc.flex_attention_varlen(*other, *cu, mask_mod=MASKS["causal"])
+    assert torch.equal(found, varlen(*given))
+
+
+def test_lengths_compile_nothing() -> None:
+    for i, n in enumerate((70, 3, 200)):
+        given = operands([n, 20], [n, 20], grad=False)
+        before = counters.total()
+        flexc.flex_attention_varlen(*given, cu_seqlens([n, 20]))
+        assert i == 0 or counters.total() == before
+
+
+def test_written_numbers_are_read_again() -> None:
+    given = operands([50], [50], grad=False)
+    cu = cu_seqlens([20, 30])
+    flexc.flex_attention_varlen(*given, cu)
+    cu[1] = 45
+    found = flexc.flex_attention_varlen(*given, cu)
+    assert torch.equal(found, flexc.flex_attention_varlen(*given, cu_seqlens([45, 5])))
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_nested(heads_first: bool) -> None:
+    lengths = [30, 1, 100]
+    given = operands(lengths, lengths)
+    offsets = cu_seqlens(lengths).long()
+    nested = [torch.nested.nested_tensor_from_jagged(t, offsets) for t in given]
+    if heads_first:
+        nested = [t.transpose(1, 2) for t in nested]
+    out = flexc.flex_attention_varlen(*nested, mask_mod=MASKS["causal"])
+    assert out.is_nested
+    assert out.shape[:3] == nested[0].shape[:3]
+    values = (out.transpose(1, 2) if heads_first else out).values()
+    plain = flexc.flex_attention_varlen(*given, offsets, mask_mod=MASKS["causal"])
+    assert torch.equal(values, plain)
+    found, wanted = (
+        torch.autograd.grad(t.square().sum(), given) for t in (values, plain)
+    )
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_compiled_code_calls_it() -> None:
+    given = operands(Q_LENS, K_LENS, grad=False)
+    compiled = torch.compile(lambda *x: varlen(*x) * 2, backend="eager")
+    assert torch.equal(compiled(*given), varlen(*given) * 2)
+
+
+CU = cu_seqlens([3, 5])
+Q = torch.randn(8, 4, 16)
+NESTED = torch.nested.nested_tensor_from_jagged(Q, CU.long())
+PADDED = torch.nested.narrow(
+    torch.randn(2, 6, 4, 16), 1, torch.zeros(2).long(), CU[1:], torch.jagged
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ((Q, Q, Q), ShapeError, "cu_seqlens_q expects the first query"),
+        ((Q[None], Q, Q, CU), ShapeError, "query expects 3 dimensions"),
+        ((Q, Q, Q, [0, 8]), DtypeError, "cu_seqlens_q expects a tensor of int32"),
+        ((Q, Q, Q, CU.float()), DtypeError, "got torch.float32"),
+        ((Q, Q, Q, CU[:0]), ShapeError, "n . 1 numbers for n sequences"),
+        ((Q, Q, Q, CU[None]), ShapeError, "n . 1 numbers for n sequences"),
+        ((Q, Q, Q, CU, CU[1:]), ShapeError, "cu_seqlens_k expects 3 numbers"),
+        ((Q, Q, Q, CU.to("meta")), DeviceError, "the query's device cpu, got meta"),
+        ((Q, Q, Q, CU[:1]), ShapeError, "expects sequences of 8 positions, got none"),
+        ((Q, Q, Q, CU + 1), ShapeError, "from 0 to the 8 positions"),
+        ((Q, Q, Q, CU[:2]), ShapeError, "from 0 to the 8 positions"),
+        ((Q, Q, Q, CU[[0, 2, 1, 2]]), ShapeError, "numbers in order"),
+        ((Q, Q, Q[:, :3], CU), ShapeError, "value expects batch, heads"),
+        ((Q, Q[:, :3], Q[:, :3], CU), ShapeError, "multiple"),
+        ((NESTED, Q, Q), ShapeError, "key expects a jagged nested tensor"),
+        ((NESTED, NESTED, NESTED, CU), ShapeError, "give no cu_seqlens"),
+        ((PADDED, PADDED, PADDED), ShapeError, "without holes"),
+    ],
+)
+def test_mistakes(given: Sequence[Any], error: type[FlexcError], says: str) -> None:
+    with pytest.raises(error, match=says):
+        flexc.flex_attention_varlen(*given)
+
+
+def test_no_sequences_and_no_positions() -> None:
+    none = torch.randn(0, 4, 16)
+    for cu in (cu_seqlens([]), cu_seqlens([0, 0])):
+        assert flexc.flex_attention_varlen(none, none, none, cu).shape == (0, 4, 16)
+    out, lse = flexc.flex_attention_varlen(
+        Q, none, none, CU, cu_seqlens([0, 0]), return_lse=True
+    )
+    assert not out.any()
+    assert (lse == -torch.inf).all()
