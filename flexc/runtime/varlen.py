@@ -85,12 +85,12 @@ def flex_attention_varlen(
             )
         if cu_seqlens_k is None:
             cu_seqlens_k = cu_seqlens_q
-    operands = [_heads_first(n, t) for n, t in _named(query, key, value)]
-    lengths = operands[0].size(2), operands[1].size(2)
+    query, key, value = (_heads_first(n, t) for n, t in _named(query, key, value))
+    lengths = query.size(2), key.size(2)
     given = _sequences((cu_seqlens_q, cu_seqlens_k), lengths, query)
     score_mod, mask_mod = packed_mods(score_mod, mask_mod, given)
     found: Any = flex_attention(
-        *operands, score_mod, mask_mod=mask_mod, scale=scale, enable_gqa=True,
+        query, key, value, score_mod, mask_mod=mask_mod, scale=scale, enable_gqa=True,
         return_lse=return_lse, kernel_options=kernel_options, backend=backend,
     )  # fmt: skip
     out, lse = found if return_lse else (found, None)

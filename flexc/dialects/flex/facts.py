@@ -333,8 +333,8 @@ class PairsOp(IRDLOperation):
                 f"sequences expects the numbers of four captures, got {list(places)}"
             )
         for type_ in (types[i] for i in places):
-            fits = isa(type_, TensorType[Attribute]) and type_.get_num_dims() == 1
-            if not fits or type_.element_type != i32:
+            is_tensor = isa(type_, TensorType[Attribute])
+            if not is_tensor or (type_.get_num_dims(), type_.element_type) != (1, i32):
                 raise VerifyException(
                     f"sequences expects tensors of i32 of one dimension, got {type_}"
                 )

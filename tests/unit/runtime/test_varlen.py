@@ -24,6 +24,8 @@ from tests.support import reference
 
 Mod = Callable[..., Any]
 
+attend: Any = flexc.flex_attention_varlen
+
 WINDOWS = torch.tensor([3, 70, 0, 9, 200, 1, 7, 30])
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 
@@ -55,9 +57,7 @@ def cu_seqlens(lengths: Sequence[int]) -> Tensor:
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
 
 
-def operands(
-    q_lens: Sequence[int], k_lens: Sequence[int], grad: bool = True
-) -> tuple[Tensor, ...]:
+def operands(q_lens: Sequence[int], k_lens: Sequence[int], grad: bool = True) -> Any:
     generator = torch.Generator().manual_seed(sum(q_lens) + 7)
     shapes = (sum(q_lens), 4, 16), (sum(k_lens), 2, 16), (sum(k_lens), 2, 8)
     return tuple(
@@ -115,7 +115,7 @@ def test_equals_each_sequence_alone(
     mods = SCORES[score], MASKS[mask]
     given = operands(q_lens, k_lens)
     cu_k = None if others is None else cu_seqlens(others)
-    out, lse = flexc.flex_attention_varlen(
+    out, lse = attend(
         *given, cu_seqlens(q_lens), cu_k, score_mod=mods[0], mask_mod=mods[1],
         return_lse=True,
     )  # fmt: skip
@@ -133,9 +133,9 @@ def test_equals_each_sequence_alone(
 Q_LENS, K_LENS = [30, 0, 1, 100, 17], [5, 20, 0, 130, 17]
 
 
-def varlen(*given: Tensor, mask: str = "causal", **more: Any) -> Any:
-    cu = cu_seqlens(Q_LENS), cu_seqlens(K_LENS)
-    return flexc.flex_attention_varlen(*given, *cu, mask_mod=MASKS[mask], **more)
+def varlen(*given: Any, mask: str = "causal", **more: Any) -> Any:
+    cu: Any = cu_seqlens(Q_LENS), cu_seqlens(K_LENS)
+    return attend(*given, *cu, mask_mod=MASKS[mask], **more)
 
 
 def test_forward_mode_and_second_order() -> None:
@@ -148,10 +148,10 @@ def test_forward_mode_and_second_order() -> None:
     found = torch.func.jvp(varlen, given, moved)
     torch.testing.assert_close(found, torch.func.jvp(dense, given, moved))
 
-    def penalty(attend: Callable[..., Tensor]) -> Tensor:
+    def penalty(compute: Callable[..., Tensor]) -> Tensor:
         inputs = [t.clone().requires_grad_() for t in given]
         first = torch.autograd.grad(
-            attend(*inputs).square().sum(), inputs, create_graph=True
+            compute(*inputs).square().sum(), inputs, create_graph=True
         )
         total = torch.stack([g.square().sum() for g in first]).sum()
         return torch.cat([g.flatten() for g in torch.autograd.grad(total, inputs)])
@@ -178,16 +178,17 @@ def test_gradients_of_captured_tensors() -> None:
 
 def test_a_sequence_has_the_bits_that_it_has_beside_others() -> None:
     given = operands([64, 30], [64, 30], grad=False)
-    both = flexc.flex_attention_varlen(*given, cu_seqlens([64, 30]))
-    first = flexc.flex_attention_varlen(*(t[:64] for t in given), cu_seqlens([64]))
+    both = attend(*given, cu_seqlens([64, 30]))
+    few: Any = (t[:64] for t in given)
+    first = attend(*few, cu_seqlens([64]))
     torch.testing.assert_close(both[:64], first)
 
 
 def test_strided_operands_and_wide_numbers() -> None:
     given = operands(Q_LENS, K_LENS, grad=False)
-    other = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in given]
+    other: Any = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in given]
     cu = cu_seqlens(Q_LENS).long(), cu_seqlens(K_LENS).long()
-    found = flexc.flex_attention_varlen(*other, *cu, mask_mod=MASKS["causal"])
+    found = attend(*other, *cu, mask_mod=MASKS["causal"])
     assert torch.equal(found, varlen(*given))
 
 
@@ -195,17 +196,17 @@ def test_lengths_compile_nothing() -> None:
     for i, n in enumerate((70, 3, 200)):
         given = operands([n, 20], [n, 20], grad=False)
         before = counters.total()
-        flexc.flex_attention_varlen(*given, cu_seqlens([n, 20]))
+        attend(*given, cu_seqlens([n, 20]))
         assert i == 0 or counters.total() == before
 
 
 def test_written_numbers_are_read_again() -> None:
     given = operands([50], [50], grad=False)
     cu = cu_seqlens([20, 30])
-    flexc.flex_attention_varlen(*given, cu)
+    attend(*given, cu)
     cu[1] = 45
-    found = flexc.flex_attention_varlen(*given, cu)
-    assert torch.equal(found, flexc.flex_attention_varlen(*given, cu_seqlens([45, 5])))
+    found = attend(*given, cu)
+    assert torch.equal(found, attend(*given, cu_seqlens([45, 5])))
 
 
 @pytest.mark.parametrize("heads_first", [False, True])
@@ -213,14 +214,14 @@ def test_nested(heads_first: bool) -> None:
     lengths = [30, 1, 100]
     given = operands(lengths, lengths)
     offsets = cu_seqlens(lengths).long()
-    nested = [torch.nested.nested_tensor_from_jagged(t, offsets) for t in given]
+    nested: Any = [torch.nested.nested_tensor_from_jagged(t, offsets) for t in given]
     if heads_first:
         nested = [t.transpose(1, 2) for t in nested]
-    out = flexc.flex_attention_varlen(*nested, mask_mod=MASKS["causal"])
+    out: Any = attend(*nested, mask_mod=MASKS["causal"])
     assert out.is_nested
     assert out.shape[:3] == nested[0].shape[:3]
     values = (out.transpose(1, 2) if heads_first else out).values()
-    plain = flexc.flex_attention_varlen(*given, offsets, mask_mod=MASKS["causal"])
+    plain: Any = attend(*given, offsets, mask_mod=MASKS["causal"])
     assert torch.equal(values, plain)
     found, wanted = (
         torch.autograd.grad(t.square().sum(), given) for t in (values, plain)
@@ -231,7 +232,7 @@ def test_nested(heads_first: bool) -> None:
 
 def test_compiled_code_calls_it() -> None:
     given = operands(Q_LENS, K_LENS, grad=False)
-    compiled = torch.compile(lambda *x: varlen(*x) * 2, backend="eager")
+    compiled: Any = torch.compile(lambda *x: varlen(*x) * 2, backend="eager")
     assert torch.equal(compiled(*given), varlen(*given) * 2)
 
 
@@ -265,17 +266,16 @@ PADDED = torch.nested.narrow(
         ((PADDED, PADDED, PADDED), ShapeError, "without holes"),
     ],
 )
-def test_mistakes(given: Sequence[Any], error: type[FlexcError], says: str) -> None:
+def test_mistakes(given: Any, error: type[FlexcError], says: str) -> None:
     with pytest.raises(error, match=says):
-        flexc.flex_attention_varlen(*given)
+        attend(*given)
 
 
 def test_no_sequences_and_no_positions() -> None:
     none = torch.randn(0, 4, 16)
     for cu in (cu_seqlens([]), cu_seqlens([0, 0])):
-        assert flexc.flex_attention_varlen(none, none, none, cu).shape == (0, 4, 16)
-    out, lse = flexc.flex_attention_varlen(
-        Q, none, none, CU, cu_seqlens([0, 0]), return_lse=True
-    )
+        found: Any = attend(none, none, none, cu)
+        assert found.shape == (0, 4, 16)
+    out, lse = attend(Q, none, none, CU, cu_seqlens([0, 0]), return_lse=True)
     assert not out.any()
     assert (lse == -torch.inf).all()

@@ -90,10 +90,8 @@ class PackedSequences:
         if not (self.is_self and isinstance(found, Proven)):
             return Tests(True, True)
         live = found.value.live
-        above, below = (
-            all(any(is_beyond(end.term, side) for end in ends(r)) for r in live)
-            for ends, side in ((lambda r: r.lows, 1), (lambda r: r.highs, -1))
-        )
+        above = all(any(is_beyond(e.term, 1) for e in r.lows) for r in live)
+        below = all(any(is_beyond(e.term, -1) for e in r.highs) for r in live)
         return Tests(begin=not above, end=not below)
 
     def placed(
@@ -105,7 +103,8 @@ class PackedSequences:
         """
         args = region.block.args
         made = new_region([a.type for a in args], [a.name_hint for a in args])
-        given, code = list(made.block.args), ScalarCode(made.block)
+        given: list[SSAValue] = list(made.block.args)
+        code = ScalarCode(made.block)
         at = first + 2, first + 3
         row, column = (given[i] for i in (reversed(at) if self.transposed else at))
         captures = given[first + len(INDEX_ARGS) :]
@@ -201,9 +200,9 @@ class Place:
         """
         first = code.max(block.q_first, self.row_start)
         last = code.min(block.q_last, code.sub(self.row_end, code.const(1)))
-        rows = (code.sub(row, self.row_start) for row in (first, last))
+        first, last = (code.sub(row, self.row_start) for row in (first, last))
         columns = code.sub(self.column_end, self.column_start)
-        return Lengths(*rows, columns, columns, columns)
+        return Lengths(first, last, columns, columns, columns)
 
 
 Ends = tuple[SSAValue | None, SSAValue | None]
