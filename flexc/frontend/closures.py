@@ -34,21 +34,19 @@ from torch.nn import Parameter
 
 from flexc.errors import StateError
 from flexc.frontend.code_facts import (
+    BY_VALUE,
     DYNAMIC_CALLABLES,
     HEAP_TYPE,
+    INT64_MAX,
+    INT64_MIN,
+    MAX_NUMBERS,
     MISSING,
     code_facts,
+    exact,
     is_trusted,
     is_trusted_module,
     own_attributes,
     trusted,
-)
-from flexc.frontend.plain_values import (
-    BY_VALUE,
-    INT64_MAX,
-    INT64_MIN,
-    MAX_NUMBERS,
-    exact,
 )
 from flexc.frontend.walk import Capture, Mod, Walk
 

@@ -26,18 +26,27 @@ import torch
 
 from flexc.errors import StateError
 from flexc.frontend.code_facts import (
+    BUDGET,
+    BY_VALUE,
     C_DESCRIPTORS,
     DYNAMIC_CALLABLES,
+    INT64_MAX,
+    INT64_MIN,
+    KEY_TYPES,
     KNOWN_MODULES,
+    MAX_NUMBERS,
     MEMBERS_OWN,
     MISSING,
     MODULE_CALLS,
     MODULE_HOOKS,
     MODULE_LISTS,
     MODULE_TABLES,
+    OBJECT,
     READING_METHODS,
+    VALUE,
     code_facts,
     contents_of,
+    exact,
     has_getattr,
     has_unread_code,
     implicit_methods,
@@ -52,17 +61,6 @@ from flexc.frontend.code_facts import (
     trusted,
     trusted_class,
     uses_self,
-)
-from flexc.frontend.plain_values import (
-    BUDGET,
-    BY_VALUE,
-    INT64_MAX,
-    INT64_MIN,
-    KEY_TYPES,
-    MAX_NUMBERS,
-    OBJECT,
-    VALUE,
-    exact,
 )
 
 Capture = torch.Tensor | int | float

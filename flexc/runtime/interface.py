@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from flexc.errors import DtypeError, OptionError
 from flexc.frontend.closures import freeze, read_key
-from flexc.frontend.plain_values import number_key
+from flexc.frontend.code_facts import number_key
 from flexc.runtime.autograd.functions import is_differentiated, run_attention
 from flexc.runtime.call_plans import Operands, attend, is_plain
 from flexc.runtime.inputs.arguments import (

@@ -25,8 +25,12 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from flexc.errors import StateError
 from flexc.frontend.closures import Rebuild
-from flexc.frontend.code_facts import MODULE_TABLES, code_facts, has_unread_code
-from flexc.frontend.plain_values import number_key
+from flexc.frontend.code_facts import (
+    MODULE_TABLES,
+    code_facts,
+    has_unread_code,
+    number_key,
+)
 from flexc.frontend.walk import Capture, Walk
 from flexc.runtime.inputs.options import Choices
 

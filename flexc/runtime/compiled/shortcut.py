@@ -19,15 +19,16 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from flexc.frontend.code_facts import (
+    BY_VALUE,
     KNOWN_METACLASSES,
     code_facts,
     has_unread_code,
     is_plain,
     is_trusted,
     is_trusted_module,
+    number_key,
     trusted_class,
 )
-from flexc.frontend.plain_values import BY_VALUE, number_key
 from flexc.runtime.compiled.function_state import (
     PLAIN_TENSORS,
     CallState,

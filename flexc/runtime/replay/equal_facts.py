@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from flexc.frontend.plain_values import number_key
+from flexc.frontend.code_facts import number_key
 from flexc.runtime.inputs.tensor_facts import ALIGNMENT
 from flexc.runtime.inputs.wrappers import PLAIN
 from flexc.runtime.tapes.gpus import CPU, stream_of

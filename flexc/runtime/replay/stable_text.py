@@ -23,8 +23,12 @@ from typing import Any
 
 import torch
 
-from flexc.frontend.code_facts import is_trusted, is_trusted_module, trusted_class
-from flexc.frontend.plain_values import BY_VALUE
+from flexc.frontend.code_facts import (
+    BY_VALUE,
+    is_trusted,
+    is_trusted_module,
+    trusted_class,
+)
 
 ATOMS = frozenset({*BY_VALUE, int, float})
 """Types of values that `repr` distinguishes."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import guard_int
 
-from flexc.frontend.plain_values import number_key
+from flexc.frontend.code_facts import number_key
 from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.autograd.functions import Results, run_attention
 from flexc.runtime.call_plans import attend, is_plain

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flexc.errors import GradientError
-from flexc.frontend.plain_values import number_key
+from flexc.frontend.code_facts import number_key
 from flexc.runtime.attention import run as attention_run
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.autograd import derivatives
