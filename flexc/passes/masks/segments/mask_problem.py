@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from xdsl.dialects.builtin import i32
-from xdsl.ir import Region, SSAValue
+from xdsl.ir import BlockArgument, Region, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.constants import int_constant
 from flexc.dialects.mod_region import INDEX_ARGS
 from flexc.passes.masks.bounds.facts import Facts
 from flexc.passes.masks.bounds.key_ranges import KeyRanges, for_blocks, key_ranges
-from flexc.passes.masks.segments.sequences import PackedSequences
-from flexc.passes.scalar.proof import Proof
+from flexc.passes.masks.bounds.terms import Constant, RowValue, Sum, Term
+from flexc.passes.masks.segments.sequences import PackedSequences, Tests
+from flexc.passes.scalar.proof import Proof, Proven
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
 
@@ -104,7 +105,13 @@ class MaskProblem:
         """The mask that is evaluated for pairs of partial blocks."""
         if self.packed is None:
             return self.mask
-        return self.packed.placed(self.mask, tests=self.packed.tests(self.solution))
+        above = below = False
+        if self.packed.is_self and isinstance(self.solution, Proven):
+            # A mask such as `q_idx >= kv_idx` implies a test of the sequence.
+            live = self.solution.value.live
+            above = all(any(is_beyond(e.term, 1) for e in r.lows) for r in live)
+            below = all(any(is_beyond(e.term, -1) for e in r.highs) for r in live)
+        return self.packed.placed(self.mask, tests=Tests(not above, not below))
 
     @cached_property
     def solved(self) -> Region:
@@ -192,3 +199,14 @@ def with_positions_exchanged(mask: Region) -> Region:
     found = inline_region(mask, [exchanged.block.args[i] for i in order], code)
     code.yield_(*found)
     return exchanged
+
+
+def is_beyond(term: Term, side: int) -> bool:
+    """Return True if a term is the row itself, or beyond it to one side."""
+    match term:
+        case Sum(row, Constant(plus)):
+            return plus * side >= 0 and is_beyond(row, side)
+        case RowValue():
+            return isinstance(term.value, BlockArgument)
+        case _:
+            return False

@@ -28,7 +28,7 @@ from flexc.passes.masks.segments.range_code import (
     RangeCode,
     TermCode,
 )
-from flexc.passes.masks.segments.sequences import PackedRangeCode, Place
+from flexc.passes.masks.segments.sequences import Place
 from flexc.passes.scalar.scalar_code import ScalarCode
 
 Pieces = list[tuple[SSAValue, SSAValue]]
@@ -243,7 +243,7 @@ class MaskSegments:
             for row in (whole.q_first, whole.q_last)
         )
         return PackedRangeCode(
-            whole, (first, last), lambda p: written(p.number, p.within(code, whole))
+            whole, (first, last), lambda p: written(p.number, within(code, p, whole))
         )
 
     def lengths(
@@ -265,6 +265,74 @@ class MaskSegments:
         if not self.is_whole:
             blocks = code.ceildiv(column_len, self.block_n, "blocks")
         return Lengths(start, last, column_len, blocks, whole)
+
+
+def within(code: ScalarCode, place: Place, block: Lengths) -> Lengths:
+    """Return the rows of a block that are of a sequence, and its columns.
+
+    They count from the sequence's first row and column.
+    """
+    first = code.max(block.q_first, place.row_start)
+    last = code.min(block.q_last, code.sub(place.row_end, code.const(1)))
+    first, last = (code.sub(row, place.row_start) for row in (first, last))
+    columns = code.sub(place.column_end, place.column_start)
+    return Lengths(first, last, columns, columns, columns)
+
+
+Ends = tuple[SSAValue | None, SSAValue | None]
+
+
+class PackedRangeCode(RangeCode):
+    """A writer of ranges of columns for a block of rows of packed sequences.
+
+    The rows may belong to several sequences, whose columns are in the same order. So
+    ranges of live columns begin in the sequence of the first row and end in that of the
+    last row. If these differ, every column is dead for some row.
+    """
+
+    def __init__(
+        self,
+        block: Lengths,
+        places: tuple[Place, Place],
+        written: Callable[[Place], RangeCode],
+    ):
+        self.first, self.last = map(written, places)
+        super().__init__(self.first.terms, block, self.first.block_n)
+        self.places = places
+
+    def live_intervals(self, ranges: Sequence[KeyRange]) -> list[BlockInterval]:
+        first, last = self.places
+        end = self.code.sub(last.column_end, self.code.const(1))
+        around = self._block_of(first.column_start), self._blocks_of(self._high(end))
+        return self.block_intervals(ranges, around=around)
+
+    def dead_intervals(
+        self, ranges: Sequence[KeyRange], ragged: bool
+    ) -> list[BlockInterval]:
+        code, (first, last) = self.code, self.places
+        is_one = code.cmp("eq", first.number, last.number)
+        dead = code.select(is_one, first.column_start, self.lengths.kv_len)
+        ends = [self._blocks_of(code.sub(dead, code.const(1)))]
+        begins = [self._begin_at(last.column_end), *[self.lengths.whole] * ragged]
+        return self.block_intervals(ranges, ends, begins)
+
+    def _ends(self, keys: KeyRange) -> Ends:
+        code, (first, last) = self.code, self.places
+        low, _ = self.first._ends(keys)
+        _, high = self.last._ends(keys)
+        if low is not None:
+            low = code.add(low, first.column_start)
+            is_past = code.cmp("sge", low, last.column_end)
+            low = code.select(is_past, self.lengths.kv_len, low)
+        if high is not None:
+            high = self._high(code.add(high, last.column_start))
+        return low, high
+
+    def _high(self, high: SSAValue) -> SSAValue:
+        """Return the last column of a range, -1 if it is before the first sequence."""
+        code = self.code
+        is_before = code.cmp("slt", high, self.places[0].column_start)
+        return code.select(is_before, code.const(-1), high)
 
 
 def ends_of(code: ScalarCode, pieces: Pieces) -> list[SSAValue]:

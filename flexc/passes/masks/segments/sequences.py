@@ -9,20 +9,16 @@ as b, and of positions within it: masks have their bounds in closed form there. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from xdsl.dialects import arith
-from xdsl.ir import BlockArgument, Operation, Region, SSAValue
+from xdsl.ir import Operation, Region, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.mod_region import INDEX_ARGS
-from flexc.passes.masks.bounds.key_ranges import KeyRange, KeyRanges
-from flexc.passes.masks.bounds.terms import Constant, RowValue, Sum, Term
-from flexc.passes.masks.segments.range_code import BlockInterval, Lengths, RangeCode
 from flexc.passes.scalar.canonicalization import simplify_region
-from flexc.passes.scalar.proof import Proof, Proven
 from flexc.passes.scalar.ranges.intervals import Interval, full
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
 
@@ -81,19 +77,6 @@ class PackedSequences:
         simplify_region(made, dict.fromkeys(indices, POSITION))
         return made
 
-    def tests(self, found: Proof[KeyRanges]) -> Tests:
-        """Return which tests show that a column is of a row's sequence.
-
-        A mask such as `q_idx >= kv_idx` implies one of them, if rows and columns have
-        the same positions.
-        """
-        if not (self.is_self and isinstance(found, Proven)):
-            return Tests(True, True)
-        live = found.value.live
-        above = all(any(is_beyond(e.term, 1) for e in r.lows) for r in live)
-        below = all(any(is_beyond(e.term, -1) for e in r.highs) for r in live)
-        return Tests(begin=not above, end=not below)
-
     def placed(
         self, region: Region, first: int = 0, tests: Tests | None = None
     ) -> Region:
@@ -129,17 +112,6 @@ class Tests(NamedTuple):
 
     begin: bool
     end: bool
-
-
-def is_beyond(term: Term, side: int) -> bool:
-    """Return True if a term is the row itself, or beyond it to one side."""
-    match term:
-        case Sum(row, Constant(plus)):
-            return plus * side >= 0 and is_beyond(row, side)
-        case RowValue():
-            return isinstance(term.value, BlockArgument)
-        case _:
-            return False
 
 
 def compare_packed(op: Operation, packed: dict[SSAValue, SSAValue]) -> None:
@@ -192,70 +164,3 @@ class Place:
             yield "sge", self.column_start
         if tests.end:
             yield "slt", self.column_end
-
-    def within(self, code: ScalarCode, block: Lengths) -> Lengths:
-        """Return the rows of a block that are of this sequence, and its columns.
-
-        They count from the sequence's first row and column.
-        """
-        first = code.max(block.q_first, self.row_start)
-        last = code.min(block.q_last, code.sub(self.row_end, code.const(1)))
-        first, last = (code.sub(row, self.row_start) for row in (first, last))
-        columns = code.sub(self.column_end, self.column_start)
-        return Lengths(first, last, columns, columns, columns)
-
-
-Ends = tuple[SSAValue | None, SSAValue | None]
-
-
-class PackedRangeCode(RangeCode):
-    """A writer of ranges of columns for a block of rows of packed sequences.
-
-    The rows may belong to several sequences, whose columns are in the same order. So
-    ranges of live columns begin in the sequence of the first row and end in that of the
-    last row. If these differ, every column is dead for some row.
-    """
-
-    def __init__(
-        self,
-        block: Lengths,
-        places: tuple[Place, Place],
-        written: Callable[[Place], RangeCode],
-    ):
-        self.first, self.last = map(written, places)
-        super().__init__(self.first.terms, block, self.first.block_n)
-        self.places = places
-
-    def live_intervals(self, ranges: Sequence[KeyRange]) -> list[BlockInterval]:
-        first, last = self.places
-        end = self.code.sub(last.column_end, self.code.const(1))
-        around = self._block_of(first.column_start), self._blocks_of(self._high(end))
-        return self.block_intervals(ranges, around=around)
-
-    def dead_intervals(
-        self, ranges: Sequence[KeyRange], ragged: bool
-    ) -> list[BlockInterval]:
-        code, (first, last) = self.code, self.places
-        is_one = code.cmp("eq", first.number, last.number)
-        dead = code.select(is_one, first.column_start, self.lengths.kv_len)
-        ends = [self._blocks_of(code.sub(dead, code.const(1)))]
-        begins = [self._begin_at(last.column_end), *[self.lengths.whole] * ragged]
-        return self.block_intervals(ranges, ends, begins)
-
-    def _ends(self, keys: KeyRange) -> Ends:
-        code, (first, last) = self.code, self.places
-        low, _ = self.first._ends(keys)
-        _, high = self.last._ends(keys)
-        if low is not None:
-            low = code.add(low, first.column_start)
-            is_past = code.cmp("sge", low, last.column_end)
-            low = code.select(is_past, self.lengths.kv_len, low)
-        if high is not None:
-            high = self._high(code.add(high, last.column_start))
-        return low, high
-
-    def _high(self, high: SSAValue) -> SSAValue:
-        """Return the last column of a range, -1 if it is before the first sequence."""
-        code = self.code
-        is_before = code.cmp("slt", high, self.places[0].column_start)
-        return code.select(is_before, code.const(-1), high)
