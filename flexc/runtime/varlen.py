@@ -182,7 +182,7 @@ def _sequences(
         kept = _known.find(key, lambda found: are_still(found[0], given))
     if kept is not None:
         return kept[1]
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():  # Later calls may be recorded.
         query_starts, of_query = _placed(names[0], given[0], lengths[0])
         key_starts, of_key = query_starts, of_query
         if given[0] is not given[1] or lengths[0] != lengths[1]:

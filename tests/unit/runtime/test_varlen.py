@@ -209,6 +209,16 @@ def test_written_numbers_are_read_again() -> None:
     assert torch.equal(found, attend(*given, cu_seqlens([45, 5])))
 
 
+def test_numbers_first_seen_in_inference_mode() -> None:
+    given, cu = operands([20, 30], [20, 30]), cu_seqlens([20, 30])
+    with torch.inference_mode():
+        alone_first = attend(*given, cu)
+        assert torch.equal(attend(*given, cu + 0), alone_first)
+    out = attend(*given, cu)
+    torch.autograd.grad(out.sum(), given)
+    assert torch.equal(out, alone_first)
+
+
 @pytest.mark.parametrize("heads_first", [False, True])
 def test_nested(heads_first: bool) -> None:
     lengths = [30, 1, 100]
