@@ -51,6 +51,7 @@ from flexc.passes.hopper.tile_async_products import TileAsyncProductsPass
 from flexc.passes.hopper.tile_check_capacity import TileCheckCapacityPass
 from flexc.passes.hopper.tile_defer_row_sums import TileDeferRowSumsPass
 from flexc.passes.hopper.tile_delay_products import TileDelayProductsPass
+from flexc.passes.hopper.tile_keep_columns import TileKeepColumnsPass
 from flexc.passes.hopper.tile_read_diagonals import TileReadDiagonalsPass
 from flexc.passes.hopper.tile_split_rows import TileSplitRowsPass
 from flexc.passes.targets import target_named
@@ -216,6 +217,7 @@ def to_gluon(options: LoweringOptions = NO_OPTIONS) -> Passes:
     return (
         *to_schedule(options),
         LegalizeTileForGluonPass(),
+        TileKeepColumnsPass(),
         # Offsets of tiles that are still loaded and stored by pointers.
         TileSplitMapsPass(),
         *TIDY,

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from io import StringIO
+from struct import pack, unpack
 from typing import ClassVar
 
 from xdsl.dialects import arith
@@ -99,8 +100,8 @@ def layout_of(type_: Attribute) -> ThreadLayoutAttr | None:
 
 
 GLUON_WORDS = (
-    "add_out barriers copy_in copy_out fence_async_shared gl gluon mbarrier "
-    "partial_sums read_diagonals tile_of tma vector_of warpgroup_mma "
+    "add_out barriers copy_in copy_out fence_async_shared gl gluon keep_columns "
+    "mbarrier partial_sums read_diagonals tile_of tma vector_of warpgroup_mma "
     "warpgroup_mma_wait widen"
 )
 
@@ -135,6 +136,7 @@ class GluonPrinter(TilePrinter):
         schedule.CopyOutOp: "copy_out",
         schedule.SlotOp: "tile_of",
         schedule.ReadViewOp: "vector_of",
+        tile.KeepColumnsOp: "keep_columns",
         tile.PartialSumsOp: "partial_sums",
         tile.WidenOp: "widen",
         tile.ReadDiagonalsOp: "read_diagonals",
@@ -328,6 +330,13 @@ class GluonPrinter(TilePrinter):
         """Return the expression of a tile in shared memory for products and stores."""
         name = self.name(value)
         return f"tile_of({name})" if isinstance(value.owner, schedule.SlotOp) else name
+
+    @print_statement.register
+    def _(self, op: tile.KeepColumnsOp) -> None:
+        (bits,) = unpack(">I", pack(">f", op.other.value.data))
+        args = [*self.args(*op.operands), f'"0f{bits:08X}"']
+        args += self.layout_args(op.result.type)
+        self.assign_call(op.result, "keep_columns", args)
 
     @print_statement.register
     def _(self, op: tile.PartialSumsOp) -> None:

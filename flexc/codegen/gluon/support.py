@@ -212,6 +212,68 @@ def vector_of(slot):
         return slot._reinterpret(slot.dtype, [COLUMNS], layout)
 
 
+@constexpr_function
+def keep_code(count, other):
+    """Return the PTX that replaces elements of a thread outside of two rows' columns.
+
+    Each input has one register per element. The inputs are the elements, and for each
+    row its first column and the one after its last. The first two bits of an element's
+    number and its other bits are as in `slot_of`. A row's elements are bits of a mask.
+    """
+    lines = ["{", ".reg .pred p;", ".reg .b32 lane, x, n, m<2>, low;"]
+    lines += [
+        "mov.u32 lane, %laneid;",
+        "and.b32 lane, lane, 3;",
+        "shl.b32 lane, lane, 1;",
+    ]
+    for row in range(2):
+        for bound, mask in ((2, "low"), (3, f"m{row}")):
+            lines += [
+                f"sub.s32 x, ${bound * count + 2 * row}, lane;",
+                "max.s32 x, x, 0;",
+                "shr.u32 n, x, 3;",
+                "and.b32 x, x, 7;",
+                "min.u32 x, x, 2;",
+                "mad.lo.u32 n, n, 2, x;",
+                f"bmsk.clamp.b32 {mask}, 0, n;",
+            ]
+        lines += ["not.b32 low, low;", f"and.b32 m{row}, m{row}, low;"]
+    for i in range(count):
+        bit = 1 << (2 * (i >> 2) + (i & 1))
+        lines.append(f"and.b32 x, m{i >> 1 & 1}, {bit};")
+        lines.append("setp.ne.u32 p, x, 0;")
+        lines.append(f"selp.f32 ${i}, ${count + i}, {other}, p;")
+    return "\n".join([*lines, "}"])
+
+
+@constexpr_function
+def keep_constraints(count):
+    """Return the register constraints of the results and of each input."""
+    return ",".join(["=&f"] * count + ["f"] * count + ["r"] * (2 * count))
+
+
+@gluon.jit
+def keep_columns(x, first, end, OTHER: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return elements from column `first` of a row to `end`, and OTHER elsewhere.
+
+    OTHER is the PTX of a float.
+    """
+    ROWS: gl.constexpr = 16 * LAYOUT.warps_per_cta[0]
+    COLUMNS: gl.constexpr = LAYOUT.instr_shape[1]
+    bases: gl.constexpr = gl.to_linear_layout(LAYOUT, [ROWS, COLUMNS])
+    gl.static_assert(lies_as_product(bases, COLUMNS))
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+    COUNT: gl.constexpr = COLUMNS // 2
+    return gl.inline_asm_elementwise(
+        keep_code(COUNT, OTHER),
+        keep_constraints(COUNT),
+        [x, first[:, None] + 0 * column[None, :], end[:, None] + 0 * column[None, :]],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=COUNT,
+    )
+
+
 @gluon.jit
 def partial_sums(x, LAYOUT: gl.constexpr):
     """Return the sums of a thread's elements, by the pair of columns of each thread."""

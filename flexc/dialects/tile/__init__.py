@@ -37,6 +37,7 @@ from flexc.dialects.tile.compute import (
     DotOp,
     FullOp,
     IotaOp,
+    KeepColumnsOp,
     LiveRangeOp,
     PartialSumsOp,
     ReduceOp,

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from xdsl.dialects.builtin import I32, IntegerAttr, UnitAttr, bf16, f32, i1, i32
+from xdsl.dialects.builtin import (
+    I32,
+    FloatAttr,
+    IntegerAttr,
+    UnitAttr,
+    bf16,
+    f32,
+    i1,
+    i32,
+)
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
     IRDLOperation,
@@ -204,6 +213,53 @@ class PartialSumsOp(IRDLOperation):
                 f"result expects elements of {type_.element_type}, got "
                 f"{self.result.type}"
             )
+
+
+@irdl_op_definition
+class KeepColumnsOp(IRDLOperation):
+    """A matrix with a constant in place of elements outside of each row's columns.
+
+    A row keeps its columns from `first` up to, but without, `end`; none if `end` is not
+    greater.
+
+    ```mlir
+    %kept = tile.keep_columns %s from %first to %end else 0xff800000 : f32
+            : !tile.tile<64x128xf32>, !tile.tile<64xi32>, !tile.tile<64xi32>
+    ```
+    """
+
+    name = "tile.keep_columns"
+
+    T: ClassVar = VarConstraint("T", base(TileType))
+    input = operand_def(T)
+    first = operand_def(TileType)
+    end = operand_def(TileType)
+    other = prop_def(FloatAttr)
+    result = result_def(T)
+
+    traits = traits_def(Pure())
+    assembly_format = (
+        "$input `from` $first `to` $end `else` $other attr-dict `:` type($input) `,` "
+        "type($first) `,` type($end)"
+    )
+
+    def __init__(self, input: SSAValue, first: SSAValue, end: SSAValue, other: float):
+        super().__init__(
+            operands=[input, first, end],
+            properties={"other": FloatAttr(other, f32)},
+            result_types=[input.type],
+        )
+
+    def verify_(self) -> None:
+        type_ = expect_type("input", self.input, TileType)
+        rows, _ = matrix_shape("input", type_)
+        if type_.element_type != f32 or self.other.type != f32:
+            raise VerifyException(f"input expects elements of f32, got {type_}")
+        for name, value in (("first", self.first), ("end", self.end)):
+            if element_of(value.type) != i32 or shape_of(value.type) != (rows,):
+                raise VerifyException(
+                    f"{name} expects {rows} numbers of i32, got {value.type}"
+                )
 
 
 @irdl_op_definition

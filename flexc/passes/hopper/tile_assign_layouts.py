@@ -79,6 +79,8 @@ def demand(use: Use, layouts: Layouts) -> LayoutAttr | None:
         return layout_along(op.shape, op.span(use.index)) if op.shape else None
     if isinstance(op, tile.ReduceOp):
         return matrix_layout(shape_of(op.input.type)[1])
+    if isinstance(op, tile.KeepColumnsOp):
+        return layout_along(shape_of(op.input.type), (0,) if use.index else (0, 1))
     if isinstance(op, schedule.IssueDotOp):
         return _demand_of_product(op, use.index)
     if isinstance(op, tile.GatherOp | tile.ScatterOp):

@@ -179,6 +179,15 @@ class TileFunctions(InterpreterFunctions):
             value = value.narrow(dim, 0, int(count[0]))
         return (reduced(op.kind.data, value, dim),)
 
+    @impl(tile.KeepColumnsOp)
+    def run_keep_columns(
+        self, interpreter: Interpreter, op: tile.KeepColumnsOp, args: PythonValues
+    ) -> PythonValues:
+        value, first, end = args
+        column = torch.arange(value.shape[1])
+        kept = (first[:, None] <= column) & (column < end[:, None])
+        return (value.where(kept, op.other.value.data),)
+
     @impl(tile.PartialSumsOp)
     def run_partial_sums(
         self, interpreter: Interpreter, op: tile.PartialSumsOp, args: PythonValues

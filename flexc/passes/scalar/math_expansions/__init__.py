@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from xdsl.ir import Operation
 
-from flexc.passes.scalar.math_expansions import elementary, exact, powers
+from flexc.passes.scalar.math_expansions import elementary, exact
 from flexc.passes.scalar.math_expansions.values import Value
 
 Expansion = Callable[..., Value]
@@ -21,5 +21,4 @@ Expansion = Callable[..., Value]
 EXPANSIONS: dict[type[Operation], Expansion] = {
     **exact.EXPANSIONS,
     **elementary.EXPANSIONS,
-    **powers.EXPANSIONS,
 }

@@ -9,7 +9,7 @@
 // CHECK-NEXT: # shared memory: 98376 bytes
 // CHECK: from triton.experimental import gluon
 // CHECK: from flexc.codegen.gluon.support import (
-// CHECK-NEXT: barriers, copy_in, copy_out, partial_sums, tile_of
+// CHECK-NEXT: barriers, copy_in, copy_out, keep_columns, partial_sums, tile_of
 
 // A role is a function of what it uses from before; its layouts have names.
 // CHECK: @gluon.jit
@@ -19,8 +19,7 @@
 // CHECK-NEXT: version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 8, 16]
 // CHECK: PRODUCT_64: gl.constexpr = gl.NVMMADistributedLayout(
 // CHECK-NEXT: version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]
-// CHECK: COLUMNS_64: gl.constexpr = gl.SliceLayout(0, PRODUCT_64)
-// CHECK-NEXT: ROWS_64: gl.constexpr = gl.SliceLayout(1, PRODUCT_64)
+// CHECK: ROWS_64: gl.constexpr = gl.SliceLayout(1, PRODUCT_64)
 // CHECK-NEXT: OPERAND_128: gl.constexpr = gl.DotOperandLayout(
 // CHECK-NEXT: operand_index=0, parent=PRODUCT_128, k_width=2
 // CHECK: part_start = part * 64
@@ -38,6 +37,7 @@
 // CHECK-NEXT: mbarrier.arrive(k_empty.index(0))
 // CHECK-NEXT: if {{.*}}:
 // CHECK-NEXT: # partial blocks
+// CHECK: scores_1 = keep_columns({{.*}}, "0fFF800000", PRODUCT_64)
 
 // What a loop carries into a product is carried as that product reads it.
 // CHECK: p_bf16_1 = gl.convert_layout(p_bf16, OPERAND_128)

@@ -18,7 +18,7 @@ func.func @every_part(%q : tensor<?x?x?x64xbf16>, %k : tensor<?x?x?x64xbf16>,
   // CHECK: flex.yield %c : i1
   // CHECK-GENERIC: "flex.attention"(%q, %k, %v, %scale, %slopes, %window, %num, %idx) <{
   // CHECK-GENERIC-SAME: resultSegmentSizes = array<i32: 1, 1, 1, 0, 0, 0>
-  // CHECK-GENERIC-SAME: operandSegmentSizes = array<i32: 1, 1, 1, 1, 2, 2, 0>
+  // CHECK-GENERIC-SAME: operandSegmentSizes = array<i32: 1, 1, 1, 1, 2, 2, 0, 0>
   // CHECK-GENERIC: "flex.load_capture"(%slopes_, %h) : (tensor<?xf32>, i32) -> f32
   %out, %lse, %max_scores = flex.attention %q, %k, %v
       : tensor<?x?x?x64xbf16>, tensor<?x?x?x64xbf16>, tensor<?x?x?x32xbf16>

@@ -596,6 +596,20 @@ tile.kernel @partial_sums_element(%t : tensor<?x?xf32> #tile.param<argument 0>,
 
 // -----
 
+tile.kernel @keep_columns_rows(%t : tensor<?x?xf32> #tile.param<argument 0>,
+    %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
+    %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  %n = tile.full %i : i32 -> !tile.tile<4xi32>
+  %m = tile.full %i : i32 -> !tile.tile<8xi32>
+  // CHECK: end expects 4 numbers of i32, got !tile.tile<8xi32>
+  %r = tile.keep_columns %x from %n to %m else 0.0 : f32 : !tile.tile<4x8xf32>, !tile.tile<4xi32>, !tile.tile<8xi32>
+  tile.return
+}
+
+// -----
+
 tile.kernel @scan_dim(%t : tensor<?x?xf32> #tile.param<argument 0>,
     %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
     %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)
