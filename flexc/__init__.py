@@ -5,6 +5,7 @@
 - `flexc.compile` compiles functions that contain attention.
 - `flexc.create_block_mask` is torch's function, without evaluating every pair.
 - `flexc.explain` reports what flexc proves of a mask.
+- `flexc.KVCache` and `flexc.PagedKV` hold keys and values of sequences that grow.
 - `flexc.warmup` compiles kernels before the calls that need them.
 
 Names are imported at their first use, so that `flexc-opt` starts without torch.
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from flexc.runtime.compiled.compiled_function import compile
     from flexc.runtime.explain import explain
     from flexc.runtime.interface import flex_attention
+    from flexc.runtime.kv_cache import (
+        KVCache,
+        PagedKV,
+        causal_lower_right,
+        merge_attention,
+        pages_of_torch,
+    )
     from flexc.runtime.planner.block_mask import create_block_mask
     from flexc.runtime.varlen import flex_attention_varlen
     from flexc.runtime.warmup import warmup
@@ -26,21 +34,31 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "KVCache",
+    "PagedKV",
     "__version__",
+    "causal_lower_right",
     "compile",
     "create_block_mask",
     "explain",
     "flex_attention",
     "flex_attention_varlen",
+    "merge_attention",
+    "pages_of_torch",
     "warmup",
 ]
 
 _EXPORTS = {
+    "KVCache": "flexc.runtime.kv_cache",
+    "PagedKV": "flexc.runtime.kv_cache",
+    "causal_lower_right": "flexc.runtime.kv_cache",
     "compile": "flexc.runtime.compiled.compiled_function",
     "create_block_mask": "flexc.runtime.planner.block_mask",
     "explain": "flexc.runtime.explain",
     "flex_attention": "flexc.runtime.interface",
     "flex_attention_varlen": "flexc.runtime.varlen",
+    "merge_attention": "flexc.runtime.kv_cache",
+    "pages_of_torch": "flexc.runtime.kv_cache",
     "warmup": "flexc.runtime.warmup",
 }
 

@@ -112,6 +112,10 @@ class TracingError(FlexcError, RuntimeError):
     """Attention was called within a trace or transform that cannot record it."""
 
 
+class CacheError(FlexcError, RuntimeError):
+    """A cache of keys has no room for more tokens."""
+
+
 class DistributedError(FlexcError, RuntimeError):
     """There is no process group, or the calls of its ranks do not fit."""
 

@@ -1,0 +1,263 @@
+"""Random schedules of caches: append, fork, free, prefill, decode.
+
+Attention over pages, over contiguous keys, and dense attention are compared after each
+step. The first two have equal bits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import flexc
+from flexc.errors import CacheError
+from flexc.runtime.kernels.driver import counters
+
+HEADS, GROUP, DIM = 2, 2, 16
+PAGES, SIZES = 12, (4, 16)
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+
+
+def alibi(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return score + SLOPES[h] * (kv_idx - q_idx)
+
+
+def window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return q_idx - kv_idx < 7
+
+
+MODS = ((None, None), (alibi, None), (None, window), (alibi, window))
+
+
+@dataclass
+class Model:
+    """The tokens of all sequences, as plain tensors, and the two caches of them."""
+
+    size: int
+    batch: int
+    seed: int
+    keys: list[Tensor] = field(default_factory=list[Tensor])
+    values: list[Tensor] = field(default_factory=list[Tensor])
+
+    def __post_init__(self) -> None:
+        self.random = torch.Generator().manual_seed(self.seed)
+        self.paged = flexc.PagedKV(self.batch, HEADS, PAGES, self.size, DIM)
+        self.capacity = self.paged.capacity
+        self.keys = [torch.zeros(HEADS, 0, DIM) for _ in range(self.batch)]
+        self.values = list(self.keys)
+
+    def draw(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.random)
+
+    def contiguous(self, each: list[Tensor]) -> Tensor:
+        found = torch.zeros(self.batch, HEADS, self.capacity, DIM)
+        for b, tokens in enumerate(each):
+            found[b, :, : tokens.size(1)] = tokens
+        return found
+
+    def append(self, counts: list[int]) -> bool:
+        """Append to both caches; return False if there are too few pages."""
+        try:
+            self.paged.extend(counts)
+        except CacheError:
+            return False
+        shape = (self.batch, HEADS, max(counts), DIM)
+        key, value = self.draw(*shape), self.draw(*shape)
+        self.paged.write(key, value)
+        for b, n in enumerate(counts):
+            self.keys[b] = torch.cat([self.keys[b], key[b, :, :n]], 1)
+            self.values[b] = torch.cat([self.values[b], value[b, :, :n]], 1)
+        return True
+
+    def fork(self, source: int, target: int) -> None:
+        self.paged.fork(source, target)
+        self.keys[target], self.values[target] = self.keys[source], self.values[source]
+
+    def free(self, b: int) -> None:
+        self.paged.free(b)
+        self.keys[b] = self.values[b] = torch.zeros(HEADS, 0, DIM)
+
+    def check(self, counts: list[int], mods: tuple[Any, Any]) -> None:
+        query = self.draw(self.batch, HEADS * GROUP, max(counts), DIM)
+        found = self.paged.attend(query, *mods, return_lse=True)
+        score, mask = (m and shifted(m, self.paged.starts) for m in mods)
+        live = self.paged.mask()
+        both = live if mask is None else lambda *at: live(*at) & mask(*at)
+        key, value = self.contiguous(self.keys), self.contiguous(self.values)
+        same: Any = flexc.flex_attention(
+            query, key, value, score, mask_mod=both, enable_gqa=True, return_lse=True
+        )
+        for b, n in enumerate(counts):
+            for one, other in zip(found, same, strict=True):
+                assert one[b].equal(other[b])
+            expected = self.dense(b, query[b, :, :n], mods)
+            torch.testing.assert_close(found[0][b, :, :n], expected.float())
+
+    def dense(self, b: int, query: Tensor, mods: tuple[Any, Any]) -> Tensor:
+        key = self.keys[b].double().repeat_interleave(GROUP, 0)
+        value = self.values[b].double().repeat_interleave(GROUP, 0)
+        q_idx = (torch.arange(query.size(1)) + key.size(1) - query.size(1))[:, None]
+        kv_idx = torch.arange(key.size(1))
+        scores = query.double() @ key.mT / math.sqrt(DIM)
+        h = torch.arange(HEADS * GROUP)[:, None, None]
+        if mods[0] is not None:
+            scores = mods[0](scores, b, h, q_idx, kv_idx)
+        live = kv_idx <= q_idx
+        if mods[1] is not None:
+            live = live & mods[1](b, h, q_idx, kv_idx)
+        weights = torch.where(live, scores, -torch.inf).softmax(-1)
+        return weights @ value
+
+
+def shifted(mod: Any, starts: Tensor) -> Any:
+    if mod is window:
+        return lambda b, h, i, j: window(b, h, i + starts[b], j)
+    return lambda s, b, h, i, j: alibi(s, b, h, i + starts[b], j)
+
+
+def ragged(most: int) -> st.SearchStrategy[list[int]]:
+    """Numbers of tokens, of which the largest is always the same: it has a kernel."""
+    counts = st.tuples(st.integers(0, most), st.integers(0, most), st.just(most))
+    return counts.flatmap(st.permutations)
+
+
+steps = st.one_of(
+    st.tuples(st.just("append"), ragged(4)),
+    st.tuples(st.just("prefill"), ragged(20)),
+    st.tuples(st.just("decode"), st.just([1, 1, 1])),
+    st.tuples(st.just("fork"), st.permutations([0, 1, 2])),
+    st.tuples(st.just("free"), st.integers(0, 2)),
+)
+
+
+@pytest.mark.timeout(1800)
+@settings(max_examples=max(3, settings().max_examples // 3))
+@given(
+    st.sampled_from(SIZES),
+    st.sampled_from(MODS),
+    st.lists(steps, min_size=3, max_size=9),
+    st.integers(0, 99),
+)
+def test_random_schedules(size: int, mods: Any, schedule: Any, seed: int) -> None:
+    model = Model(size, 3, seed)
+    for step, given_ in schedule:
+        match step:
+            case "fork":
+                source, target, _ = given_
+                if not len(model.keys[target][0]):
+                    model.fork(source, target)
+            case "free":
+                model.free(given_)
+            case _:
+                if model.append(given_) and max(given_):
+                    model.check(given_, mods)
+    for b in range(3):
+        model.free(b)
+    assert model.paged.free_pages == PAGES
+
+
+def test_nothing_is_compiled_as_a_cache_grows() -> None:
+    caches = [flexc.KVCache(2, 2, 300, DIM), flexc.PagedKV(2, 2, 40, 16, DIM)]
+    for cache in caches:
+        seen: list[dict[str, int]] = []
+        for _ in range(5):
+            key = torch.randn(2, 2, 1, DIM)
+            cache.append(key, key, counts=[1, 0])
+            query = torch.randn(2, 4, 1, DIM)
+            out = cache.attend(query)
+            # The second sequence is empty.
+            assert out[1].equal(torch.zeros_like(out[1]))
+            if cache.known_lengths()[0] == 1:
+                torch.testing.assert_close(out[0], key[0].repeat_interleave(2, 0))
+            seen.append(dict(counters))
+        assert seen[1] == seen[-1]
+
+
+def test_a_prompt_in_parts_is_the_prompt() -> None:
+    query, key, value = (torch.randn(2, 2, 50, DIM) for _ in range(3))
+    whole = flexc.KVCache(2, 2, 64, DIM)
+    whole.append(key, value)
+    expected = whole.attend(query)
+    for cache in (flexc.KVCache(2, 2, 64, DIM), flexc.PagedKV(2, 2, 20, 8, DIM)):
+        found: list[Tensor] = []
+        for q, k, v in zip(*(t.split(13, 2) for t in (query, key, value)), strict=True):
+            cache.append(k, v)
+            found.append(cache.attend(q))
+        torch.testing.assert_close(torch.cat(found, 2), expected)
+
+
+@pytest.mark.parametrize("mods", MODS, ids=lambda m: str(sum(x is not None for x in m)))
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_shared_prefix_is_merged(mods: Any, count: int) -> None:
+    cache = flexc.PagedKV(3, HEADS, 30, 8, DIM, layers=2)
+    prompt = torch.randn(2, 3, HEADS, 21, DIM)
+    cache.extend([21, 0, 0])
+    for layer in range(2):
+        cache.write(*prompt[layer, None].expand(2, -1, -1, -1, -1), layer=layer)
+    cache.fork(0, 1)
+    cache.fork(0, 2)
+    new = torch.randn(2, 3, HEADS, count, DIM)
+    cache.extend(count)
+    for layer in range(2):
+        cache.write(new[layer], new[layer], layer=layer)
+        query = torch.randn(3, HEADS * GROUP, count, DIM)
+        found = cache.attend(query, *mods, layer=layer, prefix=16, return_lse=True)
+        expected = cache.attend(query, *mods, layer=layer, return_lse=True)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_what_a_page_held_before_does_not_matter() -> None:
+    cache = flexc.PagedKV(1, 1, 2, 16, DIM)
+    bad = torch.full((1, 1, 20, DIM), math.nan)
+    cache.append(bad, bad)
+    cache.free(0)
+    good = torch.randn(1, 1, 3, DIM)
+    cache.append(good, good)
+    assert cache.attend(good).isfinite().all()
+
+
+def test_pages_of_torch() -> None:
+    experimental: Any = pytest.importorskip(
+        "torch.nn.attention.experimental._paged_attention"
+    )
+    paged = experimental.PagedAttention(12, 16, 2, device="cpu")
+    caches = [torch.zeros(1, 2, 12 * 16, DIM) for _ in range(2)]
+    key, value = torch.randn(2, 2, 40, DIM), torch.randn(2, 2, 40, DIM)
+    for b in (1, 0):
+        paged.reserve(torch.tensor(b), torch.tensor(40))
+    at = torch.arange(40).repeat(2, 1)
+    paged.assign(torch.tensor([0, 1]), at, key, value, *caches)
+    pages = flexc.pages_of_torch(paged, *caches)
+    query = torch.randn(2, 2, 5, DIM)
+    lengths = torch.tensor([40, 33])
+    mask = flexc.causal_lower_right(5, lengths)
+    found = flexc.flex_attention(
+        query, pages.key, pages.value, mask_mod=mask, page_table=pages.table
+    )
+    expected = flexc.flex_attention(query, key, value, mask_mod=mask)
+    torch.testing.assert_close(found, expected)
+
+
+def test_no_room_is_an_error_that_changes_nothing() -> None:
+    cache = flexc.PagedKV(2, 1, 3, 4, DIM)
+    key = torch.randn(2, 1, 4, DIM)
+    cache.append(key, key)
+    with pytest.raises(CacheError, match="free a sequence"):
+        cache.extend(4)
+    assert cache.known_lengths() == (4, 4)
+    assert cache.free_pages == 1
+    with pytest.raises(CacheError, match="its most are 12"):
+        cache.extend([9, 0])
+    with pytest.raises(CacheError, match="empty sequence"):
+        cache.fork(0, 1)
+    small = flexc.KVCache(1, 1, 3, DIM)
+    with pytest.raises(CacheError, match="larger cache"):
+        small.append(key[:1], key[:1])
