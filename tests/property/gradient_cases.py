@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask
 
 import flexc
-from flexc.runtime.kernels import mask_reading
+from flexc.runtime.kernels import proofs
 from tests.property.cases import Case, with_layout
 from tests.property.mod_derivatives import ModPoints
 from tests.support.block_tables import dense_blocks
@@ -267,13 +267,13 @@ class GradientCase:
     @contextmanager
     def surroundings(self) -> Iterator[None]:
         """Memory that shows what was not written, and blocks planned or not."""
-        before = mask_reading.MIN_PLANNED_PAIRS
-        mask_reading.MIN_PLANNED_PAIRS = 1 if self.plans else before
+        before = proofs.MIN_PLANNED_PAIRS
+        proofs.MIN_PLANNED_PAIRS = 1 if self.plans else before
         try:
             with poisoned():
                 yield
         finally:
-            mask_reading.MIN_PLANNED_PAIRS = before
+            proofs.MIN_PLANNED_PAIRS = before
 
 
 Run = Callable[[dict[str, Tensor]], tuple[Tensor, Tensor]]

@@ -23,8 +23,12 @@ from flexc.runtime.attention.few_rows import few_rows, fold, rows_of_blocks
 from flexc.runtime.attention.run import count_splits
 from flexc.runtime.autograd.template import outputs_with_lse
 from flexc.runtime.kernels.driver import Compiled, convert_for, known_spec, residents_of
-from flexc.runtime.kernels.mask_reading import MIN_PLANNED_PAIRS, MaskReading
-from flexc.runtime.kernels.proofs import Known, attention_of
+from flexc.runtime.kernels.proofs import (
+    MIN_PLANNED_PAIRS,
+    Known,
+    MaskReading,
+    attention_of,
+)
 from flexc.runtime.kernels.schedules import Candidates, Schedule, candidates
 
 BlockSource = Literal["no mask", "bounds", "planned", "tables", "every pair"]

@@ -47,8 +47,13 @@ from flexc.runtime.inputs.options import NO_OPTIONS
 from flexc.runtime.kernels.build import Build
 from flexc.runtime.kernels.captured_reads import CapturedReads
 from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs
-from flexc.runtime.kernels.mask_reading import MaskReading, read_mask
-from flexc.runtime.kernels.proofs import Proofs, Prover, attention_of
+from flexc.runtime.kernels.proofs import (
+    MaskReading,
+    Proofs,
+    Prover,
+    attention_of,
+    read_mask,
+)
 from flexc.runtime.kernels.schedules import (
     SIMPLE,
     TRITON,

@@ -5,10 +5,14 @@ of proofs, so the same code has at most one kernel for each combination of outco
 
 The prover first tries sizes and numbers that are rounded up. A decoding loop has new
 lengths at each step, and few of these steps then need a proof of their own.
+
+`read_mask` analyses how a mask's blocks are found: by bounds in closed form, which need
+no work at run time, by classes of blocks, which are planned, or at all pairs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -25,14 +29,20 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Region
 
 from flexc.dialects import flex
+from flexc.dialects.flex import AttentionOp
 from flexc.dialects.mod_region import is_scalar
 from flexc.passes.flex import flex_infer_facts
+from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.flex.flex_infer_key_ranges import ranges_for
 from flexc.passes.flex.flex_widen_indices import would_widen
 from flexc.passes.flex.score_factor import narrow_scores
-from flexc.passes.scalar.proof import Proven, WhyNot
+from flexc.passes.masks.blocks.block_classifier import Classifier, build_classifier
+from flexc.passes.masks.segments.mask_problem import is_always_true
+from flexc.passes.scalar.proof import Proof, Proven, WhyNot
 from flexc.passes.scalar.ranges.exact_ranges import Known
 from flexc.passes.scalar.ranges.index_proofs import captures_inside, indices_fit
-from flexc.passes.scalar.ranges.intervals import Interval
+from flexc.passes.scalar.ranges.intervals import Interval, full
+from flexc.passes.targets.target import TileSizes
 from flexc.runtime.inputs.options import BACKENDS
 
 Fact = Known | float
@@ -74,7 +84,7 @@ Positions = Sequence[Interval]
 
 
 @dataclass(frozen=True)
-class Proof:
+class ProofRule:
     """A way to prove a fact, with the modules for which the fact is useful."""
 
     holds: Callable[[flex.AttentionOp, Positions, Sequence[Fact]], bool]
@@ -148,9 +158,9 @@ def _narrow_range(op: flex.AttentionOp) -> Attribute:
 
 
 PROOFS = {
-    "captures_inside": Proof(_of_both_mods(captures_inside), _has_guards_that_cost),
-    "indices_fit": Proof(_of_both_mods(indices_fit), _has_wide_indices),
-    "score_range": Proof(
+    "captures_inside": ProofRule(_of_both_mods(captures_inside), _has_guards_that_cost),
+    "indices_fit": ProofRule(_of_both_mods(indices_fit), _has_wide_indices),
+    "score_range": ProofRule(
         _scores_are_narrow, _depends_on_numbers, _narrow_range, about_sizes=False
     ),
 }
@@ -233,3 +243,60 @@ def _describe(capture: Any) -> Fact:
     if isinstance(capture, Tensor):
         return tuple(capture.shape)
     return capture if isinstance(capture, int | float) else None
+
+
+MAX_PLANNED_BLOCKS = 1 << 22
+"""The most blocks of a head that are planned; longer sequences get larger blocks."""
+
+MIN_PLANNED_PAIRS = 1 << 20
+"""The fewest pairs of a call for which planning saves more than it costs."""
+
+
+@dataclass(frozen=True)
+class MaskReading:
+    """The analysis of one mask."""
+
+    is_trivial: bool
+    """True if there is no mask."""
+    has_bounds: bool
+    """True if the ranges of keys have a closed form for blocks of `tile`."""
+    classifier: Proof[Classifier] | None
+    """The classifier of blocks; None if the mask has bounds."""
+    tile: TileSizes
+    planned_block: tuple[int, int]
+    """The rows and columns of a planned block.
+
+    They are multiples of the tile of a kernel that reads tables. On a CPU, the number
+    of columns is free.
+    """
+
+    def is_planned(self, sizes: Sequence[int]) -> bool:
+        """Return True if a call of (batch, heads, q_len, kv_len) plans its blocks."""
+        many = math.prod(sizes) >= MIN_PLANNED_PAIRS
+        return many and isinstance(self.classifier, Proven)
+
+    def block_for(self, q_len: int, kv_len: int) -> tuple[int, int]:
+        """Return the rows and columns of a planned block for these lengths."""
+        m, n = self.planned_block
+        while -(-q_len // m) * -(-kv_len // n) > MAX_PLANNED_BLOCKS:
+            m, n = 2 * m, 2 * n
+        return m, n
+
+
+def read_mask(op: AttentionOp, convert: ConvertFlexToBlocksparsePass) -> MaskReading:
+    """Analyse the mask of an attention op that states its key ranges."""
+    tile = convert.tile_sizes(op)
+    has_bounds = isinstance(ranges_for(op, tile.block_m, tile.block_n), Proven)
+    classifier = None
+    if not has_bounds:
+        length, fits = op.fact("max_length", full(32).hi), op.indices_fit is not None
+        classifier = build_classifier(op.mask_mod, length, fits)
+    trivial, block = is_always_true(op.mask_mod), _planned_block(op, convert)
+    return MaskReading(trivial, has_bounds, classifier, tile, block)
+
+
+def _planned_block(
+    op: AttentionOp, convert: ConvertFlexToBlocksparsePass
+) -> tuple[int, int]:
+    tile = convert.tile_sizes(op, short_rows=True)
+    return convert.rules.planned_block(tile, convert.block_m is not None)

@@ -19,7 +19,7 @@ from flexc.runtime.attention.call import (
 from flexc.runtime.attention.run import run
 from flexc.runtime.inputs.arguments import split_block_mask
 from flexc.runtime.inputs.options import NO_CHOICES
-from flexc.runtime.kernels.mask_reading import MAX_PLANNED_BLOCKS, MaskReading
+from flexc.runtime.kernels.proofs import MAX_PLANNED_BLOCKS, MaskReading
 from tests.support.reference import attention
 
 LENGTH, COARSE, FINE = 1024, 512, (32, 64)
