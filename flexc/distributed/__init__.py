@@ -132,8 +132,8 @@ def context_parallel_attention(
 
     Raises:
         DistributedError: if there is no process group, or if the calls of the ranks do
-            not fit; on all ranks. With `lengths`, ranks whose later calls differ wait
-            for each other until the group's timeout.
+            not fit; on all ranks. With `lengths`, ranks whose later calls differ raise
+            it after the group's timeout. Also if a rank has ended.
         FlexcError: as `flexc.flex_attention`.
     """
     _check_choice("method", method, ("auto", *METHODS))
@@ -149,7 +149,7 @@ def context_parallel_attention(
         "reduce_captured": bool(reduce_captured),
     }
     found = _local_call((query, key, value), mods, enable_gqa, scale, mesh)
-    call, of_ranks = agree(group, found, options, lengths)
+    call, of_ranks = agree(group, found, options, lengths and tuple(lengths))
     parts = Parts.of(group, layout, of_ranks)
     if reduce_captured and torch.is_grad_enabled():
         mods = mods.reduced(group, call)

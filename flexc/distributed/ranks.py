@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,19 @@ def group_of(mesh: DeviceMesh, mesh_dim: str) -> dist.ProcessGroup:
     return mesh.get_group(mesh_dim)
 
 
+@contextmanager
+def exchange(group: dist.ProcessGroup) -> Iterator[None]:
+    """Raise DistributedError if an exchange within the block fails."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise DistributedError(
+            f"rank {dist.get_rank(group)} lost the others in an exchange: a rank has "
+            "ended, failed alone, or was not there within the group's timeout; this "
+            f"rank's backend says: {str(error).strip().splitlines()[0][:300]}"
+        ) from error
+
+
 _agreed: Recent[bool] = Recent(64)
 """By a group's name and a call's description: True if the ranks have compared it."""
 
@@ -100,13 +114,16 @@ def agree(
         own = _description(call) | options
         own["lengths"] = None if lengths is None else list(lengths)
         own["parts"] = [call.query.size(2), call.key.size(2)]
+    if isinstance(call, Exception) and _agreed.find((group.group_name, lengths)):
+        raise call  # The others, most likely, compare nothing now.
     known = group.group_name, json.dumps(own)
     if _agreed.find(known):
         assert lengths is not None
         assert isinstance(call, Attention)
         return call, [(n, n) for n in lengths]
     calls: list[dict[str, Any]] = [{}] * dist.get_world_size(group)
-    dist.all_gather_object(calls, own, group=group)
+    with exchange(group):
+        dist.all_gather_object(calls, own, group=group)
     if isinstance(call, Exception):
         raise call
     for other, given in enumerate(calls):
@@ -130,6 +147,7 @@ def agree(
                 f"{queries} queries and {keys} keys"
             )
         _agreed.add(known, True)
+        _agreed.add((group.group_name, lengths), True)
     return call, found
 
 
@@ -184,7 +202,10 @@ class AllToAll(torch.autograd.Function):
     ) -> Tensor:
         ctx.given = group, received, sent
         found = parts.new_empty(sum(received))
-        dist.all_to_all_single(found, parts.contiguous(), received, sent, group=group)
+        with exchange(group):
+            dist.all_to_all_single(
+                found, parts.contiguous(), received, sent, group=group
+            )
         return found
 
     @staticmethod
@@ -250,7 +271,8 @@ class Summing(torch.autograd.Function):
         for tensor in tensors:
             wide = torch.promote_types(tensor.dtype, torch.float32)
             total = tensor.to(wide, copy=True, memory_format=torch.contiguous_format)
-            dist.all_reduce(total, group=group)
+            with exchange(group):
+                dist.all_reduce(total, group=group)
             found.append(total.to(tensor.dtype))
         return tuple(found)
 

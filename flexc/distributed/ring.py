@@ -20,6 +20,7 @@ from torch import Tensor
 
 from flexc.distributed.layouts import Span
 from flexc.distributed.plans import Route
+from flexc.distributed.ranks import exchange
 from flexc.errors import GradientError
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.autograd import derivatives
@@ -77,7 +78,13 @@ class Ring:
             for op, pairs in ((dist.isend, sent), (dist.irecv, received))
             for tensor, peer in pairs
         ]
-        return dist.batch_isend_irecv(ops) if ops else []
+        with exchange(self.group):
+            return dist.batch_isend_irecv(ops) if ops else []
+
+    def wait(self, works: Sequence[dist.Work]) -> None:
+        with exchange(self.group):
+            for work in works:
+                work.wait()
 
     def visits(self, own: Packed) -> Iterator[tuple[int, Packed | None]]:
         """Yield each step and its keys and values, the own ones first.
@@ -95,8 +102,7 @@ class Ring:
                 received = [(following.flat, (self.rank - 1) % self.size)]
             works = self.exchange(sent, received)
             yield step, here
-            for work in works:
-                work.wait()
+            self.wait(works)
             here = following
 
 
@@ -144,8 +150,7 @@ class Homecoming:
         and send the sum on, or home after the last step.
         """
         ring, source = self.ring, self.ring.source(step)
-        for work in self._works:
-            work.wait()
+        ring.wait(self._works)
         sent, received = [], []
         arrived, self._arriving = self._arriving, None
         if here is not None:
@@ -172,8 +177,7 @@ class Homecoming:
         self._works = ring.exchange(sent, received)
 
     def wait(self) -> Packed:
-        for work in self._works:
-            work.wait()
+        self.ring.wait(self._works)
         assert self.home is not None
         return self.home
 

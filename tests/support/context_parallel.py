@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +42,14 @@ class Case:
     score: str | None
     lengths: tuple[int, ...]
     kv_heads: int = HEADS
-    layout: str = "contiguous"
+    layout: str | tuple[int, ...] = "contiguous"
+    """The name of a layout, or the owners of its parts."""
 
     def layout_of(self, ranks: int) -> Layout:
         length = sum(self.lengths)
         match self.layout:
+            case tuple() as owners:
+                return Layout.of_owners(length, owners, ranks)
             case "zig-zag":
                 return Layout.zig_zag(length, ranks)
             case "scattered":
@@ -273,3 +280,35 @@ def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 def anticausal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return q <= k
+
+
+def leave(rank: int, folder: Path, method: Any, how: str) -> None:
+    """Let the second of two ranks end, or fail alone, and write what the first gets."""
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    wait = timedelta(seconds=60)
+    dist.init_process_group(
+        "gloo", init_method=store, timeout=wait, world_size=2, rank=rank
+    )
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+    x = torch.randn(1, 2, 8, 8, requires_grad=True)
+    call: dict[str, Any] = {"mesh": mesh, "method": method, "lengths": (8, 8)}
+    out: Any = context_parallel_attention(x, x, x, **call)
+    dist.barrier()
+    if rank and how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    odd = torch.randn(1, 2, 8, 9) if rank and how == "refused" else x
+    start = time.monotonic()
+    try:
+        if how == "backward":
+            if rank:
+                os.kill(os.getpid(), signal.SIGKILL)
+            out.sum().backward()
+        else:
+            context_parallel_attention(odd, x, x, **call)
+        said = "nothing"
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    seconds = time.monotonic() - start
+    (folder / f"{rank}").write_bytes(pickle.dumps((said, seconds)))
+    os._exit(0)  # Without waiting for the others.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.multiprocessing as mp
 from torch import Tensor
 
 import flexc
@@ -33,6 +35,7 @@ from tests.support.context_parallel import (
     Case,
     causal,
     four_ranks,
+    leave,
     masks,
     run_ranks,
     two_ranks,
@@ -100,6 +103,28 @@ def test_calls_that_do_not_fit_raise_on_all_ranks(
     for fault in faults:
         assert re.search(words, fault), fault
     assert faults[0].startswith("DistributedError")
+
+
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [("ring", "killed"), ("all-gather", "killed"), ("ring", "backward"),
+     ("ring", "refused")],
+)  # fmt: skip
+def test_a_rank_that_leaves_is_reported(tmp_path: Path, method: str, how: str) -> None:
+    context = mp.get_context("spawn")
+    given = tmp_path, method, how
+    ranks = [context.Process(target=leave, args=(r, *given)) for r in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    said, seconds = pickle.loads((tmp_path / "0").read_bytes())
+    assert said.startswith("DistributedError: rank 0 lost the others"), said
+    assert seconds < 60
+    if how == "refused":
+        own, at_once = pickle.loads((tmp_path / "1").read_bytes())
+        assert own.startswith("ShapeError")
+        assert at_once < 30
 
 
 @pytest.mark.slow
