@@ -241,6 +241,8 @@ def to_cpp(machine: MachineName = "avx2") -> Passes:
         # Before hoisting: a tile that is packed or widened for every block may be
         # hoisted.
         TilePackOperandsPass(machine),
+        # Only products of narrow weights allow approximate weights.
+        TileRelaxScoreMathPass(narrow=True),
         TileWidenFloatsPass(),
         *TIDY,
         LoopInvariantCodeMotionPass(),

@@ -234,6 +234,38 @@ FLEXC_POLYNOMIAL(log2)
 FLEXC_POLYNOMIAL(log1p)
 FLEXC_POLYNOMIAL(tanh)
 FLEXC_POLYNOMIAL(erf)
+
+// Functions of scores whose weights are rounded to 16 bits, off by at most 2^-18 of 1.
+template <class V> FLEXC_INLINE V near_exp2(V x) { return exp2(x); }
+template <class V> FLEXC_INLINE V near_tanh(V x) { return tanh(x); }
+#ifdef FLEXC_AVX512
+FLEXC_INLINE Float16Lanes near_exp2(Float16Lanes x) {
+    const Float16Lanes n = __builtin_ia32_rndscaleps_mask(x, 0, x, -1, 4);
+    const Float16Lanes r = x - n;
+    Float16Lanes q = r * 9.582853e-3f + 5.5906426e-2f;
+    q = q * r + 2.4024099e-1f;
+    q = q * r + 6.931242e-1f;
+    q = q * r + 1.0f;
+    return __builtin_ia32_scalefps512_mask(q, n, q, -1, 4);
+}
+// Compute a quotient of polynomials. Its inverse takes one step of Newton's method.
+FLEXC_INLINE Float16Lanes near_tanh(Float16Lanes x) {
+    const Float16Lanes t = polynomial::clamp(x, -7.9053111f, 7.9053111f), s = t * t;
+    Float16Lanes p = s * -2.76076847742355e-16f + 2.00018790482477e-13f;
+    p = p * s - 8.60467152213735e-11f;
+    p = p * s + 5.12229709037114e-8f;
+    p = p * s + 1.48572235717979e-5f;
+    p = p * s + 6.37261928875436e-4f;
+    p = p * s + 4.89352455891786e-3f;
+    Float16Lanes q = s * 1.19825839466702e-6f + 1.18534705686654e-4f;
+    q = q * s + 2.26843463243900e-3f;
+    q = q * s + 4.89352518554385e-3f;
+    Float16Lanes inverse = __builtin_ia32_rcp14ps512_mask(q, q, -1);
+    inverse = inverse * (2.0f - q * inverse);
+    return p * t * inverse;
+}
+#endif
+
 FLEXC_LIBM(acos)
 FLEXC_LIBM(acosh)
 FLEXC_LIBM(asin)

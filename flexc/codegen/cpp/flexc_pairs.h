@@ -164,6 +164,62 @@ FLEXC_SHARED void LoadTransposed<bfloat16, M, N, bfloat16>::run(
     }
 }
 
+// A tile whose blocks of memory stay where they were loaded to, so that later programs
+// of the thread find them: transposing costs as much as a product. Memory that a kernel
+// reads does not change while the kernel runs.
+template <class T, int M, int N>
+class Kept : public Tile<T, M, N> {
+    struct Block {
+        const void* from;
+        int64_t stride;
+        int rows, columns;
+        bool has(const Block& b) const {
+            return from == b.from && stride == b.stride && rows == b.rows && columns >= b.columns;
+        }
+    };
+    static constexpr int block_size = Tile<T, M, N>::size;
+    static constexpr int room = (9 << 18) / (block_size * int(sizeof(T))), most = room > 1 ? room : 1;
+    Block blocks[most];
+    char* allocation;
+    int count = 0, last = 0;
+    uint32_t random = 0;
+
+    void move(int i) {
+        last = i;
+        this->data = reinterpret_cast<T*>(allocation + (-reinterpret_cast<size_t>(allocation) & 63))
+            + size_t(i) * block_size;
+    }
+
+public:
+    Kept() {
+        allocation = static_cast<char*>(__builtin_malloc(size_t(most) * block_size * sizeof(T) + 64));
+        if (!allocation) __builtin_abort();
+    }
+    ~Kept() { __builtin_free(allocation); }
+    Kept(const Kept&) = delete;
+
+    // Move to the block of these elements. Return true if it has them.
+    bool find(const T* from, int64_t stride, int rows, int columns) {
+        const Block wanted{from, stride, rows, columns};
+        if (last + 1 < count && blocks[last + 1].has(wanted)) return move(last + 1), true;
+        for (int i = 0; i < count; ++i)
+            if (blocks[i].has(wanted)) return move(i), true;
+        // Loops over more blocks than there is room for find some of them.
+        random = random * 1664525 + 1013904223;
+        const int i = count < most ? count++ : int((random >> 8) % most);
+        blocks[i] = wanted;
+        return move(i), false;
+    }
+};
+
+template <class T, int M, int N>
+FLEXC_INLINE void load(
+    Kept<T, M, N>& out, const T* in, int64_t stride_0, int64_t stride_1,
+    int32_t extent_0, int32_t extent_1) {
+    if (!out.find(in, stride_1, clip(extent_0, M), clip(extent_1, N)))
+        load(Tile<T, M, N>(out), in, stride_0, stride_1, extent_0, extent_1);
+}
+
 // A vector with one pair, two neighbouring elements of an lhs, in all lanes. `both` is
 // false if the second one is beyond the sum.
 FLEXC_INLINE Pairs spread_pair(const bfloat16* x, bool both = true) {

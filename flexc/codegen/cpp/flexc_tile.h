@@ -161,7 +161,18 @@ FLEXC_INLINE void reduce_columns(Tile<T, N> out, Tile<T, M, N> in, int count = M
         Vec<T, L> v[together];
 #pragma GCC unroll 2
         for (int k = 0; k < together; ++k) v[k] = load_vector<L>(in[0] + j + k * L);
-        for (int i = 1; i < count; ++i)
+        int i = 1;
+        // Four rows at a time wait for one combination with the rows before.
+        for (; i + 4 <= count; i += 4)
+#pragma GCC unroll 2
+            for (int k = 0; k < together; ++k) {
+                Vec<T, L> some[4];
+#pragma GCC unroll 4
+                for (int n = 0; n < 4; ++n) some[n] = load_vector<L>(in[i + n] + j + k * L);
+                const Vec<T, L> first = Kind::combine(some[0], some[1]);
+                v[k] = Kind::combine(v[k], Kind::combine(first, Kind::combine(some[2], some[3])));
+            }
+        for (; i < count; ++i)
 #pragma GCC unroll 2
             for (int k = 0; k < together; ++k)
                 v[k] = Kind::combine(v[k], load_vector<L>(in[i] + j + k * L));

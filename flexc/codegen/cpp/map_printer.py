@@ -92,6 +92,13 @@ class MapPlan:
             refuse(self.op, "expects loops of its values: run tile-assign-loops first")
         return dict(zip(values, loops, strict=True))
 
+    @cached_property
+    def packs(self) -> list[bool]:
+        """True for each result that is packed in pairs."""
+        op = self.op
+        count = range(len(op.results))
+        return [isinstance(op, tile.PanelMapOp) and op.is_packed(i) for i in count]
+
     def results(self) -> list[tuple[SSAValue, ReduceKind | None, SSAValue]]:
         """Return each result, the reduction of its rows, and the yielded value."""
         values = yielded(self.op.body.block)
@@ -213,11 +220,27 @@ class MapPrinter(SourcePrinter):
                 self.print_numbers(plan, Loop.ROWS)
                 with self.vectors(plan):
                     self.print_row(plan, labels, partial)
-            if any(partial):
-                with self.vectors(plan):
-                    for label, name in zip(labels, partial, strict=True):
-                        if name:
-                            self.line(f"store_vector({label}.data + at, {name}[v]);")
+            self.close_columns(plan, labels, partial)
+
+    def close_columns(
+        self, plan: MapPlan, labels: Sequence[str], partial: Sequence[str]
+    ) -> None:
+        """Store the reductions, and a last row without a second one of its pair."""
+        kept = list(zip(labels, partial, plan.packs, strict=True))
+        if any(name and not packs for _, name, packs in kept):
+            with self.vectors(plan):
+                for label, name, packs in kept:
+                    if name and not packs:
+                        self.line(f"store_vector({label}.data + at, {name}[v]);")
+        if any(plan.packs) and not (plan.rows or "").isdecimal():
+            with self.block(f"if ({plan.rows} % 2)"), self.vectors(plan):
+                for label, name, packs in kept:
+                    if packs:
+                        self.print_pair(label, plan.rows, f"{name}[v], Vec<float>{{}}")
+
+    def print_pair(self, label: str, row: str | None, halves: str) -> None:
+        target = f"{label}[{row} / 2] + at"
+        self.line(f"store_vector({target}, round_pairs({halves}));")
 
     @contextmanager
     def unrolled(self, header: str) -> Generator[None]:
@@ -247,7 +270,8 @@ class MapPrinter(SourcePrinter):
     def open_columns(self, plan: MapPlan) -> list[str]:
         """Print arrays of the vectors that outlive a row: column values and reductions.
 
-        Return the name of each result's array of partial reductions, "" for a tile.
+        Return the name of each result's array of partial reductions, or of first rows
+        of pairs, "" for a tile.
         """
         arrays: list[tuple[SSAValue, str]] = []
         count = f"vectors_at_once<{plan.columns}, {plan.lanes}>"
@@ -257,9 +281,12 @@ class MapPrinter(SourcePrinter):
                 self.bind(value, f"{name}[v]")
                 arrays.append((value, name))
         partial: list[str] = []
-        for result, kind, value in plan.results():
-            partial.append("" if kind is None else self.unique_name(result.name_hint))
-            if kind is not None:
+        for (result, kind, value), packs in zip(
+            plan.results(), plan.packs, strict=True
+        ):
+            outlives = kind is not None or packs
+            partial.append(self.unique_name(result.name_hint) if outlives else "")
+            if outlives:
                 arrays.append((value, partial[-1]))
         for value, name in arrays:
             type_ = vector_type(value.type, plan.is_wide)
@@ -298,7 +325,12 @@ class MapPrinter(SourcePrinter):
         for index, (_, kind, value) in enumerate(plan.results()):
             name = self.name(value)
             vector = name if plan.is_vector(value) else self.splat(name, plan)
-            if kind is None:
+            if plan.packs[index]:
+                first = f"{partial[index]}[v]"
+                with self.block("if (row % 2)"):
+                    self.print_pair(labels[index], "row", f"{first}, {vector}")
+                self.line(f"{first} = {vector};")
+            elif kind is None:
                 target = f"{labels[index]}{place} + at"
                 self.line(f"store_vector({target}, {to_memory(value.type, vector)});")
             else:

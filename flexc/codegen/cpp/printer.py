@@ -46,13 +46,14 @@ xor xor_eq
 """
 
 _SUPPORT = """
-flexc FlushSubnormals TileRegisters half bfloat16 bfloat16x2 bool Vec Min all
+flexc FlushSubnormals TileRegisters half bfloat16 bfloat16x2 bool Vec Min Kept all
 collect columns_at_once convert lanes load_vector mask minus_one_if one_if read_if
 select splat
 store_vector vectors_at_once int8_t int16_t int32_t int64_t Buffer Max Sum inf_f32
 inf_f64 nan_f32 nan_f64 absf absi acos acosh add_to asin asinh atan atan2 atanh bits
 cbrt ceil ceildivsi ceildivui copy copysign cos cosh diagonals divsi divui dot erf exp
 exp2 expm1 fill floor floordivsi fma fmod fptosi fptoui iota load log log10 log1p log2
+near_exp2 near_tanh
 matmul max maximumf maxnumf maxui min minimumf minnumf minui pack pow read
 reduce_columns reduce_rows remsi remui round roundeven rsqrt scan_rows scatter shli
 shrsi shrui sin sinh sqrt store tan tanh to_unsigned transpose trunc

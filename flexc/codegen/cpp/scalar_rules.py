@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import BFloat16Type, Float16Type, TensorType, i1
+from xdsl.dialects.utils import FastMathFlag
 from xdsl.ir import Attribute, Operation
 from xdsl.utils.hints import isa
 
@@ -26,6 +27,17 @@ def infix(symbol: str) -> Rule:
 
 def call(function: str) -> Rule:
     return lambda op, args: f"{function}({', '.join(args)})"
+
+
+def _approximate(function: str) -> Rule:
+    """Return a rule for a function that has a nearly exact form."""
+
+    def rule(op: Operation, args: list[str]) -> str:
+        assert isinstance(op, math.Exp2Op | math.TanhOp)
+        is_near = FastMathFlag.APPROX_FUNC in op.fastmath.data
+        return call(f"near_{function}" if is_near else function)(op, args)
+
+    return rule
 
 
 def _wrapping(symbol: str, bit: str) -> Rule:
@@ -222,7 +234,7 @@ _RULES: dict[type[Operation], Rule] = {
     math.CoshOp: call("cosh"),
     math.ErfOp: call("erf"),
     math.ExpOp: call("exp"),
-    math.Exp2Op: call("exp2"),
+    math.Exp2Op: _approximate("exp2"),
     math.ExpM1Op: call("expm1"),
     math.FPowIOp: _integer_power,
     math.FloorOp: call("floor"),
@@ -239,7 +251,7 @@ _RULES: dict[type[Operation], Rule] = {
     math.SinhOp: call("sinh"),
     math.SqrtOp: call("sqrt"),
     math.TanOp: call("tan"),
-    math.TanhOp: call("tanh"),
+    math.TanhOp: _approximate("tanh"),
     math.TruncOp: call("trunc"),
     flex.FmodOp: call("fmod"),
     tile.ReadOp: _read,

@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute
 from xdsl.utils.hints import isa
 
-from flexc.dialects.tile import PairsAttr, TileType
+from flexc.dialects.tile import KeptAttr, PairsAttr, TileType
 from flexc.errors import UnsupportedOpError
 
 _FLOATS: dict[type[Attribute], str] = {
@@ -76,7 +76,8 @@ def to_memory(type_: Attribute, vector: str) -> str:
 
 def buffer_type(type_: TileType) -> str:
     """Return the C++ type of a buffer that holds a tile."""
-    return f"Buffer<{', '.join(map(str, parameters(type_)))}>"
+    name = "Kept" if type_.get_layout() == KeptAttr() else "Buffer"
+    return f"{name}<{', '.join(map(str, parameters(type_)))}>"
 
 
 def parameters(type_: TileType) -> tuple[str | int, ...]:

@@ -58,6 +58,7 @@ from flexc.dialects.tile.cpu import (
     StoreStridedOp,
 )
 from flexc.dialects.tile.cpu_products import (
+    TILE_DEPTH,
     VECTOR_BYTES,
     AddRegisterProductOp,
     PackOp,
@@ -73,7 +74,7 @@ from flexc.dialects.tile.kernel import (
     ReturnOp,
     StrideOp,
 )
-from flexc.dialects.tile.maps import KEPT, MapOp, PanelMapOp
+from flexc.dialects.tile.maps import KEPT, PACKED, MapOp, PanelMapOp
 from flexc.dialects.tile.memory import (
     IDLE_BEYOND,
     AddToOp,
@@ -88,6 +89,7 @@ from flexc.dialects.tile.memory import (
 from flexc.dialects.tile.schedule import SCHEDULE_OPS, SCHEDULE_TYPES
 from flexc.dialects.tile.types import (
     AlongAttr,
+    KeptAttr,
     LayoutAttr,
     OperandAttr,
     PairsAttr,
@@ -99,6 +101,7 @@ from flexc.dialects.tile.types import (
     ThreadLayoutAttr,
     TileType,
     element_of,
+    is_packed,
     shape_of,
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import I32, ArrayAttr, DenseArrayBase, StringAttr, i32
+from xdsl.dialects.builtin import I32, ArrayAttr, DenseArrayBase, StringAttr, bf16, f32, i32
 from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -35,6 +35,7 @@ from xdsl.utils.exceptions import VerifyException
 from flexc.dialects.mod_region import is_capture, is_scalar, verify_scalar_region
 from flexc.dialects.tile.types import (
     AlongAttr,
+    PairsAttr,
     ProductAttr,
     ReduceKind,
     TileType,
@@ -159,8 +160,12 @@ class MapLike(IRDLOperation):
             self.name,
             self.body,
             [element_of(v.type) for v in self.inputs],
-            [element_of(r.type) for r in self.results],
+            self.yielded_types(),
         )
+
+    def yielded_types(self) -> list[Attribute]:
+        """Return the types that the region must yield."""
+        return [element_of(r.type) for r in self.results]
 
 
 def array_of_spans(spans: Sequence[Sequence[int]]) -> ArrayAttr[DenseArrayBase[I32]]:
@@ -245,8 +250,11 @@ class MapOp(MapLike):
 KEPT = "tile"
 """The outcome of a yielded value that becomes a tile.
 
-Other outcomes are values of `ReduceKind`.
+Other outcomes are `PACKED` and values of `ReduceKind`.
 """
+
+PACKED = "pairs"
+"""The outcome of a yielded f32 that is rounded to bf16 and packed, as by `tile.pack`."""
 
 
 @irdl_op_definition
@@ -255,8 +263,9 @@ class PanelMapOp(MapLike):
 
     Operands and region are those of a `tile.map` whose shape has two dimensions.
     `outcomes` has an entry for each value that the region yields. `tile` makes it a
-    tile, whose rows from `count` on are unspecified. `max`, `min` or `sum` combines its
-    rows to one value for each column; then a count is at least 1.
+    tile, whose rows from `count` on are unspecified. `pairs` makes it a tile of bf16 that
+    is packed in pairs. `max`, `min` or `sum` combines its rows to one value for each
+    column; then a count is at least 1.
 
     ```mlir
     %p, %sum = tile.panel_map [96, 32] count %n (
@@ -295,8 +304,7 @@ class PanelMapOp(MapLike):
         last = body.block.last_op
         yielded = () if last is None else last.operand_types
         types = [
-            TileType(t, shape if o == KEPT else shape[1:])
-            for t, o in zip(yielded, outcomes, strict=False)
+            result_type(t, shape, o) for t, o in zip(yielded, outcomes, strict=False)
         ]
         super().__init__(
             operands=[count, list(inputs)],
@@ -318,22 +326,40 @@ class PanelMapOp(MapLike):
     def outcome(self, index: int) -> ReduceKind | None:
         """Return the reduction of a yielded value's rows, or None for a tile."""
         word = self.outcomes.data[index].data
-        return None if word == KEPT else ReduceKind(word)
+        return None if word in (KEPT, PACKED) else ReduceKind(word)
+
+    def is_packed(self, index: int) -> bool:
+        """Return True if a yielded value is packed in pairs."""
+        return self.outcomes.data[index].data == PACKED
 
     def verify_(self) -> None:
         if len(self.shape_) != 2:
             raise VerifyException(f"shape expects rows and columns, got {self.shape_}")
-        words = [KEPT, *(k.value for k in ReduceKind)]
+        words = [KEPT, PACKED, *(k.value for k in ReduceKind)]
         for word in self.outcomes.data:
             if word.data not in words:
                 raise VerifyException(f"outcomes expects {words}, got {word.data}")
         expected, got = len(self.results), len(self.outcomes)
         if expected != got:
             raise VerifyException(f"outcomes expects {expected} entries, got {got}")
-        for i, result in enumerate(self.results):
-            expected = self.shape if self.outcome(i) is None else self.shape[1:]
-            if result.type != TileType(element_of(result.type), expected):
+        for i, (result, word) in enumerate(zip(self.results, self.outcomes.data, strict=True)):
+            element = element_of(result.type)
+            expected = result_type(element, self.shape, word.data)
+            if result.type != expected:
+                shape = expected.get_shape()
+                what = expected if word.data == PACKED else f"a tile of shape {shape}"
                 raise VerifyException(
-                    f"result {i} expects a tile of shape {expected}, got {result.type}"
+                    f"result {i} expects {what}, got {result.type}"
                 )
         super().verify_()
+
+    def yielded_types(self) -> list[Attribute]:
+        types = super().yielded_types()
+        return [f32 if self.is_packed(i) else t for i, t in enumerate(types)]
+
+
+def result_type(element: Attribute, shape: Sequence[int], outcome: str) -> TileType:
+    """Return the type of a panel map's result."""
+    if outcome == PACKED:
+        return TileType(bf16, shape, PairsAttr())
+    return TileType(element, shape if outcome == KEPT else shape[1:])

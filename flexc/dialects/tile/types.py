@@ -115,8 +115,18 @@ class PairsAttr(ParametrizedAttribute):
     name = "tile.pairs"
 
 
+@irdl_attr_definition
+class KeptAttr(ParametrizedAttribute):
+    """`#tile.kept`: the layout of loads that a CPU's thread keeps for later programs.
+
+    Elements lie as without a layout. A load of a block that is still kept is free.
+    """
+
+    name = "tile.kept"
+
+
 ThreadLayoutAttr: TypeAlias = ProductAttr | OperandAttr | AlongAttr
-LayoutAttr: TypeAlias = ThreadLayoutAttr | PairsAttr
+LayoutAttr: TypeAlias = ThreadLayoutAttr | PairsAttr | KeptAttr
 
 
 def is_tensor(type_: Attribute) -> TypeIs[TensorType[Attribute]]:
@@ -413,6 +423,11 @@ def shape_of(type_: Attribute) -> tuple[int, ...]:
 def layout_of(type_: Attribute) -> LayoutAttr | None:
     """Return the layout of a tile, or None if there is none."""
     return type_.get_layout() if isinstance(type_, TileType) else None
+
+
+def is_packed(type_: Attribute) -> bool:
+    """Return True if a tile is packed in pairs."""
+    return layout_of(type_) == PairsAttr()
 
 
 def element_of(type_: Attribute) -> Attribute:

@@ -24,7 +24,9 @@ Transposing or copying a block of memory costs more than a product with few rows
    and the lhs of a packed rhs only if the elements of its rows are adjacent.
 4. For a read in place along a counted dimension in a loop, the operand `next` is the
    distance to the block of the next iteration, so that the block can be prefetched.
-5. The kernel gets an attribute with the width of the vectors.
+5. A lhs that a loop transposes for a matrix unit gets the layout `#tile.kept`: programs
+   of a thread find the blocks that earlier ones transposed.
+6. The kernel gets an attribute with the width of the vectors.
 
 `tile-add-products`: products that are only added to memory are summed there. A
 `tile.add_strided` of a `tile.register_product` becomes a `tile.add_register_product`,
@@ -56,14 +58,21 @@ from xdsl.pattern_rewriter import (
     RewritePattern,
     op_type_rewrite_pattern,
 )
-from xdsl.rewriter import InsertPoint
+from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
 from flexc.dialects.constants import int_constant
-from flexc.dialects.tile import VECTOR_BYTES, RegisterTileAttr, element_of, shape_of
+from flexc.dialects.tile import (
+    TILE_DEPTH,
+    VECTOR_BYTES,
+    KeptAttr,
+    RegisterTileAttr,
+    TileType,
+    element_of,
+    shape_of,
+)
 from flexc.errors import refuse
-from flexc.passes.cpu.tile_widen_floats import is_packed
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.cpp import MACHINES, VectorMachine
 from flexc.passes.targets.target import MachineName
@@ -76,7 +85,7 @@ def register_tile(machine: VectorMachine, op: tile.DotOp) -> RegisterTileAttr:
     element, (rows, columns) = element_of(op.result.type), shape_of(op.result.type)
     assert isinstance(element, FixedBitwidthType)
     most_rows, most_vectors, depth = machine.register_rows, machine.vectors, 1
-    if is_packed(op.rhs) and (packed := machine.packed) is not None:
+    if tile.is_packed(op.rhs.type) and (packed := machine.packed) is not None:
         most_rows, most_vectors, depth = packed.rows, packed.vectors, packed.depth
     vectors = min(most_vectors, -(-columns // machine.lanes(element.bitwidth)))
     fitting = most_rows * most_vectors // vectors
@@ -154,6 +163,26 @@ def place_of_next(load: tile.LoadStridedOp, code: ScalarCode) -> SSAValue | None
     return code.select(is_full, further, code.const(0, i64), "next")
 
 
+def is_kept(op: tile.DotOp, machine: VectorMachine) -> bool:
+    """Return True if a matrix unit multiplies an lhs that is transposed in a loop."""
+    load, packed = op.lhs.owner, machine.packed
+    return (
+        isinstance(load, tile.LoadStridedOp)
+        and tile.is_packed(op.rhs.type)
+        and packed is not None
+        and packed.depth == TILE_DEPTH
+        and int_constant(load.strides[0]) == 1
+        and is_in_loop(load)
+        and feeds_products_alone(load)
+    )
+
+
+def kept(lhs: SSAValue) -> SSAValue:
+    """Return a load with the layout of blocks that a thread keeps."""
+    assert isinstance(lhs.type, TileType)
+    return Rewriter.replace_value_with_new_type(lhs, lhs.type.with_layout(KeptAttr()))
+
+
 @dataclass(frozen=True)
 class DotInRegisters(RewritePattern):
     """A pattern that rewrites tile.dot to tile.register_product."""
@@ -163,13 +192,16 @@ class DotInRegisters(RewritePattern):
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.DotOp, rewriter: PatternRewriter) -> None:
         is_wide = element_of(op.rhs.type) == element_of(op.result.type)
-        if not is_wide and not is_packed(op.rhs):
+        if not is_wide and not tile.is_packed(op.rhs.type):
             refuse(op, "expects an rhs of the result's type: run tile-widen-floats")
-        if is_packed(op.rhs) and self.machine.packed is None:
+        if tile.is_packed(op.rhs.type) and self.machine.packed is None:
             refuse(op, f"{self.machine.name} has no products of packed operands")
-        product = self.in_place(op) or tile.RegisterProductOp(
-            op.lhs, op.rhs, *self.rest(op), inner=op.count
-        )
+        product = self.in_place(op)
+        if product is None:
+            lhs = kept(op.lhs) if is_kept(op, self.machine) else op.lhs
+            product = tile.RegisterProductOp(
+                lhs, op.rhs, *self.rest(op), inner=op.count
+            )
         product.result.name_hint = op.result.name_hint
         rewriter.replace(op, product)
 
@@ -181,7 +213,7 @@ class DotInRegisters(RewritePattern):
         counts = counts_of(load)
         if counts is None or not is_readable(self.machine, load):
             return None
-        if is_packed(op.rhs) and int_constant(load.strides[1]) != 1:
+        if tile.is_packed(op.rhs.type) and int_constant(load.strides[1]) != 1:
             return None
         rows, inner = counts
         # A product that sums over more than was read would read beyond it.

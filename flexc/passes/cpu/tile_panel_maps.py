@@ -7,7 +7,7 @@
    map.
 3. A `tile.reduce` along the first dimension of a map's result becomes an outcome of the
    map: the map combines rows as it computes them. A tile without other users is not
-   kept.
+   kept. So does a `tile.pack` of a result.
 
 Maps that compute with 64-bit numbers are not fused with maps that do not: a vector of
 64-bit numbers has fewer lanes.
@@ -27,7 +27,7 @@ from enum import Enum
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr, i1
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr, bf16, f32, i1
 from xdsl.ir import Block, Operation, Region, SSAValue, Use
 from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
@@ -216,13 +216,46 @@ def reduces_of(op: tile.PanelMapOp) -> list[tile.ReduceOp]:
 
 def combine_rows(op: tile.PanelMapOp, reduce: tile.ReduceOp) -> tile.PanelMapOp:
     """Return the map with a reduction as one more outcome; erase the reduction."""
-    index = op.results.index(reduce.input)
-    indices = [*range(len(op.results)), index]
-    outcomes = [*(o.data for o in op.outcomes), reduce.kind.data.value]
-    new = with_outcomes(op, indices, outcomes, [*op.results, reduce.result])
-    reduce.detach()
-    reduce.erase()
+    return add_outcome(op, reduce, reduce.input, reduce.kind.data.value)
+
+
+def add_outcome(
+    op: tile.PanelMapOp, user: Operation, source: SSAValue, outcome: str
+) -> tile.PanelMapOp:
+    """Return the map with the result of a user as one more outcome; erase the user."""
+    indices = [*range(len(op.results)), op.results.index(source)]
+    outcomes = [*(o.data for o in op.outcomes), outcome]
+    new = with_outcomes(op, indices, outcomes, [*op.results, *user.results])
+    user.detach()
+    user.erase()
     return new
+
+
+def pack_of(op: tile.PanelMapOp) -> tile.PackOp | None:
+    """Return a packing of a result of floats, if the map may pack it."""
+    packs = [
+        use.operation
+        for i, result in enumerate(op.results)
+        if op.outcomes.data[i].data == tile.KEPT and element_of(result.type) == f32
+        for use in result.uses
+        if isinstance(use.operation, tile.PackOp)
+    ]
+    return next(
+        (
+            pack
+            for pack in packs
+            if pack.count is op.count
+            and pack.parent is op.parent
+            and element_of(pack.result.type) == bf16
+            and not is_wide(op)
+        ),
+        None,
+    )
+
+
+def pack_rows(op: tile.PanelMapOp, pack: tile.PackOp) -> tile.PanelMapOp:
+    """Return the map with a packing as one more outcome; erase the packing."""
+    return add_outcome(op, pack, pack.input, tile.PACKED)
 
 
 def drop_unused(op: tile.PanelMapOp) -> None:
@@ -322,6 +355,8 @@ def fuse(block: Block) -> None:
     for op in panel_maps(block):
         while found := reduces_of(op):
             op = combine_rows(op, found[0])
+        while (pack := pack_of(op)) is not None:
+            op = pack_rows(op, pack)
         drop_unused(op)
 
 

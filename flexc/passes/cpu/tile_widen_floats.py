@@ -47,11 +47,6 @@ from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.map_builder import build_map
 
 
-def is_packed(value: SSAValue) -> bool:
-    """Return True if a tile is packed in pairs."""
-    return isinstance(value.type, TileType) and value.type.get_layout() == PairsAttr()
-
-
 def is_narrow(value: SSAValue) -> bool:
     """Return True if a value is a tile of 16-bit floats."""
     type_ = value.type
@@ -168,7 +163,7 @@ class WidenProduct(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.DotOp, rewriter: PatternRewriter) -> None:
-        if is_packed(op.rhs):
+        if tile.is_packed(op.rhs.type):
             return
         # If both operands are the same value, the dict has one entry and one widening.
         operands = dict.fromkeys((op.lhs, op.rhs))

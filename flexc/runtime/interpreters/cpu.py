@@ -99,11 +99,8 @@ class CpuFunctions(InterpreterFunctions):
     ) -> PythonValues:
         value, *count = args
         rounded = value.to(dtype_of(tile.element_of(op.result.type)))
-        if count and int(count[0]) < len(value):
-            some = rounded[: int(count[0])]
-            zero = some.new_zeros(len(some) % 2, some.shape[1])
-            rounded = _padded(torch.cat([some, zero]), len(value))
-        return (rounded,)
+        some = rounded[: int(count[0])] if count else rounded
+        return (_paired(some, len(value)),)
 
     @impl(tile.RegisterProductOp)
     def run_product(
@@ -182,9 +179,12 @@ class CpuFunctions(InterpreterFunctions):
         results: list[Tensor] = []
         for i, value in enumerate(found):
             kind, whole = op.outcome(i), value.expand(shape)
-            results.append(
-                _padded(whole, op.shape[0]) if kind is None else reduced(kind, whole, 0)
-            )
+            if kind is not None:
+                results.append(reduced(kind, whole, 0))
+            elif op.is_packed(i):
+                results.append(_paired(whole.bfloat16(), op.shape[0]))
+            else:
+                results.append(_padded(whole, op.shape[0]))
         return tuple(results)
 
 
@@ -208,6 +208,13 @@ def strided(
         offsets = offsets + index * place[dim]
         inside = inside & (index < place[rank + dim])
     return offsets, inside
+
+
+def _paired(some: Tensor, rows: int) -> Tensor:
+    """Extend rows to a tile of pairs; after an odd number there is a row of zeros."""
+    if len(some) % 2:
+        some = torch.cat([some, torch.zeros_like(some[:1])])
+    return _padded(some, rows)
 
 
 def _padded(some: Tensor, rows: int) -> Tensor:
