@@ -11,7 +11,8 @@ from torch import Tensor
 
 from flexc.runtime.kernels.cpp_compiler import find_compiler
 
-UNARY = ("exp2", "exp", "expm1", "log", "log2", "log1p", "tanh", "erf")
+NEAR = ("near_exp2", "near_tanh")
+UNARY = ("exp2", "exp", "expm1", "log", "log2", "log1p", "tanh", "erf", *NEAR)
 WIDTHS = (0, 16, 32, 64)
 """Bytes of a vector; 0 for numbers."""
 SIGNED = ("divsi", "remsi", "floordivsi", "ceildivsi", "min", "max", "shrsi")
@@ -163,6 +164,18 @@ def test_error(library: ctypes.CDLL, name: str, limit: float) -> None:
     )
     worst = ulps(got[finite], want[finite]).max().item()
     assert worst <= limit, f"{name}: {worst} units in the last place"
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_error_of_functions_of_scores(library: ctypes.CDLL, name: str) -> None:
+    x = all_kinds_of_floats()
+    got = torch.empty_like(x)
+    apply(library, f"{name}_f32", x, got)
+    want = getattr(torch, name.removeprefix("near_"))(x.double())
+    close = (got.double() - want).abs() <= 2.0**-18 * want.abs()
+    close |= (got.abs() <= 1.01 * SMALLEST) & (want.abs() <= 1.01 * SMALLEST)
+    large = (want.float().isinf() & got.isinf()) | (want.isnan() & got.isnan())
+    assert (close | large).all()
 
 
 def test_exp2_of_integers_is_exact(library: ctypes.CDLL) -> None:

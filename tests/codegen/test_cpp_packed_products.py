@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlockspar
 from flexc.passes.targets.cpp import MACHINES
 from flexc.passes.targets.target import MachineName
 from flexc.runtime.interpreters import run_module
+from flexc.runtime.kernels.cpp_compiler import find_compiler
 from flexc.runtime.kernels.kernel import Kernel
 from tests.codegen.cpp_kernels import (
     PREPARE,
@@ -166,3 +170,42 @@ def test_products_of_pairs(
             assert got[rows:].isnan().all()
             right = lhs[:, :count] @ second
             torch.testing.assert_close(other, right, rtol=1e-5, atol=1e-4)
+
+
+KEPT = """
+#include "flexc_support.h"
+using namespace flexc;
+FLEXC_KERNEL void kept(
+    const bfloat16* in, int64_t stride, const int32_t* from, const int32_t* count,
+    int n, bfloat16* out) {
+    Kept<bfloat16, 16, 32> tile;
+    for (int i = 0; i < n; ++i) {
+        load(tile, in + from[i], int64_t(1), stride, 16, count[i]);
+        for (int row = 0; row < 16; ++row)
+            __builtin_memcpy(out + (i * 16 + row) * 32, tile[row], 64);
+    }
+}
+"""
+
+
+def test_kept_blocks(tmp_path: Path) -> None:
+    """More blocks than there is room for, in order and at random, with counts."""
+    (tmp_path / "kept.cpp").write_text(KEPT)
+    library = tmp_path / "kept.so"
+    find_compiler().build(tmp_path / "kept.cpp", output=library)
+    memory = torch.randn(3000 + 31, 24).bfloat16()
+    first = torch.cat(
+        [torch.arange(3000), torch.arange(500), torch.randint(3000, (2000,))]
+    )
+    count = torch.where(
+        torch.rand(len(first)) < 0.5, 32, torch.randint(33, first.shape)
+    )
+    out = torch.empty(len(first), 16, 32).bfloat16()
+    starts, counts = (first * 24).int(), count.int()
+    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (memory, starts, counts, out)]
+    ctypes.CDLL(str(library)).kept(
+        pointers[0], ctypes.c_int64(24), *pointers[1:3], len(first), pointers[3]
+    )
+    rows = memory[first[:, None] + torch.arange(32), :16].mT
+    rows = rows.where(torch.arange(32) < count[:, None, None], 0)
+    assert torch.equal(out, rows)

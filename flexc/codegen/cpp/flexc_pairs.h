@@ -174,7 +174,7 @@ class Kept : public Tile<T, M, N> {
         int64_t stride;
         int rows, columns;
         bool has(const Block& b) const {
-            return from == b.from && stride == b.stride && rows == b.rows && columns >= b.columns;
+            return from == b.from && stride == b.stride && rows == b.rows && columns == b.columns;
         }
     };
     static constexpr int block_size = Tile<T, M, N>::size;

@@ -129,6 +129,31 @@ FLEXC_INLINE void tile_block(O out, L lhs, const bfloat16x2* rhs, int steps) {
     });
 }
 
+// An lhs of whole steps: elements beyond the counted terms are 0 up to the next step.
+template <int K>
+struct PaddedOperand : TileOperand<bfloat16, K> {
+    static_assert(K % tile_depth == 0, "the last step is whole");
+};
+template <class L> constexpr bool is_padded = false;
+template <int K> constexpr bool is_padded<PaddedOperand<K>> = true;
+template <int M, int K>
+FLEXC_INLINE auto strided(const Kept<bfloat16, M, K>& tile) {
+    const TileOperand<bfloat16, K> lhs = strided(Tile<bfloat16, M, K>(tile));
+    if constexpr (K % tile_depth == 0)
+        return PaddedOperand<K>{lhs};
+    else
+        return lhs;
+}
+
+// Fill the rest of the last step with zeros, and return the terms of all steps.
+template <int Pitch>
+FLEXC_INLINE int pad_pairs(bfloat16x2* rhs, int inner) {
+    const int end = (inner + tile_depth - 1) / tile_depth * tile_depth;
+    for (int k = (inner + 1) / 2; k < end / 2; ++k)
+        __builtin_memset(rhs + k * Pitch, 0, Pitch * sizeof(bfloat16x2));
+    return end;
+}
+
 // Compute all rows of V columns of tile registers. A block of rows that is left overlaps
 // the one before, unless it adds.
 template <bool Accumulate, int R, int V, int Pitch, class O, class L>
@@ -159,6 +184,8 @@ template <bool Accumulate, int R, int V, int N, class O, class L, class Rows>
 FLEXC_SHARED void TileProduct<Accumulate, R, V, N, O, L, Rows>::run(
     O out, L lhs, const bfloat16x2* rhs, Rows rows, int inner) {
     constexpr int P = pitch<float>(N), width = V * tile_rows, whole = N / width * width;
+    // Rows of pairs beyond the counted terms are unspecified, so that they may change.
+    if constexpr (is_padded<L>) inner = pad_pairs<P>(const_cast<bfloat16x2*>(rhs), inner);
     for (int j = 0; j < whole; j += width)
         tile_panel<Accumulate, R, V, P>(out.after(j), lhs, rhs + j, int(rows), inner);
     if constexpr (whole < N)

@@ -14,7 +14,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from flexc.codegen.cpp.spelling import memory_type, parameters
 from flexc.dialects import tile
 from flexc.dialects.constants import int_constant
-from flexc.dialects.tile import RegisterTileAttr, TileType
+from flexc.dialects.tile import KeptAttr, RegisterTileAttr, TileType
 from flexc.dialects.tile.types import is_memory, is_tensor
 
 
@@ -130,6 +130,9 @@ def _left_operand(op: tile.RegisterProductOp) -> str:
 
 def _tile_operand(value: SSAValue) -> str:
     columns = tile.shape_of(value.type)[1]
+    is_kept = tile.layout_of(value.type) == KeptAttr()
+    if is_kept and columns % tile.TILE_DEPTH == 0:
+        return _instance("PaddedOperand", columns)
     return _instance("TileOperand", _element(value.type), columns)
 
 

@@ -102,6 +102,7 @@ from flexc.dialects.tile.types import (
     TileType,
     element_of,
     is_packed,
+    layout_of,
     shape_of,
 )
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import I32, ArrayAttr, DenseArrayBase, StringAttr, bf16, f32, i32
+from xdsl.dialects.builtin import (
+    I32,
+    ArrayAttr,
+    DenseArrayBase,
+    StringAttr,
+    bf16,
+    f32,
+    i32,
+)
 from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -254,7 +262,7 @@ Other outcomes are `PACKED` and values of `ReduceKind`.
 """
 
 PACKED = "pairs"
-"""The outcome of a yielded f32 that is rounded to bf16 and packed, as by `tile.pack`."""
+"""The outcome of a yielded f32 that is rounded to bf16 and packed in pairs."""
 
 
 @irdl_op_definition
@@ -263,9 +271,9 @@ class PanelMapOp(MapLike):
 
     Operands and region are those of a `tile.map` whose shape has two dimensions.
     `outcomes` has an entry for each value that the region yields. `tile` makes it a
-    tile, whose rows from `count` on are unspecified. `pairs` makes it a tile of bf16 that
-    is packed in pairs. `max`, `min` or `sum` combines its rows to one value for each
-    column; then a count is at least 1.
+    tile, whose rows from `count` on are unspecified. `pairs` rounds it to bf16 and
+    packs it as `tile.pack` does. `max`, `min` or `sum` combines its rows to one value for
+    each column; then a count is at least 1.
 
     ```mlir
     %p, %sum = tile.panel_map [96, 32] count %n (
@@ -342,15 +350,15 @@ class PanelMapOp(MapLike):
         expected, got = len(self.results), len(self.outcomes)
         if expected != got:
             raise VerifyException(f"outcomes expects {expected} entries, got {got}")
-        for i, (result, word) in enumerate(zip(self.results, self.outcomes.data, strict=True)):
+        for i, (result, word) in enumerate(
+            zip(self.results, self.outcomes.data, strict=True)
+        ):
             element = element_of(result.type)
             expected = result_type(element, self.shape, word.data)
             if result.type != expected:
                 shape = expected.get_shape()
                 what = expected if word.data == PACKED else f"a tile of shape {shape}"
-                raise VerifyException(
-                    f"result {i} expects {what}, got {result.type}"
-                )
+                raise VerifyException(f"result {i} expects {what}, got {result.type}")
         super().verify_()
 
     def yielded_types(self) -> list[Attribute]:

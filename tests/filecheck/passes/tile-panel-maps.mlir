@@ -164,3 +164,38 @@ tile.kernel @stored(%z : f32 #tile.param<argument 0>, %n : i32 #tile.param<dim 0
   tile.add_to %e, %sums[%at] : !tile.tile<128xf32>, memref<?xf32>
   tile.return
 }
+
+// Weights are summed unrounded, and rounded and packed where they are computed. A tile
+// that is packed with another count, or read too, is kept.
+// CHECK-LABEL: tile.kernel @packed
+// CHECK: tile.panel_map [96, 32] count %n (
+// CHECK: } as ["sum", "pairs"] -> !tile.tile<32xf32>, !tile.tile<96x32xbf16, #tile.pairs>
+// CHECK: tile.panel_map [96, 32] (
+// CHECK: } as ["tile"] -> !tile.tile<96x32xf32>
+// CHECK-NEXT: tile.pack %{{.*}} count %n
+tile.kernel @packed(%z : f32 #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 0>,
+    %k : tensor<?x?xbf16> #tile.param<argument 1>,
+    %base : i64 #tile.param<argument 2>, %sums : memref<?xf32> #tile.param<argument 3>,
+    %out : memref<?x?xf32> #tile.param<argument 4>)
+    grid affine_map<(b, h, q_len) -> (1)> {
+  %one = arith.constant 1 : i64
+  %c32 = arith.constant 32 : i32
+  %s = tile.full %z : f32 -> !s
+  %p = tile.map(%x : f32 = %s [0, 1] : !s) {
+    %e = math.exp2 %x : f32
+    flex.yield %e : f32
+  } -> !s
+  %sum = tile.reduce sum %p along 0 count %n : !s
+  %pairs = tile.pack %p count %n : !s -> !tile.tile<96x32xbf16, #tile.pairs>
+  %o = tile.register_product %k[%base] strides [%base, %one] inner %n, %pairs by <8 x 2 x 2> : tensor<?x?xbf16>, !tile.tile<96x32xbf16, #tile.pairs> -> !tile.tile<64x32xf32>
+  %q = tile.map(%x : f32 = %s [0, 1] : !s) {
+    %e = math.tanh %x : f32
+    flex.yield %e : f32
+  } -> !s
+  %others = tile.pack %q count %n : !s -> !tile.tile<96x32xbf16, #tile.pairs>
+  %r = tile.register_product %k[%base] strides [%base, %one] inner %n, %others onto %o by <8 x 2 x 2> : tensor<?x?xbf16>, !tile.tile<96x32xbf16, #tile.pairs> onto !tile.tile<64x32xf32> -> !tile.tile<64x32xf32>
+  tile.store_strided %sum, %sums[%base] strides [%one] extents [%c32] : !tile.tile<32xf32>, memref<?xf32>
+  tile.store_strided %q, %out[%base] strides [%one, %one] extents [%c32, %c32] : !s, memref<?x?xf32>
+  tile.store_strided %r, %out[%base] strides [%one, %one] extents [%c32, %c32] : !tile.tile<64x32xf32>, memref<?x?xf32>
+  tile.return
+}

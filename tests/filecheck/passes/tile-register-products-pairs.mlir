@@ -35,3 +35,30 @@ tile.kernel @pairs(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 
   tile.store_strided %o, %out[%base] strides [%one, %one] extents [%c64, %c64] : !tile.tile<64x32xf32>, memref<?x?xf32>
   tile.return
 }
+
+// A matrix unit's lhs that each iteration transposes is kept for later programs.
+// PAIRS-LABEL: tile.kernel @kept
+// PAIRS-NOT: #tile.kept
+// AMX-LABEL: tile.kernel @kept
+// AMX: %v_t = tile.load_strided {{.*}} -> !tile.tile<64x96xbf16, #tile.kept>
+// AMX-NEXT: tile.register_product %v_t inner %n, %p onto %acc by <32 x 2 x 32> : !tile.tile<64x96xbf16, #tile.kept>
+tile.kernel @kept(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 0>,
+    %stride : i64 #tile.param<stride 0, 0>, %base : i64 #tile.param<argument 1>,
+    %out : memref<?x?xf32> #tile.param<argument 2>, %z : bf16 #tile.param<argument 3>)
+    grid affine_map<(b, h, q_len) -> (1)> {
+  %one = arith.constant 1 : i64
+  %c0 = arith.constant 0 : i32
+  %c1 = arith.constant 1 : i32
+  %c64 = arith.constant 64 : i32
+  %zero = arith.constant 0.0 : f32
+  %plain = tile.full %z : bf16 -> !tile.tile<96x32xbf16>
+  %p = tile.pack %plain : !tile.tile<96x32xbf16> -> !tile.tile<96x32xbf16, #tile.pairs>
+  %first = tile.full %zero : f32 -> !tile.tile<64x32xf32>
+  %sum = scf.for %i = %c0 to %n step %c1 iter_args(%acc = %first) -> (!tile.tile<64x32xf32>) : i32 {
+    %v_t = tile.load_strided %k[%base] strides [%one, %stride] extents [%c64, %n] counted 1 : !k -> !tile.tile<64x96xbf16>
+    %o = tile.dot %v_t, %p, %acc count %n : !tile.tile<64x96xbf16>, !tile.tile<96x32xbf16, #tile.pairs>, !tile.tile<64x32xf32> -> !tile.tile<64x32xf32>
+    scf.yield %o : !tile.tile<64x32xf32>
+  }
+  tile.store_strided %sum, %out[%base] strides [%one, %one] extents [%c64, %c64] : !tile.tile<64x32xf32>, memref<?x?xf32>
+  tile.return
+}

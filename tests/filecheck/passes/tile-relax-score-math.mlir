@@ -1,4 +1,5 @@
 // RUN: flexc-opt %s -p tile-relax-score-math | filecheck %s
+// RUN: flexc-opt %s -p 'tile-relax-score-math{narrow=true}' | filecheck %s --check-prefix=NARROW
 
 // CHECK-LABEL: tile.kernel @relaxed(
 tile.kernel @relaxed(%start : i32 #tile.param<dim 0, 0>, %cap : f32 #tile.param<argument 1>, %scale : f32 #tile.param<argument 2>) grid affine_map<(b, h, q_len) -> (q_len, h, b)> attributes {max_length = 16777216 : i64} {
@@ -33,5 +34,37 @@ tile.kernel @relaxed(%start : i32 #tile.param<dim 0, 0>, %cap : f32 #tile.param<
     %r = arith.divf %f, %cap_ : f32
     flex.yield %r : f32
   } -> !tile.tile<64x32xf32>
+  // Functions of scores may be approximated, those of rows may not.
+  // CHECK: math.tanh %{{.*}} fastmath<{{.*}}afn{{.*}}> : f32
+  // CHECK: math.exp2 %{{.*}} fastmath<{{.*}}afn{{.*}}> : f32
+  // CHECK: math.exp2 %{{[^ ]*}} : f32
+  %d = tile.map(%x : f32 = %s [0, 1] : !tile.tile<64x32xf32>) {
+    %t = math.tanh %x : f32
+    %e = math.exp2 %t : f32
+    flex.yield %e : f32
+  } -> !tile.tile<64x32xf32>
+  %row = tile.full %zero : f32 -> !tile.tile<64xf32>
+  %e = tile.map(%x : f32 = %row [0] : !tile.tile<64xf32>) {
+    %e = math.exp2 %x : f32
+    flex.yield %e : f32
+  } -> !tile.tile<64xf32>
+  tile.return
+}
+
+// Weights are packed: with `narrow`, this kernel is the only one that is rewritten.
+// NARROW-LABEL: tile.kernel @relaxed(
+// NARROW-NOT: fastmath<
+// NARROW-LABEL: tile.kernel @narrow(
+// NARROW: math.exp2 %{{.*}} fastmath<{{.*}}afn{{.*}}> : f32
+tile.kernel @narrow(%z : f32 #tile.param<argument 0>, %w : bf16 #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (1)> {
+  %s = tile.full %z : f32 -> !tile.tile<32x32xf32>
+  %v = tile.full %w : bf16 -> !tile.tile<32x32xbf16>
+  %p = tile.map(%x : f32 = %s [0, 1] : !tile.tile<32x32xf32>) {
+    %e = math.exp2 %x : f32
+    flex.yield %e : f32
+  } -> !tile.tile<32x32xf32>
+  %pairs = tile.pack %p : !tile.tile<32x32xf32> -> !tile.tile<32x32xbf16, #tile.pairs>
+  %o = tile.dot %v, %pairs, %s : !tile.tile<32x32xbf16>, !tile.tile<32x32xbf16, #tile.pairs>, !tile.tile<32x32xf32> -> !tile.tile<32x32xf32>
   tile.return
 }
