@@ -24,7 +24,7 @@ Transposing or copying a block of memory costs more than a product with few rows
    and the lhs of a packed rhs only if the elements of its rows are adjacent.
 4. For a read in place along a counted dimension in a loop, the operand `next` is the
    distance to the block of the next iteration, so that the block can be prefetched.
-5. A lhs that a loop transposes for a matrix unit gets the layout `#tile.kept`: programs
+5. An lhs that a loop transposes for a packed rhs gets the layout `#tile.kept`: programs
    of a thread find the blocks that earlier ones transposed.
 6. The kernel gets an attribute with the width of the vectors.
 
@@ -64,7 +64,6 @@ from xdsl.utils.hints import isa
 from flexc.dialects import tile
 from flexc.dialects.constants import int_constant
 from flexc.dialects.tile import (
-    TILE_DEPTH,
     VECTOR_BYTES,
     KeptAttr,
     RegisterTileAttr,
@@ -163,14 +162,12 @@ def place_of_next(load: tile.LoadStridedOp, code: ScalarCode) -> SSAValue | None
     return code.select(is_full, further, code.const(0, i64), "next")
 
 
-def is_kept(op: tile.DotOp, machine: VectorMachine) -> bool:
-    """Return True if a matrix unit multiplies an lhs that is transposed in a loop."""
-    load, packed = op.lhs.owner, machine.packed
+def is_kept(op: tile.DotOp) -> bool:
+    """Return True if the lhs of a packed rhs is transposed in a loop."""
+    load = op.lhs.owner
     return (
         isinstance(load, tile.LoadStridedOp)
         and tile.is_packed(op.rhs.type)
-        and packed is not None
-        and packed.depth == TILE_DEPTH
         and int_constant(load.strides[0]) == 1
         and is_in_loop(load)
         and feeds_products_alone(load)
@@ -198,7 +195,7 @@ class DotInRegisters(RewritePattern):
             refuse(op, f"{self.machine.name} has no products of packed operands")
         product = self.in_place(op)
         if product is None:
-            lhs = kept(op.lhs) if is_kept(op, self.machine) else op.lhs
+            lhs = kept(op.lhs) if is_kept(op) else op.lhs
             product = tile.RegisterProductOp(
                 lhs, op.rhs, *self.rest(op), inner=op.count
             )

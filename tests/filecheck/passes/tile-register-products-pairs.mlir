@@ -36,9 +36,9 @@ tile.kernel @pairs(%k : !k #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 
   tile.return
 }
 
-// A matrix unit's lhs that each iteration transposes is kept for later programs.
+// An lhs that each iteration transposes is kept for later programs.
 // PAIRS-LABEL: tile.kernel @kept
-// PAIRS-NOT: #tile.kept
+// PAIRS: tile.register_product %v_t inner %n, %p onto %acc by <8 x 2 x 2> : !tile.tile<64x96xbf16, #tile.kept>
 // AMX-LABEL: tile.kernel @kept
 // AMX: %v_t = tile.load_strided {{.*}} -> !tile.tile<64x96xbf16, #tile.kept>
 // AMX-NEXT: tile.register_product %v_t inner %n, %p onto %acc by <32 x 2 x 32> : !tile.tile<64x96xbf16, #tile.kept>
