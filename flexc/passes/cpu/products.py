@@ -50,7 +50,7 @@ from xdsl.dialects.builtin import (
     i32,
     i64,
 )
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
     PatternRewriter,
@@ -163,11 +163,16 @@ def place_of_next(load: tile.LoadStridedOp, code: ScalarCode) -> SSAValue | None
 
 
 def is_kept(op: tile.DotOp) -> bool:
-    """Return True if the lhs of a packed rhs is transposed in a loop."""
+    """Return True if the lhs of a packed rhs is transposed in a loop.
+
+    It must lie in an argument: rows that are collected from pages have one place for
+    all blocks.
+    """
     load = op.lhs.owner
     return (
         isinstance(load, tile.LoadStridedOp)
         and tile.is_packed(op.rhs.type)
+        and isinstance(load.tensor.owner, Block)
         and int_constant(load.strides[0]) == 1
         and is_in_loop(load)
         and feeds_products_alone(load)
