@@ -272,8 +272,8 @@ class PanelMapOp(MapLike):
     Operands and region are those of a `tile.map` whose shape has two dimensions.
     `outcomes` has an entry for each value that the region yields. `tile` makes it a
     tile, whose rows from `count` on are unspecified. `pairs` rounds it to bf16 and
-    packs it as `tile.pack` does. `max`, `min` or `sum` combines its rows to one value for
-    each column; then a count is at least 1.
+    packs it as `tile.pack` does. `max`, `min` or `sum` combines its rows to one value
+    for each column; then a count is at least 1.
 
     ```mlir
     %p, %sum = tile.panel_map [96, 32] count %n (
