@@ -14,11 +14,14 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from flexc import universe
+from flexc.codegen.cpp.target import CppTarget
+from flexc.dialects.tile import KernelOp
 from flexc.errors import ScheduleError
 from flexc.frontend.capture import capture_mods
 from flexc.frontend.import_graph import build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
+from flexc.passes.targets.target import MachineName
 from flexc.runtime.attention.call import (
     Attention,
     Outputs,
@@ -26,6 +29,8 @@ from flexc.runtime.attention.call import (
 )
 from flexc.runtime.inputs.arguments import Pages, split_block_mask
 from flexc.runtime.inputs.options import NO_CHOICES
+from flexc.runtime.interpreters.kernel import add_outputs
+from flexc.runtime.kernels.kernel import Kernel
 from tests.property.cases import Case
 
 
@@ -71,15 +76,17 @@ def attention_module(
 
 
 def passes(
-    target: str, block_m: int | None = None, block_n: int | None = None
+    target: str,
+    block_m: int | None = None,
+    block_n: int | None = None,
+    machine: MachineName = "avx2",
 ) -> tuple[ModulePass, ...]:
-    """All passes from `flex` to what a printer takes."""
-    convert = replace(ConvertFlexToBlocksparsePass(target), block_m=block_m)
-    convert = replace(convert, block_n=block_n)
+    """All passes from `flex` to what a printer takes; a machine is that of a CPU."""
+    convert = ConvertFlexToBlocksparsePass(target, block_m, block_n, machine=machine)
     rest = {
         "triton": pipelines.to_triton,
         "gluon": pipelines.to_schedule,
-        "cpp": pipelines.to_cpp,
+        "cpp": lambda: pipelines.to_cpp(machine),
     }[target]
     return (*pipelines.to_blocksparse(convert), *pipelines.to_tile(target), *rest())
 
@@ -89,9 +96,10 @@ def levels(
     target: str,
     block_m: int | None = None,
     block_n: int | None = None,
+    machine: MachineName = "avx2",
 ) -> Iterator[tuple[str, ModuleOp, list[Any]]]:
     """The module as imported and after each pass, with what ran last."""
-    return lowered(*flex_module(case), target, block_m, block_n)
+    return lowered(*flex_module(case), target, block_m, block_n, machine)
 
 
 def lowered(
@@ -100,6 +108,7 @@ def lowered(
     target: str,
     block_m: int | None = None,
     block_n: int | None = None,
+    machine: MachineName = "avx2",
 ) -> Iterator[tuple[str, ModuleOp, list[Any]]]:
     """A `flex` module and what passes make of it, each with its arguments.
 
@@ -108,10 +117,19 @@ def lowered(
     ctx = context()
     module.verify()
     yield "import", module, args
-    for number, each in enumerate(passes(target, block_m, block_n)):
+    for number, each in enumerate(passes(target, block_m, block_n, machine)):
         try:
             each.apply(ctx, module)
         except ScheduleError:  # Not all kernels can be given one.
             return
         module.verify()
         yield f"{number} {each.name} for {target}", module, args
+
+
+def run_cpp(module: ModuleOp, args: Sequence[Any]) -> list[Tensor]:
+    """Compile and run the kernel that passes for C++ made of a module."""
+    (spec,), call = CppTarget().print_kernels(module), list(args)
+    (kernel,) = (op for op in module.ops if isinstance(op, KernelOp))
+    outputs = add_outputs(kernel, call)
+    Kernel(spec)(call[0], call)
+    return outputs

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flexc
+from flexc.passes.targets.target import MachineName
 from flexc.runtime.interpreters import run_module
 from tests.property.cases import Case
-from tests.property.lowering import attention_module, lowered
+from tests.property.lowering import attention_module, lowered, run_cpp
 from tests.property.strategies import cases
 from tests.property.test_levels import tiles
 from tests.property.tolerance import check
@@ -54,6 +55,32 @@ def test_every_pass_preserves_the_meaning(
     )
     for name, module, args in lowered(*made, target, *sizes):
         check(case, *run_module(module, args), what=name)
+
+
+@pytest.mark.timeout(3600)
+@settings(max_examples=max(1, settings().max_examples // 10))
+@given(
+    cases(dtypes=(torch.bfloat16,), longest=130),
+    st.sampled_from((None, 32)),
+    st.sampled_from((1, 16, 64)),
+    st.sampled_from(("avx512_bf16", "amx")),
+)
+def test_packed_products_read_pages(
+    case: Case, block: int | None, size: int, machine: MachineName
+) -> None:
+    """After each pass, and in C++, which computes what the host lacks."""
+    _, key, value = case.inputs
+    if key.size(2) == 0:
+        return
+    pages = in_pages(key, value, page_size(case, size))
+    made = attention_module(
+        case.inputs, case.given_mods[0], *given_masks(case), case.scale_value, pages
+    )
+    sizes = tiles(case, block)
+    # All levels are one module, which each pass changes.
+    for name, module, args in lowered(*made, "cpp", *sizes, machine):
+        check(case, *run_module(module, args), what=name)
+    check(case, *run_cpp(*made), what=machine)
 
 
 @pytest.mark.timeout(3600)
