@@ -6,6 +6,7 @@
 - `flexc.create_block_mask` is torch's function, without evaluating every pair.
 - `flexc.explain` reports what flexc proves of a mask.
 - `flexc.KVCache` and `flexc.PagedKV` hold keys and values of sequences that grow.
+- `flexc.register_operators` lets torch load programs that it exported.
 - `flexc.warmup` compiles kernels before the calls that need them.
 
 Names are imported at their first use, so that `flexc-opt` starts without torch.
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         pages_of_torch,
     )
     from flexc.runtime.planner.block_mask import create_block_mask
+    from flexc.runtime.torch_compile.operators.library import register_operators
     from flexc.runtime.varlen import flex_attention_varlen
     from flexc.runtime.warmup import warmup
 
@@ -45,6 +47,7 @@ __all__ = [
     "flex_attention_varlen",
     "merge_attention",
     "pages_of_torch",
+    "register_operators",
     "warmup",
 ]
 
@@ -59,6 +62,7 @@ _EXPORTS = {
     "flex_attention_varlen": "flexc.runtime.varlen",
     "merge_attention": "flexc.runtime.kv_cache",
     "pages_of_torch": "flexc.runtime.kv_cache",
+    "register_operators": "flexc.runtime.torch_compile.operators.library",
     "warmup": "flexc.runtime.warmup",
 }
 

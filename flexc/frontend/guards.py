@@ -52,6 +52,7 @@ class HostNumber:
     @cached_property
     def _run(self) -> Callable[[Sequence[Any]], Any]:
         scope: dict[str, Any] = {"math": math, "inf": math.inf, "nan": math.nan}
+        scope["SYMBOLS"] = (torch.SymInt, torch.SymFloat)
         scope |= {f"f{i}": function for i, function in enumerate(self.functions)}
         exec("\n ".join(["def run(v):", *self.lines]), scope)
         return scope["run"]
@@ -190,7 +191,9 @@ class HostNumbers:
             names[step] = f"t{len(names)}"
             lines.append(f"{names[step]} = {text}")
         kind = "float" if isinstance(node.meta["val"], torch.SymFloat) else "int"
-        lines.append(f"return {kind}({names[node]})")
+        last = names[node]
+        # A symbol stays one, where torch exports a program.
+        lines.append(f"return {last} if type({last}) in SYMBOLS else {kind}({last})")
         return HostNumber(tuple(lines), tuple(functions))
 
     def _needed(self, node: Node) -> list[Node]:

@@ -23,13 +23,13 @@ from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 
 from flexc.errors import TracingError
 from flexc.runtime.inputs.arguments import Results
 from flexc.runtime.inputs.options import DYNAMO_OPTIONS, Choices, read_choices_of_scope
-from flexc.runtime.inputs.wrappers import is_transformed, tracing
+from flexc.runtime.inputs.wrappers import PLAIN, has_dispatch, is_transformed
+from flexc.runtime.tapes.recorder import recorder
 
 if TYPE_CHECKING:
     from flexc.runtime.attention.call import Attention
@@ -41,8 +41,7 @@ class Scope:
 
     choices: Choices
     run: Callable[[Attention], Results] | None = None
-    """A function that runs a call in place of flexc's kernels."""
-    tracing: bool = False
+    """A function that records a call of a capture, in place of flexc's kernels."""
 
     def within(self, inner: Scope) -> Scope:
         """Return the scope of a compiled function that is called within this scope."""
@@ -161,10 +160,22 @@ def _restore() -> None:
             _patched.__code__ = _original_code
 
 
-def check_not_traced(query: Tensor) -> None:
-    """Refuse a call that another tool traces, because its tensors have no data."""
-    if (got := tracing(query)) is not None:
-        raise _refusal(got)
+def is_seen(query: Any, key: Any, value: Any) -> bool:
+    """Return True if torch expects operators: for its modes and for its classes.
+
+    These are modes and classes with a `__torch_dispatch__`, such as those of tracers,
+    of selective checkpoints and of distributed tensors.
+    """
+    # This is asked at every call, so it must be fast.
+    if type(query) in PLAIN and type(key) in PLAIN and type(value) in PLAIN:
+        if not _count_modes():
+            return _is_functional(query)
+        return recorder() is None
+    return has_dispatch(query) or has_dispatch(key) or has_dispatch(value)
+
+
+_count_modes = torch._C._len_torch_dispatch_stack
+_is_functional: Any = torch._is_functional_tensor  # pyright: ignore
 
 
 class OnlyRunError(TracingError):
@@ -175,14 +186,6 @@ def check_not_transformed() -> None:
     """Refuse the batched and dual tensors of torch.func."""
     if is_transformed():
         raise OnlyRunError("attention under a torch.func transform is not captured")
-
-
-def _refusal(got: str) -> TracingError:
-    return TracingError(
-        f"flexc.flex_attention expects tensors with data, got {got}: make_fx does not "
-        "record it, nor does torch.export with strict=False; use strict=True, "
-        "torch.compile or flexc.compile, which trace its mods"
-    )
 
 
 class Regions:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from flexc.errors import DtypeError, OptionError
 from flexc.frontend.closures import freeze, read_key
@@ -33,10 +34,9 @@ from flexc.runtime.inputs.options import Choices, read_choices, resolve_backend
 from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.interception import (
     Regions,
-    check_not_traced,
-    check_not_transformed,
     compiled_for_flexc,
     current_scope,
+    is_seen,
     redirect_to,
 )
 from flexc.runtime.process.background import without_collection
@@ -128,6 +128,8 @@ def flex_attention(
         from flexc.runtime.torch_compile.operators.higher_order import in_graphs
 
         run = in_graphs or _hidden()
+    elif has_torch_function_variadic(query, key, value):
+        run = _overridden
     elif get_eval_frame_callback() is not None:
         run = _hidden()
     rest = score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options
@@ -135,12 +137,23 @@ def flex_attention(
     return run(query, key, value, *rest, return_aux, mask_mod, backend, *pages)
 
 
+def _overridden(*args: Any) -> Any:
+    """Let torch's function modes, or a class's `__torch_function__`, run a call."""
+    named = dict(zip(_NAMED, args[9:], strict=False))
+    return handle_torch_function(flex_attention, args[:3], *args[:9], **named)
+
+
+_NAMED = "return_aux", "mask_mod", "backend", "page_table"
+
+
 class Preparation(NamedTuple):
     """A function that prepares a call, given query, key and value."""
 
     mods: tuple[ScoreMod | None, BlockMask | None, MaskMod | None]
-    rest: tuple[bool, float | None, Outputs, Choices, bool]
+    rest: tuple[bool, float | None, Outputs, Choices]
     page_table: Tensor | None = None
+    sees_data: bool = True
+    """False if the tensors may have no memory of their own."""
 
     def __call__(self, operands: Operands) -> Attention:
         """Return the call of these tensors, checked and ready to run."""
@@ -148,11 +161,7 @@ class Preparation(NamedTuple):
             from flexc.runtime.attention.call import Attention, read_signature
 
         score_mod, block_mask, mask_mod = self.mods
-        enable_gqa, scale, outputs, choices, is_traced = self.rest
-        if is_traced:
-            check_not_transformed()
-        else:
-            check_not_traced(operands[0])
+        enable_gqa, scale, outputs, choices = self.rest
         pages = None
         if self.page_table is not None:
             pages = read_pages(*operands, self.page_table)
@@ -173,7 +182,7 @@ class Preparation(NamedTuple):
             pages=pages,
         )
         check_pages(call)
-        if not is_traced:
+        if self.sees_data:
             call.check_memory()
         return call
 
@@ -202,12 +211,12 @@ def check_pages(call: Attention) -> None:
         )
 
 
-def check_not_captured(is_traced: bool) -> None:
-    """Refuse a call with pages that is captured or transformed."""
-    if is_traced or is_transformed():
+def check_not_captured(recorded_by: Any) -> None:
+    """Refuse a call with pages that is captured, transformed or seen by torch."""
+    if recorded_by is not None or is_transformed():
         raise OptionError(
-            "page_table expects a call that is neither captured by flexc.compile nor "
-            "under torch.func: call flexc.flex_attention itself"
+            "page_table expects plain tensors, outside of flexc.compile, torch.func and "
+            "torch's dispatch modes: call flexc.flex_attention itself"
         )
 
 
@@ -243,14 +252,15 @@ def _run(
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     wants_max = return_aux is not None and return_aux.max_scores
     outputs = OUTPUTS[bool(wants_lse), bool(wants_max)]
-    run = None if scope is None else scope.run
-
-    is_traced = scope is not None and scope.tracing
-    rest = enable_gqa, scale, outputs, choices, is_traced
-    prepare = Preparation((score_mod, block_mask, mask_mod), rest, page_table)
     given = query, key, value
+    run = None if scope is None else scope.run
+    if run is None and is_seen(query, key, value):
+        from flexc.runtime.torch_compile.operators.higher_order import run_seen as run
     if page_table is not None:
-        check_not_captured(is_traced)
+        check_not_captured(run)
+    rest = enable_gqa, scale, outputs, choices
+    mods = score_mod, block_mask, mask_mod
+    prepare = Preparation(mods, rest, page_table, run is None)
     if run is None and is_plain(query, block_mask, mask_mod):
         mask = mask_mod if block_mask is None else mask_of(block_mask)
         mods_key, captures = read_key(score_mod, mask)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo.source import ConstantSource
-from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
@@ -146,27 +146,6 @@ class FakeCall:
                 source = symbols.sources[symbol.name]
                 yield from (f"{source} >= {low}",) if low.is_Integer else ()
                 yield from (f"{source} <= {high}",) if high.is_Integer else ()
-
-
-def known_value(capture: Any) -> Any:
-    """Return a capture in which symbols have their values of the traced call."""
-    if isinstance(capture, torch.SymInt | torch.SymFloat):
-        return capture.node.hint
-    if not (isinstance(capture, FakeTensor) and has_symbols(capture)):
-        return capture
-    extents = [
-        [known_value(n) for n in what] for what in (capture.shape, capture.stride())
-    ]
-    options: Any = {"dtype": capture.dtype, "device": capture.device}
-    with FakeTensorMode():
-        known = torch.empty_strided(*extents, **options)
-    known.requires_grad_(capture.requires_grad)
-    return torch.nn.Parameter(known) if vars(capture).get("_is_param") else known
-
-
-def has_symbols(tensor: Tensor) -> bool:
-    extents = (*tensor.shape, *tensor.stride())
-    return any(isinstance(n, torch.SymInt) for n in extents)
 
 
 def _spelled(symbols: Symbols, extents: Sequence[Any]) -> str:

@@ -36,11 +36,17 @@ from flexc.frontend.mistakes import is_value_read
 from flexc.frontend.walk import Capture
 from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.attention.run import allocate
-from flexc.runtime.compiled.call_symbols import FakeCall, Place, known_value
+from flexc.runtime.compiled.call_symbols import FakeCall, Place
 from flexc.runtime.compiled.function_state import CallState, read_call
 from flexc.runtime.inputs.arguments import NO_BLOCKS
 from flexc.runtime.inputs.options import Choices, kernel_options
-from flexc.runtime.interception import OnlyRunError, Results, Scope, activate
+from flexc.runtime.interception import (
+    OnlyRunError,
+    Results,
+    Scope,
+    activate,
+    check_not_transformed,
+)
 from flexc.runtime.torch_compile.attention_nodes import (
     LN2,
     OPERATOR,
@@ -48,6 +54,7 @@ from flexc.runtime.torch_compile.attention_nodes import (
     replace_attention,
 )
 from flexc.runtime.torch_compile.graph_call import BACKEND_OPTION
+from flexc.runtime.torch_compile.operators.traced import inputs_of_mod, known_value
 
 STATIC_RESULTS = (bool, bytes, complex, float, int, str, type(None))
 STATIC_RESULTS += (torch.device, torch.dtype)
@@ -120,7 +127,7 @@ def trace_function(
     fakes = FakeCall(state.captures, places)
     parts, codes = state.rebuild(fakes.values)
     watch, calls = WatchAutograd(), CallWatch(codes)
-    scope = Scope(choices, lambda call: emit(call, watch), tracing=True)
+    scope = Scope(choices, lambda call: emit(call, watch))
     flat: list[Any] = []
 
     def call(*_: Any) -> list[Any]:
@@ -272,6 +279,7 @@ def _has_custom_gradient(leaf: Any) -> bool:
 
 def emit(call: Attention, watch: WatchAutograd) -> Results:
     """Record a call of attention as an operator. Its results have no data."""
+    check_not_transformed()
     inputs = [call.query, call.key, call.value]
     inputs += [c for c in call.signature.captures if isinstance(c, Tensor)]
     watch.paused = True
@@ -318,8 +326,8 @@ def _operator(call: Attention) -> tuple[Tensor, Tensor, Tensor]:
         _block_mask(call, mod_operand(tracer, "sdpa_mask", _graph(mods.mask), 4)),
         call.scale,
         {BACKEND_OPTION: call.backend, **kernel_options(call.choices)},
-        _captured(mods.score, captures),
-        _captured(mods.mask, captures),
+        inputs_of_mod(mods.score, captures),
+        inputs_of_mod(mods.mask, captures),
     )
     proxies = pytree.tree_map(tracer.unwrap_proxy, operands)
     proxy = tracer.create_proxy("call_function", OPERATOR, proxies, {})
@@ -349,10 +357,6 @@ def _capture_mods(call: Attention) -> CapturedMods:
 
 def _graph(mod: CapturedMod | None) -> GraphModule | None:
     return None if mod is None else mod.graph
-
-
-def _captured(mod: CapturedMod | None, captures: Sequence[Any]) -> tuple[Any, ...]:
-    return () if mod is None else tuple(i.value(captures) for i in mod.inputs)
 
 
 def _block_mask(call: Attention, mask: GraphModule) -> tuple[Any, ...]:

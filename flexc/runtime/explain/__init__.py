@@ -267,6 +267,7 @@ class Recorder:
         self.seen: dict[Any, CallGroup] = {}
 
     def run(self, call: Attention) -> Results:
+        call.check_memory()
         call = call.with_traced()
         if call.query.numel() and call.key.size(2):
             differentiated = is_differentiated(call)

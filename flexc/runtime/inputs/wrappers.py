@@ -6,16 +6,25 @@ a transform of torch.func have a shape and a dtype, but no elements at their add
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import (
+    retrieve_current_functorch_interpreter,
+    temporarily_clear_interpreter_stack,
+)
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.overrides import _pop_mode, _push_mode
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from flexc.errors import FlexcError, ShapeError
 from flexc.frontend.code_facts import SILENT_METHODS, names_in
@@ -29,6 +38,14 @@ _functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIs
 def is_transformed() -> bool:
     """Return True within vmap, grad, jvp and other transforms of torch.func."""
     return _functorch.maybe_current_level() is not None
+
+
+def is_functionalized() -> bool:
+    """Return True if the innermost transform is torch.func.functionalize."""
+    if not is_transformed():
+        return False
+    kind = retrieve_current_functorch_interpreter().key()
+    return kind == _functorch.TransformType.Functionalize
 
 
 def plain(tensor: Tensor) -> Tensor:
@@ -58,8 +75,29 @@ def tracing(query: Tensor) -> str | None:
 _Key: Any = torch._C.DispatchKey  # pyright: ignore[reportAttributeAccessIssue]
 _keys_of: Any = torch._C._dispatch_keys  # pyright: ignore[reportAttributeAccessIssue]
 
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Run code that is not the user's without torch's modes and transforms."""
+    with _disable_current_modes(), temporarily_clear_interpreter_stack():
+        modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+        try:
+            yield
+        finally:
+            for mode in reversed(modes):
+                _push_mode(mode)
+
+
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 """Classes of tensors without operations of their own."""
+
+
+def has_dispatch(value: Any) -> bool:
+    """Return True for a tensor whose operations are not those of torch's kernels."""
+    if type(value) in PLAIN:
+        return torch._is_functional_tensor(value)  # pyright: ignore
+    return isinstance(value, Tensor) and _keys_of(value).has(_Key.Python)
+
 
 _NO_OPERATIONS = SILENT_METHODS | names_in(
     """

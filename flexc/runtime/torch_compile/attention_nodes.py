@@ -37,6 +37,7 @@ from flexc.runtime.torch_compile.operators.higher_order import (
     MASKED,
     run_traced,
 )
+from flexc.runtime.torch_compile.operators.traced import TracedAttention
 
 OPERATOR = torch.ops.higher_order.flex_attention
 
@@ -69,7 +70,7 @@ class AttentionKernel(torch.nn.Module):
     def forward(self, *operands: Any) -> Results:
         given = Operands(*operands)
         if tracing(plain(given.query)):
-            out, lse, max_scores = run_traced(self.call, given)
+            out, lse, max_scores = run_traced(TracedAttention.of(self.call, given))
         else:
             out, lse, max_scores = self.call.run(given)
         if not self.stats_are_log2:

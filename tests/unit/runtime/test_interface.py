@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import (
     AuxOutput,
     AuxRequest,
@@ -388,16 +387,6 @@ def test_refusals(case: str) -> None:
     with pytest.raises(error, match=message) as caught:
         run(*args, **kwargs)
     assert isinstance(caught.value, errors.FlexcError)
-
-
-def test_refusals_of_traces() -> None:
-    def call(query: Tensor) -> Tensor:
-        return run(query, K, V)
-
-    with pytest.raises(errors.TracingError, match="got a call under Proxy"):
-        make_fx(call)(Q)
-    with pytest.raises(errors.TracingError, match="got a fake tensor"):
-        make_fx(call, tracing_mode="fake")(Q)
 
 
 def test_no_grad_records_nothing() -> None:

@@ -22,7 +22,7 @@ from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.inputs.options import Choices
 from flexc.runtime.torch_compile.graph_call import GraphCall, Operands
 from flexc.runtime.torch_compile.mod_graphs import ModGraphs
-from flexc.runtime.torch_compile.operators import traced
+from flexc.runtime.torch_compile.operators import handles
 from flexc.runtime.torch_compile.operators.traced import TracedAttention
 from tests.unit.runtime.training import causal, dense, gradients, tensors
 
@@ -276,7 +276,7 @@ def test_no_code_is_found_that_another_process_left(
 
     for _ in range(2):
         torch.compiler.reset()
-        monkeypatch.setattr(traced, "_known", {})
+        monkeypatch.setattr(handles, "_known", {})
         compiled: Any = torch.compile(fn, backend="flexc")
         found = gradients(lambda fn=compiled: fn(query), [query])
         torch.testing.assert_close(found, gradients(lambda: own(query), [query]))

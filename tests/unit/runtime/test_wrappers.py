@@ -1,4 +1,6 @@
-"""Tensors whose elements are not in memory: refused with advice, never read."""
+"""Tensors whose elements are not in memory are never read: their classes see attention
+as an operator, and places that operators do not have refuse them with advice.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
@@ -182,6 +184,8 @@ def with_tables(wrap: Wrap) -> BlockMask:
     return made
 
 
+READ_BY_MODS = ("score", "mask", "planned", "explained")
+
 PLACES: dict[str, Callable[[Wrap], Any]] = {
     "query": lambda wrap: attend(wrap(Q), Q, Q),
     "key": lambda wrap: attend(Q, wrap(Q), Q),
@@ -207,7 +211,8 @@ CASES = [
     (kind, place)
     for kind in FLOATS
     for place in PLACES
-    if kind == "two" or place in ("query", "value", "mask", "planned")
+    if (kind == "two" or place in ("query", "value", "mask", "planned"))
+    and (kind not in WRAPPERS or kind == "escaped" or place in READ_BY_MODS)
 ]
 
 
@@ -259,12 +264,55 @@ def test_classes_over_memory_are_read(kind: str, place: str) -> None:
     torch.testing.assert_close(values(found), values(expected), check_dtype=False)
 
 
-def test_refused_under_dynamo() -> None:
-    compiled: Any = torch.compile(
-        lambda x: attend(x * 2, x, x, reads(TABLE)), backend="eager"
-    )
-    with pytest.raises(errors.ShapeError, match="got a TwoTensor"):
-        compiled(TwoTensor(Q, Q.clone()))
+@pytest.mark.parametrize("kind", ["two", "dispatch"])
+@pytest.mark.parametrize("place", ["all", "eager", "compiled", "compiled-function"])
+def test_classes_see_an_operator(kind: str, place: str) -> None:
+    found = PLACES[place](WRAPPERS[kind][0])
+    expected = PLACES[place](lambda t: t)
+    for part in (found.a, found.b) if kind == "two" else (found.elem,):
+        torch.testing.assert_close(part, expected)
+
+
+def test_memory_of_a_class_is_not_read() -> None:
+    found = attend(*[Scaled(Q)] * 3)
+    torch.testing.assert_close(found.elem, attend(*[Q * 2] * 3) * 2)
+
+
+def test_mods_of_a_class() -> None:
+    table = TwoTensor(TABLE.clone(), -TABLE).requires_grad_()
+    leaves = [TwoTensor(Q, Q * 2).requires_grad_() for _ in range(3)]
+    sinks = torch.randn(2, 1)
+    found = attend(*leaves, reads(table), mask_mod=causal)
+    found = (found * TwoTensor(sinks, sinks)[..., None]).sum()
+    found.backward()
+    for part, own, rows in (("a", Q, TABLE), ("b", Q * 2, -TABLE)):
+        given = [own.clone().requires_grad_() for _ in range(3)]
+        given.append(rows.clone().requires_grad_())
+        out = attend(*given[:3], reads(given[3]), mask_mod=causal)
+        (out * sinks[..., None]).sum().backward()
+        for leaf, plain in zip((*leaves, table), given, strict=True):
+            torch.testing.assert_close(getattr(leaf.grad, part), plain.grad)
+
+
+def test_tensors_without_data() -> None:
+    with FakeTensorMode() as mode:
+        query = mode.from_tensor(torch.randn(2, 4, 7, 8, requires_grad=True))
+        key = mode.from_tensor(torch.randn(1, 2, 9, 8))
+        out, lse = attend(query, key, key, enable_gqa=True, return_lse=True)
+        (found,) = torch.autograd.grad(out.sum() + lse.sum(), query)
+    for made, shape in ((out, (2, 4, 7, 8)), (lse, (2, 4, 7)), (found, query.shape)):
+        assert isinstance(made, FakeTensor)
+        assert made.shape == shape
+    functional: Any = attend(lazy._to_functional_tensor(Q), Q, Q)
+    expected = attend(Q, Q, Q)
+    torch.testing.assert_close(lazy._from_functional_tensor(functional), expected)
+
+
+def test_mixed_classes_are_refused_by_them() -> None:
+    with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
+        attend(distributed(Q), Q, Q)
+    with pytest.raises(AssertionError, match="convert all Tensors to FakeTensors"):
+        attend(FakeTensorMode().from_tensor(Q), Q, Q)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "flexc"])

@@ -30,7 +30,7 @@ from torch.nn.attention.flex_attention import (
 )
 
 from flexc.errors import OptionError
-from flexc.runtime.attention.call import Outputs
+from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.autograd.derivatives import run
 from flexc.runtime.autograd.functions import (
     is_differentiated,
@@ -39,10 +39,10 @@ from flexc.runtime.autograd.functions import (
     run_template,
 )
 from flexc.runtime.autograd.template import split
-from flexc.runtime.inputs.arguments import NO_BLOCKS
+from flexc.runtime.inputs.arguments import NO_BLOCKS, Results
 from flexc.runtime.inputs.notes import TABLES
 from flexc.runtime.inputs.options import NO_CHOICES
-from flexc.runtime.inputs.wrappers import plain, tracing
+from flexc.runtime.inputs.wrappers import is_functionalized, plain, tracing
 from flexc.runtime.interception import compiled_for_flexc
 from flexc.runtime.torch_compile.graph_call import (
     BACKEND_OPTION,
@@ -161,20 +161,28 @@ class FlexcAttention(HigherOrderOperator):
         call = GraphCall(mods, outputs, choices, options[GQA])
         rest = operands_of_mask(block_mask, captures)
         operands = Operands(query, key, value, scale, *rest)
-        is_traced = isinstance(mods, ModGraphs) and tracing(plain(query))
-        run = run_traced if is_traced else run_with_data
-        return tuple(
-            query.new_empty(0) if r is None else r for r in run(call, operands)
-        )
+        if isinstance(mods, ModGraphs) and tracing(plain(query)):
+            traced = TracedAttention.of(call, operands)
+            if torch.compiler.is_exporting():
+                # A saved program holds mods that flexc traced: they have a text.
+                traced = traced.imported()
+            found = run_traced(traced)
+        else:
+            found = run_attention(call.prepare(operands))
+        return tuple(query.new_empty(0) if r is None else r for r in found)
 
 
-def run_with_data(call: GraphCall, operands: Operands) -> Any:
-    return run_attention(call.prepare(operands))
+def run_seen(call: Attention) -> Results:
+    """Run a call as operators, which torch's modes and classes of tensors see."""
+    return run_traced(TracedAttention.of_eager(call))
 
 
-def run_traced(call: GraphCall, operands: Operands) -> Any:
-    traced = with_planned(TracedAttention.of(call, operands))
-    if not is_transformed() and not is_differentiated(traced):
+def run_traced(traced: TracedAttention) -> Results:
+    """Run a call as operators. If nothing has data, its blocks are planned by one."""
+    if tracing(plain(traced.query)):
+        traced = with_planned(traced)
+    # torch has no rule to functionalize a Function; the operators have derivatives.
+    if is_functionalized() or not (is_transformed() or is_differentiated(traced)):
         return run(traced)
     return run_template(*split(traced, traced.reads()))
 

@@ -24,13 +24,13 @@ from flexc.runtime.autograd.functions import gradients_of_tensors
 from flexc.runtime.autograd.template import split
 from flexc.runtime.inputs.listed_blocks import check_listed
 from flexc.runtime.replay.repeats import repeat, tape_of
+from flexc.runtime.torch_compile.operators.handles import lookup
 from flexc.runtime.torch_compile.operators.planning import plan, plan_fake
 from flexc.runtime.torch_compile.operators.traced import (
     Arguments,
     TracedAttention,
     bind,
     captures_of,
-    lookup,
     resolved,
 )
 
@@ -62,6 +62,8 @@ def _replayed_or(name: str, record: Callable[..., Any]) -> Callable[..., Any]:
     """Return an operator's kernel for autograd: a tape's replay, else `record`."""
 
     def run(keyset: Any, *args: Any) -> Any:
+        if any(a is None for a in args[3:6]):  # AOTInductor's empty lists.
+            args = (*args[:3], *(a or [] for a in args[3:6]), *args[6:])
         is_recorded = torch.is_grad_enabled() and any_requires_grad(*args)
         found = None if is_recorded else _replayed(name, args)
         return record(keyset, *args) if found is None else found
@@ -295,3 +297,11 @@ def _define() -> None:
 
 
 _define()
+
+
+def register_operators() -> None:
+    """Register flexc's operators, which programs of torch.export and AOTInductor call.
+
+    A process that loads such a program without calling attention itself needs this
+    before. More calls change nothing.
+    """

@@ -17,20 +17,21 @@ from torch import Tensor
 from flexc.passes.scalar.variation import Along
 from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.inputs.options import NO_CHOICES, resolve_backend
-from flexc.runtime.inputs.wrappers import is_transformed
+from flexc.runtime.inputs.wrappers import is_transformed, without_modes
 from flexc.runtime.kernels.traces import trace_mods
 from flexc.runtime.planner.plans import Problem, collapsed, find_plan, is_ordered
 from flexc.runtime.planner.tables import plan_problem
 from flexc.runtime.replay.repeats import repeat
-from flexc.runtime.tapes.recorder import without_dispatch_modes
 from flexc.runtime.torch_compile.mod_graphs import ModGraphs
-from flexc.runtime.torch_compile.operators.traced import (
+from flexc.runtime.torch_compile.operators.handles import (
     Constants,
     PlannedBlocks,
+    lookup,
+)
+from flexc.runtime.torch_compile.operators.traced import (
     TracedAttention,
     captures_of,
     kind_of,
-    lookup,
 )
 
 
@@ -61,6 +62,7 @@ def plan(
     device: torch.device,
 ) -> Tensor:
     """Return the tables of a mask for sizes (batch, heads, q_len, kv_len)."""
+    captures, numbers = captures or [], numbers or ()  # AOTInductor's empty lists.
 
     def run() -> tuple[Tensor]:
         constants = lookup(handle)
@@ -98,7 +100,7 @@ def with_planned(traced: TracedAttention) -> TracedAttention:
         return traced
     if traced.computed_by.is_dense or is_transformed():
         return traced
-    with without_dispatch_modes():
+    with without_modes():
         call = stand_in(traced, mods)
         blocks = None if call is None else choose_blocks(call)
     if blocks is None:
@@ -120,18 +122,16 @@ def with_planned(traced: TracedAttention) -> TracedAttention:
     return replace(traced, tables=blocks.packed(packed, sizes), blocks=blocks)
 
 
-ONE = torch.ones((), dtype=torch.float64)
-"""A stand-in for a captured float that is known only at run time."""
-
-
 def stand_in(traced: TracedAttention, mods: ModGraphs) -> Attention | None:
     """Return a call like a traced one, of tensors without data.
 
     Return None if a size is unknown.
     """
+    # A stand-in for captured floats that are known only at run time.
+    one = torch.ones((), dtype=torch.float64)
     tensors = [_empty(t) for t in (traced.query, traced.key, traced.value)]
     values = [
-        ONE if slot in mods.numbers else _value(capture)
+        one if slot in mods.numbers else _value(capture)
         for slot, capture in enumerate(traced.signature.captures)
     ]
     if any(t is None for t in (*tensors, *values)):

@@ -1,23 +1,22 @@
 """Traced calls, which run as operators of torch.library, as their derivatives do.
 
-An operator takes tensors, sizes, and a handle to the constants, which this module
-holds. The handle is a digest that includes flexc's version. So a graph means the same
-in every process that traced its mods, and another version does not read Inductor's
-code.
+An operator takes tensors, sizes, and a handle to the constants (see `handles`).
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import Parameter
 
 from flexc.errors import TracingError
-from flexc.runtime.attention.call import Attention, Outputs
+from flexc.frontend.captured import CapturedMod
+from flexc.runtime.attention.call import Attention
 from flexc.runtime.autograd.derivatives import (
     OPERATORS,
     Cotangents,
@@ -25,19 +24,28 @@ from flexc.runtime.autograd.derivatives import (
     Gradients,
     Tangents,
     Wanted,
+    check_gradient,
     spread,
 )
+from flexc.runtime.autograd.functions import is_differentiated
 from flexc.runtime.autograd.template import Reads
-from flexc.runtime.inputs.arguments import Packed, Results, Tables, broadcast_tables
-from flexc.runtime.inputs.listed_blocks import TablesLayout
-from flexc.runtime.inputs.options import BACKENDS, Backend, Choices, resolve_backend
+from flexc.runtime.inputs.arguments import Results
+from flexc.runtime.inputs.options import BACKENDS, Backend, resolve_backend
 from flexc.runtime.inputs.tensor_facts import check_captures
-from flexc.runtime.inputs.wrappers import is_transformed
-from flexc.runtime.planner.plans import Problem
-from flexc.runtime.planner.tables import unpacked
-from flexc.runtime.process.cache import versions
+from flexc.runtime.inputs.wrappers import (
+    has_dispatch,
+    is_transformed,
+    plain,
+    without_modes,
+)
+from flexc.runtime.kernels.traces import trace_mods
 from flexc.runtime.torch_compile.graph_call import GraphCall, Operands
-from flexc.runtime.torch_compile.mod_graphs import GraphSignature, ModGraphs
+from flexc.runtime.torch_compile.mod_graphs import GraphSignature, ModGraphs, mods_of
+from flexc.runtime.torch_compile.operators.handles import (
+    Constants,
+    PlannedBlocks,
+    lookup,
+)
 
 Arguments = tuple[
     Tensor, Tensor, Tensor, list[Tensor], list[Tensor], list[int], float | None, str
@@ -47,103 +55,6 @@ Arguments = tuple[
 If the scale is not yet known, it is None, and a tensor with the scale precedes the
 captured tensors.
 """
-
-
-@dataclass(frozen=True)
-class PlannedBlocks:
-    """The blocks that a trace chose for a call's mask."""
-
-    block: tuple[int, int]
-    by_batch: bool
-    """True if tables may differ between batches."""
-    by_head: bool
-
-    def problem(self, sizes: Sequence[int]) -> Problem:
-        """Return the problem to plan for (batch, heads, q_len, kv_len)."""
-        batch, heads, q_len, kv_len = sizes
-        return Problem(batch, heads, q_len, kv_len, *self.block)
-
-    def layout(self, problem: Problem) -> TablesLayout:
-        """Return the layout of the tables in their tensor."""
-        batch = problem.batches if self.by_batch else 1
-        heads = problem.heads if self.by_head else 1
-        return TablesLayout((batch, heads, problem.rows, problem.columns), both=True)
-
-    def packed(self, tensor: Tensor, sizes: Sequence[int]) -> Tables:
-        """Return tables that lie in one tensor. Use `unpack` to split it."""
-
-        def still_packed(tensor: Tensor) -> Tables:
-            return self.packed(tensor, sizes)
-
-        return Tables((), self.block, packed=Packed(tensor, still_packed))
-
-    def unpack(self, packed: Tensor, sizes: Sequence[int]) -> Tables:
-        problem = self.problem(sizes)
-        return unpacked(packed, self.layout(problem), problem)
-
-
-@dataclass(frozen=True, eq=False)
-class Constants:
-    """The constant part of a call in a graph."""
-
-    mods: ModGraphs
-    captures: tuple[Any, ...]
-    """Captured numbers. `Tensor` or `int` stands for captures that are arguments."""
-    outputs: Outputs
-    choices: Choices
-    columns: bool = False
-    """True if a BlockMask's tables of columns follow those of rows."""
-    blocks: PlannedBlocks | None = None
-    """The blocks of tables that `flexc::plan` made."""
-    handle: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        parts = (self.mods.digest, self.mods.slots, sorted(self.mods.numbers))
-        rest = (self.captures, self.outputs, self.choices, self.columns, self.blocks)
-        text = repr((parts, rest, versions()))
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        object.__setattr__(self, "handle", digest)
-
-    def remember(self) -> None:
-        """Make the constants available to `lookup`."""
-        _known.setdefault(self.handle, self)
-
-    def tables(
-        self,
-        query: Tensor,
-        key: Tensor,
-        tables: Sequence[Tensor],
-        sizes: Sequence[int],
-        unpack: bool = False,
-    ) -> Tables | None:
-        """Return the tables among an operator's arguments.
-
-        With `unpack`, planned tables are in the form that kernels read.
-        """
-        if not tables:
-            return None
-        if self.blocks is not None:
-            made = self.blocks.unpack if unpack else self.blocks.packed
-            return made(tables[0], (*query.shape[:3], key.size(2)))
-        block = (sizes[0], sizes[1])
-        tables = broadcast_tables(tables, query)
-        if not self.columns:
-            return Tables(tables, block)
-        half = len(tables) // 2
-        columns = Tables(tables[half:], (block[1], block[0]))
-        return Tables(tables[:half], block, columns=columns)
-
-
-_known: dict[str, Constants] = {}
-
-
-def lookup(handle: str) -> Constants:
-    if handle not in _known:
-        raise TracingError(
-            "a graph with attention of flexc expects to run in a process that traced "
-            "it; compile the function again in this one"
-        )
-    return _known[handle]
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +87,45 @@ class TracedAttention(Attention):
         )
 
     @classmethod
+    def of_eager(cls, call: Attention) -> TracedAttention:
+        """Return a call of Python functions, which flexc traces here.
+
+        The call may be of tensors without data, or of classes with their own dispatch.
+        """
+        captures = call.signature.captures
+        differentiated = is_differentiated(call)
+        with without_modes():
+            known = replace(call.signature, captures=tuple(map(known_value, captures)))
+            found, mods = trace_mods(known, call.score_dtype, call.query.device)
+        if differentiated:
+            check_gradient(mods)
+        # Mods were traced for the hints of symbols, so other values need these guards.
+        if not mods.guards.hold(captures):
+            raise TracingError(
+                "a mod expects numbers that are known while it is traced, got symbols; "
+                "make the lengths that it reads static"
+            )
+        captures = (*captures, *found.captures[len(captures) :])
+        pair = (mods.score, mods.mask)
+        graphs, values = mods_of(
+            (pair[0] and pair[0].graph, pair[1] and pair[1].graph),
+            (inputs_of_mod(pair[0], captures), inputs_of_mod(pair[1], captures)),
+        )
+        assert isinstance(graphs, ModGraphs)
+        return cls(
+            call.query,
+            call.key,
+            call.value,
+            _constant_or_tensor(call.scale),
+            call.tables and call.tables.bare,
+            GraphSignature(graphs.graphs, (), values, True, False, graphs.slots),
+            call.outputs,
+            OPERATORS,
+            call.choices,
+            mods=graphs,
+        )
+
+    @classmethod
     def bind(cls, arguments: Sequence[Any]) -> TracedAttention:
         """Return the call of an operator's arguments."""
         query, key, value, _, tables, sizes, _, handle = arguments
@@ -199,6 +149,14 @@ class TracedAttention(Attention):
     @property
     def computed_by(self) -> Backend:
         return BACKENDS[resolve_backend(self.choices.backend, self.query.device)]
+
+    def imported(self) -> TracedAttention:
+        """Return the call with graphs by flexc in place of those by Dynamo."""
+        assert self.mods is not None
+        if self.mods.numbers:
+            return self
+        signature = self.mods.signature(self.signature.captures)
+        return TracedAttention.of_eager(replace(self, signature=signature))
 
     def reads(self) -> Reads:
         assert self.mods is not None
@@ -227,6 +185,27 @@ class TracedAttention(Attention):
             None if isinstance(self.scale, Tensor) else self.scale,
             constants.handle,
         )
+
+
+def inputs_of_mod(mod: CapturedMod | None, captures: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the values that a traced mod takes after its arguments."""
+    return () if mod is None else tuple(i.value(captures) for i in mod.inputs)
+
+
+def known_value(capture: Any) -> Any:
+    """Return a capture with the hints of its symbols, and without its own dispatch."""
+    if isinstance(capture, torch.SymInt | torch.SymFloat):
+        return capture.node.hint
+    if not isinstance(capture, Tensor) or not has_dispatch(capture := plain(capture)):
+        return capture
+    extents = [
+        [known_value(n) for n in what] for what in (capture.shape, capture.stride())
+    ]
+    options: Any = {"dtype": capture.dtype, "device": capture.device}
+    with FakeTensorMode():
+        known = torch.empty_strided(*extents, **options)
+    known.requires_grad_(capture.requires_grad)
+    return torch.nn.Parameter(known) if isinstance(capture, Parameter) else known
 
 
 def _constant_or_tensor(scale: Any) -> Any:
