@@ -121,20 +121,22 @@ def flex_attention(
     Raises:
         FlexcError: a class of `flexc.errors`, with a message that says what to do.
     """
-    run: Any = _run
-    if page_table is not None and torch.compiler.is_dynamo_compiling():
-        run = _hidden()
-    elif torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling():
         from flexc.runtime.torch_compile.operators.higher_order import in_graphs
 
-        run = in_graphs or _hidden()
-    elif has_torch_function_variadic(query, key, value):
-        run = _overridden
-    elif get_eval_frame_callback() is not None:
-        run = _hidden()
+        run: Any = in_graphs if page_table is None and in_graphs else _hidden()
+    else:
+        run = _outside(query, key, value)
     rest = score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options
     pages = () if page_table is None else (page_table,)
     return run(query, key, value, *rest, return_aux, mask_mod, backend, *pages)
+
+
+def _outside(query: Any, key: Any, value: Any) -> Any:
+    """Return the function that runs a call outside of Dynamo."""
+    if has_torch_function_variadic(query, key, value):
+        return _overridden
+    return _run if get_eval_frame_callback() is None else _hidden()
 
 
 def _overridden(*args: Any) -> Any:

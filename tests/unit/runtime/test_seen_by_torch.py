@@ -162,7 +162,7 @@ def test_make_fx(bias: Tensor, mode: Any, transform: str) -> None:
     fn: Any = {
         "none": run,
         "functionalize": torch.func.functionalize(run),
-        "grad": torch.func.grad(lambda *given: run(*given).sum(), argnums=(0, 1, 3)),
+        "grad": torch.func.grad(lambda *given: run(*given).sum(), argnums=(0, 1, 3)),  # pyright: ignore
         "vmap": mapped,
     }[transform]
     graph = make_fx(fn, tracing_mode=mode)(*leaves)
