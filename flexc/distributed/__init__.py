@@ -303,7 +303,7 @@ def _place(place: int | Tensor) -> Callable[[Tensor], Tensor]:
 
 def _rest(enable_gqa: bool, scale: float | None) -> Any:
     """Return the options of a `Preparation`."""
-    return enable_gqa, scale, OUTPUTS[True, False], NO_CHOICES, False
+    return enable_gqa, scale, OUTPUTS[True, False], NO_CHOICES
 
 
 def _local_call(

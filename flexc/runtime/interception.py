@@ -23,12 +23,13 @@ from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 
 from flexc.errors import TracingError
 from flexc.runtime.inputs.arguments import Results
 from flexc.runtime.inputs.options import DYNAMO_OPTIONS, Choices, read_choices_of_scope
-from flexc.runtime.inputs.wrappers import PLAIN, has_dispatch, is_transformed
+from flexc.runtime.inputs.wrappers import has_dispatch, is_transformed
 from flexc.runtime.tapes.recorder import recorder
 
 if TYPE_CHECKING:
@@ -167,15 +168,15 @@ def is_seen(query: Any, key: Any, value: Any) -> bool:
     of selective checkpoints and of distributed tensors.
     """
     # This is asked at every call, so it must be fast.
-    if type(query) in PLAIN and type(key) in PLAIN and type(value) in PLAIN:
-        if not _count_modes():
-            return _is_functional(query)
-        return recorder() is None
+    if _count_modes() and recorder() is None:
+        return True
+    if type(query) is Tensor is type(key) is type(value) and _transform() is None:
+        return False
     return has_dispatch(query) or has_dispatch(key) or has_dispatch(value)
 
 
 _count_modes = torch._C._len_torch_dispatch_stack
-_is_functional: Any = torch._is_functional_tensor  # pyright: ignore
+_transform: Any = torch._C._functorch.maybe_current_level  # pyright: ignore
 
 
 class OnlyRunError(TracingError):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.compiler import is_dynamo_compiling
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
@@ -121,22 +122,18 @@ def flex_attention(
     Raises:
         FlexcError: a class of `flexc.errors`, with a message that says what to do.
     """
-    if torch.compiler.is_dynamo_compiling():
+    run: Any = _run
+    if is_dynamo_compiling():
         from flexc.runtime.torch_compile.operators.higher_order import in_graphs
 
-        run: Any = in_graphs if page_table is None and in_graphs else _hidden()
-    else:
-        run = _outside(query, key, value)
+        run = in_graphs if page_table is None and in_graphs else _hidden()
+    elif has_torch_function_variadic(query, key, value):
+        run = _overridden
+    elif get_eval_frame_callback() is not None:
+        run = _hidden()
     rest = score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options
     pages = () if page_table is None else (page_table,)
     return run(query, key, value, *rest, return_aux, mask_mod, backend, *pages)
-
-
-def _outside(query: Any, key: Any, value: Any) -> Any:
-    """Return the function that runs a call outside of Dynamo."""
-    if has_torch_function_variadic(query, key, value):
-        return _overridden
-    return _run if get_eval_frame_callback() is None else _hidden()
 
 
 def _overridden(*args: Any) -> Any:
@@ -217,8 +214,8 @@ def check_not_captured(recorded_by: Any) -> None:
     """Refuse a call with pages that is captured, transformed or seen by torch."""
     if recorded_by is not None or is_transformed():
         raise OptionError(
-            "page_table expects plain tensors, outside of flexc.compile, torch.func and "
-            "torch's dispatch modes: call flexc.flex_attention itself"
+            "page_table expects plain tensors, and no flexc.compile, torch.func or "
+            "dispatch mode around the call: call flexc.flex_attention itself"
         )
 
 
@@ -261,8 +258,7 @@ def _run(
     if page_table is not None:
         check_not_captured(run)
     rest = enable_gqa, scale, outputs, choices
-    mods = score_mod, block_mask, mask_mod
-    prepare = Preparation(mods, rest, page_table, run is None)
+    prepare = Preparation((score_mod, block_mask, mask_mod), rest, page_table)
     if run is None and is_plain(query, block_mask, mask_mod):
         mask = mask_mod if block_mask is None else mask_of(block_mask)
         mods_key, captures = read_key(score_mod, mask)
@@ -270,8 +266,10 @@ def _run(
         if page_table is not None:
             facts, captures = (*facts, "pages"), (*captures, page_table)
         found = attend(given, mods_key, captures, facts, prepare, block_mask)
+    elif run is None:
+        found = run_attention(prepare(given))
     else:
-        found = (run or run_attention)(prepare(given))
+        found = run(prepare._replace(sees_data=False)(given))
     out, lse, max_scores = found
     if return_aux is not None:
         return out, AuxOutput(lse=lse, max_scores=max_scores)

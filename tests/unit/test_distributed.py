@@ -153,7 +153,7 @@ def _parts(*lengths: int, rank: int = 0) -> Parts:
 def _route_of(mask: Any, parts: Parts) -> Route:
     x = torch.zeros(2, 1, parts.queries.lengths[0], 8)
     mods = _Mods(None, mask)
-    rest = (False, None, OUTPUTS[True, False], NO_CHOICES, False)
+    rest = (False, None, OUTPUTS[True, False], NO_CHOICES)
     own = Preparation(mods.moved(), rest)((x, x, x))
     return find_route(parts, mods.mask, Problem.of(own.with_traced()))
 

@@ -47,7 +47,7 @@ from flexc.runtime.interception import (
     activate,
     check_not_transformed,
 )
-from flexc.runtime.torch_compile.attention_nodes import (
+from flexc.runtime.torch_compile.dynamo import (
     LN2,
     OPERATOR,
     mod_operand,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import flexc
 from flexc.runtime.kernels.driver import counters
-from flexc.runtime.torch_compile.attention_nodes import OPERATOR
+from flexc.runtime.torch_compile.dynamo import OPERATOR
 from tests.support import reference
 
 COMPILE: Any = functools.partial(flexc.compile, backend="eager")

@@ -222,3 +222,21 @@ def test_small_calls(sizes: tuple[int, int]) -> None:
         found[0].sum().backward()
     torch.testing.assert_close(found, attend(query, key, key, return_lse=True))
     assert query.grad is not None
+
+
+def test_pages_are_refused_by_dispatch_modes() -> None:
+    query, (key, value) = torch.randn(1, 2, 3, DIM), torch.randn(2, 4, 2, 16, DIM)
+    given: Any = {"page_table": torch.tensor([[2, 0]], dtype=torch.int32)}
+
+    class Passed(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad():
+        expected = attend(query, key, value, **given)
+        with Passed():
+            assert torch.equal(attend(query, key, value, **given), expected)
+        with Seen(), pytest.raises(errors.OptionError, match="dispatch mode"):
+            attend(query, key, value, **given)
