@@ -46,7 +46,7 @@ def drawn(seed: int) -> Drawn:
         head_dim=dim,
         value_dim=made.choice((dim, 64)),
     )
-    dtype = made.choice((torch.bfloat16, torch.bfloat16, torch.float16, torch.float32))
+    dtype = made.choice((torch.bfloat16, torch.float16))
     return Drawn(made.choice(CASES), sizes, page_size, dtype)
 
 

@@ -5,6 +5,8 @@ the leading indices and the tile's start, each times its stride. The offsets wit
 tile are 32 bits wide; once hoisted, they are computed once for a whole loop. The mask
 compares indices with the size along each checked dimension. The pass refuses ops with a
 count.
+
+Kernels whose keys lie in pages get twice the stages.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr, f32, i32, i64
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, f32, i32, i64
 from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
@@ -255,6 +257,21 @@ class AddToScatter(RewritePattern):
         rewriter.replace(op, add)
 
 
+class WaitForPages(RewritePattern):
+    """A pattern that doubles the stages of kernels whose keys lie in pages.
+
+    Triton copies half as many stages ahead if addresses come from other loads. There
+    are then as many tiles in flight, in as much shared memory, as without pages.
+    """
+
+    @op_type_rewrite_pattern
+    def match_and_rewrite(self, op: tile.KernelOp, rewriter: PatternRewriter) -> None:
+        stages = op.attributes.get("num_stages")
+        if "page_size" in op.attributes and isinstance(stages, IntegerAttr):
+            op.attributes["num_stages"] = IntegerAttr(stages.value.data * 2, i32)
+            rewriter.notify_op_modified(op)
+
+
 @dataclass(frozen=True)
 class LegalizeTileForTritonPass(ModulePass):
     """Turn tile accesses into gathers and scatters at pointers, offsets and masks."""
@@ -274,6 +291,7 @@ class LegalizeTileForTritonPass(ModulePass):
             StoreToScatter(),
             AddToScatter(),
             SetPrecision(self.f32_precision),
+            WaitForPages(),
         ]
         PatternRewriteWalker(
             GreedyRewritePatternApplier(patterns), apply_recursively=False

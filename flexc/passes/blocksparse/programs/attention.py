@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from xdsl.dialects import math as math_dialect
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import StringAttr, TensorType
+from xdsl.dialects.builtin import IntegerAttr, StringAttr, TensorType, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from flexc.dialects import blocksparse, flex, tile
@@ -157,7 +157,7 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
             state = self.loop(segment, self.place, state, step)
         self.store(checked, softmax, SoftmaxState.of(state))
         grid = {} if self.key_split is None else grid_of(self.op.out, self.op)
-        return self.kernel(self.summary() | grid)
+        return self.kernel(self.summary() | grid | self.paging())
 
     def summary(self) -> dict[str, Attribute]:
         """Return the lines about the computation in the emitted source's header."""
@@ -171,6 +171,11 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
             "segments": ", ".join(s.kind.data.value for s in segments),
         }
         return {name: StringAttr(text) for name, text in lines.items()}
+
+    def paging(self) -> dict[str, Attribute]:
+        """Return the size of the pages of keys, if they lie in pages."""
+        size = self.op.page_size
+        return {} if size is None else {"page_size": IntegerAttr(size, i32)}
 
     def locate(self) -> RowBlock:
         """Write the rows, batch and head that this program owns."""

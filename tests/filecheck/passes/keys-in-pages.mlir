@@ -1,0 +1,50 @@
+// RUN: flexc-opt %s -p 'flexc-to-tile{block-m=16 block-n=32}' --split-input-file | filecheck %s
+// RUN: flexc-opt %s -p 'flexc-to-tile{block-m=16 block-n=32},legalize-tile-for-triton' --split-input-file | filecheck %s --check-prefix=TRITON
+
+!q = tensor<?x?x?x64xbf16, strided<[?, ?, ?, 1]>>
+!pages = tensor<?x?x16x64xbf16, strided<[?, ?, ?, 1]>>
+!table = tensor<?x?xi32, strided<[?, 1]>>
+
+// A block of 32 keys lies in two pages of 16: rows of the load find their pages.
+// CHECK-LABEL: tile.kernel @small_pages(
+// CHECK-SAME: num_stages = 3 : i32
+// CHECK: %pages = tile.dim %page_table, 1
+// CHECK: %kv_len =
+// CHECK: scf.for
+// CHECK: %k = tile.load %key[%b, %kv_h, %kv_start, {{%.*}}] {{.*}}pages %page_table
+// Triton gets twice the stages, for as many tiles in flight.
+// TRITON-LABEL: tile.kernel @small_pages(
+// TRITON-SAME: page_size = 16 : i32, num_warps = 4 : i32, num_stages = 6 : i32
+// TRITON: scf.for
+// TRITON: %pages_1 = tile.gather %page_table[
+// TRITON: %k = tile.gather %key[
+func.func @small_pages(%query : !q, %key : !pages, %value : !pages, %scale : f32, %page_table : !table) -> !q {
+  %out = flex.attention %query, %key, %value : !q, !pages, !pages scale(%scale : f32) page_table(%page_table : !table) -> out(!q) {scale_positive, has_pairs} score_mod(%s : f32, %b : i32, %h : i32, %i : i32, %j : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b_1 : i32, %h_1 : i32, %i_1 : i32, %j_1 : i32) {
+    %all = arith.constant true
+    flex.yield %all : i1
+  }
+  func.return %out : !q
+}
+
+// -----
+
+!q = tensor<?x?x?x64xbf16, strided<[?, ?, ?, 1]>>
+!pages = tensor<?x?x64x64xbf16, strided<[?, ?, ?, 1]>>
+!table = tensor<?x?xi32, strided<[?, 1]>>
+
+// A block lies in one page, whose number is read once; it is kept in range.
+// CHECK-LABEL: tile.kernel @whole_blocks(
+// CHECK: scf.for
+// CHECK-NOT: pages %page_table
+// CHECK: %k = tile.load %key[%page{{[_0-9]*}}, %kv_h, %within, {{%.*}}]
+func.func @whole_blocks(%query : !q, %key : !pages, %value : !pages, %scale : f32, %page_table : !table) -> !q {
+  %out = flex.attention %query, %key, %value : !q, !pages, !pages scale(%scale : f32) page_table(%page_table : !table) -> out(!q) {scale_positive, has_pairs} score_mod(%s : f32, %b : i32, %h : i32, %i : i32, %j : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b_1 : i32, %h_1 : i32, %i_1 : i32, %j_1 : i32) {
+    %all = arith.constant true
+    flex.yield %all : i1
+  }
+  func.return %out : !q
+}
