@@ -42,8 +42,9 @@ class Keys(NamedTuple):
     def of(cls, lengths: list[int]) -> Keys:
         shape = (len(lengths), KV_HEADS, max(lengths), DIM)
         options: Any = {"device": "cuda", "dtype": torch.bfloat16}
-        made = (torch.randn(shape, **options) for _ in range(2))
-        return cls(*made, torch.tensor(lengths, dtype=torch.int32, device="cuda"))
+        key, value = (torch.randn(shape, **options) for _ in range(2))
+        counts = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+        return cls(key, value, counts)
 
     def seen(self, most: int) -> int:
         """Return the bytes of the last keys and values, `most` of each sequence."""

@@ -124,12 +124,12 @@ def test_one_graph_serves_growing_lengths(kind: str) -> None:
     prompt = torch.randn(2, 3, 2, 600, 64, device="cuda").bfloat16()
     keys, values = [p.clone() for p in prompt]
     lengths = [600, 0, 211]
-    cache.append(*prompt, counts=lengths)
-    mods = mods_of("alibi", Sizes(heads=8))
+    cache.append(prompt[0], prompt[1], counts=lengths)
+    alibi: Any = mods_of("alibi", Sizes(heads=8))[0]
 
     def step() -> Any:
         cache.write(key, value)
-        return cache.attend(query, mods[0], return_lse=True)
+        return cache.attend(query, alibi, return_lse=True)
 
     def held() -> QKV:
         """What the cache holds, from the tokens that were given to it."""
@@ -138,7 +138,7 @@ def test_one_graph_serves_growing_lengths(kind: str) -> None:
         for to, given in zip(whole, (keys, values), strict=True):
             for b, n in enumerate(lengths):
                 to[b, :, :n] = given[b, :, :n]
-        return query, *whole
+        return query, whole[0], whole[1]
 
     def append() -> None:
         nonlocal keys, values
@@ -154,7 +154,7 @@ def test_one_graph_serves_growing_lengths(kind: str) -> None:
     def checked(found: Any) -> None:
         starts = cache.starts.clone()
         known = torch.tensor(lengths, device="cuda")
-        score = lambda s, b, h, i, j: mods[0](s, b, h, i + starts[b], j)  # noqa: E731
+        score = lambda s, b, h, i, j: alibi(s, b, h, i + starts[b], j)  # noqa: E731
         check(held(), (score, lambda b, h, i, j: j < known[b]), found)
 
     with torch.no_grad():
@@ -194,7 +194,7 @@ def test_drawn_schedules(seed: int) -> None:
         starts = cache.known_lengths()
         new = torch.randn(2, 3, heads, most, dim, device="cuda").bfloat16()
         try:
-            cache.append(*new, counts=counts)
+            cache.append(new[0], new[1], counts=counts)
         except CacheError:
             cache.free(made.randrange(3))
             continue
@@ -203,7 +203,7 @@ def test_drawn_schedules(seed: int) -> None:
         query = torch.randn(3, heads * 4, most, dim, device="cuda").bfloat16()
         schedule = {"schedule": "triton"}
         found = cache.attend(query, return_lse=True, kernel_options=schedule)
-        mask, qkv = cache.mask(), (query, *whole)
+        mask, qkv = cache.mask(), (query, whole[0], whole[1])
         same = attend(qkv, (None, mask), kernel_options=schedule)
         assert all(a.equal(b) for a, b in zip(found, same, strict=True))
         check(qkv, (None, mask), found)
@@ -212,12 +212,12 @@ def test_drawn_schedules(seed: int) -> None:
 def test_a_shared_prefix() -> None:
     cache = flexc.PagedKV(4, 2, 60, 16, 64, dtype=torch.bfloat16, device="cuda")
     prompt = torch.randn(2, 4, 2, 320, 64, device="cuda").bfloat16()
-    cache.append(*prompt, counts=[320, 0, 0, 0])
+    cache.append(prompt[0], prompt[1], counts=[320, 0, 0, 0])
     for b in (1, 2, 3):
         cache.fork(0, b)
     new = torch.randn(2, 4, 2, 1, 64, device="cuda").bfloat16()
-    cache.append(*new)
+    cache.append(new[0], new[1])
     held = torch.cat([prompt[:, :1].expand(-1, 4, -1, -1, -1), new], 3)
     query = torch.randn(4, 8, 1, 64, device="cuda").bfloat16()
     found = cache.attend(query, prefix=320, return_lse=True)
-    check((query, *held), (None, None), found)
+    check((query, held[0], held[1]), (None, None), found)

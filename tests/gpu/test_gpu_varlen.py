@@ -25,6 +25,8 @@ from tests.support.filled_memory import poisoned
 
 pytestmark = pytest.mark.gpu
 
+attend: Any = flexc.flex_attention_varlen
+
 Mod = Callable[..., Any]
 Lengths = Sequence[int]
 
@@ -101,7 +103,7 @@ def check(
 
     def run(*leaves: Tensor) -> Any:
         with poisoned():
-            return flexc.flex_attention_varlen(
+            return attend(
                 *leaves, cu_seqlens(q_lens), cu_k, score_mod=mods[0], mask_mod=mods[1],
                 return_lse=True, **more,
             )  # fmt: skip
@@ -189,9 +191,9 @@ def test_other_lengths_compile_nothing() -> None:
 
 def test_a_sequence_has_the_bits_that_it_has_beside_others() -> None:
     given = operands([256, 100], [256, 100], 128, torch.bfloat16)
-    both: Any = flexc.flex_attention_varlen(*given, cu_seqlens([256, 100]))
+    both: Any = attend(*given, cu_seqlens([256, 100]))
     few: Any = [t[:256] for t in given]
-    assert both[:256].equal(flexc.flex_attention_varlen(*few, cu_seqlens([256])))
+    assert both[:256].equal(attend(*few, cu_seqlens([256])))
 
 
 def test_nested() -> None:
@@ -199,8 +201,8 @@ def test_nested() -> None:
     given = operands(lengths, lengths, 64, torch.bfloat16)
     offsets = cu_seqlens(lengths).long()
     nested: Any = [torch.nested.nested_tensor_from_jagged(t, offsets) for t in given]
-    out: Any = flexc.flex_attention_varlen(*nested, mask_mod=mods_of("causal")[1])
-    plain = flexc.flex_attention_varlen(*given, offsets, mask_mod=mods_of("causal")[1])
+    out: Any = attend(*nested, mask_mod=mods_of("causal")[1])
+    plain = attend(*given, offsets, mask_mod=mods_of("causal")[1])
     assert out.is_nested
     assert out.values().equal(plain)
 
@@ -211,7 +213,7 @@ def test_a_graph_runs_with_other_numbers() -> None:
 
     def run(numbers: Tensor) -> Any:
         with torch.no_grad():
-            return flexc.flex_attention_varlen(*given, numbers, mask_mod=mask)
+            return attend(*given, numbers, mask_mod=mask)
 
     run(cu)
     torch.cuda.synchronize()
@@ -226,7 +228,7 @@ def test_a_graph_runs_with_other_numbers() -> None:
 
 def test_wrong_numbers_are_reported_by_a_later_call() -> None:
     given = operands([30], [30], 64, torch.bfloat16)
-    flexc.flex_attention_varlen(*given, cu_seqlens([20, 30]))
+    attend(*given, cu_seqlens([20, 30]))
     torch.cuda.synchronize()
     with pytest.raises(ShapeError, match="an earlier call"):
-        flexc.flex_attention_varlen(*given, cu_seqlens([20, 10]))
+        attend(*given, cu_seqlens([20, 10]))
