@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
@@ -19,6 +19,8 @@ from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
     FileLineColLoc,
+    Float8E4M3FNType,
+    Float8E5M2Type,
     FunctionType,
     IntAttr,
     IntegerAttr,
@@ -28,6 +30,8 @@ from xdsl.dialects.builtin import (
     StringAttr,
     TensorType,
     UnitAttr,
+    f32,
+    i8,
     i32,
     i64,
 )
@@ -62,6 +66,37 @@ from flexc.frontend.scalars import (
 )
 from flexc.frontend.signatures import MOD_ARGS, ModKind
 
+NARROW = {
+    torch.int8: i8,
+    torch.float8_e4m3fn: Float8E4M3FNType(),
+    torch.float8_e5m2: Float8E5M2Type(),
+}
+"""The dtypes of keys and values that are narrower than queries."""
+
+
+class Stored(NamedTuple):
+    """How memory holds keys and values: dtypes, and dimensions of scales.
+
+    A dtype is None for that of queries, a scale None if there is none.
+    """
+
+    key: torch.dtype | None = None
+    value: torch.dtype | None = None
+    key_scale: int | None = None
+    value_scale: int | None = None
+
+    def scales(self) -> dict[str, Attribute]:
+        """Return the types of the scales that there are, by name."""
+        ranks = {"key_scale": self.key_scale, "value_scale": self.value_scale}
+        return {
+            name: strided([None] * rank, f32, unit_stride=rank == 3)
+            for name, rank in ranks.items()
+            if rank is not None
+        }
+
+
+AS_QUERIES = Stored()
+
 
 @dataclass(frozen=True)
 class AttentionCall:
@@ -83,6 +118,7 @@ class AttentionCall:
     """For each of query, key and value, True if the elements of a row are adjacent."""
     page_size: int | None = None
     """The number of keys of a page, if keys and values lie in pages."""
+    stored: Stored = AS_QUERIES
     sparse_block: tuple[int, int] | None = None
     full_tables: bool = False
     scale_positive: bool = False
@@ -136,15 +172,17 @@ def build_attention_module(
 ) -> AttentionModule:
     """Build the `flex` module of a call.
 
-    Its `func.func @attention` takes query, key, value, scale, captures, tables and a
-    page table.
+    Its `func.func @attention` takes query, key, value, scale, captures, tables, a page
+    table, and the scales of keys and values.
     """
     inputs = _shared_inputs(score, mask)
     types = [_capture_type(i) for i in inputs]
     element = element_type(call.dtype)
+    kept = [NARROW[t] if t else element for t in call.stored[:2]]
     qkv = [
-        strided([None, None, length, dim], element, unit)
-        for length, dim, unit in zip(
+        strided([None, None, length, dim], held, unit)
+        for held, length, dim, unit in zip(
+            (element, *kept),
             (None, call.page_size, call.page_size),
             (call.head_dim, call.head_dim, call.value_dim),
             call.unit_strides,
@@ -156,10 +194,12 @@ def build_attention_module(
     tables = [] if call.sparse_block is None else pair * (1 + call.full_tables)
     is_paged = call.page_size is not None
     pages = [strided([None, None], i32, unit_stride=True)] * is_paged
-    arg_types = [*qkv, scale, *types, *tables, *pages, *[i32] * call.split]
+    scales = call.stored.scales()
+    last_types = [*pages, *scales.values(), *[i32] * call.split]
+    arg_types = [*qkv, scale, *types, *tables, *last_types]
     block = Block(arg_types=arg_types)
     names = ("query", "key", "value", "scale", *(i.name for i in inputs))
-    last = [*["page_table"] * is_paged, *["splits"] * call.split]
+    last = [*["page_table"] * is_paged, *scales, *["splits"] * call.split]
     _name_args(block, [*names, *TABLES[: len(tables)], *last])
     args = block.args
     captured, rest = args[4 : 4 + len(types)], args[4 + len(types) :]
@@ -169,7 +209,7 @@ def build_attention_module(
         {
             **dict(zip(names, args[:4], strict=False)),
             **{"captures": captured, "tables": tabled},
-            **{"page_table": rest[:is_paged], "splits": rest[is_paged:]},
+            **dict(zip(last, rest, strict=True)),
         },
         list(results.values()),
         [

@@ -24,11 +24,13 @@ from flexc.frontend.code_facts import number_key
 from flexc.runtime.autograd.functions import is_differentiated, run_attention
 from flexc.runtime.call_plans import Operands, attend, is_plain
 from flexc.runtime.inputs.arguments import (
+    NARROW,
     Outputs,
     cast_and_check,
     mask_of,
     read_pages,
     read_scale,
+    read_scales,
     split_block_mask,
 )
 from flexc.runtime.inputs.options import Choices, read_choices, resolve_backend
@@ -73,6 +75,8 @@ def flex_attention(
     mask_mod: MaskMod | None = None,
     backend: str = "auto",
     page_table: Tensor | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
 ) -> Result:
     """Compute attention, with scores and masks given by Python functions.
 
@@ -87,7 +91,9 @@ def flex_attention(
 
     Args:
         query: (B, Hq, Sq, E), float32, bfloat16 or float16, on a CPU also float64.
-        key: (B or 1, Hkv, Skv, E), of the query's dtype and device.
+        key: (B or 1, Hkv, Skv, E), of the query's device and dtype, or of int8,
+            float8_e4m3fn or float8_e5m2, as may be the value. Narrow keys and values
+            have no gradients.
         value: (B or 1, Hkv, Skv, Ev). Head dims E and Ev are 1 to 512.
         score_mod: `score_mod(score, b, h, q_idx, kv_idx)` returns a new score for a
             pair, given its scaled score. All arguments are 0-d tensors: the
@@ -114,6 +120,9 @@ def flex_attention(
             Hkv, page size, E) and `value` likewise: key n of sequence b is row
             n % page size of page page_table[b, n // page size]. Mods and masks know of
             positions only; a mask says how many keys there are. No gradients.
+        key_scale: the factor of keys, float32, broadcastable to (B, Hkv), or (B, Hkv,
+            n) where n divides Skv: a number for each head, key, or block of keys.
+        value_scale: the factor of values, likewise.
 
     Returns:
         The output, (B, Hq, Sq, Ev) of the query's dtype; with `return_lse` a pair
@@ -123,26 +132,43 @@ def flex_attention(
         FlexcError: a class of `flexc.errors`, with a message that says what to do.
     """
     run: Any = _run
+    memory = page_table, key_scale, value_scale
+    is_stored = any(m is not None for m in memory) or is_narrow(key, value)
     if is_dynamo_compiling():
         from flexc.runtime.torch_compile.operators.higher_order import in_graphs
 
-        run = in_graphs if page_table is None and in_graphs else _hidden()
+        run = in_graphs if in_graphs and not is_stored else _hidden()
     elif has_torch_function_variadic(query, key, value):
         run = _overridden
     elif get_eval_frame_callback() is not None:
         run = _hidden()
     rest = score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options
-    pages = () if page_table is None else (page_table,)
-    return run(query, key, value, *rest, return_aux, mask_mod, backend, *pages)
+    given = (memory,) if is_stored else ()
+    return run(query, key, value, *rest, return_aux, mask_mod, backend, *given)
+
+
+Memory = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""How memory holds keys: a page table, the scale of keys and that of values."""
+
+NO_MEMORY: Memory = (None, None, None)
+
+
+def is_narrow(*tensors: Tensor) -> bool:
+    """Return True if one of keys and values is narrower than queries may be."""
+    return any(getattr(t, "dtype", None) in NARROW for t in tensors)
 
 
 def _overridden(*args: Any) -> Any:
     """Let torch's function modes, or a class's `__torch_function__`, run a call."""
-    named = dict(zip(_NAMED, args[9:], strict=False))
+    stored = args[12] if len(args) > 12 else ()
+    named = dict(zip(_NAMED, (*args[9:12], *stored), strict=False))
     return handle_torch_function(flex_attention, args[:3], *args[:9], **named)
 
 
-_NAMED = "return_aux", "mask_mod", "backend", "page_table"
+_NAMED = (
+    *("return_aux", "mask_mod", "backend"),
+    *("page_table", "key_scale", "value_scale"),
+)
 
 
 class Preparation(NamedTuple):
@@ -150,7 +176,7 @@ class Preparation(NamedTuple):
 
     mods: tuple[ScoreMod | None, BlockMask | None, MaskMod | None]
     rest: tuple[bool, float | None, Outputs, Choices]
-    page_table: Tensor | None = None
+    memory: Memory = NO_MEMORY
     sees_data: bool = True
     """False if the tensors may have no memory of their own."""
 
@@ -161,9 +187,9 @@ class Preparation(NamedTuple):
 
         score_mod, block_mask, mask_mod = self.mods
         enable_gqa, scale, outputs, choices = self.rest
-        pages = None
-        if self.page_table is not None:
-            pages = read_pages(*operands, self.page_table)
+        (table, key_scale, value_scale), pages = self.memory, None
+        if table is not None:
+            pages = read_pages(*operands, table)
             operands = operands[0], *pages.in_sequence()
         query, key, value = cast_and_check(*operands, enable_gqa)
         resolved = resolve_backend(choices.backend, query.device)
@@ -179,8 +205,9 @@ class Preparation(NamedTuple):
             resolved,
             choices,
             pages=pages,
+            scales=read_scales(key_scale, value_scale, query, key),
         )
-        check_pages(call)
+        check_stored(call)
         if self.sees_data:
             call.check_memory()
         return call
@@ -195,26 +222,29 @@ class Preparation(NamedTuple):
         return Preparation((found[0], None, found[1]), self.rest)
 
 
-def check_pages(call: Attention) -> None:
-    """Check that the keys of a call may lie in pages, if they do."""
-    if call.pages is None:
+def check_stored(call: Attention) -> None:
+    """Check that the keys of a call may lie in pages or be narrow, if they are."""
+    if call.pages is None and not call.scales.given and not call.is_narrow:
         return
-    if call.pages.key.dtype != call.query.dtype:
+    own = [] if call.pages is None else [t.dtype for t in call.pages[:2]]
+    if any(t not in (call.query.dtype, *NARROW) for t in own):
         raise DtypeError(
             "key and value in pages expect the dtype of the query, "
-            f"{call.query.dtype} after autocast, got {call.pages.key.dtype}"
+            f"{call.query.dtype} after autocast, got {own[0]} and {own[1]}"
         )
-    if is_differentiated(call):
-        raise OptionError(
-            "page_table expects no gradients: call within torch.no_grad()"
-        )
+    gradients = any(t.requires_grad for t in call.scales.given)
+    if is_differentiated(call) or (gradients and torch.is_grad_enabled()):
+        raise OptionError(f"{MEMORY} expect no gradients: call within torch.no_grad()")
+
+
+MEMORY = "a page_table, keys and values of 8 bits, and their scales"
 
 
 def check_not_captured(recorded_by: Any) -> None:
-    """Refuse a call with pages that is captured, transformed or seen by torch."""
+    """Refuse a call with pages or narrow keys that others capture, change or see."""
     if recorded_by is not None or is_transformed():
         raise OptionError(
-            "page_table expects plain tensors, and no flexc.compile, torch.func or "
+            f"{MEMORY} expect plain tensors, and no flexc.compile, torch.func or "
             "dispatch mode around the call: call flexc.flex_attention itself"
         )
 
@@ -232,7 +262,7 @@ def _run(
     return_aux: AuxRequest | None,
     mask_mod: MaskMod | None,
     backend: str,
-    page_table: Tensor | None = None,
+    memory: Memory = NO_MEMORY,
 ) -> Result:
     """Run a call outside of Dynamo."""
     if return_lse and return_aux is not None:
@@ -255,16 +285,19 @@ def _run(
     run = None if scope is None else scope.run
     if run is None and is_seen(query, key, value):
         from flexc.runtime.torch_compile.operators.higher_order import run_seen as run
-    if page_table is not None:
+    is_stored = memory is not NO_MEMORY
+    if is_stored:
         check_not_captured(run)
     rest = enable_gqa, scale, outputs, choices
-    prepare = Preparation((score_mod, block_mask, mask_mod), rest, page_table)
+    prepare = Preparation((score_mod, block_mask, mask_mod), rest, memory)
     if run is None and is_plain(query, block_mask, mask_mod):
         mask = mask_mod if block_mask is None else mask_of(block_mask)
         mods_key, captures = read_key(score_mod, mask)
         facts = (choices, outputs, number_key(scale), enable_gqa)
-        if page_table is not None:
-            facts, captures = (*facts, "pages"), (*captures, page_table)
+        if is_stored:
+            there = tuple(t is not None for t in memory)
+            facts = (*facts, "memory", *there)
+            captures = (*captures, *(t for t in memory if t is not None))
         found = attend(given, mods_key, captures, facts, prepare, block_mask)
     elif run is None:
         found = run_attention(prepare(given))

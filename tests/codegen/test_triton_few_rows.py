@@ -12,7 +12,7 @@ import torch
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.runtime.attention.call import Attention, Outputs, read_signature
 from flexc.runtime.attention.few_rows import few_rows, fold
-from flexc.runtime.inputs.arguments import Pages
+from flexc.runtime.inputs.arguments import Pages, Scales
 from flexc.runtime.inputs.options import NO_CHOICES, Choices, TileOptions
 from flexc.runtime.kernels import driver
 from flexc.runtime.kernels.schedules import TRITON, candidates
@@ -58,6 +58,14 @@ def in_pages(size: int, **options: Any) -> Attention:
     return replace(call, key=key, value=value, pages=pages)
 
 
+def stored(kept: torch.dtype, per: str, **options: Any) -> Attention:
+    """The same call with keys and values of 8 bits."""
+    call = decoding(**options)
+    scale = torch.ones((1, 8, 8192) if per == "key" else (1, 8))
+    key = call.key.to(kept)
+    return replace(call, key=key, value=key, scales=Scales(scale, scale))
+
+
 def lower(call: Attention) -> KernelSpec:
     rows = few_rows(call)
     assert rows is not None
@@ -78,6 +86,11 @@ CALLS = {
     "narrow": decoding(dim=24),
     **{f"pages-{n}": in_pages(n) for n in (16, 64, 128)},
     "narrow-pages": in_pages(16, dim=24),
+    "int8": stored(torch.int8, "head", score_mod=alibi),
+    "int8-by-key": stored(torch.int8, "key", dtype="fp16"),
+    "fp8": stored(torch.float8_e4m3fn, "head"),
+    "fp8-by-key": stored(torch.float8_e4m3fn, "key", q_len=4),
+    "e5m2": stored(torch.float8_e5m2, "head", dim=24),
 }
 
 
@@ -85,6 +98,8 @@ CALLS = {
 @pytest.mark.parametrize("target", ["sm80", "sm90", "gfx942"])
 @pytest.mark.parametrize("name", CALLS)
 def test_compiles(name: str, target: str, tmp_path: Path) -> None:
+    if name.startswith("fp8") and target != "sm90":
+        pytest.skip("a GPU without float8_e4m3fn")
     compiled = triton_kernels.compile_spec(lower(CALLS[name]), target)
     if target == "sm90":
         assert spilled_bytes(compiled.asm["ptx"], tmp_path) == 0

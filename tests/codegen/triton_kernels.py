@@ -32,7 +32,7 @@ from flexc.runtime.attention.call import (
 from flexc.runtime.inputs.arguments import split_block_mask
 from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.kernels import driver
-from flexc.runtime.kernels.triton_compiler import load_jit_function
+from flexc.runtime.kernels.triton_compiler import TRITON_TYPES, load_jit_function
 from tests.support.corpus import CORPUS
 
 
@@ -134,9 +134,6 @@ def lower(variant: Variant) -> KernelSpec:
     module, build = call_of(variant)
     with vendor_of(variant.target):
         return driver.lower(module, build)
-
-
-TRITON_TYPES = {"f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16"}
 
 
 def triton_type(param: ParamSpec) -> str:

@@ -27,7 +27,7 @@ from flexc.runtime.attention.call import (
     Outputs,
     read_signature,
 )
-from flexc.runtime.inputs.arguments import Pages, split_block_mask
+from flexc.runtime.inputs.arguments import NO_SCALES, Pages, Scales, split_block_mask
 from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.interpreters.kernel import add_outputs
 from flexc.runtime.kernels.kernel import Kernel
@@ -55,6 +55,7 @@ def attention_module(
     mask_mod: Any,
     scale: float,
     pages: Pages | None = None,
+    scales: Scales = NO_SCALES,
 ) -> tuple[ModuleOp, list[Any]]:
     """The same of a call of attention for out, lse and max_scores."""
     query, key, value = inputs
@@ -64,7 +65,7 @@ def attention_module(
     call = Attention(
         query, key, value, scale, tables, signature, outputs, "cpp", NO_CHOICES
     )
-    call = replace(call, pages=pages)
+    call = replace(call, pages=pages, scales=scales)
     mods = capture_mods(signature, call.score_dtype)
     made = build_attention_module(mods.score, mods.mask, call.build().call)
     args = [*call.operands, scale, *made.arguments(signature.captures)]
@@ -72,6 +73,7 @@ def attention_module(
         args += tables.tensors
     if pages is not None:
         args.append(pages.table)
+    args += scales.given
     return made.module, args
 
 

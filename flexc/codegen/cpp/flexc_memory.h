@@ -133,7 +133,7 @@ FLEXC_INLINE void load(
     Tile<T, M, N> out, const S* in, int64_t stride_0, int64_t stride_1,
     int32_t extent_0, int32_t extent_1) {
     const int rows = clip(extent_0, M), columns = clip(extent_1, N);
-    constexpr bool transposes = sizeof(T) >= 4 || (is_same<T, bfloat16> && is_same<S, T>);
+    constexpr bool transposes = sizeof(T) >= 4 || is_same<T, bfloat16>;
     const bool transposed = transposes && stride_0 == 1 && stride_1 != 1;
     if constexpr (transposes)
         if (transposed) LoadTransposed<T, M, N, S>::run(out, in, stride_1, rows, columns);

@@ -58,11 +58,17 @@ FLEXC_INLINE Pairs round_pairs(Vector<float> low, Vector<float> high) {
 #endif
 }
 
+// Return the bits of numbers that bfloat16 holds exactly, in the upper half.
+template <int L, class S>
+FLEXC_INLINE Vec<uint32_t, L> upper_bits(const S* p) {
+    return bits<uint32_t>(convert<float>(load_vector<L>(p)));
+}
+
 // Return pairs of two neighbouring elements at each place.
-template <int L>
-FLEXC_INLINE Vec<uint32_t, L> paired(const bfloat16* low, const bfloat16* high) {
-    const auto second = high ? load_vector<L>(high) : Vec<bfloat16, L>{};
-    return convert<uint32_t>(load_vector<L>(low).raw) | convert<uint32_t>(second.raw) << 16;
+template <int L, class S>
+FLEXC_INLINE Vec<uint32_t, L> paired(const S* low, const S* high) {
+    const auto second = high ? upper_bits<L>(high) : Vec<uint32_t, L>{};
+    return upper_bits<L>(low) >> 16 | second;
 }
 
 // Pack the first `count` rows. After an odd number there is a row of zeros.
@@ -128,14 +134,14 @@ FLEXC_INLINE void load(
 
 // Compute out[i][j] = in[i + j * in_pitch] within rows and columns, 0 in columns beyond:
 // transpose the pairs of neighbouring columns.
-template <int M, int N>
-struct LoadTransposed<bfloat16, M, N, bfloat16> {
+template <int M, int N, class S>
+struct LoadTransposed<bfloat16, M, N, S> {
     using Out = Tile<bfloat16, M, N>;
-    static void run(Out out, const bfloat16* in, int64_t in_pitch, int rows, int columns);
+    static void run(Out out, const S* in, int64_t in_pitch, int rows, int columns);
 };
-template <int M, int N>
-FLEXC_SHARED void LoadTransposed<bfloat16, M, N, bfloat16>::run(
-    Out out, const bfloat16* in, int64_t in_pitch, int rows, int columns) {
+template <int M, int N, class S>
+FLEXC_SHARED void LoadTransposed<bfloat16, M, N, S>::run(
+    Out out, const S* in, int64_t in_pitch, int rows, int columns) {
     constexpr int L = lanes<float>, room = pitch<bfloat16>(N);
     for (int j = 0; j < room; j += 2 * L) {
         for (int at = 0; rows >= L && at < rows; at += L) {
@@ -143,7 +149,7 @@ FLEXC_SHARED void LoadTransposed<bfloat16, M, N, bfloat16>::run(
             const int i = block_start(at, rows, L);
 #pragma GCC unroll 16
             for (int k = 0; k < L; ++k) {
-                const bfloat16* from = in + (j + 2 * k) * in_pitch + i;
+                const S* from = in + (j + 2 * k) * in_pitch + i;
                 const int left = columns - j - 2 * k;
                 square[k] = Vec<uint32_t, L>{};
                 if (left > 0) square[k] = paired<L>(from, left > 1 ? from + in_pitch : nullptr);
@@ -160,7 +166,7 @@ FLEXC_SHARED void LoadTransposed<bfloat16, M, N, bfloat16>::run(
         }
         for (int i = 0; rows < L && i < rows; ++i)
             for (int k = j; k < room && k < j + 2 * L; ++k)
-                out[i][k] = k < columns ? in[i + k * in_pitch] : bfloat16{};
+                out[i][k] = k < columns ? convert<bfloat16>(in[i + k * in_pitch]) : bfloat16{};
     }
 }
 

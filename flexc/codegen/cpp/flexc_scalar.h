@@ -41,6 +41,19 @@ struct half {
     FLEXC_INLINE operator float() const;
 };
 
+// 8-bit floats are only read: one with 4 bits of exponent, without infinities, and one
+// with 5, the upper half of a `half`.
+
+struct float8_e4m3 {
+    uint8_t raw;
+    FLEXC_INLINE operator float() const;
+};
+
+struct float8_e5m2 {
+    uint8_t raw;
+    FLEXC_INLINE operator float() const;
+};
+
 // While an instance lives, results below the least normal number are 0 in this thread,
 // on x86, which has a mode for that. Intel's cores compute subnormal results very
 // slowly, and weights and decayed sums contain many. Numbers that are read stay

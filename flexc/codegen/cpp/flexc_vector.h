@@ -44,10 +44,12 @@ template <class T, int L> struct VectorOf {
 // wider than a register, because GCC compares wider vectors number by number.
 template <class T, int L = lanes<float>> using Vec = typename VectorOf<T, L>::type;
 
-// A vector of 16-bit floats, stored as bits.
-template <class T, int L> struct NarrowVector { Vec<uint16_t, L> raw; };
+// A vector of 16-bit or 8-bit floats, stored as bits.
+template <class T, int L> struct NarrowVector { Vec<decltype(T::raw), L> raw; };
 template <int L> struct VectorOf<bfloat16, L> { using type = NarrowVector<bfloat16, L>; };
 template <int L> struct VectorOf<half, L> { using type = NarrowVector<half, L>; };
+template <int L> struct VectorOf<float8_e4m3, L> { using type = NarrowVector<float8_e4m3, L>; };
+template <int L> struct VectorOf<float8_e5m2, L> { using type = NarrowVector<float8_e5m2, L>; };
 
 template <int Bytes> struct IntegerOf;
 template <> struct IntegerOf<1> { using type = int8_t; };
@@ -90,6 +92,8 @@ FLEXC_NUMBER(uint32_t)
 FLEXC_NUMBER(uint64_t)
 FLEXC_NUMBER(bfloat16)
 FLEXC_NUMBER(half)
+FLEXC_NUMBER(float8_e4m3)
+FLEXC_NUMBER(float8_e5m2)
 FLEXC_NUMBER(float)
 FLEXC_NUMBER(double)
 #undef FLEXC_NUMBER
@@ -174,6 +178,14 @@ FLEXC_INLINE Vec<bfloat16, L> load_vector(const bfloat16* p) {
 }
 template <int L = lanes<float>>
 FLEXC_INLINE Vec<half, L> load_vector(const half* p) { return {load_vector<L>(&p->raw)}; }
+template <int L = lanes<float>>
+FLEXC_INLINE Vec<float8_e4m3, L> load_vector(const float8_e4m3* p) {
+    return {load_vector<L>(&p->raw)};
+}
+template <int L = lanes<float>>
+FLEXC_INLINE Vec<float8_e5m2, L> load_vector(const float8_e5m2* p) {
+    return {load_vector<L>(&p->raw)};
+}
 
 template <class T, class V>
 FLEXC_INLINE void store_vector(T* p, V x) {
@@ -232,6 +244,17 @@ FLEXC_INLINE auto widen_from(const half*, V raw) {
     return bits<float>(select(mask(magnitude >= 0x7c00), special, finite) | sign);
 }
 
+template <class V>
+FLEXC_INLINE auto widen_from(const float8_e5m2*, V raw) {
+    return widen_from(static_cast<half*>(nullptr), raw << 8);
+}
+template <class V>
+FLEXC_INLINE auto widen_from(const float8_e4m3*, V raw) {
+    const V magnitude = raw & 0x7f, sign = (raw & 0x80) << 24;
+    const V finite = bits<uint32_t>(bits<float>(magnitude << 20) * 0x1p120f);
+    return bits<float>(select(mask(magnitude == 0x7f), V{} + 0x7fc00000, finite) | sign);
+}
+
 FLEXC_INLINE bfloat16::bfloat16(float x)
     : raw(static_cast<uint16_t>(round_to(static_cast<bfloat16*>(nullptr), x))) {}
 FLEXC_INLINE half::half(float x)
@@ -243,9 +266,18 @@ FLEXC_INLINE half::operator float() const {
     return widen_from(static_cast<half*>(nullptr), static_cast<uint32_t>(raw));
 }
 
+FLEXC_INLINE float8_e4m3::operator float() const {
+    return widen_from(static_cast<float8_e4m3*>(nullptr), static_cast<uint32_t>(raw));
+}
+FLEXC_INLINE float8_e5m2::operator float() const {
+    return widen_from(static_cast<float8_e5m2*>(nullptr), static_cast<uint32_t>(raw));
+}
+
 template <class T> constexpr bool is_narrow = false;
 template <> constexpr bool is_narrow<bfloat16> = true;
 template <> constexpr bool is_narrow<half> = true;
+template <> constexpr bool is_narrow<float8_e4m3> = true;
+template <> constexpr bool is_narrow<float8_e5m2> = true;
 template <class A, class B> constexpr bool is_same = false;
 template <class A> constexpr bool is_same<A, A> = true;
 

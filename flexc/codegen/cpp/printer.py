@@ -46,7 +46,8 @@ xor xor_eq
 """
 
 _SUPPORT = """
-flexc FlushSubnormals TileRegisters half bfloat16 bfloat16x2 bool Vec Min Kept all
+flexc FlushSubnormals TileRegisters half bfloat16 bfloat16x2 float8_e4m3 float8_e5m2
+bool Vec Min Kept all
 collect columns_at_once convert lanes load_vector mask minus_one_if one_if read_if
 select splat
 store_vector vectors_at_once int8_t int16_t int32_t int64_t Buffer Max Sum inf_f32

@@ -7,6 +7,8 @@ import struct
 
 from xdsl.dialects.builtin import (
     BFloat16Type,
+    Float8E4M3FNType,
+    Float8E5M2Type,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -26,6 +28,8 @@ _FLOATS: dict[type[Attribute], str] = {
     BFloat16Type: "bfloat16",
     Float32Type: "float",
     Float64Type: "double",
+    Float8E4M3FNType: "float8_e4m3",
+    Float8E5M2Type: "float8_e5m2",
 }
 _INTEGERS = {1: "bool", 8: "int8_t", 16: "int16_t", 32: "int32_t", 64: "int64_t"}
 
@@ -40,8 +44,8 @@ def scalar_type(type_: Attribute) -> str:
         name = _FLOATS.get(type(type_))
     if name is None:
         raise UnsupportedOpError(
-            "the C++ target has integers of 1, 8, 16, 32 and 64 bits and floats of 16, "
-            f"32 and 64 bits, got {type_}"
+            "the C++ target has integers of 1, 8, 16, 32 and 64 bits and floats of 8, "
+            f"16, 32 and 64 bits, got {type_}"
         )
     return name
 

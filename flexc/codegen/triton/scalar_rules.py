@@ -40,6 +40,8 @@ DTYPES = {
     "bf16": "bfloat16",
     "f32": "float32",
     "f64": "float64",
+    "f8E4M3FN": "float8e4nv",
+    "f8E5M2": "float8e5",
 }
 
 

@@ -13,7 +13,15 @@ from functools import singledispatchmethod
 from typing import ClassVar
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, StringAttr, f32, i32
+from xdsl.dialects.builtin import (
+    DenseArrayBase,
+    Float8E4M3FNType,
+    Float8E5M2Type,
+    IntegerAttr,
+    StringAttr,
+    f32,
+    i32,
+)
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from flexc.codegen.source_printer import PythonPrinter
@@ -28,6 +36,8 @@ READ_WORDS = (
     "read_bf16 read_bf16_if read_f16 read_f16_if read_f32 read_f32_if read_i32 "
     "read_i32_if tanh_approx"
 )
+
+EIGHT_BITS = (Float8E4M3FNType, Float8E5M2Type)
 
 LINE_LENGTH = 84
 HIDDEN_BLANK = "\0"
@@ -200,7 +210,10 @@ class TilePrinter(PythonPrinter):
     @print_statement.register
     def _(self, op: tile.GatherOp) -> None:
         place = " + ".join(self.args(op.tensor, op.base, op.offsets))
-        mask = () if op.mask is None else (f"mask={self.name(op.mask)}", "other=0")
+        # Triton casts no integer to floats of 8 bits.
+        is_float = isinstance(tile.element_of(op.result.type), EIGHT_BITS)
+        other = "other=0.0" if is_float else "other=0"
+        mask = () if op.mask is None else (f"mask={self.name(op.mask)}", other)
         self.assign(op.result, self.call("load", place, *mask))
 
     @print_statement.register

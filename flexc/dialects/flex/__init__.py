@@ -36,6 +36,7 @@ from xdsl.ir import Dialect
 from flexc.dialects import attributes_of, ops_of
 from flexc.dialects.flex.attention import (
     ATTENTION_FORMAT,
+    NARROW,
     RESULTS,
     AttentionLike,
     AttentionOp,
@@ -52,6 +53,7 @@ from flexc.dialects.flex.facts import (
     KeyRangesAttr,
     PairsOp,
     RemainderAttr,
+    element_type,
     score_type,
     tensor_shape,
 )

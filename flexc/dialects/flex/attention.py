@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import TensorType, i32
+from xdsl.dialects.builtin import (
+    Float8E4M3FNType,
+    Float8E5M2Type,
+    TensorType,
+    f32,
+    i8,
+    i32,
+)
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import (
     AttrSizedResultSegments,
@@ -22,18 +29,25 @@ from flexc.dialects.flex.facts import (
     SCORED_FORMAT,
     MaskedOp,
     ScoredOp,
+    element_type,
     tensor_shape,
     verify_head_dim,
     verify_rank,
 )
 from flexc.dialects.mod_region import operand_groups
 
+NARROW: tuple[Attribute, ...] = (i8, Float8E4M3FNType(), Float8E5M2Type())
+"""The types of elements of keys and values that are narrower than queries.
+
+Queries' types hold all their numbers.
+"""
+
 RESULTS = ("out", "lse", "max_scores", "row_shift", "log_sum", "lse_rest")
 
 ATTENTION_FORMAT = (
     SCORED_FORMAT
     + PAIRS_FORMAT
-    + operand_groups("page_table", "splits")
+    + operand_groups("page_table", "key_scale", "value_scale", "splits")
     + " `->` `out` `(` type($out) `)`"
     + "".join(f" (`{name}` `(` type(${name})^ `)`)?" for name in RESULTS[1:])
     + " attr-dict `score_mod` custom<ScalarRegion>($score_mod)"
@@ -47,6 +61,10 @@ class LastOperands(IRDLOperation):
     page_table = opt_operand_def(TensorType[Attribute])
     """The pages of each sequence, (B, pages), as i32, if keys and values lie in pages.
     """
+    key_scale = opt_operand_def(TensorType[Attribute])
+    """The factor of each head's keys, (B, Hkv), or of each key, (B, Hkv, Skv)."""
+    value_scale = opt_operand_def(TensorType[Attribute])
+    """The factor of each head's values, (B, Hkv), or of each value, (B, Hkv, Skv)."""
     splits = opt_operand_def(i32)
     """The number of splits: results have as many batches for each batch of operands."""
 
@@ -76,6 +94,10 @@ class AttentionLike(ScoredOp, LastOperands):
     page_table[b, n // size]. A number that is no page counts as the nearest page. Mods,
     masks, tables and Skv, which is the size of a row of the table times the page size,
     know of positions only, not of pages.
+
+    Keys and values may have narrow elements (`NARROW`) that the type of queries holds
+    exactly. The numbers that count are their products with `key_scale` and
+    `value_scale`, of f32, which know of positions only too.
     """
 
     out = result_def(TensorType[Attribute])
@@ -102,6 +124,21 @@ class AttentionLike(ScoredOp, LastOperands):
             self.verify_splits()
         if self.page_table is not None:
             self.verify_pages(self.page_table)
+        for name in ("key", "value"):
+            self.verify_stored(name)
+
+    def verify_stored(self, name: str) -> None:
+        """Check the elements of keys or values, and their scale."""
+        stored, scale = getattr(self, name), getattr(self, f"{name}_scale")
+        expected, got = (element_type(v) for v in (self.query, stored))
+        if got != expected and got not in NARROW:
+            raise VerifyException(f"{name} expects elements of {expected}, got {got}")
+        if scale is None:
+            return
+        if len(tensor_shape(scale)) not in (2, 3) or element_type(scale) != f32:
+            raise VerifyException(
+                f"{name}_scale expects f32 of 2 or 3 dimensions, got {scale.type}"
+            )
 
     @property
     def page_size(self) -> int | None:

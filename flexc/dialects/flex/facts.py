@@ -413,6 +413,12 @@ def tensor_shape(value: SSAValue) -> tuple[int, ...]:
     return value.type.get_shape()
 
 
+def element_type(value: SSAValue) -> Attribute:
+    """Return the type of the elements of a tensor value."""
+    assert isa(value.type, TensorType[Attribute])
+    return value.type.element_type
+
+
 def verify_rank(name: str, type_: Attribute, rank: int) -> None:
     assert isa(type_, TensorType[Attribute])
     if type_.get_num_dims() != rank:

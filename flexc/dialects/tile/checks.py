@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import MemRefType, TensorType
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    FixedBitwidthType,
+    MemRefType,
+    TensorType,
+)
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.traits import (
     ConditionallySpeculatable,
@@ -44,6 +49,18 @@ def verify_elements(what: str, tile: Attribute, memory: Attribute) -> None:
     expected = memory.get_element_type()
     if tile_of(tile).element_type != expected:
         raise VerifyException(f"{what} expects elements of {expected}, got {tile}")
+
+
+def verify_held(what: str, tile: Attribute, memory: Attribute) -> None:
+    """Verify that a tile has the element type of a tensor, or a wider float.
+
+    A float of more bits holds every number of a type exactly.
+    """
+    assert isa(memory, TensorType[Attribute] | MemRefType[Attribute])
+    stored, element = memory.get_element_type(), tile_of(tile).element_type
+    width = stored.bitwidth if isinstance(stored, FixedBitwidthType) else 1 << 30
+    if not isinstance(element, AnyFloat) or element.bitwidth <= width:
+        verify_elements(what, tile, memory)
 
 
 def verify_same_tile(what: str, type_: Attribute, expected: TileType) -> None:

@@ -37,7 +37,12 @@ from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 
 from flexc.dialects.mod_region import expect_tensor
-from flexc.dialects.tile.checks import verify_dim, verify_elements, verify_tile
+from flexc.dialects.tile.checks import (
+    verify_dim,
+    verify_elements,
+    verify_held,
+    verify_tile,
+)
 from flexc.dialects.tile.types import (
     ProductAttr,
     TileType,
@@ -54,7 +59,8 @@ class LoadOp(IRDLOperation):
     Elements outside the tensor are 0. `checked` lists the tile's dimensions along which
     elements may be outside; along the others the tile is known to fit. With a `count`,
     only the first `count` elements of the tile's first dimension are read. These are
-    inside the tensor; the other elements are unspecified.
+    inside the tensor; the other elements are unspecified. Elements are converted to the
+    tile's type, which holds them exactly.
 
     With `pages`, a table (batches, pages of each), the tensor's dimensions 0 and 2 are
     pages and the elements of a page. The first index is a batch b, and the third counts
@@ -107,7 +113,7 @@ class LoadOp(IRDLOperation):
 
     def verify_(self) -> None:
         _verify_access(self.tensor.type, self.indices, self.result.type)
-        verify_elements("result", self.result.type, self.tensor.type)
+        verify_held("result", self.result.type, self.tensor.type)
         _verify_checked(self.checked, self.result.type)
         if self.pages is not None:
             _verify_pages(self.pages.type, self.tensor.type, self.result.type)

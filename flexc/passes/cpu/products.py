@@ -20,8 +20,9 @@ Transposing or copying a block of memory costs more than a product with few rows
    products read it in place. Elements beyond the extents of such a load must be
    unspecified, so that the product can skip them. Zeros there would have to be
    multiplied with factors that may be infinite.
-3. An lhs in fp16 is read in place only if the machine has an instruction to widen it,
-   and the lhs of a packed rhs only if the elements of its rows are adjacent.
+3. An lhs of 8 bits is not read in place. One in fp16 is only if the machine has an
+   instruction to widen it, and the lhs of a packed rhs only if the elements of its rows
+   are adjacent.
 4. For a read in place along a counted dimension in a loop, the operand `next` is the
    distance to the block of the next iteration, so that the block can be prefetched.
 5. An lhs that a loop transposes for a packed rhs gets the layout `#tile.kept`: programs
@@ -133,8 +134,13 @@ def counts_of(load: tile.LoadStridedOp) -> list[SSAValue | None] | None:
 
 
 def is_readable(machine: VectorMachine, load: tile.LoadStridedOp) -> bool:
-    """Return True if the machine can widen a tensor's elements while it reads them."""
+    """Return True if the machine can widen a tensor's elements while it reads them.
+
+    To widen elements of 8 bits one by one takes longer than a product.
+    """
     assert isa(load.tensor.type, TensorType[Attribute])
+    if bits_of(load.tensor.type) < 16:
+        return False
     is_half = isinstance(load.tensor.type.element_type, Float16Type)
     return machine.widens_half or not is_half
 

@@ -39,6 +39,7 @@ from xdsl.pattern_rewriter import (
 from xdsl.rewriter import InsertPoint
 
 from flexc.dialects import flex, tile
+from flexc.dialects.flex import element_type
 from flexc.dialects.tile import PairsAttr, TileType, element_of, shape_of
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.cpp import MACHINES, VectorMachine
@@ -107,11 +108,16 @@ def widened(value: SSAValue) -> SSAValue:
     return build_map(code, shape, [(value, range(len(shape)))], body, name)
 
 
+def holds(load: tile.LoadStridedOp) -> bool:
+    """Return True if memory holds a tile's elements in its own type."""
+    return element_type(load.tensor) == element_of(load.result.type)
+
+
 def packed(value: SSAValue, op: tile.DotOp) -> SSAValue:
     """Return the rhs of a product as a tile that is packed in pairs."""
     assert isinstance(value.type, TileType)
     type_ = value.type.with_layout(PairsAttr())
-    if isinstance(value.owner, tile.LoadStridedOp):
+    if isinstance(value.owner, tile.LoadStridedOp) and holds(value.owner):
         found = loaded(value, type_, ScalarCode(InsertPoint.after(value.owner)))
         assert found is not None
         return found

@@ -27,10 +27,18 @@ from xdsl.pattern_rewriter import (
 )
 
 from flexc.dialects import tile
+from flexc.dialects.flex import element_type
 from flexc.dialects.tile import element_of
 from flexc.errors import UnsupportedOpError
 from flexc.passes.scalar.scalar_code import ScalarCode
-from flexc.passes.tile.map_builder import COLUMN, ROW, UNIFORM, Input, build_map
+from flexc.passes.tile.map_builder import (
+    COLUMN,
+    ROW,
+    UNIFORM,
+    Input,
+    build_map,
+    widened,
+)
 from flexc.passes.tile.tile_access import (
     TileAccess,
     has_count,
@@ -215,11 +223,21 @@ class LoadToGather(RewritePattern):
         access = PointerAccess.of_load(op)
         if op.pages is not None:
             access = PagedAccess.of_paged(op, op.pages)
+        element, shape = element_type(op.tensor), access.shape
         gather = tile.GatherOp(
-            op.tensor, access.base(), access.offsets(), access.mask(), op.result.type
+            op.tensor,
+            access.base(),
+            access.offsets(),
+            access.mask(),
+            tile.TileType(element, shape),
         )
         gather.result.name_hint = op.result.name_hint
-        rewriter.replace(op, gather)
+        if element_of(op.result.type) == element:
+            rewriter.replace(op, gather)
+            return
+        stored = access.code.insert(gather, f"{op.result.name_hint or 'tile'}_stored")
+        wide = widened(access.code, stored, element_of(op.result.type))
+        rewriter.replace(op, [], [wide])
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,25 @@ def extended(code: ScalarCode, value: SSAValue, element: AnyFloat) -> SSAValue:
     return code.insert(arith.ExtFOp(value, element))
 
 
+def extended_exactly(code: ScalarCode, value: SSAValue, element: Attribute) -> SSAValue:
+    """Convert a number to a wider float, which holds it exactly."""
+    assert isinstance(element, AnyFloat)
+    if isinstance(value.type, IntegerType):
+        return code.insert(arith.SIToFPOp(value, element))
+    return extended(code, value, element)
+
+
+def widened(code: ScalarCode, value: SSAValue, element: Attribute) -> SSAValue:
+    """Convert the elements of a tile to a wider float."""
+
+    def body(c: ScalarCode, x: SSAValue) -> SSAValue:
+        return extended_exactly(c, x, element)
+
+    shape = shape_of(value.type)
+    inputs = [(value, range(len(shape)))]
+    return build_map(code, shape, inputs, body, value.name_hint or "tile")
+
+
 def convert(code: ScalarCode, value: SSAValue, element: Attribute) -> SSAValue:
     """Round a tile to a narrower element type."""
     assert isinstance(value.type, TileType)

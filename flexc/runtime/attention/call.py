@@ -12,11 +12,11 @@ from torch import Tensor
 from flexc.errors import BlockMaskError
 from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature, read_mods
-from flexc.frontend.import_graph import AttentionCall
+from flexc.frontend.import_graph import AttentionCall, Stored
 from flexc.passes.flex.score_factor import SAFE_FACTORS
 from flexc.passes.targets.gluon import rows_of_a_program
 from flexc.passes.targets.target import F32Precision
-from flexc.runtime.inputs.arguments import Outputs, Pages, Tables
+from flexc.runtime.inputs.arguments import NO_SCALES, Outputs, Pages, Scales, Tables
 from flexc.runtime.inputs.listed_blocks import check_listed
 from flexc.runtime.inputs.options import BACKENDS, NO_CHOICES, Backend, Choices
 from flexc.runtime.inputs.tensor_facts import (
@@ -69,6 +69,7 @@ class Attention:
     """The pages in which keys and values lie. The key and the value then only have the
     shapes of sequences.
     """
+    scales: Scales = NO_SCALES
     settled: bool = False
     """True if the tables are those that kernels read, or no tables are needed."""
 
@@ -89,6 +90,11 @@ class Attention:
         """The query, and the tensors in whose memory keys and values lie."""
         pages = self.pages or self
         return self.query, pages.key, pages.value
+
+    @property
+    def is_narrow(self) -> bool:
+        """True if keys or values have another dtype than queries."""
+        return any(t.dtype != self.query.dtype for t in (self.key, self.value))
 
     @property
     def has_pairs(self) -> bool:
@@ -292,6 +298,7 @@ class Attention:
             has_pairs=True,  # Other calls run no kernel.
             few_rows=self.few_rows,
             page_size=None if self.pages is None else self.pages.size,
+            stored=self.stored(),
         )
         return Build(
             call,
@@ -304,6 +311,15 @@ class Attention:
             machine=machine_for(self.backend),
             program_rows=self._program_rows(),
         )
+
+    def stored(self) -> Stored:
+        """Return how memory holds keys and values."""
+        own = self.query.dtype
+        key, value = (
+            None if t == own else t for t in (self.key.dtype, self.value.dtype)
+        )
+        ranks = (None if s is None else s.dim() for s in self.scales)
+        return Stored(key, value, *ranks)
 
     def _program_rows(self) -> int | None:
         """Return the most rows of a program, None except for Hopper's kernels."""
@@ -329,6 +345,7 @@ class Attention:
             tensors += self.tables.tensors
         if self.pages is not None:
             tensors.append(self.pages.table)
+        tensors += self.scales.given
         return all(largest_offset(t) <= MAX_NARROW_OFFSET for t in tensors)
 
 

@@ -143,6 +143,7 @@ def _launch(call: Attention, results: Sequence[Tensor | None]) -> None:
         args += call.tables.tensors
     if call.pages is not None:
         args.append(call.pages.table)
+    args += call.scales.given
     wanted = [r for r in results if r is not None]
     if results[1] is not None and call.outputs.lse_rest:
         lse, rest = results[1].unbind(1)

@@ -31,6 +31,10 @@ DTYPES = {
 }
 
 
+NARROW = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+"""The dtypes of keys and values that are narrower than queries."""
+
+
 Results = tuple[Tensor, Tensor | None, Tensor | None]
 """The output of a call, its log-sum-exp and its largest scores. The last two are None
 unless the call asks for them.
@@ -219,13 +223,77 @@ def read_pages(query: Tensor, key: Tensor, value: Tensor, table: Tensor) -> Page
     return Pages(key, value, table)
 
 
+class Scales(NamedTuple):
+    """The factors of narrow keys and values, of each head or of each key.
+
+    Their shapes are (B, Hkv), or (B, Hkv, Skv) with adjacent numbers of a head.
+    """
+
+    key: Tensor | None = None
+    value: Tensor | None = None
+
+    @property
+    def given(self) -> list[Tensor]:
+        return [t for t in self if t is not None]
+
+
+NO_SCALES = Scales()
+
+
+def read_scales(
+    key_scale: Tensor | None, value_scale: Tensor | None, query: Tensor, key: Tensor
+) -> Scales:
+    """Return the scales of a checked call, checked and broadcast."""
+    return Scales(
+        read_scale_of("key", key_scale, query, key),
+        read_scale_of("value", value_scale, query, key),
+    )
+
+
+def read_scale_of(
+    name: str, scale: Tensor | None, query: Tensor, key: Tensor
+) -> Tensor | None:
+    """Return a scale, (B, Hkv) or (B, Hkv, Skv), checked and broadcast."""
+    if scale is None:
+        return None
+    name = f"{name}_scale"
+    batch, heads, length = query.size(0), key.size(1), key.size(2)
+    if not isinstance(scale, Tensor) or is_lazy(scale):
+        raise ShapeError(f"{name} expects {DENSE}, got {type(scale).__name__}")
+    if scale.dtype is not torch.float32:
+        raise DtypeError(f"{name} expects float32, got {scale.dtype}; convert it")
+    if scale.device != query.device:
+        raise DeviceError(
+            f"{name} expects the query's device {query.device}, got {scale.device}"
+        )
+    if scale.dim() == 3 and scale.size(2) == 1:
+        scale = scale.squeeze(2)
+    pairs = zip(reversed(scale.shape[:2]), (heads, batch), strict=False)
+    fits = all(have in (1, want) for have, want in pairs)
+    blocks = scale.size(2) if scale.dim() == 3 else 1
+    divides = length % blocks == 0 if blocks else length == 0
+    if not fits or scale.dim() > 3 or not divides:
+        raise ShapeError(
+            f"{name} expects shape ({batch} or 1, {heads} or 1), a number for each "
+            f"head, or a third dimension that divides the {length} keys, got "
+            f"{tuple(scale.shape)}"
+        )
+    if scale.dim() < 3:
+        return scale.expand(batch, heads)
+    if blocks != length:
+        scale = scale.repeat_interleave(length // blocks, 2)
+    elif scale.stride(2) != 1:
+        scale = scale.contiguous()
+    return scale.expand(batch, heads, length)
+
+
 def check_dtypes(query: Tensor, key: Tensor, value: Tensor) -> None:
     if not query.device == key.device == value.device:
         raise DeviceError(
             "query, key and value expect one device, got "
             f"{query.device}, {key.device} and {value.device}"
         )
-    if not query.dtype == key.dtype == value.dtype:
+    if any(t.dtype not in (query.dtype, *NARROW) for t in (key, value)):
         raise DtypeError(
             "query, key and value expect one dtype, got "
             f"{query.dtype}, {key.dtype} and {value.dtype}; cast them"
@@ -338,8 +406,9 @@ def autocast(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     if device not in DTYPES or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
+    kept = (torch.float64, *NARROW)
     return tuple(
-        t.to(dtype) if t.is_floating_point() and t.dtype is not torch.float64 else t
+        t.to(dtype) if t.is_floating_point() and t.dtype not in kept else t
         for t in tensors
     )
 

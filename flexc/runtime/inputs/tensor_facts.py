@@ -84,7 +84,7 @@ class Placement:
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor) -> Placement:
         aligned = all(is_aligned(t) for t in (query, key, value))
-        aligned = aligned and value.size(3) * value.element_size() % ALIGNMENT == 0
+        aligned = aligned and value.size(3) * query.element_size() % ALIGNMENT == 0
         return cls(
             (has_unit_stride(query), has_unit_stride(key), has_unit_stride(value)),
             ALIGNMENT if aligned else None,

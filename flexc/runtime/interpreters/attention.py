@@ -106,9 +106,13 @@ class Problem(Pairs):
     def of(cls, op: AttentionLike, args: Sequence[Tensor]) -> Problem:
         query, key, value, scale, *rest = args
         splits = None if op.splits is None else int(rest.pop())
+        value_scale = None if op.value_scale is None else rest.pop()
+        key_scale = None if op.key_scale is None else rest.pop()
         if op.page_table is not None:
             table = rest.pop()
             key, value = (in_sequence(t, table) for t in (key, value))
+        key = scaled(key, key_scale, query.dtype)
+        value = scaled(value, value_scale, query.dtype)
         n = len(op.captures)
         problem = cls(query, key, value, scale, rest[:n], rest[n:], splits)
         problem.verify_facts(op)
@@ -130,6 +134,14 @@ class Problem(Pairs):
     @property
     def device(self) -> torch.device:
         return self.query.device
+
+
+def scaled(tensor: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the numbers that narrow keys or values stand for."""
+    if scale is None:
+        return tensor.to(dtype)
+    factors = scale.double()[..., None]
+    return tensor.double() * (factors if scale.dim() == 3 else factors[..., None])
 
 
 def evaluate_mask(interpreter: Interpreter, mask_mod: Region, problem: Pairs) -> Tensor:

@@ -40,11 +40,12 @@ def load_some(
     shape: Sequence[int],
     checked: Sequence[int],
     count: int,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Read the first `count` rows of a tile; values in other rows reveal any use."""
     some = load_tile(tensor, indices, [count, *shape[1:]], checked)
-    result = unspecified(shape, some.dtype)
-    result[:count] = some
+    result = unspecified(shape, dtype)
+    result[:count] = some.to(dtype)
     return result
 
 

@@ -95,10 +95,11 @@ class TileFunctions(InterpreterFunctions):
         tensor, *indices = args
         if op.pages is not None:
             tensor = in_sequence(tensor, indices.pop())
+        dtype = dtype_of(tile.element_of(op.result.type))
         if op.count is None:
-            return (load_tile(tensor, indices, shape, checked),)
+            return (load_tile(tensor, indices, shape, checked).to(dtype),)
         *indices, count = indices
-        return (load_some(tensor, indices, shape, checked, int(count)),)
+        return (load_some(tensor, indices, shape, checked, int(count), dtype),)
 
     @impl(tile.StoreOp)
     def run_store(

@@ -14,6 +14,8 @@ from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,
     BFloat16Type,
     DenseArrayBase,
+    Float8E4M3FNType,
+    Float8E5M2Type,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -38,6 +40,8 @@ _OTHERS: dict[type[Attribute], torch.dtype] = {
     Float16Type: torch.float16,
     Float32Type: torch.float32,
     Float64Type: torch.float64,
+    Float8E4M3FNType: torch.float8_e4m3fn,
+    Float8E5M2Type: torch.float8_e5m2,
     IndexType: torch.int64,
 }
 

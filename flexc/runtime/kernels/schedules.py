@@ -201,6 +201,10 @@ def obstacle_to_roles(build: Build) -> str | None:
         return "derivatives in two kernels have none"
     if call.dtype not in DTYPES:
         return f"needs inputs of 16 bits, not {str(call.dtype).removeprefix('torch.')}"
+    if any(call.stored[:2]):
+        return "needs keys and values of 16 bits, as queries have"
+    if call.stored.scales():
+        return "does not apply scales to keys and values"
     if max(call.head_dim, call.value_dim) > WIDEST:
         return f"needs head dims up to {WIDEST}"
     if call.alignment is None or call.alignment < ALIGNMENT:

@@ -40,7 +40,13 @@ log = logging.getLogger("flexc")
 
 WARP = 32
 
-TRITON_TYPES = {"f64": "fp64", "f32": "fp32", "f16": "fp16"}
+TRITON_TYPES = {
+    "f64": "fp64",
+    "f32": "fp32",
+    "f16": "fp16",
+    "f8E4M3FN": "fp8e4nv",
+    "f8E5M2": "fp8e5",
+}
 
 DIVISIBLE = [["tt.divisibility", 16]]
 """Triton's attribute for an address that is a multiple of 16 bytes."""

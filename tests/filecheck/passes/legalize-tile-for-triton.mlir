@@ -71,3 +71,24 @@ tile.kernel @precision(%z : f32 #tile.param<argument 0>, %n : bf16 #tile.param<a
   "test.op"(%a, %b, %c) : (!tile.tile<16x16xf32>, !tile.tile<16x16xf32>, !tile.tile<16x16xf32>) -> ()
   tile.return
 }
+
+!i = tensor<?x?x?x32xi8, strided<[?, ?, ?, 1]>>
+!f = tensor<?x?x?x32xf8E5M2, strided<[?, ?, ?, 1]>>
+
+// Elements are gathered as memory holds them, and then converted.
+// CHECK-LABEL: tile.kernel @narrow(
+tile.kernel @narrow(%i : !i #tile.param<argument 0>, %f : !f #tile.param<argument 1>,
+                    %b : i32 #tile.param<argument 2>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: %x_stored = tile.gather %i{{.*}} -> !tile.tile<16x32xi8>
+  // CHECK: arith.sitofp {{%.*}} : i8 to bf16
+  // CHECK: -> !tile.tile<16x32xbf16>
+  %x = tile.load %i[%b, %b, %b, %b] : !i, i32, i32, i32, i32 -> !tile.tile<16x32xbf16>
+  // CHECK: %y_stored = tile.gather %f{{.*}} -> !tile.tile<16x32xf8E5M2>
+  // CHECK: arith.extf {{%.*}} : f8E5M2 to f16
+  // CHECK: -> !tile.tile<16x32xf16>
+  %y = tile.load %f[%b, %b, %b, %b] : !f, i32, i32, i32, i32 -> !tile.tile<16x32xf16>
+  %sum = tile.reduce sum %x along 1 : !tile.tile<16x32xbf16>
+  %other = tile.reduce sum %y along 1 : !tile.tile<16x32xf16>
+  tile.return
+}

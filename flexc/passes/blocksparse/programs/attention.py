@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from xdsl.dialects import math as math_dialect
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import IntegerAttr, StringAttr, TensorType, i32
+from xdsl.dialects.builtin import IntegerAttr, StringAttr, TensorType, f16, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from flexc.dialects import blocksparse, flex, tile
@@ -53,6 +53,8 @@ from flexc.passes.tile.map_builder import (
     Input,
     build_map,
     build_row_map,
+    convert,
+    extended,
 )
 
 
@@ -94,6 +96,11 @@ class KeySplit:
         has_more = code.cmp("sge", extra, zero)
         more = code.select(has_more, one, zero)
         return first, code.add(code.add(first, size), more, "end")
+
+
+def is_per_key(scale: SSAValue) -> bool:
+    """Return True if each key has a scale of its own, False if each head has one."""
+    return len(flex.tensor_shape(scale)) == 3
 
 
 class AttentionKernelBuilder(SegmentKernelBuilder):
@@ -258,17 +265,68 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         kv_idx = code.insert(tile.IotaOp(visit.start, self.block_n), "kv_idx")
         start, pages = self.physical(visit)
         shape = (self.block_n, self.d_tile)
-        k = self.load(self.op.key, shape, start, checked, "k", visit.count, pages)
+        where = (start, checked)
+        element = flex.element_type(self.op.query)
+        k = self.load(self.op.key, shape, *where, "k", visit.count, pages, element)
         k_t = code.insert(tile.TransposeOp(k), "k_t")
         zero = code.const(0.0, self.op.score_type)
         scores = TileType(self.op.score_type, [self.block_m, self.block_n])
         acc = code.insert(tile.FullOp(zero, scores), "zeros")
         s = code.insert(tile.DotOp(q, k_t, acc), "s")
+        if self.op.key_scale is not None:
+            factor = self.factor(self.op.key_scale, visit)
+            inputs: list[Input] = [(s, FULL), factor]
+            s = build_map(code, scores.get_shape(), inputs, ScalarCode.mulf, "s")
         x = self.modified(visit, kv_idx, s)
         shape = (self.block_n, self.dv_tile)
-        v = self.load(self.op.value, shape, start, checked, "v", visit.count, pages)
+        v = self.load(self.op.value, shape, *where, "v", visit.count, pages, element)
+        v, weight = self.scaled_values(v, visit)
         term = None if self.split is None else self.term(visit, self.split.term)
-        return softmax.update(code, state, x, v, term, visit.count)
+        return softmax.update(code, state, x, v, term, visit.count, weight)
+
+    def factor(self, scale: SSAValue, visit: Visit | None) -> Input:
+        """Write the scale of the program's head, or of each key of a block."""
+        tensor, type_, head = self.args[scale], self.op.score_type, self.kv_h
+        if not is_per_key(scale):
+            load = flex.LoadCaptureOp(tensor, [self.place.b, head], inside=True)
+            return extended(self.code, self.code.insert(load, "scale"), type_), UNIFORM
+        assert visit is not None
+        kv_idx = self.code.insert(tile.IotaOp(visit.start, self.block_n), "kv_idx")
+        inputs: list[Input] = [
+            *((v, UNIFORM) for v in (tensor, self.place.b, head)),
+            (self.place.column_len, UNIFORM),
+            (kv_idx, ROW),
+        ]
+
+        def body(code: ScalarCode, tensor: SSAValue, *args: SSAValue) -> SSAValue:
+            b, h, kv_len, column = args
+            if visit.sticks_out or visit.count is not None:
+                column = self.at_most_last(code, column, kv_len)
+            load = flex.LoadCaptureOp(tensor, [b, h, column], inside=True)
+            return extended(code, code.insert(load), type_)
+
+        return build_map(self.code, [self.block_n], inputs, body, "scales"), COLUMN
+
+    def scaled_values(self, v: SSAValue, visit: Visit) -> tuple[SSAValue, Input | None]:
+        """Return a block of values, and factors that their weights still lack.
+
+        The scale of a head multiplies the output. Weights of fp16 would lose digits if
+        a small scale multiplied them, so fp16 values are scaled before the product.
+        """
+        scale, element = self.op.value_scale, flex.element_type(self.op.query)
+        if scale is None or not is_per_key(scale):
+            return v, None
+        factors, _ = self.factor(scale, visit)
+        if element != f16:
+            return v, (factors, COLUMN)
+
+        def body(code: ScalarCode, x: SSAValue, factor: SSAValue) -> SSAValue:
+            return code.mulf(extended(code, x, self.op.score_type), factor)
+
+        inputs: list[Input] = [(v, FULL), (factors, ROW)]
+        shape = [self.block_n, self.dv_tile]
+        wide = build_map(self.code, shape, inputs, body, "v")
+        return convert(self.code, wide, element), None
 
     def physical(self, visit: Visit) -> tuple[list[SSAValue], SSAValue | None]:
         """Write where a block's keys lie; a page table if they lie in several pages.
@@ -405,7 +463,10 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         code, op = self.code, self.op
         start = [self.result_b, *self.place.where[1:]]
         assert isinstance(op.out.type, TensorType)
-        out = softmax.output(code, state, op.out.type.element_type)
+        factor = None
+        if op.value_scale is not None and not is_per_key(op.value_scale):
+            factor, _ = self.factor(op.value_scale, None)
+        out = softmax.output(code, state, op.out.type.element_type, factor)
         columns = [] if self.dv_tile == self.value_dim else [1]
         code.builder.insert(
             tile.StoreOp(

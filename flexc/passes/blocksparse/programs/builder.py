@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import AffineMapAttr, TensorType, UnitAttr, i32
+from xdsl.dialects.builtin import AffineMapAttr, UnitAttr, i32
 from xdsl.ir import Attribute, Block, Region, SSAValue
-from xdsl.utils.hints import isa
 
 from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
@@ -263,15 +262,16 @@ class SegmentKernelBuilder(KernelBuilder):
         name: str,
         count: SSAValue | None = None,
         pages: SSAValue | None = None,
+        element: Attribute | None = None,
     ) -> SSAValue:
         """Load the tile of rows that starts at (b, h, row), padded in the head dim.
 
         If `count` is given, only the first `count` rows of the tile are read. With
-        `pages`, the rows are those of a sequence whose pages a table lists.
+        `pages`, the rows are those of a sequence whose pages a table lists. With
+        `element`, numbers are converted to a wider type.
         """
-        assert isa(tensor.type, TensorType[Attribute])
         checked = [*checked, 1] if shape[1] != flex.tensor_shape(tensor)[3] else checked
-        type_ = TileType(tensor.type.element_type, shape)
+        type_ = TileType(element or flex.element_type(tensor), shape)
         indices = [*start, self.code.const(0)]
         return self.code.insert(
             tile.LoadOp(self.args[tensor], indices, checked, type_, count, pages), name

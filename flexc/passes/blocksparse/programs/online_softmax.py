@@ -117,11 +117,13 @@ class OnlineSoftmax:
         v: SSAValue,
         term: SSAValue | None = None,
         count: SSAValue | None = None,
+        factor: Input | None = None,
     ) -> SoftmaxState:
         """Write the update of the state by scores `x` and values `v` of a key block.
 
         `term`, if given, is to be added to each row of `x`. If `count` is given, only
-        the first `count` columns of `x` are keys.
+        the first `count` columns of `x` are keys. `factor`, if given, multiplies the
+        values of each key.
         """
         assert state.m_i is not None
         row_max = code.insert(tile.ReduceOp(ReduceKind.MAX, x, 1, count), "row_max")
@@ -144,7 +146,7 @@ class OnlineSoftmax:
             ScalarCode.mulf,
             "acc_scaled",
         )
-        return SoftmaxState(m, l_i, self.product(code, p, v, acc, count))
+        return SoftmaxState(m, l_i, self.product(code, p, v, acc, count, factor))
 
     def weights(self, code: ScalarCode, x: SSAValue, m: SSAValue) -> SSAValue:
         """Write exp2((x - m) * c)."""
@@ -190,15 +192,23 @@ class OnlineSoftmax:
         v: SSAValue,
         acc: SSAValue,
         count: SSAValue | None,
+        factor: Input | None,
     ) -> SSAValue:
         """Write acc + p @ v over the first `count` keys; None for all keys."""
+        if factor is not None:
+            inputs: list[Input] = [(p, FULL), factor]
+            p = build_map(code, shape_of(p.type), inputs, ScalarCode.mulf, "p_scaled")
         weights = convert(code, p, element_of(v.type))
         return code.insert(tile.DotOp(weights, v, acc, count), "acc_next")
 
     def output(
-        self, code: ScalarCode, state: SoftmaxState, element: Attribute
+        self,
+        code: ScalarCode,
+        state: SoftmaxState,
+        element: Attribute,
+        factor: SSAValue | None = None,
     ) -> SSAValue:
-        """Write acc / l, and 0 for a row without live pairs.
+        """Write acc / l times `factor`, and 0 for a row without live pairs.
 
         The result for such a row is 0 even if masked values are infinite, so that acc
         is NaN.
@@ -208,6 +218,8 @@ class OnlineSoftmax:
         if self.facts.least is None:
             invert = _inverse_unless_infinite
         inverse = build_row_map(code, [total], invert, "inverse")
+        if factor is not None:
+            inverse = build_row_map(code, [inverse, factor], ScalarCode.mulf, "inverse")
         inputs: list[Input] = [(state.acc, FULL), (inverse, ROW)]
         if self.facts.never_empty:
             out = build_map(code, self.shape, inputs, ScalarCode.mulf, "o")
@@ -304,6 +316,7 @@ class ShiftedSoftmax(OnlineSoftmax):
         v: SSAValue,
         term: SSAValue | None = None,
         count: SSAValue | None = None,
+        factor: Input | None = None,
     ) -> SoftmaxState:
         """Write the update of the state; `x` already includes the terms of rows."""
         assert term is None
@@ -315,7 +328,8 @@ class ShiftedSoftmax(OnlineSoftmax):
         p = build_map(code, shape_of(x.type), inputs, weight, "p")
         row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1, count), "row_sum")
         l_i = build_row_map(code, [state.l_i, row_sum], ScalarCode.addf, "l")
-        return SoftmaxState(None, l_i, self.product(code, p, v, state.acc, count))
+        acc = self.product(code, p, v, state.acc, count, factor)
+        return SoftmaxState(None, l_i, acc)
 
     def lse(self, code: ScalarCode, state: SoftmaxState) -> SSAValue:
         """Write the logarithm of the sum of exponentials, in natural units."""

@@ -18,7 +18,7 @@ func.func @every_part(%q : tensor<?x?x?x64xbf16>, %k : tensor<?x?x?x64xbf16>,
   // CHECK: flex.yield %c : i1
   // CHECK-GENERIC: "flex.attention"(%q, %k, %v, %scale, %slopes, %window, %num, %idx) <{
   // CHECK-GENERIC-SAME: resultSegmentSizes = array<i32: 1, 1, 1, 0, 0, 0>
-  // CHECK-GENERIC-SAME: operandSegmentSizes = array<i32: 1, 1, 1, 1, 2, 2, 0, 0>
+  // CHECK-GENERIC-SAME: operandSegmentSizes = array<i32: 1, 1, 1, 1, 2, 2, 0, 0, 0, 0>
   // CHECK-GENERIC: "flex.load_capture"(%slopes_, %h) : (tensor<?xf32>, i32) -> f32
   %out, %lse, %max_scores = flex.attention %q, %k, %v
       : tensor<?x?x?x64xbf16>, tensor<?x?x?x64xbf16>, tensor<?x?x?x32xbf16>
@@ -66,5 +66,24 @@ func.func @loads(%t : tensor<?x4xi8>, %zero_d : tensor<bf16>, %i : i32, %j : i64
   %b = flex.load_capture %t[%i, %j] inside : tensor<?x4xi8>, i32, i64
   // CHECK: %c = flex.load_capture %zero_d[] : tensor<bf16>
   %c = flex.load_capture %zero_d[] : tensor<bf16>
+  func.return
+}
+
+// Narrow keys, with a scale for each head, and values, with one for each key.
+// CHECK-LABEL: @narrow
+func.func @narrow(%q : tensor<?x?x?x8xf16>, %k : tensor<?x?x?x8xi8>,
+                  %v : tensor<?x?x?x8xf8E4M3FN>, %scale : f32,
+                  %ks : tensor<?x?xf32>, %vs : tensor<?x?x?xf32>) {
+  // CHECK: flex.attention %q, %k, %v : tensor<?x?x?x8xf16>, tensor<?x?x?x8xi8>, tensor<?x?x?x8xf8E4M3FN> scale(%scale : f32) key_scale(%ks : tensor<?x?xf32>) value_scale(%vs : tensor<?x?x?xf32>) -> out(tensor<?x?x?x8xf16>) score_mod(
+  %out = flex.attention %q, %k, %v
+      : tensor<?x?x?x8xf16>, tensor<?x?x?x8xi8>, tensor<?x?x?x8xf8E4M3FN>
+      scale(%scale : f32) key_scale(%ks : tensor<?x?xf32>)
+      value_scale(%vs : tensor<?x?x?xf32>) -> out(tensor<?x?x?x8xf16>)
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %t = arith.constant true
+    flex.yield %t : i1
+  }
   func.return
 }

@@ -339,3 +339,57 @@ func.func @growth(%q : tensor<?x?x?x8xf32>, %scale : f32) {
   }
   func.return
 }
+
+// -----
+
+!q = tensor<?x?x?x8xf16>
+!k = tensor<?x?x?x8xi16>
+
+func.func @stored(%q : !q, %k : !k, %scale : f32, %ks : tensor<?x?xf32>) {
+  // CHECK: key expects elements of f16, got i16
+  %out = flex.attention %q, %k, %q : !q, !k, !q scale(%scale : f32)
+      key_scale(%ks : tensor<?x?xf32>) -> out(!q)
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %true = arith.constant true
+    flex.yield %true : i1
+  }
+  func.return
+}
+
+// -----
+
+!q = tensor<?x?x?x8xf16>
+!k = tensor<?x?x?x8xi8>
+
+func.func @scale_rank(%q : !q, %k : !k, %scale : f32, %ks : tensor<?xf32>) {
+  // CHECK: key_scale expects f32 of 2 or 3 dimensions, got tensor<?xf32>
+  %out = flex.attention %q, %k, %q : !q, !k, !q scale(%scale : f32)
+      key_scale(%ks : tensor<?xf32>) -> out(!q)
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %true = arith.constant true
+    flex.yield %true : i1
+  }
+  func.return
+}
+
+// -----
+
+!q = tensor<?x?x?x8xf16>
+!k = tensor<?x?x?x8xi8>
+
+func.func @scale_type(%q : !q, %k : !k, %scale : f32, %ks : tensor<?x?xf16>) {
+  // CHECK: key_scale expects f32 of 2 or 3 dimensions, got tensor<?x?xf16>
+  %out = flex.attention %q, %k, %q : !q, !k, !q scale(%scale : f32)
+      key_scale(%ks : tensor<?x?xf16>) -> out(!q)
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %true = arith.constant true
+    flex.yield %true : i1
+  }
+  func.return
+}

@@ -10,7 +10,7 @@
 func.func @split(%q : !h, %scale : f32, %splits : i32) -> (!h, !r) {
   // CHECK: %outs, %shift, %sum = flex.attention %q, %q, %q : {{.*}} scale(%scale : f32) splits(%splits : i32) -> out(tensor<?x?x?x8xf32>) row_shift(tensor<?x?x?xf32>) log_sum(tensor<?x?x?xf32>)
   // CHECK-GENERIC: "flex.attention"(%q, %q, %q, %scale, %splits) <{
-  // CHECK-GENERIC-SAME: operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0, 1>
+  // CHECK-GENERIC-SAME: operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0, 0, 0, 1>
   %outs, %shift, %sum = flex.attention %q, %q, %q : !h, !h, !h scale(%scale : f32)
       splits(%splits : i32) -> out(!m) row_shift(!r) log_sum(!r)
       score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {

@@ -1,0 +1,97 @@
+"""Keys and values of 8 bits: what is refused, and with which advice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flexc
+from flexc.errors import DtypeError, FlexcError, OptionError, ShapeError
+
+SCALE = torch.ones(2, 2)
+
+
+def attend(query: Tensor | None = None, **options: Any) -> Tensor:
+    """A call of two batches, four heads over two, five queries and twelve keys."""
+    query = torch.randn(2, 4, 5, 8) if query is None else query
+    key = options.pop("key", torch.ones(2, 2, 12, 8, dtype=torch.int8))
+    value = options.pop("value", key)
+    found: Any = flexc.flex_attention(query, key, value, enable_gqa=True, **options)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"key": torch.ones(2, 2, 12, 8, dtype=torch.uint8)}, DtypeError, "one dtype"),
+        ({"key": torch.ones(2, 2, 12, 8, dtype=torch.half)}, DtypeError, "one dtype"),
+        ({"key_scale": SCALE.half()}, DtypeError, "key_scale expects float32"),
+        ({"value_scale": SCALE.double()}, DtypeError, "value_scale expects float32"),
+        ({"key_scale": 2.0}, ShapeError, "key_scale expects a tensor"),
+        ({"key_scale": torch.ones(3)}, ShapeError, r"\(2 or 1, 2 or 1\)"),
+        ({"key_scale": torch.ones(2, 4)}, ShapeError, r"got \(2, 4\)"),
+        ({"key_scale": torch.ones(2, 2, 5)}, ShapeError, "divides the 12 keys"),
+        ({"key_scale": torch.ones(2, 2, 0)}, ShapeError, "divides the 12 keys"),
+        ({"value_scale": torch.ones(2, 2, 12, 1)}, ShapeError, r"\(2, 2, 12, 1\)"),
+        ({"query": torch.randn(2, 4, 5, 8, requires_grad=True)}, OptionError, "grad"),
+        ({"key_scale": SCALE.clone().requires_grad_()}, OptionError, "no gradients"),
+        ({"query": torch.ones(2, 4, 5, 8, dtype=torch.int8)}, DtypeError, "int8"),
+    ],
+)
+def test_refused(options: Any, error: type[FlexcError], said: str) -> None:
+    with pytest.raises(error, match=said):
+        attend(**options)
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (2,), (1, 2), (2, 1), (2, 2), (1, 2, 1), (2, 1, 4), (2, 2, 12)]
+)
+def test_scales_are_broadcast(shape: tuple[int, ...]) -> None:
+    query, scale = torch.randn(2, 4, 5, 8), torch.rand(shape) + 0.5
+    key = torch.randint(-9, 10, (2, 2, 12, 8), dtype=torch.int8)
+    each = scale
+    if scale.dim() == 3:
+        each = scale.repeat_interleave(12 // scale.size(2), 2)
+    factor = each[..., None] if scale.dim() == 3 else each[..., None, None]
+    expected = attend(query, key=key * factor)
+    found = attend(query, key=key, key_scale=scale, value_scale=scale)
+    torch.testing.assert_close(found, expected)
+
+
+def test_one_kernel_serves_all_scales_of_a_rank() -> None:
+    attend(key_scale=SCALE)
+    before = flexc.runtime.kernels.driver.counters.copy()
+    attend(key_scale=SCALE * 3)
+    attend(key_scale=torch.ones(()))
+    assert flexc.runtime.kernels.driver.counters == before
+
+
+def test_autocast_leaves_them_alone() -> None:
+    key = torch.ones(2, 2, 12, 8).to(torch.float8_e4m3fn)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attend(key=key).dtype == torch.bfloat16
+
+
+def test_repeated_calls_read_the_scales_that_are_given() -> None:
+    query = torch.randn(2, 4, 5, 8)
+    for factor in (1.0, 2.0, 3.0, 4.0):
+        found = attend(query, value_scale=SCALE * factor)
+        torch.testing.assert_close(found, torch.full_like(found, factor))
+
+
+def test_captured_functions_refuse_them() -> None:
+    query, key = torch.randn(1, 2, 5, 8), torch.ones(1, 2, 5, 8, dtype=torch.int8)
+    with pytest.raises(OptionError, match=r"flexc\.compile"):
+        flexc.compile(lambda q, k: flexc.flex_attention(q, k, k))(query, key)
+    with pytest.raises(FlexcError):
+        torch.func.vmap(flexc.flex_attention)(query[None], key[None], key[None])
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_torch_compile_calls_them() -> None:
+    query, key = torch.randn(1, 2, 5, 8), torch.ones(1, 2, 5, 8, dtype=torch.int8)
+    call: Any = torch.compile(lambda q, k: flexc.flex_attention(q, k, k) + 1)
+    torch.testing.assert_close(call(query, key), torch.full_like(query, 2.0))
