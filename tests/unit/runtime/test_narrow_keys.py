@@ -93,5 +93,5 @@ def test_captured_functions_refuse_them() -> None:
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_torch_compile_calls_them() -> None:
     query, key = torch.randn(1, 2, 5, 8), torch.ones(1, 2, 5, 8, dtype=torch.int8)
-    call: Any = torch.compile(lambda q, k: flexc.flex_attention(q, k, k) + 1)
+    call: Any = torch.compile(lambda q, k: attend(q, key=k) + 1)
     torch.testing.assert_close(call(query, key), torch.full_like(query, 2.0))
