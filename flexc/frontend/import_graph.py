@@ -75,7 +75,7 @@ NARROW = {
 
 
 class Stored(NamedTuple):
-    """How memory holds keys and values: dtypes, and dimensions of scales.
+    """The dtypes of keys and values in memory, and the dimensions of their scales.
 
     A dtype is None for that of queries, a scale None if there is none.
     """

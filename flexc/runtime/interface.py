@@ -131,24 +131,27 @@ def flex_attention(
     Raises:
         FlexcError: a class of `flexc.errors`, with a message that says what to do.
     """
-    run: Any = _run
     memory = page_table, key_scale, value_scale
     is_stored = any(m is not None for m in memory) or is_narrow(key, value)
-    if is_dynamo_compiling():
-        from flexc.runtime.torch_compile.operators.higher_order import in_graphs
-
-        run = in_graphs if in_graphs and not is_stored else _hidden()
-    elif has_torch_function_variadic(query, key, value):
-        run = _overridden
-    elif get_eval_frame_callback() is not None:
-        run = _hidden()
     rest = score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options
     given = (memory,) if is_stored else ()
+    run = _runner(query, key, value, is_stored)
     return run(query, key, value, *rest, return_aux, mask_mod, backend, *given)
 
 
+def _runner(query: Tensor, key: Tensor, value: Tensor, is_stored: bool) -> Any:
+    """Return the function that runs a call here, captured or not."""
+    if is_dynamo_compiling():
+        from flexc.runtime.torch_compile.operators.higher_order import in_graphs
+
+        return in_graphs if in_graphs and not is_stored else _hidden()
+    if has_torch_function_variadic(query, key, value):
+        return _overridden
+    return _run if get_eval_frame_callback() is None else _hidden()
+
+
 Memory = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""How memory holds keys: a page table, the scale of keys and that of values."""
+"""The page table of keys and values, the scale of keys and that of values."""
 
 NO_MEMORY: Memory = (None, None, None)
 
