@@ -74,7 +74,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'flexc' has no attribute {name!r}")
-    from flexc.runtime.process.background import without_collection
+    from flexc.runtime.process.recent import without_collection
 
     with without_collection():
         found = getattr(import_module(_EXPORTS[name]), name)

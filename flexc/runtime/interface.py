@@ -42,8 +42,8 @@ from flexc.runtime.interception import (
     is_seen,
     redirect_to,
 )
-from flexc.runtime.process.background import without_collection
 from flexc.runtime.process.cache import has_entry_point
+from flexc.runtime.process.recent import without_collection
 
 if TYPE_CHECKING:
     from flexc.runtime.attention.call import Attention

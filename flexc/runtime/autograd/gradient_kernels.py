@@ -41,8 +41,7 @@ from flexc.runtime.kernels.driver import Compiled, start_kernel
 from flexc.runtime.kernels.kernel import Kernel
 from flexc.runtime.kernels.proofs import Proofs, attention_of
 from flexc.runtime.kernels.schedules import obstacle_to_roles
-from flexc.runtime.process.background import Background
-from flexc.runtime.process.recent import Recent
+from flexc.runtime.process.recent import Background, Recent
 
 INPUTS = ("query", "key", "value")
 

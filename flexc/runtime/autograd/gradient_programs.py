@@ -33,7 +33,7 @@ from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
 from flexc.runtime.autograd.captured_places import MAX_BYTES, Chunk, Sizes, chunks_for
 from flexc.runtime.interpreters.values import dtype_of
 from flexc.runtime.kernels.kernel import Kernel
-from flexc.runtime.process.background import Background
+from flexc.runtime.process.recent import Background
 
 IDLE = 0.15
 """The share of the threads' time that may be lost to an uneven number of programs."""

@@ -36,10 +36,9 @@ from flexc.runtime.kernels.cpp_library import (
     check_sanitizer,
     open_symbol,
 )
-from flexc.runtime.process.background import Background
 from flexc.runtime.process.cache import cache_dir, load, store, workspace
 from flexc.runtime.process.progress import compiling, described
-from flexc.runtime.process.recent import turn
+from flexc.runtime.process.recent import Background, turn
 
 
 @cache

@@ -63,10 +63,9 @@ from flexc.runtime.kernels.schedules import (
     preferred,
 )
 from flexc.runtime.kernels.targets import TARGETS
-from flexc.runtime.process.background import Background, without_collection
 from flexc.runtime.process.cache import versions
 from flexc.runtime.process.progress import compiling
-from flexc.runtime.process.recent import Recent
+from flexc.runtime.process.recent import Background, Recent, without_collection
 from flexc.runtime.tapes.recorder import without_dispatch_modes
 
 VERIFY = "FLEXC_VERIFY"

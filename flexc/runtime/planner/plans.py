@@ -48,7 +48,7 @@ from flexc.runtime.kernels.proofs import (
     attention_of,
 )
 from flexc.runtime.kernels.targets import TARGETS
-from flexc.runtime.process.background import Background, without_collection
+from flexc.runtime.process.recent import Background, without_collection
 
 PARTS: dict[str, Part] = {
     "list_rows": "rows",

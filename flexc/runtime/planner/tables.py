@@ -44,8 +44,7 @@ from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs, thread
 from flexc.runtime.kernels.targets import TARGETS
 from flexc.runtime.kernels.traces import trace_mods
 from flexc.runtime.planner.plans import Planning, Problem, find_plan, is_ordered
-from flexc.runtime.process.background import Background
-from flexc.runtime.process.recent import Recent
+from flexc.runtime.process.recent import Background, Recent
 
 BLOCKS_OF_A_PROGRAM = 256
 """The blocks that take a CPU about as long as one program of another plan kernel."""

@@ -18,8 +18,8 @@ import flexc
 from flexc.errors import CompilationError
 from flexc.runtime.kernels import cpp_loader
 from flexc.runtime.kernels.driver import counters
-from flexc.runtime.process import background
-from flexc.runtime.process.background import Background
+from flexc.runtime.process import recent
+from flexc.runtime.process.recent import Background
 
 attend: Any = flexc.flex_attention
 
@@ -68,7 +68,7 @@ def test_without_threads_who_asks_makes_it(monkeypatch: pytest.MonkeyPatch) -> N
         def start(self) -> None:
             raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(background, "Thread", Refused)
+    monkeypatch.setattr(recent, "Thread", Refused)
     assert Background(lambda: 5).get() == 5
 
 

@@ -308,9 +308,10 @@ def test_tensors_without_data() -> None:
     torch.testing.assert_close(lazy._from_functional_tensor(functional), expected)
 
 
-def test_mixed_classes_are_refused_by_them() -> None:
-    with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
-        attend(distributed(Q), Q, Q)
+def test_mixed_classes_are_refused() -> None:
+    for given in ((distributed(Q), Q, Q), (Q, Q, distributed(Q))):
+        with pytest.raises(errors.ShapeError, match="to be DTensors together"):
+            attend(*given)
     with pytest.raises(AssertionError, match="convert all Tensors to FakeTensors"):
         attend(FakeTensorMode().from_tensor(Q), Q, Q)
 

@@ -54,6 +54,10 @@ from flexc.runtime.torch_compile.graph_call import (
 from flexc.runtime.torch_compile.mod_graphs import FunctionMods, ModGraphs, mods_of
 from flexc.runtime.torch_compile.operators import library
 from flexc.runtime.torch_compile.operators.planning import with_planned
+from flexc.runtime.torch_compile.operators.sharded import (
+    is_distributed,
+    teach_distributed,
+)
 from flexc.runtime.torch_compile.operators.traced import TracedAttention
 
 
@@ -179,7 +183,9 @@ def run_seen(call: Attention) -> Results:
 
 def run_traced(traced: TracedAttention) -> Results:
     """Run a call as operators. If nothing has data, its blocks are planned by one."""
-    if tracing(plain(traced.query)):
+    if any(is_distributed(type(t)) for t in (traced.query, traced.key, traced.value)):
+        teach_distributed()
+    elif tracing(plain(traced.query)):
         traced = with_planned(traced)
     # torch has no rule to functionalize a Function; the operators have derivatives.
     if is_functionalized() or not (is_transformed() or is_differentiated(traced)):
@@ -190,15 +196,35 @@ def run_traced(traced: TracedAttention) -> Results:
 FLEXC_OPERATOR = FlexcAttention()
 
 
+class _PartOf:
+    """A rank's part of a DTensor's variable, of which Dynamo makes plain scalars."""
+
+    def __init__(self, whole: Any):
+        self.whole, self.requires_grad = whole, whole.requires_grad
+
+    def call_method(self, tx: Any, *called: Any) -> Any:
+        return self.whole.call_method(tx, "to_local", [], {}).call_method(tx, *called)
+
+
 def teach_dynamo() -> bool:
     """Let Dynamo trace the operator as torch's own. Return True if it can."""
     try:
         from torch._dynamo.variables import higher_order_ops
 
         variables: Any = higher_order_ops._hop_name_to_variable_class
-        variables[NAME] = higher_order_ops.FlexAttentionHigherOrderVariable
+        theirs: Any = higher_order_ops.FlexAttentionHigherOrderVariable
     except (ImportError, AttributeError):
         return False
+
+    class FlexcAttentionVariable(theirs):
+        """Traces mods with plain scalars, also for queries that are DTensors."""
+
+        def create_wrapped_node(self, tx: Any, query: Any, *rest: Any) -> Any:
+            if is_distributed(query.python_type()):
+                query = _PartOf(query)
+            return super().create_wrapped_node(tx, query, *rest)
+
+    variables[NAME] = FlexcAttentionVariable
     return True
 
 

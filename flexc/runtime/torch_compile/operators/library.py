@@ -27,15 +27,13 @@ from flexc.runtime.replay.repeats import repeat, tape_of
 from flexc.runtime.torch_compile.operators.handles import lookup
 from flexc.runtime.torch_compile.operators.planning import plan, plan_fake
 from flexc.runtime.torch_compile.operators.traced import (
+    ARGUMENTS,
     Arguments,
     TracedAttention,
     bind,
     captures_of,
     resolved,
 )
-
-ARGUMENTS = 8
-"""The number of an operator's arguments that identify its call."""
 
 TAPED = ("attention", "attention_backward")
 """Operators that have tapes."""
@@ -134,6 +132,9 @@ CALL = (
 POINT = f"{CALL}, Tensor out, Tensor lse"
 COTANGENTS = "Tensor? d_out, Tensor? d_lse"
 TANGENTS = "Tensor[] tangents, bool[] given"
+
+NAMES = ("attention", "attention_backward", "attention_jvp", "attention_backward_jvp")
+"""The operators of attention, without that of plans."""
 
 Pair = tuple[Tensor, Tensor]
 

@@ -56,6 +56,9 @@ If the scale is not yet known, it is None, and a tensor with the scale precedes 
 captured tensors.
 """
 
+ARGUMENTS = 8
+"""The number of an operator's arguments that identify its call."""
+
 
 @dataclass(frozen=True, eq=False)
 class TracedAttention(Attention):
