@@ -82,8 +82,8 @@ class Visits:
         shape = (batches, heads, rows, i[0].shape[-1] if i else 1)
         return [x.expand(shape) for x in run_region(region, args)]
 
-    def of(self, segment: SegmentOp) -> Tensor:
-        """How often a segment visits each block."""
+    def of(self, segment: SegmentOp, masked_if: Region | None = None) -> Tensor:
+        """How often a segment visits each block, or each for which a test is true."""
         s, (_, length) = self.sizes, self.sizes.lengths
         columns = s.shape[3]
         begin, end = self.run(segment.bounds)
@@ -92,6 +92,8 @@ class Visits:
         start, *counts = self.run(segment.block, i)
         used = i < end
         assert (~used | (start >= 0) & (start < length)).all()
+        if masked_if is not None:
+            used = used & self.run(masked_if, i)[0]
         if counts:
             start, used = self.some_columns(segment, start, counts[0], used)
         assert not start[used].remainder(s.block_n).any()
@@ -121,8 +123,18 @@ class Visits:
             marks = self.of(segment)
             assert marks.max() <= 1
             assert not (marks.bool() & classes.bool()).any()
-            classes += marks * (FULL if segment.is_full else PARTIAL)
+            if segment.masked_if is None:
+                classes += marks * (FULL if segment.is_full else PARTIAL)
+            else:
+                classes += marks * FULL - self.of(segment, segment.masked_if)
         return classes
+
+    def check_one_loop(self, classes: Tensor) -> None:
+        """Blocks are those of other segments, and in order within a mixed one."""
+        assert torch.equal(self.classes(), classes)
+        for segment in self.segments:
+            is_in_order = segment.masked_if is not None
+            assert not is_in_order or len(self.segments) == 1
 
 
 def live_pairs(mask: Callable[..., Any], s: Sizes) -> Tensor:

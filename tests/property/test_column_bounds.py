@@ -78,9 +78,12 @@ def check(
     subject = replace(
         subject, row_multiple=row_multiple, column_multiple=column_multiple
     )
-    segments = build_segments(subject, TileSizes(s.block_m, s.block_n))
+    tile = TileSizes(s.block_m, s.block_n)
+    segments = build_segments(subject, tile)
     found, exact = Visits(segments, captures, s).classes(), brute_force(mask, s)
     verify(found, exact)
+    in_order = build_segments(subject, tile, one_loop=True)
+    Visits(in_order, captures, s).check_one_loop(found)
     return found, exact
 
 

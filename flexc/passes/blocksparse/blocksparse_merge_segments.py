@@ -74,6 +74,8 @@ class SegmentMerger:
 
     @property
     def kind(self) -> SegmentKind:
+        if any(s.kind.data == SegmentKind.MIXED for s in self.segments):
+            return SegmentKind.MIXED
         kinds = {is_masked(s) for s in self.segments}
         if len(kinds) > 1:
             return SegmentKind.MIXED
@@ -92,7 +94,12 @@ class SegmentMerger:
     def is_full_inside(self) -> bool:
         """True if only blocks of masked segments may reach beyond the last column."""
         full = (s for s in self.segments if not is_masked(s))
-        return not self.is_inside and all(s.inside is not None for s in full)
+        mixed = (s for s in self.segments if s.kind.data == SegmentKind.MIXED)
+        return (
+            not self.is_inside
+            and all(s.inside is not None for s in full)
+            and all(s.inside or s.full_inside for s in mixed)
+        )
 
     def bounds(self) -> Region:
         """Write the bounds of all iterations, counted from 0."""
@@ -159,9 +166,14 @@ class SegmentMerger:
     def masked_if(self) -> Region:
         """Write the condition that an iteration belongs to a masked segment."""
         region, code = self.like(self.segments[0].block)
-        args = list(region.block.args)
+        args: list[SSAValue] = list(region.block.args)
         i = args.pop(ITERATION)
-        ends = self.ends(code, self.ranges(code, args))
+        ranges = self.ranges(code, args)
+        if self.segments[0].masked_if is not None:  # A mixed segment is alone.
+            args.insert(ITERATION, code.add(ranges[0][0], i))
+            code.yield_(*inline_region(self.segments[0].masked_if, args, code))
+            return region
+        ends = self.ends(code, ranges)
         masked: SSAValue | None = None
         for number, segment in enumerate(self.segments):
             if not is_masked(segment):
@@ -242,9 +254,10 @@ def fits(a: SegmentOp, b: SegmentOp) -> bool:
 def may_be_merged(segments: Sequence[SegmentOp]) -> bool:
     """Return True if segments can be merged: they have at most one mask.
 
-    Mixed and trimmed segments are not merged.
+    A mixed segment is not merged with others, a trimmed one with none.
     """
-    if any(s.kind.data == SegmentKind.MIXED or s.is_trimmed for s in segments):
+    has_mixed = any(s.kind.data == SegmentKind.MIXED for s in segments)
+    if (has_mixed and len(segments) > 1) or any(s.is_trimmed for s in segments):
         return False
     masks = masks_of(segments)
     return all(masks[0].is_structurally_equivalent(m) for m in masks[1:])

@@ -21,6 +21,7 @@ from xdsl.pattern_rewriter import (
 )
 
 from flexc.dialects import blocksparse, flex
+from flexc.dialects.blocksparse import SegmentOp
 from flexc.dialects.flex import KeyRangesAttr, SumKind
 from flexc.errors import OptionError
 from flexc.passes.flex.flex_infer_key_ranges import ranges_for
@@ -112,7 +113,7 @@ class ConvertAttention(RewritePattern):
     ) -> None:
         problem = MaskProblem.of(op)
         sizes = self.options.tile_sizes(op)
-        segments = Region(Block(build_segments(problem, sizes, self.options.trims)))
+        segments = Region(Block(self.options.segments(problem, sizes)))
         properties = kept_properties(op) | self.options.tiling(problem, sizes)
         matrices = op.query, op.value
         if (part := self.options.part_rows(matrices, sizes)) is not None:
@@ -142,7 +143,7 @@ class ConvertPairSums(RewritePattern):
     def match_and_rewrite(self, op: flex.PairSumsOp, rewriter: PatternRewriter) -> None:
         problem = MaskProblem.of_sums(op)
         sizes = self.options.pair_sums_sizes(op)
-        segments = Region(Block(build_segments(problem, sizes, self.options.trims)))
+        segments = Region(Block(self.options.segments(problem, sizes)))
         properties = kept_properties(op) | self.options.tiling(problem, sizes)
         if (part := self.options.part_rows(op.rows, sizes)) is not None:
             properties["rows_per_part"] = IntegerAttr(part, i32)
@@ -260,6 +261,10 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             self.program_rows,
             self.trimmed,
         )
+
+    def segments(self, problem: MaskProblem, sizes: TileSizes) -> list[SegmentOp]:
+        """Return the segments of an op for the target's loops."""
+        return build_segments(problem, sizes, self.trims, self.rules.one_loop)
 
     @property
     def trims(self) -> bool:

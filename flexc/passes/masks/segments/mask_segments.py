@@ -4,6 +4,9 @@ A full segment visits the live blocks that no dead range meets. A partial segmen
 the other live blocks. Each segment is one loop over several intervals of blocks. The
 region `block` maps an iteration to a block, one interval after another.
 
+If all segments share one loop, and live blocks are one interval with partial blocks at
+both ends, one mixed segment visits them in order. A loop then keeps fewer numbers.
+
 Trimmed segments have blocks of one column, and visit several columns in an iteration.
 An interval of columns takes ceil(columns / step) iterations. The last one visits the
 rest.
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, SSAValue
@@ -29,7 +33,7 @@ from flexc.passes.masks.segments.range_code import (
     TermCode,
 )
 from flexc.passes.masks.segments.sequences import Place
-from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.scalar.scalar_code import ScalarCode, combined
 
 Pieces = list[tuple[SSAValue, SSAValue]]
 """The begin and the end of each interval. The end is not included. No number is
@@ -110,6 +114,8 @@ class MaskSegments:
     block_n: int
     step: int | None = None
     """The maximum number of columns of an iteration, if segments are trimmed."""
+    one_loop: bool = False
+    """True if all segments share one loop."""
 
     @property
     def is_whole(self) -> bool:
@@ -136,23 +142,52 @@ class MaskSegments:
             return self.all_partial()
         if self.is_full:
             return [self.segment(SegmentKind.FULL, self.all_live, True)]
+        if self.one_loop and self.has_two_ends():
+            return [self.in_order()]
         partial = self.segment(
             SegmentKind.PARTIAL,
-            lambda c: c.overlaps(
-                c.live_intervals(self.ranges.live),
-                c.dead_intervals(self.ranges.dead, ragged=not self.is_whole),
-            ),
+            lambda c: c.overlaps(c.live_intervals(self.ranges.live), self.dead(c)),
             self.is_whole,
         )
         full_blocks = self.segment(
             SegmentKind.FULL,
             lambda c: c.overlaps(
-                c.live_intervals(self.ranges.live),
-                c.gaps(c.dead_intervals(self.ranges.dead, ragged=not self.is_whole)),
+                c.live_intervals(self.ranges.live), c.gaps(self.dead(c))
             ),
             True,
         )
         return [partial, full_blocks]
+
+    def dead(self, c: RangeCode) -> list[BlockInterval]:
+        """Return the intervals of blocks with dead pairs."""
+        return c.dead_intervals(self.ranges.dead, ragged=not self.is_whole)
+
+    def has_two_ends(self) -> bool:
+        """Return True if live blocks are one interval, and dead pairs at two places."""
+        region = self.problem.block_region().block
+        c = self.range_code(ScalarCode(region), region, 4)
+        return len(c.live_intervals(self.ranges.live)) == 1 < len(self.dead(c))
+
+    def in_order(self) -> SegmentOp:
+        """Return a segment that visits live blocks, partial or full, in their order."""
+        bounds = self.problem.bounds_region()
+        code = ScalarCode(bounds.block)
+        code.yield_(*self.all_live(self.range_code(code, bounds.block, 3))[0])
+
+        block = self.problem.block_region()
+        code = ScalarCode(block.block)
+        size, name = code.const(self.block_n), f"{self.problem.axes[1]}_start"
+        code.yield_(code.mul(block.block.args[3], size, name))
+
+        partial = self.problem.block_region()
+        code, i = ScalarCode(partial.block), partial.block.args[3]
+        dead = self.dead(self.range_code(code, partial.block, 4))
+        masked = combined(code.or_, [within_interval(code, i, d) for d in dead])
+        assert masked is not None
+        code.yield_(masked)
+        facts = ["inside" if self.is_whole else "full_inside"]
+        mask = self.problem.tested.clone()
+        return SegmentOp(SegmentKind.MIXED, bounds, block, mask, facts, partial)
 
     def all_partial(self) -> list[SegmentOp]:
         """Return a segment of whole blocks and a segment of the last, incomplete block.
@@ -265,6 +300,13 @@ class MaskSegments:
         if not self.is_whole:
             blocks = code.ceildiv(column_len, self.block_n, "blocks")
         return Lengths(start, last, column_len, blocks, whole)
+
+
+def within_interval(code: ScalarCode, i: SSAValue, interval: BlockInterval) -> SSAValue:
+    """Return the condition that a block is in an interval, which has an end."""
+    ends = ("sge", interval.begin), ("slt", interval.end)
+    tests = [code.cmp(test, i, end) for test, end in ends if end is not None]
+    return reduce(code.and_, tests)
 
 
 def within(code: ScalarCode, place: Place, block: Lengths) -> Lengths:

@@ -172,9 +172,15 @@ class TrimmedTableSegments(TableSegments):
 
 
 def build_segments(
-    problem: MaskProblem, sizes: TileSizes, trimmed: bool = False
+    problem: MaskProblem,
+    sizes: TileSizes,
+    trimmed: bool = False,
+    one_loop: bool = False,
 ) -> list[SegmentOp]:
-    """Return segments that visit each live pair of an op once, in tiles of a size."""
+    """Return segments that visit each live pair of an op once, in tiles of a size.
+
+    With `one_loop` all segments share one loop.
+    """
     mask = problem.tested if problem.has_mask else None
     if problem.tables:
         kind = TrimmedTableSegments if trimmed else TableSegments
@@ -186,7 +192,8 @@ def build_segments(
         ranges = problem.ranges(sizes.block_m, sizes.block_n)
         if isinstance(ranges, Proven):
             block = sizes.block_m, sizes.block_n
-            return MaskSegments(problem, ranges.value, *block).segments()
+            made = MaskSegments(problem, ranges.value, *block, one_loop=one_loop)
+            return made.segments()
     return range_segments(problem, sizes.block_n, mask)
 
 

@@ -226,6 +226,15 @@ def compare_extended_flag(op: Operation, site: Site) -> SSAValue | None:
     return flag if (value == 1) == (predicate == "eq") else site.negate(flag)
 
 
+def compare_extended(op: Operation, site: Site) -> SSAValue | None:
+    """Rewrite extsi x < extsi y -> x < y; all predicates keep their meaning."""
+    assert isinstance(op, arith.CmpiOp)
+    a, b = defined_by(op.lhs, arith.ExtSIOp), defined_by(op.rhs, arith.ExtSIOp)
+    if a is None or b is None or a.input.type != b.input.type or a.input.type == i1:
+        return None
+    return site.insert(arith.CmpiOp(a.input, b.input, predicate_of(op)))
+
+
 def compare_equal_floats(op: Operation, site: Site) -> SSAValue | None:
     """Rewrite comparisons of x with itself whose result does not depend on NaN."""
     assert isinstance(op, arith.CmpfOp)
@@ -256,6 +265,7 @@ RULES: dict[type[Operation], tuple[Rule, ...]] = {
         to_signed_comparison,
         compare_flags,
         compare_extended_flag,
+        compare_extended,
     ),
     arith.CmpfOp: (compare_equal_floats,),
 }
