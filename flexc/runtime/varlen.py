@@ -32,6 +32,8 @@ def flex_attention_varlen(
     value: Tensor,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: object = None,
+    max_seqlen_k: object = None,
     *,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
@@ -53,6 +55,9 @@ def flex_attention_varlen(
         cu_seqlens_q: (n + 1,), int32 or int64: the first query of each of n sequences,
             followed by the total. Nested tensors have their own.
         cu_seqlens_k: the same for keys and values, `cu_seqlens_q` by default.
+        max_seqlen_q: ignored, like `max_seqlen_k`: kernels need no longest lengths. For
+            calls that are written for other libraries.
+        max_seqlen_k: see `max_seqlen_q`.
         score_mod: as for `flex_attention`.
         mask_mod: as for `flex_attention`.
         scale: the factor on scores, 1 / sqrt(E) by default.
@@ -166,7 +171,9 @@ def _sequences(
     given: tuple[Tensor, Tensor], lengths: Lengths, query: Tensor
 ) -> Sequences:
     """Return the sequences of `cu_seqlens`, made at their first use since a write."""
-    _raise_late()
+    captured = is_capturing(query)  # A graph may run with other numbers.
+    if not captured:
+        _raise_late()
     names = ("cu_seqlens_q", "cu_seqlens_k")
     for name, tensor in zip(names, given, strict=True):
         _check_kind(name, tensor, query)
@@ -176,7 +183,6 @@ def _sequences(
             f"{given[1].size(0)}"
         )
     key = (lengths, tuple(map(id, given)))
-    captured = is_capturing(query)  # A graph may run with other numbers.
     kept = None
     if not captured:
         kept = _known.find(key, lambda found: are_still(found[0], given))

@@ -63,9 +63,12 @@ def test_drawn_pages_have_the_bits_of_contiguous_keys(seed: int) -> None:
     qkv, mods = inputs(case.sizes, case.dtype), mods_of(case.case, case.sizes)
     pages = in_pages(qkv[1], qkv[2], case.page_size, seed)
     table = pages.table.cuda()
-    found = attend((qkv[0], pages.key, pages.value), mods, page_table=table)
+    options: Any = {"kernel_options": {"schedule": "triton"}}
+    paged = qkv[0], pages.key, pages.value
+    found = attend(paged, mods, page_table=table, **options)
     check(qkv, mods, found)
-    same = attend(qkv, mods, kernel_options={"schedule": "triton"})
+    check(qkv, mods, attend(paged, mods, page_table=table))
+    same = attend(qkv, mods, **options)
     for one, other in zip(found, same, strict=True):
         assert one.equal(other), case
 

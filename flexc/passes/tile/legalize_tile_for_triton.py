@@ -6,7 +6,7 @@ tile are 32 bits wide; once hoisted, they are computed once for a whole loop. Th
 compares indices with the size along each checked dimension. The pass refuses ops with a
 count.
 
-Kernels whose keys lie in pages get twice the stages.
+Kernels whose blocks of keys lie in one page each get twice the stages.
 """
 
 from __future__ import annotations
@@ -276,16 +276,17 @@ class AddToScatter(RewritePattern):
 
 
 class WaitForPages(RewritePattern):
-    """A pattern that doubles the stages of kernels whose keys lie in pages.
+    """A pattern that doubles the stages of kernels whose blocks lie in one page each.
 
     Triton copies half as many stages ahead if addresses come from other loads. There
-    are then as many tiles in flight, in as much shared memory, as without pages.
+    are then as many tiles in flight, in as much shared memory, as without pages. For
+    blocks of several pages, tables are read into tiles, which many stages make slower.
     """
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.KernelOp, rewriter: PatternRewriter) -> None:
         stages = op.attributes.get("num_stages")
-        if "page_size" in op.attributes and isinstance(stages, IntegerAttr):
+        if "block_in_page" in op.attributes and isinstance(stages, IntegerAttr):
             op.attributes["num_stages"] = IntegerAttr(stages.value.data * 2, i32)
             rewriter.notify_op_modified(op)
 

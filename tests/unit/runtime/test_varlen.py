@@ -192,6 +192,11 @@ def test_strided_operands_and_wide_numbers() -> None:
     assert torch.equal(found, varlen(*given))
 
 
+def test_longest_lengths_are_accepted() -> None:
+    given, cu = operands([20, 30], [20, 30], grad=False), cu_seqlens([20, 30])
+    assert torch.equal(attend(*given, cu, cu, 30, 30), attend(*given, cu))
+
+
 def test_lengths_compile_nothing() -> None:
     for i, n in enumerate((70, 3, 200)):
         given = operands([n, 20], [n, 20], grad=False)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from xdsl.dialects import math as math_dialect
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import IntegerAttr, StringAttr, TensorType, f16, i32
+from xdsl.dialects.builtin import StringAttr, TensorType, UnitAttr, f16
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from flexc.dialects import blocksparse, flex, tile
@@ -180,9 +180,10 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         return {name: StringAttr(text) for name, text in lines.items()}
 
     def paging(self) -> dict[str, Attribute]:
-        """Return the size of the pages of keys, if they lie in pages."""
+        """Return the attribute that each block of keys lies in one page, if it does."""
         size = self.op.page_size
-        return {} if size is None else {"page_size": IntegerAttr(size, i32)}
+        in_one = size is not None and size % self.block_n == 0
+        return {"block_in_page": UnitAttr()} if in_one else {}
 
     def locate(self) -> RowBlock:
         """Write the rows, batch and head that this program owns."""

@@ -163,10 +163,14 @@ class MaskSegments:
         return c.dead_intervals(self.ranges.dead, ragged=not self.is_whole)
 
     def has_two_ends(self) -> bool:
-        """Return True if live blocks are one interval, and dead pairs at two places."""
+        """Return True if live blocks are one interval with dead pairs at both ends.
+
+        The incomplete last block does not count: causal masks are slower in order.
+        """
         region = self.problem.block_region().block
         c = self.range_code(ScalarCode(region), region, 4)
-        return len(c.live_intervals(self.ranges.live)) == 1 < len(self.dead(c))
+        dead = c.dead_intervals(self.ranges.dead, ragged=False)
+        return len(c.live_intervals(self.ranges.live)) == 1 < len(dead)
 
     def in_order(self) -> SegmentOp:
         """Return a segment that visits live blocks, partial or full, in their order."""
