@@ -43,6 +43,8 @@ class Scope:
     choices: Choices
     run: Callable[[Attention], Results] | None = None
     """A function that records a call of a capture, in place of flexc's kernels."""
+    watches: bool = False
+    """True if `run` also runs the call, so that any call may be made."""
 
     def within(self, inner: Scope) -> Scope:
         """Return the scope of a compiled function that is called within this scope."""

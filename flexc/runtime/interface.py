@@ -290,7 +290,7 @@ def _run(
         from flexc.runtime.torch_compile.operators.higher_order import run_seen as run
     is_stored = memory is not NO_MEMORY
     if is_stored:
-        check_not_captured(run)
+        check_not_captured(None if scope is not None and scope.watches else run)
     rest = enable_gqa, scale, outputs, choices
     prepare = Preparation((score_mod, block_mask, mask_mod), rest, memory)
     if run is None and is_plain(query, block_mask, mask_mod):

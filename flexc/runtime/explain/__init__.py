@@ -240,7 +240,7 @@ def explain_function(
     """Run a function, and explain the attention calls that the function makes."""
     check_arguments(fn, args, kwargs)
     recorder = Recorder()
-    with activate(Scope(Choices(), recorder.run)):
+    with activate(Scope(Choices(), recorder.run, watches=True)):
         fn(*args, **kwargs)
     if not recorder.seen:
         raise OptionError(f"{_name(fn)} called no flex_attention; {USAGE}")
@@ -299,8 +299,9 @@ def key_of(call: Attention) -> tuple[Any, ...]:
     mods = call.signature.key if call.signature.cacheable else id(call.signature)
     shapes = (call.query.shape, call.key.shape, call.value.shape)
     listed = tuple((t.data_ptr(), t.shape) for t in tables)
-    placement = Placement.of(call.query, call.key, call.value)
-    choices = (call.backend, call.choices.tiles, call.choices.ignored)
+    placement = Placement.of(*call.operands)
+    pages = call.pages and call.pages.size
+    choices = (pages, call.backend, call.choices.tiles, call.choices.ignored)
     return mods, captures, shapes, placement, listed, call.query.dtype, *choices
 
 
@@ -311,7 +312,7 @@ def light(call: Attention) -> Attention:
     tensors = stand_ins(
         (b, h, q_len, kv_len), dims, query.dtype, query.device, kv_heads
     )
-    placement = Placement.of(call.query, call.key, call.value)
+    placement = Placement.of(*call.operands)
     query, key, value = tensors
     return replace(call, query=query, key=key, value=value, placement=placement)
 

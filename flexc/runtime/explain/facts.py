@@ -47,6 +47,7 @@ class Fact:
 
 TITLES = {
     "few_rows": "few rows",
+    "pages": "keys in pages",
     "bounds": "bounds in closed form",
     "classified": "blocks classified",
     "rows_never_empty": "no empty row",
@@ -73,6 +74,17 @@ def rows(subject: Subject) -> Iterator[Fact]:
     whose = "one head" if heads == 1 else f"{heads} heads, which share a key head"
     times = "query" if queries == 1 else f"{queries} queries"
     yield Fact("few_rows", True, f"a program's rows are the {times} of {whose}")
+
+
+def pages(subject: Subject) -> Iterator[Fact]:
+    """Yield the fact that keys lie in pages, and how a block's pages are found."""
+    found, columns = subject.call.pages, subject.own_tile.block_n
+    if found is None:
+        return
+    whole = found.size % columns == 0 and subject.call.computed_by.for_gpu
+    how = "one page, read from the table once" if whole else "pages found key by key"
+    text = f"of {found.size} keys; a block of {columns} keys lies in {how}"
+    yield Fact("pages", True, text)
 
 
 def bounds(subject: Subject) -> Iterator[Fact]:
@@ -283,6 +295,7 @@ def regions(subject: Subject) -> tuple[Region, Region]:
 
 FINDERS: tuple[Callable[[Subject], Iterator[Fact]], ...] = (
     rows,
+    pages,
     bounds,
     classified,
     rows_never_empty,

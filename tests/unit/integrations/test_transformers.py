@@ -207,9 +207,10 @@ def test_assisted_generation() -> None:
     assert found.sequences.tolist() == expected.sequences.tolist()
 
 
-@pytest.mark.parametrize(
-    ("name", "cache"), [("llama", "dynamic"), ("t5", "dynamic"), ("gemma2", "static")]
-)
+GROWING = [*(("llama", c) for c in CACHES), ("t5", "dynamic"), ("gemma2", "static")]
+
+
+@pytest.mark.parametrize(("name", "cache"), GROWING)
 def test_a_growing_cache_compiles_nothing(name: str, cache: str) -> None:
     given, model = inputs("left"), DECODERS[name].build("flexc")
     generated(model, given, **CACHES[cache])
