@@ -172,7 +172,7 @@ def to_triton(options: LoweringOptions = NO_OPTIONS) -> Passes:
     return (
         TileExpandMathPass(options.tanh),
         *([TileReadInPlacePass()] if options.reads == "in_place" else []),
-        LegalizeTileForTritonPass(options.f32_precision),
+        LegalizeTileForTritonPass(options.f32_precision, options.widens_bytes),
         # Offsets and bounds are maps too, and most of them leave the loop.
         TileSplitMapsPass(),
         *TIDY,

@@ -26,6 +26,27 @@ FLEXC_INLINE Vector<float> widened<float, half>(Vec<half, lanes<float>> x) {
 }
 #endif
 
+#if defined(FLEXC_AVX512) && FLEXC_VECTOR_BYTES == 64
+template <>
+FLEXC_INLINE Vector<float> widened<float, float8_e5m2>(Vec<float8_e5m2, lanes<float>> x) {
+    typedef short Shorts __attribute__((vector_size(32)));
+    typedef char Bytes __attribute__((vector_size(16)));
+    const Shorts halves = (Shorts)__builtin_ia32_pmovzxbw256((Bytes)x.raw) << 8;
+    return __builtin_ia32_vcvtph2ps512_mask(halves, Vector<float>{}, -1, 4);
+}
+// Read as fp16 numbers, whose exponents are larger by 8. The largest is no number.
+template <>
+FLEXC_INLINE Vector<float> widened<float, float8_e4m3>(Vec<float8_e4m3, lanes<float>> x) {
+    typedef short Shorts __attribute__((vector_size(32)));
+    typedef char Bytes __attribute__((vector_size(16)));
+    const Shorts wide = (Shorts)__builtin_ia32_pmovsxbw256((Bytes)x.raw);
+    const Shorts halves = (wide << 7) & static_cast<short>(0xbfff);
+    const auto y = 256 * __builtin_ia32_vcvtph2ps512_mask(halves, Vector<float>{}, -1, 4);
+    const auto size = bits<float>(bits<uint32_t>(y) & 0x7fffffff);
+    return select(mask(size == 480), Vector<float>{} + nan_f32, y);
+}
+#endif
+
 // Return the first Count numbers at p, followed by zeros.
 template <class T, int Count = lanes<T>, class S>
 FLEXC_INLINE Vector<T> read_vector(const S* p) {

@@ -281,6 +281,30 @@ template <> constexpr bool is_narrow<float8_e5m2> = true;
 template <class A, class B> constexpr bool is_same = false;
 template <class A> constexpr bool is_same<A, A> = true;
 
+template <class T, class V>
+FLEXC_INLINE Like<T, V> convert(V x);
+
+// Widen bytes to 32 bits. GCC has no such conversion of vectors, but of halves of them.
+template <int L>
+FLEXC_INLINE Vec<int32_t, L> widen_bytes(Vec<int8_t, L> x) {
+#ifdef FLEXC_AVX512
+    typedef char Bytes __attribute__((vector_size(L)));
+    if constexpr (L == 16)
+        return __builtin_ia32_pmovsxbd512_mask((Bytes)x, Vec<int32_t, L>{}, -1);
+#endif
+    return convert<int32_t>(convert<int16_t>(x));
+}
+template <int L>
+FLEXC_INLINE Vec<uint32_t, L> widen_bytes(Vec<uint8_t, L> x) {
+#ifdef FLEXC_AVX512
+    typedef char Bytes __attribute__((vector_size(L)));
+    if constexpr (L == 16)
+        return (Vec<uint32_t, L>)__builtin_ia32_pmovzxbd512_mask(
+            (Bytes)x, Vec<int32_t, L>{}, -1);
+#endif
+    return convert<uint32_t>(convert<uint16_t>(x));
+}
+
 // Convert a number, or each element of a vector, to T.
 template <class T, class V>
 FLEXC_INLINE Like<T, V> convert(V x) {
@@ -293,6 +317,8 @@ FLEXC_INLINE Like<T, V> convert(V x) {
             static_cast<Element<V>*>(nullptr), convert<uint32_t>(x.raw)));
     else if constexpr (is_narrow<T>)
         return {convert<uint16_t>(round_to(static_cast<T*>(nullptr), convert<float>(x)))};
+    else if constexpr (sizeof(Element<V>) == 1 && sizeof(T) >= 4)
+        return convert<T>(widen_bytes<Shape<V>::count>(x));
     else
         return __builtin_convertvector(x, Like<T, V>);
 }

@@ -247,6 +247,17 @@ def read(lang: Language, op: Operation, args: list[str]) -> str:
     return f"{text} != 0" if op.result.type == i1 else text
 
 
+def widen_bytes_function(op: tile.WidenBytesOp) -> str:
+    """Return the name of the support function that converts numbers of 8 bits."""
+    return f"widen_{str(op.operand.type).lower()}"
+
+
+def widen_bytes(lang: Language, op: Operation, args: list[str]) -> str:
+    assert isinstance(op, tile.WidenBytesOp)
+    staged = op.staged is not None
+    return f"{widen_bytes_function(op)}({args[0]}, {staged})"
+
+
 NAN = "propagate_nan=tl.PropagateNan.ALL"
 """Triton's enumeration, for which Gluon has no name."""
 
@@ -304,6 +315,7 @@ RULES: dict[type[Operation], Rule] = {
     tile.ReadOp: read,
     tile.TanhApproxOp: lambda _, op, args: f"tanh_approx({args[0]})",
     tile.WidenOp: lambda _, op, args: f"widen({args[0]})",
+    tile.WidenBytesOp: widen_bytes,
 }
 
 

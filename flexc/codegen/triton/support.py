@@ -202,3 +202,102 @@ def read_i32_if(pointer, valid):
         is_pure=True,
         pack=1,
     )
+
+
+@triton.jit
+def widen_f8e4m3fn(x, STAGED: tl.constexpr):
+    """Return float8_e4m3fn as bfloat16, four elements at a time, by way of f32.
+
+    If STAGED, the code counts as impure: Triton would else convert elements after they
+    have moved to the layout of a product, which takes a load for each byte.
+    """
+    return tl.inline_asm_elementwise(
+        """
+        {
+            .reg .b16 low, high, h<4>;
+            .reg .b32 halves<2>;
+            .reg .f32 f<4>;
+            mov.b32 {low, high}, $2;
+            cvt.rn.f16x2.e4m3x2 halves0, low;
+            cvt.rn.f16x2.e4m3x2 halves1, high;
+            mov.b32 {h0, h1}, halves0;
+            mov.b32 {h2, h3}, halves1;
+            cvt.f32.f16 f0, h0;
+            cvt.f32.f16 f1, h1;
+            cvt.f32.f16 f2, h2;
+            cvt.f32.f16 f3, h3;
+            cvt.rn.bf16x2.f32 $0, f1, f0;
+            cvt.rn.bf16x2.f32 $1, f3, f2;
+        }
+        """,
+        "=r,=r,r",
+        [x],
+        dtype=tl.bfloat16,
+        is_pure=not STAGED,
+        pack=4,
+    )
+
+
+@triton.jit
+def widen_f8e5m2(x, STAGED: tl.constexpr):
+    """Return float8_e5m2, the upper halves of float16, as `widen_f8e4m3fn` does."""
+    return tl.inline_asm_elementwise(
+        """
+        {
+            .reg .b16 h<4>;
+            .reg .b32 halves<2>;
+            .reg .f32 f<4>;
+            prmt.b32 halves0, $2, 0, 0x1404;
+            prmt.b32 halves1, $2, 0, 0x3424;
+            mov.b32 {h0, h1}, halves0;
+            mov.b32 {h2, h3}, halves1;
+            cvt.f32.f16 f0, h0;
+            cvt.f32.f16 f1, h1;
+            cvt.f32.f16 f2, h2;
+            cvt.f32.f16 f3, h3;
+            cvt.rn.bf16x2.f32 $0, f1, f0;
+            cvt.rn.bf16x2.f32 $1, f3, f2;
+        }
+        """,
+        "=r,=r,r",
+        [x],
+        dtype=tl.bfloat16,
+        is_pure=not STAGED,
+        pack=4,
+    )
+
+
+@triton.jit
+def widen_i8(x, STAGED: tl.constexpr):
+    """Return int8 as bfloat16, as `widen_f8e4m3fn` does.
+
+    With its sign flipped, a byte is the low byte of 2^23 + 128 + x as a float.
+    """
+    return tl.inline_asm_elementwise(
+        """
+        {
+            .reg .b32 flipped, b<4>;
+            .reg .f32 f<4>;
+            xor.b32 flipped, $2, 0x80808080;
+            prmt.b32 b0, flipped, 0x4b000000, 0x7440;
+            prmt.b32 b1, flipped, 0x4b000000, 0x7441;
+            prmt.b32 b2, flipped, 0x4b000000, 0x7442;
+            prmt.b32 b3, flipped, 0x4b000000, 0x7443;
+            mov.b32 f0, b0;
+            mov.b32 f1, b1;
+            mov.b32 f2, b2;
+            mov.b32 f3, b3;
+            sub.f32 f0, f0, 0f4b000080;
+            sub.f32 f1, f1, 0f4b000080;
+            sub.f32 f2, f2, 0f4b000080;
+            sub.f32 f3, f3, 0f4b000080;
+            cvt.rn.bf16x2.f32 $0, f1, f0;
+            cvt.rn.bf16x2.f32 $1, f3, f2;
+        }
+        """,
+        "=r,=r,r",
+        [x],
+        dtype=tl.bfloat16,
+        is_pure=not STAGED,
+        pack=4,
+    )

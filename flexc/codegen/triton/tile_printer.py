@@ -34,7 +34,7 @@ from flexc.errors import refuse
 
 READ_WORDS = (
     "read_bf16 read_bf16_if read_f16 read_f16_if read_f32 read_f32_if read_i32 "
-    "read_i32_if tanh_approx"
+    "read_i32_if tanh_approx widen_i8 widen_f8e4m3fn widen_f8e5m2"
 )
 
 EIGHT_BITS = (Float8E4M3FNType, Float8E5M2Type)
@@ -112,6 +112,8 @@ class TilePrinter(PythonPrinter):
                 names.add(name)
             elif isinstance(op, tile.ReadOp) and "in_place" in op.attributes:
                 names.add(scalar_rules.in_place_function(op))
+            elif isinstance(op, tile.WidenBytesOp):
+                names.add(scalar_rules.widen_bytes_function(op))
         return sorted(names)
 
     def support_name(self, op: Operation) -> str | None:

@@ -44,6 +44,7 @@ from flexc.dialects.tile.compute import (
     ScanOp,
     TanhApproxOp,
     TransposeOp,
+    WidenBytesOp,
     WidenOp,
 )
 from flexc.dialects.tile.cpu import (

@@ -37,6 +37,8 @@ class LoweringOptions:
     tanh: Tanh = "exact"
     f32_precision: F32Precision = "ieee"
     reads: Reads = "coalesced"
+    widens_bytes: bool = False
+    """True if a GPU converts several numbers of 8 bits to bf16 at a time."""
     overlap: bool = True
     shared_memory: int = HOPPER_SHARED_MEMORY
     machine: MachineName = "avx2"

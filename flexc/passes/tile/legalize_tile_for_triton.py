@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, f32, i32, i64
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, bf16, f32, i32, i64
 from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
@@ -28,7 +28,7 @@ from xdsl.pattern_rewriter import (
 
 from flexc.dialects import tile
 from flexc.dialects.flex import element_type
-from flexc.dialects.tile import element_of
+from flexc.dialects.tile import element_of, shape_of
 from flexc.errors import UnsupportedOpError
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tile.map_builder import (
@@ -215,8 +215,11 @@ class PagedAccess(PointerAccess):
         return self.code.mul(pages, self.code.const(self.page_size), "kv_len")
 
 
+@dataclass(frozen=True)
 class LoadToGather(RewritePattern):
-    """A pattern that rewrites tile.load to tile.gather."""
+    """A pattern that rewrites tile.load to tile.gather, and converts the elements."""
+
+    widens_bytes: bool = False
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: tile.LoadOp, rewriter: PatternRewriter) -> None:
@@ -236,8 +239,24 @@ class LoadToGather(RewritePattern):
             rewriter.replace(op, gather)
             return
         stored = access.code.insert(gather, f"{op.result.name_hint or 'tile'}_stored")
-        wide = widened(access.code, stored, element_of(op.result.type))
-        rewriter.replace(op, [], [wide])
+        rewriter.replace(op, [], [self.converted(op, access.code, stored)])
+
+    def converted(
+        self, op: tile.LoadOp, code: ScalarCode, stored: SSAValue
+    ) -> SSAValue:
+        """Write the conversion of a load's elements to the type of its tile."""
+        element = element_of(op.result.type)
+        if not self.widens_bytes or element != bf16:
+            return widened(code, stored, element)
+        # A product's rhs is transposed as it moves to it. Elements of 16 bits have
+        # instructions for that.
+        staged = all(isinstance(u.operation, tile.DotOp) for u in op.result.uses)
+
+        def body(code: ScalarCode, x: SSAValue) -> SSAValue:
+            return code.insert(tile.WidenBytesOp(x, staged))
+
+        name = op.result.name_hint or "tile"
+        return build_map(code, shape_of(stored.type), [(stored, (0, 1))], body, name)
 
 
 @dataclass(frozen=True)
@@ -298,6 +317,7 @@ class LegalizeTileForTritonPass(ModulePass):
     name = "legalize-tile-for-triton"
 
     f32_precision: Literal["ieee", "tf32"] = "ieee"
+    widens_bytes: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for counted in filter(has_count, op.walk()):
@@ -306,7 +326,7 @@ class LegalizeTileForTritonPass(ModulePass):
                 "segments that are trimmed are for C++"
             )
         patterns: list[RewritePattern] = [
-            LoadToGather(),
+            LoadToGather(self.widens_bytes),
             StoreToScatter(),
             AddToScatter(),
             SetPrecision(self.f32_precision),

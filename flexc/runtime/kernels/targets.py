@@ -62,6 +62,7 @@ class GpuTarget(KernelTarget):
             tanh=fast_tanh if is_compiled and is_narrow else "exact",
             f32_precision=build.f32_precision,
             reads="in_place" if is_nvidia else "coalesced",
+            widens_bytes=is_nvidia,
             shared_memory=build.shared_memory,
         )
 
