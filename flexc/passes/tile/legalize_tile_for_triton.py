@@ -3,8 +3,9 @@
 A tile of a tensor is read at `base + offsets`. The base is a 64-bit scalar: the sum of
 the leading indices and the tile's start, each times its stride. The offsets within the
 tile are 32 bits wide; once hoisted, they are computed once for a whole loop. The mask
-compares indices with the size along each checked dimension. The pass refuses ops with a
-count.
+compares indices with the size along each checked dimension. Elements are gathered as
+memory holds them, and converted by a map if the tile has a wider type. The pass refuses
+ops with a count.
 
 Kernels whose blocks of keys lie in one page each get twice the stages.
 """

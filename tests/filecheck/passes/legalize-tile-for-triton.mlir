@@ -1,5 +1,6 @@
 // RUN: flexc-opt %s -p legalize-tile-for-triton | filecheck %s
 // RUN: flexc-opt %s -p 'legalize-tile-for-triton{f32-precision=tf32}' | filecheck %s --check-prefix=TF32
+// RUN: flexc-opt %s -p 'legalize-tile-for-triton{widens-bytes=true}' | filecheck %s --check-prefix=BYTES
 
 !q = tensor<?x?x?x20xf32, strided<[?, ?, ?, 1]>>
 !out = memref<?x?xf32>
@@ -90,5 +91,24 @@ tile.kernel @narrow(%i : !i #tile.param<argument 0>, %f : !f #tile.param<argumen
   %y = tile.load %f[%b, %b, %b, %b] : !f, i32, i32, i32, i32 -> !tile.tile<16x32xf16>
   %sum = tile.reduce sum %x along 1 : !tile.tile<16x32xbf16>
   %other = tile.reduce sum %y along 1 : !tile.tile<16x32xf16>
+  tile.return
+}
+
+// Several at a time to bf16; before they move, if they move to be a product's rhs.
+// BYTES-LABEL: tile.kernel @bytes(
+tile.kernel @bytes(%i : !i #tile.param<argument 0>, %f : !f #tile.param<argument 1>,
+                   %b : i32 #tile.param<argument 2>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // BYTES: tile.widen_bytes %{{.*}} : i8
+  %x = tile.load %i[%b, %b, %b, %b] : !i, i32, i32, i32, i32 -> !tile.tile<16x32xbf16>
+  %t = tile.transpose %x : !tile.tile<16x32xbf16> -> !tile.tile<32x16xbf16>
+  // BYTES: tile.widen_bytes staged %{{.*}} : f8E5M2
+  %y = tile.load %f[%b, %b, %b, %b] : !f, i32, i32, i32, i32 -> !tile.tile<16x32xbf16>
+  // BYTES: arith.extf
+  %z = tile.load %f[%b, %b, %b, %b] : !f, i32, i32, i32, i32 -> !tile.tile<16x32xf16>
+  %zero = arith.constant 0.0 : f32
+  %s = tile.full %zero : f32 -> !tile.tile<32x32xf32>
+  %d = tile.dot %t, %y, %s : !tile.tile<32x16xbf16>, !tile.tile<16x32xbf16>, !tile.tile<32x32xf32> -> !tile.tile<32x32xf32>
+  %other = tile.reduce sum %z along 1 : !tile.tile<16x32xf16>
   tile.return
 }
