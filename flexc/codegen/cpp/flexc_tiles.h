@@ -98,7 +98,6 @@ FLEXC_INLINE void tile_block(O out, L lhs, const bfloat16x2* rhs, int steps) {
     static_assert(R * V <= 4 && V <= 2, "there are eight tile registers");
     const int64_t out_bytes = out.pitch * sizeof(float);
     const int64_t lhs_bytes = lhs.row * sizeof(bfloat16);
-    lhs.prefetch_rows(R * tile_rows, steps * tile_depth);
     each(UpTo<R>{}, [=](auto i) {
         each(UpTo<V>{}, [=](auto v) {
             constexpr int sum = int(i) * V + int(v);

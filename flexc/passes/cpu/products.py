@@ -224,18 +224,22 @@ class DotInRegisters(RewritePattern):
         if tile.is_packed(op.rhs.type) and int_constant(load.strides[1]) != 1:
             return None
         rows, inner = counts
+        rest = self.rest(op)
+        # Prefetches delay the loads of a matrix unit more than they help.
+        is_prefetched = not rest[-1].is_of_unit
         # A product that sums over more than was read would read beyond it.
         if inner is not None and op.count not in (None, inner):
             return None
+        code = ScalarCode(InsertPoint.before(op))
         return tile.RegisterProductOp(
             load.tensor,
             op.rhs,
-            *self.rest(op),
+            *rest,
             base=load.base,
             strides=load.strides,
             rows=rows,
             inner=op.count if inner is None else inner,
-            next=place_of_next(load, ScalarCode(InsertPoint.before(op))),
+            next=place_of_next(load, code) if is_prefetched else None,
         )
 
     def rest(

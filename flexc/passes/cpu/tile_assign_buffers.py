@@ -102,14 +102,77 @@ def copy_yielded(body: Block, args: Sequence[BlockArgument | None]) -> None:
             last.operands[index] = duplicate(value, last)
 
 
-def _follows(value: SSAValue, arg: BlockArgument, body: Block) -> bool:
-    """Return True if a value is computed after an argument's last use."""
-    op = value.owner
-    assert isinstance(op, Operation)
-    users = [user_in(body, use) for use in arg.uses]
+def copy_branches(op: scf.IfOp) -> None:
+    """Copy yielded tiles of branches, except those that stay where they are."""
+    blocks = [region.block for region in op.regions]
+    for block, other in zip(blocks, blocks[::-1], strict=True):
+        last = block.last_op
+        assert last is not None
+        for index, (value, rival) in enumerate(
+            zip(last.operands, yielded(other), strict=True)
+        ):
+            is_new = value not in last.operands[:index]
+            is_own = defining_block(value) is block
+            stays = is_own or stays_in_place(value, rival, op, other)
+            if is_tile(value) and not (is_new and stays):
+                last.operands[index] = duplicate(value, last)
+
+
+def stays_in_place(
+    value: SSAValue, rival: SSAValue, op: scf.IfOp, other: Block
+) -> bool:
+    """Return True if a branch may yield a tile that is defined before the branches.
+
+    Nothing else may use the tile later, and the other branch must compute `rival`,
+    which it yields in its place, after its own last use of the tile.
+    """
+    block = op.parent_block()
+    if not is_tile(value) or defining_block(value) is not block:
+        return False
+    if any(op.is_before_in_block(user_in(block, use)) for use in value.uses):
+        return False
+    is_own = defining_block(rival) is other
+    return is_own and _follows(rival, value, other)
+
+
+def origins(value: SSAValue) -> Iterator[SSAValue]:
+    """Yield a tile, and the tiles from before branches that become it."""
+    yield value
+    if isinstance(op := value.owner, scf.IfOp):
+        for region in op.regions:
+            source = yielded(region.block)[op.results.index(value)]
+            if defining_block(source) is not region.block:
+                yield from origins(source)
+
+
+def aliases(value: SSAValue) -> Iterator[SSAValue]:
+    """Yield a tile, and the results of branches that it becomes."""
+    yield value
+    for use in value.uses:
+        op = use.operation.parent_op()
+        is_outer = defining_block(value) is not use.operation.parent
+        if isinstance(op, scf.IfOp) and isinstance(use.operation, scf.YieldOp):
+            yield from aliases(op.results[use.index]) if is_outer else ()
+
+
+def _follows(value: SSAValue, arg: SSAValue, body: Block) -> bool:
+    """Return True if a value is computed in a block after an argument's last use there.
+
+    Both may share their buffers with other values.
+    """
+    users = [
+        (user, alias)
+        for alias in aliases(arg)
+        for use in alias.uses
+        if (user := body.find_ancestor_op_in_block(use.operation)) is not None
+    ]
     return all(
-        user.is_before_in_block(op) or (user is op and overwrites(op, arg))
-        for user in users
+        isinstance(op := source.owner, Operation)
+        and op.parent is body
+        and (user.is_before_in_block(op) or (user is op and overwrites(op, alias)))
+        for source in origins(value)
+        if source is not arg
+        for user, alias in users
     )
 
 
@@ -125,8 +188,7 @@ class TileInsertCopiesPass(ModulePass):
             if isinstance(inner, scf.ForOp):
                 copy_yielded(inner.body.block, inner.body.block.args[1:])
             elif isinstance(inner, scf.IfOp) and inner.results:
-                for region in inner.regions:
-                    copy_yielded(region.block, [None] * len(inner.results))
+                copy_branches(inner)
 
 
 @dataclass(eq=False)

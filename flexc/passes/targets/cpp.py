@@ -30,6 +30,12 @@ SUMMED = 64
 CPU_TILE_BYTES = 1 << 18
 """The bytes of a tile of keys or values: about half of a second-level cache."""
 
+UNIT_DIM = 128
+"""The widest head dim for which a matrix unit's program owns one panel of rows.
+
+Blocks of wider keys and values come from the second-level cache for each program.
+"""
+
 FEW_ROWS = 16
 """The most rows for which a program owns all rows instead of a panel."""
 
@@ -115,6 +121,7 @@ class CppTarget(Target):
     name: ClassVar[str] = "cpp"
     one_pass: ClassVar[OnePass] = "queries"
     samples_blocks: ClassVar[bool] = True
+    keeps_maximum: ClassVar[bool] = True
     few_rows: ClassVar[int] = FEW_ROWS
 
     def trims(self, options: SizeOptions) -> bool:
@@ -123,9 +130,17 @@ class CppTarget(Target):
     def attention_sizes(self, shape: AttentionShape, options: SizeOptions) -> TileSizes:
         widest = max(shape.head_dim, shape.value_dim)
         if self.trims(options):
-            bits = max(32, shape.bits)
+            machine, bits = MACHINES[options.machine], max(32, shape.bits)
+            has_unit = machine.packed is not None and machine.packed.depth > 2
+            is_tall = has_unit and shape.bits == 16 and widest > UNIT_DIM
+            is_tall = is_tall and not shape.short_rows
             return panel_sizes(
-                options.machine, bits, widest, shape.sparse_block, rows=shape.rows
+                options.machine,
+                bits,
+                widest,
+                shape.sparse_block,
+                rows=shape.rows,
+                panels=2 if is_tall else 1,
             )
         # Q, K^T, V, scores and accumulator stay in the second-level cache.
         sizes = TileSizes(64, 128 if widest <= 64 else 64)
@@ -170,15 +185,16 @@ def panel_sizes(
     sparse_block: tuple[int, int] | None = None,
     sums_columns: bool = False,
     rows: int | None = None,
+    panels: int = 1,
 ) -> TileSizes:
-    """Return the tile of a program, which owns one panel of rows.
+    """Return the tile of a program, which owns one panel of rows, or `panels`.
 
     `bits` is the width of the computed elements, `widest` the largest head dim and
     `rows` the number of all rows, if known. Rows divide the blocks of a table. Columns
     need not divide them, as iterations are trimmed. A program that `sums_columns` reads
     and writes these sums for each tile, so that tiles with more rows are faster.
     """
-    panel = MACHINES[machine].panel(bits)
+    panel = panels * MACHINES[machine].panel(bits)
     most = SUMMED if sums_columns else CPU_COLUMNS
     room = CPU_TILE_BYTES * 8 // (widest * bits)
     columns = min(most, max(8, room // 8 * 8))

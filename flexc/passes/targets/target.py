@@ -150,6 +150,8 @@ class Target(ABC):
     """True if division is approximate anyway and may become a product."""
     splits_row_terms: ClassVar[bool] = False
     """True if a term of a row is added to its maximum instead of to each score."""
+    keeps_maximum: ClassVar[bool] = False
+    """True if sums are scaled only where a maximum grew far: a branch is cheap."""
     samples_blocks: ClassVar[bool] = False
     """True if a planning kernel of its own samples the pairs of unknown blocks."""
     few_rows: ClassVar[int] = 0

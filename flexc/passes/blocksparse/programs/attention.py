@@ -32,6 +32,7 @@ from flexc.passes.blocksparse.programs.builder import (
 )
 from flexc.passes.blocksparse.programs.kernel_builder import grid_of
 from flexc.passes.blocksparse.programs.online_softmax import (
+    LazySoftmax,
     OnlineSoftmax,
     ShiftedSoftmax,
     SoftmaxState,
@@ -232,7 +233,16 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         shape = (self.block_m, self.dv_tile)
         facts = softmax_facts(self.op, factor)
         kind = OnlineSoftmax if facts.shift is None else ShiftedSoftmax
+        if kind is OnlineSoftmax and self.keeps_maximum:
+            kind = LazySoftmax
         return kind(type_, shape, exponent, power, units, self.limit(factor), facts)
+
+    @property
+    def keeps_maximum(self) -> bool:
+        """True if a row may keep a maximum that is below the largest score."""
+        op = self.op
+        needs_exact = (op.max_scores, op.lse_rest, op.splits)
+        return self.target.keeps_maximum and all(v is None for v in needs_exact)
 
     def limit(self, factor: Factor) -> SSAValue:
         """Return the magnitude beyond which a score without its factor is infinite."""

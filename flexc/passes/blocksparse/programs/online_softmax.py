@@ -39,8 +39,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import AnyFloat, FloatAttr, f64
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from flexc.dialects import tile
 from flexc.dialects.tile import ReduceKind, TileType, element_of, shape_of
@@ -132,21 +133,23 @@ class OnlineSoftmax:
             p = self.weights(code, x, m)
         else:
             m, p = self.weights_with_term(code, x, row_max, state.m_i, term)
-        rescale, limits = _rescale, list[SSAValue]()
-        if self.facts.least is None:
-            rescale, limits = _guarded_rescale, [self.limit]
-        inputs = [state.m_i, m, self.factor, *limits]
-        alpha = build_row_map(code, inputs, rescale, "alpha")
+        alpha = self.alpha(code, state.m_i, m)
         row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1, count), "row_sum")
         l_i = build_row_map(code, [state.l_i, alpha, row_sum], ScalarCode.fma, "l")
-        acc = build_map(
-            code,
-            self.shape,
-            [(state.acc, FULL), (alpha, ROW)],
-            ScalarCode.mulf,
-            "acc_scaled",
-        )
+        acc = self.scaled(code, state.acc, alpha)
         return SoftmaxState(m, l_i, self.product(code, p, v, acc, count, factor))
+
+    def alpha(self, code: ScalarCode, m_i: SSAValue, m: SSAValue) -> SSAValue:
+        """Write exp2((m_i - m) * c)."""
+        if self.facts.least is not None:
+            return build_row_map(code, [m_i, m, self.factor], _rescale, "alpha")
+        inputs = [m_i, m, self.factor, self.limit]
+        return build_row_map(code, inputs, _guarded_rescale, "alpha")
+
+    def scaled(self, code: ScalarCode, acc: SSAValue, alpha: SSAValue) -> SSAValue:
+        """Write acc * alpha."""
+        inputs: list[Input] = [(acc, FULL), (alpha, ROW)]
+        return build_map(code, self.shape, inputs, ScalarCode.mulf, "acc_scaled")
 
     def weights(self, code: ScalarCode, x: SSAValue, m: SSAValue) -> SSAValue:
         """Write exp2((x - m) * c)."""
@@ -292,6 +295,62 @@ class OnlineSoftmax:
         return self.natural_maximum(code, state), log_sum
 
 
+GROWTH = 8.0
+"""The exponent up to which weights may grow before their maximum is replaced."""
+
+
+@dataclass(frozen=True)
+class LazySoftmax(OnlineSoftmax):
+    """A builder of the softmax of rows whose sums are seldom scaled.
+
+    A row keeps its maximum until a weight would be above 2^`GROWTH`. Sums are scaled
+    after a block that replaces the maximum of any row.
+    """
+
+    def update(
+        self,
+        code: ScalarCode,
+        state: SoftmaxState,
+        x: SSAValue,
+        v: SSAValue,
+        term: SSAValue | None = None,
+        count: SSAValue | None = None,
+        factor: Input | None = None,
+    ) -> SoftmaxState:
+        """Write the update of the state; `x` already includes the terms of rows."""
+        assert term is None
+        assert state.m_i is not None
+        row_max = code.insert(tile.ReduceOp(ReduceKind.MAX, x, 1, count), "row_max")
+        inputs = [row_max, state.m_i, self.factor]
+        above = build_row_map(code, inputs, _is_above, "above")
+        m = build_row_map(code, [above, *inputs[:2]], ScalarCode.select, "m")
+        p = self.weights(code, x, m)
+        row_sum = code.insert(tile.ReduceOp(ReduceKind.SUM, p, 1, count), "row_sum")
+        l_i, acc = self.scaled_sums(code, state, m, above)
+        l_i = build_row_map(code, [l_i, row_sum], ScalarCode.addf, "l")
+        return SoftmaxState(m, l_i, self.product(code, p, v, acc, count, factor))
+
+    def scaled_sums(
+        self, code: ScalarCode, state: SoftmaxState, m: SSAValue, above: SSAValue
+    ) -> Sequence[SSAValue]:
+        """Write l and acc, scaled if the maximum of any row is replaced."""
+        assert state.m_i is not None
+        live, then = tile.LiveRangeOp(above), Block()
+        code.builder.insert(live)
+        moved = code.cmp("sgt", live.length, code.const(0))
+        inner = ScalarCode(then)
+        alpha = self.alpha(inner, state.m_i, m)
+        l_i = build_row_map(inner, [state.l_i, alpha], ScalarCode.mulf, "l_i")
+        then.add_op(scf.YieldOp(l_i, self.scaled(inner, state.acc, alpha)))
+        otherwise = Block([scf.YieldOp(state.l_i, state.acc)])
+        types = [state.l_i.type, state.acc.type]
+        op = scf.IfOp(moved, types, Region(then), Region(otherwise))
+        code.builder.insert(op)
+        for result, name in zip(op.results, ("l_i", "acc"), strict=True):
+            result.name_hint = name
+        return op.results
+
+
 @dataclass(frozen=True)
 class ShiftedSoftmax(OnlineSoftmax):
     """A builder of the softmax of rows whose exponents are shifted by a constant."""
@@ -352,6 +411,14 @@ class ShiftedSoftmax(OnlineSoftmax):
 def exp2_fma(code: ScalarCode, x: SSAValue, c: SSAValue, shift: SSAValue) -> SSAValue:
     """Write exp2(x * c + shift)."""
     return code.exp2(code.fma(x, c, shift))
+
+
+def _is_above(
+    code: ScalarCode, row_max: SSAValue, m: SSAValue, c: SSAValue
+) -> SSAValue:
+    """Write the condition that a weight relative to m is too large; false for NaN."""
+    exponent = code.mulf(code.subf(row_max, m), c)
+    return code.cmpf("ogt", exponent, code.const(GROWTH, m.type))
 
 
 def _is_minus_inf(code: ScalarCode, m: SSAValue) -> SSAValue:
