@@ -12,8 +12,11 @@ not hold, and the pass inserts a copy (for a constant tile, another constant til
    computes it may overwrite the argument.
 
 The rule that yielded values are computed in the block also holds for the branches of an
-`scf.if`. A product with an accumulator updates its operand's buffer, and so needs an
-operand whose last use is the product. Any other operand is copied before the product.
+`scf.if`, with one exception: a branch may yield a tile from before the branches, which
+then stays where it is, if nothing else uses it later and the other branch computes its
+own after its last use. A product with an accumulator updates its operand's buffer, and
+so needs an operand whose last use is the product. Any other operand is copied before
+the product.
 
 `tile-assign-buffers` then assigns a buffer to each tile.
 
@@ -127,7 +130,7 @@ def stays_in_place(
     which it yields in its place, after its own last use of the tile.
     """
     block = op.parent_block()
-    if not is_tile(value) or defining_block(value) is not block:
+    if block is None or not is_tile(value) or defining_block(value) is not block:
         return False
     if any(op.is_before_in_block(user_in(block, use)) for use in value.uses):
         return False
