@@ -332,13 +332,13 @@ rule("addcdiv")(_added(div))
 
 
 @rule("pow", "float_power")
-def _pow(e: Emitter, out: torch.dtype, base: Scalar, exponent: Scalar) -> Scalar:
+def power(e: Emitter, out: torch.dtype, base: Scalar, exponent: Scalar) -> Scalar:
     if not out.is_floating_point:
         return _int_pow(e, out, base, exponent)
     into = compute_dtype(out)
-    base, power = compute_operands(e, out, base, exponent)
+    base, by = compute_operands(e, out, base, exponent)
     if exponent.const is None:
-        return e.cast(e.op(math.PowFOp, into, base, power), out)
+        return e.cast(e.op(math.PowFOp, into, base, by), out)
     match float(exponent.const):
         case 0.5:
             result = e.op(math.SqrtOp, into, base)
@@ -348,7 +348,7 @@ def _pow(e: Emitter, out: torch.dtype, base: Scalar, exponent: Scalar) -> Scalar
             result = _power(e, into, base, int(abs(n)))
             result = div(e, into, number(1.0), result) if n < 0 else result
         case _:
-            result = e.op(math.PowFOp, into, base, power)
+            result = e.op(math.PowFOp, into, base, by)
     return e.cast(result, out)
 
 

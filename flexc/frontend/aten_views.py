@@ -7,15 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf, isinf
 from typing import Any
 
 import torch
-from xdsl.dialects import arith
+from xdsl.dialects import arith, math
 
 from flexc.dialects.flex.scalar import Ties
 from flexc.errors import UnsupportedOpError
 from flexc.frontend import fields
-from flexc.frontend.aten_to_arith import add, detach, div, maximum, minimum, mul, one_op
+from flexc.frontend.aten_to_arith import (
+    absolute,
+    add,
+    detach,
+    div,
+    maximum,
+    minimum,
+    mul,
+    one_op,
+    power,
+    sub,
+)
 from flexc.frontend.fields import Field, Size, Value, as_field
 from flexc.frontend.scalars import (
     Emitter,
@@ -28,6 +40,7 @@ from flexc.frontend.scalars import (
 )
 
 _END = number(torch.iinfo(torch.int64).max)
+TWO = number(2)
 
 
 def _int(x: Any) -> int:
@@ -258,17 +271,29 @@ def reduction(
             keep: Any = False,
             **kw: Any,
         ) -> Field:
-            along = [] if dims is None else _ints(dims)
-            kept = bool(getattr(keep, "const", keep))
-            chosen = combine if along or of_all is None else of_all
-            return fields.reduce(
-                as_field(x), along, kept, out, lambda e, xs: chosen(e, out, xs)
-            )
+            chosen = combine if of_all is None or _dims(dims) else of_all
+            return _reduced(e, out, x, dims, keep or kw.get("keepdim", False), chosen)
 
-        rule(*names, is_structural=True, reduces=True)(apply)
+        rule(*names, is_structural=True, reduces=True, dims=1)(apply)
         return combine
 
     return register
+
+
+def _dims(dims: Any) -> list[int]:
+    return [] if dims is None else _ints(dims)
+
+
+def _flag(x: Any) -> bool:
+    return bool(getattr(x, "const", x))
+
+
+def _reduced(
+    e: Emitter, out: torch.dtype, x: Value, dims: Any, keep: Any, combine: Combine
+) -> Field:
+    """Return a combination of the elements along some dimensions, or along all."""
+    combined: fields.Load = lambda e, xs: combine(e, out, xs)  # noqa: E731
+    return fields.reduce(as_field(x), _dims(dims), _flag(keep), out, combined)
 
 
 def _folded(op: Rule, initial: Any = None, into: torch.dtype | None = None) -> Combine:
@@ -293,7 +318,9 @@ def _folded(op: Rule, initial: Any = None, into: torch.dtype | None = None) -> C
 
 _sum = reduction("sum")(_folded(add, 0))
 reduction("prod")(_folded(mul, 1))
-reduction("any")(_folded(one_op(None, None, None, arith.OrIOp), False, torch.bool))
+_any = reduction("any")(
+    _folded(one_op(None, None, None, arith.OrIOp), False, torch.bool)
+)
 reduction("all")(_folded(one_op(None, None, None, arith.AndIOp), True, torch.bool))
 # Two equal extremes share the derivative, except along one dimension, as in torch.
 # Three or more share it pair by pair, by halves; in torch the shares are equal.
@@ -308,9 +335,216 @@ def _mean(e: Emitter, out: torch.dtype, xs: Sequence[Scalar]) -> Scalar:
     return e.cast(div(e, into, _sum(e, into, xs), number(float(len(xs)))), out)
 
 
+@reduction("count_nonzero")
+def _count(e: Emitter, out: torch.dtype, xs: Sequence[Scalar]) -> Scalar:
+    return _sum(e, out, [e.cast(x, torch.bool) for x in xs])
+
+
+@reduction("logsumexp")
+def _logsumexp(e: Emitter, out: torch.dtype, xs: Sequence[Scalar]) -> Scalar:
+    into = compute_dtype(out)
+    xs = [e.cast(x, into) for x in xs]
+    largest = detach(e, into, _folded(maximum)(e, into, xs))
+    infinite = e.compare("eq", absolute(e, into, largest), number(inf))
+    shift = e.select(infinite, number(0.0), largest, into)
+    terms = [e.op(math.ExpOp, into, sub(e, into, x, shift)) for x in xs]
+    return e.cast(
+        add(e, into, e.op(math.LogOp, into, _sum(e, into, terms)), shift), out
+    )
+
+
+def _extreme_place(predicate: str) -> Combine:
+    """Return the number of the first extreme; NaN is greater and less than all."""
+
+    def combine(e: Emitter, out: torch.dtype, xs: Sequence[Scalar]) -> Scalar:
+        best, place = xs[0], e.constant(0, out)
+        for i, x in enumerate(xs[1:], 1):
+            better = e.compare(predicate, x, best)
+            if x.dtype.is_floating_point:
+                first_nan = e.both(e.compare("ne", x, x), e.compare("eq", best, best))
+                better = e.op(arith.OrIOp, torch.bool, better, first_nan)
+            best = e.select(better, x, best, x.dtype)
+            place = e.select(better, number(i), place, out)
+        return place
+
+    return combine
+
+
+reduction("argmax")(_extreme_place("gt"))
+reduction("argmin")(_extreme_place("lt"))
+
+
+def _root(e: Emitter, dtype: torch.dtype, x: Scalar, p: float = 2.0) -> Scalar:
+    """Return the root of a sum of powers. Its derivative at 0 is 0, as in torch."""
+    is_zero = e.compare("eq", x, number(0.0))
+    positive = e.select(is_zero, number(1.0), x, dtype)
+    root = power(e, dtype, positive, number(1 / p))
+    return e.select(is_zero, number(0.0), root, dtype)
+
+
+@rule("linalg_vector_norm", is_structural=True, reduces=True, dims=2)
+def _norm(
+    e: Emitter,
+    out: torch.dtype,
+    x: Value,
+    order: Scalar = TWO,
+    dims: Any = None,
+    keep: Any = False,
+    **kw: Any,
+) -> Field:
+    p, into = float(order.const or 0), compute_dtype(out)
+
+    def combine(e: Emitter, out: torch.dtype, xs: Sequence[Scalar]) -> Scalar:
+        if p == 0:
+            return _count(e, out, xs)
+        sizes = [absolute(e, into, e.cast(x, into)) for x in xs]
+        if isinf(p):
+            return _folded(maximum if p > 0 else minimum)(e, out, sizes)
+        if p == 1:
+            return _sum(e, out, sizes)
+        total = _sum(e, into, [power(e, into, x, number(p)) for x in sizes])
+        return e.cast(_root(e, into, total, p), out)
+
+    return _reduced(e, out, x, dims, keep, combine)
+
+
+@rule("dist", is_structural=True, reduces=True)
+def _dist(
+    e: Emitter, out: torch.dtype, a: Value, b: Value, order: Scalar = TWO
+) -> Field:
+    between = fields.pointwise(e, [a, b], out, lambda e, xs: sub(e, out, *xs))
+    return _norm(e, out, between, order)
+
+
+def _spread(e: Emitter, out: torch.dtype, x: Value, args: Any, is_root: bool) -> Field:
+    """Return the variance along dimensions, or its root."""
+    dims, keep, correction = args
+    less = (
+        1.0 if correction is None else float(getattr(correction, "const", correction))
+    )
+    into = compute_dtype(out)
+
+    def combine(e: Emitter, out: torch.dtype, xs: Sequence[Scalar]) -> Scalar:
+        mean = _mean(e, into, xs)
+        squares = [power(e, into, sub(e, into, x, mean), TWO) for x in xs]
+        n = number(max(len(xs) - less, 0.0))
+        found = div(e, into, _sum(e, into, squares), n)
+        return e.cast(_root(e, into, found) if is_root else found, out)
+
+    return _reduced(e, out, x, dims, keep, combine)
+
+
+for _name, _is_root in (("var", False), ("std", True)):
+    rule(_name, is_structural=True, reduces=True, dims=1)(
+        lambda e, out, x, dims=None, *, correction=None, keepdim=False, r=_is_root: (
+            _spread(e, out, x, (dims, keepdim, correction), r)
+        )
+    )
+
+
+@rule("isin", is_structural=True, reduces=True)
+def _isin(
+    e: Emitter,
+    out: torch.dtype,
+    x: Value,
+    among: Value,
+    *,
+    assume_unique: Any = False,
+    invert: Any = False,
+) -> Value:
+    def compute(e: Emitter, given: Sequence[Scalar]) -> Scalar:
+        def equals(e: Emitter, out: torch.dtype, xs: Sequence[Scalar]) -> Scalar:
+            return _any(e, out, [e.compare("eq", given[0], y) for y in xs])
+
+        found = _reduced(e, out, among, None, False, equals).load(e, ())
+        return e.negate(found) if _flag(invert) else found
+
+    return fields.pointwise(e, [x], out, compute)
+
+
+@rule("bucketize", is_structural=True, reduces=True)
+def _bucketize(
+    e: Emitter,
+    out: torch.dtype,
+    x: Value,
+    bounds: Value,
+    *,
+    out_int32: Any = False,
+    right: Any = False,
+) -> Field:
+    return _search_sorted(e, out, bounds, x, right=right)
+
+
+@rule("searchsorted", is_structural=True, reduces=True)
+def _search_sorted(
+    e: Emitter,
+    out: torch.dtype,
+    bounds: Value,
+    x: Value,
+    *,
+    out_int32: Any = False,
+    right: Any = False,
+    side: str | None = None,
+    sorter: Any = None,
+) -> Field:
+    """Return how many of the last dimension's bounds lie before each number."""
+    if sorter is not None:
+        raise UnsupportedOpError("searchsorted expects sorted bounds, got a sorter")
+    rows, field = as_field(bounds), as_field(x)
+    length = rows.sizes[-1].known
+    assert length is not None, "a guard makes it known"
+    after = "gt" if _flag(right) or side == "right" else "ge"
+
+    def load(e: Emitter, at: Sequence[Scalar]) -> Scalar:
+        value, lead = field.load(e, at), list(at[:-1]) if rows.rank > 1 else []
+
+        def is_before(place: Scalar) -> Scalar:  # All bounds lie before NaN.
+            return e.negate(e.compare(after, rows.load(e, [*lead, place]), value))
+
+        if length <= fields.MAX_REDUCED:
+            return _sum(e, out, [is_before(number(i)) for i in range(length)])
+        return e.cast(_bisect(e, length, is_before), out)
+
+    return Field(out, field.sizes, load)
+
+
+def _bisect(e: Emitter, length: int, is_before: Callable[[Scalar], Scalar]) -> Scalar:
+    """Return the number of leading places for which a condition holds."""
+    found, index = e.constant(0, torch.int64), torch.int64
+    for bit in reversed(range(length.bit_length())):
+        more = e.op(arith.AddiOp, index, found, number(1 << bit))
+        last = e.op(arith.SubiOp, index, more, number(1))
+        inside = e.compare("le", more, number(length))
+        last = e.op(arith.MinSIOp, index, last, number(length - 1))
+        taken = e.both(inside, is_before(last))
+        found = e.select(taken, more, found, index)
+    return found
+
+
+@view("gather")
+def _gather(
+    e: Emitter, x: Field, dim: Any, at: Value, *, sparse_grad: Any = False
+) -> Field:
+    index, d = as_field(at), _int(dim) % max(x.rank, 1)
+
+    def load(e: Emitter, place: Sequence[Scalar]) -> Scalar:
+        return x.load(e, [*place[:d], index.load(e, place), *place[d + 1 :]])
+
+    return Field(x.dtype, index.sizes, load)
+
+
+@rule("bmm", "mm", "mv", is_structural=True, reduces=True)
+def _product(e: Emitter, out: torch.dtype, a: Field, b: Field) -> Field:
+    """Return the products of rows of `a` and columns of `b`, or of one vector."""
+    if b.rank > 1:
+        a, b = fields.unsqueeze(a, a.rank), fields.unsqueeze(b, b.rank - 2)
+    into, along = compute_dtype(out), max(b.rank - 2, 1)
+    products = fields.pointwise(e, [a, b], into, lambda e, xs: mul(e, into, *xs))
+    return _reduced(e, out, products, [along], False, _sum)
+
+
 @rule("dot", is_structural=True, reduces=True)
 def _dot(e: Emitter, out: torch.dtype, a: Value, b: Value) -> Field:
     into = compute_dtype(out)
     products = fields.pointwise(e, [a, b], into, lambda e, xs: mul(e, into, *xs))
-    combine: fields.Load = lambda e, xs: _sum(e, out, xs)  # noqa: E731
-    return fields.reduce(as_field(products), [], False, out, combine)
+    return _reduced(e, out, products, None, False, _sum)

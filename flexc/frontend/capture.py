@@ -48,7 +48,7 @@ from flexc.frontend.guards import (
 )
 from flexc.frontend.locations import RecordLines, error_location, mod_location
 from flexc.frontend.mistakes import check_graph, mistake_of, random_numbers
-from flexc.frontend.scalars import is_known, reduces
+from flexc.frontend.scalars import RULES, is_known, op_name, reduces
 from flexc.frontend.signatures import ModKind, check_arity, check_result
 from flexc.frontend.trace_modes import DetachWithoutGrad, IndexByScalars, TensorWatch
 
@@ -343,10 +343,13 @@ def _computes_of_captures_alone(gm: GraphModule, arity: int) -> bool:
 def _fix_reduced_sizes(gm: GraphModule) -> None:
     """Make the sizes that reductions run along constants, which guards ensure."""
     for node in gm.graph.nodes:
-        if node.op == "call_function" and reduces(node.target):
-            shape = node.args[0].meta["val"].shape
-            dims = node.args[1] if len(node.args) > 1 else None
-            dims = [dims] if isinstance(dims, int) else dims
+        if node.op != "call_function" or not reduces(node.target):
+            continue
+        at = RULES[op_name(node.target)].dims
+        dims = node.args[at] if at is not None and len(node.args) > at else None
+        dims = [dims] if isinstance(dims, int) else dims
+        given = node.all_input_nodes if at is None else [node.args[0]]
+        for shape in (n.meta["val"].shape for n in given if "val" in n.meta):
             for dim in dims if isinstance(dims, list) and dims else range(len(shape)):
                 if shape:
                     int(shape[dim])

@@ -335,18 +335,25 @@ class Entry:
     """True if the rule takes fields. Other rules are applied element by element."""
     reduces: bool = False
     """True if the rule combines the elements of a field, whose sizes must be known."""
+    dims: int | None = None
+    """The place of the argument that has the dimensions of a reduction, None if all
+    dimensions of all arguments matter.
+    """
 
 
 RULES: dict[str, Entry] = {}
 
 
 def rule(
-    *names: str, is_structural: bool = False, reduces: bool = False
+    *names: str,
+    is_structural: bool = False,
+    reduces: bool = False,
+    dims: int | None = None,
 ) -> Callable[[Rule], Rule]:
     """Register a rule, by default a pointwise one."""
 
     def register(fn: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, Entry(fn, is_structural, reduces)))
+        RULES.update(dict.fromkeys(names, Entry(fn, is_structural, reduces, dims)))
         return fn
 
     return register
@@ -371,6 +378,6 @@ def is_known(target: Any) -> bool:
 
 
 def reduces(target: Any) -> bool:
-    """Return True if a rule combines the elements of the target's first argument."""
+    """Return True if a rule combines the elements of the target's arguments."""
     entry = RULES.get(op_name(target))
     return entry is not None and entry.reduces

@@ -91,9 +91,9 @@ def flex_attention(
 
     Args:
         query: (B, Hq, Sq, E), float32, bfloat16 or float16, on a CPU also float64.
-        key: (B or 1, Hkv, Skv, E), of the query's device and dtype, or of int8,
-            float8_e4m3fn or float8_e5m2, as may be the value. Narrow keys and values
-            have no gradients.
+        key: (B or 1, Hkv, Skv, E), on the query's device. Key and value are cast to
+            the query's dtype, unless they are int8, float8_e4m3fn or float8_e5m2.
+            Narrow keys and values have no gradients.
         value: (B or 1, Hkv, Skv, Ev). Head dims E and Ev are 1 to 512.
         score_mod: `score_mod(score, b, h, q_idx, kv_idx)` returns a new score for a
             pair, given its scaled score. All arguments are 0-d tensors: the

@@ -145,11 +145,14 @@ def cast_and_check(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return query, key and value, cast as autocast asks and checked.
 
-    Key and value are expanded to the query's batch.
+    Key and value are cast to the query's dtype, as torch's eager attention does, and
+    expanded to its batch.
     """
     check_ranks(query, key, value)
     query, key, value = autocast((query, key, value))
     check_dtypes(query, key, value)
+    kept = (query.dtype, *NARROW)
+    key, value = (t if t.dtype in kept else t.to(query.dtype) for t in (key, value))
     check_shapes(query, key, value, enable_gqa)
     if key.size(0) != query.size(0):
         key, value = (t.expand(query.size(0), -1, -1, -1) for t in (key, value))
@@ -293,12 +296,13 @@ def check_dtypes(query: Tensor, key: Tensor, value: Tensor) -> None:
             "query, key and value expect one device, got "
             f"{query.device}, {key.device} and {value.device}"
         )
-    if any(t.dtype not in (query.dtype, *NARROW) for t in (key, value)):
+    allowed = DTYPES.get(query.device.type, DTYPES["cpu"])
+    known = (query.dtype, *NARROW, *allowed)
+    if not all(t.dtype in known for t in (key, value)):
         raise DtypeError(
             "query, key and value expect one dtype, got "
             f"{query.dtype}, {key.dtype} and {value.dtype}; cast them"
         )
-    allowed = DTYPES.get(query.device.type, DTYPES["cpu"])
     if query.dtype not in allowed:
         names = ", ".join(str(d).removeprefix("torch.") for d in allowed)
         raise DtypeError(

@@ -46,6 +46,9 @@ def create_block_mask(
     device: torch.device | str | None = None,
     BLOCK_SIZE: int | tuple[int, int] = 128,
     _compile: bool = False,
+    separate_full_blocks: bool = True,
+    compute_dq_write_order: bool = False,
+    dq_kv_order: bool = True,
     *,
     refine: bool = True,
 ) -> BlockMask:
@@ -65,6 +68,10 @@ def create_block_mask(
             accelerator, or the CPU if there is none.
         BLOCK_SIZE: the rows and columns of a block, or one number for both.
         _compile: ignored; kernels are always compiled, once for a mask's code.
+        separate_full_blocks: list blocks of live pairs only apart, where kernels need
+            not compute the mask. Otherwise all blocks count as partial.
+        compute_dq_write_order: ignored, as is `dq_kv_order`: an order of torch's FLASH
+            kernels. Ask for equal bits with the kernel option "deterministic".
         refine: evaluate all pairs of the blocks that remain unknown. The result is
             then equal to torch's. Otherwise unknown blocks count as partial, which
             is always correct, but slower in attention.
@@ -80,10 +87,35 @@ def create_block_mask(
     """
     if torch.compiler.is_dynamo_compiling():
         device = str(default_device(device))
-        return torch_flex.create_block_mask(
+        made = torch_flex.create_block_mask(
             mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE
         )
-    return _create(mask_mod, (B, H, Q_LEN, KV_LEN), device, BLOCK_SIZE, refine)
+    else:
+        made = _create(mask_mod, (B, H, Q_LEN, KV_LEN), device, BLOCK_SIZE, refine)
+    return made if separate_full_blocks else as_partial(made)
+
+
+def as_partial(mask: BlockMask) -> BlockMask:
+    """Return a BlockMask that lists full blocks among the partial ones."""
+    counts, indices = mask.kv_num_blocks, mask.kv_indices
+    full_counts, full_indices = mask.full_kv_num_blocks, mask.full_kv_indices
+    assert full_counts is not None
+    assert full_indices is not None
+    columns = indices.size(-1)
+    place = torch.arange(columns, device=counts.device)
+    listed = [
+        torch.where(place < n[..., None], at, columns)
+        for n, at in ((counts, indices), (full_counts, full_indices))
+    ]
+    # Unused places are last after sorting. They hold a valid block.
+    both = torch.cat(listed, -1).sort(-1).values[..., :columns]
+    return BlockMask.from_kv_blocks(
+        (counts + full_counts).to(torch.int32),
+        torch.where(both < columns, both, 0).to(torch.int32),
+        BLOCK_SIZE=mask.BLOCK_SIZE,
+        mask_mod=mask.mask_mod,
+        seq_lengths=mask.seq_lengths,
+    )
 
 
 @torch.compiler.disable(reason="flexc.create_block_mask launches its own kernels")

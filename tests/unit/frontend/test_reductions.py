@@ -35,6 +35,9 @@ class Rows:
 
 ROWS = Rows()
 
+EDGES = torch.tensor([0, 1, 2, 4, 8, 16])
+SHORT, LONG = torch.tensor([-0.5, 0.0, 0.5]), torch.linspace(-2, 2, 150)
+
 SCORES: dict[str, Callable[..., Any]] = {
     "distance": lambda s, b, h, q, k: s - (ROWS.a[q] - ROWS.b[k]).pow(2).sum(-1),
     "mean": lambda s, b, h, q, k: s + (ROWS.a[q] * ROWS.b[k]).mean(dim=-1),
@@ -48,6 +51,21 @@ SCORES: dict[str, Callable[..., Any]] = {
     "prod": lambda s, b, h, q, k: s + (ROWS.a[q] + ROWS.b[k]).prod(-1),
     "half": lambda s, b, h, q, k: s + (ROWS.half[q] * ROWS.half[k]).sum(-1),
     "integers": lambda s, b, h, q, k: s + (ROWS.whole[q] * ROWS.whole[k]).sum(-1),
+    "norm": lambda s, b, h, q, k: s - (ROWS.a[q] - ROWS.b[k]).norm(dim=-1),
+    "norms": lambda s, b, h, q, k: (
+        s + ROWS.a[q].norm(1, -1) - (ROWS.a[q] * ROWS.b[k]).norm(torch.inf, -1)
+    ),
+    "logsumexp": lambda s, b, h, q, k: s + (ROWS.a[q] + ROWS.b[k]).logsumexp(-1),
+    "std": lambda s, b, h, q, k: s + (ROWS.a[q] - ROWS.b[k]).std(-1),
+    "var": lambda s, b, h, q, k: s + (ROWS.a[q] - ROWS.b[k]).var(-1, unbiased=False),
+    "argmax": lambda s, b, h, q, k: s + (ROWS.a[q] + ROWS.b[k]).argmax(-1),
+    "argmin": lambda s, b, h, q, k: s + (ROWS.whole[q] * ROWS.whole[k]).argmin(-1),
+    "counts": lambda s, b, h, q, k: s + ROWS.whole[q].count_nonzero(-1) % (k + 1),
+    "bucketize": lambda s, b, h, q, k: s + torch.bucketize((q - k).abs(), EDGES),
+    "bucketize of scores": lambda s, b, h, q, k: s + torch.bucketize(s, SHORT),
+    "searchsorted": lambda s, b, h, q, k: (
+        s + torch.searchsorted(LONG, s.contiguous(), side="right") / 64
+    ),
     "slice": lambda s, b, h, q, k: s + ROWS.a[:, 1:4][q].sum(-1) * ROWS.b[k, ..., 0],
 }
 
@@ -55,6 +73,11 @@ MASKS: dict[str, Callable[..., Any]] = {
     "any": lambda b, h, q, k: (ROWS.top[b, h, q // 16] == k[..., None] // 16).any(-1),
     "all": lambda b, h, q, k: (ROWS.a[q] < ROWS.b[k] + 1).all(-1),
     "count": lambda b, h, q, k: (ROWS.a[q] < ROWS.b[k]).sum(-1) >= 2,
+    "isin": lambda b, h, q, k: torch.isin(q - k, EDGES),
+    "not isin": lambda b, h, q, k: torch.isin(k, EDGES, invert=True) | (q == k),
+    "buckets": lambda b, h, q, k: (
+        torch.bucketize(q, EDGES) >= torch.bucketize(k, EDGES)
+    ),
 }  # fmt: skip
 
 
@@ -77,7 +100,10 @@ def test_scores(name: str) -> None:
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["distance", "keepdim", "amax", "min", "prod"])
+@pytest.mark.parametrize(
+    "name",
+    ["distance", "keepdim", "amax", "min", "prod", "norm", "norms", "logsumexp", "std"],
+)
 def test_gradients(name: str) -> None:
     leaves = [ROWS.a, ROWS.b]
     found: Any = flexc.flex_attention(QUERY, KEY, VALUE, SCORES[name])
@@ -123,6 +149,38 @@ def test_products(product: Callable[..., Any]) -> None:
         QUERY, KEY, VALUE, lambda s, _b, h, q, k: s + product(a[q], b[k])
     )
     torch.testing.assert_close(found, _attention(_scores() + a @ b.T))
+
+
+def test_products_of_matrices() -> None:
+    a = ROWS.a.detach()
+    found = flexc.flex_attention(
+        QUERY,
+        KEY,
+        VALUE,
+        lambda s, b, h, q, k: (
+            s
+            + torch.einsum("d,d->", a[q], a[k])
+            + (a[:4] @ a[k])[q % 4]
+            + (a[:4] @ a[:8].T)[q % 4, k % 8]
+        ),
+    )
+    fours, eights = torch.arange(N) % 4, torch.arange(N) % 8
+    expected = _scores() + a @ a.T + a[fours] @ a.T + a[fours] @ a[eights].T
+    torch.testing.assert_close(found, _attention(expected), atol=1e-4, rtol=1e-4)
+
+
+def test_a_norm_of_nothing_has_no_gradient() -> None:
+    """The distance of a row to itself is 0, where a root has no derivative."""
+    table = torch.randn(N, 3, requires_grad=True)
+    distances: list[Callable[..., Any]] = [
+        lambda s, b, h, q, k: s - (table[q] - table[k]).norm(),
+        lambda s, b, h, q, k: s - torch.dist(table[q], table[k]),
+        lambda s, b, h, q, k: s - (table[q] - table[k]).norm(3),
+    ]
+    for distance in distances:
+        found: Any = flexc.flex_attention(QUERY, KEY, VALUE, distance)
+        (gradient,) = torch.autograd.grad(found.square().sum(), table)
+        assert gradient.isfinite().all()
 
 
 def test_views_and_rows_without_elements() -> None:

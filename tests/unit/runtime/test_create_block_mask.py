@@ -291,3 +291,20 @@ def test_pages_of_a_cache() -> None:
 def test_the_cpu_may_have_an_index() -> None:
     blocks = flexc.create_block_mask(good, 1, 1, 64, 64, device="cpu:0")
     assert blocks.kv_num_blocks.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("block", [16, 128, (8, 40)])
+def test_full_blocks_may_be_partial(block: Any) -> None:
+    def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q >= k) & (q - k < 50) | (k < 5)
+
+    sizes: Any = (mask, None, None, 100, 90, "cpu", block)
+    options: Any = {"separate_full_blocks": False, "compute_dq_write_order": True}
+    found = flexc.create_block_mask(*sizes, **options)
+    expected = torch_block_mask(*sizes, separate_full_blocks=False)
+    assert found.full_kv_num_blocks is None
+    assert torch.equal(found.to_dense(), expected.to_dense())
+    assert torch.equal(found.q_num_blocks, expected.q_num_blocks)
+    q, k = torch.randn(1, 2, 100, 8), torch.randn(1, 2, 90, 8)
+    whole = flexc.flex_attention(q, k, k, mask_mod=mask)
+    torch.testing.assert_close(flexc.flex_attention(q, k, k, block_mask=found), whole)

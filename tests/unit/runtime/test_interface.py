@@ -80,8 +80,8 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
     ),
     "dtypes": (
         errors.DtypeError,
-        "expect one dtype, got torch.float32, torch.float64 and torch.float32; cast",
-        (Q, K.double(), V),
+        "expect one dtype, got torch.float32, torch.int64 and torch.float32; cast",
+        (Q, K.long(), V),
         {},
     ),
     "integers": (
@@ -506,3 +506,24 @@ def test_eager_takes_tensors_without_data() -> None:
     query = torch.empty(1, 2, 30, 16, device="meta")
     out: Any = flexc.flex_attention(query, query, query, backend="eager")
     assert out.is_meta
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.float32, torch.bfloat16, torch.float16),
+        (torch.bfloat16, torch.float32, torch.bfloat16),
+        (torch.float32, torch.float64, torch.float32),
+    ],
+)
+def test_key_and_value_have_the_dtype_of_the_query(dtypes: tuple[torch.dtype]) -> None:
+    """Gradients have the dtypes of the tensors; a replayed call is cast, too."""
+    for _ in range(3):
+        given: Any = [torch.randn(1, 2, 9, 8).to(d).requires_grad_() for d in dtypes]
+        found: Any = flexc.flex_attention(*given)
+        cast = [t.to(dtypes[0]) for t in given]
+        expected: Any = flexc.flex_attention(*cast)
+        assert found.dtype is dtypes[0]
+        assert torch.equal(found, expected)
+        gradients = [torch.autograd.grad(o.sum(), given) for o in (found, expected)]
+        assert all(map(torch.equal, *gradients))
