@@ -18,7 +18,8 @@ N, E = 70, 16
 
 torch.manual_seed(0)
 QUERY, KEY, VALUE = (torch.randn(1, 2, N, E) for _ in range(3))
-B, H, Q, K = torch.meshgrid(*map(torch.arange, (1, 2, N, N)), indexing="ij")
+GRID = torch.meshgrid(*map(torch.arange, (1, 2, N, N)), indexing="ij")
+B, H, Q, K = (index.contiguous() for index in GRID)
 
 
 class Rows:
