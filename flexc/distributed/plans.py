@@ -39,19 +39,24 @@ class Visits:
 
     def pairs(self, queries: Sequence[range], keys: Sequence[range]) -> Tensor:
         """Return the pairs that are computed for ranges of queries and of keys."""
-        rows, columns = (
-            _overlaps(ranges, size, count)
-            for ranges, size, count in zip(
-                (queries, keys), self.size, self.lanes.shape, strict=True
-            )
-        )
+        rows, columns = self._overlaps(queries, keys)
         return rows @ self.lanes @ columns.T
 
     def between(self, queries: Layout, keys: Layout) -> Tensor:
         """Return the pairs for each rank's queries and each rank's keys."""
-        rows, columns = _owners(queries), _owners(keys)
-        pairs = self.pairs(queries.runs, keys.runs)
-        return rows @ pairs @ columns.T
+        layouts = queries, keys
+        rows, columns = (
+            overlaps.new_zeros(layout.size, overlaps.size(1)).index_add_(
+                0, _owners(layout), overlaps
+            )
+            for layout, overlaps in zip(
+                layouts, self._overlaps(queries.runs, keys.runs), strict=True
+            )
+        )
+        return rows @ self.lanes @ columns.T
+
+    def _overlaps(self, *ranges: Sequence[range]) -> Iterator[Tensor]:
+        return map(_overlaps, ranges, self.size, self.lanes.shape)
 
 
 def _overlaps(ranges: Sequence[range], size: int, count: int) -> Tensor:
@@ -65,19 +70,20 @@ def _overlaps(ranges: Sequence[range], size: int, count: int) -> Tensor:
 
 
 def _owners(layout: Layout) -> Tensor:
-    """Return 1 for each rank's own runs, among the runs of all ranks."""
-    counts = [len(runs) for runs in layout.ranks]
-    return torch.block_diag(*(torch.ones(1, n, dtype=torch.float64) for n in counts))
+    """Return the rank that has each run, among the runs of all ranks."""
+    counts = torch.tensor([len(runs) for runs in layout.ranks])
+    return torch.arange(layout.size).repeat_interleave(counts)
 
 
-def block_length(length: int, ends: Iterable[int]) -> int:
+def block_length(length: int, ranks: int, ends: Iterable[int]) -> int:
     """Return a length of blocks, of which whole ones fit between the given ends if
     that takes few of them.
     """
+    most = max(4 * FINE, 2 * ranks)
     size = math.gcd(length, *ends) or 1
     while size % 2 == 0 and length // size < FINE:
         size //= 2
-    return size if length // size <= 4 * FINE else -(-length // (2 * FINE))
+    return size if length // size <= most else -(-length // (most // 2))
 
 
 FINE = 128
@@ -116,7 +122,11 @@ class Problem:
 
 
 def find_visits(
-    mask: Mod | None, problem: Problem, lengths: tuple[int, int], ends: Iterable[int]
+    mask: Mod | None,
+    problem: Problem,
+    lengths: tuple[int, int],
+    ranks: int,
+    ends: Iterable[int],
 ) -> Visits:
     """Return what kernels compute of a mask over the whole sequence.
 
@@ -137,8 +147,8 @@ def find_visits(
             outputs=OUTPUTS[False, False],
             backend=problem.backend,
         )
-        size = block_length(lengths[0], ends), block_length(lengths[1], ends)
-        blocks = find_blocks(Subject.of(whole), size)
+        rows, columns = (block_length(length, ranks, ends) for length in lengths)
+        blocks = find_blocks(Subject.of(whole), (rows, columns))
     alive = (blocks.classes != DEAD).sum((0, 1), dtype=torch.float64)
     return Visits(alive, blocks.size)
 
@@ -177,7 +187,7 @@ def find_route(parts: Parts, mask: Mod | None, problem: Problem) -> Route:
     def make() -> Route:
         ends = [end for x in layouts for r in x.runs for end in (r.start, r.stop)]
         lengths = parts.queries.length, parts.keys.length
-        visits = find_visits(mask, problem, lengths, ends)
+        visits = find_visits(mask, problem, lengths, parts.queries.size, ends)
 
         def calls(source: int) -> list[tuple[Span, Span]]:
             queries = parts.queries.spans(parts.rank, "queries", problem.device)
@@ -370,8 +380,9 @@ def compare(
     rates = machine or Machine.usual(problem.device)
 
     def make() -> tuple[Estimate, ...]:
-        fine = [length * i // (16 * ranks) for i in range(16 * ranks)]
-        visits = find_visits(mask, problem, (length, length), fine)
+        parts = ranks * max(2, min(16, 4 * FINE // ranks))
+        ends = [length * i // parts for i in range(parts)]
+        visits = find_visits(mask, problem, (length, length), ranks, ends)
         found = [
             Estimate.of(method, layout, pairs, problem, rates)
             for layout in layouts_of(visits, length, ranks)

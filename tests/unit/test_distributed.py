@@ -232,6 +232,16 @@ def test_plans_choose_layouts() -> None:
     assert plan(None, 1, 1, 1, ranks=1).layout.lengths == (1,)
 
 
+def test_plans_of_many_ranks_tell_neighbours_apart() -> None:
+    def window(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q >= k) & (q - k < 1000)
+
+    gpu = Machine(5e14, 4e10, 3e-5)
+    found = plan(window, 1, 8, 600 * 2048, ranks=600, machine=gpu)
+    assert (found.layout.name, found.method) == ("contiguous", "ring")
+    assert found.estimates[0].imbalance < 1.01
+
+
 def test_counted_pairs_are_those_of_visited_blocks() -> None:
     layout = Layout.zig_zag(1024, 4)
     route = _route_of(causal, Parts(None, 0, layout, layout))  # pyright: ignore
