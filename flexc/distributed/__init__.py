@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from flexc.distributed.layouts import Layout, Span
 from flexc.distributed.plans import (
     METHODS,
+    Estimate,
     Machine,
     Plan,
     Problem,
@@ -208,7 +209,16 @@ def context_parallel(
         lse: Any = Whole.apply(group, queries, lse[..., None])
         return Whole.apply(group, queries, out), lse[..., 0], None  # pyright: ignore
 
-    with activate(Scope(NO_CHOICES, run)):
+    def describe(call: Attention) -> str:
+        queries, keys, _ = _layouts(call, group, method, layout)
+        parts = Parts(group, dist.get_rank(group), queries, keys)
+        e = _estimate(method, parts, call.signature.mods[1], Problem.of(call))
+        return (
+            f"{parts.queries.size} of {mesh_dim!r}, layout {queries.name}, method "
+            f"{e.method}, imbalance {e.imbalance:.2f}"
+        )
+
+    with activate(Scope(NO_CHOICES, run, ranks=describe)):
         yield
 
 
@@ -234,11 +244,20 @@ def _compute(
     operands = call.query, call.key, call.value
     chosen: str = method
     if method == "auto":
-        problem = Problem.of(call)
-        route = find_route(parts, mods.mask, problem)
-        chosen = cheapest(parts, route.pairs, problem, MAX_GATHERED)
+        chosen = _estimate(method, parts, mods.mask, Problem.of(call)).method
     compute = {"ring": _ring, "all-gather": _gathered, "all-to-all": _by_heads}[chosen]
     return compute(parts, mods, operands, _rest(enable_gqa, call.scale))
+
+
+def _estimate(
+    method: str, parts: Parts, mask: Mod | None, problem: Problem
+) -> Estimate:
+    """Return what a method costs, or the one that "auto" takes."""
+    pairs = find_route(parts, mask, problem).pairs
+    if method == "auto":
+        return cheapest(parts, pairs, problem, MAX_GATHERED)
+    machine = Machine.usual(problem.device)
+    return Estimate.of(method, parts.keys, pairs, problem, machine)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import pairwise, product
 from typing import Any
 
@@ -287,9 +288,9 @@ class Estimate:
 
 def cheapest(
     parts: Parts, pairs: Sequence[Sequence[float]], problem: Problem, most: float
-) -> str:
-    """Return the method that costs least, of those that hold at most so many bytes of
-    gathered keys.
+) -> Estimate:
+    """Return what the cheapest method costs, of those that hold at most so many bytes
+    of gathered keys.
     """
     machine = Machine.usual(problem.device)
     found = [
@@ -297,7 +298,7 @@ def cheapest(
         for method in methods(problem, parts.keys.size)
     ]
     fit = [e for e in found if e.method == "ring" or e.memory <= most]
-    return min(fit, key=lambda e: e.seconds).method
+    return min(fit, key=lambda e: e.seconds)
 
 
 def methods(problem: Problem, ranks: int) -> tuple[str, ...]:
@@ -325,12 +326,14 @@ def balanced(visits: Visits, length: int, ranks: int, parts: int) -> Layout:
     ends = [length * i // count for i in range(count + 1)]
     ranges = [range(a, b) for a, b in pairwise(ends)]
     costs = visits.pairs(ranges, [range(length)])[:, 0].tolist()
-    owners, sums, room = [0] * count, [0.0] * ranks, [parts] * ranks
+    owners, room = [0] * count, [parts] * ranks
+    free = [(0.0, rank) for rank in range(ranks)]
     for i in sorted(range(count), key=lambda i: -costs[i]):
-        owner = min((r for r in range(ranks) if room[r]), key=lambda r: sums[r])
+        so_far, owner = heappop(free)
         owners[i] = owner
-        sums[owner] += costs[i]
         room[owner] -= 1
+        if room[owner]:
+            heappush(free, (so_far + costs[i], owner))
     return Layout.of_owners(length, owners, ranks, f"balanced, {parts} parts a rank")
 
 

@@ -45,6 +45,8 @@ class Scope:
     """A function that records a call of a capture, in place of flexc's kernels."""
     watches: bool = False
     """True if `run` also runs the call, so that any call may be made."""
+    ranks: Callable[[Attention], str] | None = None
+    """A function that says how ranks share a call."""
 
     def within(self, inner: Scope) -> Scope:
         """Return the scope of a compiled function that is called within this scope."""

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import flexc
 from flexc.distributed import (
     Layout,
     Machine,
     _Mods,
+    context_parallel,
     context_parallel_attention,
     plan,
 )
 from flexc.distributed.plans import Problem, Route, find_route
 from flexc.distributed.ranks import Parts
 from flexc.distributed.ring import Ring
-from flexc.errors import DistributedError, OptionError, ShapeError
+from flexc.errors import DistributedError, GradientError, OptionError, ShapeError
 from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.interface import OUTPUTS, Preparation
 from flexc.runtime.kernels.driver import counters
@@ -237,7 +241,7 @@ def test_plans_of_many_ranks_tell_neighbours_apart() -> None:
         return (q >= k) & (q - k < 1000)
 
     gpu = Machine(5e14, 4e10, 3e-5)
-    found = plan(window, 1, 8, 600 * 2048, ranks=600, machine=gpu)
+    found = plan(window, 1, 8, 300 * 2048, ranks=300, machine=gpu)
     assert (found.layout.name, found.method) == ("contiguous", "ring")
     assert found.estimates[0].imbalance < 1.01
 
@@ -272,6 +276,34 @@ def test_keys_travel_as_far_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) 
     ring = Ring(group, (4, 4, 4), Route(pairs, [[]] * 3))
     assert [ring.last(source) for source in range(3)] == [1, 1, 0]
     assert [ring.visits_here(step) for step in range(3)] == [True, True, False]
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[DeviceMesh]:
+    store = f"file://{tmp_path}/store"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("cp",))
+    dist.destroy_process_group()
+
+
+def test_explanations_name_how_ranks_share(alone: DeviceMesh) -> None:
+    x = torch.randn(1, 2, 64, 8)
+    with context_parallel(alone, layout="zig-zag"):
+        (found,) = flexc.explain(lambda: flexc.flex_attention(x, x, x, mask_mod=causal))
+    assert found.ranks.startswith("1 of 'cp', layout zig-zag, method ")
+    assert "imbalance 1.00" in str(found)
+
+
+def test_second_derivatives_name_the_method(alone: DeviceMesh) -> None:
+    x = torch.randn(1, 2, 16, 8, requires_grad=True)
+    for method in ("ring", "all-gather"):
+        out: Any = context_parallel_attention(x, x, x, mesh=alone, method=method)
+        if method == "ring":
+            with pytest.raises(GradientError, match='method="all-gather" has second'):
+                torch.autograd.grad(out.sum(), x, create_graph=True)
+        else:
+            (found,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+            torch.autograd.grad(found.square().sum(), x)
 
 
 def test_another_rank_and_step_compile_nothing() -> None:

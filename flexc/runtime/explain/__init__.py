@@ -29,7 +29,7 @@ from flexc.runtime.inputs.arguments import DTYPES, MAX_HEAD_DIM
 from flexc.runtime.inputs.options import NO_CHOICES, Choices, resolve_backend
 from flexc.runtime.inputs.tensor_facts import Placement
 from flexc.runtime.inputs.wrappers import check_captured
-from flexc.runtime.interception import Results, Scope, activate
+from flexc.runtime.interception import Results, Scope, activate, current_scope
 from flexc.runtime.planner.block_mask import (
     checked_problem,
     default_device,
@@ -97,6 +97,7 @@ def explain(
 
     `explain(fn, *args, **kwargs)` runs a function or module once, and explains each
     distinct call of `flex_attention`, torch's or flexc's, that the function makes.
+    Within `flexc.distributed.context_parallel` it says how ranks share it.
 
     Args:
         target: `mask_mod(b, h, q_idx, kv_idx)` or None, or a function.
@@ -239,13 +240,16 @@ def explain_function(
 ) -> Explanations:
     """Run a function, and explain the attention calls that the function makes."""
     check_arguments(fn, args, kwargs)
-    recorder = Recorder()
+    recorder = Recorder(current_scope())
     with activate(Scope(Choices(), recorder.run, watches=True)):
         fn(*args, **kwargs)
     if not recorder.seen:
         raise OptionError(f"{_name(fn)} called no flex_attention; {USAGE}")
     return Explanations(
-        Explanation.of(seen.call, None, seen.times, seen.differentiated)
+        replace(
+            Explanation.of(seen.call, None, seen.times, seen.differentiated),
+            ranks=seen.ranks,
+        )
         for seen in recorder.seen.values()
     )
 
@@ -257,13 +261,16 @@ class CallGroup:
     call: Attention
     differentiated: bool
     """True if autograd records the calls."""
+    ranks: str = ""
     times: int = 0
 
 
 class Recorder:
     """A recorder that runs attention and keeps one call for each key."""
 
-    def __init__(self) -> None:
+    def __init__(self, outer: Scope | None) -> None:
+        shares = outer is not None and outer.ranks is not None
+        self.outer = outer if shares else None
         self.seen: dict[Any, CallGroup] = {}
 
     def run(self, call: Attention) -> Results:
@@ -273,9 +280,17 @@ class Recorder:
             differentiated = is_differentiated(call)
             key = (differentiated, call.deterministic, *key_of(call))
             if key not in self.seen:
-                self.seen[key] = CallGroup(light(call), differentiated)
+                self.seen[key] = CallGroup(
+                    light(call), differentiated, self.ranks(call)
+                )
             self.seen[key].times += 1
-        return run_attention(call)
+        run = None if self.outer is None else self.outer.run
+        return (run or run_attention)(call)
+
+    def ranks(self, call: Attention) -> str:
+        """Return how ranks share a call, empty if they do not."""
+        say = None if self.outer is None else self.outer.ranks
+        return "" if say is None else say(call)
 
 
 def check_arguments(fn: Mod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -63,6 +63,8 @@ class Explanation:
     """The schedule of a GPU's kernel; None on other devices."""
     ignored: tuple[str, ...] = ()
     """The kernel options that were given and have no effect."""
+    ranks: str = ""
+    """The layout and method by which ranks share the call, empty if they do not."""
 
     @classmethod
     def of(
@@ -164,6 +166,9 @@ class Explanation:
             yield from _wrapped("  with  ", ", ".join(given))
         yield ""
         yield from self._block_lines()
+        if self.ranks:
+            yield ""
+            yield from _wrapped("ranks  ", self.ranks)
         if self.schedule is not None:
             yield ""
             yield from self._schedule_lines(self.schedule)
