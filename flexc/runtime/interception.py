@@ -175,11 +175,12 @@ def is_seen(query: Any, key: Any, value: Any) -> bool:
     if _count_modes() and recorder() is None:
         return True
     if type(query) is Tensor is type(key) is type(value) and _transform() is None:
-        return False
+        return _is_functional(query)
     return has_dispatch(query) or has_dispatch(key) or has_dispatch(value)
 
 
 _count_modes = torch._C._len_torch_dispatch_stack
+_is_functional: Any = torch._is_functional_tensor  # pyright: ignore
 _transform: Any = torch._C._functorch.maybe_current_level  # pyright: ignore
 
 
