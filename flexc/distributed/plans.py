@@ -77,8 +77,9 @@ def _owners(layout: Layout) -> Tensor:
 
 
 def block_length(length: int, ranks: int, ends: Iterable[int]) -> int:
-    """Return a length of blocks, of which whole ones fit between the given ends if
-    that takes few of them.
+    """Return the length of the blocks that a sequence is cut into for a plan.
+
+    The ends lie between blocks, unless that takes more blocks than a plan needs.
     """
     most = max(4 * FINE, 2 * ranks)
     size = math.gcd(length, *ends) or 1
@@ -88,7 +89,7 @@ def block_length(length: int, ranks: int, ends: Iterable[int]) -> int:
 
 
 FINE = 128
-"""A number of blocks of a sequence that tells costs of ranks to a percent or so."""
+"""The number of blocks of a sequence that gives costs of ranks to about a percent."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,8 @@ def find_visits(
 ) -> Visits:
     """Return what kernels compute of a mask over the whole sequence.
 
-    They are found from bounds of the mask, or from blocks planned for it, of whose
-    lengths whole ones fit between the given ends.
+    They are found from the mask's bounds, or from blocks planned for it.
+    `block_length` chooses these blocks for the given ends.
     """
     lanes = problem.batch, problem.heads
     if mask is None or 0 in lengths:
@@ -221,6 +222,9 @@ class Machine:
 
 BACKWARD = 2.5
 """The products of a backward, in those of a forward."""
+
+TINY = 1e-12
+"""Seconds that stand for none, which have no logarithm."""
 
 METHODS = ("all-gather", "ring", "all-to-all")
 
@@ -394,7 +398,9 @@ def compare(
             if method != "all-to-all" or layout.name == "contiguous"
         ]
         # Of those within a percent or two, the simplest comes first.
-        return tuple(sorted(found, key=lambda e: round(50 * math.log(e.seconds))))
+        return tuple(
+            sorted(found, key=lambda e: round(50 * math.log(e.seconds or TINY)))
+        )
 
     return _kept(mask, problem.device, (problem, length, ranks, rates), make)
 
@@ -431,17 +437,24 @@ def plan(
     Returns:
         A Plan, which prints as a table. Its `layout` and `method` cost least.
     """
-    for name, size in (("B", B), ("H", H), ("length", length), ("ranks", ranks)):
+    if kv_heads is None:
+        kv_heads = H
+    for name, size in (
+        *(("B", B), ("H", H), ("length", length), ("ranks", ranks)),
+        *(("kv_heads", kv_heads), ("head_dim", head_dim)),
+    ):
         if type(size) is not int or size < 1:
             raise OptionError(f"plan expects {name} of 1 or more, got {size!r}")
+    if H % kv_heads:
+        raise OptionError(f"plan expects kv_heads to divide H = {H}, got {kv_heads}")
     place, backend = where(None, mask_mod, device)
     dims = head_dim, head_dim
-    problem = Problem(B, H, kv_heads or H, dims, dtype, place, backend)
+    problem = Problem(B, H, kv_heads, dims, dtype, place, backend)
     if machine is None:
         machine = Machine.usual(torch.device(device or place))
     name = getattr(mask_mod, "__name__", "no mask" if mask_mod is None else "mask")
     title = (
         f"{name}: {length:,} tokens on {ranks} ranks, B={B}, H={H} of "
-        f"{problem.kv_heads}, head dim {head_dim}, {str(dtype).removeprefix('torch.')}"
+        f"{kv_heads}, head dim {head_dim}, {str(dtype).removeprefix('torch.')}"
     )
     return Plan(title, machine, compare(mask_mod, problem, length, ranks, machine))

@@ -246,6 +246,22 @@ def test_plans_of_many_ranks_tell_neighbours_apart() -> None:
     assert found.estimates[0].imbalance < 1.01
 
 
+def test_plans_of_masks_without_pairs() -> None:
+    found = plan(lambda b, h, q, k: k < 0, 1, 1, 64, ranks=1, device="cpu")
+    assert found.estimates[0].seconds == 0
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"kv_heads": 0}, {"kv_heads": 3}, {"head_dim": 0}, {"head_dim": -8}],
+    ids=str,
+)
+def test_plans_refuse_sizes(sizes: dict[str, int]) -> None:
+    (name,) = sizes
+    with pytest.raises(OptionError, match=name):
+        plan(causal, 1, 8, 64, ranks=2, device="cpu", **sizes)
+
+
 def test_counted_pairs_are_those_of_visited_blocks() -> None:
     layout = Layout.zig_zag(1024, 4)
     route = _route_of(causal, Parts(None, 0, layout, layout))  # pyright: ignore
