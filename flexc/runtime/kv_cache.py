@@ -452,7 +452,6 @@ class PagedKV(Cache):
         page = torch.where(exists, self.table.gather(1, entry), 0).long()
         element = (position % self.page_size).long()
         for tensor, added in zip((self.key, self.value), new, strict=True):
-            rows = added.transpose(1, 2) * 1
             rows = torch.where(exists[..., None, None], added.transpose(1, 2), 0)
             tensor[layer].transpose(1, 2)[page, element] = rows
 
