@@ -9,6 +9,7 @@ from xdsl.dialects.builtin import (
     FixedBitwidthType,
     MemRefType,
     TensorType,
+    i32,
 )
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.traits import (
@@ -61,6 +62,16 @@ def verify_held(what: str, tile: Attribute, memory: Attribute) -> None:
     width = stored.bitwidth if isinstance(stored, FixedBitwidthType) else 1 << 30
     if not isinstance(element, AnyFloat) or element.bitwidth <= width:
         verify_elements(what, tile, memory)
+
+
+def verify_pages(table: Attribute, tensor: Attribute) -> None:
+    """Verify that a table may list the pages of a tensor."""
+    assert isa(table, TensorType[Attribute])
+    assert isa(tensor, TensorType[Attribute])
+    if table.element_type != i32 or table.get_num_dims() != 2:
+        raise VerifyException(f"pages expects a tensor of i32 of rank 2, got {table}")
+    if tensor.get_num_dims() != 4 or tensor.get_shape()[2] < 1:
+        raise VerifyException(f"pages expects pages of a static size, got {tensor}")
 
 
 def verify_same_tile(what: str, type_: Attribute, expected: TileType) -> None:

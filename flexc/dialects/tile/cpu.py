@@ -44,6 +44,7 @@ from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.hints import isa
 from xdsl.utils.str_enum import StrEnum
 
+from flexc.dialects.tile.checks import verify_pages
 from flexc.dialects.tile.types import BareAttribute, TileType, shape_of
 
 BUFFERS = "tile.buffers"
@@ -226,6 +227,19 @@ class CollectOp(IRDLOperation):
     def verify_(self) -> None:
         if len(self.strides) != 3:
             raise VerifyException(f"strides expects 3 values, got {len(self.strides)}")
+        verify_pages(self.table.type, self.tensor.type)
+        assert isa(self.tensor.type, TensorType[Attribute])
+        element, columns = (
+            self.tensor.type.element_type,
+            self.tensor.type.get_shape()[3],
+        )
+        rows = self.rows.type
+        assert isa(rows, TensorType[Attribute])
+        is_matrix = rows.get_num_dims() == 2 and rows.get_shape()[1] == columns
+        if not is_matrix or rows.element_type != element:
+            raise VerifyException(
+                f"rows expects a matrix of {columns} columns of {element}, got {rows}"
+            )
 
 
 @irdl_op_definition

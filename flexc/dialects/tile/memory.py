@@ -41,6 +41,7 @@ from flexc.dialects.tile.checks import (
     verify_dim,
     verify_elements,
     verify_held,
+    verify_pages,
     verify_tile,
 )
 from flexc.dialects.tile.types import (
@@ -116,7 +117,11 @@ class LoadOp(IRDLOperation):
         verify_held("result", self.result.type, self.tensor.type)
         _verify_checked(self.checked, self.result.type)
         if self.pages is not None:
-            _verify_pages(self.pages.type, self.tensor.type, self.result.type)
+            verify_pages(self.pages.type, self.tensor.type)
+            if tile_of(self.result.type).get_num_dims() != 2:
+                raise VerifyException(
+                    f"pages expects a tile of two dimensions, got {self.result.type}"
+                )
 
 
 @irdl_op_definition
@@ -223,17 +228,6 @@ class AddToOp(IRDLOperation):
     def verify_(self) -> None:
         _verify_access(self.memref.type, self.indices, self.value.type)
         _verify_checked(self.checked, self.value.type)
-
-
-def _verify_pages(pages: Attribute, tensor: Attribute, tile: Attribute) -> None:
-    assert isa(pages, TensorType[Attribute])
-    assert isa(tensor, TensorType[Attribute])
-    if pages.element_type != i32 or pages.get_num_dims() != 2:
-        raise VerifyException(f"pages expects a tensor of i32 of rank 2, got {pages}")
-    if tensor.get_num_dims() != 4 or tensor.get_shape()[2] < 1:
-        raise VerifyException(f"pages expects pages of a static size, got {tensor}")
-    if tile_of(tile).get_num_dims() != 2:
-        raise VerifyException(f"pages expects a tile of two dimensions, got {tile}")
 
 
 def _verify_checked(checked: DenseArrayBase[I32], tile: Attribute) -> None:

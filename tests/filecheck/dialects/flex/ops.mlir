@@ -87,3 +87,18 @@ func.func @narrow(%q : tensor<?x?x?x8xf16>, %k : tensor<?x?x?x8xi8>,
   }
   func.return
 }
+
+// Keys and values in pages.
+// CHECK-LABEL: @pages
+func.func @pages(%q : tensor<?x?x?x8xf16>, %k : tensor<?x?x16x8xf16>, %scale : f32, %table : tensor<?x?xi32>) {
+  // CHECK: flex.attention %q, %k, %k : tensor<?x?x?x8xf16>, tensor<?x?x16x8xf16>, tensor<?x?x16x8xf16> scale(%scale : f32) page_table(%table : tensor<?x?xi32>) -> out(tensor<?x?x?x8xf16>) score_mod(
+  %out = flex.attention %q, %k, %k : tensor<?x?x?x8xf16>, tensor<?x?x16x8xf16>, tensor<?x?x16x8xf16>
+      scale(%scale : f32) page_table(%table : tensor<?x?xi32>) -> out(tensor<?x?x?x8xf16>)
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %true = arith.constant true
+    flex.yield %true : i1
+  }
+  func.return
+}

@@ -393,3 +393,33 @@ func.func @scale_type(%q : !q, %k : !k, %scale : f32, %ks : tensor<?x?xf16>) {
   }
   func.return
 }
+
+// -----
+
+func.func @page_table_type(%q : tensor<?x?x?x8xf16>, %k : tensor<?x?x16x8xf16>, %scale : f32, %table : tensor<?x?xi64>) {
+  // CHECK: page_table expects i32, got tensor<?x?xi64>
+  %out = flex.attention %q, %k, %k : tensor<?x?x?x8xf16>, tensor<?x?x16x8xf16>, tensor<?x?x16x8xf16>
+      scale(%scale : f32) page_table(%table : tensor<?x?xi64>) -> out(tensor<?x?x?x8xf16>)
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %true = arith.constant true
+    flex.yield %true : i1
+  }
+  func.return
+}
+
+// -----
+
+func.func @page_size(%q : tensor<?x?x?x8xf16>, %k : tensor<?x?x?x8xf16>, %scale : f32, %table : tensor<?x?xi32>) {
+  // CHECK: page_table expects pages of one static size, got tensor<?x?x?x8xf16> and tensor<?x?x?x8xf16>
+  %out = flex.attention %q, %k, %k : tensor<?x?x?x8xf16>, tensor<?x?x?x8xf16>, tensor<?x?x?x8xf16>
+      scale(%scale : f32) page_table(%table : tensor<?x?xi32>) -> out(tensor<?x?x?x8xf16>)
+      score_mod(%s : f32, %b : i32, %h : i32, %qi : i32, %ki : i32) {
+    flex.yield %s : f32
+  } mask_mod(%b : i32, %h : i32, %qi : i32, %ki : i32) {
+    %true = arith.constant true
+    flex.yield %true : i1
+  }
+  func.return
+}

@@ -825,3 +825,15 @@ tile.kernel @register_tile_sums(%z : f32 #tile.param<argument 0>)
   %p = tile.register_product %x, %x by <64 x 2 x 32> : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
   tile.return
 }
+
+// -----
+
+tile.kernel @keep_columns_element(%z : bf16 #tile.param<argument 0>,
+    %i : i32 #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : bf16 -> !tile.tile<4x8xbf16>
+  %n = tile.full %i : i32 -> !tile.tile<4xi32>
+  // CHECK: input expects elements of f32, got !tile.tile<4x8xbf16>
+  %r = tile.keep_columns %x from %n to %n else 0.0 : f32 : !tile.tile<4x8xbf16>, !tile.tile<4xi32>, !tile.tile<4xi32>
+  tile.return
+}
