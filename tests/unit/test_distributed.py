@@ -256,7 +256,7 @@ def test_plans_of_masks_without_pairs() -> None:
     [{"kv_heads": 0}, {"kv_heads": 3}, {"head_dim": 0}, {"head_dim": -8}],
     ids=str,
 )
-def test_plans_refuse_sizes(sizes: dict[str, int]) -> None:
+def test_plans_refuse_sizes(sizes: dict[str, Any]) -> None:
     (name,) = sizes
     with pytest.raises(OptionError, match=name):
         plan(causal, 1, 8, 64, ranks=2, device="cpu", **sizes)
