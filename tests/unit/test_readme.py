@@ -14,7 +14,13 @@ import torch
 from flexc import cli, opt
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/training.md", "docs/integrations.md", "docs/levels.md")
+PAGES = (
+    "README.md",
+    "docs/training.md",
+    "docs/caches.md",
+    "docs/integrations.md",
+    "docs/levels.md",
+)
 TEXT = "\n".join((ROOT / page).read_text("utf-8") for page in PAGES)
 
 TOOLS = {"flexc": cli.main, "flexc-opt": opt.main}
