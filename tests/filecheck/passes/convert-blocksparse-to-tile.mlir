@@ -170,7 +170,7 @@ func.func @narrow(%q : tensor<?x?x?x64xbf16>, %k : tensor<?x?x?x64xbf16>, %v : t
   // CHECK: %s = tile.dot {{.*}} : !tile.tile<64x64xbf16>, !tile.tile<64x32xbf16>, !tile.tile<64x32xf32> -> !tile.tile<64x32xf32>
   // CHECK: %p_bf16 = tile.map(
   // CHECK: arith.truncf
-  // CHECK: tile.dot %p_bf16, %v_1, %acc_scaled : !tile.tile<64x32xbf16>, !tile.tile<32x64xbf16>, !tile.tile<64x64xf32>
+  // CHECK: tile.dot %p_bf16, %v_1, %acc_{{[0-9]+}} : !tile.tile<64x32xbf16>, !tile.tile<32x64xbf16>, !tile.tile<64x64xf32>
   // CHECK: tile.store %o_bf16 : !tile.tile<64x64xbf16>
   %out = blocksparse.attention %q, %k, %v : tensor<?x?x?x64xbf16>, tensor<?x?x?x64xbf16>, tensor<?x?x?x64xbf16> scale(%scale : f32)
       -> out(tensor<?x?x?x64xbf16>) {block_m = 64 : i32, block_n = 32 : i32, scale_positive}
@@ -346,13 +346,16 @@ func.func @close_weights_of_fp16(%q : tensor<?x?x?x64xf16>, %k : tensor<?x?x?x64
   func.return
 }
 
-// Wider bounds: the maximum starts at the lower one, over the factor, with no guards.
+// Wider bounds: the maximum starts at the lower one, over the factor, and weights have no
+// guards.
 // CHECK-LABEL: tile.kernel @maximum_from_bound(
 func.func @maximum_from_bound(%q : !t, %k : !t, %v : !t,
     %scale : f32) {
   // CHECK: [[LEAST:%.*]] = arith.constant -2.500000e+01 : f32
   // CHECK: %m_i = tile.full [[LEAST]]
   // CHECK: %row_max = tile.reduce max
+  // CHECK: %m = tile.map(
+  // CHECK-NEXT: arith.select
   // CHECK-NOT: arith.cmpf
   // CHECK-NOT: arith.select
   // CHECK: scf.yield
