@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flexc.runtime.compiled.compiled_function import compile
     from flexc.runtime.explain import explain
+    from flexc.runtime.inputs.arguments import pages_of_torch
     from flexc.runtime.interface import flex_attention
     from flexc.runtime.kv_cache import (
         KVCache,
         PagedKV,
         causal_lower_right,
         merge_attention,
-        pages_of_torch,
     )
     from flexc.runtime.planner.block_mask import create_block_mask
     from flexc.runtime.torch_compile.operators.library import register_operators
@@ -61,7 +61,7 @@ _EXPORTS = {
     "flex_attention": "flexc.runtime.interface",
     "flex_attention_varlen": "flexc.runtime.varlen",
     "merge_attention": "flexc.runtime.kv_cache",
-    "pages_of_torch": "flexc.runtime.kv_cache",
+    "pages_of_torch": "flexc.runtime.inputs.arguments",
     "register_operators": "flexc.runtime.torch_compile.operators.library",
     "warmup": "flexc.runtime.warmup",
 }

@@ -11,13 +11,14 @@ receive positions within the sequence.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from flexc.errors import CacheError, DtypeError, OptionError, ShapeError
-from flexc.runtime.inputs.arguments import Pages
+from flexc.runtime.inputs.arguments import DTYPES, NARROW, check_rank
 from flexc.runtime.interface import MaskMod, ScoreMod, flex_attention
 
 
@@ -79,8 +80,10 @@ def both(first: MaskMod, second: MaskMod) -> MaskMod:
 class Cache:
     """Lengths of sequences, and masks and attention over what they hold."""
 
-    key: Tensor
-    value: Tensor
+    _stored: tuple[Tensor, Tensor]
+    """Memory of keys and of values. Views of it are made when they are read, since
+    pickle would copy them apart from it.
+    """
 
     def __init__(self, batch: int, capacity: int, device: torch.device):
         self.capacity = capacity
@@ -99,6 +102,16 @@ class Cache:
     def batch(self) -> int:
         """The number of sequences."""
         return len(self._known)
+
+    @property
+    def key(self) -> Tensor:
+        """The keys of all layers."""
+        return self._stored[0][:, :, :, : self.capacity]
+
+    @property
+    def value(self) -> Tensor:
+        """The values of all layers."""
+        return self._stored[1][:, :, :, : self.capacity]
 
     def known_lengths(self) -> tuple[int, ...]:
         """Return the lengths without waiting for the device."""
@@ -127,7 +140,11 @@ class Cache:
 
     def _counts(self, counts: int | Sequence[int]) -> list[int]:
         """Return the number of tokens of each sequence, checked."""
-        each = [counts] * self.batch if isinstance(counts, int) else list(counts)
+        try:
+            is_one = isinstance(counts, int)
+            each = [index(n) for n in ([counts] * self.batch if is_one else counts)]
+        except TypeError:
+            each = []
         if len(each) != self.batch or any(n < 0 for n in each):
             raise OptionError(
                 f"extend expects a number of tokens, 0 or more, for each of "
@@ -150,6 +167,7 @@ class Cache:
         for name, new, held in (("key", key, self.key), ("value", value, self.value)):
             most = max(self._last, default=0)
             expected = (self.batch, held.size(2), most, held.size(4))
+            check_rank(name, new)
             if tuple(new.shape) != expected:
                 raise ShapeError(
                     f"{name} expects shape {expected} (sequences, heads, tokens of the "
@@ -159,6 +177,11 @@ class Cache:
                 raise DtypeError(
                     f"{name} expects {held.dtype} on {held.device} as the cache has, "
                     f"got {new.dtype} on {new.device}"
+                )
+            if new.requires_grad and torch.is_grad_enabled():
+                raise OptionError(
+                    f"{name} expects no gradient, which a cache does not pass on: call "
+                    "within torch.no_grad(), or detach() it"
                 )
         if key.size(2) == 0:
             return
@@ -170,9 +193,9 @@ class Cache:
             self._store(layer, (key, value), position, exists)
 
     def _check_layer(self, layer: int) -> None:
-        if not 0 <= layer < len(self.key):
+        if not isinstance(layer, int) or not 0 <= layer < len(self.key):
             raise OptionError(
-                f"layer expects a number below {len(self.key)}, got {layer}"
+                f"layer expects a number below {len(self.key)}, got {layer!r}"
             )
 
     def _store(
@@ -216,6 +239,11 @@ class Cache:
         """
         self._check_query(query, causal)
         self._check_layer(layer)
+        if taken := options.keys() & {"page_table", "block_mask"}:
+            raise OptionError(
+                f"attend expects no {min(taken)}: the cache knows where keys lie and "
+                "how many there are; pass mask_mod for other masks"
+            )
         return self._attend(
             query,
             layer,
@@ -225,6 +253,7 @@ class Cache:
         )
 
     def _check_query(self, query: Tensor, causal: bool) -> None:
+        check_rank("query", query)
         most = max(self._last, default=0)
         if query.size(0) != self.batch:
             raise ShapeError(
@@ -270,12 +299,7 @@ class KVCache(Cache):
         check_sizes(batch=batch, heads=heads, capacity=capacity, layers=layers)
         super().__init__(batch, capacity, torch.device(device))
         shape = (layers, batch, heads, capacity + 1)  # The last is for padding.
-        options: Any = {"dtype": dtype, "device": device}
-        self._stored = tuple(
-            torch.zeros(*shape, dim, **options)
-            for dim in (head_dim, value_dim or head_dim)
-        )
-        self.key, self.value = (t[:, :, :, :capacity] for t in self._stored)
+        self._stored = make_storage(shape, head_dim, value_dim, dtype, device)
 
     def reset(self) -> None:
         """Forget all tokens."""
@@ -317,13 +341,12 @@ class PagedKV(Cache):
         check_sizes(
             batch=batch, heads=heads, pages=pages, page_size=page_size, layers=layers
         )
-        each = pages if capacity is None else -(-capacity // page_size)
-        check_sizes(capacity=each)
+        capacity = pages * page_size if capacity is None else capacity
+        check_sizes(capacity=capacity)
+        each = -(-capacity // page_size)
         super().__init__(batch, each * page_size, torch.device(device))
         shape = (layers, pages + 1, heads, page_size)
-        options: Any = {"dtype": dtype, "device": device}
-        self.key = torch.zeros(*shape, head_dim, **options)
-        self.value = torch.zeros(*shape, value_dim or head_dim, **options)
+        self._stored = make_storage(shape, head_dim, value_dim, dtype, device)
         self.page_size = page_size
         self.table = torch.zeros(batch, each, dtype=torch.int32, device=device)
         """The pages of each sequence, on the device."""
@@ -554,28 +577,24 @@ class PagedKV(Cache):
 
 def check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
-        if size < 1:
-            raise OptionError(f"{name} expects a number of 1 or more, got {size}")
+        if not isinstance(size, int) or size < 1:
+            raise OptionError(f"{name} expects a number of 1 or more, got {size!r}")
 
 
-def pages_of_torch(paged: Any, key: Tensor, value: Tensor) -> Pages:
-    """Return what torch's `PagedAttention` holds, for `flex_attention`.
-
-    `key` and `value` are the caches (1, H, pages * page size, E) that it writes to.
-    Pass the fields of the result as key, value and `page_table`.
-    """
-    size = paged.page_size
-    for name, cache in (("key", key), ("value", value)):
-        if (
-            cache.dim() != 4
-            or cache.size(0) != 1
-            or cache.size(2) != paged.n_pages * size
-        ):
-            raise ShapeError(
-                f"{name} expects shape (1, heads, {paged.n_pages * size}, head dim), "
-                f"got {tuple(cache.shape)}"
-            )
-    keys, values = (
-        cache[0].unflatten(1, (-1, size)).transpose(0, 1) for cache in (key, value)
+def make_storage(
+    shape: tuple[int, ...],
+    head_dim: int,
+    value_dim: int | None,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> tuple[Tensor, Tensor]:
+    """Return memory for keys and for values."""
+    value_dim = head_dim if value_dim is None else value_dim
+    check_sizes(head_dim=head_dim, value_dim=value_dim)
+    if dtype not in (*DTYPES["cpu"], *NARROW):
+        raise DtypeError(f"a cache expects a dtype that attention takes, got {dtype}")
+    key, value = (
+        torch.zeros(*shape, dim, dtype=dtype, device=device)
+        for dim in (head_dim, value_dim)
     )
-    return Pages(keys, values, paged.page_table.clamp(min=0).int())
+    return key, value

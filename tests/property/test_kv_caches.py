@@ -6,7 +6,9 @@ step. The first two have equal bits.
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import flexc
-from flexc.errors import CacheError
+from flexc.errors import CacheError, DtypeError, OptionError, ShapeError
 from flexc.runtime.kernels.driver import counters
 
 HEADS, GROUP, DIM = 2, 2, 16
@@ -244,6 +246,64 @@ def test_pages_of_torch() -> None:
     )
     expected = flexc.flex_attention(query, key, value, mask_mod=mask)
     torch.testing.assert_close(found, expected)
+
+
+CACHES: list[Any] = [
+    lambda: flexc.KVCache(2, 2, 32, DIM),
+    lambda: flexc.PagedKV(2, 2, 16, 4, DIM),
+]
+
+
+@pytest.mark.parametrize("make", CACHES)
+def test_copies_work_as_caches(make: Any) -> None:
+    cache = make()
+    for count in (5, 3):
+        key, value = torch.randn(2, 2, 2, count, DIM)
+        query = torch.randn(2, 4, count, DIM)
+        cache = pickle.loads(pickle.dumps(copy.deepcopy(cache)))
+        cache.append(key, value)
+        expected = cache.attend(query)
+        found = pickle.loads(pickle.dumps(cache)).attend(query)
+        assert found.equal(expected)
+        assert cache.key.any()
+
+
+@pytest.mark.parametrize("make", CACHES)
+@pytest.mark.parametrize(
+    "counts", [1.5, None, "12", [1.5, 1], [-1, 1], [1], torch.tensor([0.5, 1])]
+)
+def test_counts_are_whole_numbers(make: Any, counts: Any) -> None:
+    cache = make()
+    with pytest.raises(OptionError, match="number of tokens"):
+        cache.extend(counts)
+    cache.extend(torch.tensor([2, 1]))
+    assert [type(n) for n in cache.known_lengths()] == [int, int]
+
+
+@pytest.mark.parametrize("make", CACHES)
+def test_bad_arguments_of_caches(make: Any) -> None:
+    cache = make()
+    token = torch.randn(2, 2, 1, DIM)
+    with pytest.raises(OptionError, match="no gradient"):
+        cache.append(token.clone().requires_grad_(), token)
+    with pytest.raises(ShapeError, match="expects a tensor"):
+        cache.write(None, token)
+    for query in (torch.tensor(1.0), torch.randn(2)):
+        with pytest.raises(ShapeError, match="4 dimensions"):
+            cache.attend(query)
+    with pytest.raises(OptionError, match="no page_table"):
+        cache.attend(token, page_table=torch.zeros(2, 8, dtype=torch.int32))
+    with pytest.raises(OptionError, match="layer expects"):
+        cache.attend(token, layer=torch.tensor(0))
+    for bad in ({"value_dim": 0}, {"head_dim": -1}, {"capacity": 0}, {"heads": 1.5}):
+        given: Any = {"batch": 2, "heads": 2, "capacity": 8, "head_dim": 8, **bad}
+        is_paged = isinstance(cache, flexc.PagedKV)
+        pages: Any = {"pages": 4, "page_size": 4} if is_paged else {}
+        with pytest.raises(OptionError, match=f"{next(iter(bad))} expects"):
+            type(cache)(**given, **pages)
+        make_like: Any = type(cache)
+        with pytest.raises(DtypeError, match="dtype"):
+            make_like(**{**given, **pages, **dict.fromkeys(bad, 8)}, dtype=torch.bool)
 
 
 def test_no_room_is_an_error_that_changes_nothing() -> None:

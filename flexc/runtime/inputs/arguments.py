@@ -129,15 +129,19 @@ def describe(tensor: Tensor) -> str:
 def check_ranks(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Check that query, key and value are dense tensors of four dimensions."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor):
-            raise ShapeError(f"{name} expects a tensor, got {type(tensor).__name__}")
-        if is_lazy(tensor):
-            raise ShapeError(f"{name} expects {DENSE}, got {describe(tensor)}")
-        if tensor.dim() != 4:
-            raise ShapeError(
-                f"{name} expects 4 dimensions (batch, heads, length, head dim), got "
-                f"shape {tuple(tensor.shape)}"
-            )
+        check_rank(name, tensor)
+
+
+def check_rank(name: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ShapeError(f"{name} expects a tensor, got {type(tensor).__name__}")
+    if is_lazy(tensor):
+        raise ShapeError(f"{name} expects {DENSE}, got {describe(tensor)}")
+    if tensor.dim() != 4:
+        raise ShapeError(
+            f"{name} expects 4 dimensions (batch, heads, length, head dim), got "
+            f"shape {tuple(tensor.shape)}"
+        )
 
 
 def cast_and_check(
@@ -185,6 +189,29 @@ class Pages(NamedTuple):
             first = tensor[:1, :, :1].expand(batch, -1, pages * self.size, -1)
             found.append(first)
         return found[0], found[1]
+
+
+def pages_of_torch(paged: Any, key: Tensor, value: Tensor) -> Pages:
+    """Return what torch's `PagedAttention` holds, for `flex_attention`.
+
+    `key` and `value` are the caches (1, H, pages * page size, E) that it writes to.
+    Pass the fields of the result as key, value and `page_table`.
+    """
+    size = paged.page_size
+    for name, cache in (("key", key), ("value", value)):
+        if (
+            cache.dim() != 4
+            or cache.size(0) != 1
+            or cache.size(2) != paged.n_pages * size
+        ):
+            raise ShapeError(
+                f"{name} expects shape (1, heads, {paged.n_pages * size}, head dim), "
+                f"got {tuple(cache.shape)}"
+            )
+    keys, values = (
+        cache[0].unflatten(1, (-1, size)).transpose(0, 1) for cache in (key, value)
+    )
+    return Pages(keys, values, paged.page_table.clamp(min=0).int())
 
 
 def read_pages(query: Tensor, key: Tensor, value: Tensor, table: Tensor) -> Pages:
