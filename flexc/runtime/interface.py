@@ -131,29 +131,54 @@ def flex_attention(
     Raises:
         FlexcError: a class of `flexc.errors`, with a message that says what to do.
     """
-    memory = page_table, key_scale, value_scale
-    is_stored = any(m is not None for m in memory) or is_narrow(key, value)
+    storage = KeyStorage(page_table, key_scale, value_scale)
+    is_special = storage.is_given() or is_narrow(key, value)
     rest = score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options
-    given = (memory,) if is_stored else ()
-    run = _runner(query, key, value, is_stored)
+    given = (storage,) if is_special else ()
+    run = _runner(query, key, value, is_special)
     return run(query, key, value, *rest, return_aux, mask_mod, backend, *given)
 
 
-def _runner(query: Tensor, key: Tensor, value: Tensor, is_stored: bool) -> Any:
+def _runner(query: Tensor, key: Tensor, value: Tensor, is_special: bool) -> Any:
     """Return the function that runs a call here, captured or not."""
     if is_dynamo_compiling():
         from flexc.runtime.torch_compile.operators.higher_order import in_graphs
 
-        return in_graphs if in_graphs and not is_stored else _hidden()
+        return in_graphs if in_graphs and not is_special else _hidden()
     if has_torch_function_variadic(query, key, value):
         return _overridden
     return _run if get_eval_frame_callback() is None else _hidden()
 
 
-Memory = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""The page table of keys and values, the scale of keys and that of values."""
+class KeyStorage(NamedTuple):
+    """The page table of keys and values, and the scales of narrow ones."""
 
-NO_MEMORY: Memory = (None, None, None)
+    page_table: Tensor | None = None
+    key_scale: Tensor | None = None
+    value_scale: Tensor | None = None
+
+    def is_given(self) -> bool:
+        """Return True if keys lie in pages or have scales."""
+        return any(t is not None for t in self)
+
+    def check(self, call: Attention) -> None:
+        """Check that the keys of a call may be stored so."""
+        if not self.is_given() and not call.is_narrow:
+            return
+        own = [] if call.pages is None else [t.dtype for t in call.pages[:2]]
+        if any(t not in (call.query.dtype, *NARROW) for t in own):
+            raise DtypeError(
+                "key and value in pages expect the dtype of the query, "
+                f"{call.query.dtype} after autocast, got {own[0]} and {own[1]}"
+            )
+        gradients = any(t.requires_grad for t in call.scales.given)
+        if is_differentiated(call) or (gradients and torch.is_grad_enabled()):
+            raise OptionError(
+                f"{SPECIAL_KEYS} expect no gradients: call within torch.no_grad()"
+            )
+
+
+CONTIGUOUS = KeyStorage()
 
 
 def is_narrow(*tensors: Tensor) -> bool:
@@ -163,15 +188,10 @@ def is_narrow(*tensors: Tensor) -> bool:
 
 def _overridden(*args: Any) -> Any:
     """Let torch's function modes, or a class's `__torch_function__`, run a call."""
-    stored = args[12] if len(args) > 12 else ()
-    named = dict(zip(_NAMED, (*args[9:12], *stored), strict=False))
+    named = dict(zip(("return_aux", "mask_mod", "backend"), args[9:12], strict=True))
+    for storage in args[12:]:
+        named.update(storage._asdict())
     return handle_torch_function(flex_attention, args[:3], *args[:9], **named)
-
-
-_NAMED = (
-    *("return_aux", "mask_mod", "backend"),
-    *("page_table", "key_scale", "value_scale"),
-)
 
 
 class Preparation(NamedTuple):
@@ -179,7 +199,7 @@ class Preparation(NamedTuple):
 
     mods: tuple[ScoreMod | None, BlockMask | None, MaskMod | None]
     rest: tuple[bool, float | None, Outputs, Choices]
-    memory: Memory = NO_MEMORY
+    storage: KeyStorage = CONTIGUOUS
     sees_data: bool = True
     """False if the tensors may have no memory of their own."""
 
@@ -190,9 +210,9 @@ class Preparation(NamedTuple):
 
         score_mod, block_mask, mask_mod = self.mods
         enable_gqa, scale, outputs, choices = self.rest
-        (table, key_scale, value_scale), pages = self.memory, None
-        if table is not None:
-            pages = read_pages(*operands, table)
+        (page_table, key_scale, value_scale), pages = self.storage, None
+        if page_table is not None:
+            pages = read_pages(*operands, page_table)
             operands = operands[0], *pages.in_sequence()
         query, key, value = cast_and_check(*operands, enable_gqa)
         resolved = resolve_backend(choices.backend, query.device)
@@ -210,7 +230,7 @@ class Preparation(NamedTuple):
             pages=pages,
             scales=read_scales(key_scale, value_scale, query, key),
         )
-        check_stored(call)
+        self.storage.check(call)
         if self.sees_data:
             call.check_memory()
         return call
@@ -222,32 +242,17 @@ class Preparation(NamedTuple):
         found = freeze(score_mod, mask)
         if found is None:
             return None
-        return Preparation((found[0], None, found[1]), self.rest)
+        return self._replace(mods=(found[0], None, found[1]))
 
 
-def check_stored(call: Attention) -> None:
-    """Check that the keys of a call may lie in pages or be narrow, if they are."""
-    if call.pages is None and not call.scales.given and not call.is_narrow:
-        return
-    own = [] if call.pages is None else [t.dtype for t in call.pages[:2]]
-    if any(t not in (call.query.dtype, *NARROW) for t in own):
-        raise DtypeError(
-            "key and value in pages expect the dtype of the query, "
-            f"{call.query.dtype} after autocast, got {own[0]} and {own[1]}"
-        )
-    gradients = any(t.requires_grad for t in call.scales.given)
-    if is_differentiated(call) or (gradients and torch.is_grad_enabled()):
-        raise OptionError(f"{MEMORY} expect no gradients: call within torch.no_grad()")
-
-
-MEMORY = "a page_table, keys and values of 8 bits, and their scales"
+SPECIAL_KEYS = "a page_table, keys and values of 8 bits, and their scales"
 
 
 def check_not_captured(recorded_by: Any) -> None:
     """Refuse a call with pages or narrow keys that others capture, change or see."""
     if recorded_by is not None or is_transformed():
         raise OptionError(
-            f"{MEMORY} expect plain tensors, and no flexc.compile, torch.func or "
+            f"{SPECIAL_KEYS} expect plain tensors, and no flexc.compile, torch.func or "
             "dispatch mode around the call: call flexc.flex_attention itself"
         )
 
@@ -265,7 +270,7 @@ def _run(
     return_aux: AuxRequest | None,
     mask_mod: MaskMod | None,
     backend: str,
-    memory: Memory = NO_MEMORY,
+    storage: KeyStorage | None = None,
 ) -> Result:
     """Run a call outside of Dynamo."""
     if return_lse and return_aux is not None:
@@ -288,19 +293,18 @@ def _run(
     run = None if scope is None else scope.run
     if run is None and is_seen(query, key, value):
         from flexc.runtime.torch_compile.operators.higher_order import run_seen as run
-    is_stored = memory is not NO_MEMORY
-    if is_stored:
+    if storage is not None:
         check_not_captured(None if scope is not None and scope.watches else run)
     rest = enable_gqa, scale, outputs, choices
-    prepare = Preparation((score_mod, block_mask, mask_mod), rest, memory)
+    mods = score_mod, block_mask, mask_mod
+    prepare = Preparation(mods, rest, storage or CONTIGUOUS)
     if run is None and is_plain(query, block_mask, mask_mod):
         mask = mask_mod if block_mask is None else mask_of(block_mask)
         mods_key, captures = read_key(score_mod, mask)
         facts = (choices, outputs, number_key(scale), enable_gqa)
-        if is_stored:
-            there = tuple(t is not None for t in memory)
-            facts = (*facts, "memory", *there)
-            captures = (*captures, *(t for t in memory if t is not None))
+        if storage is not None:
+            facts = (*facts, "storage", *(t is not None for t in storage))
+            captures = (*captures, *(t for t in storage if t is not None))
         found = attend(given, mods_key, captures, facts, prepare, block_mask)
     elif run is None:
         found = run_attention(prepare(given))

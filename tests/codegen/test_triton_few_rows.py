@@ -95,7 +95,10 @@ CALLS = {
 
 
 MOST_SPILLED = {"e5m2": 16}
-"""The bytes that calls may spill: Triton 3.6 loads rows of 24 bytes byte by byte."""
+"""The bytes that calls may spill, where Triton loads rows of 24 bytes byte by byte.
+
+Only the code of Triton 3.6 spills them.
+"""
 
 
 @pytest.mark.timeout(600)

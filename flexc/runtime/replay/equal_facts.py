@@ -160,6 +160,9 @@ class Guard:
                 if type(number) is not kind or number_key(number) != fact:
                     return False
             tensors = self._pick(tensors)
+        for tensor in tensors:
+            if getattr(tensor, "is_nested", False):
+                return False  # torch's check ends the process: these have no strides.
         return self._check(*tensors) and _are_aligned(tensors)
 
 

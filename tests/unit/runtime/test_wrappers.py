@@ -219,8 +219,9 @@ CASES = [
 @pytest.mark.parametrize(("kind", "place"), CASES)
 def test_refused(kind: str, place: str) -> None:
     wrap, message = FLOATS[kind]
-    # A call of plain tensors is remembered, and must not serve these.
-    PLACES[place](lambda t: t)
+    # Repeated calls of plain tensors are remembered, and must not serve these.
+    for _ in range(3):
+        PLACES[place](lambda t: t)
     expected = (
         errors.ShapeError
         if kind not in ("meta", "fake")

@@ -310,6 +310,7 @@ def _read(value: Any, nodes: Sequence[Node] = ()) -> Any:
 
 
 def _object(name: str) -> Any:
-    found = getattr(torch, name)
-    assert isinstance(found, OBJECTS)
+    found = getattr(torch, name, None)
+    if not isinstance(found, OBJECTS):
+        raise TracingError(f"a stored call may not name torch.{name}")
     return found
