@@ -24,12 +24,12 @@ from flexc.codegen.kernel_spec import KernelSpec
 from flexc.frontend.closures import read_mods
 from flexc.passes.targets.target import MachineName
 from flexc.runtime.kernels import driver
+from flexc.runtime.kernels.driver import trace_mods
 from flexc.runtime.kernels.schedules import (
     OVERLAP,
     SIMPLE,
     Schedule,
 )
-from flexc.runtime.kernels.traces import trace_mods
 from flexc.runtime.planner import plans
 from flexc.runtime.planner.block_mask import checked_problem
 from tests.codegen import derivative_kernels as derivatives

@@ -23,7 +23,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.frontend.closures import read_mods
 from flexc.runtime.kernels.build import NO_CALL, Build, build_of
-from flexc.runtime.kernels.traces import trace_mods
+from flexc.runtime.kernels.driver import trace_mods
 from flexc.runtime.planner import tables
 from flexc.runtime.planner.block_mask import checked_problem, plan_block_mask
 from flexc.runtime.planner.plans import Plan, build_for, lower

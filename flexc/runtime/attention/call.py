@@ -29,8 +29,7 @@ from flexc.runtime.inputs.tensor_facts import (
 )
 from flexc.runtime.inputs.wrappers import check_captured, check_tensor
 from flexc.runtime.kernels.build import Build, machine_for, shared_memory
-from flexc.runtime.kernels.driver import Compiled
-from flexc.runtime.kernels.traces import trace_mods
+from flexc.runtime.kernels.driver import Compiled, trace_mods
 from flexc.runtime.planner.tables import column_tables, plan_tables
 from flexc.runtime.tapes.gpus import (
     HOPPER,

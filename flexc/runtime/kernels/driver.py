@@ -11,11 +11,16 @@ import logging
 import os
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from io import StringIO
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch._dynamo.convert_frame import compile_lock
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from xdsl.context import Context
 from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
@@ -44,6 +49,8 @@ from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.scalar.readable import describe
 from flexc.passes.targets.target import TileSizes
 from flexc.runtime.inputs.options import NO_OPTIONS
+from flexc.runtime.inputs.tensor_facts import check_captures
+from flexc.runtime.inputs.wrappers import check_captured, is_transformed, plain
 from flexc.runtime.kernels.build import Build
 from flexc.runtime.kernels.captured_reads import CapturedReads
 from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs
@@ -77,6 +84,8 @@ counters: Counter[str] = Counter()
 """The numbers of mods traced, modules lowered, and kernels built, loaded or checked."""
 
 _kernels: Recent[Background[Kernel]] = Recent()
+
+_traced: Recent[CapturedMods] = Recent()
 
 
 @dataclass(frozen=True)
@@ -191,13 +200,75 @@ def split_call(call: AttentionCall) -> AttentionCall:
     return replace(call, split=True, lse=False, max_scores=False, lse_rest=False)
 
 
-def trace(
-    signature: ModSignature, score_dtype: torch.dtype, device: str
+def trace_mods(
+    signature: ModSignature, score_dtype: torch.dtype, device: torch.device
+) -> tuple[ModSignature, CapturedMods]:
+    """Return the traced mods of a signature, from an earlier call or a new trace.
+
+    The returned signature has additional captures: the tensors that only the trace
+    found. The signature is not cacheable if the trace read state that no cache key
+    covers.
+    """
+    if signature.cacheable:
+        key = (signature.key, score_dtype, device.type)
+        mods = _find_traced(key, signature) or _make_traced(
+            key, signature, score_dtype, device
+        )
+    else:
+        mods = trace(signature, score_dtype, device)
+    if mods.unread is not None:
+        check_captured(mods.found)
+        check_captures(mods.found, device)
+        captures = (*signature.captures, *mods.found)
+        signature = replace(signature, captures=captures, cacheable=False)
+    return _without_gradients(signature, mods), mods
+
+
+def _find_traced(key: Any, signature: ModSignature) -> CapturedMods | None:
+    return _traced.find(key, lambda mods: mods.guards.hold(signature.captures))
+
+
+def _make_traced(
+    key: Any, signature: ModSignature, score_dtype: torch.dtype, device: torch.device
 ) -> CapturedMods:
-    """Trace mods for a device type."""
+    """Trace mods, unless another thread has traced them: tracing has one lock."""
+    with compile_lock:
+        mods = _find_traced(key, signature)
+        if mods is None:
+            mods = trace(signature, score_dtype, device)
+            if mods.unread is None:
+                _traced.add(key, mods)
+    return mods
+
+
+def _without_gradients(signature: ModSignature, mods: CapturedMods) -> ModSignature:
+    """Detach the captures that no mod reads; these captures have no derivatives."""
+    captures = signature.captures
+    idle = [
+        isinstance(c, Tensor) and c.requires_grad and i not in mods.slots
+        for i, c in enumerate(captures)
+    ]
+    if not any(idle):
+        return signature
+    pairs = zip(captures, idle, strict=True)
+    kept = [c.detach() if i and isinstance(c, Tensor) else c for c, i in pairs]
+    return replace(signature, captures=tuple(kept))
+
+
+def trace(
+    signature: ModSignature, score_dtype: torch.dtype, device: torch.device
+) -> CapturedMods:
+    """Trace mods; within torch.func's transforms, trace with the wrapped tensors."""
     counters["traced"] += 1
-    with without_dispatch_modes(), without_collection():
-        return capture_mods(signature, score_dtype, device)
+    within = nullcontext()
+    if is_transformed():
+        captures = tuple(
+            plain(c) if isinstance(c, Tensor) else c for c in signature.captures
+        )
+        signature = replace(signature, captures=captures)
+        within = temporarily_clear_interpreter_stack()
+    with within, without_dispatch_modes(), without_collection():
+        return capture_mods(signature, score_dtype, device.type)
 
 
 def kernel_for(module: ModuleOp, build: Build) -> Kernel:

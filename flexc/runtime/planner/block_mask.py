@@ -17,7 +17,7 @@ from flexc.runtime.inputs.notes import sign
 from flexc.runtime.inputs.options import resolve_backend
 from flexc.runtime.inputs.tensor_facts import check_captures
 from flexc.runtime.inputs.wrappers import check_captured
-from flexc.runtime.kernels.traces import trace_mods
+from flexc.runtime.kernels.driver import trace_mods
 from flexc.runtime.planner.plans import (
     Planning,
     Problem,

@@ -39,10 +39,9 @@ from flexc.runtime.inputs.listed_blocks import (
 )
 from flexc.runtime.inputs.options import resolve_backend
 from flexc.runtime.kernels.build import NO_CALL, Build, build_of
-from flexc.runtime.kernels.driver import compile_kernel, kernel_key
+from flexc.runtime.kernels.driver import compile_kernel, kernel_key, trace_mods
 from flexc.runtime.kernels.kernel import Kernel, load_specs, store_specs, threads_for
 from flexc.runtime.kernels.targets import TARGETS
-from flexc.runtime.kernels.traces import trace_mods
 from flexc.runtime.planner.plans import Planning, Problem, find_plan, is_ordered
 from flexc.runtime.process.recent import Background, Recent
 

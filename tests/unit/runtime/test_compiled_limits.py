@@ -24,7 +24,6 @@ from flexc.runtime.compiled.compiled_function import (
 )
 from flexc.runtime.compiled.shortcut import MAX_CALLS
 from flexc.runtime.kernels import driver
-from flexc.runtime.kernels import traces as kept_traces
 from flexc.runtime.kernels.driver import counters
 from flexc.runtime.process.recent import MOST
 from flexc.runtime.replay import repeats
@@ -171,7 +170,7 @@ def run_many(most: int) -> tuple[int, int]:
     for function in functions:
         check_bounded(function)
     assert len(repeats.KNOWN) <= repeats.KNOWN.most
-    assert max(len(driver._kernels), len(kept_traces._traced)) <= MOST
+    assert max(len(driver._kernels), len(driver._traced)) <= MOST
     return sizes[0], sizes[1]
 
 

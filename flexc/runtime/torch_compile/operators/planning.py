@@ -18,7 +18,7 @@ from flexc.passes.scalar.variation import Along
 from flexc.runtime.attention.call import Attention, Outputs
 from flexc.runtime.inputs.options import NO_CHOICES, resolve_backend
 from flexc.runtime.inputs.wrappers import is_transformed, without_modes
-from flexc.runtime.kernels.traces import trace_mods
+from flexc.runtime.kernels.driver import trace_mods
 from flexc.runtime.planner.plans import Problem, collapsed, find_plan, is_ordered
 from flexc.runtime.planner.tables import plan_problem
 from flexc.runtime.replay.repeats import repeat

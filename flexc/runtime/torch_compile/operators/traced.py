@@ -38,7 +38,7 @@ from flexc.runtime.inputs.wrappers import (
     plain,
     without_modes,
 )
-from flexc.runtime.kernels.traces import trace_mods
+from flexc.runtime.kernels.driver import trace_mods
 from flexc.runtime.torch_compile.graph_call import GraphCall, Operands
 from flexc.runtime.torch_compile.mod_graphs import GraphSignature, ModGraphs, mods_of
 from flexc.runtime.torch_compile.operators.handles import (
