@@ -22,12 +22,8 @@ if TYPE_CHECKING:
     from flexc.runtime.explain import explain
     from flexc.runtime.inputs.arguments import pages_of_torch
     from flexc.runtime.interface import flex_attention
-    from flexc.runtime.kv_cache import (
-        KVCache,
-        PagedKV,
-        causal_lower_right,
-        merge_attention,
-    )
+    from flexc.runtime.kv_cache import KVCache, causal_lower_right, merge_attention
+    from flexc.runtime.paged_kv import PagedKV
     from flexc.runtime.planner.block_mask import create_block_mask
     from flexc.runtime.torch_compile.operators.library import register_operators
     from flexc.runtime.varlen import flex_attention_varlen
@@ -53,7 +49,7 @@ __all__ = [
 
 _EXPORTS = {
     "KVCache": "flexc.runtime.kv_cache",
-    "PagedKV": "flexc.runtime.kv_cache",
+    "PagedKV": "flexc.runtime.paged_kv",
     "causal_lower_right": "flexc.runtime.kv_cache",
     "compile": "flexc.runtime.compiled.compiled_function",
     "create_block_mask": "flexc.runtime.planner.block_mask",
