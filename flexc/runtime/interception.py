@@ -48,6 +48,11 @@ class Scope:
     ranks: Callable[[Attention], str] | None = None
     """A function that says how ranks share a call."""
 
+    @property
+    def captures(self) -> bool:
+        """True if calls are recorded, and have no data."""
+        return self.run is not None and not self.watches and self.ranks is None
+
     def within(self, inner: Scope) -> Scope:
         """Return the scope of a compiled function that is called within this scope."""
         return replace(self, choices=self.choices.merge(inner.choices))
@@ -192,6 +197,13 @@ def check_not_transformed() -> None:
     """Refuse the batched and dual tensors of torch.func."""
     if is_transformed():
         raise OnlyRunError("attention under a torch.func transform is not captured")
+
+
+def check_not_captured(what: str) -> None:
+    """Let a function of `flexc.compile` that has calls with `what` only run."""
+    scope = current_scope()
+    if scope is not None and scope.captures:
+        raise OnlyRunError(f"attention with {what} is not captured")
 
 
 class Regions:

@@ -37,6 +37,7 @@ from flexc.runtime.inputs.options import Choices, read_choices, resolve_backend
 from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.interception import (
     Regions,
+    check_not_captured,
     compiled_for_flexc,
     current_scope,
     is_seen,
@@ -248,12 +249,13 @@ class Preparation(NamedTuple):
 SPECIAL_KEYS = "a page_table, keys and values of 8 bits, and their scales"
 
 
-def check_not_captured(recorded_by: Any) -> None:
+def check_not_recorded(recorded_by: Any) -> None:
     """Refuse a call with pages or narrow keys that others capture, change or see."""
+    check_not_captured(SPECIAL_KEYS)
     if recorded_by is not None or is_transformed():
         raise OptionError(
-            f"{SPECIAL_KEYS} expect plain tensors, and no flexc.compile, torch.func or "
-            "dispatch mode around the call: call flexc.flex_attention itself"
+            f"{SPECIAL_KEYS} expect plain tensors, and no torch.func or dispatch mode "
+            "around the call: call flexc.flex_attention itself"
         )
 
 
@@ -294,7 +296,7 @@ def _run(
     if run is None and is_seen(query, key, value):
         from flexc.runtime.torch_compile.operators.higher_order import run_seen as run
     if storage is not None:
-        check_not_captured(None if scope is not None and scope.watches else run)
+        check_not_recorded(None if scope is not None and scope.watches else run)
     rest = enable_gqa, scale, outputs, choices
     mods = score_mod, block_mask, mask_mod
     prepare = Preparation(mods, rest, storage or CONTIGUOUS)

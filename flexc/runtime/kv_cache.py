@@ -28,9 +28,25 @@ def causal_lower_right(q_len: int, kv_len: int | Tensor) -> MaskMod:
     `kv_len` is the number of keys, a tensor for one of each sequence. Queries are the
     last tokens, as in decoding and in a prompt that is read in parts.
     """
+    _check_count("q_len", q_len, (0,))
+    _check_count("kv_len", kv_len, (0, 1))
     if isinstance(kv_len, Tensor) and kv_len.dim() == 1:
         return lambda b, h, q_idx, kv_idx: kv_idx <= q_idx + kv_len[b] - q_len
     return lambda b, h, q_idx, kv_idx: kv_idx <= q_idx + kv_len - q_len
+
+
+def _check_count(name: str, count: Any, dims: tuple[int, ...]) -> None:
+    """Check a number of tokens, or a tensor of one for each sequence."""
+    if isinstance(count, Tensor):
+        if count.dim() in dims and count.dtype in (torch.int32, torch.int64):
+            return
+        got = f"{count.dtype} of shape {tuple(count.shape)}"
+    elif isinstance(count, int | torch.SymInt):
+        return
+    else:
+        got = repr(count)
+    each = " or an int32 tensor with one for each sequence" if 1 in dims else ""
+    raise OptionError(f"{name} expects a number of tokens{each}, got {got}")
 
 
 class Part(NamedTuple):
@@ -47,8 +63,7 @@ def merge_attention(*parts: tuple[Tensor, Tensor]) -> Part:
 
     No two parts have a key in common. A row without keys is 0.
     """
-    if not parts:
-        raise OptionError("merge_attention expects pairs (out, lse), got none")
+    _check_parts(parts)
     lses = torch.stack([lse for _, lse in parts])
     peak = lses.amax(0).clamp(min=torch.finfo(lses.dtype).min)
     weights = torch.exp(lses - peak)
@@ -58,6 +73,31 @@ def merge_attention(*parts: tuple[Tensor, Tensor]) -> Part:
         ..., None
     ]
     return Part(mean.to(parts[0][0].dtype), peak + torch.log(total))
+
+
+def _check_parts(parts: Sequence[Any]) -> None:
+    pairs = [p for p in parts if isinstance(p, tuple | list) and len(p) == 2]
+    tensors = all(isinstance(t, Tensor) for pair in pairs for t in pair)
+    if not parts or len(pairs) != len(parts) or not tensors:
+        raise OptionError(
+            "merge_attention expects pairs of tensors (out, lse), each one argument"
+        )
+    (first, lse), *others = parts
+    if lse.dtype not in (torch.float32, torch.float64):
+        raise DtypeError(f"merge_attention expects lse in float32, got {lse.dtype}")
+    if first.shape[:-1] != lse.shape or not first.dim():
+        raise ShapeError(
+            "merge_attention expects out (B, H, S, Ev) and lse (B, H, S), got "
+            f"{tuple(first.shape)} and {tuple(lse.shape)}"
+        )
+    for part in others:
+        for name, own, other in zip(("out", "lse"), (first, lse), part, strict=True):
+            facts = [(tuple(t.shape), t.dtype, t.device) for t in (own, other)]
+            if facts[0] != facts[1]:
+                text = " and ".join(f"{s} {d} on {where}" for s, d, where in facts)
+                raise ShapeError(
+                    f"merge_attention expects parts that agree in {name}, got {text}"
+                )
 
 
 def moved_score(score_mod: ScoreMod | None, starts: Tensor) -> ScoreMod | None:

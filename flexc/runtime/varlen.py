@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from flexc.errors import DeviceError, DtypeError, ShapeError
+from flexc.errors import DeviceError, DtypeError, ShapeError, TracingError
 from flexc.frontend.code_facts import PACKED_MASKS
 from flexc.runtime.inputs.notes import Capture, are_still
+from flexc.runtime.inputs.wrappers import plain, tracing, without_modes, wrapper
+from flexc.runtime.interception import check_not_captured
 from flexc.runtime.interface import MaskMod, ScoreMod, flex_attention
-from flexc.runtime.process.recent import Recent
+from flexc.runtime.process.recent import Recent, turn
 from flexc.runtime.tapes.gpus import is_capturing
 
 MAX_KEPT = 64
@@ -53,7 +55,9 @@ def flex_attention_varlen(
         key: (total, Hkv, E), or nested. Hq may be a multiple of Hkv.
         value: (total, Hkv, Ev), or nested.
         cu_seqlens_q: (n + 1,), int32 or int64: the first query of each of n sequences,
-            followed by the total. Nested tensors have their own.
+            followed by the total. Nested tensors have their own. On a GPU a call reads
+            them again after a write that torch counts, so after one by a kernel of
+            yours, or through `.data`, pass another view, `cu_seqlens[:]`.
         cu_seqlens_k: the same for keys and values, `cu_seqlens_q` by default.
         max_seqlen_q: ignored, like `max_seqlen_k`: kernels need no longest lengths. For
             calls that are written for other libraries.
@@ -74,6 +78,7 @@ def flex_attention_varlen(
             order, or do not end in the total, raise ShapeError: at the call on a CPU;
             on a GPU, at the first later call that finds the test complete.
     """
+    check_not_captured("cu_seqlens")
     if any(isinstance(t, Tensor) and t.is_nested for t in (query, key, value)):
         if cu_seqlens_q is not None or cu_seqlens_k is not None:
             raise ShapeError("nested tensors have offsets; give no cu_seqlens")
@@ -162,7 +167,7 @@ def _check_equal_offsets(keys: Tensor, values: Tensor) -> None:
 
 
 _known: Recent[tuple[tuple[Capture, ...], Sequences]] = Recent(MAX_KEPT)
-"""By lengths and identities of `cu_seqlens`: what is known of them."""
+"""What is known of `cu_seqlens`: by their numbers on a CPU, by identities on a GPU."""
 
 Lengths = tuple[int, int]
 
@@ -170,7 +175,7 @@ Lengths = tuple[int, int]
 def _sequences(
     given: tuple[Tensor, Tensor], lengths: Lengths, query: Tensor
 ) -> Sequences:
-    """Return the sequences of `cu_seqlens`, made at their first use since a write."""
+    """Return the sequences of `cu_seqlens`, made at the first use of their numbers."""
     captured = is_capturing(query)  # A graph may run with other numbers.
     if not captured:
         _raise_late()
@@ -182,20 +187,26 @@ def _sequences(
             f"cu_seqlens_k expects {given[0].size(0)} numbers as cu_seqlens_q has, got "
             f"{given[1].size(0)}"
         )
-    key = (lengths, tuple(map(id, given)))
+    is_self = given[0] is given[1] and lengths[0] == lengths[1]
+    if query.is_cpu:  # Versions do not count writes by NumPy, or through `.data`.
+        what, counted = tuple(tuple(t.tolist()) for t in given), ()
+    else:
+        what, counted = tuple(map(id, given)), given
+    key = lengths, is_self, what
     kept = None
     if not captured:
-        kept = _known.find(key, lambda found: are_still(found[0], given))
+        kept = _known.find(key, lambda found: are_still(found[0], counted))
     if kept is not None:
         return kept[1]
-    with torch.inference_mode(False), torch.no_grad():  # Later calls may be recorded.
-        query_starts, of_query = _placed(names[0], given[0], lengths[0])
+    # Later calls may be recorded, and outside of this one's transforms.
+    with torch.inference_mode(False), torch.no_grad(), without_modes():
+        query_starts, of_query = _placed(names[0], plain(given[0]), lengths[0])
         key_starts, of_key = query_starts, of_query
-        if given[0] is not given[1] or lengths[0] != lengths[1]:
-            key_starts, of_key = _placed(names[1], given[1], lengths[1])
+        if not is_self:
+            key_starts, of_key = _placed(names[1], plain(given[1]), lengths[1])
     found = Sequences(of_query, of_key, query_starts, key_starts)
     if not captured:
-        _known.add(key, (tuple(map(Capture.of, given)), found))
+        _known.add(key, (tuple(map(Capture.of, counted)), found))
     return found
 
 
@@ -211,6 +222,12 @@ def _check_kind(name: str, given: Tensor, query: Tensor) -> None:
     if given.device != query.device:
         raise DeviceError(
             f"{name} expects the query's device {query.device}, got {given.device}"
+        )
+    got = tracing(query) or wrapper(given)
+    if got is not None or plain(given).dim() != given.dim():
+        raise TracingError(
+            f"{name} expects numbers that can be read now, got "
+            f"{got or 'a batch of vmap'}; call flex_attention_varlen outside of it"
         )
 
 
@@ -246,10 +263,10 @@ def _check_later(name: str, result: Tensor, total: int) -> None:
         f"{name} expects numbers in order, from 0 to the {total} positions of all "
         "sequences"
     )
-    if not result.is_cuda:
+    if result.is_cpu:
         if not result:
             raise error
-    elif not is_capturing(result):
+    elif result.is_cuda and not is_capturing(result):
         copy = torch.empty((), dtype=torch.bool, pin_memory=True)
         copy.copy_(result, non_blocking=True)
         done = torch.cuda.Event()
@@ -259,8 +276,10 @@ def _check_later(name: str, result: Tensor, total: int) -> None:
 
 def _raise_late() -> None:
     """Raise the error of an earlier call whose test failed on a GPU."""
-    for test in list(_tests):
-        if test.done.query():
+    if not _tests:
+        return
+    with turn(_raise_late):  # Threads share the list.
+        for test in [t for t in _tests if t.done.query()]:
             _tests.remove(test)
             if not test.result:
                 raise ShapeError(f"an earlier call's {test.error}")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import flexc
 from flexc.errors import CompilerNotFoundError, OptionError
-from flexc.runtime.kernels import driver, traces
+from flexc.runtime.kernels import driver
 from flexc.runtime.kernels.cpp_compiler import find_compiler
 from flexc.runtime.kernels.driver import counters
 from flexc.runtime.process.cache import (
@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty the caches in memory."""
     monkeypatch.setattr(driver, "_kernels", Recent())
-    traces._traced.clear()
+    driver._traced.clear()
     repeats.KNOWN.clear()
 
 

@@ -81,10 +81,10 @@ def test_repeated_calls_read_the_scales_that_are_given() -> None:
         torch.testing.assert_close(found, torch.full_like(found, factor))
 
 
-def test_captured_functions_refuse_them() -> None:
+def test_compiled_functions_run_them_and_transforms_refuse_them() -> None:
     query, key = torch.randn(1, 2, 5, 8), torch.ones(1, 2, 5, 8, dtype=torch.int8)
-    with pytest.raises(OptionError, match=r"flexc\.compile"):
-        flexc.compile(lambda q, k: flexc.flex_attention(q, k, k))(query, key)
+    found: Any = flexc.compile(lambda q, k: attend(q, key=k) + 1)(query, key)
+    assert torch.equal(found, attend(query, key=key) + 1)
     with pytest.raises(FlexcError):
         torch.func.vmap(flexc.flex_attention)(query[None], key[None], key[None])
 

@@ -82,3 +82,59 @@ def test_explain_says_where_keys_lie() -> None:
     assert "of 8 keys" in str(found)
     assert "pages found key by key" in str(found)
     assert run(Q).equal(run(Q))
+
+
+def test_a_compiled_function_attends_to_a_cache() -> None:
+    cache = flexc.PagedKV(2, 2, 8, 4, 16)
+    cache.append(torch.randn(2, 2, 6, 16), torch.randn(2, 2, 6, 16))
+    query = torch.randn(2, 4, 6, 16)
+    found = flexc.compile(lambda q: cache.attend(q) * 2)(query)
+    assert torch.equal(found, cache.attend(query) * 2)
+
+
+OUT, LSE = torch.randn(2, 4, 3, 16), torch.randn(2, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "says"),
+    [
+        ((), OptionError, "pairs of tensors"),
+        ((OUT, OUT), OptionError, "pairs of tensors"),
+        (((OUT, LSE, LSE),), OptionError, "pairs of tensors"),
+        (((OUT, None),), OptionError, "pairs of tensors"),
+        (((OUT, LSE.half()),), DtypeError, "lse in float32"),
+        (((OUT, LSE[:, :, :2]),), ShapeError, r"lse \(B, H, S\), got"),
+        (
+            ((OUT, LSE), (OUT[:1], LSE[:1])),
+            ShapeError,
+            r"agree in out.* \(1, 4, 3, 16\)",
+        ),
+        (((OUT, LSE), (OUT.half(), LSE)), ShapeError, "agree in out.* torch.float16"),
+        (((OUT, LSE), (OUT, LSE.double())), ShapeError, "agree in lse.* torch.float64"),
+        (((OUT, LSE), (OUT.to("meta"), LSE)), ShapeError, "on cpu and .* on meta"),
+    ],
+)
+def test_parts_that_do_not_merge(
+    parts: Any, error: type[FlexcError], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        flexc.merge_attention(*parts)
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        ((3, [5, 6]), r"kv_len expects a number .* got \[5, 6\]"),
+        ((3, 5.0), "kv_len expects"),
+        ((3, torch.tensor([5.0])), "kv_len expects .* got torch.float32"),
+        ((3, torch.ones(1, 2).int()), r"kv_len expects .* shape \(1, 2\)"),
+        (([3], 5), r"q_len expects a number of tokens, got \[3\]"),
+        (
+            (torch.tensor([3, 4]), 5),
+            "q_len expects .* torch.int64",
+        ),
+    ],
+)
+def test_counts_that_are_none(counts: Any, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        flexc.causal_lower_right(*counts)

@@ -22,7 +22,6 @@ from flexc.runtime.kernels import (
     cpp_loader,
     driver,
     kernel,
-    traces,
 )
 from flexc.runtime.kernels.cpp_loader import load_cpp
 from flexc.runtime.kernels.kernel import launch
@@ -193,7 +192,7 @@ def test_memory_does_not_grow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     What is kept for one takes 50,000 bytes and more.
     """
     monkeypatch.setattr(driver, "_kernels", Recent(20))
-    monkeypatch.setattr(traces, "_traced", Recent(20))
+    monkeypatch.setattr(driver, "_traced", Recent(20))
     monkeypatch.setattr(repeats.KNOWN, "most", 20)
     monkeypatch.setattr(kernel, "load", lambda spec: Nothing())
     x = torch.randn(1, 2, 8, 8)

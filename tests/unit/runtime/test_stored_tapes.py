@@ -23,7 +23,6 @@ from flexc.frontend.closures import read_mods
 from flexc.runtime.kernels import (
     cpp_compiler,
     driver,
-    traces,
 )
 from flexc.runtime.kernels.driver import counters
 from flexc.runtime.planner import tables
@@ -49,7 +48,7 @@ class Process:
         self.monkeypatch.setattr(driver, "_kernels", Recent())
         repeats.KNOWN.clear()
         self.monkeypatch.setattr(stored_tapes, "_missed", Recent())
-        traces._traced.clear()
+        driver._traced.clear()
         self.monkeypatch.setattr(tables, "_kernels", Recent())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import flexc
 from flexc.errors import (
@@ -18,7 +20,9 @@ from flexc.errors import (
     DtypeError,
     FlexcError,
     ShapeError,
+    TracingError,
 )
+from flexc.runtime import varlen as varlen_module
 from flexc.runtime.kernels.driver import counters
 from tests.support import reference
 
@@ -212,6 +216,62 @@ def test_written_numbers_are_read_again() -> None:
     cu[1] = 45
     found = attend(*given, cu)
     assert torch.equal(found, attend(*given, cu_seqlens([45, 5])))
+
+
+def test_writes_that_torch_does_not_count_are_read() -> None:
+    given = operands([50], [50], grad=False)
+    cu = cu_seqlens([20, 30])
+    for i, write in enumerate((cu.data, cu.numpy())):
+        attend(*given, cu)
+        write[1] = 40 + i
+        assert torch.equal(
+            attend(*given, cu), attend(*given, cu_seqlens([40 + i, 10 - i]))
+        )
+
+
+def test_equal_numbers_are_read_once() -> None:
+    query, cu = torch.randn(50, 1, 8), cu_seqlens([20, 30])
+    first = varlen_module._sequences((cu, cu), (50, 50), query)
+    wide = cu.long()
+    assert varlen_module._sequences((wide, wide), (50, 50), query) is first
+
+
+def test_compiled_functions_run_it() -> None:
+    given = operands(Q_LENS, K_LENS)
+    found = flexc.compile(lambda *x: varlen(*x) * 2)(*given)
+    assert torch.equal(found, varlen(*given) * 2)
+    torch.autograd.grad(found.sum(), given)
+
+
+class _Done:
+    """An event of a GPU that has passed."""
+
+    def query(self) -> bool:
+        return True
+
+
+def test_threads_find_late_errors_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = varlen_module._Test(torch.tensor(False), _Done(), ShapeError("bad"))  # pyright: ignore
+    monkeypatch.setattr(varlen_module, "_tests", [failed] * 100)
+
+    def find(_: int) -> int:
+        found = 0
+        for _ in range(50):
+            try:
+                varlen_module._raise_late()
+            except ShapeError:
+                found += 1
+        return found
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(find, range(8))) == 100
+
+
+@pytest.mark.parametrize("mode", ["fake", "real"])
+def test_tracers_are_told_that_numbers_are_read(mode: Any) -> None:
+    given = operands([8], [8], grad=False)
+    with pytest.raises(TracingError, match="can be read now"):
+        make_fx(lambda *x: attend(*x, CU), tracing_mode=mode)(*given)
 
 
 def test_numbers_first_seen_in_inference_mode() -> None:

@@ -19,7 +19,6 @@ from flexc.passes import pipelines
 from flexc.runtime.kernels import (
     driver,
     proofs,
-    traces,
 )
 from flexc.runtime.replay import repeats
 from tests.support.reference import MaskMod, ScoreMod
@@ -191,7 +190,7 @@ def test_large_offsets_into_captures() -> None:
 
 def forget() -> None:
     driver._kernels.clear()
-    traces._traced.clear()
+    driver._traced.clear()
     repeats.KNOWN.clear()
 
 
