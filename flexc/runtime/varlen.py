@@ -167,7 +167,7 @@ def _check_equal_offsets(keys: Tensor, values: Tensor) -> None:
 
 
 _known: Recent[tuple[tuple[Capture, ...], Sequences]] = Recent(MAX_KEPT)
-"""What is known of `cu_seqlens`: by their numbers on a CPU, by identities on a GPU."""
+"""The sequences of `cu_seqlens`, by their numbers on a CPU, by identities on a GPU."""
 
 Lengths = tuple[int, int]
 
