@@ -41,6 +41,7 @@ from flexc.distributed.ring import Ring, RingAttention
 from flexc.errors import (
     BlockMaskError,
     DeviceError,
+    DtypeError,
     FlexcError,
     GradientError,
     OptionError,
@@ -342,6 +343,11 @@ def _local_call(
             raise DeviceError(
                 f"query, key and value expect the mesh's device type "
                 f"{mesh.device_type}, got {call.query.device}"
+            )
+        if call.is_narrow:
+            raise DtypeError(
+                "context_parallel_attention expects keys and values of the query's "
+                f"dtype, got {call.key.dtype} and {call.value.dtype}; convert them"
             )
         try:
             return call.with_traced()

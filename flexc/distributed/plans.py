@@ -21,7 +21,7 @@ from flexc.distributed.ranks import Parts
 from flexc.errors import OptionError
 from flexc.frontend.closures import Mod
 from flexc.runtime.attention.call import Attention, read_signature
-from flexc.runtime.explain import stand_ins, where
+from flexc.runtime.explain import check_inputs, stand_ins, where
 from flexc.runtime.explain.blocks import DEAD, find_blocks
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.inputs.notes import Capture, are_still
@@ -214,6 +214,14 @@ class Machine:
     """Bytes that a rank sends in a second, while it receives as many."""
     latency: float
     """Seconds before a message moves."""
+
+    def __post_init__(self) -> None:
+        rates, latency = (self.flops, self.bandwidth), self.latency
+        if not (all(0 < r < math.inf for r in rates) and 0 <= latency < math.inf):
+            raise OptionError(
+                "a Machine expects rates above 0 and a latency of 0 or more seconds, "
+                f"got {self}"
+            )
 
     @classmethod
     def usual(cls, device: torch.device) -> Machine:
@@ -441,12 +449,15 @@ def plan(
         kv_heads = H
     for name, size in (
         *(("B", B), ("H", H), ("length", length), ("ranks", ranks)),
-        *(("kv_heads", kv_heads), ("head_dim", head_dim)),
+        ("kv_heads", kv_heads),
     ):
         if type(size) is not int or size < 1:
             raise OptionError(f"plan expects {name} of 1 or more, got {size!r}")
     if H % kv_heads:
         raise OptionError(f"plan expects kv_heads to divide H = {H}, got {kv_heads}")
+    check_inputs(dtype, head_dim)
+    if not isinstance(machine, Machine | None):
+        raise OptionError(f"plan expects a Machine, got {machine!r}")
     place, backend = where(None, mask_mod, device)
     dims = head_dim, head_dim
     problem = Problem(B, H, kv_heads, dims, dtype, place, backend)

@@ -4,7 +4,7 @@ gradients.
 Rank r computes with its own part of the keys first, then with that of rank r - 1, and
 so on, while the next part is on its way. Results are merged by their log-sum-exp. In
 the backward the same parts travel the same way, and the gradient of each part follows
-it one step behind, growing at each rank; the last rank sends it home.
+it one step behind, growing at each rank; the last rank sends it back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -70,13 +70,14 @@ class Ring:
         return found
 
     def exchange(
-        self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]
+        self, sent: Sequence[Message], received: Sequence[Message]
     ) -> list[dist.Work]:
-        """Start to send tensors to ranks, and to receive tensors from ranks."""
+        """Start to send keys and values to ranks, and to receive some from ranks."""
         ops = [
             dist.P2POp(op, tensor, group=self.group, group_peer=peer)
-            for op, pairs in ((dist.isend, sent), (dist.irecv, received))
-            for tensor, peer in pairs
+            for op, messages in ((dist.isend, sent), (dist.irecv, received))
+            for tensors, peer in messages
+            for tensor in tensors
         ]
         with exchange(self.group):
             return dist.batch_isend_irecv(ops) if ops else []
@@ -86,100 +87,105 @@ class Ring:
             for work in works:
                 work.wait()
 
-    def visits(self, own: Packed) -> Iterator[tuple[int, Packed | None]]:
+    def visits(self, own: KeyValue) -> Iterator[tuple[int, KeyValue | None]]:
         """Yield each step and its keys and values, the own ones first.
 
         The keys are None if neither this rank nor a later one needs them. The next ones
         are on their way while the caller computes.
         """
-        here: Packed | None = own
+        here: KeyValue | None = own
         for step in range(self.size):
             sent, received, following = [], [], None
             if here is not None and self.last(self.source(step)) > step:
-                sent = [(here.flat, (self.rank + 1) % self.size)]
+                sent = [(here, (self.rank + 1) % self.size)]
             if self.visits_here(step + 1):
-                following = own.of_length(self.lengths[self.source(step + 1)])
-                received = [(following.flat, (self.rank - 1) % self.size)]
+                following = own.empty(self.lengths[self.source(step + 1)])
+                received = [(following, (self.rank - 1) % self.size)]
             works = self.exchange(sent, received)
             yield step, here
             self.wait(works)
             here = following
 
 
-class Packed:
-    """Keys and values in one tensor, which is sent as one message."""
+class KeyValue(NamedTuple):
+    """Keys and values of some tokens, or gradients of them, to be sent."""
 
-    def __init__(self, flat: Tensor, key: torch.Size, value: torch.Size):
-        self.flat = flat
-        sizes = [math.prod(key), math.prod(value)]
-        first, second = flat.split(sizes)
-        self.key, self.value = first.view(key), second.view(value)
+    key: Tensor
+    value: Tensor
 
     @classmethod
-    def of(cls, key: Tensor, value: Tensor) -> Packed:
-        flat = torch.cat([key.reshape(-1), value.reshape(-1)])
-        return cls(flat, key.shape, value.shape)
+    def of(cls, key: Tensor, value: Tensor) -> KeyValue:
+        return cls(key.contiguous(), value.contiguous())
 
-    def of_length(self, length: int, dtype: torch.dtype | None = None) -> Packed:
+    def empty(self, length: int, dtype: torch.dtype | None = None) -> KeyValue:
         """Return uninitialised keys and values of another length."""
-        shapes = [
-            torch.Size((*t.shape[:2], length, t.size(3)))
-            for t in (self.key, self.value)
-        ]
-        count = sum(map(math.prod, shapes))
-        flat = self.flat.new_empty(count, dtype=dtype or self.flat.dtype)
-        return Packed(flat, *shapes)
+        shapes = [(*t.shape[:2], length, t.size(3)) for t in self]
+        return KeyValue(*(self.key.new_empty(s, dtype=dtype) for s in shapes))
 
 
-Found = tuple[Span, Tensor, Tensor]
-"""Some keys, and gradients of them and of their values."""
+Message = tuple[KeyValue, int]
+"""What is sent or received, and the other rank."""
 
 
-class Homecoming:
-    """The gradients of keys and values on their way around the ring and home."""
+class KeyGradients:
+    """The gradients of keys and values, on their way around the ring and back."""
 
-    def __init__(self, ring: Ring, own: Packed, dtype: torch.dtype):
+    def __init__(self, ring: Ring, own: KeyValue, dtype: torch.dtype):
         self.ring, self.own, self.dtype = ring, own, dtype
-        self.home: Packed | None = None
+        self._of_own: KeyValue | None = None
         """The gradients of the rank's own keys, complete when all steps are done."""
-        self._arriving: Packed | None = None
+        self._arriving: KeyValue | None = None
         self._works: list[dist.Work] = []
 
-    def step(self, step: int, here: Packed | None, found: Sequence[Found]) -> None:
-        """Add what was found at this rank to the gradients of the keys that are here,
-        and send the sum on, or home after the last step.
+    def step(
+        self, step: int, here: KeyValue | None, found: Sequence[tuple[Span, KeyValue]]
+    ) -> None:
+        """Add gradients that this rank found of the keys that are here to those of the
+        ranks before, and send the sum on, or back to its rank after the last step.
         """
         ring, source = self.ring, self.ring.source(step)
         ring.wait(self._works)
         sent, received = [], []
         arrived, self._arriving = self._arriving, None
         if here is not None:
-            total = arrived
-            if total is None:
-                total = here.of_length(here.key.size(2), self.dtype)
-                total.flat.zero_()
-            for keys, d_key, d_value in found:
-                keys.of(total.key).add_(d_key)
-                keys.of(total.value).add_(d_value)
+            total = self._add(here, arrived, found)
             if ring.last(source) > step:
-                sent.append((total.flat, (ring.rank + 1) % ring.size))
+                sent.append((total, (ring.rank + 1) % ring.size))
             elif step:
-                sent.append((total.flat, source))
+                sent.append((total, source))
             else:
-                self.home = total
+                self._of_own = total
         if ring.visits_here(step + 1):
             length = ring.lengths[ring.source(step + 1)]
-            self._arriving = self.own.of_length(length, self.dtype)
-            received.append((self._arriving.flat, (ring.rank - 1) % ring.size))
+            self._arriving = self.own.empty(length, self.dtype)
+            received.append((self._arriving, (ring.rank - 1) % ring.size))
         if step and ring.last(ring.rank) == step:
-            self.home = self.own.of_length(ring.lengths[ring.rank], self.dtype)
-            received.append((self.home.flat, (ring.rank + step) % ring.size))
+            self._of_own = self.own.empty(ring.lengths[ring.rank], self.dtype)
+            received.append((self._of_own, (ring.rank + step) % ring.size))
         self._works = ring.exchange(sent, received)
 
-    def wait(self) -> Packed:
+    def _add(
+        self,
+        here: KeyValue,
+        arrived: KeyValue | None,
+        found: Sequence[tuple[Span, KeyValue]],
+    ) -> KeyValue:
+        length = here.key.size(2)
+        if arrived is None and [len(keys.here) for keys, _ in found] == [length]:
+            return KeyValue.of(*(t.to(self.dtype) for t in found[0][1]))
+        total = arrived or KeyValue(
+            *(t.zero_() for t in here.empty(length, self.dtype))
+        )
+        for keys, gradients in found:
+            for t, gradient in zip(total, gradients, strict=True):
+                keys.of(t).add_(gradient)
+        return total
+
+    def wait(self) -> KeyValue:
+        """Return the gradients of the rank's own keys and values."""
         self.ring.wait(self._works)
-        assert self.home is not None
-        return self.home
+        assert self._of_own is not None
+        return self._of_own
 
 
 class Merged:
@@ -203,7 +209,7 @@ class Merged:
         old, new = (
             (part - finite).exp().to(self.dtype)[..., None] for part in (log_sum, here)
         )
-        merged.mul_(old).add_(new * out)
+        merged.mul_(old).addcmul_(new, out.to(self.dtype))
         log_sum.copy_(total)
 
     def lse(self, has_rest: bool) -> Tensor:
@@ -243,7 +249,7 @@ class RingAttention(torch.autograd.Function):
         visits: list[list[Visit]] = []
         tables: list[Tensor] = []
         has_rest = False
-        for step, here in ring.visits(Packed.of(key, value)):
+        for step, here in ring.visits(KeyValue.of(key, value)):
             visits.append([])
             for queries, keys in ring.route.calls[step]:
                 assert here is not None
@@ -263,63 +269,76 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        d_out, d_lse = grads
         if torch.is_grad_enabled():
             raise GradientError(
                 'context_parallel_attention(method="ring") has first derivatives only; '
                 'method="all-gather" has second ones too'
             )
-        needs = ctx.needs_input_grad[2:]
-        saved: Sequence[Tensor] = ctx.saved_tensors
-        tensors, (*tables, out, lse) = saved[: len(needs)], saved[len(needs) :]
+        return None, None, *RingBackward(ctx, *grads).run()
+
+
+class RingBackward:
+    """The gradients of the tensors of a `RingAttention`, given those of its results."""
+
+    def __init__(self, ctx: Any, d_out: Tensor | None, d_lse: Tensor | None):
+        self.ring, self.visits = ctx.ring, ctx.visits
+        self.needs = ctx.needs_input_grad[2:]
+        count = len(self.needs)
+        self.tensors = ctx.saved_tensors[:count]
+        *self.tables, self.out, self.lse = ctx.saved_tensors[count:]
         if d_lse is not None and ctx.has_rest:
             d_lse = torch.stack([d_lse, torch.zeros_like(d_lse)], 1)
-        query, key, value, *captured = tensors
-        wide = torch.promote_types(query.dtype, torch.float32)
-        totals = [
-            torch.zeros_like(t, dtype=wide) if need and t.is_floating_point() else None
-            for t, need in zip(tensors, needs, strict=True)
-        ]
-        ring: Ring = ctx.ring
-        own = Packed.of(key, value)
-        travels = needs[1] or needs[2]
-        homecoming = Homecoming(ring, own, wide)
+        self.d_out, self.d_lse = d_out, d_lse
+        self.dtype = torch.promote_types(self.tensors[0].dtype, torch.float32)
+        self.sums: list[Tensor | None] = [None] * count
 
-        def run(visit: Visit, here: Packed) -> Found:
-            """Add to the totals, and return the gradients of visiting keys."""
-            queries, keys, template = visit.queries, visit.keys, visit.template
-            inputs = [queries.of(query), keys.of(here.key), keys.of(here.value)]
-            given = [*inputs, *ring.captured(captured, keys)]
-            given += [tables.pop(0) for _ in range(template.tables)]
-            wanted = template.wanted(
-                (needs[0], travels, travels, *needs[INPUTS:])
-                + (False,) * template.tables
-            )
-            along = (
-                None if d_out is None else queries.of(d_out),
-                None if d_lse is None else queries.of(d_lse, -1),
-            )
-            call, of_rows = template.bind(given), (queries.of(out), queries.of(lse, -1))
-            gradients = derivatives.backward(call, *of_rows, along, wanted)
-            found: Any = template.spread(gradients, None)
-            for i, total in enumerate(totals):
-                if total is not None and i not in (1, 2) and found[i] is not None:
-                    total = queries.of(total) if i == 0 else total
-                    total += found[i]
-            return keys, found[1], found[2]
-
-        for step, here in ring.visits(own):
-            found = [run(visit, here) for visit in ctx.visits[step] if here is not None]
+    def run(self) -> list[Tensor | None]:
+        own = KeyValue.of(*self.tensors[1:INPUTS])
+        travels = self.needs[1] or self.needs[2]
+        gradients = KeyGradients(self.ring, own, self.dtype)
+        for step, here in self.ring.visits(own):
+            visits = self.visits[step]
+            found = [(v.keys, self.visit(v, here, travels)) for v in visits]
             if travels:
-                homecoming.step(step, here, found)
+                gradients.step(step, here, found)
+            del found, here
         if travels:
-            home = homecoming.wait()
-            totals[1:INPUTS] = [home.key, home.value]
-        return (
-            None,
-            None,
-            *(
-                None if total is None else total.to(t.dtype)
-                for total, t in zip(totals, tensors, strict=True)
-            ),
+            self.sums[1:INPUTS] = gradients.wait()
+        return [
+            None if not need else torch.zeros_like(t) if s is None else s.to(t.dtype)
+            for s, t, need in zip(self.sums, self.tensors, self.needs, strict=True)
+        ]
+
+    def visit(self, visit: Visit, here: KeyValue, travels: bool) -> KeyValue:
+        """Return the gradients of visiting keys, and add up those of other tensors."""
+        queries, keys, template = visit.queries, visit.keys, visit.template
+        query, _, _, *captured = self.tensors
+        given = [queries.of(query), *map(keys.of, here)]
+        given += self.ring.captured(captured, keys)
+        given += [self.tables.pop(0) for _ in range(template.tables)]
+        need_query, _, _, *need_captured = self.needs
+        needs = (need_query, travels, travels, *need_captured)
+        wanted = template.wanted(needs + (False,) * template.tables)
+        along = (
+            None if self.d_out is None else queries.of(self.d_out),
+            None if self.d_lse is None else queries.of(self.d_lse, -1),
         )
+        of_rows = queries.of(self.out), queries.of(self.lse, -1)
+        found: Any = template.spread(
+            derivatives.backward(template.bind(given), *of_rows, along, wanted), None
+        )
+        for i in (0, *range(INPUTS, len(self.tensors))):
+            if found[i] is not None:
+                self._add(i, queries if i == 0 else None, found[i])
+        return KeyValue(found[1], found[2])
+
+    def _add(self, i: int, queries: Span | None, gradient: Tensor) -> None:
+        """Add the gradient of a tensor, or of some of the queries, to its sum."""
+        total, tensor = self.sums[i], self.tensors[i]
+        if total is None and gradient.shape == tensor.shape:
+            self.sums[i] = gradient.to(self.dtype).contiguous()
+            return
+        if total is None:
+            total = self.sums[i] = torch.zeros_like(tensor, dtype=self.dtype)
+        part = total if queries is None else queries.of(total)
+        part += gradient

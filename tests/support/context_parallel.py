@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import flexc
+from bench.context_parallel import memory_of, train
 from flexc.distributed import (
     Layout,
     context_parallel,
@@ -226,8 +228,8 @@ FOUR = [
 ]
 
 
-def two_ranks(mesh: DeviceMesh) -> tuple[dict[Any, Outcome], list[str]]:
-    outcomes: dict[Any, Outcome] = {
+def two_ranks(mesh: DeviceMesh) -> tuple[dict[Any, Any], list[str]]:
+    outcomes: dict[Any, Any] = {
         (c, m): outcome(c, m, mesh) for c in TWO for m in METHODS
     }
     for kind in ("first", "equal"):
@@ -235,11 +237,59 @@ def two_ranks(mesh: DeviceMesh) -> tuple[dict[Any, Outcome], list[str]]:
         outcomes[kind, "lengths"] = outcome(TWO[1], "ring", mesh, lengths=given)
     for case in WHOLE:
         outcomes[case, "whole"] = whole_outcome(case, mesh)
+    for method in METHODS:
+        outcomes["equal bits", method] = equal_bits(method, mesh)
+    outcomes["memory", "ring"] = share_of_memory(mesh)
     return outcomes, faults(mesh)
 
 
-def four_ranks(mesh: DeviceMesh) -> dict[Any, Outcome]:
-    return {(c, m): outcome(c, m, mesh) for c in FOUR for m in METHODS}
+def four_ranks(mesh: DeviceMesh) -> dict[Any, Any]:
+    outcomes: dict[Any, Any] = {
+        (c, m): outcome(c, m, mesh) for c in FOUR for m in METHODS
+    }
+    outcomes["memory", "ring"] = share_of_memory(mesh)
+    return outcomes
+
+
+def equal_bits(method: Any, mesh: DeviceMesh) -> bool:
+    """Return True if a rank's results and gradients have the same bits twice."""
+    torch.manual_seed(0)
+    bias = torch.randn(HEADS, 256, requires_grad=True)
+    x = torch.randn(2, HEADS, 128, DIM, requires_grad=True)
+
+    def run() -> list[Tensor]:
+        out: Any = context_parallel_attention(
+            x, x, x, lambda s, b, h, q, k: s + bias[h, (q - k).abs()],
+            mask_mod=causal, mesh=mesh, method=method,
+        )  # fmt: skip
+        return [out, *torch.autograd.grad(out.sin().sum(), [x, bias])]
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        return all(a.equal(b) for a, b in zip(run(), run(), strict=True))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def share_of_memory(mesh: DeviceMesh) -> tuple[float, float]:
+    """Return the most bytes that a rank of a ring allocates in training, and those kept
+    for the backward, by those of one process.
+    """
+    window = masks(1)["window"]
+    whole = [torch.randn(1, HEADS, 4096, 32, requires_grad=True) for _ in range(3)]
+    layout = Layout.contiguous([4096 // mesh.size()] * mesh.size())
+    parts = [layout.shard(t, mesh.get_local_rank()).detach() for t in whole]
+    own = [part.clone().requires_grad_() for part in parts]
+    ring: Any = partial(
+        context_parallel_attention, mask_mod=window, mesh=mesh, method="ring"
+    )
+    alone: Any = partial(flexc.flex_attention, mask_mod=window)
+    found: list[tuple[float, float]] = []
+    for tensors, attend in ((own, ring), (whole, alone)):
+        train(tensors, attend)  # What is compiled is not counted.
+        found.append(memory_of(tensors, attend, torch.device("cpu")))  # pyright: ignore
+    (most, kept), (most_alone, kept_alone) = found
+    return most / most_alone, kept / kept_alone
 
 
 def faults(mesh: DeviceMesh) -> list[str]:

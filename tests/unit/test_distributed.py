@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 from collections.abc import Iterator
@@ -24,10 +25,19 @@ from flexc.distributed import (
     context_parallel_attention,
     plan,
 )
+from flexc.distributed.layouts import Span
 from flexc.distributed.plans import Problem, Route, find_route
 from flexc.distributed.ranks import Parts
-from flexc.distributed.ring import Ring
-from flexc.errors import DistributedError, GradientError, OptionError, ShapeError
+from flexc.distributed.ring import Ring, RingAttention
+from flexc.errors import (
+    DistributedError,
+    DtypeError,
+    GradientError,
+    OptionError,
+    ShapeError,
+)
+from flexc.runtime.attention.call import Attention
+from flexc.runtime.autograd import derivatives
 from flexc.runtime.inputs.options import NO_CHOICES
 from flexc.runtime.interface import OUTPUTS, Preparation
 from flexc.runtime.kernels.driver import counters
@@ -77,6 +87,18 @@ def test_lengths_may_be_given(two: Found) -> None:
     for outcomes, _ in two:
         for kind in ("first", "equal"):
             assert max(outcomes[kind, "lengths"].errors.values()) <= 1
+
+
+def test_ranks_have_equal_bits_where_asked(two: Found) -> None:
+    for outcomes, _ in two:
+        assert all(outcomes["equal bits", method] for method in METHODS)
+
+
+def test_a_rank_of_a_ring_holds_its_part(two: Found) -> None:
+    for outcomes, _ in two:
+        most, kept = outcomes["memory", "ring"]
+        assert most < 1.3  # Two parts and their gradients are there at a time.
+        assert 0.4 < kept < 0.6
 
 
 @pytest.mark.parametrize("case", WHOLE, ids=str)
@@ -138,6 +160,9 @@ def test_four_processes(tmp_path: Path) -> None:
             for method in METHODS:
                 found = outcomes[case, method]
                 assert max(found.errors.values()) <= 1, (case, method)
+        most, kept = outcomes["memory", "ring"]
+        assert most < 0.7
+        assert 0.2 < kept < 0.3
 
 
 def test_there_must_be_a_group() -> None:
@@ -252,14 +277,30 @@ def test_plans_of_masks_without_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [{"kv_heads": 0}, {"kv_heads": 3}, {"head_dim": 0}, {"head_dim": -8}],
+    "given",
+    [
+        {"kv_heads": 0},
+        {"kv_heads": 3},
+        {"head_dim": 0},
+        {"head_dim": -8},
+        {"dtype": torch.int32},
+        {"dtype": torch.float8_e4m3fn},
+        {"dtype": "bf16"},
+        {"machine": "fast"},
+    ],
     ids=str,
 )
-def test_plans_refuse_sizes(sizes: dict[str, Any]) -> None:
-    (name,) = sizes
-    with pytest.raises(OptionError, match=name):
-        plan(causal, 1, 8, 64, ranks=2, device="cpu", **sizes)
+def test_plans_refuse_options(given: dict[str, Any]) -> None:
+    (name,) = given
+    error = DtypeError if name == "dtype" else OptionError
+    with pytest.raises(error, match=f"(?i){name}"):
+        plan(causal, 1, 8, 64, ranks=2, device="cpu", **given)
+
+
+@pytest.mark.parametrize("rates", [(0, 1, 1), (1, 0, 1), (1, 1, -1), (math.nan, 1, 1)])
+def test_machines_refuse_rates(rates: tuple[float, float, float]) -> None:
+    with pytest.raises(OptionError, match="rates above 0"):
+        Machine(*rates)
 
 
 def test_counted_pairs_are_those_of_visited_blocks() -> None:
@@ -294,6 +335,53 @@ def test_keys_travel_as_far_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) 
     assert [ring.visits_here(step) for step in range(3)] == [True, True, False]
 
 
+def test_keys_and_gradients_travel_while_ranks_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The middle one of three ranks, whose exchanges are recorded."""
+    events: list[str] = []
+
+    def exchange(self: Ring, sent: Any, received: Any) -> list[Any]:
+        for tensor in (t for tensors, _ in received for t in tensors):
+            tensor.zero_()
+        if not sent and not received:
+            return []
+        events.append(f"start {len(sent)} {len(received)}")
+        return [events]
+
+    def wait(self: Ring, works: Any) -> None:
+        events.extend("wait" for _ in works)
+
+    backward = derivatives.backward
+
+    def computed(*args: Any) -> Any:
+        events.append("backward")
+        return backward(*args)
+
+    monkeypatch.setattr(Ring, "rank", 1)
+    monkeypatch.setattr(Ring, "exchange", exchange)
+    monkeypatch.setattr(Ring, "wait", wait)
+    monkeypatch.setattr(derivatives, "backward", computed)
+    parts = _parts(16, 16, 16, rank=1)
+    rest = (False, None, OUTPUTS[True, False], NO_CHOICES)
+
+    def prepare(queries: Span, keys: Span, *operands: Tensor) -> Attention:
+        events.append("forward")
+        return Preparation((None, None, None), rest)(operands).with_traced()  # pyright: ignore
+
+    ring = Ring(parts.group, parts.keys.lengths, _route_of(None, parts))
+    x = torch.randn(1, 2, 16, 8, requires_grad=True)
+    out: Any = RingAttention.apply(ring, prepare, x, x, x)
+    step = ["start 1 1", "forward", "wait"]
+    assert events == [*step, *step, "forward"]
+    events.clear()
+    out[0].sum().backward()
+    # Keys are sent before a step, and gradients of the step before while it runs.
+    first = ["start 1 1", "backward", "start 1 1", "wait"]
+    second = ["start 1 1", "backward", "wait", "start 1 1", "wait"]
+    assert events == [*first, *second, "backward", "wait", "start 1 1", "wait"]
+
+
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[DeviceMesh]:
     store = f"file://{tmp_path}/store"
@@ -320,6 +408,14 @@ def test_second_derivatives_name_the_method(alone: DeviceMesh) -> None:
         else:
             (found,) = torch.autograd.grad(out.sum(), x, create_graph=True)
             torch.autograd.grad(found.square().sum(), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_narrow_keys_are_refused(alone: DeviceMesh, dtype: torch.dtype) -> None:
+    x = torch.zeros(1, 2, 16, 8)
+    y = x.to(dtype)
+    with pytest.raises(DtypeError, match="the query's dtype"):
+        context_parallel_attention(x, y, y, mesh=alone)
 
 
 def test_another_rank_and_step_compile_nothing() -> None:
