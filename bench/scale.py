@@ -2,22 +2,24 @@
 
     python -m bench.scale --png scale.png
     python -m bench.scale --check
+    python -m bench.scale --measure --device cuda --length 65536
 
 The first prints and draws the cheapest layout and method of a call's forward and
 backward, from rates that were measured (kernels) or stated (links). The second measures
 calls on processes of this machine's CPU beside what the model says of them, given the
-rates of one process and of their links.
+rates of one process and of their links. The third runs all calls of rings of 2 and 4
+ranks on one device, one after another, and prints their time by that of one call.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import product
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -26,8 +28,21 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 import flexc
-from flexc.distributed import Machine, Plan, context_parallel_attention, plan
-from flexc.distributed.plans import BACKWARD, Estimate
+from bench.context_parallel import Attend, forward, seconds_of, train
+from bench.context_parallel import masks as shorter_masks
+from flexc.distributed import (
+    Layout,
+    Machine,
+    Plan,
+    _Mods,
+    context_parallel_attention,
+    plan,
+)
+from flexc.distributed.plans import BACKWARD, Estimate, Problem, find_route
+from flexc.distributed.ranks import Parts
+from flexc.runtime.inputs.arguments import Outputs
+from flexc.runtime.inputs.options import NO_CHOICES
+from flexc.runtime.interface import Preparation
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 NODE = 8
@@ -145,18 +160,61 @@ def draw(points: list[Point], path: str) -> None:
     figure.savefig(path, dpi=120)
 
 
+Work = Callable[[Sequence[Tensor], Attend], None]
+
+
+def virtual_ring(
+    mask: Any, layout: Layout, whole: Sequence[Tensor]
+) -> Callable[[Work], None]:
+    """Return a function that does some work for all calls of all ranks of a ring."""
+    mods, group = _Mods(None, mask), cast(Any, None)
+    call = Preparation((None, None, mask), (False, None, Outputs(), NO_CHOICES))
+    problem = Problem.of(call(whole).with_traced())  # pyright: ignore
+    calls: list[tuple[list[Tensor], Attend]] = []
+    for rank in range(layout.size):
+        parts = [[layout.shard(t, r) for t in whole] for r in range(layout.size)]
+        route = find_route(Parts(group, rank, layout, layout), mask, problem)
+        for step, visits in enumerate(route.calls):
+            query, (_, *key_value) = parts[rank][0], parts[rank - step]
+            for queries, keys in visits:
+                given = [queries.of(query), *map(keys.of, key_value)]
+                moved = mods.moved(queries.origin, keys.origin)[2]
+                attend: Any = partial(flexc.flex_attention, mask_mod=moved)
+                calls.append(([t.detach().requires_grad_() for t in given], attend))
+
+    def run(work: Work) -> None:
+        for given, attend in calls:
+            work(given, attend)
+
+    return run
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Print the time of all calls of a ring by that of one call, on one device."""
+    length, device = args.length, torch.device(args.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    shape = (1, args.heads, length, args.head_dim)
+    whole = [torch.randn(shape, device=device, dtype=dtype) for _ in range(3)]
+    given = [t.clone().requires_grad_() for t in whole]
+    print(f"{'mask':11}{'ranks':>6}  {'layout':12}{'forward':>10}{'both':>10}")
+    for name, mask in shorter_masks(length, device).items():
+        one: Any = partial(flexc.flex_attention, mask_mod=mask)
+        for ranks, named in product((2, 4), ("contiguous", "zig-zag")):
+            layout = Layout.zig_zag(length, ranks)
+            if named == "contiguous":
+                layout = Layout.contiguous([length // ranks] * ranks)
+            ring = virtual_ring(mask, layout, whole)
+            ratios: list[float] = []
+            for work in (forward, train):
+                runs = partial(ring, work), partial(work, given, one)
+                there, here = (seconds_of(r, device, 5, alone=True) for r in runs)
+                ratios.append(there / here)
+            cells = "".join(f"{ratio:10.3f}" for ratio in ratios)
+            print(f"{name:11}{ranks:6}  {named:12}{cells}", flush=True)
+
+
+CPU = torch.device("cpu")
 LENGTH, CHECKED = 2048, dict(B=1, H=4, head_dim=64, dtype=torch.float32)
-
-
-def seconds_of(run: Callable[[], Any], times: int = 3) -> float:
-    """Return the median of the times of a run, which ranks start together."""
-    found: list[float] = []
-    for _ in range(times + 1):
-        dist.barrier()
-        start = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - start)
-    return sorted(found[1:])[times // 2]
 
 
 def tensors(length: int) -> list[Tensor]:
@@ -164,18 +222,10 @@ def tensors(length: int) -> list[Tensor]:
     return [torch.randn(shape, requires_grad=True) for _ in range(3)]  # pyright: ignore
 
 
-Attend = Callable[[Tensor, Tensor, Tensor], Any]
-
-
-def train(given: list[Tensor], attend: Attend) -> None:
-    query, key, value = given
-    torch.autograd.grad(attend(query, key, value).sum(), given)
-
-
 def measured_machine(rank: int, ranks: int) -> Machine:
     """Return the rates of a process while the others compute and send, too."""
     given = tensors(LENGTH // 2)
-    seconds = seconds_of(lambda: train(given, flexc.flex_attention))
+    seconds = seconds_of(lambda: train(given, flexc.flex_attention), CPU, 3)
     products = 4 * given[0].numel() * given[0].size(2)
 
     def swap(size: int) -> Callable[[], None]:
@@ -194,7 +244,7 @@ def measured_machine(rank: int, ranks: int) -> Machine:
 
     if ranks == 1:
         return Machine((1 + BACKWARD) * products / seconds, 1e9, 0.0)
-    latency, large = seconds_of(swap(1)), seconds_of(swap(1 << 20))
+    latency, large = (seconds_of(swap(n), CPU, 3) for n in (1, 1 << 20))
     found = torch.tensor([seconds, latency, large], dtype=torch.float64)
     dist.all_reduce(found)
     seconds, latency, large = (found / ranks).tolist()
@@ -226,7 +276,7 @@ def check(rank: int, ranks: int, store: str) -> None:
             options: Any = {"method": e.method, "layout": e.layout, "mask_mod": mask}
             options |= {"mesh": mesh, "lengths": e.layout.lengths}
             attend: Any = partial(context_parallel_attention, **options)
-            seconds = seconds_of(partial(train, given, attend))
+            seconds = seconds_of(partial(train, given, attend), CPU, 3)
             if rank == 0:
                 ratio = seconds / e.seconds
                 print(
@@ -248,7 +298,14 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=30, help="us a message")
     parser.add_argument("--png", help="the file to draw")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--head-dim", type=int, default=128)
     args = parser.parse_args()
+    if args.measure:
+        return measure(args)
     if args.check:
         print(
             f"{'ranks':7}{'mask':14}{'layout':26}{'method':11}{'model, ms':>10}"
