@@ -124,7 +124,7 @@ class KeyValue(NamedTuple):
 
 
 Message = tuple[KeyValue, int]
-"""What is sent or received, and the other rank."""
+"""The keys and values that are sent or received, and the other rank."""
 
 
 class KeyGradients:
