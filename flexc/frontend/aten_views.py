@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from math import inf, isinf
 from typing import Any
 
@@ -136,6 +137,81 @@ def _slice(
     return fields.slice_(e, x, _int(dim), start or number(0), end or _END, _int(step))
 
 
+@view("flip")
+def _flip(e: Emitter, x: Field, dims: Any) -> Field:
+    along = {d % max(x.rank, 1) for d in _ints(dims)}
+
+    def load(e: Emitter, at: Sequence[Scalar]) -> Scalar:
+        ends = zip(at, x.sizes, strict=True)
+        return x.load(
+            e, [_from_end(e, *p) if d in along else p[0] for d, p in enumerate(ends)]
+        )
+
+    return Field(x.dtype, x.sizes, load)
+
+
+def _from_end(e: Emitter, index: Scalar, size: Size) -> Scalar:
+    if index.const is not None and size.known is not None:
+        return number(size.known - 1 - int(index.const))
+    last = e.op(arith.SubiOp, torch.int64, size.emit(e, torch.int64), number(1))
+    return e.op(arith.SubiOp, torch.int64, last, index)
+
+
+@rule("cat", is_structural=True, reduces=True)
+def _cat(e: Emitter, out: torch.dtype, xs: Sequence[Value], dim: Any = 0) -> Field:
+    """Return tensors one after the other. Their sizes are known."""
+    parts = [as_field(x) for x in xs]
+    parts = [x for x in parts if x.rank > 1 or x.sizes[0].known] or parts[:1]
+    d = _int(dim) % parts[0].rank
+    extents = [x.sizes[d].known or 0 for x in parts]
+
+    def load(e: Emitter, at: Sequence[Scalar]) -> Scalar:
+        found, start = None, 0
+        for x, extent in zip(parts, extents, strict=True):
+            here, inside = _within(e, at[d], start, extent)
+            if inside.const is not False:
+                element = e.cast(x.load(e, [*at[:d], here, *at[d + 1 :]]), out)
+                chosen = found is not None and inside.const is not True
+                found = e.select(inside, element, found, out) if chosen else element
+            start += extent
+        assert found is not None, "an index in range is in some part"
+        return found
+
+    sizes = list(parts[0].sizes)
+    sizes[d] = fields.constant_size(sum(extents))
+    return Field(out, tuple(sizes), load)
+
+
+@rule("split", "split_with_sizes", is_structural=True, reduces=True)
+def _split(
+    e: Emitter, out: torch.dtype, x: Field, sizes: Any, dim: Any = 0
+) -> list[Field]:
+    """Return parts of a tensor. Its sizes are known."""
+    d = _int(dim) % x.rank
+    length = x.sizes[d].known or 0
+    step = max(_ints(sizes)[0], 1)
+    starts = list(accumulate(_ints(sizes), initial=0))
+    if not isinstance(sizes, list | tuple):
+        starts = [*range(0, max(length, 1), step), length]
+    return [
+        fields.slice_(e, x, d, number(start), number(end), 1)
+        for start, end in pairwise(starts)
+    ]
+
+
+def _within(
+    e: Emitter, index: Scalar, start: int, extent: int
+) -> tuple[Scalar, Scalar]:
+    """Return a place in a part of a row, and whether an index is at or after it."""
+    if index.const is not None:
+        at = int(index.const) - start
+        return number(at), number(0 <= at < extent)
+    at = e.op(arith.SubiOp, torch.int64, index, number(start))
+    after = e.compare("ge", at, number(0)) if extent else number(False)
+    at = e.op(arith.MaxSIOp, torch.int64, at, number(0))
+    return e.op(arith.MinSIOp, torch.int64, at, number(max(extent - 1, 0))), after
+
+
 @view("transpose", "swapaxes", "swapdims")
 def _transpose(e: Emitter, x: Field, a: Any, b: Any) -> Field:
     order = list(range(x.rank))
@@ -160,6 +236,19 @@ def _expand(e: Emitter, x: Field, sizes: Any, *, implicit: Any = False) -> Field
         for d, s in enumerate(sizes)
     ]
     return fields.broadcast(x, target)
+
+
+@view("broadcast_in_dim")
+def _broadcast_in_dim(e: Emitter, x: Field, sizes: Any, dims: Any) -> Field:
+    order = _ints(dims)
+    at = [order.index(d) if d in order else None for d in range(len(sizes))]
+    one = fields.constant_size(1)
+    wide = Field(
+        x.dtype,
+        tuple(one if d is None else x.sizes[d] for d in at),
+        lambda e, place: x.load(e, [place[d] for d in order]),
+    )
+    return fields.broadcast(wide, _sizes(sizes))
 
 
 @view("view", "reshape", "_unsafe_view", "_reshape_copy", "view_copy")
@@ -353,6 +442,30 @@ def _logsumexp(e: Emitter, out: torch.dtype, xs: Sequence[Scalar]) -> Scalar:
     )
 
 
+def _register_softmax(name: str, is_log: bool) -> None:
+    @rule(name, is_structural=True, reduces=True, dims=1)
+    def _softmax(
+        e: Emitter, out: torch.dtype, x: Value, dim: Any, half_to_float: Any = False
+    ) -> Value:
+        if isinstance(x, Scalar):
+            raise UnsupportedOpError(
+                "softmax has no meaning for one score: mods compute with single "
+                "numbers, by pointwise ops, indexing and short reductions"
+            )
+
+        def compute(e: Emitter, xs: Sequence[Scalar]) -> Scalar:
+            log = sub(e, out, *xs)
+            return log if is_log else e.op(math.ExpOp, out, log)
+
+        return fields.pointwise(
+            e, [x, _reduced(e, out, x, dim, True, _logsumexp)], out, compute
+        )
+
+
+_register_softmax("_softmax", is_log=False)
+_register_softmax("_log_softmax", is_log=True)
+
+
 def _extreme_place(predicate: str) -> Combine:
     """Return the number of the first extreme; NaN is greater and less than all."""
 
@@ -408,14 +521,6 @@ def _norm(
     return _reduced(e, out, x, dims, keep, combine)
 
 
-@rule("dist", is_structural=True, reduces=True)
-def _dist(
-    e: Emitter, out: torch.dtype, a: Value, b: Value, order: Scalar = TWO
-) -> Field:
-    between = fields.pointwise(e, [a, b], out, lambda e, xs: sub(e, out, *xs))
-    return _norm(e, out, between, order)
-
-
 def _spread(e: Emitter, out: torch.dtype, x: Value, args: Any, is_root: bool) -> Field:
     """Return the variance along dimensions, or its root."""
     dims, keep, correction = args
@@ -436,8 +541,8 @@ def _spread(e: Emitter, out: torch.dtype, x: Value, args: Any, is_root: bool) ->
 
 for _name, _is_root in (("var", False), ("std", True)):
     rule(_name, is_structural=True, reduces=True, dims=1)(
-        lambda e, out, x, dims=None, *, correction=None, keepdim=False, r=_is_root: (
-            _spread(e, out, x, (dims, keepdim, correction), r)
+        lambda e, out, x, dims=None, by=None, *, r=_is_root, **kw: _spread(
+            e, out, x, (dims, kw.get("keepdim", False), kw.get("correction", by)), r
         )
     )
 

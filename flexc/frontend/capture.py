@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from types import FunctionType
 from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
+from torch._decomp import decomposition_table
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.source import ConstantSource
 from torch._inductor.fx_passes import dedupe_symint_uses
@@ -23,6 +25,7 @@ from torch.fx import GraphModule, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+from torch.fx.node import map_arg
 
 from flexc.errors import (
     FlexcError,
@@ -34,6 +37,7 @@ from flexc.frontend.call_watch import CallWatch
 from flexc.frontend.captured import CapturedMod, CapturedMods, CaptureInput
 from flexc.frontend.closures import Mod, ModSignature
 from flexc.frontend.code_facts import PACKED_MASKS
+from flexc.frontend.fields import known_extent
 from flexc.frontend.guards import (
     Assumption,
     ExactShapeEnv,
@@ -349,10 +353,20 @@ def _fix_reduced_sizes(gm: GraphModule) -> None:
         dims = node.args[at] if at is not None and len(node.args) > at else None
         dims = [dims] if isinstance(dims, int) else dims
         given = node.all_input_nodes if at is None else [node.args[0]]
-        for shape in (n.meta["val"].shape for n in given if "val" in n.meta):
+        values = [n.meta.get("val") for n in given]
+        for shape in (x.shape for x in values if isinstance(x, torch.Tensor)):
             for dim in dims if isinstance(dims, list) and dims else range(len(shape)):
                 if shape:
                     int(shape[dim])
+        # Numbers that follow from these sizes, as half of one, are constants then.
+        node.args = map_arg(node.args, _or_known)
+
+
+def _or_known(node: Node) -> Any:
+    """Return a node, or the number that it is known to be."""
+    value = node.meta.get("val")
+    number = known_extent(value) if isinstance(value, torch.SymInt) else None
+    return node if number is None else number
 
 
 def _make_fx(
@@ -374,4 +388,13 @@ def _make_fx(
         stack.enter_context(
             patch.object(dedupe_symint_uses, "dedupe_symints", lambda graph: None)
         )
-        return make_fx(fn, tracing_mode="real", _allow_non_fake_inputs=True)(*args)
+        traced = make_fx(
+            fn, _decompositions(), tracing_mode="real", _allow_non_fake_inputs=True
+        )
+        return traced(*args)
+
+
+@cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return torch's decompositions of the ops for which there is no rule."""
+    return {op: f for op, f in decomposition_table.items() if op_name(op) not in RULES}

@@ -71,14 +71,15 @@ def traced_sizes(sizes: Sequence[Size], shape: Sequence[Any]) -> tuple[Size, ...
 
     The traced shape determines which dimensions are broadcast.
     """
-    known = [_known(extent) for extent in shape]
+    known = [known_extent(extent) for extent in shape]
     return tuple(
         size if n is None else constant_size(n)
         for size, n in zip(sizes, known, strict=True)
     )
 
 
-def _known(extent: Any) -> int | None:
+def known_extent(extent: Any) -> int | None:
+    """Return a traced extent as a number, if tracing knows it."""
     if isinstance(extent, int):
         return extent
     # A guard on a product, as of a view's sizes, gives no symbol a value.

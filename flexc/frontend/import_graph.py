@@ -383,10 +383,7 @@ class _Importer:
     def _apply(self, node: Node) -> Any:
         args, kwargs = map_aggregate((node.args, node.kwargs), self._argument)
         if node.target is operator.getitem:
-            (source,) = node.all_input_nodes
-            if reduces(source.target) and node.args[1] == 1:
-                raise unsupported_op(source, "indices")
-            return args[0]  # The second result of log_sigmoid_forward is unused.
+            return self._chosen(node, args[0])
         entry = RULES.get(name := op_name(node.target))
         if entry is None:
             raise unsupported_op(node, name)
@@ -398,6 +395,19 @@ class _Importer:
         if isinstance(result, Scalar) and result.const is None and result.ssa:
             result.ssa.name_hint = result.ssa.name_hint or _hint(node.name)
         return result
+
+    def _chosen(self, node: Node, results: Any) -> Any:
+        """Return one of an op's results, of which most ops have one."""
+        if isinstance(results, list):
+            part: Field = results[int(node.args[1])]  # type: ignore[arg-type]
+            shape = node.meta["val"].shape
+            return as_value(
+                self.emitter, replace(part, sizes=traced_sizes(part.sizes, shape))
+            )
+        (source,) = node.all_input_nodes
+        if reduces(source.target) and node.args[1] == 1:
+            raise unsupported_op(source, "indices")
+        return results  # The second result of log_sigmoid_forward is unused.
 
     def _run(
         self, entry: Entry, out: torch.dtype, args: Any, kwargs: Mapping[str, Any]

@@ -389,7 +389,7 @@ def check_graph(kind: ModKind, gm: GraphModule) -> None:
             )
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise random_numbers(kind, str(node.target), where)
-        if is_in_place(node) and not _writes_own_scalar(node, fresh):
+        if is_in_place(node) and not _writes_own_result(node, fresh):
             raise _write(kind, str(node.target), where)
         if node.op == "call_function" and not _is_view(node):
             fresh.add(node)
@@ -415,10 +415,13 @@ def _is_view(node: Node) -> bool:
     return aliases and not is_in_place(node)
 
 
-def _writes_own_scalar(node: Node, fresh: set[Node]) -> bool:
-    """Return True for an in-place op on a scalar that the mod made: it is allowed."""
+def _writes_own_result(node: Node, fresh: set[Node]) -> bool:
+    """Return True for an in-place op on a tensor that the mod made and has no view of.
+
+    The rule of the op out of place imports it, as later uses are of its result.
+    """
     written = node.args[0]
     assert isinstance(written, Node)
     if written not in fresh or any(map(_is_view, written.users)):
         return False
-    return written.meta["val"].dim() == 0 and "_." in str(node.target)
+    return "_." in str(node.target)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 import flexc
-from flexc.errors import UnsupportedOpError
+from flexc.errors import MutationError, UnsupportedOpError
 from flexc.frontend.fields import MAX_REDUCED
 from flexc.runtime.kernels.driver import counters
 
@@ -67,6 +69,35 @@ SCORES: dict[str, Callable[..., Any]] = {
     "searchsorted": lambda s, b, h, q, k: (
         s + torch.searchsorted(LONG, s.contiguous(), side="right") / 64
     ),
+    "cosine": lambda s, b, h, q, k: (
+        s + functional.cosine_similarity(ROWS.a[q], ROWS.b[k], dim=-1)
+    ),
+    "pairwise": lambda s, b, h, q, k: (
+        s - functional.pairwise_distance(ROWS.a[q], ROWS.b[k])
+    ),
+    "softmax": lambda s, b, h, q, k: (
+        s + (ROWS.a[q].softmax(-1) * (ROWS.a[q] + ROWS.b[k]).log_softmax(-1)).sum(-1)
+    ),
+    "layer norm": lambda s, b, h, q, k: (
+        s
+        + (functional.layer_norm(ROWS.a[q] + ROWS.b[k], (5,)) * ROWS.a[0]).sum(-1)
+        + (functional.rms_norm(ROWS.a[q] * ROWS.b[k], (5,)) * ROWS.a[1]).sum(-1)
+    ),
+    "rotated": lambda s, b, h, q, k: (
+        s
+        + (ROWS.a[q].flip(-1) * ROWS.b[k]).sum(-1)
+        + (ROWS.a[q].roll(2, -1) * ROWS.b[k]).sum(-1)
+        + (torch.cat((ROWS.a[q], ROWS.b[k]), -1)[..., 3:7] ** 2).sum(-1)
+    ),
+    "parts": lambda s, b, h, q, k: (
+        s + (ROWS.a[q].split((2, 3), -1)[1] * ROWS.b[k].chunk(2, -1)[0]).sum(-1)
+    ),
+    "stacked": lambda s, b, h, q, k: (
+        s + (torch.stack((ROWS.a[q], ROWS.b[k] * s[..., None]), -1)).amax((-1, -2))
+    ),
+    "loss": lambda s, b, h, q, k: (
+        s - functional.huber_loss(ROWS.a[q], ROWS.b[k], reduction="none").mean(-1)
+    ),
     "slice": lambda s, b, h, q, k: s + ROWS.a[:, 1:4][q].sum(-1) * ROWS.b[k, ..., 0],
 }
 
@@ -103,7 +134,10 @@ def test_scores(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["distance", "keepdim", "amax", "min", "prod", "norm", "norms", "logsumexp", "std"],
+    [
+        *("distance", "keepdim", "amax", "min", "prod", "norm", "norms", "logsumexp"),
+        *("std", "cosine", "softmax", "layer norm", "rotated", "stacked"),
+    ],
 )
 def test_gradients(name: str) -> None:
     leaves = [ROWS.a, ROWS.b]
@@ -182,6 +216,56 @@ def test_a_norm_of_nothing_has_no_gradient() -> None:
         found: Any = flexc.flex_attention(QUERY, KEY, VALUE, distance)
         (gradient,) = torch.autograd.grad(found.square().sum(), table)
         assert gradient.isfinite().all()
+
+
+def test_parts_are_chosen_by_position() -> None:
+    """Which part of a row an element is in need not be known."""
+    a = ROWS.a.detach()
+    found = flexc.flex_attention(
+        QUERY,
+        KEY,
+        VALUE,
+        lambda s, b, h, q, k: (
+            s
+            + torch.cat([a[q], a[k, :3] * s, a[:0, 0]])[(q + k) % 8]
+            + (a[q] + a[k]).flip(0)[k % 5]
+        ),
+    )
+    scores, pairs = _scores(), torch.zeros(N, N)
+    for i, j in itertools.product(range(N), repeat=2):
+        at, flipped = (i + j) % 8, 4 - j % 5
+        scores[..., i, j] *= 1 + (a[j, at - 5] if at >= 5 else 0)
+        pairs[i, j] += (a[i, at] if at < 5 else 0) + a[i, flipped] + a[j, flipped]
+    torch.testing.assert_close(found, _attention(scores + pairs), atol=1e-4, rtol=1e-4)
+
+
+def test_writes_to_what_the_mod_made() -> None:
+    """Other writes, and those to what has a view, are refused."""
+    a = ROWS.a.detach()
+
+    def own(s: Tensor, b: Any, h: Any, q: Any, k: Any) -> Tensor:
+        row = a[q] * a[k]
+        row.clamp_(min=0).add_(1)
+        return s + row.sum()
+
+    found = flexc.flex_attention(QUERY, KEY, VALUE, own)
+    pairs = (a[:, None] * a).clamp(min=0).sum(-1) + a.shape[1]
+    torch.testing.assert_close(
+        found, _attention(_scores() + pairs), atol=1e-4, rtol=1e-4
+    )
+
+    def viewed(s: Tensor, b: Any, h: Any, q: Any, k: Any) -> Tensor:
+        row = a[q] * a[k]
+        first = row[:2]
+        row.add_(1)
+        return s + first.sum()
+
+    def captured(s: Tensor, b: Any, h: Any, q: Any, k: Any) -> Tensor:
+        return s + a.add_(1)[q, 0]
+
+    for refused in (viewed, captured):
+        with pytest.raises(MutationError, match="add_"):
+            flexc.flex_attention(QUERY, KEY, VALUE, refused)
 
 
 def test_views_and_rows_without_elements() -> None:
