@@ -36,8 +36,9 @@ SOME = [
     (Variant("documents", "sm90", tables=True), "backward"),
     (Variant("graph_distance", "sm90", "fp32", length=200, trusted=False), "backward"),
     (Variant("temperature", "sm90"), "second"),
+    (Variant("row_distances", "sm90"), "backward"),
 ]
-"""Sums by head and by row, by distance, by pair; tables; ragged lengths."""
+"""Sums by head and row, of short rows, by distance, by pair; tables; ragged lengths."""
 
 ALL = list(product((Variant(case, t) for case in CORPUS for t in TARGETS), KINDS))
 

@@ -26,10 +26,20 @@ from tests.codegen.triton_kernels import (
 from tests.support.corpus import CORPUS
 
 DEMO = (
-    "causal", "sliding_window", "prefix_lm", "documents", "alibi", "soft_cap",
-    "relative_bias", "t5_buckets", "neighbourhood_2d", "dilated", "head_windows",
+    "causal",
+    "sliding_window",
+    "prefix_lm",
+    "documents",
+    "alibi",
+    "soft_cap",
+    "relative_bias",
+    "t5_buckets",
+    "neighbourhood_2d",
+    "dilated",
+    "head_windows",
     "pair_bias",
-)  # fmt: skip
+)
+ROWS = ("row_distances", "row_products", "row_places", "lookups")  # fmt: skip
 
 MATRIX = [
     Variant(case, target, dtype, dim, tables)
@@ -40,7 +50,7 @@ MATRIX = [
 ]
 
 SOME = [
-    *(Variant(case, "sm90") for case in DEMO),
+    *(Variant(case, "sm90") for case in (*DEMO, *ROWS)),
     *(Variant("alibi", target, "fp32") for target in TARGETS),
     *(Variant("documents", target, tables=True) for target in TARGETS),
     *(

@@ -221,6 +221,60 @@ def integer_bias(p: Problem) -> Mods:
     return score_mod, None
 
 
+@case
+def row_distances(p: Problem) -> Mods:
+    """Norms, spreads and sums of exponentials of short captured rows."""
+    at_q, at_k = p.normal(p.Sq, 3), p.normal(p.Skv, 3)
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        apart = at_q[q_idx] - at_k[kv_idx]
+        return score - apart.norm() + apart.std() - apart.var() + apart.logsumexp(0)
+
+    return score_mod, None
+
+
+@case
+def row_products(p: Problem) -> Mods:
+    """Small products of captured rows and matrices, and a row's softmax."""
+    at_q, at_k, mixed = p.normal(p.Sq, 3), p.normal(p.Skv, 3), p.normal(3, 3)
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        row, column = at_q[q_idx], at_k[kv_idx]
+        product = torch.mm(row[None] @ mixed, column[:, None])[0, 0]
+        cosine = torch.nn.functional.cosine_similarity(row, column, dim=0)
+        return score + product + cosine + torch.dot(row.softmax(0), column)
+
+    return score_mod, None
+
+
+@case
+def row_places(p: Problem) -> Mods:
+    """Places of extremes in captured rows, gathered elements, and sets."""
+    rows, weights = p.normal(p.Sq, 3), p.normal(p.H, 3)
+    chosen = p.integers(0, p.Skv, 4)
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        place = (rows[q_idx] * weights[h]).argmax()
+        gathered = weights[h].gather(0, place.reshape(1))[0]
+        return score + torch.where((chosen == kv_idx).any(), gathered, 0.0)
+
+    return score_mod, None
+
+
+@case
+def lookups(p: Problem) -> Mods:
+    """Buckets of distances and of scores, counted and by bisection."""
+    bias = p.normal(p.H, 8)
+    short = torch.tensor([0, 1, 2, 4, 8, 16, 32], device=p.device)
+    long = torch.linspace(-2, 2, 100, device=p.device)
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        bucket = torch.bucketize((q_idx - kv_idx).abs(), short)
+        return score + bias[h, bucket] + torch.searchsorted(long, kv_idx / 64) / 50
+
+    return score_mod, None
+
+
 @dataclass
 class WindowMask:
     """A mask with state, called like a function."""
