@@ -166,13 +166,15 @@ def _cat(e: Emitter, out: torch.dtype, xs: Sequence[Value], dim: Any = 0) -> Fie
     extents = [x.sizes[d].known or 0 for x in parts]
 
     def load(e: Emitter, at: Sequence[Scalar]) -> Scalar:
-        found, start = None, 0
+        found: Scalar | None = None
+        start = 0
         for x, extent in zip(parts, extents, strict=True):
             here, inside = _within(e, at[d], start, extent)
             if inside.const is not False:
                 element = e.cast(x.load(e, [*at[:d], here, *at[d + 1 :]]), out)
-                chosen = found is not None and inside.const is not True
-                found = e.select(inside, element, found, out) if chosen else element
+                if found is not None and inside.const is not True:
+                    element = e.select(inside, element, found, out)
+                found = element
             start += extent
         assert found is not None, "an index in range is in some part"
         return found
