@@ -137,51 +137,12 @@ def _slice(
     return fields.slice_(e, x, _int(dim), start or number(0), end or _END, _int(step))
 
 
-@view("flip")
-def _flip(e: Emitter, x: Field, dims: Any) -> Field:
-    along = {d % max(x.rank, 1) for d in _ints(dims)}
-
-    def load(e: Emitter, at: Sequence[Scalar]) -> Scalar:
-        ends = zip(at, x.sizes, strict=True)
-        return x.load(
-            e, [_from_end(e, *p) if d in along else p[0] for d, p in enumerate(ends)]
-        )
-
-    return Field(x.dtype, x.sizes, load)
-
-
-def _from_end(e: Emitter, index: Scalar, size: Size) -> Scalar:
-    if index.const is not None and size.known is not None:
-        return number(size.known - 1 - int(index.const))
-    last = e.op(arith.SubiOp, torch.int64, size.emit(e, torch.int64), number(1))
-    return e.op(arith.SubiOp, torch.int64, last, index)
+view("flip")(lambda e, x, dims: fields.flip(e, x, _ints(dims)))
 
 
 @rule("cat", is_structural=True, reduces=True)
 def _cat(e: Emitter, out: torch.dtype, xs: Sequence[Value], dim: Any = 0) -> Field:
-    """Return tensors one after the other. Their sizes are known."""
-    parts = [as_field(x) for x in xs]
-    parts = [x for x in parts if x.rank > 1 or x.sizes[0].known] or parts[:1]
-    d = _int(dim) % parts[0].rank
-    extents = [x.sizes[d].known or 0 for x in parts]
-
-    def load(e: Emitter, at: Sequence[Scalar]) -> Scalar:
-        found: Scalar | None = None
-        start = 0
-        for x, extent in zip(parts, extents, strict=True):
-            here, inside = _within(e, at[d], start, extent)
-            if inside.const is not False:
-                element = e.cast(x.load(e, [*at[:d], here, *at[d + 1 :]]), out)
-                if found is not None and inside.const is not True:
-                    element = e.select(inside, element, found, out)
-                found = element
-            start += extent
-        assert found is not None, "an index in range is in some part"
-        return found
-
-    sizes = list(parts[0].sizes)
-    sizes[d] = fields.constant_size(sum(extents))
-    return Field(out, tuple(sizes), load)
+    return fields.cat(e, [as_field(x) for x in xs], _int(dim), out)
 
 
 @rule("split", "split_with_sizes", is_structural=True, reduces=True)
@@ -199,19 +160,6 @@ def _split(
         fields.slice_(e, x, d, number(start), number(end), 1)
         for start, end in pairwise(starts)
     ]
-
-
-def _within(
-    e: Emitter, index: Scalar, start: int, extent: int
-) -> tuple[Scalar, Scalar]:
-    """Return a place in a part of a row, and whether an index is at or after it."""
-    if index.const is not None:
-        at = int(index.const) - start
-        return number(at), number(0 <= at < extent)
-    at = e.op(arith.SubiOp, torch.int64, index, number(start))
-    after = e.compare("ge", at, number(0)) if extent else number(False)
-    at = e.op(arith.MaxSIOp, torch.int64, at, number(0))
-    return e.op(arith.MinSIOp, torch.int64, at, number(max(extent - 1, 0))), after
 
 
 @view("transpose", "swapaxes", "swapdims")
@@ -240,17 +188,9 @@ def _expand(e: Emitter, x: Field, sizes: Any, *, implicit: Any = False) -> Field
     return fields.broadcast(x, target)
 
 
-@view("broadcast_in_dim")
-def _broadcast_in_dim(e: Emitter, x: Field, sizes: Any, dims: Any) -> Field:
-    order = _ints(dims)
-    at = [order.index(d) if d in order else None for d in range(len(sizes))]
-    one = fields.constant_size(1)
-    wide = Field(
-        x.dtype,
-        tuple(one if d is None else x.sizes[d] for d in at),
-        lambda e, place: x.load(e, [place[d] for d in order]),
-    )
-    return fields.broadcast(wide, _sizes(sizes))
+view("broadcast_in_dim")(
+    lambda e, x, sizes, dims: fields.broadcast_in(x, _sizes(sizes), _ints(dims))
+)
 
 
 @view("view", "reshape", "_unsafe_view", "_reshape_copy", "view_copy")

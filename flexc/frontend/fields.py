@@ -193,6 +193,62 @@ def _clamped(e: Emitter, bound: Scalar, size: Size) -> Scalar:
     return e.op(arith.MinSIOp, torch.int64, bound, extent)
 
 
+def flip(e: Emitter, x: Field, dims: Sequence[int]) -> Field:
+    """Return `x` with the elements along some dimensions in reverse order."""
+    along = {d % max(x.rank, 1) for d in dims}
+
+    def from_end(e: Emitter, index: Scalar, size: Size) -> Scalar:
+        if index.const is not None and size.known is not None:
+            return number(size.known - 1 - int(index.const))
+        last = e.op(arith.SubiOp, torch.int64, size.emit(e, torch.int64), number(1))
+        return e.op(arith.SubiOp, torch.int64, last, index)
+
+    def load(e: Emitter, at: Sequence[Scalar]) -> Scalar:
+        pairs = enumerate(zip(at, x.sizes, strict=True))
+        return x.load(e, [from_end(e, *p) if d in along else p[0] for d, p in pairs])
+
+    return Field(x.dtype, x.sizes, load)
+
+
+def cat(e: Emitter, parts: Sequence[Field], dim: int, dtype: torch.dtype) -> Field:
+    """Return tensors of known sizes, one after the other along a dimension."""
+    # torch lets an empty vector be among tensors of any rank.
+    parts = [x for x in parts if x.rank > 1 or x.sizes[0].known] or parts[:1]
+    dim %= parts[0].rank
+    extents = [x.sizes[dim].known or 0 for x in parts]
+
+    def load(e: Emitter, at: Sequence[Scalar]) -> Scalar:
+        found: Scalar | None = None
+        start = 0
+        for x, extent in zip(parts, extents, strict=True):
+            here, inside = _within(e, at[dim], start, extent)
+            if inside.const is not False:
+                element = e.cast(x.load(e, [*at[:dim], here, *at[dim + 1 :]]), dtype)
+                if found is not None and inside.const is not True:
+                    element = e.select(inside, element, found, dtype)
+                found = element
+            start += extent
+        assert found is not None, "an index in range is in some part"
+        return found
+
+    sizes = list(parts[0].sizes)
+    sizes[dim] = constant_size(sum(extents))
+    return Field(dtype, tuple(sizes), load)
+
+
+def _within(
+    e: Emitter, index: Scalar, start: int, extent: int
+) -> tuple[Scalar, Scalar]:
+    """Return a place in a part of a row, and whether the index is not before it."""
+    if index.const is not None:
+        at = int(index.const) - start
+        return number(at), number(0 <= at < extent)
+    at = e.op(arith.SubiOp, torch.int64, index, number(start))
+    after = e.compare("ge", at, number(0)) if extent else number(False)
+    at = e.op(arith.MaxSIOp, torch.int64, at, number(0))
+    return e.op(arith.MinSIOp, torch.int64, at, number(max(extent - 1, 0))), after
+
+
 def permute(x: Field, dims: Sequence[int]) -> Field:
     """Return `x` with its dimensions in another order."""
     order = [d % x.rank for d in dims]
@@ -232,6 +288,15 @@ def broadcast(x: Field, sizes: Sequence[Size]) -> Field:
         return x.load(e, [number(0) if size.is_one else i for size, i in pairs])
 
     return Field(x.dtype, sizes, load)
+
+
+def broadcast_in(x: Field, sizes: Sequence[Size], dims: Sequence[int]) -> Field:
+    """Return `x` broadcast to `sizes`, among which `dims` are its own dimensions."""
+    wide = [constant_size(1)] * len(sizes)
+    for size, d in zip(x.sizes, dims, strict=True):
+        wide[d] = size
+    placed = Field(x.dtype, tuple(wide), lambda e, i: x.load(e, [i[d] for d in dims]))
+    return broadcast(placed, sizes)
 
 
 def broadcast_sizes(fields: Sequence[Field]) -> tuple[Size, ...]:
