@@ -1,11 +1,10 @@
 """`flex-fold-heads`: turn the query heads of a group into rows of one head.
 
-Query heads that share a key head become rows of one head:
+Query heads that share a key head, `group` of them at a time, become rows of one head:
 
-1. A `flex.attention` with `group` query heads for each key head and `queries` queries
-   gets as many heads as the key has, and `group * queries` rows. The types state this
-   number of rows. Row r of head n is query r % queries of head
-   n * group + r // queries; mods receive this query and this head.
+1. A `flex.attention` of H heads and `queries` queries gets H / `group` heads, and
+   `group * queries` rows. The types state this number of rows. Row r of head n is query
+   r % queries of head n * group + r // queries; mods receive this query and this head.
 2. The function takes a query and returns results of these shapes. The caller passes
    views of its tensors.
 
@@ -43,7 +42,7 @@ def with_rows(type_: Attribute, rows: int) -> Attribute:
 
 @dataclass(frozen=True)
 class FlexFoldHeadsPass(ModulePass):
-    """A pass that turns the query heads of a key head into rows of one head."""
+    """A pass that turns query heads of a key head into rows of one head."""
 
     name = "flex-fold-heads"
 

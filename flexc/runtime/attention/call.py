@@ -159,8 +159,9 @@ class Attention:
     def may_split(self) -> bool:
         """True if programs may share the keys of a row: for few rows, or if asked."""
         asked = self.choices.tiles.split_keys
-        wanted = self.few_rows is not None if asked is None else asked
-        return wanted and self.computed_by.for_gpu
+        is_few, backend = self.few_rows is not None, self.computed_by
+        wanted = is_few if asked is None else asked
+        return wanted and (backend.for_gpu or (is_few and backend.for_cpu))
 
     @property
     def may_plan(self) -> bool:

@@ -31,8 +31,9 @@ HEAD = 1
 def few_rows(call: Attention) -> tuple[int, int] | None:
     """Return the numbers of heads and queries that form a program's rows, or None.
 
-    Heads are not folded if tables or a mask differ by head, because a program would
-    visit the keys of all its heads. Calls that need derivatives are not folded.
+    The heads are as many of a group as divide it and have room. Heads are not folded if
+    tables or a mask differ by head, because a program would visit the keys of all its
+    heads. Calls that need derivatives are not folded.
     """
     if call.computed_by.is_dense or call.outputs.lse_rest or asks_for_rows(call):
         return None
@@ -45,9 +46,8 @@ def few_rows(call: Attention) -> tuple[int, int] | None:
         return None  # Rows of several sequences do not fold.
     if call.tables is not None and queries > call.tables.block_size[0]:
         return None
-    if group * queries > most or differs_by_head(call):
-        group = 1
-    return group, queries
+    room = 1 if differs_by_head(call) else most // queries
+    return max(n for n in range(1, room + 1) if group % n == 0), queries
 
 
 def target_of(call: Attention) -> Target:
@@ -88,7 +88,7 @@ def fold(
     The results are views of `results` where possible, else copies.
     """
     group, _ = rows
-    heads = call.key.size(1)
+    heads = call.query.size(1) // group
     tables = call.tables and fold_tables(call.tables, heads, rows_of_blocks(call, rows))
     query, folded = call.query, list(results)
     if group > 1:

@@ -1,7 +1,7 @@
 """Run one call of attention: allocate its results and launch its kernels.
 
-A call with few rows has few programs: decoding has one for each key head. On a GPU the
-keys of each row may be split. Then each program reads a part of the keys, and a second
+A call with few rows has few programs: decoding has one for each key head. So the keys
+of each row may be split. Then each program reads a part of the keys, and a second
 kernel combines the results.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexc.passes.flex.convert_flex_to_blocksparse import has_band
 from flexc.runtime.attention.call import LENGTH_MULTIPLE, Attention
 from flexc.runtime.attention.few_rows import few_rows, fold, hand_back
 from flexc.runtime.inputs.arguments import Outputs, Results
@@ -40,6 +41,16 @@ AT_ONCE = 16
 
 MAX_BYTES = 1 << 27
 """The limit on the bytes of the outputs of splits."""
+
+
+CPU_PROGRAMS = 64
+"""The programs of a batch that splits may make on a CPU: enough for its threads.
+
+The number of threads does not count, so that results have the same bits with any.
+"""
+
+CPU_KEYS = 1024
+"""The least number of keys of a split on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +186,9 @@ def count_splits(call: Attention, compiled: Compiled, proofs: Proofs) -> int:
     b, h, q_len, _ = call.query.shape
     if call.few_rows is not None:
         b = 1
+    if call.computed_by.for_cpu:
+        most = min(CPU_PROGRAMS // h, _most_keys(call) // CPU_KEYS)
+        return 1 if most < 2 or has_band(compiled.simple(proofs)) else most
     count = multiprocessors(call.query.device)
     if b * h >= count or call.key.size(2) <= LENGTH_MULTIPLE:
         return 1

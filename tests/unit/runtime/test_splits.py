@@ -25,6 +25,8 @@ from flexc.runtime.attention.run import (
 from flexc.runtime.explain import explain_mask
 from flexc.runtime.inputs.arguments import Tables
 from flexc.runtime.inputs.options import NO_CHOICES, Choices, TileOptions
+from flexc.runtime.interface import flex_attention
+from tests.support import reference
 
 H100 = Gpu(132)
 CPU = torch.device("cpu")
@@ -163,3 +165,64 @@ def test_explain_tells_of_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert many.schedule is not None
     assert many.schedule.splits == 1
     assert "shared out" not in str(many)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 64])
+def test_a_cpu_splits_by_heads_and_lengths_alone(threads: int) -> None:
+    made = call(backend="cpp", heads=8, few_rows=(1, 1), choices=NO_CHOICES)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert splits_of(made) == 8
+        assert splits_of(call(backend="cpp", heads=1, few_rows=(1, 1))) == 8
+    finally:
+        torch.set_num_threads(before)
+    short = call(kv_len=2047, backend="cpp", heads=1, few_rows=(1, 1))
+    assert splits_of(short) == 1
+    assert splits_of(call(backend="cpp", heads=33, few_rows=(1, 1))) == 1
+    never = Choices(tiles=TileOptions(split_keys=False))
+    assert splits_of(replace(made, choices=never)) == 1
+
+
+LENGTHS = torch.tensor([3000, 0, 1, 2500], dtype=torch.int32)
+
+MASKS: dict[str, Any] = {
+    "none": None,
+    "lengths": lambda b, h, q, k: k < LENGTHS[b],
+    "causal": lambda b, h, q, k: k <= q + LENGTHS[b] - 1,
+    "by_head": lambda b, h, q, k: (k % 3 == h % 3) & (k < LENGTHS[b]),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (8, 2), (34, 1), (48, 2)])
+def test_split_on_a_cpu_with_any_threads_and_any_batch(
+    mask: str, heads: int, kv_heads: int
+) -> None:
+    """And with groups of more heads than a program has rows."""
+    query = torch.randn(4, heads, 1, 16)
+    key, value = (torch.randn(4, kv_heads, 3000, 16) for _ in range(2))
+
+    def score(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return s + (h + 1) * k / 3000
+
+    def attend(query: torch.Tensor) -> Any:
+        n, given = len(query), {"enable_gqa": True, "return_lse": True}
+        return flex_attention(
+            query, key[:n], value[:n], score, mask_mod=MASKS[mask], **given
+        )
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        out, lse = attend(query)
+        torch.set_num_threads(3)
+        for found, kept in zip(attend(query), (out, lse), strict=True):
+            assert torch.equal(found, kept)
+        assert torch.equal(attend(query[:1])[0], out[:1])
+    finally:
+        torch.set_num_threads(before)
+    given = (t.double() for t in (query, key, value))
+    exact = reference.attention(*given, score, MASKS[mask], enable_gqa=True)
+    torch.testing.assert_close(out.double(), exact.out, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse.double(), exact.lse, atol=1e-5, rtol=1e-5)
