@@ -207,10 +207,11 @@ def test_split_on_a_cpu_with_any_threads_and_any_batch(
         return s + (h + 1) * k / 3000
 
     def attend(query: torch.Tensor) -> Any:
-        n, given = len(query), {"enable_gqa": True, "return_lse": True}
+        n = len(query)
         return flex_attention(
-            query, key[:n], value[:n], score, mask_mod=MASKS[mask], **given
-        )
+            query, key[:n], value[:n], score, mask_mod=MASKS[mask],
+            enable_gqa=True, return_lse=True,
+        )  # fmt: skip
 
     before = torch.get_num_threads()
     try:
@@ -222,7 +223,9 @@ def test_split_on_a_cpu_with_any_threads_and_any_batch(
         assert torch.equal(attend(query[:1])[0], out[:1])
     finally:
         torch.set_num_threads(before)
-    given = (t.double() for t in (query, key, value))
-    exact = reference.attention(*given, score, MASKS[mask], enable_gqa=True)
+    exact = reference.attention(
+        query.double(), key.double(), value.double(), score, MASKS[mask],
+        enable_gqa=True,
+    )  # fmt: skip
     torch.testing.assert_close(out.double(), exact.out, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(lse.double(), exact.lse, atol=1e-5, rtol=1e-5)
