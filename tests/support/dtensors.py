@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn.attention.flex_attention import flex_attention as torch_flex
 from torch.nn.parallel import DistributedDataParallel
 
 import flexc
@@ -45,7 +46,9 @@ class Call:
     bias: tuple[Placement, ...] | None = None
     """The placements of the captured bias. None for a plain tensor."""
     backend: str | None = None
-    """The backend of torch.compile, None for an eager call."""
+    """The backend of torch.compile, None for an eager call. "flexc" gets torch's own
+    attention.
+    """
     second: bool = False
     """True if second derivatives are compared, too."""
 
@@ -83,10 +86,14 @@ def results(call: Call, tensors: Sequence[Any], along: Sequence[Any]) -> list[Te
     if not isinstance(inputs[0], DTensor):
         options["backend"] = "eager"
 
+    flex: Any = flexc.flex_attention
+    if isinstance(inputs[0], DTensor) and call.backend == "flexc":
+        flex = torch_flex
+    else:
+        options["mask_mod"] = mask
+
     def attend(query: Any, key: Any, value: Any) -> Any:
-        return flexc.flex_attention(
-            query, key, value, score, block_mask, mask_mod=mask, **options
-        )
+        return flex(query, key, value, score, block_mask, **options)
 
     if call.backend is not None and isinstance(inputs[0], DTensor):
         torch._dynamo.reset()
@@ -97,7 +104,7 @@ def results(call: Call, tensors: Sequence[Any], along: Sequence[Any]) -> list[Te
     found = [out, lse, *found]
     if second:
         found += torch.autograd.grad(found[2].square().sum(), tensors)
-    return [t.full_tensor() if isinstance(t, DTensor) else t for t in found]
+    return [*map(_full, found)]
 
 
 def place(tensor: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Any:
@@ -163,6 +170,8 @@ TWO = [
     Call((2, 4, 2, 24), (H,), (H,), "blocks", (R,)),
     Call((2, 4, 2, 24), (H,), (H,), "by head", (R,), "aot_eager"),
     Call((2, 4, 4, 24), (Q,), (Q,), "by head", None, "aot_eager"),
+    Call((2, 4, 2, 24), (H,), (H,), "blocks", (R,), "flexc"),
+    Call((3, 4, 4, 24), (B,), (B,), "blocks", None, "flexc"),
 ]
 
 FOUR = [
@@ -176,6 +185,43 @@ FOUR = [
     Call((2, 4, 4, 24), (B, H), (B, H), "padded", (R, R), "inductor"),
     Call((2, 4, 4, 24), (H, Q), (H, Q), "by head", None, "inductor"),
 ]
+
+
+LENGTHS = {"heads": H, "rows": Q}
+"""Placements of calls of several lengths, compiled once for all of them but the first.
+
+Lengths of which a rank has equally many share a graph: torch does not tell them apart.
+"""
+
+
+def error_of_lengths(placement: Placement, mesh: DeviceMesh) -> float:
+    """Return the largest difference of calls of several lengths by one function."""
+    torch._dynamo.reset()
+    causal, found = masks(1)["causal"], [0.0]
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Any:
+        return flexc.flex_attention(query, key, value, mask_mod=causal)
+
+    for length in (24, 30, 31, 27):
+        torch.manual_seed(length)
+        shape = (2, 4, length, DIM)
+        plain = [torch.randn(shape, dtype=torch.float64) for _ in range(3)]
+        placed = [distribute_tensor(t, mesh, [placement]) for t in plain]
+        pairs: list[list[Tensor]] = []
+        for run, given in ((flexc.flex_attention, plain), (attend, placed)):
+            tensors = [t.requires_grad_() for t in given]
+            options = {"mask_mod": causal} if given is plain else {}
+            out: Any = run(*tensors, **options)  # pyright: ignore
+            whole = _full(out)
+            grads: Any = torch.autograd.grad(whole.sin().sum(), tensors)
+            pairs.append([whole, *map(_full, grads)])
+        found += map(difference, *reversed(pairs))
+    return max(found)
+
+
+def _full(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 Wrap = Callable[[Any, DeviceMesh], Any]
@@ -254,7 +300,7 @@ def error_of_training(parallel: Wrap, mesh: DeviceMesh) -> float:
         alone(batch).square().mean().backward()
         model(batch.chunk(ranks)[at]).square().mean().backward()
     grads = [p.grad for p in block.parameters()]
-    found = [g.full_tensor() if isinstance(g, DTensor) else g for g in grads]
+    found = [*map(_full, grads)]
     expected = [p.grad for p in alone.parameters()]
     return max(map(difference, found, expected))  # pyright: ignore
 
@@ -269,6 +315,7 @@ MODULES: dict[str, Wrap] = {
 
 def two_ranks(mesh: DeviceMesh) -> dict[Any, float]:
     found: dict[Any, float] = {call: error_of(call, mesh) for call in TWO}
+    found |= {n: error_of_lengths(p, mesh) for n, p in LENGTHS.items()}
     return found | {n: error_of_training(m, mesh) for n, m in MODULES.items()}
 
 

@@ -14,7 +14,14 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import flexc
 from flexc.errors import ShapeError
 from tests.support.context_parallel import run_ranks
-from tests.support.dtensors import FOUR, MODULES, TWO, four_ranks, two_ranks
+from tests.support.dtensors import (
+    FOUR,
+    LENGTHS,
+    MODULES,
+    TWO,
+    four_ranks,
+    two_ranks,
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +29,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, float]]:
     return run_ranks(2, tmp_path_factory.mktemp("two"), two_ranks)
 
 
-@pytest.mark.parametrize("case", [*TWO, *MODULES], ids=str)
+@pytest.mark.parametrize("case", [*TWO, *LENGTHS, *MODULES], ids=str)
 def test_two_processes(two: list[dict[Any, float]], case: Any) -> None:
     assert max(errors[case] for errors in two) <= 1
 

@@ -14,7 +14,9 @@ only the version that wrote such code reads it again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -207,7 +209,10 @@ class _PartOf:
 
 
 def teach_dynamo() -> bool:
-    """Let Dynamo trace the operator as torch's own. Return True if it can."""
+    """Let Dynamo trace the operator as torch's own, and both for DTensors.
+
+    Return True if it can.
+    """
     try:
         from torch._dynamo.variables import higher_order_ops
 
@@ -221,11 +226,32 @@ def teach_dynamo() -> bool:
 
         def create_wrapped_node(self, tx: Any, query: Any, *rest: Any) -> Any:
             if is_distributed(query.python_type()):
+                teach_torch()
                 query = _PartOf(query)
             return super().create_wrapped_node(tx, query, *rest)
 
-    variables[NAME] = FlexcAttentionVariable
+    # torch's own has no rule for DTensors without `teach_torch`.
+    variables[NAME] = variables["flex_attention"] = FlexcAttentionVariable
     return True
+
+
+@cache
+def teach_torch() -> None:
+    """Let torch's operator run DTensors, for which it has no rule, as flexc's."""
+    from torch.distributed.tensor import DTensor
+
+    @torch.ops.higher_order.flex_attention.py_impl(DTensor)
+    def attend(*operands: Any, **kwargs: Any) -> Any:
+        options: dict[str, Any] = operands[6]
+        options = options | {
+            GQA: True,
+            LSE: options.get("OUTPUT_LOGSUMEXP", True),
+            MAX_SCORES: options.get("OUTPUT_MAX", False),
+            MASKED: True,
+        }
+        operator: Any = FLEXC_OPERATOR
+        out, *stats = operator(*operands[:6], options, *operands[7:], **kwargs)
+        return out, *(t / math.log(2) for t in stats)
 
 
 DYNAMO_KNOWS = teach_dynamo()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,13 @@ def is_distributed(cls: type) -> bool:
     return module is not None and issubclass(cls, module.DTensor)
 
 
+class Extent(NamedTuple):
+    """A part of an axis. Its numbers may be symbols, which a `range` would fix."""
+
+    start: int
+    length: int
+
+
 @dataclass(frozen=True)
 class Sharing:
     """The parts of a call that the ranks of a mesh compute."""
@@ -58,10 +65,10 @@ class Sharing:
     mesh: DeviceMesh
     axes: tuple[int | None, ...]
     """For each dimension of the mesh, the axis that its ranks share, if any."""
-    ranges: tuple[range, ...]
+    extents: tuple[Extent, ...]
     """This rank's part of each axis."""
-    lone: frozenset[int]
-    """The axes along which keys are not shared."""
+    replicated: frozenset[int]
+    """The axes along which all ranks have all keys."""
 
     @classmethod
     def of(cls, query: Any, key: Any, value: Any, has_tables: bool) -> Sharing:
@@ -86,9 +93,9 @@ class Sharing:
                 "of a block_mask; or give whole tensors to flex_attention within "
                 "flexc.distributed.context_parallel"
             )
-        ranges = tuple(_range(query.size(axis), mesh, axes, axis) for axis in AXES)
-        lone = {ROWS, *(a for a in (BATCH, HEADS) if key.size(a) == 1)}
-        return cls(mesh, tuple(axes), ranges, frozenset(lone))
+        extents = tuple(_extent(query.size(axis), mesh, axes, axis) for axis in AXES)
+        replicated = {ROWS, *(a for a in (BATCH, HEADS) if key.size(a) == 1)}
+        return cls(mesh, tuple(axes), extents, frozenset(replicated))
 
     def rows(self, extra: int = 0) -> Placements:
         """Return the placements of the query, and of a result or its derivative, which
@@ -114,7 +121,7 @@ class Sharing:
                 p if axis is None else other if axis in without else p
                 for axis, p in zip(self.axes, rows, strict=True)
             )
-            for without in (self.lone, AXES)
+            for without in (self.replicated, AXES)
         )
         return [rows, keys, keys, *[whole] * captures]
 
@@ -137,9 +144,8 @@ class Sharing:
         table = self.local(table, self.inputs(1)[-1])
         first = table.dim() - (4 if place % 2 else 3)
         for axis in (BATCH, HEADS):
-            own = self.ranges[axis]
             if first + axis >= 0 and table.size(first + axis) > 1:
-                table = table.narrow(first + axis, own.start, len(own))
+                table = table.narrow(first + axis, *self.extents[axis])
         return table
 
     def joined(self, local: Tensor, placements: Placements, like: Any) -> Tensor:
@@ -182,16 +188,20 @@ def _check_mesh(what: str, tensor: Any, mesh: DeviceMesh) -> None:
         )
 
 
-def _range(size: int, mesh: DeviceMesh, axes: Sequence[int | None], axis: int) -> range:
+def _extent(
+    size: int, mesh: DeviceMesh, axes: Sequence[int | None], axis: int
+) -> Extent:
     """Return a rank's part of an axis, which torch cuts in chunks."""
-    coordinate, start = mesh.get_coordinate(), 0
+    coordinate = mesh.get_coordinate()
     assert coordinate is not None
+    start: Any = 0
+    length: Any = size
     for i, at in enumerate(coordinate):
         if axes[i] == axis:
-            chunk = -(-size // mesh.size(i))
-            skipped = min(chunk * at, size)
-            start, size = start + skipped, min(chunk, size - skipped)
-    return range(start, start + size)
+            chunk = -(-length // mesh.size(i))
+            skipped = torch.sym_min(chunk * at, length)
+            start, length = start + skipped, torch.sym_min(chunk, length - skipped)
+    return Extent(start, length)
 
 
 @lru_cache(256)
@@ -260,7 +270,7 @@ def _part(given: dict[str, Any], sharing: Sharing) -> tuple[TracedAttention, int
     )
     shared = {axis for axis in sharing.axes if axis is not None}
     mods, axes = _moved(given["handle"], tuple(sorted(shared)))
-    values = *own.signature.captures, *(sharing.ranges[a].start for a in axes)
+    values = *own.signature.captures, *(sharing.extents[a].start for a in axes)
     signature = GraphSignature(mods.graphs, (), values, True, False, mods.slots)
     own = replace(own, signature=signature, mods=mods)
     return (with_planned(own) if tracing(own.query) else own), len(axes)
