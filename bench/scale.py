@@ -73,12 +73,6 @@ def masks(length: int) -> dict[str, Any]:
     return {"causal": causal, "window": window, "documents": documents}
 
 
-def is_told(mask: str, length: int, gpus: int) -> bool:
-    """Return True if blocks in which the model counts pairs are as short as windows."""
-    blocks = max(128, min(16 * gpus, 512), 2 * gpus)
-    return mask == "causal" or length // blocks <= 5120
-
-
 def machine_of(gpus: int, args: argparse.Namespace) -> Machine:
     """Return the rates of a GPU. An exchange is as slow as its slowest link."""
     rate = (1 + BACKWARD) / (1 / args.forward + BACKWARD / args.backward)
@@ -124,8 +118,6 @@ def predict(args: argparse.Namespace) -> Iterable[Point]:
     for length, counts in POINTS.items():
         for name, mask in masks(length).items():
             for gpus in counts:
-                if not is_told(name, length, gpus):
-                    continue
                 machine = machine_of(gpus, args)
                 given = {"kv_heads": KV_HEADS, "device": "cuda", "machine": machine}
                 found = plan(mask, 1, HEADS, length, ranks=gpus, **given)

@@ -22,7 +22,7 @@ from flexc.errors import OptionError
 from flexc.frontend.closures import Mod
 from flexc.runtime.attention.call import Attention, read_signature
 from flexc.runtime.explain import check_inputs, stand_ins, where
-from flexc.runtime.explain.blocks import DEAD, find_blocks
+from flexc.runtime.explain.blocks import DEAD, FULL, PARTIAL, Blocks, find_blocks
 from flexc.runtime.explain.subject import Subject
 from flexc.runtime.inputs.notes import Capture, are_still
 from flexc.runtime.interface import OUTPUTS
@@ -34,7 +34,9 @@ class Visits:
     """The pairs of a mask that kernels compute, block by block."""
 
     lanes: Tensor
-    """The number of batches and heads in which each block of pairs is live, float64."""
+    """The number of batches and heads in which each block of pairs is live, float64; of
+    a block that is live in parts, their share.
+    """
     size: tuple[int, int]
     """The rows and columns of a block."""
 
@@ -89,7 +91,14 @@ def block_length(length: int, ranks: int, ends: Iterable[int]) -> int:
 
 
 FINE = 128
-"""The number of blocks of a sequence that gives costs of ranks to about a percent."""
+"""The number of blocks of a sequence that gives costs of ranks to about a percent, if
+few are partial.
+"""
+
+MOST_PARTIAL, FINEST, TILE = 0.1, 4096, 128
+"""The share of partial blocks beyond which finer ones are counted, the most of those
+along a sequence, and the length of the blocks that kernels visit, about.
+"""
 
 
 @dataclass(frozen=True)
@@ -150,9 +159,61 @@ def find_visits(
             backend=problem.backend,
         )
         rows, columns = (block_length(length, ranks, ends) for length in lengths)
-        blocks = find_blocks(Subject.of(whole), (rows, columns))
-    alive = (blocks.classes != DEAD).sum((0, 1), dtype=torch.float64)
-    return Visits(alive, blocks.size)
+        subject = Subject.of(whole)
+        blocks = find_blocks(subject, (rows, columns))
+        visits = _live(blocks)
+        times = _refinement(blocks)
+        if times > 1:
+            finer = find_blocks(subject, (rows // times, columns // times))
+            if finer.size == (rows // times, columns // times):
+                visits = Visits(_means(_live(finer).lanes, times), blocks.size)
+    return visits
+
+
+def _live(blocks: Blocks) -> Visits:
+    """Return the pairs of blocks. Of a partial one, half of the tiles are live, and
+    those that its mask's edge crosses.
+    """
+    classes, times = _distinct(blocks.classes)
+    edge = min(1.0, TILE / max(blocks.size))
+    full, partial = ((classes == kind).sum((0, 1)).double() for kind in (FULL, PARTIAL))
+    return Visits(times * (full + (1 + edge) / 2 * partial), blocks.size)
+
+
+def _distinct(classes: Tensor) -> tuple[Tensor, int]:
+    """Return the classes of batches and heads that differ, and how often each is."""
+    times = 1
+    for dim in range(2):
+        if classes.stride(dim) == 0:
+            times *= classes.size(dim)
+            classes = classes.narrow(dim, 0, 1)
+    return classes, times
+
+
+def _refinement(blocks: Blocks) -> int:
+    """Return how many times finer blocks tell more of the pairs, 1 if none do.
+
+    In windows and documents most blocks are partial, and much of these is dead.
+    """
+    classes, _ = _distinct(blocks.classes)
+    times = 1
+    if (classes == PARTIAL).sum() <= MOST_PARTIAL * (classes != DEAD).sum():
+        return times
+    sizes, count = blocks.size, max(blocks.classes.shape[2:])
+    while (
+        all(size % (2 * times) == 0 and size // (2 * times) >= TILE for size in sizes)
+        and 2 * times * count <= FINEST
+    ):
+        times *= 2
+    return times
+
+
+def _means(values: Tensor, times: int) -> Tensor:
+    """Return the means of squares of so many values, fewer at the edges."""
+    pooled = torch.nn.functional.avg_pool2d(
+        values[None], times, ceil_mode=True, count_include_pad=False
+    )
+    return pooled[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ from flexc.distributed import (
     plan,
 )
 from flexc.distributed.layouts import Span
-from flexc.distributed.plans import Problem, Route, find_route
+from flexc.distributed.plans import BACKWARD, Problem, Route, find_route
 from flexc.distributed.ranks import Parts
 from flexc.distributed.ring import Ring, RingAttention
 from flexc.errors import (
@@ -269,6 +269,19 @@ def test_plans_of_many_ranks_tell_neighbours_apart() -> None:
     found = plan(window, 1, 8, 300 * 2048, ranks=300, machine=gpu)
     assert (found.layout.name, found.method) == ("contiguous", "ring")
     assert found.estimates[0].imbalance < 1.01
+
+
+@pytest.mark.parametrize(("length", "window"), [(1 << 17, 4096), (10 << 20, 4096)])
+def test_plans_count_narrow_windows(length: int, window: int) -> None:
+    def near(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q >= k) & (q - k < window)
+
+    rates = Machine(1e12, 1e12, 0.0)
+    found = plan(near, 1, 8, length, ranks=8, machine=rates, head_dim=64, device="cpu")
+    (best, *_) = found.estimates
+    seconds = best.compute / best.imbalance / (1 + BACKWARD)
+    pairs = seconds * 8 * rates.flops / (4 * 64)
+    assert pairs == pytest.approx(8 * window * length, rel=0.15)
 
 
 def test_plans_of_masks_without_pairs() -> None:
