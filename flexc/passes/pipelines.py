@@ -72,6 +72,7 @@ from flexc.passes.tile.scalar_math import TileExpandMathPass, TileRelaxScoreMath
 from flexc.passes.tile.tile_materialize_params import TileMaterializeParamsPass
 from flexc.passes.tile.tile_split_maps import (
     TileHoistFromBranchesPass,
+    TileReadAheadPass,
     TileSplitMapsPass,
 )
 from flexc.universe import Passes, Pipeline, run
@@ -179,6 +180,9 @@ def to_triton(options: LoweringOptions = NO_OPTIONS) -> Passes:
         TileHoistFromBranchesPass(),
         LoopInvariantCodeMotionPass(),
         TileMaterializeParamsPass(),
+        *TIDY,
+        # After equal reads for keys and for values are one.
+        TileReadAheadPass(),
         *TIDY,
     )
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, bf16, f32, i32, i64
+from xdsl.dialects.builtin import ModuleOp, StringAttr, bf16, f32, i32, i64
 from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import (
@@ -295,22 +295,6 @@ class AddToScatter(RewritePattern):
         rewriter.replace(op, add)
 
 
-class WaitForPages(RewritePattern):
-    """A pattern that doubles the stages of kernels whose blocks lie in one page each.
-
-    Triton copies half as many stages ahead if addresses come from other loads. There
-    are then as many tiles in flight, in as much shared memory, as without pages. For
-    blocks of several pages, tables are read into tiles, which many stages make slower.
-    """
-
-    @op_type_rewrite_pattern
-    def match_and_rewrite(self, op: tile.KernelOp, rewriter: PatternRewriter) -> None:
-        stages = op.attributes.get("num_stages")
-        if "block_in_page" in op.attributes and isinstance(stages, IntegerAttr):
-            op.attributes["num_stages"] = IntegerAttr(stages.value.data * 2, i32)
-            rewriter.notify_op_modified(op)
-
-
 @dataclass(frozen=True)
 class LegalizeTileForTritonPass(ModulePass):
     """Turn tile accesses into gathers and scatters at pointers, offsets and masks."""
@@ -331,7 +315,6 @@ class LegalizeTileForTritonPass(ModulePass):
             StoreToScatter(),
             AddToScatter(),
             SetPrecision(self.f32_precision),
-            WaitForPages(),
         ]
         PatternRewriteWalker(
             GreedyRewritePatternApplier(patterns), apply_recursively=False

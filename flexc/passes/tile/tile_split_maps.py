@@ -11,11 +11,17 @@ load before the loop. Constants are copied to each part that uses them.
 invariant code motion looks at the ops of a loop, but not at ops in a branch of its
 body. This pass moves pure ops of branches before the loop if they do not depend on the
 loop.
+
+`tile-read-ahead`: read addresses an iteration ahead. Keys in pages lie where a table
+says, and Triton copies half as many tiles ahead if it also has to copy the addresses.
+So a loop carries what it read of the table, and reads what its next iteration needs:
+there are then as many tiles in flight as without pages. The last iteration reads its
+own addresses again, so no read is out of range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -29,12 +35,13 @@ from xdsl.pattern_rewriter import (
     RewritePattern,
     op_type_rewrite_pattern,
 )
-from xdsl.rewriter import InsertPoint
+from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.traits import is_side_effect_free, is_speculatable
 from xdsl.transforms.loop_invariant_code_motion import can_be_hoisted
 
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import element_of
+from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tile.map_builder import Span, result_type, variance
 
 
@@ -189,3 +196,97 @@ class TileHoistFromBranchesPass(ModulePass):
         PatternRewriteWalker(
             HoistFromBranches(), apply_recursively=False
         ).rewrite_module(op)
+
+
+READS = tile.GatherOp | tile.ReadOp
+
+
+def is_address(value: SSAValue) -> bool:
+    """Return True if a read of the same block has an address by this value."""
+    for use in value.uses:
+        op = use.operation
+        if isinstance(op, READS) and op.operands[0] is not value:
+            return True
+        computes = isinstance(op, tile.MapOp) or op.dialect_name() == "arith"
+        if computes and any(map(is_address, op.results)):
+            return True
+    return False
+
+
+def slice_of(read: Operation, loop: scf.ForOp) -> list[Operation] | None:
+    """Return the ops of a loop that compute a read's result, the read last.
+
+    Return None if they depend on more of the loop than the induction variable.
+    """
+    block = loop.body.block
+    found = {read}
+    for op in reversed(block.ops):
+        if op not in found:
+            continue
+        if not is_side_effect_free(op):
+            return None
+        for operand in op.operands:
+            if operand.owner is block and operand is not block.args[0]:
+                return None
+            if isinstance(operand.owner, Operation) and operand.owner.parent is block:
+                found.add(operand.owner)
+    return [op for op in block.ops if op in found]
+
+
+def carry(loop: scf.ForOp, ops: Sequence[Operation]) -> scf.ForOp:
+    """Return the loop, with the last of these ops computed an iteration ahead."""
+    body, (result,) = loop.body.block, ops[-1].results
+
+    def at(code: ScalarCode, index: SSAValue) -> SSAValue:
+        known: dict[SSAValue, SSAValue] = {body.args[0]: index}
+        for op in ops:
+            code.builder.insert(op.clone(known))
+        return known[result]
+
+    then, otherwise = Block(), Block()
+    code = ScalarCode(then)
+    code.builder.insert(scf.YieldOp(at(code, loop.lb)))
+    code = ScalarCode(otherwise)
+    none = code.const(0, element_of(result.type))
+    if isinstance(result.type, tile.TileType):
+        none = code.insert(tile.FullOp(none, result.type))
+    code.builder.insert(scf.YieldOp(none))
+    code = ScalarCode(InsertPoint.before(loop))
+    has_any = code.cmp("slt", loop.lb, loop.ub)
+    branch = scf.IfOp(has_any, [result.type], Region(then), Region(otherwise))
+    first = code.insert(branch, result.name_hint)
+
+    last = body.last_op
+    assert isinstance(last, scf.YieldOp)
+    code = ScalarCode(InsertPoint.before(last))
+    after = code.add(body.args[0], loop.step, "after")
+    has_more = code.cmp("slt", after, loop.ub)
+    following = at(code, code.select(has_more, after, body.args[0]))
+    carried = body.insert_arg(result.type, len(body.args))
+    carried.name_hint = result.name_hint
+    result.replace_all_uses_with(carried)
+    last.operands = [*last.operands, following]
+    ops[-1].detach()
+    ops[-1].erase()
+    given = [*loop.iter_args, first]
+    moved = scf.ForOp(loop.lb, loop.ub, loop.step, given, loop.detach_region(0))
+    moved.attributes |= loop.attributes
+    Rewriter.replace_op(loop, moved, moved.results[:-1])
+    return moved
+
+
+@dataclass(frozen=True)
+class TileReadAheadPass(ModulePass):
+    """Read the places of keys in pages an iteration before the keys."""
+
+    name = "tile-read-ahead"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        kernels = [o for o in op.walk() if isinstance(o, tile.KernelOp)]
+        paged = [o for o in kernels if "pages" in o.attributes]
+        loops = [o for k in paged for o in k.walk() if isinstance(o, scf.ForOp)]
+        for loop in loops:
+            for read in list(loop.body.block.ops):
+                if isinstance(read, READS) and is_address(read.result):
+                    ops = slice_of(read, loop)
+                    loop = loop if ops is None else carry(loop, ops)

@@ -38,9 +38,8 @@ func.func @small_pages(%query : !q, %key : !pages, %value : !pages, %scale : f32
 // CHECK: scf.for
 // CHECK-NOT: pages %page_table
 // CHECK: %k = tile.load %key[%page{{[_0-9]*}}, %kv_h, %within, {{%.*}}]
-// Triton gets twice the stages, for as many tiles in flight.
 // TRITON-LABEL: tile.kernel @whole_blocks(
-// TRITON-SAME: block_in_page, num_warps = 4 : i32, num_stages = 6 : i32
+// TRITON-SAME: pages, num_warps = 4 : i32, num_stages = 3 : i32
 func.func @whole_blocks(%query : !q, %key : !pages, %value : !pages, %scale : f32, %page_table : !table) -> !q {
   %out = flex.attention %query, %key, %value : !q, !pages, !pages scale(%scale : f32) page_table(%page_table : !table) -> out(!q) {scale_positive, has_pairs} score_mod(%s : f32, %b : i32, %h : i32, %i : i32, %j : i32) {
     flex.yield %s : f32

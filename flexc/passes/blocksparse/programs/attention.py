@@ -181,10 +181,8 @@ class AttentionKernelBuilder(SegmentKernelBuilder):
         return {name: StringAttr(text) for name, text in lines.items()}
 
     def paging(self) -> dict[str, Attribute]:
-        """Return the attribute that each block of keys lies in one page, if it does."""
-        size = self.op.page_size
-        in_one = size is not None and size % self.block_n == 0
-        return {"block_in_page": UnitAttr()} if in_one else {}
+        """Return the attribute of a kernel whose keys lie in pages, if they do."""
+        return {} if self.op.page_table is None else {"pages": UnitAttr()}
 
     def locate(self) -> RowBlock:
         """Write the rows, batch and head that this program owns."""
