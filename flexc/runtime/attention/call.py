@@ -306,7 +306,7 @@ class Attention:
             query.device.type,
             self.choices.tiles,
             shared_memory(query.device),
-            f32_precision(query),
+            f32_precision(query, self.choices.tiles.f32_precision),
             capability=capability(query.device) if self.computed_by.for_gpu else None,
             machine=machine_for(self.backend),
             program_rows=self._program_rows(),
@@ -349,12 +349,13 @@ class Attention:
         return all(largest_offset(t) <= MAX_NARROW_OFFSET for t in tensors)
 
 
-def f32_precision(query: Tensor) -> F32Precision:
-    """Return the precision of fp32 products that torch's setting asks for."""
+def f32_precision(query: Tensor, asked: str | None) -> F32Precision:
+    """Return the precision of fp32 products that the call or torch's setting asks for."""
     if query.device.type != "cuda" or query.dtype is not torch.float32:
         return "ieee"
     # Reading `allow_tf32`, its older name, fails once this setting was used.
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+    chosen = asked or torch.backends.cuda.matmul.fp32_precision
+    return "tf32" if chosen == "tf32" else "ieee"
 
 
 def read_signature(

@@ -172,8 +172,17 @@ points of xDSL's group "xdsl.universe"), of xDSL or of flexc.
 """
 
 
+F32_PRECISION = "FLOAT32_PRECISION"
+"""torch's option that chooses how a GPU multiplies fp32 tiles."""
+
+F32_PRECISIONS = {"ieee": "ieee", "tf32": "tf32", "tf32x3": "ieee"}
+"""The values of that option, and those by which flexc multiplies: what three products
+of tf32 approximate is exact.
+"""
+
+
 class TileOptions(NamedTuple):
-    """A user's choice of tile, schedule and passes.
+    """A user's choice of tile, schedule, precision and passes.
 
     None leaves a choice to the compiler.
     """
@@ -184,6 +193,7 @@ class TileOptions(NamedTuple):
     num_stages: int | None = None
     schedule: str | None = None
     split_keys: bool | None = None
+    f32_precision: str | None = None
     passes: Passes | None = None
     """The passes themselves: those of plug-ins may differ among processes."""
 
@@ -203,7 +213,10 @@ NO_OPTIONS = TileOptions()
 DETERMINISTIC = "deterministic"
 """The option that asks for derivatives with equal bits at every run."""
 
-OWN_OPTIONS = (*TILE_OPTIONS, SCHEDULE, SPLIT_KEYS, PASSES, DETERMINISTIC)
+OWN_OPTIONS = (
+    *(*TILE_OPTIONS, F32_PRECISION),
+    *(SCHEDULE, SPLIT_KEYS, PASSES, DETERMINISTIC),
+)
 """Options that change how a call is computed."""
 
 
@@ -254,6 +267,7 @@ def read_choices(backend: str, kernel_options: Mapping[str, Any] | None) -> Choi
 def kernel_options(choices: Choices) -> dict[str, Any]:
     """Return the kernel options that `read_choices` would turn into these choices."""
     names = {field: name for name, field in TILE_OPTIONS.items()}
+    names["f32_precision"] = F32_PRECISION
     chosen = {names.get(k, k): v for k, v in choices.tiles.chosen.items()}
     if choices.tiles.passes:
         chosen[PASSES] = ",".join(str(each.spec()) for each in choices.tiles.passes)
@@ -332,6 +346,8 @@ def tile_options(kernel_options: Mapping[str, Any] | None) -> TileOptions:
             chosen[SCHEDULE] = read_schedule(value)
         elif key == SPLIT_KEYS:
             chosen[SPLIT_KEYS] = read_flag(SPLIT_KEYS, value)
+        elif key == F32_PRECISION:
+            chosen["f32_precision"] = read_f32_precision(value)
         elif key == PASSES:
             chosen[PASSES] = read_passes(value)
         elif is_ignored(key):
@@ -356,6 +372,15 @@ def read_schedule(value: Any) -> str:
     if not isinstance(value, str) or value not in SCHEDULE_NAMES:
         raise not_one_of(f"kernel option {SCHEDULE}", value, SCHEDULE_NAMES)
     return value
+
+
+def read_f32_precision(value: Any) -> str:
+    # torch pastes the value into the source of a kernel, so it may have quotes.
+    name = value.strip("'\"") if isinstance(value, str) else value
+    if name not in F32_PRECISIONS:
+        known = tuple(F32_PRECISIONS)
+        raise not_one_of(f"kernel option {F32_PRECISION}", value, known)
+    return F32_PRECISIONS[name]
 
 
 def read_passes(value: Any) -> Passes | None:

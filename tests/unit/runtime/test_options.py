@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from torch.nn.attention import flex_attention as torch_flex
 
 import flexc
 from flexc.errors import OptionError
+from flexc.runtime.attention.call import f32_precision
 from flexc.runtime.inputs.options import (
     IGNORED_OPTIONS,
     TILE_OPTIONS,
     TORCH_BACKENDS,
+    kernel_options,
     read_choices,
 )
 from flexc.runtime.torch_compile.dynamo import flexc_backend
@@ -61,6 +64,22 @@ def test_moot_options_of_a_compiled_function_are_listed() -> None:
     assert explained.ignored == ("WRITE_DQ", "USE_TMA")
 
 
+@pytest.mark.parametrize("given", ["tf32", "'tf32'", "ieee", '"tf32x3"'])
+def test_precision_of_fp32_products(given: str) -> None:
+    """Quotes are what torch needs to paste the value into a kernel."""
+    options = {"FLOAT32_PRECISION": given}
+    choices = read_choices("auto", options)
+    expected = "tf32" if given.strip("'") == "tf32" else "ieee"
+    assert choices.tiles.f32_precision == expected
+    assert choices.ignored == ()
+    on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
+    assert f32_precision(on_gpu, choices.tiles.f32_precision) == expected
+    on_gpu.dtype = torch.bfloat16
+    assert f32_precision(on_gpu, "tf32") == "ieee"
+    assert read_choices("auto", kernel_options(choices)) == choices
+    torch.testing.assert_close(attend(Q, Q, Q, kernel_options=options), attend(Q, Q, Q))
+
+
 REFUSED: dict[str, tuple[dict[Any, Any], str]] = {
     "backend": ({"BACKEND": "nonsense"}, "BACKEND expects one of AUTO, .* 'nonsense'$"),
     "backend-case": ({"BACKEND": "triton"}, "got 'triton'; did you mean 'TRITON'"),
@@ -76,6 +95,11 @@ REFUSED: dict[str, tuple[dict[Any, Any], str]] = {
         "give BACKEND or FORCE_USE_FLEX_ATTENTION, not both",
     ),
     "internal": ({"OUTPUT_MAX": True}, "keys among BLOCK_M.* got 'OUTPUT_MAX'"),
+    "precision": (
+        {"FLOAT32_PRECISION": "tf23"},
+        "FLOAT32_PRECISION expects one of ieee, tf32, tf32x3, .* did you mean 'tf32'",
+    ),
+    "precision-number": ({"FLOAT32_PRECISION": 32}, "one of ieee, tf32.* got 32"),
     "typo": ({"BLOK_M": 32}, "got 'BLOK_M'; did you mean 'BLOCK_M'"),
     "case": ({"block_n": 32}, "got 'block_n'; did you mean 'BLOCK_N'"),
     "typo-of-one-way": ({"bwd_nonsense": 1}, "got 'bwd_nonsense'"),
