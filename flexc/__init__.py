@@ -4,6 +4,7 @@
 - `flexc.flex_attention_varlen` is the same for packed sequences of any lengths.
 - `flexc.compile` compiles functions that contain attention.
 - `flexc.create_block_mask` is torch's function, without evaluating every pair.
+- `flexc.debug` checks what mods read and make, for all pairs of a call.
 - `flexc.explain` reports what flexc proves of a mask.
 - `flexc.KVCache` and `flexc.PagedKV` hold keys and values of sequences that grow.
 - `flexc.register_operators` lets torch load programs that it exported.
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from flexc.runtime.compiled.compiled_function import compile
     from flexc.runtime.explain import explain
     from flexc.runtime.inputs.arguments import pages_of_torch
-    from flexc.runtime.interface import flex_attention
+    from flexc.runtime.interface import debug, flex_attention
     from flexc.runtime.kv_cache import KVCache, causal_lower_right, merge_attention
     from flexc.runtime.paged_kv import PagedKV
     from flexc.runtime.planner.block_mask import create_block_mask
@@ -38,6 +39,7 @@ __all__ = [
     "causal_lower_right",
     "compile",
     "create_block_mask",
+    "debug",
     "explain",
     "flex_attention",
     "flex_attention_varlen",
@@ -53,6 +55,7 @@ _EXPORTS = {
     "causal_lower_right": "flexc.runtime.kv_cache",
     "compile": "flexc.runtime.compiled.compiled_function",
     "create_block_mask": "flexc.runtime.planner.block_mask",
+    "debug": "flexc.runtime.interface",
     "explain": "flexc.runtime.explain",
     "flex_attention": "flexc.runtime.interface",
     "flex_attention_varlen": "flexc.runtime.varlen",

@@ -88,6 +88,10 @@ class CapturedIndexError(FlexcError, IndexError):
         super().__init__(message, location)
 
 
+class NotANumberError(FlexcError, ArithmeticError):
+    """A mod makes NaN or an infinite score of numbers; `flexc.debug` finds it."""
+
+
 class DtypeError(FlexcError, TypeError):
     """A dtype is not supported, or query, key and value disagree."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,12 @@ from flexc.runtime.inputs.arguments import (
     read_scales,
     split_block_mask,
 )
-from flexc.runtime.inputs.options import Choices, read_choices, resolve_backend
+from flexc.runtime.inputs.options import (
+    Choices,
+    read_choices,
+    read_flag,
+    resolve_backend,
+)
 from flexc.runtime.inputs.wrappers import is_transformed
 from flexc.runtime.interception import (
     Regions,
@@ -300,6 +305,10 @@ def _run(
     rest = enable_gqa, scale, outputs, choices
     mods = score_mod, block_mask, mask_mod
     prepare = Preparation(mods, rest, storage or CONTIGUOUS)
+    if debug.checks_reads and run is None:
+        from flexc.runtime.attention.run import check_all_pairs
+
+        check_all_pairs(prepare(given))
     if run is None and is_plain(query, block_mask, mask_mod):
         mask = mask_mod if block_mask is None else mask_of(block_mask)
         mods_key, captures = read_key(score_mod, mask)
@@ -319,6 +328,28 @@ def _run(
         assert lse is not None
         return out, lse
     return out
+
+
+class debug:
+    """Check calls more thoroughly than kernels do, from now on or in a `with`.
+
+    `check_reads=True` evaluates the mods of each call outside of compiled functions and
+    graphs for all pairs before its kernel runs. It raises CapturedIndexError for a read
+    out of range, also where the index is loaded, and NotANumberError for a score that
+    is made NaN or infinite. Both name the mod's line. This is slow.
+    """
+
+    checks_reads: ClassVar[bool] = False
+
+    def __init__(self, *, check_reads: bool):
+        self._before = debug.checks_reads
+        debug.checks_reads = read_flag("check_reads", check_reads)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        debug.checks_reads = self._before
 
 
 @cache

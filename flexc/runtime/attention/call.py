@@ -350,7 +350,7 @@ class Attention:
 
 
 def f32_precision(query: Tensor, asked: str | None) -> F32Precision:
-    """Return the precision of fp32 products that the call or torch's setting asks for."""
+    """Return the precision of fp32 products that is asked for, by default by torch."""
     if query.device.type != "cuda" or query.dtype is not torch.float32:
         return "ieee"
     # Reading `allow_tf32`, its older name, fails once this setting was used.

@@ -149,12 +149,7 @@ def _launch(call: Attention, results: Sequence[Tensor | None]) -> None:
     call = call.settle()
     compiled = call.compiled()
     captures = compiled.attention.arguments(call.signature.captures)
-    args = [*call.operands, call.scale, *captures]
-    if call.tables is not None:
-        args += call.tables.tensors
-    if call.pages is not None:
-        args.append(call.pages.table)
-    args += call.scales.given
+    args = _inputs(call, captures)
     wanted = [r for r in results if r is not None]
     if results[1] is not None and call.outputs.lse_rest:
         lse, rest = results[1].unbind(1)
@@ -169,6 +164,27 @@ def _launch(call: Attention, results: Sequence[Tensor | None]) -> None:
         return
     kernel = compiled.kernel(proofs)
     kernel(call.query, [*args, *wanted])
+
+
+def _inputs(call: Attention, captures: Sequence[Any]) -> list[Any]:
+    """Return the arguments of a call's `flex` module."""
+    args = [*call.operands, call.scale, *captures]
+    if call.tables is not None:
+        args += call.tables.tensors
+    if call.pages is not None:
+        args.append(call.pages.table)
+    return [*args, *call.scales.given]
+
+
+def check_all_pairs(call: Attention) -> None:
+    """Evaluate the mods for all pairs; raise an error for a bad read or number."""
+    if not call.has_pairs:
+        return
+    with without_dispatch_modes(), torch.no_grad():
+        call = call.settle()
+        compiled = call.compiled()
+        captures = compiled.attention.arguments(call.signature.captures)
+        compiled.reads.check_all(_inputs(call, captures))
 
 
 def count_splits(call: Attention, compiled: Compiled, proofs: Proofs) -> int:

@@ -6,6 +6,7 @@ computed from positions, sizes and captured integers, at some pairs that include
 ends of all ranges. The check evaluates the mask at the same pairs. If an index is out
 of range at a pair that the mask keeps, the check raises an error. The check concludes
 only what it evaluates, so a call whose reads are all in range never raises.
+`flexc.debug(check_reads=True)` evaluates everything, for all pairs.
 
 The guards of kernels handle the remaining cases: indices that are loaded or computed in
 floats, masks that read tensors, and operands that `torch.where` does not select.
@@ -13,6 +14,7 @@ floats, masks that read tensors, and operands that `torch.where` does not select
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -24,23 +26,27 @@ from xdsl.context import Context
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, ModuleOp, i1
 from xdsl.interpreter import Interpreter
-from xdsl.ir import Operation, Region, SSAValue
+from xdsl.ir import BlockArgument, Operation, Region, SSAValue
 
 from flexc.dialects import flex
 from flexc.dialects.mod_region import is_scalar
-from flexc.errors import CapturedIndexError
+from flexc.errors import CapturedIndexError, NotANumberError
 from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
 from flexc.passes.scalar.copier import location_of
 from flexc.passes.scalar.ranges.exact_ranges import Known, position_args
 from flexc.passes.scalar.ranges.index_proofs import captures_inside
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.readable import meant, spell
+from flexc.runtime.interpreters.attention import Problem, listed
 from flexc.runtime.interpreters.scalar import ScalarFunctions
-from flexc.runtime.interpreters.values import dtype_of
+from flexc.runtime.interpreters.values import as_value, dense_array, dtype_of
 from flexc.runtime.kernels.proofs import at_most, attention_of
 
 MAX_KNOWN = 4096
 """The most outcomes that a module remembers; each belongs to one kind of call."""
+
+MAX_PAIRS = 1 << 22
+"""The most pairs that are evaluated at a time."""
 
 NAMES = ("b", "h", "q_idx", "kv_idx")
 
@@ -118,6 +124,60 @@ class CapturedReads:
                     return read.error()
         return None
 
+    def check_all(self, args: Sequence[Any]) -> None:
+        """Evaluate the mods for all pairs of a call, given the kernel's inputs.
+
+        Raises:
+            CapturedIndexError: if a read that a live score needs is out of range.
+            NotANumberError: if a live score is made NaN or infinite.
+        """
+        op = self.attention
+        inputs = [v for v in op.operands if isinstance(v, BlockArgument)]
+        problem = Problem.of(op, [as_value(args[v.index], v.type) for v in inputs])
+        listed = _listed(op, problem)
+        key = problem.per_query_head(problem.key).float().mT
+        step = max(MAX_PAIRS // max(math.prod(problem.shape) // problem.shape[2], 1), 1)
+        for start in range(0, problem.shape[2], step):
+            rows = slice(start, start + step)
+            at = [i[:, :, rows] for i in problem.indices]
+            mask = FullEvaluation(op.mask_mod, at, (*at, *problem.captures))
+            visited = _rows_of(listed[0], rows)
+            _raise_first(mask.outside(visited))
+            live = mask.values[mask.yielded] & visited | _rows_of(listed[1], rows)
+            scores = problem.query[:, :, rows].float() @ key * problem.scale
+            scores = scores.to(dtype_of(op.score_type))
+            given = (scores, *at, *problem.captures)
+            score = FullEvaluation(op.score_mod, at, given)
+            _raise_first(score.outside(live))
+            score.check_numbers(live & ~_is_bad(scores))
+
+
+def _listed(op: flex.AttentionOp, problem: Problem) -> tuple[Tensor, Tensor]:
+    """Return the pairs whose mask is evaluated, and those that are live without it."""
+    never = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=problem.device)
+    if op.sparse_block is None:
+        return ~never, never
+    size = dense_array(op.sparse_block)
+    partial, full = problem.tables[:2], problem.tables[2:]
+    return (
+        listed(problem, partial, size, False),
+        listed(problem, full, size, False) if full else never,
+    )
+
+
+def _rows_of(pairs: Tensor, rows: slice) -> Tensor:
+    return pairs if pairs.shape[2] == 1 else pairs[:, :, rows]
+
+
+def _raise_first(found: Iterator[Outside]) -> None:
+    for read in found:
+        raise read.error()
+
+
+def _is_bad(score: Tensor) -> Tensor:
+    """Return where a number makes a row of the output NaN."""
+    return score.isnan() | (score == math.inf)
+
 
 def _known(capture: Any) -> Known:
     if isinstance(capture, Tensor):
@@ -148,9 +208,9 @@ class Outside:
 
 
 @cache
-def scalar_interpreter() -> Interpreter:
+def scalar_interpreter(device: torch.device = HOST) -> Interpreter:
     interpreter = Interpreter(ModuleOp([]))
-    interpreter.register_implementations(ScalarFunctions(HOST))
+    interpreter.register_implementations(ScalarFunctions(device))
     return interpreter
 
 
@@ -202,6 +262,12 @@ class Evaluation:
 
         `counts` is true at the pairs where the yielded value is needed.
         """
+        for op, need in self.needs(counts):
+            if isinstance(op, flex.LoadCaptureOp):
+                yield from self.reads(op, need)
+
+    def needs(self, counts: Tensor) -> Iterator[tuple[Operation, Tensor]]:
+        """Yield ops, last first, each with the pairs where its result is needed."""
         needed: dict[SSAValue, Tensor] = {self.yielded: counts}
         for op in reversed(self.region.block.ops):
             if isinstance(op, flex.YieldOp) or op.results[0] not in needed:
@@ -209,8 +275,7 @@ class Evaluation:
             need = needed[op.results[0]]
             for value, where in self.operands(op, need):
                 needed[value] = needed[value] | where if value in needed else where
-            if isinstance(op, flex.LoadCaptureOp):
-                yield from self.reads(op, need)
+            yield op, need
 
     def operands(
         self, op: Operation, need: Tensor
@@ -256,6 +321,52 @@ class Evaluation:
         last = tuple(places[0].nonzero()[-1])
         found, *at = (int(p[last]) for p in places[1:])
         return Outside(op, axis, found, self.shapes[op.tensor][axis], at)
+
+
+class FullEvaluation(Evaluation):
+    """All values of a mod's region at the given pairs."""
+
+    def __init__(self, region: Region, at: Sequence[Tensor], args: Sequence[Tensor]):
+        self.region, self.at = region, list(at)
+        self.values = dict(zip(region.block.args, args, strict=True))
+        self.shapes = {
+            arg: tuple(value.shape)
+            for arg, value in self.values.items()
+            if not is_scalar(arg.type)
+        }
+        interpreter = scalar_interpreter(at[0].device)
+        for op in region.block.ops:
+            if not isinstance(op, flex.YieldOp):
+                operands = tuple(self.values[v] for v in op.operands)
+                self.values[op.results[0]] = interpreter.run_op(op, operands)[0]
+
+    def check_numbers(self, counts: Tensor) -> None:
+        """Raise NotANumberError for the first op that makes a needed NaN of numbers."""
+        counts = counts & _is_bad(self.values[self.yielded])
+        if not counts.any():
+            return
+        for op, need in reversed(list(self.needs(counts))):
+            result = self.values[op.results[0]]
+            if not result.is_floating_point():
+                continue
+            floats = [self.values[v] for v in op.operands if is_scalar(v.type)]
+            made = need & _is_bad(result)
+            for value in (v for v in floats if v.is_floating_point()):
+                made = made & ~_is_bad(value)
+            if made.any():
+                raise self.not_a_number(op, made)
+
+    def not_a_number(self, op: Operation, made: Tensor) -> NotANumberError:
+        result = self.values[op.results[0]]
+        places = torch.broadcast_tensors(made, result, *self.at)
+        first = tuple(places[0].nonzero()[0])
+        found, *at = (p[first].item() for p in places[1:])
+        where = ", ".join(f"{n} {i}" for n, i in zip(NAMES, at, strict=True))
+        return NotANumberError(
+            f"{spell(op.results[0])} is {found} at {where}, which makes the output's "
+            "row NaN; clamp what it is computed from, or hide such pairs by the mask",
+            location_of(op),
+        )
 
 
 def pairs_of(sizes: Sequence[int]) -> list[Tensor]:
