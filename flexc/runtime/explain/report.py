@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flexc.errors import OptionError
 from flexc.passes.scalar.readable import describe_mod
+from flexc.passes.targets.cpp import MACHINES
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.explain.blocks import Blocks, Counts, Rows, Run, count, find_blocks
 from flexc.runtime.explain.facts import Fact, facts_of
@@ -23,7 +25,7 @@ from flexc.runtime.explain.subject import (
     Subject,
     schedule_of,
 )
-from flexc.runtime.kernels.cpp_compiler import host_machine
+from flexc.runtime.kernels.cpp_compiler import host_machine, lacks_tiles
 
 WIDTH = 92
 MAX_FACT_LINES = 4
@@ -65,6 +67,8 @@ class Explanation:
     """The kernel options that were given and have no effect."""
     ranks: str = ""
     """The layout and method by which ranks share the call, empty if they do not."""
+    products: str = ""
+    """The form of a CPU's products, and why; empty on other devices."""
 
     @classmethod
     def of(
@@ -100,6 +104,7 @@ class Explanation:
             gradients=gradients_of(subject) if differentiated else None,
             schedule=schedule,
             ignored=call.choices.ignored,
+            products=products_of(call) if call.computed_by.for_cpu else "",
         )
 
     @property
@@ -195,6 +200,8 @@ class Explanation:
         own = "" if size == self.tile else f", here in blocks of {size[0]} x {size[1]}"
         yield from _wrapped("blocks  ", f"{self.way}: {self.why}")
         yield f"  tiles of {m} x {n}{own}"
+        if self.products:
+            yield from _wrapped("  products of ", self.products)
         kinds = [
             f"{getattr(counts, kind):,} {kind}"
             for kind in ("full", "partial", "skipped")
@@ -259,6 +266,19 @@ def title_of(subject: Subject) -> str:
         f"B={batch}, H={heads}, {dtype}, head dim {call.query.size(3)}, {call.backend}"
         f"{machine}"
     )
+
+
+def products_of(call: Attention) -> str:
+    """Return the form in which a CPU multiplies a call's matrices, and why."""
+    machine, packed = host_machine(), MACHINES[host_machine()].packed
+    dtype = str(call.query.dtype).removeprefix("torch.")
+    if call.query.dtype.itemsize > 2:
+        return f"vectors of {dtype}"
+    if packed is None or call.query.dtype != torch.bfloat16:
+        return f"vectors of float32: {machine} has none of {dtype}{lacks_tiles()}"
+    if packed.depth > 2:
+        return f"tiles of {dtype}, on the matrix unit of {machine}"
+    return f"pairs of {dtype}, which {machine} has{lacks_tiles()}"
 
 
 def captured_by(subject: Subject) -> dict[str, str]:

@@ -29,7 +29,7 @@ from flexc.errors import (
     ShapeError,
 )
 from flexc.passes.targets.cpp import MACHINES
-from flexc.runtime.explain import Explanation
+from flexc.runtime.explain import Explanation, report
 from flexc.runtime.kernels.cpp_compiler import host_machine
 
 TILE = MACHINES[host_machine()].panel(32), 96
@@ -527,3 +527,24 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert ET.parse(picture).getroot().tag.endswith("svg")
     assert main(["explain", f"{path}:absent", "--q-len", "5"]) == 1
     assert "has no 'absent'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("machine", "dtype", "text"),
+    [
+        ("amx", torch.bfloat16, "tiles of bfloat16, on the matrix unit of amx"),
+        ("avx512_bf16", torch.bfloat16, "pairs of bfloat16, which avx512_bf16 has"),
+        ("amx", torch.float16, "vectors of float32: amx has none of float16"),
+        ("avx2", torch.bfloat16, "vectors of float32: avx2 has none of bfloat16"),
+        ("amx", torch.float32, "vectors of float32"),
+    ],
+)
+def test_form_of_products(
+    machine: str, dtype: torch.dtype, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "host_machine", lambda: machine)
+    monkeypatch.setattr(report, "lacks_tiles", lambda: "")
+    x = torch.zeros(1, 1, 40, 16, dtype=dtype)
+    (found,) = flexc.explain(flexc.flex_attention, x, x, x)
+    assert found.products == text
+    assert f"  products of {text}" in str(found)
