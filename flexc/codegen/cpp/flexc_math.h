@@ -239,14 +239,14 @@ FLEXC_POLYNOMIAL(erf)
 template <class V> FLEXC_INLINE V near_exp2(V x) { return exp2(x); }
 template <class V> FLEXC_INLINE V near_tanh(V x) { return tanh(x); }
 #ifdef FLEXC_AVX512
+// 2^x = 2^floor(x) p(x - floor(x)): scaling rounds its exponent down by itself.
 FLEXC_INLINE Float16Lanes near_exp2(Float16Lanes x) {
-    const Float16Lanes n = __builtin_ia32_rndscaleps_mask(x, 0, x, -1, 4);
-    const Float16Lanes r = x - n;
-    Float16Lanes q = r * 9.582853e-3f + 5.5906426e-2f;
-    q = q * r + 2.4024099e-1f;
-    q = q * r + 6.931242e-1f;
+    const Float16Lanes r = __builtin_ia32_reduceps512_mask_round(x, 1, x, -1, 4);
+    Float16Lanes q = r * 1.342668e-2f + 5.224247e-2f;
+    q = q * r + 2.412802e-1f;
+    q = q * r + 6.9304484e-1f;
     q = q * r + 1.0f;
-    return __builtin_ia32_scalefps512_mask(q, n, q, -1, 4);
+    return __builtin_ia32_scalefps512_mask(q, x, q, -1, 4);
 }
 // Compute a quotient of polynomials. Its inverse takes one step of Newton's method.
 FLEXC_INLINE Float16Lanes near_tanh(Float16Lanes x) {

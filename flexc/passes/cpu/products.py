@@ -75,7 +75,7 @@ from flexc.dialects.tile import (
 from flexc.errors import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.cpp import MACHINES, VectorMachine
-from flexc.passes.targets.target import MachineName
+from flexc.passes.targets.target import MachineName, power_of_2_up_to
 from flexc.passes.tidy import erase_dead
 from flexc.passes.tile.tile_access import is_zeros
 
@@ -286,11 +286,6 @@ def bits_of(type_: Attribute) -> int:
     element = type_.element_type if is_tensor else tile.element_of(type_)
     assert isinstance(element, FixedBitwidthType)
     return element.bitwidth
-
-
-def power_of_2_up_to(n: int) -> int:
-    """Return the largest power of 2 that is at most `n`."""
-    return 1 << n.bit_length() - 1
 
 
 def stream_tile(

@@ -3,8 +3,9 @@
 1. A `tile.map` of two dimensions becomes a `tile.panel_map`. If all users of its
    results read only the first rows, as many as one count says, the map computes only
    those rows. A `tile.register_product` is limited in the same way.
-2. A map whose results only one other map reads, element by element, is fused with that
-   map.
+2. A map that reads another map's results element by element is fused with that map: in
+   its place, if all else that is read is known there, or where the reader is, if
+   nothing else reads the results.
 3. A `tile.reduce` along the first dimension of a map's result becomes an outcome of the
    map: the map combines rows as it computes them. A tile without other users is not
    kept. So does a `tile.pack` of a result.
@@ -30,7 +31,7 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr, bf16, f32, i1
 from xdsl.ir import Block, Operation, Region, SSAValue, Use
 from xdsl.passes import ModulePass
-from xdsl.rewriter import Rewriter
+from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import flex, tile
 from flexc.dialects.tile import LOOPS, Loop, element_of, shape_of
@@ -93,6 +94,9 @@ class Demands:
         op, value = use.operation, use.operation.operands[use.index]
         if isinstance(op, tile.RegisterProductOp):
             return self.of_product(op, value)
+        if isinstance(op, tile.AddRegisterProductOp):
+            count = op.inner if value is op.rhs else op.rows
+            return Rows.ALL if count is None else count
         if isinstance(op, tile.PackOp) or (
             isinstance(op, tile.ReduceOp) and op.dim.value.data == 0
         ):
@@ -135,33 +139,42 @@ def count_for(op: Operation, demands: Demands) -> SSAValue | None:
     return demand
 
 
-def sole_reader(op: tile.PanelMapOp) -> tile.PanelMapOp | None:
-    """Return the only map that reads an op's results, or None if it cannot be fused.
+def is_reader(op: tile.PanelMapOp, reader: Operation) -> bool:
+    """Return True if a map reads an op's results as the op computes them.
 
-    The map must read all results element by element, with equal shape, count and width.
+    It must read them element by element, with equal shape, count and width.
     """
-    uses = [use for result in op.results for use in result.uses]
-    readers = {use.operation for use in uses}
-    if len(readers) != 1:
-        return None
-    (reader,) = readers
     if not isinstance(reader, tile.PanelMapOp) or reader.parent is not op.parent:
-        return None
+        return False
     is_alike = (
         reader.count is op.count
         and reader.shape == op.shape
         and is_wide(reader) == is_wide(op)
     )
-    are_kept = all(op.outcome(i) is None for i in range(len(op.results)))
-    first = len(reader.operands) - len(reader.inputs)
-    are_full = all(
-        use.index >= first and reader.span(use.index - first) == FULL for use in uses
-    )
-    return reader if is_alike and are_kept and are_full else None
+    spans = [
+        reader.span(i) for i, value in enumerate(reader.inputs) if value.owner is op
+    ]
+    return is_alike and all(span == FULL for span in spans)
 
 
-def fuse_into(op: tile.PanelMapOp, reader: tile.PanelMapOp) -> tile.PanelMapOp:
-    """Return the reader, fused with the op whose results it reads; erase the op."""
+def next_reader(op: tile.PanelMapOp) -> tuple[tile.PanelMapOp, Operation] | None:
+    """Return a map to fuse with an op whose results it reads, and their place."""
+    users = {use.operation: None for result in op.results for use in result.uses}
+    for reader in users:
+        if not isinstance(reader, tile.PanelMapOp) or not is_reader(op, reader):
+            continue
+        others = [value for value in reader.inputs if value.owner is not op]
+        if all(is_known_before(value, op) for value in others):
+            return reader, op
+        if len(users) == 1:
+            return reader, reader
+    return None
+
+
+def fuse_with(
+    op: tile.PanelMapOp, reader: tile.PanelMapOp, place: Operation
+) -> tile.PanelMapOp:
+    """Return a map, at the place of one of both, with the results of both."""
     places: dict[tuple[SSAValue, tuple[int, ...]], SSAValue] = {}
     block = Block()
     mapped: dict[SSAValue, SSAValue] = {}
@@ -172,27 +185,35 @@ def fuse_into(op: tile.PanelMapOp, reader: tile.PanelMapOp) -> tile.PanelMapOp:
             if value.owner is op:
                 mapped[arg] = mapped[yielded(op.body.block)[op.results.index(value)]]
                 continue
-            place = value, source.span(i)
-            if place not in places:
+            where = value, source.span(i)
+            if where not in places:
                 new_arg = block.insert_arg(arg.type, len(block.args))
                 new_arg.name_hint = arg.name_hint
-                places[place] = new_arg
-            mapped[arg] = places[place]
+                places[where] = new_arg
+            mapped[arg] = places[where]
         for inner in source.body.block.ops:
-            if source is reader or not isinstance(inner, flex.YieldOp):
+            if not isinstance(inner, flex.YieldOp):
                 block.add_op(inner.clone(mapped))
+    both = op, reader
+    values = [mapped[v] for source in both for v in yielded(source.body.block)]
+    block.add_op(flex.YieldOp(*values))
     new = tile.PanelMapOp(
-        reader.shape,
-        reader.count,
+        op.shape,
+        op.count,
         [value for value, _ in places],
         [span for _, span in places],
-        [o.data for o in reader.outcomes],
+        [o.data for source in both for o in source.outcomes],
         Region(block),
     )
-    _replace(reader, new, new.results)
-    op.detach()
-    op.erase()
-    return new
+    Rewriter.insert_op(new, InsertPoint.before(place))
+    olds = [result for source in both for result in source.results]
+    for old, result in zip(olds, new.results, strict=True):
+        result.name_hint = old.name_hint
+        old.replace_all_uses_with(result)
+    for source in (reader, op):
+        source.detach()
+        source.erase()
+    return drop_unused(new)
 
 
 def reduces_of(op: tile.PanelMapOp) -> list[tile.ReduceOp]:
@@ -258,12 +279,13 @@ def pack_rows(op: tile.PanelMapOp, pack: tile.PackOp) -> tile.PanelMapOp:
     return add_outcome(op, pack, pack.input, tile.PACKED)
 
 
-def drop_unused(op: tile.PanelMapOp) -> None:
-    """Remove the results that have no uses."""
+def drop_unused(op: tile.PanelMapOp) -> tile.PanelMapOp:
+    """Return the map without the results that have no uses, if any has uses."""
     indices = [i for i, result in enumerate(op.results) if result.uses]
-    if indices and len(indices) < len(op.results):
-        outcomes = [op.outcomes.data[i].data for i in indices]
-        with_outcomes(op, indices, outcomes, [op.results[i] for i in indices])
+    if not indices or len(indices) == len(op.results):
+        return op
+    outcomes = [op.outcomes.data[i].data for i in indices]
+    return with_outcomes(op, indices, outcomes, [op.results[i] for i in indices])
 
 
 def with_outcomes(
@@ -350,8 +372,8 @@ def limit_rows(op: tile.RegisterProductOp, rows: SSAValue) -> None:
 def fuse(block: Block) -> None:
     """Fuse maps with the maps that read them, then with reductions over their rows."""
     for op in panel_maps(block):
-        while op.parent is not None and (reader := sole_reader(op)) is not None:
-            op = fuse_into(op, reader)
+        while op.parent is not None and (found := next_reader(op)) is not None:
+            op = fuse_with(op, *found)
     for op in panel_maps(block):
         while found := reduces_of(op):
             op = combine_rows(op, found[0])

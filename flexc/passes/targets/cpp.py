@@ -16,6 +16,7 @@ from flexc.passes.targets.target import (
     Target,
     TileSizes,
     fitted,
+    power_of_2_up_to,
 )
 
 CPU_COLUMNS = 96
@@ -30,11 +31,10 @@ SUMMED = 64
 CPU_TILE_BYTES = 1 << 18
 """The bytes of a tile of keys or values: about half of a second-level cache."""
 
-UNIT_DIM = 128
-"""The widest head dim for which a matrix unit's program owns one panel of rows.
+PANEL_DIM = 64
+"""The head dim for each panel of rows that a program owns."""
 
-Blocks of wider keys and values come from the second-level cache for each program.
-"""
+MOST_PANELS = 4
 
 FEW_ROWS = 16
 """The most rows for which a program owns all rows instead of a panel."""
@@ -130,17 +130,13 @@ class CppTarget(Target):
     def attention_sizes(self, shape: AttentionShape, options: SizeOptions) -> TileSizes:
         widest = max(shape.head_dim, shape.value_dim)
         if self.trims(options):
-            machine, bits = MACHINES[options.machine], max(32, shape.bits)
-            has_unit = machine.packed is not None and machine.packed.depth > 2
-            is_tall = has_unit and shape.bits == 16 and widest > UNIT_DIM
-            is_tall = is_tall and not shape.short_rows
             return panel_sizes(
                 options.machine,
-                bits,
+                max(32, shape.bits),
                 widest,
                 shape.sparse_block,
                 rows=shape.rows,
-                panels=2 if is_tall else 1,
+                panels=1 if shape.short_rows else panels_for(widest),
             )
         # Q, K^T, V, scores and accumulator stay in the second-level cache.
         sizes = TileSizes(64, 128 if widest <= 64 else 64)
@@ -176,6 +172,15 @@ def divisor(block: int, sparse: int) -> int:
         return common
     divisors = (n for n in range(block, 0, -1) if sparse % n == 0)
     return n if (n := next(divisors)) >= least else sparse
+
+
+def panels_for(widest: int) -> int:
+    """Return how many panels of rows a program owns: a power of 2.
+
+    A program reads all keys and values that its rows see. Wide ones of a head may lie
+    in a third-level cache, and rows of strided heads in many pages.
+    """
+    return power_of_2_up_to(min(MOST_PANELS, max(1, widest // PANEL_DIM)))
 
 
 def panel_sizes(

@@ -207,6 +207,11 @@ def next_power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def power_of_2_up_to(n: int) -> int:
+    """Return the largest power of 2 that is at most `n`."""
+    return 1 << n.bit_length() - 1
+
+
 def largest_power_of_2_divisor(n: int) -> int:
     return n & -n
 

@@ -8,7 +8,8 @@
 
 // A program for each part of each head of the keys. It goes over its blocks of rows,
 // those of all heads of the query that share its own, and adds to columns in memory:
-// of the rows those that exist, scaled beforehand, to the columns that exist.
+// of the rows those that exist to the columns that exist. 16-bit rows stay as they are,
+// and values of pairs are scaled before they are rounded.
 // TRITON: triton has no blocksparse.pair_sums with sums by column
 // CHECK-LABEL: tile.kernel @both
 // CHECK-SAME: grid affine_map<(d0, d1, d2) -> (d0, d2, d1)> attributes {sums = "#flex.sum<matrix {{\[\[}}0, 0]]>, #flex.sum<column_matrix {{\[\[}}0, 0]] scaled>", rows = "queries", {{.*}}grid_of = 5 : i32
@@ -26,12 +27,13 @@
 // CHECK-NEXT: %m_block = arith.remsi %number, %row_blocks
 // CHECK: %row_count = arith.minsi
 // CHECK: %q_tile = tile.load %q[%q_b, %q_h, %row_start, %{{.*}}] checked [0]
-// CHECK: %scaled = tile.map(%q_tile_1 : bf16 = %q_tile [0, 1]
 // CHECK: scf.for %i =
 // CHECK: %k_tile = tile.load %k[%kv_b, %kv_h, %kv_start, %{{.*}}] checked [0]
 // CHECK: %column_count = arith.minsi
-// CHECK: %turned = tile.transpose %w : !tile.tile<64x32xf32> -> !tile.tile<32x64xf32>
-// CHECK-NEXT: %dk_sums = tile.dot %turned, %scaled, %{{.*}} count %row_count : !tile.tile<32x64xf32>, !tile.tile<64x64xf32>, !tile.tile<32x64xf32> -> !tile.tile<32x64xf32>
+// CHECK: %scaled = tile.map(%w_1 : f32 = %w [0, 1] : !tile.tile<64x32xf32>, %scale_1 : f32 = %scale [] : f32)
+// CHECK: %scaled_bf16 = tile.map(
+// CHECK: %turned = tile.transpose %scaled_bf16 : !tile.tile<64x32xbf16> -> !tile.tile<32x64xbf16>
+// CHECK-NEXT: %dk_sums = tile.dot %turned, %q_tile, %{{.*}} count %row_count : !tile.tile<32x64xbf16>, !tile.tile<64x64xbf16>, !tile.tile<32x64xf32> -> !tile.tile<32x64xf32>
 // CHECK: tile.add_to %dk_sums, %dk[%part, %kv_b, %kv_h, %kv_start, %{{.*}}] count %column_count
 // CHECK: tile.store %{{.*}} : !tile.tile<64x64xbf16>, %dq[%q_b, %q_h, %row_start, %{{.*}}] checked [0]
 func.func @both(%q : !m, %k : !m, %lse : !r, %scale : f32) -> (!m, !c) {

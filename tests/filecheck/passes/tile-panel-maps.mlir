@@ -69,6 +69,35 @@ tile.kernel @chain(%z : f32 #tile.param<argument 0>, %sums : memref<?xf32> #tile
   tile.return
 }
 
+// What others read too is computed once, by one map with several results. The rows that
+// a product adds to memory are counted.
+// CHECK-LABEL: tile.kernel @several
+// CHECK: %a, %b = tile.panel_map [96, 32] count %n (%x : f32 = %s [0, 1] : !tile.tile<96x32xf32>) {
+// CHECK-NEXT: %t = math.tanh %x : f32
+// CHECK-NEXT: %d = arith.addf %t, %t : f32
+// CHECK-NEXT: flex.yield %t, %d : f32, f32
+// CHECK-NEXT: } as ["tile", "tile"] -> !tile.tile<96x32xf32>, !tile.tile<96x32xf32>
+// CHECK-NEXT: tile.add_register_product %sums[%zero] stride %s1 rows %n, %a, %q by <8 x 2>
+tile.kernel @several(%z : f32 #tile.param<argument 0>, %n : i32 #tile.param<dim 0, 0>,
+    %sums : memref<?xf32> #tile.param<argument 1>)
+    grid affine_map<(b, h, q_len) -> (1)> {
+  %zero = arith.constant 0 : i64
+  %s1 = arith.constant 1 : i64
+  %s = tile.full %z : f32 -> !s
+  %q = tile.full %z : f32 -> !tile.tile<32x32xf32>
+  %a = tile.map(%x : f32 = %s [0, 1] : !s) {
+    %t = math.tanh %x : f32
+    flex.yield %t : f32
+  } -> !s
+  tile.add_register_product %sums[%zero] stride %s1 rows %n, %a, %q by <8 x 2> : memref<?xf32>, !s, !tile.tile<32x32xf32>
+  %b = tile.map(%x : f32 = %a [0, 1] : !s) {
+    %d = arith.addf %x, %x : f32
+    flex.yield %d : f32
+  } -> !s
+  tile.add_register_product %sums[%zero] stride %s1 rows %n, %b, %q by <8 x 2> : memref<?xf32>, !s, !tile.tile<32x32xf32>
+  tile.return
+}
+
 // What a loop carries is needed as a whole, and so are rows that two counts tell apart:
 // such a reduction looks at fewer rows than the map has, and stays.
 // CHECK-LABEL: tile.kernel @whole

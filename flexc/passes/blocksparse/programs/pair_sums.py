@@ -39,7 +39,6 @@ from flexc.passes.tile.map_builder import (
     Input,
     build_map,
     convert,
-    extended,
 )
 
 Values = Sequence[SSAValue] | Mapping[int, SSAValue]
@@ -388,22 +387,29 @@ class OnePassKernelBuilder(PairSumsKernelBuilder):
         return self.columns
 
     def factors(self, attr: SumAttr) -> list[SSAValue]:
-        """Return the row matrices of a sum by column, scaled if the sum is scaled.
+        """Return the row matrices of a sum by column, scaled if that scales the sum."""
+        rows = [self.row_tiles[number] for _, number in attr.term_list()]
+        scales = self.scales_rows(attr)
+        return [self.scaled(tile_) if scales else tile_ for tile_ in rows]
 
-        Scaling the rows is cheaper than scaling the sums.
+    def scales_rows(self, attr: SumAttr) -> bool:
+        """Return True if a sum by column is scaled by scaling its rows.
+
+        This is cheaper than scaling the values of pairs. But scaled 16-bit rows would
+        have to be rounded again, or multiplied as wider numbers.
         """
         rows = [self.row_tiles[number] for _, number in attr.term_list()]
-        return [self.scaled(tile_) if attr.scaled else tile_ for tile_ in rows]
+        is_wide = all(element_of(x.type) == self.op.score_type for x in rows)
+        return attr.scaled and is_wide
 
-    def scaled(self, rows: SSAValue) -> SSAValue:
-        """Multiply rows by the scale."""
-        type_ = self.op.score_type
-        inputs: list[Input] = [(rows, FULL), (self.args[self.op.scale], UNIFORM)]
+    def scaled(self, tile_: SSAValue) -> SSAValue:
+        """Multiply a tile by the scale."""
+        inputs: list[Input] = [(tile_, FULL), (self.args[self.op.scale], UNIFORM)]
 
         def body(code: ScalarCode, x: SSAValue, scale: SSAValue) -> SSAValue:
-            return code.mulf(extended(code, x, type_), scale)
+            return code.mulf(x, scale)
 
-        return build_map(self.code, shape_of(rows.type), inputs, body, "scaled")
+        return build_map(self.code, shape_of(tile_.type), inputs, body, "scaled")
 
     @property
     def diagonals(self) -> list[SSAValue]:
@@ -428,13 +434,15 @@ class OnePassKernelBuilder(PairSumsKernelBuilder):
         self,
         attr: SumAttr,
         result: SSAValue,
-        values: Sequence[SSAValue],
+        values: Values,
         factors: Sequence[SSAValue],
         start: SSAValue,
         count: SSAValue | None,
     ) -> None:
         """Add the sums of a block of columns to those in memory."""
         code = self.code
+        if attr.scaled and not self.scales_rows(attr):
+            values = {n: self.scaled(values[n]) for n, _ in attr.term_list()}
         sums = self.column_sums(attr, result, values, factors, self.row_count)
         where = [self.part_id, *self.columns.where[:2], start, code.const(0)]
         code.builder.insert(tile.AddToOp(sums, self.args[result], where, count))
