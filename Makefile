@@ -71,6 +71,7 @@ random: venv ## five thousand random calls on a CPU against double precision
 
 sanitize-cpu: venv ## calls of a CPU whose kernels check themselves (gcc's sanitizers)
 	$(BIN)/python -m tests.support.sanitize --all
+	$(BIN)/python -m tests.support.sanitize --all --machine amx
 
 bench-cpu: $(VENV)/installed-bench ## flexc beside torch on a CPU: a table, JSON and a plot
 	$(BIN)/python -m bench.cpu

@@ -11,6 +11,9 @@ from tests.support.sanitize import main
 
 @pytest.mark.skipif(sys.platform != "linux", reason="loads a library before others")
 @pytest.mark.timeout(600)
-def test_kernels_stay_in_their_tensors(capfd: pytest.CaptureFixture[str]) -> None:
-    status = main([])
+@pytest.mark.parametrize("arguments", [[], ["--machine", "amx"]])
+def test_kernels_stay_in_their_tensors(
+    arguments: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    status = main(arguments)
     assert status == 0, capfd.readouterr().err[-4000:]

@@ -3,6 +3,7 @@
     python -m tests.support.sanitize                  # a short sample
     python -m tests.support.sanitize --all            # dtypes, strides, gradients
     python -m tests.support.sanitize --machine avx2   # narrower vectors
+    python -m tests.support.sanitize --machine amx    # a matrix unit, in plain C++
 
 Kernels are compiled with AddressSanitizer and UBSan (`FLEXC_SANITIZE`), in a process
 that has loaded the first before anything else, so that it knows where each tensor ends.
@@ -34,6 +35,7 @@ SHORT = (
     Sample("causal", 40, 37, 133, torch.float32, kv_heads=1, strided=True),
     Sample("relative_bias", 16, 50, 67, torch.bfloat16, backward=True),
     Sample("documents", 24, 90, 90, torch.float16),
+    Sample("causal", 64, 70, 133, torch.bfloat16, kv_heads=1, backward=True),
 )
 """Odd lengths and strides, captured tensors, planning, gradients."""
 

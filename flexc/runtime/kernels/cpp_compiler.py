@@ -262,21 +262,24 @@ def host_machine() -> MachineName:
 
     Without a compiler this is "portable": code can then be printed but not built.
     """
-    variables = ("FLEXC_MACHINE", "CXX", "PATH")
-    asked, *rest = (os.environ.get(name) for name in variables)
+    variables = ("FLEXC_MACHINE", "FLEXC_SANITIZE", "CXX", "PATH")
+    asked, checked, *rest = (os.environ.get(name) for name in variables)
     try:
-        return _machine(asked, *rest)
+        return _machine(asked, bool(checked), *rest)
     except CompilerNotFoundError:
         # This outcome is not cached, since the next call may find a compiler.
         return _chosen_machine(("portable",), asked)
 
 
 @cache
-def _machine(asked: str | None, *_: str | None) -> MachineName:
+def _machine(asked: str | None, checked: bool, *_: str | None) -> MachineName:
     """Return the machine for these values of the environment variables.
 
-    The arguments after `asked` only extend the cache key.
+    Kernels that check themselves compute tile instructions in plain C++, on any CPU.
+    The arguments after `checked` only extend the cache key.
     """
+    if checked and asked == "amx":
+        return "amx"
     return _chosen_machine(machines_of(find_compiler()), asked)
 
 
@@ -356,8 +359,11 @@ def predefined(compiler: Compiler) -> frozenset[str]:
 def flags() -> tuple[str, ...]:
     """Return the compiler flags for kernels in the current environment."""
     defined, needed = predefined(find_compiler()), NEEDS[host_machine()]
+    if checks := sanitizer_flags():
+        # Sanitizers do not see what tile instructions read and write.
+        needed = [m for m in needed if not m.startswith("__AMX")]
     narrowed = [f for m, f in WITHOUT.items() if m in defined and m not in needed]
-    return (*FLAGS, *narrowed, *sanitizer_flags())
+    return (*FLAGS, *narrowed, *checks)
 
 
 def sanitizer_flags() -> tuple[str, ...]:
