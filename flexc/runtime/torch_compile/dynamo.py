@@ -142,17 +142,32 @@ def is_for_flexc() -> bool:
     return compiled_for_flexc() is not None
 
 
-def allow_gradients() -> None:
-    """Let torch's attention have gradients on a CPU, in code for this backend."""
+def lift_limits() -> None:
+    """Let torch's attention have gradients and largest scores on a CPU, in code for
+    this backend.
+    """
     check = getattr(torch_flex, "_validate_device", None)
-    if check is None:  # A torch that has no such limit.
+    read_options = getattr(torch_flex, "_apply_kernel_options", None)
+    if check is None or read_options is None:  # A torch that has no such limits.
         return
 
     def validate(query: Tensor, key: Tensor, value: Tensor) -> None:
         if not is_for_flexc():
             check(query, key, value)
 
+    def apply_options(
+        query: Tensor, key: Tensor, value: Tensor, return_lse: bool, *rest: Any
+    ) -> Any:
+        if len(rest) != 2 or rest[1] is None or not is_for_flexc():
+            return read_options(query, key, value, return_lse, *rest)
+        options, asked = rest
+        given = options, torch_flex.AuxRequest(lse=asked.lse)
+        options = read_options(query, key, value, return_lse, *given)
+        options["OUTPUT_MAX"] = asked.max_scores
+        return options
+
     torch_flex._validate_device = validate
+    torch_flex._apply_kernel_options = apply_options
 
 
 def attend_as_torch(choices: Choices, *operands: Any) -> Any:
@@ -257,4 +272,4 @@ def mod_operand(
     return graph
 
 
-allow_gradients()
+lift_limits()

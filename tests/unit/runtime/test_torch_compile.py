@@ -311,8 +311,33 @@ def test_attention_of_torch_trains_at_all_lengths() -> None:
     assert counters["stats"]["unique_graphs"] == 2  # with gradients and without
 
 
+@pytest.mark.parametrize("lse", [True, False])
+def test_attention_of_torch_returns_largest_scores(lse: bool) -> None:
+    query, key, value = (torch.randn(2, 3, 20, 8, requires_grad=True) for _ in "qkv")
+
+    def attend(function: Any) -> Any:
+        asked = AuxRequest(lse=lse, max_scores=True)
+        out, aux = function(query, key, value, return_aux=asked)
+        return out, aux.lse, aux.max_scores
+
+    compiled: Any = torch.compile(
+        attend, backend="flexc", fullgraph=True, options={"inductor": False}
+    )
+    found = compiled(torch_flex.flex_attention)
+    torch.testing.assert_close(found, attend(flexc.flex_attention))
+    torch.autograd.grad(found[0].sum(), query)
+
+
 def test_other_backends_keep_what_torch_refuses() -> None:
     query = torch.randn(1, 2, 12, 4, requires_grad=True)
+    largest: Any = torch.compile(
+        lambda q: torch_flex.flex_attention(
+            q, q, q, return_aux=AuxRequest(max_scores=True)
+        ),
+        backend="aot_eager",
+    )
+    with pytest.raises(Exception, match="max scores is not supported on CPU"):
+        largest(query.detach())
     compiled: Any = torch.compile(torch_flex.flex_attention, backend="aot_eager")
     with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
         compiled(query, query, query)
