@@ -300,13 +300,15 @@ class ConvertFlexToBlocksparsePass(ModulePass):
         if short_rows is None:
             short_rows = self.expects_short_rows(op)
         sparse = sparse_block(op)
+        bits = element_width(op.query.type)
         shape = AttentionShape(
-            element_width(op.query.type),
+            bits,
             flex.tensor_shape(op.query)[3],
             flex.tensor_shape(op.value)[3],
             sparse,
             self.block_m is None and self.block_n is None and short_rows,
             known_rows(op),
+            any(element_width(v.type) < bits for v in (op.key, op.value)),
         )
         chosen = self.choose(shape)
         sizes = self.shrunk(self.with_options(chosen))

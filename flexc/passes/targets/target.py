@@ -92,6 +92,8 @@ class AttentionShape:
     """True if a program may find little work: several should share a multiprocessor."""
     rows: int | None = None
     """The number of rows of a head, if known."""
+    narrow: bool = False
+    """True if keys or values have fewer bits than queries."""
 
 
 @dataclass(frozen=True)

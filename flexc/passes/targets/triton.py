@@ -81,7 +81,9 @@ class TritonTarget(Target):
         dims = self.padded(shape.head_dim), self.padded(shape.value_dim)
         choices = attention_choices(bits, max(dims))
         if shape.rows is not None and shape.rows <= self.few_rows:
-            choices = few_rows_choices(self.padded(shape.rows), bits, max(dims))
+            choices = few_rows_choices(
+                self.padded(shape.rows), bits, max(dims), shape.narrow
+            )
         elif shape.short_rows and bits <= 16:
             twice = operand_bytes(PAIRED, bits, *dims) * 2 <= memory
             choices = [PAIRED] * (twice and 64 < max(dims) <= 128) + choices
@@ -214,13 +216,18 @@ def attention_choices(bits: int, widest: int) -> list[TileSizes]:
     return [TileSizes(64, 32, 8, 2), TileSizes(32, 32, 4, 1), TileSizes(16, 16, 4, 1)]
 
 
-def few_rows_choices(rows: int, bits: int, widest: int) -> list[TileSizes]:
+def few_rows_choices(
+    rows: int, bits: int, widest: int, narrow: bool
+) -> list[TileSizes]:
     """Return tiles of a program with all rows, the best first.
 
     Its time is that of reading keys and values. Many stages keep reads in flight.
+    Narrow keys take as many bytes with more columns, and instructions, of which wider
+    blocks need fewer, are then most of the time.
     """
-    columns = max(MIN_BLOCK_N, min(128, FEW_ROWS_BITS // (widest * bits)))
-    return [TileSizes(rows, columns, 4, stages) for stages in (4, 3, 2, 1)]
+    room, most = (2 * FEW_ROWS_BITS, 3) if narrow else (FEW_ROWS_BITS, 4)
+    columns = max(MIN_BLOCK_N, min(128, room // (widest * bits)))
+    return [TileSizes(rows, columns, 4, stages) for stages in range(most, 0, -1)]
 
 
 def pair_choices(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from xdsl.context import Context
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp, StringAttr, bf16, f32, i32, i64
 from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
@@ -28,6 +29,7 @@ from xdsl.pattern_rewriter import (
 )
 
 from flexc.dialects import tile
+from flexc.dialects.constants import int_constant
 from flexc.dialects.flex import element_type
 from flexc.dialects.tile import element_of, shape_of
 from flexc.errors import UnsupportedOpError
@@ -138,6 +140,15 @@ class PointerAccess(TileAccess):
         return build_map(self.code, self.shape, inputs, body, self.hint("inside"))
 
 
+def is_multiple(value: SSAValue, size: int) -> bool:
+    """Return True if a product with a constant shows that a value is a multiple."""
+    op = value.owner
+    if not isinstance(op, arith.MuliOp):
+        return False
+    factors = map(int_constant, op.operands)
+    return any(n is not None and n % size == 0 for n in factors)
+
+
 @dataclass(frozen=True)
 class PagedAccess(PointerAccess):
     """The base, offsets and mask of a tile whose rows lie in pages of a tensor."""
@@ -161,50 +172,76 @@ class PagedAccess(PointerAccess):
         assert size is not None
         return size
 
+    def rows(self) -> tuple[SSAValue, SSAValue | None]:
+        """Return the rows of the tile, and the page entry that they count from.
+
+        Rows that begin with a page are counted from there: where each lies in its page
+        is then known before the loop. Other rows are those of the sequence.
+        """
+        code, start, size = self.code, self.indices[2], self.page_size
+        if not is_multiple(start, size):
+            return code.insert(tile.IotaOp(start, self.shape[0]), "row"), None
+        rows = code.insert(tile.IotaOp(code.const(0), self.shape[0]), "row")
+        return rows, code.div(start, code.const(size), "entry")
+
     def pages(self) -> SSAValue:
         """Return the numbers of the pages in which the rows lie, as the table has them.
 
         Rows beyond the table have its last page.
         """
-        code, (rows, _), size = self.code, self.shape, self.page_size
-        row = code.insert(tile.IotaOp(self.indices[2], rows), "row")
+        code, shape, size = self.code, [self.shape[0]], self.page_size
+        rows, first = self.rows()
         count = code.insert(tile.DimOp(self.table, 1), "pages_size1")
+        step = build_map(
+            code, shape, [(rows, ROW)], lambda c, row: c.div(row, c.const(size)), "step"
+        )
 
-        def entry(code: ScalarCode, row: SSAValue, count: SSAValue) -> SSAValue:
+        def entry(code: ScalarCode, step: SSAValue, *args: SSAValue) -> SSAValue:
+            count, *first = args
             last = code.sub(count, code.const(1))
-            return code.min(code.div(row, code.const(size)), last)
+            return code.min(code.add(step, *first) if first else step, last)
 
-        inputs: list[Input] = [(row, ROW), (count, UNIFORM)]
-        entries = build_map(code, [rows], inputs, entry, "entries")
+        inputs: list[Input] = [(step, ROW), (count, UNIFORM)]
+        inputs += [] if first is None else [(first, UNIFORM)]
+        entries = build_map(code, shape, inputs, entry, "entries")
         table = PointerAccess(code, self.table, self.indices[:1], (), ())
-        type_ = tile.TileType(i32, [rows])
+        type_ = tile.TileType(i32, shape)
         gather = tile.GatherOp(self.table, table.base(), entries, None, type_)
         return code.insert(gather, "pages")
 
+    def within(self) -> SSAValue:
+        """Return the offsets of rows within their pages, in 64 bits."""
+        stride = self.code.insert(tile.StrideOp(self.tensor, 2, i64), "stride")
+
+        def body(code: ScalarCode, row: SSAValue, stride: SSAValue) -> SSAValue:
+            row = code.rem(row, code.const(self.page_size))
+            return code.mul(code.int_cast(row, i64), stride)
+
+        inputs: list[Input] = [(self.rows()[0], ROW), (stride, UNIFORM)]
+        return build_map(self.code, [self.shape[0]], inputs, body, self.hint("within"))
+
     def offsets(self) -> SSAValue:
         """Return the offsets within the tile, in 64 bits."""
-        code, (rows, columns), size = self.code, self.shape, self.page_size
-        row = code.insert(tile.IotaOp(self.indices[2], rows), "row")
-        column = code.insert(tile.IotaOp(code.const(0), columns), "column")
-        strides = [tile.StrideOp(self.tensor, dim, i64) for dim in (0, 2, 3)]
+        code = self.code
+        column = code.insert(tile.IotaOp(code.const(0), self.shape[1]), "column")
+        strides = [tile.StrideOp(self.tensor, dim, i64) for dim in (0, 3)]
         inputs: list[Input] = [
             (self.pages(), ROW),
-            (row, ROW),
             (column, COLUMN),
+            (self.within(), ROW),
             (code.insert(tile.DimOp(self.tensor, 0), "num_pages"), UNIFORM),
             *((code.insert(s, self.hint("stride")), UNIFORM) for s in strides),
         ]
 
         def body(code: ScalarCode, page: SSAValue, *args: SSAValue) -> SSAValue:
-            row, column, count, *steps = args
+            column, within, count, *steps = args
             page = code.min(page, code.sub(count, code.const(1)))
             page = code.max(page, code.const(0))
-            row = code.rem(row, code.const(size))
             terms = [
                 code.mul(code.int_cast(at, i64), step)
-                for at, step in zip((page, row, column), steps, strict=True)
+                for at, step in zip((page, column), steps, strict=True)
             ]
-            return code.add(code.add(terms[0], terms[1]), terms[2])
+            return code.add(code.add(terms[0], within), terms[1])
 
         return build_map(code, self.shape, inputs, body, self.hint("offsets"))
 

@@ -195,6 +195,7 @@ class Subject:
             block,
             not {"block_m", "block_n"} & asked.keys(),
             self.few_rows and prod(self.few_rows),
+            self.call.is_narrow,
         )
         chosen = convert_for(self.compiled.build, self.schedule).choose(shape)
         return replace(chosen, **asked)
