@@ -145,7 +145,7 @@ def is_multiple(value: SSAValue, size: int) -> bool:
     op = value.owner
     if not isinstance(op, arith.MuliOp):
         return False
-    factors = map(int_constant, op.operands)
+    factors = [int_constant(v) for v in op.operands]
     return any(n is not None and n % size == 0 for n in factors)
 
 
@@ -192,14 +192,15 @@ class PagedAccess(PointerAccess):
         code, shape, size = self.code, [self.shape[0]], self.page_size
         rows, first = self.rows()
         count = code.insert(tile.DimOp(self.table, 1), "pages_size1")
-        step = build_map(
-            code, shape, [(rows, ROW)], lambda c, row: c.div(row, c.const(size)), "step"
-        )
+
+        def pages_before(code: ScalarCode, row: SSAValue) -> SSAValue:
+            return code.div(row, code.const(size))
+
+        step = build_map(code, shape, [(rows, ROW)], pages_before, "step")
 
         def entry(code: ScalarCode, step: SSAValue, *args: SSAValue) -> SSAValue:
-            count, *first = args
-            last = code.sub(count, code.const(1))
-            return code.min(code.add(step, *first) if first else step, last)
+            last = code.sub(args[0], code.const(1))
+            return code.min(step if first is None else code.add(step, args[1]), last)
 
         inputs: list[Input] = [(step, ROW), (count, UNIFORM)]
         inputs += [] if first is None else [(first, UNIFORM)]
