@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from xdsl.passes import ModulePass
 
+import flexc
 from flexc.passes import pipelines
 from flexc.passes.cpu.products import TileRegisterProductsPass
 from flexc.passes.cpu.tile_widen_floats import TilePackOperandsPass
@@ -26,6 +29,7 @@ from tests.codegen.cpp_kernels import (
     run_attention,
     run_passes,
 )
+from tests.support.corpus_masks import causal_mask
 
 PACKED: list[MachineName] = [n for n, m in MACHINES.items() if m.packed is not None]
 ROWS = 50
@@ -209,3 +213,34 @@ def test_kept_blocks(tmp_path: Path) -> None:
     rows = memory[first[:, None] + torch.arange(32), :16].mT
     rows = rows.where(torch.arange(32) < count[:, None, None], 0)
     assert torch.equal(out, rows)
+
+
+def unfused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention in products of the inputs' dtype."""
+    scores = query @ key.mT * query.size(3) ** -0.5
+    seen = torch.ones(scores.shape[2:], dtype=torch.bool).tril()
+    return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("head_dim", [48, 64, 128])
+@pytest.mark.parametrize("length", [33, 130])
+def test_gradients_of_bf16_are_as_exact_as_unfused_ones(
+    head_dim: int, length: int
+) -> None:
+    inputs = [torch.randn(1, 3, length, head_dim).bfloat16() for _ in range(4)]
+    *qkv, d_out = inputs
+
+    def gradients(
+        attend: Callable[..., Any], dtype: torch.dtype = torch.bfloat16
+    ) -> tuple[Tensor, ...]:
+        leaves = [t.to(dtype).requires_grad_() for t in qkv]
+        return torch.autograd.grad(attend(*leaves), leaves, d_out.to(dtype))
+
+    def fused(query: Tensor, key: Tensor, value: Tensor) -> Any:
+        return flexc.flex_attention(query, key, value, mask_mod=causal_mask)
+
+    found, again = gradients(fused), gradients(fused)
+    right, rounded = gradients(unfused, torch.float64), gradients(unfused)
+    for own, same, exact, other in zip(found, again, right, rounded, strict=True):
+        assert torch.equal(own, same)
+        assert (own - exact).norm() <= (other - exact).norm()
