@@ -87,8 +87,30 @@ def _trace(
     device: torch.device | str,
     gradients: bool,
 ) -> _Tracer:
-    """Trace with symbols. If mods need numbers, or real tensors, trace with those."""
+    """Trace the mods, with torch's decompositions if ops on pairs lack rules.
+
+    Ops on captured tensors alone are torch's, and are not decomposed.
+    """
     args = (signature, score_dtype, device, gradients)
+    tracer = _attempt(*args)
+    if not tracer.lacks_rules:
+        return tracer
+    if not tracer.keeps_tensors:
+        return _attempt(*args, decomposes=True)
+    tracer = _Tracer(*args, True, "tensors")
+    tracer.run()
+    return tracer
+
+
+def _attempt(
+    signature: ModSignature,
+    score_dtype: torch.dtype,
+    device: torch.device | str,
+    gradients: bool,
+    decomposes: bool = False,
+) -> _Tracer:
+    """Trace with symbols. If mods need numbers, or real tensors, trace with those."""
+    args = (signature, score_dtype, device, gradients, decomposes)
     if not signature.static_numbers:
         try:
             tracer = _Tracer(*args, "symbols")
@@ -120,6 +142,7 @@ class _Tracer:
         score_dtype: torch.dtype,
         device: torch.device | str,
         gradients: bool,
+        decomposes: bool,
         given: Literal["symbols", "numbers", "tensors"],
     ):
         env = ExactShapeEnv if given == "symbols" else UnlocatedShapeEnv
@@ -128,10 +151,13 @@ class _Tracer:
         self.mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
         self.signature = signature
         self.gradients = gradients
+        self.decompositions = _decompositions() if decomposes else {}
         self.symbolic = given == "symbols"
         self.keeps_tensors = given == "tensors"
         self.needs_tensors = False
         """True if an op without a rule, as softmax, is applied to captures alone."""
+        self.lacks_rules = False
+        """True if such an op is applied to what depends on a pair."""
         self.names = signature.capture_names()
         self.found: list[torch.Tensor] = []
         self.assumptions: list[Assumption] = []
@@ -216,7 +242,8 @@ class _Tracer:
 
         try:
             inputs = [] if self.keeps_tensors else self.fakes
-            graph = _make_fx(call, [*args, *inputs], self.gradients)
+            given = [*args, *inputs]
+            graph = _make_fx(call, given, self.gradients, self.decompositions)
         except FlexcError as error:
             if error.location is None:
                 where = error_location(error) or location
@@ -237,7 +264,9 @@ class _Tracer:
             raise random_numbers(kind, "numpy.random", location)
         check_graph(kind, graph)
         _fix_reduced_sizes(graph)
-        self.needs_tensors |= _computes_of_captures_alone(graph, arity)
+        alone, lacking = _without_rules(graph, arity)
+        self.needs_tensors |= alone
+        self.lacks_rules |= lacking
         found = self._captured(kind, graph, arity, location)
         return replace(found, sequences=sequences_of(mod, self.fakes))
 
@@ -330,18 +359,21 @@ def sequences_of(mod: Any, captures: Sequence[Any]) -> tuple[int, ...]:
     return tuple(next(i for i, c in enumerate(captures) if c is t) for t in held)
 
 
-def _computes_of_captures_alone(gm: GraphModule, arity: int) -> bool:
-    """Return True if an op without a rule is applied to captured tensors alone."""
+def _without_rules(gm: GraphModule, arity: int) -> tuple[bool, bool]:
+    """Return whether ops on captured tensors alone, and others, have no pointwise rule,
+    and no rule at all.
+    """
     nodes = list(gm.graph.nodes)
-    varying = set(nodes[:arity])
+    varying, alone, lacking = set(nodes[:arity]), False, False
     for node in nodes:
         is_op = node.op == "call_function" and not is_number(node)
         is_pointwise = is_known(node.target) and not reduces(node.target)
         if varying.intersection(node.all_input_nodes):
             varying.add(node)
+            lacking |= is_op and not is_known(node.target)
         elif is_op and node.all_input_nodes and not is_pointwise:
-            return True
-    return False
+            alone = True
+    return alone, lacking
 
 
 def _fix_reduced_sizes(gm: GraphModule) -> None:
@@ -370,7 +402,10 @@ def _or_known(node: Node) -> Any:
 
 
 def _make_fx(
-    fn: Callable[..., Any], args: Sequence[Any], gradients: bool
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    gradients: bool,
+    decompositions: dict[Any, Callable[..., Any]],
 ) -> GraphModule:
     with ExitStack() as stack:
         # `make_fx` sets global flags, and two threads could leave them set.
@@ -389,7 +424,7 @@ def _make_fx(
             patch.object(dedupe_symint_uses, "dedupe_symints", lambda graph: None)
         )
         traced = make_fx(
-            fn, _decompositions(), tracing_mode="real", _allow_non_fake_inputs=True
+            fn, decompositions, tracing_mode="real", _allow_non_fake_inputs=True
         )
         return traced(*args)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 
 import flexc
 from flexc.errors import MutationError, UnsupportedOpError
@@ -346,6 +347,20 @@ def test_of_captures_alone() -> None:
     )
     expected = _scores() + a.mean(-1)[:, None] * a.amax(-1)
     torch.testing.assert_close(found, _attention(expected))
+
+
+def test_of_captures_alone_beside_what_is_decomposed() -> None:
+    """Only ops on what depends on a pair are decomposed."""
+    linear: Any = parametrizations.orthogonal(torch.nn.Linear(3, N))
+    a = torch.randn(N, 3)
+    found = flexc.flex_attention(
+        QUERY,
+        KEY,
+        VALUE,
+        lambda s, b, h, q, k: s + functional.rms_norm(linear.weight[q] + a[k], (3,))[0],
+    )
+    rows = functional.rms_norm(linear.weight[:, None] + a, (3,))
+    torch.testing.assert_close(found, _attention(_scores() + rows[..., 0]))
 
 
 def test_places_of_extremes_are_refused() -> None:
