@@ -837,3 +837,51 @@ tile.kernel @keep_columns_element(%z : bf16 #tile.param<argument 0>,
   %r = tile.keep_columns %x from %n to %n else 0.0 : f32 : !tile.tile<4x8xbf16>, !tile.tile<4xi32>, !tile.tile<4xi32>
   tile.return
 }
+
+// -----
+
+%x = "test.op"() : () -> !tile.tile<8x8xi1>
+// CHECK: expects a row of flags, got !tile.tile<8x8xi1>
+%first, %length = tile.live_range %x : !tile.tile<8x8xi1>
+
+// -----
+
+%x = "test.op"() : () -> !tile.tile<8xf32>
+// CHECK: expects a row of flags, got !tile.tile<8xf32>
+%first, %length = tile.live_range %x : !tile.tile<8xf32>
+
+// -----
+
+%x, %sums, %base = "test.op"() : () -> (!tile.tile<8x8xf32>, memref<?xf32>, i64)
+// CHECK: strides expects 2 values, got 1
+tile.add_strided %x, %sums[%base] strides [%base] : !tile.tile<8x8xf32>, memref<?xf32>
+
+// -----
+
+%t, %offset = "test.op"() : () -> (tensor<?xi32>, i32)
+// CHECK: result expects type i32, got f32
+%x = tile.read %t[%offset] : tensor<?xi32>, i32 -> f32
+
+// -----
+
+%x = "test.op"() : () -> !tile.tile<8x8xf32>
+// CHECK: result expects a tile as !tile.tile<8x8xf32>, got !tile.tile<8x16xf32>
+%y = tile.convert_layout %x : !tile.tile<8x8xf32> -> !tile.tile<8x16xf32>
+
+// -----
+
+%x, %y = "test.op"() : () -> (!tile.tile<8x8xf32>, !tile.tile<8x4xf32>)
+// CHECK: acc expects type !tile.tile<8x8xf32>
+%d = tile.register_product %x, %x onto %y by <4 x 1> : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> onto !tile.tile<8x4xf32> -> !tile.tile<8x8xf32>
+
+// -----
+
+%x, %i = "test.op"() : () -> (!tile.tile<8x8xf32>, i64)
+// CHECK: a tensor lhs expects a base and two strides, a tile neither
+%d = tile.register_product %x[%i] strides [%i, %i], %x by <4 x 1> : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>
+
+// -----
+
+%x, %i = "test.op"() : () -> (!tile.tile<8x8xf32>, i64)
+// CHECK: next expects a tensor
+%d = tile.register_product %x next %i, %x by <4 x 1> : !tile.tile<8x8xf32>, !tile.tile<8x8xf32> -> !tile.tile<8x8xf32>

@@ -435,3 +435,44 @@ tile.kernel @rows_of_two_groups(%c : i1 #tile.param<argument 0>)
   }
   tile.return
 }
+
+// -----
+
+// CHECK: expects one part or more, got 0
+"test.op"() : () -> !tile.shares<0, !tile.tile<64x64xbf16>>
+
+// -----
+
+%x, %part = "test.op"() : () -> (!tile.tile<64x64xbf16>, i32)
+// CHECK: result expects a tile like !tile.tile<64x64xf32>, got !tile.tile<64x64xbf16>
+%all = tile.share %x of %part : !tile.tile<64x64xbf16> -> !tile.shares<2, !tile.tile<64x64xf32>>
+
+// -----
+
+%all, %part = "test.op"() : () -> (!tile.shares<2, !tile.tile<64x64xbf16>>, i32)
+// CHECK: result expects a tile like !tile.tile<64x64xbf16>, got !tile.tile<64x32xbf16>
+%x = tile.of_part %all[%part] : !tile.shares<2, !tile.tile<64x64xbf16>> -> !tile.tile<64x32xbf16>
+
+// -----
+
+%x, %i = "test.op"() : () -> (!tile.tile<64x64xbf16>, i32)
+// CHECK: count expects a divisor of 64 columns, got 3
+%some = tile.take_columns %x[%i] of 3 : !tile.tile<64x64xbf16> -> !tile.tile<64x21xbf16>
+
+// -----
+
+%x, %i = "test.op"() : () -> (!tile.tile<64x64xbf16>, i32)
+// CHECK: expects a view of a view, or a tile of a tile
+%some = tile.take_columns %x[%i] of 2 : !tile.tile<64x64xbf16> -> !tile.view<!tile.tile<64x32xbf16>>
+
+// -----
+
+%x, %i = "test.op"() : () -> (!tile.tile<64x64xbf16>, i32)
+// CHECK: result expects a tile like !tile.tile<64x32xbf16>, got !tile.tile<64x64xbf16>
+%some = tile.take_columns %x[%i] of 2 : !tile.tile<64x64xbf16> -> !tile.tile<64x64xbf16>
+
+// -----
+
+%view = "test.op"() : () -> !tile.view<!tile.tile<64x64xbf16>>
+// CHECK: result expects a tile like !tile.tile<64x64xbf16>, got !tile.tile<64x64xf32>
+%x = tile.read_view %view : !tile.view<!tile.tile<64x64xbf16>> -> !tile.tile<64x64xf32>
