@@ -24,7 +24,7 @@ from flexc.distributed.ranks import exchange
 from flexc.errors import GradientError
 from flexc.runtime.attention.call import Attention
 from flexc.runtime.autograd import derivatives
-from flexc.runtime.autograd.functions import settle
+from flexc.runtime.autograd.functions import resolve_tables
 from flexc.runtime.autograd.template import INPUTS, Template, split
 
 
@@ -254,7 +254,7 @@ class RingAttention(torch.autograd.Function):
             for queries, keys in ring.route.calls[step]:
                 assert here is not None
                 call = prepare(queries, keys, query, here.key, here.value)
-                template, given = split(settle(call))
+                template, given = split(resolve_tables(call))
                 tables += given[INPUTS + len(captured) :]
                 has_rest = template.lse_rest
                 out, lse, _ = template.run(given)

@@ -23,10 +23,10 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from flexc.runtime.autograd.derivatives import check_gradient
 from flexc.runtime.autograd.functions import (
+    resolve_tables,
     run_attention,
     run_plain,
     run_template,
-    settle,
 )
 from flexc.runtime.autograd.template import (
     INPUTS,
@@ -68,7 +68,7 @@ class Prepare(Protocol):
         ...
 
 
-SETTLE = "settle"
+TABLES = "tables"
 """The name of the tape that plans blocks."""
 
 
@@ -99,14 +99,14 @@ class UnrecordedCall:
 class RecordedCall:
     """Calls of equal facts whose gradients are recorded."""
 
-    __slots__ = ("_is_known", "_settle", "_stored", "_template")
+    __slots__ = ("_is_known", "_stored", "_tables", "_template")
 
     def __init__(self, stored: StoredTape | None = None) -> None:
         """Make a plan. `stored` is the place of the forward's tape on the disk."""
         self._is_known = False
         self._stored = stored
         self._template: Template | None = None
-        self._settle: TapedWork | None = None
+        self._tables: TapedWork | None = None
         """The tape that plans blocks. None if no blocks are planned."""
 
     def __call__(
@@ -116,8 +116,8 @@ class RecordedCall:
         if template is None:
             return self._first(tensors, tables, prepare)
         given = [t for t in tensors if isinstance(t, Tensor)]
-        if self._settle is not None:
-            given += self._settle(
+        if self._tables is not None:
+            given += self._tables(
                 tensors,
                 tensors[0].device,
                 lambda: (packed(prepared(prepare, tensors, None)), True),
@@ -133,7 +133,7 @@ class RecordedCall:
         """
         call = prepared(prepare, tensors, tables)
         check_gradient(call.trace())
-        call = settle(call)
+        call = resolve_tables(call)
         template, given = split(call)
         here = [t for t in tensors if isinstance(t, Tensor)]
         plans = template.is_packed and tables is None
@@ -169,8 +169,8 @@ class RecordedCall:
     def _share(self, template: Template, plans: bool, is_known: bool) -> None:
         """Use a template for later calls, with a tape that plans blocks if needed."""
         if plans:
-            stored = self._stored and self._stored.companion(SETTLE)
-            self._settle = TapedWork(is_known, stored)
+            stored = self._stored and self._stored.companion(TABLES)
+            self._tables = TapedWork(is_known, stored)
         self._template = template
 
 
@@ -215,7 +215,7 @@ def prepared(
         return call
     given = tensors[len(tensors) - len(tables.all_tensors) :]
     tables = join_tables(blank_tables(tables), given)
-    return replace(call, tables=tables, settled=True)
+    return replace(call, tables=tables, resolved=True)
 
 
 def prepared_again(
@@ -239,7 +239,7 @@ def prepared_again(
         call = prepare((query, key, value))
         signature = replace(call.signature, captures=template.captured(tensors))
         call = replace(call, signature=signature).with_traced()
-        found, given = split(settle(call))
+        found, given = split(resolve_tables(call))
     assert found.blank is not None
     if template.is_packed and not is_transformed():
         # Autograd saved tables of this layout.
@@ -269,7 +269,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def packed(call: Attention) -> tuple[Tensor]:
     """Return the one tensor of the tables that are planned for a call."""
-    tables = settle(call).tables
+    tables = resolve_tables(call).tables
     assert tables is not None
     assert tables.packed is not None
     return (tables.packed.tensor,)
@@ -345,7 +345,7 @@ def blocks_of(
     plan = plan_of(tensors)
     with without_dispatch_modes(), torch.no_grad():
         call = call.with_traced()
-        tables = call.settle(both=isinstance(plan, RecordedCall)).tables
+        tables = call.resolve_tables(both=isinstance(plan, RecordedCall)).tables
     held = () if tables is None else tables.all_tensors
     is_own = call.tables is not None and call.tables.origin is not None
     mask = call.trace().mask

@@ -55,7 +55,7 @@ ATTENTION_FORMAT = (
 """The assembly format of attention, without its last region."""
 
 
-class LastOperands(IRDLOperation):
+class TrailingOperands(IRDLOperation):
     """The optional operands of attention that follow all others, in this order."""
 
     page_table = opt_operand_def(TensorType[Attribute])
@@ -69,7 +69,7 @@ class LastOperands(IRDLOperation):
     """The number of splits: results have as many batches for each batch of operands."""
 
 
-class AttentionLike(ScoredOp, LastOperands):
+class AttentionLike(ScoredOp, TrailingOperands):
     """Operands, results and facts of the attention ops of two dialects.
 
     `out` is (B, Hq, Sq, Ev). All other results are optional and (B, Hq, Sq):

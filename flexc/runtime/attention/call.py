@@ -69,7 +69,7 @@ class Attention:
     shapes of sequences.
     """
     scales: Scales = NO_SCALES
-    settled: bool = False
+    resolved: bool = False
     """True if the tables are those that kernels read, or no tables are needed."""
 
     @property
@@ -113,7 +113,7 @@ class Attention:
         captures = compiled.attention.arguments(self.signature.captures)
         compiled.start(compiled.proofs(self.query, self.key, captures))
 
-    def settle(self, both: bool = False) -> Attention:
+    def resolve_tables(self, both: bool = False) -> Attention:
         """Return this call with the tables that its kernels read.
 
         If bounds follow from the mask, there are no tables. With `both`, blocks are
@@ -121,11 +121,11 @@ class Attention:
         """
         tables = self.tables
         lacks_columns = both and tables is not None and tables.columns is None
-        if self.settled and not lacks_columns:
+        if self.resolved and not lacks_columns:
             return self
-        block = self.tables and self.tables.block_size if self.settled else self.block()
+        block = tables and tables.block_size if self.resolved else self.block()
         return replace(
-            self, tables=block and self._kept_tables(block, both), settled=True
+            self, tables=block and self._kept_tables(block, both), resolved=True
         )
 
     def block(self) -> tuple[int, int] | None:
@@ -197,7 +197,7 @@ class Attention:
             found = self._plan(block, both)
         else:
             found = tables
-            if not self.settled and tables.origin is None and tables.packed is None:
+            if not self.resolved and tables.origin is None and tables.packed is None:
                 # Tables that flexc did not make may list any numbers.
                 check_listed(tables.tensors, -(-key.size(2) // block[1]))
         if both and found.columns is None:
@@ -229,7 +229,7 @@ class Attention:
         if not self.computed_by.is_dense and not self.may_split:
             nothing = torch.empty(0, dtype=torch.int32)
             tables = Tables((nothing,) * 4, block)
-            replace(self, tables=tables, settled=True).start_kernel()
+            replace(self, tables=tables, resolved=True).start_kernel()
 
     def compiled(self, mods: CapturedMods | None = None) -> Compiled:
         """Return the compiled call for this call's build, cached with the mods' trace.

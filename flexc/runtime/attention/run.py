@@ -109,7 +109,7 @@ def run(call: Attention) -> Results:
 def start(call: Attention) -> None:
     """Start to compile the kernel of `run`, if the call is not folded."""
     if call.has_pairs and few_rows(call) is None:
-        call.settle().start_kernel()
+        call.resolve_tables().start_kernel()
 
 
 def like_rows(rows: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
@@ -146,7 +146,7 @@ def execute(call: Attention, results: Results) -> None:
 
 def _launch(call: Attention, results: Sequence[Tensor | None]) -> None:
     """Run the kernel of a call whose rows may be folded."""
-    call = call.settle()
+    call = call.resolve_tables()
     compiled = call.compiled()
     captures = compiled.attention.arguments(call.signature.captures)
     args = _inputs(call, captures)

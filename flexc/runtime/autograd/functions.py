@@ -382,10 +382,10 @@ def run_attention(call: Attention) -> Results:
         check_gradient(call.trace())
     elif not is_transformed():
         return derivatives.run(call)
-    return run_template(*split(settle(call)))
+    return run_template(*split(resolve_tables(call)))
 
 
-def settle(call: Attention) -> Attention:
+def resolve_tables(call: Attention) -> Attention:
     """Return the call with its tables of blocks, also those of its derivatives.
 
     Within transforms, the call is returned unchanged. Its tables are found later, for
@@ -394,7 +394,7 @@ def settle(call: Attention) -> Attention:
     if is_transformed() or not call.has_pairs:
         return call
     with without_dispatch_modes(), torch.no_grad():
-        return call.settle(both=True)
+        return call.resolve_tables(both=True)
 
 
 def run_template(template: Template, tensors: Sequence[Tensor]) -> Results:

@@ -66,7 +66,7 @@ class DerivativeFacts:
     """The facts of a call that its derivatives depend on, known before it runs."""
 
     def __init__(self, call: Attention):
-        self.call = call.settle(both=True)
+        self.call = call.resolve_tables(both=True)
         self.compiled = self.call.compiled()
         self.columns = self.call.tables and self.call.tables.columns
         self.captures = self.compiled.attention.arguments(call.signature.captures)

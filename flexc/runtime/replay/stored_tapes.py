@@ -37,7 +37,7 @@ from flexc.runtime.tapes.tape import (
     Allocation,
     Launch,
     Operation,
-    Place,
+    Relocation,
     Slot,
     Step,
     Tape,
@@ -64,19 +64,19 @@ def written_launch(launch: Launch) -> list[Any]:
         raise UnstableError(f"a launch of {launch.values}")
     launcher: Any = launch.launcher
     if isinstance(launcher, CppFunction):
-        places = [place[:3] for place in launch.places]
-        return [launcher.symbol, launch.values, places]
-    places = [[*place[:3], _extents(place)] for place in launch.places]
+        relocations = [r[:3] for r in launch.relocations]
+        return [launcher.symbol, launch.values, relocations]
+    relocations = [[*r[:3], _extents(r)] for r in launch.relocations]
     from flexc.runtime.kernels.triton_compiler import Entry
 
     entry = Entry.of(launcher.kernel)
     kernel = [store_spec(launcher.spec), launcher.grid, entry]
-    return [kernel, launch.values, places]
+    return [kernel, launch.values, relocations]
 
 
-def _extents(place: Place) -> Any:
+def _extents(relocation: Relocation) -> Any:
     """Return sizes and strides of a tensor that is passed as a tensor map."""
-    maps: Any = place.make
+    maps: Any = relocation.make
     return None if maps is None else maps.extents
 
 
@@ -87,9 +87,11 @@ class LaunchReader:
         self.device = device
         self._functions: dict[Symbol, CppFunction] = {}
 
-    def read(self, kernel: Any, values: list[Any], places: list[Any]) -> Launch:
+    def read(self, kernel: Any, values: list[Any], relocations: list[Any]) -> Launch:
         if self.device == CPU:
-            taken = [Place(at, slot, offset, None) for at, slot, offset in places]
+            taken = [
+                Relocation(at, slot, offset, None) for at, slot, offset in relocations
+            ]
             return Launch(self._function(*kernel), values, tuple(taken), False)
         from flexc.runtime.kernels.triton_compiler import Entry
 
@@ -99,8 +101,8 @@ class LaunchReader:
         with on_device(self.device):
             launcher = loaded.launcher(*given)
             taken = [
-                Place(at, slot, offset, self._maps(loaded, at, extents))
-                for at, slot, offset, extents in places
+                Relocation(at, slot, offset, self._maps(loaded, at, extents))
+                for at, slot, offset, extents in relocations
             ]
         return Launch(launcher, values, tuple(taken), True)
 

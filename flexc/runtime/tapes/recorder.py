@@ -22,8 +22,8 @@ from flexc.runtime.tapes.tape import (
     Allocation,
     Launch,
     Operation,
-    Place,
     Prepared,
+    Relocation,
     Slot,
     Step,
     Tape,
@@ -63,8 +63,8 @@ def with_scratch(
     found: list[Step] = [scratch]
     for step in steps:
         if isinstance(step, Launch):
-            places = [_moved(place, new_slot, parts) for place in step.places]
-            found.append(replace(step, places=tuple(places)))
+            relocations = [_moved(r, new_slot, parts) for r in step.relocations]
+            found.append(replace(step, relocations=tuple(relocations)))
         elif not (isinstance(step, Allocation) and step.slot in parts):
             found.append(step)
     return found
@@ -75,12 +75,12 @@ def is_small(step: Allocation) -> bool:
     return not step.is_zero and step.size <= MOST_SCRATCH
 
 
-def _moved(place: Place, whole: int, parts: dict[int, int]) -> Place:
-    """Return a place, moved into the shared tensor if its slot became a part of it."""
-    if place.slot not in parts:
-        return place
-    offset = place.offset + parts[place.slot]
-    return place._replace(slot=whole, offset=offset)
+def _moved(relocation: Relocation, whole: int, parts: dict[int, int]) -> Relocation:
+    """Return a relocation within the shared tensor if its slot became a part of it."""
+    if relocation.slot not in parts:
+        return relocation
+    offset = relocation.offset + parts[relocation.slot]
+    return relocation._replace(slot=whole, offset=offset)
 
 
 log = logging.getLogger("flexc")
@@ -250,13 +250,16 @@ class Recorder(TorchDispatchMode):
         if prepared is None:
             self.refuse("a launch cannot be prepared")
             return
-        places: list[Place] = []
+        relocations: list[Relocation] = []
         for position, number, make in prepared.addresses:
             base, offset = self._origin[self._slot_of(args[number])]
-            places.append(Place(position, base, offset, make))
+            relocations.append(Relocation(position, base, offset, make))
         self._steps.append(
             Launch(
-                prepared.launcher, prepared.values, tuple(places), prepared.on_stream
+                prepared.launcher,
+                prepared.values,
+                tuple(relocations),
+                prepared.on_stream,
             )
         )
 

@@ -85,7 +85,7 @@ Other values, floats included, get a name among the text's globals.
 """
 
 
-class Place(NamedTuple):
+class Relocation(NamedTuple):
     """A value of a launch that is an address within a slot's tensor."""
 
     position: int
@@ -142,16 +142,16 @@ class Launch:
 
     launcher: Launcher
     values: list[Any]
-    places: tuple[Place, ...]
+    relocations: tuple[Relocation, ...]
     on_stream: bool
 
     @property
     def uses(self) -> set[int]:
-        return {place.slot for place in self.places}
+        return {relocation.slot for relocation in self.relocations}
 
     def source(self, names: Names) -> str:
         values = [repr(v) if type(v) in LITERALS else names(v) for v in self.values]
-        for position, slot, offset, make in self.places:
+        for position, slot, offset, make in self.relocations:
             named = slot in names.addresses
             address = f"a{slot}" if named else f"t{slot}.data_ptr()"
             address += f" + {offset}" if offset else ""
@@ -239,11 +239,11 @@ class Tape:
         lines += [
             f"t{slot} = {names(tensor)}" for slot, tensor in self.constants.items()
         ]
-        passed = [p.slot for step in self.steps for p in _places(step)]
+        passed = [p.slot for step in self.steps for p in _relocations(step)]
         seen: set[int] = set()
         reused = {slot for slot in passed if slot in seen or seen.add(slot)}
         for i, (step, done) in enumerate(kept, 1):
-            reused_here = {p.slot for p in _places(step)} & reused
+            reused_here = {p.slot for p in _relocations(step)} & reused
             for slot in sorted(reused_here - names.addresses):
                 lines.append(f"a{slot} = t{slot}.data_ptr()")
             names.addresses |= reused_here
@@ -301,8 +301,8 @@ def is_idle(step: Step, needed: set[int]) -> bool:
             return False
 
 
-def _places(step: Step) -> tuple[Place, ...]:
-    return step.places if isinstance(step, Launch) else ()
+def _relocations(step: Step) -> tuple[Relocation, ...]:
+    return step.relocations if isinstance(step, Launch) else ()
 
 
 def _slots_in(arg: Any) -> set[int]:

@@ -125,19 +125,19 @@ def test_flexcs_own_have_both() -> None:
 
 def test_they_are_made_once() -> None:
     block_mask = torchs(compute_q_blocks=False)
-    first, second = (settled(block_mask) for _ in range(2))
+    first, second = (resolved(block_mask) for _ in range(2))
     assert first is second
     block_mask.kv_num_blocks[0, 0, 3] = 0
-    third = settled(block_mask)
+    third = resolved(block_mask)
     assert third is not first
     assert third.columns is not None
     verify(third, third.columns)
     block_mask.kv_num_blocks = block_mask.kv_num_blocks.clone()
-    assert settled(block_mask) is not third
+    assert resolved(block_mask) is not third
 
 
-def settled(block_mask: BlockMask) -> Tables:
-    tables = attention(block_mask).settle(both=True).tables
+def resolved(block_mask: BlockMask) -> Tables:
+    tables = attention(block_mask).resolve_tables(both=True).tables
     assert tables is not None
     return tables
 
@@ -228,11 +228,11 @@ def test_finer_tables_are_planned_for_both() -> None:
     call = replace(
         attention(None, documents), query=query, key=query, value=query, tables=tables
     )
-    planned = call.settle(both=True)
+    planned = call.resolve_tables(both=True)
     assert planned.tables is not None
     assert planned.tables.block_size == PLANNED_BLOCK
     assert planned.tables.columns is not None
-    again = call.settle()
+    again = call.resolve_tables()
     assert again.tables is not None
     assert again.tables.tensors[0] is planned.tables.tensors[0]
     rows, columns = (length // size for size in PLANNED_BLOCK)

@@ -48,7 +48,7 @@ def call_of(block_mask: Any) -> Attention:
 
 
 def block_size(block_mask: Any) -> tuple[int, int]:
-    call = call_of(block_mask).settle()
+    call = call_of(block_mask).resolve_tables()
     assert call.tables is not None
     return call.tables.block_size
 
@@ -59,8 +59,8 @@ def coarse_mask(mask_mod: Any) -> Any:
 
 def test_finer_blocks_are_planned_once() -> None:
     block_mask = coarse_mask(documents(ids()))
-    first = call_of(block_mask).settle()
-    second = call_of(block_mask).settle()
+    first = call_of(block_mask).resolve_tables()
+    second = call_of(block_mask).resolve_tables()
     assert first.tables is not None
     assert first.tables.block_size == FINE
     assert second.tables is not None
@@ -101,7 +101,7 @@ def test_blocks_of_the_same_size_stay() -> None:
     mask_mod = documents(ids())
     lengths = LENGTH, LENGTH
     block_mask = flexc.create_block_mask(mask_mod, None, None, *lengths, "cpu", FINE)
-    call = call_of(block_mask).settle()
+    call = call_of(block_mask).resolve_tables()
     assert call.tables is not None
     assert call.tables.tensors[1].data_ptr() == block_mask.kv_indices.data_ptr()
 
@@ -125,12 +125,12 @@ def test_great_lengths_are_planned_in_greater_blocks(length: int, factor: int) -
 def test_graphs_plan_what_calls_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """A captured call visits the same blocks, and leaves no table behind."""
     block_mask = coarse_mask(documents(ids()))
-    outside = call_of(block_mask).settle()
+    outside = call_of(block_mask).resolve_tables()
     compiled = outside.compiled()
     monkeypatch.setattr(calls, "is_capturing", lambda _: True)
-    captured = call_of(block_mask).settle()
+    captured = call_of(block_mask).resolve_tables()
     same = captured.compiled()
-    again = call_of(block_mask).settle()
+    again = call_of(block_mask).resolve_tables()
     assert same is compiled
     assert outside.tables is not None
     assert captured.tables is not None

@@ -261,7 +261,7 @@ def bind(arguments: Sequence[Any], numbers: Resolved | None = None) -> Attention
         constants.outputs,
         resolve_backend(constants.choices.backend, query.device),
         constants.choices,
-        settled=found is not None,
+        resolved=found is not None,
     )
 
 
