@@ -181,7 +181,7 @@ def check_all_pairs(call: Attention) -> None:
     if not call.has_pairs:
         return
     with without_dispatch_modes(), torch.no_grad():
-        call = call.settle()
+        call = call.resolve_tables()
         compiled = call.compiled()
         captures = compiled.attention.arguments(call.signature.captures)
         compiled.reads.check_all(_inputs(call, captures))
