@@ -205,12 +205,11 @@ def read_i32_if(pointer, valid):
 
 
 @triton.jit
-def _widen_f8(x, TO_F16: tl.constexpr, STAGED: tl.constexpr):
-    """Return 8-bit floats as bfloat16, four elements at a time, by way of f32.
+def widen_f8e4m3fn(x, STAGED: tl.constexpr):
+    """Return float8_e4m3fn as bfloat16, four elements at a time, by way of f32.
 
-    TO_F16 is the code from $2 to two pairs of float16. If STAGED, the code counts as
-    impure: Triton would else convert elements after they have moved to the layout of a
-    product, which takes a load for each byte.
+    If STAGED, the code counts as impure: Triton would else convert elements after they
+    have moved to the layout of a product, which takes a load for each byte.
     """
     return tl.inline_asm_elementwise(
         """
@@ -218,9 +217,9 @@ def _widen_f8(x, TO_F16: tl.constexpr, STAGED: tl.constexpr):
             .reg .b16 low, high, h<4>;
             .reg .b32 halves<2>;
             .reg .f32 f<4>;
-        """
-        + TO_F16
-        + """
+            mov.b32 {low, high}, $2;
+            cvt.rn.f16x2.e4m3x2 halves0, low;
+            cvt.rn.f16x2.e4m3x2 halves1, high;
             mov.b32 {h0, h1}, halves0;
             mov.b32 {h2, h3}, halves1;
             cvt.f32.f16 f0, h0;
@@ -240,29 +239,37 @@ def _widen_f8(x, TO_F16: tl.constexpr, STAGED: tl.constexpr):
 
 
 @triton.jit
-def widen_f8e4m3fn(x, STAGED: tl.constexpr):
-    """Return float8_e4m3fn as bfloat16."""
-    TO_F16: tl.constexpr = """
-            mov.b32 {low, high}, $2;
-            cvt.rn.f16x2.e4m3x2 halves0, low;
-            cvt.rn.f16x2.e4m3x2 halves1, high;
-    """
-    return _widen_f8(x, TO_F16, STAGED)
-
-
-@triton.jit
 def widen_f8e5m2(x, STAGED: tl.constexpr):
-    """Return float8_e5m2, the upper halves of float16, as bfloat16."""
-    TO_F16: tl.constexpr = """
+    """Return float8_e5m2, the upper halves of float16, as `widen_f8e4m3fn` does."""
+    return tl.inline_asm_elementwise(
+        """
+        {
+            .reg .b16 h<4>;
+            .reg .b32 halves<2>;
+            .reg .f32 f<4>;
             prmt.b32 halves0, $2, 0, 0x1404;
             prmt.b32 halves1, $2, 0, 0x3424;
-    """
-    return _widen_f8(x, TO_F16, STAGED)
+            mov.b32 {h0, h1}, halves0;
+            mov.b32 {h2, h3}, halves1;
+            cvt.f32.f16 f0, h0;
+            cvt.f32.f16 f1, h1;
+            cvt.f32.f16 f2, h2;
+            cvt.f32.f16 f3, h3;
+            cvt.rn.bf16x2.f32 $0, f1, f0;
+            cvt.rn.bf16x2.f32 $1, f3, f2;
+        }
+        """,
+        "=r,=r,r",
+        [x],
+        dtype=tl.bfloat16,
+        is_pure=not STAGED,
+        pack=4,
+    )
 
 
 @triton.jit
 def widen_i8(x, STAGED: tl.constexpr):
-    """Return int8 as bfloat16, as `_widen_f8` does.
+    """Return int8 as bfloat16, as `widen_f8e4m3fn` does.
 
     With its sign flipped, a byte is the low byte of 2^23 + 128 + x as a float.
     """
