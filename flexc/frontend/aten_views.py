@@ -395,13 +395,14 @@ def _register_softmax(name: str, is_log: bool) -> None:
                 "numbers, by pointwise ops, indexing and short reductions"
             )
 
-        def compute(e: Emitter, xs: Sequence[Scalar]) -> Scalar:
-            log = sub(e, out, *xs)
-            return log if is_log else e.op(math.ExpOp, out, log)
+        wide = compute_dtype(out)
 
-        return fields.pointwise(
-            e, [x, _reduced(e, out, x, dim, True, _logsumexp)], out, compute
-        )
+        def compute(e: Emitter, xs: Sequence[Scalar]) -> Scalar:
+            log = sub(e, wide, *xs)
+            return e.cast(log if is_log else e.op(math.ExpOp, wide, log), out)
+
+        total = _reduced(e, wide, x, dim, True, _logsumexp)
+        return fields.pointwise(e, [x, total], out, compute)
 
 
 _register_softmax("_softmax", is_log=False)

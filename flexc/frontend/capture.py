@@ -262,7 +262,7 @@ class _Tracer:
         is_read = self.signature.cacheable and self.calls.unread is None
         if self.calls.numpy_drew and not is_read:
             raise random_numbers(kind, "numpy.random", location)
-        check_graph(kind, graph)
+        check_graph(kind, graph, arity)
         _fix_reduced_sizes(graph)
         alone, lacking = _without_rules(graph, arity)
         self.needs_tensors |= alone

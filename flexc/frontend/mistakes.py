@@ -11,6 +11,7 @@ import ast
 import builtins
 import dis
 import linecache
+import operator
 import re
 from dataclasses import dataclass
 from itertools import islice
@@ -375,10 +376,14 @@ def unsupported_op(node: Node, name: str) -> UnsupportedOpError:
     return UnsupportedOpError(why, node_location(node))
 
 
-def check_graph(kind: ModKind, gm: GraphModule) -> None:
-    """Check that a mod reads no value of a tensor, writes to none and draws none."""
-    fresh: set[Node] = set()
-    for node in gm.graph.nodes:
+def check_graph(kind: ModKind, gm: GraphModule, arity: int) -> None:
+    """Check that a mod reads no value of a tensor, writes to none and draws none.
+
+    The first `arity` nodes are the score and positions.
+    """
+    nodes = list(gm.graph.nodes)
+    varying, fresh = set(nodes[:arity]), set[Node]()
+    for node in nodes:
         where = node_location(node)
         if node.target is torch.ops.aten._local_scalar_dense.default:
             raise DataDependentControlFlowError(
@@ -391,8 +396,11 @@ def check_graph(kind: ModKind, gm: GraphModule) -> None:
             raise random_numbers(kind, str(node.target), where)
         if is_in_place(node) and not _writes_own_result(node, fresh):
             raise _write(kind, str(node.target), where)
-        if node.op == "call_function" and not _is_view(node):
-            fresh.add(node)
+        if varying.intersection(node.all_input_nodes):
+            varying.add(node)
+            # A write to what depends on no pair is lost: it is made once for all pairs.
+            if node.target is not operator.getitem and not _is_view(node):
+                fresh.add(node)
 
 
 def _write(kind: ModKind, what: str, where: SourceLocation | None) -> MutationError:
@@ -410,6 +418,8 @@ def is_in_place(node: Node) -> bool:
 
 
 def _is_view(node: Node) -> bool:
+    if node.target is operator.getitem:  # A part of what split or unbind returns.
+        return isinstance(node.args[0], Node) and _is_view(node.args[0])
     schema = getattr(node.target, "_schema", None)
     aliases = schema is not None and any(r.alias_info for r in schema.returns)
     return aliases and not is_in_place(node)

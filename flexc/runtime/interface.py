@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -305,7 +306,7 @@ def _run(
     rest = enable_gqa, scale, outputs, choices
     mods = score_mod, block_mask, mask_mod
     prepare = Preparation(mods, rest, storage or CONTIGUOUS)
-    if debug.checks_reads and run is None:
+    if CHECKS_READS.get() and run is None and not is_transformed():
         from flexc.runtime.attention.run import check_all_pairs
 
         check_all_pairs(prepare(given))
@@ -330,26 +331,29 @@ def _run(
     return out
 
 
-class debug:
-    """Check calls more thoroughly than kernels do, from now on or in a `with`.
+CHECKS_READS: ContextVar[bool] = ContextVar("checks_reads", default=False)
 
-    `check_reads=True` evaluates the mods of each call outside of compiled functions and
-    graphs for all pairs before its kernel runs. It raises CapturedIndexError for a read
-    out of range, also where the index is loaded, and NotANumberError for a score that
-    is made NaN or infinite. Both name the mod's line. This is slow.
+
+class debug:
+    """Check calls of this thread more thoroughly, from now on or in a `with`.
+
+    `check_reads=True` evaluates the mods of each call outside of compiled functions,
+    graphs and transforms of torch.func for all pairs before its kernel runs. It raises
+    CapturedIndexError for a read out of range, also where the index is loaded, and
+    NotANumberError for a score that is made NaN or infinite. Both name the mod's line.
+    This is slow.
     """
 
-    checks_reads: ClassVar[bool] = False
-
     def __init__(self, *, check_reads: bool):
-        self._before = debug.checks_reads
-        debug.checks_reads = read_flag("check_reads", check_reads)
+        self._before = CHECKS_READS.get()
+        self._checks = read_flag("check_reads", check_reads)
+        CHECKS_READS.set(self._checks)
 
     def __enter__(self) -> None:
-        pass
+        CHECKS_READS.set(self._checks)
 
     def __exit__(self, *exception: object) -> None:
-        debug.checks_reads = self._before
+        CHECKS_READS.set(self._before)
 
 
 @cache

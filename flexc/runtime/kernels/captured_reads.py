@@ -139,7 +139,7 @@ class CapturedReads:
         step = max(MAX_PAIRS // max(math.prod(problem.shape) // problem.shape[2], 1), 1)
         for start in range(0, problem.shape[2], step):
             rows = slice(start, start + step)
-            at = [i[:, :, rows] for i in problem.indices]
+            at = [_rows_of(i, rows) for i in problem.indices]
             mask = FullEvaluation(op.mask_mod, at, (*at, *problem.captures))
             visited = _rows_of(listed[0], rows)
             _raise_first(mask.outside(visited))

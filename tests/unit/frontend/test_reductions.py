@@ -240,6 +240,17 @@ def test_parts_are_chosen_by_position() -> None:
     torch.testing.assert_close(found, _attention(scores + pairs), atol=1e-4, rtol=1e-4)
 
 
+def test_softmax_of_narrow_rows() -> None:
+    """Sums are not rounded to the rows' dtype before they divide."""
+    a = (torch.randn(N, 5) + 20).bfloat16()
+    found = flexc.flex_attention(
+        QUERY, KEY, VALUE, lambda s, b, h, q, k: s + 10 * (a[q] + 0).softmax(-1)[k % 5]
+    )
+    pairs = 10 * a.softmax(-1).float()[:, torch.arange(N) % 5]
+    # A weight of at most 1 may round otherwise, by 2^-9: scores differ by 10 * 2^-9.
+    torch.testing.assert_close(found, _attention(_scores() + pairs), atol=0.06, rtol=0)
+
+
 def test_writes_to_what_the_mod_made() -> None:
     """Other writes, and those to what has a view, are refused."""
     a = ROWS.a.detach()
@@ -264,7 +275,20 @@ def test_writes_to_what_the_mod_made() -> None:
     def captured(s: Tensor, b: Any, h: Any, q: Any, k: Any) -> Tensor:
         return s + a.add_(1)[q, 0]
 
-    for refused in (viewed, captured):
+    def part(s: Tensor, b: Any, h: Any, q: Any, k: Any) -> Tensor:
+        row = a[q] * a[k]
+        row.split(2)[0].add_(1)
+        return s + row.sum()
+
+    def factory(s: Tensor, b: Any, h: Any, q: Any, k: Any) -> Tensor:
+        total = torch.zeros(())
+        total.add_(a[q, 0])
+        return s + total
+
+    def whole(s: Tensor, b: Any, h: Any, q: Any, k: Any) -> Tensor:
+        return s + a.split(2, 1)[0].add_(1)[q, 0]
+
+    for refused in (viewed, captured, part, factory, whole):
         with pytest.raises(MutationError, match="add_"):
             flexc.flex_attention(QUERY, KEY, VALUE, refused)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -140,3 +141,32 @@ def test_the_switch() -> None:
         flexc.debug(check_reads=3)  # type: ignore[arg-type]
     with pytest.raises(CapturedIndexError):
         flexc.flex_attention(Q, K, V, loaded)
+
+
+def test_calls_in_transforms_run() -> None:
+    """They are not checked: their tensors have no memory to read."""
+
+    def loss(query: Tensor) -> Tensor:
+        found: Any = flexc.flex_attention(query, K, V, lambda s, b, h, q, k: s * 2)
+        return found.sum()
+
+    assert torch.func.grad(loss)(Q).shape == Q.shape
+
+
+def test_many_pairs_are_checked_in_parts() -> None:
+    q = torch.randn(1, 1, 2049, 8)
+    flexc.flex_attention(q, q, q, mask_mod=lambda b, h, q, k: q >= k)
+    late = torch.arange(2049) - 2040
+    with pytest.raises(CapturedIndexError):
+        flexc.flex_attention(q, q, q, lambda s, b, h, q, k: s + TABLE[late[q] * 1])
+
+
+def test_a_context_is_entered_again_and_left_in_another_thread() -> None:
+    flexc.debug(check_reads=False)
+    again = flexc.debug(check_reads=True)
+    for _ in range(2):
+        with again, pytest.raises(CapturedIndexError):
+            flexc.flex_attention(Q, K, V, loaded)
+        flexc.flex_attention(Q, K, V, loaded)
+    with again, ThreadPoolExecutor(1) as pool:
+        pool.submit(flexc.flex_attention, Q, K, V, loaded).result()
