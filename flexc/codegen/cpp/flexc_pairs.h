@@ -205,7 +205,7 @@ public:
     Kept(const Kept&) = delete;
 
     // Move to the block of these elements. Return true if it has them.
-    bool find(const T* from, int64_t stride, int rows, int columns) {
+    bool find(const void* from, int64_t stride, int rows, int columns) {
         const Block wanted{from, stride, rows, columns};
         if (last + 1 < count && blocks[last + 1].has(wanted)) return move(last + 1), true;
         for (int i = 0; i < count; ++i)
@@ -218,9 +218,9 @@ public:
     }
 };
 
-template <class T, int M, int N>
+template <class T, int M, int N, class S>
 FLEXC_INLINE void load(
-    Kept<T, M, N>& out, const T* in, int64_t stride_0, int64_t stride_1,
+    Kept<T, M, N>& out, const S* in, int64_t stride_0, int64_t stride_1,
     int32_t extent_0, int32_t extent_1) {
     if (!out.find(in, stride_1, clip(extent_0, M), clip(extent_1, N)))
         load(Tile<T, M, N>(out), in, stride_0, stride_1, extent_0, extent_1);

@@ -45,6 +45,18 @@ def test_refused(options: Any, error: type[FlexcError], said: str) -> None:
         attend(**options)
 
 
+@pytest.mark.parametrize("narrow", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_queries_of_16_bits(dtype: torch.dtype, narrow: torch.dtype) -> None:
+    """Blocks of widened keys are kept, as those of the query's dtype are."""
+    query = torch.randn(1, 4, 128, 64).to(dtype)
+    key, value = (torch.randn(1, 2, 200, 64).mul(4).to(narrow) for _ in range(2))
+    found = attend(query, key=key, value=value, scale=0.02)
+    expected = attend(query.float(), key=key.float(), value=value.float(), scale=0.02)
+    # Weights are rounded to 8 bits or more, and values reach 16.
+    torch.testing.assert_close(found.float(), expected, atol=16 * 2**-8, rtol=2**-7)
+
+
 @pytest.mark.parametrize(
     "shape", [(), (1,), (2,), (1, 2), (2, 1), (2, 2), (1, 2, 1), (2, 1, 4), (2, 2, 12)]
 )
