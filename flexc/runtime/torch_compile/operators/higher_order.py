@@ -225,8 +225,11 @@ def teach_dynamo() -> bool:
         """Traces mods with plain scalars, also for queries that are DTensors."""
 
         def create_wrapped_node(self, tx: Any, query: Any, *rest: Any) -> Any:
-            if is_distributed(query.python_type()):
-                teach_torch()
+            is_own = self.value is FLEXC_OPERATOR
+            is_ours = is_own or compiled_for_flexc() is not None
+            if is_ours and is_distributed(query.python_type()):
+                if not is_own:
+                    teach_torch()
                 query = _PartOf(query)
             return super().create_wrapped_node(tx, query, *rest)
 
