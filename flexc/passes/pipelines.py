@@ -53,6 +53,7 @@ from flexc.passes.hopper.tile_defer_row_sums import TileDeferRowSumsPass
 from flexc.passes.hopper.tile_delay_products import TileDelayProductsPass
 from flexc.passes.hopper.tile_keep_columns import TileKeepColumnsPass
 from flexc.passes.hopper.tile_read_diagonals import TileReadDiagonalsPass
+from flexc.passes.hopper.tile_split_loops import TileSplitLoopsPass
 from flexc.passes.hopper.tile_split_rows import TileSplitRowsPass
 from flexc.passes.targets import target_named
 from flexc.passes.targets.target import (
@@ -222,6 +223,7 @@ def to_gluon(options: LoweringOptions = NO_OPTIONS) -> Passes:
         *to_schedule(options),
         LegalizeTileForGluonPass(),
         TileKeepColumnsPass(),
+        TileSplitLoopsPass(),
         # Offsets of tiles that are still loaded and stored by pointers.
         TileSplitMapsPass(),
         *TIDY,

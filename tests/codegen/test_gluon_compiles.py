@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flexc.codegen.gluon.compiled_check import problems
+from flexc.codegen.gluon.ptxas import problems
 from flexc.errors import ScheduleError
 from flexc.runtime.kernels.schedules import SIMPLE
 from tests.codegen.gluon_kernels import compiled, lower

@@ -26,9 +26,9 @@ from flexc.runtime.kernels import (
 )
 from flexc.runtime.kernels.build import Build
 from flexc.runtime.kernels.gluon_compiler import (
-    ALWAYS,
+    EDITED,
     GLUON,
-    LOG,
+    LOGGED,
     assembler_log,
 )
 from flexc.runtime.kernels.gluon_loader import OnDevice, TensorMaps
@@ -99,8 +99,8 @@ def test_what_is_said_of_a_kernel(capfd: pytest.CaptureFixture[str]) -> None:
         assert "0 bytes spill stores" in log
     assert capfd.readouterr().out == ""
     assert dict(os.environ) == before
-    for knob in (LOG, ALWAYS):
-        assert knob.name not in vars(knob.group)
+    for knob in (*LOGGED.knobs, *EDITED.knobs):
+        assert vars(knob.owner).get(knob.name) is not knob.value
 
 
 def test_a_user_may_hear_it_too(

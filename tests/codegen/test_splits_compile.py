@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flexc.codegen.gluon.compiled_check import problems
+from flexc.codegen.gluon.ptxas import problems
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.frontend.import_graph import build_combine_module
 from flexc.runtime.kernels import driver

@@ -183,5 +183,5 @@ def test_other_lengths_and_values_compile_nothing() -> None:
     call(200, 333)
     before = counters.copy()
     call(77, 1001)
-    call(1, 45)
+    call(150, 45)
     assert counters == before

@@ -23,7 +23,7 @@ from flexc.passes.masks.blocks.block_classifier import (
     Summary,
     build_classifier,
 )
-from flexc.passes.scalar.proof import WhyNot
+from flexc.passes.scalar import WhyNot
 from flexc.runtime.interpreters import run_region
 from flexc.runtime.interpreters.values import as_value
 

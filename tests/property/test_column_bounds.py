@@ -25,7 +25,7 @@ from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.masks.segments.segment_builder import build_segments, order_of
-from flexc.passes.scalar.proof import Proven
+from flexc.passes.scalar import Proven
 from flexc.passes.targets.target import TileSizes
 from flexc.runtime.inputs.arguments import split_block_mask
 from flexc.runtime.inputs.listed_blocks import classes_of, pairs_of

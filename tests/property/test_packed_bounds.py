@@ -24,7 +24,7 @@ from flexc.passes import pipelines
 from flexc.passes.flex.flex_infer_facts import rows_never_empty
 from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.masks.segments.segment_builder import build_segments
-from flexc.passes.scalar.proof import Proven
+from flexc.passes.scalar import Proven
 from flexc.passes.targets.target import TileSizes
 from flexc.runtime.kernels.proofs import attention_of
 from flexc.runtime.varlen import Sequences, packed_mods

@@ -14,7 +14,7 @@ from flexc.passes.flex.flex_infer_facts import (
     yielded_score,
 )
 from flexc.passes.flex.flex_simplify_mods import FlexSimplifyModsPass
-from flexc.passes.scalar.proof import Proven
+from flexc.passes.scalar import Proven
 from flexc.runtime.interpreters import run_region
 from tests.property.cases import Case
 from tests.property.lowering import context, flex_module

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexc.codegen.gluon.compiled_check import SPILL_LIMIT, problems
+from flexc.codegen.gluon.ptxas import SPILL_LIMIT, problems
 
 GOOD = """\
 ptxas info    : Compiling entry function 'attention' for 'sm_90a'

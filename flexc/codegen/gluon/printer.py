@@ -30,6 +30,7 @@ from flexc.dialects.tile import (
     schedule,
 )
 from flexc.dialects.tile.schedule import PendingType, shared_bytes, tile_bytes
+from flexc.dialects.tile.schedule.checks import role_of
 
 SUPPORT = "flexc.codegen.gluon.support"
 NAN_OPS = arith.MaximumfOp | arith.MinimumfOp
@@ -101,8 +102,8 @@ def layout_of(type_: Attribute) -> ThreadLayoutAttr | None:
 
 GLUON_WORDS = (
     "add_out barriers copy_in copy_out fence_async_shared gl gluon keep_columns "
-    "mbarrier partial_sums read_diagonals tile_of tma vector_of warpgroup_mma "
-    "warpgroup_mma_wait widen"
+    "mbarrier pack_pairs partial_sums read_diagonals tile_of tma unpack_pairs "
+    "vector_of warpgroup_mma warpgroup_mma_wait widen"
 )
 
 COPIES = schedule.CopyInOp | schedule.CopyOutOp
@@ -137,7 +138,9 @@ class GluonPrinter(TilePrinter):
         schedule.SlotOp: "tile_of",
         schedule.ReadViewOp: "vector_of",
         tile.KeepColumnsOp: "keep_columns",
+        tile.PackPairsOp: "pack_pairs",
         tile.PartialSumsOp: "partial_sums",
+        tile.UnpackPairsOp: "unpack_pairs",
         tile.WidenOp: "widen",
         tile.ReadDiagonalsOp: "read_diagonals",
     }
@@ -315,8 +318,11 @@ class GluonPrinter(TilePrinter):
     def _(self, op: schedule.BarriersOp) -> None:
         type_ = op.result.type
         assert isinstance(type_, schedule.BarriersType)
-        text = f"barriers({type_.count.data}, {type_.arrivals.data})"
-        self.assign(op.result, text)
+        signals = [use.operation for use in op.result.uses]
+        warps = {arriving_warps(s) for s in signals if isinstance(s, schedule.ArriveOp)}
+        (each,) = warps or {1}
+        arrivals = type_.arrivals.data * each
+        self.assign(op.result, f"barriers({type_.count.data}, {arrivals})")
 
     @print_statement.register
     def _(self, op: schedule.SlotOp) -> None:
@@ -342,6 +348,16 @@ class GluonPrinter(TilePrinter):
     def _(self, op: tile.PartialSumsOp) -> None:
         args = self.name(op.input), *self.layout_args(op.result.type)
         self.assign(op.result, f"partial_sums({', '.join(args)})")
+
+    @print_statement.register
+    def _(self, op: tile.PackPairsOp) -> None:
+        self.assign(op.result, f"pack_pairs({self.name(op.input)})")
+
+    @print_statement.register
+    def _(self, op: tile.UnpackPairsOp) -> None:
+        dtype = self.language.dtype(tile.element_of(op.result.type))
+        args = self.name(op.input), dtype, *self.layout_args(op.result.type)
+        self.assign(op.result, f"unpack_pairs({', '.join(args)})")
 
     @print_statement.register
     def _(self, op: schedule.ReadViewOp) -> None:
@@ -391,7 +407,8 @@ class GluonPrinter(TilePrinter):
 
     @print_statement.register
     def _(self, op: schedule.ArriveOp) -> None:
-        self.line(f"mbarrier.arrive({self.at(op.barriers, op.index)})")
+        count = "" if (warps := arriving_warps(op)) == 1 else f", count={warps}"
+        self.line(f"mbarrier.arrive({self.at(op.barriers, op.index)}{count})")
 
     @print_statement.register
     def _(self, op: schedule.AwaitOp) -> None:
@@ -413,6 +430,15 @@ class GluonPrinter(TilePrinter):
     def _(self, op: schedule.AwaitDotOp) -> None:
         wait = f"{op.outstanding.value.data}, [{self.name(op.pending)}]"
         self.assign(op.result, f"warpgroup_mma_wait({wait})")
+
+
+def arriving_warps(op: schedule.ArriveOp) -> int:
+    """Return the number of arrivals of a role: one, or one for each of its warps."""
+    barriers, role = op.barriers.owner, role_of(op)
+    assert isinstance(barriers, schedule.BarriersOp)
+    if barriers.by_warps is None or role is None:
+        return 1
+    return role.warps.value.data
 
 
 def roles_of(kernel: tile.KernelOp) -> list[schedule.RoleOp]:

@@ -284,6 +284,28 @@ def partial_sums(x, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
+def pack_pairs(x):
+    """Return the 16-bit elements of adjacent columns as one element of 32 bits."""
+    pairs = gl.reshape(x.to(gl.int16, bitcast=True), [x.shape[0], x.shape[1] // 2, 2])
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, {$1, $2};",
+        "=r,h,h",
+        gl.split(pairs),
+        dtype=gl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def unpack_pairs(x, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return the elements that `pack_pairs` packed."""
+    even, odd = x.to(gl.int16), (x >> 16).to(gl.int16)
+    pairs = gl.join(even, odd).reshape([x.shape[0], 2 * x.shape[1]])
+    return gl.convert_layout(pairs.to(DTYPE, bitcast=True), LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
 def widen(x):
     """Return the elements of a bf16 tile as f32; a thread has pairs of elements."""
     return gl.inline_asm_elementwise(

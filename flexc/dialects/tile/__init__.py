@@ -42,10 +42,7 @@ from flexc.dialects.tile.compute import (
     PartialSumsOp,
     ReduceOp,
     ScanOp,
-    TanhApproxOp,
     TransposeOp,
-    WidenBytesOp,
-    WidenOp,
 )
 from flexc.dialects.tile.cpu import (
     BUFFERS,
@@ -75,7 +72,17 @@ from flexc.dialects.tile.kernel import (
     ReturnOp,
     StrideOp,
 )
-from flexc.dialects.tile.maps import KEPT, PACKED, MapOp, PanelMapOp
+from flexc.dialects.tile.maps import (
+    KEPT,
+    PACKED,
+    MapOp,
+    PackPairsOp,
+    PanelMapOp,
+    TanhApproxOp,
+    UnpackPairsOp,
+    WidenBytesOp,
+    WidenOp,
+)
 from flexc.dialects.tile.memory import (
     IDLE_BEYOND,
     AddToOp,

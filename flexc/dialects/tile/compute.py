@@ -6,22 +6,15 @@ from typing import ClassVar
 
 from xdsl.dialects.builtin import (
     I32,
-    Float8E4M3FNType,
-    Float8E5M2Type,
     FloatAttr,
     IntegerAttr,
     UnitAttr,
-    bf16,
     f32,
     i1,
-    i8,
     i32,
 )
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
-    AnyOf,
-    BaseAttr,
-    EqAttrConstraint,
     IRDLOperation,
     VarConstraint,
     base,
@@ -474,85 +467,3 @@ class LiveRangeOp(IRDLOperation):
     def verify_(self) -> None:
         if len(shape_of(self.flags.type)) != 1 or element_of(self.flags.type) != i1:
             raise VerifyException(f"expects a row of flags, got {self.flags.type}")
-
-
-@irdl_op_definition
-class TanhApproxOp(IRDLOperation):
-    """The hyperbolic tangent, as hardware approximates it.
-
-    The relative error is at most 2**-11: PTX's `tanh.approx.f32`. The op is scalar, so
-    it can be part of mod regions.
-
-    ```mlir
-    %t = tile.tanh_approx %x : f32
-    ```
-    """
-
-    name = "tile.tanh_approx"
-
-    operand = operand_def(f32)
-    result = result_def(f32)
-
-    traits = traits_def(Pure())
-    assembly_format = "$operand attr-dict `:` type($result)"
-
-    def __init__(self, operand: SSAValue):
-        super().__init__(operands=[operand], result_types=[f32])
-
-
-@irdl_op_definition
-class WidenBytesOp(IRDLOperation):
-    """A number of 8 bits as bf16, several elements of a tile at a time on a GPU.
-
-    Instructions for one element take four times as long. The op is scalar, so it can be
-    part of mod regions. If it is `staged`, threads convert the elements that they
-    loaded, before the elements move to the threads that multiply them.
-
-    ```mlir
-    %y = tile.widen_bytes staged %x : f8E4M3FN
-    ```
-    """
-
-    name = "tile.widen_bytes"
-
-    operand = operand_def(
-        AnyOf(
-            (EqAttrConstraint(i8), BaseAttr(Float8E4M3FNType), BaseAttr(Float8E5M2Type))
-        )
-    )
-    staged = opt_prop_def(UnitAttr)
-    result = result_def(bf16)
-
-    traits = traits_def(Pure())
-    assembly_format = "(`staged` $staged^)? $operand attr-dict `:` type($operand)"
-
-    def __init__(self, operand: SSAValue, staged: bool):
-        super().__init__(
-            operands=[operand],
-            result_types=[bf16],
-            properties={"staged": UnitAttr() if staged else None},
-        )
-
-
-@irdl_op_definition
-class WidenOp(IRDLOperation):
-    """A bf16 as f32, by shifts of a pair of elements of a tile.
-
-    A conversion instruction takes four times as long. The op is scalar, so it can be
-    part of mod regions.
-
-    ```mlir
-    %y = tile.widen %x : bf16
-    ```
-    """
-
-    name = "tile.widen"
-
-    operand = operand_def(bf16)
-    result = result_def(f32)
-
-    traits = traits_def(Pure())
-    assembly_format = "$operand attr-dict `:` type($operand)"
-
-    def __init__(self, operand: SSAValue):
-        super().__init__(operands=[operand], result_types=[f32])

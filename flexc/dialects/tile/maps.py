@@ -1,4 +1,4 @@
-"""Maps: scalar code applied to all elements of tiles, or to rows of CPU panels."""
+"""Maps: scalar code on all elements of tiles or rows of CPU panels, and conversions."""
 
 from __future__ import annotations
 
@@ -8,19 +8,30 @@ from xdsl.dialects.builtin import (
     I32,
     ArrayAttr,
     DenseArrayBase,
+    Float8E4M3FNType,
+    Float8E5M2Type,
     StringAttr,
+    UnitAttr,
     bf16,
+    f16,
     f32,
+    i8,
     i32,
 )
 from xdsl.ir import Attribute, Region, SSAValue
 from xdsl.irdl import (
+    AnyOf,
     AttrSizedOperandSegments,
+    BaseAttr,
+    EqAttrConstraint,
     IRDLOperation,
     irdl_op_definition,
+    operand_def,
     opt_operand_def,
+    opt_prop_def,
     prop_def,
     region_def,
+    result_def,
     traits_def,
     var_operand_def,
     var_result_def,
@@ -49,6 +60,7 @@ from flexc.dialects.tile.types import (
     TileType,
     element_of,
     layout_of,
+    matrix_shape,
     shape_of,
 )
 
@@ -371,3 +383,149 @@ def result_type(element: Attribute, shape: Sequence[int], outcome: str) -> TileT
     if outcome == PACKED:
         return TileType(bf16, shape, PairsAttr())
     return TileType(element, shape if outcome == KEPT else shape[1:])
+
+
+@irdl_op_definition
+class TanhApproxOp(IRDLOperation):
+    """The hyperbolic tangent, as hardware approximates it.
+
+    The relative error is at most 2**-11: PTX's `tanh.approx.f32`. The op is scalar, so
+    it can be part of mod regions.
+
+    ```mlir
+    %t = tile.tanh_approx %x : f32
+    ```
+    """
+
+    name = "tile.tanh_approx"
+
+    operand = operand_def(f32)
+    result = result_def(f32)
+
+    traits = traits_def(Pure())
+    assembly_format = "$operand attr-dict `:` type($result)"
+
+    def __init__(self, operand: SSAValue):
+        super().__init__(operands=[operand], result_types=[f32])
+
+
+@irdl_op_definition
+class WidenBytesOp(IRDLOperation):
+    """A number of 8 bits as bf16, several elements of a tile at a time on a GPU.
+
+    Instructions for one element take four times as long. The op is scalar, so it can be
+    part of mod regions. If it is `staged`, threads convert the elements that they
+    loaded, before the elements move to the threads that multiply them.
+
+    ```mlir
+    %y = tile.widen_bytes staged %x : f8E4M3FN
+    ```
+    """
+
+    name = "tile.widen_bytes"
+
+    operand = operand_def(
+        AnyOf(
+            (EqAttrConstraint(i8), BaseAttr(Float8E4M3FNType), BaseAttr(Float8E5M2Type))
+        )
+    )
+    staged = opt_prop_def(UnitAttr)
+    result = result_def(bf16)
+
+    traits = traits_def(Pure())
+    assembly_format = "(`staged` $staged^)? $operand attr-dict `:` type($operand)"
+
+    def __init__(self, operand: SSAValue, staged: bool):
+        super().__init__(
+            operands=[operand],
+            result_types=[bf16],
+            properties={"staged": UnitAttr() if staged else None},
+        )
+
+
+@irdl_op_definition
+class WidenOp(IRDLOperation):
+    """A bf16 as f32, by shifts of a pair of elements of a tile.
+
+    A conversion instruction takes four times as long. The op is scalar, so it can be
+    part of mod regions.
+
+    ```mlir
+    %y = tile.widen %x : bf16
+    ```
+    """
+
+    name = "tile.widen"
+
+    operand = operand_def(bf16)
+    result = result_def(f32)
+
+    traits = traits_def(Pure())
+    assembly_format = "$operand attr-dict `:` type($operand)"
+
+    def __init__(self, operand: SSAValue):
+        super().__init__(operands=[operand], result_types=[f32])
+
+
+@irdl_op_definition
+class PackPairsOp(IRDLOperation):
+    """A matrix of 16-bit elements as 32-bit elements, each of two adjacent columns.
+
+    Each thread packs its own elements: a layout of pairs follows from the input's.
+
+    ```mlir
+    %y = tile.pack_pairs %x : !tile.tile<64x128xbf16> -> !tile.tile<64x64xi32>
+    ```
+    """
+
+    name = "tile.pack_pairs"
+
+    input = operand_def(TileType)
+    result = result_def(TileType)
+
+    traits = traits_def(Pure())
+    assembly_format = "$input attr-dict `:` type($input) `->` type($result)"
+
+    def __init__(self, input: SSAValue):
+        rows, columns = matrix_shape("input", input.type)
+        result = TileType(i32, [rows, columns // 2])
+        super().__init__(operands=[input], result_types=[result])
+
+    def verify_(self) -> None:
+        verify_pairs(self.input.type, self.result.type)
+
+
+@irdl_op_definition
+class UnpackPairsOp(IRDLOperation):
+    """The matrix that `tile.pack_pairs` packed.
+
+    ```mlir
+    %x = tile.unpack_pairs %y : !tile.tile<64x64xi32> -> !tile.tile<64x128xbf16>
+    ```
+    """
+
+    name = "tile.unpack_pairs"
+
+    input = operand_def(TileType)
+    result = result_def(TileType)
+
+    traits = traits_def(Pure())
+    assembly_format = "$input attr-dict `:` type($input) `->` type($result)"
+
+    def __init__(self, input: SSAValue, type_: TileType):
+        super().__init__(operands=[input], result_types=[type_])
+
+    def verify_(self) -> None:
+        verify_pairs(self.result.type, self.input.type)
+
+
+def verify_pairs(single: Attribute, pairs: Attribute) -> None:
+    """Raise `VerifyException` unless `pairs` has the elements of `single` in pairs."""
+    rows, columns = matrix_shape("a matrix of pairs", single)
+    if element_of(single) not in (bf16, f16) or columns % 2:
+        raise VerifyException(
+            f"pairs expect an even number of bf16 or f16, got {single}"
+        )
+    expected = TileType(i32, [rows, columns // 2])
+    if not isinstance(pairs, TileType) or pairs.with_layout(None) != expected:
+        raise VerifyException(f"pairs of {single} expect {expected}, got {pairs}")

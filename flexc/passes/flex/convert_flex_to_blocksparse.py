@@ -27,7 +27,7 @@ from flexc.errors import OptionError
 from flexc.passes.flex.flex_infer_key_ranges import ranges_for
 from flexc.passes.masks.segments.mask_problem import MaskProblem, sparse_block
 from flexc.passes.masks.segments.segment_builder import build_segments, order_of
-from flexc.passes.scalar.proof import Proof, Proven, WhyNot
+from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.targets import target_named
 from flexc.passes.targets.target import (
     HOPPER_SHARED_MEMORY,

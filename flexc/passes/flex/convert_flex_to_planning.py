@@ -26,7 +26,7 @@ from flexc.passes.flex.planning.classes import (
 from flexc.passes.flex.planning.summarize import build_summarize
 from flexc.passes.flex.planning.tables import build_list_blocks, build_list_rows
 from flexc.passes.masks.blocks.block_classifier import build_classifier
-from flexc.passes.scalar.proof import Proven
+from flexc.passes.scalar import Proven
 from flexc.passes.targets import target_named
 
 LONGEST = 2**31 - 2

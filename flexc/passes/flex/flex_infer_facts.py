@@ -45,8 +45,8 @@ from flexc.passes.masks.bounds.terms import (
     Term,
 )
 from flexc.passes.masks.segments.sequences import PackedSequences
+from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.formula import alternatives, mask_formula
-from flexc.passes.scalar.proof import Proof, Proven, WhyNot
 from flexc.passes.scalar.ranges import intervals
 from flexc.passes.scalar.ranges.float_intervals import FloatInterval, point
 from flexc.passes.scalar.ranges.float_values import FORMATS, FloatRanges, culprit

@@ -38,8 +38,8 @@ from flexc.passes.masks.bounds.terms import (
 )
 from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.masks.segments.mask_segments import growth, moves
+from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.formula import Leaf
-from flexc.passes.scalar.proof import Proof, Proven, WhyNot
 from flexc.passes.scalar.readable import Readable, infix, spell
 
 INVERSE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}

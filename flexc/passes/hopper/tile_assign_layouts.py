@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, bf16, f16, i32
 from xdsl.ir import Block, Operation, Region, SSAValue, Use
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
@@ -21,6 +21,7 @@ from flexc.dialects.tile import (
     OperandAttr,
     ProductAttr,
     TileType,
+    element_of,
     schedule,
     shape_of,
 )
@@ -292,6 +293,52 @@ def carry_operands(region: Region, layouts: dict[SSAValue, LayoutAttr]) -> None:
                 layouts[arg] = layouts[result] = layout
 
 
+def pack_carried(loop: scf.ForOp) -> None:
+    """Pack operands of products that one loop hands to another in pairs.
+
+    LLVM has a register for each element of 16 bits that two loops carry, and packs them
+    in pairs in each iteration.
+    """
+    body = loop.body.block
+    assert body.last_op is not None
+    for i, (init, result) in enumerate(zip(loop.iter_args, loop.results, strict=True)):
+        type_ = init.type
+        if not isinstance(type_, TileType) or element_of(type_) not in (bf16, f16):
+            continue
+        readers = (use.operation for use in result.uses)
+        is_handed = isinstance(init.owner, tile.UnpackPairsOp) or any(
+            isinstance(reader, scf.ForOp) for reader in readers
+        )
+        if is_handed and isinstance(type_.get_layout(), OperandAttr):
+            pack_operand(loop, 3 + i)
+            pack_operand(body.last_op, i)
+            for value in (body.args[1 + i], result):
+                unpack(value, type_)
+
+
+def pack_operand(op: Operation, number: int) -> None:
+    """Give an op an operand in pairs."""
+    value = op.operands[number]
+    if isinstance(value.owner, tile.UnpackPairsOp):
+        op.operands[number] = value.owner.input
+        return
+    packed = tile.PackPairsOp(value)
+    packed.result.name_hint = "pairs"
+    Rewriter.insert_op(packed, InsertPoint.before(op))
+    op.operands[number] = packed.result
+
+
+def unpack(value: SSAValue, type_: TileType) -> None:
+    """Make a value pairs, which its uses see unpacked."""
+    pairs = TileType(i32, [type_.get_shape()[0], type_.get_shape()[1] // 2])
+    value = Rewriter.replace_value_with_new_type(value, pairs)
+    unpacked = tile.UnpackPairsOp(value, type_)
+    unpacked.result.name_hint, value.name_hint = value.name_hint, "pairs"
+    value.replace_all_uses_with(unpacked.result)
+    unpacked.operands[0] = value
+    Rewriter.insert_op(unpacked, after(value))
+
+
 @dataclass(frozen=True)
 class TileAssignLayoutsPass(ModulePass):
     """Decide which thread holds which elements of each tile."""
@@ -302,3 +349,6 @@ class TileAssignLayoutsPass(ModulePass):
         for role in list(op.walk()):
             if isinstance(role, schedule.RoleOp):
                 assign_layouts(role.body)
+                for loop in list(role.walk()):
+                    if isinstance(loop, scf.ForOp):
+                        pack_carried(loop)

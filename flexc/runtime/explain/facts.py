@@ -13,8 +13,8 @@ from flexc.dialects import flex
 from flexc.passes.flex.flex_infer_facts import FACTS, score_range
 from flexc.passes.flex.flex_widen_indices import would_widen
 from flexc.passes.masks.blocks.block_code import Summary
+from flexc.passes.scalar import Proven, WhyNot
 from flexc.passes.scalar.formula import Formula, Leaf, mask_formula
-from flexc.passes.scalar.proof import Proven, WhyNot
 from flexc.passes.scalar.ranges.exact_ranges import known_of_call
 from flexc.passes.scalar.ranges.index_proofs import (
     IndexWidths,

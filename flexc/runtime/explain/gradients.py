@@ -24,8 +24,8 @@ from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
 from flexc.passes.flex.flex_expand_derivatives import FlexExpandDerivativesPass
 from flexc.passes.flex.flex_infer_key_ranges import FlexInferKeyRangesPass, ranges_for
 from flexc.passes.flex.pair_code import backward_code
+from flexc.passes.scalar import Proven, WhyNot
 from flexc.passes.scalar.captured_reads import CaptureIndices
-from flexc.passes.scalar.proof import Proven, WhyNot
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.readable import spell
 from flexc.runtime.autograd.gradient_kernels import ways

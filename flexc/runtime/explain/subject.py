@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import ModuleOp
 from flexc.dialects import flex
 from flexc.dialects.flex import KeyRangesAttr
 from flexc.passes.flex.flex_infer_key_ranges import ranges_for
-from flexc.passes.scalar.proof import Proof, WhyNot
+from flexc.passes.scalar import Proof, WhyNot
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.variation import Along, Dependences, yielded
 from flexc.passes.targets.target import AttentionShape, TileSizes

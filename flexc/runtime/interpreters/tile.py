@@ -196,6 +196,18 @@ class TileFunctions(InterpreterFunctions):
         rows, columns = tile.shape_of(op.result.type)
         return (args[0].reshape(rows, -1, columns).sum(1),)
 
+    @impl(tile.PackPairsOp)
+    def run_pack_pairs(
+        self, interpreter: Interpreter, op: tile.PackPairsOp, args: PythonValues
+    ) -> PythonValues:
+        return (args[0].contiguous().view(torch.int32),)
+
+    @impl(tile.UnpackPairsOp)
+    def run_unpack_pairs(
+        self, interpreter: Interpreter, op: tile.UnpackPairsOp, args: PythonValues
+    ) -> PythonValues:
+        return (args[0].view(dtype_of(tile.element_of(op.result.type))),)
+
     @impl(tile.ScanOp)
     def run_scan(
         self, interpreter: Interpreter, op: tile.ScanOp, args: PythonValues

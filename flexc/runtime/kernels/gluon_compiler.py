@@ -8,16 +8,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from triton import knobs
 from triton.backends import backends
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from flexc.codegen.gluon.compiled_check import problems
+from flexc.codegen.gluon.ptxas import arrive_by_warps, problems
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.runtime.kernels.triton_compiler import (
     TRITON_TYPES,
@@ -26,23 +25,72 @@ from flexc.runtime.kernels.triton_compiler import (
 )
 
 
-@dataclass(frozen=True)
-class Knob:
-    """A setting of Triton that an environment variable can also set."""
+class Knob(NamedTuple):
+    """A setting of Triton, with the value that it has while kernels are compiled."""
 
-    group: Any
+    owner: Any
     name: str
-    variable: str
+    value: Any
+    variable: str | None = None
+    """The environment variable that also sets it."""
 
 
-LOG = Knob(knobs.nvidia, "dump_ptxas_log", "TRITON_DUMP_PTXAS_LOG")
-ALWAYS = Knob(knobs.compilation, "always_compile", "TRITON_ALWAYS_COMPILE")
-"""The knob that disables Triton's cache; a kernel from the cache has no log."""
+class SharedKnobs:
+    """Settings for the compilations of some threads, which all threads see.
+
+    The first user sets them, the last one restores them.
+    """
+
+    def __init__(self, *knobs: Knob):
+        self.knobs = knobs
+        self.users = 0
+        self.saved: list[Any] = []
+        """What the settings were: whether they were set, their values, variables."""
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def enter(self) -> None:
+        with _lock:
+            self.users += 1
+            if self.users > 1:
+                return
+            for owner, name, value, variable in self.knobs:
+                known = name in vars(owner), getattr(owner, name, None)
+                self.saved.append((*known, variable and os.environ.get(variable)))
+                setattr(owner, name, value)
+
+    def leave(self) -> None:
+        with _lock:
+            self.users -= 1
+            if self.users:
+                return
+            for knob, (was_set, value, text) in zip(
+                self.knobs, self.saved, strict=True
+            ):
+                if was_set:
+                    setattr(knob.owner, knob.name, value)
+                else:
+                    delattr(knob.owner, knob.name)
+                if knob.variable and text is None:
+                    os.environ.pop(knob.variable, None)
+                elif knob.variable:
+                    os.environ[knob.variable] = text
+            self.saved.clear()
+
+    def before(self, number: int) -> Any:
+        """Return what a setting was before, None if no one uses these."""
+        saved = list(self.saved)  # A copy, since another thread may clear the list.
+        return saved[number][1] if saved else None
+
 
 _lock = threading.Lock()
-_collecting = threading.local()
-_collectors = 0
-_saved_knobs: list[Any] = []
+_thread = threading.local()
 
 
 def _reset_after_fork() -> None:
@@ -50,11 +98,12 @@ def _reset_after_fork() -> None:
 
     Threads of the parent do not exist in the child and never release the lock.
     """
-    global _lock, _collectors
+    global _lock
     _lock = threading.Lock()
-    if _collectors:
-        _collectors = 1
-        _restore_knobs()
+    for knobs_ in (LOGGED, EDITED):
+        if knobs_.users:
+            knobs_.users = 1
+            knobs_.leave()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)
@@ -70,65 +119,58 @@ def assembler_log() -> Iterator[list[str]]:
     prints the log only if the user set the knob.
     """
     parts: list[str] = []
-    _set_knobs()
-    _collecting.parts = parts
-    try:
-        yield parts
-    finally:
-        _collecting.parts = None
-        _restore_knobs()
-
-
-def _set_knobs() -> None:
-    """Set the knobs, for the first user of the log."""
-    global _collectors
-    with _lock:
-        _collectors += 1
-        if _collectors > 1:
-            return
-        for knob in (LOG, ALWAYS):
-            _saved_knobs.append((knob, knob.name in vars(knob.group), _value(knob)))
-            _saved_knobs[-1] += (os.environ.get(knob.variable),)
-            setattr(knob.group, knob.name, True)
-        _compiler().print = _print
-
-
-def _restore_knobs() -> None:
-    """Restore the knobs, after the last user of the log."""
-    global _collectors
-    with _lock:
-        _collectors -= 1
-        if _collectors:
-            return
-        del _compiler().print
-        for knob, was_set, value, variable in _saved_knobs:
-            if was_set:
-                setattr(knob.group, knob.name, value)
-            else:
-                delattr(knob.group, knob.name)
-            if variable is None:
-                os.environ.pop(knob.variable, None)
-            else:
-                os.environ[knob.variable] = variable
-        _saved_knobs.clear()
-
-
-def _value(knob: Knob) -> bool:
-    return getattr(knob.group, knob.name)
-
-
-def _compiler() -> Any:
-    """Return Triton's module that runs ptxas."""
-    return sys.modules[backends["nvidia"].compiler.__module__]
+    with LOGGED():
+        _thread.log = parts
+        try:
+            yield parts
+        finally:
+            _thread.log = None
 
 
 def _print(*args: Any, **kwargs: Any) -> None:
-    parts = getattr(_collecting, "parts", None)
+    parts = getattr(_thread, "log", None)
     if parts is not None:
         parts.append(" ".join(map(str, args)))
-    before = list(_saved_knobs)  # A copy, since another thread may clear the list.
-    if before and before[0][2]:  # The user set the knob.
+    if LOGGED.before(0):  # The user set the knob.
         builtins.print(*args, **kwargs)
+
+
+@contextmanager
+def edited_ptx() -> Iterator[None]:
+    """Edit the PTX of kernels that the current thread compiles."""
+    with EDITED():
+        _thread.edits = True
+        try:
+            yield
+        finally:
+            _thread.edits = False
+
+
+EDITS = "flexc: arrivals of warps, 1"
+"""The edits of PTX and their version, for Triton's key of a kernel."""
+
+
+def _change_stages(*args: Any) -> Any:
+    """Add the edit to the stages of a compilation, after the user's own hook."""
+    users, edits = EDITED.before(0), getattr(_thread, "edits", False)
+    if not args:  # Triton from 3.7 on asks for a key, and its digest.
+        key, digest = ("", "") if users is None else users()
+        return (key + EDITS, digest + EDITS) if edits else (key, digest)
+    found = None if users is None else users(*args)
+    if edits:
+        stages = args[1]
+        print_ptx = stages["ptx"]
+        stages["ptx"] = lambda *inputs: arrive_by_warps(print_ptx(*inputs))
+    return found
+
+
+LOGGED = SharedKnobs(
+    Knob(knobs.nvidia, "dump_ptxas_log", True, "TRITON_DUMP_PTXAS_LOG"),
+    # A kernel from Triton's cache has no log.
+    Knob(knobs.compilation, "always_compile", True, "TRITON_ALWAYS_COMPILE"),
+    Knob(sys.modules[backends["nvidia"].compiler.__module__], "print", _print),
+)
+EDITED = SharedKnobs(Knob(knobs.runtime, "add_stages_inspection_hook", _change_stages))
 
 
 ELEMENTS = {"bf16": gl.bfloat16, "f16": gl.float16, "f32": gl.float32}
@@ -152,6 +194,10 @@ class GluonCompiler(TritonCompiler):
         with assembler_log() as said:
             kernel = self.compile(spec, capability)
         return kernel, problems("\n".join(said), most_spilled)
+
+    def compile(self, spec: KernelSpec, capability: int) -> Any:
+        with edited_ptx():
+            return super().compile(spec, capability)
 
     def source(self, function: Any, signature: dict[str, str], spec: KernelSpec) -> Any:
         return GluonSource(function, signature)

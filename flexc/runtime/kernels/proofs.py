@@ -38,7 +38,7 @@ from flexc.passes.flex.flex_widen_indices import would_widen
 from flexc.passes.flex.score_factor import narrow_scores
 from flexc.passes.masks.blocks.block_classifier import Classifier, build_classifier
 from flexc.passes.masks.segments.mask_problem import is_always_true
-from flexc.passes.scalar.proof import Proof, Proven, WhyNot
+from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.ranges.exact_ranges import Known
 from flexc.passes.scalar.ranges.index_proofs import captures_inside, indices_fit
 from flexc.passes.scalar.ranges.intervals import Interval, full

@@ -18,7 +18,7 @@ from typing import Literal
 
 import torch
 
-from flexc.codegen.gluon.compiled_check import SPILL_LIMIT, spilled_by
+from flexc.codegen.gluon.ptxas import SPILL_LIMIT, spilled_by
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.errors import CompilationError, FlexcError, OptionError, ScheduleError
 from flexc.passes.targets import target_named

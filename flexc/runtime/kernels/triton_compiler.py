@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime.cache import get_cache_manager
 
-from flexc.codegen.gluon.compiled_check import ONE_PASS_SPILL_LIMIT, SPILL_LIMIT
+from flexc.codegen.gluon.ptxas import ONE_PASS_SPILL_LIMIT, SPILL_LIMIT
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError
 from flexc.runtime.inputs.options import is_interpreting

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flexc.passes.masks.blocks.block_classifier import build_classifier
-from flexc.passes.scalar.proof import WhyNot
+from flexc.passes.scalar import WhyNot
 from flexc.passes.scalar.variation import NOTHING, Along
 from tests.property.classifier_reference import Grid, classified, counted, imported
 

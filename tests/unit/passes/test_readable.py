@@ -16,7 +16,7 @@ from flexc.frontend.import_graph import AttentionCall, build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.flex.flex_infer_key_ranges import RangeSpeller
 from flexc.passes.masks.segments.mask_problem import MaskProblem
-from flexc.passes.scalar.proof import Proven
+from flexc.passes.scalar import Proven
 from flexc.passes.scalar.readable import describe_mod
 from flexc.runtime.kernels.proofs import attention_of
 

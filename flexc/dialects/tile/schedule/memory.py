@@ -330,17 +330,25 @@ class AwaitCopiesOp(IRDLOperation):
 
 @irdl_op_definition
 class BarriersOp(IRDLOperation):
-    """Barriers that all roles can use."""
+    """Barriers that all roles can use.
+
+    With `by_warps`, each warp of a role arrives when it gets there, and the warps of a
+    role need not wait for each other. The arrivals of the type are those of roles.
+    """
 
     name = "tile.barriers"
 
+    by_warps = opt_prop_def(UnitAttr)
     result = result_def(BarriersType)
 
     traits = traits_def(MemoryAllocEffect())
-    assembly_format = "attr-dict `:` type($result)"
+    assembly_format = "(`by_warps` $by_warps^)? attr-dict `:` type($result)"
 
-    def __init__(self, type_: BarriersType):
-        super().__init__(result_types=[type_])
+    def __init__(self, type_: BarriersType, by_warps: bool = False):
+        super().__init__(
+            result_types=[type_],
+            properties={"by_warps": UnitAttr() if by_warps else None},
+        )
 
 
 class _BarrierOp(IRDLOperation):

@@ -105,8 +105,16 @@ class Ring:
         full = BarriersOp(BarriersType(self.slots, writers))
         self.full = code.insert(full, f"{self.name}_full")
         if self.returns:
-            empty = BarriersOp(BarriersType(self.slots, consumers))
+            type_ = BarriersType(self.slots, consumers)
+            empty = BarriersOp(type_, by_warps=consumers <= MOST_BY_WARPS)
             self.empty = code.insert(empty, f"{self.name}_empty")
+
+
+MOST_BY_WARPS = 2
+"""The most consumers whose warps release slots one by one.
+
+Three consumers are faster if their warps stay together (docs/measurements, 2026-11-24).
+"""
 
 
 class Key(NamedTuple):

@@ -29,9 +29,9 @@ from flexc.passes.masks.blocks.constraints import (
     Some,
 )
 from flexc.passes.masks.blocks.emitted_integers import Ends, Wide
+from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.canonicalization import simplify_region
 from flexc.passes.scalar.formula import Formula, Leaf, mask_formula
-from flexc.passes.scalar.proof import Proof, Proven, WhyNot
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.variation import NOTHING, PAIR, Along, Linear, MaskFacts, Terms
 

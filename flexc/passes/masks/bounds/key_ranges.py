@@ -30,8 +30,8 @@ from flexc.passes.masks.bounds.terms import (
     slope,
     symbols,
 )
+from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.formula import Leaf, Leaves, alternatives, mask_formula
-from flexc.passes.scalar.proof import Proof, Proven, WhyNot
 
 MAX_ALTERNATIVES = 16
 MAX_MIDDLES = 2

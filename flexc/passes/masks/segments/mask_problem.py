@@ -21,7 +21,7 @@ from flexc.passes.masks.bounds.facts import Facts
 from flexc.passes.masks.bounds.key_ranges import KeyRanges, for_blocks, key_ranges
 from flexc.passes.masks.bounds.terms import Constant, RowValue, Sum, Term
 from flexc.passes.masks.segments.sequences import PackedSequences, Tests
-from flexc.passes.scalar.proof import Proof, Proven
+from flexc.passes.scalar import Proof, Proven
 from flexc.passes.scalar.ranges.intervals import full
 from flexc.passes.scalar.scalar_code import ScalarCode, inline_region, new_region
 

@@ -23,7 +23,7 @@ from flexc.dialects.blocksparse import SegmentKind, SegmentOp, TileOrder
 from flexc.passes.masks.bounds.key_ranges import KeyRange, KeyRanges
 from flexc.passes.masks.segments.mask_problem import MaskProblem
 from flexc.passes.masks.segments.mask_segments import MaskSegments, tile_order
-from flexc.passes.scalar.proof import Proven
+from flexc.passes.scalar import Proven
 from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.target import TileSizes
 

@@ -9,7 +9,8 @@
 // CHECK-NEXT: # shared memory: 98376 bytes
 // CHECK: from triton.experimental import gluon
 // CHECK: from flexc.codegen.gluon.support import (
-// CHECK-NEXT: barriers, copy_in, copy_out, keep_columns, partial_sums, tile_of
+// CHECK-NEXT: barriers, copy_in, copy_out, keep_columns, pack_pairs, partial_sums, tile_of,
+// CHECK-NEXT: unpack_pairs
 
 // A role is a function of what it uses from before; its layouts have names.
 // CHECK: @gluon.jit
@@ -34,29 +35,37 @@
 // CHECK-NEXT: s_issued = warpgroup_mma(
 // CHECK-NEXT: tile_of(q), k_t, gl.full([64, 64], 0.0, gl.float32, PRODUCT_64),
 // CHECK: s = warpgroup_mma_wait(0, [s_issued])
-// CHECK-NEXT: mbarrier.arrive(k_empty.index(0))
+// CHECK-NEXT: mbarrier.arrive(k_empty.index(0), count=4)
 // CHECK-NEXT: if {{.*}}:
 // CHECK-NEXT: # partial blocks
 // CHECK: scores_1 = keep_columns({{.*}}, "0fFF800000", PRODUCT_64)
 
-// What a loop carries into a product is carried as that product reads it.
+// What a loop carries into a product is carried as that product reads it. Two loops, one
+// with the mask and one without, carry it in pairs.
 // CHECK: p_bf16_1 = gl.convert_layout(p_bf16, OPERAND_128)
-// CHECK: p_bf16_2 = p_bf16_1
-// CHECK: # mixed blocks, after the first
-// CHECK-NEXT: for i in range(1, end):
+// CHECK-NEXT: pairs = pack_pairs(p_bf16_1)
+// CHECK: pairs_1 = pairs
+// CHECK: # partial blocks, after the first
+// CHECK-NEXT: for i in range(1, {{.*}}):
+// CHECK-NEXT: p_bf16_2 = unpack_pairs(pairs_1, gl.bfloat16, OPERAND_128)
 // CHECK: acc_next_issued = warpgroup_mma(
 // CHECK-NEXT: p_bf16_2, tile_of(v), acc_scaled_1, is_async=True
 // CHECK-NEXT: )
 // CHECK-NEXT: s_1 = warpgroup_mma_wait(1, [s_issued_1])
-// CHECK-NEXT: mbarrier.arrive(k_empty.index(k_slot))
+// CHECK-NEXT: mbarrier.arrive(k_empty.index(k_slot), count=4)
+// CHECK: keep_columns(
 // CHECK: row_sum_1 = partial_sums(p_1, PRODUCT_8)
 // CHECK: acc_next = warpgroup_mma_wait(0, [acc_next_issued])
-// CHECK-NEXT: mbarrier.arrive(v_empty.index(v_slot))
-// CHECK: gl.convert_layout(alpha_3, ROWS_128)
-// CHECK: p_bf16_4 = gl.convert_layout(p_bf16_3, OPERAND_128)
-// CHECK: v_1 = v_s.index(v_slot_1)
-// CHECK-NEXT: # the last block's values
-// CHECK-NEXT: acc_next_issued_1 = warpgroup_mma(
+// CHECK-NEXT: mbarrier.arrive(v_empty.index(v_slot), count=4)
+// CHECK: = pack_pairs(
+// CHECK: # full blocks, after the first
+// CHECK-NEXT: for {{.*}} in range({{.*}}, end):
+// CHECK: gl.convert_layout({{.*}}, ROWS_128)
+// CHECK: gl.convert_layout({{.*}}, OPERAND_128)
+// CHECK-NEXT: = pack_pairs(
+// CHECK: unpack_pairs({{.*}}, gl.bfloat16, OPERAND_128)
+// CHECK: # the last block's values
+// CHECK-NEXT: {{.*}} = warpgroup_mma(
 // CHECK: tile_of(q).store(o_bf16)
 // CHECK-NEXT: fence_async_shared()
 // CHECK-NEXT: copy_out(out, [b, h_1, q_start_1, 0], q)
@@ -82,8 +91,8 @@
 // CHECK-NEXT: gl.bfloat16, [2, 1, 1, 64, 128],
 // CHECK-NEXT: gl.NVMMASharedLayout.get_default_for([1, 1, 64, 128], gl.bfloat16)
 // CHECK: q_full = barriers(1, 1)
-// CHECK: k_empty = barriers(2, 2)
-// CHECK: v_empty = barriers(2, 2)
+// CHECK: k_empty = barriers(2, 8)
+// CHECK: v_empty = barriers(2, 8)
 // CHECK-NEXT: gl.warp_specialize(
 // CHECK-NEXT: [
 // CHECK-NEXT: (attention_consumer, (

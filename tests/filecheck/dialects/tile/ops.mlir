@@ -61,6 +61,14 @@ tile.kernel @compute(%t : tensor<?xf32> #tile.param<argument 0>,
   %l = tile.reduce sum %s along 0 : !tile.tile<32x32xf32>
   // CHECK-NEXT: %some = tile.partial_sums %s : !tile.tile<32x32xf32> -> !tile.tile<32x8xf32>
   %some = tile.partial_sums %s : !tile.tile<32x32xf32> -> !tile.tile<32x8xf32>
+  // CHECK-NEXT: %half = arith.constant 5.000000e-01 : bf16
+  %half = arith.constant 0.5 : bf16
+  // CHECK-NEXT: %narrow = tile.full
+  %narrow = tile.full %half : bf16 -> !tile.tile<32x32xbf16>
+  // CHECK-NEXT: %pairs = tile.pack_pairs %narrow : !tile.tile<32x32xbf16> -> !tile.tile<32x16xi32>
+  %pairs = tile.pack_pairs %narrow : !tile.tile<32x32xbf16> -> !tile.tile<32x16xi32>
+  // CHECK-NEXT: %again = tile.unpack_pairs %pairs : !tile.tile<32x16xi32> -> !tile.tile<32x32xbf16>
+  %again = tile.unpack_pairs %pairs : !tile.tile<32x16xi32> -> !tile.tile<32x32xbf16>
   // CHECK-NEXT: %band = tile.keep_columns %s from %rows to %rows else 0.000000e+00 : f32 : !tile.tile<32x32xf32>, !tile.tile<32xi32>, !tile.tile<32xi32>
   %band = tile.keep_columns %s from %rows to %rows else 0.0 : f32 : !tile.tile<32x32xf32>, !tile.tile<32xi32>, !tile.tile<32xi32>
   // CHECK-NEXT: %upto = tile.scan %s along 1 : !tile.tile<32x32xf32>

@@ -596,6 +596,26 @@ tile.kernel @partial_sums_element(%t : tensor<?x?xf32> #tile.param<argument 0>,
 
 // -----
 
+tile.kernel @pairs_of_wide(%out : memref<?x?xf32> #tile.param<argument 0>,
+    %z : f32 #tile.param<argument 1>) grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : f32 -> !tile.tile<4x8xf32>
+  // CHECK: pairs expect an even number of bf16 or f16, got !tile.tile<4x8xf32>
+  %r = tile.pack_pairs %x : !tile.tile<4x8xf32> -> !tile.tile<4x4xi32>
+  tile.return
+}
+
+// -----
+
+tile.kernel @pairs_of_a_shape(%out : memref<?x?xf32> #tile.param<argument 0>,
+    %z : bf16 #tile.param<argument 1>) grid affine_map<(b, h, q_len) -> (q_len)> {
+  %x = tile.full %z : bf16 -> !tile.tile<4x8xbf16>
+  // CHECK: pairs of !tile.tile<4x8xbf16> expect !tile.tile<4x4xi32>, got !tile.tile<4x8xi32>
+  %r = tile.pack_pairs %x : !tile.tile<4x8xbf16> -> !tile.tile<4x8xi32>
+  tile.return
+}
+
+// -----
+
 tile.kernel @keep_columns_rows(%t : tensor<?x?xf32> #tile.param<argument 0>,
     %out : memref<?x?xf32> #tile.param<argument 1>, %i : i32 #tile.param<argument 2>,
     %z : f32 #tile.param<argument 3>, %b : i64 #tile.param<argument 4>)

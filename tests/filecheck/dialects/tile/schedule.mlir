@@ -26,8 +26,8 @@ tile.kernel @roles(%key : tensor<?x?x64xbf16> #tile.param<argument 0>,
   %slots = tile.shared : !tile.shared<2, !tile.tile<64x64xbf16>>
   // CHECK-NEXT: %full = tile.barriers : !tile.barriers<2, 1>
   %full = tile.barriers : !tile.barriers<2, 1>
-  // CHECK-NEXT: %empty = tile.barriers : !tile.barriers<2, 2>
-  %empty = tile.barriers : !tile.barriers<2, 2>
+  // CHECK-NEXT: %empty = tile.barriers by_warps : !tile.barriers<2, 2>
+  %empty = tile.barriers by_warps : !tile.barriers<2, 2>
   // CHECK-NEXT: tile.roles {
   tile.roles {
     // CHECK-NEXT: tile.role "consumer" copies 2 warps 4 registers 240 {
