@@ -31,7 +31,7 @@ from flexc.dialects.tile.schedule import RoleOp
 from flexc.passes.scalar.scalar_code import ScalarCode
 
 HOLDS_BEFORE = {"slt": True, "sge": False}
-"""Whether a comparison of the iteration with a bound holds before the bound."""
+"""The result of a comparison of the iteration with a bound, before the bound."""
 
 
 def comparisons(loop: scf.ForOp) -> Iterator[arith.CmpiOp]:
