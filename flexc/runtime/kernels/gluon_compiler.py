@@ -45,7 +45,7 @@ class SharedKnobs:
         self.knobs = knobs
         self.users = 0
         self.saved: list[Any] = []
-        """What the settings were: whether they were set, their values, variables."""
+        """The former settings: if they were set, their values, and their variables."""
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -84,7 +84,7 @@ class SharedKnobs:
             self.saved.clear()
 
     def before(self, number: int) -> Any:
-        """Return what a setting was before, None if no one uses these."""
+        """Return the former value of a setting, None outside of compilations."""
         saved = list(self.saved)  # A copy, since another thread may clear the list.
         return saved[number][1] if saved else None
 
