@@ -36,7 +36,7 @@ from xdsl.pattern_rewriter import (
     op_type_rewrite_pattern,
 )
 from xdsl.rewriter import InsertPoint, Rewriter
-from xdsl.traits import is_side_effect_free, is_speculatable
+from xdsl.traits import IsolatedFromAbove, is_side_effect_free, is_speculatable
 from xdsl.transforms.loop_invariant_code_motion import can_be_hoisted
 
 from flexc.dialects import flex, tile
@@ -225,6 +225,9 @@ def slice_of(read: Operation, loop: scf.ForOp) -> list[Operation] | None:
             continue
         # xDSL knows no effects of some casts, which have none.
         if op.dialect_name() != "arith" and not is_side_effect_free(op):
+            return None
+        # A region may use values of the loop that are no operands, unless isolated.
+        if op.regions and not op.has_trait(IsolatedFromAbove):
             return None
         for operand in op.operands:
             if operand.owner is block and operand is not block.args[0]:
