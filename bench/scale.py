@@ -38,6 +38,7 @@ from flexc.distributed import (
     context_parallel_attention,
     plan,
 )
+from flexc.distributed.layouts import take
 from flexc.distributed.plans import BACKWARD, Estimate, Problem, find_route
 from flexc.distributed.ranks import Parts
 from flexc.runtime.inputs.arguments import Outputs
@@ -167,7 +168,9 @@ def virtual_ring(
         parts = [[layout.shard(t, r) for t in whole] for r in range(layout.size)]
         route = find_route(Parts(group, rank, layout, layout), mask, problem)
         for step, visits in enumerate(route.calls):
-            query, (_, *key_value) = parts[rank][0], parts[rank - step]
+            query, source = parts[rank][0], (rank - step) % layout.size
+            runs = layout.ranks[source], route.carried[source][step]
+            key_value = [take(t, *runs) for t in parts[source][1:]]
             for queries, keys in visits:
                 given = [queries.of(query), *map(keys.of, key_value)]
                 moved = mods.moved(queries.origin, keys.origin)[2]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,13 +14,14 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
-from flexc.distributed.layouts import Layout, Span
+from flexc.distributed.layouts import Layout, Span, overlap, union
 from flexc.distributed.plans import (
     METHODS,
     Estimate,
     Machine,
     Plan,
     Problem,
+    Route,
     cheapest,
     compare,
     find_route,
@@ -27,6 +29,7 @@ from flexc.distributed.plans import (
 )
 from flexc.distributed.ranks import (
     Parts,
+    Regathered,
     Sharded,
     Summed,
     Whole,
@@ -216,7 +219,8 @@ def context_parallel(
         e = _estimate(method, parts, call.signature.mods[1], Problem.of(call))
         return (
             f"{parts.queries.size} of {mesh_dim!r}, layout {queries.name}, method "
-            f"{e.method}, imbalance {e.imbalance:.2f}"
+            f"{e.method}{', keys gathered again' if e.regathers else ''}, imbalance "
+            f"{e.imbalance:.2f}"
         )
 
     with activate(Scope(NO_CHOICES, run, ranks=describe)):
@@ -243,22 +247,28 @@ def _compute(
     method: Method, parts: Parts, mods: _Mods, call: Attention, enable_gqa: bool
 ) -> tuple[Tensor, Tensor]:
     operands = call.query, call.key, call.value
+    rest, problem = _rest(enable_gqa, call.scale), Problem.of(call)
     chosen: str = method
     if method == "auto":
-        chosen = _estimate(method, parts, mods.mask, Problem.of(call)).method
-    compute = {"ring": _ring, "all-gather": _gathered, "all-to-all": _by_heads}[chosen]
-    return compute(parts, mods, operands, _rest(enable_gqa, call.scale))
+        chosen = _estimate(method, parts, mods.mask, problem).method
+    if chosen == "all-to-all":
+        return _by_heads(parts, mods, operands, rest)
+    route = find_route(parts, mods.mask, problem)
+    given = route, parts, mods, operands, rest
+    if chosen == "ring":
+        return _ring(*given)
+    return _gathered(*given, route.work.regathers(parts.keys, problem))
 
 
 def _estimate(
     method: str, parts: Parts, mask: Mod | None, problem: Problem
 ) -> Estimate:
     """Return what a method costs, or the one that "auto" takes."""
-    pairs = find_route(parts, mask, problem).pairs
+    work = find_route(parts, mask, problem).work
     if method == "auto":
-        return cheapest(parts, pairs, problem, MAX_GATHERED)
+        return cheapest(parts, work, problem, MAX_GATHERED)
     machine = Machine.usual(problem.device)
-    return Estimate.of(method, parts.keys, pairs, problem, machine)
+    return Estimate.of(method, parts.keys, work, problem, machine)
 
 
 @dataclass(frozen=True)
@@ -308,7 +318,7 @@ class _Mods:
                 "flexc cannot add up the gradients of what these mods capture; give "
                 "reduce_captured=False and add them up after the backward"
             )
-        return _Mods(*copies)
+        return _Mods(copies[0], self.mask)
 
 
 Operands = tuple[Tensor, Tensor, Tensor]
@@ -344,6 +354,13 @@ def _local_call(
                 f"query, key and value expect the mesh's device type "
                 f"{mesh.device_type}, got {call.query.device}"
             )
+        if call.query.is_cuda and call.query.get_device() != (
+            current := torch.cuda.current_device()
+        ):
+            raise DeviceError(
+                "context_parallel_attention expects tensors on the current device, "
+                f"cuda:{current}, got {call.query.device}; call torch.cuda.set_device"
+            )
         if call.is_narrow:
             raise DtypeError(
                 "context_parallel_attention expects keys and values of the query's "
@@ -360,7 +377,7 @@ def _local_call(
 
 
 def _ring(
-    parts: Parts, mods: _Mods, operands: Operands, rest: Any
+    route: Route, parts: Parts, mods: _Mods, operands: Operands, rest: Any
 ) -> tuple[Tensor, Tensor]:
     """Let keys and values visit the ranks that need them."""
 
@@ -371,31 +388,53 @@ def _ring(
         return Preparation(moved, rest)(given).with_traced()  # pyright: ignore
 
     device = operands[0].device
-    queries = parts.queries.spans(parts.rank, "queries", device)[0]
-    keys = parts.keys.spans(parts.rank, "keys", device)[0]
+    queries, keys = (
+        layout.spans(layout.ranks[parts.rank], what, device)[0]
+        for layout, what in ((parts.queries, "queries"), (parts.keys, "keys"))
+    )
     own = prepare(queries, keys, *operands)
     captured = [c for c in own.signature.captures if isinstance(c, Tensor)]
     moving = next((i for i, c in enumerate(captured) if c is keys.origin), None)
-    route = find_route(parts, mods.mask, Problem.of(own))
-    ring = Ring(parts.group, parts.keys.lengths, route, moving)
+    ring = Ring(parts.group, route, moving)
     found: Any = RingAttention.apply(ring, prepare, *operands, *captured)
     return found
 
 
 def _gathered(
-    parts: Parts, mods: _Mods, operands: Operands, rest: Any
+    route: Route,
+    parts: Parts,
+    mods: _Mods,
+    operands: Operands,
+    rest: Any,
+    regathers: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Compute with the keys and values of all ranks."""
+    """Compute with the keys and values that the rank needs, from first to last."""
     query, *own = operands
-    key, value = (gather(parts.group, parts.keys, t) for t in own)
-    found = [
-        _attend((span.of(query), key, value), mods.moved(span.origin), rest)
-        for span in parts.queries.spans(parts.rank, "queries", query.device)
-    ]
+    bring = partial(gather, parts.group, parts.keys, needs=route.needs)
+    key, value = map(bring, own)
+    needed = union(
+        r for x in parts.keys.ranks for r in overlap(x, route.needs[parts.rank])
+    )
+    first = needed[0].start if needed else 0
+    runs = parts.queries.ranks[parts.rank]
+    kept: Any = nullcontext()
+    if regathers and not _has_hooks():
+        kept = Regathered(bring, own).within([key, value])
+    with kept:
+        found = [
+            _attend((span.of(query), key, value), mods.moved(span.origin, first), rest)
+            for span in parts.queries.spans(runs, "queries", query.device)
+        ]
     if len(found) == 1:
         return found[0]
     out, lse = (torch.cat(each, 2) for each in zip(*found, strict=True))
     return out, lse
+
+
+def _has_hooks() -> bool:
+    """Return True if others, as checkpoints, decide on what autograd keeps."""
+    autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+    return autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _by_heads(

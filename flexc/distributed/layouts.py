@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ class Layout:
     @cached_property
     def lengths(self) -> tuple[int, ...]:
         """The number of positions of each rank."""
-        return tuple(sum(map(len, runs)) for runs in self.ranks)
+        return tuple(map(count, self.ranks))
 
     @cached_property
     def runs(self) -> Runs:
@@ -96,31 +96,41 @@ class Layout:
             return whole.narrow(dim, 0, 0)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
-    def join(self, parts: Sequence[Tensor], dim: int = 2) -> Tensor:
-        """Return the tensor of the whole sequence, given the parts of all ranks."""
-        if not self.length:
-            return parts[0]
-        placed = {
-            run.start: piece
-            for runs, part in zip(self.ranks, parts, strict=True)
-            for run, piece in zip(runs, part.split([*map(len, runs)], dim), strict=True)
-        }
-        return torch.cat([placed[start] for start in sorted(placed)], dim)
+    def join(self, parts: Sequence[Tensor], needed: Runs | None = None) -> Tensor:
+        """Return the tensor of the whole sequence, given the parts of all ranks.
+
+        Or from the first needed position to the last, given those of all ranks, with
+        zeros at others.
+        """
+        shape = list(parts[0].shape)
+        placed: list[tuple[int, Tensor]] = []
+        for own, part in zip(self.ranks, parts, strict=True):
+            runs = own if needed is None else overlap(own, needed)
+            pieces = part.split([*map(len, runs)], 2)
+            placed += zip((r.start for r in runs), pieces, strict=True)
+        found: list[Tensor] = []
+        end: int | None = None
+        for start, piece in sorted(placed, key=lambda p: p[0]):
+            if end is not None and start > end:
+                shape[2] = start - end
+                found.append(piece.new_zeros(shape))
+            found.append(piece)
+            end = start + piece.size(2)
+        return torch.cat(found, 2) if found else parts[0]
 
     @property
     def is_listed(self) -> bool:
         """True if positions are listed, as there are too many runs for a call each."""
         return max(map(len, self.ranks)) > MOST_RUNS
 
-    def spans(self, rank: int, what: str, device: torch.device) -> list[Span]:
-        """Return the parts of a rank's tokens for which there is one call each.
+    def spans(self, runs: Runs, what: str, device: torch.device) -> list[Span]:
+        """Return the parts of some of a rank's tokens for which there is one call each.
 
         `what` tells queries from keys, whose lists of positions are two tensors.
         """
-        runs = self.ranks[rank]
         if self.is_listed:
-            positions = _positions(self, rank, what, device)
-            return [Span(range(self.lengths[rank]), positions, runs)]
+            positions = _positions(runs, what, device)
+            return [Span(range(len(positions)), positions, runs)]
         starts = accumulate(map(len, runs), initial=0)
         found = [
             Span(range(at, at + len(run)), run.start, (run,))
@@ -158,7 +168,81 @@ def _runs(parts: Iterable[tuple[int, int]]) -> Runs:
 
 
 @lru_cache(64)
-def _positions(layout: Layout, rank: int, what: str, device: torch.device) -> Tensor:
-    """Return the positions that a rank has: one tensor for all calls."""
-    runs = [torch.arange(r.start, r.stop) for r in layout.ranks[rank]]
+def _positions(own: Runs, what: str, device: torch.device) -> Tensor:
+    """Return the positions of runs: one tensor for all calls."""
+    runs = [torch.arange(r.start, r.stop) for r in own]
     return torch.cat([torch.arange(0), *runs]).to(device, torch.int32)
+
+
+def overlap(runs: Runs, others: Runs) -> Runs:
+    """Return the positions of runs that others have, too, in the order of the first."""
+    ascending = sorted(others, key=lambda r: r.start)
+    pairs = product(runs, ascending)
+    both = (range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs)
+    return tuple(filter(len, both))
+
+
+def without(runs: Runs, others: Runs) -> Runs:
+    """Return the positions of runs that others lack."""
+    found: list[range] = []
+    for run in runs:
+        inner = (end for r in overlap((run,), others) for end in (r.start, r.stop))
+        ends = [run.start, *inner, run.stop]
+        found += map(range, ends[::2], ends[1::2])
+    return tuple(filter(len, found))
+
+
+def union(runs: Iterable[range], most: int | None = None) -> Runs:
+    """Return the positions of runs in ascending order, without repetitions.
+
+    The narrowest gaps are filled until there are at most so many runs.
+    """
+    found: list[range] = []
+    for run in sorted(runs, key=lambda r: r.start):
+        if found and run.start <= found[-1].stop:
+            run = range(found[-1].start, max(found.pop().stop, run.stop))
+        found.append(run)
+    if most is None or len(found) <= most:
+        return tuple(found)
+    gaps = [range(a.stop, b.start) for a, b in pairwise(found)]
+    narrow = sorted(gaps, key=len)[: len(found) - most]
+    return union([*found, *narrow])
+
+
+def key_ways(keys: Layout, needs: Sequence[Runs]) -> list[list[Runs]]:
+    """Return the keys that a ring carries, by their rank and the step."""
+    most = None if keys.is_listed else MOST_RUNS
+    found: list[list[Runs]] = []
+    for source, own in enumerate(keys.ranks):
+        way: list[Runs] = [()]
+        for step in reversed(range(1, keys.size)):
+            here = overlap(own, needs[(source + step) % keys.size])
+            way.append(overlap(own, union((*way[-1], *here), most)))
+        found.append([own, *way[:0:-1]])
+    return found
+
+
+def take(tensor: Tensor, runs: Runs, some: Runs) -> Tensor:
+    """Return some of the tokens of runs, given all in order."""
+    parts = [tensor.narrow(2, p.start, len(p)) for p in places(runs, some)]
+    if not parts:
+        return tensor.narrow(2, 0, 0)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
+def places(runs: Runs, some: Runs) -> list[range]:
+    """Return where some positions are among those of runs, each within one of them."""
+    starts = accumulate(map(len, runs), initial=0)
+    firsts = list(zip(runs, starts, strict=False))
+    found: list[range] = []
+    for part in some:
+        at = next(
+            at + part.start - run.start for run, at in firsts if part.start in run
+        )
+        found.append(range(at, at + len(part)))
+    return found
+
+
+def count(runs: Runs) -> int:
+    """Return the number of positions."""
+    return sum(map(len, runs))

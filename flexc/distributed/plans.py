@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexc.distributed.layouts import Layout, Span
+from flexc.distributed.layouts import MOST_RUNS, Layout, Runs, Span, key_ways, union
 from flexc.distributed.ranks import Parts
 from flexc.errors import OptionError
 from flexc.frontend.closures import Mod
@@ -34,8 +34,8 @@ class Visits:
     """The pairs of a mask that kernels compute, block by block."""
 
     lanes: Tensor
-    """The number of batches and heads in which each block of pairs is live, float64; of
-    a block that is live in parts, their share.
+    """The number of batches and heads in which each block of pairs is live, float64. A
+    block that is live in parts counts as the share of its live parts.
     """
     size: tuple[int, int]
     """The rows and columns of a block."""
@@ -43,23 +43,82 @@ class Visits:
     def pairs(self, queries: Sequence[range], keys: Sequence[range]) -> Tensor:
         """Return the pairs that are computed for ranges of queries and of keys."""
         rows, columns = self._overlaps(queries, keys)
-        return rows @ self.lanes @ columns.T
+        return rows @ (self.lanes @ columns.T)
 
-    def between(self, queries: Layout, keys: Layout) -> Tensor:
-        """Return the pairs for each rank's queries and each rank's keys."""
-        layouts = queries, keys
-        rows, columns = (
-            overlaps.new_zeros(layout.size, overlaps.size(1)).index_add_(
-                0, _owners(layout), overlaps
-            )
-            for layout, overlaps in zip(
-                layouts, self._overlaps(queries.runs, keys.runs), strict=True
-            )
+    def work(self, queries: Layout, keys: Layout) -> Work:
+        """Return what each rank computes, and the keys that it needs."""
+        rows, columns = self._of_ranks(queries, keys)
+        live = rows @ self.lanes
+        needed = live > 0
+        tokens = needed.double() @ columns.T
+        gathered = (tokens.sum(1) - tokens.diagonal()).max()
+        carried = list(map(_carried, range(keys.size), columns, [needed] * keys.size))
+        is_needed = bool(tokens.any(1).all())
+        return Work((live @ columns.T).tolist(), carried, int(gathered), is_needed)
+
+    def needs(self, queries: Layout) -> list[Runs]:
+        """Return the keys that each rank's queries need, by rank."""
+        (rows,) = self._of_ranks(queries)
+        most = None if queries.is_listed else MOST_RUNS
+        needed = rows @ self.lanes > 0
+        n = self.size[1]
+        found: list[Runs] = []
+        for row in needed:
+            edges = torch.nn.functional.pad(row.to(torch.int8), (1, 1)).diff()
+            ends = (n * edges.nonzero()[:, 0]).tolist()
+            found.append(union(map(range, ends[::2], ends[1::2]), most))
+        return found
+
+    def pooled(self, most: int) -> Visits:
+        """Return the means of squares of blocks, at most so many along a sequence."""
+        times = 1
+        while max(self.lanes.shape) > most * times:
+            times *= 2
+        means = torch.nn.functional.avg_pool2d(
+            self.lanes[None], times, ceil_mode=True, count_include_pad=False
         )
-        return rows @ self.lanes @ columns.T
+        return Visits(means[0], (self.size[0] * times, self.size[1] * times))
+
+    def _of_ranks(self, *layouts: Layout) -> Iterator[Tensor]:
+        """Yield how many positions of each rank are in each block."""
+        overlaps = self._overlaps(*(layout.runs for layout in layouts))
+        for layout, found in zip(layouts, overlaps, strict=True):
+            total = found.new_zeros(layout.size, found.size(1))
+            yield total.index_add_(0, _owners(layout), found)
 
     def _overlaps(self, *ranges: Sequence[range]) -> Iterator[Tensor]:
         return map(_overlaps, ranges, self.size, self.lanes.shape)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The pairs that ranks compute, and the keys that move."""
+
+    pairs: Sequence[Sequence[float]]
+    """By the rank of queries and the rank of keys: the pairs that are computed."""
+    carried: Sequence[Sequence[float]]
+    """By the rank of keys and the step of a ring: those that a later rank needs."""
+    gathered: int
+    """The most keys of other ranks that a rank needs."""
+    is_needed: bool
+    """True if each rank needs some keys."""
+
+    def regathers(self, keys: Layout, problem: Problem) -> bool:
+        """Return True if gathered keys are gathered again for the backward.
+
+        They are kept if they take no more memory than the rank's own tokens and output,
+        which are kept anyway. Ranks that need no keys could not take part.
+        """
+        own = max(keys.lengths) * (problem.q_bytes + problem.kv_bytes)
+        return self.is_needed and self.gathered * problem.kv_bytes > own
+
+
+def _carried(source: int, tokens: Tensor, needed: Tensor) -> list[float]:
+    """Return how many of a rank's tokens are needed at each step or later."""
+    (own,) = tokens.nonzero(as_tuple=True)
+    by_step = needed[:, own].roll(-source, 0).to(torch.int8)
+    later = by_step.flip(0).cummax(0).values.flip(0)
+    return (later.double() @ tokens[own]).tolist()
 
 
 def _overlaps(ranges: Sequence[range], size: int, count: int) -> Tensor:
@@ -91,14 +150,18 @@ def block_length(length: int, ranks: int, ends: Iterable[int]) -> int:
 
 
 FINE = 128
-"""The number of blocks of a sequence that gives costs of ranks to about a percent, if
-few are partial.
+"""The number of blocks that a sequence is cut into. If few of them are partial, the
+costs of ranks are then exact to about a percent.
 """
 
-MOST_PARTIAL, FINEST, TILE = 0.1, 4096, 128
-"""The share of partial blocks beyond which finer ones are counted, the most of those
-along a sequence, and the length of the blocks that kernels visit, about.
-"""
+MOST_PARTIAL = 0.1
+"""The share of partial blocks beyond which finer blocks are counted."""
+
+FINEST = 4096
+"""The most finer blocks along a sequence."""
+
+TILE = 128
+"""About the length of the blocks that kernels visit."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +204,8 @@ def find_visits(
 ) -> Visits:
     """Return what kernels compute of a mask over the whole sequence.
 
-    They are found from the mask's bounds, or from blocks planned for it.
-    `block_length` chooses these blocks for the given ends.
+    The visits follow from the mask's bounds, or from blocks that are planned for it.
+    `ends` are the ends of the ranks' runs: blocks are cut there, if `block_length` can.
     """
     lanes = problem.batch, problem.heads
     if mask is None or 0 in lengths:
@@ -166,7 +229,7 @@ def find_visits(
         if times > 1:
             finer = find_blocks(subject, (rows // times, columns // times))
             if finer.size == (rows // times, columns // times):
-                visits = Visits(_means(_live(finer).lanes, times), blocks.size)
+                visits = _live(finer)
     return visits
 
 
@@ -208,20 +271,15 @@ def _refinement(blocks: Blocks) -> int:
     return times
 
 
-def _means(values: Tensor, times: int) -> Tensor:
-    """Return the means of squares of so many values, fewer at the edges."""
-    pooled = torch.nn.functional.avg_pool2d(
-        values[None], times, ceil_mode=True, count_include_pad=False
-    )
-    return pooled[0]
-
-
 @dataclass(frozen=True, eq=False)
 class Route:
-    """The way of keys in a ring, and the calls that a rank makes with them."""
+    """The way of keys, and the calls that a rank of a ring makes with them."""
 
-    pairs: Sequence[Sequence[float]]
-    """By the rank of queries and the rank of keys: the pairs that are computed."""
+    work: Work
+    needs: Sequence[Runs]
+    """By rank: the keys that its queries need."""
+    carried: Sequence[Sequence[Runs]]
+    """By the rank of keys and the step of a ring: those at a rank, at first all."""
     calls: Sequence[Sequence[tuple[Span, Span]]]
     """By step: the queries and keys of each call."""
 
@@ -251,16 +309,19 @@ def find_route(parts: Parts, mask: Mod | None, problem: Problem) -> Route:
         ends = [end for x in layouts for r in x.runs for end in (r.start, r.stop)]
         lengths = parts.queries.length, parts.keys.length
         visits = find_visits(mask, problem, lengths, parts.queries.size, ends)
+        needs = visits.needs(parts.queries)
+        ways = key_ways(parts.keys, needs)
+        own = parts.queries.ranks[parts.rank]
+        queries = parts.queries.spans(own, "queries", problem.device)
 
-        def calls(source: int) -> list[tuple[Span, Span]]:
-            queries = parts.queries.spans(parts.rank, "queries", problem.device)
-            keys = parts.keys.spans(source, "keys", problem.device)
-            pairs = product(queries, keys)
+        def calls(step: int) -> list[tuple[Span, Span]]:
+            visiting = ways[(parts.rank - step) % len(ways)][step]
+            pairs = product(queries, parts.keys.spans(visiting, "keys", problem.device))
             return [(q, k) for q, k in pairs if visits.pairs(q.runs, k.runs).any()]
 
-        size = parts.keys.size
-        sources = [(parts.rank - step) % size for step in range(size)]
-        return Route(visits.between(*layouts).tolist(), [*map(calls, sources)])
+        return Route(
+            visits.work(*layouts), needs, ways, [*map(calls, range(len(ways)))]
+        )
 
     return _kept(mask, problem.device, (problem, *layouts, parts.rank), make)
 
@@ -311,63 +372,60 @@ class Estimate:
     """These seconds, in those of an equal share."""
     memory: int
     """Bytes of other ranks' tokens that a rank holds at a time."""
+    regathers: bool = False
+    """True if gathered keys are not kept for the backward, but gathered again."""
 
     @classmethod
     def of(
-        cls,
-        method: str,
-        layout: Layout,
-        pairs: Sequence[Sequence[float]],
-        problem: Problem,
-        machine: Machine,
+        cls, method: str, layout: Layout, work: Work, problem: Problem, machine: Machine
     ) -> Estimate:
-        n, length, part = layout.size, layout.length, max(layout.lengths)
+        n, pairs = layout.size, work.pairs
         second = machine.flops / (2 * sum(problem.dims))  # The pairs in it.
 
         def moved(size: float, messages: int = 1) -> float:
             return size / machine.bandwidth + messages * machine.latency
 
         share = sum(map(sum, pairs)) / n / second
+        regathers = False
         match method:
             case "all-gather":
-                memory = (length - part) * problem.kv_bytes
+                memory = work.gathered * problem.kv_bytes
                 compute = max(map(sum, pairs)) / second
-                moves = 2 * moved(memory, n - 1)
+                regathers = work.regathers(layout, problem)
+                moves = (2 + regathers) * moved(memory, n - 1)
                 seconds = (1 + BACKWARD) * compute + moves
             case "all-to-all":
+                part = max(layout.lengths)
                 memory = part * (problem.q_bytes + problem.kv_bytes)
                 compute = share
                 seconds = (1 + BACKWARD) * compute + 2 * moved(memory * (n - 1) / n, n)
             case _:
-                memory = 2 * part * problem.kv_bytes
                 steps = [
                     max(pairs[rank][(rank - step) % n] for rank in range(n)) / second
                     for step in range(n)
                 ]
-                last = max((i for i, step in enumerate(steps) if step), default=0)
+                carried = [*map(max, zip(*work.carried, strict=True))][1:]
+                sizes = [*(problem.kv_bytes * x for x in carried if x), 0]
+                memory = 2 * sizes[0]
                 wide = 1 + max(4 / problem.dtype.itemsize, 1)
-                there = moved(part * problem.kv_bytes)
-                back = moved(part * problem.kv_bytes * wide, 2)
                 compute, seconds = sum(steps), 0.0
-                for i, step in enumerate(steps[: last + 1]):
-                    seconds += max(step, there * (i < last))
-                    seconds += max(BACKWARD * step, back * (i < last))
-                seconds += back * (last > 0)
+                for step, size in zip(steps, sizes, strict=False):
+                    seconds += max(step, moved(size) if size else 0)
+                    back = moved(size * wide, 2) if size else 0
+                    seconds += max(BACKWARD * step, back)
+                seconds += moved(sizes[-2] * wide, 2) if sizes[0] else 0
         imbalance = compute / share if share else 1.0
-        return cls(
-            layout, method, seconds, (1 + BACKWARD) * compute, imbalance, int(memory)
-        )
+        compute *= 1 + BACKWARD
+        return cls(layout, method, seconds, compute, imbalance, int(memory), regathers)
 
 
-def cheapest(
-    parts: Parts, pairs: Sequence[Sequence[float]], problem: Problem, most: float
-) -> Estimate:
+def cheapest(parts: Parts, work: Work, problem: Problem, most: float) -> Estimate:
     """Return what the cheapest method costs, of those that hold at most so many bytes
     of gathered keys.
     """
     machine = Machine.usual(problem.device)
     found = [
-        Estimate.of(method, parts.keys, pairs, problem, machine)
+        Estimate.of(method, parts.keys, work, problem, machine)
         for method in methods(problem, parts.keys.size)
     ]
     fit = [e for e in found if e.method == "ring" or e.memory <= most]
@@ -459,10 +517,11 @@ def compare(
         parts = ranks * max(2, min(16, 4 * FINE // ranks))
         ends = [length * i // parts for i in range(parts)]
         visits = find_visits(mask, problem, (length, length), ranks, ends)
+        visits = visits.pooled(max(4 * FINE, 2 * ranks))
         found = [
-            Estimate.of(method, layout, pairs, problem, rates)
+            Estimate.of(method, layout, work, problem, rates)
             for layout in layouts_of(visits, length, ranks)
-            for pairs in [visits.between(layout, layout).tolist()]
+            for work in [visits.work(layout, layout)]
             for method in methods(problem, ranks)
             if method != "all-to-all" or layout.name == "contiguous"
         ]

@@ -8,19 +8,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from flexc.distributed.layouts import Layout
-from flexc.errors import DistributedError, did_you_mean
+from flexc.distributed.layouts import Layout, Runs, count, overlap, take
+from flexc.errors import DistributedError, GradientError, did_you_mean
 from flexc.runtime.attention.call import Attention
+from flexc.runtime.inputs.wrappers import plain
 from flexc.runtime.process.recent import Recent
 from flexc.runtime.replay.stable_text import UnstableError, stable_text
 
@@ -78,6 +81,11 @@ def group_of(mesh: DeviceMesh, mesh_dim: str) -> dist.ProcessGroup:
             f"mesh_dim expects a dimension of the mesh, which has {names or 'no names'}"
             f", got {mesh_dim!r}{did_you_mean(mesh_dim, names)}"
         )
+    if mesh.get_coordinate() is None:
+        raise DistributedError(
+            f"mesh expects ranks that call it, and rank {dist.get_rank()} is not in "
+            f"{mesh.mesh.tolist()}"
+        )
     return mesh.get_group(mesh_dim)
 
 
@@ -94,8 +102,8 @@ def exchange(group: dist.ProcessGroup) -> Iterator[None]:
         ) from error
 
 
-_agreed: Recent[bool] = Recent(64)
-"""By a group's name and a call's description: True if the ranks have compared it."""
+_agreed: WeakKeyDictionary[dist.ProcessGroup, Recent[bool]] = WeakKeyDictionary()
+"""By a group, and a call's description: True if the ranks have compared it."""
 
 
 def agree(
@@ -108,36 +116,29 @@ def agree(
     and keys of all.
 
     Raise an error on all ranks if one has failed so far, or if their calls do not fit.
+    Elements of captured tensors are compared at the first call of a kind.
     """
+    known = _agreed.setdefault(group, Recent(64))
     own: dict[str, Any] = {"fault": f"{type(call).__name__}: {call}"[:500]}
     if isinstance(call, Attention):
         own = _description(call) | options
         own["lengths"] = None if lengths is None else list(lengths)
         own["parts"] = [call.query.size(2), call.key.size(2)]
-    if isinstance(call, Exception) and _agreed.find((group.group_name, lengths)):
+    if isinstance(call, Exception) and known.find(lengths):
         raise call  # The others, most likely, compare nothing now.
-    known = group.group_name, json.dumps(own)
-    if _agreed.find(known):
-        assert lengths is not None
-        assert isinstance(call, Attention)
-        return call, [(n, n) for n in lengths]
+    kind = json.dumps(own)
+    is_known = known.find(kind)
+    if isinstance(call, Attention):
+        if is_known and lengths is not None:
+            return call, [(n, n) for n in lengths]
+        if not is_known:
+            own["elements of captured tensors"] = _digest(call.signature.captures)
     calls: list[dict[str, Any]] = [{}] * dist.get_world_size(group)
     with exchange(group):
         dist.all_gather_object(calls, own, group=group)
     if isinstance(call, Exception):
         raise call
-    for other, given in enumerate(calls):
-        if "fault" in given:
-            raise DistributedError(f"rank {other} raised {given['fault']}")
-    for name in own:
-        if name == "parts":
-            continue
-        for other, given in enumerate(calls):
-            if given[name] != calls[0][name]:
-                raise DistributedError(
-                    f"ranks expect the same {name}: rank 0 has {calls[0][name]}, rank "
-                    f"{other} has {given[name]}"
-                )
+    _compare(calls)
     found = [(queries, keys) for queries, keys in (given["parts"] for given in calls)]
     if lengths is not None:
         if found != [(n, n) for n in lengths]:
@@ -146,9 +147,39 @@ def agree(
                 f"lengths expects those of all ranks, got {tuple(lengths)}; they have "
                 f"{queries} queries and {keys} keys"
             )
-        _agreed.add(known, True)
-        _agreed.add((group.group_name, lengths), True)
+        known.get(lengths, lambda: True)
+    device = call.query.device
+    if known.find(device) is None:
+        # NCCL connects a group in its first exchange, which all ranks must take part
+        # in. A ring's have only those that send or receive.
+        with exchange(group):
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
+        known.add(device, True)
+    known.get(kind, lambda: True)
     return call, found
+
+
+def _compare(calls: Sequence[dict[str, Any]]) -> None:
+    """Raise DistributedError if the descriptions of calls do not fit."""
+    for rank, given in enumerate(calls):
+        if "fault" in given:
+            raise DistributedError(f"rank {rank} raised {given['fault']}")
+    for (rank, given), name in product(enumerate(calls), calls[0]):
+        if name != "parts" and given.get(name, calls[0][name]) != calls[0][name]:
+            raise DistributedError(
+                f"ranks expect the same {name}: rank 0 has {calls[0][name]}, rank "
+                f"{rank} has {given[name]}"
+            )
+
+
+def _digest(captures: Iterable[Any]) -> str:
+    """Return a digest of the elements of captured tensors."""
+    found = hashlib.sha256()
+    for tensor in captures:
+        if type(tensor) in (Tensor, torch.nn.Parameter):
+            elements = plain(tensor).detach().cpu().contiguous().reshape(-1)
+            found.update(elements.view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def _description(call: Attention) -> dict[str, Any]:
@@ -227,11 +258,78 @@ def _of_length(tensor: Tensor, length: int) -> tuple[int, ...]:
     return (*tensor.shape[:2], length, tensor.size(3))
 
 
-def gather(group: dist.ProcessGroup, layout: Layout, own: Tensor) -> Tensor:
-    """Return the tokens of all ranks in order, given those of this one."""
+def gather(
+    group: dist.ProcessGroup,
+    layout: Layout,
+    own: Tensor,
+    needs: Sequence[Runs] | None = None,
+) -> Tensor:
+    """Return the tokens of all ranks in order, given those of this one.
+
+    Or from the first that this rank needs to the last, given the needs of all ranks.
+    """
     # The derivative of `expand` is one sum over the ranks, rounded once.
     sent = own.expand(layout.size, *own.shape).unbind()
-    return layout.join(_swap(group, sent, [_of_length(own, n) for n in layout.lengths]))
+    if needs is None:
+        shapes = [_of_length(own, n) for n in layout.lengths]
+        return layout.join(_swap(group, sent, shapes))
+    rank = dist.get_rank(group)
+    runs = layout.ranks[rank]
+    sent = [take(t, runs, overlap(runs, n)) for t, n in zip(sent, needs, strict=True)]
+    counts = [count(overlap(other, needs[rank])) for other in layout.ranks]
+    found = _swap(group, sent, [_of_length(own, n) for n in counts])
+    return layout.join(found, needs[rank])
+
+
+class Regathered:
+    """Gathered tensors that autograd does not keep, but gathers again for a backward.
+
+    Each rank's kernels read each of them at least once, and gathers are made in the
+    order of the tensors, so that the ranks gather alike.
+    """
+
+    def __init__(self, gather: Callable[[Tensor], Tensor], own: Sequence[Tensor]):
+        self._gather = gather
+        self._own = [(t.detach(), t._version) for t in own]
+        self._places: dict[tuple[int, torch.Size], int] = {}
+        self._left = self._uses = 0
+        self._found: list[Tensor] = []
+
+    @contextmanager
+    def within(self, gathered: Sequence[Tensor]) -> Iterator[None]:
+        """Do not let autograd keep the gathered tensors within a `with` block."""
+        self._places = {(t.data_ptr(), t.shape): i for i, t in enumerate(gathered)}
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+            yield
+        self._places = {}
+
+    def _pack(self, tensor: Tensor) -> Tensor | int:
+        place = self._places.get((tensor.data_ptr(), tensor.shape))
+        if place is None:
+            return tensor
+        self._uses += 1
+        return place
+
+    def _unpack(self, packed: Tensor | int) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        if not self._left:
+            self._left = self._uses
+            self._found = [self._again(*own) for own in self._own]
+        self._left -= 1
+        found = self._found[packed]
+        if not self._left:
+            self._found = []
+        return found
+
+    def _again(self, own: Tensor, version: int) -> Tensor:
+        if own._version != version:
+            raise GradientError(
+                "keys and values are gathered again for the backward, and have been "
+                "modified by an in-place operation since the forward"
+            )
+        with torch.no_grad():
+            return self._gather(own)
 
 
 def to_heads(group: dist.ProcessGroup, layout: Layout, own: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flexc.distributed.layouts import Span
+from flexc.distributed.layouts import Runs, Span, count, places, take, without
 from flexc.distributed.plans import Route
 from flexc.distributed.ranks import exchange
 from flexc.errors import GradientError
@@ -33,8 +33,6 @@ class Ring:
     """The ranks of a group, in their order, and the parts that visit each of them."""
 
     group: dist.ProcessGroup
-    lengths: tuple[int, ...]
-    """The number of keys of each rank."""
     route: Route
     moving: int | None = None
     """The place of the listed positions of visiting keys among captured tensors."""
@@ -45,21 +43,23 @@ class Ring:
 
     @property
     def size(self) -> int:
-        return len(self.lengths)
+        return len(self.route.carried)
 
     def source(self, step: int) -> int:
         """Return the rank whose keys visit this rank at a step."""
         return (self.rank - step) % self.size
 
-    def visits_here(self, step: int) -> bool:
-        """Return True if keys are at this rank at a step, to be used or sent on."""
-        return step < self.size and step <= self.last(self.source(step))
+    def carried(self, source: int, step: int) -> Runs:
+        """Return the keys of a rank that are needed at a step or later."""
+        return self.route.carried[source][step] if step < self.size else ()
 
-    def last(self, source: int) -> int:
-        """Return the last step at which a rank needs the keys of another rank."""
-        steps, pairs = range(self.size), self.route.pairs
-        needed = [s for s in steps if pairs[(source + s) % self.size][source]]
-        return max(needed, default=0)
+    def here(self, step: int) -> Runs:
+        """Return the keys that are at this rank at a step."""
+        return self.carried(self.source(step), step)
+
+    def onward(self, step: int) -> Runs:
+        """Return those of them that the next rank gets."""
+        return self.carried(self.source(step), step + 1)
 
     def captured(self, tensors: Sequence[Tensor], keys: Span) -> list[Tensor]:
         """Return the captured tensors for these keys, given those of the own ones."""
@@ -71,8 +71,11 @@ class Ring:
 
     def exchange(
         self, sent: Sequence[Message], received: Sequence[Message]
-    ) -> list[dist.Work]:
-        """Start to send keys and values to ranks, and to receive some from ranks."""
+    ) -> Callable[[], None]:
+        """Start to send keys and values to ranks, and to receive some from ranks.
+
+        Return what waits for them. It holds the tensors that are being sent.
+        """
         ops = [
             dist.P2POp(op, tensor, group=self.group, group_peer=peer)
             for op, messages in ((dist.isend, sent), (dist.irecv, received))
@@ -80,12 +83,15 @@ class Ring:
             for tensor in tensors
         ]
         with exchange(self.group):
-            return dist.batch_isend_irecv(ops) if ops else []
+            works = dist.batch_isend_irecv(ops) if ops else []
 
-    def wait(self, works: Sequence[dist.Work]) -> None:
-        with exchange(self.group):
-            for work in works:
-                work.wait()
+        def wait() -> None:
+            with exchange(self.group):
+                for work in works:
+                    work.wait()
+            ops.clear()
+
+        return wait
 
     def visits(self, own: KeyValue) -> Iterator[tuple[int, KeyValue | None]]:
         """Yield each step and its keys and values, the own ones first.
@@ -96,14 +102,16 @@ class Ring:
         here: KeyValue | None = own
         for step in range(self.size):
             sent, received, following = [], [], None
-            if here is not None and self.last(self.source(step)) > step:
-                sent = [(here, (self.rank + 1) % self.size)]
-            if self.visits_here(step + 1):
-                following = own.empty(self.lengths[self.source(step + 1)])
+            if onward := self.onward(step):
+                assert here is not None
+                part = here.take(self.here(step), onward)
+                sent = [(part, (self.rank + 1) % self.size)]
+            if coming := self.here(step + 1):
+                following = own.empty(count(coming))
                 received = [(following, (self.rank - 1) % self.size)]
-            works = self.exchange(sent, received)
+            wait = self.exchange(sent, received)
             yield step, here
-            self.wait(works)
+            wait()
             here = following
 
 
@@ -122,6 +130,17 @@ class KeyValue(NamedTuple):
         shapes = [(*t.shape[:2], length, t.size(3)) for t in self]
         return KeyValue(*(self.key.new_empty(s, dtype=dtype) for s in shapes))
 
+    def take(self, runs: Runs, some: Runs) -> KeyValue:
+        """Return some of the tokens of runs, given all in order."""
+        return KeyValue.of(*(take(t, runs, some) for t in self))
+
+    def put(self, runs: Runs, part: KeyValue, some: Runs) -> None:
+        """Write some of the tokens of runs."""
+        for whole, given in zip(self, part, strict=True):
+            pieces = given.split([*map(len, some)], 2)
+            for place, piece in zip(places(runs, some), pieces, strict=True):
+                whole[:, :, place.start : place.stop] = piece
+
 
 Message = tuple[KeyValue, int]
 """The keys and values that are sent or received, and the other rank."""
@@ -132,37 +151,40 @@ class KeyGradients:
 
     def __init__(self, ring: Ring, own: KeyValue, dtype: torch.dtype):
         self.ring, self.own, self.dtype = ring, own, dtype
-        self._of_own: KeyValue | None = None
-        """The gradients of the rank's own keys, complete when all steps are done."""
+        self._of_own: list[tuple[Runs, KeyValue]] = []
+        """Gradients of parts of the rank's own keys, complete after all steps."""
         self._arriving: KeyValue | None = None
-        self._works: list[dist.Work] = []
+        self._wait = ring.exchange([], [])
 
     def step(
         self, step: int, here: KeyValue | None, found: Sequence[tuple[Span, KeyValue]]
     ) -> None:
         """Add gradients that this rank found of the keys that are here to those of the
-        ranks before, and send the sum on, or back to its rank after the last step.
+        ranks before. Send the sums of keys that go on after them, and the others back.
         """
         ring, source = self.ring, self.ring.source(step)
-        ring.wait(self._works)
+        self._wait()
         sent, received = [], []
         arrived, self._arriving = self._arriving, None
         if here is not None:
-            total = self._add(here, arrived, found)
-            if ring.last(source) > step:
-                sent.append((total, (ring.rank + 1) % ring.size))
-            elif step:
-                sent.append((total, source))
-            else:
-                self._of_own = total
-        if ring.visits_here(step + 1):
-            length = ring.lengths[ring.source(step + 1)]
-            self._arriving = self.own.empty(length, self.dtype)
+            total, runs = self._add(here, arrived, found), ring.here(step)
+            if onward := ring.onward(step):
+                sent.append((total.take(runs, onward), (ring.rank + 1) % ring.size))
+            if back := without(runs, onward):
+                part = total.take(runs, back)
+                if step:
+                    sent.append((part, source))
+                else:
+                    self._of_own.append((back, part))
+        if coming := ring.here(step + 1):
+            self._arriving = self.own.empty(count(coming), self.dtype)
             received.append((self._arriving, (ring.rank - 1) % ring.size))
-        if step and ring.last(ring.rank) == step:
-            self._of_own = self.own.empty(ring.lengths[ring.rank], self.dtype)
-            received.append((self._of_own, (ring.rank + step) % ring.size))
-        self._works = ring.exchange(sent, received)
+        back = without(ring.carried(ring.rank, step), ring.carried(ring.rank, step + 1))
+        if step and back:
+            part = self.own.empty(count(back), self.dtype)
+            self._of_own.append((back, part))
+            received.append((part, (ring.rank + step) % ring.size))
+        self._wait = ring.exchange(sent, received)
 
     def _add(
         self,
@@ -183,9 +205,14 @@ class KeyGradients:
 
     def wait(self) -> KeyValue:
         """Return the gradients of the rank's own keys and values."""
-        self.ring.wait(self._works)
-        assert self._of_own is not None
-        return self._of_own
+        self._wait()
+        runs = self.ring.here(0)
+        if [back for back, _ in self._of_own] == [runs]:
+            return self._of_own[0][1]
+        total = self.own.empty(count(runs), self.dtype)
+        for back, part in self._of_own:
+            total.put(runs, part, back)
+        return total
 
 
 class Merged:

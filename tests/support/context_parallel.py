@@ -7,12 +7,14 @@ import pickle
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -239,15 +241,53 @@ def two_ranks(mesh: DeviceMesh) -> tuple[dict[Any, Any], list[str]]:
         outcomes[case, "whole"] = whole_outcome(case, mesh)
     for method in METHODS:
         outcomes["equal bits", method] = equal_bits(method, mesh)
-    outcomes["memory", "ring"] = share_of_memory(mesh)
+    outcomes["memory", "ring"] = share_of_memory(mesh, "ring")
+    with mock.patch("flexc.distributed.plans.Work.regathers", return_value=True):
+        for case in TWO:
+            outcomes[case, "regathered"] = outcome(case, "all-gather", mesh)
+        outcomes["memory", "all-gather"] = share_of_memory(mesh, "all-gather")
+        outcomes["second order"] = second_order(mesh)
     return outcomes, faults(mesh)
+
+
+def second_order(mesh: DeviceMesh) -> float:
+    """Return the error of second derivatives through gathered keys."""
+    torch.manual_seed(0)
+    whole = [
+        torch.randn(1, 2, 32, 8, dtype=torch.float64, requires_grad=True)
+        for _ in range(3)
+    ]
+    layout = Layout.zig_zag(32, mesh.size())
+
+    def second(tensors: Sequence[Tensor], attend: Any) -> Sequence[Tensor]:
+        out = attend(*tensors, mask_mod=causal)
+        first = torch.autograd.grad(out.sin().sum(), tensors, create_graph=True)
+        total = torch.stack([g.square().sum() for g in first]).sum()
+        return torch.autograd.grad(total, tensors)
+
+    expected = second(whole, flexc.flex_attention)
+    rank = mesh.get_local_rank()
+    parts = [layout.shard(t, rank).detach().requires_grad_() for t in whole]
+    given = {"mesh": mesh, "method": "all-gather", "layout": layout}
+    found = second(parts, partial(context_parallel_attention, **given))
+    errors = [
+        (f - layout.shard(e, rank)).abs().max() / e.abs().max()
+        for f, e in zip(found, expected, strict=True)
+    ]
+    return float(max(errors))
 
 
 def four_ranks(mesh: DeviceMesh) -> dict[Any, Any]:
     outcomes: dict[Any, Any] = {
         (c, m): outcome(c, m, mesh) for c in FOUR for m in METHODS
     }
-    outcomes["memory", "ring"] = share_of_memory(mesh)
+    outcomes["memory", "ring"] = share_of_memory(mesh, "ring")
+    wide = init_device_mesh("cpu", (2, 2), mesh_dim_names=("cp", "rows"))
+    for name, case in product(("cp", "rows"), TWO[:3]):
+        outcomes[name, case] = max(
+            max(outcome(case, method, wide[name], mesh_dim=name).errors.values())
+            for method in METHODS
+        )
     return outcomes
 
 
@@ -271,9 +311,9 @@ def equal_bits(method: Any, mesh: DeviceMesh) -> bool:
         torch.use_deterministic_algorithms(False)
 
 
-def share_of_memory(mesh: DeviceMesh) -> tuple[float, float]:
-    """Return the most bytes that a rank of a ring allocates in training, and those kept
-    for the backward, by those of one process.
+def share_of_memory(mesh: DeviceMesh, method: Any) -> tuple[float, float]:
+    """Return the most bytes that a rank allocates in training, and those kept for the
+    backward, by those of one process.
     """
     window = masks(1)["window"]
     whole = [torch.randn(1, HEADS, 4096, 32, requires_grad=True) for _ in range(3)]
@@ -281,7 +321,7 @@ def share_of_memory(mesh: DeviceMesh) -> tuple[float, float]:
     parts = [layout.shard(t, mesh.get_local_rank()).detach() for t in whole]
     own = [part.clone().requires_grad_() for part in parts]
     ring: Any = partial(
-        context_parallel_attention, mask_mod=window, mesh=mesh, method="ring"
+        context_parallel_attention, mask_mod=window, mesh=mesh, method=method
     )
     alone: Any = partial(flexc.flex_attention, mask_mod=window)
     found: list[tuple[float, float]] = []
@@ -302,6 +342,7 @@ def faults(mesh: DeviceMesh) -> list[str]:
         return q >= k if is_first else torch.rand(())
 
     window = 3 if is_first else 4
+    ends = torch.full((1,), window)
     calls: list[tuple[tuple[Tensor, ...], dict[str, Any]]] = [
         ((odd, odd, odd), {}),
         ((x.to(torch.float32 if is_first else torch.float64),) * 3, {}),
@@ -313,6 +354,7 @@ def faults(mesh: DeviceMesh) -> list[str]:
         ((torch.zeros_like(x, requires_grad=is_first), x, x), {}),
         ((x, x, x), {"layout": "zig-zag" if is_first else "contiguous"}),
         ((x, x, x), {"layout": Layout(((range(5),), (range(5, 8),)))}),
+        ((x, x, x), {"mask_mod": lambda b, h, q, k: k < ends[b]}),
     ]
     found: list[str] = []
     for tensors, options in calls:

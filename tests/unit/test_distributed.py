@@ -6,6 +6,8 @@ import math
 import pickle
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -25,8 +29,14 @@ from flexc.distributed import (
     context_parallel_attention,
     plan,
 )
-from flexc.distributed.layouts import Span
-from flexc.distributed.plans import BACKWARD, Problem, Route, find_route
+from flexc.distributed.layouts import MOST_RUNS, Runs, Span, key_ways
+from flexc.distributed.plans import (
+    BACKWARD,
+    Problem,
+    Route,
+    Visits,
+    find_route,
+)
 from flexc.distributed.ranks import Parts
 from flexc.distributed.ring import Ring, RingAttention
 from flexc.errors import (
@@ -101,6 +111,34 @@ def test_a_rank_of_a_ring_holds_its_part(two: Found) -> None:
         assert 0.4 < kept < 0.6
 
 
+@pytest.mark.parametrize("case", TWO, ids=str)
+def test_keys_are_gathered_again(two: Found, case: Case) -> None:
+    for outcomes, _ in two:
+        assert max(outcomes[case, "regathered"].errors.values()) <= 1
+
+
+def test_gathered_keys_are_not_kept(two: Found) -> None:
+    for outcomes, _ in two:
+        assert outcomes["memory", "all-gather"][1] < 0.6
+        assert outcomes["second order"] < 1e-12
+
+
+def test_the_rule_of_gathered_keys() -> None:
+    problem = Problem(1, 8, 8, (64, 64), torch.float32, torch.device("cpu"), "cpp")
+    few = replace(problem, kv_heads=2)
+    four, two = (Layout.contiguous([64] * n) for n in (4, 2))
+
+    def regathers(mask: Any, problem: Problem, layout: Layout) -> bool:
+        parts = Parts(None, 0, layout, layout)  # pyright: ignore
+        return find_route(parts, mask, problem).work.regathers(layout, problem)
+
+    assert regathers(causal, problem, four)
+    assert not regathers(causal, problem, two)
+    assert not regathers(causal, few, four)
+    assert not regathers(masks(256)["window"], problem, four)
+    assert not regathers(None, problem, Layout.contiguous((0, 0, 0, 64)))
+
+
 @pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_whole_tensors_are_shared(two: Found, case: Case) -> None:
     for outcomes, _ in two:
@@ -120,6 +158,7 @@ def test_whole_tensors_are_shared(two: Found, case: Case) -> None:
         (7, "gradients"),
         (8, "same layout: rank 0 has zig-zag, rank 1 has contiguous"),
         (9, r"layout 'given' expects parts of \(5, 3\) queries, got \(4, 4\)"),
+        (10, "same elements of captured tensors: rank 0 has"),
     ],
 )
 def test_calls_that_do_not_fit_raise_on_all_ranks(
@@ -160,6 +199,8 @@ def test_four_processes(tmp_path: Path) -> None:
             for method in METHODS:
                 found = outcomes[case, method]
                 assert max(found.errors.values()) <= 1, (case, method)
+        for name, case in product(("cp", "rows"), TWO[:3]):
+            assert outcomes[name, case] <= 1, (name, case)
         most, kept = outcomes["memory", "ring"]
         assert most < 0.7
         assert 0.2 < kept < 0.3
@@ -188,7 +229,7 @@ def _route_of(mask: Any, parts: Parts) -> Route:
 
 
 def _live_of(mask: Any, parts: Parts) -> list[str]:
-    pairs = _route_of(mask, parts).pairs
+    pairs = _route_of(mask, parts).work.pairs
     return ["".join(str(int(x > 0)) for x in row) for row in pairs]
 
 
@@ -225,7 +266,7 @@ def test_a_zig_zag_halves_the_steps_of_a_causal_ring() -> None:
     group: Any = None
     layout = Layout.zig_zag(800, 4)
     routes = [_route_of(causal, Parts(group, r, layout, layout)) for r in range(4)]
-    work = torch.tensor(routes[0].pairs)
+    work = torch.tensor(routes[0].work.pairs)
     assert work.min() > 0
     torch.testing.assert_close(work.sum(1), work.sum(1).mean().expand(4))
     # The last rank's two parts are neighbours, and one run.
@@ -320,7 +361,7 @@ def test_counted_pairs_are_those_of_visited_blocks() -> None:
     layout = Layout.zig_zag(1024, 4)
     route = _route_of(causal, Parts(None, 0, layout, layout))  # pyright: ignore
     live = torch.ones(1024, 1024).tril()[None, None]
-    for rank, row in enumerate(route.pairs):
+    for rank, row in enumerate(route.work.pairs):
         for source, pairs in enumerate(row):
             part = layout.shard(layout.shard(live, rank), source, 3)
             blocks = part.unfold(2, 8, 8).unfold(3, 8, 8).amax((4, 5))
@@ -342,10 +383,52 @@ def test_parts_of_documents_are_found() -> None:
 def test_keys_travel_as_far_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ring, "rank", 2)
     group: Any = None
-    pairs = [[1.0, 0, 0], [1, 1, 0], [0, 1, 1]]
-    ring = Ring(group, (4, 4, 4), Route(pairs, [[]] * 3))
-    assert [ring.last(source) for source in range(3)] == [1, 1, 0]
-    assert [ring.visits_here(step) for step in range(3)] == [True, True, False]
+    route = _route_of(masks(300)["window"], _parts(100, 100, 100, rank=2))
+    own = [(range(r, r + 100),) for r in (0, 100, 200)]
+    halos = [(range(75, 100),), (range(175, 200),), ()]  # In blocks of 25.
+    assert route.carried == [[x, halo, ()] for x, halo in zip(own, halos, strict=True)]
+    ring = Ring(group, route)
+    assert [ring.here(step) for step in range(3)] == [own[2], halos[1], ()]
+    assert ring.onward(0) == halos[2]
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_ranks_get_the_keys_that_they_need(data: st.DataObject) -> None:
+    ranks, size = data.draw(st.integers(1, 5)), 8
+    parts = data.draw(st.integers(1, 6 * ranks))
+    owner = st.integers(0, ranks - 1)
+    owners = data.draw(st.lists(owner, min_size=parts, max_size=parts))
+    length = size * parts - data.draw(st.integers(0, 7))
+    layout = Layout.of_owners(length, owners, ranks)
+    grid = -(-length // size)
+    cells = data.draw(st.lists(st.booleans(), min_size=grid**2, max_size=grid**2))
+    live = torch.tensor(cells, dtype=torch.float64).view(grid, grid)
+    visits = Visits(live, (size, size))
+    needs = visits.needs(layout)
+    ways, work = key_ways(layout, needs), visits.work(layout, layout)
+    pairs = live.bool().repeat_interleave(size, 0).repeat_interleave(size, 1)
+    pairs = pairs[:length, :length]
+
+    def positions(runs: Runs) -> set[int]:
+        return {i for run in runs for i in run}
+
+    for source, way in enumerate(ways):
+        own = positions(layout.ranks[source])
+        assert way[0] == layout.ranks[source]
+        later: set[int] = set()
+        for step in reversed(range(1, ranks)):
+            rank = (source + step) % ranks
+            rows = [pairs[list(run)].any(0) for run in layout.ranks[rank]]
+            needed = {i for row in rows for i in row.nonzero()[:, 0].tolist()} & own
+            assert needed <= positions(needs[rank])
+            later |= needed
+            assert later <= positions(way[step]) <= positions(way[step - 1])
+            if layout.is_listed:
+                assert positions(way[step]) == later
+            else:
+                assert len(way[step]) < 2 * MOST_RUNS
+            assert work.carried[source][step] == len(later)
 
 
 def test_keys_and_gradients_travel_while_ranks_compute(
@@ -354,16 +437,13 @@ def test_keys_and_gradients_travel_while_ranks_compute(
     """The middle one of three ranks, whose exchanges are recorded."""
     events: list[str] = []
 
-    def exchange(self: Ring, sent: Any, received: Any) -> list[Any]:
+    def exchange(self: Ring, sent: Any, received: Any) -> Any:
         for tensor in (t for tensors, _ in received for t in tensors):
             tensor.zero_()
         if not sent and not received:
-            return []
+            return lambda: None
         events.append(f"start {len(sent)} {len(received)}")
-        return [events]
-
-    def wait(self: Ring, works: Any) -> None:
-        events.extend("wait" for _ in works)
+        return lambda: events.append("wait")
 
     backward = derivatives.backward
 
@@ -373,7 +453,6 @@ def test_keys_and_gradients_travel_while_ranks_compute(
 
     monkeypatch.setattr(Ring, "rank", 1)
     monkeypatch.setattr(Ring, "exchange", exchange)
-    monkeypatch.setattr(Ring, "wait", wait)
     monkeypatch.setattr(derivatives, "backward", computed)
     parts = _parts(16, 16, 16, rank=1)
     rest = (False, None, OUTPUTS[True, False], NO_CHOICES)
@@ -382,7 +461,7 @@ def test_keys_and_gradients_travel_while_ranks_compute(
         events.append("forward")
         return Preparation((None, None, None), rest)(operands).with_traced()  # pyright: ignore
 
-    ring = Ring(parts.group, parts.keys.lengths, _route_of(None, parts))
+    ring = Ring(parts.group, _route_of(None, parts))
     x = torch.randn(1, 2, 16, 8, requires_grad=True)
     out: Any = RingAttention.apply(ring, prepare, x, x, x)
     step = ["start 1 1", "forward", "wait"]

@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import flexc
 from flexc.errors import ShapeError
+from flexc.runtime.torch_compile.operators.higher_order import teach_torch
 from tests.support.context_parallel import run_ranks
 from tests.support.dtensors import (
     FOUR,
@@ -59,3 +60,11 @@ def test_refused_placements(tmp_path: Path) -> None:
             flexc.flex_attention(x, x, whole)
     finally:
         dist.destroy_process_group()
+
+
+def test_a_rule_that_torch_has_is_kept() -> None:
+    teach_torch()
+    table = torch.ops.higher_order.flex_attention.python_key_table
+    before = table[DTensor]
+    teach_torch.__wrapped__()
+    assert table[DTensor] is before

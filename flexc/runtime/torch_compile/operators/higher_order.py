@@ -240,8 +240,11 @@ def teach_dynamo() -> bool:
 
 @cache
 def teach_torch() -> None:
-    """Let torch's operator run DTensors, for which it has no rule, as flexc's."""
+    """Let torch's operator run DTensors as flexc's, unless it has a rule for them."""
     from torch.distributed.tensor import DTensor
+
+    if DTensor in torch.ops.higher_order.flex_attention.python_key_table:
+        return
 
     @torch.ops.higher_order.flex_attention.py_impl(DTensor)
     def attend(*operands: Any, **kwargs: Any) -> Any:
