@@ -138,6 +138,9 @@ def _slice(
 
 
 view("flip")(lambda e, x, dims: fields.flip(e, x, _ints(dims)))
+rule("diagonal", "diagonal_copy", is_structural=True, reduces=True)(
+    lambda e, out, x, *at: fields.diagonal(e, x, *map(_int, at))
+)
 
 
 @rule("cat", is_structural=True, reduces=True)
@@ -149,9 +152,8 @@ def _cat(e: Emitter, out: torch.dtype, xs: Sequence[Value], dim: Any = 0) -> Fie
 def _split(
     e: Emitter, out: torch.dtype, x: Field, sizes: Any, dim: Any = 0
 ) -> list[Field]:
-    """Return parts of a tensor. Its sizes are known."""
     d = _int(dim) % x.rank
-    length = x.sizes[d].known or 0
+    length = x.sizes[d].constant
     step = max(_ints(sizes)[0], 1)
     starts = list(accumulate(_ints(sizes), initial=0))
     if not isinstance(sizes, list | tuple):

@@ -360,8 +360,10 @@ def sequences_of(mod: Any, captures: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _without_rules(gm: GraphModule, arity: int) -> tuple[bool, bool]:
-    """Return whether ops on captured tensors alone, and others, have no pointwise rule,
-    and no rule at all.
+    """Return two flags, for ops on captured tensors alone and for ops on pairs.
+
+    The first is true if some op on captured tensors alone has no pointwise rule, the
+    second if some op on what depends on a pair has no rule at all.
     """
     nodes = list(gm.graph.nodes)
     varying, alone, lacking = set(nodes[:arity]), False, False

@@ -40,6 +40,16 @@ class Size:
     def is_one(self) -> bool:
         return self.known == 1
 
+    @property
+    def constant(self) -> int:
+        """The extent, which must be known."""
+        if self.known is None:
+            raise UnsupportedOpError(
+                "this op needs tensors whose sizes are numbers, got one that the mod "
+                "computes: compute a table before the call, capture it and index it"
+            )
+        return self.known
+
 
 @dataclass(frozen=True, eq=False)
 class Field:
@@ -213,9 +223,9 @@ def flip(e: Emitter, x: Field, dims: Sequence[int]) -> Field:
 def cat(e: Emitter, parts: Sequence[Field], dim: int, dtype: torch.dtype) -> Field:
     """Return tensors of known sizes, one after the other along a dimension."""
     # torch lets an empty vector be among tensors of any rank.
-    parts = [x for x in parts if x.rank > 1 or x.sizes[0].known] or parts[:1]
+    parts = [x for x in parts if x.rank > 1 or x.sizes[0].constant] or parts[:1]
     dim %= parts[0].rank
-    extents = [x.sizes[dim].known or 0 for x in parts]
+    extents = [x.sizes[dim].constant for x in parts]
 
     def load(e: Emitter, at: Sequence[Scalar]) -> Scalar:
         found: Scalar | None = None
@@ -258,6 +268,26 @@ def permute(x: Field, dims: Sequence[int]) -> Field:
         return x.load(e, [source[d] for d in range(x.rank)])
 
     return Field(x.dtype, tuple(x.sizes[d] for d in order), load)
+
+
+def diagonal(e: Emitter, x: Field, offset: int = 0, a: int = 0, b: int = 1) -> Field:
+    """Return the elements at equal indices of two dimensions, along a last one."""
+    a, b = a % x.rank, b % x.rank
+    rows, columns = x.sizes[a].constant, x.sizes[b].constant
+    first = max(-offset, 0), max(offset, 0)
+    length = max(min(rows - first[0], columns - first[1]), 0)
+
+    def shifted(e: Emitter, index: Scalar, by: int) -> Scalar:
+        return e.op(arith.AddiOp, torch.int64, index, number(by)) if by else index
+
+    def load(e: Emitter, indices: Sequence[Scalar]) -> Scalar:
+        *rest, i = indices
+        at = {a: shifted(e, i, first[0]), b: shifted(e, i, first[1])}
+        others = iter(rest)
+        return x.load(e, [at[d] if d in at else next(others) for d in range(x.rank)])
+
+    kept = [size for d, size in enumerate(x.sizes) if d not in (a, b)]
+    return Field(x.dtype, (*kept, constant_size(length)), load)
 
 
 def unsqueeze(x: Field, dim: int) -> Field:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
@@ -53,7 +54,7 @@ from flexc.frontend.fields import (
     traced_sizes,
 )
 from flexc.frontend.locations import node_location
-from flexc.frontend.mistakes import unsupported_op
+from flexc.frontend.mistakes import is_in_place, unsupported_op
 from flexc.frontend.scalars import (
     RULES,
     Emitter,
@@ -132,6 +133,11 @@ class AttentionCall:
     """The numbers of query heads that share a key head, and of queries. One program
     owns them all (see `flex-fold-heads`).
     """
+
+    @property
+    def widest(self) -> int:
+        """The larger head dim of query and value."""
+        return max(self.head_dim, self.value_dim)
 
     def facts(self) -> dict[str, Attribute]:
         """Return the properties of `flex.attention`."""
@@ -389,7 +395,14 @@ class _Importer:
             raise unsupported_op(node, name)
         meta: Any = node.meta.get("val")
         meta = meta[0] if isinstance(meta, tuple) else meta
-        result = self._run(entry, _value_dtype(meta), args, kwargs)
+        dtype = _value_dtype(meta)
+        if is_in_place(node) and not entry.structural:
+            # Its result is rounded to the dtype of what it writes to, once.
+            wide = _common_dtype(node)
+            result = self._run(entry, wide, args, kwargs)
+            result = self._run(RULES["to"], dtype, (result,), {})
+        else:
+            result = self._run(entry, dtype, args, kwargs)
         if isinstance(result, Field):
             return replace(result, sizes=traced_sizes(result.sizes, meta.shape))
         if isinstance(result, Scalar) and result.const is None and result.ssa:
@@ -441,6 +454,14 @@ def _location(where: SourceLocation | None) -> FileLineColLoc | None:
     if where is None:
         return None
     return FileLineColLoc(StringAttr(where.filename), IntAttr(where.line), IntAttr(0))
+
+
+def _common_dtype(node: Node) -> torch.dtype:
+    """Return the dtype in which torch computes a pointwise op of tensors."""
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    kind = ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
+    return elementwise_dtypes(*tensors, type_promotion_kind=kind)[1]
 
 
 def _value_dtype(value: Any) -> torch.dtype:

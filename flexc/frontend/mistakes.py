@@ -24,7 +24,11 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
 )
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    free_unbacked_symbols,
+)
+from torch.utils import _pytree as pytree
 
 from flexc.errors import (
     CapturedIndexError,
@@ -266,13 +270,18 @@ def _without_item(node: ast.expr) -> str:
     return ast.unparse(node).replace(".item()", "")
 
 
+SIZE_OF_DATA = (
+    "has a result whose size depends on data: keep all elements and use "
+    "torch.where(condition, x, 0), as in `torch.where(row > 0, row, 0).sum(-1)`, or "
+    "compute it before the call"
+)
+
 SIGNS: tuple[tuple[Any, str, type[FlexcError], str], ...] = (
     (
         DynamicOutputShapeException,
         "",
         UnsupportedOpError,
-        "{text} has a result whose size depends on data: use torch.where(condition, a, "
-        "b), or compute it before the call",
+        "{text} " + SIZE_OF_DATA,
     ),
     (
         TypeError,
@@ -321,6 +330,9 @@ def mistake_of(
     text = str(error).partition("\n")[0]
     if site is not None and site.opname == "RAISE_VARARGS":
         return None
+    if "(Size-like symbols: u" in str(error):
+        what = f"`{site.text}`" if site and site.text else f"a tensor in this {kind}"
+        return UnsupportedOpError(f"{what} {SIZE_OF_DATA}", where)
     if is_value_read(error):
         return _value_read(kind, site, error, where)
     if "torch._C.Generator" in text:
@@ -334,9 +346,17 @@ def mistake_of(
         return ModSignatureError(f"a {kind} is called with ({names}): {text}")
     is_torchs = type(error).__module__.startswith("torch.")
     if isinstance(error, RuntimeError) and (type(error) is RuntimeError or is_torchs):
-        return UnsupportedOpError(f"a {kind} cannot do this: {text}", where)
+        return UnsupportedOpError(_refusal(kind, site, text), where)
     error.add_note(f"{where}: raised while this {kind} was traced")
     return None
+
+
+def _refusal(kind: ModKind, site: Site | None, text: str) -> str:
+    """Return the message for an op that torch cannot trace, without its internals."""
+    if not re.search(INTERNALS, text):
+        return f"a {kind} cannot do this: {text}"
+    what = f"compute `{site.text}`" if site and site.text else "compute this"
+    return f"a {kind} cannot {what}: {ONE_SCORE}"
 
 
 def _value_read(
@@ -362,17 +382,25 @@ def random_numbers(
     )
 
 
+INTERNALS = r"[Ss]ymbolic|SymInt|\.cpp:|ASSERT"
+"""A pattern of messages about torch's own code."""
+
+TABLE = (
+    "compute a table before the call, capture it and index it, as in `table[h, q_idx]`"
+)
+ONE_SCORE = (
+    "mods compute with single numbers, by pointwise ops, indexing and short "
+    f"reductions. To have such values, {TABLE}"
+)
+
+
 def unsupported_op(node: Node, name: str) -> UnsupportedOpError:
     """Return the error for an operation without a rule."""
-    table = "compute a table before the call, capture it and index it, as in "
-    table += "`table[h, q_idx]`"
     if torch.Tag.pointwise in getattr(node.target, "tags", ()):
         why = f"flexc has no rule for {node.target} ({name}): write it with other "
-        why += f"pointwise ops or, if it depends on positions only, {table}"
+        why += f"pointwise ops or, if it depends on positions only, {TABLE}"
     else:
-        why = f"{node.target} has no meaning for one score: mods compute with single "
-        why += "numbers, by pointwise ops, indexing and short reductions. "
-        why += f"To have such values, {table}"
+        why = f"{node.target} has no meaning for one score: {ONE_SCORE}"
     return UnsupportedOpError(why, node_location(node))
 
 
@@ -395,12 +423,22 @@ def check_graph(kind: ModKind, gm: GraphModule, arity: int) -> None:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise random_numbers(kind, str(node.target), where)
         if is_in_place(node) and not _writes_own_result(node, fresh):
+            if str(node.target).startswith("prims."):  # A part of a decomposition.
+                raise UnsupportedOpError(f"a {kind} cannot do this: {ONE_SCORE}", where)
             raise _write(kind, str(node.target), where)
         if varying.intersection(node.all_input_nodes):
             varying.add(node)
+            if _has_size_of_data(node):
+                raise UnsupportedOpError(f"{node.target} {SIZE_OF_DATA}", where)
             # A write to what depends on no pair is lost: it is made once for all pairs.
             if node.target is not operator.getitem and not _is_view(node):
                 fresh.add(node)
+
+
+def _has_size_of_data(node: Node) -> bool:
+    results = pytree.tree_leaves(node.meta.get("val"))
+    shapes = [t.shape for t in results if isinstance(t, torch.Tensor)]
+    return any(free_unbacked_symbols(n) for shape in shapes for n in shape)
 
 
 def _write(kind: ModKind, what: str, where: SourceLocation | None) -> MutationError:

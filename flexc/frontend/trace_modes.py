@@ -145,6 +145,11 @@ class TensorWatch(TorchFunctionMode):
             sys.setprofile(profiler)
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if _sets(func):
+            raise MutationError(
+                f"a mod must not set a tensor's {_sets(func)}: use an out-of-place "
+                "operation, as in `score = score + x`"
+            )
         if func in _STATE or func in _UNTOLD:
             slot = self._slots.get(id(args[0]))
             if slot is not None:
@@ -209,6 +214,13 @@ _AUGMENTED = "add and div floordiv lshift mod mul or pow rshift sub truediv xor"
 _WRITING_METHODS = frozenset(
     {"__set__", "__setitem__"} | {f"__i{name}__" for name in _AUGMENTED.split()}
 )
+
+
+def _sets(func: Callable[..., Any]) -> str:
+    """Return the name of what a function gives a tensor anew, "" if it is no such."""
+    name = getattr(getattr(func, "__self__", None), "__name__", "")
+    is_write = getattr(func, "__name__", "") == "__set__"
+    return name if is_write and name != "requires_grad" else ""
 
 
 def _writes(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
 from typing import Any
 
 import torch
@@ -134,16 +134,16 @@ class CapturedReads:
         op = self.attention
         inputs = [v for v in op.operands if isinstance(v, BlockArgument)]
         problem = Problem.of(op, [as_value(args[v.index], v.type) for v in inputs])
-        listed = _listed(op, problem)
+        partial, full = _visited_pairs(op, problem)
         key = problem.per_query_head(problem.key).float().mT
         step = max(MAX_PAIRS // max(math.prod(problem.shape) // problem.shape[2], 1), 1)
         for start in range(0, problem.shape[2], step):
             rows = slice(start, start + step)
             at = [_rows_of(i, rows) for i in problem.indices]
             mask = FullEvaluation(op.mask_mod, at, (*at, *problem.captures))
-            visited = _rows_of(listed[0], rows)
+            visited = _rows_of(partial, rows)
             _raise_first(mask.outside(visited))
-            live = mask.values[mask.yielded] & visited | _rows_of(listed[1], rows)
+            live = mask.values[mask.yielded] & visited | _rows_of(full, rows)
             scores = problem.query[:, :, rows].float() @ key * problem.scale
             scores = scores.to(dtype_of(op.score_type))
             given = (scores, *at, *problem.captures)
@@ -152,7 +152,7 @@ class CapturedReads:
             score.check_numbers(live & ~_is_bad(scores))
 
 
-def _listed(op: flex.AttentionOp, problem: Problem) -> tuple[Tensor, Tensor]:
+def _visited_pairs(op: flex.AttentionOp, problem: Problem) -> tuple[Tensor, Tensor]:
     """Return the pairs whose mask is evaluated, and those that are live without it."""
     never = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=problem.device)
     if op.sparse_block is None:
@@ -222,6 +222,7 @@ class Evaluation:
 
     def __init__(self, region: Region, sizes: Sequence[int], known: Sequence[Known]):
         self.region = region
+        self.wrong: dict[SSAValue, Tensor] = {}
         self.at = pairs_of(sizes)
         args = region.block.args[len(region.block.args) - len(known) :]
         self.shapes: dict[SSAValue, tuple[int, ...]] = {}
@@ -298,20 +299,27 @@ class Evaluation:
                     decided = self.values.get(other)
                     if decided is not None:
                         undecided = decided ^ isinstance(op, arith.OrIOp)
-                        yield value, need & undecided
+                        yield value, need & (undecided | self.is_wrong(other))
             case _:
                 for value in op.operands:
                     if is_scalar(value.type):
                         yield value, need
 
+    def is_wrong(self, value: SSAValue) -> Tensor:
+        """Return where a value follows from a read that is out of range."""
+        return self.wrong.get(value, torch.zeros((), dtype=torch.bool))
+
     def reads(self, op: flex.LoadCaptureOp, need: Tensor) -> Iterator[Outside]:
+        for axis, index, outside in self.ends(op):
+            if (outside & need).any():
+                yield self.example(op, axis, index, outside & need)
+
+    def ends(self, op: flex.LoadCaptureOp) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield the known indices by axis, and where they are out of range."""
         for axis, size in enumerate(self.shapes[op.tensor]):
             index = self.values.get(op.indices[axis])
-            if index is None:
-                continue
-            outside = need & ((index < 0) | (index >= size))
-            if outside.any():
-                yield self.example(op, axis, index, outside)
+            if index is not None:
+                yield axis, index, (index < 0) | (index >= size)
 
     def example(
         self, op: flex.LoadCaptureOp, axis: int, index: Tensor, outside: Tensor
@@ -328,6 +336,7 @@ class FullEvaluation(Evaluation):
 
     def __init__(self, region: Region, at: Sequence[Tensor], args: Sequence[Tensor]):
         self.region, self.at = region, list(at)
+        self.wrong = {}
         self.values = dict(zip(region.block.args, args, strict=True))
         self.shapes = {
             arg: tuple(value.shape)
@@ -339,6 +348,22 @@ class FullEvaluation(Evaluation):
             if not isinstance(op, flex.YieldOp):
                 operands = tuple(self.values[v] for v in op.operands)
                 self.values[op.results[0]] = interpreter.run_op(op, operands)[0]
+                self._note_wrong(op)
+
+    def _note_wrong(self, op: Operation) -> None:
+        """Note where the result of an op needs a read that is out of range.
+
+        Of two flags a wrong one excuses no read of the other.
+        """
+        found = [w for v in op.operands if (w := self.wrong.get(v)) is not None]
+        if isinstance(op, flex.LoadCaptureOp):
+            found += [outside for *_, outside in self.ends(op) if outside.any()]
+        elif found:
+            everywhere = torch.ones((), dtype=torch.bool, device=self.at[0].device)
+            needs = self.operands(op, everywhere)
+            found = [need & self.is_wrong(v) for v, need in needs if v in self.wrong]
+        if found:
+            self.wrong[op.results[0]] = reduce(torch.logical_or, found)
 
     def check_numbers(self, counts: Tensor) -> None:
         """Raise NotANumberError for the first op that makes a needed NaN of numbers."""

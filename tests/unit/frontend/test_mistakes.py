@@ -289,6 +289,41 @@ SCORES: dict[str, tuple[Any, type[errors.FlexcError], str]] = {
     # Operations on more than one number.
     "mean": (lambda s, b, h, q, k: LONG[h].mean(), Unsupported, "`table[h, q_idx]`"),
     "softmax": (lambda s, b, h, q, k: s.softmax(0), Unsupported, "pointwise ops"),
+    "nonzero": (
+        lambda s, b, h, q, k: s + TABLE[h].nonzero().sum(),
+        Unsupported,
+        "aten.nonzero.default has a result whose size depends on data: keep all",
+    ),
+    "masked-select": (
+        lambda s, b, h, q, k: s + TABLE[h].masked_select(TABLE[h] > 0).sum(),
+        Unsupported,
+        "torch.where(condition, x, 0)",
+    ),
+    "by-flags": (
+        lambda s, b, h, q, k: s + TABLE[h][TABLE[h] > 0].sum(),
+        Unsupported,
+        "has a result whose size depends on data",
+    ),
+    "counted": (
+        lambda s, b, h, q, k: s if len(TABLE[h].nonzero()) > 3 else -s,
+        Unsupported,
+        "`len(TABLE[h].nonzero())` has a result whose size depends on data",
+    ),
+    "trace": (
+        lambda s, b, h, q, k: s + torch.outer(TABLE[h], TABLE[b]).trace(),
+        Unsupported,
+        "cannot compute `torch.outer(TABLE[h], TABLE[b]).trace()`: mods compute with",
+    ),
+    "pad": (
+        lambda s, b, h, q, k: s + torch.nn.functional.pad(TABLE[h], (1, 1))[0],
+        Unsupported,
+        "cannot compute `torch.nn.functional.pad(TABLE[h], (1, 1))`: mods compute",
+    ),
+    "pool": (
+        lambda s, b, h, q, k: s + torch.max_pool1d(TABLE[h][None], 2)[0, 1],
+        Unsupported,
+        "a score_mod cannot do this: mods compute with single numbers",
+    ),
     "func-grad": (
         lambda s, b, h, q, k: s + torch.func.grad(torch.sin)(s),
         Unsupported,

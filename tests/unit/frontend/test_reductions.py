@@ -240,15 +240,72 @@ def test_parts_are_chosen_by_position() -> None:
     torch.testing.assert_close(found, _attention(scores + pairs), atol=1e-4, rtol=1e-4)
 
 
-def test_softmax_of_narrow_rows() -> None:
-    """Sums are not rounded to the rows' dtype before they divide."""
-    a = (torch.randn(N, 5) + 20).bfloat16()
-    found = flexc.flex_attention(
-        QUERY, KEY, VALUE, lambda s, b, h, q, k: s + 10 * (a[q] + 0).softmax(-1)[k % 5]
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_softmax_of_narrow_rows(dtype: torch.dtype) -> None:
+    """Sums are not rounded to the rows' dtype before they divide.
+
+    A row's log-sum-exp over one key of score 0 is what the mod adds.
+    """
+    a = (torch.randn(N, 5) + 20).to(dtype)
+    query, key = torch.zeros(1, 5, N, E), torch.zeros(1, 5, 1, E)
+    result: Any = flexc.flex_attention(
+        *(query, key, key),
+        lambda s, b, h, q, k: s + (a[q] + 0).softmax(-1)[h],
+        return_lse=True,
     )
-    pairs = 10 * a.softmax(-1).float()[:, torch.arange(N) % 5]
-    # A weight of at most 1 may round otherwise, by 2^-9: scores differ by 10 * 2^-9.
-    torch.testing.assert_close(found, _attention(_scores() + pairs), atol=0.06, rtol=0)
+    exact, found = a.double().softmax(-1).T[None], result[1]
+    # A weight is rounded once, by half a unit in the last place.
+    once = torch.finfo(dtype).eps / 2 * exact + 1e-5
+    assert ((found - exact).abs() <= once).all()
+    powers = (a - a.amax(-1, keepdim=True)).exp()
+    total = powers[:, 0]
+    for n in range(1, 5):
+        total = total + powers[:, n]
+    thrice = (powers / total[:, None]).T[None]
+    assert ((thrice - exact).abs() > once).any(), "the bound tells the two apart"
+
+
+WRITES: tuple[Callable[..., Tensor], ...] = (
+    lambda a, b: a.bfloat16().mul_(b),
+    lambda a, b: a.bfloat16().mul_(3),
+    lambda a, b: a.bfloat16().div_(b),
+    lambda a, b: a.half().add_(b, alpha=3),
+    lambda a, b: a.bfloat16().addcmul_(b, b, value=2),
+)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_writes_round_once(write: Callable[..., Tensor]) -> None:
+    """What is written to a narrow tensor is computed in the operands' common dtype."""
+    a, b = torch.randn(N), torch.randn(N)
+    query, key = torch.zeros(1, 1, N, E), torch.zeros(1, 1, 1, E)
+    result: Any = flexc.flex_attention(
+        *(query, key, key),
+        lambda s, _b, _h, q, k: s + write(a[q] * 1, b[q]),
+        return_lse=True,
+    )
+    expected = [write(x * 1, y) for x, y in zip(a, b, strict=True)]
+    torch.testing.assert_close(
+        result[1][0, 0], torch.stack(expected).float(), atol=2e-5, rtol=1e-6
+    )
+
+
+def test_diagonals() -> None:
+    a = ROWS.a.detach()
+    found = flexc.flex_attention(
+        *(QUERY, KEY, VALUE),
+        lambda s, b, h, q, k: (
+            s
+            + torch.outer(a[q], a[k]).diagonal().sum()
+            + torch.outer(a[q], a[k]).diagonal(1).sum()
+            + torch.outer(a[q], a[k, :2]).diagonal(-4, 0, -1).sum()
+            + torch.outer(a[q], a[k]).diagonal(9).sum()
+        ),
+    )
+    last = a.shape[1] - 1
+    pairs = a @ a.T + a[:, :last] @ a[:, 1:].T + a[:, 4:] @ a[:, : last - 3].T
+    expected = _attention(_scores() + pairs)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_writes_to_what_the_mod_made() -> None:

@@ -109,6 +109,33 @@ def test_pairs_that_do_not_count(mods: tuple[Any, Any], blocks: bool) -> None:
         torch.testing.assert_close(out, flexc.flex_attention(Q, K, V, score, **given))
 
 
+FLAGS: tuple[Callable[..., Any], ...] = (
+    lambda b, h, q, k: (TABLE[INDEX[q] + 8] > 0) & (TABLE[INDEX[k] + 8] > 0),
+    lambda b, h, q, k: (TABLE[INDEX[q]] >= 0) | (TABLE[INDEX[k]] >= 0),
+    lambda b, h, q, k: (
+        (TABLE[INDEX[q]] > 0) & ((TABLE[INDEX[q] + 1] > 0) | (TABLE[INDEX[k]] > 0))
+    ),
+    lambda b, h, q, k: ~((TABLE[INDEX[q]] <= 0) | (TABLE[INDEX[q] + 1] <= 0)),
+)
+
+
+@pytest.mark.parametrize("mask", FLAGS)
+def test_a_wrong_read_excuses_no_other(mask: Any) -> None:
+    with pytest.raises(CapturedIndexError, match=r"TABLE has 8 elements"):
+        flexc.flex_attention(Q, K, V, mask_mod=mask)
+
+
+EXCUSED: tuple[Callable[..., Any], ...] = (
+    lambda b, h, q, k: (TABLE[INDEX[q]] > 0) & (TABLE[INDEX[k]] > 0) & (q + k < 32),
+    lambda b, h, q, k: (q >= 32) | (k >= 32) | (TABLE[INDEX[q]] > TABLE[INDEX[k]]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", EXCUSED)
+def test_a_right_flag_excuses_wrong_reads(mask: Any) -> None:
+    flexc.flex_attention(Q, K, V, mask_mod=mask)
+
+
 def test_what_is_given_is_not_the_mods_fault() -> None:
     query = Q.clone()
     query[0, 0, 3, 0] = torch.nan
