@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flexc.errors import CacheError, DtypeError, OptionError, ShapeError
-from flexc.runtime.inputs.arguments import DTYPES, NARROW, check_rank
+from flexc.runtime.inputs.arguments import DTYPES, NARROW, check_dense, check_rank
 from flexc.runtime.interface import MaskMod, ScoreMod, flex_attention
 
 
@@ -38,6 +38,7 @@ def causal_lower_right(q_len: int, kv_len: int | Tensor) -> MaskMod:
 def _check_count(name: str, count: Any, dims: tuple[int, ...]) -> None:
     """Check a number of tokens, or a tensor of one for each sequence."""
     if isinstance(count, Tensor):
+        check_dense(name, count)
         if count.dim() in dims and count.dtype in (torch.int32, torch.int64):
             return
         got = f"{count.dtype} of shape {tuple(count.shape)}"
@@ -61,18 +62,20 @@ class Part(NamedTuple):
 def merge_attention(*parts: tuple[Tensor, Tensor]) -> Part:
     """Return attention over all keys, from pairs (out, lse) over parts of the keys.
 
-    No two parts have a key in common. A row without keys is 0.
+    No two parts have a key in common. A row without keys is 0. Parts with lse +inf
+    outweigh all others, as a score of +inf does; attention gives them NaN as output.
     """
     _check_parts(parts)
     lses = torch.stack([lse for _, lse in parts])
-    peak = lses.amax(0).clamp(min=torch.finfo(lses.dtype).min)
-    weights = torch.exp(lses - peak)
+    peak = lses.detach().amax(0)
+    # The difference of equal infinities is no number.
+    weights = torch.exp((lses - peak).masked_fill(lses.isinf() & (lses == peak), 0.0))
+    weights = weights.masked_fill(lses == -torch.inf, 0.0)
     total = weights.sum(0)
+    some = torch.where(total == 0, 1.0, total)
     outs = torch.stack([out for out, _ in parts])
-    mean = (weights[..., None] * outs).sum(0) / torch.where(total > 0, total, 1.0)[
-        ..., None
-    ]
-    return Part(mean.to(parts[0][0].dtype), peak + torch.log(total))
+    mean = (weights[..., None] * outs).sum(0) / some[..., None]
+    return Part(mean.to(parts[0][0].dtype), peak + torch.log(some))
 
 
 def _check_parts(parts: Sequence[Any]) -> None:
@@ -82,6 +85,9 @@ def _check_parts(parts: Sequence[Any]) -> None:
         raise OptionError(
             "merge_attention expects pairs of tensors (out, lse), each one argument"
         )
+    for out, lse in parts:
+        check_dense("merge_attention", out)
+        check_dense("merge_attention", lse)
     (first, lse), *others = parts
     if lse.dtype not in (torch.float32, torch.float64):
         raise DtypeError(f"merge_attention expects lse in float32, got {lse.dtype}")

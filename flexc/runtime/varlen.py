@@ -16,6 +16,7 @@ from torch._compile import _disable_dynamo
 
 from flexc.errors import DeviceError, DtypeError, ShapeError, TracingError
 from flexc.frontend.code_facts import PACKED_MASKS
+from flexc.runtime.inputs.arguments import check_dense
 from flexc.runtime.inputs.notes import Capture, are_still
 from flexc.runtime.inputs.wrappers import plain, tracing, without_modes, wrapper
 from flexc.runtime.interception import check_not_captured
@@ -214,6 +215,7 @@ def _check_kind(name: str, given: Tensor, query: Tensor) -> None:
     if not isinstance(given, Tensor) or given.dtype not in (torch.int32, torch.int64):
         kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
         raise DtypeError(f"{name} expects a tensor of int32 or int64, got {kind}")
+    check_dense(name, given)
     if given.dim() != 1 or not given.size(0):
         raise ShapeError(
             f"{name} expects n + 1 numbers for n sequences, got shape "

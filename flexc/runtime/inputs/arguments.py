@@ -20,7 +20,7 @@ from flexc.errors import (
 from flexc.frontend.signatures import described
 from flexc.runtime.inputs.notes import Notes, Origin, origin_of
 
-MAX_HEAD_DIM = 512
+MAX_HEAD_DIM = 1024
 
 NO_BLOCKS = 1 << 30
 """The BLOCK_SIZE of the empty BlockMask that torch makes for calls without one."""
@@ -116,7 +116,7 @@ def is_lazy(tensor: Tensor) -> bool:
 def describe(tensor: Tensor) -> str:
     """Return a description of a lazy tensor, with advice, for an error message."""
     if tensor.is_nested:
-        return "a nested one; call flexc.flex_attention_varlen"
+        return "a nested one; flexc.flex_attention_varlen takes nested queries and keys"
     if tensor.layout is not torch.strided:
         return f"one of layout {tensor.layout}; make it dense with to_dense()"
     if tensor.is_quantized:
@@ -132,11 +132,16 @@ def check_ranks(query: Tensor, key: Tensor, value: Tensor) -> None:
         check_rank(name, tensor)
 
 
-def check_rank(name: str, tensor: Tensor) -> None:
+def check_dense(name: str, tensor: Any) -> None:
+    """Check that an argument is a tensor whose elements are in memory."""
     if not isinstance(tensor, Tensor):
         raise ShapeError(f"{name} expects a tensor, got {type(tensor).__name__}")
     if is_lazy(tensor):
         raise ShapeError(f"{name} expects {DENSE}, got {describe(tensor)}")
+
+
+def check_rank(name: str, tensor: Tensor) -> None:
+    check_dense(name, tensor)
     if tensor.dim() != 4:
         raise ShapeError(
             f"{name} expects 4 dimensions (batch, heads, length, head dim), got "
@@ -217,10 +222,11 @@ def pages_of_torch(paged: Any, key: Tensor, value: Tensor) -> Pages:
 def read_pages(query: Tensor, key: Tensor, value: Tensor, table: Tensor) -> Pages:
     """Return keys and values in pages, checked; sequences are checked as others are."""
     check_ranks(query, key, value)
-    if not isinstance(table, Tensor) or is_lazy(table) or table.dim() != 2:
-        got = tuple(table.shape) if isinstance(table, Tensor) else type(table).__name__
+    check_dense("page_table", table)
+    if table.dim() != 2:
         raise ShapeError(
-            f"page_table expects a tensor (batch, pages of a sequence), got {got}"
+            "page_table expects a tensor (batch, pages of a sequence), got "
+            f"{tuple(table.shape)}"
         )
     if table.dtype is not torch.int32:
         raise DtypeError(
@@ -288,8 +294,7 @@ def read_scale_of(
         return None
     name = f"{name}_scale"
     batch, heads, length = query.size(0), key.size(1), key.size(2)
-    if not isinstance(scale, Tensor) or is_lazy(scale):
-        raise ShapeError(f"{name} expects {DENSE}, got {type(scale).__name__}")
+    check_dense(name, scale)
     if scale.dtype is not torch.float32:
         raise DtypeError(f"{name} expects float32, got {scale.dtype}; convert it")
     if scale.device != query.device:
@@ -362,7 +367,7 @@ def _shape_fault(shapes: Shapes, enable_gqa: bool) -> str | None:
         )
     for name, dim in (("query", e), ("value", ev)):
         if not 1 <= dim <= MAX_HEAD_DIM:
-            return f"{name} expects a head dim of 1 to 512, got {dim}"
+            return f"{name} expects a head dim of 1 to {MAX_HEAD_DIM}, got {dim}"
     if bk not in (bq, 1):
         expected = "1 as the query has" if bq == 1 else f"{bq} or 1"
         return f"key expects batch {expected}, got {bk}"

@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
     ),
     "nested": (
         errors.ShapeError,
-        "value expects a tensor .* got a nested one; call flexc.flex_attention_varlen",
+        "value expects a tensor .* got a nested one; flexc.flex_attention_varlen takes",
         (Q, K, torch.nested.nested_tensor([V[0, 0]], layout=torch.jagged)),
         {},
     ),
@@ -176,20 +176,20 @@ REFUSED: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
     ),
     "head-dim-0": (
         errors.ShapeError,
-        "query expects a head dim of 1 to 512, got 0",
+        "query expects a head dim of 1 to 1024, got 0",
         (Q[..., :0], K[..., :0], V),
         {},
     ),
-    "head-dim-513": (
+    "head-dim-1025": (
         errors.ShapeError,
-        "query expects a head dim of 1 to 512, got 513",
-        [torch.empty(1, 1, 2, 513)] * 3,
+        "query expects a head dim of 1 to 1024, got 1025",
+        [torch.empty(1, 1, 2, 1025)] * 3,
         {},
     ),
-    "value-dim-513": (
+    "value-dim-1025": (
         errors.ShapeError,
-        "value expects a head dim of 1 to 512, got 513",
-        (Q, K, torch.empty(2, 2, 16, 513)),
+        "value expects a head dim of 1 to 1024, got 1025",
+        (Q, K, torch.empty(2, 2, 16, 1025)),
         {},
     ),
     "batch": (

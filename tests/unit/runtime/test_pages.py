@@ -121,6 +121,63 @@ def test_parts_that_do_not_merge(
         flexc.merge_attention(*parts)
 
 
+def test_parts_whose_scores_are_infinite() -> None:
+    """A score of +inf outweighs all others, and a row of -inf is 0."""
+    inf, nan = torch.inf, torch.nan
+    columns = [1, 2, 0.5], [inf, 3, 1], [-inf, 5, -inf], [-inf] * 3, [nan, 1, 1]
+    lses = torch.tensor([*columns, [3.0, inf, inf]]).T.contiguous().requires_grad_()
+    outs = torch.arange(18.0).view(3, 6, 1).requires_grad_()
+    parts = [(o[None, None], s[None, None]) for o, s in zip(outs, lses, strict=True)]
+    out, lse = flexc.merge_attention(*parts)
+    dense = lses.logsumexp(0)
+    torch.testing.assert_close(lse[0, 0], dense, equal_nan=True)
+    first = (lses[:, 0].softmax(0) * outs[:, 0, 0]).sum()
+    expected = torch.stack([first, *map(torch.tensor, (1.0, 8.0, 0.0, torch.nan, 14))])
+    torch.testing.assert_close(out.flatten(), expected, equal_nan=True)
+    kept = torch.tensor([0, 1, 2, 3, 5])
+    (out.flatten() + lse.flatten())[kept].sum().backward()
+    assert outs.grad is not None
+    assert lses.grad is not None
+    for grad in (outs.grad[:, kept], lses.grad[:, kept]):
+        assert grad.isfinite().all()
+    given = lses[:, 0].detach().requires_grad_()
+    found = given.softmax(0) @ outs[:, 0, 0].detach() + given.logsumexp(0)
+    torch.testing.assert_close(lses.grad[:, 0], torch.autograd.grad(found, given)[0])
+
+
+def test_attention_to_parts_of_keys_with_an_infinite_score() -> None:
+    query, key, value = (torch.randn(1, 1, 4, 16) for _ in range(3))
+
+    def score(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return torch.where((q == 1) & (k == 3), torch.inf, s)
+
+    def attend(low: int, high: int) -> Any:
+        keep = lambda b, h, q, k: (low <= k) & (k < high)  # noqa: E731
+        return flexc.flex_attention(
+            query, key, value, score, mask_mod=keep, return_lse=True
+        )
+
+    merged = flexc.merge_attention(attend(0, 2), attend(2, 4))
+    torch.testing.assert_close(tuple(merged), attend(0, 4), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: flexc.merge_attention((OUT, LSE), (x.float(), LSE)),
+        lambda x: flexc.merge_attention((x.float(), x.float())),
+        lambda x: flexc.causal_lower_right(4, x),
+        lambda x: flexc.flex_attention(OUT, OUT, OUT, page_table=x),
+        lambda x: flexc.flex_attention_varlen(OUT[0], OUT[0], OUT[0], x, x),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_nested_tensors_are_refused(call: Any) -> None:
+    strided = torch.nested.nested_tensor([torch.arange(3), torch.arange(4)])
+    with pytest.raises(ShapeError, match="in memory, got a nested one"):
+        call(strided)
+
+
 @pytest.mark.parametrize(
     ("counts", "says"),
     [

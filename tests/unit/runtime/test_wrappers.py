@@ -134,11 +134,11 @@ OTHERS: dict[str, tuple[Wrap, str]] = {
     "negated": (negated, r"resolve_neg\(\)"),
     "nested": (
         lambda t: torch.nested.as_nested_tensor(list(t), layout=torch.jagged),
-        "a nested one; call flexc.flex_attention_varlen|a NestedTensor",
+        "a nested one; flexc.flex_attention_varlen takes nested|a NestedTensor",
     ),
     "nested, strided": (
         lambda t: torch.nested.as_nested_tensor(list(t), layout=torch.strided),
-        "a nested one; call flexc.flex_attention_varlen",
+        "a nested one; flexc.flex_attention_varlen takes nested",
     ),
 }
 """What has been refused for another reason."""
