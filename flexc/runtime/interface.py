@@ -101,7 +101,7 @@ def flex_attention(
         key: (B or 1, Hkv, Skv, E), on the query's device. Key and value are cast to
             the query's dtype, unless they are int8, float8_e4m3fn or float8_e5m2.
             Narrow keys and values have no gradients.
-        value: (B or 1, Hkv, Skv, Ev). Head dims E and Ev are 1 to 512.
+        value: (B or 1, Hkv, Skv, Ev). Head dims E and Ev are 1 to 1024.
         score_mod: `score_mod(score, b, h, q_idx, kv_idx)` returns a new score for a
             pair, given its scaled score. All arguments are 0-d tensors: the
             score is float32 (float64 for float64 inputs), the others are int32.

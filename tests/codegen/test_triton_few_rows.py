@@ -48,6 +48,14 @@ def decoding(
     )
 
 
+def latent() -> Attention:
+    """A call of 16 heads that share one key head, whose values are a view of keys."""
+    call = decoding()
+    query = torch.zeros(1, 16, 1, 576, dtype=torch.bfloat16)
+    key = torch.zeros(1, 1, 8192, 576, dtype=torch.bfloat16)
+    return replace(call, query=query, key=key, value=key[..., :512])
+
+
 def in_pages(size: int, **options: Any) -> Attention:
     """The same call with keys in pages, and a length for each sequence."""
     lengths = torch.zeros(1, dtype=torch.int32)
@@ -84,6 +92,7 @@ CALLS = {
     "fp32": decoding(score_mod=alibi, dtype="fp32"),
     "wide": decoding(dim=512),
     "narrow": decoding(dim=24),
+    "latent": latent(),
     **{f"pages-{n}": in_pages(n) for n in (16, 64, 128)},
     "narrow-pages": in_pages(16, dim=24),
     "int8": stored(torch.int8, "head", score_mod=alibi),

@@ -43,7 +43,7 @@ def test_few_queries(case: str, q_len: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["fp16", "fp32"])
-@pytest.mark.parametrize("head_dim", [3, 64, 80, 256, 512])
+@pytest.mark.parametrize("head_dim", [3, 64, 80, 256, 512, 576])
 def test_head_dims(head_dim: int, dtype: torch.dtype) -> None:
     sizes = DECODING._replace(q_len=2, head_dim=head_dim, value_dim=head_dim)
     qkv, mods = inputs(sizes, dtype), mods_of("alibi", sizes)

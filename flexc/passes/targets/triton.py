@@ -59,6 +59,9 @@ FEW_ROWS = 64
 FEW_ROWS_BITS = 64 * 128 * 16
 """The bits of a tile of keys with few rows: there is room for four stages."""
 
+MOST_OF_FOUR_WARPS = 64 * 256
+"""The most elements of a result with few rows that the registers of four warps hold."""
+
 PAIRED = TileSizes(64, 64, 4, 3)
 """The tile for head dim 128 and short rows: one program loads, another computes."""
 
@@ -227,7 +230,8 @@ def few_rows_choices(
     """
     room, most = (2 * FEW_ROWS_BITS, 3) if narrow else (FEW_ROWS_BITS, 4)
     columns = max(MIN_BLOCK_N, min(128, room // (widest * bits)))
-    return [TileSizes(rows, columns, 4, stages) for stages in range(most, 0, -1)]
+    warps = 4 if rows * widest <= MOST_OF_FOUR_WARPS else 8
+    return [TileSizes(rows, columns, warps, stages) for stages in range(most, 0, -1)]
 
 
 def pair_choices(

@@ -23,9 +23,9 @@ MAX_COPIED_STRIDE = 1 << 40
 
 MAX_NARROW_OFFSET = 2**31 - 1
 
-MAX_TILE_STRIDE = MAX_NARROW_OFFSET // 1024
+MAX_TILE_STRIDE = MAX_NARROW_OFFSET // 1536
 """The largest stride whose offsets within a tile fit 32 bits. Tiles have at most 512
-rows and 512 columns.
+rows and 1024 columns.
 """
 
 

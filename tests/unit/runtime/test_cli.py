@@ -122,7 +122,7 @@ def test_a_score_mod_to_explain(mods: str, capsys: pytest.CaptureFixture[str]) -
     "options",
     [
         ("--head-dim", "0"),
-        ("--head-dim", "513"),
+        ("--head-dim", "1025"),
         ("--value-dim", "-1"),
         ("--block-mask", "0,0"),
         ("--length-multiple", "0"),
