@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 from transformers.utils import logging
 
 from bench.timing import interleaved_medians
@@ -33,17 +32,37 @@ SIZES: dict[str, Any] = {
 }
 DECODER: dict[str, Any] = {**SIZES, "num_key_value_heads": 2, "head_dim": 64}
 
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "Llama": ("LlamaForCausalLM", DECODER),
-    "Mistral": ("MistralForCausalLM", {**DECODER, "sliding_window": 256}),
-    "Gemma2": ("Gemma2ForCausalLM", {**DECODER, "sliding_window": 256}),
-    "ModernBert": ("ModernBertForMaskedLM", {**SIZES, "local_attention": 256}),
+WINDOWED: dict[str, Any] = {**DECODER, "sliding_window": 256}
+EXPERTS: dict[str, Any] = {"num_local_experts": 2, "num_experts_per_tok": 1}
+ENCODER_DECODER: dict[str, Any] = {
+    **{"d_model": 256, "d_kv": 64, "d_ff": 512, "num_layers": 2, "num_heads": 4},
+    **{"vocab_size": 512, "dropout_rate": 0.0, "decoder_start_token_id": 0},
 }
-"""The class of each model, and its config's options."""
+PATCH, COLUMNS = 16, 32
+IMAGES: dict[str, Any] = {
+    **{"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "patch_size": PATCH, "image_size": PATCH * COLUMNS},
+}
+
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Llama": ("LlamaForCausalLM", "LlamaConfig", DECODER),
+    "Qwen3": ("Qwen3ForCausalLM", "Qwen3Config", DECODER),
+    "Mistral": ("MistralForCausalLM", "MistralConfig", WINDOWED),
+    "Gemma2": ("Gemma2ForCausalLM", "Gemma2Config", WINDOWED),
+    "Gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", WINDOWED),
+    "GPT-OSS": ("GptOssForCausalLM", "GptOssConfig", WINDOWED | EXPERTS),
+    "ModernBert": (
+        *("ModernBertForMaskedLM", "ModernBertConfig"),
+        {**SIZES, "local_attention": 256},
+    ),
+    "T5": ("T5ForConditionalGeneration", "T5Config", ENCODER_DECODER),
+    "ViT": ("ViTForImageClassification", "ViTConfig", IMAGES),
+}
+"""The classes of each model and its config, and the config's options."""
 
 SYSTEMS = ("eager", "sdpa", "flex_attention", "flexc")
 
-Run = Callable[[], object]
+Run = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -61,7 +80,12 @@ class Work:
     def batch(self) -> int:
         return 2 if self.padding else 1
 
-    def tokens(self) -> dict[str, Tensor]:
+    def inputs(self, model: Any) -> dict[str, Any]:
+        """Return the inputs of a model: tokens, or images with a patch for each."""
+        if model.main_input_name == "pixel_values":
+            rows = PATCH * (self.length // COLUMNS)
+            images = torch.randn(self.batch, 3, rows, PATCH * COLUMNS)
+            return {"pixel_values": images, "interpolate_pos_encoding": True}
         tokens = torch.randint(3, SIZES["vocab_size"], (self.batch, self.length))
         if not self.padding:
             return {"input_ids": tokens}
@@ -72,24 +96,27 @@ class Work:
 
 def build(family: str, system: str) -> Any:
     """Return a family's model with a system's attention."""
-    name, options = FAMILIES[family]
-    config = getattr(transformers, f"{family}Config")(**options)
+    name, config_name, options = FAMILIES[family]
+    config = getattr(transformers, config_name)(**options)
     torch.manual_seed(0)
     cls = getattr(transformers, name)
     return cls._from_config(config, attn_implementation=system).eval()
 
 
-def runs_of(model: Any, given: dict[str, Tensor], work: Work) -> dict[str, Run]:
+def runs_of(model: Any, given: dict[str, Any], work: Work) -> dict[str, Run]:
     """Return the tasks of a model."""
+    tokens = given.get("input_ids")
+    labels = torch.zeros(work.batch, dtype=torch.int64) if tokens is None else tokens
+    decoded = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
 
     @torch.no_grad()
-    def prompt() -> None:
-        model(**given)
+    def prompt() -> Any:
+        return model(**given, **decoded)
 
     def step() -> None:
         model.zero_grad()
         model.train()
-        model(**given, labels=given["input_ids"]).loss.backward()
+        model(**given, labels=labels).loss.backward()
         model.eval()
 
     def generate(**options: Any) -> Run:
@@ -118,7 +145,7 @@ def works(run: Run) -> bool:
 
 def measure(family: str, work: Work, budget: float) -> dict[str, dict[str, float]]:
     """Return the tokens per second of each task, by system."""
-    given, tasks = work.tokens(), dict[str, dict[str, Run]]()
+    given, tasks = work.inputs(build(family, "eager")), dict[str, dict[str, Run]]()
     for system in SYSTEMS:
         try:
             runs = runs_of(build(family, system), given, work)
