@@ -42,7 +42,10 @@ from flexc.passes.flex.flex_simplify_mods import (
     FlexTrustCapturesPass,
 )
 from flexc.passes.flex.flex_widen_indices import FlexWidenIndicesPass
-from flexc.passes.hopper.legalize_tile_for_gluon import LegalizeTileForGluonPass
+from flexc.passes.hopper.legalize_tile_for_gluon import (
+    LegalizeTileForGluonPass,
+    TileRecomputeSlotsPass,
+)
 from flexc.passes.hopper.specialize_warps.tile_specialize_warps import (
     TileSpecializeWarpsPass,
 )
@@ -230,6 +233,8 @@ def to_gluon(options: LoweringOptions = NO_OPTIONS) -> Passes:
         LoopInvariantCodeMotionPass(),
         TileMaterializeParamsPass(),
         *TIDY,
+        # After code motion, which would undo it.
+        *([TileRecomputeSlotsPass()] if options.recomputes else []),
         # Last: only the remaining tiles need layouts.
         TileAssignLayoutsPass(),
     )
@@ -342,8 +347,9 @@ class FlexcToTritonPass(_Pipeline):
 class FlexcToGluonPass(_Pipeline):
     """The pipeline from flex.attention to the input of `-t gluon`.
 
-    With `overlap`, products run while the softmax of another block is computed. `tanh`
-    and `reads` are those of flexc-to-triton.
+    With `overlap`, products run while the softmax of another block is computed. With
+    `recomputes`, see tile-recompute-slots. `tanh` and `reads` are those of
+    flexc-to-triton.
     """
 
     name = "flexc-to-gluon"
@@ -351,12 +357,14 @@ class FlexcToGluonPass(_Pipeline):
     tanh: Tanh = "exact"
     reads: Reads = "coalesced"
     overlap: bool = True
+    recomputes: bool = False
 
     def passes(self) -> Passes:
         options = LoweringOptions(
             tanh=self.tanh,
             reads=self.reads,
             overlap=self.overlap,
+            recomputes=self.recomputes,
             shared_memory=self.shared_memory,
         )
         convert = replace(self.convert("gluon"), overlap=self.overlap)

@@ -67,6 +67,17 @@ def test_some_queries(group: int, q_len: int) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("q_len", "dim"), [(17, 256), (33, 128), (63, 256)])
+def test_fewer_queries_than_a_program_of_wide_heads(
+    q_len: int, dim: int, dtype: torch.dtype
+) -> None:
+    check(
+        inputs(3, q_len, 101, (dim, dim), dtype),
+        mask_mod=lambda b, h, i, j: i + 50 >= j,
+    )
+
+
 @pytest.mark.parametrize("kv_len", [1, 7, 255, 256, 513])
 def test_keys_beyond_the_last_block(kv_len: int) -> None:
     check(inputs(4, 1, kv_len, (20, 130), torch.bfloat16))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from flexc.runtime.attention import call
+from flexc.passes.targets import gluon
 
 
 @pytest.fixture
 def many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls have the programs that they would have if those were too many at once."""
-    monkeypatch.setattr(call, "rows_of_a_program", lambda *sizes: None)
+    monkeypatch.setattr(gluon, "rows_of_a_program", lambda *sizes: None)
 
 
 @pytest.fixture(autouse=True)

@@ -135,6 +135,7 @@ class GluonPrinter(TilePrinter):
         schedule.BarriersOp: "barriers",
         schedule.CopyInOp: "copy_in",
         schedule.CopyOutOp: "copy_out",
+        schedule.OpaqueOp: "opaque",
         schedule.SlotOp: "tile_of",
         schedule.ReadViewOp: "vector_of",
         tile.KeepColumnsOp: "keep_columns",
@@ -323,6 +324,10 @@ class GluonPrinter(TilePrinter):
         (each,) = warps or {1}
         arrivals = type_.arrivals.data * each
         self.assign(op.result, f"barriers({type_.count.data}, {arrivals})")
+
+    @print_statement.register
+    def _(self, op: schedule.OpaqueOp) -> None:
+        self.assign(op.result, f"opaque({self.name(op.index)})")
 
     @print_statement.register
     def _(self, op: schedule.SlotOp) -> None:

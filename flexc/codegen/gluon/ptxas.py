@@ -33,12 +33,6 @@ SPILL_TO_MEMORY = " bytes spill to memory"
 SPILL_LIMIT = 256
 """The bytes that a thread may spill to memory before a kernel counts as slow."""
 
-ONE_PASS_SPILL_LIMIT = 240
-"""The limit for gradients from one visit to each pair.
-
-Beyond it, the simple schedule, which needs fewer registers, is faster than overlap.
-"""
-
 
 def problems(log: str, most_spilled: int = SPILL_LIMIT) -> list[str]:
     """Return the problems that make a kernel slow, from a log of `ptxas -v`."""

@@ -17,8 +17,8 @@ from flexc.dialects import blocksparse, flex, tile
 from flexc.dialects.flex import SumKind
 from flexc.errors import UnsupportedOpError
 from flexc.passes.blocksparse.programs.attention import AttentionKernelBuilder
+from flexc.passes.blocksparse.programs.factored_sums import FactoredSumsKernelBuilder
 from flexc.passes.blocksparse.programs.kernel_builder import is_absorbed
-from flexc.passes.blocksparse.programs.key_sums import KeySumsKernelBuilder
 from flexc.passes.blocksparse.programs.pair_sums import (
     OnePassKernelBuilder,
     PairSumsKernelBuilder,
@@ -44,8 +44,10 @@ def kernel_of(op: Operation, name: str, target: Target) -> tile.KernelOp | None:
                     "programs would add to the same memory"
                 )
             if op.is_transposed:
-                return KeySumsKernelBuilder(op, name, target).build()
+                return FactoredSumsKernelBuilder(op, name, target).build()
             return OnePassKernelBuilder(op, name, target).build()
+        case blocksparse.PairSumsOp() if target.one_loop:
+            return FactoredSumsKernelBuilder(op, name, target).build()
         case blocksparse.PairSumsOp():
             return PairSumsKernelBuilder(op, name, target).build()
         case flex.MapRowsOp():

@@ -175,8 +175,8 @@ class ConvertFlexToBlocksparsePass(ModulePass):
     """A pass that chooses tiles and turns masks and block tables into segments.
 
     - Gluon: `overlap` says that products run while the softmax of another block is
-      computed, which takes registers. `program_rows` is an upper bound of the rows of a
-      program.
+      computed, which takes registers.
+    - Gluon and C++: `program_rows` is an upper bound of the rows of a program.
     - Triton: `smaller` is the number of steps by which tiles are reduced, for kernels
       that do not fit shared memory otherwise.
     - C++: a program owns a panel of the `machine`. `trimmed` allows blocks of columns

@@ -80,6 +80,10 @@ LARGE = (SumKind.DIAGONAL, SumKind.PAIRS)
 """Kinds of sums that may need more memory than all other tensors of a call."""
 
 
+WIDE = 128
+"""The most columns of two sums that a GPU's registers hold for a row of a program."""
+
+
 @dataclass(frozen=True)
 class CaptureRead:
     """A read of a captured tensor whose gradient is wanted."""
@@ -250,12 +254,18 @@ class Expansion:
         """Return the wanted gradients, or their tangents if the op has tangents."""
         self.wanted, named = op.wanted(), self.named
         by_keys = self.one_pass == "keys" and self.has_both_sides
-        self.code = backward_code(op, shifted=by_keys)
+        # Tangents of p follow from those of lse. The value's gradient needs no delta.
+        shifted = (
+            self.one_pass != "queries" and not op.tangents and self.wanted != ["value"]
+        )
+        self.code = backward_code(op, shifted=shifted)
         for name in ("d_out", "d_lse", "t_d_out", "t_d_lse"):
             if self.weighs and name in named:
                 named[name] = self.weighed(name, named[name])
-        if not by_keys:
+        if not shifted:
             named["delta"] = self.delta("delta", [("d_out", "out")], "d_lse")
+        elif not by_keys:
+            self.delta_and_shift()
         self.prefix = ""
         if op.tangents:
             self.name_tangents_of_saved()
@@ -268,8 +278,7 @@ class Expansion:
             found = self.one_pass_of_keys()
         else:
             found = self.summed("query", self.query_sums(), by_row)
-            sums = self.key_value_sums()
-            found |= self.summed("key_value", sums, BY_COLUMN, transposed=True)
+            found |= self.key_value_gradients()
         if self.one_pass != "queries":
             self.captured.add_pairs()
         found |= self.captured.named()
@@ -335,6 +344,7 @@ class Expansion:
         (rounded,) = self.query_sums()
         unscaled = replace(self.by_column(rounded), scaled=False)
         zeros = self.delta_and_shift(rounded.dim)
+        assert zeros is not None
         found = self.summed(
             "gradients",
             self.key_value_sums()[::-1],
@@ -346,22 +356,24 @@ class Expansion:
         self.summed("query", [], BY_ROW)
         return found
 
-    def delta_and_shift(self, dim: int | None) -> SSAValue:
-        """Compute delta and shift; return zeros of the query's rows."""
+    def delta_and_shift(self, dim: int | None = None) -> SSAValue | None:
+        """Compute delta and shift; with `dim`, return zeros of the query's rows."""
         named, type_ = self.named, self.score_type
 
         def write(
             code: ScalarCode, dot: SSAValue, lse: SSAValue, *minus: SSAValue
         ) -> list[SSAValue]:
             delta = reduce(code.subf, minus, dot)
-            return [delta, shift_of(self.op, code, lse), code.const(0.0, type_)]
+            zero = [] if dim is None else [code.const(0.0, type_)]
+            return [delta, shift_of(self.op, code, lse), *zero]
 
         values = [named[n] for n in ("lse", "d_lse") if n in named]
         types = {"delta": self.number(), "shift": self.number()}
-        types["zeros"] = fresh([None, None, None, dim], type_)
+        if dim is not None:
+            types["zeros"] = fresh([None, None, None, dim], type_)
         found = self.rows("delta", types, write, values, [("d_out", "out")])
-        named["delta"], named["shift"], zeros = found
-        return zeros
+        named["delta"], named["shift"], *zeros = found
+        return zeros[0] if zeros else None
 
     def scaled(self, rounded: Sum, sums: SSAValue) -> SSAValue:
         """Scale and round the rows of a gradient."""
@@ -386,6 +398,16 @@ class Expansion:
         if "query" not in self.wanted:
             return []
         return [self.gradient("query", self.terms("ds", "key"), True)]
+
+    def key_value_gradients(self) -> Gradients:
+        """Return the gradients of key and value, of one kernel unless rows are wide."""
+        sums = self.key_value_sums()
+        is_wide = any(s.dim is not None and s.dim > WIDE for s in sums)
+        if self.one_pass == "queries" or not is_wide or len(sums) < 2:
+            return self.summed("key_value", sums, BY_COLUMN, transposed=True)
+        of_key, of_value = sums
+        found = self.summed("key", [of_key], BY_COLUMN, transposed=True)
+        return found | self.summed("value", [of_value], (), transposed=True)
 
     def key_value_sums(self) -> list[Sum]:
         sums: list[Sum] = []

@@ -11,17 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects import arith
+from xdsl.dialects import arith, scf
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, bf16, f32, i32
-from xdsl.ir import BlockArgument, SSAValue, Use
+from xdsl.ir import BlockArgument, Operation, SSAValue, Use
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import GreedyRewritePatternApplier, PatternRewriteWalker
-from xdsl.rewriter import Rewriter
+from xdsl.rewriter import InsertPoint, Rewriter
 
 from flexc.dialects import tile
 from flexc.dialects.tile import ParamAttr, ParamKind, schedule
+from flexc.dialects.tile.schedule import ViewType
 from flexc.dialects.tile.types import tile_of
 from flexc.errors import ScheduleError
+from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.tile.legalize_tile_for_triton import LoadToGather, StoreToScatter
 from flexc.passes.tile.map_builder import FULL
 
@@ -128,6 +130,47 @@ class LegalizeTileForGluonPass(ModulePass):
                 legalize(kernel)
         patterns = GreedyRewritePatternApplier([LoadToGather(), StoreToScatter()])
         PatternRewriteWalker(patterns, apply_recursively=False).rewrite_module(op)
+
+
+@dataclass(frozen=True)
+class TileRecomputeSlotsPass(ModulePass):
+    """Compute slots that a loop does not change in each iteration of the loop.
+
+    Triton's compiler would keep the descriptors of a tile for all steps of a product
+    over the loop: 32 registers for each operand of head dim 256.
+    """
+
+    name = "tile-recompute-slots"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for product in [o for o in op.walk() if isinstance(o, schedule.IssueDotOp)]:
+            for index in (0, 1):
+                product.operands[index] = recomputed(product.operands[index], product)
+
+
+def recomputed(view: SSAValue, user: Operation) -> SSAValue:
+    """Return a view, computed before its user if the slot is that of an outer loop."""
+    chain: list[Operation] = []
+    while isinstance(view.type, ViewType) and isinstance(view.owner, Operation):
+        chain.append(view.owner)
+        view = view.owner.operands[0]
+    if not chain or not is_in_inner_loop(user, chain[-1]):
+        return chain[0].results[0] if chain else view
+    code = ScalarCode(InsertPoint.before(user))
+    for op in reversed(chain):
+        clone = op.clone({op.operands[0]: view})
+        if isinstance(clone, schedule.SlotOp):
+            clone.operands[1] = code.insert(schedule.OpaqueOp(clone.index))
+        view = code.insert(clone, op.results[0].name_hint)
+    return view
+
+
+def is_in_inner_loop(op: Operation, other: Operation) -> bool:
+    """Return True if an op is in a loop that another op is not in."""
+    parent = op.parent_op()
+    while parent is not None and not isinstance(parent, scf.ForOp):
+        parent = parent.parent_op()
+    return parent is not None and not parent.is_ancestor(other)
 
 
 def legalize(kernel: tile.KernelOp) -> None:

@@ -16,6 +16,7 @@ from flexc.passes.targets.target import (
     Target,
     TileSizes,
     fitted,
+    next_power_of_2,
     power_of_2_up_to,
 )
 
@@ -113,6 +114,9 @@ MACHINES: dict[MachineName, VectorMachine] = {
 }
 """The machines, the preferred one first."""
 
+TALLEST = MOST_PANELS * max(machine.panel(32) for machine in MACHINES.values())
+"""The most rows of a program of computed fp32."""
+
 
 @dataclass(frozen=True)
 class CppTarget(Target):
@@ -137,6 +141,7 @@ class CppTarget(Target):
                 shape.sparse_block,
                 rows=shape.rows,
                 panels=1 if shape.short_rows else panels_for(widest),
+                most_rows=options.program_rows,
             )
         # Q, K^T, V, scores and accumulator stay in the second-level cache.
         sizes = TileSizes(64, 128 if widest <= 64 else 64)
@@ -174,6 +179,16 @@ def divisor(block: int, sparse: int) -> int:
     return n if (n := next(divisors)) >= least else sparse
 
 
+def rows_of_a_program(rows: int) -> int | None:
+    """Return the most rows of a program that are of use to heads of `rows` rows.
+
+    The number is a power of 2, so that few kernels are made. Return None if a program
+    of any head dim has that few.
+    """
+    most = next_power_of_2(rows)
+    return most if most < TALLEST else None
+
+
 def panels_for(widest: int) -> int:
     """Return how many panels of rows a program owns: a power of 2.
 
@@ -191,15 +206,20 @@ def panel_sizes(
     sums_columns: bool = False,
     rows: int | None = None,
     panels: int = 1,
+    most_rows: int | None = None,
 ) -> TileSizes:
     """Return the tile of a program, which owns one panel of rows, or `panels`.
 
     `bits` is the width of the computed elements, `widest` the largest head dim and
-    `rows` the number of all rows, if known. Rows divide the blocks of a table. Columns
-    need not divide them, as iterations are trimmed. A program that `sums_columns` reads
-    and writes these sums for each tile, so that tiles with more rows are faster.
+    `rows` the number of all rows, if known. No panel lies beyond `most_rows`. Rows
+    divide the blocks of a table. Columns need not divide them, as iterations are
+    trimmed. A program that `sums_columns` reads and writes these sums for each tile, so
+    that tiles with more rows are faster.
     """
-    panel = panels * MACHINES[machine].panel(bits)
+    panel = MACHINES[machine].panel(bits)
+    if most_rows is not None:
+        panels = min(panels, -(-most_rows // panel))
+    panel *= panels
     most = SUMMED if sums_columns else CPU_COLUMNS
     room = CPU_TILE_BYTES * 8 // (widest * bits)
     columns = min(most, max(8, room // 8 * 8))

@@ -110,7 +110,7 @@ class GluonTarget(TritonTarget):
         Rows lie in shared memory, in slots of their own.
         """
         widest = max(self.padded(d) for d in (*shape.rows, *shape.columns))
-        if shape.bits > WIDTH or widest > WIDEST or not shape.sums_columns:
+        if shape.bits > WIDTH or widest > WIDEST:
             return super().pair_sizes(shape, options)
         # A part's share of a sum by column has 64 columns or rows.
         columns = 128 if widest <= 64 else 64

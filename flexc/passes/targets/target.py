@@ -40,6 +40,8 @@ class LoweringOptions:
     widens_bytes: bool = False
     """True if a GPU converts several numbers of 8 bits to bf16 at a time."""
     overlap: bool = True
+    recomputes: bool = False
+    """True if the iterations of a schedule compute the addresses of slots anew."""
     shared_memory: int = HOPPER_SHARED_MEMORY
     machine: MachineName = "avx2"
 
@@ -74,7 +76,7 @@ class SizeOptions:
     This takes registers.
     """
     program_rows: int | None = None
-    """The most rows of a program on Hopper."""
+    """The most rows of a program, None for no limit."""
     trimmed: bool = True
     """True if iterations need not begin at multiples of a tile's columns."""
 

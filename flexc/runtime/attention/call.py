@@ -14,7 +14,7 @@ from flexc.frontend.captured import CapturedMods
 from flexc.frontend.closures import ModSignature, read_mods
 from flexc.frontend.import_graph import AttentionCall, Stored
 from flexc.passes.flex.score_factor import SAFE_FACTORS
-from flexc.passes.targets.gluon import rows_of_a_program
+from flexc.passes.targets import cpp, gluon
 from flexc.passes.targets.target import F32Precision
 from flexc.runtime.inputs.arguments import NO_SCALES, Outputs, Pages, Scales, Tables
 from flexc.runtime.inputs.listed_blocks import check_listed
@@ -322,12 +322,14 @@ class Attention:
         return Stored(key, value, *ranks)
 
     def _program_rows(self) -> int | None:
-        """Return the most rows of a program, None except for Hopper's kernels."""
-        device = self.query.device
+        """Return the most rows of a program, None if the call sets no limit."""
+        device, few = self.query.device, self.few_rows is not None
+        batch, heads, rows, _ = self.query.shape
+        if self.computed_by.for_cpu:
+            return None if few else cpp.rows_of_a_program(rows)
         if not self.computed_by.for_gpu or capability(device) != HOPPER:
             return None
-        batch, heads, rows, _ = self.query.shape
-        return rows_of_a_program(batch * heads, rows, multiprocessors(device))
+        return gluon.rows_of_a_program(batch * heads, rows, multiprocessors(device))
 
     def kv_len_multiple(self) -> int | None:
         """Return a number that divides the number of keys, or None for any length.

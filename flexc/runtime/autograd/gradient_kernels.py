@@ -10,11 +10,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, i64
-from xdsl.ir import Attribute, Operation
+from xdsl.ir import Attribute
 
 from flexc.dialects import flex
 from flexc.dialects.flex import SumKind
 from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
+from flexc.passes.flex.flex_expand_derivatives import WIDE
 from flexc.passes.flex.flex_infer_facts import score_growth_is_bounded
 from flexc.passes.scalar.captured_reads import CaptureIndices
 from flexc.passes.targets import target_named
@@ -36,7 +37,7 @@ from flexc.runtime.inputs.tensor_facts import (
     is_aligned,
     largest_offset,
 )
-from flexc.runtime.kernels.build import Build
+from flexc.runtime.kernels.build import Build, Roles
 from flexc.runtime.kernels.driver import Compiled, start_kernel
 from flexc.runtime.kernels.kernel import Kernel
 from flexc.runtime.kernels.proofs import Proofs, attention_of
@@ -266,27 +267,37 @@ def program_for(
         module = proofs.stated_in(compiled.attention.module)
         expanded = derivative_module(module, derivative)
         expand(expanded, one_pass)
-        program = Program(expanded, compiler_for(compiled.build))
+        roles = may_have_roles(
+            compiled.build, lambda: compiled.simple(proofs), derivative.along
+        )
+        program = Program(expanded, compiler_for(compiled.build, roles))
         program.start()
         programs[key] = program
     return programs[key]
 
 
-def compiler_for(build: Build) -> Compile:
-    """Return a function that compiles a derivative's kernel in the background."""
+def compiler_for(build: Build, roles: bool) -> Compile:
+    """Return a function that compiles a derivative's kernel in the background.
+
+    With `roles`, schedules with roles are tried for sums over pairs.
+    """
     build = replace(build, tiles=NO_OPTIONS, derivative=True, program_rows=None)
 
     def compile(module: ModuleOp) -> Background[Kernel]:
-        one_pass = any(has_column_sums(op) for op in module.walk())
-        return start_kernel(module, replace(build, one_pass=one_pass))
+        sums = (op for op in module.walk() if isinstance(op, flex.PairSumsOp))
+        found = next((roles_of(op) for op in sums), "cannot") if roles else "cannot"
+        return start_kernel(module, replace(build, roles=found))
 
     return compile
 
 
-def has_column_sums(op: Operation) -> bool:
-    return isinstance(op, flex.PairSumsOp) and any(
-        attr.sum_kind == SumKind.COLUMN_MATRIX for attr in op.sums
-    )
+def roles_of(op: flex.PairSumsOp) -> Roles:
+    """Return whether warps have roles: a schedule multiplies and adds matrices only."""
+    kinds = {attr.sum_kind for attr in op.sums}
+    if SumKind.COLUMN_MATRIX in kinds:
+        return "must"
+    is_plain = kinds == {SumKind.MATRIX} and len(op.products) <= 2
+    return "may" if is_plain else "cannot"
 
 
 def ways(
@@ -299,14 +310,25 @@ def ways(
 
     `simple` returns the simplified attention op.
 
-    A GPU adds to sums by column in any order, and needs a schedule with roles. None has
-    registers for indices that are computed for each pair, and to find that out takes a
-    compiler up to half a minute.
+    A GPU adds to sums by column in any order, and needs a schedule with roles, whose
+    registers hold two sums of rows that are not wide.
     """
     if not build.for_gpu:
         return [target_named(build.target).one_pass]
-    build = replace(build, tiles=NO_OPTIONS, derivative=True, one_pass=True)
-    if along or deterministic or obstacle_to_roles(build) is not None:
+    if deterministic or build.call.widest > WIDE:
         return ["none"]
-    indices = CaptureIndices(simple().score_mod)
-    return ["none"] if indices.are_computed_for_pairs() else ["keys", "none"]
+    return ["keys", "none"] if may_have_roles(build, simple, along) else ["none"]
+
+
+def may_have_roles(
+    build: Build, simple: Callable[[], flex.AttentionOp], along: Sequence[str]
+) -> bool:
+    """Return True if kernels of a derivative may have a schedule with roles.
+
+    None has registers for indices that are computed for each pair, and to find that out
+    takes a compiler up to half a minute.
+    """
+    build = replace(build, tiles=NO_OPTIONS, derivative=True, roles="must")
+    if along or not build.for_gpu or obstacle_to_roles(build) is not None:
+        return False
+    return not CaptureIndices(simple().score_mod).are_computed_for_pairs()

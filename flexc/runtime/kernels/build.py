@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import torch
 
@@ -15,6 +16,8 @@ from flexc.passes.targets.target import HOPPER_SHARED_MEMORY, F32Precision, Mach
 from flexc.runtime.inputs.options import BACKENDS, NO_OPTIONS, TRITON, TileOptions
 from flexc.runtime.kernels.cpp_compiler import host_machine
 from flexc.runtime.tapes.gpus import capability
+
+Roles = Literal["cannot", "may", "must"]
 
 
 @dataclass(frozen=True)
@@ -31,16 +34,15 @@ class Build:
     """The precision in which a GPU computes products of fp32."""
     derivative: bool = False
     """True if the kernel belongs to a derivative."""
-    one_pass: bool = False
-    """True if one visit to each pair gives all gradients: a GPU's kernel has roles."""
+    roles: Roles = "may"
+    """If warps of a GPU's kernel have roles, which needs an NVIDIA GPU of 9.0."""
     capability: int | None = None
     """The compute capability of a GPU; None if flexc does not need the capability."""
     machine: MachineName = "avx2"
     """The CPU whose vector width the kernel uses."""
     program_rows: int | None = None
-    """The largest number of rows of a program on Hopper.
-
-    None on other devices, or if the call has many programs.
+    """The most rows of a program: few on Hopper if programs are few, and on a CPU if
+    rows are. None for no limit.
     """
 
     @property

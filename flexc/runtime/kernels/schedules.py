@@ -22,7 +22,13 @@ from flexc.codegen.gluon.ptxas import SPILL_LIMIT, spilled_by
 from flexc.codegen.kernel_spec import KernelSpec
 from flexc.errors import CompilationError, FlexcError, OptionError, ScheduleError
 from flexc.passes.targets import target_named
-from flexc.passes.targets.gluon import MOST_OVERLAPPING, PART_ROWS, PART_WARPS, WIDEST
+from flexc.passes.targets.gluon import (
+    MOST_OVERLAPPING,
+    NARROW,
+    PART_ROWS,
+    PART_WARPS,
+    WIDEST,
+)
 from flexc.passes.targets.triton import MOST_STEPS
 from flexc.runtime.inputs.options import (
     SCHEDULE,
@@ -53,12 +59,18 @@ class Schedule:
     """
     smaller: int = 0
     """The number of steps by which tiles are smaller than the best tiles."""
+    recomputes: bool = False
+    """True if iterations compute addresses anew, which takes fewer registers."""
+    most_spilled: int = SPILL_LIMIT
+    """The bytes that a thread may spill before the kernel counts as slow."""
 
     @property
     def label(self) -> str:
         """The name, with the details that tell the schedule from other candidates."""
         if self.smaller:
             return f"{self.name} in smaller tiles ({self.smaller})"
+        if self.recomputes:
+            return f"{self.name} that recomputes addresses"
         return self.name if self.rows is None else f"{self.name} of {self.rows} rows"
 
     @property
@@ -98,6 +110,17 @@ With two groups, each thread has more registers than with three groups or with m
 programs on a multiprocessor.
 """
 
+OF_DERIVATIVES = (
+    replace(OVERLAP, most_spilled=160),
+    replace(OVERLAP, recomputes=True),
+    SIMPLE,
+)
+"""The schedules with roles of sums over pairs, in order of preference.
+
+To recompute addresses costs 5 to 10 % where nothing spills, and gains 3 to 28 % where
+more than 160 bytes do (docs/measurements/2026-11-24-h200-backward.md).
+"""
+
 DTYPES = (torch.bfloat16, torch.float16)
 """The dtypes for which asynchronous products exist."""
 
@@ -135,9 +158,11 @@ def candidates(build: Build, residents: Residents = lambda: 1) -> Candidates:
     Raise ScheduleError if the user asked for a schedule that is impossible.
     """
     obstacle, asked = obstacle_to_roles(build), build.tiles.schedule
-    if build.one_pass:
-        return Candidates(WITH_ROLES)
+    if build.roles == "must":
+        return Candidates(OF_DERIVATIVES)
     if asked is None:
+        if obstacle is None and build.derivative:
+            return Candidates((*OF_DERIVATIVES, TRITON))
         if obstacle is None:
             return by_preference(fewer_rows(build), residents())
         names = ", ".join(s.name for s in WITH_ROLES)
@@ -197,15 +222,17 @@ def obstacle_to_roles(build: Build) -> str | None:
         return "this triton has no Gluon"
     if call.few_rows is not None:
         return "programs of few rows wait for keys, not for products"
-    if build.derivative and not build.one_pass:
-        return "derivatives in two kernels have none"
+    if build.roles == "cannot":
+        return "these sums of a derivative have none"
+    if build.derivative and build.roles == "may" and call.widest <= NARROW:
+        return f"two kernels of Triton are faster for head dims up to {NARROW}"
     if call.dtype not in DTYPES:
         return f"needs inputs of 16 bits, not {str(call.dtype).removeprefix('torch.')}"
     if any(call.stored[:2]):
         return "needs keys and values of 16 bits, as queries have"
     if call.stored.scales():
         return "does not apply scales to keys and values"
-    if max(call.head_dim, call.value_dim) > WIDEST:
+    if call.widest > WIDEST:
         return f"needs head dims up to {WIDEST}"
     if call.alignment is None or call.alignment < ALIGNMENT:
         return (
@@ -247,8 +274,11 @@ def smaller_tiles(schedule: Schedule) -> Iterator[Schedule]:
 
 
 Lower = Callable[[Schedule], KernelSpec]
-Check = Callable[[KernelSpec], Sequence[str]]
-"""A function that compiles the kernel of a spec and returns its problems."""
+Check = Callable[[KernelSpec, int], Sequence[str]]
+"""A function that compiles the kernel of a spec and returns its problems.
+
+Its second argument is the number of bytes that a thread may spill.
+"""
 
 MAX_SPILLED = 4 * SPILL_LIMIT
 """The spilled bytes above which no other schedule with equal rows is tried.
@@ -309,9 +339,12 @@ class Trials:
         The schedule must have roles.
         """
         most = MAX_SPILLED_SHARED if self.has_residents else MAX_SPILLED_FEWER_ROWS
+        if schedule.name in self.refused:
+            return True
+        if schedule.recomputes:  # Addresses may be most of what was spilled.
+            return max(self.spilled.values(), default=0) > most
         return (
-            schedule.name in self.refused
-            or (self.needs_fewer and schedule.rows is None)
+            (self.needs_fewer and schedule.rows is None)
             or self.spilled.get(schedule.rows, 0) > MAX_SPILLED
             or max(self.spilled.values(), default=0) > most
         )
@@ -361,8 +394,8 @@ def choose_tiles(
     """
     why: Sequence[str] = ()
 
-    def tried(spec: KernelSpec) -> Sequence[str]:
-        return copied_too_much(spec, build) or check(spec)
+    def tried(spec: KernelSpec, most_spilled: int) -> Sequence[str]:
+        return copied_too_much(spec, build) or check(spec, most_spilled)
 
     for smaller in (schedule, *smaller_tiles(schedule)):
         spec, found = attempt(smaller, lower, tried, trials)
@@ -411,7 +444,7 @@ def attempt(
     if spec.digest in trials.digests:
         return None, ()
     trials.digests.add(spec.digest)
-    return spec, check(spec)
+    return spec, check(spec, schedule.most_spilled)
 
 
 def chosen(spec: KernelSpec, schedule: Schedule, rejected: Sequence[str]) -> KernelSpec:

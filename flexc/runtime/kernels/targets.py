@@ -42,9 +42,11 @@ class KernelTarget(ABC):
 
     def key(self, build: Build) -> tuple[object, ...]:
         """Return values other than the options that a kernel depends on."""
-        return ()
+        return (build.program_rows,)
 
-    def find_problems(self, spec: KernelSpec, build: Build) -> list[str]:
+    def find_problems(
+        self, spec: KernelSpec, build: Build, most_spilled: int
+    ) -> list[str]:
         """Compile a kernel for a check; return why it is slow or cannot run."""
         return []
 
@@ -68,8 +70,8 @@ class GpuTarget(KernelTarget):
 
     def key(self, build: Build) -> tuple[object, ...]:
         assembler = os.environ.get("TRITON_PTXAS_PATH")  # In place of Triton's own.
-        facts = build.capability, build.derivative, build.one_pass, build.program_rows
-        return *facts, assembler
+        facts = build.capability, build.derivative, build.roles
+        return *super().key(build), *facts, assembler
 
 
 class TritonTarget(GpuTarget):
@@ -88,10 +90,12 @@ class TritonTarget(GpuTarget):
 
         return TritonKernel(spec)
 
-    def find_problems(self, spec: KernelSpec, build: Build) -> list[str]:
+    def find_problems(
+        self, spec: KernelSpec, build: Build, most_spilled: int
+    ) -> list[str]:
         from flexc.runtime.kernels.triton_compiler import TRITON
 
-        return TRITON.find_problems(spec, build)
+        return TRITON.find_problems(spec, build, most_spilled)
 
 
 class GluonTarget(GpuTarget):
@@ -110,10 +114,12 @@ class GluonTarget(GpuTarget):
 
         return GluonKernel(spec)
 
-    def find_problems(self, spec: KernelSpec, build: Build) -> list[str]:
+    def find_problems(
+        self, spec: KernelSpec, build: Build, most_spilled: int
+    ) -> list[str]:
         from flexc.runtime.kernels.gluon_compiler import GLUON
 
-        return GLUON.find_problems(spec, build)
+        return GLUON.find_problems(spec, build, most_spilled)
 
 
 class CppTarget(KernelTarget):

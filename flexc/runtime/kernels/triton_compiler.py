@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime.cache import get_cache_manager
 
-from flexc.codegen.gluon.ptxas import ONE_PASS_SPILL_LIMIT, SPILL_LIMIT
+from flexc.codegen.gluon.ptxas import SPILL_LIMIT
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError
 from flexc.runtime.inputs.options import is_interpreting
@@ -173,7 +173,9 @@ class TritonCompiler:
     def __init__(self) -> None:
         self._checked: Recent[Any] = Recent()
 
-    def find_problems(self, spec: KernelSpec, build: Build) -> list[str]:
+    def find_problems(
+        self, spec: KernelSpec, build: Build, most_spilled: int = SPILL_LIMIT
+    ) -> list[str]:
         """Compile a kernel and return its problems on its GPU.
 
         The list is empty for AMD GPUs and for the interpreter: there Triton's launch
@@ -181,7 +183,6 @@ class TritonCompiler:
         """
         if build.capability is None or torch.version.hip or is_interpreting():
             return []
-        most_spilled = ONE_PASS_SPILL_LIMIT if build.one_pass else SPILL_LIMIT
         kernel, found = self.compile_logged(spec, build.capability, most_spilled)
         found += missing_resources(kernel, build)
         if not found:

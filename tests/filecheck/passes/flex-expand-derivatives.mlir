@@ -5,12 +5,12 @@
 
 // A kernel for what is summed over keys, one for what is summed over queries, one for
 // each sum by distance or by pair; and what is done with their sums.
-// CHECK-LABEL: func.func @reads_delta(%do: {{.*}}, %out: {{[^)]*}})
-// CHECK: %delta = flex.map_rows lhs(%do : {{[^)]*}}) rhs(%out : {{[^)]*}}) -> tensor<?x?x?xf32, strided<[?, ?, 1]>> {alignment = 16 : i64} code(%dot: f32) {
+// CHECK-LABEL: func.func @reads_delta(%do: {{.*}}, %out: {{.*}}, %lse: {{[^)]*}})
+// CHECK: %delta, %shift = flex.map_rows lhs(%do : {{[^)]*}}) rhs(%out : {{[^)]*}}) values(%lse : {{[^)]*}}) -> {{.*}} {alignment = 16 : i64} code(%dot: f32, %lse_1: f32) {
 // CHECK-LABEL: func.func @reads_query(
-// CHECK: %d_query, %total_sums = flex.pair_sums rows(%q, %do : {{[^)]*}}) columns(%k, %v : {{[^)]*}}) row_values(%lse, %delta : {{[^)]*}}) scale(%scale : f32) captures(%slopes, %table : {{[^)]*}})
+// CHECK: %d_query, %total_sums = flex.pair_sums rows(%q, %do : {{[^)]*}}) columns(%k, %v : {{[^)]*}}) row_values(%shift, %delta : {{[^)]*}}) scale(%scale : f32) captures(%slopes, %table : {{[^)]*}})
 // CHECK-SAME: {alignment = 16 : i64, products = [array<i32: 0, 0>, array<i32: 1, 1>], sums = [#flex.sum<matrix {{\[\[}}0, 0]] scaled>, #flex.sum<total {{\[\[}}1]]>]}
-// CHECK-SAME: pairs(%qk: f32, %dp: f32, %scale_1: f32, %lse_1: f32, %delta_1: f32, %b: i32
+// CHECK-SAME: pairs(%qk: f32, %dp: f32, %scale_1: f32, %shift_1: f32, %delta_1: f32, %b: i32
 // CHECK-NEXT: %s = arith.mulf %qk, %scale_1 : f32
 // CHECK-NEXT: %slope = flex.load_capture
 // CHECK: %p = math.exp2
@@ -22,15 +22,15 @@
 // CHECK-NEXT: } mask_mod(
 // CHECK-NEXT: %c = arith.cmpi sge, %qi, %ki : i32
 // CHECK-LABEL: func.func @reads_key_value(
-// CHECK: %d_key, %d_value = flex.pair_sums rows(%k, %v : {{[^)]*}}) columns(%q, %do : {{[^)]*}}) column_values(%lse, %delta : {{[^)]*}})
+// CHECK: %d_key, %d_value = flex.pair_sums rows(%k, %v : {{[^)]*}}) columns(%q, %do : {{[^)]*}}) column_values(%shift, %delta : {{[^)]*}})
 // CHECK-SAME: {alignment = 16 : i64, products = [array<i32: 0, 0>, array<i32: 1, 1>], sums = [#flex.sum<matrix {{\[\[}}0, 0]] scaled>, #flex.sum<matrix {{\[\[}}1, 1]]>], transposed}
-// CHECK-SAME: pairs(%qk: f32, %dp: f32, %scale_1: f32, %lse_1: f32, %delta_1: f32, %b: i32, %h: i32, %q_idx: i32, %kv_idx: i32
+// CHECK-SAME: pairs(%qk: f32, %dp: f32, %scale_1: f32, %shift_1: f32, %delta_1: f32, %b: i32, %h: i32, %q_idx: i32, %kv_idx: i32
 // CHECK: flex.yield %d_s, %p : f32, f32
 // CHECK-LABEL: func.func @reads_read_0(
 // CHECK: %diagonal_sums = flex.pair_sums rows({{.*}}) tile_origin(%{{.*}}, %{{.*}}, %{{.*}} : i32, i32, i32) scale({{.*}}) {{.*}} sums = [#flex.sum<diagonal {{\[\[}}0]]>]
 // CHECK: flex.yield %dx : f32
 // CHECK-LABEL: func.func @reads(
-// CHECK-NEXT: %delta = flex.launch @reads_delta(%do, %out)
+// CHECK-NEXT: %delta, %shift = flex.launch @reads_delta(%do, %out, %lse)
 // CHECK-NEXT: %d_query, %total_sums = flex.launch @reads_query(
 // CHECK-NEXT: %d_slopes = flex.scatter_sums head %total_sums, %slopes : {{.*}} index(%b: i32, %h: i32
 // CHECK-NEXT: flex.yield %h : i32
@@ -206,7 +206,7 @@ func.func @second(%q : !m, %k : !m, %v : !m, %scale : f32, %out : !m, %lse : !r,
 // CHECK-LABEL: func.func @tables_weighed_d_lse(
 // CHECK: %d_lse = flex.map_rows values(%dl, %lse, %rest :
 // CHECK-LABEL: func.func @tables_delta(
-// CHECK: %delta = flex.map_rows lhs(%d_out : {{[^)]*}}) rhs(%out : {{[^)]*}}) values(%d_lse : {{[^)]*}})
+// CHECK: %delta, %shift = flex.map_rows lhs(%d_out : {{[^)]*}}) rhs(%out : {{[^)]*}}) values(%lse, %d_lse : {{[^)]*}})
 // CHECK-LABEL: func.func @tables_query(
 // CHECK: flex.pair_sums {{.*}} tables(%num, %idx : {{[^)]*}}) {{.*}} sparse_block = array<i64: 64, 128>}
 // CHECK-LABEL: func.func @tables_key_value(

@@ -1,4 +1,4 @@
-"""The kernel with roles that computes all gradients, against the `flex` module."""
+"""Kernels with roles that compute gradients, against the `flex` module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, i64
 from xdsl.ir import Attribute, Operation
 from xdsl.utils.exceptions import InterpretationError
 
-from flexc.dialects import tile
+from flexc.dialects import flex, tile
 from flexc.dialects.constants import int_constant
 from flexc.dialects.tile.schedule import (
     ArriveOp,
@@ -26,8 +26,10 @@ from flexc.frontend.import_graph import build_attention_module
 from flexc.passes import pipelines
 from flexc.passes.flex.convert_flex_to_blocksparse import ConvertFlexToBlocksparsePass
 from flexc.passes.flex.flex_differentiate import Derivative, derivative_module
-from flexc.passes.targets.target import LoweringOptions
+from flexc.passes.flex.flex_expand_derivatives import WIDE
+from flexc.passes.targets.target import LoweringOptions, OnePass
 from flexc.runtime.attention.call import Attention, Outputs, read_signature
+from flexc.runtime.autograd.gradient_kernels import roles_of
 from flexc.runtime.autograd.gradient_programs import expand
 from flexc.runtime.inputs.arguments import split_block_mask
 from flexc.runtime.inputs.options import NO_CHOICES
@@ -39,6 +41,9 @@ LENGTHS = 200, 150
 
 WHOLE = 256, 128
 
+WITHOUT_ROLES = {"nothing"}
+"""Cases of which some kernel has no schedule with roles."""
+
 INPUTS = ("query", "key", "value")
 
 
@@ -48,6 +53,7 @@ def backward(
     dim: int = 64,
     lengths: tuple[int, int] = LENGTHS,
     dtype: torch.dtype = torch.bfloat16,
+    one_pass: OnePass = "keys",
 ) -> tuple[ModuleOp, list[object], list[Tensor]]:
     """Return a case's backward in kernels of `flex`, its arguments and gradients."""
     queries, keys = lengths
@@ -80,34 +86,36 @@ def backward(
         facts.append(("paired_heads", UnitAttr()))
     derivative = Derivative(INPUTS, (), False, False, 0, None, tuple(facts))
     module = derivative_module(made.module, derivative)
-    expand(module, "keys")
+    expand(module, one_pass)
     args += [out.to(dtype), lse, d_out]
     return module, args, run_module(module, args)
 
 
 def scheduled(module: ModuleOp, overlap: bool = True) -> ModuleOp:
-    """Return a module with a schedule for the kernel over pairs."""
+    """Return a module with schedules for the kernels over pairs."""
     module = module.clone()
-    (function,) = (
-        op
-        for op in module.ops
-        if isinstance(op, func.FuncOp) and op.sym_name.data.endswith("gradients")
-    )
-    inner = ModuleOp([function.clone()])
-    convert = ConvertFlexToBlocksparsePass("gluon")
-    passes = (
-        *pipelines.to_blocksparse(convert),
-        *pipelines.to_tile("gluon"),
-        *pipelines.to_schedule(LoweringOptions(overlap=overlap)),
-    )
-    for each in passes:
-        each.apply(Context(), inner)
-    inner.verify()
-    for op in list(inner.ops):
-        op.detach()
-        module.body.block.insert_op_before(op, function)
-    module.body.block.erase_op(function)
+    for function in list(module.ops):
+        if isinstance(function, func.FuncOp) and sums_matrices(function):
+            inner = ModuleOp([function.clone()])
+            convert = ConvertFlexToBlocksparsePass("gluon")
+            passes = (
+                *pipelines.to_blocksparse(convert),
+                *pipelines.to_tile("gluon"),
+                *pipelines.to_schedule(LoweringOptions(overlap=overlap)),
+            )
+            for each in passes:
+                each.apply(Context(), inner)
+            inner.verify()
+            for op in list(inner.ops):
+                op.detach()
+                module.body.block.insert_op_before(op, function)
+            module.body.block.erase_op(function)
     return module
+
+
+def sums_matrices(function: func.FuncOp) -> bool:
+    sums = (op for op in function.walk() if isinstance(op, flex.PairSumsOp))
+    return any(roles_of(op) != "cannot" for op in sums)
 
 
 def check(got: list[Tensor], wanted: list[Tensor]) -> None:
@@ -128,6 +136,28 @@ def test_the_corpus(case: str) -> None:
         assert sum(isinstance(op, RoleOp) for op in kernel.walk()) == 2
         for interleaving in (None, 1):
             check(run_module(kernel, args, interleaving=interleaving), wanted)
+
+
+@pytest.mark.parametrize(
+    ("case", "dim", "lengths", "heads"),
+    [
+        *((case, 64, LENGTHS, (2, 1)) for case in CORPUS),
+        *((case, 256, WHOLE, (2, 2)) for case in ("causal", "alibi", "sliding_window")),
+        ("causal", 192, LENGTHS, (2, 1)),
+    ],
+)
+def test_a_kernel_for_each_side(
+    case: str, dim: int, lengths: tuple[int, int], heads: tuple[int, int]
+) -> None:
+    module, args, wanted = backward(case, heads, dim, lengths, one_pass="none")
+    try:
+        kernels = scheduled(module)
+    except ScheduleError:
+        assert case in WITHOUT_ROLES
+        return
+    consumers = sum(isinstance(op, RoleOp) for op in kernels.walk()) // 2
+    assert consumers == (3 if dim > WIDE else 2)
+    check(run_module(kernels, args, interleaving=1), wanted)
 
 
 @pytest.mark.parametrize(

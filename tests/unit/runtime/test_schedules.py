@@ -18,7 +18,8 @@ import flexc
 from flexc.codegen.kernel_spec import KernelSpec, ParamSpec
 from flexc.errors import CompilationError, OptionError, ScheduleError
 from flexc.frontend.import_graph import AttentionCall
-from flexc.passes.targets.target import TileSizes
+from flexc.passes.targets.cpp import CPP, MACHINES, MOST_PANELS
+from flexc.passes.targets.target import AttentionShape, SizeOptions, TileSizes
 from flexc.runtime.attention.call import (
     Attention,
     Outputs,
@@ -40,6 +41,7 @@ from flexc.runtime.inputs.tensor_facts import is_aligned
 from flexc.runtime.kernels import driver, schedules
 from flexc.runtime.kernels.build import Build
 from flexc.runtime.kernels.schedules import (
+    Check,
     Schedule,
     candidates,
     choose,
@@ -93,7 +95,7 @@ OBSTACLES: dict[str, tuple[Build, str]] = {
     "fp32": (replace(BUILD, call=replace(CALL, dtype=torch.float32)), "float32"),
     "wide": (replace(BUILD, call=replace(CALL, value_dim=320)), "up to 256"),
     "unaligned": (replace(BUILD, call=replace(CALL, alignment=None)), "16 bytes"),
-    "derivative": (replace(BUILD, derivative=True), "derivatives"),
+    "derivative": (replace(BUILD, derivative=True, roles="cannot"), "derivative"),
     "warps": (replace(BUILD, tiles=TileOptions(num_warps=8)), "num_warps=8"),
 }
 
@@ -151,9 +153,9 @@ def lower_as(**outcomes: str) -> Callable[[Schedule], KernelSpec]:
     return lower
 
 
-def check_as(**outcomes: list[str]) -> Callable[[KernelSpec], list[str]]:
+def check_as(**outcomes: list[str]) -> Check:
     """A check that finds problems in the kernels of schedules."""
-    return lambda spec: outcomes.get(spec.source, [])
+    return lambda spec, most_spilled: outcomes.get(spec.source, [])
 
 
 def test_the_first_that_compiles_well_is_chosen() -> None:
@@ -177,7 +179,7 @@ def test_what_is_left_is_told(caplog: pytest.LogCaptureFixture) -> None:
 def test_candidates_are_compiled_one_after_another() -> None:
     seen: list[str] = []
 
-    def check(spec: KernelSpec) -> list[str]:
+    def check(spec: KernelSpec, most_spilled: int) -> list[str]:
         seen.append(spec.source)
         return ["bad"] * (spec.source == "overlap")
 
@@ -239,7 +241,7 @@ def test_what_is_hopeless_is_not_compiled(spilled: int, tried: list[str]) -> Non
     """Where much spills, other schedules do not help, and then nor do fewer rows."""
     seen: list[str] = []
 
-    def check(spec: KernelSpec) -> list[str]:
+    def check(spec: KernelSpec, most_spilled: int) -> list[str]:
         seen.append(spec.source)
         problem = f"{spilled} bytes spill to memory, with 168 registers"
         return [problem] * (spec.target == "gluon")
@@ -251,7 +253,7 @@ def test_what_is_hopeless_is_not_compiled(spilled: int, tried: list[str]) -> Non
 def test_as_many_rows_are_not_fewer() -> None:
     seen: list[str] = []
 
-    def check(spec: KernelSpec) -> list[str]:
+    def check(spec: KernelSpec, most_spilled: int) -> list[str]:
         seen.append(spec.source)
         return ["1028 bytes spill to memory"] * (spec.target == "gluon")
 
@@ -265,7 +267,7 @@ def test_as_many_rows_are_not_fewer() -> None:
 def test_what_spills_in_a_crowd(spilled: int, tried: list[str]) -> None:
     seen: list[str] = []
 
-    def check(spec: KernelSpec) -> list[str]:
+    def check(spec: KernelSpec, most_spilled: int) -> list[str]:
         seen.append(spec.source)
         problem = f"{spilled} bytes spill to memory, with 64 registers"
         return [problem] * (spec.source == "simple")
@@ -280,7 +282,7 @@ TOO_LARGE = "needs 300000 bytes of shared memory, and 232448 are there"
 def test_tiles_that_do_not_fit_are_made_smaller() -> None:
     build, seen = asking("triton"), list[str]()
 
-    def check(spec: KernelSpec) -> list[str]:
+    def check(spec: KernelSpec, most_spilled: int) -> list[str]:
         seen.append(spec.source)
         return [TOO_LARGE] * (len(seen) < 3)
 
@@ -302,7 +304,7 @@ def test_tiles_whose_reads_do_not_fit_are_not_compiled() -> None:
         ahead = (400_000, 240_000, 120_000)[min(schedule.smaller, 2)]
         return replace(lower_labelled(schedule), copied_ahead=ahead)
 
-    def check(spec: KernelSpec) -> list[str]:
+    def check(spec: KernelSpec, most_spilled: int) -> list[str]:
         checked.append(spec.source)
         return []
 
@@ -330,7 +332,7 @@ def test_nothing_fits() -> None:
 
 
 def test_what_does_not_compile_is_left() -> None:
-    def check(spec: KernelSpec) -> list[str]:
+    def check(spec: KernelSpec, most_spilled: int) -> list[str]:
         if spec.target == "triton":
             return []
         raise CompilationError(f"{spec.source} was refused")
@@ -390,7 +392,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("FLEXC_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(driver, "lower", lower)
     monkeypatch.setattr(
-        driver, "problems_of", lambda spec, _: ["spills"] * (spec.source == "overlap")
+        driver, "problems_of", lambda spec, *_: ["spills"] * (spec.source == "overlap")
     )
     return lowered
 
@@ -478,10 +480,31 @@ def test_few_programs_have_few_rows(
         *(query, query, query, 0.1, None, signature, Outputs(), "triton"), NO_CHOICES
     )
     assert call.build().program_rows == rows
-    assert replace(call, backend="cpp").build().program_rows is None
     compiled = call.compiled()
     tile = compiled.rows(compiled.proofs(query, query, [])).tile
     assert tile == TileSizes(rows or 192, 128, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("q_len", "rows"), [(1, 1), (17, 32), (32, 32), (33, 64), (64, 64), (65, None)]
+)
+def test_programs_of_a_cpu_have_no_panels_beyond_the_queries(
+    q_len: int, rows: int | None
+) -> None:
+    """Programs of wide heads own up to four panels of 32 rows."""
+    query = torch.zeros(1, 2, q_len, 256, dtype=torch.bfloat16)
+    signature = read_signature(None, None, CPU)
+    call = Attention(
+        *(query, query, query, 0.1, None, signature, Outputs(), "cpp"), NO_CHOICES
+    )
+    assert call.build().program_rows == rows
+    assert replace(call, few_rows=(1, q_len)).build().program_rows is None
+    for machine in ("amx", "avx512_bf16", "avx2"):
+        options = SizeOptions(machine=machine, program_rows=rows)
+        tile = CPP.attention_sizes(AttentionShape(16, 256, 256), options)
+        panel = MACHINES[machine].panel(32)
+        most = MOST_PANELS * panel
+        assert tile.block_m == min(most, max(panel, rows or most))
 
 
 @pytest.mark.parametrize(
@@ -578,3 +601,27 @@ def test_calls_whose_tiles_can_be_copied() -> None:
 
 def test_every_schedule_can_be_asked_for() -> None:
     assert tuple(schedules.SCHEDULES) == SCHEDULE_NAMES
+
+
+@pytest.mark.parametrize(
+    ("spilled", "chosen"),
+    {
+        160: "overlap",
+        164: "overlap that recomputes addresses",
+        1200: "overlap that recomputes addresses",
+        2052: "triton",
+    }.items(),
+)
+def test_derivatives_recompute_addresses_where_registers_spill(
+    spilled: int, chosen: str
+) -> None:
+    def check(spec: KernelSpec, most_spilled: int) -> list[str]:
+        too_many = spec.source == "overlap" and spilled > most_spilled
+        return [f"{spilled} bytes spill to memory"] * too_many
+
+    call = replace(BUILD.call, head_dim=256, value_dim=256)
+    build = replace(BUILD, call=call, derivative=True)
+    assert choose(build, lower_labelled, check).schedule == chosen
+    narrow = replace(BUILD.call, head_dim=64, value_dim=64)
+    narrow_build = replace(build, call=narrow)
+    assert choose(narrow_build, lower_labelled, check).schedule == "triton"

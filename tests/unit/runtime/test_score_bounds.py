@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 import flexc
@@ -45,3 +46,23 @@ def test_a_number_that_bounds_nothing() -> None:
         torch.testing.assert_close(
             out.double(), exact, equal_nan=True, rtol=0, atol=1e-3
         )
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_one_live_key_of_narrow_floats(rows: int) -> None:
+    """Weights are rounded apart from their sum; each of two roundings is 2^-8."""
+    torch.manual_seed(rows)
+    given = [torch.randn(1, 3, rows, 64).bfloat16().requires_grad_() for _ in range(3)]
+    query, key, value = given
+    grad = torch.randn(1, 3, rows, 64).bfloat16()
+    out: Any = flexc.flex_attention(
+        *(query, key, value),
+        lambda s, b, h, q, k: 20 * torch.tanh(s / 20),
+        mask_mod=lambda b, h, q, k: q == k,
+    )
+    found = torch.autograd.grad(out, given, grad)
+    torch.testing.assert_close(out, value, atol=0, rtol=2**-7)
+    assert found[2].equal(grad)
+    lost = 2**-7 * (grad * value).abs().float().sum(-1, keepdim=True) / 64**0.5
+    for gradient, other in ((found[0], key), (found[1], query)):
+        assert (gradient.abs() <= 1.01 * lost * other.abs() + 1e-5).all()

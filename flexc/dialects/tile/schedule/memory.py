@@ -81,6 +81,25 @@ class SlotOp(IRDLOperation):
 
 
 @irdl_op_definition
+class OpaqueOp(IRDLOperation):
+    """An index, which the compiler of the emitted code cannot know to be invariant.
+
+    The address of a slot of this index, and all that follows from it, is computed where
+    the slot is used, in each iteration.
+    """
+
+    name = "tile.opaque"
+
+    index = operand_def(i32)
+    result = result_def(i32)
+
+    assembly_format = "$index attr-dict"
+
+    def __init__(self, index: SSAValue):
+        super().__init__(operands=[index], result_types=[i32])
+
+
+@irdl_op_definition
 class TransposeViewOp(IRDLOperation):
     """The transpose of a view; no elements move."""
 

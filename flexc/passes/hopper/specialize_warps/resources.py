@@ -487,6 +487,39 @@ def consumer_registers(consumers: int, residents: int = 1) -> int:
     return min(share, MOST_REGISTERS)
 
 
+def needed_bytes(rings: Iterable[Ring], outputs: Iterable[Output]) -> int:
+    """Return the shared memory of slots and barriers."""
+    return sum(r.bytes for r in rings) + sum(o.bytes for o in outputs)
+
+
+def share_of(limit: int, residents: int) -> int:
+    """Return the shared memory of each of `residents` programs."""
+    return (limit + RESERVED_BYTES) // residents - RESERVED_BYTES
+
+
+def shrink_rings(
+    block: Block,
+    rings: Mapping[tile.LoadOp, Ring],
+    released: Released,
+    excess: int,
+) -> None:
+    """Give up slots of rings until at least `excess` bytes are saved, if possible.
+
+    The ring that is loaded last gives up slots first: the producer has the rest of an
+    iteration to fill its only slot. A ring keeps the slots that its tiles need at once.
+    """
+    for ring in reversed(dict.fromkeys(rings.values())):
+        while excess > 0 and ring.returns and ring.slots > 1:
+            before, slots = ring.bytes, ring.slots
+            ring.slots //= 2
+            try:
+                check_slots(block, rings, released)
+            except ScheduleError:
+                ring.slots = slots
+                break
+            excess -= before - ring.bytes
+
+
 def check_shared_memory(
     rings: Iterable[Ring], outputs: Iterable[Output], limit: int, residents: int = 1
 ) -> None:
@@ -495,8 +528,7 @@ def check_shared_memory(
     `limit` is the number of bytes that a program has when it is alone on a
     multiprocessor. `residents` programs share them.
     """
-    needed = sum(r.bytes for r in rings) + sum(o.bytes for o in outputs)
-    share = (limit + RESERVED_BYTES) // residents - RESERVED_BYTES
+    needed, share = needed_bytes(rings, outputs), share_of(limit, residents)
     if needed > share:
         beside = f" for each of {residents} programs" if residents > 1 else ""
         raise ScheduleError(

@@ -38,6 +38,9 @@ from flexc.passes.hopper.specialize_warps.resources import (
     check_shared_memory,
     check_slots,
     consumer_registers,
+    needed_bytes,
+    share_of,
+    shrink_rings,
     starting_registers,
 )
 from flexc.passes.hopper.specialize_warps.roles import (
@@ -100,6 +103,9 @@ def specialize(kernel: tile.KernelOp, parts: PartsOp, slots: int, memory: int) -
     plan = make_plan(kernel, parts, slots)
     outputs = list(dict.fromkeys(plan.outputs.values()))
     residents = max(number(kernel, "residents", 1), 1)
+    share = share_of(memory, residents)
+    excess = needed_bytes(plan.all_rings(), outputs) - share
+    shrink_rings(parts.body.block, plan.rings, plan.released, excess)
     check_shared_memory(plan.all_rings(), outputs, memory, residents)
     registers = consumer_registers(plan.consumers, residents)
     check_registers(parts, list(plan.rings), registers)

@@ -1,10 +1,10 @@
-"""One visit to each pair, for programs that own keys and add to the sums of queries.
+"""Sums over pairs for schedules with roles, with at most two products for each pair.
 
-The products of a block are in the order in which a schedule with roles issues them:
+The products of a block are in the order in which a schedule issues them:
 
 1. the scores; p and the factors of other values, 0 for dead pairs;
-2. the second product; sums of p;
-3. values as multiples of the second product, and their sums by key and by query.
+2. the second product, if any; sums of p;
+3. values as multiples of the second product, and their sums by row and by column.
 
 The values of a gradient are p, which follows from the score, and multiples of
 dp - delta, such as ds = p * (dp - delta) * score_mod'(s). With
@@ -54,17 +54,24 @@ Factor = tuple[SSAValue, AnyFloat]
 """A factor of the code of a pair, and the type in which it is kept."""
 
 
-class KeySumsKernelBuilder(PairSumsKernelBuilder):
-    """A builder of a transposed `blocksparse.pair_sums` that also has sums by column.
+class FactoredSumsKernelBuilder(PairSumsKernelBuilder):
+    """A builder of a `blocksparse.pair_sums` with values that have a common factor.
 
-    A program adds to the sums of each block of columns in memory, to which other
-    programs add as well. The runtime fills these sums with zeros before the launch.
+    A transposed op may also have sums by column: one visit to each pair then serves the
+    gradients of key, value and query. A program adds to the sums of each block of
+    columns in memory, to which other programs add as well. The runtime fills these sums
+    with zeros before the launch.
     """
 
     @cached_property
     def pairs(self) -> FactoredPairs:
         """The code of a pair, in two parts."""
         return factor_pairs(self.op)
+
+    @property
+    def sums_rows(self) -> bool:
+        """True if sums by column include rows beyond the last, which must then be 0."""
+        return bool(self.checked) and bool(self.of_kind(SumKind.COLUMN_MATRIX))
 
     @property
     def all_matrices(self) -> list[SSAValue]:
@@ -90,14 +97,15 @@ class KeySumsKernelBuilder(PairSumsKernelBuilder):
     def step(self, visit: Visit, state: list[SSAValue]) -> Sequence[SSAValue]:
         self.place, self.columns = visit.place, self.columns_of(visit.place)
         tiles, checked = self.load_columns(visit)
-        first, second = self.op.product_list()
+        first, *rest = self.op.product_list()
         factors = self.factors(visit, self.dot(first, tiles))
-        product = self.dot(second, tiles)
+        products = [self.dot(product, tiles) for product in rest]
         values = {i: v for i, v in enumerate(factors) if i not in self.pairs.late}
         new: dict[int, SSAValue] = {}
         self.accumulate(values, tiles, state, new)
-        values |= self.multiples(product, factors)
-        self.accumulate(values, tiles, state, new)
+        for product in products:
+            values |= self.multiples(product, factors)
+            self.accumulate(values, tiles, state, new)
         self.add_to_columns(values, visit, checked)
         return [new[i] for i in range(len(state))]
 
@@ -133,7 +141,7 @@ class KeySumsKernelBuilder(PairSumsKernelBuilder):
         if visit.sticks_out:
             end = code.add(visit.start, code.const(self.block_n))
             found.append(code.cmp("sgt", end, self.column_len))
-        if self.checked:
+        if self.sums_rows:
             end = code.add(self.rows.start, code.const(self.block_m))
             found.append(code.cmp("sgt", end, self.row_len))
         if visit.exists is not None:
@@ -148,7 +156,7 @@ class KeySumsKernelBuilder(PairSumsKernelBuilder):
         given: list[Input] = [(factor, FULL) for factor in factors]
         if visit.sticks_out:
             given += [(self.column_idx, COLUMN), (self.column_len, UNIFORM)]
-        if self.checked:
+        if self.sums_rows:
             given += [(self.row_idx, ROW), (self.row_len, UNIFORM)]
         if visit.exists is not None:
             given.append((visit.exists, UNIFORM))
@@ -205,7 +213,7 @@ class KeySumsKernelBuilder(PairSumsKernelBuilder):
             flags, own = args[: len(listed)], list(args[len(listed) : len(given)])
             mod_args, _, _ = self.pair(code, visit, args[len(given) :], masks=False)
             # No factor depends on the second product.
-            own.insert(1, code.const(0.0, own[0].type))
+            own[1:1] = [code.const(0.0, own[0].type)] * (len(self.op.products) - 1)
             values = inline_region(self.pairs.region, [*own, *mod_args], code)
             live = None
             if mask is not None:
@@ -232,8 +240,8 @@ class KeySumsKernelBuilder(PairSumsKernelBuilder):
     ) -> dict[int, SSAValue]:
         """Write the values that are multiples of the second product less a number."""
         numbers = sorted(self.pairs.late)
-        minus = self.column_values[self.pairs.minus - len(self.op.products) - 1]
-        given: list[Input] = [(product, FULL), (minus, COLUMN)]
+        minus = self.minus()
+        given: list[Input] = [(product, FULL), minus]
         given += [(factors[i], FULL) for i in numbers]
         element = self.op.score_type
 
@@ -249,6 +257,13 @@ class KeySumsKernelBuilder(PairSumsKernelBuilder):
         return dict(
             zip(numbers, build_maps(self.code, shape, given, body, names), strict=True)
         )
+
+    def minus(self) -> Input:
+        """Return the number of a row or column that the second product is less."""
+        number = self.pairs.minus - len(self.op.products) - 1
+        if number < len(self.row_values):
+            return self.row_values[number], ROW
+        return self.column_values[number - len(self.row_values)], COLUMN
 
     def accumulate(
         self,
@@ -296,7 +311,7 @@ class FactoredPairs:
     region: Region
     late: frozenset[int]
     minus: int
-    """The index of `minus` among the arguments of `pairs`."""
+    """The index of `minus` among the arguments of `pairs`; 0 without such values."""
 
 
 def factor_pairs(op: PairSumsOp) -> FactoredPairs:
@@ -306,8 +321,10 @@ def factor_pairs(op: PairSumsOp) -> FactoredPairs:
         ScheduleError: a value is no multiple of the second product less a number.
     """
     block = op.pairs.block
+    if len(op.products) == 1:
+        return FactoredPairs(op.pairs, frozenset(), 0)
     if len(op.products) != 2:
-        raise ScheduleError(f"pairs have {len(op.products)} products, not two")
+        raise ScheduleError(f"pairs have {len(op.products)} products")
     centred = centred_product(block.args[1])
     last = block.last_op
     assert last is not None
