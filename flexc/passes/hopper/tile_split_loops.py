@@ -36,11 +36,10 @@ HOLDS_BEFORE = {"slt": True, "sge": False}
 
 def comparisons(loop: scf.ForOp) -> Iterator[arith.CmpiOp]:
     """Yield the ops that compare the iteration with a value from outside the loop."""
-    iteration, inside = loop.body.block.args[0], set(loop.body.walk())
     for op in loop.body.block.ops:
-        if isinstance(op, arith.CmpiOp) and op.lhs is iteration:
+        if isinstance(op, arith.CmpiOp) and op.lhs is loop.body.block.args[0]:
             predicate = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
-            if predicate in HOLDS_BEFORE and op.rhs.owner not in inside:
+            if predicate in HOLDS_BEFORE and not loop.is_ancestor(op.rhs.owner):
                 yield op
 
 
@@ -50,7 +49,7 @@ def bound_of(loop: scf.ForOp) -> SSAValue | None:
         return None
     for op in comparisons(loop):
         branches = (isinstance(use.operation, scf.IfOp) for use in op.result.uses)
-        if op.rhs is not loop.body.block.args[0] and any(branches):
+        if any(branches):
             return op.rhs
     return None
 

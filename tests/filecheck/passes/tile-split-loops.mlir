@@ -38,8 +38,10 @@ tile.kernel @mixed(%bound : i32 #tile.param<argument 0>, %n : i32 #tile.param<ar
   tile.return
 }
 
-// A bound that the loop computes, or steps other than one: one loop.
+// A bound that the loop computes or carries, or steps other than one: one loop.
 // CHECK-LABEL: tile.kernel @kept(
+// CHECK: scf.for
+// CHECK: scf.if
 // CHECK: scf.for
 // CHECK: scf.if
 // CHECK: scf.for
@@ -63,6 +65,16 @@ tile.kernel @kept(%bound : i32 #tile.param<argument 0>, %n : i32 #tile.param<arg
           scf.yield %a : f32
         }
         scf.yield %b : f32
+      }
+      %last = scf.for %i = %c0 to %n step %c1 iter_args(%most = %bound) -> (i32) : i32 {
+        %is_partial = arith.cmpi slt, %i, %most : i32
+        %next = scf.if %is_partial -> (i32) {
+          %c = arith.addi %most, %c1 : i32
+          scf.yield %c : i32
+        } else {
+          scf.yield %most : i32
+        }
+        scf.yield %next : i32
       }
       %other = scf.for %i = %c0 to %n step %c2 iter_args(%a = %y) -> (f32) : i32 {
         %is_partial = arith.cmpi slt, %i, %bound : i32
