@@ -234,7 +234,8 @@ def _layouts(
     ranks, lengths = dist.get_world_size(group), (call.query.size(2), call.key.size(2))
     if layout == "auto" and 0 < lengths[0] == lengths[1]:
         found = compare(call.signature.mods[1], Problem.of(call), lengths[0], ranks)
-        layout = next(e.layout for e in found if method in ("auto", e.method))
+        layouts = (e.layout for e in found if method in ("auto", e.method))
+        layout = next(layouts, "contiguous")  # A method that the heads rule out.
     if isinstance(layout, Layout):
         return layout, layout, layout
     if layout == "zig-zag":

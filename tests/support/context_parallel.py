@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -29,6 +30,7 @@ from flexc.distributed import (
     context_parallel,
     context_parallel_attention,
 )
+from flexc.errors import ShapeError
 from flexc.runtime.kernels.driver import counters
 
 HEADS, DIM = 4, 8
@@ -237,6 +239,7 @@ def two_ranks(mesh: DeviceMesh) -> tuple[dict[Any, Any], list[str]]:
     for kind in ("first", "equal"):
         given = TWO[1].lengths
         outcomes[kind, "lengths"] = outcome(TWO[1], "ring", mesh, lengths=given)
+    outcomes["three heads"] = share_three_heads(mesh)
     for case in WHOLE:
         outcomes[case, "whole"] = whole_outcome(case, mesh)
     for method in METHODS:
@@ -364,6 +367,17 @@ def faults(mesh: DeviceMesh) -> list[str]:
         except Exception as error:
             found.append(f"{type(error).__name__}: {error}")
     return found
+
+
+def share_three_heads(mesh: DeviceMesh) -> str:
+    """Return the error of whole tensors whose heads two ranks cannot share."""
+    x = torch.zeros(1, 3, 64, 8)
+    with (
+        context_parallel(mesh, method="all-to-all"),
+        pytest.raises(ShapeError) as error,
+    ):
+        flexc.flex_attention(x, x, x)
+    return str(error.value)
 
 
 def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -206,6 +206,11 @@ def test_four_processes(tmp_path: Path) -> None:
         assert 0.2 < kept < 0.3
 
 
+def test_heads_that_ranks_cannot_share_are_refused(two: Found) -> None:
+    for outcomes, _ in two:
+        assert "the 3 heads of the query expect a number" in outcomes["three heads"]
+
+
 def test_there_must_be_a_group() -> None:
     x = torch.zeros(1, 1, 4, 8)
     mesh: Any = None
