@@ -30,7 +30,6 @@ from flexc.dialects.tile import (
     schedule,
 )
 from flexc.dialects.tile.schedule import PendingType, shared_bytes, tile_bytes
-from flexc.dialects.tile.schedule.checks import role_of
 
 SUPPORT = "flexc.codegen.gluon.support"
 NAN_OPS = arith.MaximumfOp | arith.MinimumfOp
@@ -319,10 +318,7 @@ class GluonPrinter(TilePrinter):
     def _(self, op: schedule.BarriersOp) -> None:
         type_ = op.result.type
         assert isinstance(type_, schedule.BarriersType)
-        signals = [use.operation for use in op.result.uses]
-        warps = {arriving_warps(s) for s in signals if isinstance(s, schedule.ArriveOp)}
-        (each,) = warps or {1}
-        arrivals = type_.arrivals.data * each
+        arrivals = type_.arrivals.data * op.arrivals_of_role
         self.assign(op.result, f"barriers({type_.count.data}, {arrivals})")
 
     @print_statement.register
@@ -412,7 +408,9 @@ class GluonPrinter(TilePrinter):
 
     @print_statement.register
     def _(self, op: schedule.ArriveOp) -> None:
-        count = "" if (warps := arriving_warps(op)) == 1 else f", count={warps}"
+        assert isinstance(op.barriers.owner, schedule.BarriersOp)
+        arrivals = op.barriers.owner.arrivals_of_role
+        count = "" if arrivals == 1 else f", count={arrivals}"
         self.line(f"mbarrier.arrive({self.at(op.barriers, op.index)}{count})")
 
     @print_statement.register
@@ -435,15 +433,6 @@ class GluonPrinter(TilePrinter):
     def _(self, op: schedule.AwaitDotOp) -> None:
         wait = f"{op.outstanding.value.data}, [{self.name(op.pending)}]"
         self.assign(op.result, f"warpgroup_mma_wait({wait})")
-
-
-def arriving_warps(op: schedule.ArriveOp) -> int:
-    """Return the number of arrivals of a role: one, or one for each of its warps."""
-    barriers, role = op.barriers.owner, role_of(op)
-    assert isinstance(barriers, schedule.BarriersOp)
-    if barriers.by_warps is None or role is None:
-        return 1
-    return role.warps.value.data
 
 
 def roles_of(kernel: tile.KernelOp) -> list[schedule.RoleOp]:

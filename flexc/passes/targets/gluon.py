@@ -28,7 +28,7 @@ PART_ROWS = 64
 """The rows of a consumer."""
 
 PART_WARPS = 4
-"""The warps of a consumer."""
+"""The warps of a consumer, a warp group: it issues one product."""
 
 REGISTERS = 65536
 """The number of 32-bit registers of a multiprocessor."""

@@ -10,7 +10,7 @@
 // CHECK-NEXT: %rows_full = tile.barriers : !tile.barriers<1, 1>
 // CHECK-NEXT: %w_s = tile.shared : !tile.shared<4, !tile.tile<64x64xf16>>
 // CHECK-NEXT: %w_full = tile.barriers : !tile.barriers<4, 1>
-// CHECK-NEXT: %w_empty = tile.barriers by_warps : !tile.barriers<4, 1>
+// CHECK-NEXT: %w_empty = tile.barriers by_warps 4 : !tile.barriers<4, 1>
 // CHECK-NEXT: %q_s = tile.shared : !tile.shared<4, !tile.tile<32x64xf16>>
 // CHECK: %d_w_s = tile.shared : !tile.shared<1, !tile.tile<64x32xf16>>
 

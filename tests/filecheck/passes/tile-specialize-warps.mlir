@@ -12,7 +12,7 @@
 // CHECK-NEXT: %q_full = tile.barriers : !tile.barriers<1, 1>
 // CHECK-NEXT: %k_s = tile.shared : !tile.shared<2, !tile.tile<64x64xbf16>>
 // CHECK-NEXT: %k_full = tile.barriers : !tile.barriers<2, 1>
-// CHECK-NEXT: %k_empty = tile.barriers by_warps : !tile.barriers<2, 2>
+// CHECK-NEXT: %k_empty = tile.barriers by_warps 4 : !tile.barriers<2, 2>
 // CHECK-NEXT: %v_s = tile.shared
 // CHECK-NEXT: %v_full = tile.barriers
 // CHECK-NEXT: %v_empty = tile.barriers

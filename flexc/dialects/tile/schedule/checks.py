@@ -87,6 +87,10 @@ def verify_signals(barriers: BarriersOp) -> None:
         raise VerifyException(
             f"{name} expects a tile.expect or tile.arrive, as it is awaited, got none"
         )
+    if barriers.by_warps and any(isinstance(s, ExpectOp) for s in signals):
+        raise VerifyException(
+            f"{name} expects arrivals of warps, got a tile.expect, which is one arrival"
+        )
     assert isinstance(barriers.result.type, BarriersType)
     expected, got = arrivals(signals), barriers.result.type.arrivals.data
     if signals and expected is not None and expected != got:

@@ -351,23 +351,26 @@ class AwaitCopiesOp(IRDLOperation):
 class BarriersOp(IRDLOperation):
     """Barriers that all roles can use.
 
-    With `by_warps`, each warp of a role arrives when it gets there, and the warps of a
-    role need not wait for each other. The arrivals of the type are those of roles.
+    The arrivals of the type are those of roles. With `by_warps`, each of so many warps
+    of a role arrives when it gets there: they need not wait for each other.
     """
 
     name = "tile.barriers"
 
-    by_warps = opt_prop_def(UnitAttr)
+    by_warps = opt_prop_def(IntegerAttr[I32])
     result = result_def(BarriersType)
 
     traits = traits_def(MemoryAllocEffect())
     assembly_format = "(`by_warps` $by_warps^)? attr-dict `:` type($result)"
 
-    def __init__(self, type_: BarriersType, by_warps: bool = False):
-        super().__init__(
-            result_types=[type_],
-            properties={"by_warps": UnitAttr() if by_warps else None},
-        )
+    def __init__(self, type_: BarriersType, by_warps: int | None = None):
+        each = None if by_warps is None else IntegerAttr(by_warps, i32)
+        super().__init__(result_types=[type_], properties={"by_warps": each})
+
+    @property
+    def arrivals_of_role(self) -> int:
+        """The arrivals by which a copy of a role signals."""
+        return 1 if self.by_warps is None else self.by_warps.value.data
 
 
 class _BarrierOp(IRDLOperation):

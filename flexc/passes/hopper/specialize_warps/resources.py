@@ -40,6 +40,7 @@ from flexc.passes.scalar.scalar_code import ScalarCode
 from flexc.passes.targets.gluon import (
     LEAST_REGISTERS,
     MOST_REGISTERS,
+    PART_WARPS,
     REGISTER_STEP,
     REGISTERS,
     RESERVED_BYTES,
@@ -106,7 +107,8 @@ class Ring:
         self.full = code.insert(full, f"{self.name}_full")
         if self.returns:
             type_ = BarriersType(self.slots, consumers)
-            empty = BarriersOp(type_, by_warps=consumers <= MOST_BY_WARPS)
+            by_warps = PART_WARPS if consumers <= MOST_BY_WARPS else None
+            empty = BarriersOp(type_, by_warps)
             self.empty = code.insert(empty, f"{self.name}_empty")
 
 

@@ -51,6 +51,7 @@ from flexc.passes.hopper.specialize_warps.roles import (
 )
 from flexc.passes.hopper.specialize_warps.slices import check_control_flow
 from flexc.passes.scalar.scalar_code import ScalarCode
+from flexc.passes.targets.gluon import PART_WARPS
 from flexc.passes.targets.target import HOPPER_SHARED_MEMORY
 
 
@@ -92,9 +93,6 @@ def is_movable(op: Operation) -> bool:
     return not any(writes_memory(inner) for inner in op.walk())
 
 
-CONSUMER_WARPS = 4
-"""The warps of a warp group, which issues one product."""
-
 DEFAULT_SLOTS = 2
 
 
@@ -117,7 +115,7 @@ def specialize(kernel: tile.KernelOp, parts: PartsOp, slots: int, memory: int) -
     consumer, producer = ConsumerCode(plan).write(), ProducerCode(plan).write()
     body = Block(
         [
-            RoleOp("consumer", plan.consumers, CONSUMER_WARPS, registers, consumer),
+            RoleOp("consumer", plan.consumers, PART_WARPS, registers, consumer),
             RoleOp("producer", 1, 1, PRODUCER_REGISTERS, producer),
         ]
     )
@@ -157,7 +155,7 @@ def describe(kernel: tile.KernelOp, plan: Plan, slots: int) -> None:
     if (dot := next(dots, None)) is None:
         raise ScheduleError("there are no products")
     rows = shape_of(dot.lhs.type)[0]
-    kernel.attributes["num_warps"] = IntegerAttr(CONSUMER_WARPS, i32)
+    kernel.attributes["num_warps"] = IntegerAttr(PART_WARPS, i32)
     plural = "s" if plan.consumers > 1 else ""
     kernel.attributes["schedule"] = StringAttr(
         f"{plan.consumers} consumer{plural} of {rows} rows, 1 producer, {slots} slots"

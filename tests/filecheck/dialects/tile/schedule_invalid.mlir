@@ -253,6 +253,16 @@ tile.kernel @awaited_by_all_signalled_by_none(%i : i32 #tile.param<argument 0>)
 
 // -----
 
+tile.kernel @expects_by_warps(%i : i32 #tile.param<argument 0>)
+    grid affine_map<(b, h, q_len) -> (q_len)> {
+  // CHECK: %full expects arrivals of warps, got a tile.expect, which is one arrival
+  %full = tile.barriers by_warps 4 : !tile.barriers<1, 1>
+  tile.expect %full[%i] bytes 8 : !tile.barriers<1, 1>
+  tile.return
+}
+
+// -----
+
 tile.kernel @two_copies_arrive(%i : i32 #tile.param<argument 0>)
     grid affine_map<(b, h, q_len) -> (q_len)> {
   // CHECK: %empty has 2 arrivals of its roles in a phase, but expects 1
