@@ -20,7 +20,7 @@ from flexc.passes.scalar.captured_reads import (
     CapturedRead,
     CaptureIndices,
 )
-from flexc.passes.scalar.copier import index_region
+from flexc.passes.scalar.copier import sliced
 from flexc.runtime.autograd.captured_places import Chunk, Sizes
 from flexc.runtime.interpreters import run_region
 from flexc.runtime.kernels.proofs import attention_of
@@ -65,7 +65,7 @@ class Reads:
 
     def evaluate(self, load: flex.LoadCaptureOp, sizes: Sizes) -> list[Tensor]:
         """A read's indices at all pairs: (B, Hq, Sq, Skv) each, as int64."""
-        region = index_region(self.op.score_mod, load)
+        region = sliced(self.op.score_mod, load.indices)
         shape = (sizes.batch, sizes.heads, sizes.q_len, sizes.kv_len)
         at = torch.meshgrid(
             *(torch.arange(n, dtype=torch.int32) for n in shape), indexing="ij"

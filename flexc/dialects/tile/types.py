@@ -178,9 +178,6 @@ class TileType(
     def get_element_type(self) -> Attribute:
         return self.element_type
 
-    def with_element_type(self, element_type: Attribute) -> TileType:
-        return TileType(element_type, self.get_shape(), self.get_layout())
-
     def get_layout(self) -> LayoutAttr | None:
         """Return the layout, or None if it is not decided."""
         return None if isinstance(self.layout, NoneAttr) else self.layout

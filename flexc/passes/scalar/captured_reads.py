@@ -258,8 +258,8 @@ class CaptureIndices:
 def read_of_index(index: Region, capture: int, by: Coordinates) -> CapturedRead:
     """Return a description of the read of a capture whose index a region computes.
 
-    `index` is a region of b, h, q_idx, kv_idx and captures, as `index_region` returns
-    it. `by` has the read's coordinates, which the caller found in the complete mod.
+    `index` is a region of b, h, q_idx, kv_idx and captures, as `sliced` returns it.
+    `by` has the read's coordinates, which the caller found in the complete mod.
     """
     last = index.block.last_op
     assert isinstance(last, flex.YieldOp)

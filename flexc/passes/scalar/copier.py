@@ -8,7 +8,6 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import FileLineColLoc, IntegerType, i64
 from xdsl.ir import Block, Operation, Region, SSAValue
 
-from flexc.dialects import flex
 from flexc.errors import SourceLocation
 from flexc.passes.scalar.formula import AllOf, Formula, Leaf
 from flexc.passes.scalar.scalar_code import ScalarCode
@@ -96,15 +95,6 @@ def sliced(region: Region, values: Sequence[SSAValue]) -> Region:
     copier = Copier(code, dict(zip(kept, block.args, strict=True)))
     code.yield_(*map(copier.value, values))
     return Region(block)
-
-
-def index_region(region: Region, load: flex.LoadCaptureOp) -> Region:
-    """Return a region that computes the indices of a read.
-
-    The region's arguments are b, h, q_idx, kv_idx and the captures. The region does not
-    check that the indices are in range, as the read itself does not.
-    """
-    return sliced(region, load.indices)
 
 
 def location_of(op: Operation) -> SourceLocation | None:

@@ -208,6 +208,7 @@ class Target(ABC):
 
 
 def next_power_of_2(n: int) -> int:
+    """Return the least power of 2 that is at least `n`."""
     return 1 << max(n - 1, 0).bit_length()
 
 

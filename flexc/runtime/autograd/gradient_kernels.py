@@ -19,7 +19,7 @@ from flexc.passes.flex.flex_expand_derivatives import WIDE
 from flexc.passes.flex.flex_infer_facts import score_growth_is_bounded
 from flexc.passes.scalar.captured_reads import CaptureIndices
 from flexc.passes.targets import target_named
-from flexc.passes.targets.target import OnePass
+from flexc.passes.targets.target import OnePass, next_power_of_2
 from flexc.runtime.attention.call import LENGTH_MULTIPLE, Attention
 from flexc.runtime.autograd.captured_places import Sizes
 from flexc.runtime.autograd.derivatives import (
@@ -244,17 +244,12 @@ def is_moderate(call: Attention, compiled: Compiled) -> bool:
     captures = compiled.attention.arguments(call.signature.captures)
     numbers = tuple(c if isinstance(c, int | float) else None for c in captures)
     sizes = (*call.query.shape[:3], call.key.size(2))
-    key = tuple(map(_at_most, sizes)), numbers
+    key = tuple(map(next_power_of_2, sizes)), numbers
 
     def is_bounded() -> bool:
         return score_growth_is_bounded(attention_of(compiled.attention.module), *key)
 
     return _moderate.setdefault(compiled, Recent(MAX_KNOWN)).get(key, is_bounded)
-
-
-def _at_most(size: int) -> int:
-    """Return the next power of two."""
-    return 1 << max(size - 1, 0).bit_length()
 
 
 def program_for(

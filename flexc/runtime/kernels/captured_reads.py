@@ -37,10 +37,11 @@ from flexc.passes.scalar.ranges.exact_ranges import Known, position_args
 from flexc.passes.scalar.ranges.index_proofs import captures_inside
 from flexc.passes.scalar.ranges.intervals import Interval
 from flexc.passes.scalar.readable import meant, spell
+from flexc.passes.targets.target import next_power_of_2
 from flexc.runtime.interpreters.attention import Problem, listed
 from flexc.runtime.interpreters.scalar import ScalarFunctions
 from flexc.runtime.interpreters.values import as_value, dense_array, dtype_of
-from flexc.runtime.kernels.proofs import at_most, attention_of
+from flexc.runtime.kernels.proofs import attention_of
 
 MAX_KNOWN = 4096
 """The most outcomes that a module remembers; each belongs to one kind of call."""
@@ -86,7 +87,7 @@ class CapturedReads:
         known = tuple(map(_known, captures))
         # Reads in range at larger sizes are also in range here. Sizes are rounded up,
         # since decoding has new lengths at each step.
-        if self.remembered(tuple(map(at_most, sizes)), known) is None:
+        if self.remembered(tuple(map(next_power_of_2, sizes)), known) is None:
             return
         error = self.remembered(tuple(sizes), known)
         if error is not None:

@@ -42,7 +42,7 @@ from flexc.passes.scalar import Proof, Proven, WhyNot
 from flexc.passes.scalar.ranges.exact_ranges import Known
 from flexc.passes.scalar.ranges.index_proofs import captures_inside, indices_fit
 from flexc.passes.scalar.ranges.intervals import Interval, full
-from flexc.passes.targets.target import TileSizes
+from flexc.passes.targets.target import TileSizes, next_power_of_2
 from flexc.runtime.inputs.options import BACKENDS
 
 Fact = Known | float
@@ -191,7 +191,7 @@ class Prover:
         if not self.proofs:
             return Proofs()
         facts = [_describe(c) for c in captures]
-        proofs = self.remembered(map(at_most, sizes), map(_about, facts))
+        proofs = self.remembered(map(next_power_of_2, sizes), map(_about, facts))
         if all(getattr(proofs, name) for name in self.about_sizes):
             return proofs
         return self.remembered(sizes, facts)
@@ -220,11 +220,6 @@ class Prover:
 def attention_of(module: ModuleOp) -> flex.AttentionOp:
     """Return the attention op of a `flex` module."""
     return next(op for op in module.walk() if isinstance(op, flex.AttentionOp))
-
-
-def at_most(size: int) -> int:
-    """Return the least power of two that is at least `size`."""
-    return 1 << max(size - 1, 0).bit_length()
 
 
 def _about(fact: Fact) -> Fact:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flexc.dialects.flex import Coordinates
 from flexc.passes.scalar.captured_reads import read_of_index
-from flexc.passes.scalar.copier import index_region
+from flexc.passes.scalar.copier import sliced
 from flexc.runtime.autograd import captured_gradients
 from flexc.runtime.autograd.captured_gradients import CapturedGradient, Scatter
 from flexc.runtime.autograd.captured_places import (
@@ -312,7 +312,7 @@ def test_a_read_is_known_by_its_index_region() -> None:
         tensor, reads, scatter, adjoints, expected = scattered(name)
         (load,) = reads.loads(tensor)
         place = [c is tensor for c in reads.captures].index(True)
-        index = index_region(reads.op.score_mod, load)
+        index = sliced(reads.op.score_mod, load.indices)
         again = Scatter(read_of_index(index, place, scatter.coordinates))
         gradient = CapturedGradient(tensor, reads.captures, SIZES, torch.float64)
         found = add_all(gradient, again, adjoints, CHUNKS["whole"])
