@@ -4,6 +4,8 @@ A tensor that asynchronous copies read or write becomes a descriptor argument. A
 descriptor says where the tensor lies and which box one copy transfers. A tensor that is
 also read through pointers gets a second argument. All other loads and stores become
 gathers and scatters, as for Triton.
+
+`tile-recompute-slots`: compute loop-invariant slots in each iteration anew.
 """
 
 from __future__ import annotations
@@ -134,10 +136,10 @@ class LegalizeTileForGluonPass(ModulePass):
 
 @dataclass(frozen=True)
 class TileRecomputeSlotsPass(ModulePass):
-    """Compute slots that a loop does not change in each iteration of the loop.
+    """Compute loop-invariant slots of products' operands in each iteration anew.
 
-    Triton's compiler would keep the descriptors of a tile for all steps of a product
-    over the loop: 32 registers for each operand of head dim 256.
+    LLVM would compute a descriptor for each step of a product before the loop, and keep
+    all of them: 32 registers for an operand of head dim 256.
     """
 
     name = "tile-recompute-slots"
@@ -149,20 +151,21 @@ class TileRecomputeSlotsPass(ModulePass):
 
 
 def recomputed(view: SSAValue, user: Operation) -> SSAValue:
-    """Return a view, computed before its user if the slot is that of an outer loop."""
+    """Return a view, computed again before its user if its slot is loop-invariant."""
     chain: list[Operation] = []
-    while isinstance(view.type, ViewType) and isinstance(view.owner, Operation):
-        chain.append(view.owner)
-        view = view.owner.operands[0]
+    value = view
+    while isinstance(value.type, ViewType) and isinstance(value.owner, Operation):
+        chain.append(value.owner)
+        value = value.owner.operands[0]
     if not chain or not is_in_inner_loop(user, chain[-1]):
-        return chain[0].results[0] if chain else view
+        return view
     code = ScalarCode(InsertPoint.before(user))
     for op in reversed(chain):
-        clone = op.clone({op.operands[0]: view})
+        clone = op.clone({op.operands[0]: value})
         if isinstance(clone, schedule.SlotOp):
             clone.operands[1] = code.insert(schedule.OpaqueOp(clone.index))
-        view = code.insert(clone, op.results[0].name_hint)
-    return view
+        value = code.insert(clone, op.results[0].name_hint)
+    return value
 
 
 def is_in_inner_loop(op: Operation, other: Operation) -> bool:

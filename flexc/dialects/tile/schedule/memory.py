@@ -82,10 +82,14 @@ class SlotOp(IRDLOperation):
 
 @irdl_op_definition
 class OpaqueOp(IRDLOperation):
-    """An index, which the compiler of the emitted code cannot know to be invariant.
+    """An index, unchanged, that compilers of the emitted code take for another number.
 
-    The address of a slot of this index, and all that follows from it, is computed where
-    the slot is used, in each iteration.
+    So the address of a slot of this index is not moved out of a loop.
+
+    ```mlir
+    %anew = tile.opaque %index
+    %slot = tile.slot %slots[%anew] : !slots -> !view
+    ```
     """
 
     name = "tile.opaque"
