@@ -89,7 +89,7 @@ class CapturedIndexError(FlexcError, IndexError):
 
 
 class NotANumberError(FlexcError, ArithmeticError):
-    """A mod makes NaN or an infinite score of numbers; `flexc.debug` finds it."""
+    """A mod makes a score NaN or +inf of numbers that are neither (`flexc.debug`)."""
 
 
 class DtypeError(FlexcError, TypeError):

@@ -158,7 +158,7 @@ def is_reader(op: tile.PanelMapOp, reader: Operation) -> bool:
 
 
 def next_reader(op: tile.PanelMapOp) -> tuple[tile.PanelMapOp, Operation] | None:
-    """Return a map to fuse with an op whose results it reads, and their place."""
+    """Return a map to fuse with the op that it reads, and which one's place to take."""
     users = {use.operation: None for result in op.results for use in result.uses}
     for reader in users:
         if not isinstance(reader, tile.PanelMapOp) or not is_reader(op, reader):
@@ -174,7 +174,7 @@ def next_reader(op: tile.PanelMapOp) -> tuple[tile.PanelMapOp, Operation] | None
 def fuse_with(
     op: tile.PanelMapOp, reader: tile.PanelMapOp, place: Operation
 ) -> tile.PanelMapOp:
-    """Return a map, at the place of one of both, with the results of both."""
+    """Return one map with the results of both, before `place`; erase both."""
     places: dict[tuple[SSAValue, tuple[int, ...]], SSAValue] = {}
     block = Block()
     mapped: dict[SSAValue, SSAValue] = {}

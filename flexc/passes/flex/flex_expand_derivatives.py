@@ -81,7 +81,7 @@ LARGE = (SumKind.DIAGONAL, SumKind.PAIRS)
 
 
 WIDE = 128
-"""The most columns of two sums that a GPU's registers hold for a row of a program."""
+"""The widest head dim of which a GPU's registers hold two sums of a program's rows."""
 
 
 @dataclass(frozen=True)

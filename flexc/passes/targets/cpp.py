@@ -115,7 +115,7 @@ MACHINES: dict[MachineName, VectorMachine] = {
 """The machines, the preferred one first."""
 
 TALLEST = MOST_PANELS * max(machine.panel(32) for machine in MACHINES.values())
-"""The most rows of a program of computed fp32."""
+"""The most rows of a program on any machine, for scores in fp32."""
 
 
 @dataclass(frozen=True)

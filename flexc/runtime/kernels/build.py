@@ -35,7 +35,7 @@ class Build:
     derivative: bool = False
     """True if the kernel belongs to a derivative."""
     roles: Roles = "may"
-    """If warps of a GPU's kernel have roles, which needs an NVIDIA GPU of 9.0."""
+    """Whether warps of a GPU's kernel have roles. "must" allows no other schedule."""
     capability: int | None = None
     """The compute capability of a GPU; None if flexc does not need the capability."""
     machine: MachineName = "avx2"

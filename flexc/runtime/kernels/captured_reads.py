@@ -352,9 +352,10 @@ class FullEvaluation(Evaluation):
                 self._note_wrong(op)
 
     def _note_wrong(self, op: Operation) -> None:
-        """Note where the result of an op needs a read that is out of range.
+        """Note where the result of an op follows from a read that is out of range.
 
-        Of two flags a wrong one excuses no read of the other.
+        `operands` then lets such a flag of `and` or `or` decide nothing: a read of the
+        other flag must be in range too.
         """
         found = [w for v in op.operands if (w := self.wrong.get(v)) is not None]
         if isinstance(op, flex.LoadCaptureOp):
@@ -367,7 +368,10 @@ class FullEvaluation(Evaluation):
             self.wrong[op.results[0]] = reduce(torch.logical_or, found)
 
     def check_numbers(self, counts: Tensor) -> None:
-        """Raise NotANumberError for the first op that makes a needed NaN of numbers."""
+        """Raise NotANumberError for the first op that makes NaN or +inf of numbers.
+
+        `counts` is true at the pairs whose yielded score is needed.
+        """
         counts = counts & _is_bad(self.values[self.yielded])
         if not counts.any():
             return
