@@ -395,8 +395,8 @@ def _ring(
     )
     own = prepare(queries, keys, *operands)
     captured = [c for c in own.signature.captures if isinstance(c, Tensor)]
-    moving = next((i for i, c in enumerate(captured) if c is keys.origin), None)
-    ring = Ring(parts.group, route, moving)
+    listed = next((i for i, c in enumerate(captured) if c is keys.origin), None)
+    ring = Ring(parts.group, route, listed)
     found: Any = RingAttention.apply(ring, prepare, *operands, *captured)
     return found
 

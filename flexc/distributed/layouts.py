@@ -13,7 +13,7 @@ from torch import Tensor
 from flexc.errors import OptionError, ShapeError
 
 Runs = tuple[range, ...]
-"""Neighbouring positions, run after run, in ascending order."""
+"""Positions: runs of neighbours, one after the other."""
 
 MOST_RUNS = 4
 """The most runs that are calls of their own, with bounds in closed form. Positions in
@@ -209,16 +209,16 @@ def union(runs: Iterable[range], most: int | None = None) -> Runs:
     return union([*found, *narrow])
 
 
-def key_ways(keys: Layout, needs: Sequence[Runs]) -> list[list[Runs]]:
+def carried_keys(keys: Layout, needs: Sequence[Runs]) -> list[list[Runs]]:
     """Return the keys that a ring carries, by their rank and the step."""
     most = None if keys.is_listed else MOST_RUNS
     found: list[list[Runs]] = []
     for source, own in enumerate(keys.ranks):
-        way: list[Runs] = [()]
+        later: list[Runs] = [()]
         for step in reversed(range(1, keys.size)):
             here = overlap(own, needs[(source + step) % keys.size])
-            way.append(overlap(own, union((*way[-1], *here), most)))
-        found.append([own, *way[:0:-1]])
+            later.append(overlap(own, union((*later[-1], *here), most)))
+        found.append([own, *later[:0:-1]])
     return found
 
 

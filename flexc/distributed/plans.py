@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexc.distributed.layouts import MOST_RUNS, Layout, Runs, Span, key_ways, union
+from flexc.distributed.layouts import MOST_RUNS, Layout, Runs, Span, carried_keys, union
 from flexc.distributed.ranks import Parts
 from flexc.errors import OptionError
 from flexc.frontend.closures import Mod
@@ -33,9 +33,9 @@ from flexc.runtime.process.recent import Recent
 class Visits:
     """The pairs of a mask that kernels compute, block by block."""
 
-    lanes: Tensor
-    """The number of batches and heads in which each block of pairs is live, float64. A
-    block that is live in parts counts as the share of its live parts.
+    live_heads: Tensor
+    """In how many heads, of all batches, each block of pairs is live, float64. A block
+    that is live in parts counts as the share of its live parts.
     """
     size: tuple[int, int]
     """The rows and columns of a block."""
@@ -43,24 +43,24 @@ class Visits:
     def pairs(self, queries: Sequence[range], keys: Sequence[range]) -> Tensor:
         """Return the pairs that are computed for ranges of queries and of keys."""
         rows, columns = self._overlaps(queries, keys)
-        return rows @ (self.lanes @ columns.T)
+        return rows @ (self.live_heads @ columns.T)
 
     def work(self, queries: Layout, keys: Layout) -> Work:
         """Return what each rank computes, and the keys that it needs."""
         rows, columns = self._of_ranks(queries, keys)
-        live = rows @ self.lanes
+        live = rows @ self.live_heads
         needed = live > 0
         tokens = needed.double() @ columns.T
         gathered = (tokens.sum(1) - tokens.diagonal()).max()
         carried = list(map(_carried, range(keys.size), columns, [needed] * keys.size))
-        is_needed = bool(tokens.any(1).all())
-        return Work((live @ columns.T).tolist(), carried, int(gathered), is_needed)
+        all_need_keys = bool(tokens.any(1).all())
+        return Work((live @ columns.T).tolist(), carried, int(gathered), all_need_keys)
 
     def needs(self, queries: Layout) -> list[Runs]:
         """Return the keys that each rank's queries need, by rank."""
         (rows,) = self._of_ranks(queries)
         most = None if queries.is_listed else MOST_RUNS
-        needed = rows @ self.lanes > 0
+        needed = rows @ self.live_heads > 0
         n = self.size[1]
         found: list[Runs] = []
         for row in needed:
@@ -72,10 +72,10 @@ class Visits:
     def pooled(self, most: int) -> Visits:
         """Return the means of squares of blocks, at most so many along a sequence."""
         times = 1
-        while max(self.lanes.shape) > most * times:
+        while max(self.live_heads.shape) > most * times:
             times *= 2
         means = torch.nn.functional.avg_pool2d(
-            self.lanes[None], times, ceil_mode=True, count_include_pad=False
+            self.live_heads[None], times, ceil_mode=True, count_include_pad=False
         )
         return Visits(means[0], (self.size[0] * times, self.size[1] * times))
 
@@ -87,7 +87,7 @@ class Visits:
             yield total.index_add_(0, _owners(layout), found)
 
     def _overlaps(self, *ranges: Sequence[range]) -> Iterator[Tensor]:
-        return map(_overlaps, ranges, self.size, self.lanes.shape)
+        return map(_overlaps, ranges, self.size, self.live_heads.shape)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Work:
     """By the rank of keys and the step of a ring: those that a later rank needs."""
     gathered: int
     """The most keys of other ranks that a rank needs."""
-    is_needed: bool
+    all_need_keys: bool
     """True if each rank needs some keys."""
 
     def regathers(self, keys: Layout, problem: Problem) -> bool:
@@ -110,7 +110,7 @@ class Work:
         which are kept anyway. Ranks that need no keys could not take part.
         """
         own = max(keys.lengths) * (problem.q_bytes + problem.kv_bytes)
-        return self.is_needed and self.gathered * problem.kv_bytes > own
+        return self.all_need_keys and self.gathered * problem.kv_bytes > own
 
 
 def _carried(source: int, tokens: Tensor, needed: Tensor) -> list[float]:
@@ -207,14 +207,14 @@ def find_visits(
     The visits follow from the mask's bounds, or from blocks that are planned for it.
     `ends` are the ends of the ranks' runs: blocks are cut there, if `block_length` can.
     """
-    lanes = problem.batch, problem.heads
+    heads = problem.batch, problem.heads
     if mask is None or 0 in lengths:
-        every = torch.full((1, 1), float(math.prod(lanes)), dtype=torch.float64)
+        every = torch.full((1, 1), float(math.prod(heads)), dtype=torch.float64)
         return Visits(every, (max(lengths[0], 1), max(lengths[1], 1)))
     device, ends = problem.device, list(ends)
     with torch.no_grad():
         whole = Attention(
-            *stand_ins((*lanes, *lengths), problem.dims, problem.dtype, device),
+            *stand_ins((*heads, *lengths), problem.dims, problem.dtype, device),
             scale=1.0,
             tables=None,
             signature=read_signature(None, mask, device),
@@ -310,18 +310,17 @@ def find_route(parts: Parts, mask: Mod | None, problem: Problem) -> Route:
         lengths = parts.queries.length, parts.keys.length
         visits = find_visits(mask, problem, lengths, parts.queries.size, ends)
         needs = visits.needs(parts.queries)
-        ways = key_ways(parts.keys, needs)
+        carried = carried_keys(parts.keys, needs)
         own = parts.queries.ranks[parts.rank]
         queries = parts.queries.spans(own, "queries", problem.device)
 
         def calls(step: int) -> list[tuple[Span, Span]]:
-            visiting = ways[(parts.rank - step) % len(ways)][step]
+            visiting = carried[(parts.rank - step) % len(carried)][step]
             pairs = product(queries, parts.keys.spans(visiting, "keys", problem.device))
             return [(q, k) for q, k in pairs if visits.pairs(q.runs, k.runs).any()]
 
-        return Route(
-            visits.work(*layouts), needs, ways, [*map(calls, range(len(ways)))]
-        )
+        steps = [*map(calls, range(len(carried)))]
+        return Route(visits.work(*layouts), needs, carried, steps)
 
     return _kept(mask, problem.device, (problem, *layouts, parts.rank), make)
 

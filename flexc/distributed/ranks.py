@@ -148,15 +148,19 @@ def agree(
                 f"{queries} queries and {keys} keys"
             )
         known.get(lengths, lambda: True)
-    device = call.query.device
-    if known.find(device) is None:
-        # NCCL connects a group in its first exchange, which all ranks must take part
-        # in. A ring's have only those that send or receive.
-        with exchange(group):
-            dist.all_reduce(torch.zeros(1, device=device), group=group)
-        known.add(device, True)
+    known.get(call.query.device, lambda: _connect(group, call.query.device))
     known.get(kind, lambda: True)
     return call, found
+
+
+def _connect(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Let NCCL connect a group, as all ranks must take part in its first exchange.
+
+    In those of a ring only ranks take part that send or receive.
+    """
+    with exchange(group):
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
+    return True
 
 
 def _compare(calls: Sequence[dict[str, Any]]) -> None:

@@ -34,8 +34,8 @@ class Ring:
 
     group: dist.ProcessGroup
     route: Route
-    moving: int | None = None
-    """The place of the listed positions of visiting keys among captured tensors."""
+    key_positions: int | None = None
+    """Which captured tensor has the positions of visiting keys, if they are listed."""
 
     @property
     def rank(self) -> int:
@@ -64,9 +64,9 @@ class Ring:
     def captured(self, tensors: Sequence[Tensor], keys: Span) -> list[Tensor]:
         """Return the captured tensors for these keys, given those of the own ones."""
         found = list(tensors)
-        if self.moving is not None:
+        if self.key_positions is not None:
             assert isinstance(keys.origin, Tensor)
-            found[self.moving] = keys.origin
+            found[self.key_positions] = keys.origin
         return found
 
     def exchange(

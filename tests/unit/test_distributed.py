@@ -29,7 +29,7 @@ from flexc.distributed import (
     context_parallel_attention,
     plan,
 )
-from flexc.distributed.layouts import MOST_RUNS, Runs, Span, key_ways
+from flexc.distributed.layouts import MOST_RUNS, Runs, Span, carried_keys
 from flexc.distributed.plans import (
     BACKWARD,
     Problem,
@@ -411,7 +411,7 @@ def test_ranks_get_the_keys_that_they_need(data: st.DataObject) -> None:
     live = torch.tensor(cells, dtype=torch.float64).view(grid, grid)
     visits = Visits(live, (size, size))
     needs = visits.needs(layout)
-    ways, work = key_ways(layout, needs), visits.work(layout, layout)
+    ways, work = carried_keys(layout, needs), visits.work(layout, layout)
     pairs = live.bool().repeat_interleave(size, 0).repeat_interleave(size, 1)
     pairs = pairs[:length, :length]
 
