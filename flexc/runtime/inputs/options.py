@@ -376,7 +376,7 @@ def read_schedule(value: Any) -> str:
 
 def read_f32_precision(value: Any) -> str:
     # torch pastes the value into the source of a kernel, so it may have quotes.
-    name = value.strip("'\"") if isinstance(value, str) else value
+    name = value.strip("'\"") if isinstance(value, str) else ""
     if name not in F32_PRECISIONS:
         known = tuple(F32_PRECISIONS)
         raise not_one_of(f"kernel option {F32_PRECISION}", value, known)

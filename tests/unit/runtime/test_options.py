@@ -100,6 +100,7 @@ REFUSED: dict[str, tuple[dict[Any, Any], str]] = {
         "FLOAT32_PRECISION expects one of ieee, tf32, tf32x3, .* did you mean 'tf32'",
     ),
     "precision-number": ({"FLOAT32_PRECISION": 32}, "one of ieee, tf32.* got 32"),
+    "precision-list": ({"FLOAT32_PRECISION": ["tf32"]}, "one of ieee, .* got .'tf32'"),
     "typo": ({"BLOK_M": 32}, "got 'BLOK_M'; did you mean 'BLOCK_M'"),
     "case": ({"block_n": 32}, "got 'block_n'; did you mean 'BLOCK_N'"),
     "typo-of-one-way": ({"bwd_nonsense": 1}, "got 'bwd_nonsense'"),
