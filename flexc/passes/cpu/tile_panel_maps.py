@@ -22,7 +22,7 @@ op: `none`, `rows`, `columns` or `elements`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -206,13 +206,7 @@ def fuse_with(
         Region(block),
     )
     Rewriter.insert_op(new, InsertPoint.before(place))
-    olds = [result for source in both for result in source.results]
-    for old, result in zip(olds, new.results, strict=True):
-        result.name_hint = old.name_hint
-        old.replace_all_uses_with(result)
-    for source in (reader, op):
-        source.detach()
-        source.erase()
+    _replace((reader, op), new, [*op.results, *reader.results])
     return drop_unused(new)
 
 
@@ -304,25 +298,20 @@ def with_outcomes(
     spans = [op.span(i) for i in range(len(op.inputs))]
     body = op.detach_region(op.body)
     new = tile.PanelMapOp(op.shape, op.count, op.inputs, spans, outcomes, body)
-    _replace(op, new, new.results, results)
+    Rewriter.insert_op(new, InsertPoint.before(op))
+    _replace([op], new, results)
     return new
 
 
 def _replace(
-    op: tile.PanelMapOp,
-    new: tile.PanelMapOp,
-    new_results: Sequence[SSAValue],
-    results: Sequence[SSAValue] | None = None,
+    ops: Iterable[tile.PanelMapOp], new: tile.PanelMapOp, results: Sequence[SSAValue]
 ) -> None:
-    """Replace a map by another, and some results by those of the new map."""
-    block = op.parent
-    assert block is not None
-    block.insert_op_before(new, op)
-    olds = op.results if results is None else results
-    for old, result in zip(olds, new_results, strict=True):
+    """Replace some results by those of a new map; erase the ops that it replaces."""
+    for old, result in zip(results, new.results, strict=True):
         result.name_hint = old.name_hint
         old.replace_all_uses_with(result)
-    block.erase_op(op)
+    for op in ops:
+        Rewriter.erase_op(op)
 
 
 def make_panel_map(op: tile.MapOp, count: SSAValue | None) -> None:
