@@ -35,7 +35,10 @@ class Ring:
     group: dist.ProcessGroup
     route: Route
     key_positions: int | None = None
-    """Which captured tensor has the positions of visiting keys, if they are listed."""
+    """The index, among captured tensors, of the list of positions of visiting keys.
+
+    None if positions are not listed.
+    """
 
     @property
     def rank(self) -> int:

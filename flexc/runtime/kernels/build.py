@@ -35,7 +35,7 @@ class Build:
     derivative: bool = False
     """True if the kernel belongs to a derivative."""
     roles: Roles = "may"
-    """Whether warps of a GPU's kernel have roles. "must" allows no other schedule."""
+    """The use of schedules with roles on a GPU; "must" allows no others."""
     capability: int | None = None
     """The compute capability of a GPU; None if flexc does not need the capability."""
     machine: MachineName = "avx2"
