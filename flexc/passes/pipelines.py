@@ -74,6 +74,7 @@ from flexc.passes.tile.captured_loads import TileExpandCapturesPass, TileReadInP
 from flexc.passes.tile.legalize_tile_for_triton import LegalizeTileForTritonPass
 from flexc.passes.tile.scalar_math import TileExpandMathPass, TileRelaxScoreMathPass
 from flexc.passes.tile.tile_materialize_params import TileMaterializeParamsPass
+from flexc.passes.tile.tile_split_columns import TileSplitColumnsPass
 from flexc.passes.tile.tile_split_maps import (
     TileHoistFromBranchesPass,
     TileReadAheadPass,
@@ -175,6 +176,7 @@ def to_planned_tile() -> Passes:
 def to_triton(options: LoweringOptions = NO_OPTIONS) -> Passes:
     """Return the passes from `tile` to the ops that the Triton printer accepts."""
     return (
+        TileSplitColumnsPass(),
         TileExpandMathPass(options.tanh),
         *([TileReadInPlacePass()] if options.reads == "in_place" else []),
         LegalizeTileForTritonPass(options.f32_precision, options.widens_bytes),

@@ -237,6 +237,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             sparse,
             is_square,
             SumKind.COLUMN_MATRIX in kinds,
+            op.alignment is not None,
         )
         chosen = self.rules.pair_sizes(shape, self.options)
         sizes = self.shrunk(self.with_options(chosen))
@@ -309,6 +310,7 @@ class ConvertFlexToBlocksparsePass(ModulePass):
             self.block_m is None and self.block_n is None and short_rows,
             known_rows(op),
             any(element_width(v.type) < bits for v in (op.key, op.value)),
+            op.alignment is not None,
         )
         chosen = self.choose(shape)
         sizes = self.shrunk(self.with_options(chosen))

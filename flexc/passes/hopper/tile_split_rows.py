@@ -46,6 +46,7 @@ from flexc.passes.tile.tile_values import (
     check_known,
     defined_by,
     rank,
+    separate_constants,
     summed_dims,
 )
 
@@ -184,19 +185,6 @@ class RowSplitter:
 def start_of(op: Stores) -> SSAValue:
     """Return the index of the first row that an op stores to."""
     return op.operands[len(op.operands) - rank(op.value)]
-
-
-def separate_constants(block: Block) -> None:
-    """Give each use of a constant tile an op of its own.
-
-    Uses of one constant may be rows in one place and columns in another.
-    """
-    for op in list(block.walk()):
-        if isinstance(op, tile.FullOp):
-            for use in list(op.result.uses)[1:]:
-                clone = op.clone()
-                Rewriter.insert_op(clone, InsertPoint.after(op))
-                use.operation.operands[use.index] = clone.result
 
 
 def is_atomic(op: Operation) -> TypeGuard[tile.AddToOp]:

@@ -96,6 +96,8 @@ class AttentionShape:
     """The number of rows of a head, if known."""
     narrow: bool = False
     """True if keys or values have fewer bits than queries."""
+    is_aligned: bool = True
+    """True if addresses of rows are aligned."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ class PairShape:
     sums_diagonals: bool = False
     """True if values are summed along diagonals: tiles must then be square."""
     sums_columns: bool = False
+    is_aligned: bool = True
+    """True if addresses of rows are aligned."""
 
 
 @dataclass(frozen=True)

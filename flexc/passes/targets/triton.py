@@ -20,6 +20,7 @@ from flexc.passes.targets.target import (
     fitted,
     largest_power_of_2_divisor,
     next_power_of_2,
+    power_of_2_up_to,
 )
 
 UNALIGNED_VALUE_DIM = 64
@@ -50,20 +51,37 @@ there are stages. With fewer than 64 columns, or with one stage, products wait f
 operands.
 """
 
+WIDE = 64
+"""The most columns of a tile that stays whole with padding."""
+
 MOST_STEPS = 12
 """An upper bound of the number of steps from any tile of the tables."""
 
 FEW_ROWS = 64
 """The most rows for which a program owns all rows instead of a tile of many."""
 
-FEW_ROWS_BITS = 64 * 128 * 16
-"""The bits of a tile of keys with few rows: there is room for four stages."""
+FEW_ROWS_BITS = 64 * 256 * 16
+"""The bits of keys and values that a program of few rows reads at a time.
+
+There is room for four stages.
+"""
 
 MOST_OF_FOUR_WARPS = 64 * 256
 """The most elements of a result with few rows that the registers of four warps hold."""
 
 PAIRED = TileSizes(64, 64, 4, 3)
 """The tile for head dim 128 and short rows: one program loads, another computes."""
+
+
+def column_parts(dim: int) -> tuple[int, ...]:
+    """Return the columns of the tiles that hold `dim` of them: one tile, or two.
+
+    Two have fewer columns than one, whose columns are a power of 2.
+    """
+    whole = max(16, next_power_of_2(dim))
+    first = power_of_2_up_to(dim)
+    rest = max(16, next_power_of_2(dim - first))
+    return (first, rest) if whole > WIDE and first + rest < whole else (whole,)
 
 
 @dataclass(frozen=True)
@@ -79,14 +97,18 @@ class TritonTarget(Target):
     def padded(self, dim: int, least: int = 16) -> int:
         return max(least, next_power_of_2(dim))
 
+    def held(self, dim: int, is_aligned: bool) -> int:
+        """Return the columns of the tiles that hold rows of `dim` numbers."""
+        return sum(column_parts(dim)) if is_aligned else self.padded(dim)
+
     def attention_sizes(self, shape: AttentionShape, options: SizeOptions) -> TileSizes:
         bits, memory = shape.bits, options.shared_memory
-        dims = self.padded(shape.head_dim), self.padded(shape.value_dim)
+        both = shape.head_dim, shape.value_dim
+        dims = [self.held(d, shape.is_aligned) for d in both]
         choices = attention_choices(bits, max(dims))
         if shape.rows is not None and shape.rows <= self.few_rows:
-            choices = few_rows_choices(
-                self.padded(shape.rows), bits, max(dims), shape.narrow
-            )
+            rows = self.padded(shape.rows)
+            choices = few_rows_choices(rows, bits, dims, shape.narrow)
         elif shape.short_rows and bits <= 16:
             twice = operand_bytes(PAIRED, bits, *dims) * 2 <= memory
             choices = [PAIRED] * (twice and 64 < max(dims) <= 128) + choices
@@ -99,7 +121,8 @@ class TritonTarget(Target):
 
     def pair_sizes(self, shape: PairShape, options: SizeOptions) -> TileSizes:
         rows, columns = (
-            [self.padded(d) for d in s] for s in (shape.rows, shape.columns)
+            [self.held(d, shape.is_aligned) for d in s]
+            for s in (shape.rows, shape.columns)
         )
         choices = pair_choices(shape.bits, rows, columns, len(shape.results))
         if shape.sums_diagonals:
@@ -220,17 +243,18 @@ def attention_choices(bits: int, widest: int) -> list[TileSizes]:
 
 
 def few_rows_choices(
-    rows: int, bits: int, widest: int, narrow: bool
+    rows: int, bits: int, dims: Sequence[int], narrow: bool
 ) -> list[TileSizes]:
     """Return tiles of a program with all rows, the best first.
 
-    Its time is that of reading keys and values. Many stages keep reads in flight.
-    Narrow keys take as many bytes with more columns, and instructions, of which wider
-    blocks need fewer, are then most of the time.
+    Its time is that of reading keys and values, whose head dims are `dims`. Many stages
+    keep reads in flight. Narrow keys take as many bytes with more columns, and
+    instructions, of which wider blocks need fewer, are then most of the time.
     """
     room, most = (2 * FEW_ROWS_BITS, 3) if narrow else (FEW_ROWS_BITS, 4)
-    columns = max(MIN_BLOCK_N, min(128, room // (widest * bits)))
-    warps = 4 if rows * widest <= MOST_OF_FOUR_WARPS else 8
+    columns = next_power_of_2(room // (sum(dims) * bits))
+    columns = max(MIN_BLOCK_N, min(128, columns))
+    warps = 4 if rows * dims[1] <= MOST_OF_FOUR_WARPS else 8
     return [TileSizes(rows, columns, warps, stages) for stages in range(most, 0, -1)]
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue, Use
+from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.utils.disjoint_set import DisjointSet
 
 from flexc.dialects import tile
@@ -165,6 +166,19 @@ def values_of(block: Block) -> Iterator[SSAValue]:
     """Yield the values used or defined in a block and in its nested blocks."""
     for op in block.walk():
         yield from (*op.operands, *defined_by(op))
+
+
+def separate_constants(block: Block) -> None:
+    """Give each use of a constant tile an op of its own.
+
+    Uses of one constant may be rows in one place and columns in another.
+    """
+    for op in list(block.walk()):
+        if isinstance(op, tile.FullOp):
+            for use in list(op.result.uses)[1:]:
+                clone = op.clone()
+                Rewriter.insert_op(clone, InsertPoint.after(op))
+                use.operation.operands[use.index] = clone.result
 
 
 def rank(value: SSAValue) -> int:

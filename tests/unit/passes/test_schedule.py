@@ -38,6 +38,17 @@ def programs(
     case: str, dims: tuple[int, int], tables: bool = False, heads: int = 1
 ) -> tuple[ModuleOp, list[object], Tensor]:
     """A case's tile programs for Hopper, their arguments, and what they compute."""
+    module, args, exact = attention_module(case, dims, tables, heads)
+    convert = ConvertFlexToBlocksparsePass("gluon")
+    passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile("gluon"))
+    pipelines.run(passes, Context(), module)
+    return module, args, exact
+
+
+def attention_module(
+    case: str, dims: tuple[int, int], tables: bool = False, heads: int = 1
+) -> tuple[ModuleOp, list[object], Tensor]:
+    """A case as a `flex` module, its arguments, and what it computes."""
     sizes = (1, heads, 1, QUERIES, KEYS)
     score_mod, mask_mod = CORPUS[case].factory(*sizes)
     draw = torch.Generator().manual_seed(0)
@@ -60,9 +71,6 @@ def programs(
     made = build_attention_module(mods.score, mods.mask, call.build().call)
     args = [query, key, value, 0.125, *made.arguments(signature.captures)]
     args += found.tensors if found is not None else []
-    convert = ConvertFlexToBlocksparsePass("gluon")
-    passes = (*pipelines.to_blocksparse(convert), *pipelines.to_tile("gluon"))
-    pipelines.run(passes, Context(), made.module)
     exact = attention(
         query, key, value, score_mod, mask_mod, scale=0.125, enable_gqa=True
     )
