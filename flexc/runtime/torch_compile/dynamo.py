@@ -209,7 +209,15 @@ class AttentionKernel(torch.nn.Module):
 
 
 def replace_attention(gm: GraphModule, choices: Choices) -> int:
-    """Replace every attention operator of a graph by a kernel. Return their number."""
+    """Replace every attention operator of a graph by a kernel. Return their number.
+
+    Regions that other operators run, such as checkpoints, are graphs within the graph.
+    """
+    graphs = [module for module in gm.modules() if isinstance(module, GraphModule)]
+    return sum(_replace_in(graph, choices) for graph in graphs)
+
+
+def _replace_in(gm: GraphModule, choices: Choices) -> int:
     nodes = [n for n in gm.graph.nodes if n.target in (OPERATOR, FLEXC_OPERATOR)]
     for i, node in enumerate(nodes):
         _replace(gm, node, f"flexc_attention_{i}", choices)

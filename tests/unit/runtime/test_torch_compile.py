@@ -282,6 +282,34 @@ def test_no_code_is_found_that_another_process_left(
         torch.testing.assert_close(found, gradients(lambda: own(query), [query]))
 
 
+def _biased_of_torch(q: Tensor) -> Any:
+    return torch_flex.flex_attention(q, q, q, add_bias)
+
+
+_REGIONS: dict[str, Callable[[Tensor], Any]] = {
+    "checkpoint": lambda q: checkpoint(_biased_of_torch, q, use_reentrant=False),
+    "branch": lambda q: torch.cond(q.sum() < 1e9, _biased_of_torch, torch.sin, (q,)),
+    "region": torch.compiler.nested_compile_region(_biased_of_torch),
+}
+
+
+@pytest.mark.parametrize("inductor", [True, False])
+@pytest.mark.parametrize("region", _REGIONS)
+def test_attention_of_torch_in_regions(region: str, inductor: bool) -> None:
+    """Operators that run a region hold it as a graph within the function's graph."""
+    (query,) = tensors(1, 2, 12, 4, count=1)
+    options: Any = {"backend": "eager", "inductor": inductor}
+    compiled: Any = torch.compile(
+        lambda q: _REGIONS[region](q * 2),
+        backend="flexc",
+        fullgraph=True,
+        options=options,
+    )
+    found = gradients(lambda: compiled(query), [query, BIAS])
+    twice = gradients(lambda: attend(*[query * 2] * 3, add_bias), [query, BIAS])
+    torch.testing.assert_close(found, twice)
+
+
 class TorchLayer(Layer):
     """A layer whose attention is torch's, which has no gradients on a CPU."""
 
