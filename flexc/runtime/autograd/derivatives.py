@@ -115,6 +115,12 @@ def derivatives_of(call: Attention) -> type[Derivatives]:
     Raise GradientError if the call cannot be differentiated.
     """
     backend = call.backend
+    if call.is_narrow:
+        raise GradientError(
+            f"gradients expect key and value of the query's dtype, {call.query.dtype}, "
+            f"got {call.key.dtype} and {call.value.dtype}: cast them, or call within "
+            "torch.no_grad()"
+        )
     if backend != OPERATORS:
         check_gradient(call.trace())
     if backend not in IMPLEMENTATIONS:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention as torch_attention
 
 import flexc
-from flexc.errors import DtypeError, FlexcError, OptionError, ShapeError
+from flexc.errors import DtypeError, FlexcError, GradientError, OptionError, ShapeError
 
 SCALE = torch.ones(2, 2)
 
@@ -106,3 +107,15 @@ def test_torch_compile_calls_them() -> None:
     query, key = torch.randn(1, 2, 5, 8), torch.ones(1, 2, 5, 8, dtype=torch.int8)
     call: Any = torch.compile(lambda q, k: attend(q, key=k) + 1)
     torch.testing.assert_close(call(query, key), torch.full_like(query, 2.0))
+
+
+@pytest.mark.parametrize("narrow", [torch.int8, torch.float8_e4m3fn])
+def test_graphs_of_torch_refuse_gradients(narrow: torch.dtype) -> None:
+    query = torch.randn(1, 2, 5, 8, requires_grad=True)
+    key = torch.ones(1, 2, 5, 8).to(narrow)
+    options: Any = {"inductor": False}
+    call: Any = torch.compile(torch_attention, backend="flexc", options=options)
+    with torch.no_grad():
+        torch.testing.assert_close(call(query, key, key), torch.ones_like(query))
+    with pytest.raises(GradientError, match=r"dtype, torch\.float32, got torch"):
+        call(query, key, key).sum().backward()
