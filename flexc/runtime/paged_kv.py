@@ -172,7 +172,7 @@ class PagedKV(Cache):
                     tensor[:, new] = tensor[:, old]
                 if fresh:
                     # Whatever a page held before, even NaN, must not reach others.
-                    tensor.index_fill_(1, self._numbers(fresh).long(), 0)
+                    tensor[:, self._numbers(fresh).long()] = 0
             b, entry, page = self._numbers([*zip(*changed, strict=True)])  # pyright: ignore
             self.table[b.long(), entry.long()] = page
 

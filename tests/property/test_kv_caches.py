@@ -226,6 +226,25 @@ def test_what_a_page_held_before_does_not_matter() -> None:
     assert cache.attend(good).isfinite().all()
 
 
+@pytest.mark.parametrize("make", [flexc.KVCache, flexc.PagedKV])
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2], ids=str
+)
+def test_narrow_keys(make: Any, dtype: torch.dtype) -> None:
+    size: Any = {} if make is flexc.KVCache else {"page_size": 4}
+    cache = make(2, HEADS, 16, head_dim=DIM, dtype=dtype, **size)
+    key = torch.randn(2, HEADS, 3, DIM).mul(2).to(dtype)
+    cache.append(key, key, counts=[3, 1])
+    cache.append(key[:, :, :1], key[:, :, :1])
+    query = torch.randn(2, HEADS, 1, DIM)
+    first = torch.cat([key, key[:, :, :1]], 2)[:1]
+    second = key[1:, :, :1].expand(-1, -1, 2, -1)
+    for b, held in enumerate((first, second)):
+        wide = held.to(query.dtype)
+        expected = flexc.flex_attention(query[b, None], wide, wide)
+        torch.testing.assert_close(cache.attend(query)[b, None], expected)
+
+
 def test_pages_of_torch() -> None:
     experimental: Any = pytest.importorskip(
         "torch.nn.attention.experimental._paged_attention"
