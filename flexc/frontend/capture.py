@@ -338,12 +338,12 @@ class _Tracer:
                     "torch.func.vmap does: write what one pair computes"
                 )
             return CaptureInput.of("constant", None, tensor)
-        known = [t is missed for t in self.found]
-        if not any(known):
+        held = [*self.signature.captures, *self.found]
+        slot = next((i for i, t in enumerate(held) if t is missed), len(held))
+        if slot == len(held):
             self.found.append(missed)
-        place = known.index(True) if any(known) else len(known)
-        slot = len(self.signature.captures) + place
-        return CaptureInput.of("tensor", slot, tensor)
+        name = self.names[slot] if slot < len(self.names) else "tensor"
+        return CaptureInput.of(name, slot, tensor)
 
 
 def sequences_of(mod: Any, captures: Sequence[Any]) -> tuple[int, ...]:

@@ -180,6 +180,22 @@ def test_gradients_of_captured_tensors() -> None:
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-4)
 
 
+def test_results_of_whole_captured_tensors() -> None:
+    table = torch.rand(len(Q_LENS), 200, requires_grad=True)
+
+    def score(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return s + table.softmax(-1)[b, k] * 100
+
+    given = operands(Q_LENS, K_LENS, grad=False)
+    out = varlen(*given, score_mod=score)
+    exact, _ = alone(given, Q_LENS, K_LENS, score, MASKS["causal"])
+    torch.testing.assert_close(out.double(), exact, atol=1e-5, rtol=1e-5)
+    d_out = torch.randn(out.shape)
+    (found,) = torch.autograd.grad(out, table, d_out)
+    (wanted,) = torch.autograd.grad(exact, table, d_out.double())
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
 def test_a_sequence_has_the_bits_that_it_has_beside_others() -> None:
     given = operands([64, 30], [64, 30], grad=False)
     both = attend(*given, cu_seqlens([64, 30]))
