@@ -51,7 +51,12 @@ from flexc.frontend.guards import (
     number_guards,
 )
 from flexc.frontend.locations import RecordLines, error_location, mod_location
-from flexc.frontend.mistakes import check_graph, mistake_of, random_numbers
+from flexc.frontend.mistakes import (
+    check_graph,
+    check_sizes,
+    mistake_of,
+    random_numbers,
+)
 from flexc.frontend.scalars import RULES, is_known, op_name, reduces
 from flexc.frontend.signatures import ModKind, check_arity, check_result
 from flexc.frontend.trace_modes import DetachWithoutGrad, IndexByScalars, TensorWatch
@@ -126,11 +131,16 @@ def _attempt(
             # occurs again in the next attempt.
             pass
     tracer = _Tracer(*args, "numbers")
-    tracer.run()
-    if tracer.needs_tensors and signature.can_grow:
+    try:
+        tracer.run()
+    except _NeedsTensors:
         tracer = _Tracer(*args, "tensors")
         tracer.run()
     return tracer
+
+
+class _NeedsTensors(Exception):
+    """Raised if captures alone have an op without a rule, which torch may compute."""
 
 
 class _Tracer:
@@ -263,10 +273,13 @@ class _Tracer:
         if self.calls.numpy_drew and not is_read:
             raise random_numbers(kind, "numpy.random", location)
         check_graph(kind, graph, arity)
-        _fix_reduced_sizes(graph)
         alone, lacking = _without_rules(graph, arity)
+        if alone and self.signature.can_grow:
+            raise _NeedsTensors
+        check_sizes(graph)
         self.needs_tensors |= alone
         self.lacks_rules |= lacking
+        _fix_reduced_sizes(graph)
         found = self._captured(kind, graph, arity, location)
         return replace(found, sequences=sequences_of(mod, self.fakes))
 

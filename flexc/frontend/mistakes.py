@@ -428,11 +428,15 @@ def check_graph(kind: ModKind, gm: GraphModule, arity: int) -> None:
             raise _write(kind, str(node.target), where)
         if varying.intersection(node.all_input_nodes):
             varying.add(node)
-            if _has_size_of_data(node):
-                raise UnsupportedOpError(f"{node.target} {SIZE_OF_DATA}", where)
             # A write to what depends on no pair is lost: it is made once for all pairs.
             if node.target is not operator.getitem and not _is_view(node):
                 fresh.add(node)
+
+
+def check_sizes(gm: GraphModule) -> None:
+    """Check that the size of no tensor depends on data."""
+    for node in filter(_has_size_of_data, gm.graph.nodes):
+        raise UnsupportedOpError(f"{node.target} {SIZE_OF_DATA}", node_location(node))
 
 
 def _has_size_of_data(node: Node) -> bool:

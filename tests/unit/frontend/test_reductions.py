@@ -430,6 +430,35 @@ def test_of_captures_alone() -> None:
     torch.testing.assert_close(found, _attention(expected))
 
 
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda a: a[a > 0].sum(),
+        lambda a: (a > 0).sum(-1).unique().numel() * a[0, :N],
+    ],
+    ids=["sum", "count"],
+)
+def test_of_captures_alone_whose_size_depends_on_data(result: Any) -> None:
+    a = torch.randn(N, 500)
+    found = flexc.flex_attention(
+        QUERY, KEY, VALUE, lambda s, b, h, q, k: s + result(a).expand(N)[k]
+    )
+    torch.testing.assert_close(found, _attention(_scores() + result(a)))
+
+
+def test_of_captures_alone_whose_size_torch_compile_lacks() -> None:
+    a = torch.randn(N, 500)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def attend(query: torch.Tensor) -> Any:
+        return flexc.flex_attention(
+            query, KEY, VALUE, lambda s, b, h, q, k: s + a[a > 0].sum()
+        )
+
+    with pytest.raises(UnsupportedOpError, match="size depends on data"):
+        attend(QUERY)
+
+
 def test_of_captures_alone_beside_what_is_decomposed() -> None:
     """Only ops on what depends on a pair are decomposed."""
     linear: Any = parametrizations.orthogonal(torch.nn.Linear(3, N))
