@@ -141,19 +141,20 @@ def context_parallel_attention(
             it after the group's timeout. Also if a rank has ended.
         FlexcError: as `flexc.flex_attention`.
     """
-    _check_choice("method", method, ("auto", *METHODS))
-    if not isinstance(layout, Layout):
-        _check_choice("layout", layout, ("contiguous", "zig-zag"))
     group = group_of(mesh, mesh_dim)
     mods = _Mods(score_mod, mask_mod)
     options = {
         "method": method,
-        "layout": layout if isinstance(layout, str) else str(layout.ranks),
+        "layout": str(layout.ranks if isinstance(layout, Layout) else layout),
         "scale": repr(scale),
         "enable_gqa": bool(enable_gqa),
         "reduce_captured": bool(reduce_captured),
     }
-    found = _local_call((query, key, value), mods, enable_gqa, scale, mesh)
+    try:
+        _check_options(method, layout, ("contiguous", "zig-zag"))
+        found = _local_call((query, key, value), mods, enable_gqa, scale, mesh)
+    except Exception as error:
+        found = error
     call, of_ranks = agree(group, found, options, lengths and tuple(lengths))
     parts = Parts.of(group, layout, of_ranks)
     if reduce_captured and torch.is_grad_enabled():
@@ -185,9 +186,7 @@ def context_parallel(
         reduce_captured: as there.
     """
     group = group_of(mesh, mesh_dim)
-    _check_choice("method", method, ("auto", *METHODS))
-    if not isinstance(layout, Layout):
-        _check_choice("layout", layout, ("auto", "contiguous", "zig-zag"))
+    _check_options(method, layout, ("auto", "contiguous", "zig-zag"))
 
     def run(call: Attention) -> Results:
         if call.outputs.max_scores:
@@ -343,38 +342,35 @@ def _local_call(
     enable_gqa: bool,
     scale: float | None,
     mesh: DeviceMesh,
-) -> Attention | Exception:
-    """Return the checked and traced call of a rank's own part, or what is wrong."""
+) -> Attention:
+    """Return the checked and traced call of a rank's own part."""
+    check_arity("score_mod", mods.score)
+    check_arity("mask_mod", mods.mask)
+    rest = _rest(enable_gqa, read_scale(scale))
+    call = Preparation(mods.moved(), rest)(operands)
+    if call.query.device.type != mesh.device_type:
+        raise DeviceError(
+            f"query, key and value expect the mesh's device type "
+            f"{mesh.device_type}, got {call.query.device}"
+        )
+    if call.query.is_cuda and call.query.get_device() != (
+        current := torch.cuda.current_device()
+    ):
+        raise DeviceError(
+            "context_parallel_attention expects tensors on the current device, "
+            f"cuda:{current}, got {call.query.device}; call torch.cuda.set_device"
+        )
+    if call.is_narrow:
+        raise DtypeError(
+            "context_parallel_attention expects keys and values of the query's "
+            f"dtype, got {call.key.dtype} and {call.value.dtype}; convert them"
+        )
     try:
-        check_arity("score_mod", mods.score)
-        check_arity("mask_mod", mods.mask)
-        rest = _rest(enable_gqa, read_scale(scale))
-        call = Preparation(mods.moved(), rest)(operands)
-        if call.query.device.type != mesh.device_type:
-            raise DeviceError(
-                f"query, key and value expect the mesh's device type "
-                f"{mesh.device_type}, got {call.query.device}"
-            )
-        if call.query.is_cuda and call.query.get_device() != (
-            current := torch.cuda.current_device()
-        ):
-            raise DeviceError(
-                "context_parallel_attention expects tensors on the current device, "
-                f"cuda:{current}, got {call.query.device}; call torch.cuda.set_device"
-            )
-        if call.is_narrow:
-            raise DtypeError(
-                "context_parallel_attention expects keys and values of the query's "
-                f"dtype, got {call.key.dtype} and {call.value.dtype}; convert them"
-            )
-        try:
-            return call.with_traced()
-        except FlexcError:
-            # The user's own mods raise the same, and name their lines.
-            Preparation((mods.score, None, mods.mask), rest)(operands).with_traced()
-            raise
-    except Exception as error:
-        return error
+        return call.with_traced()
+    except FlexcError:
+        # The user's own mods raise the same, and name their lines.
+        Preparation((mods.score, None, mods.mask), rest)(operands).with_traced()
+        raise
 
 
 def _ring(
@@ -466,6 +462,12 @@ def _attend(operands: Operands, mods: Any, rest: Any) -> tuple[Tensor, Tensor]:
         return_lse=True,
     )  # fmt: skip
     return found
+
+
+def _check_options(method: object, layout: object, layouts: Sequence[str]) -> None:
+    _check_choice("method", method, ("auto", *METHODS))
+    if not isinstance(layout, Layout):
+        _check_choice("layout", layout, layouts)
 
 
 def _check_choice(name: str, got: object, known: Sequence[str]) -> None:

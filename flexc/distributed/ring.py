@@ -314,8 +314,9 @@ class RingBackward:
         self.ring, self.visits = ctx.ring, ctx.visits
         self.needs = ctx.needs_input_grad[2:]
         count = len(self.needs)
-        self.tensors = ctx.saved_tensors[:count]
-        *self.tables, self.out, self.lse = ctx.saved_tensors[count:]
+        saved = ctx.saved_tensors  # A checkpoint gives them once.
+        self.tensors = saved[:count]
+        *self.tables, self.out, self.lse = saved[count:]
         if d_lse is not None and ctx.has_rest:
             d_lse = torch.stack([d_lse, torch.zeros_like(d_lse)], 1)
         self.d_out, self.d_lse = d_out, d_lse

@@ -22,6 +22,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.utils.checkpoint import checkpoint
 
 import flexc
 from bench.context_parallel import memory_of, train
@@ -244,6 +245,7 @@ def two_ranks(mesh: DeviceMesh) -> tuple[dict[Any, Any], list[str]]:
         outcomes[case, "whole"] = whole_outcome(case, mesh)
     for method in METHODS:
         outcomes["equal bits", method] = equal_bits(method, mesh)
+        outcomes["checkpoint", method] = equals_checkpointed(method, mesh)
     outcomes["memory", "ring"] = share_of_memory(mesh, "ring")
     with mock.patch("flexc.distributed.plans.Work.regathers", return_value=True):
         for case in TWO:
@@ -314,6 +316,19 @@ def equal_bits(method: Any, mesh: DeviceMesh) -> bool:
         torch.use_deterministic_algorithms(False)
 
 
+def equals_checkpointed(method: Any, mesh: DeviceMesh) -> bool:
+    """Return True if a checkpoint leaves the gradient of a rank's part as it is."""
+    x = torch.randn(1, HEADS, 32, DIM, requires_grad=True)
+
+    def attend(x: Tensor) -> Any:
+        given: Any = {"mask_mod": causal, "mesh": mesh, "method": method}
+        return context_parallel_attention(x, x, x, **given)
+
+    outs = attend(x), checkpoint(attend, x, use_reentrant=False)
+    own, other = (torch.autograd.grad(out.sin().sum(), x)[0] for out in outs)
+    return own.equal(other)
+
+
 def share_of_memory(mesh: DeviceMesh, method: Any) -> tuple[float, float]:
     """Return the most bytes that a rank allocates in training, and those kept for the
     backward, by those of one process.
@@ -358,6 +373,8 @@ def faults(mesh: DeviceMesh) -> list[str]:
         ((x, x, x), {"layout": "zig-zag" if is_first else "contiguous"}),
         ((x, x, x), {"layout": Layout(((range(5),), (range(5, 8),)))}),
         ((x, x, x), {"mask_mod": lambda b, h, q, k: k < ends[b]}),
+        ((x, x, x), {"method": "ring" if is_first else "rings"}),
+        ((x, x, x), {"layout": "zig-zag" if is_first else 2}),
     ]
     found: list[str] = []
     for tensors, options in calls:

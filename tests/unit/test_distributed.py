@@ -109,6 +109,11 @@ def test_ranks_have_equal_bits_where_asked(two: Found) -> None:
         assert all(outcomes["equal bits", method] for method in METHODS)
 
 
+def test_checkpoints_of_all_methods(two: Found) -> None:
+    for outcomes, _ in two:
+        assert all(outcomes["checkpoint", method] for method in METHODS)
+
+
 def test_a_rank_of_a_ring_holds_its_part(two: Found) -> None:
     for outcomes, _ in two:
         most, kept = outcomes["memory", "ring"]
@@ -164,6 +169,8 @@ def test_whole_tensors_are_shared(two: Found, case: Case) -> None:
         (8, "same layout: rank 0 has zig-zag, rank 1 has contiguous"),
         (9, r"layout 'given' expects parts of \(5, 3\) queries, got \(4, 4\)"),
         (10, "same elements of captured tensors: rank 0 has"),
+        (11, "OptionError: method expects one of .* got 'rings'"),
+        (12, "OptionError: layout expects one of .* got 2"),
     ],
 )
 def test_calls_that_do_not_fit_raise_on_all_ranks(
