@@ -447,8 +447,9 @@ def _has_size_of_data(node: Node) -> bool:
 
 def _write(kind: ModKind, what: str, where: SourceLocation | None) -> MutationError:
     return MutationError(
-        f"a {kind} must not write to what it is given or captures, as {what} does: "
-        "use an out-of-place operation, as in `score = score + x`",
+        f"a {kind} must not write to what it is given or captures, to what depends on "
+        f"no pair, or to parts of tensors, as {what} does: use an out-of-place "
+        "operation, as in `score = score + x`",
         where,
     )
 

@@ -260,8 +260,8 @@ def check_not_recorded(recorded_by: Any) -> None:
     check_not_captured(SPECIAL_KEYS)
     if recorded_by is not None or is_transformed():
         raise OptionError(
-            f"{SPECIAL_KEYS} expect plain tensors, and no torch.func or dispatch mode "
-            "around the call: call flexc.flex_attention itself"
+            f"{SPECIAL_KEYS} expect plain tensors, and no torch.func, dispatch mode or "
+            "context_parallel around the call: call flexc.flex_attention itself"
         )
 
 

@@ -7,7 +7,7 @@ kernels read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
 import torch
 from torch import Tensor
@@ -103,9 +103,9 @@ class PagedKV(Cache):
         self.starts[target].copy_(self.lengths[source])
 
     def _check_sequence(self, sequence: int) -> None:
-        if not 0 <= sequence < self.batch:
+        if not isinstance(sequence, SupportsIndex) or not 0 <= sequence < self.batch:
             raise OptionError(
-                f"a sequence is a number below {self.batch}, got {sequence}"
+                f"a sequence is a number below {self.batch}, got {sequence!r}"
             )
 
     def _make_room(self, counts: Sequence[int]) -> None:

@@ -335,6 +335,9 @@ def test_no_room_is_an_error_that_changes_nothing() -> None:
     assert cache.free_pages == 1
     with pytest.raises(CacheError, match="its most are 12"):
         cache.extend([9, 0])
+    for wrong in (2, -1, 1.0, "a"):
+        with pytest.raises(OptionError, match="a number below 2"):
+            cache.free(wrong)  # pyright: ignore[reportArgumentType]
     with pytest.raises(CacheError, match="empty sequence"):
         cache.fork(0, 1)
     small = flexc.KVCache(1, 1, 3, DIM)

@@ -254,7 +254,7 @@ SCORES: dict[str, tuple[Any, type[errors.FlexcError], str]] = {
     "counts": (
         counts,
         Writes,
-        "must not write to what it is given or captures, as `C",
+        "or to parts of tensors, as `C",
     ),
     "writes-where": (writes_where, Writes, "`s[s > 0] = ...`"),
     "masked_fill_": (lambda s, b, h, q, k: s.masked_fill_(q < k, 0), Writes, "masked"),
