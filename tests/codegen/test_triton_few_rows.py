@@ -95,6 +95,7 @@ CALLS = {
     "latent": latent(),
     **{f"pages-{n}": in_pages(n) for n in (16, 64, 128)},
     "narrow-pages": in_pages(16, dim=24),
+    "two-tiles-pages": in_pages(16, dim=96),
     "int8": stored(torch.int8, "head", score_mod=alibi),
     "int8-by-key": stored(torch.int8, "key", dtype="fp16"),
     "fp8": stored(torch.float8_e4m3fn, "head"),
