@@ -11,7 +11,9 @@ from tests.support.sanitize import main
 
 @pytest.mark.skipif(sys.platform != "linux", reason="loads a library before others")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("arguments", [[], ["--machine", "amx"]])
+@pytest.mark.parametrize(
+    "arguments", [[], pytest.param(["--machine", "amx"], marks=pytest.mark.slow)]
+)
 def test_kernels_stay_in_their_tensors(
     arguments: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
