@@ -73,7 +73,7 @@ from flexc.passes.tidy import TidyCanonicalizePass, TidyCsePass
 from flexc.passes.tile.captured_loads import TileExpandCapturesPass, TileReadInPlacePass
 from flexc.passes.tile.legalize_tile_for_triton import LegalizeTileForTritonPass
 from flexc.passes.tile.scalar_math import TileExpandMathPass, TileRelaxScoreMathPass
-from flexc.passes.tile.tile_materialize_params import TileMaterializeParamsPass
+from flexc.passes.tile.tile_access import TileMaterializeParamsPass
 from flexc.passes.tile.tile_split_columns import TileSplitColumnsPass
 from flexc.passes.tile.tile_split_maps import (
     TileHoistFromBranchesPass,

@@ -1,4 +1,13 @@
-"""Find sizes and strides of tensors, and describe the address of a tile."""
+"""Sizes and strides of tensors, and addresses of tiles.
+
+`tile-materialize-params`: make sizes and strides arguments of the kernel.
+
+Every `tile.dim` and `tile.stride` becomes a constant if the tensor's type has the
+value. Otherwise it becomes an argument with a `#tile.param` that tells the runtime what
+to pass. Equal queries share an argument. If the kernel's `alignment` says that strides
+are multiples of some number of elements, the argument is the stride in that unit, and
+`aligned` lists the arguments whose addresses are aligned.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +15,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from xdsl.context import Context
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,
+    I64,
+    ArrayAttr,
+    DenseArrayBase,
     FixedBitwidthType,
     FloatAttr,
     IntAttr,
     IntegerAttr,
+    IntegerType,
     MemRefType,
+    ModuleOp,
     StridedLayoutAttr,
     TensorType,
+    i32,
+    i64,
 )
-from xdsl.ir import Attribute, Operation, SSAValue
-from xdsl.rewriter import InsertPoint
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
+from xdsl.passes import ModulePass
+from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.utils.hints import isa
 
 from flexc.dialects import tile
-from flexc.dialects.tile import shape_of
+from flexc.dialects.tile import ParamAttr, ParamKind, shape_of
+from flexc.dialects.tile.types import is_memory, is_tensor
 from flexc.errors import refuse
 from flexc.passes.scalar.scalar_code import ScalarCode
 
@@ -131,3 +150,101 @@ class TileAccess:
 def is_zeros(value: SSAValue) -> bool:
     """Return True if all elements of a tile are the constant 0."""
     return isinstance(value.owner, tile.FullOp) and is_zero(value.owner.value)
+
+
+class ParamMaterializer:
+    """A rewrite of one kernel's size and stride queries to arguments."""
+
+    def __init__(self, kernel: tile.KernelOp):
+        self.kernel = kernel
+        self.block = kernel.body.block
+        self.known: dict[ParamAttr, SSAValue] = {}
+        self.aligned = aligned_arguments(kernel)
+
+    def run(self) -> None:
+        if self.aligned:
+            self.kernel.attributes["aligned"] = DenseArrayBase.from_list(
+                i64, sorted(self.aligned)
+            )
+        for op in list(self.kernel.walk()):
+            if isinstance(op, tile.DimOp | tile.StrideOp):
+                Rewriter.replace_op(op, [], [self.value_of(op)])
+
+    def value_of(self, op: tile.DimOp | tile.StrideOp) -> SSAValue:
+        dim, type_ = op.dim.value.data, op.result.type
+        assert isinstance(type_, IntegerType)
+        is_dim = isinstance(op, tile.DimOp)
+        static = (static_dim if is_dim else static_stride)(op.tensor.type, dim)
+        if static is not None:
+            return ScalarCode(InsertPoint.before(op)).const(static, type_)
+        tensor = op.tensor
+        assert isinstance(tensor, BlockArgument)
+        source = self.kernel.params.data[tensor.index].source.data
+        kind = ParamKind.DIM if is_dim else ParamKind.STRIDE
+        unit = 1 if is_dim else self.unit(tensor, dim)
+        param = ParamAttr(kind, source, dim, unit)
+        if param not in self.known:
+            what = "size" if is_dim else "stride"
+            name = op.result.name_hint if is_dim else None
+            name = name or f"{tensor.name_hint}_{what}{dim}"
+            self.known[param] = self.new_param(param, i32 if is_dim else i64, name)
+        # Sizes fit 32 bits. Strides may not, except those within a tile.
+        return ScalarCode(InsertPoint.before(op)).int_cast(self.known[param], type_)
+
+    def unit(self, tensor: BlockArgument, dim: int) -> int:
+        """Return the number of elements that a stride is known to be a multiple of."""
+        type_ = tensor.type
+        assert is_tensor(type_) or is_memory(type_)
+        is_last = dim == type_.get_num_dims() - 1
+        return 1 if is_last else self.aligned.get(tensor.index, 1)
+
+    def new_param(self, param: ParamAttr, type_: IntegerType, name: str) -> SSAValue:
+        """Return a new argument, multiplied by its unit.
+
+        A compiler that sees `x * 8` can infer the alignment that vector loads need.
+        """
+        arg = self.block.insert_arg(type_, len(self.block.args))
+        self.kernel.params = ArrayAttr([*self.kernel.params.data, param])
+        unit = param.unit.data
+        if unit == 1:
+            arg.name_hint = name
+            return arg
+        arg.name_hint = f"{name}_div{unit}"
+        code = ScalarCode(InsertPoint.at_start(self.block))
+        return code.mul(arg, code.const(unit, type_), name)
+
+
+def aligned_arguments(kernel: tile.KernelOp) -> dict[int, int]:
+    """Return the unit, in elements, of the strides of each aligned argument.
+
+    The kernel's attribute `aligned` lists these arguments. Without that attribute they
+    are query, key, value and the first output. Refuse a listed argument that is no
+    tensor.
+    """
+    attr = kernel.attributes.get("alignment")
+    if not isinstance(attr, IntegerAttr):
+        return {}
+    args = kernel.body.block.args
+    outputs = [i for i, a in enumerate(args) if is_memory(a.type)]
+    listed = kernel.attributes.get("aligned")
+    numbers = (0, 1, 2, *outputs[:1])
+    if isa(listed, DenseArrayBase[I64]):
+        numbers = listed.get_values()
+    tensors = {i for i, a in enumerate(args) if is_tensor(a.type) or is_memory(a.type)}
+    if not tensors.issuperset(numbers):
+        refuse(kernel, f"alignment expects arguments {numbers} to be tensors")
+    return {
+        i: max(1, attr.value.data * 8 // element_width(args[i].type)) for i in numbers
+    }
+
+
+@dataclass(frozen=True)
+class TileMaterializeParamsPass(ModulePass):
+    """Turn shape queries into kernel arguments."""
+
+    name = "tile-materialize-params"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for kernel in op.ops:
+            if isinstance(kernel, tile.KernelOp):
+                ParamMaterializer(kernel).run()

@@ -17,8 +17,11 @@ from flexc.dialects import tile
 from flexc.dialects.tile import TileType, element_of, shape_of
 from flexc.dialects.tile.schedule import OfPartOp, PartsOp, ShareOp, TakeColumnsOp
 from flexc.errors import ScheduleError
-from flexc.passes.tile.tile_access import element_width, static_stride
-from flexc.passes.tile.tile_materialize_params import aligned_arguments
+from flexc.passes.tile.tile_access import (
+    aligned_arguments,
+    element_width,
+    static_stride,
+)
 
 TMA_BYTES = 16
 """The number of bytes that TMA's addresses and strides must be multiples of."""
